@@ -1,0 +1,251 @@
+"""One running guest: QEMU under software emulation, and the agent in it over virtio ports."""
+
+import os
+import pathlib
+import queue
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from . import image as images
+
+PROJECT = images.HERE.parent.parent
+
+# From power-on to the agent's "ready"; 6 s on an idle host, so this only ends a guest that is stuck.
+BOOT_SECONDS = 180
+# What the host waits beyond a command's own limit before it gives up on the guest as a whole.
+GRACE_SECONDS = 20
+TIMED_OUT = 124
+
+KERNEL_LINE = (
+    "console=ttyS0 quiet panic=-1 mitigations=off "
+    # emulation on a busy host stalls virtual CPUs for seconds; these are about the host, not about rxe
+    "watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 "
+    # what is oopsed on stays visible and stops the run
+    "oops=panic"
+)
+
+
+class GuestDied(Exception):
+    """The guest did not boot, panicked or stopped answering; the text has its console."""
+
+
+class Stream:
+    """Reads one output port all the time (a port that nobody reads stalls a virtual CPU) and finds end markers."""
+
+    def __init__(self, sock, sink):
+        self.sock, self.sink = sock, sink
+        self.ends = queue.Queue()
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self):
+        buffered = b""
+        while True:
+            try:
+                data = self.sock.recv(65536)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            buffered += data
+            while (at := buffered.find(b"\0weft-vm-end ")) >= 0:
+                end = buffered.find(b"\0", at + 1)
+                if end < 0:
+                    break
+                self.sink(buffered[:at])
+                self.ends.put(int(buffered[at + 13:end]))
+                buffered = buffered[end + 1:]
+            keep = buffered.rfind(b"\0")
+            if keep < 0 or len(buffered) - keep > 40:
+                keep = len(buffered)
+            self.sink(buffered[:keep])
+            buffered = buffered[keep:]
+        self.sink(buffered)
+        self.ends.put(None)
+
+    def wait_end(self, ident, seconds):
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                got = self.ends.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                return False
+            if got is None or got == ident:
+                return got == ident
+
+
+def file_sink(file):
+    def write(data):
+        if data:
+            try:
+                file.write(data)
+                file.flush()
+            except (OSError, ValueError):
+                pass  # the reader has gone; the guest must not stall for that
+    return write
+
+
+class Guest:
+    def __init__(self, image, root="sid", pair="", link=None, memory=2048, cpus=2, exchange=None, out=None, err=None):
+        self.name = f"guest {pair}" if pair else "guest"
+        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="weft-vm-"))
+        self.own_exchange = exchange is None
+        self.exchange = pathlib.Path(exchange) if exchange else self.scratch / "xchg"
+        self.exchange.mkdir(parents=True, exist_ok=True)
+        self.console = self.scratch / "console"
+        self.next_id = os.getpid() * 1000 + (500 if pair == "b" else 0)
+        self.out_sink = out or file_sink(sys.stdout.buffer)
+        self.err_sink = err or file_sink(sys.stderr.buffer)
+        self._control = b""
+        self._start(image, root, pair, link, memory, cpus)
+
+    def _start(self, image, root, pair, link, memory, cpus):
+        here, there = zip(*(socket.socketpair() for _ in range(3)))
+        argv = base_argv(image, root, memory, cpus, self.exchange)
+        argv += ["-display", "none", "-monitor", "none", "-serial", f"file:{self.console}", "-device", "virtio-serial-pci"]
+        for name, sock in zip(("cmd", "out", "err"), there):
+            argv += ["-chardev", f"socket,id={name},fd={sock.fileno()}", "-device", f"virtserialport,chardev={name},name={name}"]
+        argv += nic_argv(pair, link)
+        argv += ["-append", f"{KERNEL_LINE} weft.project={PROJECT} weft.mode=run weft.pair={pair}"]
+        fds = [sock.fileno() for sock in there] + ([link.fileno()] if link else [])
+        with open(self.scratch / "qemu", "wb") as log:
+            # a process group of its own: Ctrl-C ends this program, which then ends the guest
+            self.qemu = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, process_group=0)
+        for sock in there:
+            sock.close()
+        if link:
+            link.close()
+        self.cmd = here[0]
+        self.out = Stream(here[1], lambda data: self.out_sink(data))
+        self.err = Stream(here[2], lambda data: self.err_sink(data))
+
+    def wait_ready(self):
+        line = self._read_line(BOOT_SECONDS)
+        if line != "ready":
+            raise GuestDied(self.story("did not boot"))
+
+    def _read_line(self, seconds):
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._control:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.cmd], [], [], left)[0]:
+                return None
+            try:
+                data = self.cmd.recv(4096)
+            except OSError:
+                data = b""
+            if not data:
+                return ""
+            self._control += data
+        line, _, self._control = self._control.partition(b"\n")
+        return line.decode(errors="replace").strip()
+
+    def start(self, command, seconds=300, memlock="unlimited"):
+        """Sends a command; `finish` gives its exit status. One at a time."""
+        self.next_id += 1
+        (self.exchange / f"cmd-{self.next_id}").write_text(command + "\n")
+        self.deadline = time.monotonic() + seconds + GRACE_SECONDS if seconds else None
+        try:
+            self.cmd.sendall(f"run {self.next_id} {seconds} {memlock}\n".encode())
+        except OSError:
+            pass  # a dead guest is reported by finish
+
+    def finish(self):
+        left = self.deadline - time.monotonic() if self.deadline else 10**9
+        line = self._read_line(left)
+        if line is None:
+            raise GuestDied(self.story("stopped answering"))
+        if not line.startswith(f"done {self.next_id} "):
+            raise GuestDied(self.story("died"))
+        for stream in (self.out, self.err):
+            stream.wait_end(self.next_id, GRACE_SECONDS)
+        (self.exchange / f"cmd-{self.next_id}").unlink(missing_ok=True)
+        return int(line.split()[2])
+
+    def run(self, command, seconds=300, memlock="unlimited"):
+        self.start(command, seconds, memlock)
+        return self.finish()
+
+    def console_text(self):
+        try:
+            return self.console.read_text(errors="replace").replace("\r", "")
+        except OSError:
+            return ""
+
+    def story(self, what):
+        qemu = (self.scratch / "qemu").read_text(errors="replace").strip()
+        text = f"{self.name} {what}; its console:\n" + "\n".join("  | " + l for l in self.console_text().splitlines()[-120:])
+        return text + (f"\nqemu said: {qemu}" if qemu else "")
+
+    def kill(self):
+        """Pulls the plug: the guest's kernel and programs have no say in it."""
+        if self.qemu.poll() is None:
+            self.qemu.send_signal(signal.SIGKILL)
+        self.qemu.wait()
+
+    def close(self):
+        if self.qemu.poll() is None:
+            try:
+                self.cmd.sendall(b"off\n")
+                self.qemu.wait(timeout=8)
+            except (OSError, subprocess.TimeoutExpired):
+                self.kill()
+        self.cmd.close()
+        for stream in (self.out, self.err):
+            stream.thread.join(timeout=2)
+            stream.sock.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if sys.exc_info()[0] is not None:
+            self.kill()
+        self.close()
+
+
+def base_argv(image, root, memory, cpus, exchange):
+    # /dev/kvm is not used even where it exists: nested ones often fail, and times are no claim here anyway
+    return [
+        images.find_tool("qemu-system-x86_64"), "-nodefaults", "-no-user-config", "-no-reboot",
+        "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(cpus), "-m", str(memory),
+        "-kernel", str(image.kernel), "-initrd", str(image.initramfs()),
+        "-drive", f"file={image.root(root)},if=none,id=root,format=raw,readonly=on,cache=unsafe",
+        "-device", "virtio-blk-pci,drive=root", "-device", "virtio-rng-pci",
+        "-virtfs", f"local,path={PROJECT},mount_tag=project,security_model=none,readonly=on,multidevs=remap",
+        "-virtfs", f"local,path={exchange},mount_tag=exchange,security_model=none,multidevs=remap",
+    ]
+
+
+def nic_argv(pair, link):
+    if not link:
+        return []
+    mac = "52:54:00:77:00:0" + ("1" if pair == "a" else "2")
+    return ["-netdev", f"socket,id=net0,fd={link.fileno()}", "-device", f"virtio-net-pci,netdev=net0,mac={mac}"]
+
+
+def pair_of_guests(image, **options):
+    """Two guests on one virtual cable, booted side by side. Only what goes over the cable can get from one to the other."""
+    end_a, end_b = socket.socketpair()
+    sinks = options.pop("sinks", {"a": (None, None), "b": (None, None)})
+    exchanges = options.pop("exchanges", {"a": None, "b": None})
+    made = []
+    try:
+        for name, end in (("a", end_a), ("b", end_b)):
+            made.append(Guest(image, pair=name, link=end, out=sinks[name][0], err=sinks[name][1], exchange=exchanges[name], **options))
+        for guest in made:
+            guest.wait_ready()
+    except BaseException:
+        for guest in made:
+            guest.kill()
+            guest.close()
+        raise
+    return made

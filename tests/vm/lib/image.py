@@ -1,0 +1,270 @@
+"""Makes the guests once: root images, kernel and initramfs, in a cache outside the tree."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from . import recipe
+
+HERE = pathlib.Path(__file__).resolve().parent.parent
+
+# Host commands and the Debian package of each.
+HOST_TOOLS = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "mmdebstrap": "mmdebstrap",
+    "genext2fs": "genext2fs",
+    "busybox": "busybox-static",
+    "cpio": "cpio",
+    "xz": "xz-utils",
+}
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+DOWNLOAD_TRIES = 3
+
+# What apt and mmdebstrap say when the network or the mirror is at fault. Anything else is our recipe's fault.
+DOWNLOAD_TROUBLE = re.compile(
+    r"Failed to fetch|Could not (connect|resolve)|Temporary failure|Connection (failed|refused|timed out)"
+    r"|Unable to connect|Hash Sum mismatch|File has unexpected size|50[0-9] +\w|Some index files failed to download"
+    r"|Network is unreachable|Release file .* is not valid yet|unable to download",
+    re.I,
+)
+
+
+class CannotDownload(Exception):
+    """The mirror could not be reached after retries: the tier is skipped, loudly."""
+
+
+class CannotMake(Exception):
+    """Something on this host or in the recipe is wrong: the tier fails."""
+
+
+def say(text):
+    print(f"vm: {text}", file=sys.stderr, flush=True)
+
+
+def cache_dir():
+    base = os.environ.get("WEFT_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "weft")
+    digest = hashlib.sha256((HERE / "lib" / "recipe.py").read_bytes()).hexdigest()[:12]
+    return pathlib.Path(base) / f"vm-{digest}"
+
+
+def run_download(argv, what, log):
+    """Runs a command that downloads, a few times. Raises CannotDownload or CannotMake."""
+    for attempt in range(1, DOWNLOAD_TRIES + 1):
+        with open(log, "w") as out:
+            status = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out).returncode
+        if status == 0:
+            return
+        text = pathlib.Path(log).read_text(errors="replace")
+        tail = "\n".join(text.splitlines()[-15:])
+        if not DOWNLOAD_TROUBLE.search(text):
+            raise CannotMake(f"{what} failed with status {status}:\n{tail}")
+        say(f"{what}: download failed, try {attempt} of {DOWNLOAD_TRIES}")
+        if attempt < DOWNLOAD_TRIES:
+            time.sleep(5 * attempt)
+    raise CannotDownload(f"{what}:\n{tail}")
+
+
+def ensure_host_tools(scratch):
+    missing = sorted({pkg for tool, pkg in HOST_TOOLS.items() if not find_tool(tool)})
+    if not os.path.exists(KEYRING):
+        missing.append("debian-archive-keyring")
+    if not missing:
+        return
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    install = sudo + ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-y", "-q"]
+    by_hand = "apt-get install " + " ".join(missing)
+    if sudo and subprocess.run(["sudo", "-n", "true"], capture_output=True).returncode != 0:
+        raise CannotMake(f"these are missing and there is no right to install them; do: sudo {by_hand}")
+    say(f"installing {' '.join(missing)}")
+    log = scratch / "apt.log"
+    run_download(install + ["update"], "apt-get update", log)
+    run_download(install + ["install", "--no-install-recommends"] + missing, by_hand, log)
+
+
+def find_tool(tool):
+    # qemu, mmdebstrap and friends may sit in sbin, which is not on every user's PATH
+    return shutil.which(tool, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin")
+
+
+def make_root(name, into, scratch):
+    suite, packages = recipe.ROOTS[name]
+    say(f"making the {name} root from Debian {suite} ({len(packages)} packages and what they need)")
+    image = into / recipe.IMAGE.format(name=name)
+    argv = [find_tool("mmdebstrap"), "--variant=minbase", f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
+    argv += [f"--aptopt={option}" for option in recipe.APT_OPTIONS]
+    argv += [
+        # no service may start and no initramfs is needed; both only cost time here
+        "--essential-hook=mkdir -p \"$1/etc/initramfs-tools\" && echo MODULES=dep > \"$1/etc/initramfs-tools/initramfs.conf\"",
+        "--dpkgopt=path-exclude=/usr/share/man/*",
+        "--dpkgopt=path-exclude=/usr/share/locale/*",
+        "--dpkgopt=path-exclude=/usr/share/doc/*",
+        # versions are read once, on the host side, from dpkg's own database
+        f"--customize-hook=copy-out /var/lib/dpkg/status {scratch}",
+    ]
+    if name == recipe.KERNEL_FROM:
+        argv += [f"--customize-hook=sync-out /boot {scratch}/boot", f"--customize-hook=sync-out /usr/lib/modules {scratch}/modules"]
+        (scratch / "boot").mkdir()
+        (scratch / "modules").mkdir()
+        # the modules travel in the initramfs; the image stays small without them
+        argv += ['--customize-hook=rm -rf "$1"/usr/lib/modules/*/kernel/drivers/gpu "$1"/boot/initrd*']
+    argv += ["--format=ext2", suite, str(image), os.environ.get("WEFT_DEBIAN_MIRROR", recipe.MIRROR)]
+    run_download(argv, f"mmdebstrap {suite}", scratch / f"mmdebstrap-{name}.log")
+    status = (scratch / "status").read_text(errors="replace")
+    return package_versions(status)
+
+
+def package_versions(status):
+    found = {}
+    for block in status.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and not line.startswith(" "))
+        if fields.get("Package") in ("libibverbs1", "librdmacm1", "libfabric1", "rdma-core"):
+            found[fields["Package"]] = fields["Version"]
+    return found
+
+
+def module_order(modules_dir):
+    """The files to insert, each after those it depends on (modules.dep lists a module's needs, nearest first)."""
+    needs, by_name = {}, {}
+    for line in (modules_dir / "modules.dep").read_text().splitlines():
+        path, _, rest = line.partition(":")
+        needs[path] = rest.split()
+        by_name[re.sub(r"\.ko.*$", "", os.path.basename(path)).replace("-", "_")] = path
+    builtin = {
+        re.sub(r"\.ko.*$", "", os.path.basename(line)).replace("-", "_")
+        for line in (modules_dir / "modules.builtin").read_text().splitlines()
+    }
+    order = []
+    for name in recipe.MODULES:
+        if name in builtin:
+            continue
+        if name not in by_name:
+            raise CannotMake(f"the guest's kernel has no module {name}")
+        for path in list(reversed(needs[by_name[name]])) + [by_name[name]]:
+            if path not in order:
+                order.append(path)
+    # the kernel asks for these by alias when a checksum is first used, and nothing would load them then
+    for name in ("crc32c_generic", "crc32_generic", "crc32c_intel"):
+        if name in by_name and by_name[name] not in order:
+            order.insert(0, by_name[name])
+    return order
+
+
+def pack_initramfs(modules_dir, out):
+    with tempfile.TemporaryDirectory() as tmp:
+        top = pathlib.Path(tmp)
+        for sub in ("bin", "modules", "proc", "sys", "dev", "root"):
+            (top / sub).mkdir()
+        shutil.copy(find_tool("busybox"), top / "bin" / "busybox")
+        shutil.copy(HERE / "guest" / "init", top / "init")
+        os.chmod(top / "init", 0o755)
+        names = []
+        for index, path in enumerate(module_order(modules_dir)):
+            data = (modules_dir / path).read_bytes()
+            if path.endswith(".xz"):
+                data = subprocess.run(["xz", "-dc"], input=data, capture_output=True, check=True).stdout
+            name = f"{index:02d}-" + re.sub(r"\.ko.*$", ".ko", os.path.basename(path))
+            (top / "modules" / name).write_bytes(data)
+            names.append(name)
+        (top / "modules" / "order").write_text("".join(f"{n}\n" for n in names))
+        listing = "\0".join(sorted(str(p.relative_to(top)) for p in top.rglob("*"))) + "\0"
+        part = out.with_suffix(".part")
+        with open(part, "wb") as f:
+            subprocess.run(["cpio", "--null", "-o", "--format=newc", "--quiet", "-R", "0:0"], cwd=top,
+                           input=listing.encode(), stdout=f, check=True)
+        part.rename(out)
+
+
+@contextlib.contextmanager
+def locked(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+class Image:
+    """Paths and versions of the guests in the cache."""
+
+    def __init__(self, top):
+        self.top = top
+        self.kernel = top / "vmlinuz"
+        self.versions = dict(line.split(" ", 1) for line in (top / "versions").read_text().splitlines())
+
+    def root(self, name):
+        return self.top / recipe.IMAGE.format(name=name)
+
+    def initramfs(self):
+        """Made anew whenever guest/init changes; cheap, so not part of the recipe."""
+        digest = hashlib.sha256((HERE / "guest" / "init").read_bytes()).hexdigest()[:12]
+        path = self.top / f"initramfs-{digest}.cpio"
+        with locked(self.top / "lock"):
+            if not path.exists():
+                for old in self.top.glob("initramfs-*.cpio"):
+                    old.unlink()
+                release = self.versions["kernel"]
+                pack_initramfs(self.top / "modules" / release, path)
+        return path
+
+    def describe(self):
+        v = self.versions
+        return (f"kernel {v['kernel']}; guest sid: rdma-core {v['sid.libibverbs1']}, libfabric {v['sid.libfabric1']}; "
+                f"guest old: rdma-core {v['old.libibverbs1']}, libfabric {v['old.libfabric1']}")
+
+
+def ensure():
+    """Gives the Image, making it when the cache has none for this recipe."""
+    top = cache_dir()
+    with locked(top.parent / f"{top.name}.lock"):
+        if (top / "versions").exists():
+            if not find_tool("qemu-system-x86_64"):
+                with tempfile.TemporaryDirectory() as tmp:
+                    ensure_host_tools(pathlib.Path(tmp))
+            return Image(top)
+        scratch = pathlib.Path(tempfile.mkdtemp(prefix="weft-vm-", dir=os.environ.get("TMPDIR", "/var/tmp")))
+        # in mmdebstrap's unshare mode another uid writes here
+        scratch.chmod(0o755)
+        part = top.with_name(top.name + ".part")
+        try:
+            started = time.monotonic()
+            ensure_host_tools(scratch)
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            lines = []
+            for name in recipe.ROOTS:
+                for package, version in sorted(make_root(name, part, scratch).items()):
+                    lines.append(f"{name}.{package} {version}")
+            kernels = sorted((scratch / "boot").glob("vmlinuz-*"))
+            if not kernels:
+                raise CannotMake("the sid root has no kernel in /boot")
+            release = kernels[-1].name.removeprefix("vmlinuz-")
+            shutil.copy(kernels[-1], part / "vmlinuz")
+            keep_modules(scratch / "modules" / release, part / "modules" / release)
+            lines.append(f"kernel {release}")
+            (part / "versions").write_text("".join(f"{line}\n" for line in lines))
+            shutil.rmtree(top, ignore_errors=True)
+            part.rename(top)
+            image = Image(top)
+            say(f"made in {time.monotonic() - started:.0f} s: {image.describe()}")
+            return image
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def keep_modules(source, target):
+    """Copies the module index and only those modules that the initramfs takes."""
+    target.mkdir(parents=True)
+    for name in ("modules.dep", "modules.builtin"):
+        shutil.copy(source / name, target / name)
+    for path in module_order(source):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / path, target / path)
