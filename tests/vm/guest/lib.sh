@@ -48,3 +48,115 @@ rxe_wait() {
 	done
 	return 1
 }
+
+rxe_down() { rdma link delete rxe0; }
+
+# User-space objects in all devices, one line each; the kernel's own (GSI queue pair and so on) have no pid.
+user_resources() {
+	for kind in qp cq pd mr cm_id ctx srq; do
+		rdma resource show "$kind" 2>/dev/null | grep ' pid ' | sed "s/^/$kind /"
+	done
+}
+
+# Freed by the kernel some time after a program's end: ten seconds at most.
+resources_gone() {
+	tries=0
+	while [ $tries -lt 50 ]; do
+		[ -z "$(user_resources)" ] && return 0
+		tries=$((tries + 1))
+		sleep 0.2
+	done
+	return 1
+}
+
+kernel_log_clean() {
+	! dmesg | grep -qE 'WARNING|BUG|Oops|Call Trace|call trace|refcount_t|KASAN|general protection|hung_task|blocked for more'
+}
+
+# Processes that are neither the kernel's, nor the agent's, nor this one and its parents.
+other_processes() {
+	for dir in /proc/[0-9]*; do
+		pid=${dir#/proc/}
+		[ -n "$(tr -d '\0' <"$dir/cmdline" 2>/dev/null)" ] || continue
+		session=$(ps -o sid= -p "$pid" | tr -d ' ')
+		[ "$session" = 0 ] || [ "$session" = "$(ps -o sid= -p $$ | tr -d ' ')" ] || echo "$pid"
+	done
+}
+
+# --- for the cases ---
+
+skip() { echo "$*"; exit 77; }
+
+FIPEER=$WEFT_PROJECT/build/vm/fipeer
+WEFT_DIR=$WEFT_PROJECT/build/lib/libfabric
+
+# Environment of one program: `with weft fi_info ...`, `with verbs fi_info ...`.
+with() {
+	provider=$1
+	shift
+	case $provider in
+	weft) FI_PROVIDER_PATH=$WEFT_DIR FI_PROVIDER=weft "$@" ;;
+	*) FI_PROVIDER=$provider "$@" ;;
+	esac
+}
+
+# Between the guests of a pair: files in the exchange directory that both see, for starting in step only.
+signal() { : >"/xchg/signal-$1"; }
+await() { # NAME SECONDS
+	tries=0
+	while [ ! -e "/xchg/signal-$1" ]; do
+		tries=$((tries + 1))
+		if [ $tries -gt $(($2 * 5)) ]; then
+			echo "no signal $1 from the other guest in $2 s"
+			return 1
+		fi
+		sleep 0.2
+	done
+}
+
+# Waits until something listens on a TCP port.
+await_port() {
+	tries=0
+	while ! ss -Hltn "sport = :$1" | grep -q .; do
+		tries=$((tries + 1))
+		if [ $tries -gt 150 ]; then
+			echo "nobody listens on port $1"
+			return 1
+		fi
+		sleep 0.2
+	done
+}
+
+# fi_pingpong within one guest, on rxe0's own address. pingpong PROVIDER ADDRESS [options]
+pingpong() {
+	provider=$1
+	address=$2
+	shift 2
+	with "$provider" fi_pingpong -p "$provider" -d rxe0 -e msg -c "$@" >/tmp/pp-server 2>&1 &
+	server=$!
+	await_port 47592 || { cat /tmp/pp-server; return 1; }
+	with "$provider" fi_pingpong -p "$provider" -d rxe0 -e msg -c "$@" "$address"
+	client_status=$?
+	wait $server
+	server_status=$?
+	[ $server_status -eq 0 ] || { echo "server ended with $server_status:"; cat /tmp/pp-server; }
+	[ $client_status -eq 0 ] && [ $server_status -eq 0 ]
+}
+
+# fipeer within one guest. fipeer_both SERVER-PROVIDER CLIENT-PROVIDER ADDRESS TEST [options]
+fipeer_both() {
+	server_provider=$1
+	client_provider=$2
+	address=$3
+	test=$4
+	shift 4
+	with "$server_provider" "$FIPEER" -s -p "$server_provider" -d rxe0 "$@" "$test" "$address" >/tmp/fipeer-server 2>&1 &
+	server=$!
+	with "$client_provider" "$FIPEER" -p "$client_provider" -d rxe0 "$@" "$test" "$address"
+	client_status=$?
+	[ $client_status -eq 0 ] || { sleep 1; kill $server 2>/dev/null; }
+	wait $server
+	server_status=$?
+	sed 's/^/server: /' /tmp/fipeer-server
+	[ $client_status -eq 0 ] && [ $server_status -eq 0 ]
+}

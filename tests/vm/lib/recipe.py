@@ -32,7 +32,7 @@ APT_OPTIONS = ['Acquire::Check-Valid-Until "false"', "Acquire::Retries 3"]
 # Inserted by the initramfs, each after what it depends on.
 MODULES = [
     "virtio_pci", "virtio_blk", "ext4", "overlay", "virtio_console", "virtio_net", "virtio_rng",
-    "9pnet_virtio", "9p", "veth", "ipv6", "ib_uverbs", "rdma_rxe", "rdma_ucm", "ib_umad",
+    "9pnet_virtio", "9p", "veth", "ib_uverbs", "rdma_rxe", "rdma_ucm", "ib_umad",
 ]
 
 # Read-only image of each root; bytes that are free in it do not matter, an overlay on tmpfs takes writes.

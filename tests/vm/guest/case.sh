@@ -1,0 +1,35 @@
+# Runs one function of one case file, then looks at what is left behind. Status: that of the function,
+# or 1 when the kernel complained, user objects are still in the device, or a program would not die.
+# usage: sh case.sh FILE FUNCTION SECONDS
+file=$1
+function=$2
+seconds=$3
+. "$WEFT_VM/guest/lib.sh"
+
+dmesg --clear
+# a session of its own, so that whatever the case leaves running can be found and ended;
+# --wait, because setsid forks when it leads a group already
+setsid --wait timeout -k 5 "$seconds" bash -c '. "$WEFT_VM/guest/lib.sh"; . "$1"; "$2"' case "$file" "$function" &
+case_pid=$!
+wait $case_pid
+status=$?
+[ $status -eq 124 ] && echo "TIME LIMIT of $seconds s reached"
+
+leftovers=$(other_processes)
+if [ -n "$leftovers" ]; then
+	kill -KILL $leftovers 2>/dev/null
+fi
+
+if ! resources_gone; then
+	echo "LEFT BEHIND in the device:"
+	user_resources
+	[ $status -eq 0 ] || [ $status -eq 77 ] && status=1
+fi
+if ! kernel_log_clean; then
+	echo "KERNEL LOG not clean:"
+	dmesg | tail -40
+	[ $status -eq 0 ] || [ $status -eq 77 ] && status=1
+fi
+# a case may have taken the device away
+[ -e /sys/class/infiniband/rxe0 ] || rxe_up || echo "rxe0 did not come back"
+exit $status

@@ -1,0 +1,63 @@
+"""The test cases: small shell files whose comments say where they run, and the order that needs few boots."""
+
+import dataclasses
+import pathlib
+import re
+
+from . import image as images
+
+CASES = images.HERE / "cases"
+WEFT_SO = images.HERE.parent.parent / "build" / "lib" / "libfabric" / "libweft-fi.so"
+
+# One boot serves all cases of a group.
+GUESTS = ("one", "old", "pair")
+
+
+@dataclasses.dataclass
+class Case:
+    path: pathlib.Path
+    name: str
+    guest: str = "one"
+    needs: str = ""
+    seconds: int = 60
+    kill_b: float | None = None  # seconds after a's `signal running`; the pair is booted for this case alone
+
+    def functions(self):
+        return ("a", "b") if self.guest == "pair" else ("run",)
+
+    def missing(self):
+        """Why the case cannot run, or nothing."""
+        if "weft" in self.needs.split() and not WEFT_SO.exists():
+            return f"{WEFT_SO.relative_to(images.HERE.parent.parent)} is not built"
+        return ""
+
+
+def read(path):
+    case = Case(path, path.stem)
+    for key, value in re.findall(r"^# (guest|needs|seconds|kill-b): *(.+?) *$", path.read_text(), re.M):
+        if key == "guest":
+            if value not in GUESTS:
+                raise ValueError(f"{path}: guest {value}")
+            case.guest = value
+        elif key == "needs":
+            case.needs = value
+        elif key == "seconds":
+            case.seconds = int(value)
+        else:
+            case.kill_b = float(value)
+    text = path.read_text()
+    for function in case.functions():
+        if not re.search(rf"^{function}\(\)", text, re.M):
+            raise ValueError(f"{path}: no function {function}")
+    return case
+
+
+def select(names):
+    found = [read(path) for path in sorted(CASES.glob("*.sh"))]
+    if names:
+        unknown = set(names) - {case.name for case in found}
+        if unknown:
+            raise SystemExit(f"check: no such case: {' '.join(sorted(unknown))}")
+        found = [case for case in found if case.name in names]
+    # those that kill a guest come last in their group
+    return sorted(found, key=lambda c: (GUESTS.index(c.guest), c.kill_b is not None))

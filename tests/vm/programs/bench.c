@@ -1,0 +1,75 @@
+/* bench: half round trips of messages, and RMA write and read completions, per size, in microseconds.
+ * One line per figure: `bench OPERATION SIZE MICROSECONDS`, the median of the iterations. */
+#include "peer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+	return (x > y) - (x < y);
+}
+
+static void report(const char *op, size_t size, double *times, int n)
+{
+	qsort(times, (size_t)n, sizeof *times, by_value);
+	printf("bench %s %zu %.3f\n", op, size, times[n / 2] * 1e6);
+}
+
+static void ping(struct peer *p, size_t len)
+{
+	peer_send(p, len);
+	peer_post_rx(p, peer_recv(p, len));
+}
+
+static void pong(struct peer *p, size_t len)
+{
+	peer_post_rx(p, peer_recv(p, len));
+	peer_send(p, len);
+}
+
+int test_bench(const struct options *opt)
+{
+	struct peer p;
+	double *times = calloc((size_t)opt->iterations, sizeof *times);
+	peer_open(&p, opt);
+	peer_connect(&p);
+	for (size_t len = 8; len <= opt->size; len *= 8) {
+		/* large transfers take long on an emulated CPU */
+		int n = len > 65536 ? (opt->iterations + 3) / 4 : opt->iterations;
+		for (int i = -2; i < n; i++) {
+			double start = now();
+			if (opt->server)
+				pong(&p, len);
+			else
+				ping(&p, len);
+			if (i >= 0)
+				times[i] = (now() - start) / 2;
+		}
+		if (!opt->server)
+			report("message", len, times, n);
+		for (int read = 0; read < 2 && !opt->server; read++) {
+			for (int i = -2; i < n; i++) {
+				double start = now();
+				if (read)
+					peer_read(&p, len);
+				else
+					peer_write(&p, len);
+				if (i >= 0)
+					times[i] = now() - start;
+			}
+			report(read ? "read" : "write", len, times, n);
+		}
+		/* the server sits in a receive while the client does RMA */
+		if (opt->server)
+			pong(&p, 1);
+		else
+			ping(&p, 1);
+	}
+	peer_shutdown_pair(&p);
+	peer_close(&p);
+	free(times);
+	return 0;
+}

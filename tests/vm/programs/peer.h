@@ -1,0 +1,84 @@
+/* A small program over libfabric's MSG endpoints that runs on any provider: the VM tier uses it to have
+ * `weft` and libfabric's own `verbs` talk to each other, to watch what a survivor is told, and to compare. */
+#ifndef PEER_H
+#define PEER_H
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DEPTH 16          /* receives kept posted, and the bound on operations in flight */
+#define CONNECT_SECONDS 30 /* the other side may start later */
+
+struct options {
+	const char *test;
+	const char *provider; /* NULL: the first that offers itself */
+	const char *domain;   /* NULL: any; else the connection must be on this one */
+	const char *address;  /* server: to bind; client: to connect to */
+	const char *port;
+	int server;
+	int iterations;
+	size_t size;
+	double seconds;
+};
+
+struct peer {
+	const struct options *opt;
+	struct fi_info *info;
+	struct fid_fabric *fabric;
+	struct fid_domain *domain;
+	struct fid_eq *eq;
+	struct fid_pep *pep;
+	struct fid_ep *ep;
+	struct fid_cq *tx, *rx;
+	struct fid_mr *mr;
+	char *buf; /* DEPTH receive slots, then a send area and an RMA area of `size` bytes each */
+	size_t size, buf_len;
+	uint64_t remote_addr, remote_key;
+	uint64_t rx_done; /* receives that completed */
+};
+
+/* what a completion was, for programs that go on after errors */
+struct done {
+	uint64_t flags;
+	size_t len;
+	void *context;
+	int err; /* 0 or a positive errno */
+	int prov_errno;
+};
+
+double now(void);
+void fail(const char *what, long ret) __attribute__((noreturn));
+void check(const char *what, long ret);
+
+void peer_open(struct peer *p, const struct options *opt);
+void peer_connect(struct peer *p); /* both sides; returns when connected and keys are exchanged */
+void peer_close(struct peer *p);
+void peer_shutdown_pair(struct peer *p); /* orderly end: the client shuts down, the server must see it */
+
+char *peer_rx_slot(struct peer *p, int slot);
+char *peer_tx_area(struct peer *p);
+char *peer_rma_area(struct peer *p);
+
+void peer_post_rx(struct peer *p, int slot);
+void peer_send(struct peer *p, size_t len);  /* sends the send area and waits for the completion */
+int peer_recv(struct peer *p, size_t len);   /* waits for a receive of exactly `len` bytes, gives its slot */
+void peer_write(struct peer *p, size_t len); /* the RMA area to the peer's, completed */
+void peer_read(struct peer *p, size_t len);
+
+int cq_poll(struct fid_cq *cq, struct done *d);               /* 1: got one (good or bad), 0: none */
+int eq_poll(struct fid_eq *eq, uint32_t *event, int *err);    /* same for events */
+
+int test_transfer(const struct options *opt);
+int test_survive(const struct options *opt);
+int test_watch(const struct options *opt);
+int test_bench(const struct options *opt);
+int test_register(const struct options *opt);
+
+#endif
