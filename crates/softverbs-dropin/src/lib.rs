@@ -1,0 +1,35 @@
+//! `softverbs` under the exported names of libibverbs, so that programs built for rdma-core run
+//! on it without being changed or rebuilt. For tests only: rdma-core's private ABI changes with
+//! each release, and this library is not installed.
+//!
+//! The crate is a static library; `build-dropin` links it to `libibverbs.so.1` with the symbol
+//! versions of the libibverbs that is installed, and makes the stubs for what is not here: the
+//! interface of driver libraries, the calls of before 2006 (`IBVERBS_1.0`), and functions that
+//! the installed release has and this crate does not know.
+//!
+//! Invariant: every function here has the name and the signature of rdma-core's header, and none
+//! of them holds state.
+
+#[allow(
+    unsafe_code,
+    reason = "exports C functions and calls through C function pointers"
+)]
+mod forward;
+#[allow(unsafe_code, reason = "exports C functions")]
+mod rate;
+#[allow(
+    unsafe_code,
+    reason = "exports C functions that take C strings and buffers"
+)]
+mod sysfs;
+
+use std::ffi::c_int;
+
+/// Sets `errno`, for results that can't carry a reason.
+fn set_errno(errno: c_int) {
+    // SAFETY: glibc's pointer to this thread's errno is always valid.
+    #[allow(unsafe_code, reason = "errno has no safe setter")]
+    unsafe {
+        *libc::__errno_location() = errno;
+    }
+}
