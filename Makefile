@@ -1,0 +1,72 @@
+# The commands of the README. This file only wraps: cargo and the scripts under tests/ do the work.
+# A line `target: ## text` is shown by `make help`.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+# two targets of one call would only fight for the same cores and the same build directory
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+CARGO  ?= cargo
+PREFIX ?= /usr/local
+# Debian's libfabric looks for providers in the multiarch directory; one built from source in $(PREFIX)/lib.
+TRIPLET := $(shell gcc -print-multiarch 2>/dev/null)
+libdir ?= $(if $(filter /usr,$(PREFIX)),/usr/lib$(if $(TRIPLET),/$(TRIPLET)),$(PREFIX)/lib)
+includedir ?= $(PREFIX)/include
+mandir ?= $(PREFIX)/share/man
+
+PROVIDER := build/lib/libfabric/libweft-fi.so
+BUILT    := $(or $(CARGO_TARGET_DIR),target)/release/libweft_fi.so
+
+all: ## build the provider (release): build/lib/libfabric/libweft-fi.so
+	@echo "weft: building the provider into $(PROVIDER)"
+	@$(CARGO) build --release -p weft-fi
+	@install -D -m 755 $(BUILT) $(PROVIDER)
+
+demo: all deps ## build, list the provider, move data between two processes, print the table
+	@tests/tools/demo
+
+# The tiers in the order in which they run. Each is an executable that prints `N passed, N failed, N skipped` last.
+TIERS := fast conformance $(patsubst tests/%/check,%,$(filter-out tests/conformance/check tests/vm/check,$(wildcard tests/*/check))) $(patsubst tests/%/check,%,$(wildcard tests/vm/check))
+
+check: all deps ## every test of every tier; the last line is the total
+	@tests/tools/tiers $(TIERS)
+
+check-fast: ## format, clippy, unit tests, dependency rules; under five minutes
+	@tests/tools/tiers fast
+
+check-conformance: all deps ## whole programs on the embedded device
+	@tests/tools/tiers conformance
+
+SUITE ?= msg
+PROV  ?= weft
+check-fabtests: all deps ## libfabric's own fabtests: SUITE=msg|unit|quick|all|... PROV=weft|tcp|'weft;ofi_rxm'|... [NODE=address]
+	@tests/conformance/check-fabtests --suite '$(SUITE)' --prov '$(PROV)' $(if $(NODE),--node '$(NODE)')
+
+install: all ## install provider, header and man page; DESTDIR= PREFIX=
+	@echo "weft: installing into $(DESTDIR)$(PREFIX)"
+	@install -D -m 755 $(PROVIDER) $(DESTDIR)$(libdir)/libfabric/libweft-fi.so
+	@install -D -m 644 include/weft.h $(DESTDIR)$(includedir)/weft.h
+	@install -d $(DESTDIR)$(mandir)/man7
+	@tests/tools/man docs/man/fi_weft.7.md > $(DESTDIR)$(mandir)/man7/fi_weft.7
+
+uninstall: ## remove what install put there; DESTDIR= PREFIX=
+	@echo "weft: removing from $(DESTDIR)$(PREFIX)"
+	@rm -f $(DESTDIR)$(libdir)/libfabric/libweft-fi.so $(DESTDIR)$(includedir)/weft.h $(DESTDIR)$(mandir)/man7/fi_weft.7
+
+deps: ## install by apt what the demo and the tests need, if it is missing
+	@tests/tools/deps
+
+bindings: ## regenerate the checked-in bindings from the headers of Debian sid
+	@tests/tools/bindings
+
+clean: ## remove everything that was built (downloads in the cache stay)
+	@echo "weft: removing build products"
+	@$(CARGO) clean -q
+	@rm -rf build
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+.PHONY: all demo check check-fast check-conformance check-fabtests install uninstall deps bindings clean help

@@ -1,0 +1,1 @@
+"""What the tiers' scripts share. Standard library only."""

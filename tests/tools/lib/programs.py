@@ -1,0 +1,136 @@
+"""libfabric's own programs, run with our provider: one after the other, or as server and client."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+
+TOP = pathlib.Path(os.path.realpath(__file__)).parent.parent.parent.parent
+PROVIDER = TOP / "build" / "lib" / "libfabric" / "libweft-fi.so"
+
+
+@dataclass
+class Libfabric:
+    """One release of libfabric: where its library is, and which programs run on it."""
+
+    name: str
+    library: str | None = None  # directory for LD_LIBRARY_PATH; None: the system's
+    programs: str = "/usr/bin"
+
+    def env(self, provider_path=None, **more):
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("FI_", "LD_", "SOFTVERBS_"))}
+        env["FI_PROVIDER_PATH"] = str(provider_path or PROVIDER.parent)
+        env["LC_ALL"] = "C"
+        if self.library:
+            env["LD_LIBRARY_PATH"] = self.library
+        env.update(more)
+        return env
+
+    def program(self, name):
+        return os.path.join(self.programs, name)
+
+
+SYSTEM = Libfabric("the system's")
+
+
+@dataclass
+class Result:
+    status: int  # as subprocess has it: negative for a signal
+    out: str
+    err: str
+    late: bool = False
+
+    @property
+    def text(self):
+        return self.out + self.err
+
+    def __str__(self):
+        return f"status {self.status}{' (killed: too slow)' if self.late else ''}\n{self.out}{self.err}"
+
+
+def run(argv, env, seconds=60):
+    with started(argv, env) as process:
+        return process.finish(seconds)
+
+
+class Process:
+    """A program in a process group of its own, its output in files so that nobody waits for a reader."""
+
+    def __init__(self, argv, env):
+        self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self.popen = subprocess.Popen(
+            [str(part) for part in argv], env=env, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, start_new_session=True
+        )
+
+    def finish(self, seconds):
+        late = False
+        try:
+            self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            late = True
+            self.kill()
+        return Result(self.popen.returncode, self._text(self.out), self._text(self.err), late)
+
+    def kill(self):
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait()
+
+    @staticmethod
+    def _text(file):
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+@contextlib.contextmanager
+def started(argv, env):
+    process = Process(argv, env)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def listening(port):
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table) as rows:
+            for row in list(rows)[1:]:
+                fields = row.split()
+                if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                    return True
+    return False
+
+
+def pingpong(libfabric, provider, endpoint, address="127.0.0.1", options=(), env=None, seconds=120, watch=None):
+    """fi_pingpong between two processes; returns the server's and the client's Result.
+
+    `watch(server, client)` runs while they do.
+    """
+    env = env or libfabric.env()
+    port = free_port()
+    common = [libfabric.program("fi_pingpong"), "-p", provider, "-e", endpoint, *options]
+    if ":" in address:
+        common.append("-6")
+    with started([*common, "-B", port], env) as server:
+        limit = time.monotonic() + 20
+        while not listening(port):
+            if server.popen.poll() is not None or time.monotonic() > limit:
+                return server.finish(0.1), None
+            time.sleep(0.02)
+        with started([*common, "-P", port, address], env) as client:
+            if watch:
+                watch(server, client)
+            ended = client.finish(seconds)
+            # the client is gone, so the server has no reason to stay
+            return server.finish(10), ended

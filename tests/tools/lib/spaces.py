@@ -1,0 +1,79 @@
+"""Runs a command in namespaces of its own: processes, network with nothing but loopback, an empty /dev/shm.
+
+What runs there can neither see nor kill other people's processes, meets no used port, and leaves nothing behind.
+"""
+
+import os
+import subprocess
+import sys
+
+if __package__:
+    from . import install
+else:  # run as a program, inside the namespaces
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    from lib import install
+
+# An address that is not loopback, for programs that treat loopback as a special case.
+VETH = "10.77.0.1"
+
+
+class NoNamespaces(Exception):
+    """This user may not make namespaces here."""
+
+
+def command(argv, veth=False, hide=()):
+    """The command line that runs `argv` inside. `hide`: files that shall not be there."""
+    unshare = [install.find("unshare"), "-pfnm", "--mount-proc", "--kill-child"]
+    if os.geteuid() != 0:
+        unshare.insert(1, "-Ur")
+    options = (["--veth"] if veth else []) + [f"--hide={path}" for path in hide]
+    return [*unshare, sys.executable, "-B", os.path.realpath(__file__), *options, "--", *map(str, argv)]
+
+
+def check():
+    """Raises NoNamespaces, with what the system said, where they can't be had."""
+    done = subprocess.run(command(["true"]), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NoNamespaces(done.stderr.strip() or f"unshare ended with status {done.returncode}")
+
+
+def _do(*argv):
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+
+
+def _hide(path):
+    """Shows the file's directory without it: a directory of links to everything else lies over it."""
+    directory, name = os.path.split(path)
+    directory = os.path.realpath(directory)
+    there = f"/run/weft-hidden{directory}"
+    if not os.path.ismount(there):
+        os.makedirs(there, exist_ok=True)
+        _do("mount", "--bind", directory, there)
+        _do("mount", "-t", "tmpfs", "tmpfs", directory)
+        for entry in os.listdir(there):
+            os.symlink(os.path.join(there, entry), os.path.join(directory, entry))
+    link = os.path.join(directory, name)
+    if os.path.lexists(link):
+        os.unlink(link)
+
+
+def _inside(arguments):
+    options, argv = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    ip = install.find("ip")
+    _do(ip, "link", "set", "lo", "up")
+    _do("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
+    if "--veth" in options:
+        _do(ip, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
+        _do(ip, "address", "add", f"{VETH}/24", "dev", "veth0")
+        _do(ip, "link", "set", "veth0", "up")
+        _do(ip, "link", "set", "veth1", "up")
+    hidden = [option.split("=", 1)[1] for option in options if option.startswith("--hide=")]
+    if hidden:
+        _do("mount", "-t", "tmpfs", "tmpfs", "/run")
+        for path in hidden:
+            _hide(path)
+    os.execvp(argv[0], argv)
+
+
+if __name__ == "__main__":
+    _inside(sys.argv[1:])
