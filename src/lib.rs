@@ -1,0 +1,30 @@
+//! `weft`: the engine of the libfabric provider of that name.
+//!
+//! It turns libfabric's semantics into verbs and knows nothing of libfabric's C structures: the
+//! crate in `provider/` owns those, and calls what is public here. Values that cross that border
+//! (error numbers, flags) have libfabric's numeric values.
+//!
+//! Layers, each using only those above it in this list:
+//! - [`errno`], [`flags`], [`log`], [`wire`]: values and formats;
+//! - [`verbs`]: owners of verbs and connection manager objects, the only module that calls a verb;
+//! - [`domain`], [`mr`]: protection domains and memory regions;
+//! - [`queue`]: completion queues and event queues;
+//! - [`msg`]: connected endpoints.
+//!
+//! The order in which locks are taken is in `docs/locking.md`, what goes over the wire in
+//! `docs/protocol.md`.
+
+pub mod domain;
+pub mod errno;
+pub mod flags;
+pub mod log;
+pub mod mr;
+pub mod msg;
+pub mod queue;
+pub mod verbs;
+pub mod wire;
+
+/// Which object of the caller an event is about: opaque to the engine, handed back unchanged in
+/// events. The provider stores the address of its fid here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Token(pub usize);

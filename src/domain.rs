@@ -1,0 +1,63 @@
+//! A domain: a device opened for use, with its protection domain.
+
+use std::sync::Arc;
+
+use crate::errno::Result;
+use crate::verbs::{Device, Pd};
+
+/// How the application promises to serialize its calls (`fi_domain(3)`, `threading`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Threading {
+    /// Anything from any thread: `FI_THREAD_SAFE`.
+    #[default]
+    Safe,
+    /// One call at a time per object: `FI_THREAD_FID`, `FI_THREAD_ENDPOINT`.
+    Endpoint,
+    /// One call at a time per completion object and the endpoints bound to it:
+    /// `FI_THREAD_COMPLETION`.
+    Completion,
+    /// One call at a time in the whole domain: `FI_THREAD_DOMAIN`.
+    Domain,
+}
+
+/// What to open a domain with.
+#[derive(Clone, Debug, Default)]
+pub struct DomainConfig {
+    /// The promise of the application about its threads.
+    pub threading: Threading,
+}
+
+/// An opened device with its protection domain. Regions, queues and endpoints are made in it and
+/// hold it.
+#[derive(Debug)]
+pub struct Domain {
+    pd: Arc<Pd>,
+    config: DomainConfig,
+}
+
+impl Domain {
+    /// Opens a domain. Allocates the protection domain on the device's context that the
+    /// connection manager uses too.
+    ///
+    /// # Errors
+    /// What `ibv_alloc_pd(3)` answers, usually `ENOMEM`.
+    pub fn open(device: &Arc<Device>, config: DomainConfig) -> Result<Arc<Self>> {
+        let pd = Pd::alloc(device)?;
+        Ok(Arc::new(Self { pd, config }))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.pd.device()
+    }
+
+    /// The protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// What it was opened with.
+    pub fn config(&self) -> &DomainConfig {
+        &self.config
+    }
+}

@@ -1,0 +1,53 @@
+//! The flags of libfabric that the engine understands, with libfabric's values.
+
+use bitflags::bitflags;
+
+bitflags! {
+    /// Flags of operations, of completions, of bindings and of capabilities: in libfabric they
+    /// share one numbering (`rdma/fabric.h`). Unknown bits are kept.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Flags: u64 {
+        /// `FI_MSG`
+        const MSG = 1 << 1;
+        /// `FI_RMA`
+        const RMA = 1 << 2;
+        /// `FI_TAGGED`
+        const TAGGED = 1 << 3;
+        /// `FI_ATOMIC`
+        const ATOMIC = 1 << 4;
+        /// `FI_READ`
+        const READ = 1 << 8;
+        /// `FI_WRITE`
+        const WRITE = 1 << 9;
+        /// `FI_RECV`
+        const RECV = 1 << 10;
+        /// `FI_SEND`, `FI_TRANSMIT`
+        const SEND = 1 << 11;
+        /// `FI_REMOTE_READ`
+        const REMOTE_READ = 1 << 12;
+        /// `FI_REMOTE_WRITE`
+        const REMOTE_WRITE = 1 << 13;
+        /// `FI_MULTI_RECV`
+        const MULTI_RECV = 1 << 16;
+        /// `FI_REMOTE_CQ_DATA`
+        const REMOTE_CQ_DATA = 1 << 17;
+        /// `FI_MORE`
+        const MORE = 1 << 18;
+        /// `FI_FENCE`
+        const FENCE = 1 << 21;
+        /// `FI_COMPLETION`
+        const COMPLETION = 1 << 24;
+        /// `FI_INJECT`
+        const INJECT = 1 << 25;
+        /// `FI_INJECT_COMPLETE`
+        const INJECT_COMPLETE = 1 << 26;
+        /// `FI_TRANSMIT_COMPLETE`
+        const TRANSMIT_COMPLETE = 1 << 27;
+        /// `FI_DELIVERY_COMPLETE`
+        const DELIVERY_COMPLETE = 1 << 28;
+        /// `FI_SELECTIVE_COMPLETION`: a flag of bindings only
+        const SELECTIVE_COMPLETION = 1 << 59;
+
+        const _ = !0;
+    }
+}

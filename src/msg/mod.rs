@@ -1,0 +1,14 @@
+//! Connected endpoints (`FI_EP_MSG`) on RC queue pairs.
+
+mod ep;
+mod pep;
+mod recv;
+mod request;
+mod rma;
+mod send;
+
+pub use ep::{BindFlags, Endpoint, EndpointConfig};
+pub use pep::{PassiveEndpoint, PepConfig};
+pub use request::ConnectRequest;
+pub use rma::RemoteIov;
+pub use send::LocalIov;

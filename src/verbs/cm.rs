@@ -1,0 +1,460 @@
+//! The connection manager: event channels and identifiers.
+//!
+//! An event is copied and acknowledged before anybody acts on it, so destroying an identifier
+//! (which waits for that) never waits for a lock of ours.
+
+#![allow(unsafe_code, reason = "calls the connection manager")]
+
+use std::ffi::{CStr, c_void};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rdma_core_sys::{self as sys, Backend};
+
+use super::{Device, Pd, SockAddr};
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+use crate::wire::cm_data::CmData;
+
+/// How long the resolution of an address or a route may take, in milliseconds.
+const RESOLVE_TIMEOUT: i32 = 2000;
+
+/// What an event of the connection manager says (`rdma_get_cm_event(3)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CmEventKind {
+    /// The peer's address is resolved.
+    AddrResolved,
+    /// The route is resolved.
+    RouteResolved,
+    /// A peer wants to connect.
+    ConnectRequest,
+    /// The connection is there.
+    Established,
+    /// The connection has ended.
+    Disconnected,
+    /// The peer, or nobody, listens there.
+    Rejected,
+    /// Address, route or peer can't be reached, or the handshake failed.
+    Unreachable,
+    /// The device is going away.
+    DeviceRemoval,
+    /// The interface has lost the address.
+    AddrChange,
+    /// Nothing to be done about it.
+    Other,
+}
+
+/// An event, copied and acknowledged.
+#[derive(Debug)]
+pub struct CmEvent {
+    /// What happened.
+    pub kind: CmEventKind,
+    /// The identifier it happened to: [`CmId::object`]. For a request, the listening one.
+    pub object: usize,
+    /// The new identifier of a request.
+    pub new_id: Option<CmId>,
+    /// Reason of a failure, positive; 0 if there is none.
+    pub status: i32,
+    /// The peer's application data.
+    pub data: CmData,
+}
+
+/// What a connection is set up with (`rdma_connect(3)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnParam {
+    /// Application data.
+    pub data: CmData,
+    /// How often an unacknowledged packet is sent again, at most 7.
+    pub retry_count: u8,
+    /// How often a peer that isn't ready to receive is tried again; 7 is for ever.
+    pub rnr_retry_count: u8,
+}
+
+/// Runs `f` on the parameters in C's form.
+fn with_c_param<R>(param: &ConnParam, f: impl FnOnce(*mut sys::rdma_conn_param) -> R) -> R {
+    let data = param.data.encoded();
+    let mut c = sys::rdma_conn_param {
+        private_data: data.as_ptr().cast(),
+        // at most 56
+        private_data_len: data.len() as u8,
+        // the library clips both to what the device, and the peer, can do
+        responder_resources: sys::RDMA_MAX_RESP_RES as u8,
+        initiator_depth: sys::RDMA_MAX_INIT_DEPTH as u8,
+        flow_control: 1,
+        retry_count: param.retry_count,
+        rnr_retry_count: param.rnr_retry_count,
+        ..Default::default()
+    };
+    f(&raw mut c)
+}
+
+/// An event channel. Thread safe.
+pub struct EventChannel {
+    raw: *mut sys::rdma_event_channel,
+    backend: &'static Backend,
+    /// One thread at a time takes events: what is readable may be gone otherwise.
+    reader: Mutex<()>,
+}
+
+// SAFETY: rdma_cm(7): the library is thread safe.
+unsafe impl Send for EventChannel {}
+// SAFETY: as above.
+unsafe impl Sync for EventChannel {}
+
+impl std::fmt::Debug for EventChannel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "EventChannel({:p})", self.raw)
+    }
+}
+
+impl std::fmt::Debug for CmId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CmId({:p})", self.raw)
+    }
+}
+
+impl EventChannel {
+    /// `rdma_create_event_channel(3)`.
+    ///
+    /// # Errors
+    /// `ENODEV`: the kernel has no connection manager. `EMFILE`.
+    pub fn create(backend: &'static Backend) -> Result<Arc<Self>> {
+        // SAFETY: no arguments.
+        let raw = unsafe { (backend.cm.rdma_create_event_channel)() };
+        if raw.is_null() {
+            return Err(FiErrno::last());
+        }
+        Ok(Arc::new(Self {
+            raw,
+            backend,
+            reader: Mutex::new(()),
+        }))
+    }
+
+    /// The backend it belongs to.
+    pub fn backend(&self) -> &'static Backend {
+        self.backend
+    }
+
+    /// What to poll for reading.
+    pub fn fd(&self) -> RawFd {
+        // SAFETY: live until dropped.
+        unsafe { (*self.raw).fd }
+    }
+
+    /// A new identifier of reliable connections, with its events on this channel.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn create_id(self: &Arc<Self>) -> Result<CmId> {
+        let mut raw = null_mut();
+        // SAFETY: the channel is live, `raw` writable.
+        FiErrno::from_call(unsafe {
+            (self.backend.cm.rdma_create_id)(self.raw, &raw mut raw, null_mut(), sys::RDMA_PS_TCP)
+        })?;
+        Ok(self.own(raw))
+    }
+
+    fn own(self: &Arc<Self>, raw: *mut sys::rdma_cm_id) -> CmId {
+        CmId {
+            raw,
+            backend: self.backend,
+            channel: Mutex::new(Arc::clone(self)),
+        }
+    }
+
+    /// Takes the next event. Never blocks.
+    ///
+    /// # Errors
+    /// `EAGAIN`: there is none. Else the connection manager's.
+    pub fn next_event(self: &Arc<Self>) -> Result<CmEvent> {
+        let _reader = self.reader.lock();
+        if !super::readable(self.fd()) {
+            return Err(FiErrno::EAGAIN);
+        }
+        let mut raw = null_mut();
+        // SAFETY: the channel is live and readable, so this doesn't block.
+        FiErrno::from_call(unsafe { (self.backend.cm.rdma_get_cm_event)(self.raw, &raw mut raw) })?;
+        // SAFETY: an event that was got stays until it is acknowledged.
+        let event = unsafe { self.copy(&*raw) };
+        // SAFETY: got above, acknowledged once; nothing of it is used any more.
+        unsafe { (self.backend.cm.rdma_ack_cm_event)(raw) };
+        Ok(event)
+    }
+
+    /// Copies an event.
+    ///
+    /// # Safety
+    /// One that was got and not yet acknowledged.
+    unsafe fn copy(self: &Arc<Self>, event: &sys::rdma_cm_event) -> CmEvent {
+        let kind = match event.event {
+            sys::RDMA_CM_EVENT_ADDR_RESOLVED => CmEventKind::AddrResolved,
+            sys::RDMA_CM_EVENT_ROUTE_RESOLVED => CmEventKind::RouteResolved,
+            sys::RDMA_CM_EVENT_CONNECT_REQUEST => CmEventKind::ConnectRequest,
+            sys::RDMA_CM_EVENT_ESTABLISHED => CmEventKind::Established,
+            sys::RDMA_CM_EVENT_DISCONNECTED => CmEventKind::Disconnected,
+            sys::RDMA_CM_EVENT_REJECTED => CmEventKind::Rejected,
+            sys::RDMA_CM_EVENT_ADDR_ERROR
+            | sys::RDMA_CM_EVENT_ROUTE_ERROR
+            | sys::RDMA_CM_EVENT_CONNECT_ERROR
+            | sys::RDMA_CM_EVENT_UNREACHABLE => CmEventKind::Unreachable,
+            sys::RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::DeviceRemoval,
+            sys::RDMA_CM_EVENT_ADDR_CHANGE => CmEventKind::AddrChange,
+            _ => CmEventKind::Other,
+        };
+        let carries_data = matches!(
+            kind,
+            CmEventKind::ConnectRequest | CmEventKind::Established | CmEventKind::Rejected
+        );
+        let mut data = CmData::EMPTY;
+        if carries_data {
+            // SAFETY: these events carry connection parameters.
+            let conn = unsafe { &*(&raw const event.param).cast::<sys::rdma_conn_param>() };
+            if !conn.private_data.is_null() {
+                // SAFETY: the event says how many bytes there are.
+                let bytes = unsafe {
+                    std::slice::from_raw_parts(
+                        conn.private_data.cast::<u8>(),
+                        conn.private_data_len.into(),
+                    )
+                };
+                data = CmData::decode(bytes);
+            }
+        }
+        let request = kind == CmEventKind::ConnectRequest;
+        CmEvent {
+            kind,
+            object: if request { event.listen_id } else { event.id } as usize,
+            new_id: request.then(|| self.own(event.id)),
+            status: event.status.saturating_abs(),
+            data,
+        }
+    }
+}
+
+impl Drop for EventChannel {
+    fn drop(&mut self) {
+        // SAFETY: made by this backend; identifiers on it hold it, so there are none.
+        unsafe { (self.backend.cm.rdma_destroy_event_channel)(self.raw) }
+    }
+}
+
+/// An identifier: one side of a connection, or a listener. Thread safe.
+pub struct CmId {
+    raw: *mut sys::rdma_cm_id,
+    backend: &'static Backend,
+    channel: Mutex<Arc<EventChannel>>,
+}
+
+// SAFETY: rdma_cm(7): the library is thread safe.
+unsafe impl Send for CmId {}
+// SAFETY: as above.
+unsafe impl Sync for CmId {}
+
+impl CmId {
+    /// The backend it belongs to.
+    pub fn backend(&self) -> &'static Backend {
+        self.backend
+    }
+
+    /// Its identity in events.
+    pub fn object(&self) -> usize {
+        self.raw as usize
+    }
+
+    /// Moves its events to another channel of the same backend.
+    ///
+    /// # Errors
+    /// `EINVAL`: a channel of another backend. Else the connection manager's.
+    pub fn migrate(&self, to: &Arc<EventChannel>) -> Result<()> {
+        let mut channel = self.channel.lock();
+        if Arc::ptr_eq(&channel, to) {
+            return Ok(());
+        }
+        if !std::ptr::eq(self.backend, to.backend) {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: both are live and of one backend.
+        FiErrno::from_call(unsafe { (self.backend.cm.rdma_migrate_id)(self.raw, to.raw) })?;
+        *channel = Arc::clone(to);
+        Ok(())
+    }
+
+    /// Takes a local address. A port of 0 takes any.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV`.
+    pub fn bind_addr(&self, addr: SocketAddr) -> Result<()> {
+        let mut addr = SockAddr::from(addr);
+        // SAFETY: live; the address has room for its family.
+        FiErrno::from_call(unsafe { (self.backend.cm.rdma_bind_addr)(self.raw, addr.as_mut_ptr()) })
+    }
+
+    /// Begins to resolve the peer's address; an event tells how it ended.
+    ///
+    /// # Errors
+    /// What the connection manager knows at once, for instance `ENETUNREACH` or `ENODEV`.
+    pub fn resolve_addr(&self, src: Option<SocketAddr>, dst: SocketAddr) -> Result<()> {
+        let mut src = src.map(SockAddr::from);
+        let mut dst = SockAddr::from(dst);
+        let src = src.as_mut().map_or(null_mut(), SockAddr::as_mut_ptr);
+        // SAFETY: live; the addresses have room for their families.
+        FiErrno::from_call(unsafe {
+            (self.backend.cm.rdma_resolve_addr)(self.raw, src, dst.as_mut_ptr(), RESOLVE_TIMEOUT)
+        })
+    }
+
+    /// Begins to resolve the route; an event tells how it ended.
+    ///
+    /// # Errors
+    /// The connection manager's.
+    pub fn resolve_route(&self) -> Result<()> {
+        // SAFETY: live.
+        FiErrno::from_call(unsafe {
+            (self.backend.cm.rdma_resolve_route)(self.raw, RESOLVE_TIMEOUT)
+        })
+    }
+
+    /// Begins to connect; an event tells how it ended.
+    ///
+    /// # Errors
+    /// The connection manager's.
+    pub fn connect(&self, param: &ConnParam) -> Result<()> {
+        with_c_param(param, |param| {
+            // SAFETY: live; the parameters live through the call.
+            FiErrno::from_call(unsafe { (self.backend.cm.rdma_connect)(self.raw, param) })
+        })
+    }
+
+    /// Accepts the request that it came with; an event tells how it ended.
+    ///
+    /// # Errors
+    /// The connection manager's, for instance when the peer has gone.
+    pub fn accept(&self, param: &ConnParam) -> Result<()> {
+        with_c_param(param, |param| {
+            // SAFETY: live; the parameters live through the call.
+            FiErrno::from_call(unsafe { (self.backend.cm.rdma_accept)(self.raw, param) })
+        })
+    }
+
+    /// Rejects the request that it came with.
+    ///
+    /// # Errors
+    /// The connection manager's, for instance when the peer has gone.
+    pub fn reject(&self, data: &CmData) -> Result<()> {
+        let bytes = data.encoded();
+        let address: *const c_void = bytes.as_ptr().cast();
+        // SAFETY: live; the data lives through the call and is at most 56 bytes long.
+        FiErrno::from_call(unsafe {
+            (self.backend.cm.rdma_reject)(self.raw, address, bytes.len() as u8)
+        })
+    }
+
+    /// Ends the connection, or answers its end, and moves the queue pair to its error state.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no connection.
+    pub fn disconnect(&self) -> Result<()> {
+        // SAFETY: live.
+        FiErrno::from_call(unsafe { (self.backend.cm.rdma_disconnect)(self.raw) })
+    }
+
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EINVAL`.
+    pub fn listen(&self, backlog: i32) -> Result<()> {
+        // SAFETY: live.
+        FiErrno::from_call(unsafe { (self.backend.cm.rdma_listen)(self.raw, backlog) })
+    }
+
+    /// Sets the time after which an unacknowledged packet is sent again: 4.096 µs times 2 to the
+    /// power of `exponent`. Before connecting or accepting.
+    ///
+    /// # Errors
+    /// `ENOSYS`, `EINVAL`: the kernel is older than 5.1, or the device has no such time.
+    pub fn set_ack_timeout(&self, exponent: u8) -> Result<()> {
+        let mut value = exponent;
+        // SAFETY: live; the option is one byte.
+        FiErrno::from_call(unsafe {
+            (self.backend.cm.rdma_set_option)(
+                self.raw,
+                sys::RDMA_OPTION_ID as i32,
+                sys::RDMA_OPTION_ID_ACK_TIMEOUT as i32,
+                (&raw mut value).cast(),
+                1,
+            )
+        })
+    }
+
+    /// Whether it is bound to this device.
+    pub fn is_on(&self, device: &Device) -> bool {
+        device.is_of(self.context())
+    }
+
+    /// The device that it is bound to, by name; `None` for a wildcard address.
+    pub fn device_name(&self) -> Option<String> {
+        let context = self.context();
+        if context.is_null() {
+            return None;
+        }
+        // SAFETY: the connection manager keeps the context open while the identifier is on it.
+        let name =
+            unsafe { CStr::from_ptr((self.backend.verbs.ibv_get_device_name)((*context).device)) };
+        Some(name.to_string_lossy().into_owned())
+    }
+
+    /// Whether it is bound to a device at all.
+    pub fn has_device(&self) -> bool {
+        !self.context().is_null()
+    }
+
+    pub(super) fn context(&self) -> *mut sys::ibv_context {
+        // SAFETY: live. The field changes in calls on this identifier and when its events are
+        // taken; it is one aligned word.
+        unsafe { (&raw const (*self.raw).verbs).read_volatile() }
+    }
+
+    /// This side's address.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        // SAFETY: live; the field is an address with room for every family.
+        unsafe { SockAddr::read((&raw const (*self.raw).route.addr.__bindgen_anon_1).cast()) }
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        // SAFETY: as above.
+        unsafe { SockAddr::read((&raw const (*self.raw).route.addr.__bindgen_anon_2).cast()) }
+    }
+
+    pub(super) fn create_qp(
+        &self,
+        pd: &Pd,
+        attr: &mut sys::ibv_qp_init_attr,
+    ) -> Result<*mut sys::ibv_qp> {
+        // SAFETY: live; identifier and protection domain are on one device.
+        FiErrno::from_call(unsafe { (self.backend.cm.rdma_create_qp)(self.raw, pd.raw(), attr) })?;
+        // SAFETY: live; the call has set it.
+        Ok(unsafe { (*self.raw).qp })
+    }
+
+    pub(super) fn destroy_qp(&self) {
+        // SAFETY: live, with a queue pair, whose one owner calls this once.
+        unsafe { (self.backend.cm.rdma_destroy_qp)(self.raw) }
+    }
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        // SAFETY: made by this backend, destroyed once; a queue pair on it holds it, so there is
+        // none, and all its events were acknowledged.
+        if let Err(error) =
+            FiErrno::from_call(unsafe { (self.backend.cm.rdma_destroy_id)(self.raw) })
+        {
+            warn_log!(EpCtrl, "rdma_destroy_id: {error}");
+        }
+    }
+}

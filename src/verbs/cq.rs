@@ -1,0 +1,255 @@
+//! Completion queues of the device, and the channels that wake those who wait for them.
+
+#![allow(unsafe_code, reason = "calls verbs")]
+
+use std::ffi::{CStr, c_int};
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use rdma_core_sys as sys;
+
+use super::Device;
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+
+/// A completion channel: readable when a queue that was armed has something. Thread safe.
+#[derive(Debug)]
+pub struct CompChannel {
+    raw: *mut sys::ibv_comp_channel,
+    device: Arc<Device>,
+}
+
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+unsafe impl Send for CompChannel {}
+// SAFETY: as above.
+unsafe impl Sync for CompChannel {}
+
+impl CompChannel {
+    /// `ibv_create_comp_channel(3)`.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`.
+    pub fn create(device: &Arc<Device>) -> Result<Self> {
+        // SAFETY: the context is live and of this backend.
+        let raw = unsafe { (device.backend().verbs.ibv_create_comp_channel)(device.context()) };
+        if raw.is_null() {
+            return Err(FiErrno::last());
+        }
+        Ok(Self {
+            raw,
+            device: Arc::clone(device),
+        })
+    }
+
+    /// What to poll for reading.
+    pub fn fd(&self) -> RawFd {
+        // SAFETY: live until dropped.
+        unsafe { (*self.raw).fd }
+    }
+}
+
+impl Drop for CompChannel {
+    fn drop(&mut self) {
+        // SAFETY: made by this backend; queues on it hold it, so there are none.
+        let ret = unsafe { (self.device.backend().verbs.ibv_destroy_comp_channel)(self.raw) };
+        if let Err(error) = FiErrno::from_verb(ret) {
+            warn_log!(Cq, "ibv_destroy_comp_channel: {error}");
+        }
+    }
+}
+
+/// A work completion.
+#[repr(transparent)]
+pub struct Wc(sys::ibv_wc);
+
+impl Wc {
+    /// What the work request was posted with.
+    #[inline]
+    pub fn wr_id(&self) -> u64 {
+        self.0.wr_id
+    }
+
+    /// `ibv_wc_status`; 0 is success, and only `wr_id`, `vendor_err` and `qp_num` are valid
+    /// otherwise.
+    #[inline]
+    pub fn status(&self) -> u32 {
+        self.0.status
+    }
+
+    /// Bytes received.
+    #[inline]
+    pub fn byte_len(&self) -> usize {
+        self.0.byte_len as usize
+    }
+
+    /// Immediate data, if there is any.
+    #[inline]
+    pub fn imm(&self) -> Option<u32> {
+        // the union's members share their four bytes
+        (self.0.wc_flags & sys::IBV_WC_WITH_IMM != 0)
+            .then(|| u32::from_be(self.0.__bindgen_anon_1.bindgen_union_field))
+    }
+
+    /// Whether a receive was consumed by a peer's write with immediate data.
+    #[inline]
+    pub fn is_recv_rdma(&self) -> bool {
+        self.0.opcode == sys::IBV_WC_RECV_RDMA_WITH_IMM
+    }
+
+    /// The device's own error code.
+    pub fn vendor_err(&self) -> u32 {
+        self.0.vendor_err
+    }
+}
+
+/// A completion queue. Thread safe.
+#[derive(Debug)]
+pub struct Cq {
+    raw: *mut sys::ibv_cq,
+    channel: Option<Arc<CompChannel>>,
+    device: Arc<Device>,
+}
+
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+unsafe impl Send for Cq {}
+// SAFETY: as above.
+unsafe impl Sync for Cq {}
+
+impl Cq {
+    /// `ibv_create_cq(3)` for at least `cqe` completions.
+    ///
+    /// # Errors
+    /// `EINVAL`: too many. `ENOMEM`.
+    pub fn create(
+        device: &Arc<Device>,
+        cqe: usize,
+        channel: Option<Arc<CompChannel>>,
+        vector: u32,
+    ) -> Result<Self> {
+        let cqe = c_int::try_from(cqe).map_err(|_| FiErrno::EINVAL)?;
+        // SAFETY: the context is live.
+        let vectors = unsafe { (*device.context()).num_comp_vectors }.max(1);
+        let vector = (vector % vectors as u32) as c_int;
+        let raw_channel = channel.as_ref().map_or(std::ptr::null_mut(), |c| c.raw);
+        // SAFETY: context and channel are live and of this backend.
+        let raw = unsafe {
+            (device.backend().verbs.ibv_create_cq)(
+                device.context(),
+                cqe,
+                std::ptr::null_mut(),
+                raw_channel,
+                vector,
+            )
+        };
+        if raw.is_null() {
+            return Err(FiErrno::last());
+        }
+        Ok(Self {
+            raw,
+            channel,
+            device: Arc::clone(device),
+        })
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_cq {
+        self.raw
+    }
+
+    /// Its identity in asynchronous events.
+    pub(crate) fn object(&self) -> usize {
+        self.raw as usize
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// How many completions it holds.
+    pub fn cqe(&self) -> usize {
+        // SAFETY: live until dropped.
+        usize::try_from(unsafe { (*self.raw).cqe }).unwrap_or(0)
+    }
+
+    /// `ibv_resize_cq(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: too many. `EOPNOTSUPP`, `ENOSYS`: the device can't.
+    pub fn resize(&self, cqe: usize) -> Result<()> {
+        let cqe = c_int::try_from(cqe).map_err(|_| FiErrno::EINVAL)?;
+        // SAFETY: live and of this backend.
+        FiErrno::from_verb(unsafe { (self.device.backend().verbs.ibv_resize_cq)(self.raw, cqe) })
+    }
+
+    /// `ibv_poll_cq(3)`: at most `max` completions, in the order in which they came.
+    ///
+    /// # Errors
+    /// The device's.
+    #[inline]
+    pub fn poll<'a, const N: usize>(
+        &self,
+        buffer: &'a mut [MaybeUninit<Wc>; N],
+        max: usize,
+    ) -> Result<&'a [Wc]> {
+        let max = max.min(N) as c_int;
+        // SAFETY: the queue is live, and the buffer has room for `max`.
+        let ret = unsafe { sys::ibv_poll_cq(self.raw, max, buffer.as_mut_ptr().cast()) };
+        match usize::try_from(ret) {
+            // SAFETY: the device has filled that many, at most as many as asked for.
+            Ok(count) => {
+                Ok(unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast(), count.min(N)) })
+            }
+            Err(_) => Err(FiErrno::EIO),
+        }
+    }
+
+    /// `ibv_req_notify_cq(3)`: the next completion makes the channel readable.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn arm(&self) -> Result<()> {
+        // SAFETY: the queue is live.
+        FiErrno::from_verb(unsafe { sys::ibv_req_notify_cq(self.raw, 0) })
+    }
+
+    /// Takes what makes the channel readable. The channel must be this queue's alone. Never
+    /// blocks; one thread at a time.
+    pub fn drain_channel(&self) {
+        let Some(channel) = &self.channel else {
+            return;
+        };
+        let verbs = &self.device.backend().verbs;
+        while super::readable(channel.fd()) {
+            let mut cq = std::ptr::null_mut();
+            let mut context = std::ptr::null_mut();
+            // SAFETY: the channel is live and has an event, so this doesn't block.
+            let ret =
+                unsafe { (verbs.ibv_get_cq_event)(channel.raw, &raw mut cq, &raw mut context) };
+            if ret != 0 {
+                return;
+            }
+            // SAFETY: an event of this queue was got; destroying it waits for this.
+            unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
+        }
+    }
+
+    /// What a work completion's status means.
+    pub fn status_str(&self, status: i32) -> &'static CStr {
+        let status = u32::try_from(status).unwrap_or(sys::IBV_WC_GENERAL_ERR);
+        // SAFETY: any value is answered with a string that lives as long as the library, which is
+        // never unloaded.
+        unsafe { CStr::from_ptr((self.device.backend().verbs.ibv_wc_status_str)(status)) }
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // SAFETY: made by this backend; queue pairs on it hold it, so there are none, and all its
+        // events were acknowledged.
+        let ret = unsafe { (self.device.backend().verbs.ibv_destroy_cq)(self.raw) };
+        if let Err(error) = FiErrno::from_verb(ret) {
+            warn_log!(Cq, "ibv_destroy_cq: {error}");
+        }
+    }
+}

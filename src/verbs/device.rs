@@ -1,0 +1,585 @@
+//! Devices: found through the connection manager, opened once per process.
+//!
+//! A queue pair that is to be connected by librdmacm must lie on *its* context of the device, so
+//! a device here is an entry of `rdma_get_devices(3)` and never opened by `ibv_open_device`. The
+//! list stays referenced as long as a device of it is in use, because librdmacm closes contexts
+//! that nobody refers to.
+
+#![allow(unsafe_code, reason = "calls verbs")]
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+use rdma_core_sys::{self as sys, Backend};
+
+use super::attr::{DeviceAttr, LinkLayer, PciAddress, Port};
+use super::cm::EventChannel;
+use super::qp::probe_max_inline;
+use super::sockaddr::SockAddr;
+use crate::errno::{FiErrno, Result};
+use crate::log::{info_log, warn_log};
+
+/// A reference to librdmacm's list of contexts.
+struct ContextList {
+    backend: &'static Backend,
+    list: *mut *mut sys::ibv_context,
+}
+
+// SAFETY: `rdma_get_devices(3)` and `rdma_free_devices(3)` may be called from any thread (rdma_cm(7):
+// the library is thread safe); the array itself is only read.
+unsafe impl Send for ContextList {}
+// SAFETY: as above.
+unsafe impl Sync for ContextList {}
+
+impl Drop for ContextList {
+    fn drop(&mut self) {
+        // SAFETY: the list came from `rdma_get_devices` of this backend and is freed once.
+        unsafe { (self.backend.cm.rdma_free_devices)(self.list) }
+    }
+}
+
+/// An address by which a device can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceAddress {
+    /// The address, with port 0.
+    pub addr: SocketAddr,
+    /// Bits of the network's prefix.
+    pub prefix_len: u8,
+    /// Name of the network interface.
+    pub interface: String,
+    /// Whether the interface is a loopback.
+    pub loopback: bool,
+}
+
+/// Something that happened to an object outside of any call (`ibv_get_async_event(3)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// The queue pair went into its error state.
+    QpError,
+    /// The peer's first packet came before the connection manager's last message.
+    QpEstablished,
+    /// The completion queue overran, or failed otherwise.
+    CqError,
+    /// The device is gone.
+    DeviceFatal,
+    /// Anything else, by its `ibv_event_type`.
+    Other(u32),
+}
+
+/// Who wants to hear of asynchronous events of an object.
+pub(crate) trait AsyncListener: Send + Sync {
+    /// An event came. Called by whichever thread reads an event queue, without locks held.
+    fn async_event(&self, event: AsyncEvent);
+}
+
+type InterfaceList = Vec<DeviceAddress>;
+
+/// A device. Thread safe.
+pub struct Device {
+    backend: &'static Backend,
+    context: *mut sys::ibv_context,
+    name: String,
+    attr: DeviceAttr,
+    max_inline: OnceLock<usize>,
+    /// The interfaces that were there when the device's addresses were looked for, and those
+    /// addresses.
+    addresses: Mutex<Option<(InterfaceList, InterfaceList)>>,
+    /// By the address of the verbs object.
+    listeners: Mutex<HashMap<usize, Weak<dyn AsyncListener>>>,
+    /// One thread at a time takes asynchronous events.
+    async_reader: Mutex<()>,
+    _list: Arc<ContextList>,
+}
+
+// SAFETY: verbs contexts may be used by any thread: `ibv_open_device(3)`'s library is "fully thread
+// safe" (Documentation/libibverbs.md of rdma-core); the rest is Sync by itself.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("backend", &self.backend.name)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The devices found so far in this process.
+static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
+
+/// The devices of these backends, in their order. Found once per process, unless `rescan` asks
+/// again (`FI_RESCAN`); devices that have gone stay known to whom uses them.
+///
+/// A backend whose devices can't be listed is logged and counts as having none.
+pub fn devices(backends: &[&'static Backend], rescan: bool) -> Vec<Arc<Device>> {
+    let mut known = DEVICES.lock();
+    let mut found = Vec::new();
+    for &backend in backends {
+        let cached = known
+            .iter()
+            .filter(|device| std::ptr::eq(device.backend, backend))
+            .cloned()
+            .collect::<Vec<_>>();
+        if !rescan && !cached.is_empty() {
+            found.extend(cached);
+            continue;
+        }
+        match scan(backend, &cached) {
+            Ok(current) => {
+                known.retain(|device| !std::ptr::eq(device.backend, backend));
+                known.extend(current.iter().cloned());
+                found.extend(current);
+            }
+            Err(error) => info_log!(Fabric, "{}: no devices: {error}", backend.name),
+        }
+    }
+    found
+}
+
+/// Asks a backend for its devices, keeping those already known as they are.
+fn scan(backend: &'static Backend, cached: &[Arc<Device>]) -> Result<Vec<Arc<Device>>> {
+    fork_init(backend);
+    if !has_devices(backend) {
+        // librdmacm complains on stderr where the kernel has no RDMA at all
+        return Ok(Vec::new());
+    }
+    let mut count: c_int = 0;
+    // SAFETY: `count` is writable.
+    let list = unsafe { (backend.cm.rdma_get_devices)(&raw mut count) };
+    if list.is_null() {
+        return Err(FiErrno::last());
+    }
+    let owner = Arc::new(ContextList { backend, list });
+    let mut devices = Vec::new();
+    for index in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the list has `count` elements.
+        let context = unsafe { *list.add(index) };
+        if let Some(device) = cached.iter().find(|device| device.context == context) {
+            devices.push(Arc::clone(device));
+            continue;
+        }
+        match Device::new(backend, context, &owner) {
+            Ok(device) => devices.push(Arc::new(device)),
+            Err(error) => warn_log!(Fabric, "a device of {} is left out: {error}", backend.name),
+        }
+    }
+    Ok(devices)
+}
+
+/// `ibv_fork_init(3)`, once per backend and before anything is registered.
+fn fork_init(backend: &'static Backend) {
+    static DONE: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+    let mut done = DONE.lock();
+    if done.contains(&backend.name) {
+        return;
+    }
+    done.push(backend.name);
+    // SAFETY: no arguments; nothing is registered yet.
+    if let Err(error) = FiErrno::from_verb(unsafe { (backend.verbs.ibv_fork_init)() }) {
+        info_log!(
+            Fabric,
+            "{}: ibv_fork_init: {error}; a child may see registered pages change",
+            backend.name
+        );
+    }
+}
+
+fn has_devices(backend: &Backend) -> bool {
+    let mut count: c_int = 0;
+    // SAFETY: `count` is writable; the list is freed at once.
+    unsafe {
+        let list = (backend.verbs.ibv_get_device_list)(&raw mut count);
+        if list.is_null() {
+            return false;
+        }
+        (backend.verbs.ibv_free_device_list)(list);
+    }
+    count > 0
+}
+
+fn count(value: c_int) -> usize {
+    usize::try_from(value).unwrap_or(0)
+}
+
+impl Device {
+    fn new(
+        backend: &'static Backend,
+        context: *mut sys::ibv_context,
+        list: &Arc<ContextList>,
+    ) -> Result<Self> {
+        let mut attr = sys::ibv_device_attr_ex::default();
+        // SAFETY: `context` is of the list, hence live and of this backend.
+        FiErrno::from_verb(unsafe {
+            sys::ibv_query_device_ex(&backend.verbs, context, &raw mut attr)
+        })?;
+        let orig = &attr.orig_attr;
+        // SAFETY: the device of a live context is live, its name a C string inside it.
+        let (name, transport) = unsafe {
+            let device = (*context).device;
+            let name = CStr::from_ptr((backend.verbs.ibv_get_device_name)(device));
+            (
+                name.to_string_lossy().into_owned(),
+                (*device).transport_type,
+            )
+        };
+        // SAFETY: an array of 64 bytes that the device ends with a NUL.
+        let fw_ver = unsafe { CStr::from_ptr(orig.fw_ver.as_ptr()) };
+        let attr = DeviceAttr {
+            fw_ver: fw_ver.to_string_lossy().into_owned(),
+            node_guid: u64::from_be(orig.node_guid),
+            vendor_id: orig.vendor_id,
+            vendor_part_id: orig.vendor_part_id,
+            hw_ver: orig.hw_ver,
+            max_mr_size: orig.max_mr_size,
+            max_qp: count(orig.max_qp),
+            max_qp_wr: count(orig.max_qp_wr),
+            max_sge: count(orig.max_sge),
+            max_sge_rd: count(orig.max_sge_rd),
+            max_cq: count(orig.max_cq),
+            max_cqe: count(orig.max_cqe),
+            max_mr: count(orig.max_mr),
+            max_pd: count(orig.max_pd),
+            max_qp_rd_atom: count(orig.max_qp_rd_atom),
+            max_qp_init_rd_atom: count(orig.max_qp_init_rd_atom),
+            max_srq: count(orig.max_srq),
+            max_srq_wr: count(orig.max_srq_wr),
+            max_srq_sge: count(orig.max_srq_sge),
+            phys_port_cnt: orig.phys_port_cnt,
+            iwarp: transport == sys::IBV_TRANSPORT_IWARP,
+            atomic_cap: orig.atomic_cap,
+        };
+        Ok(Self {
+            backend,
+            context,
+            name,
+            attr,
+            max_inline: OnceLock::new(),
+            addresses: Mutex::new(None),
+            listeners: Mutex::new(HashMap::new()),
+            async_reader: Mutex::new(()),
+            _list: Arc::clone(list),
+        })
+    }
+
+    /// The backend that it belongs to.
+    pub fn backend(&self) -> &'static Backend {
+        self.backend
+    }
+
+    /// Its name, for instance `mlx5_0`, `rxe0` or `soft0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it says about itself.
+    pub fn attr(&self) -> &DeviceAttr {
+        &self.attr
+    }
+
+    pub(super) fn context(&self) -> *mut sys::ibv_context {
+        self.context
+    }
+
+    pub(super) fn is_of(&self, context: *mut sys::ibv_context) -> bool {
+        self.context == context
+    }
+
+    /// How many bytes an RC queue pair of ordinary depth takes inline, at most 512. Found by
+    /// making queue pairs, once; 0 where none can be made.
+    pub fn max_inline(self: &Arc<Self>) -> usize {
+        *self.max_inline.get_or_init(|| {
+            probe_max_inline(self).unwrap_or_else(|error| {
+                info_log!(Fabric, "{}: inline size not found: {error}", self.name);
+                0
+            })
+        })
+    }
+
+    /// A port as it is now. Ports count from 1.
+    ///
+    /// # Errors
+    /// `EINVAL`: no such port.
+    pub fn port(&self, number: u8) -> Result<Port> {
+        let mut attr = sys::ibv_port_attr::default();
+        // SAFETY: the context is live and of this backend.
+        FiErrno::from_verb(unsafe {
+            sys::ibv_query_port(&self.backend.verbs, self.context, number, &raw mut attr)
+        })?;
+        let mut gid = sys::ibv_gid::default();
+        // SAFETY: as above; `gid` is writable.
+        let ret =
+            unsafe { (self.backend.verbs.ibv_query_gid)(self.context, number, 0, &raw mut gid) };
+        // SAFETY: the raw form of a GID is all of it.
+        let raw = unsafe { std::mem::transmute_copy::<sys::ibv_gid, [u8; 16]>(&gid) };
+        Ok(Port {
+            active: attr.state == sys::IBV_PORT_ACTIVE,
+            active_mtu: mtu_bytes(attr.active_mtu),
+            max_msg_size: attr.max_msg_sz as usize,
+            speed: link_speed(&attr),
+            link_layer: match u32::from(attr.link_layer) {
+                sys::IBV_LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
+                sys::IBV_LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+                _ => LinkLayer::Unspecified,
+            },
+            lid: attr.lid,
+            gid: (ret == 0).then_some(raw),
+        })
+    }
+
+    /// Where it sits on the PCI bus, if it does.
+    pub fn pci_address(&self) -> Option<PciAddress> {
+        let link = std::fs::canonicalize(self.sysfs("device")?).ok()?;
+        parse_pci(link.file_name()?.to_str()?)
+    }
+
+    /// Name of the kernel's driver, if a driver of the kernel runs it.
+    pub fn driver(&self) -> Option<String> {
+        let link = std::fs::canonicalize(self.sysfs("device/driver")?).ok()?;
+        Some(link.file_name()?.to_str()?.to_owned())
+    }
+
+    fn sysfs(&self, entry: &str) -> Option<std::path::PathBuf> {
+        let path = Path::new("/sys/class/infiniband")
+            .join(&self.name)
+            .join(entry);
+        path.exists().then_some(path)
+    }
+
+    /// The addresses of this host by which the device is reached: those that the connection
+    /// manager, asked to bind them, says belong to it. Loopback addresses come last. Looked for
+    /// again when the host's interfaces have changed.
+    pub fn addresses(self: &Arc<Self>) -> Vec<DeviceAddress> {
+        let interfaces = interfaces();
+        let mut cache = self.addresses.lock();
+        if let Some((seen, addresses)) = &*cache
+            && *seen == interfaces
+        {
+            return addresses.clone();
+        }
+        let addresses = match EventChannel::create(self.backend) {
+            Ok(channel) => interfaces
+                .iter()
+                .filter(|interface| self.owns_address(&channel, interface.addr))
+                .cloned()
+                .collect(),
+            Err(error) => {
+                warn_log!(Fabric, "{}: addresses not found: {error}", self.name);
+                Vec::new()
+            }
+        };
+        *cache = Some((interfaces, Vec::clone(&addresses)));
+        addresses
+    }
+
+    fn owns_address(&self, channel: &Arc<EventChannel>, addr: SocketAddr) -> bool {
+        let bound = channel.create_id().and_then(|id| {
+            id.bind_addr(addr)?;
+            Ok(id.is_on(self))
+        });
+        bound.unwrap_or(false)
+    }
+
+    /// Whether it is reached by this address of the host; wildcard addresses always are.
+    pub fn has_address(self: &Arc<Self>, ip: IpAddr) -> bool {
+        ip.is_unspecified() || self.addresses().iter().any(|a| a.addr.ip() == ip)
+    }
+
+    /// The descriptor that becomes readable with asynchronous events.
+    pub(crate) fn async_fd(&self) -> c_int {
+        // SAFETY: the context is live.
+        unsafe { (*self.context).async_fd }
+    }
+
+    pub(crate) fn listen(&self, object: usize, listener: Weak<dyn AsyncListener>) {
+        self.listeners.lock().insert(object, listener);
+    }
+
+    pub(crate) fn unlisten(&self, object: usize) {
+        self.listeners.lock().remove(&object);
+    }
+
+    /// Takes the asynchronous events that are there and tells those concerned. Never blocks.
+    pub(crate) fn dispatch_async(&self) {
+        let Some(_reader) = self.async_reader.try_lock() else {
+            return;
+        };
+        while super::readable(self.async_fd()) {
+            let mut event = sys::ibv_async_event::default();
+            // SAFETY: the context is live, `event` writable. There is an event, so this doesn't
+            // block; nobody else reads them but who holds `async_reader`.
+            let ret =
+                unsafe { (self.backend.verbs.ibv_get_async_event)(self.context, &raw mut event) };
+            if ret != 0 {
+                return;
+            }
+            // SAFETY: which field is valid depends on the type, all pointers share their place.
+            let object = unsafe { event.element.qp } as usize;
+            let kind = classify(event.event_type);
+            // SAFETY: got above, acknowledged once. Destroying an object waits for this.
+            unsafe { (self.backend.verbs.ibv_ack_async_event)(&raw mut event) };
+            self.tell(kind, object);
+        }
+    }
+
+    fn tell(&self, event: AsyncEvent, object: usize) {
+        if let AsyncEvent::Other(number) = event {
+            info_log!(Domain, "{}: asynchronous event {number}", self.name);
+            return;
+        }
+        let concerned: Vec<_> = {
+            let listeners = self.listeners.lock();
+            if event == AsyncEvent::DeviceFatal {
+                warn_log!(Domain, "{}: the device is gone", self.name);
+                listeners.values().filter_map(Weak::upgrade).collect()
+            } else {
+                let listener = listeners.get(&object).and_then(Weak::upgrade);
+                listener.into_iter().collect()
+            }
+        };
+        for listener in concerned {
+            listener.async_event(event);
+        }
+    }
+}
+
+fn classify(event: sys::ibv_event_type) -> AsyncEvent {
+    match event {
+        sys::IBV_EVENT_QP_FATAL | sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_ACCESS_ERR => {
+            AsyncEvent::QpError
+        }
+        sys::IBV_EVENT_COMM_EST => AsyncEvent::QpEstablished,
+        sys::IBV_EVENT_CQ_ERR => AsyncEvent::CqError,
+        sys::IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
+        other => AsyncEvent::Other(other),
+    }
+}
+
+fn mtu_bytes(mtu: sys::ibv_mtu) -> usize {
+    match mtu {
+        1..=5 => 128 << mtu,
+        _ => 0,
+    }
+}
+
+/// Bits per second: the lanes times what one carries, as `ibv_port_attr` encodes them.
+fn link_speed(attr: &sys::ibv_port_attr) -> u64 {
+    let lanes = match attr.active_width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
+    };
+    let code = match attr.active_speed_ex {
+        0 => u32::from(attr.active_speed),
+        extended => extended,
+    };
+    let megabits = match code {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        256 => 200_000,
+        _ => 0,
+    };
+    lanes * megabits * 1_000_000
+}
+
+/// `0000:3b:00.1` of sysfs.
+fn parse_pci(name: &str) -> Option<PciAddress> {
+    let (domain, rest) = name.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    Some(PciAddress {
+        domain: u16::from_str_radix(domain, 16).ok()?,
+        bus: u8::from_str_radix(bus, 16).ok()?,
+        device: u8::from_str_radix(device, 16).ok()?,
+        function: u8::from_str_radix(function, 16).ok()?,
+    })
+}
+
+/// The IP addresses of this host's running interfaces, loopbacks last.
+fn interfaces() -> InterfaceList {
+    let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: `head` is writable.
+    if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
+        return Vec::new();
+    }
+    let mut list = Vec::new();
+    let mut next = head;
+    while !next.is_null() {
+        // SAFETY: an element of the list that `getifaddrs` made.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        if entry.ifa_flags & libc::IFF_UP as u32 == 0 {
+            continue;
+        }
+        // SAFETY: NULL, or an address of its family.
+        let Some(addr) = (unsafe { SockAddr::read(entry.ifa_addr) }) else {
+            continue;
+        };
+        // SAFETY: as above.
+        let prefix_len = match unsafe { SockAddr::read(entry.ifa_netmask) }.map(|m| m.ip()) {
+            Some(IpAddr::V4(mask)) => u32::from(mask).count_ones(),
+            Some(IpAddr::V6(mask)) => u128::from(mask).count_ones(),
+            None => 0,
+        };
+        // SAFETY: the name is a C string of the element.
+        let interface = unsafe { CStr::from_ptr(entry.ifa_name) };
+        list.push(DeviceAddress {
+            addr,
+            // at most 128
+            prefix_len: prefix_len as u8,
+            interface: interface.to_string_lossy().into_owned(),
+            loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
+        });
+    }
+    // SAFETY: made by `getifaddrs`, freed once.
+    unsafe { libc::freeifaddrs(head) };
+    list.sort_by_key(|address| address.loopback);
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_is_an_interface_and_comes_last() {
+        let list = interfaces();
+        let last = list.last().expect("a host has a loopback");
+        assert!(last.loopback, "{list:?}");
+        assert!(list.iter().all(|a| a.addr.port() == 0));
+    }
+
+    #[test]
+    fn pci_addresses_are_read() {
+        let pci = parse_pci("0000:3b:00.1").unwrap();
+        assert_eq!(
+            (pci.domain, pci.bus, pci.device, pci.function),
+            (0, 0x3b, 0, 1)
+        );
+        assert_eq!(parse_pci("rxe0"), None);
+    }
+
+    #[test]
+    fn mtu_and_speed_are_decoded() {
+        assert_eq!(mtu_bytes(sys::IBV_MTU_4096), 4096);
+        assert_eq!(mtu_bytes(0), 0);
+        let mut attr = sys::ibv_port_attr::default();
+        attr.active_width = 2;
+        attr.active_speed = 32;
+        assert_eq!(link_speed(&attr), 100_000_000_000);
+    }
+}

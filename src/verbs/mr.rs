@@ -1,0 +1,73 @@
+//! Registrations of memory.
+
+#![allow(unsafe_code, reason = "calls verbs")]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use rdma_core_sys as sys;
+
+use super::Pd;
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+
+/// A registration. Thread safe.
+#[derive(Debug)]
+pub struct Mr {
+    raw: *mut sys::ibv_mr,
+    pd: Arc<Pd>,
+}
+
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+unsafe impl Send for Mr {}
+// SAFETY: as above.
+unsafe impl Sync for Mr {}
+
+impl Mr {
+    /// `ibv_reg_mr(3)` with `ibv_access_flags`.
+    ///
+    /// # Errors
+    /// The device's: usually `ENOMEM`, `EFAULT` or `EINVAL`.
+    ///
+    /// # Safety
+    /// The memory must stay the caller's until the registration is dropped.
+    pub unsafe fn register(
+        pd: &Arc<Pd>,
+        addr: *const c_void,
+        len: usize,
+        access: u32,
+    ) -> Result<Self> {
+        let verbs = &pd.device().backend().verbs;
+        // SAFETY: the protection domain is live and of this backend; the memory is the caller's.
+        let raw = unsafe { sys::ibv_reg_mr(verbs, pd.raw(), addr.cast_mut(), len, access) };
+        if raw.is_null() {
+            return Err(FiErrno::last());
+        }
+        Ok(Self {
+            raw,
+            pd: Arc::clone(pd),
+        })
+    }
+
+    /// The key for this side's work requests.
+    pub fn lkey(&self) -> u32 {
+        // SAFETY: live until dropped.
+        unsafe { (*self.raw).lkey }
+    }
+
+    /// The key for peers.
+    pub fn rkey(&self) -> u32 {
+        // SAFETY: live until dropped.
+        unsafe { (*self.raw).rkey }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: made by this backend, destroyed once.
+        let ret = unsafe { (self.pd.device().backend().verbs.ibv_dereg_mr)(self.raw) };
+        if let Err(error) = FiErrno::from_verb(ret) {
+            warn_log!(Mr, "ibv_dereg_mr: {error}");
+        }
+    }
+}

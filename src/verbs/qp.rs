@@ -1,0 +1,293 @@
+//! RC queue pairs, made on an identifier of the connection manager, which moves them through
+//! their states.
+
+#![allow(unsafe_code, reason = "calls verbs")]
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use rdma_core_sys as sys;
+
+use super::{CmId, Cq, Device, Pd};
+use crate::errno::{FiErrno, Result};
+
+/// A buffer of a work request: address, length, lkey.
+pub type Sge = sys::ibv_sge;
+
+/// How large a queue pair is asked to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpConfig {
+    /// Sends and RDMA operations under way.
+    pub max_send_wr: usize,
+    /// Receives posted.
+    pub max_recv_wr: usize,
+    /// Buffers per send.
+    pub max_send_sge: usize,
+    /// Buffers per receive.
+    pub max_recv_sge: usize,
+    /// Bytes inline.
+    pub max_inline: usize,
+}
+
+/// How large it became.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpLimits {
+    /// Bytes inline.
+    pub max_inline: usize,
+}
+
+/// What a send request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SendOpcode {
+    /// `IBV_WR_SEND`
+    Send = sys::IBV_WR_SEND,
+    /// `IBV_WR_SEND_WITH_IMM`
+    SendImm = sys::IBV_WR_SEND_WITH_IMM,
+    /// `IBV_WR_RDMA_WRITE`
+    Write = sys::IBV_WR_RDMA_WRITE,
+    /// `IBV_WR_RDMA_WRITE_WITH_IMM`
+    WriteImm = sys::IBV_WR_RDMA_WRITE_WITH_IMM,
+    /// `IBV_WR_RDMA_READ`
+    Read = sys::IBV_WR_RDMA_READ,
+}
+
+impl SendOpcode {
+    /// The same operation with immediate data; a read has none.
+    #[inline]
+    pub(crate) fn with_imm(self) -> Self {
+        match self {
+            Self::Send => Self::SendImm,
+            Self::Write => Self::WriteImm,
+            other => other,
+        }
+    }
+}
+
+/// A request for the send queue.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// Handed back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// Local buffers.
+    pub sges: &'a [Sge],
+    /// Take the data now, by the CPU.
+    pub inline: bool,
+    /// Report success.
+    pub signaled: bool,
+    /// Wait for the reads before.
+    pub fence: bool,
+    /// Immediate data, for the opcodes that have it.
+    pub imm: u32,
+    /// The peer's address, for RDMA.
+    pub remote_addr: u64,
+    /// The peer's key, for RDMA.
+    pub rkey: u32,
+}
+
+/// A request for the receive queue.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvRequest<'a> {
+    /// Handed back in the completion.
+    pub wr_id: u64,
+    /// Local buffers.
+    pub sges: &'a [Sge],
+}
+
+/// A queue pair. Thread safe.
+#[derive(Debug)]
+pub struct Qp {
+    raw: *mut sys::ibv_qp,
+    limits: QpLimits,
+    id: Arc<CmId>,
+    _pd: Arc<Pd>,
+    _send_cq: Arc<Cq>,
+    _recv_cq: Arc<Cq>,
+}
+
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+fn init_attr(config: &QpConfig, send_cq: &Cq, recv_cq: &Cq) -> sys::ibv_qp_init_attr {
+    let mut attr = sys::ibv_qp_init_attr {
+        send_cq: send_cq.raw(),
+        recv_cq: recv_cq.raw(),
+        qp_type: sys::IBV_QPT_RC,
+        ..Default::default()
+    };
+    // all are clipped to what a device says, which is a c_int
+    attr.cap.max_send_wr = config.max_send_wr as u32;
+    attr.cap.max_recv_wr = config.max_recv_wr as u32;
+    attr.cap.max_send_sge = config.max_send_sge as u32;
+    attr.cap.max_recv_sge = config.max_recv_sge as u32;
+    attr.cap.max_inline_data = config.max_inline as u32;
+    attr
+}
+
+impl Qp {
+    /// `rdma_create_qp(3)`: on an identifier that is bound to the device of `pd`.
+    ///
+    /// # Errors
+    /// `EINVAL`: the identifier has no device, another device, or a queue pair; or the device
+    /// refuses the size. `ENOMEM`.
+    pub fn create(
+        id: &Arc<CmId>,
+        pd: &Arc<Pd>,
+        send_cq: &Arc<Cq>,
+        recv_cq: &Arc<Cq>,
+        config: &QpConfig,
+    ) -> Result<Self> {
+        if !id.is_on(pd.device()) {
+            return Err(FiErrno::EINVAL);
+        }
+        let mut attr = init_attr(config, send_cq, recv_cq);
+        let raw = id.create_qp(pd, &mut attr)?;
+        Ok(Self {
+            raw,
+            limits: QpLimits {
+                max_inline: attr.cap.max_inline_data as usize,
+            },
+            id: Arc::clone(id),
+            _pd: Arc::clone(pd),
+            _send_cq: Arc::clone(send_cq),
+            _recv_cq: Arc::clone(recv_cq),
+        })
+    }
+
+    /// What it offers.
+    pub fn limits(&self) -> QpLimits {
+        self.limits
+    }
+
+    /// Its number, for logs.
+    pub fn number(&self) -> u32 {
+        // SAFETY: live until dropped.
+        unsafe { (*self.raw).qp_num }
+    }
+
+    /// Its identity in asynchronous events.
+    pub(crate) fn object(&self) -> usize {
+        self.raw as usize
+    }
+
+    fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: u32) -> Result<()> {
+        let verbs = &self.id.backend().verbs;
+        // SAFETY: live and of this backend.
+        FiErrno::from_verb(unsafe { (verbs.ibv_modify_qp)(self.raw, attr, mask as c_int) })
+    }
+
+    /// Ends its work: everything posted is flushed to the completion queues.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn set_error(&self) -> Result<()> {
+        let mut attr = sys::ibv_qp_attr {
+            qp_state: sys::IBV_QPS_ERR,
+            ..Default::default()
+        };
+        self.modify(&mut attr, sys::IBV_QP_STATE)
+    }
+
+    /// How long a peer waits that finds no receive posted here: `timer` as `ibv_modify_qp(3)`
+    /// encodes it, 1 (0.01 ms) to 31 (491.52 ms), 0 for 655.36 ms.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn set_min_rnr_timer(&self, timer: u8) -> Result<()> {
+        let mut attr = sys::ibv_qp_attr {
+            min_rnr_timer: timer,
+            ..Default::default()
+        };
+        self.modify(&mut attr, sys::IBV_QP_MIN_RNR_TIMER)
+    }
+
+    /// `ibv_post_send(3)` of one request.
+    ///
+    /// # Errors
+    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the state of the queue pair.
+    ///
+    /// # Safety
+    /// Inline data must be readable now; the rest stay the caller's until completion.
+    #[inline]
+    pub unsafe fn post_send(&self, request: &SendRequest<'_>) -> Result<()> {
+        let mut flags = 0;
+        if request.inline {
+            flags |= sys::IBV_SEND_INLINE;
+        }
+        if request.signaled {
+            flags |= sys::IBV_SEND_SIGNALED;
+        }
+        if request.fence {
+            flags |= sys::IBV_SEND_FENCE;
+        }
+        let mut wr = sys::ibv_send_wr {
+            wr_id: request.wr_id,
+            sg_list: request.sges.as_ptr().cast_mut(),
+            num_sge: request.sges.len() as c_int,
+            opcode: request.opcode as u32,
+            send_flags: flags,
+            ..Default::default()
+        };
+        wr.__bindgen_anon_1.bindgen_union_field = request.imm.to_be();
+        wr.wr.rdma.remote_addr = request.remote_addr;
+        wr.wr.rdma.rkey = request.rkey;
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair is live, the request a valid chain of one.
+        FiErrno::from_verb(unsafe { sys::ibv_post_send(self.raw, &raw mut wr, &raw mut bad) })
+    }
+
+    /// `ibv_post_recv(3)` of one request.
+    ///
+    /// # Errors
+    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the state of the queue pair.
+    ///
+    /// # Safety
+    /// The buffers stay the caller's until completion.
+    #[inline]
+    pub unsafe fn post_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
+        let mut wr = sys::ibv_recv_wr {
+            wr_id: request.wr_id,
+            next: std::ptr::null_mut(),
+            sg_list: request.sges.as_ptr().cast_mut(),
+            num_sge: request.sges.len() as c_int,
+        };
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair is live, the request a valid chain of one.
+        FiErrno::from_verb(unsafe { sys::ibv_post_recv(self.raw, &raw mut wr, &raw mut bad) })
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.id.destroy_qp();
+    }
+}
+
+/// Finds by trying how many bytes queue pairs of a device take inline.
+pub(super) fn probe_max_inline(device: &Arc<Device>) -> Result<usize> {
+    let verbs = &device.backend().verbs;
+    let pd = Pd::alloc(device)?;
+    let cq = Cq::create(device, 1, None, 0)?;
+    for max_inline in [512, 384, 256, 128, 64, 32] {
+        let config = QpConfig {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline,
+        };
+        let mut attr = init_attr(&config, &cq, &cq);
+        // SAFETY: protection domain and queue are live and of this backend.
+        let qp = unsafe { (verbs.ibv_create_qp)(pd.raw(), &raw mut attr) };
+        if !qp.is_null() {
+            // SAFETY: made above, destroyed once.
+            unsafe { (verbs.ibv_destroy_qp)(qp) };
+            return Ok((attr.cap.max_inline_data as usize).min(512));
+        }
+    }
+    Ok(0)
+}

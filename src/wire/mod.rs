@@ -1,0 +1,3 @@
+//! Formats of what goes over the wire; `docs/protocol.md` is their description.
+
+pub mod cm_data;
