@@ -1,0 +1,103 @@
+"""The list of what is known not to pass, and the verdict on each result.
+
+A line of the list is `fail|skip  NAME  OWNER  REASON`: OWNER is the module that will make it pass
+(or `none`: it never will, because it is about another device). NAME may hold `*` on a `skip` line.
+A result that the list does not announce is a failure, also a skip, and also a pass of something
+that is listed: the list can only shrink.
+"""
+import fnmatch
+
+
+class Entry:
+    def __init__(self, kind, name, owner, reason):
+        self.kind, self.name, self.owner, self.reason = kind, name, owner, reason
+        self.used = False
+
+
+class Expected:
+    def __init__(self, path):
+        self.path, self.entries = path, []
+        with open(path) as file:
+            for number, line in enumerate(file, 1):
+                field = [f.strip() for f in line.split("|")]
+                if not line.strip() or line.startswith("#"):
+                    continue
+                if len(field) != 4 or field[0] not in ("fail", "skip") or not all(field):
+                    raise SystemExit(f"{path}:{number}: want `fail|skip | name | owner | reason`")
+                if field[0] == "fail" and "*" in field[1]:
+                    raise SystemExit(f"{path}:{number}: a failure is listed by its whole name")
+                self.entries.append(Entry(*field))
+
+    def find(self, name):
+        for entry in self.entries:
+            if entry.name == name or (entry.kind == "skip" and fnmatch.fnmatchcase(name, entry.name)):
+                entry.used = True
+                return entry
+        return None
+
+
+class Tally:
+    """Counts and prints results as they come."""
+
+    def __init__(self, expected, verbose):
+        self.expected, self.verbose = expected, verbose
+        self.passed = self.failed = self.skipped = self.known = 0
+        self.failures = []
+
+    def result(self, name, outcome, why="", output="", seconds=None):
+        """`outcome` is pass, fail or skip. Returns whether it was as expected."""
+        entry = self.expected.find(name)
+        time = "" if seconds is None else f" ({seconds:.1f} s)"
+        if outcome == "pass" and entry is None:
+            self.passed += 1
+            print(f"ok    {name}{time}", flush=True)
+            return True
+        if entry is not None and outcome == entry.kind:
+            if outcome == "skip":
+                self.skipped += 1
+                print(f"skip  {name}: {one_line(why)}", flush=True)
+            else:
+                self.known += 1
+                print(f"known {name}{time}: {entry.reason} ({entry.owner}): {one_line(why)}", flush=True)
+                if self.verbose:
+                    print(indent(output))
+            return True
+        if outcome == "pass":
+            why = f"passes, but {self.expected.path} has it as `{entry.kind}`: take the line out"
+        elif outcome == "skip":
+            why = f"skipped, and not on the list of skips: {why}"
+        elif entry is not None:
+            why = f"listed as `{entry.kind}`, but failed: {why}"
+        self.failed += 1
+        self.failures.append(name)
+        print(f"FAIL  {name}{time}: {why}", flush=True)
+        if output.strip():
+            print(indent(output), flush=True)
+        return False
+
+    def stale(self):
+        """Lines of the list that nothing matched: tests that are gone or misspelt."""
+        for entry in self.expected.entries:
+            if not entry.used:
+                self.failed += 1
+                self.failures.append(entry.name)
+                print(f"FAIL  {entry.name}: listed in {self.expected.path}, but there is no such test")
+
+    def summary(self):
+        if self.failures:
+            print("failed: " + ", ".join(self.failures))
+        if self.known:
+            print(f"{self.known} fail as listed in {self.expected.path}; they count as skipped")
+        print(f"{self.passed} passed, {self.failed} failed, {self.skipped + self.known} skipped", flush=True)
+
+
+def one_line(text):
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "no reason given"
+
+
+def indent(text, most=60):
+    lines = text.rstrip().splitlines()
+    if len(lines) > most:
+        lines = [f"[{len(lines) - most} lines before]"] + lines[-most:]
+    return "\n".join("      | " + line for line in lines)

@@ -1,0 +1,155 @@
+"""Starting other people's programs on the drop-in: environment, time limits, isolation."""
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def isolate(**hand_over):
+    """Runs this program again with its own network, processes and /dev/shm, where that is allowed.
+
+    `hand_over` is in the environment of the second run.
+
+    The programs listen on fixed ports, and one that hangs must not outlive the run.
+    """
+    if os.environ.get("WEFT_VERBS_ISOLATED"):
+        bring_up_loopback()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=False)
+        return
+    unshare = ["unshare", "--fork", "--pid", "--mount-proc", "--net", "--ipc", "--kill-child"]
+    if os.geteuid() != 0:
+        unshare += ["--user", "--map-root-user"]
+    works = subprocess.run(unshare + ["true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if works.returncode != 0:
+        print("note: namespaces are not allowed here; ports and processes are the machine's own")
+        return
+    os.environ.update(hand_over, WEFT_VERBS_ISOLATED="1")
+    sys.stdout.flush()
+    os.execvp("unshare", unshare + [sys.executable, *sys.argv])
+
+
+def bring_up_loopback():
+    get_flags, set_flags, up = 0x8913, 0x8914, 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(s, get_flags, request))[1]
+        fcntl.ioctl(s, set_flags, struct.pack("16sh14x", b"lo", flags | up))
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Program:
+    """A running program with its output in a file, killed with all its children at the end."""
+
+    def __init__(self, argv, env, **options):
+        self.argv = argv
+        self.output = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            argv, env=env, stdin=options.pop("stdin", subprocess.DEVNULL), stdout=self.output,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent, **options)
+
+    def text(self):
+        self.output.seek(0)
+        return self.output.read().decode(errors="replace")
+
+    def wait(self, deadline):
+        """The exit code, or None when the time is over."""
+        try:
+            return self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def where(self):
+        """What each thread was doing, for the report of a hang."""
+        lines = []
+        base = f"/proc/{self.process.pid}/task"
+        try:
+            for task in os.listdir(base):
+                with open(f"{base}/{task}/stat") as f:
+                    state = f.read().rpartition(")")[2].split()
+                with open(f"{base}/{task}/wchan") as f:
+                    wchan = f.read()
+                lines.append(f"thread {task}: state {state[0]}, cpu {int(state[11]) + int(state[12])} ticks, in {wchan}")
+        except OSError:
+            pass
+        return "\n".join(lines)
+
+    def kill(self):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+def listening(port):
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table) as f:
+                for line in f.readlines()[1:]:
+                    field = line.split()
+                    if field[3] == "0A" and int(field[1].rpartition(":")[2], 16) == port:
+                        return True
+        except OSError:
+            pass
+    return False
+
+
+def explain(code):
+    if code is None:
+        return "still running"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit {code}"
+
+
+def run_one(argv, env, limit):
+    """Runs one program. Returns (why it failed or None, output)."""
+    program = Program(argv, env)
+    code = program.wait(time.monotonic() + limit)
+    where = program.where() if code is None else ""
+    program.kill()
+    text = program.text() + where
+    if code == 0:
+        return None, text
+    return (f"hung for {limit} s" if code is None else explain(code)), text
+
+
+def run_pair(argv, port, env, limit):
+    """Runs `argv` as a server and, once it listens on `port`, again as its client.
+
+    Returns (why it failed or None, server's output, client's output).
+    """
+    deadline = time.monotonic() + limit
+    server = Program(argv, env)
+    try:
+        while not listening(port):
+            if server.process.poll() is not None:
+                return f"server before it listened: {explain(server.process.returncode)}", server.text(), ""
+            if time.monotonic() > deadline:
+                return f"server did not listen within {limit} s", server.text() + server.where(), ""
+            time.sleep(0.02)
+        client = Program(argv + ["127.0.0.1"], env)
+        try:
+            client_code = client.wait(deadline)
+            # A client that failed leaves its server waiting: give it a moment, not all the time.
+            server_code = server.wait(deadline if client_code == 0 else time.monotonic() + 2)
+            why = None
+            if (server_code, client_code) != (0, 0):
+                hung = "hung: " if time.monotonic() >= deadline else ""
+                why = f"{hung}server {explain(server_code)}, client {explain(client_code)}"
+            server_text = server.text() + (server.where() if server_code is None else "")
+            client_text = client.text() + (client.where() if client_code is None else "")
+            return why, server_text, client_text
+        finally:
+            client.kill()
+    finally:
+        server.kill()

@@ -1,0 +1,113 @@
+"""The programs of Debian's ibverbs-utils and perftest, and what their output must say."""
+import os
+import re
+import shutil
+import time
+
+from lib import process
+
+DEVICE = "soft0"
+PORT = 18515
+
+# One line is one run, between two processes unless it is alone. The limit is in seconds; the
+# programs take about one on an idle machine with two cores.
+PINGPONG = [
+    "ibv_rc_pingpong", "ibv_rc_pingpong -c", "ibv_rc_pingpong -c -e", "ibv_rc_pingpong -c -N",
+    "ibv_rc_pingpong -c -N -e", "ibv_rc_pingpong -c -t", "ibv_rc_pingpong -c -s 1",
+    "ibv_rc_pingpong -c -s 65536 -m 4096", "ibv_rc_pingpong -c -s 1048576 -n 200",
+    "ibv_rc_pingpong -c -e -s 1048576 -n 200", "ibv_rc_pingpong -c -r 2 -n 200",
+    "ibv_rc_pingpong -c -j", "ibv_rc_pingpong -c -o", "ibv_rc_pingpong -c -o -P",
+    "ibv_rc_pingpong -c -O",
+    "ibv_uc_pingpong", "ibv_uc_pingpong -c", "ibv_uc_pingpong -c -e", "ibv_uc_pingpong -c -s 1",
+    "ibv_uc_pingpong -c -s 65536",
+    "ibv_ud_pingpong", "ibv_ud_pingpong -c", "ibv_ud_pingpong -c -e", "ibv_ud_pingpong -c -s 1",
+    "ibv_ud_pingpong -c -s 1024",
+    "ibv_srq_pingpong", "ibv_srq_pingpong -c", "ibv_srq_pingpong -c -e",
+    "ibv_srq_pingpong -c -q 1 -s 1", "ibv_srq_pingpong -c -q 64 -n 100 -r 300",
+    "ibv_srq_pingpong -c -s 65536 -n 200",
+    "ibv_xsrq_pingpong", "ibv_xsrq_pingpong -e",
+]
+
+PERFTEST = [
+    "ib_send_lat", "ib_send_lat -e", "ib_send_lat -a -n 100", "ib_send_lat -I 64 -s 64",
+    "ib_send_lat --use_old_post_send", "ib_send_lat -c UC", "ib_send_lat -c UD",
+    "ib_send_lat --use-srq",
+    "ib_send_bw", "ib_send_bw -e", "ib_send_bw -a -n 100", "ib_send_bw -b", "ib_send_bw -q 8 -n 500",
+    "ib_send_bw --use_old_post_send", "ib_send_bw -c UC", "ib_send_bw -c UD -s 1024",
+    "ib_send_bw --use-srq -q 4 -n 500", "ib_send_bw -s 8 -n 5000", "ib_send_bw -r 8 -t 8 -n 500",
+    "ib_write_lat", "ib_write_lat -a -n 100", "ib_write_lat -I 64 -s 64", "ib_write_lat -c UC",
+    "ib_write_bw", "ib_write_bw -e", "ib_write_bw -a -n 100", "ib_write_bw -b", "ib_write_bw -c UC",
+    "ib_write_bw -q 8 -n 500", "ib_write_bw -l 16",
+    "ib_read_lat", "ib_read_lat -a -n 100", "ib_read_lat -e",
+    "ib_read_bw", "ib_read_bw -a -n 100", "ib_read_bw -b", "ib_read_bw -q 8 -n 500",
+    "ib_atomic_lat", "ib_atomic_lat -A CMP_AND_SWAP", "ib_atomic_lat -e",
+    "ib_atomic_bw", "ib_atomic_bw -A CMP_AND_SWAP", "ib_atomic_bw -b", "ib_atomic_bw -q 8 -n 500",
+]
+
+# perftest ends with 0 after some errors.
+COMPLAINT = re.compile(r"couldn't|can't|unable to|failed|failure|error|mismatch", re.IGNORECASE)
+
+
+def names():
+    return ["ibv_devices", "ibv_devinfo", "ibv_devinfo -v"] + PINGPONG + PERFTEST
+
+
+def run(name, env, limit):
+    """Runs a program by its line. Returns (why it failed or None, output, seconds)."""
+    argv = name.split()
+    if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
+        return f"{argv[0]} is not installed (Debian: ibverbs-utils, perftest)", "", 0.0
+    start = time.monotonic()
+    if argv[0] in ("ibv_devices", "ibv_devinfo"):
+        why, output = process.run_one(argv, env, limit)
+        why = why or listed(argv, output)
+    else:
+        pingpong = argv[0].endswith("_pingpong")
+        options = ["-d", DEVICE, "-p", str(PORT)] + (["-g", "0"] if pingpong else ["-F", "-x", "0"])
+        why, server, client = process.run_pair(argv + options, PORT, env, limit)
+        output = f"server:\n{server}\nclient:\n{client}"
+        check = exchanged if pingpong else measured
+        why = why or check(argv, server, "server") or check(argv, client, "client")
+    return why, output, time.monotonic() - start
+
+
+def listed(argv, output):
+    """Whether the device is in the output of a program that lists devices."""
+    wanted = [rf"\b{DEVICE}\b"]
+    if argv[0] == "ibv_devinfo":
+        wanted = [rf"hca_id:\s*{DEVICE}\b", r"state:\s*PORT_ACTIVE \(4\)", r"max_mtu:\s*4096 \(5\)"]
+    if "-v" in argv:
+        wanted += [r"max_qp:\s*[1-9]", r"max_srq:\s*[1-9]", r"atomic_cap:\s*ATOMIC_(HCA|GLOB)", r"GID\[ *0\]:"]
+    for pattern in wanted:
+        if not re.search(pattern, output):
+            return f"nothing in the output matches {pattern}"
+    return None
+
+
+def exchanged(argv, output, side):
+    """Whether a ping-pong says that it moved its bytes."""
+    if argv[0] == "ibv_xsrq_pingpong":
+        return None if re.search(r"\d+ bytes in", output) or side == "client" else f"{side} gives no result"
+    found = re.search(r"^(\d+) bytes in [\d.]+ seconds", output, re.MULTILINE)
+    if not found or int(found[1]) == 0:
+        return f"{side} gives no result"
+    if "invalid data" in output:
+        return f"{side} found wrong contents"
+    return None
+
+
+def measured(argv, output, side):
+    """Whether perftest printed a measurement: a table with figures above zero."""
+    complaint = [line for line in output.splitlines() if COMPLAINT.search(line)]
+    if complaint:
+        return f"{side}: {complaint[0].strip()}"
+    rows = re.findall(r"^ *(\d+) +(\d+) +([\d.]+) +([\d.]+)", output, re.MULTILINE)
+    lat = argv[0].endswith("_lat")
+    # The passive side of one-sided bandwidth tests has nothing to measure.
+    passive = side == "server" and argv[0].split("_")[1] in ("write", "read", "atomic")
+    if passive and "-b" not in argv:
+        return None
+    if not rows or any(float(row[2 if lat else 3]) <= 0 for row in rows):
+        return f"{side} gives no figures"
+    sizes = 23 if "-a" in argv and "UD" not in argv else 1
+    return None if len(rows) >= sizes else f"{side} has {len(rows)} sizes of {sizes}"

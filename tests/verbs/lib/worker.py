@@ -1,0 +1,97 @@
+"""Runs tests of rdma-core in the Python that pyverbs was built for; started by lib/suite.py.
+
+    worker.py TESTS_DIRECTORY REPORT_FD [--list]
+
+Reads names of tests from stdin (one on a line) and writes one JSON object per event to the
+descriptor: {"list": [...]}, {"start": name} or {"end": name, "outcome": ..., "why": ..., "trace": ...}.
+A process of its own, so that a crash or a hang costs one test.
+"""
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+import unittest
+from importlib.machinery import SourceFileLoader
+
+
+def flatten(suite):
+    for item in suite:
+        if isinstance(item, unittest.TestSuite):
+            yield from flatten(item)
+        else:
+            yield item
+
+
+class Report(unittest.TestResult):
+    def __init__(self, send):
+        super().__init__()
+        self.send, self.own, self.state = send, os.getpid(), None
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.state = ("pass", "", "")
+        self.send(start=test.id())
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        # A test that forks must not be reported by its children as well.
+        if os.getpid() == self.own:
+            outcome, why, trace = self.state
+            self.send(end=test.id(), outcome=outcome, why=why, trace=trace)
+
+    def failure(self, test, err):
+        why = traceback.format_exception_only(err[0], err[1])[-1].strip()
+        self.state = ("fail", why, "".join(traceback.format_exception(*err)))
+        if not isinstance(test, unittest.TestCase):
+            # setUpClass or setUpModule failed: no test of it starts.
+            self.send(holder=test.id(), why=why)
+
+    def addError(self, test, err):
+        super().addError(test, err)
+        self.failure(test, err)
+
+    def addFailure(self, test, err):
+        super().addFailure(test, err)
+        self.failure(test, err)
+
+    def addSubTest(self, test, subtest, err):
+        super().addSubTest(test, subtest, err)
+        if err is not None:
+            self.failure(test, err)
+
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        self.state = ("skip", reason, "")
+
+    def addUnexpectedSuccess(self, test):
+        super().addUnexpectedSuccess(test)
+        self.state = ("fail", "unexpected success", "")
+
+
+def main():
+    directory, fd = sys.argv[1], int(sys.argv[2])
+    listing = "--list" in sys.argv
+    sys.argv[1:] = []
+    # A test blocked in a verb can't run Python's handlers: this one prints from C.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.enable()
+    sys.path.insert(0, directory)
+    from args_parser import parser
+    parser.parse_args()
+    tests = SourceFileLoader("tests", os.path.join(directory, "__init__.py")).load_module()
+    known = {test.id(): test for test in flatten(unittest.defaultTestLoader.loadTestsFromModule(tests))}
+
+    def send(**event):
+        os.write(fd, (json.dumps(event) + "\n").encode())
+
+    if listing:
+        send(list=list(known))
+        return
+    wanted = [known[line.strip()] for line in sys.stdin if line.strip()]
+    unittest.TestSuite(wanted).run(Report(send))
+    send(done=True)
+
+
+main()
