@@ -3,9 +3,12 @@
 A line of the list is `fail|skip  NAME  OWNER  REASON`: OWNER is the module that will make it pass
 (or `none`: it never will, because it is about another device). NAME may hold `*` on a `skip` line.
 A result that the list does not announce is a failure, also a skip, and also a pass of something
-that is listed: the list can only shrink.
+that is listed: the list can only shrink. A name stands for the test in every release of rdma-core,
+`[release] name` for one.
 """
 import fnmatch
+
+from lib.total import Total
 
 
 class Entry:
@@ -29,10 +32,13 @@ class Expected:
                 self.entries.append(Entry(*field))
 
     def find(self, name):
-        for entry in self.entries:
-            if entry.name == name or (entry.kind == "skip" and fnmatch.fnmatchcase(name, entry.name)):
-                entry.used = True
-                return entry
+        """The first line for a result: those for one release are looked at before those for all."""
+        for wanted in (name, name.partition("] ")[2]) if name.startswith("[") else (name,):
+            for entry in self.entries:
+                if entry.name == wanted or (entry.kind == "skip" and "*" in entry.name
+                                            and fnmatch.fnmatchcase(wanted, entry.name.replace("[", "[[]"))):
+                    entry.used = True
+                    return entry
         return None
 
 
@@ -84,11 +90,14 @@ class Tally:
                 print(f"FAIL  {entry.name}: listed in {self.expected.path}, but there is no such test")
 
     def summary(self):
+        """Prints the totals and returns the status to end with."""
         if self.failures:
             print("failed: " + ", ".join(self.failures))
         if self.known:
             print(f"{self.known} fail as listed in {self.expected.path}; they count as skipped")
-        print(f"{self.passed} passed, {self.failed} failed, {self.skipped + self.known} skipped", flush=True)
+        total = Total(self.passed, self.failed, self.skipped + self.known)
+        print(total, flush=True)
+        return total.status
 
 
 def one_line(text):

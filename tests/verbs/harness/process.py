@@ -1,45 +1,12 @@
-"""Starting other people's programs on the drop-in: environment, time limits, isolation."""
+"""Starting other people's programs, with a time limit and an account of what hung."""
 import ctypes
-import fcntl
 import os
 import signal
-import socket
-import struct
 import subprocess
-import sys
 import tempfile
 import time
 
-
-def isolate(**hand_over):
-    """Runs this program again with its own network, processes and /dev/shm, where that is allowed.
-
-    `hand_over` is in the environment of the second run.
-
-    The programs listen on fixed ports, and one that hangs must not outlive the run.
-    """
-    if os.environ.get("WEFT_VERBS_ISOLATED"):
-        bring_up_loopback()
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=False)
-        return
-    unshare = ["unshare", "--fork", "--pid", "--mount-proc", "--net", "--ipc", "--kill-child"]
-    if os.geteuid() != 0:
-        unshare += ["--user", "--map-root-user"]
-    works = subprocess.run(unshare + ["true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    if works.returncode != 0:
-        print("note: namespaces are not allowed here; ports and processes are the machine's own")
-        return
-    os.environ.update(hand_over, WEFT_VERBS_ISOLATED="1")
-    sys.stdout.flush()
-    os.execvp("unshare", unshare + [sys.executable, *sys.argv])
-
-
-def bring_up_loopback():
-    get_flags, set_flags, up = 0x8913, 0x8914, 1
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        request = struct.pack("16sh14x", b"lo", 0)
-        flags = struct.unpack("16sh14x", fcntl.ioctl(s, get_flags, request))[1]
-        fcntl.ioctl(s, set_flags, struct.pack("16sh14x", b"lo", flags | up))
+from lib.programs import listening
 
 
 def die_with_parent():
@@ -88,19 +55,6 @@ class Program:
         except ProcessLookupError:
             pass
         self.process.wait()
-
-
-def listening(port):
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as f:
-                for line in f.readlines()[1:]:
-                    field = line.split()
-                    if field[3] == "0A" and int(field[1].rpartition(":")[2], 16) == port:
-                        return True
-        except OSError:
-            pass
-    return False
 
 
 def explain(code):

@@ -1,0 +1,136 @@
+"""The releases of rdma-core whose programs run: the installed one, and a newer Debian's.
+
+A newer one lives in a directory of the cache, unpacked and not installed, and its programs run there by
+chroot. Each has a drop-in of its own, made to look like its libibverbs.
+"""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+
+from lib import cache, debian, install
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
+BUILD = os.path.join(TOP, "crates", "softverbs-dropin", "build-dropin")
+STAND_INS = os.path.join(os.path.dirname(HERE), "bin")
+LIBRARY = "usr/lib/*-linux-gnu/libibverbs.so.1"
+NEWER = "trixie"
+PACKAGES = ["python3-pyverbs", "ibverbs-utils", "perftest", "python3-minimal", "coreutils", "dash", "iproute2"]
+# Where things of the host are seen in a chroot.
+SEEN = "/mnt"
+
+
+class World:
+    """One release of rdma-core with its programs, its drop-in and its tests.
+
+    `name` is "" for the installed release; a result of another is called `[name] ...`.
+    """
+
+    def __init__(self, name, root, dropin, tests, problem):
+        self.name, self.root, self.problem = name, root, problem
+        self.host = {"dropin": dropin, "tests": tests, "harness": HERE, "bin": STAND_INS}
+        at = (lambda part: f"{SEEN}/{part}") if root else self.host.get
+        self.tests = at("tests") if tests else None
+        self.worker = at("harness") + "/worker.py"
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "PYTHON", "SOFTVERBS_", "VIRTUAL_ENV"))}
+        env["LD_LIBRARY_PATH"] = at("dropin")
+        env["PATH"] = at("bin") + ":/usr/sbin:/usr/bin:/sbin:/bin"
+        env["LC_ALL"] = "C"
+        self.env = env
+
+    def pack(self):
+        return [self.name, self.root, self.host["dropin"], self.host["tests"], self.problem]
+
+    def title(self, name):
+        return f"[{self.name}] {name}" if self.name else name
+
+    def command(self, argv):
+        return [install.find("chroot"), self.root, *argv] if self.root else argv
+
+    def mount(self):
+        """Shows the host's parts inside the root. Only in a mount namespace of our own."""
+        if not self.root:
+            return
+        inside = lambda path: self.root + path  # noqa: E731
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", inside(SEEN)], check=True)
+        for part, path in self.host.items():
+            if path:
+                os.mkdir(f"{inside(SEEN)}/{part}")
+                subprocess.run(["mount", "--bind", path, f"{inside(SEEN)}/{part}"], check=True)
+        for path in ("/dev", "/proc", "/sys", "/tmp"):
+            subprocess.run(["mount", "--rbind", path, inside(path)], check=True)
+
+
+def installed(dropin, release):
+    """The programs of this machine."""
+    install.ensure(
+        {"ibv_rc_pingpong": "ibverbs-utils", "ib_send_bw": "perftest", "readelf": "binutils", "ip": "iproute2"},
+        {"/usr/lib/python3/dist-packages/pyverbs": "python3-pyverbs"})
+    if not dropin:
+        dropin = os.path.join(TOP, "build", "lib", "softverbs")
+        build(dropin, release)
+    (library,) = glob.glob("/" + LIBRARY)
+    with open("/etc/os-release") as file:
+        suite = re.search(r"^VERSION_CODENAME=(\S+)", file.read(), re.MULTILINE)[1]
+    return World("", None, dropin, *tests(library, suite))
+
+
+def newer(release):
+    """The programs of a newer Debian."""
+    install.ensure({"mmdebstrap": "mmdebstrap"})
+    home = cache.ensure(f"rdma-{NEWER}", "2", unpack_debian)
+    root = str(home / "root")
+    (library,) = (home / "root").glob(LIBRARY)
+    dropin = os.path.join(TOP, "build", "lib", f"softverbs-{NEWER}")
+    build(dropin, release, f"--like={library}")
+    return World(NEWER, root, dropin, *tests(library, NEWER))
+
+
+def build(dropin, release, *options):
+    subprocess.run([BUILD, *options, *(["--release"] if release else []), f"{dropin}/libibverbs.so.1"], check=True)
+
+
+def unpack_debian(home):
+    mirror = os.environ.get("WEFT_DEBIAN_MIRROR", debian.MIRROR)
+    cache.download([
+        install.find("mmdebstrap"), "--variant=extract", f"--include={','.join(PACKAGES)}",
+        f"--keyring={debian.KEYRING}", '--aptopt=Acquire::Check-Valid-Until "false"',
+        "--dpkgopt=path-exclude=/usr/share/doc/*", NEWER, str(home / "root"), mirror])
+    # The links of a merged /usr come with a script that does not run in an extracted root.
+    for folder in ("bin", "sbin", "lib", "lib64"):
+        link = home / "root" / folder
+        if not link.exists():
+            link.symlink_to(f"usr/{folder}")
+    for folder in ("mnt", "dev", "proc", "sys", "tmp"):
+        (home / "root" / folder).mkdir(exist_ok=True)
+
+
+def tests(library, suite):
+    """The directory `tests` of the rdma-core that a library is from, or why there is none."""
+    # libibverbs.so.1.14.44.0 is of release 44.0.
+    version = re.search(r"\.so\.\d+\.\d+\.([\d.]+)$", os.path.realpath(library))[1]
+
+    def fetch(home):
+        clone = os.environ.get("WEFT_RDMA_CORE")
+        with cache.scratch() as scratch:
+            if clone:
+                cache.download(["git", "-C", clone, "archive", "-o", scratch / "t.tar", f"v{version}", "tests"])
+                with tarfile.open(scratch / "t.tar") as tar:
+                    tar.extractall(scratch)
+                source = scratch
+            else:
+                source = debian.Suite(suite).source("rdma-core", scratch)
+                if not source.name.endswith("-" + version):
+                    raise cache.CannotDownload(f"Debian {suite} has {source.name} by now")
+            shutil.copytree(source / "tests", home / "tests")
+
+    try:
+        home = cache.ensure("rdma-core-tests-" + version, "1", fetch)
+        return str(home / "tests"), ""
+    except cache.CannotDownload as error:
+        last = str(error).strip().splitlines()[-1]
+        return None, f"the source of rdma-core {version} can't be downloaded ({last}); WEFT_RDMA_CORE may name a clone of it"
+
