@@ -39,6 +39,9 @@ check-fast: ## format, clippy, unit tests, dependency rules; under five minutes
 check-conformance: all deps ## whole programs on the embedded device
 	@tests/tools/tiers conformance
 
+check-verbs: deps ## other people's verbs programs and rdma-core's tests on the embedded device; OPTIONS=--newer
+	@tests/verbs/check $(OPTIONS)
+
 SUITE ?= msg
 PROV  ?= weft
 check-fabtests: all deps ## libfabric's own fabtests: SUITE=msg|unit|quick|all|... PROV=weft|tcp|'weft;ofi_rxm'|... [NODE=address]
@@ -69,4 +72,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-conformance check-fabtests install uninstall deps bindings clean help
+.PHONY: all demo check check-fast check-conformance check-verbs check-fabtests install uninstall deps bindings clean help
