@@ -8,6 +8,7 @@ import time
 
 from . import process
 
+WORKER = os.path.join(os.path.dirname(os.path.realpath(__file__)), "worker.py")
 
 class Worker:
     def __init__(self, world, names=None):

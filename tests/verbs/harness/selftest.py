@@ -1,0 +1,75 @@
+"""Whether this harness notices what it is there for: run before anything else, at no cost worth naming."""
+import contextlib
+import io
+import tempfile
+import types
+
+from . import process, programs, suite
+from .expected import Expected, Tally
+
+LIST = """# a comment
+fail | known | owner | reason
+skip | device.* | none | reason
+fail | [new] one | owner | reason
+"""
+
+
+def judged(*results):
+    """The totals of results under LIST, without their lines."""
+    with tempfile.NamedTemporaryFile("w+", suffix=".list") as file, contextlib.redirect_stdout(io.StringIO()):
+        file.write(LIST)
+        file.flush()
+        tally = Tally(Expected(file.name), False)
+        for name, outcome in results:
+            tally.result(name, outcome, "why")
+        return tally.passed, tally.failed, tally.skipped + tally.known
+
+
+def run():
+    """Raises AssertionError where a fault would go unseen."""
+    assert judged(("a", "pass"), ("known", "fail"), ("device.x", "skip")) == (1, 0, 2)
+    assert judged(("a", "fail"), ("b", "skip"), ("known", "pass"), ("known", "skip")) == (0, 4, 0)
+    assert judged(("device.x", "pass"), ("device.x", "fail")) == (0, 2, 0)
+    assert judged(("[new] one", "fail"), ("one", "fail"), ("[new] known", "fail")) == (0, 1, 2)
+
+    env = {"PATH": "/usr/bin:/bin"}
+    assert process.run_one(["false"], env, 5)[0] == "exit 1"
+    assert process.run_one(["sh", "-c", "kill -SEGV $$"], env, 5)[0] == "killed by SIGSEGV"
+    why, text = process.run_one(["sh", "-c", "echo before; exec sleep 60"], env, 0.3)
+    assert why.startswith("hung") and "before" in text
+
+    assert programs.exchanged(["ibv_rc_pingpong"], "  local address", "client")
+    assert programs.exchanged(["ibv_rc_pingpong"], "invalid data in page 3\n8192 bytes in 0.01 seconds", "client")
+    assert programs.exchanged(["ibv_rc_pingpong"], "8192 bytes in 0.01 seconds = 1", "client") is None
+    assert programs.measured(["ib_send_bw"], " 65536  1000  0.00  0.00  0.0\n", "client")
+    assert programs.measured(["ib_send_bw"], " 65536  1000  10.00  9.00  0.0\nFailed to x", "client")
+    assert programs.measured(["ib_send_bw"], " 65536  1000  10.00  9.00  0.0\n", "client") is None
+
+    tests_that_misbehave()
+
+
+TESTS = """
+import os, time, unittest
+class T(unittest.TestCase):
+    def test_a_passes(self): pass
+    def test_b_dies(self): os.abort()
+    def test_c_fails(self): self.assertEqual(1, 2)
+    def test_d_hangs(self): time.sleep(60)
+    def test_e_skips(self): self.skipTest("because")
+    def test_f_passes(self): pass
+"""
+
+
+def tests_that_misbehave():
+    """A test that dies or hangs costs itself only."""
+    with tempfile.TemporaryDirectory() as folder:
+        with open(f"{folder}/args_parser.py", "w") as file:
+            file.write("class parser:\n    parse_args = staticmethod(lambda: None)\n")
+        with open(f"{folder}/__init__.py", "w") as file:
+            file.write(TESTS)
+        world = types.SimpleNamespace(
+            command=lambda argv: argv, env={"PATH": "/usr/bin:/bin"}, tests=folder, worker=suite.WORKER)
+        found = []
+        suite.run_tests(world, suite.names(world), 1.5, lambda name, outcome, *_: found.append((name, outcome)))
+        outcomes = [outcome for _, outcome in sorted(found)]
+        assert outcomes == ["pass", "fail", "fail", "fail", "skip", "pass"], found
