@@ -21,7 +21,7 @@ if [ -n "$leftovers" ]; then
 fi
 
 if ! resources_gone; then
-	echo "LEFT BEHIND in the device:"
+	echo "LEFT BEHIND in the device: $(resource_counts); at rest it has $(cat /run/rxe-at-rest)"
 	user_resources
 	[ $status -eq 0 ] || [ $status -eq 77 ] && status=1
 fi

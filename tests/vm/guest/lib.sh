@@ -23,6 +23,8 @@ net_up() {
 		ip link set v1 up
 	fi
 	dev=$(rxe_dev)
+	# without this a link that goes down loses its IPv6 address
+	echo 1 >/proc/sys/net/ipv6/conf/all/keep_addr_on_down
 	# the GIDs of rxe0 follow these addresses; duplicate address detection would hold back the IPv6 one
 	ip link set "$dev" up
 	ip addr add "$(rxe_addr4)/24" dev "$dev"
@@ -30,7 +32,7 @@ net_up() {
 }
 
 rxe_up() {
-	rdma link add rxe0 type rxe netdev "$(rxe_dev)" && rxe_wait
+	rdma link add rxe0 type rxe netdev "$(rxe_dev)" && rxe_wait && resource_counts >/run/rxe-at-rest
 }
 
 # Active port and both addresses in the GID table, or failure after ten seconds.
@@ -58,11 +60,14 @@ user_resources() {
 	done
 }
 
-# Freed by the kernel some time after a program's end: ten seconds at most.
+# One line with the number of objects of each kind; at rest it is what it was when rxe0 came up.
+resource_counts() { rdma resource show | sed 's/^[0-9]*: //'; }
+
+# The kernel frees a dead program's objects some time after its end: ten seconds at most.
 resources_gone() {
 	tries=0
-	while [ $tries -lt 50 ]; do
-		[ -z "$(user_resources)" ] && return 0
+	while [ $tries -lt 40 ]; do
+		[ "$(resource_counts)" = "$(cat /run/rxe-at-rest)" ] && return 0
 		tries=$((tries + 1))
 		sleep 0.2
 	done
@@ -73,14 +78,9 @@ kernel_log_clean() {
 	! dmesg | grep -qE 'WARNING|BUG|Oops|Call Trace|call trace|refcount_t|KASAN|general protection|hung_task|blocked for more'
 }
 
-# Processes that are neither the kernel's, nor the agent's, nor this one and its parents.
+# Processes that are neither the kernel's, nor the agent's, nor of this session.
 other_processes() {
-	for dir in /proc/[0-9]*; do
-		pid=${dir#/proc/}
-		[ -n "$(tr -d '\0' <"$dir/cmdline" 2>/dev/null)" ] || continue
-		session=$(ps -o sid= -p "$pid" | tr -d ' ')
-		[ "$session" = 0 ] || [ "$session" = "$(ps -o sid= -p $$ | tr -d ' ')" ] || echo "$pid"
-	done
+	ps -eo pid=,sid=,ppid= | awk -v me="$(ps -o sid= -p $$)" '$2 != 0 && $2 != me + 0 && $3 != 2 { print $1 }'
 }
 
 # --- for the cases ---
@@ -98,6 +98,15 @@ with() {
 	weft) FI_PROVIDER_PATH=$WEFT_DIR FI_PROVIDER=weft "$@" ;;
 	*) FI_PROVIDER=$provider "$@" ;;
 	esac
+}
+
+# The same for `with_exec weft program & ... kill $!`: the job is the program itself, not a shell around it.
+with_exec() {
+	provider=$1
+	shift
+	export FI_PROVIDER="$provider"
+	[ "$provider" = weft ] && export FI_PROVIDER_PATH="$WEFT_DIR"
+	exec "$@"
 }
 
 # Between the guests of a pair: files in the exchange directory that both see, for starting in step only.
@@ -132,7 +141,7 @@ pingpong() {
 	provider=$1
 	address=$2
 	shift 2
-	with "$provider" fi_pingpong -p "$provider" -d rxe0 -e msg -c "$@" >/tmp/pp-server 2>&1 &
+	with_exec "$provider" fi_pingpong -p "$provider" -d rxe0 -e msg -c "$@" >/tmp/pp-server 2>&1 &
 	server=$!
 	await_port 47592 || { cat /tmp/pp-server; return 1; }
 	with "$provider" fi_pingpong -p "$provider" -d rxe0 -e msg -c "$@" "$address"
@@ -150,7 +159,7 @@ fipeer_both() {
 	address=$3
 	test=$4
 	shift 4
-	with "$server_provider" "$FIPEER" -s -p "$server_provider" -d rxe0 "$@" "$test" "$address" >/tmp/fipeer-server 2>&1 &
+	with_exec "$server_provider" "$FIPEER" -s -p "$server_provider" -d rxe0 "$@" "$test" "$address" >/tmp/fipeer-server 2>&1 &
 	server=$!
 	with "$client_provider" "$FIPEER" -p "$client_provider" -d rxe0 "$@" "$test" "$address"
 	client_status=$?
@@ -159,4 +168,43 @@ fipeer_both() {
 	server_status=$?
 	sed 's/^/server: /' /tmp/fipeer-server
 	[ $client_status -eq 0 ] && [ $server_status -eq 0 ]
+}
+
+# fi_pingpong between the guests; STEP names the meeting point, so that a case can have several.
+pair_pingpong_server() { # PROVIDER STEP [options]
+	provider=$1
+	step=$2
+	shift 2
+	with_exec "$provider" fi_pingpong -p "$provider" -d rxe0 -e msg -c -I 5 -S 4096 "$@" &
+	await_port 47592 && signal "pingpong-$step" && wait $!
+}
+pair_pingpong_client() { # PROVIDER ADDRESS STEP [options]
+	provider=$1
+	address=$2
+	step=$3
+	shift 3
+	await "pingpong-$step" 60 && with "$provider" fi_pingpong -p "$provider" -d rxe0 -e msg -c -I 5 -S 4096 "$@" "$address"
+}
+
+# fipeer's transfer test between the guests; a port of its own for each STEP (a number).
+pair_fipeer_server() { # PROVIDER ADDRESS STEP
+	with "$1" "$FIPEER" -s -p "$1" -d rxe0 -P "1860$3" transfer "$2"
+}
+pair_fipeer_client() {
+	with "$1" "$FIPEER" -p "$1" -d rxe0 -P "1860$3" transfer "$2"
+}
+
+# The survivor's side of the cases that kill the other guest. survivor PROVIDER MODE LIMIT
+survivor() {
+	with_exec "$1" "$FIPEER" -p "$1" -d rxe0 -m "$2" -T "$3" survive "$(peer_addr4)" >/tmp/survivor 2>&1 &
+	tries=0
+	while ! grep -q connected /tmp/survivor && [ $tries -lt 200 ]; do
+		sleep 0.2
+		tries=$((tries + 1))
+	done
+	signal running
+	wait $!
+	survivor_status=$?
+	cat /tmp/survivor
+	return $survivor_status
 }

@@ -30,15 +30,18 @@ static void pong(struct peer *p, size_t len)
 	peer_send(p, len);
 }
 
+static const size_t sizes[] = {8, 64, 512, 4096, 32768, 262144, 1048576};
+
 int test_bench(const struct options *opt)
 {
 	struct peer p;
 	double *times = calloc((size_t)opt->iterations, sizeof *times);
 	peer_open(&p, opt);
 	peer_connect(&p);
-	for (size_t len = 8; len <= opt->size; len *= 8) {
+	for (size_t k = 0; k < sizeof sizes / sizeof *sizes && sizes[k] <= opt->size; k++) {
+		size_t len = sizes[k];
 		/* large transfers take long on an emulated CPU */
-		int n = len > 65536 ? (opt->iterations + 3) / 4 : opt->iterations;
+		int n = len > 4096 ? (opt->iterations + 3) / 4 : opt->iterations;
 		for (int i = -2; i < n; i++) {
 			double start = now();
 			if (opt->server)

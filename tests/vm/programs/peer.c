@@ -43,7 +43,7 @@ static struct fi_info *get_hints(const struct options *opt)
 	hints->ep_attr->type = FI_EP_MSG;
 	hints->caps = FI_MSG | FI_RMA;
 	hints->mode = 0;
-	hints->addr_format = FI_FORMAT_UNSPEC;
+	hints->addr_format = strchr(opt->address, ':') ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
 	/* all that the C provider asks for on a verbs device: the native form of keys */
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 	hints->tx_attr->size = DEPTH * 2;

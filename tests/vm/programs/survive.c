@@ -51,24 +51,29 @@ static void post_send(struct peer *p, struct tally *t, int write)
 static int victim(struct peer *p)
 {
 	int sends = !strcmp(survive_mode, "recv");
+	const char *told = NULL;
 	double next = now(), give_up = now() + p->opt->seconds;
 	struct done d;
 	uint32_t event;
 	int err;
 	while (now() < give_up) {
 		if (cq_poll(p->rx, &d)) {
-			if (d.err)
+			if (d.err) {
+				told = "an error completion";
 				break;
+			}
 			peer_post_rx(p, (int)(((char *)d.context - p->buf) / (ptrdiff_t)p->size));
 		}
 		if (sends && now() > next) {
 			peer_send(p, 4096);
 			next = now() + 0.02;
 		}
-		if (eq_poll(p->eq, &event, &err))
+		if (eq_poll(p->eq, &event, &err)) {
+			told = event == FI_SHUTDOWN ? "FI_SHUTDOWN" : "an event";
 			break;
+		}
 	}
-	printf("victim: ended by itself\n");
+	printf(told ? "victim: told by %s\n" : "victim: told nothing%s\n", told ? told : "");
 	return 0;
 }
 

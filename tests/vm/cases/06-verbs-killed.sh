@@ -1,0 +1,12 @@
+# Programs killed in the middle of transfers leave nothing in the device (case.sh looks afterwards).
+run() {
+	with_exec verbs "$FIPEER" -s -p verbs -d rxe0 -n 100000 bench 10.77.0.1 >/dev/null 2>&1 &
+	server=$!
+	with_exec verbs "$FIPEER" -p verbs -d rxe0 -n 100000 bench 10.77.0.1 >/dev/null 2>&1 &
+	client=$!
+	sleep 4
+	[ "$(user_resources | grep -c '^qp')" -ge 2 ] || { echo "no transfers to kill"; user_resources; return 1; }
+	kill -9 $client $server
+	wait
+	resources_gone
+}
