@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::errno::Result;
+use crate::log::{self, Level, Subsystem, info_log};
 use crate::verbs::{Device, Pd};
 
 /// How the application promises to serialize its calls (`fi_domain(3)`, `threading`).
@@ -33,6 +34,7 @@ pub struct DomainConfig {
 pub struct Domain {
     pd: Arc<Pd>,
     config: DomainConfig,
+    max_msg_size: usize,
 }
 
 impl Domain {
@@ -43,7 +45,20 @@ impl Domain {
     /// What `ibv_alloc_pd(3)` answers, usually `ENOMEM`.
     pub fn open(device: &Arc<Device>, config: DomainConfig) -> Result<Arc<Self>> {
         let pd = Pd::alloc(device)?;
-        Ok(Arc::new(Self { pd, config }))
+        let max_msg_size = device.port(1)?.max_msg_size;
+        if log::enabled(Level::Info, Subsystem::Domain) {
+            show_behaviour(device);
+        }
+        Ok(Arc::new(Self {
+            pd,
+            config,
+            max_msg_size,
+        }))
+    }
+
+    /// The longest message or RMA operation, in bytes.
+    pub fn max_msg_size(&self) -> usize {
+        self.max_msg_size
     }
 
     /// The device.
@@ -59,5 +74,17 @@ impl Domain {
     /// What it was opened with.
     pub fn config(&self) -> &DomainConfig {
         &self.config
+    }
+}
+
+/// The table of what the device was seen to do, a row a line.
+fn show_behaviour(device: &Arc<Device>) {
+    match device.behaviour() {
+        Ok(behaviour) => {
+            for (what, seen) in behaviour.rows() {
+                info_log!(Domain, "{}: {what:<36}{seen}", device.name());
+            }
+        }
+        Err(error) => info_log!(Domain, "{}: not tried: {error}", device.name()),
     }
 }

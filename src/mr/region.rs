@@ -101,6 +101,9 @@ impl Drop for Region {
 pub struct Desc(pub *mut c_void);
 
 impl Desc {
+    /// No region: will do for inject, for what goes inline, and for length 0.
+    pub const NULL: Self = Self(std::ptr::null_mut());
+
     /// The lkey with which `pd` reaches the region.
     ///
     /// # Errors

@@ -2,9 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bitflags::bitflags;
 
+use super::core::{Core, CqBinding, State};
+use super::send::MAX_IOV;
 use crate::Token;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
@@ -60,7 +63,22 @@ pub struct EndpointConfig {
 ///
 /// Dropping the last reference closes it.
 #[derive(Debug)]
-pub struct Endpoint {}
+pub struct Endpoint {
+    pub(super) core: Arc<Core>,
+}
+
+/// Clips what the application asked for to what the device has.
+fn clip(domain: &Domain, mut config: EndpointConfig) -> EndpointConfig {
+    let attr = domain.device().attr();
+    // each queue has a request of the engine's own
+    let max_wr = attr.max_qp_wr.saturating_sub(1).max(1);
+    let max_iov = attr.max_sge.clamp(1, MAX_IOV);
+    config.tx_size = config.tx_size.clamp(1, max_wr);
+    config.rx_size = config.rx_size.clamp(1, max_wr);
+    config.tx_iov_limit = config.tx_iov_limit.clamp(1, max_iov);
+    config.rx_iov_limit = config.rx_iov_limit.clamp(1, max_iov);
+    config
+}
 
 impl Endpoint {
     /// Makes an endpoint that will connect to a peer.
@@ -68,8 +86,10 @@ impl Endpoint {
     /// # Errors
     /// `ENOMEM`.
     pub fn open(domain: &Arc<Domain>, config: EndpointConfig) -> Result<Arc<Self>> {
-        let _ = (domain, config);
-        Err(FiErrno::ENOSYS)
+        let config = clip(domain, config);
+        Ok(Arc::new(Self {
+            core: Core::new(domain, config, None),
+        }))
     }
 
     /// Makes an endpoint that will accept a request.
@@ -81,8 +101,13 @@ impl Endpoint {
         config: EndpointConfig,
         request: ConnectRequest,
     ) -> std::result::Result<Arc<Self>, (FiErrno, ConnectRequest)> {
-        let _ = (domain, config);
-        Err((FiErrno::ENOSYS, request))
+        if !request.is_on(domain.device()) {
+            return Err((FiErrno::EDOMAIN, request));
+        }
+        let config = clip(domain, config);
+        Ok(Arc::new(Self {
+            core: Core::new(domain, config, request.take_id()),
+        }))
     }
 
     /// Binds the event queue for connection events.
@@ -90,8 +115,7 @@ impl Endpoint {
     /// # Errors
     /// `EINVAL`: one is bound already. `EOPBADSTATE`: enabled already.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
-        let _ = eq;
-        Err(FiErrno::ENOSYS)
+        self.core.bind_eq(eq)
     }
 
     /// Binds a completion queue for one direction or both.
@@ -101,8 +125,29 @@ impl Endpoint {
     /// - `EDOMAIN`: a queue of another domain.
     /// - `EOPBADSTATE`: enabled already.
     pub fn bind_cq(&self, cq: &Arc<CompletionQueue>, flags: BindFlags) -> Result<()> {
-        let _ = (cq, flags);
-        Err(FiErrno::ENOSYS)
+        if !Arc::ptr_eq(cq.domain(), self.domain()) {
+            return Err(FiErrno::EDOMAIN);
+        }
+        let mut control = self.core.control.lock();
+        if !self.core.state.is(State::Idle) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let tx = flags.contains(BindFlags::TRANSMIT);
+        let rx = flags.contains(BindFlags::RECV);
+        if (!tx && !rx) || (tx && control.tx.is_some()) || (rx && control.rx.is_some()) {
+            return Err(FiErrno::EINVAL);
+        }
+        let binding = CqBinding {
+            cq: Arc::clone(cq),
+            selective: flags.contains(BindFlags::SELECTIVE_COMPLETION),
+        };
+        if tx {
+            control.tx = Some(binding.clone());
+        }
+        if rx {
+            control.rx = Some(binding);
+        }
+        Ok(())
     }
 
     /// Makes it ready: receives can be posted from now on. Connecting and accepting do it too.
@@ -112,7 +157,7 @@ impl Endpoint {
     /// - `EADDRNOTAVAIL`: the source address is not one of the device.
     /// - `ENOMEM`, `EINVAL`: the device refuses a queue pair of this size.
     pub fn enable(&self) -> Result<()> {
-        Err(FiErrno::ENOSYS)
+        self.core.enable()
     }
 
     /// Begins to connect to `peer` (or the address that it was made with); the event queue tells
@@ -123,8 +168,7 @@ impl Endpoint {
     /// - `EOPBADSTATE`: it is connecting, connected, or made from a request.
     /// - as [`Self::enable`].
     pub fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
-        let _ = (peer, data);
-        Err(FiErrno::ENOSYS)
+        self.core.connect(peer, data)
     }
 
     /// Accepts the request that it was made from; the event queue tells when it is connected.
@@ -135,8 +179,7 @@ impl Endpoint {
     /// - `ECONNABORTED` and others of the connection manager: the peer has gone.
     /// - as [`Self::enable`].
     pub fn accept(&self, data: &[u8]) -> Result<()> {
-        let _ = data;
-        Err(FiErrno::ENOSYS)
+        self.core.accept(data)
     }
 
     /// Ends the connection. Operations under way complete with `ECANCELED`.
@@ -144,20 +187,26 @@ impl Endpoint {
     /// # Errors
     /// `ENOTCONN`: there is none.
     pub fn shutdown(&self) -> Result<()> {
-        Err(FiErrno::ENOSYS)
+        self.core.shutdown()
     }
 
     /// Disconnects, flushes every operation to its completion queue, and gives the device's
     /// resources back; nothing else works afterwards. Idempotent.
-    pub fn close(&self) {}
+    pub fn close(&self) {
+        self.core.close();
+    }
 
     /// Takes another source address (`fi_setname(3)`).
     ///
     /// # Errors
     /// `EOPBADSTATE`: enabled already.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
-        let _ = addr;
-        Err(FiErrno::ENOSYS)
+        let mut control = self.core.control.lock();
+        if !self.core.state.is(State::Idle) || control.passive {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        control.src = Some(addr);
+        Ok(())
     }
 
     /// This side's address (`fi_getname(3)`).
@@ -165,7 +214,12 @@ impl Endpoint {
     /// # Errors
     /// `EOPBADSTATE`: it has none before it is enabled.
     pub fn local_addr(&self) -> Result<SocketAddr> {
-        Err(FiErrno::ENOSYS)
+        let control = self.core.control.lock();
+        if !control.bound && matches!(self.core.state.get(), State::Idle | State::Enabled) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        id.local_addr().ok_or(FiErrno::EOPBADSTATE)
     }
 
     /// The peer's address (`fi_getpeer(3)`).
@@ -173,27 +227,32 @@ impl Endpoint {
     /// # Errors
     /// `ENOTCONN`: not connected.
     pub fn peer_addr(&self) -> Result<SocketAddr> {
-        Err(FiErrno::ENOSYS)
+        let control = self.core.control.lock();
+        let id = control.id.as_ref().ok_or(FiErrno::ENOTCONN)?;
+        if !self.core.state.is(State::Connected) {
+            return Err(FiErrno::ENOTCONN);
+        }
+        id.peer_addr().ok_or(FiErrno::ENOTCONN)
     }
 
     /// Default flags of transmit operations.
     pub fn tx_op_flags(&self) -> Flags {
-        Flags::empty()
+        self.core.default_tx_flags()
     }
 
     /// Changes them (`FI_SETOPSFLAG`).
     pub fn set_tx_op_flags(&self, flags: Flags) {
-        let _ = flags;
+        self.core.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
     }
 
     /// Default flags of receives.
     pub fn rx_op_flags(&self) -> Flags {
-        Flags::empty()
+        Flags::from_bits_retain(self.core.rx_op_flags.load(Ordering::Relaxed))
     }
 
     /// Changes them (`FI_SETOPSFLAG`).
     pub fn set_rx_op_flags(&self, flags: Flags) {
-        let _ = flags;
+        self.core.rx_op_flags.store(flags.bits(), Ordering::Relaxed);
     }
 
     /// Asks for a receive with this context to be taken back (`fi_cancel(3)`).
@@ -207,6 +266,12 @@ impl Endpoint {
 
     /// The domain it belongs to.
     pub fn domain(&self) -> &Arc<Domain> {
-        unreachable!()
+        &self.core.domain
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.core.close();
     }
 }

@@ -1,11 +1,13 @@
 //! Connected endpoints (`FI_EP_MSG`) on RC queue pairs.
 
+mod core;
 mod ep;
 mod pep;
 mod recv;
 mod request;
 mod rma;
 mod send;
+mod slab;
 
 pub use ep::{BindFlags, Endpoint, EndpointConfig};
 pub use pep::{PassiveEndpoint, PepConfig};

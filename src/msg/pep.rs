@@ -1,12 +1,19 @@
 //! Passive endpoints: they listen.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use crate::Token;
 use crate::errno::{FiErrno, Result};
-use crate::queue::EventQueue;
-use crate::verbs::Device;
+use crate::log::info_log;
+use crate::msg::ConnectRequest;
+use crate::queue::{CmTarget, Event, EventQueue};
+use crate::verbs::{CmEvent, CmEventKind, CmId, Device, EventChannel};
+
+/// Requests that may wait where the application doesn't say.
+const DEFAULT_BACKLOG: usize = 128;
 
 /// What to open a passive endpoint with.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +30,32 @@ pub struct PepConfig {
 /// A passive endpoint. Thread safe. Dropping it stops listening; requests that were read from
 /// the event queue stay valid.
 #[derive(Debug)]
-pub struct PassiveEndpoint {}
+pub struct PassiveEndpoint {
+    core: Arc<Core>,
+    device: Arc<Device>,
+    backlog: usize,
+}
+
+#[derive(Debug)]
+struct Core {
+    token: Token,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` after closing.
+    id: Option<CmId>,
+    eq: Option<Arc<EventQueue>>,
+    listening: bool,
+}
+
+/// A new identifier on a channel, bound to an address.
+fn bound_id(channel: &Arc<EventChannel>, addr: SocketAddr) -> Result<CmId> {
+    let id = channel.create_id()?;
+    id.bind_addr(addr)?;
+    Ok(id)
+}
 
 impl PassiveEndpoint {
     /// Opens a passive endpoint on the connection manager that `device` belongs to, and binds it
@@ -33,8 +65,22 @@ impl PassiveEndpoint {
     /// - `EADDRINUSE`, `EADDRNOTAVAIL`: the address.
     /// - `ENOMEM`, `EMFILE`: resources.
     pub fn open(device: &Arc<Device>, config: PepConfig) -> Result<Arc<Self>> {
-        let _ = (device, config);
-        Err(FiErrno::ENOSYS)
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        // moved to the event queue's channel when one is bound
+        let channel = EventChannel::create(device.backend())?;
+        let id = bound_id(&channel, config.addr.unwrap_or(any))?;
+        Ok(Arc::new(Self {
+            core: Arc::new(Core {
+                token: config.token,
+                state: Mutex::new(State {
+                    id: Some(id),
+                    eq: None,
+                    listening: false,
+                }),
+            }),
+            device: Arc::clone(device),
+            backlog: config.backlog,
+        }))
     }
 
     /// Takes another address (`fi_setname(3)`), before listening.
@@ -43,13 +89,34 @@ impl PassiveEndpoint {
     /// `EOPBADSTATE`: it listens already. `EADDRINUSE`, `EADDRNOTAVAIL`: the address; the old one
     /// is kept.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
-        let _ = addr;
-        Err(FiErrno::ENOSYS)
+        let eq = self.core.state.lock().eq.clone();
+        let mut registry = eq.as_ref().map(|eq| eq.registry());
+        let mut state = self.core.state.lock();
+        let old = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?.object();
+        if state.listening {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let channel = match &mut registry {
+            Some(registry) => registry.channel(&self.device)?,
+            None => EventChannel::create(self.device.backend())?,
+        };
+        let id = bound_id(&channel, addr)?;
+        if let Some(registry) = &mut registry {
+            registry.remove(old, self.core.token);
+            registry.insert(id.object(), self.core.target());
+        }
+        state.id = Some(id);
+        Ok(())
     }
 
     /// The address it is bound to, with the true port.
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: it is closed.
     pub fn local_addr(&self) -> Result<SocketAddr> {
-        Err(FiErrno::ENOSYS)
+        let state = self.core.state.lock();
+        let addr = state.id.as_ref().and_then(CmId::local_addr);
+        addr.ok_or(FiErrno::EOPBADSTATE)
     }
 
     /// Binds the event queue that gets the requests.
@@ -57,8 +124,16 @@ impl PassiveEndpoint {
     /// # Errors
     /// `EINVAL`: one is bound already.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
-        let _ = eq;
-        Err(FiErrno::ENOSYS)
+        let mut registry = eq.registry();
+        let mut state = self.core.state.lock();
+        if state.eq.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        let id = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        id.migrate(&registry.channel(&self.device)?)?;
+        registry.insert(id.object(), self.core.target());
+        state.eq = Some(Arc::clone(eq));
+        Ok(())
     }
 
     /// Begins to listen.
@@ -66,9 +141,77 @@ impl PassiveEndpoint {
     /// # Errors
     /// `ENOEQ`: no event queue is bound. `EOPBADSTATE`: it listens already.
     pub fn listen(&self) -> Result<()> {
-        Err(FiErrno::ENOSYS)
+        let mut state = self.core.state.lock();
+        if state.eq.is_none() {
+            return Err(FiErrno::ENOEQ);
+        }
+        let id = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        if state.listening {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let backlog = match self.backlog {
+            0 => DEFAULT_BACKLOG,
+            backlog => backlog,
+        };
+        id.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        info_log!(EpCtrl, "listening on {:?}", id.local_addr());
+        state.listening = true;
+        Ok(())
+    }
+
+    /// The device that it was opened with.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// Stops listening and forgets its events; nothing else works afterwards. Idempotent.
-    pub fn close(&self) {}
+    pub fn close(&self) {
+        let eq = self.core.state.lock().eq.clone();
+        let mut registry = eq.as_ref().map(|eq| eq.registry());
+        let mut state = self.core.state.lock();
+        if let (Some(registry), Some(id)) = (&mut registry, &state.id) {
+            registry.remove(id.object(), self.core.token);
+        }
+        state.id = None;
+        state.eq = None;
+    }
+}
+
+impl Drop for PassiveEndpoint {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Core {
+    fn target(self: &Arc<Self>) -> Weak<dyn CmTarget> {
+        let target: Weak<Self> = Arc::downgrade(self);
+        target
+    }
+}
+
+impl CmTarget for Core {
+    fn cm_event(&self, mut event: CmEvent, eq: &EventQueue) {
+        match event.kind {
+            CmEventKind::ConnectRequest => {
+                if let Some(id) = event.new_id.take() {
+                    eq.push(Event::ConnReq {
+                        pep: self.token,
+                        request: Some(ConnectRequest::new(id)),
+                        data: event.data,
+                        attachment: None,
+                    });
+                }
+            }
+            CmEventKind::DeviceRemoval => eq.push_error(crate::queue::EqError {
+                owner: self.token,
+                err: FiErrno::ENODEV,
+                prov_errno: event.status,
+                data: event.data,
+                context: 0,
+            }),
+            // a listener has no others that matter
+            _ => {}
+        }
+    }
 }

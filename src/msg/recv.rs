@@ -2,15 +2,127 @@
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::core::{Core, EarlyRecv, State};
+use super::send::{MAX_IOV, post_errno};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::msg::{Endpoint, LocalIov};
+use crate::queue::WrId;
+use crate::queue::slots::Slot;
+use crate::verbs::{Qp, RecvRequest};
+
+/// Flags that `fi_recvmsg` takes.
+const MSG_FLAGS: Flags = Flags::COMPLETION.union(Flags::MORE);
+
+/// The receive side of an endpoint that is enabled.
+#[derive(Debug)]
+pub(crate) struct RxSide {
+    selective: bool,
+    place: WrId,
+    qp: Option<Arc<Qp>>,
+    /// What was posted while there is no queue pair.
+    early: Option<VecDeque<EarlyRecv>>,
+}
+
+impl RxSide {
+    pub(crate) fn new(
+        selective: bool,
+        place: WrId,
+        qp: Option<Arc<Qp>>,
+        early: Option<VecDeque<EarlyRecv>>,
+    ) -> Self {
+        Self {
+            selective,
+            place,
+            qp,
+            early,
+        }
+    }
+
+    pub(crate) fn take_early(&mut self) -> Option<VecDeque<EarlyRecv>> {
+        self.early.take()
+    }
+
+    /// Posts what was posted before there was a queue pair; it has its slots already.
+    pub(crate) fn post_early(&self, early: VecDeque<EarlyRecv>) -> Result<()> {
+        let qp = self.qp.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        for recv in early {
+            let request = RecvRequest {
+                wr_id: self.place.recv(recv.number),
+                sges: &recv.sges,
+            };
+            // SAFETY: whoever posted it promised that the buffers stay until completion.
+            unsafe { qp.post_recv(&request) }?;
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Posts a receive.
+    ///
+    /// # Safety
+    /// As [`Endpoint::recv`].
+    #[inline]
+    unsafe fn receive(&self, local: LocalIov<'_>, context: usize, flags: Flags) -> Result<()> {
+        match self.state.get() {
+            State::Idle | State::Closed => return Err(FiErrno::EOPBADSTATE),
+            State::Disconnected => return Err(FiErrno::ESHUTDOWN),
+            _ => {}
+        }
+        if local.count() > self.config.rx_iov_limit {
+            return Err(FiErrno::EINVAL);
+        }
+        if local.len() > self.domain.max_msg_size() {
+            return Err(FiErrno::EMSGSIZE);
+        }
+        let mut rx = self.rx.lock();
+        let side = rx.as_mut().ok_or(FiErrno::ENOCQ)?;
+        let ring = &self.rings.rx;
+        if ring.is_full() {
+            return Err(FiErrno::EAGAIN);
+        }
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        // SAFETY: as this function.
+        let sges = unsafe { local.sges(Some(self.domain.pd()), &mut sges) }?;
+        let number = ring.push(Slot {
+            context,
+            flags: Flags::RECV.union(Flags::MSG),
+            visible: !side.selective || flags.contains(Flags::COMPLETION),
+            reports_failure: true,
+            signaled: true,
+            ..Slot::default()
+        });
+        if let Some(qp) = &side.qp {
+            let wr_id = side.place.recv(number);
+            // SAFETY: as this function.
+            return unsafe { qp.post_recv(&RecvRequest { wr_id, sges }) }.map_err(|error| {
+                ring.unpush();
+                post_errno(error)
+            });
+        }
+        let early = side.early.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
+        early.push_back(EarlyRecv {
+            number,
+            sges: sges.to_vec(),
+        });
+        Ok(())
+    }
+}
 
 /// Receives may be posted from the time the endpoint is enabled.
 ///
 /// # Errors
 /// - `EAGAIN`: the queue is full.
 /// - `EINVAL`: too many buffers, or a descriptor that is needed and wrong.
+/// - `EMSGSIZE`: more bytes than the device takes.
+/// - `EBADFLAGS`: a flag that the operation doesn't have.
+/// - `ENOCQ`: no completion queue is bound for receiving.
 /// - `EOPBADSTATE`: not enabled. `ESHUTDOWN`: no longer connected.
 ///
 /// # Safety
@@ -19,14 +131,20 @@ use crate::msg::{Endpoint, LocalIov};
 #[allow(clippy::missing_safety_doc, reason = "said once, above")]
 impl Endpoint {
     /// `fi_recv`, `fi_recvv`.
+    #[inline]
     pub unsafe fn recv(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
-        let _ = (local, context);
-        Err(FiErrno::ENOSYS)
+        let flags = Flags::from_bits_retain(self.core.rx_op_flags.load(Ordering::Relaxed));
+        // SAFETY: as this function.
+        unsafe { self.core.receive(local, context, flags) }
     }
 
     /// `fi_recvmsg`.
+    #[inline]
     pub unsafe fn recv_msg(&self, local: LocalIov<'_>, context: usize, flags: Flags) -> Result<()> {
-        let _ = (local, context, flags);
-        Err(FiErrno::ENOSYS)
+        if flags.intersects(MSG_FLAGS.complement()) {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        // SAFETY: as this function.
+        unsafe { self.core.receive(local, context, flags) }
     }
 }

@@ -4,37 +4,73 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::errno::{FiErrno, Result};
-use crate::verbs::{CmId, Device};
+use crate::verbs::{CmId, Device, known_device};
+use crate::wire::cm_data::CmData;
 
 /// A peer's request for a connection. Answered by making an endpoint of it and accepting there,
 /// or by [`Self::reject`]; dropping it rejects without data.
 #[derive(Debug)]
 pub struct ConnectRequest {
-    _id: CmId,
+    /// `None` once it is answered.
+    id: Option<CmId>,
 }
 
 impl ConnectRequest {
+    pub(crate) fn new(id: CmId) -> Self {
+        Self { id: Some(id) }
+    }
+
+    fn id(&self) -> Result<&CmId> {
+        self.id.as_ref().ok_or(FiErrno::EINVAL)
+    }
+
+    /// Whether an endpoint of this device can accept it.
+    pub(crate) fn is_on(&self, device: &Device) -> bool {
+        self.id.as_ref().is_some_and(|id| id.is_on(device))
+    }
+
+    /// Hands the identifier to who accepts.
+    pub(crate) fn take_id(mut self) -> Option<CmId> {
+        self.id.take()
+    }
+
     /// Turns the peer down and hands it `data`.
     ///
     /// # Errors
     /// `EINVAL`: more data than fits (the request is dropped, hence rejected, all the same).
-    pub fn reject(self, data: &[u8]) -> Result<()> {
-        let _ = data;
-        Err(FiErrno::ENOSYS)
+    pub fn reject(mut self, data: &[u8]) -> Result<()> {
+        let data = CmData::new(data)?;
+        let id = self.id.take().ok_or(FiErrno::EINVAL)?;
+        id.reject(&data)
     }
 
     /// The device that the request came in by: the accepting endpoint's domain must be of it.
     pub fn device(&self) -> Option<Arc<Device>> {
-        None
+        known_device(self.id.as_ref()?)
     }
 
     /// This side's address.
+    ///
+    /// # Errors
+    /// `EINVAL`: it isn't an IP address.
     pub fn local_addr(&self) -> Result<SocketAddr> {
-        Err(FiErrno::ENOSYS)
+        self.id()?.local_addr().ok_or(FiErrno::EINVAL)
     }
 
     /// The peer's address.
+    ///
+    /// # Errors
+    /// `EINVAL`: it isn't an IP address.
     pub fn peer_addr(&self) -> Result<SocketAddr> {
-        Err(FiErrno::ENOSYS)
+        self.id()?.peer_addr().ok_or(FiErrno::EINVAL)
+    }
+}
+
+impl Drop for ConnectRequest {
+    fn drop(&mut self) {
+        if let Some(id) = &self.id {
+            // the peer may have gone already
+            let _ = id.reject(&CmData::EMPTY);
+        }
     }
 }

@@ -4,9 +4,12 @@
 
 use std::ffi::c_void;
 
+use super::send::{Transmit, buffer};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::mr::Desc;
 use crate::msg::{Endpoint, LocalIov};
+use crate::verbs::SendOpcode;
 
 /// A range of the peer's memory (`struct fi_rma_iov`, same layout).
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,6 +21,47 @@ pub struct RemoteIov {
     pub len: usize,
     /// The region's key.
     pub key: u64,
+}
+
+impl<'a> Transmit<'a> {
+    #[inline]
+    fn rma(
+        opcode: SendOpcode,
+        local: LocalIov<'a>,
+        addr: u64,
+        key: u64,
+        context: usize,
+        flags: Flags,
+    ) -> Result<Self> {
+        Ok(Self {
+            opcode,
+            local,
+            remote_addr: addr,
+            // native keys have 32 bits
+            rkey: u32::try_from(key).map_err(|_| FiErrno::EKEYREJECTED)?,
+            data: 0,
+            context,
+            flags,
+            silent: false,
+        })
+    }
+
+    #[inline]
+    fn rma_msg(
+        opcode: SendOpcode,
+        local: LocalIov<'a>,
+        remote: &[RemoteIov],
+        context: usize,
+        flags: Flags,
+    ) -> Result<Self> {
+        let &[target] = remote else {
+            return Err(FiErrno::EINVAL);
+        };
+        if target.len != local.len() {
+            return Err(FiErrno::EINVAL);
+        }
+        Self::rma(opcode, local, target.addr, target.key, context, flags)
+    }
 }
 
 /// As for sends; besides
@@ -32,6 +76,7 @@ pub struct RemoteIov {
 #[allow(clippy::missing_safety_doc, reason = "said once, above")]
 impl Endpoint {
     /// `fi_write`, `fi_writev`.
+    #[inline]
     pub unsafe fn write(
         &self,
         local: LocalIov<'_>,
@@ -39,11 +84,14 @@ impl Endpoint {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        let _ = (local, addr, key, context);
-        Err(FiErrno::ENOSYS)
+        let flags = self.core.default_tx_flags();
+        let op = Transmit::rma(SendOpcode::Write, local, addr, key, context, flags)?;
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op) }
     }
 
     /// `fi_writedata`.
+    #[inline]
     pub unsafe fn write_data(
         &self,
         local: LocalIov<'_>,
@@ -52,11 +100,14 @@ impl Endpoint {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        let _ = (local, data, addr, key, context);
-        Err(FiErrno::ENOSYS)
+        let flags = self.core.default_tx_flags();
+        let op = Transmit::rma(SendOpcode::Write, local, addr, key, context, flags)?;
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op.with_data(data)) }
     }
 
     /// `fi_writemsg`.
+    #[inline]
     pub unsafe fn write_msg(
         &self,
         local: LocalIov<'_>,
@@ -65,11 +116,14 @@ impl Endpoint {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        let _ = (local, remote, data, context, flags);
-        Err(FiErrno::ENOSYS)
+        let op = Transmit::rma_msg(SendOpcode::Write, local, remote, context, flags)?;
+        let op = op.with_flags_checked(data)?;
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op) }
     }
 
     /// `fi_inject_write`.
+    #[inline]
     pub unsafe fn inject_write(
         &self,
         buf: *const c_void,
@@ -77,11 +131,15 @@ impl Endpoint {
         addr: u64,
         key: u64,
     ) -> Result<()> {
-        let _ = (buf, len, addr, key);
-        Err(FiErrno::ENOSYS)
+        let iov = buffer(buf, len);
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        let op = Transmit::rma(SendOpcode::Write, local, addr, key, 0, Flags::empty())?;
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op.injected()) }
     }
 
     /// `fi_inject_writedata`.
+    #[inline]
     pub unsafe fn inject_write_data(
         &self,
         buf: *const c_void,
@@ -90,11 +148,15 @@ impl Endpoint {
         addr: u64,
         key: u64,
     ) -> Result<()> {
-        let _ = (buf, len, data, addr, key);
-        Err(FiErrno::ENOSYS)
+        let iov = buffer(buf, len);
+        let local = LocalIov::single(&iov, &Desc::NULL);
+        let op = Transmit::rma(SendOpcode::Write, local, addr, key, 0, Flags::empty())?;
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op.injected().with_data(data)) }
     }
 
     /// `fi_read`, `fi_readv`.
+    #[inline]
     pub unsafe fn read(
         &self,
         local: LocalIov<'_>,
@@ -102,11 +164,15 @@ impl Endpoint {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        let _ = (local, addr, key, context);
-        Err(FiErrno::ENOSYS)
+        // inject means nothing where this side's memory is written
+        let flags = self.core.default_tx_flags() - Flags::INJECT;
+        let op = Transmit::rma(SendOpcode::Read, local, addr, key, context, flags)?;
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op) }
     }
 
     /// `fi_readmsg`.
+    #[inline]
     pub unsafe fn read_msg(
         &self,
         local: LocalIov<'_>,
@@ -114,7 +180,12 @@ impl Endpoint {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        let _ = (local, remote, context, flags);
-        Err(FiErrno::ENOSYS)
+        if flags.intersects(Flags::INJECT | Flags::REMOTE_CQ_DATA) {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let op = Transmit::rma_msg(SendOpcode::Read, local, remote, context, flags)?;
+        let op = op.with_flags_checked(0)?;
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op) }
     }
 }

@@ -1,16 +1,37 @@
-//! Sends.
+//! Sends, and what they share with RMA: the transmit side of an endpoint.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use libc::iovec;
 
+use super::core::{Core, CqBinding, State};
+use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::msg::Endpoint;
+use crate::queue::slots::{Slot, SlotRing};
+use crate::queue::{CompletionQueue, WrId};
+use crate::verbs::{Pd, Qp, SendOpcode, SendRequest, Sge};
+
+/// The most buffers that an operation has here.
+pub(crate) const MAX_IOV: usize = 16;
+
+/// Flags that `fi_sendmsg`, `fi_writemsg` take.
+const MSG_FLAGS: Flags = Flags::COMPLETION
+    .union(Flags::INJECT)
+    .union(Flags::INJECT_COMPLETE)
+    .union(Flags::TRANSMIT_COMPLETE)
+    .union(Flags::DELIVERY_COMPLETE)
+    .union(Flags::REMOTE_CQ_DATA)
+    .union(Flags::MORE)
+    .union(Flags::FENCE);
 
 /// The local memory of one operation: buffers, and the descriptors of the regions they lie in.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +77,334 @@ impl<'a> LocalIov<'a> {
             lifetime: PhantomData,
         })
     }
+
+    /// How many buffers.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    #[inline]
+    fn iov(&self) -> &'a [iovec] {
+        if self.count == 0 {
+            return &[];
+        }
+        // SAFETY: whoever made this promised `count` elements for `'a`.
+        unsafe { std::slice::from_raw_parts(self.iov, self.count) }
+    }
+
+    /// Bytes in all.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        // no memory is longer than usize counts; rubbish saturates and is refused as too long
+        self.iov()
+            .iter()
+            .fold(0_usize, |sum, iov| sum.saturating_add(iov.iov_len))
+    }
+
+    /// The device's form of the buffers, without those of no length, which some devices take for
+    /// 2 GiB. `pd` is needed where the device reads the memory itself.
+    ///
+    /// # Errors
+    /// `EINVAL`: more buffers than fit, or a descriptor that is needed and wrong.
+    ///
+    /// # Safety
+    /// Descriptors that aren't NULL are those of live regions. Lengths fit 32 bits.
+    #[inline]
+    pub(crate) unsafe fn sges<'b>(
+        &self,
+        pd: Option<&Pd>,
+        out: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+    ) -> Result<&'b [Sge]> {
+        let mut count = 0;
+        for (index, iov) in self.iov().iter().enumerate() {
+            if iov.iov_len == 0 {
+                continue;
+            }
+            let lkey = match pd {
+                None => 0,
+                Some(_) if self.desc.is_null() => return Err(FiErrno::EINVAL),
+                // SAFETY: there are as many descriptors as buffers, of live regions or NULL.
+                Some(pd) => unsafe { (*self.desc.add(index)).lkey(pd) }?,
+            };
+            out.get_mut(count).ok_or(FiErrno::EINVAL)?.write(Sge {
+                addr: iov.iov_base as u64,
+                length: iov.iov_len as u32,
+                lkey,
+            });
+            count += 1;
+        }
+        // SAFETY: the first `count` were written.
+        Ok(unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), count) })
+    }
+
+    /// Copies the bytes to `to`.
+    ///
+    /// # Safety
+    /// `to` has room for [`Self::len`] bytes, and the buffers are readable.
+    pub(crate) unsafe fn copy_to(&self, to: *mut u8) {
+        let mut offset = 0;
+        for iov in self.iov().iter().filter(|iov| iov.iov_len != 0) {
+            // SAFETY: as this function.
+            unsafe {
+                std::ptr::copy_nonoverlapping(iov.iov_base.cast(), to.add(offset), iov.iov_len);
+            }
+            offset += iov.iov_len;
+        }
+    }
+}
+
+/// One operation of the transmit side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transmit<'a> {
+    pub(crate) opcode: SendOpcode,
+    pub(crate) local: LocalIov<'a>,
+    pub(crate) remote_addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) data: u64,
+    pub(crate) context: usize,
+    pub(crate) flags: Flags,
+    /// An inject call: it never completes visibly.
+    pub(crate) silent: bool,
+}
+
+impl<'a> Transmit<'a> {
+    #[inline]
+    fn send(local: LocalIov<'a>, context: usize, flags: Flags) -> Self {
+        Self {
+            opcode: SendOpcode::Send,
+            local,
+            remote_addr: 0,
+            rkey: 0,
+            data: 0,
+            context,
+            flags,
+            silent: false,
+        }
+    }
+
+    /// Lets `data` go along.
+    #[inline]
+    pub(crate) fn with_data(mut self, data: u64) -> Self {
+        self.opcode = self.opcode.with_imm();
+        self.data = data;
+        self
+    }
+
+    /// Makes it an inject call.
+    #[inline]
+    pub(crate) fn injected(mut self) -> Self {
+        self.flags |= Flags::INJECT;
+        self.silent = true;
+        self
+    }
+
+    /// As a call with flags asks.
+    #[inline]
+    pub(crate) fn with_flags_checked(mut self, data: u64) -> Result<Self> {
+        if self.flags.intersects(MSG_FLAGS.complement()) {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        if self.flags.contains(Flags::REMOTE_CQ_DATA) {
+            self = self.with_data(data);
+        }
+        Ok(self)
+    }
+}
+
+/// What a completion says of an operation.
+#[inline]
+fn completion_flags(opcode: SendOpcode) -> Flags {
+    match opcode {
+        SendOpcode::Send | SendOpcode::SendImm => Flags::SEND.union(Flags::MSG),
+        SendOpcode::Write | SendOpcode::WriteImm => Flags::RMA.union(Flags::WRITE),
+        SendOpcode::Read => Flags::RMA.union(Flags::READ),
+    }
+}
+
+/// The transmit side of an endpoint that has a queue pair.
+#[derive(Debug)]
+pub(crate) struct TxSide {
+    qp: Arc<Qp>,
+    cq: Arc<CompletionQueue>,
+    place: WrId,
+    selective: bool,
+    iov_limit: usize,
+    max_inline: usize,
+    max_inject: usize,
+    max_msg: usize,
+    /// Every so many unsignaled requests one is signaled, so that their slots become free.
+    period: u32,
+    unsignaled: u32,
+    slab: Option<Slab>,
+}
+
+impl TxSide {
+    pub(crate) fn new(core: &Core, binding: &CqBinding, place: WrId, qp: &Arc<Qp>) -> Result<Self> {
+        let config = &core.config;
+        let max_inline = qp.limits().max_inline;
+        let slab = if max_inline < config.inject_size {
+            let slots = core.rings.tx.capacity();
+            Some(Slab::new(core.domain.pd(), slots, config.inject_size)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            qp: Arc::clone(qp),
+            cq: Arc::clone(&binding.cq),
+            place,
+            selective: binding.selective,
+            iov_limit: config.tx_iov_limit,
+            max_inline,
+            max_inject: config.inject_size,
+            max_msg: core.domain.max_msg_size(),
+            period: (core.rings.tx.depth() / 4).max(1),
+            unsignaled: 0,
+            slab,
+        })
+    }
+
+    /// Posts an operation.
+    ///
+    /// # Safety
+    /// As [`Endpoint::send`].
+    #[inline]
+    unsafe fn post(&mut self, ring: &SlotRing, op: &Transmit<'_>) -> Result<()> {
+        let len = op.local.len();
+        if op.local.count() > self.iov_limit {
+            return Err(FiErrno::EINVAL);
+        }
+        let inject = op.flags.contains(Flags::INJECT);
+        if len > self.max_msg || (inject && len > self.max_inject) {
+            return Err(FiErrno::EMSGSIZE);
+        }
+        if ring.is_full() && !self.make_room(ring)? {
+            return Err(FiErrno::EAGAIN);
+        }
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        let inline = len <= self.max_inline && op.opcode != SendOpcode::Read;
+        let sges = if inline {
+            // SAFETY: as this function.
+            unsafe { op.local.sges(None, &mut sges) }?
+        } else if inject {
+            let slab = self.slab.as_mut().ok_or(FiErrno::EMSGSIZE)?;
+            let (to, lkey) = slab.slot(ring.next_index());
+            // SAFETY: the slot is free and has room for what inject takes; buffers as this function.
+            unsafe { op.local.copy_to(to) };
+            let addr = to as u64;
+            std::slice::from_ref(sges[0].write(Sge {
+                addr,
+                length: len as u32,
+                lkey,
+            }))
+        } else {
+            // SAFETY: as this function.
+            unsafe { op.local.sges(Some(self.cq.domain().pd()), &mut sges) }?
+        };
+        let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
+        let signaled = visible || self.unsignaled + 1 >= self.period;
+        let number = ring.push(Slot {
+            context: op.context,
+            flags: completion_flags(op.opcode),
+            visible,
+            reports_failure: !op.silent,
+            signaled,
+            ..Slot::default()
+        });
+        let request = SendRequest {
+            wr_id: self.place.send(number),
+            opcode: op.opcode,
+            sges,
+            inline,
+            signaled,
+            fence: op.flags.contains(Flags::FENCE),
+            // the size of remote data is 4 bytes
+            imm: op.data as u32,
+            remote_addr: op.remote_addr,
+            rkey: op.rkey,
+        };
+        // SAFETY: as this function; what is not inline stays until completion.
+        if let Err(error) = unsafe { self.qp.post_send(&request) } {
+            ring.unpush();
+            return Err(post_errno(error));
+        }
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        Ok(())
+    }
+
+    /// The application may never read its queue, when it injects only: looks for completions.
+    #[cold]
+    fn make_room(&self, ring: &SlotRing) -> Result<bool> {
+        self.cq.progress()?;
+        Ok(!ring.is_full())
+    }
+
+    /// Posts a request that does nothing behind all others: on a queue pair in its error state it
+    /// is flushed last, so what was not reported before it has succeeded.
+    pub(crate) fn post_marker(&mut self, ring: &SlotRing) {
+        if ring.outstanding() == 0 || ring.outstanding() > ring.depth() {
+            return;
+        }
+        let number = ring.push(Slot {
+            signaled: true,
+            ..Slot::default()
+        });
+        let request = SendRequest {
+            wr_id: self.place.send(number),
+            opcode: SendOpcode::Send,
+            sges: &[],
+            inline: false,
+            signaled: true,
+            fence: false,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+        };
+        // SAFETY: no buffers.
+        if unsafe { self.qp.post_send(&request) }.is_err() {
+            ring.unpush();
+        }
+    }
+}
+
+/// A device that says its queue is full means: not now.
+pub(crate) fn post_errno(error: FiErrno) -> FiErrno {
+    if error == FiErrno::ENOMEM {
+        FiErrno::EAGAIN
+    } else {
+        error
+    }
+}
+
+impl Core {
+    /// Posts an operation of the transmit side.
+    ///
+    /// # Safety
+    /// As [`Endpoint::send`].
+    #[inline]
+    pub(crate) unsafe fn transmit(&self, op: &Transmit<'_>) -> Result<()> {
+        if !self.state.is(State::Connected) {
+            return Err(self.why_not_connected());
+        }
+        let mut tx = self.tx.lock();
+        let side = tx.as_mut().ok_or(FiErrno::ENOCQ)?;
+        // SAFETY: as this function.
+        unsafe { side.post(&self.rings.tx, op) }
+    }
+
+    #[cold]
+    fn why_not_connected(&self) -> FiErrno {
+        match self.state.get() {
+            State::Idle | State::Closed => FiErrno::EOPBADSTATE,
+            State::Disconnected => FiErrno::ESHUTDOWN,
+            _ => FiErrno::ENOTCONN,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn default_tx_flags(&self) -> Flags {
+        Flags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
+    }
 }
 
 /// Operations without flags take the endpoint's default ones; those named `_msg` take theirs, and
@@ -68,6 +417,8 @@ impl<'a> LocalIov<'a> {
 /// - `EAGAIN`: the queue is full.
 /// - `EINVAL`: too many buffers, or a descriptor that is needed and wrong.
 /// - `EMSGSIZE`: more bytes than the device, or inject, takes.
+/// - `EBADFLAGS`: a flag that the operation doesn't have.
+/// - `ENOCQ`: no completion queue is bound for transmitting.
 /// - `EOPBADSTATE`: not enabled. `ENOTCONN`: not connected. `ESHUTDOWN`: no longer connected.
 ///
 /// # Safety
@@ -76,18 +427,23 @@ impl<'a> LocalIov<'a> {
 #[allow(clippy::missing_safety_doc, reason = "said once, above")]
 impl Endpoint {
     /// `fi_send`, `fi_sendv`.
+    #[inline]
     pub unsafe fn send(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
-        let _ = (local, context);
-        Err(FiErrno::ENOSYS)
+        let op = Transmit::send(local, context, self.core.default_tx_flags());
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op) }
     }
 
     /// `fi_senddata`: the low 32 bits of `data` go along.
+    #[inline]
     pub unsafe fn send_data(&self, local: LocalIov<'_>, data: u64, context: usize) -> Result<()> {
-        let _ = (local, data, context);
-        Err(FiErrno::ENOSYS)
+        let op = Transmit::send(local, context, self.core.default_tx_flags());
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op.with_data(data)) }
     }
 
     /// `fi_sendmsg`.
+    #[inline]
     pub unsafe fn send_msg(
         &self,
         local: LocalIov<'_>,
@@ -95,19 +451,35 @@ impl Endpoint {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        let _ = (local, data, context, flags);
-        Err(FiErrno::ENOSYS)
+        let op = Transmit::send(local, context, flags).with_flags_checked(data)?;
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op) }
     }
 
     /// `fi_inject`: no completion, and the buffer is free on return.
+    #[inline]
     pub unsafe fn inject(&self, buf: *const c_void, len: usize) -> Result<()> {
-        let _ = (buf, len);
-        Err(FiErrno::ENOSYS)
+        let iov = buffer(buf, len);
+        let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), 0, Flags::empty());
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op.injected()) }
     }
 
     /// `fi_injectdata`.
+    #[inline]
     pub unsafe fn inject_data(&self, buf: *const c_void, len: usize, data: u64) -> Result<()> {
-        let _ = (buf, len, data);
-        Err(FiErrno::ENOSYS)
+        let iov = buffer(buf, len);
+        let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), 0, Flags::empty());
+        // SAFETY: as this function.
+        unsafe { self.core.transmit(&op.injected().with_data(data)) }
+    }
+}
+
+/// C's form of a buffer that is only read.
+#[inline]
+pub(crate) fn buffer(buf: *const c_void, len: usize) -> iovec {
+    iovec {
+        iov_base: buf.cast_mut(),
+        iov_len: len,
     }
 }

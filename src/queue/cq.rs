@@ -1,13 +1,33 @@
 //! Completion queues.
+//!
+//! Completions go from the device straight into the application's buffer. Only what is found
+//! when nobody reads waits in a backlog: by a `trywait` that looks, by a post that makes room, by
+//! the end of a connection. Errors wait there too, and whatever came after them.
 
+use std::collections::VecDeque;
 use std::ffi::CStr;
+use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::Mutex;
+use rdma_core_sys as sys;
 
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
-use crate::queue::{CompletionError, EntryWriter, WaitKind};
+use crate::flags::Flags;
+use crate::log::{info_log, warn_log};
+use crate::queue::slots::{Rings, Slot};
+use crate::queue::wait::{WaitSet, deadline};
+use crate::queue::{Completion, CompletionError, EntryWriter, WaitKind};
+use crate::verbs::{AsyncEvent, AsyncListener, CompChannel, Cq, Wc};
+
+/// Completions of a queue that wasn't asked for a size.
+const DEFAULT_SIZE: usize = 1024;
+/// Completions polled from the device at a time.
+const BATCH: usize = 16;
 
 /// What to open a completion queue with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,6 +45,149 @@ pub struct CqConfig {
 #[derive(Debug)]
 pub struct CompletionQueue {
     domain: Arc<Domain>,
+    cq: Arc<Cq>,
+    kind: WaitKind,
+    wait: Option<WaitSet>,
+    signaled: AtomicBool,
+    overrun: AtomicBool,
+    size: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Done(Completion),
+    Failed(CompletionError),
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    backlog: VecDeque<Entry>,
+    endpoints: Vec<Attachment>,
+    /// Completions that the bound endpoints may have under way.
+    reserved: usize,
+}
+
+/// An endpoint's place in the table that `wr_id` refers to.
+#[derive(Debug, Default)]
+struct Attachment {
+    generation: u16,
+    rings: Option<Arc<Rings>>,
+}
+
+/// `wr_id`: the direction, the endpoint's place in the queue's table, that place's generation,
+/// the request's number. A completion that a device keeps after its queue pair is gone is
+/// recognized by the generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrId(u64);
+
+impl WrId {
+    const RECV: u64 = 1 << 63;
+
+    fn base(index: u16, generation: u16) -> Self {
+        Self(u64::from(index) << 47 | u64::from(generation & 0x7fff) << 32)
+    }
+
+    /// The id of the send of this number.
+    #[inline]
+    pub(crate) fn send(self, number: u32) -> u64 {
+        self.0 | u64::from(number)
+    }
+
+    /// The id of the receive of this number.
+    #[inline]
+    pub(crate) fn recv(self, number: u32) -> u64 {
+        self.0 | Self::RECV | u64::from(number)
+    }
+
+    #[inline]
+    fn index(self) -> usize {
+        (self.0 >> 47) as usize & 0xffff
+    }
+
+    #[inline]
+    fn generation(self) -> u16 {
+        (self.0 >> 32) as u16 & 0x7fff
+    }
+}
+
+/// The reason of a failure in libfabric's terms.
+fn status_errno(status: u32, recv: bool) -> FiErrno {
+    match status {
+        sys::IBV_WC_LOC_LEN_ERR if recv => FiErrno::ETRUNC,
+        sys::IBV_WC_LOC_LEN_ERR => FiErrno::EMSGSIZE,
+        sys::IBV_WC_LOC_QP_OP_ERR => FiErrno::EINVAL,
+        sys::IBV_WC_LOC_PROT_ERR | sys::IBV_WC_LOC_ACCESS_ERR | sys::IBV_WC_MW_BIND_ERR => {
+            FiErrno::EACCES
+        }
+        sys::IBV_WC_WR_FLUSH_ERR => FiErrno::ECANCELED,
+        sys::IBV_WC_REM_ACCESS_ERR => FiErrno::EKEYREJECTED,
+        sys::IBV_WC_REM_INV_REQ_ERR | sys::IBV_WC_REM_OP_ERR => FiErrno::EREMOTEIO,
+        sys::IBV_WC_RETRY_EXC_ERR | sys::IBV_WC_RESP_TIMEOUT_ERR => FiErrno::ETIMEDOUT,
+        sys::IBV_WC_RNR_RETRY_EXC_ERR => FiErrno::ENORX,
+        _ => FiErrno::EIO,
+    }
+}
+
+fn failure(slot: &Slot, status: u32, vendor_err: u32) -> Entry {
+    Entry::Failed(CompletionError {
+        completion: Completion {
+            context: slot.context,
+            flags: slot.flags,
+            len: 0,
+            buf: 0,
+            data: 0,
+            tag: 0,
+        },
+        olen: 0,
+        err: status_errno(status, slot.flags.contains(Flags::RECV)),
+        prov_errno: status as i32,
+        vendor_err,
+    })
+}
+
+impl Inner {
+    /// What a work completion means to the application; `None` if it means nothing.
+    #[inline]
+    fn digest(&self, wc: &Wc) -> Option<Entry> {
+        let id = WrId(wc.wr_id());
+        let place = self.endpoints.get(id.index())?;
+        if place.generation != id.generation() {
+            return None;
+        }
+        let rings = place.rings.as_ref()?;
+        let recv = id.0 & WrId::RECV != 0;
+        let ring = if recv { &rings.rx } else { &rings.tx };
+        // the low half is the number
+        let slot = ring.complete(id.0 as u32)?;
+        if wc.status() != sys::IBV_WC_SUCCESS {
+            rings.tell_failure();
+            let reported = slot.visible || slot.reports_failure;
+            return reported.then(|| failure(&slot, wc.status(), wc.vendor_err()));
+        }
+        if !slot.visible {
+            return None;
+        }
+        let mut completion = Completion {
+            context: slot.context,
+            flags: slot.flags,
+            len: 0,
+            buf: 0,
+            data: 0,
+            tag: 0,
+        };
+        if recv {
+            completion.len = wc.byte_len();
+            if wc.is_recv_rdma() {
+                completion.flags = Flags::RMA | Flags::REMOTE_WRITE;
+            }
+            if let Some(imm) = wc.imm() {
+                completion.flags |= Flags::REMOTE_CQ_DATA;
+                completion.data = imm.into();
+            }
+        }
+        Some(Entry::Done(completion))
+    }
 }
 
 impl CompletionQueue {
@@ -33,9 +196,35 @@ impl CompletionQueue {
     /// # Errors
     /// - `EINVAL`: more completions than the device allows.
     /// - `ENOMEM`, `EMFILE`: resources of the device or the process.
-    pub fn open(domain: &Arc<Domain>, _config: CqConfig) -> Result<Arc<Self>> {
-        let _ = domain;
-        Err(FiErrno::ENOSYS)
+    pub fn open(domain: &Arc<Domain>, config: CqConfig) -> Result<Arc<Self>> {
+        let device = domain.device();
+        let size = match config.size {
+            0 => DEFAULT_SIZE.min(device.attr().max_cqe),
+            size => size,
+        };
+        let mut channel = None;
+        let mut wait = None;
+        if config.wait != WaitKind::None {
+            let set = WaitSet::new()?;
+            let new = Arc::new(CompChannel::create(device)?);
+            set.add(new.fd())?;
+            channel = Some(new);
+            wait = Some(set);
+        }
+        let cq = Cq::create(device, size, channel, config.signaling_vector)?;
+        let this = Arc::new(Self {
+            domain: Arc::clone(domain),
+            cq: Arc::new(cq),
+            kind: config.wait,
+            wait,
+            signaled: AtomicBool::new(false),
+            overrun: AtomicBool::new(false),
+            size,
+            inner: Mutex::default(),
+        });
+        let listener: Weak<dyn AsyncListener> = Arc::downgrade(&this) as _;
+        device.listen(this.cq.object(), listener);
+        Ok(this)
     }
 
     /// Reads up to `max` completions into `writer`; returns how many, at least 1. Never blocks.
@@ -43,10 +232,102 @@ impl CompletionQueue {
     /// # Errors
     /// - `EAGAIN`: there are none.
     /// - `EAVAIL`: the next one is an error: [`Self::read_error`] has it.
+    /// - `EOVERRUN`: the device lost completions; the queue is of no use any more.
     #[inline]
     pub fn read<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
-        let _ = (max, writer);
-        Err(FiErrno::ENOSYS)
+        let mut inner = self.inner.lock();
+        let mut count = 0;
+        if max == 0 {
+            // a way to ask for progress
+            self.progress_locked(&mut inner)?;
+            return Err(FiErrno::EAGAIN);
+        }
+        if !inner.backlog.is_empty() {
+            while count < max
+                && let Some(Entry::Done(completion)) = inner.backlog.front()
+            {
+                writer.write(completion);
+                inner.backlog.pop_front();
+                count += 1;
+            }
+        }
+        if inner.backlog.is_empty() {
+            count += self.poll(&mut inner, max - count, writer)?;
+        }
+        if count > 0 {
+            Ok(count)
+        } else if inner.backlog.is_empty() {
+            Err(FiErrno::EAGAIN)
+        } else {
+            Err(FiErrno::EAVAIL)
+        }
+    }
+
+    /// Polls the device for up to `max` completions. An error, and what came after it in the same
+    /// batch, goes to the backlog.
+    #[inline]
+    fn poll<W: EntryWriter>(&self, inner: &mut Inner, max: usize, writer: &mut W) -> Result<usize> {
+        let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
+        let mut count = 0;
+        while count < max {
+            let want = BATCH.min(max - count);
+            let wcs = self
+                .cq
+                .poll(&mut buffer, want)
+                .map_err(|_| self.overran())?;
+            for wc in wcs {
+                match inner.digest(wc) {
+                    Some(Entry::Done(completion)) if inner.backlog.is_empty() => {
+                        writer.write(&completion);
+                        count += 1;
+                    }
+                    Some(entry) => inner.backlog.push_back(entry),
+                    None => {}
+                }
+            }
+            if wcs.len() < want || !inner.backlog.is_empty() {
+                break;
+            }
+        }
+        Ok(count)
+    }
+
+    #[cold]
+    fn overran(&self) -> FiErrno {
+        if !self.overrun.swap(true, Ordering::Relaxed) {
+            warn_log!(
+                Cq,
+                "a completion queue of {} has failed",
+                self.cq.device().name()
+            );
+        }
+        FiErrno::EOVERRUN
+    }
+
+    /// Moves what the device has into the backlog, if that isn't longer than the queue. Says
+    /// whether anything is there to be read.
+    pub(crate) fn progress(&self) -> Result<bool> {
+        let mut inner = self.inner.lock();
+        self.progress_locked(&mut inner)
+    }
+
+    fn progress_locked(&self, inner: &mut Inner) -> Result<bool> {
+        let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
+        while inner.backlog.len() < self.size {
+            let wcs = self
+                .cq
+                .poll(&mut buffer, BATCH)
+                .map_err(|_| self.overran())?;
+            for wc in wcs {
+                if let Some(entry) = inner.digest(wc) {
+                    inner.backlog.push_back(entry);
+                }
+            }
+            if wcs.len() < BATCH {
+                break;
+            }
+        }
+        Ok(!inner.backlog.is_empty())
     }
 
     /// Takes the error that [`Self::read`] stopped at. Never blocks.
@@ -54,7 +335,14 @@ impl CompletionQueue {
     /// # Errors
     /// `EAGAIN`: the next completion is not an error.
     pub fn read_error(&self) -> Result<CompletionError> {
-        Err(FiErrno::ENOSYS)
+        let mut inner = self.inner.lock();
+        match inner.backlog.front() {
+            Some(&Entry::Failed(error)) => {
+                inner.backlog.pop_front();
+                Ok(error)
+            }
+            _ => Err(FiErrno::EAGAIN),
+        }
     }
 
     /// Waits until `threshold` completions (at least 1, at most `max`) were read, and returns how
@@ -73,8 +361,34 @@ impl CompletionQueue {
         timeout: Option<Duration>,
         writer: &mut W,
     ) -> Result<usize> {
-        let _ = (max, threshold, timeout, writer);
-        Err(FiErrno::ENOSYS)
+        let wait = self.wait.as_ref().ok_or(FiErrno::ENOSYS)?;
+        let threshold = threshold.clamp(1, max.max(1));
+        let deadline = deadline(timeout);
+        let mut count = 0;
+        let end = loop {
+            match self.read(max - count, writer) {
+                Ok(more) => count += more,
+                Err(FiErrno::EAGAIN) => {}
+                Err(error) => break error,
+            }
+            if count >= threshold {
+                return Ok(count);
+            }
+            if self.take_signal(wait) {
+                break FiErrno::EAGAIN;
+            }
+            match self.arm(wait) {
+                Err(FiErrno::EAGAIN) => continue,
+                Err(error) => break error,
+                Ok(()) => {}
+            }
+            match wait.wait(deadline) {
+                Ok(true) => {}
+                Ok(false) => break FiErrno::EAGAIN,
+                Err(error) => break error,
+            }
+        };
+        if count > 0 { Ok(count) } else { Err(end) }
     }
 
     /// Wakes one thread that waits in [`Self::sread`], now or when it next tries
@@ -83,7 +397,18 @@ impl CompletionQueue {
     /// # Errors
     /// `ENOSYS`: the queue was opened without a wait object.
     pub fn signal(&self) -> Result<()> {
-        Err(FiErrno::ENOSYS)
+        let wait = self.wait.as_ref().ok_or(FiErrno::ENOSYS)?;
+        self.signaled.store(true, Ordering::Release);
+        wait.wake();
+        Ok(())
+    }
+
+    fn take_signal(&self, wait: &WaitSet) -> bool {
+        let signaled = self.signaled.swap(false, Ordering::AcqRel);
+        if signaled {
+            wait.clear();
+        }
+        signaled
     }
 
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
@@ -92,28 +417,177 @@ impl CompletionQueue {
     /// - `EAGAIN`: there is something to read; don't wait.
     /// - `EINVAL`: no wait object.
     pub fn trywait(&self) -> Result<()> {
-        Err(FiErrno::ENOSYS)
+        let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
+        if self.take_signal(wait) {
+            return Err(FiErrno::EAGAIN);
+        }
+        self.arm(wait)
+    }
+
+    /// Makes the next completion wake, then looks whether one came before that.
+    fn arm(&self, wait: &WaitSet) -> Result<()> {
+        let mut inner = self.inner.lock();
+        if !self.signaled.load(Ordering::Acquire) {
+            // what it stood for is in the backlog, and was or will be read
+            wait.clear();
+            if self.signaled.load(Ordering::Acquire) {
+                wait.wake();
+            }
+        }
+        if !inner.backlog.is_empty() {
+            return Err(FiErrno::EAGAIN);
+        }
+        self.cq.drain_channel();
+        self.cq.arm()?;
+        match self.progress_locked(&mut inner) {
+            Ok(false) => Ok(()),
+            // a failure is for the reader to find
+            Ok(true) | Err(_) => Err(FiErrno::EAGAIN),
+        }
     }
 
     /// The descriptor to poll for reading, if the queue has a wait object. It belongs to the
     /// queue.
     pub fn fd(&self) -> Option<RawFd> {
-        None
+        self.wait.as_ref().map(WaitSet::fd)
     }
 
     /// How it can be waited on.
     pub fn wait_kind(&self) -> WaitKind {
-        WaitKind::None
+        self.kind
     }
 
     /// What a [`CompletionError::prov_errno`] means.
     pub fn strerror(&self, prov_errno: i32) -> &'static CStr {
-        let _ = prov_errno;
-        c""
+        self.cq.status_str(prov_errno)
     }
 
     /// The domain it belongs to.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
+    }
+
+    pub(crate) fn cq(&self) -> &Arc<Cq> {
+        &self.cq
+    }
+
+    /// Gives an endpoint a place in the table, and room for `completions` more.
+    ///
+    /// # Errors
+    /// `ENOSPC`: 65,536 endpoints are bound.
+    pub(crate) fn attach(&self, rings: &Arc<Rings>, completions: usize) -> Result<WrId> {
+        let mut inner = self.inner.lock();
+        let free = inner
+            .endpoints
+            .iter()
+            .position(|place| place.rings.is_none());
+        let index = free.unwrap_or(inner.endpoints.len());
+        let short = u16::try_from(index).map_err(|_| FiErrno::ENOSPC)?;
+        if free.is_none() {
+            inner.endpoints.push(Attachment::default());
+        }
+        inner.reserved += completions;
+        let wanted = inner.reserved.min(self.cq.device().attr().max_cqe);
+        if wanted > self.cq.cqe()
+            && let Err(error) = self.cq.resize(wanted)
+        {
+            info_log!(
+                Cq,
+                "a completion queue stays at {} entries: {error}",
+                self.cq.cqe()
+            );
+        }
+        let place = &mut inner.endpoints[index];
+        place.rings = Some(Arc::clone(rings));
+        Ok(WrId::base(short, place.generation))
+    }
+
+    /// Takes an endpoint out, when its queue pair is gone: what it still had under way completes
+    /// as flushed.
+    pub(crate) fn detach(&self, id: WrId, completions: usize, tx: bool, rx: bool) {
+        let mut inner = self.inner.lock();
+        // completions that the device still holds come before those that are made up here
+        let _ = self.progress_locked(&mut inner);
+        let Some(place) = inner.endpoints.get_mut(id.index()) else {
+            return;
+        };
+        if place.generation != id.generation() {
+            return;
+        }
+        let Some(rings) = place.rings.take() else {
+            return;
+        };
+        place.generation = place.generation.wrapping_add(1) & 0x7fff;
+        inner.reserved -= completions;
+        let directions = [(tx, &rings.tx), (rx, &rings.rx)];
+        for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
+            while let Some(slot) = ring.abandon() {
+                if slot.visible || slot.reports_failure {
+                    let entry = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
+                    inner.backlog.push_back(entry);
+                }
+            }
+        }
+        if let Some(wait) = &self.wait
+            && !inner.backlog.is_empty()
+        {
+            wait.wake();
+        }
+    }
+}
+
+impl AsyncListener for CompletionQueue {
+    fn async_event(&self, event: AsyncEvent) {
+        if event == AsyncEvent::CqError {
+            let _ = self.overran();
+        }
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        self.domain.device().unlisten(self.cq.object());
+        // its events must be acknowledged before it can be destroyed
+        self.cq.drain_channel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wr_id_keeps_its_parts_apart() {
+        for index in [0, 1, 0x8000, u16::MAX] {
+            for generation in [0, 1, 0x7fff] {
+                let id = WrId::base(index, generation);
+                for number in [0, 1, u32::MAX] {
+                    let recv = WrId(id.recv(number));
+                    assert_eq!(recv.index(), usize::from(index));
+                    assert_eq!(recv.generation(), generation);
+                    assert_eq!(recv.0 as u32, number);
+                    assert_ne!(recv.0 & WrId::RECV, 0);
+                    assert_eq!(WrId(id.send(number)).0 & WrId::RECV, 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn flushed_is_cancelled_and_the_rest_has_a_reason() {
+        assert_eq!(
+            status_errno(sys::IBV_WC_WR_FLUSH_ERR, true),
+            FiErrno::ECANCELED
+        );
+        assert_eq!(status_errno(sys::IBV_WC_LOC_LEN_ERR, true), FiErrno::ETRUNC);
+        assert_eq!(
+            status_errno(sys::IBV_WC_RETRY_EXC_ERR, false),
+            FiErrno::ETIMEDOUT
+        );
+        assert_eq!(
+            status_errno(sys::IBV_WC_REM_ACCESS_ERR, false),
+            FiErrno::EKEYREJECTED
+        );
+        assert_eq!(status_errno(9999, false), FiErrno::EIO);
     }
 }

@@ -1,14 +1,25 @@
 //! Event queues.
+//!
+//! An event queue has an event channel of the connection manager per backend in use, and whoever
+//! reads the queue makes the connection manager's progress: events are taken from the channels,
+//! handed to the endpoints they are about, and what those make of them goes into the queue.
 
 use std::any::Any;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use rdma_core_sys::Backend;
 
 use crate::Token;
 use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
 use crate::msg::ConnectRequest;
 use crate::queue::WaitKind;
+use crate::queue::wait::{WaitSet, deadline};
+use crate::verbs::{CmEvent, Device, EventChannel};
 use crate::wire::cm_data::CmData;
 
 /// What to open an event queue with.
@@ -56,6 +67,16 @@ pub enum Event {
     },
 }
 
+impl Event {
+    fn owner(&self) -> Token {
+        match *self {
+            Self::ConnReq { pep, .. } => pep,
+            Self::Connected { ep, .. } | Self::Shutdown { ep } => ep,
+            Self::User { owner, .. } => owner,
+        }
+    }
+}
+
 /// An event that is an error.
 #[derive(Clone, Debug)]
 pub struct EqError {
@@ -71,9 +92,101 @@ pub struct EqError {
     pub context: usize,
 }
 
+/// An endpoint, as the event queue that it is bound to sees it. Dropping the last reference to
+/// one must take no lock.
+pub(crate) trait CmTarget: Send + Sync {
+    /// An event of its identifier. Called with the queue's lock of connections held.
+    fn cm_event(&self, event: CmEvent, eq: &EventQueue);
+    /// Its shutdown is about to be told: what it had under way must be in the completion queues.
+    /// Called without a lock.
+    fn before_shutdown(&self) {}
+}
+
+enum Item {
+    Event(Event, Option<Weak<dyn CmTarget>>),
+    Error(EqError),
+}
+
+impl Item {
+    fn owner(&self) -> Token {
+        match self {
+            Self::Event(event, _) => event.owner(),
+            Self::Error(error) => error.owner,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Connections {
+    channels: Vec<Arc<EventChannel>>,
+    devices: Vec<Arc<Device>>,
+    targets: HashMap<usize, Weak<dyn CmTarget>>,
+}
+
 /// An event queue. Reading it makes the connection manager's progress. Thread safe.
-#[derive(Debug)]
-pub struct EventQueue {}
+pub struct EventQueue {
+    kind: WaitKind,
+    wait: WaitSet,
+    /// Held while events of the connection manager are taken and acted on.
+    connections: Mutex<Connections>,
+    /// The innermost of all locks.
+    fifo: Mutex<VecDeque<Item>>,
+}
+
+impl std::fmt::Debug for EventQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventQueue").finish_non_exhaustive()
+    }
+}
+
+/// The right to change which endpoints a queue serves. While it is held no event is dispatched.
+pub(crate) struct Registry<'a> {
+    connections: MutexGuard<'a, Connections>,
+    eq: &'a EventQueue,
+}
+
+impl Registry<'_> {
+    /// The channel for identifiers of this device's backend; asynchronous events of the device
+    /// are taken by the queue from now on.
+    pub(crate) fn channel(&mut self, device: &Arc<Device>) -> Result<Arc<EventChannel>> {
+        if !self
+            .connections
+            .devices
+            .iter()
+            .any(|d| Arc::ptr_eq(d, device))
+        {
+            self.eq.wait.add(device.async_fd())?;
+            self.connections.devices.push(Arc::clone(device));
+        }
+        self.backend_channel(device.backend())
+    }
+
+    fn backend_channel(&mut self, backend: &'static Backend) -> Result<Arc<EventChannel>> {
+        let known = self.connections.channels.iter();
+        if let Some(channel) = known
+            .into_iter()
+            .find(|c| std::ptr::eq(c.backend(), backend))
+        {
+            return Ok(Arc::clone(channel));
+        }
+        let channel = EventChannel::create(backend)?;
+        self.eq.wait.add(channel.fd())?;
+        self.connections.channels.push(Arc::clone(&channel));
+        Ok(channel)
+    }
+
+    /// Events of this identifier go to `target` from now on.
+    pub(crate) fn insert(&mut self, object: usize, target: Weak<dyn CmTarget>) {
+        self.connections.targets.insert(object, target);
+    }
+
+    /// Events of this identifier go nowhere from now on, and what the queue holds of `owner` is
+    /// forgotten.
+    pub(crate) fn remove(&mut self, object: usize, owner: Token) {
+        self.connections.targets.remove(&object);
+        self.eq.forget(owner);
+    }
+}
 
 impl EventQueue {
     /// Opens an event queue.
@@ -81,8 +194,12 @@ impl EventQueue {
     /// # Errors
     /// `EMFILE`, `ENOMEM`: resources of the process.
     pub fn open(config: EqConfig) -> Result<Arc<Self>> {
-        let _ = config;
-        Err(FiErrno::ENOSYS)
+        Ok(Arc::new(Self {
+            kind: config.wait,
+            wait: WaitSet::new()?,
+            connections: Mutex::default(),
+            fifo: Mutex::default(),
+        }))
     }
 
     /// Passes the first event to `take` and, unless it fails or `peek` is set, removes the event.
@@ -93,8 +210,38 @@ impl EventQueue {
     /// - `EAVAIL`: an error comes first: [`Self::read_error`] has it.
     /// - what `take` answers, for instance `ETOOSMALL`.
     pub fn read<R>(&self, peek: bool, take: impl FnOnce(&mut Event) -> Result<R>) -> Result<R> {
-        let _ = (peek, take);
-        Err(FiErrno::ENOSYS)
+        let mut fifo = self.fifo.lock();
+        if fifo.is_empty() {
+            drop(fifo);
+            self.progress();
+            fifo = self.fifo.lock();
+        }
+        // what must happen first may take time, and locks that come before this one
+        while let Some(Item::Event(_, prepare)) = fifo.front_mut()
+            && let Some(target) = prepare.take()
+        {
+            drop(fifo);
+            if let Some(target) = target.upgrade() {
+                target.before_shutdown();
+            }
+            fifo = self.fifo.lock();
+        }
+        let result = match fifo.front_mut() {
+            None => {
+                self.wait.clear();
+                return Err(FiErrno::EAGAIN);
+            }
+            Some(Item::Error(_)) => return Err(FiErrno::EAVAIL),
+            Some(Item::Event(event, _)) => take(event)?,
+        };
+        let taken = if peek { None } else { fifo.pop_front() };
+        if fifo.is_empty() {
+            self.wait.clear();
+        }
+        drop(fifo);
+        // dropping a request that nobody took rejects it: not under the lock
+        drop(taken);
+        Ok(result)
     }
 
     /// Takes the error that [`Self::read`] stopped at. Never blocks.
@@ -102,7 +249,20 @@ impl EventQueue {
     /// # Errors
     /// `EAGAIN`: no error comes first.
     pub fn read_error(&self) -> Result<EqError> {
-        Err(FiErrno::ENOSYS)
+        let mut fifo = self.fifo.lock();
+        match fifo.pop_front() {
+            Some(Item::Error(error)) => {
+                if fifo.is_empty() {
+                    self.wait.clear();
+                }
+                Ok(error)
+            }
+            Some(other) => {
+                fifo.push_front(other);
+                Err(FiErrno::EAGAIN)
+            }
+            None => Err(FiErrno::EAGAIN),
+        }
     }
 
     /// As [`Self::read`], but waits for an event. `None` waits for ever.
@@ -116,13 +276,34 @@ impl EventQueue {
         timeout: Option<Duration>,
         take: impl FnOnce(&mut Event) -> Result<R>,
     ) -> Result<R> {
-        let _ = (peek, timeout, take);
-        Err(FiErrno::ENOSYS)
+        if self.kind == WaitKind::None {
+            return Err(FiErrno::ENOSYS);
+        }
+        let deadline = deadline(timeout);
+        let mut take = Some(take);
+        loop {
+            let result = self.read(peek, |event| match take.take() {
+                Some(take) => take(event),
+                // only a successful or failing call of `take` gets here, and both return
+                None => Err(FiErrno::EAGAIN),
+            });
+            match result {
+                Err(FiErrno::EAGAIN) => {}
+                result => return result,
+            }
+            if take.is_none() || !self.wait.wait(deadline)? {
+                return Err(FiErrno::EAGAIN);
+            }
+        }
     }
 
     /// Appends an event (`fi_eq_write(3)`, or one of the provider's own) and wakes who waits.
     pub fn write(&self, event: u32, bytes: &[u8], owner: Token) {
-        let _ = (event, bytes, owner);
+        self.push(Event::User {
+            event,
+            bytes: bytes.into(),
+            owner,
+        });
     }
 
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
@@ -130,17 +311,184 @@ impl EventQueue {
     /// # Errors
     /// `EAGAIN`: there is something to read; don't wait. `EINVAL`: no wait object.
     pub fn trywait(&self) -> Result<()> {
-        Err(FiErrno::ENOSYS)
+        if self.kind == WaitKind::None {
+            return Err(FiErrno::EINVAL);
+        }
+        if self.fifo.lock().is_empty() {
+            Ok(())
+        } else {
+            Err(FiErrno::EAGAIN)
+        }
     }
 
     /// The descriptor to poll for reading, if the queue has a wait object. It belongs to the
     /// queue.
     pub fn fd(&self) -> Option<RawFd> {
-        None
+        (self.kind != WaitKind::None).then(|| self.wait.fd())
     }
 
     /// How it can be waited on.
     pub fn wait_kind(&self) -> WaitKind {
-        WaitKind::None
+        self.kind
+    }
+
+    pub(crate) fn registry(&self) -> Registry<'_> {
+        Registry {
+            connections: self.connections.lock(),
+            eq: self,
+        }
+    }
+
+    pub(crate) fn push(&self, event: Event) {
+        self.push_item(Item::Event(event, None));
+    }
+
+    /// Appends an event for which `target` must make ready when it is read.
+    pub(crate) fn push_prepared(&self, event: Event, target: Weak<dyn CmTarget>) {
+        self.push_item(Item::Event(event, Some(target)));
+    }
+
+    pub(crate) fn push_error(&self, error: EqError) {
+        self.push_item(Item::Error(error));
+    }
+
+    fn push_item(&self, item: Item) {
+        let mut fifo = self.fifo.lock();
+        fifo.push_back(item);
+        self.wait.wake();
+    }
+
+    fn forget(&self, owner: Token) {
+        let mut gone = Vec::new();
+        {
+            let mut fifo = self.fifo.lock();
+            let mut kept = VecDeque::with_capacity(fifo.len());
+            for item in fifo.drain(..) {
+                if item.owner() == owner {
+                    gone.push(item);
+                } else {
+                    kept.push_back(item);
+                }
+            }
+            *fifo = kept;
+            if fifo.is_empty() {
+                self.wait.clear();
+            }
+        }
+        // dropping requests rejects them: not under the lock
+        drop(gone);
+    }
+
+    /// Takes events of the connection manager until one has made an event of this queue.
+    fn progress(&self) {
+        if !self.wait.is_ready() {
+            return;
+        }
+        let devices = self.connections.lock().devices.clone();
+        for device in devices {
+            device.dispatch_async();
+        }
+        let connections = self.connections.lock();
+        for channel in &connections.channels {
+            loop {
+                match channel.next_event() {
+                    Ok(event) => self.dispatch(&connections, event),
+                    Err(FiErrno::EAGAIN) => break,
+                    Err(error) => {
+                        warn_log!(Eq, "rdma_get_cm_event: {error}");
+                        break;
+                    }
+                }
+                if !self.fifo.lock().is_empty() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn dispatch(&self, connections: &Connections, mut event: CmEvent) {
+        let target = connections.targets.get(&event.object);
+        if let Some(target) = target.and_then(Weak::upgrade) {
+            target.cm_event(event, self);
+        } else if let Some(id) = event.new_id.take() {
+            // its listener has just gone
+            let _ = id.reject(&CmData::EMPTY);
+        }
+        // else an identifier that nobody serves: of a request that wasn't answered yet
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(eq: &EventQueue, peek: bool) -> Result<u32> {
+        eq.read(peek, |event| match event {
+            Event::User { event, .. } => Ok(*event),
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn events_come_in_order_and_can_be_looked_at() {
+        let eq = EventQueue::open(EqConfig::default()).unwrap();
+        assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
+        assert_eq!(eq.trywait(), Ok(()));
+        eq.write(1, b"a", Token(1));
+        eq.write(2, b"b", Token(2));
+        assert_eq!(eq.trywait(), Err(FiErrno::EAGAIN));
+        assert_eq!(number(&eq, true), Ok(1));
+        assert_eq!(number(&eq, false), Ok(1));
+        let refused: Result<()> = eq.read(false, |_| Err(FiErrno::ETOOSMALL));
+        assert_eq!(refused, Err(FiErrno::ETOOSMALL));
+        assert_eq!(number(&eq, false), Ok(2));
+        assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
+        assert!(!eq.wait.is_ready(), "an empty queue must not be readable");
+    }
+
+    #[test]
+    fn an_error_stops_reading_until_it_is_taken() {
+        let eq = EventQueue::open(EqConfig::default()).unwrap();
+        assert_eq!(eq.read_error().err(), Some(FiErrno::EAGAIN));
+        eq.push_error(EqError {
+            owner: Token(3),
+            err: FiErrno::ECONNREFUSED,
+            prov_errno: 28,
+            data: CmData::EMPTY,
+            context: 0,
+        });
+        eq.write(1, b"", Token(1));
+        assert_eq!(number(&eq, false), Err(FiErrno::EAVAIL));
+        assert_eq!(eq.read_error().unwrap().err, FiErrno::ECONNREFUSED);
+        assert_eq!(eq.read_error().err(), Some(FiErrno::EAGAIN));
+        assert_eq!(number(&eq, false), Ok(1));
+    }
+
+    #[test]
+    fn a_closed_owner_s_events_are_forgotten() {
+        let eq = EventQueue::open(EqConfig::default()).unwrap();
+        for event in 0..4 {
+            eq.write(event, b"", Token(event as usize % 2));
+        }
+        eq.forget(Token(0));
+        assert_eq!(number(&eq, false), Ok(1));
+        assert_eq!(number(&eq, false), Ok(3));
+        assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
+    }
+
+    #[test]
+    fn a_waiting_reader_is_woken() {
+        let eq = EventQueue::open(EqConfig::default()).unwrap();
+        let short = Some(Duration::from_millis(10));
+        assert_eq!(eq.sread(false, short, |_| Ok(())), Err(FiErrno::EAGAIN));
+        let writer = {
+            let eq = Arc::clone(&eq);
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                eq.write(9, b"", Token(0));
+            })
+        };
+        assert_eq!(eq.sread(false, None, |_| Ok(())), Ok(()));
+        writer.join().unwrap();
     }
 }

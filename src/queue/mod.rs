@@ -3,9 +3,12 @@
 mod completion;
 mod cq;
 mod eq;
+pub(crate) mod slots;
 mod wait;
 
 pub use completion::{Completion, CompletionError, EntryWriter};
+pub(crate) use cq::WrId;
 pub use cq::{CompletionQueue, CqConfig};
+pub(crate) use eq::CmTarget;
 pub use eq::{EqConfig, EqError, Event, EventQueue};
 pub use wait::WaitKind;

@@ -1,5 +1,12 @@
 //! Objects that a thread can wait on.
 
+#![allow(unsafe_code, reason = "epoll(7) and eventfd(2)")]
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use crate::errno::{FiErrno, Result};
+
 /// How a queue can be waited on (`enum fi_wait_obj`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaitKind {
@@ -10,4 +17,128 @@ pub enum WaitKind {
     Unspec,
     /// By a file descriptor that the application may poll as well.
     Fd,
+}
+
+/// One descriptor that is readable when any of several is, or when somebody called
+/// [`Self::wake`].
+#[derive(Debug)]
+pub(crate) struct WaitSet {
+    epoll: OwnedFd,
+    event: OwnedFd,
+}
+
+impl WaitSet {
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: no pointers; the descriptor that it returns is new.
+        let epoll = unsafe { own(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }?;
+        // SAFETY: as above.
+        let event = unsafe { own(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }?;
+        let this = Self { epoll, event };
+        this.add(this.event.as_raw_fd())?;
+        Ok(this)
+    }
+
+    /// Watches another descriptor, until it is closed.
+    pub(crate) fn add(&self, fd: RawFd) -> Result<()> {
+        let mut interest = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: 0,
+        };
+        // SAFETY: `interest` lives through the call.
+        FiErrno::from_call(unsafe {
+            libc::epoll_ctl(
+                self.epoll.as_raw_fd(),
+                libc::EPOLL_CTL_ADD,
+                fd,
+                &raw mut interest,
+            )
+        })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Makes the descriptor readable until [`Self::clear`].
+    pub(crate) fn wake(&self) {
+        let one = 1_u64;
+        // SAFETY: eight bytes are passed. It fails only where the counter is full, and then the
+        // descriptor is readable already.
+        unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Takes back what [`Self::wake`] did.
+    pub(crate) fn clear(&self) {
+        let mut count = 0_u64;
+        // SAFETY: eight bytes are writable. It fails where nobody woke.
+        unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+
+    /// Whether there is anything now.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.wait_millis(0).unwrap_or(true)
+    }
+
+    /// Waits until there is something, or the deadline; says whether there is. `None` waits for
+    /// ever.
+    ///
+    /// # Errors
+    /// `EINTR`.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Result<bool> {
+        let millis = match deadline {
+            None => -1,
+            Some(deadline) => {
+                // rounded up, so that the time is really over when nothing came
+                let left = deadline.saturating_duration_since(Instant::now());
+                let left = left
+                    .saturating_add(Duration::from_nanos(999_999))
+                    .as_millis();
+                i32::try_from(left).unwrap_or(i32::MAX)
+            }
+        };
+        self.wait_millis(millis)
+    }
+
+    fn wait_millis(&self, millis: i32) -> Result<bool> {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event is passed.
+        let ret = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), &raw mut event, 1, millis) };
+        FiErrno::from_call(ret)?;
+        Ok(ret > 0)
+    }
+}
+
+/// When a wait ends that may take `timeout`.
+pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// Owns what a system call returned.
+///
+/// # Safety
+/// `fd` is negative, or new and nobody else's.
+unsafe fn own(fd: RawFd) -> Result<OwnedFd> {
+    FiErrno::from_call(fd)?;
+    // SAFETY: the caller promises that it is new.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_waits_and_wakes() {
+        let set = WaitSet::new().unwrap();
+        assert!(!set.is_ready());
+        let start = Instant::now();
+        let soon = deadline(Some(Duration::from_millis(20)));
+        assert_eq!(set.wait(soon), Ok(false));
+        assert!(start.elapsed() >= Duration::from_millis(20));
+        set.wake();
+        set.wake();
+        assert_eq!(set.wait(None), Ok(true));
+        set.clear();
+        assert!(!set.is_ready());
+    }
 }

@@ -362,6 +362,17 @@ impl CmId {
         FiErrno::from_call(unsafe { (self.backend.cm.rdma_disconnect)(self.raw) })
     }
 
+    /// The peer's first packet came before the last message of the handshake, which may be lost.
+    ///
+    /// # Errors
+    /// `EISCONN`: it came meanwhile.
+    pub fn notify_established(&self) -> Result<()> {
+        // SAFETY: live.
+        FiErrno::from_call(unsafe {
+            (self.backend.cm.rdma_notify)(self.raw, sys::IBV_EVENT_COMM_EST)
+        })
+    }
+
     /// Begins to listen.
     ///
     /// # Errors

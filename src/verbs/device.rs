@@ -18,8 +18,9 @@ use parking_lot::Mutex;
 use rdma_core_sys::{self as sys, Backend};
 
 use super::attr::{DeviceAttr, LinkLayer, PciAddress, Port};
-use super::cm::EventChannel;
+use super::cm::{CmId, EventChannel};
 use super::qp::probe_max_inline;
+use super::quirks::Behaviour;
 use super::sockaddr::SockAddr;
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
@@ -86,6 +87,7 @@ pub struct Device {
     name: String,
     attr: DeviceAttr,
     max_inline: OnceLock<usize>,
+    behaviour: OnceLock<Behaviour>,
     /// The interfaces that were there when the device's addresses were looked for, and those
     /// addresses.
     addresses: Mutex<Option<(InterfaceList, InterfaceList)>>,
@@ -141,6 +143,13 @@ pub fn devices(backends: &[&'static Backend], rescan: bool) -> Vec<Arc<Device>> 
         }
     }
     found
+}
+
+/// The device that an identifier is bound to, if it is one of those found.
+pub(crate) fn known_device(id: &CmId) -> Option<Arc<Device>> {
+    let known = DEVICES.lock();
+    let device = known.iter().find(|device| id.is_on(device));
+    device.cloned()
 }
 
 /// Asks a backend for its devices, keeping those already known as they are.
@@ -261,6 +270,7 @@ impl Device {
             name,
             attr,
             max_inline: OnceLock::new(),
+            behaviour: OnceLock::new(),
             addresses: Mutex::new(None),
             listeners: Mutex::new(HashMap::new()),
             async_reader: Mutex::new(()),
@@ -289,6 +299,11 @@ impl Device {
 
     pub(super) fn is_of(&self, context: *mut sys::ibv_context) -> bool {
         self.context == context
+    }
+
+    /// Where [`Device::behaviour`] remembers.
+    pub(super) fn observed(&self) -> &OnceLock<Behaviour> {
+        &self.behaviour
     }
 
     /// How many bytes an RC queue pair of ordinary depth takes inline, at most 512. Found by

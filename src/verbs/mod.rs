@@ -11,15 +11,18 @@ mod device;
 mod mr;
 mod pd;
 mod qp;
+mod quirks;
 mod sockaddr;
 
 pub use attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 pub use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel};
 pub use cq::{CompChannel, Cq, Wc};
 pub use device::{AsyncEvent, Device, DeviceAddress, devices};
+pub(crate) use device::{AsyncListener, known_device};
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Qp, QpConfig, QpLimits, RecvRequest, SendOpcode, SendRequest, Sge};
+pub use quirks::{Behaviour, Seen};
 pub use sockaddr::SockAddr;
 
 use std::os::fd::RawFd;

@@ -1,0 +1,698 @@
+//! What an endpoint and those who call it back share.
+//!
+//! Callbacks (events of the connection manager, failed operations, asynchronous events) may hold
+//! the last reference for a moment, with locks held; so nothing here has a drop that takes one.
+//! [`Core::close`] takes everything apart, and the owning endpoint calls it.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::recv::RxSide;
+use super::send::TxSide;
+use crate::domain::Domain;
+use crate::errno::{FiErrno, Result};
+use crate::log::{info_log, warn_log};
+use crate::msg::EndpointConfig;
+use crate::queue::slots::{FailureListener, Rings};
+use crate::queue::{CmTarget, CompletionQueue, EqError, Event, EventQueue, WrId};
+use crate::verbs::{
+    AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, ConnParam, Qp, QpConfig, Sge,
+};
+use crate::wire::cm_data::CmData;
+
+/// Retransmissions before a peer counts as gone: the most that verbs has.
+const RETRY_COUNT: u8 = 7;
+/// A peer that has no receive posted is waited for without end: the application controls that.
+const RNR_RETRY_FOREVER: u8 = 7;
+/// 0.64 ms, as `ibv_modify_qp(3)` encodes it. The connection manager's own choice is 655 ms.
+const MIN_RNR_TIMER: u8 = 12;
+/// 4.096 µs · 2^16 = 268 ms; with all retransmissions a dead peer is noticed after some 2 to 8
+/// seconds. The connection manager's own choice for Ethernet can take minutes.
+const ACK_TIMEOUT: u8 = 16;
+/// How long the end of a connection waits for the device to flush what was posted.
+const FLUSH_WAIT: Duration = Duration::from_millis(200);
+
+/// Where in its life an endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    /// Not enabled.
+    Idle,
+    /// Enabled, not connected.
+    Enabled,
+    /// Connecting, from resolution to the peer's answer.
+    Connecting,
+    /// Accepted, not confirmed.
+    Accepting,
+    /// Connected.
+    Connected,
+    /// Was connected, or failed to become so.
+    Disconnected,
+    /// Closed.
+    Closed,
+}
+
+impl State {
+    fn from_u8(value: u8) -> Self {
+        [
+            Self::Idle,
+            Self::Enabled,
+            Self::Connecting,
+            Self::Accepting,
+            Self::Connected,
+            Self::Disconnected,
+        ]
+        .get(usize::from(value))
+        .copied()
+        .unwrap_or(Self::Closed)
+    }
+}
+
+/// A state that threads read without a lock.
+#[derive(Debug)]
+pub(crate) struct AtomicState(AtomicU8);
+
+impl AtomicState {
+    pub(crate) fn new(state: State) -> Self {
+        Self(AtomicU8::new(state as u8))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> State {
+        State::from_u8(self.0.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    pub(crate) fn is(&self, state: State) -> bool {
+        self.0.load(Ordering::Acquire) == state as u8
+    }
+
+    pub(crate) fn set(&self, state: State) {
+        self.0.store(state as u8, Ordering::Release);
+    }
+
+    /// Goes from one state to another, if it is in the first.
+    pub(crate) fn change(&self, from: State, to: State) -> bool {
+        self.0
+            .compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+}
+
+/// A bound completion queue.
+#[derive(Clone, Debug)]
+pub(crate) struct CqBinding {
+    pub(crate) cq: Arc<CompletionQueue>,
+    pub(crate) selective: bool,
+}
+
+/// A receive that waits for the queue pair.
+#[derive(Debug)]
+pub(crate) struct EarlyRecv {
+    pub(crate) number: u32,
+    pub(crate) sges: Vec<Sge>,
+}
+
+/// The slow side: everything about connections.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) id: Option<Arc<CmId>>,
+    /// Whether the identifier came with a request.
+    pub(crate) passive: bool,
+    /// Whether a local address was asked for.
+    pub(crate) bound: bool,
+    pub(crate) qp: Option<Arc<Qp>>,
+    pub(crate) tx: Option<CqBinding>,
+    pub(crate) rx: Option<CqBinding>,
+    /// Places in the tables of the queues, once enabled.
+    pub(crate) tx_place: Option<WrId>,
+    pub(crate) rx_place: Option<WrId>,
+    pub(crate) src: Option<SocketAddr>,
+    pub(crate) dst: Option<SocketAddr>,
+    pub(crate) data: CmData,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Core {
+    this: Weak<Self>,
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) config: EndpointConfig,
+    pub(crate) state: AtomicState,
+    pub(crate) rings: Arc<Rings>,
+    pub(crate) tx_op_flags: AtomicU64,
+    pub(crate) rx_op_flags: AtomicU64,
+    /// Set when it is bound, never changed.
+    pub(crate) eq: OnceLock<Arc<EventQueue>>,
+    pub(crate) control: Mutex<Control>,
+    pub(crate) tx: Mutex<Option<TxSide>>,
+    pub(crate) rx: Mutex<Option<RxSide>>,
+}
+
+impl Core {
+    pub(crate) fn new(domain: &Arc<Domain>, config: EndpointConfig, id: Option<CmId>) -> Arc<Self> {
+        let rings = Arc::new(Rings::new(config.tx_size, config.rx_size));
+        let control = Control {
+            passive: id.is_some(),
+            bound: id.is_some(),
+            id: id.map(Arc::new),
+            qp: None,
+            tx: None,
+            rx: None,
+            tx_place: None,
+            rx_place: None,
+            src: config.src,
+            dst: config.dst,
+            data: CmData::EMPTY,
+        };
+        let core = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            domain: Arc::clone(domain),
+            state: AtomicState::new(State::Idle),
+            tx_op_flags: AtomicU64::new(config.tx_op_flags.bits()),
+            rx_op_flags: AtomicU64::new(config.rx_op_flags.bits()),
+            config,
+            rings,
+            eq: OnceLock::new(),
+            control: Mutex::new(control),
+            tx: Mutex::new(None),
+            rx: Mutex::new(None),
+        });
+        let listener: Weak<dyn FailureListener> = core.weak();
+        // new rings have no owner yet
+        let _ = core.rings.owner.set(listener);
+        core
+    }
+
+    fn weak(&self) -> Weak<Self> {
+        Weak::clone(&self.this)
+    }
+
+    fn conn_param(data: CmData) -> ConnParam {
+        ConnParam {
+            data,
+            retry_count: RETRY_COUNT,
+            rnr_retry_count: RNR_RETRY_FOREVER,
+        }
+    }
+
+    /// Binds the event queue and gives the endpoint its identifier there.
+    pub(crate) fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
+        let mut registry = eq.registry();
+        let mut control = self.control.lock();
+        if self.eq.get().is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        if !self.state.is(State::Idle) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let channel = registry.channel(self.domain.device())?;
+        let id = match &control.id {
+            Some(id) => {
+                id.migrate(&channel)?;
+                Arc::clone(id)
+            }
+            None => Arc::new(channel.create_id()?),
+        };
+        let target: Weak<dyn CmTarget> = self.weak();
+        registry.insert(id.object(), target);
+        control.id = Some(id);
+        // no other thread can have bound one: the lock is held
+        let _ = self.eq.set(Arc::clone(eq));
+        Ok(())
+    }
+
+    /// Goes from idle to enabled; nothing to do if it is further on.
+    pub(crate) fn enable(&self) -> Result<()> {
+        let mut control = self.control.lock();
+        match self.state.get() {
+            State::Idle => {}
+            State::Closed => return Err(FiErrno::EOPBADSTATE),
+            _ => return Ok(()),
+        }
+        if self.eq.get().is_none() {
+            return Err(FiErrno::ENOEQ);
+        }
+        if (control.tx.is_none() && control.rx.is_none())
+            || (self.config.needs_tx && control.tx.is_none())
+            || (self.config.needs_rx && control.rx.is_none())
+        {
+            return Err(FiErrno::ENOCQ);
+        }
+        let id = Arc::clone(control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?);
+        if let Some(src) = control.src.filter(|_| !control.bound)
+            && !src.ip().is_unspecified()
+        {
+            id.bind_addr(src)?;
+            control.bound = true;
+        }
+        self.attach(&mut control)?;
+        let ready = if id.has_device() {
+            self.create_qp(&mut control)
+        } else {
+            self.defer(&control)
+        };
+        if let Err(error) = ready {
+            self.detach(&mut control);
+            return Err(error);
+        }
+        self.state.set(State::Enabled);
+        Ok(())
+    }
+
+    /// Takes places in the completion queues' tables.
+    fn attach(&self, control: &mut Control) -> Result<()> {
+        let tx = control.tx.as_ref().map(|b| Arc::clone(&b.cq));
+        let rx = control.rx.as_ref().map(|b| Arc::clone(&b.cq));
+        let shared = match (&tx, &rx) {
+            (Some(tx), Some(rx)) => Arc::ptr_eq(tx, rx),
+            _ => false,
+        };
+        let (tx_room, rx_room) = self.rooms();
+        if let Some(cq) = &tx {
+            let room = if shared { tx_room + rx_room } else { tx_room };
+            control.tx_place = Some(cq.attach(&self.rings, room)?);
+        }
+        if shared {
+            control.rx_place = control.tx_place;
+        } else if let Some(cq) = &rx {
+            match cq.attach(&self.rings, rx_room) {
+                Ok(place) => control.rx_place = Some(place),
+                Err(error) => {
+                    self.detach(control);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Completions that each direction may have under way.
+    fn rooms(&self) -> (usize, usize) {
+        (self.config.tx_size + 1, self.config.rx_size + 1)
+    }
+
+    /// Gives the places back; what was under way completes as flushed. The queue pair must be
+    /// gone.
+    fn detach(&self, control: &mut Control) {
+        let tx = control.tx_place.take().zip(control.tx.as_ref());
+        let rx = control.rx_place.take().zip(control.rx.as_ref());
+        let (tx_room, rx_room) = self.rooms();
+        match (tx, rx) {
+            (Some((place, tx)), Some((_, rx))) if Arc::ptr_eq(&tx.cq, &rx.cq) => {
+                tx.cq.detach(place, tx_room + rx_room, true, true);
+            }
+            (tx, rx) => {
+                if let Some((place, binding)) = tx {
+                    binding.cq.detach(place, tx_room, true, false);
+                }
+                if let Some((place, binding)) = rx {
+                    binding.cq.detach(place, rx_room, false, true);
+                }
+            }
+        }
+    }
+
+    /// The identifier has no device before the peer's address is resolved: receives wait here.
+    fn defer(&self, control: &Control) -> Result<()> {
+        if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
+            let side = RxSide::new(binding.selective, place, None, Some(VecDeque::new()));
+            *self.rx.lock() = Some(side);
+        }
+        Ok(())
+    }
+
+    /// Makes the queue pair, and both sides ready for posting.
+    fn create_qp(&self, control: &mut Control) -> Result<()> {
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        if !id.is_on(self.domain.device()) {
+            info_log!(
+                EpCtrl,
+                "{:?} is not an address of {}, but of {:?}",
+                id.local_addr(),
+                self.domain.device().name(),
+                id.device_name()
+            );
+            return Err(FiErrno::EADDRNOTAVAIL);
+        }
+        let (tx, rx) = (control.tx.as_ref(), control.rx.as_ref());
+        let any = tx.or(rx).ok_or(FiErrno::ENOCQ)?;
+        let send_cq = tx.unwrap_or(any).cq.cq();
+        let recv_cq = rx.unwrap_or(any).cq.cq();
+        let config = self.qp_config(tx.is_some(), rx.is_some());
+        let qp = Arc::new(Qp::create(id, self.domain.pd(), send_cq, recv_cq, &config)?);
+        let listener: Weak<dyn AsyncListener> = self.weak();
+        self.domain.device().listen(qp.object(), listener);
+        control.qp = Some(Arc::clone(&qp));
+        let ready = self.open_sides(control, &qp);
+        if ready.is_err() {
+            self.drop_qp(control);
+        }
+        ready
+    }
+
+    /// What to ask the device for. Each queue has room for one request of the engine's own.
+    fn qp_config(&self, tx: bool, rx: bool) -> QpConfig {
+        let attr = self.domain.device().attr();
+        QpConfig {
+            max_send_wr: (self.config.tx_size + 1).min(attr.max_qp_wr),
+            max_recv_wr: if rx {
+                (self.config.rx_size + 1).min(attr.max_qp_wr)
+            } else {
+                1
+            },
+            max_send_sge: if tx { self.config.tx_iov_limit } else { 1 },
+            max_recv_sge: if rx { self.config.rx_iov_limit } else { 1 },
+            max_inline: self
+                .config
+                .inject_size
+                .min(self.domain.device().max_inline()),
+        }
+    }
+
+    fn open_sides(&self, control: &Control, qp: &Arc<Qp>) -> Result<()> {
+        if let (Some(binding), Some(place)) = (&control.tx, control.tx_place) {
+            let side = TxSide::new(self, binding, place, qp)?;
+            *self.tx.lock() = Some(side);
+        }
+        if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
+            let mut rx = self.rx.lock();
+            let early = rx.as_mut().and_then(RxSide::take_early);
+            let side = RxSide::new(binding.selective, place, Some(Arc::clone(qp)), None);
+            side.post_early(early.unwrap_or_default())?;
+            *rx = Some(side);
+        }
+        Ok(())
+    }
+
+    /// Destroys the queue pair.
+    fn drop_qp(&self, control: &mut Control) {
+        if let Some(qp) = control.qp.take() {
+            self.domain.device().unlisten(qp.object());
+        }
+        // each side holds the queue pair
+        *self.tx.lock() = None;
+        *self.rx.lock() = None;
+    }
+
+    /// Begins to connect.
+    pub(crate) fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
+        let data = CmData::new(data)?;
+        if self.control.lock().passive {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        self.enable()?;
+        let mut control = self.control.lock();
+        let peer = peer.or(control.dst).ok_or(FiErrno::EINVAL)?;
+        if !self.state.change(State::Enabled, State::Connecting) {
+            return Err(match self.state.get() {
+                State::Connected => FiErrno::EISCONN,
+                _ => FiErrno::EOPBADSTATE,
+            });
+        }
+        control.dst = Some(peer);
+        control.data = data;
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        let src = control.src.filter(|_| !control.bound);
+        id.resolve_addr(src, peer).inspect_err(|error| {
+            info_log!(EpCtrl, "rdma_resolve_addr({peer}): {error}");
+            self.state.set(State::Enabled);
+        })
+    }
+
+    /// Accepts the request that the endpoint was made of.
+    pub(crate) fn accept(&self, data: &[u8]) -> Result<()> {
+        let data = CmData::new(data)?;
+        if !self.control.lock().passive {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        self.enable()?;
+        let control = self.control.lock();
+        if !self.state.change(State::Enabled, State::Accepting) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        self.set_ack_timeout(id);
+        id.accept(&Self::conn_param(data)).inspect_err(|error| {
+            info_log!(EpCtrl, "rdma_accept: {error}");
+            self.state.set(State::Disconnected);
+        })
+    }
+
+    fn set_ack_timeout(&self, id: &CmId) {
+        if let Err(error) = id.set_ack_timeout(ACK_TIMEOUT) {
+            info_log!(
+                EpCtrl,
+                "{}: the connection manager keeps its acknowledgement timeout: {error}",
+                self.domain.device().name()
+            );
+        }
+    }
+
+    /// Ends the connection.
+    pub(crate) fn shutdown(&self) -> Result<()> {
+        let control = self.control.lock();
+        if !self.state.change(State::Connected, State::Disconnected) {
+            return Err(FiErrno::ENOTCONN);
+        }
+        if let Some(id) = &control.id {
+            let _ = id.disconnect();
+        }
+        self.push_shutdown();
+        Ok(())
+    }
+
+    /// Tells of the end of the connection. The state was changed by the caller, so it is told
+    /// once.
+    fn push_shutdown(&self) {
+        if let Some(eq) = self.eq.get() {
+            let event = Event::Shutdown {
+                ep: self.config.token,
+            };
+            eq.push_prepared(event, self.weak());
+        }
+    }
+
+    fn push_error(&self, eq: &EventQueue, err: FiErrno, event: &CmEvent) {
+        eq.push_error(EqError {
+            owner: self.config.token,
+            err,
+            prov_errno: event.status,
+            data: event.data,
+            context: 0,
+        });
+    }
+
+    /// The connection can't be made.
+    fn fail_connecting(&self, eq: &EventQueue, err: FiErrno, event: &CmEvent) {
+        if self.state.change(State::Connecting, State::Disconnected)
+            || self.state.change(State::Accepting, State::Disconnected)
+        {
+            self.push_error(eq, err, event);
+        }
+    }
+
+    fn established(&self, eq: &EventQueue, data: CmData) {
+        let qp = self.control.lock().qp.clone();
+        if let Some(qp) = qp
+            && !self.domain.device().attr().iwarp
+            && let Err(error) = qp.set_min_rnr_timer(MIN_RNR_TIMER)
+        {
+            info_log!(EpCtrl, "the RNR timer stays as it is: {error}");
+        }
+        if self.state.change(State::Connecting, State::Connected)
+            || self.state.change(State::Accepting, State::Connected)
+        {
+            let ep = self.config.token;
+            eq.push(Event::Connected { ep, data });
+        }
+    }
+
+    /// The next step after the peer's address was resolved.
+    fn addr_resolved(&self) -> Result<()> {
+        let mut control = self.control.lock();
+        if control.qp.is_none() {
+            self.create_qp(&mut control)?;
+        }
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        id.resolve_route()
+    }
+
+    /// The next step after the route was resolved.
+    fn route_resolved(&self) -> Result<()> {
+        let control = self.control.lock();
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        self.set_ack_timeout(id);
+        id.connect(&Self::conn_param(control.data))
+    }
+
+    /// Waits, for a short time at most, until the device has flushed what was posted, and moves
+    /// that to the completion queues' backlogs.
+    fn settle(&self) {
+        let (tx, rx) = {
+            let control = self.control.lock();
+            let Some(qp) = &control.qp else {
+                return;
+            };
+            let _ = qp.set_error();
+            (control.tx.clone(), control.rx.clone())
+        };
+        if let Some(side) = self.tx.lock().as_mut() {
+            side.post_marker(&self.rings.tx);
+        }
+        let deadline = Instant::now() + FLUSH_WAIT;
+        loop {
+            for binding in [&tx, &rx].into_iter().flatten() {
+                let _ = binding.cq.progress();
+            }
+            if self.rings.tx.outstanding() + self.rings.rx.outstanding() == 0 {
+                return;
+            }
+            if Instant::now() >= deadline {
+                info_log!(EpCtrl, "flushing takes long: {:?}", self.rings);
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Takes everything apart. Idempotent.
+    pub(crate) fn close(&self) {
+        let connected = {
+            let mut registry = self.eq.get().map(|eq| eq.registry());
+            let control = self.control.lock();
+            let old = self.state.get();
+            if old == State::Closed {
+                return;
+            }
+            self.state.set(State::Closed);
+            if let (Some(registry), Some(id)) = (&mut registry, &control.id) {
+                registry.remove(id.object(), self.config.token);
+            }
+            if control.passive
+                && matches!(old, State::Idle | State::Enabled)
+                && let Some(id) = &control.id
+            {
+                // never accepted
+                let _ = id.reject(&CmData::EMPTY);
+            }
+            let connected = matches!(
+                old,
+                State::Connecting | State::Accepting | State::Connected | State::Disconnected
+            );
+            if connected && let Some(id) = &control.id {
+                // fails where the connection never came to be, or has ended
+                let _ = id.disconnect();
+            }
+            connected
+        };
+        if connected {
+            self.settle();
+        }
+        let mut control = self.control.lock();
+        self.drop_qp(&mut control);
+        self.detach(&mut control);
+        control.id = None;
+        control.tx = None;
+        control.rx = None;
+    }
+}
+
+impl CmTarget for Core {
+    fn cm_event(&self, event: CmEvent, eq: &EventQueue) {
+        let result = match event.kind {
+            CmEventKind::AddrResolved => self.addr_resolved(),
+            CmEventKind::RouteResolved => self.route_resolved(),
+            CmEventKind::Established => {
+                self.established(eq, event.data);
+                Ok(())
+            }
+            CmEventKind::Disconnected => {
+                if self.state.change(State::Connected, State::Disconnected) {
+                    self.push_shutdown();
+                } else {
+                    self.fail_connecting(eq, FiErrno::ECONNABORTED, &event);
+                }
+                Ok(())
+            }
+            CmEventKind::Rejected => Err(FiErrno::ECONNREFUSED),
+            CmEventKind::Unreachable => Err(unreachable_errno(event.status)),
+            CmEventKind::DeviceRemoval => {
+                warn_log!(EpCtrl, "{}: device removed", self.domain.device().name());
+                if self.state.change(State::Connected, State::Disconnected) {
+                    self.push_shutdown();
+                    Ok(())
+                } else {
+                    Err(FiErrno::ENODEV)
+                }
+            }
+            CmEventKind::AddrChange => {
+                info_log!(
+                    EpCtrl,
+                    "the interface of a connection has changed its address"
+                );
+                Ok(())
+            }
+            CmEventKind::ConnectRequest | CmEventKind::Other => Ok(()),
+        };
+        if let Err(error) = result {
+            self.fail_connecting(eq, error, &event);
+        }
+    }
+
+    fn before_shutdown(&self) {
+        {
+            let control = self.control.lock();
+            if self.state.is(State::Closed) {
+                return;
+            }
+            if let Some(id) = &control.id {
+                // answers the peer, or tells it where this side noticed first
+                let _ = id.disconnect();
+            }
+        }
+        self.settle();
+    }
+}
+
+/// Why a peer was not reached: the connection manager's status is an errno here, except that some
+/// versions put the kernel's own reasons there.
+fn unreachable_errno(status: i32) -> FiErrno {
+    match status {
+        libc::EHOSTUNREACH
+        | libc::ENETUNREACH
+        | libc::EADDRNOTAVAIL
+        | libc::ENODEV
+        | libc::ECONNREFUSED
+        | libc::ECONNRESET
+        | libc::ENETDOWN => FiErrno::new(status),
+        _ => FiErrno::ETIMEDOUT,
+    }
+}
+
+impl FailureListener for Core {
+    fn operation_failed(&self) {
+        if self.state.change(State::Connected, State::Disconnected) {
+            self.push_shutdown();
+        }
+    }
+}
+
+impl AsyncListener for Core {
+    fn async_event(&self, event: AsyncEvent) {
+        match event {
+            AsyncEvent::QpError | AsyncEvent::DeviceFatal => self.operation_failed(),
+            AsyncEvent::QpEstablished => {
+                if let Some(id) = &self.control.lock().id {
+                    let _ = id.notify_established();
+                }
+            }
+            AsyncEvent::CqError | AsyncEvent::Other(_) => {}
+        }
+    }
+}

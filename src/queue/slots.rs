@@ -1,0 +1,284 @@
+//! Work slots: what is remembered of a request between posting it and its completion.
+//!
+//! A ring per direction of an endpoint, allocated once. The poster (under the endpoint's lock of
+//! that direction) moves the head, who polls (under the completion queue's lock) moves the tail.
+//! A request's number, which counts up and wraps, is part of its `wr_id`, so a completion that
+//! belongs to nothing is noticed.
+//!
+//! Requests of one queue complete in order; an unsignaled one is complete when a later one is.
+
+#![allow(unsafe_code, reason = "slots are shared without a lock")]
+
+use std::cell::UnsafeCell;
+use std::sync::OnceLock;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::flags::Flags;
+
+/// What is remembered of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Slot {
+    pub(crate) context: usize,
+    /// What its completion says of it.
+    pub(crate) flags: Flags,
+    /// Whether success makes an entry.
+    pub(crate) visible: bool,
+    /// Whether failure makes an entry: not for inject, which has no context to tell it by.
+    pub(crate) reports_failure: bool,
+    /// Whether the device reports success.
+    pub(crate) signaled: bool,
+    /// Set by the poller.
+    pub(crate) done: bool,
+}
+
+/// Slots of one direction.
+#[derive(Debug)]
+pub(crate) struct SlotRing {
+    slots: Box<[UnsafeCell<Slot>]>,
+    mask: u32,
+    depth: u32,
+    /// Number of the next request; written by the poster.
+    head: AtomicU32,
+    /// Number of the oldest request that isn't complete; written by the poller.
+    tail: AtomicU32,
+}
+
+// SAFETY: a slot between tail and head is read and written by the poller alone, every other one
+// by the poster alone; each side is one thread at a time, and moving head or tail with release
+// and reading it with acquire hands slots over.
+unsafe impl Send for SlotRing {}
+// SAFETY: as above.
+unsafe impl Sync for SlotRing {}
+
+impl SlotRing {
+    /// A ring for `depth` requests, and one of the engine's own besides.
+    pub(crate) fn new(depth: usize) -> Self {
+        let size = (depth + 1).next_power_of_two();
+        Self {
+            slots: (0..size).map(|_| UnsafeCell::default()).collect(),
+            mask: size as u32 - 1,
+            depth: depth as u32,
+            head: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+        }
+    }
+
+    /// How many requests may be under way.
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// How many are under way.
+    pub(crate) fn outstanding(&self) -> u32 {
+        let tail = self.tail.load(Ordering::Acquire);
+        self.head.load(Ordering::Acquire).wrapping_sub(tail)
+    }
+
+    /// Whether there is no room for an application's request.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        let tail = self.tail.load(Ordering::Acquire);
+        self.head.load(Ordering::Relaxed).wrapping_sub(tail) >= self.depth
+    }
+
+    /// The index of the slot of the next request, for storage that runs along.
+    #[inline]
+    pub(crate) fn next_index(&self) -> usize {
+        (self.head.load(Ordering::Relaxed) & self.mask) as usize
+    }
+
+    /// How many slots there are.
+    pub(crate) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Enters a request *before* it is posted, because its completion may be polled before
+    /// posting returns. Gives its number. Poster only, and only where there is room.
+    #[inline]
+    pub(crate) fn push(&self, slot: Slot) -> u32 {
+        let head = self.head.load(Ordering::Relaxed);
+        // SAFETY: there is room, so the slot is the poster's.
+        unsafe { *self.slot(head).get() = slot };
+        self.head.store(head.wrapping_add(1), Ordering::Release);
+        head
+    }
+
+    /// Takes back the request entered last, which the device refused. Poster only.
+    #[inline]
+    pub(crate) fn unpush(&self) {
+        let head = self.head.load(Ordering::Relaxed);
+        self.head.store(head.wrapping_sub(1), Ordering::Release);
+    }
+
+    #[inline]
+    fn slot(&self, number: u32) -> &UnsafeCell<Slot> {
+        // the mask bounds it
+        &self.slots[(number & self.mask) as usize]
+    }
+
+    /// The request of this number is complete, and so are unsignaled ones before it. `None` if
+    /// there is no such request. Poller only.
+    #[inline]
+    pub(crate) fn complete(&self, number: u32) -> Option<Slot> {
+        let mut tail = self.tail.load(Ordering::Relaxed);
+        let head = self.head.load(Ordering::Acquire);
+        if number.wrapping_sub(tail) >= head.wrapping_sub(tail) {
+            return None;
+        }
+        // SAFETY: between tail and head, so it is the poller's.
+        let slot = unsafe { &mut *self.slot(number).get() };
+        if slot.done {
+            return None;
+        }
+        slot.done = true;
+        let result = *slot;
+        let after = number.wrapping_add(1);
+        while tail != head {
+            // SAFETY: as above.
+            let slot = unsafe { &*self.slot(tail).get() };
+            // the device may complete out of order what it was told to report
+            let implied = !slot.signaled && (after.wrapping_sub(tail) as i32) > 0;
+            if !slot.done && !implied {
+                break;
+            }
+            tail = tail.wrapping_add(1);
+        }
+        self.tail.store(tail, Ordering::Release);
+        Some(result)
+    }
+
+    /// Takes the oldest request that isn't complete, when the device will not tell any more.
+    /// Poller only.
+    pub(crate) fn abandon(&self) -> Option<Slot> {
+        let tail = self.tail.load(Ordering::Relaxed);
+        (tail != self.head.load(Ordering::Acquire))
+            .then(|| self.complete(tail))
+            .flatten()
+    }
+}
+
+/// Who hears that operations of an endpoint fail. Dropping the last reference to one must take no
+/// lock.
+pub(crate) trait FailureListener: Send + Sync {
+    /// An operation completed in error. Called with the completion queue's lock held.
+    fn operation_failed(&self);
+}
+
+/// Both rings of an endpoint, as its completion queues see it.
+pub(crate) struct Rings {
+    pub(crate) tx: SlotRing,
+    pub(crate) rx: SlotRing,
+    pub(crate) owner: OnceLock<Weak<dyn FailureListener>>,
+}
+
+impl std::fmt::Debug for Rings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rings")
+            .field("tx", &self.tx.outstanding())
+            .field("rx", &self.rx.outstanding())
+            .finish()
+    }
+}
+
+impl Rings {
+    pub(crate) fn new(tx: usize, rx: usize) -> Self {
+        Self {
+            tx: SlotRing::new(tx),
+            rx: SlotRing::new(rx),
+            owner: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn tell_failure(&self) {
+        if let Some(owner) = self.owner.get().and_then(Weak::upgrade) {
+            owner.operation_failed();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(context: usize, signaled: bool) -> Slot {
+        Slot {
+            context,
+            signaled,
+            visible: signaled,
+            ..Slot::default()
+        }
+    }
+
+    #[test]
+    fn a_full_ring_says_so_and_recovers() {
+        let ring = SlotRing::new(3);
+        // far enough for the numbers to wrap
+        ring.head.store(u32::MAX - 4, Ordering::Relaxed);
+        ring.tail.store(u32::MAX - 4, Ordering::Relaxed);
+        for round in 0..10 {
+            let numbers: Vec<_> = (0..3)
+                .map(|i| ring.push(slot(round * 10 + i, true)))
+                .collect();
+            assert!(ring.is_full());
+            for (i, number) in numbers.into_iter().enumerate() {
+                assert_eq!(ring.complete(number).unwrap().context, round * 10 + i);
+                assert!(!ring.is_full());
+            }
+            assert_eq!(ring.outstanding(), 0);
+        }
+    }
+
+    #[test]
+    fn unsignaled_requests_complete_with_a_later_one() {
+        let ring = SlotRing::new(8);
+        for i in 0..5 {
+            ring.push(slot(i, i == 4));
+        }
+        assert_eq!(ring.outstanding(), 5);
+        assert_eq!(ring.complete(4).unwrap().context, 4);
+        assert_eq!(ring.outstanding(), 0);
+    }
+
+    #[test]
+    fn a_signaled_request_is_never_implied() {
+        let ring = SlotRing::new(8);
+        ring.push(slot(0, true));
+        ring.push(slot(1, false));
+        ring.push(slot(2, true));
+        assert_eq!(ring.complete(2).unwrap().context, 2);
+        assert_eq!(ring.outstanding(), 3);
+        assert_eq!(ring.complete(0).unwrap().context, 0);
+        // 1 lies before 0's successor only once 2 is known: the next completion frees it
+        assert!(ring.outstanding() <= 2);
+        ring.push(slot(3, true));
+        assert_eq!(ring.complete(3).unwrap().context, 3);
+        assert_eq!(ring.outstanding(), 0);
+    }
+
+    #[test]
+    fn numbers_that_belong_to_nothing_are_refused() {
+        let ring = SlotRing::new(4);
+        assert!(ring.complete(0).is_none());
+        let number = ring.push(slot(7, true));
+        assert!(ring.complete(number.wrapping_add(1)).is_none());
+        assert!(ring.complete(number).is_some());
+        assert!(ring.complete(number).is_none(), "twice");
+        ring.push(slot(8, true));
+        ring.unpush();
+        assert_eq!(ring.outstanding(), 0);
+        assert!(ring.abandon().is_none());
+    }
+
+    #[test]
+    fn what_is_abandoned_comes_in_order() {
+        let ring = SlotRing::new(4);
+        for i in 0..4 {
+            ring.push(slot(i, i % 2 == 0));
+        }
+        let contexts: Vec<_> = std::iter::from_fn(|| ring.abandon())
+            .map(|slot| slot.context)
+            .collect();
+        assert_eq!(contexts, [0, 1, 2, 3]);
+    }
+}
