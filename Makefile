@@ -9,6 +9,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 CARGO  ?= cargo
+# handed on by the environment, so that quotes in it stay as they are
+export CMD
 PREFIX ?= /usr/local
 # Debian's libfabric looks for providers in the multiarch directory; one built from source in $(PREFIX)/lib.
 TRIPLET := $(shell gcc -print-multiarch 2>/dev/null)
@@ -28,7 +30,7 @@ demo: all deps ## build, list the provider, move data between two processes, pri
 	@tests/tools/demo
 
 # The tiers in the order in which they run. Each is an executable that prints `N passed, N failed, N skipped` last.
-TIERS := fast conformance $(patsubst tests/%/check,%,$(filter-out tests/conformance/check tests/vm/check,$(wildcard tests/*/check))) $(patsubst tests/%/check,%,$(wildcard tests/vm/check))
+TIERS := fast conformance verbs vm
 
 check: all deps ## every test of every tier; the last line is the total
 	@tests/tools/tiers $(TIERS)
@@ -41,6 +43,22 @@ check-conformance: all deps ## whole programs on the embedded device
 
 check-verbs: deps ## other people's verbs programs and rdma-core's tests on the embedded device; OPTIONS=--newer
 	@tests/verbs/check $(OPTIONS)
+
+check-vm: all deps ## the same shared object on a real verbs device, in a virtual machine
+	@tests/vm/check
+
+vm: all ## run a command in that virtual machine: CMD='fi_info -p weft'
+	@test -n "$$CMD" || { echo "weft: say what to run: make vm CMD='fi_info -p weft'"; exit 2; }
+	@tests/vm/vm run "$$CMD"
+
+vm-shell: all ## a shell in that virtual machine
+	@tests/vm/vm shell
+
+bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios
+	@tests/vm/bench
+
+check-long: all deps ## what takes longer: licences and sources of the crates, all of fabtests
+	@tests/tools/long
 
 SUITE ?= msg
 PROV  ?= weft
@@ -72,4 +90,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-conformance check-verbs check-fabtests install uninstall deps bindings clean help
+.PHONY: all demo check check-fast check-conformance check-verbs check-vm vm vm-shell bench-vm check-long check-fabtests install uninstall deps bindings clean help

@@ -53,8 +53,6 @@ TESTS = [
         "fi_msg_pingpong -I 5 -v",
         "fi_msg_pingpong",
         "fi_msg_pingpong -v",
-        "fi_msg_pingpong -k",
-        "fi_msg_pingpong -k -v",
         "fi_msg_bw -I 5",
         "fi_msg_bw -I 5 -v",
         "fi_msg_bw",

@@ -112,6 +112,16 @@ def listening(port):
     return False
 
 
+def wait_listening(port, server, seconds=20):
+    """Whether the server came to listen; not by connecting, which it would take for its client."""
+    limit = time.monotonic() + seconds
+    while not listening(port):
+        if server.popen.poll() is not None or time.monotonic() > limit:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def pingpong(libfabric, provider, endpoint, address="127.0.0.1", options=(), env=None, seconds=120, watch=None):
     """fi_pingpong between two processes; returns the server's and the client's Result.
 
@@ -123,11 +133,8 @@ def pingpong(libfabric, provider, endpoint, address="127.0.0.1", options=(), env
     if ":" in address:
         common.append("-6")
     with started([*common, "-B", port], env) as server:
-        limit = time.monotonic() + 20
-        while not listening(port):
-            if server.popen.poll() is not None or time.monotonic() > limit:
-                return server.finish(0.1), None
-            time.sleep(0.02)
+        if not wait_listening(port, server):
+            return server.finish(0.1), None
         with started([*common, "-P", port, address], env) as client:
             if watch:
                 watch(server, client)

@@ -1,0 +1,75 @@
+"""The libfabric releases that every test here runs on."""
+
+import functools
+import os
+import re
+import subprocess
+import unittest
+
+from lib import cache, programs
+
+PEERS = programs.TOP / "tests" / "tools" / "peers"
+
+
+@functools.cache
+def peer(name):
+    made = subprocess.run([PEERS, name], stdout=subprocess.PIPE, text=True)
+    if made.returncode == cache.CANNOT_DOWNLOAD:
+        raise unittest.SkipTest(f"{name} could not be downloaded")
+    if made.returncode != 0:
+        raise RuntimeError(f"{name} could not be made: status {made.returncode}")
+    return made.stdout.strip()
+
+
+def system():
+    return programs.SYSTEM
+
+
+def libfabric_2_1():
+    home = peer("libfabric-2.1")
+    return programs.Libfabric("2.1", f"{home}/lib", f"{home}/bin")
+
+
+def libfabric_2_5():
+    # its wheel has no programs; Debian's run on it
+    return programs.Libfabric("2.5", f"{peer('libfabric-2.5')}/lib")
+
+
+RELEASES = [system, libfabric_2_1, libfabric_2_5]
+
+
+def version(libfabric):
+    shown = programs.run([libfabric.program("fi_info"), "--version"], libfabric.env())
+    match = re.search(r"^libfabric: (\d+)\.(\d+)", shown.out, re.M)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def per_release(test):
+    """Runs a test on each release of libfabric, each as a case of its own."""
+
+    @functools.wraps(test)
+    def each(self):
+        for release in RELEASES:
+            with self.subTest(libfabric=release.__name__):
+                test(self, release())
+
+    return each
+
+
+def infos(text):
+    """What fi_info printed, one dictionary for each entry."""
+    entries = []
+    for line in text.splitlines():
+        key, _, value = line.strip().partition(": ")
+        if key == "provider":
+            entries.append({})
+        if entries:
+            entries[-1].setdefault(key, value)
+    return entries
+
+
+def rdma_libraries():
+    """Where this machine has rdma-core's two libraries."""
+    found = subprocess.run(["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    paths = re.findall(r"=> (\S*/lib(?:ibverbs|rdmacm)\.so\.1)$", found, re.M)
+    return sorted({os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in paths})

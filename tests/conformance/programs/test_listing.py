@@ -1,0 +1,147 @@
+"""fi_info: what is listed, where, and when nothing may be."""
+
+import os
+import re
+import unittest
+
+from lib import programs, spaces
+
+from . import common
+
+ENODATA = 61
+
+
+class Listing(unittest.TestCase):
+    def fi_info(self, libfabric, *options, **env):
+        return programs.run([libfabric.program("fi_info"), *options], libfabric.env(**env))
+
+    @common.per_release
+    def test_soft0_is_listed(self, libfabric):
+        shown = self.fi_info(libfabric, "-p", "weft")
+        self.assertEqual(shown.status, 0, shown)
+        entries = common.infos(shown.out)
+        self.assertTrue(entries, shown)
+        self.assertEqual({entry["provider"] for entry in entries}, {"weft"}, shown)
+        self.assertIn("soft0", {entry["domain"] for entry in entries}, shown)
+        self.assertIn("FI_EP_MSG", {entry["type"] for entry in entries}, shown)
+        major, minor = common.version(libfabric)
+        self.assertTrue(entries[0]["version"], shown)
+        self.assertGreaterEqual((major, minor), (1, 17))
+
+    @common.per_release
+    def test_the_release_is_the_one_meant(self, libfabric):
+        want = {"2.1": (2, 1), "2.5": (2, 5)}.get(libfabric.name)
+        found = common.version(libfabric)
+        self.assertIsNotNone(found)
+        if want:
+            self.assertEqual(found, want)
+
+    @common.per_release
+    def test_listed_among_all_without_being_asked_for(self, libfabric):
+        shown = self.fi_info(libfabric)
+        self.assertEqual(shown.status, 0, shown)
+        self.assertIn("weft", {entry["provider"] for entry in common.infos(shown.out)}, shown)
+
+    @common.per_release
+    def test_soft0_comes_after_every_real_device(self, libfabric):
+        entries = common.infos(self.fi_info(libfabric, "-p", "weft").out)
+        soft = [entry["domain"] == "soft0" for entry in entries]
+        self.assertTrue(any(soft))
+        self.assertEqual(soft, sorted(soft), entries)
+
+    @common.per_release
+    def test_parameters_are_shown(self, libfabric):
+        shown = self.fi_info(libfabric, "-e")
+        self.assertEqual(shown.status, 0, shown)
+        for name in self.documented_parameters():
+            self.assertRegex(shown.out, rf"(?m)^# {name}: ", shown)
+
+    def documented_parameters(self):
+        """The README's table is what a user reads, so it is what must be true."""
+        names = re.findall(r"(?m)^\| `(FI_WEFT_[A-Z_]+)`", (programs.TOP / "README.md").read_text())
+        self.assertTrue(names)
+        return names
+
+    @common.per_release
+    def test_every_shown_parameter_is_documented(self, libfabric):
+        shown = self.fi_info(libfabric, "-e")
+        self.assertEqual(sorted(set(re.findall(r"(?m)^# (FI_WEFT_[A-Z_]+): ", shown.out))), sorted(self.documented_parameters()))
+
+    @common.per_release
+    def test_this_hosts_addresses_are_answered(self, libfabric):
+        for node, family in (("127.0.0.1", "sockaddr_in"), ("::1", "sockaddr_in6")):
+            shown = self.fi_info(libfabric, "-p", "weft", "-n", node, "-v")
+            self.assertEqual(shown.status, 0, shown)
+            self.assertIn(f"fi_{family}://", shown.out, shown)
+
+    @common.per_release
+    def test_another_hosts_address_gives_enodata(self, libfabric):
+        for node in ("192.0.2.1", "2001:db8::1"):
+            shown = self.fi_info(libfabric, "-p", "weft", "-n", node)
+            self.assertNotEqual(shown.status, 0, shown)
+            self.assertIn(f"fi_getinfo: -{ENODATA} ", shown.text, shown)
+
+    @common.per_release
+    def test_a_name_that_does_not_resolve_gives_enodata(self, libfabric):
+        shown = self.fi_info(libfabric, "-p", "weft", "-n", "no-such-host.invalid")
+        self.assertIn(f"fi_getinfo: -{ENODATA} ", shown.text, shown)
+
+    @common.per_release
+    def test_what_is_not_offered_gives_enodata(self, libfabric):
+        for options in (["-t", "FI_EP_DGRAM"], ["-d", "no-such-domain"], ["-f", "no-such-fabric"]):
+            shown = self.fi_info(libfabric, "-p", "weft", *options)
+            self.assertIn(f"fi_getinfo: -{ENODATA} ", shown.text, shown)
+
+    @common.per_release
+    def test_getinfo_is_quick(self, libfabric):
+        """Layers call it several times for each call of the application."""
+        shown = programs.run([libfabric.program("fi_info"), "-p", "weft"], libfabric.env(), seconds=5)
+        self.assertFalse(shown.late, shown)
+
+
+class WithoutRdmaCore(unittest.TestCase):
+    """A machine without rdma-core: its libraries are hidden in a mount namespace.
+
+    Debian's own libfabric is linked to them and can't run there, so a libfabric without them is used.
+    """
+
+    def inside(self, libfabric, argv):
+        hide = common.rdma_libraries()
+        try:
+            spaces.check()
+        except spaces.NoNamespaces as error:
+            self.skipTest(f"no namespaces: {error}")
+        return programs.run(spaces.command(argv, hide=hide), libfabric.env())
+
+    def test_the_libraries_are_really_hidden(self):
+        if not common.rdma_libraries():
+            self.skipTest("rdma-core is not installed here, there is nothing to hide")
+        load = ["python3", "-c", "import ctypes; ctypes.CDLL('libibverbs.so.1')"]
+        outside = programs.run(load, programs.SYSTEM.env())
+        inside = self.inside(programs.SYSTEM, load)
+        self.assertEqual(outside.status, 0, outside)
+        self.assertIn("cannot open shared object file", inside.err, inside)
+
+    def test_soft0_is_listed(self):
+        for release in (common.libfabric_2_1, common.libfabric_2_5):
+            with self.subTest(libfabric=release.__name__):
+                libfabric = release()
+                shown = self.inside(libfabric, [libfabric.program("fi_info"), "-p", "weft"])
+                if libfabric.name == "2.5" and "libibverbs" in shown.err:
+                    self.skipTest("Debian's fi_info needs rdma-core itself")
+                self.assertEqual(shown.status, 0, shown)
+                self.assertIn("soft0", {entry["domain"] for entry in common.infos(shown.out)}, shown)
+
+    def test_data_moves(self):
+        libfabric = common.libfabric_2_1()
+        pair = "import sys; sys.path.insert(0, sys.argv[1]); from lib import programs as p; " \
+            "s, c = p.pingpong(p.Libfabric('2.1', sys.argv[2], sys.argv[3]), 'weft', 'msg', options=['-c']); " \
+            "print(s, c); sys.exit(not (c and s.status == 0 == c.status and 'usec/xfer' in c.out))"
+        tools = programs.TOP / "tests" / "tools"
+        moved = self.inside(libfabric, ["python3", "-B", "-c", pair, tools, libfabric.library, libfabric.programs])
+        self.assertEqual(moved.status, 0, moved)
+
+    def test_there_is_no_infiniband_device(self):
+        """What the tests above say of a machine without devices is true only on one."""
+        if os.path.exists("/dev/infiniband"):
+            self.skipTest("this machine has /dev/infiniband: the tests above ran with devices present")

@@ -1,0 +1,73 @@
+"""Runs Python test cases as a tier does: a line for each, what failed with its reason, the total last."""
+
+import sys
+import time
+import unittest
+
+from .total import Total
+
+
+class _Result(unittest.TestResult):
+    def __init__(self):
+        super().__init__()
+        self.total = Total()
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.start = time.monotonic()
+        self.bad = False
+
+    def _line(self, outcome, test, note=""):
+        print(f"{outcome:9} {_name(test)} ({time.monotonic() - self.start:.1f} s){note}", flush=True)
+
+    def _reason(self, error):
+        text = str(error[1]) if issubclass(error[0], AssertionError) else self._exc_info_to_string(error, self._case)
+        print("\n".join("    " + line for line in text.splitlines()[-60:]), flush=True)
+
+    def addSubTest(self, test, subtest, error):
+        super().addSubTest(test, subtest, error)
+        if error is not None:
+            self._bad(subtest, error)
+
+    def _bad(self, test, error):
+        self._case = test
+        self.total += Total(failed=1)
+        self.bad = True
+        self._line("FAILED", test)
+        self._reason(error)
+
+    def addError(self, test, error):
+        super().addError(test, error)
+        if not hasattr(self, "start"):
+            self.start = time.monotonic()
+        self._bad(test, error)
+
+    def addFailure(self, test, error):
+        super().addFailure(test, error)
+        self._bad(test, error)
+
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        self.total += Total(skipped=1)
+        if not hasattr(self, "start"):
+            self.start = time.monotonic()
+        self._line("skipped", test, f": {reason}")
+
+    def addSuccess(self, test):
+        super().addSuccess(test)
+        if not self.bad:
+            self.total += Total(passed=1)
+            self._line("ok", test)
+
+
+def _name(test):
+    return test.id() if hasattr(test, "id") else str(test)
+
+
+def run(folder, top, pattern="test_*.py"):
+    """Runs the cases of a folder and returns the total; the caller prints it."""
+    sys.path.insert(0, str(top))
+    suite = unittest.TestLoader().discover(str(folder), pattern=pattern, top_level_dir=str(top))
+    result = _Result()
+    suite.run(result)
+    return result.total

@@ -1,0 +1,193 @@
+"""The tiers' own scripts: what they must not lose, hide or accept."""
+
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import stat
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+TOOLS = pathlib.Path(os.path.realpath(__file__)).parent.parent
+sys.path.insert(0, str(TOOLS))
+sys.path.insert(0, str(TOOLS.parent / "conformance"))
+
+from lib import cache, cases, programs, total  # noqa: E402
+
+
+def script(path):
+    """A script without the suffix .py, as a module."""
+    name = path.name.replace("-", "_")
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+class Totals(unittest.TestCase):
+    def command(self, body):
+        with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+            file.write(body)
+            file.flush()
+            with mock.patch("builtins.print"):
+                return total.of_command(["sh", file.name])
+
+    def test_a_total_is_taken(self):
+        self.assertEqual(self.command("echo x; echo 3 passed, 0 failed, 1 skipped"), total.Total(3, 0, 1))
+
+    def test_failures_are_taken(self):
+        self.assertEqual(self.command("echo 3 passed, 2 failed, 1 skipped; exit 1"), total.Total(3, 2, 1))
+
+    def test_no_total_is_a_failure(self):
+        for body in ("true", "echo fine", "exit 1", "echo 3 passed, 0 failed, 0 skipped; echo more", "kill -9 $$"):
+            self.assertEqual(self.command(body), total.Total(0, 1, 0), body)
+
+    def test_a_status_that_contradicts_is_a_failure(self):
+        self.assertEqual(self.command("echo 3 passed, 0 failed, 0 skipped; exit 1"), total.Total(3, 1, 0))
+        self.assertEqual(self.command("echo 3 passed, 1 failed, 0 skipped"), total.Total(3, 2, 0))
+
+    def test_a_tier_that_is_not_there_is_a_failure(self):
+        with mock.patch("builtins.print"):
+            self.assertEqual(total.of_command(["/does/not/exist"]), total.Total(0, 1, 0))
+
+
+class Tiers(unittest.TestCase):
+    def run_tiers(self, tiers):
+        module = script(TOOLS / "tiers")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, body in tiers.items():
+                path = pathlib.Path(folder) / name
+                path.write_text(f"#!/bin/sh\n{body}\n")
+                path.chmod(path.stat().st_mode | stat.S_IXUSR)
+            module.command = lambda name: os.path.join(folder, name)
+            with mock.patch("builtins.print") as shown:
+                status = module.main(list(tiers))
+            return status, [call.args[0] for call in shown.call_args_list if call.args and "nothing ran" not in str(call.args[0])][-1]
+
+    def test_totals_are_added_up(self):
+        status, last = self.run_tiers({"a": "echo 1 passed, 0 failed, 2 skipped", "b": "echo 4 passed, 0 failed, 0 skipped"})
+        self.assertEqual((status, str(last)), (0, "5 passed, 0 failed, 2 skipped"))
+
+    def test_one_failure_fails_all(self):
+        status, last = self.run_tiers({"a": "echo 1 passed, 1 failed, 0 skipped; exit 1", "b": "echo 4 passed, 0 failed, 0 skipped"})
+        self.assertEqual((status, str(last)), (1, "5 passed, 1 failed, 0 skipped"))
+
+    def test_nothing_run_is_no_success(self):
+        status, _ = self.run_tiers({"a": "echo 0 passed, 0 failed, 9 skipped"})
+        self.assertEqual(status, 1)
+
+
+class Fast(unittest.TestCase):
+    def test_the_counts_of_both_runners_are_read(self):
+        fast = script(TOOLS / "fast")
+        for line, want in [
+            ("     Summary [   0.012s] 12 tests run: 11 passed (1 slow), 1 failed, 2 skipped", ("11", "1", None, "2")),
+            ("     Summary [   0.1s] 1 test run: 1 passed, 0 skipped", ("1", None, None, "0")),
+            ("     Summary [   9.1s] 3 tests run: 1 passed, 1 failed, 1 timed out, 4 skipped", ("1", "1", "1", "4")),
+        ]:
+            self.assertEqual(fast.NEXTEST.search(line).groups(), want)
+        line = "test result: FAILED. 3 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out"
+        self.assertEqual(fast.LIBTEST.match(line).groups(), ("3", "2", "1"))
+
+
+class Cases(unittest.TestCase):
+    def test_every_outcome_is_counted_once(self):
+        source = (
+            "import unittest\n"
+            "class T(unittest.TestCase):\n"
+            "    def test_good(self): pass\n"
+            "    def test_bad(self): self.fail('planted')\n"
+            "    def test_error(self): 1 / 0\n"
+            "    def test_skipped(self): self.skipTest('why')\n"
+            "    def test_parts(self):\n"
+            "        for n in range(3):\n"
+            "            with self.subTest(n=n): self.assertNotEqual(n, 1)\n"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "test_planted.py").write_text(source)
+            (pathlib.Path(folder) / "test_unreadable.py").write_text("def (")
+            with mock.patch("builtins.print"):
+                counted = cases.run(folder, folder)
+        self.assertEqual(counted, total.Total(passed=1, failed=4, skipped=1))
+
+
+class Cache(unittest.TestCase):
+    def test_an_interrupted_recipe_is_made_again(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, WEFT_CACHE=folder):
+            made = []
+
+            def recipe(path):
+                made.append(path)
+                (path / "half").touch()
+                if len(made) == 1:
+                    raise cache.CannotMake("planted")
+                self.assertEqual(len(list(path.iterdir())), 1, "the half-made directory was not cleared")
+
+            with self.assertRaises(cache.CannotMake):
+                cache.ensure("thing", "0" * 12, recipe)
+            path = cache.ensure("thing", "0" * 12, recipe)
+            self.assertEqual(cache.ensure("thing", "0" * 12, recipe), path)
+            self.assertEqual(len(made), 2)
+            other = cache.ensure("thing", "1" * 12, lambda path: None)
+            self.assertTrue(other.exists() and not path.exists(), "the old recipe's result was left")
+
+    def test_only_trouble_of_the_network_counts_as_such(self):
+        with mock.patch.object(cache.time, "sleep"), mock.patch.object(cache, "say"):
+            with self.assertRaises(cache.CannotMake):
+                cache.download(["sh", "-c", "echo E: Unable to locate package x; exit 100"])
+            with self.assertRaises(cache.CannotDownload):
+                cache.download(["sh", "-c", "echo E: Failed to fetch http://x; exit 100"])
+
+
+class Fabtests(unittest.TestCase):
+    def setUp(self):
+        self.check = script(TOOLS.parent / "conformance" / "check-fabtests")
+
+    def test_an_exclusion_without_a_reason_is_refused(self):
+        self.assertEqual(self.check.parse_exclude("# head\n\n-e rdm # later\n", "x"), {"-e rdm": "later"})
+        for text in ("-e rdm\n", "-e rdm # \n"):
+            with self.assertRaises(self.check.BadExclude):
+                self.check.parse_exclude(text, "x")
+
+    def test_the_exclude_files_are_well_formed(self):
+        for file in (TOOLS.parent / "conformance" / "exclude").iterdir():
+            self.check.parse_exclude(file.read_text(), file.name)
+
+    def test_outcomes(self):
+        from fabtests_msg import _outcome
+
+        for statuses, want in [([0, 0], "pass"), ([0, None], "late"), ([61, 61], "notrun"), ([38, 38], "notrun"), ([0, 61], "fail"), ([None, 5], "fail"), ([-11, 0], "fail")]:
+            self.assertEqual(_outcome(statuses), want, statuses)
+
+    def test_a_report_that_ends_early_is_a_failure(self):
+        process = mock.Mock(stdout=["- name:   fi_msg\n", "  result: Pass\n"], returncode=137)
+        with mock.patch("builtins.print"):
+            self.assertEqual(self.check.follow(process), total.Total(1, 1, 0))
+
+
+class Programs(unittest.TestCase):
+    def test_a_program_that_hangs_is_killed_and_told_apart(self):
+        ended = programs.run(["sleep", "60"], dict(os.environ), seconds=0.2)
+        self.assertTrue(ended.late)
+        self.assertEqual(ended.status, -9)
+
+    def test_the_callers_own_settings_stay_outside(self):
+        with mock.patch.dict(os.environ, FI_PROVIDER="tcp", LD_PRELOAD="x", SOFTVERBS_NODE="3"):
+            env = programs.SYSTEM.env()
+        self.assertFalse([key for key in env if key in ("FI_PROVIDER", "LD_PRELOAD", "SOFTVERBS_NODE")])
+
+
+class Man(unittest.TestCase):
+    def test_the_marks_become_roff(self):
+        man = script(TOOLS / "man")
+        page = "---\nlayout: page\ntagline: x\n---\n# NAME\n\nfi_x - a *b* **c** `d-e` f_g_h\n\n*TERM*\n: what\n\n- item\n\n```\n.raw\n```\n"
+        out = "\n".join(man.roff(page, "fi_x", "7"))
+        for want in (".SH NAME", "\\fIb\\fP", "\\fBc\\fP", "\\fBd\\-e\\fP", "f_g_h", ".TP\n\\fITERM\\fP\nwhat", ".IP \\(bu 3\nitem", "\\&.raw"):
+            self.assertIn(want, out)
+
+
+if __name__ == "__main__":
+    unittest.main()
