@@ -1,0 +1,382 @@
+//! IP addresses: from and to C, which of them are this host's, and the names that stand for them.
+//!
+//! Invariants: the owner of a name `softverbs/<uid>/<ip>/<port>` owns that port of that address
+//! for its user in its network namespace. `any4` and `any6` stand for the unspecified addresses.
+//! An IPv6 address that contains an IPv4 one has the IPv4 one's name.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::ops::RangeInclusive;
+
+use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
+
+use super::sock::Sock;
+use crate::sys::{self, Errno, Res};
+
+/// Reads an application's address.
+///
+/// # Errors
+/// `EINVAL` for NULL and for families other than IPv4 and IPv6.
+///
+/// # Safety
+/// `addr` must be NULL or point to a whole structure of the family that it names.
+pub(super) unsafe fn from_c(addr: *const sockaddr) -> Res<SocketAddr> {
+    if addr.is_null() {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: every socket address begins with its family; it may be unaligned.
+    let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
+    match c_int::from(family) {
+        libc::AF_INET => {
+            // SAFETY: the caller promises the structure that belongs to the family.
+            let v4 = unsafe { addr.cast::<sockaddr_in>().read_unaligned() };
+            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+            Ok(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { addr.cast::<sockaddr_in6>().read_unaligned() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            let scope = if ip.is_unicast_link_local() {
+                v6.sin6_scope_id
+            } else {
+                0
+            };
+            Ok(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, scope).into())
+        }
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}
+
+/// The same address in C's form.
+pub(super) fn to_c(address: &SocketAddr) -> sockaddr_storage {
+    // SAFETY: all zeros is a value of it.
+    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    match address {
+        SocketAddr::V4(v4) => {
+            // SAFETY: a storage has room and alignment for every socket address.
+            let out = unsafe { &mut *(&raw mut storage).cast::<sockaddr_in>() };
+            out.sin_family = libc::AF_INET as libc::sa_family_t;
+            out.sin_port = v4.port().to_be();
+            out.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+        }
+        SocketAddr::V6(v6) => {
+            // SAFETY: as above.
+            let out = unsafe { &mut *(&raw mut storage).cast::<sockaddr_in6>() };
+            out.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+            out.sin6_port = v6.port().to_be();
+            out.sin6_addr.s6_addr = v6.ip().octets();
+            out.sin6_scope_id = v6.scope_id();
+        }
+    }
+    storage
+}
+
+/// The port of an address in C's form, in network order; 0 where there is none.
+///
+/// # Safety
+/// `addr` must point to a `sockaddr_storage`.
+pub(super) unsafe fn port_of(addr: *const sockaddr_storage) -> u16 {
+    // SAFETY: the caller promises a storage, which holds every socket address.
+    unsafe {
+        match c_int::from((*addr).ss_family) {
+            libc::AF_INET => (*addr.cast::<sockaddr_in>()).sin_port,
+            libc::AF_INET6 => (*addr.cast::<sockaddr_in6>()).sin6_port,
+            _ => 0,
+        }
+    }
+}
+
+/// The form in which listeners are looked up: an IPv4 address inside an IPv6 one is that IPv4
+/// address.
+fn canonical(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(ip, IpAddr::V4),
+        IpAddr::V4(_) => ip,
+    }
+}
+
+/// Whether the address stands for all of this host's.
+pub(super) fn is_any(address: &SocketAddr) -> bool {
+    canonical(address.ip()).is_unspecified()
+}
+
+fn is_group(ip: IpAddr) -> bool {
+    ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST)
+}
+
+fn with_port(address: &SocketAddr, port: u16) -> SocketAddr {
+    let mut address = *address;
+    address.set_port(port);
+    address
+}
+
+/// Finds out whether an address is this host's, without sending anything.
+///
+/// # Errors
+/// `EADDRNOTAVAIL` where it isn't, or what the kernel says about it.
+pub(super) fn check_local(address: &SocketAddr) -> Res<()> {
+    if is_any(address) {
+        return Ok(());
+    }
+    if is_group(canonical(address.ip())) {
+        return Err(Errno(libc::EADDRNOTAVAIL));
+    }
+    let socket = UdpSocket::bind(with_port(address, 0))?;
+    // A subnet's broadcast address can be bound to, but not connected to.
+    match socket.connect(with_port(address, 9)) {
+        Ok(()) => Ok(()),
+        Err(_) => Err(Errno(libc::EADDRNOTAVAIL)),
+    }
+}
+
+/// The address that this host would use towards `destination`, with port 0.
+pub(super) fn source_towards(destination: &SocketAddr) -> Res<SocketAddr> {
+    let any: SocketAddr = match destination {
+        SocketAddr::V4(_) => SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 0, 0, 0).into(),
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(with_port(destination, 9))?;
+    Ok(with_port(&socket.local_addr()?, 0))
+}
+
+/// The loopback address of the same family.
+pub(super) fn loopback(like: &SocketAddr) -> SocketAddr {
+    match like {
+        SocketAddr::V4(_) => SocketAddrV4::new(Ipv4Addr::LOCALHOST, like.port()).into(),
+        SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some() => {
+            let ip = Ipv4Addr::LOCALHOST.to_ipv6_mapped();
+            SocketAddrV6::new(ip, like.port(), 0, 0).into()
+        }
+        SocketAddr::V6(_) => SocketAddrV6::new(Ipv6Addr::LOCALHOST, like.port(), 0, 0).into(),
+    }
+}
+
+fn prefix() -> String {
+    format!("softverbs/{}/", sys::effective_uid())
+}
+
+/// The part of a name that stands for the address.
+fn host_part(address: &SocketAddr) -> String {
+    match (canonical(address.ip()), address) {
+        (IpAddr::V4(Ipv4Addr::UNSPECIFIED), _) => "any4".into(),
+        (IpAddr::V6(Ipv6Addr::UNSPECIFIED), _) => "any6".into(),
+        (IpAddr::V6(ip), SocketAddr::V6(v6)) if v6.scope_id() != 0 => {
+            format!("{ip}%{}", v6.scope_id())
+        }
+        (ip, _) => ip.to_string(),
+    }
+}
+
+fn name(host: &str, port: u16) -> String {
+    format!("{}{host}/{port}", prefix())
+}
+
+/// The names under which somebody may listen for connections to `destination`, the most particular
+/// first.
+pub(super) fn candidates(destination: &SocketAddr) -> [String; 2] {
+    let any = if canonical(destination.ip()).is_ipv4() {
+        "any4"
+    } else {
+        "any6"
+    };
+    [
+        name(&host_part(destination), destination.port()),
+        name(any, destination.port()),
+    ]
+}
+
+/// What a bound address owns.
+fn hosts(address: &SocketAddr, only_own_family: bool) -> Vec<String> {
+    let host = host_part(address);
+    if host == "any6" && !only_own_family {
+        vec![host, "any4".into()]
+    } else {
+        vec![host]
+    }
+}
+
+/// Whether owners of the two hosts at one port would both be asked for the same address.
+fn overlap(mine: &str, other: &str) -> bool {
+    let v6 = |host: &str| host == "any6" || host.contains(':');
+    mine == other || (mine.starts_with("any") || other.starts_with("any")) && v6(mine) == v6(other)
+}
+
+/// Whether somebody else of this user owns a name that overlaps with `mine`, of which `taken` is
+/// the kernel's list of sockets.
+fn overlaps_with_another(taken: &str, mine: &[String], port: u16) -> bool {
+    let prefix = format!("@{}", prefix());
+    let suffix = format!("/{port}");
+    taken
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .filter_map(|path| {
+            path.strip_prefix(prefix.as_str())?
+                .strip_suffix(suffix.as_str())
+        })
+        .filter(|other| !mine.iter().any(|host| host == other))
+        .any(|other| mine.iter().any(|host| overlap(host, other)))
+}
+
+/// Sockets that own `address` with the port given; one, or two where IPv4 comes along.
+///
+/// # Errors
+/// `EADDRINUSE` where the port is taken for any of the address.
+pub(super) fn own(address: &SocketAddr, only_own_family: bool) -> Res<Vec<Sock>> {
+    let mine = hosts(address, only_own_family);
+    let sockets = own_names(&mine, address.port())?;
+    // After taking the names: of two that overlap, at least one sees the other. A host without
+    // /proc lets both be.
+    let taken = fs::read("/proc/net/unix").unwrap_or_default();
+    if overlaps_with_another(&String::from_utf8_lossy(&taken), &mine, address.port()) {
+        return Err(Errno(libc::EADDRINUSE));
+    }
+    Ok(sockets)
+}
+
+fn own_names(hosts: &[String], port: u16) -> Res<Vec<Sock>> {
+    hosts
+        .iter()
+        .map(|host| {
+            let sock = Sock::new()?;
+            sock.bind(&name(host, port))?;
+            Ok(sock)
+        })
+        .collect()
+}
+
+/// As [`own`], with a free port out of the range that the host uses for that.
+pub(super) fn own_any_port(
+    address: &SocketAddr,
+    only_own_family: bool,
+) -> Res<(SocketAddr, Vec<Sock>)> {
+    let mine = hosts(address, only_own_family);
+    let range = ephemeral_ports();
+    let count = u64::from(range.end() - range.start()) + 1;
+    let start = sys::random() % count;
+    for step in 0..count {
+        let port = range.start() + ((start + step) % count) as u16;
+        match own_names(&mine, port) {
+            Ok(sockets) => return Ok((with_port(address, port), sockets)),
+            Err(Errno(libc::EADDRINUSE)) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Err(Errno(libc::EADDRNOTAVAIL))
+}
+
+fn ephemeral_ports() -> RangeInclusive<u16> {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut ports = text.split_whitespace().map(str::parse::<u16>);
+    match (ports.next(), ports.next()) {
+        (Some(Ok(low)), Some(Ok(high))) if 0 < low && low <= high => low..=high,
+        _ => 32768..=60999,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn addresses_survive_the_way_to_c_and_back() {
+        for text in [
+            "1.2.3.4:5",
+            "[fe80::1%7]:65535",
+            "[2001:db8::1]:80",
+            "0.0.0.0:0",
+        ] {
+            let before = address(text);
+            let storage = to_c(&before);
+            // SAFETY: a storage is a whole structure of every family.
+            let after = unsafe { from_c((&raw const storage).cast()) };
+            assert_eq!(after, Ok(before));
+            // SAFETY: as above.
+            assert_eq!(
+                unsafe { port_of(&raw const storage) },
+                before.port().to_be()
+            );
+        }
+        // SAFETY: NULL is allowed.
+        assert_eq!(
+            unsafe { from_c(std::ptr::null()) },
+            Err(Errno(libc::EINVAL))
+        );
+    }
+
+    #[test]
+    fn only_this_hosts_addresses_are_local() {
+        for local in ["127.0.0.1:1", "127.9.9.9:1", "0.0.0.0:1", "[::]:1"] {
+            assert_eq!(check_local(&address(local)), Ok(()), "{local}");
+        }
+        for foreign in [
+            "192.0.2.1:1",
+            "224.0.0.1:1",
+            "255.255.255.255:1",
+            "[ff02::1]:1",
+        ] {
+            let errno = check_local(&address(foreign)).unwrap_err();
+            assert_eq!(errno, Errno(libc::EADDRNOTAVAIL), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn names_of_addresses() {
+        let uid = sys::effective_uid();
+        let names = |text: &str| candidates(&address(text));
+        assert_eq!(
+            names("10.1.2.3:7"),
+            [
+                format!("softverbs/{uid}/10.1.2.3/7"),
+                format!("softverbs/{uid}/any4/7")
+            ]
+        );
+        assert_eq!(names("[::ffff:10.1.2.3]:7"), names("10.1.2.3:7"));
+        assert_eq!(
+            names("[fe80::1%3]:7")[0],
+            format!("softverbs/{uid}/fe80::1%3/7")
+        );
+        assert_eq!(hosts(&address("[::]:1"), false), ["any6", "any4"]);
+        assert_eq!(hosts(&address("[::]:1"), true), ["any6"]);
+    }
+
+    #[test]
+    fn overlapping_addresses_exclude_each_other() {
+        let (ip4, second) = (address("127.0.0.1:0"), address("127.0.0.2:0"));
+        let (bound, held) = own_any_port(&ip4, false).unwrap();
+        let at = |host: &str| address(&format!("{host}:{}", bound.port()));
+        let taken = Err(Errno(libc::EADDRINUSE));
+        assert_eq!(own(&bound, false).map(drop), taken);
+        assert_eq!(own(&at("0.0.0.0"), false).map(drop), taken);
+        assert_eq!(own(&at("[::]"), false).map(drop), taken);
+        assert_eq!(own(&at("[::]"), true).map(drop), Ok(()));
+        assert_eq!(
+            own(&with_port(&second, bound.port()), false).map(drop),
+            Ok(())
+        );
+        drop(held);
+        let all = own(&at("[::]"), false).unwrap();
+        assert_eq!(all.len(), 2);
+        assert_eq!(own(&bound, false).map(drop), taken);
+    }
+
+    #[test]
+    fn other_users_names_do_not_count() {
+        let list = format!(
+            "0: 2 0 10000 5 1 1 @softverbs/{}/any4/9\n0: 2 0 0 5 1 1 @x/any4/9\n\n",
+            sys::effective_uid().wrapping_add(1)
+        );
+        assert!(!overlaps_with_another(&list, &["127.0.0.1".into()], 9));
+        let own = format!(
+            "0: 2 0 10000 5 1 1 @softverbs/{}/any4/9",
+            sys::effective_uid()
+        );
+        assert!(overlaps_with_another(&own, &["127.0.0.1".into()], 9));
+        assert!(!overlaps_with_another(&own, &["127.0.0.1".into()], 19));
+    }
+}

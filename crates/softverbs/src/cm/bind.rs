@@ -1,0 +1,272 @@
+//! The application's calls before a connection: options, addresses, routes, listening.
+//!
+//! Invariants: an id in a phase past `Idle` has a source; unless it shares the address with others
+//! (RDMA_OPTION_ID_REUSEADDR), `names` own it. A call that fails has changed nothing.
+
+use std::net::SocketAddr;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use libc::{c_int, c_void, sockaddr};
+use rdma_core_sys::*;
+
+use super::address;
+use super::channel::lock;
+use super::device;
+use super::event::Kind;
+use super::id::{Id, Phase, Shared, State, complete};
+use crate::sys::{Errno, Res};
+use rdma_core_sys::scalars::__be16;
+
+const INVALID: Errno = Errno(libc::EINVAL);
+/// Where the application leaves the backlog open, and the most that it gets: that of the kernel.
+const MAX_BACKLOG: i32 = 1024;
+
+/// Takes `wanted` for the id.
+fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
+    address::check_local(wanted)?;
+    let options = state.options;
+    let (source, names) = if wanted.port() == 0 {
+        address::own_any_port(wanted, options.only_own_family)?
+    } else {
+        match address::own(wanted, options.only_own_family) {
+            // Another one has it; who listens decides `rdma_listen`.
+            Err(Errno(libc::EADDRINUSE)) if options.reuse_address => (*wanted, Vec::new()),
+            owned => (*wanted, owned?),
+        }
+    };
+    if !address::is_any(&source) {
+        state.bind_device(id)?;
+    }
+    (state.source, state.names, state.phase) = (Some(source), names, Phase::Bound);
+    state.show_addresses(id);
+    Ok(())
+}
+
+/// The address from which `destination` is reached.
+fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr> {
+    let unreachable = |_| Errno(libc::ENETUNREACH);
+    address::check_local(destination).map_err(unreachable)?;
+    match bound {
+        Some(source) if !address::is_any(&source) => {
+            if source.is_ipv4() == destination.is_ipv4() {
+                Ok(source)
+            } else {
+                Err(INVALID)
+            }
+        }
+        other => {
+            let mut source = address::source_towards(destination).map_err(unreachable)?;
+            source.set_port(other.map_or(0, |bound| bound.port()));
+            Ok(source)
+        }
+    }
+}
+
+fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<()> {
+    let mut state = lock(&id.state);
+    match (state.phase, from) {
+        (Phase::Idle, Some(from)) if from.is_ipv4() != to.is_ipv4() => return Err(INVALID),
+        (Phase::Idle, Some(from)) => bind(&mut state, id, &from)?,
+        (Phase::Idle | Phase::Bound, _) => {}
+        _ => return Err(INVALID),
+    }
+    // As on a real device, "any" means this host.
+    let destination = if address::is_any(to) {
+        address::loopback(to)
+    } else {
+        *to
+    };
+    match route(state.source, &destination) {
+        Ok(mut source) => {
+            if source.port() == 0 {
+                (source, state.names) = address::own_any_port(&source, true)?;
+            }
+            state.source = Some(source);
+            state.destination = Some(destination);
+            state.phase = Phase::AddrResolved;
+            state.push(id, Kind::AddrResolved);
+        }
+        Err(errno) => state.push(id, Kind::AddrError(errno)),
+    }
+    // The application sees its destination at once, its source with the event.
+    let handle = id.handle();
+    // SAFETY: the handle lives, since this is a call on it; the union has the size of a storage.
+    unsafe {
+        let to = &raw mut (*handle).c.route.addr.__bindgen_anon_2;
+        to.cast::<libc::sockaddr_storage>()
+            .write(address::to_c(&destination));
+    }
+    Ok(())
+}
+
+fn listen(id: &Arc<Shared>, backlog: c_int) -> Res<()> {
+    let mut state = lock(&id.state);
+    match (state.phase, state.source) {
+        (Phase::Idle, _) => {
+            let any = SocketAddr::from(([0, 0, 0, 0], 0));
+            bind(&mut state, id, &any)?;
+        }
+        (Phase::Bound, Some(source)) if state.names.is_empty() => {
+            state.names = address::own(&source, state.options.only_own_family)?;
+        }
+        (Phase::Bound, _) => {}
+        _ => return Err(INVALID),
+    }
+    let backlog = if (1..MAX_BACKLOG).contains(&backlog) {
+        backlog
+    } else {
+        MAX_BACKLOG
+    };
+    for name in &state.names {
+        name.listen(backlog)?;
+    }
+    for name in &state.names {
+        state.events.watch(name.fd(), id, false)?;
+    }
+    state.backlog = backlog.cast_unsigned() as usize;
+    state.listener = Arc::downgrade(id);
+    state.phase = Phase::Listening;
+    Ok(())
+}
+
+pub(super) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id.
+        let shared = unsafe { Id::shared_of(id)? };
+        // SAFETY: the caller promises a valid address.
+        let wanted = unsafe { address::from_c(addr)? };
+        let mut state = lock(&shared.state);
+        if state.phase != Phase::Idle {
+            return Err(INVALID);
+        }
+        bind(&mut state, &shared, &wanted)
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut rdma_cm_id,
+    src_addr: *mut sockaddr,
+    dst_addr: *mut sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id and valid addresses.
+        unsafe {
+            let shared = Id::shared_of(id)?;
+            let to = address::from_c(dst_addr)?;
+            let from = if src_addr.is_null() {
+                None
+            } else {
+                Some(address::from_c(src_addr)?)
+            };
+            resolve(&shared, from, &to)?;
+            complete(id)
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_resolve_route(
+    id: *mut rdma_cm_id,
+    _timeout_ms: c_int,
+) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id.
+        let shared = unsafe { Id::shared_of(id)? };
+        {
+            let mut state = lock(&shared.state);
+            if state.phase != Phase::AddrResolved {
+                return Err(INVALID);
+            }
+            state.phase = Phase::RouteResolved;
+            state.push(&shared, Kind::RouteResolved);
+        }
+        // SAFETY: as above.
+        unsafe { complete(id) }
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id.
+        listen(&unsafe { Id::shared_of(id)? }, backlog)
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16 {
+    if id.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller promises a live id; the union has the size of a storage.
+    unsafe { address::port_of((&raw const (*id).route.addr.__bindgen_anon_1).cast()) }
+}
+
+pub(super) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16 {
+    if id.is_null() {
+        return 0;
+    }
+    // SAFETY: as above.
+    unsafe { address::port_of((&raw const (*id).route.addr.__bindgen_anon_2).cast()) }
+}
+
+pub(super) unsafe extern "C" fn rdma_set_option(
+    id: *mut rdma_cm_id,
+    level: c_int,
+    optname: c_int,
+    optval: *mut c_void,
+    optlen: usize,
+) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id.
+        let shared = unsafe { Id::shared_of(id)? };
+        if level.cast_unsigned() != RDMA_OPTION_ID {
+            // RDMA_OPTION_IB_PATH: the one path is the device's own, and can't be replaced.
+            return Err(Errno(libc::ENOSYS));
+        }
+        let byte = || match optlen {
+            // SAFETY: the caller promises `optlen` bytes.
+            1 if !optval.is_null() => Ok(unsafe { optval.cast::<u8>().read() }),
+            _ => Err(INVALID),
+        };
+        let flag = || match optlen {
+            // SAFETY: as above.
+            4 if !optval.is_null() => Ok(unsafe { optval.cast::<c_int>().read_unaligned() } != 0),
+            _ => Err(INVALID),
+        };
+        let mut state = lock(&shared.state);
+        let early = state.phase == Phase::Idle;
+        match optname.cast_unsigned() {
+            RDMA_OPTION_ID_TOS => state.options.type_of_service = byte()?,
+            RDMA_OPTION_ID_REUSEADDR if early => state.options.reuse_address = flag()?,
+            RDMA_OPTION_ID_AFONLY if early => state.options.only_own_family = flag()?,
+            RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY => return Err(INVALID),
+            RDMA_OPTION_ID_ACK_TIMEOUT => match byte()? {
+                timeout @ 0..=31 => state.options.ack_timeout = Some(timeout),
+                _ => return Err(INVALID),
+            },
+            _ => return Err(Errno(libc::ENOSYS)),
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
+    super::pointer(|| {
+        let context = device::context()?;
+        let list = Box::into_raw(Box::new([context, null_mut()]));
+        if !num_devices.is_null() {
+            // SAFETY: the caller promises that it is writable.
+            unsafe { *num_devices = 1 };
+        }
+        Ok(list.cast())
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    super::void(|| {
+        if !list.is_null() {
+            // SAFETY: made by `rdma_get_devices`; the caller gives it up.
+            drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
+        }
+    });
+}

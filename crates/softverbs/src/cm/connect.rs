@@ -1,0 +1,337 @@
+//! The application's calls that make and end connections.
+//!
+//! Invariants: a call that fails has changed nothing. What a call begins, an event ends. Limits
+//! are InfiniBand's, so that what works here fits there.
+
+use std::sync::Arc;
+
+use libc::{c_int, c_void};
+use rdma_core_sys::*;
+
+use super::address;
+use super::channel::lock;
+use super::event::{Kind, reason};
+use super::id::{Id, Phase, Shared, State, complete};
+use super::link::{Deadline, Link, say};
+use super::sock::Sock;
+use super::wire::{Message, Party, Private, Rej, Rep, Req};
+use super::{progress, qp};
+use crate::sys::{self, Errno, Res};
+
+const INVALID: Errno = Errno(libc::EINVAL);
+
+/// "As much as the device can" in responder_resources and initiator_depth.
+const MAXIMUM: u8 = RDMA_MAX_RESP_RES as u8;
+
+/// The application's private data.
+///
+/// # Safety
+/// `data` must be NULL or have `len` bytes.
+unsafe fn private<const N: usize>(data: *const c_void, len: u8) -> Res<Private<N>> {
+    if data.is_null() || len == 0 {
+        return Ok(Private::EMPTY);
+    }
+    // SAFETY: the caller promises the bytes.
+    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) };
+    Private::new(bytes).ok_or(INVALID)
+}
+
+/// What this side says of itself, and how many times to retry; checked against the device.
+fn party(
+    state: &State,
+    handle: *mut Id,
+    param: Option<&rdma_conn_param>,
+    otherwise: (u8, u8),
+) -> Res<(Party, u8)> {
+    let device = state.device.as_ref().ok_or(INVALID)?;
+    let own = qp::of(handle);
+    let (qp_num, srq) = match (own.is_null(), param) {
+        // SAFETY: the application keeps a queue pair alive while its id has it.
+        (false, _) => unsafe { ((*own).qp_num, !(*own).srq.is_null()) },
+        (true, Some(param)) => (param.qp_num, param.srq != 0),
+        (true, None) => return Err(INVALID),
+    };
+    let limited = |wanted: Option<u8>, most: u8, otherwise: u8| match wanted {
+        None | Some(MAXIMUM) => Ok(otherwise.min(most)),
+        Some(wanted) if wanted <= most => Ok(wanted),
+        Some(_) => Err(INVALID),
+    };
+    let (resources, depth) = otherwise;
+    let party = Party {
+        qp_num: qp_num & 0x00ff_ffff,
+        psn: state.psn,
+        gid: device.gid,
+        responder_resources: limited(
+            param.map(|p| p.responder_resources),
+            device.max_responder_resources,
+            resources,
+        )?,
+        initiator_depth: limited(
+            param.map(|p| p.initiator_depth),
+            device.max_initiator_depth,
+            depth,
+        )?,
+        flow_control: param.is_some_and(|p| p.flow_control != 0),
+        rnr_retry_count: param.map_or(7, |p| p.rnr_retry_count.min(7)),
+        srq,
+    };
+    Ok((party, param.map_or(7, |p| p.retry_count.min(7))))
+}
+
+/// What came of calling somebody.
+enum Called {
+    Answered(Sock),
+    /// Nobody listens there.
+    Nobody,
+    /// Too many wait already.
+    Busy,
+}
+
+/// Connects to whoever listens on `names`. The socket has the local address' name, if that is the
+/// id's alone.
+fn call(state: &mut State, names: &[String]) -> Res<Called> {
+    let sock = if state.names.is_empty() {
+        Sock::new()?
+    } else {
+        state.names.remove(0)
+    };
+    for name in names {
+        match sock.connect(name) {
+            // Somebody of another user has taken the name: that is nobody.
+            Ok(()) if sock.peer_uid()? != sys::effective_uid() => return Ok(Called::Nobody),
+            Ok(()) => return Ok(Called::Answered(sock)),
+            Err(Errno(libc::ECONNREFUSED)) => {}
+            Err(Errno(libc::EAGAIN)) => {
+                state.names.insert(0, sock);
+                return Ok(Called::Busy);
+            }
+            Err(errno) => {
+                state.names.insert(0, sock);
+                return Err(errno);
+            }
+        }
+    }
+    state.names.insert(0, sock);
+    Ok(Called::Nobody)
+}
+
+fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
+    let mut state = lock(&id.state);
+    let (Phase::RouteResolved, Some(source), Some(destination)) =
+        (state.phase, state.source, state.destination)
+    else {
+        return Err(INVALID);
+    };
+    let (party, retry_count) = party(&state, id.handle(), param, (MAXIMUM, MAXIMUM))?;
+    let data = match param {
+        // SAFETY: the application promises `private_data_len` bytes.
+        Some(param) => unsafe { private(param.private_data, param.private_data_len)? },
+        None => Private::EMPTY,
+    };
+    let req = Message::Req(Req {
+        party,
+        retry_count,
+        source,
+        destination,
+        data,
+    });
+    let deadline = Deadline::new()?;
+    let refused = match call(&mut state, &address::candidates(&destination))? {
+        Called::Nobody => reason::INVALID_SERVICE_ID,
+        Called::Busy => reason::CONSUMER_DEFINED,
+        Called::Answered(sock) => {
+            state.events.watch(deadline.fd(), id, false)?;
+            state.timer = Some(deadline);
+            if let Err(errno) = state.events.watch(sock.fd(), id, false) {
+                state.stop_timer();
+                return Err(errno);
+            }
+            state.link = Some(Link::new(sock));
+            // A listener that closes just now is heard as one that refuses.
+            let _ = say(&mut state, id, &req);
+            state.responder_resources = party.responder_resources;
+            state.initiator_depth = party.initiator_depth;
+            state.retry_count = retry_count;
+            state.phase = Phase::ReqSent;
+            return Ok(());
+        }
+    };
+    state.phase = Phase::Failed;
+    state.push(
+        id,
+        Kind::Rejected {
+            reason: refused,
+            data: Private::EMPTY,
+        },
+    );
+    Ok(())
+}
+
+fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
+    let mut state = lock(&id.state);
+    if state.phase != Phase::ReqReceived {
+        return Err(INVALID);
+    }
+    let asked = (state.responder_resources, state.initiator_depth);
+    let (party, _) = party(&state, id.handle(), param, asked)?;
+    let data = match param {
+        // SAFETY: the application promises `private_data_len` bytes.
+        Some(param) => unsafe { private(param.private_data, param.private_data_len)? },
+        None => Private::EMPTY,
+    };
+    let deadline = Deadline::new()?;
+    state.responder_resources = party.responder_resources;
+    state.initiator_depth = party.initiator_depth;
+    qp::to_ready(&state, id.handle())?;
+    let said = say(&mut state, id, &Message::Rep(Rep { party, data }));
+    if let Err(errno) = said.and_then(|()| state.events.watch(deadline.fd(), id, false)) {
+        let _ = qp::to_error(id.handle());
+        return Err(errno);
+    }
+    state.timer = Some(deadline);
+    state.phase = Phase::RepSent;
+    Ok(())
+}
+
+fn reject(id: &Arc<Shared>, data: Private<{ super::wire::REJ_DATA }>) -> Res<()> {
+    let mut state = lock(&id.state);
+    if !matches!(
+        state.phase,
+        Phase::ReqReceived | Phase::RepReceived | Phase::RepSent
+    ) {
+        return Err(INVALID);
+    }
+    let rej = Message::Rej(Rej {
+        reason: reason::CONSUMER_DEFINED,
+        data,
+    });
+    // A peer that has gone needs no refusal.
+    let _ = say(&mut state, id, &rej);
+    state.phase = Phase::Failed;
+    close_when_sent(&mut state);
+    Ok(())
+}
+
+/// Ends the conversation now, or when the last words are out.
+fn close_when_sent(state: &mut State) {
+    state.stop_timer();
+    if state.link.as_ref().is_some_and(|link| !link.has_unsent()) {
+        state.close_link();
+    }
+}
+
+fn disconnect(id: &Arc<Shared>) -> Res<()> {
+    let mut state = lock(&id.state);
+    if state.device.is_none() {
+        return Err(INVALID);
+    }
+    match state.phase {
+        Phase::RepReceived | Phase::RepSent | Phase::Established => {
+            qp::to_error(id.handle())?;
+            let _ = say(&mut state, id, &Message::Dreq);
+            state.phase = Phase::Disconnected;
+            close_when_sent(&mut state);
+            progress::announce_disconnect(&state, id, None);
+            Ok(())
+        }
+        // The peer was first, or there is no connection to end: only the queue pair is moved.
+        Phase::ReqSent | Phase::ReqReceived | Phase::Disconnected | Phase::Failed => {
+            qp::to_error(id.handle())
+        }
+        _ => Err(INVALID),
+    }
+}
+
+/// The parameters that an application passed, if it did.
+///
+/// # Safety
+/// `param` must be NULL or valid for the time of the call.
+unsafe fn given<'a>(param: *mut rdma_conn_param) -> Option<&'a rdma_conn_param> {
+    // SAFETY: the caller promises it.
+    unsafe { param.as_ref() }
+}
+
+pub(super) unsafe extern "C" fn rdma_connect(
+    id: *mut rdma_cm_id,
+    conn_param: *mut rdma_conn_param,
+) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id and valid parameters.
+        unsafe {
+            connect(&Id::shared_of(id)?, given(conn_param))?;
+            complete(id)
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_accept(
+    id: *mut rdma_cm_id,
+    conn_param: *mut rdma_conn_param,
+) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id and valid parameters.
+        unsafe {
+            accept(&Id::shared_of(id)?, given(conn_param))?;
+            complete(id)
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_reject(
+    id: *mut rdma_cm_id,
+    private_data: *const c_void,
+    private_data_len: u8,
+) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id and as many bytes as it says.
+        unsafe {
+            reject(
+                &Id::shared_of(id)?,
+                private(private_data, private_data_len)?,
+            )
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id.
+        unsafe {
+            disconnect(&Id::shared_of(id)?)?;
+            complete(id)
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id.
+        let shared = unsafe { Id::shared_of(id)? };
+        let mut state = lock(&shared.state);
+        if !qp::of(shared.handle()).is_null() || state.phase != Phase::RepReceived {
+            return Err(INVALID);
+        }
+        say(&mut state, &shared, &Message::Rtu)?;
+        state.phase = Phase::Established;
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
+    super::status(|| {
+        // SAFETY: the caller promises a live id.
+        let shared = unsafe { Id::shared_of(id)? };
+        let mut state = lock(&shared.state);
+        match (event, state.phase) {
+            (IBV_EVENT_COMM_EST, Phase::RepSent) => {
+                state.stop_timer();
+                state.phase = Phase::Established;
+                state.push(&shared, Kind::Established);
+                Ok(())
+            }
+            (IBV_EVENT_COMM_EST, Phase::Established) => Err(Errno(libc::EISCONN)),
+            // There is one path, so there is no migration to tell of.
+            _ => Err(INVALID),
+        }
+    })
+}

@@ -1,0 +1,158 @@
+//! The device that ids are bound to: one open context for the process, and one protection domain
+//! while at least one id is bound.
+//!
+//! Invariants: the context is opened once and stays open, as in librdmacm, because applications
+//! keep what `rdma_get_devices` and `id->verbs` gave them. The protection domain lives as long as
+//! the last [`Device`].
+
+use std::sync::{Mutex, PoisonError};
+
+use rdma_core_sys::{
+    VerbsFns, ibv_context, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr,
+};
+
+use crate::sys::{Errno, Res};
+
+/// The one port.
+pub(super) const PORT: u8 = 1;
+/// The device's default partition, in network order.
+pub(super) const PKEY: u16 = 0xffff;
+
+struct Shared {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    users: usize,
+}
+
+// SAFETY: verbs objects may be used by any thread (verbs(7), "thread-safe"); the numbers are
+// guarded by the mutex around this.
+unsafe impl Send for Shared {}
+
+static SHARED: Mutex<Shared> = Mutex::new(Shared {
+    context: std::ptr::null_mut(),
+    pd: std::ptr::null_mut(),
+    users: 0,
+});
+
+/// The device's verbs.
+pub(super) fn verbs() -> &'static VerbsFns {
+    &crate::backend().verbs
+}
+
+/// The process's context of the device, opened on the first call.
+///
+/// # Errors
+/// `ENODEV` where there is none, or why it could not be opened.
+pub(super) fn context() -> Res<*mut ibv_context> {
+    open(&mut SHARED.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn open(shared: &mut Shared) -> Res<*mut ibv_context> {
+    if !shared.context.is_null() {
+        return Ok(shared.context);
+    }
+    let mut count = 0;
+    // SAFETY: `count` is writable.
+    let list = unsafe { (verbs().ibv_get_device_list)(&raw mut count) };
+    if list.is_null() {
+        return Err(Errno::last());
+    }
+    // SAFETY: a list ends in NULL, so it has a first element.
+    let first = unsafe { *list };
+    if first.is_null() {
+        // SAFETY: the list is the one that was got.
+        unsafe { (verbs().ibv_free_device_list)(list) };
+        return Err(Errno(libc::ENODEV));
+    }
+    // SAFETY: a device of the list, which is freed only after.
+    shared.context = unsafe { (verbs().ibv_open_device)(first) };
+    let errno = Errno::last();
+    // SAFETY: as above.
+    unsafe { (verbs().ibv_free_device_list)(list) };
+    if shared.context.is_null() {
+        Err(errno)
+    } else {
+        Ok(shared.context)
+    }
+}
+
+/// One id's share of the device.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) context: *mut ibv_context,
+    pub(super) pd: *mut ibv_pd,
+    pub(super) gid: [u8; 16],
+    pub(super) mtu: ibv_mtu,
+    /// The most reads and atomics that a queue pair answers at a time.
+    pub(super) max_responder_resources: u8,
+    /// The most reads and atomics that a queue pair has outstanding.
+    pub(super) max_initiator_depth: u8,
+}
+
+// SAFETY: as for `Shared`.
+unsafe impl Send for Device {}
+
+impl Device {
+    /// Binds to the device.
+    ///
+    /// # Errors
+    /// As [`context`], or why there is no protection domain.
+    pub(super) fn acquire() -> Res<Self> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let context = open(&mut shared)?;
+        // SAFETY: all zeros is a value of these three.
+        let (mut attr, mut port, mut gid): (ibv_device_attr, ibv_port_attr, ibv_gid) =
+            unsafe { std::mem::zeroed() };
+        // SAFETY: a live context and writable structures; each call returns an errno or −1.
+        let failed = unsafe {
+            (verbs().ibv_query_device)(context, &raw mut attr) != 0
+                || rdma_core_sys::ibv_query_port(verbs(), context, PORT, &raw mut port) != 0
+                || (verbs().ibv_query_gid)(context, PORT, 0, &raw mut gid) != 0
+        };
+        if failed {
+            return Err(Errno(libc::ENODEV));
+        }
+        if shared.users == 0 {
+            // SAFETY: a live context.
+            shared.pd = unsafe { (verbs().ibv_alloc_pd)(context) };
+            if shared.pd.is_null() {
+                return Err(Errno::last());
+            }
+        }
+        shared.users += 1;
+        let limit = |value: i32| u8::try_from(value).unwrap_or(u8::MAX);
+        Ok(Self {
+            context,
+            pd: shared.pd,
+            gid: gid_bytes(&gid),
+            mtu: port.active_mtu,
+            max_responder_resources: limit(attr.max_qp_rd_atom),
+            max_initiator_depth: limit(attr.max_qp_init_rd_atom),
+        })
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.users -= 1;
+        if shared.users == 0 {
+            // SAFETY: made by `acquire`, given up by the last user. Where the application still
+            // has objects in it, it is refused, and stays until the process ends.
+            unsafe { (verbs().ibv_dealloc_pd)(shared.pd) };
+            shared.pd = std::ptr::null_mut();
+        }
+    }
+}
+
+/// A GID's 16 bytes.
+pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
+    // SAFETY: a GID is 16 bytes, of which each is initialized.
+    unsafe { (&raw const *gid).cast::<[u8; 16]>().read() }
+}
+
+/// 16 bytes as a GID.
+pub(super) fn gid_from(bytes: [u8; 16]) -> ibv_gid {
+    // SAFETY: as above, and every pattern is a GID.
+    unsafe { (&raw const bytes).cast::<ibv_gid>().read_unaligned() }
+}

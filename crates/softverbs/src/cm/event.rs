@@ -1,0 +1,278 @@
+//! Events, as they wait in a channel and as the application gets them.
+//!
+//! Invariants: what an event does to its id, it does when it is delivered, in the thread that gets
+//! it: fields are written, queue pairs moved. So the application never sees an id change behind its
+//! back. An event that was reported holds its subject until it is acknowledged.
+
+use std::sync::Arc;
+
+use libc::{c_char, c_int};
+use rdma_core_sys::*;
+
+use super::channel::lock;
+use super::id::{Id, Phase, Shared, State};
+use super::wire::{Message, Party, Private, REJ_DATA, REP_DATA, REQ_DATA};
+use super::{link, qp};
+use crate::sys::{Errno, Res};
+
+/// InfiniBand's reject reasons, as applications find them in an event's status.
+pub(super) mod reason {
+    /// The peer gave up.
+    pub(in super::super) const TIMEOUT: u16 = 4;
+    /// Nobody listens.
+    pub(in super::super) const INVALID_SERVICE_ID: u16 = 8;
+    /// The application, or the end of it.
+    pub(in super::super) const CONSUMER_DEFINED: u16 = 28;
+}
+
+/// An event that waits.
+pub(super) struct Raw {
+    /// The id that it is counted for: the listener's in the case of a request.
+    pub(super) subject: Arc<Shared>,
+    pub(super) kind: Kind,
+}
+
+/// What has happened. A status is a negative errno.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a few at a time, none on a fast path"
+)]
+pub(super) enum Kind {
+    AddrResolved,
+    AddrError(Errno),
+    RouteResolved,
+    Request {
+        child: Arc<Shared>,
+        party: Party,
+        retry_count: u8,
+        data: Private<REQ_DATA>,
+    },
+    Response {
+        party: Party,
+        data: Private<REP_DATA>,
+    },
+    Established,
+    Rejected {
+        reason: u16,
+        data: Private<REJ_DATA>,
+    },
+    Unreachable(Errno),
+    ConnectError(Errno),
+    /// 0, or why it ended.
+    Disconnected(c_int),
+    TimewaitExit,
+}
+
+/// What the application holds.
+#[repr(C)]
+pub(super) struct Event {
+    c: rdma_cm_event,
+    private: [u8; 256],
+    subject: Arc<Shared>,
+}
+
+impl Event {
+    fn new(subject: Arc<Shared>, event: rdma_cm_event_type, status: c_int) -> Box<Self> {
+        let mut out = Box::new(Self {
+            c: rdma_cm_event::default(),
+            private: [0; 256],
+            subject,
+        });
+        out.c.id = out.subject.handle().cast();
+        out.c.event = event;
+        out.c.status = status;
+        out
+    }
+
+    fn conn(&mut self) -> &mut rdma_conn_param {
+        // SAFETY: a member of the union, of which all bits are initialized.
+        unsafe { self.c.param.conn.as_mut() }
+    }
+
+    /// What the peer said of itself; its depth is what this side must answer, and the reverse.
+    fn set_party(&mut self, party: &Party) {
+        let conn = self.conn();
+        conn.responder_resources = party.initiator_depth;
+        conn.initiator_depth = party.responder_resources;
+        conn.flow_control = u8::from(party.flow_control);
+        conn.rnr_retry_count = party.rnr_retry_count;
+        conn.srq = u8::from(party.srq);
+        conn.qp_num = party.qp_num;
+    }
+
+    fn set_data(&mut self, data: &[u8]) {
+        for (to, from) in self.private.iter_mut().zip(data) {
+            *to = *from;
+        }
+        let at = self.private.as_ptr();
+        let conn = self.conn();
+        conn.private_data = at.cast();
+        conn.private_data_len = data.len() as u8;
+    }
+
+    pub(super) fn into_c(self: Box<Self>) -> *mut rdma_cm_event {
+        Box::into_raw(self).cast()
+    }
+}
+
+/// What must be done while an event is taken out: the id of a request comes to be, so that whoever
+/// gets the id's next event finds it. The caller holds the channel's lock.
+pub(super) fn prepare(raw: &Raw) {
+    if let Kind::Request { child, .. } = &raw.kind {
+        Id::make_for_request(child, &raw.subject);
+    }
+}
+
+/// Turns a waiting event into one for the application; `None` for one that it must not see.
+pub(super) fn deliver(raw: Raw) -> Option<Box<Event>> {
+    let Raw { subject, kind } = raw;
+    let plain = |event, status| Some(Event::new(Arc::clone(&subject), event, status));
+    let delivered = match kind {
+        Kind::AddrResolved => {
+            let mut state = lock(&subject.state);
+            match state.bind_device(&subject) {
+                Ok(()) => {
+                    state.show_addresses(&subject);
+                    plain(RDMA_CM_EVENT_ADDR_RESOLVED, 0)
+                }
+                Err(Errno(errno)) => {
+                    state.phase = Phase::Bound;
+                    plain(RDMA_CM_EVENT_ADDR_ERROR, -errno)
+                }
+            }
+        }
+        Kind::AddrError(Errno(errno)) => plain(RDMA_CM_EVENT_ADDR_ERROR, -errno),
+        Kind::RouteResolved => {
+            lock(&subject.state).show_route(&subject);
+            plain(RDMA_CM_EVENT_ROUTE_RESOLVED, 0)
+        }
+        Kind::Request {
+            child,
+            party,
+            retry_count,
+            data,
+        } => deliver_request(&subject, &child).map(|()| {
+            let mut event = Event::new(Arc::clone(&subject), RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+            event.c.id = child.handle().cast();
+            event.c.listen_id = subject.handle().cast();
+            event.set_party(&party);
+            event.conn().retry_count = retry_count;
+            event.set_data(data.padded());
+            event
+        }),
+        Kind::Response { party, data } => {
+            let (event, status) = deliver_response(&subject);
+            let mut event = Event::new(Arc::clone(&subject), event, status);
+            event.set_party(&party);
+            event.set_data(data.padded());
+            Some(event)
+        }
+        Kind::Established => plain(RDMA_CM_EVENT_ESTABLISHED, 0),
+        Kind::Rejected { reason, data } => {
+            let state = lock(&subject.state);
+            if state.connect_error {
+                None
+            } else {
+                // The application learns of it by the event; a queue pair that can't be moved is in
+                // the error state already, or was never out of reset.
+                let _ = qp::to_error(subject.handle());
+                drop(state);
+                let mut event =
+                    Event::new(Arc::clone(&subject), RDMA_CM_EVENT_REJECTED, reason.into());
+                event.set_data(data.padded());
+                Some(event)
+            }
+        }
+        Kind::Unreachable(Errno(errno)) => plain(RDMA_CM_EVENT_UNREACHABLE, -errno),
+        Kind::ConnectError(Errno(errno)) => plain(RDMA_CM_EVENT_CONNECT_ERROR, -errno),
+        Kind::Disconnected(_) | Kind::TimewaitExit if lock(&subject.state).connect_error => None,
+        Kind::Disconnected(status) => plain(RDMA_CM_EVENT_DISCONNECTED, status),
+        Kind::TimewaitExit => plain(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0),
+    };
+    if delivered.is_none() {
+        subject.acknowledge();
+    }
+    delivered
+}
+
+/// Makes the new id ready for the application; without a device there is nothing to offer.
+fn deliver_request(listener: &Shared, child: &Arc<Shared>) -> Option<()> {
+    lock(&listener.state)
+        .children
+        .retain(|(other, _)| other.serial != child.serial);
+    let mut state = lock(&child.state);
+    if state.bind_device(child).is_ok() {
+        state.show_addresses(child);
+        state.show_route(child);
+        return Some(());
+    }
+    drop(state);
+    Id::abandon(child);
+    // SAFETY: made when the event was taken out, and never shown to the application.
+    unsafe { Id::free(child.handle()) };
+    None
+}
+
+/// The active side's half of the connection, where the id has the queue pair.
+fn deliver_response(subject: &Shared) -> (rdma_cm_event_type, c_int) {
+    let mut state = lock(&subject.state);
+    let handle = subject.handle();
+    if qp::of(handle).is_null() {
+        return (RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    }
+    match complete_connection(&mut state, subject, handle) {
+        Ok(()) => (RDMA_CM_EVENT_ESTABLISHED, 0),
+        Err(Errno(errno)) => {
+            let _ = qp::to_error(handle);
+            state.connect_error = true;
+            (RDMA_CM_EVENT_CONNECT_ERROR, -errno)
+        }
+    }
+}
+
+fn complete_connection(state: &mut State, subject: &Shared, handle: *mut Id) -> Res<()> {
+    if state.phase != Phase::RepReceived {
+        return Err(Errno(libc::ECONNRESET));
+    }
+    qp::to_ready(state, handle)?;
+    link::say(state, subject, &Message::Rtu)?;
+    state.phase = Phase::Established;
+    Ok(())
+}
+
+pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    super::status(|| {
+        if event.is_null() {
+            return Err(Errno(libc::EINVAL));
+        }
+        // SAFETY: every event of this connection manager is an `Event`; the caller gives it up.
+        let event = unsafe { Box::from_raw(event.cast::<Event>()) };
+        event.subject.acknowledge();
+        Ok(())
+    })
+}
+
+pub(super) extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
+    let name = match event {
+        RDMA_CM_EVENT_ADDR_RESOLVED => c"RDMA_CM_EVENT_ADDR_RESOLVED",
+        RDMA_CM_EVENT_ADDR_ERROR => c"RDMA_CM_EVENT_ADDR_ERROR",
+        RDMA_CM_EVENT_ROUTE_RESOLVED => c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+        RDMA_CM_EVENT_ROUTE_ERROR => c"RDMA_CM_EVENT_ROUTE_ERROR",
+        RDMA_CM_EVENT_CONNECT_REQUEST => c"RDMA_CM_EVENT_CONNECT_REQUEST",
+        RDMA_CM_EVENT_CONNECT_RESPONSE => c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+        RDMA_CM_EVENT_CONNECT_ERROR => c"RDMA_CM_EVENT_CONNECT_ERROR",
+        RDMA_CM_EVENT_UNREACHABLE => c"RDMA_CM_EVENT_UNREACHABLE",
+        RDMA_CM_EVENT_REJECTED => c"RDMA_CM_EVENT_REJECTED",
+        RDMA_CM_EVENT_ESTABLISHED => c"RDMA_CM_EVENT_ESTABLISHED",
+        RDMA_CM_EVENT_DISCONNECTED => c"RDMA_CM_EVENT_DISCONNECTED",
+        RDMA_CM_EVENT_DEVICE_REMOVAL => c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+        RDMA_CM_EVENT_MULTICAST_JOIN => c"RDMA_CM_EVENT_MULTICAST_JOIN",
+        RDMA_CM_EVENT_MULTICAST_ERROR => c"RDMA_CM_EVENT_MULTICAST_ERROR",
+        RDMA_CM_EVENT_ADDR_CHANGE => c"RDMA_CM_EVENT_ADDR_CHANGE",
+        RDMA_CM_EVENT_TIMEWAIT_EXIT => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        RDMA_CM_EVENT_ADDRINFO_RESOLVED => c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+        RDMA_CM_EVENT_ADDRINFO_ERROR => c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+        _ => c"UNKNOWN EVENT",
+    };
+    name.as_ptr()
+}

@@ -1,0 +1,130 @@
+//! The conversation of two ids: one socket, packets that did not fit yet, and a deadline.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+
+use super::id::{Shared, State};
+use super::sock::{Received, Sock};
+use super::wire::{self, MAX_MESSAGE, Malformed, Message};
+use crate::sys::{self, Errno, Res, Timer};
+
+/// One end of a conversation. Dropping it ends the conversation; the peer still gets what was sent.
+#[derive(Debug)]
+pub(super) struct Link {
+    sock: Sock,
+    /// In the order in which they must go.
+    unsent: VecDeque<Vec<u8>>,
+}
+
+/// What the peer says.
+#[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "lives on the stack for the time of one call"
+)]
+pub(super) enum Heard {
+    Nothing,
+    Message(Message),
+    Malformed,
+    /// It has closed, or died.
+    End,
+}
+
+impl Link {
+    pub(super) fn new(sock: Sock) -> Self {
+        Self {
+            sock,
+            unsent: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.sock.fd()
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Sends what did not fit. An error is not told: the end of the conversation is heard as well.
+    pub(super) fn flush(&mut self) {
+        while let Some(packet) = self.unsent.front() {
+            match self.sock.send(packet) {
+                Ok(true) => self.unsent.pop_front(),
+                Ok(false) => return,
+                Err(_) => return self.unsent.clear(),
+            };
+        }
+    }
+
+    fn send(&mut self, message: &Message) -> Res<()> {
+        let packet = message.encode();
+        if self.unsent.is_empty() && self.sock.send(&packet)? {
+            return Ok(());
+        }
+        self.unsent.push_back(packet);
+        Ok(())
+    }
+
+    /// The next message.
+    pub(super) fn hear(&self) -> Heard {
+        let mut buffer = [0; MAX_MESSAGE + 1];
+        match self.sock.recv(&mut buffer) {
+            Received::Nothing => Heard::Nothing,
+            Received::End => Heard::End,
+            Received::Packet(len) => match buffer.get(..len).map(wire::decode) {
+                Some(Ok(message)) => Heard::Message(message),
+                Some(Err(Malformed)) | None => Heard::Malformed,
+            },
+        }
+    }
+}
+
+/// Says something to the peer of the id, at once or as soon as there is room.
+///
+/// # Errors
+/// `ECONNRESET` where the conversation has ended.
+pub(super) fn say(state: &mut State, id: &Shared, message: &Message) -> Res<()> {
+    let ended = Errno(libc::ECONNRESET);
+    let link = state.link.as_mut().ok_or(ended)?;
+    link.send(message).map_err(|_| ended)?;
+    if link.has_unsent() {
+        state.events.rewatch(link.fd(), id, true);
+    }
+    Ok(())
+}
+
+/// Until when the peer must have answered.
+#[derive(Debug)]
+pub(super) struct Deadline {
+    timer: Timer,
+    /// Nanoseconds of the monotonic clock.
+    at: u64,
+}
+
+impl Deadline {
+    /// The time that an InfiniBand connection manager gives a peer which has said that it is
+    /// working on the request: 4.096 µs × 2^24. `SOFTVERBS_CM_TIMEOUT_MS` sets another.
+    pub(super) fn new() -> Res<Self> {
+        static NANOSECONDS: OnceLock<u64> = OnceLock::new();
+        let span = *NANOSECONDS.get_or_init(|| {
+            std::env::var("SOFTVERBS_CM_TIMEOUT_MS")
+                .ok()
+                .and_then(|text| text.parse::<u64>().ok())
+                .map_or(4096 << 24, |ms| ms.saturating_mul(1_000_000))
+        });
+        let timer = Timer::new()?;
+        let at = sys::now_ns().saturating_add(span.max(1));
+        timer.arm(at);
+        Ok(Self { timer, at })
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.timer.fd()
+    }
+
+    pub(super) fn has_passed(&self) -> bool {
+        sys::now_ns() >= self.at
+    }
+}

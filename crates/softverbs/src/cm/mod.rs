@@ -1,0 +1,101 @@
+//! The connection manager: librdmacm's functions between the processes of one user on one host.
+//!
+//! `docs/softverbs-cm.md` has the bytes that two sides exchange, and the states of an id.
+//!
+//! Invariants:
+//! - No thread of its own: everything happens in calls of the application, and what a peer causes
+//!   happens in `rdma_get_cm_event`. A channel's descriptor is readable whenever that would do
+//!   something.
+//! - No call but `rdma_get_cm_event` on a blocking channel, those that librdmacm documents as
+//!   waiting for acknowledgements, and those of ids without a channel, waits for anything.
+//! - A peer is a process of the same user, checked by the kernel's word for it, and no more
+//!   trusted than that: its messages can end the conversation, never more.
+//! - Ids are C objects of the application; all other state is behind locks, so that threads may
+//!   call at will on different ids and channels.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+
+use libc::c_int;
+use rdma_core_sys::CmFns;
+
+use crate::sys::{Errno, Res};
+
+mod address;
+mod bind;
+mod channel;
+mod connect;
+mod device;
+mod event;
+mod id;
+mod link;
+mod progress;
+mod qp;
+mod sock;
+mod wire;
+
+/// Runs an entry point's body. A panic is a defect of this crate; it must not end the application.
+fn guard<T>(body: impl FnOnce() -> Res<T>) -> Res<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
+}
+
+/// 0, or −1 with `errno`.
+fn status(body: impl FnOnce() -> Res<()>) -> c_int {
+    match guard(body) {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            -1
+        }
+    }
+}
+
+/// A pointer, or NULL with `errno`.
+fn pointer<T>(body: impl FnOnce() -> Res<*mut T>) -> *mut T {
+    guard(body).unwrap_or_else(|errno| {
+        errno.set();
+        null_mut()
+    })
+}
+
+/// Of a function that can't fail.
+fn void(body: impl FnOnce()) {
+    // A defect that was caught: there is nobody to tell.
+    let _ = guard(|| {
+        body();
+        Ok(())
+    });
+}
+
+/// The functions of librdmacm, of this device.
+pub(crate) fn table() -> CmFns {
+    CmFns {
+        rdma_create_event_channel: channel::rdma_create_event_channel,
+        rdma_destroy_event_channel: channel::rdma_destroy_event_channel,
+        rdma_create_id: id::rdma_create_id,
+        rdma_destroy_id: id::rdma_destroy_id,
+        rdma_bind_addr: bind::rdma_bind_addr,
+        rdma_resolve_addr: bind::rdma_resolve_addr,
+        rdma_resolve_route: bind::rdma_resolve_route,
+        rdma_create_qp: qp::rdma_create_qp,
+        rdma_destroy_qp: qp::rdma_destroy_qp,
+        rdma_connect: connect::rdma_connect,
+        rdma_listen: bind::rdma_listen,
+        rdma_accept: connect::rdma_accept,
+        rdma_reject: connect::rdma_reject,
+        rdma_notify: connect::rdma_notify,
+        rdma_disconnect: connect::rdma_disconnect,
+        rdma_get_cm_event: channel::rdma_get_cm_event,
+        rdma_ack_cm_event: event::rdma_ack_cm_event,
+        rdma_get_src_port: bind::rdma_get_src_port,
+        rdma_get_dst_port: bind::rdma_get_dst_port,
+        rdma_get_devices: bind::rdma_get_devices,
+        rdma_free_devices: bind::rdma_free_devices,
+        rdma_event_str: event::rdma_event_str,
+        rdma_set_option: bind::rdma_set_option,
+        rdma_migrate_id: id::rdma_migrate_id,
+        rdma_create_qp_ex: Some(qp::rdma_create_qp_ex),
+        rdma_establish: Some(connect::rdma_establish),
+        rdma_init_qp_attr: Some(qp::rdma_init_qp_attr),
+    }
+}

@@ -1,0 +1,353 @@
+//! Sockets of the local host that keep packets apart, and the descriptors that a channel waits on.
+//!
+//! Invariants: every descriptor is close-on-exec and non-blocking. A socket's name is in the
+//! abstract space: it belongs to the network namespace, and is gone with the last descriptor. No
+//! ancillary data is ever received, so a peer can't push descriptors into this process.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::sys::{Errno, Res, check};
+
+/// A socket; shut down when dropped, so that a child that inherited a copy by `fork` does not keep
+/// the conversation open.
+#[derive(Debug)]
+pub(super) struct Sock(OwnedFd);
+
+/// What `recv` found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    /// Nothing yet.
+    Nothing,
+    /// A packet of this many bytes, which may be more than the buffer holds.
+    Packet(usize),
+    /// The peer has closed, or died.
+    End,
+}
+
+fn abstract_name(name: &str) -> Res<(libc::sockaddr_un, libc::socklen_t)> {
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::AF_UNIX as libc::sa_family_t,
+        sun_path: [0; 108],
+    };
+    // The first byte stays zero: that makes the name abstract.
+    let room = address
+        .sun_path
+        .get_mut(1..=name.len())
+        .ok_or(Errno(libc::ENAMETOOLONG))?;
+    for (to, from) in room.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    let len = size_of::<libc::sa_family_t>() + 1 + name.len();
+    Ok((address, len as libc::socklen_t))
+}
+
+fn owned(fd: libc::c_int) -> Res<OwnedFd> {
+    let fd = check(fd)?;
+    // SAFETY: the system call just made it, so nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+impl Sock {
+    pub(super) fn new() -> Res<Self> {
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no memory is passed.
+        owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).map(Self)
+    }
+
+    /// Takes a name: `EADDRINUSE` where another socket of the namespace has it.
+    pub(super) fn bind(&self, name: &str) -> Res<()> {
+        let (address, len) = abstract_name(name)?;
+        // SAFETY: `len` bytes of the structure are set.
+        check(unsafe { libc::bind(self.fd(), (&raw const address).cast(), len) })?;
+        Ok(())
+    }
+
+    /// Lets at most `pending` connections wait to be accepted.
+    pub(super) fn listen(&self, pending: i32) -> Res<()> {
+        // The kernel counts what may wait besides the one that is next.
+        // SAFETY: no memory is passed.
+        check(unsafe { libc::listen(self.fd(), (pending - 1).max(0)) })?;
+        Ok(())
+    }
+
+    /// Connects at once: `ECONNREFUSED` where nobody listens, `EAGAIN` where too many wait.
+    pub(super) fn connect(&self, name: &str) -> Res<()> {
+        let (address, len) = abstract_name(name)?;
+        // SAFETY: `len` bytes of the structure are set.
+        check(unsafe { libc::connect(self.fd(), (&raw const address).cast(), len) })?;
+        Ok(())
+    }
+
+    /// The next waiting connection, if there is one.
+    pub(super) fn accept(&self) -> Res<Option<Self>> {
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: NULL says that the address is not wanted.
+        let fd =
+            unsafe { libc::accept4(self.fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+        match owned(fd) {
+            Ok(fd) => Ok(Some(Self(fd))),
+            Err(Errno(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED)) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The user that the other end acted for when it connected or began to listen.
+    pub(super) fn peer_uid(&self) -> Res<u32> {
+        let mut peer = libc::ucred {
+            pid: 0,
+            uid: 0,
+            gid: 0,
+        };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: `peer` has room for `len` bytes.
+        check(unsafe {
+            libc::getsockopt(
+                self.fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut peer).cast(),
+                &raw mut len,
+            )
+        })?;
+        Ok(peer.uid)
+    }
+
+    /// Sends one packet; false where there is no room now.
+    pub(super) fn send(&self, packet: &[u8]) -> Res<bool> {
+        loop {
+            // SAFETY: the buffer has the length given.
+            let sent = unsafe {
+                libc::send(
+                    self.fd(),
+                    packet.as_ptr().cast(),
+                    packet.len(),
+                    libc::MSG_NOSIGNAL,
+                )
+            };
+            if sent >= 0 {
+                return Ok(true);
+            }
+            match Errno::last() {
+                Errno(libc::EAGAIN | libc::ENOBUFS) => return Ok(false),
+                Errno(libc::EINTR) => {}
+                // Said once when the peer closed with packets unread; then EPIPE.
+                errno => return Err(errno),
+            }
+        }
+    }
+
+    /// Receives one packet.
+    pub(super) fn recv(&self, buffer: &mut [u8]) -> Received {
+        loop {
+            // SAFETY: the buffer has the length given.
+            let got = unsafe {
+                libc::recv(
+                    self.fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    libc::MSG_TRUNC,
+                )
+            };
+            if got > 0 {
+                return Received::Packet(got.cast_unsigned());
+            }
+            if got == 0 {
+                return Received::End;
+            }
+            match Errno::last() {
+                Errno(libc::EAGAIN) => return Received::Nothing,
+                // The peer closed with packets unread. It is said once; what the peer had sent
+                // before is still there.
+                Errno(libc::EINTR | libc::ECONNRESET) => {}
+                _ => return Received::End,
+            }
+        }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Drop for Sock {
+    fn drop(&mut self) {
+        // SAFETY: no memory is passed. An unconnected socket answers ENOTCONN, and that is fine.
+        unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
+    }
+}
+
+/// The descriptor that an application waits on.
+#[derive(Debug)]
+pub(super) struct Poll(OwnedFd);
+
+impl Poll {
+    pub(super) fn new() -> Res<Self> {
+        // SAFETY: no memory is passed.
+        owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Self)
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    fn control(&self, operation: libc::c_int, fd: RawFd, token: u64, writable: bool) -> Res<()> {
+        let wanted = if writable {
+            libc::EPOLLIN | libc::EPOLLOUT
+        } else {
+            libc::EPOLLIN
+        };
+        let mut event = libc::epoll_event {
+            events: wanted.cast_unsigned(),
+            u64: token,
+        };
+        // SAFETY: a readable structure.
+        check(unsafe { libc::epoll_ctl(self.fd(), operation, fd, &raw mut event) })?;
+        Ok(())
+    }
+
+    /// Waits for `fd` too; what it says comes with `token`.
+    pub(super) fn add(&self, fd: RawFd, token: u64, writable: bool) -> Res<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, token, writable)
+    }
+
+    /// Changes whether room to write is waited for.
+    pub(super) fn change(&self, fd: RawFd, token: u64, writable: bool) -> Res<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd, token, writable)
+    }
+
+    /// Waits for `fd` no more. Closing it would not do: a child may hold a copy.
+    pub(super) fn remove(&self, fd: RawFd) {
+        // It may not be in the set, and then there is nothing to do.
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, false);
+    }
+
+    /// The tokens of what is ready now, at most 32.
+    pub(super) fn ready(&self) -> Res<impl Iterator<Item = u64>> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
+        // SAFETY: room for the number of events given.
+        let count = check(unsafe { libc::epoll_wait(self.fd(), events.as_mut_ptr(), 32, 0) })?;
+        Ok(events
+            .into_iter()
+            .take(count.cast_unsigned() as usize)
+            .map(|event| event.u64))
+    }
+
+    /// Sleeps until something is ready.
+    pub(super) fn sleep(&self) -> Res<()> {
+        crate::sys::epoll_readable(self.fd(), -1)?;
+        Ok(())
+    }
+
+    /// Whether the application made the descriptor non-blocking.
+    pub(super) fn nonblocking(&self) -> bool {
+        // SAFETY: no memory is passed.
+        let flags = unsafe { libc::fcntl(self.fd(), libc::F_GETFL) };
+        flags >= 0 && flags & libc::O_NONBLOCK != 0
+    }
+}
+
+/// A descriptor that is readable while it is set.
+#[derive(Debug)]
+pub(super) struct Flag(OwnedFd);
+
+impl Flag {
+    pub(super) fn new() -> Res<Self> {
+        // SAFETY: no memory is passed.
+        owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(Self)
+    }
+
+    pub(super) fn set(&self) {
+        // SAFETY: eight readable bytes. It fails only where it is set already.
+        unsafe { libc::write(self.fd(), 1u64.to_ne_bytes().as_ptr().cast(), 8) };
+    }
+
+    pub(super) fn clear(&self) {
+        let mut value = [0u8; 8];
+        // SAFETY: eight writable bytes. It fails only where it is clear already.
+        unsafe { libc::read(self.fd(), value.as_mut_ptr().cast(), 8) };
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(name: &str) -> (Sock, Sock) {
+        let listener = Sock::new().unwrap();
+        listener.bind(name).unwrap();
+        listener.listen(1).unwrap();
+        let client = Sock::new().unwrap();
+        client.connect(name).unwrap();
+        let server = listener.accept().unwrap().unwrap();
+        (client, server)
+    }
+
+    #[test]
+    fn packets_sent_before_a_close_arrive() {
+        let (client, server) = pair("softverbs-test/sock-1");
+        assert_eq!(client.peer_uid().unwrap(), crate::sys::effective_uid());
+        let mut buffer = [0; 16];
+        assert_eq!(server.recv(&mut buffer), Received::Nothing);
+        assert!(client.send(b"unread").unwrap());
+        assert!(server.send(b"last words").unwrap());
+        drop(server);
+        assert_eq!(client.recv(&mut buffer), Received::Packet(10));
+        assert_eq!(client.recv(&mut buffer), Received::End);
+        assert!(client.send(b"x").is_err());
+    }
+
+    #[test]
+    fn a_packet_that_is_too_long_shows_its_length() {
+        let (client, server) = pair("softverbs-test/sock-2");
+        assert!(client.send(&[7; 300]).unwrap());
+        let mut buffer = [0; 16];
+        assert_eq!(server.recv(&mut buffer), Received::Packet(300));
+        assert_eq!(server.recv(&mut buffer), Received::Nothing);
+    }
+
+    #[test]
+    fn names_are_exclusive_and_end_with_the_socket() {
+        let first = Sock::new().unwrap();
+        first.bind("softverbs-test/sock-3").unwrap();
+        let second = Sock::new().unwrap();
+        assert_eq!(
+            second.bind("softverbs-test/sock-3"),
+            Err(Errno(libc::EADDRINUSE))
+        );
+        assert_eq!(
+            Sock::new().unwrap().connect("softverbs-test/sock-3"),
+            Err(Errno(libc::ECONNREFUSED))
+        );
+        drop(first);
+        second.bind("softverbs-test/sock-3").unwrap();
+    }
+
+    #[test]
+    fn the_backlog_is_what_was_asked_for() {
+        let listener = Sock::new().unwrap();
+        listener.bind("softverbs-test/sock-4").unwrap();
+        listener.listen(2).unwrap();
+        let clients: Vec<_> = (0..3).map(|_| Sock::new().unwrap()).collect();
+        let results: Vec<_> = clients
+            .iter()
+            .map(|c| c.connect("softverbs-test/sock-4"))
+            .collect();
+        assert_eq!(results, [Ok(()), Ok(()), Err(Errno(libc::EAGAIN))]);
+    }
+
+    #[test]
+    fn a_flag_is_readable_while_set() {
+        let (poll, flag) = (Poll::new().unwrap(), Flag::new().unwrap());
+        poll.add(flag.fd(), 5, false).unwrap();
+        assert_eq!(poll.ready().unwrap().count(), 0);
+        flag.set();
+        flag.set();
+        assert_eq!(poll.ready().unwrap().collect::<Vec<_>>(), [5]);
+        flag.clear();
+        assert_eq!(poll.ready().unwrap().count(), 0);
+    }
+}
