@@ -82,6 +82,9 @@ deps: ## install by apt what the demo and the tests need, if it is missing
 bindings: ## regenerate the checked-in bindings from the headers of Debian sid
 	@tests/tools/bindings
 
+header: ## bring include/weft.h up to date with the exported symbols
+	@tests/tools/header
+
 clean: ## remove everything that was built (downloads in the cache stay)
 	@echo "weft: removing build products"
 	@$(CARGO) clean -q
@@ -90,4 +93,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-conformance check-verbs check-vm vm vm-shell bench-vm check-long check-fabtests install uninstall deps bindings clean help
+.PHONY: all demo check check-fast check-conformance check-verbs check-vm vm vm-shell bench-vm check-long check-fabtests install uninstall deps bindings header clean help
