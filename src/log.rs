@@ -53,6 +53,12 @@ pub fn set_sink(sink: &'static dyn Sink) {
     let _ = SINK.set(sink);
 }
 
+/// Whether anybody would see such a message; for those that cost something to make.
+pub(crate) fn enabled(level: Level, subsystem: Subsystem) -> bool {
+    SINK.get()
+        .is_some_and(|sink| sink.enabled(level, subsystem))
+}
+
 pub(crate) fn write(level: Level, subsystem: Subsystem, message: Arguments<'_>) {
     if let Some(sink) = SINK.get()
         && sink.enabled(level, subsystem)

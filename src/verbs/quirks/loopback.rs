@@ -1,0 +1,339 @@
+//! Two connected RC queue pairs of one device, to try things with.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_core_sys as sys;
+
+use crate::errno::{FiErrno, Result};
+use crate::verbs::{Cq, Device, Pd};
+
+/// How long a completion may take before the trial counts as failed. A device that acknowledges
+/// nothing gives up by itself after about 70 ms (`TIMEOUT`, one retry).
+const PATIENCE: Duration = Duration::from_secs(2);
+/// 4.096 µs × 2^13 = 34 ms.
+const TIMEOUT: u8 = 13;
+
+/// A queue pair that is destroyed with its owner.
+struct RawQp {
+    raw: *mut sys::ibv_qp,
+    device: Arc<Device>,
+}
+
+impl Drop for RawQp {
+    fn drop(&mut self) {
+        // SAFETY: made by this backend, destroyed once.
+        unsafe { (self.device.backend().verbs.ibv_destroy_qp)(self.raw) };
+    }
+}
+
+/// How a tried operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// With success.
+    Done,
+    /// The device refused to take it.
+    NotPosted(FiErrno),
+    /// With this `ibv_wc_status`, or none in time.
+    Failed(Option<u32>),
+}
+
+/// The pair: `near` asks, `far` answers. An operation that fails ends both.
+pub(super) struct Loopback {
+    near: RawQp,
+    far: RawQp,
+    cq: Arc<Cq>,
+    _pd: Arc<Pd>,
+}
+
+impl Loopback {
+    /// A pair on port 1, its operations those of RC or, with `flush`, flushes as well.
+    ///
+    /// # Errors
+    /// The device's; `EOPNOTSUPP` where it has no flush.
+    pub(super) fn connect(device: &Arc<Device>, pd: &Arc<Pd>, flush: bool) -> Result<Self> {
+        let cq = Arc::new(Cq::create(device, 16, None, 0)?);
+        let near = create(device, pd, &cq, flush)?;
+        let far = create(device, pd, &cq, false)?;
+        let path = Path::of(device)?;
+        path.bring_up(&near, &far)?;
+        path.bring_up(&far, &near)?;
+        Ok(Self {
+            near,
+            far,
+            cq,
+            _pd: Arc::clone(pd),
+        })
+    }
+
+    /// RDMA-writes 8 bytes from `local` to the peer's `addr`.
+    pub(super) fn write(&self, local: sys::ibv_sge, addr: u64, rkey: u32) -> Outcome {
+        let mut sge = local;
+        let mut wr = sys::ibv_send_wr {
+            opcode: sys::IBV_WR_RDMA_WRITE,
+            sg_list: &raw mut sge,
+            num_sge: 1,
+            ..Default::default()
+        };
+        wr.wr.rdma.remote_addr = addr;
+        wr.wr.rdma.rkey = rkey;
+        self.post(&self.near, &mut wr)
+    }
+
+    /// Binds a type 2 window on the answering side; its key is `rkey`.
+    pub(super) fn bind(
+        &self,
+        mw: *mut sys::ibv_mw,
+        rkey: u32,
+        bind: sys::ibv_mw_bind_info,
+    ) -> Outcome {
+        let mut wr = sys::ibv_send_wr {
+            opcode: sys::IBV_WR_BIND_MW,
+            ..Default::default()
+        };
+        wr.__bindgen_anon_2.bind_mw.mw = mw;
+        wr.__bindgen_anon_2.bind_mw.rkey = rkey;
+        wr.__bindgen_anon_2.bind_mw.bind_info = bind;
+        self.post(&self.far, &mut wr)
+    }
+
+    /// Flushes 8 bytes at the peer's `addr` to `placement`. The pair must have been made for it.
+    pub(super) fn flush(&self, addr: u64, rkey: u32, placement: u32) -> Outcome {
+        let Some(convert) = self.near.device.backend().verbs.ibv_qp_to_qp_ex else {
+            return Outcome::NotPosted(FiErrno::EOPNOTSUPP);
+        };
+        // SAFETY: the queue pair is live and was made with `ibv_create_qp_ex`; its operations
+        // are called between start and complete, as `ibv_wr_post(3)` wants it.
+        let posted = unsafe {
+            let qp = convert(self.near.raw);
+            let entries = qp.as_ref().map(|q| (q.wr_start, q.wr_flush, q.wr_complete));
+            let Some((Some(start), Some(flush), Some(complete))) = entries else {
+                return Outcome::NotPosted(FiErrno::EOPNOTSUPP);
+            };
+            start(qp);
+            (*qp).wr_id = 0;
+            (*qp).wr_flags = sys::IBV_SEND_SIGNALED;
+            // the enumerations' values fit: 1, 2 and 0, 1
+            flush(
+                qp,
+                rkey,
+                addr,
+                8,
+                placement as u8,
+                sys::IBV_FLUSH_RANGE as u8,
+            );
+            complete(qp)
+        };
+        self.await_completion(FiErrno::from_verb(posted))
+    }
+
+    fn post(&self, qp: &RawQp, wr: &mut sys::ibv_send_wr) -> Outcome {
+        wr.send_flags = sys::IBV_SEND_SIGNALED;
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair is live, the request a valid chain of one whose memory outlives
+        // its completion, for which the next line waits.
+        let posted = unsafe { sys::ibv_post_send(qp.raw, wr, &raw mut bad) };
+        self.await_completion(FiErrno::from_verb(posted))
+    }
+
+    fn await_completion(&self, posted: Result<()>) -> Outcome {
+        if let Err(error) = posted {
+            return Outcome::NotPosted(error);
+        }
+        let start = Instant::now();
+        loop {
+            let mut wc = sys::ibv_wc::default();
+            // SAFETY: the queue is live, and there is room for one.
+            match unsafe { sys::ibv_poll_cq(self.cq.raw(), 1, &raw mut wc) } {
+                1 if wc.status == sys::IBV_WC_SUCCESS => return Outcome::Done,
+                1 => return Outcome::Failed(Some(wc.status)),
+                0 if start.elapsed() < PATIENCE => std::thread::yield_now(),
+                _ => return Outcome::Failed(None),
+            }
+        }
+    }
+}
+
+fn create(device: &Arc<Device>, pd: &Arc<Pd>, cq: &Arc<Cq>, flush: bool) -> Result<RawQp> {
+    let cap = sys::ibv_qp_cap {
+        max_send_wr: 4,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    let raw = if flush {
+        let mut attr = sys::ibv_qp_init_attr_ex {
+            send_cq: cq.raw(),
+            recv_cq: cq.raw(),
+            cap,
+            qp_type: sys::IBV_QPT_RC,
+            comp_mask: sys::IBV_QP_INIT_ATTR_PD | sys::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            pd: pd.raw(),
+            send_ops_flags: u64::from(sys::IBV_QP_EX_WITH_FLUSH),
+            ..Default::default()
+        };
+        // SAFETY: context, protection domain and queue are live and of this backend.
+        unsafe { sys::ibv_create_qp_ex(device.context(), &raw mut attr) }
+    } else {
+        let mut attr = sys::ibv_qp_init_attr {
+            send_cq: cq.raw(),
+            recv_cq: cq.raw(),
+            cap,
+            qp_type: sys::IBV_QPT_RC,
+            ..Default::default()
+        };
+        // SAFETY: protection domain and queue are live and of this backend.
+        unsafe { (device.backend().verbs.ibv_create_qp)(pd.raw(), &raw mut attr) }
+    };
+    if raw.is_null() {
+        return Err(FiErrno::last());
+    }
+    Ok(RawQp {
+        raw,
+        device: Arc::clone(device),
+    })
+}
+
+/// How port 1 reaches itself.
+struct Path {
+    gid: Option<(u8, [u8; 16])>,
+    lid: u16,
+    mtu: u32,
+}
+
+impl Path {
+    fn of(device: &Arc<Device>) -> Result<Self> {
+        let verbs = &device.backend().verbs;
+        let mut port = sys::ibv_port_attr::default();
+        // SAFETY: the context is live and of this backend.
+        FiErrno::from_verb(unsafe {
+            sys::ibv_query_port(verbs, device.context(), 1, &raw mut port)
+        })?;
+        let mut gid = None;
+        if u32::from(port.link_layer) == sys::IBV_LINK_LAYER_ETHERNET {
+            // The last one: on RoCE the GIDs of IP addresses follow that of the MAC, which some
+            // networks do not resolve.
+            let last = u8::try_from(port.gid_tbl_len.clamp(0, 16)).unwrap_or(0);
+            gid = (0..last).rev().find_map(|index| {
+                let mut gid = sys::ibv_gid::default();
+                let number = c_int::from(index);
+                // SAFETY: as above; `gid` is writable.
+                let ret =
+                    unsafe { (verbs.ibv_query_gid)(device.context(), 1, number, &raw mut gid) };
+                // SAFETY: the raw form of a GID is all of it.
+                let raw = unsafe { std::mem::transmute::<sys::ibv_gid, [u8; 16]>(gid) };
+                (ret == 0 && raw != [0; 16]).then_some((index, raw))
+            });
+        }
+        Ok(Self {
+            gid,
+            lid: port.lid,
+            mtu: port.active_mtu,
+        })
+    }
+
+    fn bring_up(&self, qp: &RawQp, peer: &RawQp) -> Result<()> {
+        let mut attr = sys::ibv_qp_attr {
+            qp_state: sys::IBV_QPS_INIT,
+            port_num: 1,
+            qp_access_flags: sys::IBV_ACCESS_REMOTE_WRITE
+                | sys::IBV_ACCESS_REMOTE_READ
+                | sys::IBV_ACCESS_LOCAL_WRITE,
+            ..Default::default()
+        };
+        let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT;
+        modify(qp, &mut attr, mask | sys::IBV_QP_ACCESS_FLAGS)?;
+
+        attr.qp_state = sys::IBV_QPS_RTR;
+        attr.path_mtu = self.mtu;
+        // SAFETY: live until dropped.
+        attr.dest_qp_num = unsafe { (*peer.raw).qp_num };
+        attr.max_dest_rd_atomic = 1;
+        attr.min_rnr_timer = 1;
+        attr.ah_attr.dlid = self.lid;
+        attr.ah_attr.port_num = 1;
+        if let Some((index, gid)) = self.gid {
+            attr.ah_attr.is_global = 1;
+            // SAFETY: the raw form of a GID is all of it.
+            attr.ah_attr.grh.dgid = unsafe { std::mem::transmute::<[u8; 16], sys::ibv_gid>(gid) };
+            attr.ah_attr.grh.sgid_index = index;
+            attr.ah_attr.grh.hop_limit = 64;
+        }
+        let mask = sys::IBV_QP_STATE | sys::IBV_QP_AV | sys::IBV_QP_PATH_MTU | sys::IBV_QP_DEST_QPN;
+        let mask = mask | sys::IBV_QP_RQ_PSN | sys::IBV_QP_MAX_DEST_RD_ATOMIC;
+        modify(qp, &mut attr, mask | sys::IBV_QP_MIN_RNR_TIMER)?;
+
+        attr.qp_state = sys::IBV_QPS_RTS;
+        attr.timeout = TIMEOUT;
+        attr.retry_cnt = 1;
+        attr.max_rd_atomic = 1;
+        let mask = sys::IBV_QP_STATE | sys::IBV_QP_TIMEOUT | sys::IBV_QP_RETRY_CNT;
+        let mask = mask | sys::IBV_QP_RNR_RETRY | sys::IBV_QP_SQ_PSN;
+        modify(qp, &mut attr, mask | sys::IBV_QP_MAX_QP_RD_ATOMIC)
+    }
+}
+
+fn modify(qp: &RawQp, attr: &mut sys::ibv_qp_attr, mask: u32) -> Result<()> {
+    let verbs = &qp.device.backend().verbs;
+    // SAFETY: live and of this backend.
+    FiErrno::from_verb(unsafe { (verbs.ibv_modify_qp)(qp.raw, attr, mask as c_int) })
+}
+
+/// Anonymous memory that nobody else uses.
+pub(super) struct Pages {
+    addr: *mut c_void,
+    len: usize,
+}
+
+impl Pages {
+    /// `len` bytes with these protection bits, none of them backed yet.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn map(len: usize) -> Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at no address in particular.
+        let addr = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        if addr == libc::MAP_FAILED {
+            return Err(FiErrno::last());
+        }
+        Ok(Self { addr, len })
+    }
+
+    pub(super) fn addr(&self) -> *mut c_void {
+        self.addr
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The 8 bytes at `offset`, which a device may have written.
+    pub(super) fn word(&self, offset: usize) -> u64 {
+        assert!(offset + 8 <= self.len && offset.is_multiple_of(8));
+        // SAFETY: inside the mapping and aligned.
+        unsafe { self.addr.byte_add(offset).cast::<u64>().read_volatile() }
+    }
+
+    /// Stores 8 bytes at `offset`.
+    pub(super) fn set_word(&self, offset: usize, value: u64) {
+        assert!(offset + 8 <= self.len && offset.is_multiple_of(8));
+        // SAFETY: inside the mapping and aligned.
+        unsafe {
+            self.addr
+                .byte_add(offset)
+                .cast::<u64>()
+                .write_volatile(value)
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by this object, unmapped once; registrations of it are gone by then.
+        unsafe { libc::munmap(self.addr, self.len) };
+    }
+}
