@@ -8,6 +8,8 @@ mod request;
 mod rma;
 mod send;
 mod slab;
+#[cfg(test)]
+mod tests;
 
 pub use ep::{BindFlags, Endpoint, EndpointConfig};
 pub use pep::{PassiveEndpoint, PepConfig};

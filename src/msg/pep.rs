@@ -16,7 +16,7 @@ use crate::verbs::{CmEvent, CmEventKind, CmId, Device, EventChannel};
 const DEFAULT_BACKLOG: usize = 128;
 
 /// What to open a passive endpoint with.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct PepConfig {
     /// Where to listen: an address with port 0 takes any port; `None` is the wildcard address of
     /// IPv4 with any port.

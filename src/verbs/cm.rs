@@ -462,9 +462,8 @@ impl Drop for CmId {
     fn drop(&mut self) {
         // SAFETY: made by this backend, destroyed once; a queue pair on it holds it, so there is
         // none, and all its events were acknowledged.
-        if let Err(error) =
-            FiErrno::from_call(unsafe { (self.backend.cm.rdma_destroy_id)(self.raw) })
-        {
+        let ret = unsafe { (self.backend.cm.rdma_destroy_id)(self.raw) };
+        if let Err(error) = FiErrno::from_call(ret) {
             warn_log!(EpCtrl, "rdma_destroy_id: {error}");
         }
     }

@@ -196,8 +196,8 @@ impl Cq {
         // SAFETY: the queue is live, and the buffer has room for `max`.
         let ret = unsafe { sys::ibv_poll_cq(self.raw, max, buffer.as_mut_ptr().cast()) };
         match usize::try_from(ret) {
-            // SAFETY: the device has filled that many, at most as many as asked for.
             Ok(count) => {
+                // SAFETY: the device has filled that many, at most as many as asked for.
                 Ok(unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast(), count.min(N)) })
             }
             Err(_) => Err(FiErrno::EIO),

@@ -1,0 +1,287 @@
+//! Endpoints against each other, in one process and in two.
+//!
+//! By default on softverbs; `WEFT_TEST_BACKEND=rdma-core` runs them on the system's first device.
+
+#![allow(unsafe_code, reason = "posts buffers")]
+
+use std::ffi::c_void;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::Token;
+use crate::domain::{Domain, DomainConfig};
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::mr::{Access, Desc, Region, RegionConfig};
+use crate::msg::{
+    BindFlags, ConnectRequest, Endpoint, EndpointConfig, LocalIov, PassiveEndpoint, PepConfig,
+    RemoteIov,
+};
+use crate::queue::{
+    Completion, CompletionError, CompletionQueue, CqConfig, EqConfig, EqError, Event, EventQueue,
+    WaitKind,
+};
+use crate::verbs::{Device, devices};
+use crate::wire::cm_data::CM_DATA_SIZE;
+
+mod connect;
+mod processes;
+mod transfer;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const CLIENT: Token = Token(0xc);
+const SERVER: Token = Token(0x5);
+const PEP: Token = Token(0x9);
+
+fn device() -> Arc<Device> {
+    let backend = match std::env::var("WEFT_TEST_BACKEND").as_deref() {
+        Ok("rdma-core") => rdma_core_sys::system::backend().expect("rdma-core"),
+        _ => softverbs::backend(),
+    };
+    let device = devices(&[backend], false).into_iter().next();
+    device.expect("a device")
+}
+
+fn address(device: &Arc<Device>) -> SocketAddr {
+    let first = device.addresses().into_iter().next();
+    first.expect("an address").addr
+}
+
+/// A buffer with a registration of its own.
+struct Buffer {
+    region: Arc<Region>,
+    // after the region: deregistered first
+    memory: Vec<u8>,
+}
+
+impl Buffer {
+    fn new(domain: &Arc<Domain>, len: usize, access: Access) -> Self {
+        let memory = vec![0; len];
+        let config = RegionConfig {
+            addr: memory.as_ptr().cast(),
+            len,
+            access,
+        };
+        // SAFETY: the region is dropped before the memory, which never moves.
+        let region = unsafe { Region::register(domain, &config) }.expect("a region");
+        Self { region, memory }
+    }
+
+    fn all(domain: &Arc<Domain>, len: usize) -> Self {
+        Self::new(domain, len, Access::all())
+    }
+
+    fn fill(&mut self, seed: u8) {
+        for (i, byte) in self.memory.iter_mut().enumerate() {
+            *byte = (i as u8).wrapping_mul(31).wrapping_add(seed);
+        }
+    }
+
+    fn part(&self, start: usize, len: usize) -> (libc::iovec, Desc) {
+        let iov = libc::iovec {
+            iov_base: self.memory[start..start + len]
+                .as_ptr()
+                .cast_mut()
+                .cast::<c_void>(),
+            iov_len: len,
+        };
+        (iov, Desc(self.region.desc()))
+    }
+
+    fn addr(&self) -> u64 {
+        self.memory.as_ptr() as u64
+    }
+}
+
+fn config(token: Token) -> EndpointConfig {
+    EndpointConfig {
+        token,
+        tx_size: 64,
+        rx_size: 64,
+        tx_iov_limit: 4,
+        rx_iov_limit: 4,
+        inject_size: 64,
+        tx_op_flags: Flags::empty(),
+        rx_op_flags: Flags::empty(),
+        needs_tx: true,
+        needs_rx: true,
+        src: None,
+        dst: None,
+    }
+}
+
+/// One end of a connection.
+struct Side {
+    domain: Arc<Domain>,
+    eq: Arc<EventQueue>,
+    cq: Arc<CompletionQueue>,
+    ep: Arc<Endpoint>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    Connected(Token, Vec<u8>),
+    Shutdown(Token),
+}
+
+/// The next event, which must be no error.
+fn next_event(eq: &EventQueue) -> Result<Told> {
+    eq.sread(false, Some(LIMIT), |event| match event {
+        Event::Connected { ep, data } => Ok(Told::Connected(*ep, data.data().to_vec())),
+        Event::Shutdown { ep } => Ok(Told::Shutdown(*ep)),
+        other => panic!("{other:?}"),
+    })
+}
+
+/// The next event, which must be an error.
+fn next_error(eq: &EventQueue) -> EqError {
+    match next_event(eq) {
+        Err(FiErrno::EAVAIL) => eq.read_error().unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn next_request(eq: &EventQueue) -> (ConnectRequest, Vec<u8>) {
+    let taken = eq.sread(false, Some(LIMIT), |event| match event {
+        Event::ConnReq {
+            pep, request, data, ..
+        } => {
+            assert_eq!(*pep, PEP);
+            Ok((request.take(), data.data().to_vec()))
+        }
+        other => panic!("{other:?}"),
+    });
+    let (request, data) = taken.expect("a request");
+    (request.unwrap(), data)
+}
+
+fn open_cq(domain: &Arc<Domain>) -> Arc<CompletionQueue> {
+    let config = CqConfig {
+        size: 16,
+        wait: WaitKind::Fd,
+        ..CqConfig::default()
+    };
+    CompletionQueue::open(domain, config).expect("a completion queue")
+}
+
+impl Side {
+    fn new(device: &Arc<Device>, config: EndpointConfig, selective: bool) -> Self {
+        let domain = Domain::open(device, DomainConfig::default()).unwrap();
+        let ep = Endpoint::open(&domain, config).unwrap();
+        Self::bound(domain, ep, selective)
+    }
+
+    fn accepting(device: &Arc<Device>, request: ConnectRequest, config: EndpointConfig) -> Self {
+        let domain = Domain::open(device, DomainConfig::default()).unwrap();
+        let ep = Endpoint::from_request(&domain, config, request).map_err(|(error, _)| error);
+        Self::bound(domain, ep.unwrap(), false)
+    }
+
+    fn bound(domain: Arc<Domain>, ep: Arc<Endpoint>, selective: bool) -> Self {
+        let eq = EventQueue::open(EqConfig::default()).unwrap();
+        let cq = open_cq(&domain);
+        ep.bind_eq(&eq).unwrap();
+        let mut flags = BindFlags::TRANSMIT;
+        flags.set(BindFlags::SELECTIVE_COMPLETION, selective);
+        ep.bind_cq(&cq, flags).unwrap();
+        ep.bind_cq(&cq, BindFlags::RECV).unwrap();
+        Self { domain, eq, cq, ep }
+    }
+
+    fn completion(&self) -> std::result::Result<Completion, CompletionError> {
+        let mut result = None;
+        let mut writer = |completion: &Completion| result = Some(*completion);
+        match self.cq.sread(1, 1, Some(LIMIT), &mut writer) {
+            Ok(1) => Ok(result.unwrap()),
+            Err(FiErrno::EAVAIL) => Err(self.cq.read_error().unwrap()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn send(&self, buffer: &Buffer, len: usize, context: usize) -> Result<()> {
+        let (iov, desc) = buffer.part(0, len);
+        // SAFETY: tests keep their buffers until completion.
+        unsafe { self.ep.send(LocalIov::single(&iov, &desc), context) }
+    }
+
+    fn recv(&self, buffer: &Buffer, len: usize, context: usize) -> Result<()> {
+        let (iov, desc) = buffer.part(0, len);
+        // SAFETY: tests keep their buffers until completion.
+        unsafe { self.ep.recv(LocalIov::single(&iov, &desc), context) }
+    }
+}
+
+fn listener(device: &Arc<Device>, eq: &Arc<EventQueue>) -> (Arc<PassiveEndpoint>, SocketAddr) {
+    let pep = PassiveEndpoint::open(
+        device,
+        PepConfig {
+            addr: Some(address(device)),
+            backlog: 0,
+            token: PEP,
+        },
+    )
+    .unwrap();
+    pep.bind_eq(eq).unwrap();
+    pep.listen().unwrap();
+    let addr = pep.local_addr().unwrap();
+    assert_ne!(addr.port(), 0);
+    (pep, addr)
+}
+
+/// Two connected ends; `early` is called with the connecting one before it connects.
+fn connected(selective: bool, early: impl FnOnce(&Side)) -> (Side, Side) {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (_pep, addr) = listener(&device, &eq);
+    let mut client_config = config(CLIENT);
+    client_config.src = Some(address(&device));
+    let client = Side::new(&device, client_config, selective);
+    client.ep.enable().unwrap();
+    early(&client);
+    client.ep.connect(Some(addr), b"hello").unwrap();
+    let server = accept(&device, &client, &eq);
+    assert_eq!(
+        next_event(&client.eq),
+        Ok(Told::Connected(CLIENT, b"welcome".to_vec()))
+    );
+    assert!(matches!(
+        next_event(&server.eq),
+        Ok(Told::Connected(SERVER, _))
+    ));
+    (client, server)
+}
+
+/// Accepts what `client` asks for: its own event queue has to be read meanwhile.
+fn accept(device: &Arc<Device>, client: &Side, eq: &Arc<EventQueue>) -> Side {
+    let (request, data) = pump(client, || {
+        let taken = eq.read(false, |event| match event {
+            Event::ConnReq { request, data, .. } => Ok((request.take(), data.data().to_vec())),
+            other => panic!("{other:?}"),
+        });
+        taken.ok()
+    });
+    assert_eq!(data, b"hello");
+    let server = Side::accepting(device, request.unwrap(), config(SERVER));
+    server.ep.accept(b"welcome").unwrap();
+    server
+}
+
+/// Reads the event queue of `client`, on which nothing may come, until `done` has something.
+fn pump<R>(client: &Side, mut done: impl FnMut() -> Option<R>) -> R {
+    let start = Instant::now();
+    loop {
+        let nothing = client.eq.read(true, |event| Ok(format!("{event:?}")));
+        assert_eq!(
+            nothing.err(),
+            Some(FiErrno::EAGAIN),
+            "{:?}",
+            client.eq.read_error()
+        );
+        if let Some(result) = done() {
+            return result;
+        }
+        assert!(start.elapsed() < LIMIT, "nothing happened");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,290 @@
+//! Connections: how they come to be, are refused, and end.
+
+use super::*;
+
+#[test]
+fn a_device_is_listed_with_its_addresses() {
+    let device = device();
+    let addresses = device.addresses();
+    assert!(!addresses.is_empty());
+    assert!(device.has_address(addresses[0].addr.ip()));
+    assert!(!device.has_address("192.0.2.1".parse().unwrap()));
+    assert!(device.port(1).unwrap().active);
+    assert!(device.port(77).is_err());
+    assert!(device.attr().max_qp_wr > 0);
+}
+
+#[test]
+fn two_ends_know_each_other_and_part() {
+    let (client, server) = connected(false, |_| {});
+    assert_eq!(
+        client.ep.peer_addr().unwrap().ip(),
+        server.ep.local_addr().unwrap().ip()
+    );
+    assert_eq!(
+        client.ep.local_addr().unwrap(),
+        server.ep.peer_addr().unwrap()
+    );
+    client.ep.shutdown().unwrap();
+    assert_eq!(client.ep.shutdown(), Err(FiErrno::ENOTCONN));
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(SERVER)));
+    let soon = Some(Duration::from_millis(50));
+    let again = server
+        .eq
+        .sread(false, soon, |event| Ok(format!("{event:?}")));
+    assert_eq!(again, Err(FiErrno::EAGAIN), "told twice");
+    let buffer = Buffer::all(&client.domain, 8);
+    assert_eq!(client.send(&buffer, 8, 0), Err(FiErrno::ESHUTDOWN));
+}
+
+#[test]
+fn closing_one_end_is_told_to_the_other() {
+    let (client, server) = connected(false, |_| {});
+    let posted = Buffer::all(&server.domain, 8);
+    server.recv(&posted, 8, 77).unwrap();
+    drop(client);
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(SERVER)));
+    // it was flushed before that was told
+    let mut nothing = |_: &Completion| panic!("completed");
+    assert_eq!(server.cq.read(1, &mut nothing), Err(FiErrno::EAVAIL));
+    let error = server.cq.read_error().unwrap();
+    assert_eq!(
+        (error.completion.context, error.err),
+        (77, FiErrno::ECANCELED)
+    );
+    assert_eq!(error.completion.flags, Flags::RECV | Flags::MSG);
+    assert!(!server.cq.strerror(error.prov_errno).is_empty());
+}
+
+#[test]
+fn closing_flushes_to_a_queue_that_stays() {
+    let (client, server) = connected(false, |_| {});
+    let posted = Buffer::all(&client.domain, 8);
+    for context in 0..3 {
+        client.recv(&posted, 8, context).unwrap();
+    }
+    client.ep.close();
+    client.ep.close();
+    for context in 0..3 {
+        let error = client.completion().unwrap_err();
+        assert_eq!(
+            (error.completion.context, error.err),
+            (context, FiErrno::ECANCELED)
+        );
+    }
+    assert_eq!(client.recv(&posted, 8, 0), Err(FiErrno::EOPBADSTATE));
+    assert_eq!(client.ep.enable(), Err(FiErrno::EOPBADSTATE));
+    drop(server);
+}
+
+#[test]
+fn a_request_is_rejected_with_data() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (_pep, addr) = listener(&device, &eq);
+    let client = Side::new(&device, config(CLIENT), false);
+    client.ep.connect(Some(addr), &[7; CM_DATA_SIZE]).unwrap();
+    let request = pump(&client, || {
+        eq.read(false, |event| match event {
+            Event::ConnReq { request, data, .. } => {
+                assert_eq!(data.data(), [7; CM_DATA_SIZE]);
+                Ok(request.take())
+            }
+            other => panic!("{other:?}"),
+        })
+        .ok()
+    });
+    let request = request.unwrap();
+    assert_eq!(request.device().unwrap().name(), device.name());
+    assert_eq!(request.local_addr().unwrap(), addr);
+    request.reject(b"go away").unwrap();
+    let error = next_error(&client.eq);
+    assert_eq!((error.owner, error.err), (CLIENT, FiErrno::ECONNREFUSED));
+    assert_eq!(error.data.data(), b"go away");
+    assert_eq!(client.ep.peer_addr(), Err(FiErrno::ENOTCONN));
+}
+
+#[test]
+fn a_dropped_request_is_rejected() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (_pep, addr) = listener(&device, &eq);
+    let client = Side::new(&device, config(CLIENT), false);
+    client.ep.connect(Some(addr), b"").unwrap();
+    // the event is consumed without taking the request out
+    pump(&client, || eq.read(false, |_| Ok(())).ok());
+    let error = next_error(&client.eq);
+    assert_eq!(error.err, FiErrno::ECONNREFUSED);
+    assert_eq!(error.data.data(), b"");
+}
+
+#[test]
+fn an_endpoint_that_never_accepts_rejects() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (_pep, addr) = listener(&device, &eq);
+    let client = Side::new(&device, config(CLIENT), false);
+    client.ep.connect(Some(addr), b"").unwrap();
+    let request = pump(&client, || {
+        eq.read(false, |event| match event {
+            Event::ConnReq { request, .. } => Ok(request.take()),
+            other => panic!("{other:?}"),
+        })
+        .ok()
+    });
+    drop(Side::accepting(&device, request.unwrap(), config(SERVER)));
+    assert_eq!(next_error(&client.eq).err, FiErrno::ECONNREFUSED);
+}
+
+#[test]
+fn nobody_listens() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (pep, addr) = listener(&device, &eq);
+    drop(pep);
+    let client = Side::new(&device, config(CLIENT), false);
+    client.ep.connect(Some(addr), b"").unwrap();
+    let error = next_error(&client.eq);
+    assert_eq!((error.owner, error.err), (CLIENT, FiErrno::ECONNREFUSED));
+}
+
+#[test]
+fn a_port_is_taken_once() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (pep, addr) = listener(&device, &eq);
+    let second = PepConfig {
+        addr: Some(addr),
+        ..PepConfig::default()
+    };
+    // some connection managers refuse to bind, others to listen
+    let refused = PassiveEndpoint::open(&device, second).and_then(|second| {
+        second.bind_eq(&eq)?;
+        second.listen()
+    });
+    assert_eq!(refused, Err(FiErrno::EADDRINUSE));
+    assert_eq!(pep.listen(), Err(FiErrno::EOPBADSTATE));
+    assert_eq!(pep.set_name(addr), Err(FiErrno::EOPBADSTATE));
+    assert_eq!(pep.bind_eq(&eq), Err(FiErrno::EINVAL));
+    drop(pep);
+    let third = PepConfig {
+        addr: Some(addr),
+        ..PepConfig::default()
+    };
+    assert_eq!(
+        PassiveEndpoint::open(&device, third).unwrap().local_addr(),
+        Ok(addr)
+    );
+}
+
+#[test]
+fn a_listener_without_a_queue_does_not_listen() {
+    let device = device();
+    let pep = PassiveEndpoint::open(&device, PepConfig::default()).unwrap();
+    assert_eq!(pep.listen(), Err(FiErrno::ENOEQ));
+    pep.set_name(address(&device)).unwrap();
+    assert_eq!(pep.local_addr().unwrap().ip(), address(&device).ip());
+    pep.close();
+    assert_eq!(pep.local_addr(), Err(FiErrno::EOPBADSTATE));
+}
+
+#[test]
+fn what_must_be_bound_is_asked_for() {
+    let device = device();
+    let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+    let ep = Endpoint::open(&domain, config(CLIENT)).unwrap();
+    assert_eq!(ep.enable(), Err(FiErrno::ENOEQ));
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    ep.bind_eq(&eq).unwrap();
+    assert_eq!(ep.bind_eq(&eq), Err(FiErrno::EINVAL));
+    assert_eq!(ep.enable(), Err(FiErrno::ENOCQ));
+    let cq = open_cq(&domain);
+    assert_eq!(
+        ep.bind_cq(&cq, BindFlags::SELECTIVE_COMPLETION),
+        Err(FiErrno::EINVAL)
+    );
+    ep.bind_cq(&cq, BindFlags::TRANSMIT).unwrap();
+    assert_eq!(ep.bind_cq(&cq, BindFlags::TRANSMIT), Err(FiErrno::EINVAL));
+    assert_eq!(ep.enable(), Err(FiErrno::ENOCQ));
+    let foreign = open_cq(&Domain::open(&device, DomainConfig::default()).unwrap());
+    assert_eq!(ep.bind_cq(&foreign, BindFlags::RECV), Err(FiErrno::EDOMAIN));
+    ep.bind_cq(&cq, BindFlags::RECV).unwrap();
+    assert_eq!(ep.local_addr(), Err(FiErrno::EOPBADSTATE));
+    ep.enable().unwrap();
+    ep.enable().unwrap();
+    assert_eq!(ep.bind_cq(&cq, BindFlags::RECV), Err(FiErrno::EOPBADSTATE));
+}
+
+#[test]
+fn posting_at_the_wrong_time_is_refused() {
+    let device = device();
+    let side = Side::new(&device, config(CLIENT), false);
+    let buffer = Buffer::all(&side.domain, 8);
+    assert_eq!(side.send(&buffer, 8, 0), Err(FiErrno::EOPBADSTATE));
+    assert_eq!(side.recv(&buffer, 8, 0), Err(FiErrno::EOPBADSTATE));
+    side.ep.enable().unwrap();
+    assert_eq!(side.send(&buffer, 8, 0), Err(FiErrno::ENOTCONN));
+    assert_eq!(side.ep.shutdown(), Err(FiErrno::ENOTCONN));
+    assert_eq!(side.ep.accept(b""), Err(FiErrno::EOPBADSTATE));
+    assert_eq!(side.ep.connect(None, b""), Err(FiErrno::EINVAL));
+    let long = [0; CM_DATA_SIZE + 1];
+    assert_eq!(
+        side.ep.connect(Some(address(&device)), &long),
+        Err(FiErrno::EINVAL)
+    );
+    // a receive that never gets anywhere is given back
+    side.recv(&buffer, 8, 5).unwrap();
+    side.ep.close();
+    assert_eq!(side.completion().unwrap_err().completion.context, 5);
+}
+
+#[test]
+fn an_address_of_another_host_is_refused() {
+    let device = device();
+    let mut config = config(CLIENT);
+    config.src = Some("192.0.2.1:0".parse().unwrap());
+    let side = Side::new(&device, config, false);
+    let refused = side.ep.enable().unwrap_err();
+    assert!(
+        matches!(refused, FiErrno::EADDRNOTAVAIL | FiErrno::ENODEV),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn the_listener_goes_while_a_request_waits() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (pep, addr) = listener(&device, &eq);
+    let client = Side::new(&device, config(CLIENT), false);
+    client.ep.connect(Some(addr), b"hello").unwrap();
+    pump(&client, || eq.read(true, |_| Ok(())).ok());
+    drop(pep);
+    assert_eq!(
+        eq.read(false, |_| Ok(())),
+        Err(FiErrno::EAGAIN),
+        "its events are forgotten"
+    );
+    assert_eq!(next_error(&client.eq).err, FiErrno::ECONNREFUSED);
+}
+
+#[test]
+fn connections_come_and_go() {
+    for _ in 0..20 {
+        let (client, server) = connected(false, |_| {});
+        drop(server);
+        assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
+    }
+}
+
+#[test]
+fn everything_else_may_be_dropped_before_the_endpoint() {
+    let (client, server) = connected(false, |_| {});
+    let Side { domain, eq, cq, ep } = client;
+    drop(domain);
+    drop(eq);
+    drop(cq);
+    drop(ep);
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(SERVER)));
+}
