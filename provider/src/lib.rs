@@ -1,0 +1,34 @@
+//! `weft-fi`: the provider as libfabric loads it.
+//!
+//! The only crate that knows libfabric's C structures, and the composition root: it hands the system's
+//! verbs and the embedded device to the engine. Entry points are `fi_prov_ini` and, from there, the
+//! tables of functions in each fid; `ffi` is what they all go through.
+//!
+//! Invariants:
+//! - A body runs under [`ffi::guard`]: no panic leaves the library, errors are negative errno.
+//! - A handle is checked before it is used ([`ffi::fid`]), except on the fast path.
+//! - Everything is validated before anything is consumed; outputs are written last.
+//! - What an object uses counts as used until the object is closed: `-FI_EBUSY`.
+
+#![allow(
+    unsafe_code,
+    reason = "a C interface from end to end: every pointer in it is the caller's promise"
+)]
+
+mod addr;
+mod cm;
+mod connreq;
+mod cq;
+mod domain;
+mod ep;
+mod eq;
+pub mod exports;
+mod fabric;
+mod ffi;
+mod getinfo;
+mod mr;
+mod msg;
+mod option;
+mod pep;
+mod provider;
+mod rma;

@@ -1,0 +1,67 @@
+//! The build script of `weft-fi` (in `provider/Cargo.toml`: `build = "../build.rs"`), which has the exports.
+//! It stands here, beside the header that it makes.
+//!
+//! - `weft.h` goes into `OUT_DIR`, generated from `provider/src/exports`. A test of `weft-fi` compares it
+//!   with `include/weft.h`; `make header` brings that up to date.
+//! - The library is linked so that it stays mapped after a `dlclose`: threads and thread-local data may
+//!   outlive libfabric's clean-up.
+
+use std::path::{Path, PathBuf};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+
+    let manifest = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?);
+    let exports = manifest.join("src/exports");
+    println!("cargo:rerun-if-changed={}", exports.display());
+    println!(
+        "cargo:rerun-if-changed={}",
+        manifest.join("../build.rs").display()
+    );
+
+    let mut sources = Vec::new();
+    for entry in std::fs::read_dir(&exports)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("mod.rs")
+        {
+            sources.push(path);
+        }
+    }
+    sources.sort(); // the order of a directory is nobody's promise
+
+    let out = Path::new(&std::env::var("OUT_DIR")?).join("weft.h");
+    header(&sources)?.write_to_file(out);
+    Ok(())
+}
+
+fn header(sources: &[PathBuf]) -> Result<cbindgen::Bindings, cbindgen::Error> {
+    let mut config = cbindgen::Config {
+        language: cbindgen::Language::C,
+        header: Some(
+            "/* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */\n\
+             /* What libweft-fi.so exports. Generated from provider/src/exports: `make header`. */"
+                .to_owned(),
+        ),
+        include_guard: Some("WEFT_H".to_owned()),
+        no_includes: true,
+        sys_includes: vec![
+            "stdint.h".to_owned(),
+            "rdma/fabric.h".to_owned(),
+            "rdma/providers/fi_prov.h".to_owned(),
+        ],
+        cpp_compat: true,
+        documentation_style: cbindgen::DocumentationStyle::C,
+        usize_is_size_t: true,
+        ..cbindgen::Config::default()
+    };
+    // libfabric's structures come from its own headers, where they have no typedef.
+    config
+        .export
+        .rename
+        .insert("fi_provider".to_owned(), "struct fi_provider".to_owned());
+    let builder = sources.iter().fold(
+        cbindgen::Builder::new().with_config(config),
+        |builder, source| builder.with_src(source),
+    );
+    builder.generate()
+}

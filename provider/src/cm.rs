@@ -1,0 +1,185 @@
+//! Connection management calls of endpoints and passive endpoints, `fi_cm(3)`.
+
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+use weft::wire::cm_data::CM_DATA_SIZE;
+
+use crate::connreq;
+use crate::ep::Ep;
+use crate::ffi::fid::Object;
+use crate::ffi::{guard, stub};
+use crate::pep::Pep;
+
+/// Those of endpoints.
+pub(crate) static EP_OPS: fi_ops_cm = fi_ops_cm {
+    setname: Some(setname),
+    getname: Some(getname),
+    getpeer: Some(getpeer),
+    connect: Some(connect),
+    accept: Some(accept),
+    shutdown: Some(shutdown),
+    ..stub::cm::<FI_ENOSYS>() // listening and rejecting are for passive ones, joining for multicast
+};
+
+/// Those of passive endpoints.
+pub(crate) static PEP_OPS: fi_ops_cm = fi_ops_cm {
+    setname: Some(setname),
+    getname: Some(getname),
+    listen: Some(listen),
+    reject: Some(reject),
+    ..stub::cm::<FI_ENOSYS>()
+};
+
+/// An endpoint of either kind.
+enum Either<'a> {
+    Active(&'a Object<Ep>),
+    Passive(&'a Object<Pep>),
+}
+
+/// # Safety
+/// `handle` is NULL or readable as a fid.
+unsafe fn either<'a>(handle: *mut fid) -> Result<Either<'a>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match Object::<Ep>::checked(handle) {
+            Ok(ep) => Ok(Either::Active(ep)),
+            Err(_) => Object::<Pep>::checked(handle).map(Either::Passive),
+        }
+    }
+}
+
+/// Data that goes along with a connection message.
+///
+/// # Safety
+/// `param` is NULL or has `len` bytes.
+unsafe fn data_of<'a>(param: *const c_void, len: usize) -> Result<&'a [u8]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if param.is_null() || len > CM_DATA_SIZE {
+        return Err(FiErrno::EINVAL); // the limit of FI_OPT_CM_DATA_SIZE
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(param.cast::<u8>(), len) })
+}
+
+unsafe extern "C" fn setname(handle: *mut fid, addr: *mut c_void, len: usize) -> c_int {
+    guard::entry(|| {
+        // SAFETY: the contract of fi_setname(3).
+        unsafe {
+            match either(handle)? {
+                Either::Active(ep) => {
+                    ep.engine.set_name(ep.format.read(addr, Some(len))?)?;
+                }
+                Either::Passive(pep) => {
+                    pep.engine.set_name(pep.format.read(addr, Some(len))?)?;
+                }
+            }
+        }
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn getname(handle: *mut fid, addr: *mut c_void, len: *mut usize) -> c_int {
+    guard::entry(|| {
+        // SAFETY: the contract of fi_getname(3).
+        unsafe {
+            let (format, local) = match either(handle)? {
+                Either::Active(ep) => (ep.format, ep.engine.local_addr()?),
+                Either::Passive(pep) => (pep.format, pep.engine.local_addr()?),
+            };
+            format.answer(&local, addr, len)?;
+        }
+        Ok(0)
+    })
+}
+
+/// The endpoint of a handle, for calls that only active ones have; the body runs under its guard.
+///
+/// # Safety
+/// `handle` is NULL or readable as a fid.
+unsafe fn on_ep(handle: *mut fid_ep, body: impl FnOnce(&Object<Ep>) -> Result<()>) -> c_int {
+    // SAFETY: the caller's promise.
+    match unsafe { Object::<Ep>::checked(handle) } {
+        Ok(ep) => guard::on(&ep.poison, || body(ep).map(|()| 0)),
+        Err(errno) => -errno.code(),
+    }
+}
+
+unsafe extern "C" fn getpeer(ep: *mut fid_ep, addr: *mut c_void, len: *mut usize) -> c_int {
+    // SAFETY: the contract of fi_getpeer(3).
+    unsafe {
+        on_ep(ep, |ep| {
+            let peer: SocketAddr = ep.engine.peer_addr()?;
+            ep.format.answer(&peer, addr, len)
+        })
+    }
+}
+
+unsafe extern "C" fn connect(
+    ep: *mut fid_ep,
+    addr: *const c_void,
+    param: *const c_void,
+    len: usize,
+) -> c_int {
+    // SAFETY: the contract of fi_connect(3).
+    unsafe {
+        on_ep(ep, |ep| {
+            let data = data_of(param, len)?;
+            let peer = if addr.is_null() {
+                None // the one that it was opened with
+            } else {
+                Some(ep.format.read(addr, None)?)
+            };
+            ep.engine.connect(peer, data)
+        })
+    }
+}
+
+unsafe extern "C" fn accept(ep: *mut fid_ep, param: *const c_void, len: usize) -> c_int {
+    // SAFETY: the contract of fi_accept(3).
+    unsafe { on_ep(ep, |ep| ep.engine.accept(data_of(param, len)?)) }
+}
+
+unsafe extern "C" fn shutdown(ep: *mut fid_ep, flags: u64) -> c_int {
+    // SAFETY: the contract of fi_shutdown(3).
+    unsafe {
+        on_ep(ep, |ep| {
+            if flags != 0 {
+                return Err(FiErrno::EBADFLAGS); // none are defined
+            }
+            ep.engine.shutdown()
+        })
+    }
+}
+
+unsafe extern "C" fn listen(pep: *mut fid_pep) -> c_int {
+    // SAFETY: the contract of fi_listen(3).
+    match unsafe { Object::<Pep>::checked(pep) } {
+        Ok(pep) => guard::on(&pep.poison, || pep.engine.listen().map(|()| 0)),
+        Err(errno) => -errno.code(),
+    }
+}
+
+unsafe extern "C" fn reject(
+    pep: *mut fid_pep,
+    handle: fid_t,
+    param: *const c_void,
+    len: usize,
+) -> c_int {
+    guard::entry(|| {
+        // SAFETY: the contract of fi_reject(3). All is checked before the request is taken.
+        unsafe {
+            Object::<Pep>::checked(pep)?;
+            let data = data_of(param, len)?;
+            let request = connreq::take(handle)?;
+            let done = request.reject(data);
+            let _ = connreq::finish(handle);
+            done?;
+        }
+        Ok(0)
+    })
+}

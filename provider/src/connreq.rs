@@ -1,0 +1,98 @@
+//! The handle of a connection request (`fi_info.handle`): taken by the endpoint that answers it, or by
+//! `fi_reject`.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+
+use libfabric_sys::*;
+use parking_lot::Mutex;
+use weft::errno::{FiErrno, Result};
+use weft::msg::ConnectRequest;
+
+use crate::fabric::header;
+use crate::ffi::fid::{Kind, Object};
+use crate::ffi::{guard, host, stub};
+
+/// A request that waits for an answer.
+pub(crate) struct ConnReq {
+    request: Mutex<Option<ConnectRequest>>,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+impl Kind for ConnReq {
+    type C = fid;
+    const CLASS: usize = FI_CLASS_CONNREQ;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(_: &mut fid) {}
+}
+
+/// A new handle.
+pub(crate) fn open(request: ConnectRequest) -> NonNull<Object<ConnReq>> {
+    Object::open(
+        header(FI_CLASS_CONNREQ, &FID_OPS, std::ptr::null_mut()),
+        ConnReq {
+            request: Mutex::new(Some(request)),
+        },
+    )
+}
+
+/// Takes the request; the handle stays, to be put back into or closed.
+///
+/// # Errors
+/// `EINVAL`: not such a handle, or answered already.
+///
+/// # Safety
+/// `handle` is NULL or readable as a fid.
+pub(crate) unsafe fn take(handle: *mut fid) -> Result<ConnectRequest> {
+    // SAFETY: the caller's promise.
+    let object = unsafe { Object::<ConnReq>::checked(handle)? };
+    object.request.lock().take().ok_or(FiErrno::EINVAL)
+}
+
+/// Puts a request back that could not be used after all.
+///
+/// # Safety
+/// `handle` is one that [`take`] took it from.
+pub(crate) unsafe fn put_back(handle: *mut fid, request: ConnectRequest) {
+    // SAFETY: the caller's promise.
+    if let Ok(object) = unsafe { Object::<ConnReq>::checked(handle) } {
+        *object.request.lock() = Some(request);
+    }
+}
+
+/// Ends a handle whose request was taken, or refuses a request that was not.
+///
+/// # Safety
+/// As [`take`]; the handle is not used afterwards.
+pub(crate) unsafe fn finish(handle: *mut fid) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { Object::<ConnReq>::close(handle, |_| Ok(())) }
+}
+
+/// Frees an `fi_info` of a request that nobody will answer, with its request.
+///
+/// # Safety
+/// `info` is one that [`crate::pep::request_info`] made, and nobody else's.
+pub(crate) unsafe fn discard(info: *mut fi_info) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let _ = finish((*info).handle);
+        if let Some(host) = host::get() {
+            (host.freeinfo)(info);
+        }
+    }
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe { finish(handle)? };
+        Ok(0)
+    })
+}

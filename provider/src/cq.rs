@@ -1,0 +1,476 @@
+//! `fid_cq`: completion queues, `fi_cq(3)`.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use libfabric_sys::layout::WithMainSlot;
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+use weft::queue::{Completion, CompletionQueue, CqConfig, WaitKind};
+
+use crate::domain::Domain;
+use crate::fabric::header;
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::param::fault_point;
+use crate::ffi::{guard, stub};
+
+/// An open completion queue.
+pub(crate) struct Cq {
+    pub(crate) engine: Arc<CompletionQueue>,
+    format: fi_cq_format,
+    /// Whether a blocking read's condition is a number of completions.
+    threshold: bool,
+    api_version: u32,
+    /// The last error's code of the device: what `err_data` points to when the application
+    /// brings no buffer of its own. Good until the next error is read (fi_cq(3)).
+    vendor_err: AtomicU32,
+    _domain: User,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    control: Some(control),
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+static OPS: WithMainSlot<fi_ops_cq> = stub::cq::<FI_ENOSYS>(fi_ops_cq {
+    size: size_of::<WithMainSlot<fi_ops_cq>>(),
+    read: Some(read),
+    readfrom: Some(readfrom),
+    readerr: Some(readerr),
+    sread: Some(sread),
+    sreadfrom: Some(sreadfrom),
+    signal: Some(signal),
+    strerror: Some(strerror),
+});
+
+impl Kind for Cq {
+    type C = fid_cq;
+    const CLASS: usize = FI_CLASS_CQ;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_cq) {
+        c.ops = (&raw const stub::closed::CQ.base).cast_mut();
+    }
+}
+
+/// The wait object of a queue. `default` is what an unspecified one means.
+///
+/// # Errors
+/// `ENOSYS`: a kind that we don't have; the man page's deprecated ones.
+pub(crate) fn wait_kind(wait_obj: fi_wait_obj) -> Result<WaitKind> {
+    match wait_obj {
+        FI_WAIT_NONE => Ok(WaitKind::None),
+        // A yielding wait is one that the application can't see: any will do.
+        FI_WAIT_UNSPEC | FI_WAIT_YIELD => Ok(WaitKind::Unspec),
+        FI_WAIT_FD => Ok(WaitKind::Fd),
+        FI_WAIT_SET | FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => Err(FiErrno::ENOSYS),
+        _ => Err(FiErrno::EINVAL),
+    }
+}
+
+/// `FI_GETWAIT` and `FI_GETWAITOBJ` of queues.
+///
+/// # Errors
+/// `ENODATA`: no descriptor to give. `ENOSYS`: another command.
+///
+/// # Safety
+/// `arg` is NULL or where the command's answer goes.
+pub(crate) unsafe fn wait_control(
+    command: c_int,
+    arg: *mut c_void,
+    fd: Option<c_int>,
+    kind: WaitKind,
+) -> Result<c_int> {
+    let command = command.cast_unsigned();
+    if command != FI_GETWAIT && command != FI_GETWAITOBJ {
+        return Err(FiErrno::ENOSYS);
+    }
+    if arg.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    // SAFETY: not NULL, and of the type that the command says.
+    unsafe {
+        if command == FI_GETWAIT {
+            *arg.cast::<c_int>() = fd.ok_or(FiErrno::ENODATA)?;
+        } else {
+            *arg.cast::<fi_wait_obj>() = match kind {
+                WaitKind::None => FI_WAIT_NONE,
+                WaitKind::Unspec => FI_WAIT_UNSPEC,
+                WaitKind::Fd => FI_WAIT_FD,
+            };
+        }
+    }
+    Ok(0)
+}
+
+/// `fi_cq_open(3)`
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    attr: *mut fi_cq_attr,
+    out: *mut *mut fid_cq,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain by the contract of fi_cq_open(3).
+    let domain = match unsafe { Object::<Domain>::checked(domain) } {
+        Ok(domain) => domain,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&domain.poison, || {
+        fault_point("cq_open");
+        if attr.is_null() || out.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: not NULL; what every release has of it is what the bound one has.
+        let attr = unsafe { *attr };
+        if attr.flags & !FI_AFFINITY != 0 {
+            return Err(FiErrno::EBADFLAGS); // FI_PEER: queues are not shared with other providers
+        }
+        let format = match attr.format {
+            FI_CQ_FORMAT_UNSPEC => FI_CQ_FORMAT_CONTEXT,
+            format if format <= FI_CQ_FORMAT_TAGGED => format,
+            _ => return Err(FiErrno::EINVAL),
+        };
+        if attr.wait_cond > FI_CQ_COND_THRESHOLD {
+            return Err(FiErrno::EINVAL);
+        }
+        let config = CqConfig {
+            size: attr.size,
+            wait: wait_kind(attr.wait_obj)?,
+            signaling_vector: if attr.flags & FI_AFFINITY != 0 {
+                c_uint::try_from(attr.signaling_vector).map_err(|_| FiErrno::EINVAL)?
+            } else {
+                0
+            },
+        };
+        let user = domain.users.add()?;
+        let engine = CompletionQueue::open(&domain.engine, config)?;
+        let object = Object::open(
+            fid_cq {
+                fid: header(FI_CLASS_CQ, &FID_OPS, context),
+                ops: (&raw const OPS.base).cast_mut(),
+            },
+            Cq {
+                engine,
+                format,
+                threshold: attr.wait_cond == FI_CQ_COND_THRESHOLD,
+                api_version: domain.api_version,
+                vendor_err: AtomicU32::new(0),
+                _domain: user,
+            },
+        );
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.as_ptr().cast() };
+        Ok(0)
+    })
+}
+
+/// An entry format: how a completion is written down.
+trait Entry {
+    fn of(completion: &Completion) -> Self;
+}
+
+fn pointer<T>(address: usize) -> *mut T {
+    // The application's own pointers, handed back as numbers by the device.
+    std::ptr::with_exposed_provenance_mut(address)
+}
+
+impl Entry for fi_cq_entry {
+    #[inline(always)]
+    fn of(c: &Completion) -> Self {
+        Self {
+            op_context: pointer(c.context),
+        }
+    }
+}
+
+impl Entry for fi_cq_msg_entry {
+    #[inline(always)]
+    fn of(c: &Completion) -> Self {
+        Self {
+            op_context: pointer(c.context),
+            flags: c.flags.bits(),
+            len: c.len,
+        }
+    }
+}
+
+impl Entry for fi_cq_data_entry {
+    #[inline(always)]
+    fn of(c: &Completion) -> Self {
+        Self {
+            op_context: pointer(c.context),
+            flags: c.flags.bits(),
+            len: c.len,
+            buf: pointer(c.buf),
+            data: c.data,
+        }
+    }
+}
+
+impl Entry for fi_cq_tagged_entry {
+    #[inline(always)]
+    fn of(c: &Completion) -> Self {
+        Self {
+            op_context: pointer(c.context),
+            flags: c.flags.bits(),
+            len: c.len,
+            buf: pointer(c.buf),
+            data: c.data,
+            tag: c.tag,
+        }
+    }
+}
+
+/// How a read waits.
+#[derive(Clone, Copy)]
+enum Wait {
+    Not,
+    For {
+        threshold: usize,
+        timeout: Option<Duration>,
+    },
+}
+
+impl Cq {
+    /// Reads up to `count` completions into `buf`.
+    ///
+    /// # Safety
+    /// `buf` has room for `count` entries of the queue's format.
+    #[inline(always)]
+    unsafe fn read_into(&self, buf: *mut c_void, count: usize, wait: Wait) -> Result<isize> {
+        if count == 0 {
+            return Err(FiErrno::EAGAIN); // nothing was asked for, and none is read
+        }
+        if buf.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: the caller's promise, by format.
+        unsafe {
+            match self.format {
+                FI_CQ_FORMAT_CONTEXT => self.read_as::<fi_cq_entry>(buf, count, wait),
+                FI_CQ_FORMAT_MSG => self.read_as::<fi_cq_msg_entry>(buf, count, wait),
+                FI_CQ_FORMAT_DATA => self.read_as::<fi_cq_data_entry>(buf, count, wait),
+                _ => self.read_as::<fi_cq_tagged_entry>(buf, count, wait),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_as<E: Entry>(
+        &self,
+        buf: *mut c_void,
+        count: usize,
+        wait: Wait,
+    ) -> Result<isize> {
+        let mut next = buf.cast::<E>();
+        let mut write = |completion: &Completion| {
+            // SAFETY: the engine writes at most `count` entries, for which `buf` has room.
+            unsafe {
+                next.write_unaligned(E::of(completion));
+                next = next.add(1);
+            }
+        };
+        let read = match wait {
+            Wait::Not => self.engine.read(count, &mut write)?,
+            Wait::For { threshold, timeout } => {
+                self.engine.sread(count, threshold, timeout, &mut write)?
+            }
+        };
+        Ok(read.cast_signed())
+    }
+
+    fn waiting(&self, cond: *const c_void, count: usize, timeout: c_int) -> Wait {
+        // With FI_CQ_COND_THRESHOLD the condition is a number, not a pointer to one.
+        let threshold = if self.threshold { cond.addr() } else { 1 };
+        Wait::For {
+            threshold: threshold.clamp(1, count.max(1)),
+            timeout: u64::try_from(timeout).ok().map(Duration::from_millis),
+        }
+    }
+}
+
+unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, count: usize) -> isize {
+    // SAFETY: called through the queue's own table.
+    let cq = unsafe { Object::<Cq>::assumed(cq) };
+    // SAFETY: the contract of fi_cq_read(3).
+    guard::on(&cq.poison, || unsafe {
+        cq.read_into(buf, count, Wait::Not)
+    })
+}
+
+/// Connected endpoints have no addresses to report.
+///
+/// # Safety
+/// `src_addr` is NULL or has room for `read` addresses.
+unsafe fn no_sources(src_addr: *mut fi_addr_t, read: isize) {
+    if !src_addr.is_null() {
+        for index in 0..usize::try_from(read).unwrap_or(0) {
+            // SAFETY: the caller's promise.
+            unsafe { src_addr.add(index).write(FI_ADDR_NOTAVAIL) };
+        }
+    }
+}
+
+unsafe extern "C" fn readfrom(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    src_addr: *mut fi_addr_t,
+) -> isize {
+    // SAFETY: the contract of fi_cq_readfrom(3).
+    unsafe {
+        let ret = read(cq, buf, count);
+        no_sources(src_addr, ret);
+        ret
+    }
+}
+
+unsafe extern "C" fn sread(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: called through the queue's own table.
+    let cq = unsafe { Object::<Cq>::assumed(cq) };
+    guard::on(&cq.poison, || {
+        let wait = cq.waiting(cond, count, timeout);
+        // SAFETY: the contract of fi_cq_sread(3).
+        unsafe { cq.read_into(buf, count, wait) }
+    })
+}
+
+unsafe extern "C" fn sreadfrom(
+    cq: *mut fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    src_addr: *mut fi_addr_t,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: the contract of fi_cq_sreadfrom(3).
+    unsafe {
+        let ret = sread(cq, buf, count, cond, timeout);
+        no_sources(src_addr, ret);
+        ret
+    }
+}
+
+/// `fi_cq_readerr(3)`. The entry has the size of the application's API version.
+unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: u64) -> isize {
+    // SAFETY: a queue by the contract of fi_cq_readerr(3).
+    let cq = match unsafe { Object::<Cq>::checked(cq) } {
+        Ok(cq) => cq,
+        Err(errno) => return -(errno.code() as isize),
+    };
+    guard::on(&cq.poison, || {
+        if buf.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let error = cq.engine.read_error()?;
+        let done = error.completion;
+        cq.vendor_err.store(error.vendor_err, Ordering::Relaxed);
+        // SAFETY: not NULL; each field is written only where the application's version has it, and
+        // `err_data` has `err_data_size` bytes where the application says so (from 1.5 on).
+        unsafe {
+            (*buf).op_context = pointer(done.context);
+            (*buf).flags = done.flags.bits();
+            (*buf).len = done.len;
+            (*buf).buf = pointer(done.buf);
+            (*buf).data = done.data;
+            (*buf).tag = done.tag;
+            (*buf).olen = error.olen;
+            (*buf).err = error.err.code();
+            (*buf).prov_errno = error.prov_errno;
+            let vendor = error.vendor_err.to_ne_bytes();
+            let sized = cq.api_version >= fi_version(1, 5);
+            if sized && (*buf).err_data_size != 0 {
+                let count = (*buf).err_data_size.min(vendor.len());
+                if !(*buf).err_data.is_null() {
+                    std::ptr::copy_nonoverlapping(vendor.as_ptr(), (*buf).err_data.cast(), count);
+                }
+                (*buf).err_data_size = count;
+            } else {
+                (*buf).err_data = cq.vendor_err.as_ptr().cast();
+                if sized {
+                    (*buf).err_data_size = 0;
+                }
+            }
+            if cq.api_version >= fi_version(1, 20) {
+                (*buf).src_addr = FI_ADDR_NOTAVAIL;
+            }
+        }
+        Ok(1)
+    })
+}
+
+unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
+    // SAFETY: a queue by the contract of fi_cq_signal(3).
+    let cq = match unsafe { Object::<Cq>::checked(cq) } {
+        Ok(cq) => cq,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&cq.poison, || cq.engine.signal().map(|()| 0))
+}
+
+unsafe extern "C" fn strerror(
+    cq: *mut fid_cq,
+    prov_errno: c_int,
+    _err_data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    // SAFETY: a queue by the contract of fi_cq_strerror(3).
+    let Ok(cq) = (unsafe { Object::<Cq>::checked(cq) }) else {
+        return c"invalid completion queue".as_ptr();
+    };
+    let text = cq.engine.strerror(prov_errno);
+    // SAFETY: `buf` is NULL or has `len` bytes.
+    unsafe { copy_text(text, buf, len) };
+    text.as_ptr()
+}
+
+/// Copies as much of `text` as fits, with a NUL.
+///
+/// # Safety
+/// `buf` is NULL or has `len` bytes.
+pub(crate) unsafe fn copy_text(text: &std::ffi::CStr, buf: *mut c_char, len: usize) {
+    if buf.is_null() || len == 0 {
+        return;
+    }
+    let bytes = text.to_bytes();
+    let count = bytes.len().min(len - 1);
+    // SAFETY: the caller's promise.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buf, count);
+        *buf.add(count) = 0;
+    }
+}
+
+unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: a fid by the contract of fi_control(3).
+    let cq = match unsafe { Object::<Cq>::checked(handle) } {
+        Ok(cq) => cq,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&cq.poison, || {
+        // SAFETY: the argument that the command asks for.
+        unsafe { wait_control(command, arg, cq.engine.fd(), cq.engine.wait_kind()) }
+    })
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe { Object::<Cq>::close(handle, |_| Ok(()))? };
+        Ok(0)
+    })
+}

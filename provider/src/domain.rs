@@ -1,0 +1,157 @@
+//! `fid_domain`: an opened device.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use libfabric_sys::layout::WithMainSlot;
+use libfabric_sys::*;
+use weft::domain::{Domain as Engine, DomainConfig, Threading};
+use weft::errno::{FiErrno, Result};
+
+use crate::fabric::{self, header};
+use crate::ffi::alloc::str_of;
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::param::fault_point;
+use crate::ffi::{guard, stub};
+use crate::{cq, ep, mr, provider};
+
+/// An open domain.
+pub(crate) struct Domain {
+    pub(crate) engine: Arc<Engine>,
+    /// The API version of the application.
+    pub(crate) api_version: u32,
+    _fabric: User,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    ..stub::fid::<FI_ENOSYS>() // binding an event queue, for asynchronous registration, comes with FI_REG_MR
+};
+
+static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domain {
+    cq_open: Some(cq::open),
+    endpoint: Some(ep::open),
+    endpoint2: Some(ep::open2),
+    // Connected endpoints use neither address vectors nor scalable endpoints; counters, poll sets
+    // and shared contexts are not offered by getinfo either.
+    ..stub::domain_base::<FI_ENOSYS>()
+});
+
+static MR_OPS: fi_ops_mr = fi_ops_mr {
+    size: size_of::<fi_ops_mr>(),
+    reg: Some(mr::reg),
+    regv: Some(mr::regv),
+    regattr: Some(mr::regattr),
+};
+
+impl Kind for Domain {
+    type C = fid_domain;
+    const CLASS: usize = FI_CLASS_DOMAIN;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_domain) {
+        c.ops = (&raw const stub::closed::DOMAIN.base).cast_mut();
+        c.mr = (&raw const stub::closed::MR).cast_mut();
+    }
+}
+
+fn threading_of(threading: u32) -> Threading {
+    match threading {
+        FI_THREAD_FID | FI_THREAD_ENDPOINT => Threading::Endpoint,
+        FI_THREAD_COMPLETION => Threading::Completion,
+        FI_THREAD_DOMAIN => Threading::Domain,
+        _ => Threading::Safe,
+    }
+}
+
+/// `fi_domain(3)`
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut fid_fabric,
+    info: *mut fi_info,
+    out: *mut *mut fid_domain,
+    context: *mut c_void,
+) -> c_int {
+    guard::entry(|| {
+        // SAFETY: the arguments are as fi_domain(3) has them.
+        unsafe { open_body(fabric, info, out, context)? };
+        Ok(0)
+    })
+}
+
+/// `fi_domain2(3)`
+pub(crate) unsafe extern "C" fn open2(
+    fabric: *mut fid_fabric,
+    info: *mut fi_info,
+    out: *mut *mut fid_domain,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    guard::entry(|| {
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS); // FI_PEER: objects are not shared with other providers
+        }
+        // SAFETY: the arguments are as fi_domain(3) has them.
+        unsafe { open_body(fabric, info, out, context)? };
+        Ok(0)
+    })
+}
+
+/// # Safety
+/// The contract of fi_domain(3).
+unsafe fn open_body(
+    fabric: *mut fid_fabric,
+    info: *mut fi_info,
+    out: *mut *mut fid_domain,
+    context: *mut c_void,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let (fabric, users) = unsafe { fabric::checked(fabric)? };
+    if info.is_null() || out.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    // SAFETY: `info` is a valid fi_info; its parts may be NULL.
+    let (name, threading) = unsafe {
+        let attr = (*info).domain_attr;
+        if attr.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        (str_of((*attr).name), (*attr).threading)
+    };
+    let name = name.ok_or(FiErrno::EINVAL)?;
+    fault_point("domain");
+    let device = provider::devices(false)
+        .into_iter()
+        .find(|device| device.name() == name)
+        .ok_or(FiErrno::ENODEV)?;
+    let user = users.add()?;
+    let engine = Engine::open(
+        &device,
+        DomainConfig {
+            threading: threading_of(threading),
+        },
+    )?;
+    let object = Object::open(
+        fid_domain {
+            fid: header(FI_CLASS_DOMAIN, &FID_OPS, context),
+            ops: (&raw const OPS.base).cast_mut(),
+            mr: (&raw const MR_OPS).cast_mut(),
+        },
+        Domain {
+            engine,
+            api_version: fabric.api_version,
+            _fabric: user,
+        },
+    );
+    // SAFETY: not NULL; the object starts with its fid.
+    unsafe { *out = object.as_ptr().cast() };
+    Ok(())
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe { Object::<Domain>::close(handle, |_| Ok(()))? };
+        Ok(0)
+    })
+}

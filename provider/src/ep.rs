@@ -1,0 +1,382 @@
+//! `fid_ep`: connected endpoints, `fi_endpoint(3)`.
+
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use libfabric_sys::layout::WithMainSlot;
+use libfabric_sys::*;
+use parking_lot::Mutex;
+use weft::Token;
+use weft::errno::{FiErrno, Result};
+use weft::flags::Flags;
+use weft::msg::{BindFlags, Endpoint, EndpointConfig};
+
+use crate::addr::Format;
+use crate::cq::Cq;
+use crate::domain::Domain;
+use crate::eq::Eq;
+use crate::fabric::header;
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::{guard, stub};
+use crate::pep::Pep;
+use crate::{cm, connreq, getinfo, msg, option, rma};
+
+/// An open endpoint.
+pub(crate) struct Ep {
+    pub(crate) engine: Arc<Endpoint>,
+    pub(crate) format: Format,
+    pub(crate) max_msg_size: usize,
+    pub(crate) inject_size: usize,
+    /// Whether RMA writes with remote data were agreed upon (`FI_RX_CQ_DATA`).
+    pub(crate) rma_data: bool,
+    /// The queues that it is bound to.
+    bound: Mutex<Vec<User>>,
+    _domain: User,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    bind: Some(bind),
+    control: Some(control),
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
+    cancel: Some(cancel),
+    getopt: Some(option::getopt),
+    setopt: Some(option::setopt),
+    ..stub::ep_base::<FI_ENOSYS>() // contexts are for scalable endpoints; the two counts are deprecated
+});
+
+static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>(); // FI_TAGGED is not offered
+static ATOMIC: fi_ops_atomic = stub::atomic::<FI_ENOSYS>(); // nor is FI_ATOMIC
+static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>(); // nor FI_COLLECTIVE
+
+impl Kind for Ep {
+    type C = fid_ep;
+    const CLASS: usize = FI_CLASS_EP;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_ep) {
+        c.ops = (&raw const stub::closed::EP.base).cast_mut();
+        c.cm = (&raw const stub::closed::CM).cast_mut();
+        c.msg = (&raw const stub::closed::MSG).cast_mut();
+        c.rma = (&raw const stub::closed::RMA).cast_mut();
+        c.tagged = (&raw const stub::closed::TAGGED).cast_mut();
+        c.atomic = (&raw const stub::closed::ATOMIC).cast_mut();
+    }
+}
+
+/// `fi_endpoint(3)`
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the contract of fi_endpoint(3).
+    unsafe { open2(domain, info, out, 0, context) }
+}
+
+/// `fi_endpoint2(3)`
+pub(crate) unsafe extern "C" fn open2(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain by the contract of fi_endpoint(3).
+    let domain = match unsafe { Object::<Domain>::checked(domain) } {
+        Ok(domain) => domain,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&domain.poison, || {
+        if info.is_null() || out.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS); // FI_PEER_TRANSFER: no peer provider to hand over to
+        }
+        // SAFETY: `info` is a valid fi_info of the host's release.
+        let wish = unsafe { Wish::read(domain, info)? };
+        let object = wish.open(domain, context)?;
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.cast() };
+        Ok(0)
+    })
+}
+
+/// What an endpoint is opened from.
+enum Origin {
+    /// It will connect.
+    Connect,
+    /// It answers the request of this handle.
+    Answer(*mut fid),
+}
+
+struct Wish {
+    config: EndpointConfig,
+    origin: Origin,
+    format: Format,
+    max_msg_size: usize,
+    rma_data: bool,
+}
+
+impl Wish {
+    /// # Safety
+    /// `info` is a valid fi_info.
+    unsafe fn read(domain: &Object<Domain>, info: *const fi_info) -> Result<Self> {
+        // SAFETY: the caller's promise. The info is checked as hints are, so it can't ask for more
+        // than the device has.
+        unsafe {
+            let (terms, max_msg_size) =
+                getinfo::check(domain.api_version, info, domain.engine.device())?;
+            let format = Format::of((*info).addr_format)?.unwrap_or(Format::Sockaddr);
+            let address = |addr: *const c_void, len: usize| -> Result<Option<SocketAddr>> {
+                if addr.is_null() {
+                    return Ok(None);
+                }
+                format.read(addr, (len != 0).then_some(len)).map(Some)
+            };
+            let mut src = address((*info).src_addr, (*info).src_addrlen)?;
+            let dst = address((*info).dest_addr, (*info).dest_addrlen)?;
+            let handle = (*info).handle;
+            let origin = if handle.is_null() {
+                Origin::Connect
+            } else if (*handle).fclass == FI_CLASS_PEP {
+                // It takes over the address of a passive endpoint that does not listen.
+                let pep = Object::<Pep>::checked(handle)?;
+                src = Some(pep.engine.local_addr()?);
+                pep.engine.close();
+                Origin::Connect
+            } else {
+                Origin::Answer(handle)
+            };
+            let tx = (*info).tx_attr;
+            let rx = (*info).rx_attr;
+            // An info that was not filled by getinfo leaves these open.
+            let op_flags = |given: u64| Flags::from_bits_retain(given);
+            Ok(Self {
+                config: EndpointConfig {
+                    token: Token(0),
+                    tx_size: terms.tx_size,
+                    rx_size: terms.rx_size,
+                    tx_iov_limit: if tx.is_null() || (*tx).iov_limit == 0 {
+                        terms.tx_iov_limit
+                    } else {
+                        (*tx).iov_limit
+                    },
+                    rx_iov_limit: if rx.is_null() || (*rx).iov_limit == 0 {
+                        terms.rx_iov_limit
+                    } else {
+                        (*rx).iov_limit
+                    },
+                    inject_size: terms.inject_size,
+                    tx_op_flags: op_flags(terms.tx_op_flags),
+                    rx_op_flags: op_flags(terms.rx_op_flags),
+                    needs_tx: terms.tx_caps & (FI_SEND | FI_READ | FI_WRITE) != 0,
+                    needs_rx: terms.rx_caps & FI_RECV != 0,
+                    src,
+                    dst,
+                },
+                origin,
+                format,
+                max_msg_size,
+                rma_data: terms.rx_mode & FI_RX_CQ_DATA != 0,
+            })
+        }
+    }
+
+    fn open(self, domain: &Object<Domain>, context: *mut c_void) -> Result<*mut fid> {
+        let user = domain.users.add()?;
+        let Self {
+            mut config,
+            origin,
+            format,
+            max_msg_size,
+            rma_data,
+        } = self;
+        let inject_size = config.inject_size;
+        let object = Object::open_with(|handle| {
+            config.token = Token(handle.expose_provenance());
+            let engine = match origin {
+                Origin::Connect => Endpoint::open(&domain.engine, config)?,
+                // SAFETY: `info->handle` is a fid by the contract of fi_endpoint(3).
+                Origin::Answer(connreq) => unsafe {
+                    let request = connreq::take(connreq)?;
+                    match Endpoint::from_request(&domain.engine, config, request) {
+                        Ok(engine) => {
+                            let _ = connreq::finish(connreq);
+                            engine
+                        }
+                        Err((errno, request)) => {
+                            connreq::put_back(connreq, request);
+                            return Err(errno);
+                        }
+                    }
+                },
+            };
+            let ep = fid_ep {
+                fid: header(FI_CLASS_EP, &FID_OPS, context),
+                ops: (&raw const OPS.base).cast_mut(),
+                cm: (&raw const cm::EP_OPS).cast_mut(),
+                msg: (&raw const msg::OPS).cast_mut(),
+                rma: (&raw const rma::OPS).cast_mut(),
+                tagged: (&raw const TAGGED).cast_mut(),
+                atomic: (&raw const ATOMIC).cast_mut(),
+                collective: (&raw const COLLECTIVE).cast_mut(),
+            };
+            let body = Ep {
+                engine,
+                format,
+                max_msg_size,
+                inject_size,
+                rma_data,
+                bound: Mutex::new(Vec::new()),
+                _domain: user,
+            };
+            Ok::<_, FiErrno>((ep, body))
+        })?;
+        Ok(object.as_ptr().cast())
+    }
+}
+
+unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    // SAFETY: fids by the contract of fi_ep_bind(3).
+    let ep = match unsafe { Object::<Ep>::checked(handle) } {
+        Ok(ep) => ep,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&ep.poison, || {
+        if other.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: not NULL, a fid.
+        let class = unsafe { (*other).fclass };
+        match class {
+            FI_CLASS_EQ => {
+                // SAFETY: as above.
+                let eq = unsafe { Object::<Eq>::checked(other)? };
+                if flags != 0 {
+                    return Err(FiErrno::EBADFLAGS);
+                }
+                let user = eq.users.add()?;
+                ep.engine.bind_eq(&eq.engine)?;
+                ep.bound.lock().push(user);
+            }
+            FI_CLASS_CQ => {
+                // SAFETY: as above.
+                let cq = unsafe { Object::<Cq>::checked(other)? };
+                let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
+                let user = cq.users.add()?;
+                ep.engine.bind_cq(&cq.engine, flags)?;
+                ep.bound.lock().push(user);
+            }
+            // Counters and shared contexts are not offered; address vectors are not for
+            // connected endpoints.
+            FI_CLASS_CNTR | FI_CLASS_STX_CTX | FI_CLASS_SRX_CTX => return Err(FiErrno::ENOSYS),
+            _ => return Err(FiErrno::EINVAL),
+        }
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: a fid by the contract of fi_control(3).
+    let ep = match unsafe { Object::<Ep>::checked(handle) } {
+        Ok(ep) => ep,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&ep.poison, || {
+        match command.cast_unsigned() {
+            FI_ENABLE => ep.engine.enable()?,
+            // SAFETY: the argument of both is a pointer to 64-bit flags, or NULL.
+            FI_GETOPSFLAG => unsafe { get_op_flags(ep, arg.cast())? },
+            // SAFETY: as above.
+            FI_SETOPSFLAG => unsafe { set_op_flags(ep, arg.cast())? },
+            _ => return Err(FiErrno::ENOSYS), // FI_ALIAS and what belongs to other fids
+        }
+        Ok(0)
+    })
+}
+
+/// Which direction is meant is in the flags themselves: exactly one of `FI_TRANSMIT` and `FI_RECV`.
+///
+/// # Safety
+/// `arg` is NULL or points to flags.
+unsafe fn direction(arg: *mut u64) -> Result<(u64, bool)> {
+    if arg.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    let flags = unsafe { *arg };
+    match flags & (FI_TRANSMIT | FI_RECV) {
+        FI_TRANSMIT => Ok((flags & !FI_TRANSMIT, true)),
+        FI_RECV => Ok((flags & !FI_RECV, false)),
+        _ => Err(FiErrno::EINVAL),
+    }
+}
+
+/// # Safety
+/// As [`direction`].
+unsafe fn get_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (_, transmit) = direction(arg)?;
+        *arg = if transmit {
+            ep.engine.tx_op_flags().bits()
+        } else {
+            ep.engine.rx_op_flags().bits()
+        };
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`direction`].
+unsafe fn set_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let (flags, transmit) = unsafe { direction(arg)? };
+    let allowed = if transmit {
+        getinfo::TX_OP_FLAGS
+    } else {
+        getinfo::RX_OP_FLAGS
+    };
+    if flags & !allowed != 0 {
+        return Err(FiErrno::EBADFLAGS);
+    }
+    let flags = Flags::from_bits_retain(flags);
+    if transmit {
+        ep.engine.set_tx_op_flags(flags);
+    } else {
+        ep.engine.set_rx_op_flags(flags);
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {
+    // SAFETY: a fid by the contract of fi_cancel(3).
+    let ep = match unsafe { Object::<Ep>::checked(handle) } {
+        Ok(ep) => ep,
+        Err(errno) => return -(errno.code() as isize),
+    };
+    guard::on(&ep.poison, || {
+        ep.engine.cancel(context.expose_provenance()).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe {
+            Object::<Ep>::close(handle, |ep| {
+                ep.engine.close();
+                Ok(())
+            })?;
+        }
+        Ok(0)
+    })
+}

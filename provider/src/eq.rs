@@ -1,0 +1,466 @@
+//! `fid_eq`: event queues, `fi_eq(3)`.
+
+use std::any::Any;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+use libfabric_sys::*;
+use parking_lot::Mutex;
+use weft::Token;
+use weft::errno::{FiErrno, Result};
+use weft::msg::ConnectRequest;
+use weft::queue::{EqConfig, Event, EventQueue};
+use weft::wire::cm_data::CmData;
+
+use crate::cq::{copy_text, wait_control, wait_kind};
+use crate::fabric::{self, header};
+use crate::ffi::alloc::Info;
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::log::warning;
+use crate::ffi::{guard, stub};
+use crate::{connreq, pep};
+
+/// An open event queue.
+pub(crate) struct Eq {
+    pub(crate) engine: Arc<EventQueue>,
+    writable: bool,
+    api_version: u32,
+    /// Data of the last error, good until the next one is read (fi_eq(3)).
+    err_data: Mutex<CmData>,
+    _fabric: User,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    control: Some(control),
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+static OPS: fi_ops_eq = fi_ops_eq {
+    size: size_of::<fi_ops_eq>(),
+    read: Some(read),
+    readerr: Some(readerr),
+    write: Some(write),
+    sread: Some(sread),
+    strerror: Some(strerror),
+};
+
+impl Kind for Eq {
+    type C = fid_eq;
+    const CLASS: usize = FI_CLASS_EQ;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_eq) {
+        c.ops = (&raw const stub::closed::EQ).cast_mut();
+    }
+}
+
+/// `fi_eq_open(3)`. The size is a hint: events wait in memory of our own, without a limit.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut fid_fabric,
+    attr: *mut fi_eq_attr,
+    out: *mut *mut fid_eq,
+    context: *mut c_void,
+) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fabric by the contract of fi_eq_open(3).
+        let (fabric, users) = unsafe { fabric::checked(fabric)? };
+        if attr.is_null() || out.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: not NULL; the structure never changed.
+        let attr = unsafe { *attr };
+        if attr.flags & !(FI_WRITE | FI_AFFINITY) != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let wait = wait_kind(attr.wait_obj)?;
+        let user = users.add()?;
+        let engine = EventQueue::open(EqConfig { wait })?;
+        let object = Object::open(
+            fid_eq {
+                fid: header(FI_CLASS_EQ, &FID_OPS, context),
+                ops: (&raw const OPS).cast_mut(),
+            },
+            Eq {
+                engine,
+                writable: attr.flags & FI_WRITE != 0,
+                api_version: fabric.api_version,
+                err_data: Mutex::new(CmData::EMPTY),
+                _fabric: user,
+            },
+        );
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.as_ptr().cast() };
+        Ok(0)
+    })
+}
+
+/// What a read takes out of the engine's event, before anything is made of it.
+enum Taken {
+    Request {
+        pep: Token,
+        request: Option<ConnectRequest>,
+        data: CmData,
+        prepared: Option<Box<dyn Any + Send>>,
+    },
+    Connection {
+        event: u32,
+        ep: Token,
+        data: CmData,
+    },
+    /// Copied already; its number and length.
+    User(u32, usize),
+}
+
+/// What was made of a connection request when it was peeked at: the `fi_info` belongs to whoever
+/// reads the event in the end.
+struct Prepared(*mut fi_info);
+
+// SAFETY: an fi_info is plain memory that one thread at a time uses.
+unsafe impl Send for Prepared {}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        // SAFETY: nobody read the event: the info and the request in it are ours alone.
+        unsafe { connreq::discard(self.0) };
+    }
+}
+
+/// The buffer that an event goes to.
+#[derive(Clone, Copy)]
+struct Target {
+    event: *mut u32,
+    buf: *mut c_void,
+    len: usize,
+}
+
+/// Bytes of `fi_eq_cm_entry` without data.
+const CM_ENTRY: usize = std::mem::offset_of!(fi_eq_cm_entry, data);
+
+impl Target {
+    /// # Errors
+    /// `EINVAL`, `ETOOSMALL`.
+    fn checked(self, needed: usize) -> Result<()> {
+        if self.len < needed {
+            return Err(FiErrno::ETOOSMALL);
+        }
+        Ok(())
+    }
+
+    /// Writes a connection event; as much of its data as fits.
+    ///
+    /// # Safety
+    /// The target is valid and was checked for `CM_ENTRY` bytes.
+    unsafe fn connection(self, event: u32, owner: Token, info: *mut fi_info, data: &[u8]) -> isize {
+        let count = data.len().min(self.len - CM_ENTRY);
+        // SAFETY: the caller's promise.
+        unsafe {
+            *self.event = event;
+            let entry = self.buf.cast::<fi_eq_cm_entry>();
+            (&raw mut (*entry).fid).write_unaligned(std::ptr::with_exposed_provenance_mut(owner.0));
+            (&raw mut (*entry).info).write_unaligned(info);
+            std::ptr::copy_nonoverlapping(
+                data.as_ptr(),
+                self.buf.cast::<u8>().add(CM_ENTRY),
+                count,
+            );
+        }
+        (CM_ENTRY + count).cast_signed()
+    }
+}
+
+/// Takes what the first event says, copying where no more is to be made of it.
+fn take(event: &mut Event, target: Target, peek: bool) -> Result<Taken> {
+    match event {
+        Event::ConnReq {
+            pep,
+            request,
+            data,
+            attachment,
+        } => {
+            target.checked(CM_ENTRY)?;
+            Ok(Taken::Request {
+                pep: *pep,
+                request: request.take(),
+                data: *data,
+                prepared: attachment.take(),
+            })
+        }
+        Event::Connected { ep, data } => {
+            target.checked(CM_ENTRY)?;
+            Ok(Taken::Connection {
+                event: FI_CONNECTED,
+                ep: *ep,
+                data: *data,
+            })
+        }
+        Event::Shutdown { ep } => {
+            target.checked(CM_ENTRY)?;
+            Ok(Taken::Connection {
+                event: FI_SHUTDOWN,
+                ep: *ep,
+                data: CmData::EMPTY,
+            })
+        }
+        Event::User { event, bytes, .. } => {
+            target.checked(bytes.len())?;
+            // SAFETY: `buf` has room for them.
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.buf.cast::<u8>(), bytes.len());
+            }
+            let _ = peek; // a copy leaves the event as it is
+            Ok(Taken::User(*event, bytes.len()))
+        }
+    }
+}
+
+impl Object<Eq> {
+    /// # Safety
+    /// The contract of fi_eq_read(3).
+    unsafe fn read_event(
+        &self,
+        target: Target,
+        flags: u64,
+        wait: Option<Option<Duration>>,
+    ) -> Result<isize> {
+        if target.event.is_null() || (target.buf.is_null() && target.len != 0) {
+            return Err(FiErrno::EINVAL);
+        }
+        if flags & !FI_PEEK != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let peek = flags & FI_PEEK != 0;
+        loop {
+            let taken = match wait {
+                None => self.engine.read(peek, |event| take(event, target, peek))?,
+                Some(timeout) => self
+                    .engine
+                    .sread(peek, timeout, |event| take(event, target, peek))?,
+            };
+            match taken {
+                Taken::User(event, length) => {
+                    // SAFETY: not NULL.
+                    unsafe { *target.event = event };
+                    return Ok(length.cast_signed());
+                }
+                Taken::Connection { event, ep, data } => {
+                    // SAFETY: checked in `take`.
+                    return Ok(unsafe {
+                        target.connection(event, ep, std::ptr::null_mut(), data.data())
+                    });
+                }
+                Taken::Request {
+                    pep,
+                    request,
+                    data,
+                    prepared,
+                } => {
+                    let prepared = match prepared.map(<Box<dyn Any + Send>>::downcast::<Prepared>) {
+                        Some(Ok(prepared)) => *prepared,
+                        _ => {
+                            // SAFETY: the token is the passive endpoint's fid; the engine gives no
+                            // event of one that is closed.
+                            match request.map(|request| unsafe { pep::request_info(pep, request) })
+                            {
+                                Some(Ok(info)) => Prepared(Info::into_raw(info)),
+                                other => {
+                                    let why =
+                                        other.and_then(Result::err).unwrap_or(FiErrno::EOTHER);
+                                    warning!(FI_LOG_EQ, "a connection request is refused: {why}");
+                                    self.drop_if_peeked(peek);
+                                    if matches!(wait, Some(Some(_))) {
+                                        return Err(FiErrno::EAGAIN);
+                                    }
+                                    continue;
+                                }
+                            }
+                        }
+                    };
+                    // SAFETY: checked in `take`.
+                    let length =
+                        unsafe { target.connection(FI_CONNREQ, pep, prepared.0, data.data()) };
+                    if peek {
+                        self.attach(prepared);
+                    } else {
+                        std::mem::forget(prepared); // the application's from now on
+                    }
+                    return Ok(length);
+                }
+            }
+        }
+    }
+
+    /// Puts what was made of a request back into its event, for the read that consumes it.
+    fn attach(&self, prepared: Prepared) {
+        let mut prepared = Some(prepared);
+        let _ = self.engine.read(true, |event| {
+            if let Event::ConnReq { attachment, .. } = event {
+                *attachment = prepared.take().map(|p| Box::new(p) as Box<dyn Any + Send>);
+            }
+            Ok(())
+        });
+    }
+
+    /// Removes the request that a peek found to be of no use.
+    fn drop_if_peeked(&self, peek: bool) {
+        if peek {
+            let _ = self.engine.read(false, |event| match event {
+                Event::ConnReq { request: None, .. } => Ok(()),
+                _ => Err(FiErrno::EAGAIN),
+            });
+        }
+    }
+}
+
+unsafe extern "C" fn read(
+    eq: *mut fid_eq,
+    event: *mut u32,
+    buf: *mut c_void,
+    len: usize,
+    flags: u64,
+) -> isize {
+    // SAFETY: a queue by the contract of fi_eq_read(3).
+    let eq = match unsafe { Object::<Eq>::checked(eq) } {
+        Ok(eq) => eq,
+        Err(errno) => return -(errno.code() as isize),
+    };
+    let target = Target { event, buf, len };
+    // SAFETY: as above.
+    guard::on(&eq.poison, || unsafe { eq.read_event(target, flags, None) })
+}
+
+unsafe extern "C" fn sread(
+    eq: *mut fid_eq,
+    event: *mut u32,
+    buf: *mut c_void,
+    len: usize,
+    timeout: c_int,
+    flags: u64,
+) -> isize {
+    // SAFETY: a queue by the contract of fi_eq_sread(3).
+    let eq = match unsafe { Object::<Eq>::checked(eq) } {
+        Ok(eq) => eq,
+        Err(errno) => return -(errno.code() as isize),
+    };
+    let target = Target { event, buf, len };
+    let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+    // SAFETY: as above.
+    guard::on(&eq.poison, || unsafe {
+        eq.read_event(target, flags, Some(timeout))
+    })
+}
+
+/// `fi_eq_readerr(3)`
+unsafe extern "C" fn readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: u64) -> isize {
+    // SAFETY: a queue by the contract of fi_eq_readerr(3).
+    let eq = match unsafe { Object::<Eq>::checked(eq) } {
+        Ok(eq) => eq,
+        Err(errno) => return -(errno.code() as isize),
+    };
+    guard::on(&eq.poison, || {
+        if buf.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let error = eq.engine.read_error()?;
+        let mut kept = eq.err_data.lock();
+        *kept = error.data;
+        let data = kept.data();
+        // SAFETY: not NULL; from 1.5 on `err_data` has `err_data_size` bytes where that isn't 0.
+        unsafe {
+            let owner: *mut fid = std::ptr::with_exposed_provenance_mut(error.owner.0);
+            (*buf).fid = owner;
+            (*buf).context = if owner.is_null() {
+                std::ptr::null_mut()
+            } else {
+                (*owner).context
+            };
+            (*buf).data = error.context as u64;
+            (*buf).err = error.err.code();
+            (*buf).prov_errno = error.prov_errno;
+            let sized = eq.api_version >= fi_version(1, 5);
+            if sized && (*buf).err_data_size != 0 {
+                let count = (*buf).err_data_size.min(data.len());
+                if !(*buf).err_data.is_null() {
+                    std::ptr::copy_nonoverlapping(data.as_ptr(), (*buf).err_data.cast(), count);
+                }
+                (*buf).err_data_size = count;
+            } else {
+                (*buf).err_data = data.as_ptr().cast_mut().cast();
+                (*buf).err_data_size = data.len();
+            }
+        }
+        Ok(size_of::<fi_eq_err_entry>().cast_signed())
+    })
+}
+
+/// `fi_eq_write(3)`
+unsafe extern "C" fn write(
+    eq: *mut fid_eq,
+    event: u32,
+    buf: *const c_void,
+    len: usize,
+    flags: u64,
+) -> isize {
+    // SAFETY: a queue by the contract of fi_eq_write(3).
+    let eq = match unsafe { Object::<Eq>::checked(eq) } {
+        Ok(eq) => eq,
+        Err(errno) => return -(errno.code() as isize),
+    };
+    guard::on(&eq.poison, || {
+        if !eq.writable || (buf.is_null() && len != 0) {
+            return Err(FiErrno::EINVAL);
+        }
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let bytes = if len == 0 {
+            &[][..]
+        } else {
+            // SAFETY: `buf` has `len` bytes.
+            unsafe { std::slice::from_raw_parts(buf.cast::<u8>(), len) }
+        };
+        eq.engine.write(event, bytes, Token(0));
+        Ok(len.cast_signed())
+    })
+}
+
+/// The connection manager's codes are errno values.
+unsafe extern "C" fn strerror(
+    _eq: *mut fid_eq,
+    prov_errno: c_int,
+    _err_data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    // SAFETY: strerror gives a C string; `buf` is NULL or has `len` bytes.
+    unsafe {
+        let text = libc::strerror(prov_errno);
+        copy_text(std::ffi::CStr::from_ptr(text), buf, len);
+        text
+    }
+}
+
+unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: a fid by the contract of fi_control(3).
+    let eq = match unsafe { Object::<Eq>::checked(handle) } {
+        Ok(eq) => eq,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&eq.poison, || {
+        // SAFETY: the argument that the command asks for.
+        unsafe { wait_control(command, arg, eq.engine.fd(), eq.engine.wait_kind()) }
+    })
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe { Object::<Eq>::close(handle, |_| Ok(()))? };
+        Ok(0)
+    })
+}

@@ -1,0 +1,19 @@
+//! The symbols that the shared object exports, and nothing else: `include/weft.h` is generated
+//! from this module.
+
+mod init;
+
+pub use init::{fi_prov_ini, weft_version};
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_checked_in_header_is_the_one_that_the_build_makes() {
+        let built = include_str!(concat!(env!("OUT_DIR"), "/weft.h"));
+        let kept = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../include/weft.h"));
+        assert!(
+            built == kept,
+            "include/weft.h is out of date: run `make header`"
+        );
+    }
+}

@@ -1,0 +1,132 @@
+//! `fid_fabric`: the network that domains, passive endpoints and event queues belong to.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+
+use crate::cq::Cq;
+use crate::domain;
+use crate::eq::{self, Eq};
+use crate::ffi::alloc::str_of;
+use crate::ffi::fid::{Kind, Object, Users};
+use crate::ffi::{guard, stub};
+use crate::pep;
+
+/// An open fabric.
+pub(crate) struct Fabric {
+    /// The API version that the application asked for: the layout of what it passes.
+    pub(crate) api_version: u32,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+static OPS: fi_ops_fabric = fi_ops_fabric {
+    domain: Some(domain::open),
+    passive_ep: Some(pep::open),
+    eq_open: Some(eq::open),
+    trywait: Some(trywait),
+    domain2: Some(domain::open2),
+    ..stub::fabric::<FI_ENOSYS>() // wait sets are deprecated and not offered
+};
+
+impl Kind for Fabric {
+    type C = fid_fabric;
+    const CLASS: usize = FI_CLASS_FABRIC;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_fabric) {
+        c.ops = (&raw const stub::closed::FABRIC).cast_mut();
+    }
+}
+
+/// The fid part of a new object.
+pub(crate) fn header(class: usize, ops: &'static fi_ops, context: *mut c_void) -> fid {
+    fid {
+        fclass: class,
+        context,
+        ops: std::ptr::from_ref(ops).cast_mut(),
+    }
+}
+
+/// The fabric behind a handle, and its user count.
+///
+/// # Errors
+/// `EINVAL`.
+///
+/// # Safety
+/// `fabric` is NULL or readable as a fid, and not closed while the reference lives.
+pub(crate) unsafe fn checked<'a>(
+    fabric: *mut fid_fabric,
+) -> Result<(&'a Object<Fabric>, &'a Arc<Users>)> {
+    // SAFETY: the caller's promise.
+    let fabric = unsafe { Object::<Fabric>::checked(fabric)? };
+    Ok((fabric, &fabric.users))
+}
+
+/// The provider's `fabric`: `fi_fabric(3)`.
+pub(crate) unsafe extern "C" fn fabric(
+    attr: *mut fi_fabric_attr,
+    out: *mut *mut fid_fabric,
+    context: *mut c_void,
+) -> c_int {
+    guard::entry(|| {
+        if attr.is_null() || out.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: not NULL, valid by the contract of fi_fabric(3); its size never changed.
+        let (name, api_version) = unsafe { (str_of((*attr).name), (*attr).api_version) };
+        let name = name.ok_or(FiErrno::EINVAL)?;
+        if !crate::getinfo::is_fabric(name) {
+            return Err(FiErrno::ENODATA);
+        }
+        let object = Object::open(
+            fid_fabric {
+                fid: header(FI_CLASS_FABRIC, &FID_OPS, context),
+                ops: (&raw const OPS).cast_mut(),
+                api_version,
+            },
+            Fabric { api_version },
+        );
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.as_ptr().cast() };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe { Object::<Fabric>::close(handle, |_| Ok(()))? };
+        Ok(0)
+    })
+}
+
+/// `fi_trywait(3)`: whether a thread may go to sleep on the descriptors of these objects.
+unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count: c_int) -> c_int {
+    guard::entry(|| {
+        // SAFETY: fids by the contract of fi_trywait(3).
+        unsafe { checked(fabric)? };
+        let count = usize::try_from(count).map_err(|_| FiErrno::EINVAL)?;
+        if count != 0 && fids.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        for index in 0..count {
+            // SAFETY: `fids` has `count` elements, each NULL or a fid.
+            unsafe {
+                let handle = *fids.add(index);
+                if let Ok(cq) = Object::<Cq>::checked(handle) {
+                    cq.engine.trywait()?;
+                } else {
+                    Object::<Eq>::checked(handle)?.engine.trywait()?;
+                }
+            }
+        }
+        Ok(0)
+    })
+}

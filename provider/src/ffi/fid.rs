@@ -1,0 +1,223 @@
+//! Objects that C code holds as fids: allocation, the check of a handle, the count of children, and
+//! closing.
+//!
+//! An [`Object`] starts with its C structure, so its address is the fid's. A fid is ours and open if
+//! its class is the wanted one and its `ops` is our table for it; closing puts tables of refusals in
+//! their place. The memory of a closed object outlives it for a while (the last [`QUARANTINE`]
+//! of them), because `fi_close` and its kin read `fid->ops` in the application: a second close finds
+//! the refusals and not somebody else's memory.
+
+use std::alloc::Layout;
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use libfabric_sys::{FI_CLASS_UNSPEC, fi_ops, fid};
+use parking_lot::Mutex;
+use weft::errno::{FiErrno, Result};
+
+use crate::ffi::guard::Poison;
+use crate::ffi::stub::closed;
+
+/// How many closed objects keep their memory.
+const QUARANTINE: usize = 1024;
+
+/// What makes a Rust type the body of a fid.
+pub(crate) trait Kind: Sized {
+    /// The C structure, whose first field is its `fid`.
+    type C;
+    /// `FI_CLASS_*`.
+    const CLASS: usize;
+    /// Our table of control operations for this kind; its address is how we know our own.
+    fn ops() -> &'static fi_ops;
+    /// Puts the tables of refusals into the other ops pointers.
+    fn retire(c: &mut Self::C);
+}
+
+/// An object of kind `K`. Its address is that of its fid.
+#[repr(C)]
+pub(crate) struct Object<K: Kind> {
+    /// The application reads it and may write `fid.context`.
+    c: UnsafeCell<K::C>,
+    pub(crate) poison: Poison,
+    pub(crate) users: Arc<Users>,
+    body: ManuallyDrop<K>,
+}
+
+// SAFETY: `c` is written by us only before the object is handed out and after it is closed, when the
+// application may no longer use it (fi_close(3)); the body answers for itself.
+unsafe impl<K: Kind + Sync + Send> Sync for Object<K> {}
+
+impl<K: Kind> Deref for Object<K> {
+    type Target = K;
+
+    #[inline(always)]
+    fn deref(&self) -> &K {
+        &self.body
+    }
+}
+
+impl<K: Kind> Object<K> {
+    /// Allocates an object and forgets it into its fid, to be ended by [`Object::close`].
+    pub(crate) fn open(c: K::C, body: K) -> NonNull<Self> {
+        match Self::open_with(|_| Ok::<_, std::convert::Infallible>((c, body))) {
+            Ok(object) => object,
+            Err(never) => match never {},
+        }
+    }
+
+    /// As [`Object::open`], for a body that must know the fid's address: `make` gets it, but may not
+    /// follow it.
+    ///
+    /// # Errors
+    /// Those of `make`; nothing is left behind.
+    pub(crate) fn open_with<E>(
+        make: impl FnOnce(*mut fid) -> std::result::Result<(K::C, K), E>,
+    ) -> std::result::Result<NonNull<Self>, E> {
+        const { assert!(std::mem::offset_of!(Self, c) == 0) };
+        let mut memory = Box::<Self>::new_uninit();
+        let (c, body) = make(memory.as_mut_ptr().cast())?;
+        let object = Box::write(
+            memory,
+            Self {
+                c: UnsafeCell::new(c),
+                poison: Poison::new(),
+                users: Arc::new(Users::default()),
+                body: ManuallyDrop::new(body),
+            },
+        );
+        // SAFETY: a Box is never NULL.
+        Ok(unsafe { NonNull::new_unchecked(Box::into_raw(object)) })
+    }
+
+    /// The object behind a handle, if it is one of ours, of this kind, and open.
+    ///
+    /// # Errors
+    /// `EINVAL` for NULL, a handle of another class or provider, and a closed one.
+    ///
+    /// # Safety
+    /// `handle` is NULL or points to readable memory that starts with a `fid`, and the object is not
+    /// closed while the reference lives.
+    pub(crate) unsafe fn checked<'a, T>(handle: *const T) -> Result<&'a Self> {
+        let handle = handle.cast::<fid>();
+        if handle.is_null() || !handle.is_aligned() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: readable by the caller's promise; fields are read one by one, without a reference.
+        let (class, ops) = unsafe { ((*handle).fclass, (*handle).ops) };
+        if class != K::CLASS || !std::ptr::eq(ops, K::ops()) {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: only `open` makes fids with this table, at the start of an `Object<K>`.
+        Ok(unsafe { &*handle.cast::<Self>() })
+    }
+
+    /// As [`Object::checked`], for the fast path: no check at all, as libfabric's own providers do.
+    ///
+    /// # Safety
+    /// `handle` is an open fid of this kind.
+    #[inline(always)]
+    pub(crate) unsafe fn assumed<'a, T>(handle: *const T) -> &'a Self {
+        // SAFETY: the application called through a table that only our objects carry.
+        unsafe { &*handle.cast::<Self>() }
+    }
+
+    /// Ends an object: refused while it has users, and untouched when `finish` refuses.
+    ///
+    /// # Errors
+    /// `EBUSY`, or that of `finish`.
+    ///
+    /// # Safety
+    /// As [`Object::checked`]; no other call on the object runs or follows.
+    pub(crate) unsafe fn close(
+        handle: *mut fid,
+        finish: impl FnOnce(&K) -> Result<()>,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let object = unsafe { Self::checked(handle)? };
+        object.users.close()?;
+        if let Err(errno) = finish(&object.body) {
+            object.users.reopen();
+            return Err(errno);
+        }
+        let object = handle.cast::<Self>();
+        // SAFETY: from here on the fid is ours alone; tables first, so that the handle is refused
+        // even if dropping the body panics.
+        unsafe {
+            let header = handle;
+            (*header).fclass = FI_CLASS_UNSPEC;
+            (*header).ops = (&raw const closed::FID).cast_mut();
+            K::retire(&mut *(*object).c.get());
+            ManuallyDrop::drop(&mut (*object).body);
+            std::ptr::drop_in_place(&raw mut (*object).users);
+        }
+        quarantine(object.cast(), Layout::new::<Self>());
+        Ok(())
+    }
+}
+
+/// Memory of closed objects, oldest first.
+static CLOSED: Mutex<VecDeque<(usize, Layout)>> = Mutex::new(VecDeque::new());
+
+fn quarantine(memory: *mut u8, layout: Layout) {
+    let mut list = CLOSED.lock();
+    list.push_back((memory.expose_provenance(), layout));
+    if list.len() > QUARANTINE
+        && let Some((oldest, layout)) = list.pop_front()
+    {
+        // SAFETY: `memory` came from a Box of that layout, its contents are dropped already, and
+        // this is the only place that frees it.
+        unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(oldest), layout) };
+    }
+}
+
+/// How many objects use this one. A closed one can't get new users.
+#[derive(Default)]
+pub(crate) struct Users(AtomicUsize);
+
+const CLOSED_MARK: usize = usize::MAX;
+
+impl Users {
+    /// Counts a user until the guard is dropped.
+    ///
+    /// # Errors
+    /// `EINVAL` if the object is being closed.
+    pub(crate) fn add(self: &Arc<Self>) -> Result<User> {
+        self.0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+                (n != CLOSED_MARK).then_some(n + 1)
+            })
+            .map(|_| User(Arc::clone(self)))
+            .map_err(|_| FiErrno::EINVAL)
+    }
+
+    fn close(&self) -> Result<()> {
+        self.0
+            .compare_exchange(0, CLOSED_MARK, Ordering::AcqRel, Ordering::Acquire)
+            .map(|_| ())
+            .map_err(|n| {
+                if n == CLOSED_MARK {
+                    FiErrno::EINVAL
+                } else {
+                    FiErrno::EBUSY
+                }
+            })
+    }
+
+    fn reopen(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// One use of another object, held by the user.
+pub(crate) struct User(Arc<Users>);
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,10 @@
+//! The C boundary: what every entry point goes through, and the only place that calls the host.
+
+pub(crate) mod alloc;
+pub(crate) mod fid;
+pub(crate) mod guard;
+pub(crate) mod host;
+pub(crate) mod log;
+pub(crate) mod nic;
+pub(crate) mod param;
+pub(crate) mod stub;

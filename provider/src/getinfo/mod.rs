@@ -1,0 +1,165 @@
+//! `fi_getinfo`: who can do what is asked, and how.
+
+mod build;
+mod hints;
+mod mr_mode;
+mod negotiate;
+mod offer;
+mod resolve;
+
+use std::ffi::{c_char, c_int};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use libfabric_sys::{FI_PROV_ATTR_ONLY, FI_RESCAN, fi_info};
+use weft::errno::{FiErrno, Result};
+use weft::verbs::Device;
+
+use crate::addr::Format;
+use crate::ffi::alloc::Info;
+use crate::ffi::guard;
+use crate::ffi::log::info;
+use crate::provider;
+use hints::Hints;
+use offer::Offer;
+
+/// The provider's `getinfo`. Unknown flags are let through: the core adds some of its own.
+pub(crate) unsafe extern "C" fn getinfo(
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const fi_info,
+    info: *mut *mut fi_info,
+) -> c_int {
+    guard::entry(|| {
+        if info.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: the arguments are as fi_getinfo(3) has them.
+        let list = unsafe {
+            let hints = Hints::read(hints)?;
+            let node = resolve::argument(node);
+            let service = resolve::argument(service);
+            find(version, node, service, flags, &hints)?
+        };
+        // SAFETY: not NULL, and where the answer goes.
+        unsafe { *info = link(list) };
+        Ok(0)
+    })
+}
+
+fn find(
+    version: u32,
+    node: Option<&std::ffi::CStr>,
+    service: Option<&std::ffi::CStr>,
+    flags: u64,
+    hints: &Hints,
+) -> Result<Vec<Info>> {
+    if flags & FI_PROV_ATTR_ONLY != 0 {
+        return Ok(vec![build::attributes_only()?]);
+    }
+    let paths = resolve::paths(node, service, flags, hints)?;
+    let mut list = Vec::new();
+    for device in provider::devices(flags & FI_RESCAN != 0) {
+        let offer = match Offer::of(&device) {
+            Ok(offer) => offer,
+            Err(errno) => {
+                info!(FI_LOG_FABRIC, "{} is left out: {errno}", device.name());
+                continue;
+            }
+        };
+        let Ok(terms) = negotiate::negotiate(version, hints, &offer) else {
+            continue;
+        };
+        for path in &paths {
+            for path in resolve::of_device(&device, offer.host_only, path, hints.format) {
+                list.push(build::info(version, hints, &offer, &terms, &path)?);
+            }
+        }
+    }
+    if list.is_empty() {
+        return Err(FiErrno::ENODATA);
+    }
+    Ok(list)
+}
+
+/// The `fi_info` of a connection request: what an endpoint that answers it is opened with. `seed` is the
+/// one that the passive endpoint was opened with; `handle` the request's fid.
+///
+/// # Errors
+/// `ENODATA`: the device can't give what the passive endpoint was opened for. `ENOMEM`.
+///
+/// # Safety
+/// `seed` is a valid `fi_info` of the host's release.
+pub(crate) unsafe fn for_request(
+    version: u32,
+    seed: *const fi_info,
+    device: &Arc<Device>,
+    local: SocketAddr,
+    peer: SocketAddr,
+    handle: usize,
+) -> Result<Info> {
+    // SAFETY: the caller's promise.
+    let mut hints = unsafe { Hints::read(seed)? };
+    hints.handle = handle;
+    if let Some(domain) = &mut hints.domain {
+        // A passive endpoint on a wildcard address takes requests from any device.
+        domain.name = None;
+    }
+    hints.fabric_name = None;
+    hints.nic_name = None;
+    hints.format = hints.format.or(Some(Format::native(&local)));
+    let offer = Offer::of(device)?;
+    let terms = negotiate::negotiate(version, &hints, &offer)?;
+    let path = resolve::Path {
+        src: Some(local),
+        dst: Some(peer),
+    };
+    build::info(version, &hints, &offer, &terms, &path)
+}
+
+/// Chains them and gives them away.
+fn link(list: Vec<Info>) -> *mut fi_info {
+    let mut head: *mut fi_info = std::ptr::null_mut();
+    for info in list.into_iter().rev() {
+        let info = info.into_raw();
+        // SAFETY: made by `Info`, hence live and ours.
+        unsafe { (*info).next = head };
+        head = info;
+    }
+    head
+}
+
+/// Whether a fabric of that name is there.
+pub(crate) fn is_fabric(name: &str) -> bool {
+    provider::devices(false)
+        .iter()
+        .any(|device| Offer::of(device).is_ok_and(|offer| offer.fabric_name == name))
+}
+
+pub(crate) use negotiate::Terms;
+pub(crate) use offer::{RX_OP_FLAGS, TX_OP_FLAGS};
+
+/// What an endpoint opened with `info` will be, and its longest message; `info` may be a filled-in one of
+/// ours or the application's own.
+///
+/// # Errors
+/// `EINVAL`: it asks for what the device doesn't have.
+///
+/// # Safety
+/// `info` is a valid `fi_info` of the host's release.
+pub(crate) unsafe fn check(
+    version: u32,
+    info: *const fi_info,
+    device: &Arc<Device>,
+) -> Result<(Terms, usize)> {
+    let open = |_| FiErrno::EINVAL;
+    // SAFETY: the caller's promise.
+    let mut hints = unsafe { Hints::read(info) }.map_err(open)?;
+    hints.fabric_name = None;
+    let offer = Offer::of(device)?;
+    // The modes of an info are those agreed upon, which the application has accepted.
+    let terms = negotiate::negotiate(version, &hints, &offer).map_err(open)?;
+    Ok((terms, offer.max_msg_size))
+}

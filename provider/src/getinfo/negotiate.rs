@@ -1,0 +1,275 @@
+//! Hints against what a device offers: what comes out is what the endpoint will really do.
+
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+
+use super::hints::{DomainHints, EpHints, Hints, Side};
+use super::mr_mode::{self, MrMode};
+use super::offer::{self, Offer};
+
+/// The outcome, as far as it depends on the hints.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) caps: u64,
+    pub(crate) tx_caps: u64,
+    pub(crate) rx_caps: u64,
+    pub(crate) mode: u64,
+    pub(crate) rx_mode: u64,
+    pub(crate) mr: MrMode,
+    pub(crate) tx_op_flags: u64,
+    pub(crate) rx_op_flags: u64,
+    pub(crate) tx_size: usize,
+    pub(crate) rx_size: usize,
+    pub(crate) inject_size: usize,
+    pub(crate) tx_iov_limit: usize,
+    pub(crate) rx_iov_limit: usize,
+    pub(crate) threading: u32,
+    pub(crate) control_progress: u32,
+    pub(crate) data_progress: u32,
+    pub(crate) cq_data_size: usize,
+}
+
+/// `Err(ENODATA)` unless `condition`: the hints ask for more than there is.
+fn need(condition: bool) -> Result<()> {
+    if condition {
+        Ok(())
+    } else {
+        Err(FiErrno::ENODATA)
+    }
+}
+
+fn subset(asked: u64, offered: u64) -> Result<()> {
+    need(asked & !offered == 0)
+}
+
+/// Matches hints and offer for an application of API `version`.
+///
+/// # Errors
+/// `ENODATA`: something asked for can't be had.
+pub(crate) fn negotiate(version: u32, hints: &Hints, offer: &Offer) -> Result<Terms> {
+    need(hints.prov_version <= crate::provider::version())?;
+    need(
+        hints
+            .fabric_name
+            .as_ref()
+            .is_none_or(|name| *name == offer.fabric_name),
+    )?;
+    need(
+        hints
+            .nic_name
+            .as_ref()
+            .is_none_or(|name| name == offer.device.name()),
+    )?;
+    let domain = hints.domain.clone().unwrap_or_default();
+    let tx = hints.tx.unwrap_or_default();
+    let rx = hints.rx.unwrap_or_default();
+    let ep = hints.ep.unwrap_or_default();
+
+    check_ep(&ep, offer)?;
+    check_domain(&domain, offer)?;
+    let caps = capabilities(hints.caps, tx.caps, rx.caps)?;
+    let mr = mr_mode::negotiate(version, hints)?;
+
+    // Remote CQ data of an RMA write arrives with a receive, so an application must support that
+    // mode to have both. Without it the data is left out, and an answer without data is honest.
+    let offered_mode = hints.mode.unwrap_or(!0);
+    let rx_offered = rx.mode.unwrap_or(offered_mode);
+    let wants_mode = caps.0 & FI_RMA != 0;
+    let has_mode = offered_mode & rx_offered & FI_RX_CQ_DATA != 0;
+    let rx_mode = if wants_mode && has_mode {
+        FI_RX_CQ_DATA
+    } else {
+        0
+    };
+    let cq_data_size = if wants_mode && !has_mode {
+        0
+    } else {
+        offer::CQ_DATA_SIZE
+    };
+    need(domain.cq_data_size <= cq_data_size)?;
+
+    check_side(&tx, offer::TX_OP_FLAGS)?;
+    check_side(&rx, offer::RX_OP_FLAGS)?;
+    need(tx.inject_size <= offer.inject.0)?;
+    need(tx.size <= offer.tx_size.0 && rx.size <= offer.rx_size.0)?;
+    need(tx.iov_limit <= offer.tx_iov_limit && rx.iov_limit <= offer.rx_iov_limit)?;
+    need(tx.rma_iov_limit <= 1)?;
+
+    Ok(Terms {
+        caps: caps.0,
+        tx_caps: caps.1,
+        rx_caps: caps.2,
+        mode: rx_mode | if mr.legacy_local { FI_LOCAL_MR } else { 0 },
+        rx_mode,
+        mr,
+        tx_op_flags: tx.op_flags,
+        rx_op_flags: rx.op_flags,
+        tx_size: chosen(tx.size, offer.tx_size.1),
+        rx_size: chosen(rx.size, offer.rx_size.1),
+        inject_size: tx.inject_size.max(offer.inject.1),
+        tx_iov_limit: offer.tx_iov_limit,
+        rx_iov_limit: offer.rx_iov_limit,
+        threading: if domain.threading == FI_THREAD_UNSPEC {
+            FI_THREAD_SAFE
+        } else {
+            domain.threading // we are safe, so any promise of the application will do
+        },
+        control_progress: progress(domain.control_progress),
+        data_progress: progress(domain.data_progress),
+        cq_data_size,
+    })
+}
+
+/// The application's wish, or our default: a queue costs memory, so not the greatest.
+fn chosen(asked: usize, default: usize) -> usize {
+    if asked == 0 { default } else { asked }
+}
+
+/// The device makes progress by itself; who promises to drive it loses nothing.
+fn progress(asked: u32) -> u32 {
+    match asked {
+        FI_PROGRESS_UNSPEC => FI_PROGRESS_AUTO,
+        asked => asked,
+    }
+}
+
+/// All, transmit and receive capabilities.
+///
+/// Primary ones come only as asked (all, if nothing is asked). Without a modifier each primary
+/// capability has all of its modifiers; with some, only those.
+fn capabilities(asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
+    subset(asked | tx | rx, offer::CAPS)?;
+    subset(
+        tx,
+        offer::PRIMARY_CAPS | offer::TX_MODIFIERS | offer::TX_SECONDARY | offer::DOMAIN_CAPS,
+    )?;
+    subset(
+        rx,
+        offer::PRIMARY_CAPS | offer::RX_MODIFIERS | offer::DOMAIN_CAPS,
+    )?;
+    // What a side asks for is asked for. (With caps 0, all is there already.)
+    let primary = match asked & offer::PRIMARY_CAPS {
+        0 if (tx | rx) & offer::PRIMARY_CAPS != 0 => (tx | rx) & offer::PRIMARY_CAPS,
+        0 => offer::PRIMARY_CAPS,
+        some => some,
+    };
+    subset((tx | rx) & offer::PRIMARY_CAPS, primary)?;
+    let belonging = |kind: u64, modifiers: u64| if primary & kind != 0 { modifiers } else { 0 };
+    let message = belonging(FI_MSG, FI_SEND | FI_RECV);
+    let rma = belonging(
+        FI_RMA,
+        FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
+    );
+    let given = asked & (offer::TX_MODIFIERS | offer::RX_MODIFIERS);
+    // A modifier of a capability that isn't there means nothing.
+    let narrowed = |all: u64| if given & all == 0 { all } else { given & all };
+    let modifiers = narrowed(message) | narrowed(rma);
+    let secondary = offer::DOMAIN_CAPS | (asked & offer::TX_SECONDARY);
+    let side = |wanted: u64, modifiers_of_side: u64, secondary_of_side: u64| {
+        let all = primary | (modifiers & modifiers_of_side) | (secondary & secondary_of_side);
+        let side_modifiers = wanted & modifiers_of_side;
+        if wanted & offer::PRIMARY_CAPS == 0 {
+            all
+        } else if side_modifiers == 0 {
+            all & (wanted | modifiers_of_side)
+        } else {
+            all & wanted
+        }
+    };
+    Ok((
+        primary | modifiers | secondary,
+        side(tx, offer::TX_MODIFIERS, offer::TX_SECONDARY),
+        side(rx, offer::RX_MODIFIERS, 0),
+    ))
+}
+
+fn check_side(side: &Side, op_flags: u64) -> Result<()> {
+    subset(side.op_flags, op_flags)?;
+    subset(side.msg_order, offer::MSG_ORDER)?;
+    subset(side.comp_order, offer::COMP_ORDER)
+}
+
+fn check_ep(ep: &EpHints, offer: &Offer) -> Result<()> {
+    need(matches!(ep.kind, FI_EP_UNSPEC | FI_EP_MSG))?;
+    need(ep.protocol == FI_PROTO_UNSPEC || ep.protocol == offer.protocol)?;
+    need(ep.protocol_version <= PROTOCOL_VERSION)?;
+    need(ep.max_msg_size <= offer.max_msg_size)?;
+    need(ep.msg_prefix_size == 0)?;
+    need(ep.max_order_raw <= offer.max_msg_size && ep.max_order_waw <= offer.max_msg_size)?;
+    need(ep.max_order_war == 0)?;
+    need(ep.tx_ctx_cnt <= 1 && ep.rx_ctx_cnt <= 1)?; // shared contexts are SIZE_MAX
+    need(ep.auth_key_size == 0)
+}
+
+/// Version of the format of connection data, as in `docs/protocol.md`.
+pub(crate) const PROTOCOL_VERSION: u32 = 1;
+
+fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
+    need(
+        domain
+            .name
+            .as_ref()
+            .is_none_or(|name| name == offer.device.name()),
+    )?;
+    need(domain.threading <= FI_THREAD_ENDPOINT)?;
+    need(domain.control_progress <= FI_PROGRESS_CONTROL_UNIFIED)?;
+    need(domain.data_progress <= FI_PROGRESS_MANUAL)?;
+    need(domain.resource_mgmt <= FI_RM_ENABLED)?;
+    need(domain.av_type <= FI_AV_TABLE)?; // connected endpoints use no vector at all
+    need(domain.mr_key_size <= offer::MR_KEY_SIZE)?;
+    subset(domain.caps, offer::DOMAIN_CAPS)?;
+    need(domain.auth_key_size == 0)?;
+    need(domain.cq_cnt <= offer.cq_cnt && domain.ep_cnt <= offer.ep_cnt)?;
+    need(domain.max_ep_tx_ctx <= 1 && domain.max_ep_rx_ctx <= 1)?;
+    need(domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx == 0)?;
+    need(domain.cntr_cnt == 0)?;
+    need(domain.mr_cnt <= offer.mr_cnt && domain.mr_iov_limit <= 1)?;
+    need(domain.max_err_data <= offer::MAX_ERR_DATA)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subset_of_capabilities_comes_back_whole_and_without_more_primaries() {
+        for asked in [
+            0,
+            FI_MSG,
+            FI_RMA,
+            FI_MSG | FI_RMA,
+            FI_MSG | FI_SEND,
+            FI_RMA | FI_WRITE | FI_REMOTE_READ,
+            FI_MSG | FI_RMA | FI_FENCE,
+        ] {
+            let (caps, tx, rx) = capabilities(asked, 0, 0).unwrap();
+            assert_eq!(caps & asked, asked);
+            if asked != 0 {
+                assert_eq!(caps & offer::PRIMARY_CAPS, asked & offer::PRIMARY_CAPS);
+            }
+            assert_eq!((tx | rx) & !caps, 0);
+            assert_eq!(tx & offer::RX_MODIFIERS, 0);
+            assert_eq!(rx & offer::TX_MODIFIERS, 0);
+        }
+    }
+
+    #[test]
+    fn modifiers_narrow_only_their_own_capability() {
+        let (caps, tx, rx) = capabilities(FI_MSG | FI_RMA | FI_SEND, 0, 0).unwrap();
+        assert_eq!(caps & FI_RECV, 0);
+        assert_eq!(
+            tx & (FI_SEND | FI_READ | FI_WRITE),
+            FI_SEND | FI_READ | FI_WRITE
+        );
+        assert_eq!(rx & FI_REMOTE_WRITE, FI_REMOTE_WRITE);
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        for asked in [FI_TAGGED, FI_ATOMIC, FI_MULTICAST, FI_HMEM, 1 << 62] {
+            assert_eq!(capabilities(asked, 0, 0), Err(FiErrno::ENODATA));
+        }
+        assert_eq!(capabilities(FI_MSG, FI_RMA, 0), Err(FiErrno::ENODATA));
+        assert_eq!(capabilities(0, FI_RECV, 0), Err(FiErrno::ENODATA));
+    }
+}

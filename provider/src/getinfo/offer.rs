@@ -1,0 +1,171 @@
+//! What a device can do, as `fi_getinfo` will say it: every limit comes from the device.
+
+use std::sync::Arc;
+
+use libfabric_sys::*;
+use weft::errno::Result;
+use weft::verbs::{Device, LinkLayer, Port};
+
+use crate::ffi::nic::Nic;
+use crate::ffi::param;
+
+/// What the endpoints of the first form of this device can do.
+pub(crate) const PRIMARY_CAPS: u64 = FI_MSG | FI_RMA;
+/// Which way the primary capabilities may be used.
+pub(crate) const TX_MODIFIERS: u64 = FI_SEND | FI_READ | FI_WRITE;
+pub(crate) const RX_MODIFIERS: u64 = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
+/// Said without being asked: none of them costs anything. The embedded device reaches the emulated
+/// remote nodes of its host, so both kinds of peer are true of every device.
+pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
+/// Secondary capabilities of the transmit side: verbs has a fence bit.
+pub(crate) const TX_SECONDARY: u64 = FI_FENCE;
+/// Everything that hints may ask for.
+pub(crate) const CAPS: u64 =
+    PRIMARY_CAPS | TX_MODIFIERS | RX_MODIFIERS | DOMAIN_CAPS | TX_SECONDARY;
+
+/// Operation flags that may be made a default. A verbs send completes when the peer's device has
+/// acknowledged it, which covers each of the three levels below it.
+pub(crate) const TX_OP_FLAGS: u64 =
+    FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
+pub(crate) const RX_OP_FLAGS: u64 = FI_COMPLETION;
+
+/// What a reliable connection keeps in order (IB specification, table of ordering rules): everything
+/// but what follows an RDMA read, which may still be under way.
+pub(crate) const MSG_ORDER: u64 = FI_ORDER_RAR
+    | FI_ORDER_RAW
+    | FI_ORDER_RAS
+    | FI_ORDER_WAW
+    | FI_ORDER_WAS
+    | FI_ORDER_SAW
+    | FI_ORDER_SAS
+    | FI_ORDER_RMA_RAR
+    | FI_ORDER_RMA_RAW
+    | FI_ORDER_RMA_WAW;
+/// Each queue completes in the order of its posts.
+pub(crate) const COMP_ORDER: u64 = FI_ORDER_STRICT;
+
+/// Bytes of an rkey.
+pub(crate) const MR_KEY_SIZE: usize = 4;
+/// Bytes of verbs' immediate data.
+pub(crate) const CQ_DATA_SIZE: usize = 4;
+
+/// A device and its limits.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    pub(crate) device: Arc<Device>,
+    /// Whether it only reaches this host's own addresses.
+    pub(crate) host_only: bool,
+    pub(crate) fabric_name: String,
+    pub(crate) protocol: u32,
+    pub(crate) max_msg_size: usize,
+    /// Greatest and default depth of the transmit queue.
+    pub(crate) tx_size: (usize, usize),
+    pub(crate) rx_size: (usize, usize),
+    /// Greatest and default inject size.
+    pub(crate) inject: (usize, usize),
+    pub(crate) tx_iov_limit: usize,
+    pub(crate) rx_iov_limit: usize,
+    pub(crate) cq_cnt: usize,
+    pub(crate) ep_cnt: usize,
+    pub(crate) mr_cnt: usize,
+    pub(crate) nic: Nic,
+}
+
+/// Depth of a queue and inject size unless hints or parameters say otherwise.
+const DEFAULT_DEPTH: usize = 384;
+const DEFAULT_INJECT: usize = 64;
+/// Bytes of `ibv_wc.vendor_err`, and the most private data that a rejection carries.
+pub(crate) const MAX_ERR_DATA: usize = weft::wire::cm_data::CM_DATA_SIZE;
+
+impl Offer {
+    /// Asks a device for its limits, as they are now.
+    ///
+    /// # Errors
+    /// Those of the device, when it is gone.
+    pub(crate) fn of(device: &Arc<Device>) -> Result<Self> {
+        let attr = device.attr();
+        let ports = (1..=attr.phys_port_cnt.max(1))
+            .filter_map(|number| device.port(number).ok())
+            .collect::<Vec<_>>();
+        let port = match ports.iter().find(|port| port.active).or(ports.first()) {
+            Some(port) => port.clone(),
+            None => device.port(1)?,
+        };
+        let host_only = std::ptr::eq(device.backend(), softverbs::backend());
+        let params = param::values();
+        let depth = |wanted: Option<usize>| {
+            let greatest = attr.max_qp_wr.max(1);
+            (greatest, wanted.unwrap_or(DEFAULT_DEPTH).clamp(1, greatest))
+        };
+        let max_inline = device.max_inline();
+        Ok(Self {
+            fabric_name: fabric_name(&port, host_only),
+            protocol: if attr.iwarp {
+                FI_PROTO_IWARP
+            } else {
+                FI_PROTO_RDMA_CM_IB_RC
+            },
+            max_msg_size: port.max_msg_size,
+            tx_size: depth(params.tx_size),
+            rx_size: depth(params.rx_size),
+            inject: (
+                max_inline,
+                params.inline_size.unwrap_or(DEFAULT_INJECT).min(max_inline),
+            ),
+            tx_iov_limit: attr.max_sge.min(attr.max_sge_rd.max(1)),
+            rx_iov_limit: attr.max_sge,
+            cq_cnt: attr.max_cq,
+            ep_cnt: attr.max_qp,
+            mr_cnt: attr.max_mr,
+            nic: nic_of(device, &port),
+            device: Arc::clone(device),
+            host_only,
+        })
+    }
+}
+
+/// The fabric is what can reach each other: an InfiniBand subnet, the Ethernet, or this host.
+fn fabric_name(port: &Port, host_only: bool) -> String {
+    if host_only {
+        return "softverbs".to_owned();
+    }
+    match (port.link_layer, port.gid) {
+        (LinkLayer::InfiniBand, Some(gid)) => {
+            let prefix = gid[..8]
+                .iter()
+                .fold(0_u64, |sum, byte| (sum << 8) | u64::from(*byte));
+            format!("IB-0x{prefix:016x}")
+        }
+        (LinkLayer::InfiniBand, None) => "IB".to_owned(),
+        _ => "Ethernet".to_owned(),
+    }
+}
+
+fn nic_of(device: &Arc<Device>, port: &Port) -> Nic {
+    let attr = device.attr();
+    let hex = |value: u32| Some(format!("0x{value:04x}"));
+    Nic {
+        name: Some(device.name().to_owned()),
+        device_id: hex(attr.vendor_part_id),
+        device_version: Some(attr.hw_ver.to_string()),
+        vendor_id: hex(attr.vendor_id),
+        driver: device.driver(),
+        firmware: (!attr.fw_ver.is_empty()).then(|| attr.fw_ver.clone()),
+        pci: device
+            .pci_address()
+            .map(|pci| (pci.domain, pci.bus, pci.device, pci.function)),
+        address: match (port.link_layer, port.gid) {
+            (LinkLayer::InfiniBand, _) if port.lid != 0 => Some(format!("0x{:04x}", port.lid)),
+            (_, Some(gid)) => Some(std::net::Ipv6Addr::from(gid).to_string()),
+            _ => None,
+        },
+        mtu: port.active_mtu,
+        speed: usize::try_from(port.speed).unwrap_or(usize::MAX),
+        up: Some(port.active),
+        network_type: match port.link_layer {
+            LinkLayer::InfiniBand => Some("InfiniBand".to_owned()),
+            LinkLayer::Ethernet => Some("Ethernet".to_owned()),
+            LinkLayer::Unspecified => None,
+        },
+    }
+}

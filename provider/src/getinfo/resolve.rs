@@ -1,0 +1,274 @@
+//! Where to and from where: node, service and address hints as pairs of addresses.
+
+use std::ffi::{CStr, c_char};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use libfabric_sys::{FI_NUMERICHOST, FI_SOURCE};
+use weft::errno::{FiErrno, Result};
+use weft::verbs::Device;
+
+use super::hints::Hints;
+use crate::addr::{self, Format};
+
+/// What an endpoint starts from and goes to, as far as it is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Path {
+    pub(crate) src: Option<SocketAddr>,
+    pub(crate) dst: Option<SocketAddr>,
+}
+
+/// The paths that node, service and hints mean, best first.
+///
+/// # Errors
+/// `ENODATA`: a name that doesn't resolve, or nothing of the wanted format. `EINVAL`: an address
+/// string together with a service.
+pub(crate) fn paths(
+    node: Option<&CStr>,
+    service: Option<&CStr>,
+    flags: u64,
+    hints: &Hints,
+) -> Result<Vec<Path>> {
+    let fits = |addr: &SocketAddr| hints.format.is_none_or(|format| format.fits(addr));
+    let found = if node.is_some() || service.is_some() {
+        let mut found = lookup(node, service, flags, hints.format)?;
+        found.retain(fits);
+        if found.is_empty() {
+            return Err(FiErrno::ENODATA);
+        }
+        Some(found)
+    } else {
+        None
+    };
+    Ok(match (found, flags & FI_SOURCE != 0) {
+        (Some(found), true) => found
+            .into_iter()
+            .map(|src| Path {
+                src: Some(src),
+                dst: hints.dst,
+            })
+            .collect(),
+        (Some(found), false) => found
+            .into_iter()
+            .map(|dst| Path {
+                src: hints.src,
+                dst: Some(dst),
+            })
+            .collect(),
+        (None, source) => vec![Path {
+            // With FI_SOURCE the hint is ignored, and nothing else says where from.
+            src: if source { None } else { hints.src },
+            dst: hints.dst,
+        }],
+    })
+}
+
+fn lookup(
+    node: Option<&CStr>,
+    service: Option<&CStr>,
+    flags: u64,
+    format: Option<Format>,
+) -> Result<Vec<SocketAddr>> {
+    if let Some(text) = node.and_then(|node| node.to_str().ok())
+        && addr::looks_like_str(text)
+    {
+        if service.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        return Ok(vec![addr::parse(text)?]);
+    }
+    // SAFETY: an all-zero addrinfo asks for nothing.
+    let mut wish: libc::addrinfo = unsafe { std::mem::zeroed() };
+    wish.ai_socktype = libc::SOCK_STREAM;
+    wish.ai_family = match format {
+        Some(Format::In) => libc::AF_INET,
+        Some(Format::In6) => libc::AF_INET6,
+        _ => libc::AF_UNSPEC,
+    };
+    if flags & FI_SOURCE != 0 {
+        wish.ai_flags |= libc::AI_PASSIVE;
+    }
+    if flags & FI_NUMERICHOST != 0 && node.is_some() {
+        wish.ai_flags |= libc::AI_NUMERICHOST;
+    }
+    let text = |text: Option<&CStr>| text.map_or(std::ptr::null(), CStr::as_ptr);
+    let mut list: *mut libc::addrinfo = std::ptr::null_mut();
+    // SAFETY: strings or NULL, not both NULL; `list` is writable.
+    let ret =
+        unsafe { libc::getaddrinfo(text(node), text(service), &raw const wish, &raw mut list) };
+    if ret != 0 {
+        return Err(FiErrno::ENODATA);
+    }
+    let mut found = Vec::new();
+    let mut entry = list;
+    while !entry.is_null() {
+        // SAFETY: a node of getaddrinfo's list, its address as long as it says.
+        let (addr, next) = unsafe {
+            let addr =
+                Format::Sockaddr.read((*entry).ai_addr.cast(), Some((*entry).ai_addrlen as usize));
+            (addr, (*entry).ai_next)
+        };
+        if let Ok(addr) = addr
+            && !found.contains(&addr)
+        {
+            found.push(addr);
+        }
+        entry = next;
+    }
+    // SAFETY: the list of getaddrinfo, freed once.
+    unsafe { libc::freeaddrinfo(list) };
+    // The wildcard of IPv4 first: an application that takes the first answer listens where most look.
+    found.sort_by_key(|addr| addr.ip().is_unspecified() && addr.is_ipv6());
+    Ok(found)
+}
+
+/// The address of this host that its routing would send from to `dst`.
+fn route(dst: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = if dst.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // Nothing is sent: connecting a datagram socket only looks the route up.
+    let mut dst = dst;
+    dst.set_port(dst.port().max(1));
+    socket.connect(dst).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// The paths of `device` among what was asked for: source addresses that are its own, destinations
+/// that it reaches.
+pub(crate) fn of_device(
+    device: &Arc<Device>,
+    host_only: bool,
+    path: &Path,
+    format: Option<Format>,
+) -> Vec<Path> {
+    if let Some(dst) = path.dst {
+        if dst.ip().is_unspecified() || (host_only && !device.has_address(dst.ip())) {
+            return Vec::new();
+        }
+        let src = match path.src {
+            Some(src) if !src.ip().is_unspecified() => src,
+            given => match route(dst) {
+                Some(ip) => SocketAddr::new(ip, given.map_or(0, |src| src.port())),
+                None => return Vec::new(),
+            },
+        };
+        if src.is_ipv4() != dst.is_ipv4() || !device.has_address(src.ip()) {
+            return Vec::new();
+        }
+        return vec![Path {
+            src: Some(src),
+            dst: Some(dst),
+        }];
+    }
+    match path.src {
+        Some(src) if src.ip().is_unspecified() => {
+            // A wildcard of a family that the device has an address of.
+            let has = |family: &dyn Fn(&SocketAddr) -> bool| {
+                device.addresses().iter().any(|own| family(&own.addr))
+            };
+            let fits = if src.is_ipv4() {
+                has(&|addr| addr.is_ipv4())
+            } else {
+                has(&|addr| addr.is_ipv6())
+            };
+            fits.then_some(*path).into_iter().collect()
+        }
+        Some(src) => device
+            .has_address(src.ip())
+            .then_some(*path)
+            .into_iter()
+            .collect(),
+        None => {
+            let mut own = device
+                .addresses()
+                .iter()
+                .map(|own| own.addr)
+                .filter(|addr| format.is_none_or(|format| format.fits(addr)))
+                .collect::<Vec<_>>();
+            own.sort_by_key(rank);
+            own.into_iter()
+                .map(|src| Path {
+                    src: Some(src),
+                    dst: None,
+                })
+                .collect()
+        }
+    }
+}
+
+/// Addresses that most peers can use come first.
+fn rank(addr: &SocketAddr) -> u8 {
+    match addr.ip() {
+        IpAddr::V4(ip) if ip.is_loopback() => 2,
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(ip) if ip.is_loopback() => 3,
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => 4,
+        IpAddr::V6(_) => 1,
+    }
+}
+
+/// A C string argument that may be NULL; an empty one counts as NULL.
+///
+/// # Safety
+/// `text` is NULL or a C string that outlives the result.
+pub(crate) unsafe fn argument<'a>(text: *const c_char) -> Option<&'a CStr> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_alone_is_the_wildcard_of_the_source() {
+        let paths = paths(None, Some(c"7471"), FI_SOURCE, &Hints::default()).unwrap();
+        assert_eq!(paths[0].src, Some("0.0.0.0:7471".parse().unwrap()));
+        assert_eq!(paths[0].dst, None);
+    }
+
+    #[test]
+    fn names_that_do_not_resolve_are_no_data() {
+        let hints = Hints::default();
+        assert_eq!(
+            paths(Some(c"no-such-host.invalid"), None, 0, &hints),
+            Err(FiErrno::ENODATA)
+        );
+        assert_eq!(
+            paths(Some(c"localhost"), None, FI_NUMERICHOST, &hints),
+            Err(FiErrno::ENODATA)
+        );
+        assert_eq!(
+            paths(
+                Some(c"::1"),
+                None,
+                0,
+                &Hints {
+                    format: Some(Format::In),
+                    ..Hints::default()
+                }
+            ),
+            Err(FiErrno::ENODATA)
+        );
+    }
+
+    #[test]
+    fn an_address_string_is_a_node() {
+        let hints = Hints::default();
+        let node = c"fi_sockaddr_in://10.1.2.3:99";
+        let paths_found = paths(Some(node), None, 0, &hints).unwrap();
+        assert_eq!(paths_found[0].dst, Some("10.1.2.3:99".parse().unwrap()));
+        assert_eq!(
+            paths(Some(node), Some(c"1"), 0, &hints),
+            Err(FiErrno::EINVAL)
+        );
+    }
+}

@@ -1,0 +1,233 @@
+//! `fid_mr`: registration of memory, `fi_mr(3)`.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use libc::iovec;
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+use weft::mr::{Access, Region, RegionConfig};
+
+use crate::domain::Domain;
+use crate::fabric::header;
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::log::warning;
+use crate::ffi::param::fault_point;
+use crate::ffi::{guard, stub};
+
+/// A registered region.
+pub(crate) struct Mr {
+    _region: Arc<Region>,
+    _domain: User,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    // Binding, enabling, refreshing and raw keys belong to mr_mode bits that are not offered.
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+impl Kind for Mr {
+    type C = fid_mr;
+    const CLASS: usize = FI_CLASS_MR;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_mr) {
+        c.mem_desc = std::ptr::null_mut();
+        c.key = FI_KEY_NOTAVAIL;
+    }
+}
+
+/// What a registration asks for.
+struct Wish {
+    addr: *const c_void,
+    len: usize,
+    access: u64,
+    offset: u64,
+    flags: u64,
+    context: *mut c_void,
+}
+
+/// # Safety
+/// `handle` is NULL or a fid; the memory is the application's (fi_mr(3)).
+unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_int {
+    // SAFETY: the caller's promise.
+    let domain = match unsafe { Object::<Domain>::checked(handle) } {
+        Ok(domain) => domain,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&domain.poison, || {
+        fault_point("mr_reg");
+        if out.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        if wish.flags != 0 {
+            // FI_RMA_EVENT, FI_RMA_PMEM, FI_HMEM_*, FI_MR_*: none of them is offered.
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let access = Access::from_bits(wish.access).ok_or(FiErrno::EINVAL)?;
+        if wish.offset != 0 {
+            return Err(FiErrno::EINVAL); // reserved, must be 0 (fi_mr(3))
+        }
+        let user = domain.users.add()?;
+        let config = RegionConfig {
+            addr: wish.addr,
+            len: wish.len,
+            access,
+        };
+        // SAFETY: the application keeps the memory until it closes the region (fi_mr(3)).
+        let region = unsafe { Region::register(&domain.engine, &config)? };
+        let object = Object::open(
+            fid_mr {
+                fid: header(FI_CLASS_MR, &FID_OPS, wish.context),
+                mem_desc: region.desc(),
+                key: region.key(),
+            },
+            Mr {
+                _region: region,
+                _domain: user,
+            },
+        );
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.as_ptr().cast() };
+        Ok(0)
+    })
+}
+
+/// `fi_mr_reg`. The requested key means nothing: keys are the provider's.
+pub(crate) unsafe extern "C" fn reg(
+    domain: *mut fid,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    offset: u64,
+    _requested_key: u64,
+    flags: u64,
+    out: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    let wish = Wish {
+        addr: buf,
+        len,
+        access,
+        offset,
+        flags,
+        context,
+    };
+    // SAFETY: the contract of fi_mr_reg(3).
+    unsafe { register(domain, &wish, out) }
+}
+
+/// The one buffer of a list: `mr_iov_limit` is 1.
+///
+/// # Safety
+/// `iov` is NULL or has `count` elements.
+unsafe fn single(iov: *const iovec, count: usize) -> Result<iovec> {
+    if iov.is_null() || count != 1 {
+        return Err(FiErrno::EINVAL);
+    }
+    // SAFETY: not NULL, one element.
+    Ok(unsafe { *iov })
+}
+
+/// `fi_mr_regv`
+pub(crate) unsafe extern "C" fn regv(
+    domain: *mut fid,
+    iov: *const iovec,
+    count: usize,
+    access: u64,
+    offset: u64,
+    _requested_key: u64,
+    flags: u64,
+    out: *mut *mut fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the contract of fi_mr_regv(3).
+    let iov = match unsafe { single(iov, count) } {
+        Ok(iov) => iov,
+        Err(errno) => return -errno.code(),
+    };
+    let wish = Wish {
+        addr: iov.iov_base,
+        len: iov.iov_len,
+        access,
+        offset,
+        flags,
+        context,
+    };
+    // SAFETY: as above.
+    unsafe { register(domain, &wish, out) }
+}
+
+/// `fi_mr_regattr`. The attributes have the layout of the application's API version.
+pub(crate) unsafe extern "C" fn regattr(
+    domain: *mut fid,
+    attr: *const fi_mr_attr,
+    flags: u64,
+    out: *mut *mut fid_mr,
+) -> c_int {
+    // SAFETY: the contract of fi_mr_regattr(3).
+    let wish = unsafe {
+        Object::<Domain>::checked(domain)
+            .and_then(|domain| read_attr(domain.api_version, attr, flags))
+    };
+    match wish {
+        // SAFETY: as above.
+        Ok(wish) => unsafe { register(domain, &wish, out) },
+        Err(errno) => -errno.code(),
+    }
+}
+
+/// # Safety
+/// `attr` is NULL or has the size that `fi_mr_attr` has in API `version`.
+unsafe fn read_attr(version: u32, attr: *const fi_mr_attr, flags: u64) -> Result<Wish> {
+    if attr.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    if flags != 0 {
+        return Err(FiErrno::EBADFLAGS);
+    }
+    // SAFETY: not NULL; fields are read only where the version has them.
+    unsafe {
+        let iov = single((*attr).__bindgen_anon_1.mr_iov, (*attr).iov_count)?;
+        if version >= fi_version(1, 5) && (*attr).auth_key_size != 0 {
+            return Err(FiErrno::EINVAL); // more than the domain's auth_key_size, which is 0
+        }
+        // The interface came with 1.10; before that nothing is behind the key.
+        if version >= fi_version(1, 10) && (*attr).iface != FI_HMEM_SYSTEM {
+            warning!(
+                FI_LOG_MR,
+                "memory interface {} is not available",
+                match (*attr).iface {
+                    FI_HMEM_CUDA => "FI_HMEM_CUDA",
+                    FI_HMEM_ROCR => "FI_HMEM_ROCR",
+                    FI_HMEM_ZE => "FI_HMEM_ZE",
+                    FI_HMEM_NEURON => "FI_HMEM_NEURON",
+                    FI_HMEM_SYNAPSEAI => "FI_HMEM_SYNAPSEAI",
+                    _ => "(unknown)",
+                }
+            );
+            return Err(FiErrno::ENOSYS);
+        }
+        if version >= fi_version(2, 0) && !(*attr).base_mr.is_null() {
+            return Err(FiErrno::ENOSYS); // sub-regions are not there yet
+        }
+        Ok(Wish {
+            addr: iov.iov_base,
+            len: iov.iov_len,
+            access: (*attr).access,
+            offset: (*attr).offset,
+            flags,
+            context: (*attr).context,
+        })
+    }
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe { Object::<Mr>::close(handle, |_| Ok(()))? };
+        Ok(0)
+    })
+}

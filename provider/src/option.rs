@@ -1,0 +1,115 @@
+//! `fi_getopt` and `fi_setopt` of endpoints, fi_endpoint(3).
+
+use std::ffi::{c_int, c_void};
+
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+use weft::wire::cm_data::CM_DATA_SIZE;
+
+use crate::ep::Ep;
+use crate::ffi::fid::Object;
+use crate::ffi::guard;
+use crate::pep::Pep;
+
+/// Answers with a `size_t`.
+///
+/// # Safety
+/// `len` is NULL or writable; `buf` is NULL or has `*len` bytes.
+unsafe fn answer(value: usize, buf: *mut c_void, len: *mut usize) -> Result<c_int> {
+    if len.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let room = len.replace(size_of::<usize>());
+        if room < size_of::<usize>() {
+            return Err(FiErrno::ETOOSMALL);
+        }
+        if buf.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        buf.cast::<usize>().write_unaligned(value);
+    }
+    Ok(0)
+}
+
+pub(crate) unsafe extern "C" fn getopt_pep(
+    handle: *mut fid,
+    level: c_int,
+    name: c_int,
+    buf: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    guard::entry(|| {
+        // SAFETY: the contract of fi_getopt(3).
+        unsafe { Object::<Pep>::checked(handle)? };
+        match (level.cast_unsigned(), name.cast_unsigned()) {
+            // SAFETY: as above.
+            (FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE) => unsafe { answer(CM_DATA_SIZE, buf, len) },
+            _ => Err(FiErrno::ENOPROTOOPT),
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn getopt(
+    handle: *mut fid,
+    level: c_int,
+    name: c_int,
+    buf: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    guard::entry(|| {
+        // SAFETY: the contract of fi_getopt(3).
+        let ep = unsafe { Object::<Ep>::checked(handle)? };
+        if level.cast_unsigned() != FI_OPT_ENDPOINT {
+            return Err(FiErrno::ENOPROTOOPT);
+        }
+        let value = match name.cast_unsigned() {
+            FI_OPT_CM_DATA_SIZE => CM_DATA_SIZE,
+            FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_RMA_SIZE => ep.max_msg_size,
+            FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_RMA_SIZE => ep.inject_size,
+            _ => return Err(FiErrno::ENOPROTOOPT),
+        };
+        // SAFETY: as above.
+        unsafe { answer(value, buf, len) }
+    })
+}
+
+/// Nothing can be set: what an endpoint has is agreed upon when it is opened.
+pub(crate) unsafe extern "C" fn setopt(
+    handle: *mut fid,
+    level: c_int,
+    name: c_int,
+    buf: *const c_void,
+    len: usize,
+) -> c_int {
+    guard::entry(|| {
+        // SAFETY: the contract of fi_setopt(3).
+        unsafe { Object::<Ep>::checked(handle)? };
+        if level.cast_unsigned() != FI_OPT_ENDPOINT {
+            return Err(FiErrno::ENOPROTOOPT);
+        }
+        match name.cast_unsigned() {
+            // No device memory is ever passed, so every choice of peer-to-peer transfers but
+            // requiring them is kept.
+            FI_OPT_FI_HMEM_P2P if len == size_of::<c_int>() && !buf.is_null() => {
+                // SAFETY: not NULL, of that size.
+                let wish = unsafe { buf.cast::<c_int>().read_unaligned() };
+                if wish.cast_unsigned() == FI_HMEM_P2P_REQUIRED {
+                    Err(FiErrno::EOPNOTSUPP)
+                } else {
+                    Ok(0)
+                }
+            }
+            FI_OPT_CUDA_API_PERMITTED | FI_OPT_SHARED_MEMORY_PERMITTED
+                if len == size_of::<bool>() && !buf.is_null() =>
+            {
+                Ok(0) // neither is used, permitted or not
+            }
+            FI_OPT_FI_HMEM_P2P | FI_OPT_CUDA_API_PERMITTED | FI_OPT_SHARED_MEMORY_PERMITTED => {
+                Err(FiErrno::EINVAL)
+            }
+            _ => Err(FiErrno::ENOPROTOOPT),
+        }
+    })
+}

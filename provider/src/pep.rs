@@ -1,0 +1,222 @@
+//! `fid_pep`: passive endpoints, which listen.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use libfabric_sys::layout::WithMainSlot;
+use libfabric_sys::*;
+use parking_lot::Mutex;
+use weft::Token;
+use weft::errno::{FiErrno, Result};
+use weft::msg::{ConnectRequest, PassiveEndpoint, PepConfig};
+
+use crate::addr::Format;
+use crate::eq::Eq;
+use crate::fabric::{self, header};
+use crate::ffi::alloc::{Info, str_of};
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::param;
+use crate::ffi::{guard, stub};
+use crate::{cm, connreq, getinfo, option, provider};
+
+/// An open passive endpoint.
+pub(crate) struct Pep {
+    pub(crate) engine: Arc<PassiveEndpoint>,
+    pub(crate) format: Format,
+    api_version: u32,
+    /// What it was opened with: requests are answered in kind.
+    seed: Seed,
+    eq: Mutex<Option<User>>,
+    _fabric: User,
+}
+
+struct Seed(Info);
+
+// SAFETY: an fi_info is plain memory, and this one is never written again.
+unsafe impl Send for Seed {}
+// SAFETY: as above.
+unsafe impl Sync for Seed {}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    bind: Some(bind),
+    // FI_BACKLOG comes too late: the connection manager takes its backlog from the parameter.
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
+    getopt: Some(option::getopt_pep),
+    ..stub::ep_base::<FI_ENOSYS>()
+});
+
+impl Kind for Pep {
+    type C = fid_pep;
+    const CLASS: usize = FI_CLASS_PEP;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_pep) {
+        c.ops = (&raw const stub::closed::EP.base).cast_mut();
+        c.cm = (&raw const stub::closed::CM).cast_mut();
+    }
+}
+
+/// `fi_passive_ep(3)`
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut fid_fabric,
+    info: *mut fi_info,
+    out: *mut *mut fid_pep,
+    context: *mut c_void,
+) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fabric by the contract of fi_passive_ep(3).
+        let (fabric, users) = unsafe { fabric::checked(fabric)? };
+        if info.is_null() || out.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: `info` is a valid fi_info, its parts may be NULL.
+        let (kind, name, number, src, src_len) = unsafe {
+            let ep = (*info).ep_attr;
+            let domain = (*info).domain_attr;
+            (
+                if ep.is_null() { FI_EP_MSG } else { (*ep).type_ },
+                if domain.is_null() {
+                    None
+                } else {
+                    str_of((*domain).name)
+                },
+                (*info).addr_format,
+                (*info).src_addr,
+                (*info).src_addrlen,
+            )
+        };
+        if kind != FI_EP_MSG {
+            return Err(FiErrno::EINVAL); // the other types have nothing to listen for
+        }
+        let format = Format::of(number)?.unwrap_or(Format::Sockaddr);
+        let addr = if src.is_null() {
+            None
+        } else {
+            // SAFETY: an address of that format, by the contract of fi_info.
+            Some(unsafe { format.read(src, (src_len != 0).then_some(src_len))? })
+        };
+        let device = provider::devices(false)
+            .into_iter()
+            .find(|device| name.is_none_or(|name| name == device.name()))
+            .ok_or(FiErrno::ENODEV)?;
+        let user = users.add()?;
+        // SAFETY: `info` is a valid fi_info of the host's release.
+        let seed = Seed(unsafe { Info::duplicate(info)? });
+        // SAFETY: just made, and ours alone: a seed must not bring in addresses or a handle.
+        unsafe {
+            let seed = seed.0.as_ptr();
+            libc::free((*seed).src_addr);
+            libc::free((*seed).dest_addr);
+            (*seed).src_addr = std::ptr::null_mut();
+            (*seed).dest_addr = std::ptr::null_mut();
+            (*seed).src_addrlen = 0;
+            (*seed).dest_addrlen = 0;
+            (*seed).handle = std::ptr::null_mut();
+        }
+        let api_version = fabric.api_version;
+        let object = Object::open_with(|handle| {
+            let engine = PassiveEndpoint::open(
+                &device,
+                PepConfig {
+                    addr,
+                    backlog: param::values()
+                        .backlog
+                        .and_then(|backlog| usize::try_from(backlog).ok())
+                        .unwrap_or(0),
+                    token: Token(handle.expose_provenance()),
+                },
+            )?;
+            Ok::<_, FiErrno>((
+                fid_pep {
+                    fid: header(FI_CLASS_PEP, &FID_OPS, context),
+                    ops: (&raw const OPS.base).cast_mut(),
+                    cm: (&raw const cm::PEP_OPS).cast_mut(),
+                },
+                Pep {
+                    engine,
+                    format,
+                    api_version,
+                    seed,
+                    eq: Mutex::new(None),
+                    _fabric: user,
+                },
+            ))
+        })?;
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.as_ptr().cast() };
+        Ok(0)
+    })
+}
+
+/// The `fi_info` of a request that came in, its handle holding the request.
+///
+/// # Errors
+/// When nobody could answer it; the request is refused then.
+///
+/// # Safety
+/// `pep` is the token of an open passive endpoint.
+pub(crate) unsafe fn request_info(pep: Token, request: ConnectRequest) -> Result<Info> {
+    let handle: *mut fid = std::ptr::with_exposed_provenance_mut(pep.0);
+    // SAFETY: the caller's promise.
+    let pep = unsafe { Object::<Pep>::checked(handle)? };
+    let device = request.device().ok_or(FiErrno::ENODEV)?;
+    let (local, peer) = (request.local_addr()?, request.peer_addr()?);
+    let connreq = connreq::open(request).as_ptr().cast::<fid>();
+    // SAFETY: the seed is an fi_info of this host.
+    let info = unsafe {
+        getinfo::for_request(
+            pep.api_version,
+            pep.seed.0.as_ptr(),
+            &device,
+            local,
+            peer,
+            connreq.expose_provenance(),
+        )
+    };
+    if info.is_err() {
+        // SAFETY: made above and known to nobody else. It refuses the request.
+        let _ = unsafe { connreq::finish(connreq) };
+    }
+    info
+}
+
+unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    // SAFETY: fids by the contract of fi_pep_bind(3).
+    let pep = match unsafe { Object::<Pep>::checked(handle) } {
+        Ok(pep) => pep,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&pep.poison, || {
+        // SAFETY: as above.
+        let eq = unsafe { Object::<Eq>::checked(other)? };
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let mut bound = pep.eq.lock();
+        if bound.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        let user = eq.users.add()?;
+        pep.engine.bind_eq(&eq.engine)?;
+        *bound = Some(user);
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe {
+            Object::<Pep>::close(handle, |pep| {
+                pep.engine.close();
+                Ok(())
+            })?;
+        }
+        Ok(0)
+    })
+}
