@@ -1,0 +1,50 @@
+//! `softverbs`: an RDMA device in user space for the processes of one user on one host.
+//!
+//! It implements the exported functions of libibverbs and librdmacm, and fills the operation
+//! tables of `ibv_context`, so whoever speaks verbs can use it: through [`backend`], or linked as a
+//! drop-in `libibverbs.so.1`. `docs/softverbs.md` has the layout of what processes share, who
+//! writes what, and what happens when one of them dies.
+//!
+//! Lock order, outermost first: incoming ring, send queue, receive queue, completion queue,
+//! channel; outgoing ring and the waiting list are leaves. Nobody waits for another process
+//! while holding any of them.
+
+#[allow(unsafe_code, reason = "the C entry points of verbs")]
+pub mod abi;
+#[allow(unsafe_code, reason = "the C entry points of the connection manager")]
+mod cm;
+#[allow(unsafe_code, reason = "completion queues are C objects")]
+mod cq;
+#[allow(unsafe_code, reason = "channels are C objects")]
+mod events;
+#[allow(unsafe_code, reason = "peers' memory is reached by address")]
+mod peer;
+#[allow(unsafe_code, reason = "holds what the C objects point to")]
+mod process;
+#[allow(unsafe_code, reason = "queue pairs are C objects")]
+mod qp;
+#[allow(unsafe_code, reason = "memory regions are raw memory")]
+mod region;
+mod registry;
+#[allow(unsafe_code, reason = "rings lie in memory shared with other processes")]
+mod ring;
+#[allow(unsafe_code, reason = "segments are memory shared with other processes")]
+mod segment;
+#[allow(unsafe_code, reason = "lock and fences")]
+mod sync;
+#[allow(unsafe_code, reason = "system calls")]
+mod sys;
+
+use std::sync::OnceLock;
+
+use rdma_core_sys::Backend;
+
+/// The device as a table of functions. The same table on every call; opens nothing.
+pub fn backend() -> &'static Backend {
+    static BACKEND: OnceLock<Backend> = OnceLock::new();
+    BACKEND.get_or_init(|| Backend {
+        name: "softverbs",
+        verbs: *abi::verbs(),
+        cm: cm::table(),
+    })
+}

@@ -1,0 +1,234 @@
+//! Channels, queues and queue pairs: from C arguments to the modules that do the work.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use rdma_core_sys::*;
+
+use super::context::Context;
+use super::{guard, non_null, pointer, status};
+use crate::cq::{self, Cq, CqInit};
+use crate::events;
+use crate::qp::{self, QpInit};
+use crate::sys::{Errno, Res};
+
+pub(super) unsafe extern "C" fn create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
+    pointer(|| {
+        // SAFETY: the caller promises a live context.
+        let owner = unsafe { Context::from_ptr(context) };
+        events::create_channel(context, owner.live()?)
+    })
+}
+
+pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: the caller promises a live channel.
+    status(|| unsafe { events::destroy_channel(channel) })
+}
+
+pub(super) unsafe extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the caller promises a live channel and writable outputs.
+    match guard(|| unsafe { events::get_cq_event(channel, cq, cq_context) }) {
+        Ok(()) => 0,
+        Err(error) => {
+            error.set();
+            -1
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    // SAFETY: the caller promises a live queue.
+    unsafe { events::ack_cq_events(cq, count) };
+}
+
+pub(super) unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    pointer(|| {
+        // SAFETY: the caller promises a live context.
+        unsafe { Context::from_ptr(context) }.live()?;
+        let init = CqInit {
+            context,
+            cqe,
+            cq_context,
+            channel,
+            comp_vector,
+        };
+        // SAFETY: the caller promises a live context and channel.
+        unsafe { cq::create(&init) }.map(Cq::as_ptr)
+    })
+}
+
+pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: the caller promises a live queue.
+    status(|| cq::resize(unsafe { Cq::from_ptr(cq) }, cqe))
+}
+
+pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    status(|| {
+        // SAFETY: the caller promises a live queue.
+        if unsafe { Cq::from_ptr(cq) }.process().forked() {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { cq::destroy(cq) }
+    })
+}
+
+pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: the caller promises a live queue and room for as many completions.
+    guard(|| Ok(unsafe { cq::poll_cq(cq, most, wc) })).unwrap_or(-1)
+}
+
+pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the caller promises a live queue.
+    guard(|| Ok(unsafe { cq::req_notify(cq, solicited_only) })).unwrap_or(libc::EFAULT)
+}
+
+pub(super) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller promises a live queue pair and a valid chain.
+    guard(|| Ok(unsafe { qp::post_send(qp, wr, bad) })).unwrap_or(libc::EFAULT)
+}
+
+pub(super) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller promises a live queue pair and a valid chain.
+    guard(|| Ok(unsafe { qp::post_recv(qp, wr, bad) })).unwrap_or(libc::EFAULT)
+}
+
+pub(super) unsafe extern "C" fn create_qp(
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    pointer(|| {
+        non_null(pd)?;
+        non_null(init)?;
+        // SAFETY: the caller promises live objects and a valid structure.
+        unsafe {
+            Context::from_ptr((*pd).context).live()?;
+            let qp = qp::create(QpInit { pd, attr: *init })?;
+            (*init).cap = qp.capabilities();
+            Ok(qp.as_ptr())
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    pointer(|| {
+        non_null(init)?;
+        // SAFETY: the caller promises a live context and a valid structure.
+        unsafe {
+            Context::from_ptr(context).live()?;
+            let ex = &mut *init;
+            if ex.comp_mask != IBV_QP_INIT_ATTR_PD {
+                return Err(Errno(libc::EOPNOTSUPP));
+            }
+            non_null(ex.pd)?;
+            let attr = ibv_qp_init_attr {
+                qp_context: ex.qp_context,
+                send_cq: ex.send_cq,
+                recv_cq: ex.recv_cq,
+                srq: ex.srq,
+                cap: ex.cap,
+                qp_type: ex.qp_type,
+                sq_sig_all: ex.sq_sig_all,
+            };
+            let qp = qp::create(QpInit { pd: ex.pd, attr })?;
+            ex.cap = qp.capabilities();
+            Ok(qp.as_ptr())
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller promises a live queue pair and writable outputs.
+    status(|| unsafe { qp::query(qp, attr, init) })
+}
+
+pub(super) unsafe extern "C" fn modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    status(|| {
+        non_null(attr)?;
+        // SAFETY: the caller promises a live queue pair and valid attributes.
+        unsafe { qp::modify(qp, &*attr, mask.cast_unsigned()) }
+    })
+}
+
+pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: the caller promises a live queue pair.
+    status(|| unsafe { qp::destroy(qp) })
+}
+
+/// What datagrams and shared receive queues need comes with those queue pairs.
+fn unsupported<T>() -> Res<T> {
+    Err(Errno(libc::EOPNOTSUPP))
+}
+
+pub(super) unsafe extern "C" fn create_srq(
+    _pd: *mut ibv_pd,
+    _init: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    pointer(unsupported)
+}
+
+pub(super) unsafe extern "C" fn modify_srq(
+    _srq: *mut ibv_srq,
+    _attr: *mut ibv_srq_attr,
+    _mask: c_int,
+) -> c_int {
+    status(unsupported)
+}
+
+pub(super) unsafe extern "C" fn query_srq(_srq: *mut ibv_srq, _attr: *mut ibv_srq_attr) -> c_int {
+    status(unsupported)
+}
+
+pub(super) unsafe extern "C" fn destroy_srq(_srq: *mut ibv_srq) -> c_int {
+    status(unsupported)
+}
+
+pub(super) unsafe extern "C" fn create_ah(
+    _pd: *mut ibv_pd,
+    _attr: *mut ibv_ah_attr,
+) -> *mut ibv_ah {
+    pointer(unsupported)
+}
+
+pub(super) unsafe extern "C" fn destroy_ah(_ah: *mut ibv_ah) -> c_int {
+    status(unsupported)
+}
+
+pub(super) unsafe extern "C" fn attach_mcast(
+    _qp: *mut ibv_qp,
+    _gid: *const ibv_gid,
+    _lid: u16,
+) -> c_int {
+    status(unsupported)
+}

@@ -1,0 +1,61 @@
+//! Protection domains.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rdma_core_sys::{ibv_context, ibv_pd};
+
+use super::context::Context;
+use super::{pointer, status};
+use crate::sys::Errno;
+
+/// A protection domain. The C object comes first.
+#[repr(C)]
+pub(crate) struct Pd {
+    object: ibv_pd,
+    /// Unlike any other of this process.
+    pub(crate) number: u32,
+    /// Objects that were made in it.
+    pub(crate) children: AtomicU32,
+}
+
+impl Pd {
+    /// # Safety
+    /// `pd` must come from [`alloc_pd`] and be live.
+    pub(crate) unsafe fn from_ptr<'a>(pd: *mut ibv_pd) -> &'a Self {
+        // SAFETY: the C object is the first field; the caller promises the rest.
+        unsafe { &*pd.cast::<Self>() }
+    }
+}
+
+pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    pointer(|| {
+        // SAFETY: the caller promises a live context.
+        let owner = unsafe { Context::from_ptr(context) };
+        let number = owner.live()?.next_pd.fetch_add(1, Ordering::Relaxed);
+        owner.children.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::into_raw(Box::new(Pd {
+            object: ibv_pd {
+                context,
+                handle: number,
+            },
+            number,
+            children: AtomicU32::new(0),
+        }))
+        .cast())
+    })
+}
+
+pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    status(|| {
+        // SAFETY: the caller promises a live domain, whose context is live.
+        let (this, context) = unsafe { (Pd::from_ptr(pd), Context::from_ptr((*pd).context)) };
+        if this.children.load(Ordering::Relaxed) > 0 {
+            return Err(Errno(libc::EBUSY));
+        }
+        context.children.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: made by `Box::into_raw` in `alloc_pd`.
+        drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
+        Ok(())
+    })
+}

@@ -1,0 +1,400 @@
+//! Completion queues: private memory, filled by this process only.
+
+mod poll;
+
+pub(crate) use poll::{poll_cq, req_notify};
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use rdma_core_sys::{
+    IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex,
+};
+
+use crate::abi::Context;
+use crate::events::{Channel, Element};
+use crate::process::Process;
+use crate::segment::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, cq as layout};
+use crate::sync::{Guard, Lock};
+use crate::sys::{Errno, Res};
+
+/// Most entries that a queue may have.
+pub(crate) const MAX_CQE: i32 = 1 << 22;
+
+/// A completion, as it waits to be polled.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cqe {
+    pub(crate) wr_id: u64,
+    pub(crate) qp_num: u32,
+    pub(crate) src_qp: u32,
+    pub(crate) byte_len: u32,
+    /// As the wire has it.
+    pub(crate) imm: u32,
+    pub(crate) wc_flags: u32,
+    pub(crate) opcode: u32,
+    pub(crate) status: u32,
+    pub(crate) vendor_err: u32,
+    /// How many requests of that queue are done when this is polled, wrapping.
+    pub(crate) done: u32,
+    pub(crate) retires: Retires,
+}
+
+/// Which queue gets a place back when a completion is polled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Retires {
+    #[default]
+    Nothing,
+    Send,
+    Recv,
+}
+
+/// A completion queue. The C object comes first, so a pointer to it is one to this; the memory
+/// stays when the queue is destroyed, for the next one of its index.
+#[repr(C)]
+pub(crate) struct Cq {
+    object: UnsafeCell<ibv_cq_ex>,
+    index: u32,
+    process: AtomicPtr<Process>,
+    channel: AtomicPtr<Channel>,
+    /// What the application waits for, `ARMED_*`; the shared word only tells peers.
+    armed: AtomicU32,
+    /// Events that `ibv_get_cq_event` gave out.
+    events: AtomicU32,
+    asynchronous: AtomicU32,
+    /// Queue pairs and shared receive queues that complete here.
+    pub(crate) users: AtomicU32,
+    ring: Lock<Ring>,
+}
+
+// SAFETY: the C object is written by this crate only at creation, under its own mutex, or by the
+// thread that polls (`ibv_start_poll`), as verbs.h has it.
+unsafe impl Send for Cq {}
+// SAFETY: as above.
+unsafe impl Sync for Cq {}
+
+impl std::fmt::Debug for Cq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cq({})", self.index)
+    }
+}
+
+#[derive(Debug)]
+struct Ring {
+    entries: Box<[Cqe]>,
+    capacity: u32,
+    /// Wrapping counts.
+    head: u32,
+    tail: u32,
+    overrun: bool,
+}
+
+impl Ring {
+    fn new(capacity: u32) -> Res<Self> {
+        let size = capacity.next_power_of_two() as usize;
+        let mut entries = Vec::new();
+        entries
+            .try_reserve_exact(size)
+            .map_err(|_| Errno(libc::ENOMEM))?;
+        entries.resize(size, Cqe::default());
+        Ok(Self {
+            entries: entries.into_boxed_slice(),
+            capacity,
+            head: 0,
+            tail: 0,
+            overrun: false,
+        })
+    }
+
+    #[inline]
+    fn len(&self) -> u32 {
+        self.head.wrapping_sub(self.tail)
+    }
+
+    #[inline]
+    fn slot(&self, position: u32) -> usize {
+        position as usize & (self.entries.len() - 1)
+    }
+}
+
+impl Cq {
+    /// # Safety
+    /// `cq` must come from [`create`] and be live.
+    #[inline]
+    pub(crate) unsafe fn from_ptr<'a>(cq: *mut ibv_cq) -> &'a Self {
+        // SAFETY: the C object is the first field and begins as an `ibv_cq`; the memory stays.
+        unsafe { &*cq.cast::<Self>() }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut ibv_cq {
+        self.object.get().cast()
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    #[inline]
+    pub(crate) fn process(&self) -> &'static Process {
+        // SAFETY: set before the queue was handed out; processes are never freed.
+        unsafe { &*self.process.load(Ordering::Relaxed) }
+    }
+
+    fn channel(&self) -> Option<&Channel> {
+        // SAFETY: NULL, or a channel that can't be destroyed while this queue uses it.
+        unsafe { self.channel.load(Ordering::Relaxed).as_ref() }
+    }
+
+    fn context(&self) -> &Context {
+        // SAFETY: the context can't be closed before its queues are destroyed.
+        unsafe { Context::from_ptr((*self.as_ptr()).context) }
+    }
+
+    fn shared_armed(&self) -> &AtomicU32 {
+        self.process()
+            .segment
+            .map
+            .u32(layout::AT + layout::STRIDE * self.index as usize + layout::ARMED)
+    }
+
+    /// Adds a completion. `solicited` as the message has it; errors always are.
+    #[inline]
+    pub(crate) fn push(&self, cqe: Cqe, solicited: bool) {
+        let mut ring = self.ring.lock();
+        if ring.len() >= ring.capacity {
+            self.overrun(ring);
+            return;
+        }
+        let slot = ring.slot(ring.head);
+        ring.entries[slot] = cqe;
+        ring.head = ring.head.wrapping_add(1);
+        drop(ring);
+        if self.armed.load(Ordering::Relaxed) != ARMED_NOT {
+            self.notify(solicited || cqe.status != IBV_WC_SUCCESS);
+        }
+    }
+
+    #[cold]
+    fn overrun(&self, mut ring: Guard<'_, Ring>) {
+        let first = !std::mem::replace(&mut ring.overrun, true);
+        drop(ring);
+        if first {
+            self.asynchronous.fetch_add(1, Ordering::Relaxed);
+            self.context()
+                .events
+                .push(IBV_EVENT_CQ_ERR, Element::Cq(self.as_ptr()));
+        }
+    }
+
+    #[cold]
+    fn notify(&self, solicited: bool) {
+        let armed = self.armed.load(Ordering::Relaxed);
+        if armed == ARMED_SOLICITED && !solicited {
+            return;
+        }
+        if self.armed.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT {
+            self.shared_armed().store(ARMED_NOT, Ordering::Relaxed);
+            if let Some(channel) = self.channel() {
+                channel.push(self.index);
+            }
+        }
+    }
+
+    /// Tells peers again what the application waits for.
+    pub(crate) fn rearm(&self) {
+        let armed = self.armed.load(Ordering::Relaxed);
+        if armed != ARMED_NOT {
+            self.shared_armed().store(armed, Ordering::Relaxed);
+        }
+    }
+
+    /// `ibv_get_cq_event` gave an event out.
+    pub(crate) fn event_taken(&self) {
+        self.events.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Drops completions of a queue pair that is destroyed or reset.
+    pub(crate) fn purge(&self, qp_num: u32) {
+        let mut ring = self.ring.lock();
+        let mut to = ring.tail;
+        let mut from = ring.tail;
+        while from != ring.head {
+            let entry = ring.entries[ring.slot(from)];
+            // A shared receive queue's place must still be given back.
+            if entry.qp_num != qp_num {
+                let slot = ring.slot(to);
+                ring.entries[slot] = entry;
+                to = to.wrapping_add(1);
+            }
+            from = from.wrapping_add(1);
+        }
+        ring.head = to;
+    }
+
+    fn arm(&self, solicited_only: bool) {
+        let wanted = if solicited_only {
+            ARMED_SOLICITED
+        } else {
+            ARMED_ANY
+        };
+        // Asking for less does not take back what was asked for before.
+        let armed = self.armed.fetch_max(wanted, Ordering::AcqRel).max(wanted);
+        self.shared_armed().store(armed, Ordering::SeqCst);
+        let process = self.process();
+        process.will_sleep();
+        if let Some(channel) = self.channel() {
+            process.after_arming(&channel.pipe);
+        }
+    }
+}
+
+/// Attributes of a new queue.
+pub(crate) struct CqInit {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) cqe: i32,
+    pub(crate) cq_context: *mut c_void,
+    pub(crate) channel: *mut ibv_comp_channel,
+    pub(crate) comp_vector: i32,
+}
+
+/// `ibv_create_cq`.
+///
+/// # Errors
+/// `EINVAL` for a size or vector that is not offered, `ENOMEM`.
+///
+/// # Safety
+/// Context and channel must be live.
+pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
+    if init.cqe < 1 || init.cqe > MAX_CQE || init.comp_vector < 0 || init.comp_vector >= 1 {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: the caller promises a live context.
+    let context = unsafe { Context::from_ptr(init.context) };
+    let process = context.process;
+    let ring = Ring::new(init.cqe.cast_unsigned())?;
+    let cq = process
+        .cqs
+        .take(|index| Cq {
+            // SAFETY: all zeros is a value of it.
+            object: UnsafeCell::new(unsafe { std::mem::zeroed() }),
+            index,
+            process: AtomicPtr::new(std::ptr::null_mut()),
+            channel: AtomicPtr::new(std::ptr::null_mut()),
+            armed: AtomicU32::new(ARMED_NOT),
+            events: AtomicU32::new(0),
+            asynchronous: AtomicU32::new(0),
+            users: AtomicU32::new(0),
+            ring: Lock::new(Ring {
+                entries: Box::new([]),
+                capacity: 0,
+                head: 0,
+                tail: 0,
+                overrun: false,
+            }),
+        })
+        .ok_or(Errno(libc::ENOMEM))?;
+    let at = layout::AT + layout::STRIDE * cq.index as usize;
+    if let Err(error) = process.segment.back(at, layout::STRIDE) {
+        process.cqs.give(cq.index);
+        return Err(error);
+    }
+    cq.process
+        .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+    cq.armed.store(ARMED_NOT, Ordering::Relaxed);
+    cq.events.store(0, Ordering::Relaxed);
+    cq.asynchronous.store(0, Ordering::Relaxed);
+    cq.users.store(0, Ordering::Relaxed);
+    *cq.ring.lock() = ring;
+    let object = cq.as_ptr();
+    // SAFETY: the object is not handed out yet; mutex and condition are initialised in place.
+    unsafe {
+        (*object).context = init.context;
+        (*object).channel = init.channel;
+        (*object).cq_context = init.cq_context;
+        (*object).handle = cq.index;
+        (*object).cqe = init.cqe;
+        (*object).comp_events_completed = 0;
+        (*object).async_events_completed = 0;
+        libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
+        libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
+    }
+    let map = &process.segment.map;
+    map.u32(at + layout::ARMED)
+        .store(ARMED_NOT, Ordering::Relaxed);
+    cq.channel.store(init.channel.cast(), Ordering::Relaxed);
+    if let Some(channel) = cq.channel() {
+        map.u32(at + layout::DOORBELL)
+            .store(channel.pipe.read_fd().cast_unsigned(), Ordering::Relaxed);
+        map.u64(at + layout::DOORBELL_INODE)
+            .store(channel.pipe.inode(), Ordering::Relaxed);
+        channel.attach(cq.index);
+    }
+    context.children.fetch_add(1, Ordering::Relaxed);
+    Ok(cq)
+}
+
+/// `ibv_destroy_cq`: waits until the application has acknowledged every event that it got.
+///
+/// # Errors
+/// `EBUSY` while a queue pair completes here.
+///
+/// # Safety
+/// `cq` must be live, and is gone after success.
+pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
+    // SAFETY: the caller promises a live queue.
+    let this = unsafe { Cq::from_ptr(cq) };
+    if this.users.load(Ordering::Relaxed) > 0 {
+        return Err(Errno(libc::EBUSY));
+    }
+    let context = this.context();
+    if let Some(channel) = this.channel() {
+        channel.detach(this.index);
+    }
+    let unread = context.events.forget(Element::Cq(cq));
+    let events = this.events.load(Ordering::Relaxed);
+    let raised = this.asynchronous.load(Ordering::Relaxed);
+    // SAFETY: the object is live until its index is given back below.
+    unsafe {
+        libc::pthread_mutex_lock(&raw mut (*cq).mutex);
+        while (*cq).comp_events_completed != events
+            || (*cq).async_events_completed.wrapping_add(unread) != raised
+        {
+            libc::pthread_cond_wait(&raw mut (*cq).cond, &raw mut (*cq).mutex);
+        }
+        libc::pthread_mutex_unlock(&raw mut (*cq).mutex);
+        libc::pthread_mutex_destroy(&raw mut (*cq).mutex);
+        libc::pthread_cond_destroy(&raw mut (*cq).cond);
+    }
+    *this.ring.lock() = Ring::new(1)?;
+    this.armed.store(ARMED_NOT, Ordering::Relaxed);
+    this.channel.store(std::ptr::null_mut(), Ordering::Relaxed);
+    context.children.fetch_sub(1, Ordering::Relaxed);
+    this.process().cqs.give(this.index);
+    Ok(())
+}
+
+/// `ibv_resize_cq`.
+///
+/// # Errors
+/// `EINVAL` for a size that is not offered or less than what waits to be polled, `ENOMEM`.
+pub(crate) fn resize(cq: &Cq, cqe: i32) -> Res<()> {
+    if !(1..=MAX_CQE).contains(&cqe) {
+        return Err(Errno(libc::EINVAL));
+    }
+    let mut new = Ring::new(cqe.cast_unsigned())?;
+    let mut ring = cq.ring.lock();
+    if ring.len() > cqe.cast_unsigned() {
+        return Err(Errno(libc::EINVAL));
+    }
+    while ring.tail != ring.head {
+        let slot = new.slot(new.head);
+        new.entries[slot] = ring.entries[ring.slot(ring.tail)];
+        new.head += 1;
+        ring.tail = ring.tail.wrapping_add(1);
+    }
+    new.overrun = ring.overrun;
+    *ring = new;
+    // SAFETY: live; readers of `cqe` race with a resize in C as well.
+    unsafe { (*cq.as_ptr()).cqe = cqe };
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! `ibv_poll_cq` and `ibv_req_notify_cq`.
+
+use rdma_core_sys::{ibv_cq, ibv_wc};
+
+use super::{Cq, Cqe, Retires, Ring};
+use crate::process::Process;
+
+/// Takes at most `most` completions into `wc`; how many, or −1 after an overrun.
+///
+/// # Safety
+/// `cq` must be live and `wc` have room.
+pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32 {
+    // SAFETY: the caller promises a live queue.
+    let cq = unsafe { Cq::from_ptr(cq) };
+    let process = cq.process();
+    if process.forked() {
+        return -1;
+    }
+    let most = most.max(0).cast_unsigned();
+    // SAFETY: the caller promises room.
+    let got = unsafe { take(cq, process, most, wc) };
+    if got != 0 || most == 0 {
+        return got;
+    }
+    process.progress();
+    // SAFETY: as above.
+    unsafe { take(cq, process, most, wc) }
+}
+
+/// # Safety
+/// `wc` must have room for `most`.
+#[inline]
+unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
+    let mut ring = cq.ring.lock();
+    let count = ring.len().min(most);
+    for i in 0..count {
+        let cqe = next(&mut ring, process);
+        // SAFETY: `i` is below `most`.
+        unsafe { write(wc.add(i as usize), &cqe) };
+    }
+    if count == 0 && ring.overrun {
+        return -1;
+    }
+    count.cast_signed()
+}
+
+/// Takes the first completion, of which there is one.
+#[inline]
+fn next(ring: &mut Ring, process: &Process) -> Cqe {
+    let cqe = ring.entries[ring.slot(ring.tail)];
+    ring.tail = ring.tail.wrapping_add(1);
+    match cqe.retires {
+        Retires::Nothing => {}
+        Retires::Send => {
+            if let Some(qp) = process.qp_by_num(cqe.qp_num) {
+                qp.send_polled(cqe.done);
+            }
+        }
+        Retires::Recv => {
+            if let Some(qp) = process.qp_by_num(cqe.qp_num) {
+                qp.recv_polled(cqe.done);
+            }
+        }
+    }
+    cqe
+}
+
+/// # Safety
+/// `wc` must be writable.
+#[inline]
+unsafe fn write(wc: *mut ibv_wc, cqe: &Cqe) {
+    // SAFETY: the caller promises a writable structure; fields are written one by one as it is
+    // not initialised.
+    unsafe {
+        (&raw mut (*wc).wr_id).write(cqe.wr_id);
+        (&raw mut (*wc).status).write(cqe.status);
+        (&raw mut (*wc).opcode).write(cqe.opcode);
+        (&raw mut (*wc).vendor_err).write(cqe.vendor_err);
+        (&raw mut (*wc).byte_len).write(cqe.byte_len);
+        (&raw mut (*wc).__bindgen_anon_1)
+            .cast::<u32>()
+            .write(cqe.imm);
+        (&raw mut (*wc).qp_num).write(cqe.qp_num);
+        (&raw mut (*wc).src_qp).write(cqe.src_qp);
+        (&raw mut (*wc).wc_flags).write(cqe.wc_flags);
+        (&raw mut (*wc).pkey_index).write(0);
+        (&raw mut (*wc).slid).write(0);
+        (&raw mut (*wc).sl).write(0);
+        (&raw mut (*wc).dlid_path_bits).write(0);
+    }
+}
+
+/// `ibv_req_notify_cq`.
+///
+/// # Safety
+/// `cq` must be live.
+pub(crate) unsafe fn req_notify(cq: *mut ibv_cq, solicited_only: i32) -> i32 {
+    // SAFETY: the caller promises a live queue.
+    let cq = unsafe { Cq::from_ptr(cq) };
+    if cq.process().forked() {
+        return libc::EIO;
+    }
+    cq.arm(solicited_only != 0);
+    0
+}

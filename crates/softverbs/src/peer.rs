@@ -1,0 +1,242 @@
+//! Another process that has the device open (or this one itself, which is reached the same way).
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::registry::Entry;
+use crate::ring::{Header, Producer, RING_SIZE};
+use crate::segment::Mapping;
+use crate::segment::layout::{self, SEGMENT_SIZE, announce, cq, header};
+use crate::sync::{Lock, light_fence};
+use crate::sys::{self, Errno, Identity, PidFd, Res};
+
+/// How long a peer is taken to live after it was seen alive. A pid can't come back so soon.
+const FRESH_NS: u64 = 1_000_000;
+
+/// A process and what is mapped of it. Kept while a queue pair is connected to it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) identity: Identity,
+    pub(crate) slot: u32,
+    pub(crate) node: u32,
+    /// The peer's segment. Whatever it holds may be wrong.
+    pub(crate) map: Arc<Mapping>,
+    /// The peer runs barriers before it sleeps.
+    pub(crate) barriers: bool,
+    pidfd: PidFd,
+    checked: AtomicU64,
+    dead: AtomicBool,
+    out: Lock<Option<Outgoing>>,
+    doorbells: Mutex<Vec<Doorbell>>,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    producer: Producer,
+    /// What the peer opens through /proc.
+    _file: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Doorbell {
+    fd: RawFd,
+    inode: u64,
+    pipe: OwnedFd,
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Push {
+    Sent,
+    /// The ring is full; the peer will ring this process when it has room.
+    Full,
+    /// There is no memory for a ring.
+    NoMemory,
+}
+
+impl Peer {
+    /// Opens the process that the registry has in `slot`.
+    ///
+    /// # Errors
+    /// `ESRCH` where it has ended, `EACCES` where it can't be reached, `EPROTO` where its segment
+    /// is not one.
+    pub(crate) fn open(entry: &Entry, slot: u32, own_slot: u32) -> Res<Self> {
+        let pid = entry.identity.pid;
+        let pidfd = PidFd::open(pid)?;
+        let file = sys::open_fd_of(pid, entry.segment_fd, libc::O_RDWR)?;
+        if sys::sealed_size(&file)? != SEGMENT_SIZE {
+            return Err(Errno(libc::EPROTO));
+        }
+        let map = Mapping::new(&file, SEGMENT_SIZE)?;
+        let whole = map.u64(header::MAGIC).load(Ordering::Acquire) == layout::MAGIC
+            && map.u64(header::SIZE).load(Ordering::Relaxed) == SEGMENT_SIZE as u64
+            && map.u64(header::COOKIE).load(Ordering::Relaxed) == entry.identity.cookie;
+        if !whole {
+            return Err(Errno(libc::EPROTO));
+        }
+        // The pidfd is of the process that the registry means, not of a later one of that pid.
+        if sys::start_time(pid) != Some(entry.identity.start_time) {
+            return Err(Errno(libc::ESRCH));
+        }
+        map.u64(header::VISITORS + 8 * (own_slot as usize / 64))
+            .fetch_or(1 << (own_slot % 64), Ordering::SeqCst);
+        Ok(Self {
+            identity: entry.identity,
+            slot,
+            node: entry.node,
+            barriers: map.u32(header::BARRIERS).load(Ordering::Relaxed) == 1,
+            map: Arc::new(map),
+            pidfd,
+            checked: AtomicU64::new(0),
+            dead: AtomicBool::new(false),
+            out: Lock::new(None),
+            doorbells: Mutex::new(Vec::new()),
+        })
+    }
+
+    pub(crate) fn pidfd(&self) -> RawFd {
+        self.pidfd.fd()
+    }
+
+    /// Whether the process lives. Costs a system call once in a millisecond.
+    pub(crate) fn check_alive(&self) -> bool {
+        if self.dead.load(Ordering::Relaxed) {
+            return false;
+        }
+        let now = sys::now_ns();
+        if now.wrapping_sub(self.checked.load(Ordering::Relaxed)) < FRESH_NS {
+            return true;
+        }
+        if self.pidfd.alive() {
+            self.checked.store(now, Ordering::Relaxed);
+            return true;
+        }
+        false
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn mark_dead(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+    }
+
+    /// Puts a message into the ring towards the peer.
+    #[inline]
+    pub(crate) fn push(
+        &self,
+        own: (u32, u64),
+        header: &Header,
+        fill: impl FnOnce(*mut u8),
+    ) -> Push {
+        let mut out = self.out.lock();
+        let outgoing = match out.as_mut() {
+            Some(outgoing) => outgoing,
+            None => match self.make_ring(own) {
+                Ok(outgoing) => out.insert(outgoing),
+                Err(_) => return Push::NoMemory,
+            },
+        };
+        if outgoing.producer.push(header, fill) {
+            Push::Sent
+        } else {
+            outgoing.producer.wait();
+            Push::Full
+        }
+    }
+
+    #[cold]
+    fn make_ring(&self, (own_slot, own_cookie): (u32, u64)) -> Res<Outgoing> {
+        let file = sys::memfd_create(c"softverbs-ring", RING_SIZE)?;
+        sys::fallocate(file.as_raw_fd(), 0, RING_SIZE)?;
+        let producer = Producer::new(Mapping::new(&file, RING_SIZE)?, own_cookie);
+        let at = announce::AT + announce::STRIDE * own_slot as usize;
+        self.map
+            .u32(at + announce::FD)
+            .store(file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
+        self.map
+            .u64(at + announce::COOKIE)
+            .store(own_cookie, Ordering::Release);
+        self.map
+            .u32(header::ANNOUNCED)
+            .fetch_add(1, Ordering::SeqCst);
+        Ok(Outgoing {
+            producer,
+            _file: file,
+        })
+    }
+
+    /// Wakes who sleeps on one of the peer's completion queues, after a message for it was
+    /// published.
+    #[inline]
+    pub(crate) fn notify_cq(&self, index: u32, solicited: bool) {
+        light_fence(self.barriers);
+        let at = cq::AT + cq::STRIDE * (index as usize % layout::MAX_CQS);
+        let armed = self.map.u32(at + cq::ARMED).load(Ordering::Relaxed);
+        if armed == layout::ARMED_ANY || armed == layout::ARMED_SOLICITED && solicited {
+            self.ring_cq(at);
+        }
+    }
+
+    #[cold]
+    fn ring_cq(&self, at: usize) {
+        if self.map.u32(at + cq::ARMED).swap(0, Ordering::AcqRel) != 0 {
+            let fd = self.map.u32(at + cq::DOORBELL).load(Ordering::Relaxed);
+            let inode = self
+                .map
+                .u64(at + cq::DOORBELL_INODE)
+                .load(Ordering::Relaxed);
+            self.ring_doorbell(fd.cast_signed(), inode);
+        }
+    }
+
+    /// Wakes the peer, if it may sleep, so that it goes on with what waited for this process.
+    pub(crate) fn ring_process(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let sleeps = self.map.u32(header::SLEEPS);
+        if sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::AcqRel) != 0 {
+            let fd = self.map.u32(header::DOORBELL).load(Ordering::Relaxed);
+            let inode = self.map.u64(header::DOORBELL_INODE).load(Ordering::Relaxed);
+            self.ring_doorbell(fd.cast_signed(), inode);
+        }
+    }
+
+    fn ring_doorbell(&self, fd: RawFd, inode: u64) {
+        let mut doorbells = self
+            .doorbells
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(bell) = doorbells.iter().find(|b| b.fd == fd && b.inode == inode) {
+            sys::ring_fd(bell.pipe.as_raw_fd());
+            return;
+        }
+        // One that can't be opened belongs to a channel or process that is gone.
+        if let Ok(pipe) = sys::open_doorbell(self.identity.pid, fd, inode) {
+            sys::ring_fd(pipe.as_raw_fd());
+            doorbells.retain(|b| b.fd != fd);
+            doorbells.push(Doorbell { fd, inode, pipe });
+        }
+    }
+
+    /// Moves one of the peer's queue pairs to ERR, if it still is in the state that `word` says,
+    /// and tells the peer.
+    pub(crate) fn fail_qp(&self, at: usize, word: layout::StateWord, error_state: u32) {
+        let state = self.map.u64(at + layout::qp::STATE);
+        if state
+            .compare_exchange(
+                word.0,
+                word.with_state(error_state).0,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
+        {
+            self.map
+                .u32(header::ATTENTION)
+                .fetch_add(1, Ordering::SeqCst);
+            self.ring_process();
+        }
+    }
+}

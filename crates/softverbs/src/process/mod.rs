@@ -1,0 +1,210 @@
+//! This process as a part of the device: its segment, its peers, and the progress of everything
+//! that other processes can't do for it.
+//!
+//! There is one [`Process`] from the first `ibv_open_device` on, until the process ends; a forked
+//! child that opens the device gets one of its own.
+
+mod fork;
+mod incoming;
+mod pool;
+mod progress;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(crate) use pool::Pool;
+
+use crate::cq::Cq;
+use crate::peer::Peer;
+use crate::qp::Qp;
+use crate::region::Regions;
+use crate::registry::{Entry, Registry};
+use crate::segment::OwnSegment;
+use crate::segment::layout::{MAX_CQS, MAX_QPS, header};
+use crate::sync::{Lock, barriers_work};
+use crate::sys::{self, Epoll, Errno, Identity, Pipe, Res, Timer};
+
+/// Emulated nodes: what fits into the GID's and LID's part for it.
+pub(crate) const MAX_NODES: u32 = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) slot: u32,
+    pub(crate) node: u32,
+    pub(crate) identity: Identity,
+    pub(crate) segment: OwnSegment,
+    pub(crate) regions: Regions,
+    pub(crate) qps: Pool<Qp>,
+    pub(crate) cqs: Pool<Cq>,
+    /// Source of protection domain handles.
+    pub(crate) next_pd: AtomicU32,
+    registry: Registry,
+    peers: Mutex<HashMap<u32, Arc<Peer>>>,
+    incoming: incoming::Incoming,
+    /// Queue pairs whose first request waits for something.
+    waiting: Lock<Vec<u32>>,
+    waiting_count: AtomicU32,
+    attention_seen: AtomicU32,
+    /// Peers that ended, whose queue pairs do not know it yet.
+    graves: Mutex<Vec<Arc<Peer>>>,
+    graves_count: AtomicU32,
+    /// When the peers' lives were last looked at, in the processor's ticks.
+    liveness_tick: AtomicU64,
+    doorbell: Pipe,
+    timer: Timer,
+    /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
+    pub(crate) wake: Epoll,
+    fork: fork::Guard,
+}
+
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+static OPENING: Mutex<()> = Mutex::new(());
+
+impl Process {
+    /// This process, opened on the first call.
+    ///
+    /// # Errors
+    /// What the system says of making a segment or entering the registry.
+    pub(crate) fn open() -> Res<&'static Self> {
+        if let Some(process) = Self::current() {
+            return Ok(process);
+        }
+        let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(process) = Self::current() {
+            return Ok(process);
+        }
+        // Never dropped: objects of this process point to it, and so may its children's.
+        let process: &'static Self = Box::leak(Box::new(Self::create()?));
+        CURRENT.store(std::ptr::from_ref(process).cast_mut(), Ordering::Release);
+        Ok(process)
+    }
+
+    fn current() -> Option<&'static Self> {
+        let process = CURRENT.load(Ordering::Acquire);
+        // SAFETY: NULL, or a process that was leaked.
+        unsafe { process.as_ref() }.filter(|process| !process.forked())
+    }
+
+    fn create() -> Res<Self> {
+        let barriers = barriers_work();
+        let registry = Registry::open()?;
+        let identity = Identity {
+            pid: std::process::id(),
+            start_time: sys::own_start_time().ok_or(Errno(libc::ENODEV))?,
+            cookie: sys::random() | 1,
+        };
+        let node = emulated_node();
+        let segment = OwnSegment::create(identity.cookie, node, barriers)?;
+        let doorbell = Pipe::new()?;
+        let timer = Timer::new()?;
+        let wake = Epoll::new()?;
+        wake.add(doorbell.read_fd(), progress::TOKEN_DOORBELL)?;
+        wake.add(timer.fd(), progress::TOKEN_TIMER)?;
+        let map = &segment.map;
+        map.u32(header::DOORBELL)
+            .store(doorbell.read_fd().cast_unsigned(), Ordering::Relaxed);
+        map.u64(header::DOORBELL_INODE)
+            .store(doorbell.inode(), Ordering::Release);
+        let fork = fork::Guard::new()?;
+        let slot = registry.join(Entry {
+            identity,
+            segment_fd: segment.fd(),
+            node,
+        })?;
+        Ok(Self {
+            slot,
+            node,
+            identity,
+            segment,
+            regions: Regions::new(),
+            qps: Pool::new(2, MAX_QPS),
+            cqs: Pool::new(0, MAX_CQS),
+            next_pd: AtomicU32::new(1),
+            registry,
+            peers: Mutex::new(HashMap::new()),
+            incoming: incoming::Incoming::new(),
+            waiting: Lock::new(Vec::new()),
+            waiting_count: AtomicU32::new(0),
+            attention_seen: AtomicU32::new(0),
+            graves: Mutex::new(Vec::new()),
+            graves_count: AtomicU32::new(0),
+            liveness_tick: AtomicU64::new(0),
+            doorbell,
+            timer,
+            wake,
+            fork,
+        })
+    }
+
+    /// Whether this is a child of the process that the object belongs to: then nothing of it may
+    /// be touched.
+    #[inline]
+    pub(crate) fn forked(&self) -> bool {
+        self.fork.forked()
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<u32, Arc<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The living process in `slot`, opened if it was not.
+    ///
+    /// # Errors
+    /// `ESRCH` where there is none, or why it can't be reached.
+    pub(crate) fn peer(&self, slot: u32) -> Res<Arc<Peer>> {
+        if let Some(peer) = self.peers().get(&slot)
+            && peer.check_alive()
+        {
+            return Ok(Arc::clone(peer));
+        }
+        let entry = self.registry.lookup(slot).ok_or(Errno(libc::ESRCH))?;
+        // An older process of this slot is dealt with before its place is taken.
+        let old = self.peers().get(&slot).cloned();
+        if let Some(old) = old {
+            if old.identity == entry.identity && !old.is_dead() {
+                return Ok(old);
+            }
+            self.peers().remove(&slot);
+            self.request_burial(&old);
+        }
+        let peer = Arc::new(Peer::open(&entry, slot, self.slot)?);
+        let mut peers = self.peers();
+        let known = peers.entry(slot).or_insert_with(|| Arc::clone(&peer));
+        if Arc::ptr_eq(known, &peer) && slot != self.slot {
+            self.wake
+                .add(peer.pidfd(), progress::TOKEN_PEER | u64::from(slot))?;
+        }
+        Ok(Arc::clone(known))
+    }
+
+    /// Whether the process in `slot` may still do something.
+    pub(crate) fn lives(&self, slot: u32) -> bool {
+        self.registry.lookup(slot).is_some()
+    }
+
+    /// What a sender signs its ring with.
+    #[inline]
+    pub(crate) fn signature(&self) -> (u32, u64) {
+        (self.slot, self.identity.cookie)
+    }
+
+    /// A process that says of itself that it sleeps gets rung by those that supply what its
+    /// requests wait for. To be followed by a heavy fence and one more round of progress.
+    pub(crate) fn will_sleep(&self) {
+        self.segment
+            .map
+            .u32(header::SLEEPS)
+            .store(1, Ordering::SeqCst);
+    }
+}
+
+/// The emulated node that the environment asks for.
+pub(crate) fn emulated_node() -> u32 {
+    std::env::var("SOFTVERBS_NODE")
+        .ok()
+        .and_then(|node| node.parse().ok())
+        .filter(|&node| node < MAX_NODES)
+        .unwrap_or(0)
+}

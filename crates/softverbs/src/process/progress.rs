@@ -1,0 +1,207 @@
+//! What this process does whenever it polls, and before it sleeps.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use super::Process;
+use crate::peer::Peer;
+use crate::segment::layout::header;
+use crate::sync::heavy_fence;
+use crate::sys;
+
+pub(super) const TOKEN_DOORBELL: u64 = 1;
+pub(super) const TOKEN_TIMER: u64 = 2;
+/// With the slot in the lower half.
+pub(super) const TOKEN_PEER: u64 = 1 << 32;
+
+/// A cheap clock, for spacing out what costs more; about a nanosecond or less a tick.
+#[inline]
+fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of this architecture has it.
+    unsafe {
+        std::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    sys::now_ns()
+}
+
+/// About a millisecond of [`ticks`], more on slow clocks.
+const LIVENESS_TICKS: u64 = 2_000_000;
+
+impl Process {
+    /// Takes messages from the rings, goes on with requests that waited, and notices what peers
+    /// did and that they ended. Costs some loads where there is nothing to do, and a system
+    /// call about once in a millisecond.
+    #[inline]
+    pub(crate) fn progress(&self) {
+        self.drain_rings();
+        let attention = self
+            .segment
+            .map
+            .u32(header::ATTENTION)
+            .load(Ordering::Relaxed);
+        if attention != self.attention_seen.load(Ordering::Relaxed) {
+            self.attend(attention);
+        }
+        if self.waiting_count.load(Ordering::Relaxed) > 0 {
+            self.retry_waiting();
+        }
+        let now = ticks();
+        if now.wrapping_sub(self.liveness_tick.load(Ordering::Relaxed)) > LIVENESS_TICKS {
+            self.liveness_tick.store(now, Ordering::Relaxed);
+            self.look_at_peers();
+        }
+        if self.graves_count.load(Ordering::Relaxed) > 0 {
+            self.bury_all();
+        }
+    }
+
+    /// Peers moved queue pairs of this process to ERR; their owner does the rest.
+    #[cold]
+    fn attend(&self, attention: u32) {
+        self.attention_seen.store(attention, Ordering::Relaxed);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        for qp in self.qps.iter() {
+            qp.notice_failure();
+        }
+    }
+
+    /// Has a queue pair tried again at each progress. Its first request waits.
+    pub(crate) fn wait(&self, index: u32) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.contains(&index) {
+            waiting.push(index);
+            self.waiting_count
+                .store(waiting.len() as u32, Ordering::Relaxed);
+        }
+        drop(waiting);
+        self.will_sleep();
+        // What it waits for may have come before the peer could see that it is waited for.
+        heavy_fence();
+    }
+
+    #[cold]
+    fn retry_waiting(&self) {
+        let mut at = 0;
+        loop {
+            // One at a time: a request that completes may take other locks.
+            let Some(index) = self.waiting.lock().get(at).copied() else {
+                return;
+            };
+            let still = self.qps.get(index).is_some_and(|qp| qp.go_on());
+            if still {
+                at += 1;
+                continue;
+            }
+            let mut waiting = self.waiting.lock();
+            if let Some(position) = waiting.iter().position(|&i| i == index) {
+                waiting.swap_remove(position);
+            }
+            self.waiting_count
+                .store(waiting.len() as u32, Ordering::Relaxed);
+            drop(waiting);
+            // It may have begun to wait again in between.
+            if let Some(qp) = self.qps.get(index)
+                && qp.waits()
+            {
+                self.wait(index);
+                at += 1;
+            }
+        }
+    }
+
+    /// When the next waiting request gives up or tries again by itself; 0 for never.
+    fn next_deadline(&self) -> u64 {
+        let waiting = self.waiting.lock().clone();
+        waiting
+            .into_iter()
+            .filter_map(|index| self.qps.get(index)?.deadline())
+            .min()
+            .unwrap_or(0)
+    }
+
+    /// Finds out which peers have ended.
+    #[cold]
+    fn look_at_peers(&self) {
+        while let Ok((tokens, n)) = self.wake.wait(0) {
+            let mut any = false;
+            for &token in &tokens[..n] {
+                if token & TOKEN_PEER != 0 {
+                    let peer = self.peers().get(&(token as u32)).cloned();
+                    if let Some(peer) = peer {
+                        self.request_burial(&peer);
+                        any = true;
+                    }
+                }
+            }
+            if !any {
+                break;
+            }
+        }
+    }
+
+    /// Leaves an ended peer for the next progress to deal with. Takes no lock that the caller
+    /// may hold.
+    pub(crate) fn request_burial(&self, peer: &Arc<Peer>) {
+        peer.mark_dead();
+        self.wake.remove(peer.pidfd());
+        let mut peers = self.peers();
+        if peers.get(&peer.slot).is_some_and(|p| Arc::ptr_eq(p, peer)) {
+            peers.remove(&peer.slot);
+        }
+        drop(peers);
+        let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
+        if !graves.iter().any(|grave| Arc::ptr_eq(grave, peer)) {
+            graves.push(Arc::clone(peer));
+        }
+        self.graves_count
+            .store(graves.len() as u32, Ordering::Relaxed);
+        drop(graves);
+        // Whoever sleeps now has to do it.
+        self.doorbell.ring();
+    }
+
+    #[cold]
+    fn bury_all(&self) {
+        let graves = {
+            let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
+            self.graves_count.store(0, Ordering::Relaxed);
+            std::mem::take(&mut *graves)
+        };
+        for peer in graves {
+            // What it had sent before it ended was sent.
+            self.close_ring_of(&peer);
+            for qp in self.qps.iter() {
+                qp.peer_died(&peer);
+            }
+        }
+    }
+
+    /// To be called before sleeping on a set that [`Process::wake`] is in, after the caller armed
+    /// whatever wakes it: after it, nothing that is there already goes unnoticed.
+    pub(crate) fn prepare_sleep(&self) {
+        self.doorbell.drain();
+        self.drain_timer();
+        self.will_sleep();
+        heavy_fence();
+        self.look_at_peers();
+        self.progress();
+        while self.rings_ready() {
+            self.progress();
+        }
+        self.timer.arm(self.next_deadline());
+    }
+
+    fn drain_timer(&self) {
+        self.timer.arm(0);
+    }
+
+    /// After a completion queue was armed: a message that came before is not rung for any more.
+    pub(crate) fn after_arming(&self, pipe: &sys::Pipe) {
+        heavy_fence();
+        if self.rings_ready() {
+            pipe.ring();
+        }
+    }
+}

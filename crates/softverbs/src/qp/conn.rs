@@ -1,0 +1,198 @@
+//! What a sender knows about the other end's queue pair.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::{
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE,
+};
+
+use super::{Qp, SendQueue, entry_at};
+use crate::peer::Peer;
+use crate::segment::layout::{
+    Credit, SEGMENT_SIZE, StateWord, arena, desc, qp as layout, split_qp_num,
+};
+
+/// The other end as it was when its state word was read; copied once and checked.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) peer: Arc<Peer>,
+    /// Its entry in its owner's segment.
+    pub(super) at: usize,
+    pub(super) word: StateWord,
+    pub(super) pd: u32,
+    pub(super) recv_cq: u32,
+    desc_at: usize,
+    desc_mask: u32,
+    desc_stride: usize,
+}
+
+/// Why the other end can't be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unreachable {
+    /// It is not ready, and may become so.
+    Yet,
+    /// It never will be again.
+    Gone,
+}
+
+/// Whether an end takes messages in this state.
+#[inline]
+pub(super) fn receives(state: u32) -> bool {
+    matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE)
+}
+
+impl Connection {
+    /// Whether what was read is still true.
+    #[inline]
+    pub(super) fn current(&self) -> bool {
+        let word = self.peer.map.u64(self.at + layout::STATE);
+        word.load(Ordering::Acquire) == self.word.0 && !self.peer.is_dead()
+    }
+
+    #[inline]
+    pub(super) fn credit(&self) -> Credit {
+        Credit::from_word(
+            self.peer
+                .map
+                .u64(self.at + layout::CREDIT)
+                .load(Ordering::Acquire),
+        )
+    }
+
+    /// Asks the owner to ring when it posts a receive or changes the state. To be followed by a
+    /// heavy fence and one more look.
+    pub(super) fn ask_to_ring(&self) {
+        self.peer
+            .map
+            .u32(self.at + layout::WAITING)
+            .store(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn rnr_timer(&self) -> u32 {
+        self.peer
+            .map
+            .u32(self.at + layout::RNR_TIMER)
+            .load(Ordering::Relaxed)
+    }
+
+    /// Length of the receive with this number, or `None` where it can't be written.
+    pub(super) fn receive_len(&self, number: u32) -> Option<u32> {
+        let at = self.descriptor(number);
+        let map = &self.peer.map;
+        let pieces = map.u32(at + desc::PIECES).load(Ordering::Relaxed);
+        (pieces != desc::POISONED).then(|| map.u32(at + desc::TOTAL).load(Ordering::Relaxed))
+    }
+
+    /// The first `len` bytes of the receive with this number, as pieces of the owner's memory.
+    pub(super) fn receive_pieces(&self, number: u32, len: usize) -> Vec<libc::iovec> {
+        let at = self.descriptor(number);
+        let map = &self.peer.map;
+        let most = (self.desc_stride - desc::FIRST) / desc::PIECE;
+        let count = map.u32(at + desc::PIECES).load(Ordering::Relaxed) as usize;
+        let mut left = len;
+        let mut list = Vec::new();
+        for i in 0..count.min(most) {
+            let piece = at + desc::FIRST + desc::PIECE * i;
+            let addr = map.u64(piece).load(Ordering::Relaxed);
+            let room = map.u32(piece + 8).load(Ordering::Relaxed) as usize;
+            let take = room.min(left);
+            if take > 0 {
+                list.push(crate::sys::as_local(addr, take));
+                left -= take;
+            }
+        }
+        list
+    }
+
+    #[inline]
+    fn descriptor(&self, number: u32) -> usize {
+        self.desc_at + self.desc_stride * (number & self.desc_mask) as usize
+    }
+}
+
+impl Qp {
+    /// The other end, if it takes messages from this one now.
+    #[inline]
+    pub(super) fn reach(&self, sq: &mut SendQueue) -> Result<(), Unreachable> {
+        if sq.conn.as_ref().is_some_and(Connection::current) {
+            return Ok(());
+        }
+        self.reach_slowly(sq)
+    }
+
+    #[cold]
+    fn reach_slowly(&self, sq: &mut SendQueue) -> Result<(), Unreachable> {
+        let (slot, index) = split_qp_num(sq.dest);
+        if sq.peer.is_none() {
+            sq.peer = self.process().peer(slot).ok();
+        }
+        let Some(peer) = sq.peer.clone() else {
+            return Err(Unreachable::Yet);
+        };
+        if !peer.check_alive() {
+            // The queue pair goes to ERR with the request.
+            return Err(Unreachable::Gone);
+        }
+        if sq.dest_node.is_some_and(|node| node != peer.node) {
+            return Err(Unreachable::Yet);
+        }
+        let known = sq.conn.as_ref().map(|conn| conn.word.incarnation());
+        let conn = read(&peer, index, self.number())?;
+        if known != Some(conn.word.incarnation()) {
+            sq.claimed = 0;
+            sq.credit = Credit {
+                posted: 0,
+                least: 0,
+            };
+        }
+        sq.conn = Some(conn);
+        Ok(())
+    }
+
+    /// Asks the other end's owner, if there is one, to ring when its queue pair's state changes.
+    pub(super) fn ask_for_state(sq: &SendQueue) {
+        if let Some(peer) = &sq.peer {
+            let (_, index) = split_qp_num(sq.dest);
+            peer.map
+                .u32(entry_at(index) + layout::WAITING)
+                .store(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachable> {
+    let at = entry_at(index);
+    let map = &peer.map;
+    let word = StateWord(map.u64(at + layout::STATE).load(Ordering::Acquire));
+    match word.state() {
+        state if receives(state) && word.dest() == own => {}
+        IBV_QPS_ERR if word.dest() == own => return Err(Unreachable::Gone),
+        // Not connected yet, or to somebody else for now.
+        IBV_QPS_RESET | IBV_QPS_INIT => return Err(Unreachable::Yet),
+        _ => return Err(Unreachable::Yet),
+    }
+    let desc_at = map.u64(at + layout::DESC_AT).load(Ordering::Relaxed) as usize;
+    let count = map.u32(at + layout::DESC_COUNT).load(Ordering::Relaxed);
+    let desc_stride = map.u32(at + layout::DESC_STRIDE).load(Ordering::Relaxed) as usize;
+    let inside = count.is_power_of_two()
+        && desc_stride >= desc::stride(1)
+        && desc_stride.is_multiple_of(32)
+        && desc_stride <= 4096
+        && desc_at.is_multiple_of(32)
+        && (arena::AT..SEGMENT_SIZE).contains(&desc_at)
+        && count as usize <= (SEGMENT_SIZE - desc_at) / desc_stride;
+    if !inside {
+        return Err(Unreachable::Gone);
+    }
+    Ok(Connection {
+        peer: Arc::clone(peer),
+        at,
+        word,
+        pd: map.u32(at + layout::PD).load(Ordering::Relaxed),
+        recv_cq: map.u32(at + layout::RECV_CQ).load(Ordering::Relaxed),
+        desc_at,
+        desc_mask: count - 1,
+        desc_stride,
+    })
+}

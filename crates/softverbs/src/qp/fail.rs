@@ -1,0 +1,163 @@
+//! Queue pairs in ERR and RESET: flushing, and noticing what others did.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::{DESTROYED, Qp, RecvQueue, SendQueue};
+use crate::events::Element;
+use crate::peer::Peer;
+use crate::segment::layout::{Credit, StateWord, qp as layout};
+
+impl Qp {
+    /// Moves the queue pair to ERR and flushes both queues; the first waiting request, if there
+    /// is one, completes with `first`.
+    pub(super) fn fail(&self, sq: &mut SendQueue, first: ibv_wc_status) {
+        let mut rq = self.rq.lock();
+        self.fail_locked(sq, &mut rq, first);
+    }
+
+    pub(super) fn fail_locked(&self, sq: &mut SendQueue, rq: &mut RecvQueue, first: ibv_wc_status) {
+        if matches!(self.state(), IBV_QPS_RESET | DESTROYED) {
+            return;
+        }
+        self.set_state(IBV_QPS_ERR);
+        let error = StateWord(self.word.load(Ordering::Relaxed)).with_state(IBV_QPS_ERR);
+        self.map()
+            .u64(self.at() + layout::STATE)
+            .store(error.0, Ordering::Release);
+        self.word.store(error.0, Ordering::Relaxed);
+        let mut status = first;
+        while sq.executed != sq.head {
+            let stored = sq.stored[sq.executed as usize & (sq.stored.len() - 1)];
+            sq.executed = sq.executed.wrapping_add(1);
+            self.complete_send(sq, stored.wr_id, stored.opcode, status, 0);
+            status = IBV_WC_WR_FLUSH_ERR;
+        }
+        sq.wait = None;
+        sq.pushed = false;
+        while rq.next != rq.head {
+            let posted = rq.posted[rq.next as usize & (rq.posted.len() - 1)];
+            rq.next = rq.next.wrapping_add(1);
+            self.complete_recv(rq, posted.wr_id, IBV_WC_WR_FLUSH_ERR);
+        }
+        // The other end finds out at once, if it waits for this one.
+        self.wake_sender(rq.peer.as_ref());
+    }
+
+    /// Fails the queue pair for a reason that is not a request of its own.
+    #[cold]
+    pub(crate) fn fail_asynchronously(&self, event: ibv_event_type) {
+        let mut sq = self.sq.lock();
+        if matches!(self.state(), IBV_QPS_RESET | IBV_QPS_ERR | DESTROYED) {
+            return;
+        }
+        self.fail(&mut sq, IBV_WC_WR_FLUSH_ERR);
+        drop(sq);
+        self.raise(event);
+    }
+
+    pub(super) fn raise(&self, event: ibv_event_type) {
+        self.events.fetch_add(1, Ordering::Relaxed);
+        self.context()
+            .events
+            .push(event, Element::Qp(self.as_ptr()));
+    }
+
+    /// Follows a peer that moved the shared state to ERR.
+    pub(crate) fn notice_failure(&self) {
+        if self.state() == DESTROYED {
+            return;
+        }
+        let shared = StateWord(
+            self.map()
+                .u64(self.at() + layout::STATE)
+                .load(Ordering::Acquire),
+        );
+        let ours = StateWord(self.word.load(Ordering::Relaxed));
+        if shared.state() == IBV_QPS_ERR
+            && ours.state() != IBV_QPS_ERR
+            && shared.incarnation() == ours.incarnation()
+        {
+            self.fail_asynchronously(IBV_EVENT_QP_ACCESS_ERR);
+        }
+    }
+
+    /// The process of the other end has ended: the first waiting request was never answered.
+    pub(crate) fn peer_died(&self, peer: &Arc<Peer>) {
+        if self.state() == DESTROYED {
+            return;
+        }
+        let mut sq = self.sq.lock();
+        if !sq.peer.as_ref().is_some_and(|p| Arc::ptr_eq(p, peer)) {
+            return;
+        }
+        sq.peer = None;
+        sq.conn = None;
+        self.rq.lock().peer = None;
+        let live = matches!(
+            self.state(),
+            IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE
+        );
+        if live {
+            self.fail(&mut sq, IBV_WC_RETRY_EXC_ERR);
+            drop(sq);
+            self.raise(IBV_EVENT_QP_FATAL);
+        }
+    }
+
+    /// Empties both queues and takes back their completions; a new life begins.
+    pub(super) fn reset(&self) {
+        let mut sq = self.sq.lock();
+        let mut rq = self.rq.lock();
+        let old = StateWord(self.word.load(Ordering::Relaxed));
+        let word = StateWord::new(IBV_QPS_RESET, 0, 0, old.incarnation().wrapping_add(1));
+        let (map, at) = (self.map(), self.at());
+        map.u64(at + layout::STATE).store(word.0, Ordering::Release);
+        self.word.store(word.0, Ordering::Relaxed);
+        self.set_state(IBV_QPS_RESET);
+        map.u64(at + layout::CREDIT).store(
+            Credit {
+                posted: 0,
+                least: u32::MAX,
+            }
+            .to_word(),
+            Ordering::Release,
+        );
+        sq.head = 0;
+        sq.executed = 0;
+        sq.signaled = 0;
+        sq.claimed = 0;
+        sq.credit = Credit {
+            posted: 0,
+            least: 0,
+        };
+        sq.pushed = false;
+        sq.wait = None;
+        sq.peer = None;
+        sq.conn = None;
+        sq.dest = 0;
+        rq.head = 0;
+        rq.next = 0;
+        rq.least = u32::MAX;
+        rq.peer = None;
+        rq.dest = 0;
+        rq.incarnation = word.incarnation();
+        self.send_done.store(0, Ordering::Relaxed);
+        self.recv_done.store(0, Ordering::Relaxed);
+        for cq in [sq.cq, rq.cq] {
+            // SAFETY: NULL, or a completion queue, whose memory stays.
+            if let Some(cq) = unsafe { cq.as_ref() } {
+                cq.purge(self.number());
+            }
+        }
+        self.wake_sender(None);
+    }
+
+    pub(super) fn set_state(&self, state: u32) {
+        self.state.store(state, Ordering::Relaxed);
+        // SAFETY: live; `ibv_qp.state` is a hint that C code reads without a lock.
+        unsafe { (*self.as_ptr()).state = state };
+    }
+}

@@ -1,0 +1,266 @@
+//! Queue pairs.
+//!
+//! Both queues are private memory. The initiator runs a request when it is posted, or later when
+//! what it waited for is there ([`send`]); messages are turned into completions by the process
+//! that owns the receiving queue pair ([`recv`]). What peers see of a queue pair is its entry in
+//! the segment: one state word, and the receives that were posted.
+
+mod conn;
+mod fail;
+mod modify;
+mod object;
+mod recv;
+mod send;
+mod state;
+
+pub(crate) use modify::{modify, query};
+pub(crate) use object::{QpInit, create, destroy};
+pub(crate) use recv::{deliver, post_recv};
+pub(crate) use send::post_send;
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_core_sys::{ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge};
+
+use crate::abi::Context;
+use crate::cq::Cq;
+use crate::peer::Peer;
+use crate::process::Process;
+use crate::segment::Mapping;
+use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
+use crate::sync::Lock;
+
+/// Most requests in one queue.
+pub(crate) const MAX_WR: u32 = 1 << 15;
+/// Most pieces of one request.
+pub(crate) const MAX_SGE: u32 = 32;
+/// Most inline data.
+pub(crate) const MAX_INLINE: u32 = 1024;
+/// Longest message.
+pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
+
+/// A queue pair. The C object comes first, so a pointer to it is one to this; the memory stays
+/// when the queue pair is destroyed, for the next one of its index.
+#[repr(C)]
+pub(crate) struct Qp {
+    object: UnsafeCell<ibv_qp_ex>,
+    index: u32,
+    process: AtomicPtr<Process>,
+    /// `ibv_qp_state`, or [`DESTROYED`]. Changed while both queues are locked.
+    state: AtomicU32,
+    /// What the owner last stored in the shared state word.
+    word: AtomicU64,
+    /// Requests and receives that were polled, wrapping.
+    send_done: AtomicU32,
+    recv_done: AtomicU32,
+    /// Asynchronous events that were raised.
+    events: AtomicU32,
+    sq: Lock<SendQueue>,
+    rq: Lock<RecvQueue>,
+    attr: Mutex<Attributes>,
+}
+
+/// A state that no queue pair of the application is in.
+const DESTROYED: u32 = 0xff;
+
+// SAFETY: the C object is written by this crate only at creation and under its own mutex; the
+// application may not post or modify after destroying it (`ibv_create_qp(3)`).
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+impl std::fmt::Debug for Qp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Qp({})", self.index)
+    }
+}
+
+/// What `ibv_query_qp` tells back.
+struct Attributes {
+    attr: ibv_qp_attr,
+    init: ibv_qp_init_attr,
+}
+
+// SAFETY: the pointers in it are the application's own and only copied back to it.
+unsafe impl Send for Attributes {}
+
+/// The send queue.
+struct SendQueue {
+    max_wr: u32,
+    max_sge: u32,
+    max_inline: u32,
+    signal_all: bool,
+    kind: u32,
+    pd: u32,
+    cq: *const Cq,
+    /// Requests posted and requests executed, wrapping; those in between wait, and are in
+    /// `stored`.
+    head: u32,
+    executed: u32,
+    /// Where the last request with a completion ended.
+    signaled: u32,
+    stored: Box<[Stored]>,
+    sges: Box<[ibv_sge]>,
+    inline: Box<[u8]>,
+    /// The process that the other end belongs to, once it is known.
+    peer: Option<Arc<Peer>>,
+    conn: Option<conn::Connection>,
+    dest: u32,
+    /// Emulated node of the other end, by its address.
+    dest_node: Option<u32>,
+    /// Receives of the other end that were taken, wrapping.
+    claimed: u32,
+    credit: Credit,
+    /// The first waiting request's payload is in the receive already.
+    pushed: bool,
+    wait: Option<send::Wait>,
+    timeout: u8,
+    retry_cnt: u8,
+    rnr_retry: u8,
+}
+
+// SAFETY: the completion queue's memory is never freed.
+unsafe impl Send for SendQueue {}
+
+/// A request that waits.
+#[derive(Clone, Copy, Default)]
+struct Stored {
+    wr_id: u64,
+    opcode: u32,
+    flags: u32,
+    imm: u32,
+    rkey: u32,
+    remote_addr: u64,
+    pieces: u32,
+    inline_len: u32,
+}
+
+/// The receive queue.
+struct RecvQueue {
+    max_wr: u32,
+    max_sge: u32,
+    pd: u32,
+    kind: u32,
+    cq: *const Cq,
+    /// Receives posted and receives completed, wrapping.
+    head: u32,
+    next: u32,
+    posted: Box<[Posted]>,
+    sges: Box<[ibv_sge]>,
+    /// Descriptors for peers.
+    desc_at: usize,
+    desc_len: usize,
+    desc_stride: usize,
+    least: u32,
+    peer: Option<Arc<Peer>>,
+    dest: u32,
+    incarnation: u32,
+}
+
+// SAFETY: the completion queue's memory is never freed.
+unsafe impl Send for RecvQueue {}
+
+/// A posted receive.
+#[derive(Clone, Copy, Default)]
+struct Posted {
+    wr_id: u64,
+    total: u32,
+    pieces: u32,
+}
+
+impl Qp {
+    /// # Safety
+    /// `qp` must come from [`create`] and be live.
+    #[inline]
+    pub(crate) unsafe fn from_ptr<'a>(qp: *mut ibv_qp) -> &'a Self {
+        // SAFETY: the C object is the first field and begins as an `ibv_qp`; the memory stays.
+        unsafe { &*qp.cast::<Self>() }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut ibv_qp {
+        self.object.get().cast()
+    }
+
+    #[inline]
+    pub(crate) fn process(&self) -> &'static Process {
+        // SAFETY: set before the queue pair was handed out; processes are never freed.
+        unsafe { &*self.process.load(Ordering::Relaxed) }
+    }
+
+    fn context(&self) -> &Context {
+        // SAFETY: the context can't be closed before its queue pairs are destroyed.
+        unsafe { Context::from_ptr((*self.as_ptr()).context) }
+    }
+
+    #[inline]
+    fn number(&self) -> u32 {
+        crate::segment::layout::qp_num(self.process().slot, self.index)
+    }
+
+    #[inline]
+    fn state(&self) -> u32 {
+        self.state.load(Ordering::Relaxed)
+    }
+
+    fn attributes(&self) -> MutexGuard<'_, Attributes> {
+        self.attr.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    fn map(&self) -> &Mapping {
+        &self.process().segment.map
+    }
+
+    /// Where its entry is in a segment.
+    #[inline]
+    fn at(&self) -> usize {
+        entry_at(self.index)
+    }
+
+    /// A completion of the send queue was polled.
+    #[inline]
+    pub(crate) fn send_polled(&self, done: u32) {
+        self.send_done.store(done, Ordering::Release);
+    }
+
+    /// A completion of the receive queue was polled.
+    #[inline]
+    pub(crate) fn recv_polled(&self, done: u32) {
+        self.recv_done.store(done, Ordering::Release);
+    }
+
+    /// Makes a new state visible to peers. Where one of them moved the queue pair to ERR in the
+    /// meantime, that stays.
+    fn publish(&self, new: StateWord) -> bool {
+        let old = self.word.load(Ordering::Relaxed);
+        let shared = self.map().u64(self.at() + layout::STATE);
+        let done = shared
+            .compare_exchange(old, new.0, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
+        if done {
+            self.word.store(new.0, Ordering::Relaxed);
+        }
+        done
+    }
+}
+
+/// Where the entry of the queue pair with this index is in a segment.
+#[inline]
+fn entry_at(index: u32) -> usize {
+    layout::AT + layout::STRIDE * (index as usize % crate::segment::layout::MAX_QPS)
+}
+
+impl Process {
+    /// The queue pair of this number, if it is one of this process; it may be out of use.
+    #[inline]
+    pub(crate) fn qp_by_num(&self, num: u32) -> Option<&Qp> {
+        let (slot, index) = split_qp_num(num);
+        if slot == self.slot {
+            self.qps.get(index)
+        } else {
+            None
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! `ibv_modify_qp` and `ibv_query_qp`.
+
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::state::transition_allowed;
+use super::{Attributes, Qp};
+use crate::abi::gid;
+use crate::process::MAX_NODES;
+use crate::segment::layout::{StateWord, qp as layout, split_qp_num};
+use crate::sys::{Errno, Res};
+
+/// Access that peers may get through a queue pair.
+const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+/// `ibv_modify_qp`.
+///
+/// # Errors
+/// `EINVAL` for an illegal transition, a missing or surplus attribute, or a value out of range;
+/// the queue pair is as it was.
+///
+/// # Safety
+/// `qp` must be live, `attr` valid where `mask` says so.
+pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> Res<()> {
+    // SAFETY: the caller promises a live queue pair.
+    let this = unsafe { Qp::from_ptr(qp) };
+    if this.process().forked() {
+        return Err(Errno(libc::EIO));
+    }
+    // What a peer did to it comes first.
+    this.notice_failure();
+    let from = this.state();
+    if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from {
+        return Err(Errno(libc::EINVAL));
+    }
+    let to = if mask & IBV_QP_STATE != 0 {
+        attr.qp_state
+    } else {
+        from
+    };
+    // SAFETY: live, and the type never changes.
+    let kind = unsafe { (*qp).qp_type };
+    if !transition_allowed(kind, from, to, mask) {
+        return Err(Errno(libc::EINVAL));
+    }
+    check(attr, mask)?;
+    {
+        let mut attributes = this.attributes();
+        if to == IBV_QPS_RESET {
+            let cap = attributes.attr.cap;
+            // SAFETY: all zeros is a value of it.
+            attributes.attr = unsafe { std::mem::zeroed() };
+            attributes.attr.cap = cap;
+        }
+        remember(&mut attributes, attr, mask);
+    }
+    match to {
+        IBV_QPS_RESET => this.reset(),
+        IBV_QPS_ERR => this.fail(&mut this.sq.lock(), IBV_WC_WR_FLUSH_ERR),
+        _ => this.apply(attr, mask, to),
+    }
+    Ok(())
+}
+
+fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
+    let has = |bit: u32| mask & bit != 0;
+    let good = !(has(IBV_QP_PORT) && attr.port_num != 1)
+        && !(has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0)
+        && !(has(IBV_QP_ALT_PATH) && attr.alt_port_num > 1)
+        && !(has(IBV_QP_PATH_MTU) && !(IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu))
+        && !(has(IBV_QP_TIMEOUT) && attr.timeout > 31)
+        && !(has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7)
+        && !(has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7)
+        && !(has(IBV_QP_MIN_RNR_TIMER) && attr.min_rnr_timer > 31)
+        && !(has(IBV_QP_DEST_QPN) && attr.dest_qp_num >= 1 << 24)
+        && !(has(IBV_QP_MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > crate::abi::MAX_RD_ATOMIC)
+        && !(has(IBV_QP_MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > crate::abi::MAX_RD_ATOMIC)
+        && !(has(IBV_QP_AV) && !address_good(&attr.ah_attr));
+    if good {
+        Ok(())
+    } else {
+        Err(Errno(libc::EINVAL))
+    }
+}
+
+/// Whether an address vector leads to an emulated node of this host.
+pub(crate) fn address_good(ah: &ibv_ah_attr) -> bool {
+    if ah.port_num != 1 {
+        return false;
+    }
+    if ah.is_global != 0 {
+        (ah.grh.sgid_index as usize) < gid::TABLE && gid::node_of(&ah.grh.dgid).is_some()
+    } else {
+        node_by_lid(ah.dlid).is_some()
+    }
+}
+
+/// The node that an address vector names.
+pub(crate) fn node_of(ah: &ibv_ah_attr) -> Option<u32> {
+    if ah.is_global != 0 {
+        gid::node_of(&ah.grh.dgid)
+    } else {
+        node_by_lid(ah.dlid)
+    }
+}
+
+fn node_by_lid(lid: u16) -> Option<u32> {
+    (1..=MAX_NODES as u16)
+        .contains(&lid)
+        .then(|| u32::from(lid) - 1)
+}
+
+fn remember(attributes: &mut Attributes, attr: &ibv_qp_attr, mask: u32) {
+    let to = &mut attributes.attr;
+    macro_rules! copy {
+        ($($bit:ident: $($field:ident),+;)+) => {$(
+            if mask & $bit != 0 {
+                // SAFETY: plain data of one type.
+                unsafe { $((&raw mut to.$field).copy_from(&raw const attr.$field, 1);)+ }
+            }
+        )+};
+    }
+    copy! {
+        IBV_QP_ACCESS_FLAGS: qp_access_flags;
+        IBV_QP_PKEY_INDEX: pkey_index;
+        IBV_QP_PORT: port_num;
+        IBV_QP_QKEY: qkey;
+        IBV_QP_AV: ah_attr;
+        IBV_QP_PATH_MTU: path_mtu;
+        IBV_QP_TIMEOUT: timeout;
+        IBV_QP_RETRY_CNT: retry_cnt;
+        IBV_QP_RNR_RETRY: rnr_retry;
+        IBV_QP_RQ_PSN: rq_psn;
+        IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic;
+        IBV_QP_ALT_PATH: alt_ah_attr, alt_pkey_index, alt_port_num, alt_timeout;
+        IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
+        IBV_QP_SQ_PSN: sq_psn;
+        IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+        IBV_QP_PATH_MIG_STATE: path_mig_state;
+        IBV_QP_DEST_QPN: dest_qp_num;
+        IBV_QP_EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
+    }
+}
+
+impl Qp {
+    /// What it was created with.
+    pub(crate) fn capabilities(&self) -> ibv_qp_cap {
+        self.attributes().attr.cap
+    }
+
+    fn apply(&self, attr: &ibv_qp_attr, mask: u32, to: ibv_qp_state) {
+        let process = self.process();
+        // Before any lock: it may open a process.
+        let peer = (mask & IBV_QP_DEST_QPN != 0)
+            .then(|| process.peer(split_qp_num(attr.dest_qp_num).0).ok())
+            .flatten();
+        let mut sq = self.sq.lock();
+        let mut rq = self.rq.lock();
+        let from = self.state();
+        if mask & IBV_QP_DEST_QPN != 0 {
+            sq.dest = attr.dest_qp_num;
+            rq.dest = attr.dest_qp_num;
+            sq.peer.clone_from(&peer);
+            rq.peer = peer;
+        }
+        if mask & IBV_QP_AV != 0 {
+            sq.dest_node = node_of(&attr.ah_attr);
+        }
+        if mask & IBV_QP_TIMEOUT != 0 {
+            sq.timeout = attr.timeout;
+        }
+        if mask & IBV_QP_RETRY_CNT != 0 {
+            sq.retry_cnt = attr.retry_cnt;
+        }
+        if mask & IBV_QP_RNR_RETRY != 0 {
+            sq.rnr_retry = attr.rnr_retry;
+        }
+        if mask & IBV_QP_MIN_RNR_TIMER != 0 {
+            self.map()
+                .u32(self.at() + layout::RNR_TIMER)
+                .store(u32::from(attr.min_rnr_timer), Ordering::Relaxed);
+        }
+        let access = self.attributes().attr.qp_access_flags & REMOTE;
+        let old = StateWord(self.word.load(Ordering::Relaxed));
+        let word = StateWord::new(to, rq.dest, access, old.incarnation());
+        if self.publish(word) {
+            self.set_state(to);
+        }
+        // Senders may wait for this state.
+        self.wake_sender(rq.peer.as_ref());
+        drop(rq);
+        let waits = sq.executed != sq.head;
+        drop(sq);
+        if to == IBV_QPS_RTS && from == IBV_QPS_SQD && waits {
+            process.wait(self.index);
+            self.go_on();
+        }
+        if to == IBV_QPS_SQD && from == IBV_QPS_RTS && mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 {
+            // Requests run when they are posted, so the queue is drained already.
+            self.raise(IBV_EVENT_SQ_DRAINED);
+        }
+    }
+}
+
+/// `ibv_query_qp`.
+///
+/// # Safety
+/// `qp` must be live, both outputs writable.
+pub(crate) unsafe fn query(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    init: *mut ibv_qp_init_attr,
+) -> Res<()> {
+    // SAFETY: the caller promises a live queue pair.
+    let this = unsafe { Qp::from_ptr(qp) };
+    if this.process().forked() {
+        return Err(Errno(libc::EIO));
+    }
+    this.notice_failure();
+    let attributes = this.attributes();
+    // SAFETY: the caller promises writable outputs; plain data.
+    unsafe {
+        attr.copy_from(&raw const attributes.attr, 1);
+        (*attr).qp_state = this.state();
+        (*attr).cur_qp_state = this.state();
+        init.write(attributes.init);
+    }
+    Ok(())
+}

@@ -1,0 +1,340 @@
+//! Creating and destroying queue pairs.
+
+use std::cell::UnsafeCell;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use rdma_core_sys::{
+    IBV_QPS_RESET, IBV_QPT_RC, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sge,
+};
+
+use super::{
+    Attributes, DESTROYED, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue, Stored,
+    state,
+};
+use crate::abi::{Context, Pd};
+use crate::cq::Cq;
+use crate::events::Element;
+use crate::process::Process;
+use crate::segment::layout::{Credit, StateWord, desc, qp as layout};
+use crate::sync::Lock;
+use crate::sys::{Errno, Res, random};
+
+/// Attributes of a new queue pair.
+pub(crate) struct QpInit {
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) attr: ibv_qp_init_attr,
+}
+
+fn zeroed<T: Clone + Default>(count: usize) -> Res<Box<[T]>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count)
+        .map_err(|_| Errno(libc::ENOMEM))?;
+    list.resize(count, T::default());
+    Ok(list.into_boxed_slice())
+}
+
+impl SendQueue {
+    fn new(init: &ibv_qp_init_attr, pd: u32) -> Res<Self> {
+        let cap = &init.cap;
+        let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
+        let max_sge = cap.max_send_sge.max(1);
+        Ok(Self {
+            max_wr: cap.max_send_wr,
+            max_sge,
+            max_inline: cap.max_inline_data,
+            signal_all: init.sq_sig_all != 0,
+            kind: init.qp_type,
+            pd,
+            cq: init.send_cq.cast::<Cq>(),
+            head: 0,
+            executed: 0,
+            signaled: 0,
+            stored: zeroed::<Stored>(count)?,
+            sges: zeroed::<ibv_sge>(count * max_sge as usize)?,
+            inline: zeroed::<u8>(count * cap.max_inline_data as usize)?,
+            peer: None,
+            conn: None,
+            dest: 0,
+            dest_node: None,
+            claimed: 0,
+            credit: Credit {
+                posted: 0,
+                least: 0,
+            },
+            pushed: false,
+            wait: None,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+        })
+    }
+}
+
+impl RecvQueue {
+    fn new(process: &Process, init: &ibv_qp_init_attr, pd: u32) -> Res<Self> {
+        let (max_wr, max_sge) = if init.srq.is_null() {
+            (init.cap.max_recv_wr, init.cap.max_recv_sge.max(1))
+        } else {
+            (0, 1)
+        };
+        let count = max_wr.max(1).next_power_of_two() as usize;
+        let posted = zeroed::<Posted>(count)?;
+        let sges = zeroed::<ibv_sge>(count * max_sge as usize)?;
+        let desc_stride = desc::stride(max_sge as usize);
+        let desc_len = count * desc_stride;
+        Ok(Self {
+            max_wr,
+            max_sge,
+            pd,
+            kind: init.qp_type,
+            cq: init.recv_cq.cast::<Cq>(),
+            head: 0,
+            next: 0,
+            posted,
+            sges,
+            desc_at: process.segment.take(desc_len)?,
+            desc_len,
+            desc_stride,
+            least: u32::MAX,
+            peer: None,
+            dest: 0,
+            incarnation: 0,
+        })
+    }
+}
+
+/// An object of no use yet.
+fn blank(index: u32) -> Qp {
+    // SAFETY: all zeros is a value of each of the C structures.
+    let (object, attr, init) = unsafe {
+        (
+            std::mem::zeroed(),
+            std::mem::zeroed::<ibv_qp_attr>(),
+            std::mem::zeroed::<ibv_qp_init_attr>(),
+        )
+    };
+    Qp {
+        object: UnsafeCell::new(object),
+        index,
+        process: AtomicPtr::new(std::ptr::null_mut()),
+        state: AtomicU32::new(DESTROYED),
+        word: AtomicU64::new(StateWord::new(0, 0, 0, random() as u32).0),
+        send_done: AtomicU32::new(0),
+        recv_done: AtomicU32::new(0),
+        events: AtomicU32::new(0),
+        sq: Lock::new(SendQueue {
+            max_wr: 0,
+            max_sge: 0,
+            max_inline: 0,
+            signal_all: false,
+            kind: IBV_QPT_RC,
+            pd: 0,
+            cq: std::ptr::null(),
+            head: 0,
+            executed: 0,
+            signaled: 0,
+            stored: Box::new([]),
+            sges: Box::new([]),
+            inline: Box::new([]),
+            peer: None,
+            conn: None,
+            dest: 0,
+            dest_node: None,
+            claimed: 0,
+            credit: Credit {
+                posted: 0,
+                least: 0,
+            },
+            pushed: false,
+            wait: None,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+        }),
+        rq: Lock::new(RecvQueue {
+            max_wr: 0,
+            max_sge: 0,
+            pd: 0,
+            kind: IBV_QPT_RC,
+            cq: std::ptr::null(),
+            head: 0,
+            next: 0,
+            posted: Box::new([]),
+            sges: Box::new([]),
+            desc_at: 0,
+            desc_len: 0,
+            desc_stride: 0,
+            least: u32::MAX,
+            peer: None,
+            dest: 0,
+            incarnation: 0,
+        }),
+        attr: Mutex::new(Attributes { attr, init }),
+    }
+}
+
+fn check(init: &ibv_qp_init_attr) -> Res<()> {
+    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
+        // Known types come one after the other.
+        return Err(Errno(if state::known_type(init.qp_type) {
+            libc::EOPNOTSUPP
+        } else {
+            libc::EINVAL
+        }));
+    }
+    let cap = &init.cap;
+    let good = !init.send_cq.is_null()
+        && !init.recv_cq.is_null()
+        && cap.max_send_wr <= MAX_WR
+        && cap.max_recv_wr <= MAX_WR
+        && cap.max_send_sge <= MAX_SGE
+        && cap.max_recv_sge <= MAX_SGE
+        && cap.max_inline_data <= MAX_INLINE;
+    if good {
+        Ok(())
+    } else {
+        Err(Errno(libc::EINVAL))
+    }
+}
+
+/// `ibv_create_qp`.
+///
+/// # Errors
+/// `EINVAL` for capabilities that are not offered, `ENOMEM`.
+///
+/// # Safety
+/// The domain and queues must be live.
+pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
+    check(&init.attr)?;
+    init.attr.cap.max_inline_data = init.attr.cap.max_inline_data.max(64);
+    // SAFETY: the caller promises a live domain.
+    let pd = unsafe { Pd::from_ptr(init.pd) };
+    // SAFETY: a domain's context is live.
+    let context = unsafe { Context::from_ptr((*init.pd).context) };
+    let process = context.process;
+    let sq = SendQueue::new(&init.attr, pd.number)?;
+    let rq = RecvQueue::new(process, &init.attr, pd.number)?;
+    let (desc_at, desc_len) = (rq.desc_at, rq.desc_len);
+    let Some(qp) = process.qps.take(blank) else {
+        process.segment.give(desc_at, desc_len);
+        return Err(Errno(libc::ENOMEM));
+    };
+    if let Err(error) = process.segment.back(qp.at(), layout::STRIDE) {
+        process.segment.give(desc_at, desc_len);
+        process.qps.give(qp.index);
+        return Err(error);
+    }
+    qp.process
+        .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+    let object = qp.as_ptr();
+    // SAFETY: the object is not handed out yet; mutex and condition are initialised in place.
+    unsafe {
+        (*object).context = (*init.pd).context;
+        (*object).qp_context = init.attr.qp_context;
+        (*object).pd = init.pd;
+        (*object).send_cq = init.attr.send_cq;
+        (*object).recv_cq = init.attr.recv_cq;
+        (*object).srq = init.attr.srq;
+        (*object).handle = qp.index;
+        (*object).qp_num = qp.number();
+        (*object).state = IBV_QPS_RESET;
+        (*object).qp_type = init.attr.qp_type;
+        (*object).events_completed = 0;
+        libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
+        libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
+    }
+    for cq in [init.attr.send_cq, init.attr.recv_cq] {
+        // SAFETY: the caller promises live queues.
+        unsafe { Cq::from_ptr(cq) }
+            .users
+            .fetch_add(1, Ordering::Relaxed);
+    }
+    pd.children.fetch_add(1, Ordering::Relaxed);
+    context.children.fetch_add(1, Ordering::Relaxed);
+    qp.events.store(0, Ordering::Relaxed);
+    {
+        let mut attributes = qp.attributes();
+        // SAFETY: all zeros is a value of it.
+        attributes.attr = unsafe { std::mem::zeroed() };
+        attributes.attr.cap = init.attr.cap;
+        attributes.init = init.attr;
+    }
+    *qp.sq.lock() = sq;
+    *qp.rq.lock() = rq;
+    let map = qp.map();
+    let at = qp.at();
+    // SAFETY: as above.
+    let (recv_cq, send_cq) = unsafe {
+        (
+            Cq::from_ptr(init.attr.recv_cq).index(),
+            Cq::from_ptr(init.attr.send_cq).index(),
+        )
+    };
+    map.u32(at + layout::RECV_CQ)
+        .store(recv_cq, Ordering::Relaxed);
+    map.u32(at + layout::SEND_CQ)
+        .store(send_cq, Ordering::Relaxed);
+    map.u32(at + layout::PD).store(pd.number, Ordering::Relaxed);
+    map.u32(at + layout::SRQ).store(0, Ordering::Relaxed);
+    map.u32(at + layout::TYPE)
+        .store(init.attr.qp_type, Ordering::Relaxed);
+    let stride = desc::stride(init.attr.cap.max_recv_sge.max(1) as usize);
+    map.u64(at + layout::DESC_AT)
+        .store(desc_at as u64, Ordering::Relaxed);
+    map.u32(at + layout::DESC_COUNT)
+        .store((desc_len / stride) as u32, Ordering::Relaxed);
+    map.u32(at + layout::DESC_STRIDE)
+        .store(stride as u32, Ordering::Relaxed);
+    qp.reset();
+    Ok(qp)
+}
+
+/// `ibv_destroy_qp`: waits until the application has acknowledged every asynchronous event that
+/// it got.
+///
+/// # Safety
+/// `qp` must be live, and is gone afterwards.
+pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
+    // SAFETY: the caller promises a live queue pair.
+    let this = unsafe { Qp::from_ptr(qp) };
+    let process = this.process();
+    let context = this.context();
+    this.reset();
+    let (desc_at, desc_len, send_cq, recv_cq) = {
+        let mut sq = this.sq.lock();
+        let mut rq = this.rq.lock();
+        this.state.store(DESTROYED, Ordering::Relaxed);
+        sq.stored = Box::new([]);
+        sq.sges = Box::new([]);
+        sq.inline = Box::new([]);
+        rq.posted = Box::new([]);
+        rq.sges = Box::new([]);
+        let cqs = (sq.cq, rq.cq);
+        sq.cq = std::ptr::null();
+        rq.cq = std::ptr::null();
+        (rq.desc_at, rq.desc_len, cqs.0, cqs.1)
+    };
+    process.segment.give(desc_at, desc_len);
+    for cq in [send_cq, recv_cq] {
+        // SAFETY: a completion queue's memory stays.
+        unsafe { &*cq }.users.fetch_sub(1, Ordering::Relaxed);
+    }
+    let raised = this.events.load(Ordering::Relaxed);
+    let unread = context.events.forget(Element::Qp(qp));
+    // SAFETY: the object is live until its index is given back below.
+    let pd = unsafe {
+        libc::pthread_mutex_lock(&raw mut (*qp).mutex);
+        while (*qp).events_completed.wrapping_add(unread) != raised {
+            libc::pthread_cond_wait(&raw mut (*qp).cond, &raw mut (*qp).mutex);
+        }
+        libc::pthread_mutex_unlock(&raw mut (*qp).mutex);
+        libc::pthread_mutex_destroy(&raw mut (*qp).mutex);
+        libc::pthread_cond_destroy(&raw mut (*qp).cond);
+        Pd::from_ptr((*qp).pd)
+    };
+    pd.children.fetch_sub(1, Ordering::Relaxed);
+    context.children.fetch_sub(1, Ordering::Relaxed);
+    process.qps.give(this.index);
+    Ok(())
+}

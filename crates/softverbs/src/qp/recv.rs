@@ -1,0 +1,256 @@
+//! Posting receives, and turning messages into completions.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::conn::receives;
+use super::{Posted, Qp, RecvQueue};
+use crate::cq::{Cqe, Retires};
+use crate::peer::Peer;
+use crate::process::Process;
+use crate::ring::{Consumer, Message, flag, op};
+use crate::segment::layout::{Credit, desc, qp as layout, split_qp_num};
+use crate::sync::light_fence;
+use crate::sys::{Errno, Res};
+
+/// `ibv_post_recv`.
+///
+/// # Safety
+/// `qp` must be live, `wr` a valid chain, `bad` writable.
+pub(crate) unsafe fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> i32 {
+    // SAFETY: the caller promises a live queue pair.
+    let this = unsafe { Qp::from_ptr(qp) };
+    if this.process().forked() {
+        // SAFETY: the caller promises a writable pointer.
+        unsafe { *bad = wr };
+        return libc::EIO;
+    }
+    let mut rq = this.rq.lock();
+    let mut ret = 0;
+    let mut next = wr;
+    // SAFETY: the caller promises a valid chain.
+    while let Some(receive) = unsafe { next.as_ref() } {
+        if let Err(error) = this.post_one_recv(&mut rq, receive) {
+            // SAFETY: the caller promises a writable pointer.
+            unsafe { *bad = next };
+            ret = error.0;
+            break;
+        }
+        next = receive.next;
+    }
+    let credit = Credit {
+        posted: rq.head,
+        least: rq.least,
+    };
+    let at = this.at();
+    let map = this.map();
+    map.u64(at + layout::CREDIT)
+        .store(credit.to_word(), Ordering::Release);
+    this.wake_sender(rq.peer.as_ref());
+    ret
+}
+
+impl Qp {
+    /// Rings the other end's process if it asked for that.
+    #[inline]
+    pub(super) fn wake_sender(&self, peer: Option<&Arc<Peer>>) {
+        light_fence(peer.is_none_or(|peer| peer.barriers));
+        let waiting = self.map().u32(self.at() + layout::WAITING);
+        if waiting.load(Ordering::Relaxed) != 0
+            && let Some(peer) = peer
+        {
+            waiting.store(0, Ordering::Relaxed);
+            peer.ring_process();
+        }
+    }
+
+    #[inline]
+    fn post_one_recv(&self, rq: &mut RecvQueue, wr: &ibv_recv_wr) -> Res<()> {
+        let pieces = wr.num_sge.cast_unsigned();
+        let state = self.state();
+        if state == IBV_QPS_RESET || state > IBV_QPS_ERR || pieces > rq.max_sge {
+            return Err(Errno(libc::EINVAL));
+        }
+        if rq.head.wrapping_sub(self.recv_done.load(Ordering::Acquire)) >= rq.max_wr {
+            return Err(Errno(libc::ENOMEM));
+        }
+        if state == IBV_QPS_ERR {
+            rq.head = rq.head.wrapping_add(1);
+            rq.next = rq.head;
+            self.complete_recv(rq, wr.wr_id, IBV_WC_WR_FLUSH_ERR);
+            return Ok(());
+        }
+        let sges = if pieces == 0 {
+            &[]
+        } else {
+            // SAFETY: the caller promises a valid list of that many.
+            unsafe { std::slice::from_raw_parts(wr.sg_list, pieces as usize) }
+        };
+        let slot = rq.head as usize & (rq.posted.len() - 1);
+        let shared = rq.desc_at + rq.desc_stride * slot;
+        let first = slot * rq.max_sge as usize;
+        let regions = &self.process().regions;
+        let map = self.map();
+        let mut total = 0u32;
+        let mut good = true;
+        for (i, sge) in sges.iter().enumerate() {
+            rq.sges[first + i] = *sge;
+            total = total.saturating_add(sge.length);
+            let piece = shared + desc::FIRST + desc::PIECE * i;
+            match regions.local(sge, rq.pd, true) {
+                Some(addr) => {
+                    map.u64(piece).store(addr, Ordering::Relaxed);
+                    map.u32(piece + 8).store(sge.length, Ordering::Relaxed);
+                }
+                None => good = false,
+            }
+        }
+        rq.posted[slot] = Posted {
+            wr_id: wr.wr_id,
+            total,
+            pieces,
+        };
+        map.u32(shared + desc::TOTAL)
+            .store(total, Ordering::Relaxed);
+        let pieces = if good { pieces } else { desc::POISONED };
+        map.u32(shared + desc::PIECES)
+            .store(pieces, Ordering::Relaxed);
+        rq.least = rq.least.min(if good { total } else { 0 });
+        rq.head = rq.head.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Makes a completion without data of the receive that ended at `next`.
+    pub(super) fn complete_recv(&self, rq: &RecvQueue, wr_id: u64, status: ibv_wc_status) {
+        let cqe = Cqe {
+            wr_id,
+            qp_num: self.number(),
+            opcode: IBV_WC_RECV,
+            status,
+            done: rq.next,
+            retires: Retires::Recv,
+            ..Cqe::default()
+        };
+        // SAFETY: a queue pair in use holds its completion queues.
+        unsafe { &*rq.cq }.push(cqe, true);
+    }
+}
+
+/// Completes the receive that a message took. `from` is the slot of the process that sent it;
+/// what does not fit together is dropped, or fails the queue pair.
+#[inline]
+pub(crate) fn deliver(process: &Process, from: u32, ring: &Consumer, message: &Message) {
+    let header = &message.header;
+    let Some(qp) = process.qp_by_num(header.dst_qpn) else {
+        return;
+    };
+    let mut rq = qp.rq.lock();
+    let meant = receives(qp.state())
+        && header.incarnation == rq.incarnation
+        && header.src_qpn == rq.dest
+        && split_qp_num(header.src_qpn).0 == from;
+    if !meant {
+        return;
+    }
+    if header.msn != rq.next || rq.next == rq.head {
+        drop(rq);
+        qp.fail_asynchronously(IBV_EVENT_QP_FATAL);
+        return;
+    }
+    let status = qp.deliver_to(&mut rq, ring, message);
+    drop(rq);
+    if status != IBV_WC_SUCCESS {
+        qp.fail_asynchronously(IBV_EVENT_QP_FATAL);
+    }
+}
+
+impl Qp {
+    #[inline]
+    fn deliver_to(&self, rq: &mut RecvQueue, ring: &Consumer, message: &Message) -> ibv_wc_status {
+        let header = &message.header;
+        let slot = rq.next as usize & (rq.posted.len() - 1);
+        let posted = rq.posted[slot];
+        let first = slot * rq.max_sge as usize;
+        let sges = &rq.sges[first..first + posted.pieces as usize];
+        let mut opcode = IBV_WC_RECV;
+        let mut flags = 0;
+        let status = match header.op {
+            op::SEND | op::SEND_IMM if header.len > posted.total => IBV_WC_LOC_LEN_ERR,
+            op::SEND | op::SEND_IMM => {
+                if header.op == op::SEND_IMM {
+                    flags = IBV_WC_WITH_IMM;
+                }
+                if message.inside == 0 {
+                    IBV_WC_SUCCESS
+                } else {
+                    self.scatter(sges, rq.pd, ring, message)
+                }
+            }
+            op::WRITE_IMM => {
+                opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+                flags = IBV_WC_WITH_IMM;
+                IBV_WC_SUCCESS
+            }
+            op::TOO_LONG => IBV_WC_LOC_LEN_ERR,
+            op::UNWRITABLE => IBV_WC_LOC_PROT_ERR,
+            _ => IBV_WC_LOC_QP_OP_ERR,
+        };
+        rq.next = rq.next.wrapping_add(1);
+        let cqe = Cqe {
+            wr_id: posted.wr_id,
+            qp_num: self.number(),
+            src_qp: header.src_qpn,
+            byte_len: header.len,
+            imm: header.imm,
+            wc_flags: flags,
+            opcode,
+            status,
+            vendor_err: 0,
+            done: rq.next,
+            retires: Retires::Recv,
+        };
+        // SAFETY: a queue pair in use holds its completion queues.
+        unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
+        status
+    }
+
+    /// Copies a payload from the ring into the receive's pieces.
+    #[inline]
+    fn scatter(
+        &self,
+        sges: &[ibv_sge],
+        pd: u32,
+        ring: &Consumer,
+        message: &Message,
+    ) -> ibv_wc_status {
+        let mut offset = 0;
+        for sge in sges {
+            let len = (sge.length as usize).min(message.inside - offset);
+            if len == 0 {
+                continue;
+            }
+            // The region may have gone since the receive was posted.
+            let Some(addr) = self.process().regions.local(sge, pd, true) else {
+                return IBV_WC_LOC_PROT_ERR;
+            };
+            // SAFETY: inside a region that the application registered for this and has not
+            // deregistered; the ring is a mapping of this crate's.
+            unsafe {
+                ring.copy_payload(
+                    message,
+                    offset,
+                    std::ptr::without_provenance_mut(addr as usize),
+                    len,
+                );
+            }
+            offset += len;
+        }
+        IBV_WC_SUCCESS
+    }
+}

@@ -1,0 +1,730 @@
+//! Posting and running requests.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::conn::Unreachable;
+use super::{MAX_MESSAGE, MAX_SGE, Qp, SendQueue, Stored};
+use crate::cq::{Cqe, Retires};
+use crate::peer::Push;
+use crate::region::{self, AccessError, Direction, Key, Target, blame};
+use crate::ring::{Header, MAX_PAYLOAD, flag, op};
+use crate::sync::Guard;
+use crate::sys::{self, Errno, Res};
+
+/// A request that runs, its pieces as memory of this process.
+struct Request<'a> {
+    wr_id: u64,
+    opcode: u32,
+    flags: u32,
+    imm: u32,
+    rkey: u32,
+    remote_addr: u64,
+    pieces: &'a [libc::iovec],
+    len: u64,
+}
+
+/// How far a request came.
+enum Step {
+    Done(ibv_wc_status),
+    Wait(Reason),
+}
+
+/// What a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The other end has no receive posted.
+    Receive,
+    /// The other end is not connected yet.
+    Connection,
+    /// There is no room in the ring.
+    Room,
+}
+
+/// Since when, and for how long, the first request waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wait {
+    reason: Reason,
+    /// Nanoseconds of the monotonic clock, or 0 for any time.
+    deadline: u64,
+    left: u8,
+}
+
+/// Pieces on the stack, without the cost of clearing them.
+struct PieceList {
+    list: [MaybeUninit<libc::iovec>; MAX_SGE as usize],
+    count: usize,
+}
+
+impl PieceList {
+    #[inline]
+    fn new() -> Self {
+        Self {
+            list: [const { MaybeUninit::uninit() }; MAX_SGE as usize],
+            count: 0,
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, addr: u64, len: usize) {
+        self.list[self.count].write(sys::as_local(addr, len));
+        self.count += 1;
+    }
+
+    #[inline]
+    fn as_slice(&self) -> &[libc::iovec] {
+        // SAFETY: the first `count` were written.
+        unsafe { std::slice::from_raw_parts(self.list.as_ptr().cast(), self.count) }
+    }
+}
+
+/// `IBV_WC_*` of a request.
+#[inline]
+fn completion_opcode(opcode: u32) -> u32 {
+    match opcode {
+        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => IBV_WC_RDMA_WRITE,
+        IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
+        _ => IBV_WC_SEND,
+    }
+}
+
+/// `ibv_post_send`.
+///
+/// # Safety
+/// `qp` must be live, `wr` a valid chain, `bad` writable.
+pub(crate) unsafe fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> i32 {
+    // SAFETY: the caller promises a live queue pair.
+    let this = unsafe { Qp::from_ptr(qp) };
+    if this.process().forked() {
+        // SAFETY: the caller promises a writable pointer.
+        unsafe { *bad = wr };
+        return libc::EIO;
+    }
+    let mut sq = this.sq.lock();
+    let waited = sq.executed != sq.head;
+    let mut ret = 0;
+    let mut next = wr;
+    // SAFETY: the caller promises a valid chain.
+    while let Some(request) = unsafe { next.as_ref() } {
+        if let Err(error) = this.post_one(&mut sq, request) {
+            // SAFETY: the caller promises a writable pointer.
+            unsafe { *bad = next };
+            ret = error.0;
+            break;
+        }
+        next = request.next;
+    }
+    if sq.executed != sq.head && !waited {
+        this.begin_to_wait(sq);
+    }
+    ret
+}
+
+impl Qp {
+    #[cold]
+    fn begin_to_wait(&self, sq: Guard<'_, SendQueue>) {
+        drop(sq);
+        self.process().wait(self.index);
+        self.go_on();
+    }
+
+    #[inline]
+    fn post_one(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> Res<()> {
+        let state = self.state();
+        if !matches!(state, IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR) {
+            return Err(Errno(libc::EINVAL));
+        }
+        // The number of pieces is an int that may be negative.
+        let pieces = wr.num_sge.cast_unsigned();
+        if pieces > sq.max_sge || !offered(sq.kind, wr.opcode) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let sges = if pieces == 0 {
+            &[]
+        } else {
+            // SAFETY: the caller promises a valid list of that many.
+            unsafe { std::slice::from_raw_parts(wr.sg_list, pieces as usize) }
+        };
+        let len: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        if len > MAX_MESSAGE
+            || inline && (len > u64::from(sq.max_inline) || wr.opcode == IBV_WR_RDMA_READ)
+        {
+            return Err(Errno(libc::EINVAL));
+        }
+        if sq.head.wrapping_sub(self.send_done.load(Ordering::Acquire)) >= sq.max_wr
+            && !self.reclaim(sq)
+        {
+            return Err(Errno(libc::ENOMEM));
+        }
+        if state != IBV_QPS_RTS || sq.executed != sq.head {
+            self.post_later(sq, wr, sges, len, state);
+            return Ok(());
+        }
+        let mut list = PieceList::new();
+        for sge in sges {
+            let addr = if inline {
+                Some(sge.addr)
+            } else {
+                let write = wr.opcode == IBV_WR_RDMA_READ;
+                self.process().regions.local(sge, sq.pd, write)
+            };
+            let Some(addr) = addr else {
+                sq.head = sq.head.wrapping_add(1);
+                self.finish(
+                    sq,
+                    wr.wr_id,
+                    wr.opcode,
+                    wr.send_flags,
+                    0,
+                    IBV_WC_LOC_PROT_ERR,
+                );
+                return Ok(());
+            };
+            list.push(addr, sge.length as usize);
+        }
+        // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
+        let rdma = unsafe { wr.wr.rdma };
+        let request = Request {
+            wr_id: wr.wr_id,
+            opcode: wr.opcode,
+            flags: wr.send_flags,
+            imm: wr.__bindgen_anon_1.bindgen_union_field,
+            rkey: rdma.rkey,
+            remote_addr: rdma.remote_addr,
+            pieces: list.as_slice(),
+            len,
+        };
+        match self.run(sq, &request) {
+            Step::Done(status) => {
+                sq.head = sq.head.wrapping_add(1);
+                self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, len, status);
+            }
+            Step::Wait(reason) => {
+                self.note_wait(sq, reason);
+                self.store(sq, wr, sges, len);
+                if sq.wait.is_some_and(|wait| wait.deadline == u64::MAX) {
+                    // No retries are allowed.
+                    let status = give_up(reason);
+                    sq.wait = None;
+                    self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, 0, status);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the places of requests without a completion, where none is left to be polled.
+    #[cold]
+    fn reclaim(&self, sq: &SendQueue) -> bool {
+        let done = self.send_done.load(Ordering::Acquire);
+        if sq.signaled.wrapping_sub(done).cast_signed() > 0 {
+            return false;
+        }
+        self.send_done.store(sq.executed, Ordering::Release);
+        sq.head.wrapping_sub(sq.executed) < sq.max_wr
+    }
+
+    #[cold]
+    fn post_later(
+        &self,
+        sq: &mut SendQueue,
+        wr: &ibv_send_wr,
+        sges: &[ibv_sge],
+        len: u64,
+        state: u32,
+    ) {
+        if matches!(state, IBV_QPS_ERR | IBV_QPS_SQE) {
+            sq.head = sq.head.wrapping_add(1);
+            sq.executed = sq.head;
+            self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_WR_FLUSH_ERR, 0);
+        } else {
+            self.store(sq, wr, sges, len);
+        }
+    }
+
+    /// Keeps a request for later.
+    fn store(&self, sq: &mut SendQueue, wr: &ibv_send_wr, sges: &[ibv_sge], len: u64) {
+        let slot = sq.head as usize & (sq.stored.len() - 1);
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        // SAFETY: as in `post_one`.
+        let rdma = unsafe { wr.wr.rdma };
+        sq.stored[slot] = Stored {
+            wr_id: wr.wr_id,
+            opcode: wr.opcode,
+            flags: wr.send_flags,
+            imm: wr.__bindgen_anon_1.bindgen_union_field,
+            rkey: rdma.rkey,
+            remote_addr: rdma.remote_addr,
+            pieces: sges.len() as u32,
+            inline_len: if inline { len as u32 } else { 0 },
+        };
+        let first = slot * sq.max_sge as usize;
+        sq.sges[first..first + sges.len()].copy_from_slice(sges);
+        if inline {
+            let mut at = slot * sq.max_inline as usize;
+            for sge in sges {
+                let to = &mut sq.inline[at..at + sge.length as usize];
+                // SAFETY: the application's buffer, which verbs.h lets the device read until the
+                // post returns; the lengths were summed and checked.
+                unsafe {
+                    to.as_mut_ptr().copy_from_nonoverlapping(
+                        std::ptr::without_provenance(sge.addr as usize),
+                        to.len(),
+                    );
+                }
+                at += to.len();
+            }
+        }
+        sq.head = sq.head.wrapping_add(1);
+    }
+
+    /// Counts a request as executed, completes it, and fails the queue pair where it failed.
+    #[inline]
+    fn finish(
+        &self,
+        sq: &mut SendQueue,
+        wr_id: u64,
+        opcode: u32,
+        flags: u32,
+        len: u64,
+        status: ibv_wc_status,
+    ) {
+        sq.executed = sq.executed.wrapping_add(1);
+        if status != IBV_WC_SUCCESS {
+            self.complete_send(sq, wr_id, opcode, status, 0);
+            self.fail(sq, IBV_WC_WR_FLUSH_ERR);
+        } else if sq.signal_all || flags & IBV_SEND_SIGNALED != 0 {
+            self.complete_send(sq, wr_id, opcode, status, len as u32);
+        }
+    }
+
+    /// Makes a completion of the request that ended at `executed`.
+    #[inline]
+    pub(super) fn complete_send(
+        &self,
+        sq: &mut SendQueue,
+        wr_id: u64,
+        opcode: u32,
+        status: ibv_wc_status,
+        byte_len: u32,
+    ) {
+        sq.signaled = sq.executed;
+        let cqe = Cqe {
+            wr_id,
+            qp_num: self.number(),
+            byte_len,
+            opcode: completion_opcode(opcode),
+            status,
+            done: sq.executed,
+            retires: Retires::Send,
+            ..Cqe::default()
+        };
+        // SAFETY: a queue pair in use holds its completion queues.
+        unsafe { &*sq.cq }.push(cqe, false);
+    }
+
+    #[inline]
+    fn run(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+        match self.reach(sq) {
+            Ok(()) => {}
+            Err(Unreachable::Yet) => return Step::Wait(Reason::Connection),
+            Err(Unreachable::Gone) => return Step::Done(IBV_WC_RETRY_EXC_ERR),
+        }
+        match request.opcode {
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => self.run_message(sq, request),
+            IBV_WR_RDMA_WRITE => self.run_access(sq, request, Direction::Write),
+            IBV_WR_RDMA_READ => self.run_access(sq, request, Direction::Read),
+            _ => self.run_write_imm(sq, request),
+        }
+    }
+
+    /// RDMA READ or WRITE: done here and now, without the other end.
+    fn run_access(&self, sq: &mut SendQueue, request: &Request<'_>, way: Direction) -> Step {
+        let Some(conn) = &sq.conn else {
+            return Step::Wait(Reason::Connection);
+        };
+        let right = match way {
+            Direction::Write => IBV_ACCESS_REMOTE_WRITE,
+            Direction::Read => IBV_ACCESS_REMOTE_READ,
+        };
+        let process = self.process();
+        let target = Target {
+            key: Key(request.rkey),
+            addr: request.remote_addr,
+            pd: conn.pd,
+        };
+        let result = if conn.word.access() & right == 0 {
+            Err(AccessError::Remote)
+        } else {
+            region::copy(&conn.peer, process.slot, target, request.pieces, way)
+        };
+        let status = match result {
+            Ok(()) => IBV_WC_SUCCESS,
+            Err(AccessError::Remote) => {
+                conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+                IBV_WC_REM_ACCESS_ERR
+            }
+            Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
+            Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
+            Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
+        };
+        Step::Done(status)
+    }
+
+    fn run_write_imm(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+        // A write without a receive for its notice must not happen.
+        let Some(conn) = &sq.conn else {
+            return Step::Wait(Reason::Connection);
+        };
+        if sq.claimed == sq.credit.posted {
+            sq.credit = conn.credit();
+            if sq.claimed == sq.credit.posted {
+                return Step::Wait(Reason::Receive);
+            }
+        }
+        if !sq.pushed {
+            match self.run_access(sq, request, Direction::Write) {
+                Step::Done(IBV_WC_SUCCESS) => sq.pushed = true,
+                other => return other,
+            }
+        }
+        let header = Header {
+            op: op::WRITE_IMM,
+            flags: flag::PUSHED,
+            ..self.header(sq, request)
+        };
+        self.publish_message(sq, request, header)
+    }
+
+    #[inline]
+    fn header(&self, sq: &SendQueue, request: &Request<'_>) -> Header {
+        Header {
+            op: if request.opcode == IBV_WR_SEND_WITH_IMM {
+                op::SEND_IMM
+            } else {
+                op::SEND
+            },
+            flags: 0,
+            dst_qpn: sq.dest,
+            incarnation: sq.conn.as_ref().map_or(0, |conn| conn.word.incarnation()),
+            len: request.len as u32,
+            imm: request.imm,
+            msn: sq.claimed,
+            src_qpn: self.number(),
+        }
+    }
+
+    #[inline]
+    fn run_message(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+        let Some(conn) = &sq.conn else {
+            return Step::Wait(Reason::Connection);
+        };
+        if sq.claimed == sq.credit.posted {
+            sq.credit = conn.credit();
+            if sq.claimed == sq.credit.posted {
+                return Step::Wait(Reason::Receive);
+            }
+        }
+        let mut header = self.header(sq, request);
+        if request.len > u64::from(sq.credit.least) {
+            let error = match conn.receive_len(sq.claimed) {
+                None => Some((op::UNWRITABLE, IBV_WC_REM_OP_ERR)),
+                Some(room) if u64::from(room) < request.len => {
+                    Some((op::TOO_LONG, IBV_WC_REM_INV_REQ_ERR))
+                }
+                Some(_) => None,
+            };
+            if let Some((op, status)) = error {
+                header.op = op;
+                return self.refuse(sq, request, header, status);
+            }
+        }
+        if request.len > MAX_PAYLOAD as u64 {
+            match self.push_payload(sq, request) {
+                Ok(()) => header.flags |= flag::PUSHED,
+                Err(AccessError::Remote) => {
+                    header.op = op::UNWRITABLE;
+                    return self.refuse(sq, request, header, IBV_WC_REM_OP_ERR);
+                }
+                Err(AccessError::Local) => return Step::Done(IBV_WC_LOC_PROT_ERR),
+                Err(AccessError::Dead) => return Step::Done(IBV_WC_RETRY_EXC_ERR),
+                Err(AccessError::Refused) => return Step::Done(IBV_WC_LOC_QP_OP_ERR),
+            }
+        }
+        self.publish_message(sq, request, header)
+    }
+
+    /// Tells the other end's owner that its receive could not take the message, and fails.
+    #[cold]
+    fn refuse(
+        &self,
+        sq: &mut SendQueue,
+        request: &Request<'_>,
+        header: Header,
+        status: ibv_wc_status,
+    ) -> Step {
+        match self.publish_message(sq, request, header) {
+            Step::Done(IBV_WC_SUCCESS) => Step::Done(status),
+            other => other,
+        }
+    }
+
+    /// Puts a message into the ring, and rings where the other end sleeps.
+    #[inline]
+    fn publish_message(
+        &self,
+        sq: &mut SendQueue,
+        request: &Request<'_>,
+        mut header: Header,
+    ) -> Step {
+        let Some(conn) = &sq.conn else {
+            return Step::Wait(Reason::Connection);
+        };
+        let solicited = request.flags & IBV_SEND_SOLICITED != 0;
+        if solicited {
+            header.flags |= flag::SOLICITED;
+        }
+        let pushed = conn
+            .peer
+            .push(self.process().signature(), &header, |mut to| {
+                for piece in request.pieces {
+                    // SAFETY: the place has room for the message; the pieces are the application's
+                    // registered buffers, or inline data.
+                    unsafe {
+                        to.copy_from_nonoverlapping(piece.iov_base.cast(), piece.iov_len);
+                        to = to.add(piece.iov_len);
+                    }
+                }
+            });
+        match pushed {
+            Push::Sent => {
+                conn.peer.notify_cq(conn.recv_cq, solicited);
+                sq.claimed = sq.claimed.wrapping_add(1);
+                sq.pushed = false;
+                Step::Done(IBV_WC_SUCCESS)
+            }
+            Push::Full => Step::Wait(Reason::Room),
+            Push::NoMemory => Step::Done(IBV_WC_LOC_QP_OP_ERR),
+        }
+    }
+
+    /// Copies a payload that is too long for the ring straight into the receive.
+    fn push_payload(&self, sq: &mut SendQueue, request: &Request<'_>) -> Result<(), AccessError> {
+        if sq.pushed {
+            return Ok(());
+        }
+        let Some(conn) = &sq.conn else {
+            return Err(AccessError::Dead);
+        };
+        if !conn.peer.check_alive() {
+            return Err(AccessError::Dead);
+        }
+        let remote = conn.receive_pieces(sq.claimed, request.len as usize);
+        let there: u64 = remote.iter().map(|piece| piece.iov_len as u64).sum();
+        if there < request.len {
+            return Err(AccessError::Remote);
+        }
+        let copied = sys::vm_write(conn.peer.identity.pid, request.pieces, &remote);
+        match copied {
+            Ok(n) if n as u64 == request.len => {
+                sq.pushed = true;
+                Ok(())
+            }
+            Ok(_) => Err(blame(request.pieces, Direction::Write)),
+            Err(error) => Err(match error.0 {
+                libc::EFAULT => blame(request.pieces, Direction::Write),
+                libc::ESRCH => AccessError::Dead,
+                libc::EPERM | libc::ENOSYS => AccessError::Refused,
+                _ => AccessError::Remote,
+            }),
+        }
+    }
+
+    /// The first request can't run now.
+    #[cold]
+    fn note_wait(&self, sq: &mut SendQueue, reason: Reason) {
+        match (&sq.conn, reason) {
+            (Some(conn), Reason::Receive) => conn.ask_to_ring(),
+            (_, Reason::Connection) => Self::ask_for_state(sq),
+            _ => {}
+        }
+        if sq.wait.is_some_and(|wait| wait.reason == reason) {
+            return;
+        }
+        let now = sys::now_ns();
+        let (deadline, left) = match reason {
+            Reason::Receive if sq.rnr_retry == 7 => (0, 0),
+            Reason::Receive if sq.rnr_retry == 0 => (u64::MAX, 0),
+            Reason::Receive => (now + self.rnr_ns(sq), sq.rnr_retry - 1),
+            Reason::Connection if sq.timeout == 0 => (0, 0),
+            Reason::Connection => {
+                let once = 4096u64 << sq.timeout.min(31);
+                (now + once * (u64::from(sq.retry_cnt) + 1), 0)
+            }
+            Reason::Room => (0, 0),
+        };
+        sq.wait = Some(Wait {
+            reason,
+            deadline,
+            left,
+        });
+    }
+
+    fn rnr_ns(&self, sq: &SendQueue) -> u64 {
+        sq.conn
+            .as_ref()
+            .map_or(0, |conn| rnr_delay_ns(conn.rnr_timer()))
+    }
+
+    /// Runs requests that waited, as far as they go; true where some still wait.
+    pub(crate) fn go_on(&self) -> bool {
+        let mut sq = self.sq.lock();
+        let sq = &mut *sq;
+        while sq.executed != sq.head && self.state() == IBV_QPS_RTS {
+            let slot = sq.executed as usize & (sq.stored.len() - 1);
+            let stored = sq.stored[slot];
+            let mut list = PieceList::new();
+            let mut readable = true;
+            let mut len = 0;
+            if stored.flags & IBV_SEND_INLINE != 0 {
+                let at = slot * sq.max_inline as usize;
+                let bytes = &sq.inline[at..at + stored.inline_len as usize];
+                len = bytes.len() as u64;
+                list.push(bytes.as_ptr() as u64, bytes.len());
+            } else {
+                let first = slot * sq.max_sge as usize;
+                for sge in &sq.sges[first..first + stored.pieces as usize] {
+                    // The region may have gone in the meantime.
+                    let write = stored.opcode == IBV_WR_RDMA_READ;
+                    match self.process().regions.local(sge, sq.pd, write) {
+                        Some(addr) => list.push(addr, sge.length as usize),
+                        None => readable = false,
+                    }
+                    len += u64::from(sge.length);
+                }
+            }
+            let request = Request {
+                wr_id: stored.wr_id,
+                opcode: stored.opcode,
+                flags: stored.flags,
+                imm: stored.imm,
+                rkey: stored.rkey,
+                remote_addr: stored.remote_addr,
+                pieces: list.as_slice(),
+                len,
+            };
+            let step = if readable {
+                self.run(sq, &request)
+            } else {
+                Step::Done(IBV_WC_LOC_PROT_ERR)
+            };
+            let status = match step {
+                Step::Done(status) => status,
+                Step::Wait(reason) => {
+                    self.note_wait(sq, reason);
+                    match self.expired(sq) {
+                        Some(status) => status,
+                        None => return true,
+                    }
+                }
+            };
+            sq.wait = None;
+            self.finish(
+                sq,
+                request.wr_id,
+                request.opcode,
+                request.flags,
+                len,
+                status,
+            );
+        }
+        sq.executed != sq.head && self.state() == IBV_QPS_RTS
+    }
+
+    /// The status of the first request where its patience is over.
+    fn expired(&self, sq: &mut SendQueue) -> Option<ibv_wc_status> {
+        let delay = self.rnr_ns(sq);
+        let wait = sq.wait.as_mut()?;
+        if wait.deadline == u64::MAX {
+            return Some(give_up(wait.reason));
+        }
+        if wait.deadline == 0 {
+            return None;
+        }
+        let now = sys::now_ns();
+        if now < wait.deadline {
+            return None;
+        }
+        if wait.left == 0 {
+            return Some(give_up(wait.reason));
+        }
+        wait.left -= 1;
+        wait.deadline = now + delay;
+        None
+    }
+
+    /// Whether requests wait.
+    pub(crate) fn waits(&self) -> bool {
+        let sq = self.sq.lock();
+        sq.executed != sq.head && self.state() == IBV_QPS_RTS
+    }
+
+    /// When the first request's patience ends.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let sq = self.sq.lock();
+        let deadline = sq.wait.as_ref()?.deadline;
+        (deadline != 0 && sq.executed != sq.head).then_some(deadline)
+    }
+}
+
+fn give_up(reason: Reason) -> ibv_wc_status {
+    match reason {
+        Reason::Receive => IBV_WC_RNR_RETRY_EXC_ERR,
+        Reason::Connection | Reason::Room => IBV_WC_RETRY_EXC_ERR,
+    }
+}
+
+/// Whether queue pairs of this type take this request.
+#[inline]
+fn offered(kind: u32, opcode: u32) -> bool {
+    match kind {
+        IBV_QPT_RC => matches!(
+            opcode,
+            IBV_WR_SEND
+                | IBV_WR_SEND_WITH_IMM
+                | IBV_WR_RDMA_WRITE
+                | IBV_WR_RDMA_WRITE_WITH_IMM
+                | IBV_WR_RDMA_READ
+        ),
+        _ => false,
+    }
+}
+
+/// Nanoseconds of a `min_rnr_timer` value (9.7.5.2.8, table 45).
+pub(super) fn rnr_delay_ns(timer: u32) -> u64 {
+    const HUNDREDTHS_OF_MS: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    u64::from(HUNDREDTHS_OF_MS[timer as usize % 32]) * 10_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnr_timers() {
+        assert_eq!(rnr_delay_ns(0), 655_360_000);
+        assert_eq!(rnr_delay_ns(1), 10_000);
+        assert_eq!(rnr_delay_ns(12), 640_000);
+        assert_eq!(rnr_delay_ns(31), 491_520_000);
+    }
+}

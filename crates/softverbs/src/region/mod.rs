@@ -1,0 +1,13 @@
+//! Memory regions: what this process registered, and access to what peers registered.
+//!
+//! The owner keeps every region twice. Its private table decides on local keys, and nobody else
+//! can write to it; the shared one tells initiators where a remote key leads. An initiator that
+//! uses a key says so in a hazard word of the owner's segment, and only then checks that the key
+//! is valid; the owner first makes the key invalid and then waits for hazards. So memory is
+//! never touched through a key after its deregistration returned.
+
+mod remote;
+mod table;
+
+pub(crate) use remote::{AccessError, Direction, Target, blame, copy};
+pub(crate) use table::{Key, Regions};

@@ -1,0 +1,303 @@
+//! The ring that carries messages from one process to one other.
+//!
+//! It lies in a file that the sender makes. The sender writes slots of 64 bytes and publishes a
+//! message by storing the sequence number in the first word of its first slot; the receiver
+//! follows, reading one cache line for a small message, and stores how far it came. A message is
+//! a header of 32 bytes and its payload, in one or more neighbouring slots. Before a message is
+//! published the first word after it is cleared, so that payload of an earlier round is never
+//! taken for a header.
+//!
+//! Each side trusts nothing that the other one wrote: positions are private, and what is read
+//! from the ring is copied once and then checked.
+
+mod consumer;
+mod producer;
+
+pub(crate) use consumer::{Consumer, Message};
+pub(crate) use producer::Producer;
+
+use crate::segment::Mapping;
+
+/// Bytes of a slot.
+pub(crate) const SLOT: usize = 64;
+/// Slots of a ring.
+pub(crate) const SLOTS: u32 = 2048;
+/// Bytes of a message's header.
+pub(crate) const HEADER: usize = 32;
+/// Longest payload that goes through a ring.
+pub(crate) const MAX_PAYLOAD: usize = 8192;
+
+/// Bytes of a ring's file: one page with the positions, then the slots.
+pub(crate) const RING_SIZE: usize = SLOTS_AT + SLOT * SLOTS as usize;
+const MAGIC_AT: usize = 0;
+const COOKIE_AT: usize = 8;
+/// u32: slots that the receiver is done with, wrapping; by the receiver.
+const CONSUMED_AT: usize = 64;
+/// u32: the sender waits for slots; by both.
+const WAITING_AT: usize = 128;
+const SLOTS_AT: usize = 4096;
+
+/// What a message is.
+pub(crate) mod op {
+    pub(crate) const SEND: u8 = 0;
+    pub(crate) const SEND_IMM: u8 = 1;
+    pub(crate) const WRITE_IMM: u8 = 2;
+    pub(crate) const SEND_INV: u8 = 3;
+    /// The receive was too short for it.
+    pub(crate) const TOO_LONG: u8 = 4;
+    /// The receive's memory could not be written.
+    pub(crate) const UNWRITABLE: u8 = 5;
+    /// Fills the end of the ring; no message.
+    pub(crate) const PAD: u8 = 0xff;
+}
+
+/// Bits of [`Header::flags`].
+pub(crate) mod flag {
+    pub(crate) const SOLICITED: u8 = 1;
+    /// The payload is in the receive's memory already.
+    pub(crate) const PUSHED: u8 = 2;
+}
+
+/// A message without its payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) op: u8,
+    pub(crate) flags: u8,
+    pub(crate) dst_qpn: u32,
+    /// Of the receiving queue pair, as the sender saw it.
+    pub(crate) incarnation: u32,
+    /// Bytes of the message, wherever they are.
+    pub(crate) len: u32,
+    pub(crate) imm: u32,
+    /// Which of the receives it takes; for UD the Q_Key.
+    pub(crate) msn: u32,
+    pub(crate) src_qpn: u32,
+}
+
+impl Header {
+    /// Bytes of the payload inside the ring.
+    #[inline]
+    fn inside(&self) -> usize {
+        if self.flags & flag::PUSHED != 0 || matches!(self.op, op::TOO_LONG | op::UNWRITABLE) {
+            0
+        } else {
+            self.len as usize
+        }
+    }
+
+    #[inline]
+    fn to_words(self, position: u32, slots: u32) -> [u64; 4] {
+        [
+            u64::from(sequence(position))
+                | u64::from(self.op) << 32
+                | u64::from(self.flags) << 40
+                | u64::from(slots & 0xffff) << 48,
+            u64::from(self.dst_qpn) | u64::from(self.incarnation) << 32,
+            u64::from(self.len) | u64::from(self.imm) << 32,
+            u64::from(self.msn) | u64::from(self.src_qpn) << 32,
+        ]
+    }
+
+    #[inline]
+    fn from_words(words: [u64; 4]) -> (Self, u32) {
+        let header = Self {
+            op: (words[0] >> 32) as u8,
+            flags: (words[0] >> 40) as u8,
+            dst_qpn: words[1] as u32,
+            incarnation: (words[1] >> 32) as u32,
+            len: words[2] as u32,
+            imm: (words[2] >> 32) as u32,
+            msn: words[3] as u32,
+            src_qpn: (words[3] >> 32) as u32,
+        };
+        (header, (words[0] >> 48) as u32)
+    }
+}
+
+/// What the first word of the message at `position` holds in its lower half; never 0.
+#[inline]
+fn sequence(position: u32) -> u32 {
+    position << 1 | 1
+}
+
+/// Slots that a message with `inside` bytes of payload takes.
+#[inline]
+pub(crate) fn slots_for(inside: usize) -> u32 {
+    (HEADER + inside).div_ceil(SLOT) as u32
+}
+
+#[inline]
+fn slot_at(position: u32) -> usize {
+    SLOTS_AT + SLOT * (position % SLOTS) as usize
+}
+
+fn fits(map: &Mapping) -> bool {
+    map.len() >= RING_SIZE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{fallocate, memfd_create};
+    use std::os::fd::AsRawFd;
+
+    pub(super) fn pair() -> (Producer, Consumer) {
+        let file = memfd_create(c"ring", RING_SIZE).unwrap();
+        fallocate(file.as_raw_fd(), 0, RING_SIZE).unwrap();
+        let producer = Producer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
+        let consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42).unwrap();
+        (producer, consumer)
+    }
+
+    #[test]
+    fn headers_survive_their_words() {
+        let header = Header {
+            op: op::WRITE_IMM,
+            flags: flag::PUSHED,
+            dst_qpn: 0xab_cdef,
+            incarnation: 0x12_3456,
+            len: u32::MAX,
+            imm: 0xdead_beef,
+            msn: u32::MAX - 1,
+            src_qpn: 0x65_4321,
+        };
+        assert_eq!(Header::from_words(header.to_words(7, 130)), (header, 130));
+    }
+
+    #[test]
+    fn a_ring_of_somebody_else_is_refused() {
+        let file = memfd_create(c"ring", RING_SIZE).unwrap();
+        let _producer = Producer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
+        assert!(Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 43).is_none());
+        assert!(Consumer::new(Mapping::new(&file, 8192).unwrap(), 42).is_none());
+    }
+
+    /// A deterministic sequence of numbers, so that a failure can be repeated.
+    pub(super) struct Random(pub(super) u64);
+
+    impl Random {
+        pub(super) fn below(&mut self, n: u64) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0 % n
+        }
+    }
+
+    #[test]
+    fn messages_arrive_whole_and_in_order() {
+        for seed in 1..30 {
+            let mut random = Random(seed * 0x9e37_79b9);
+            let (mut producer, mut consumer) = pair();
+            let mut sent = std::collections::VecDeque::new();
+            let mut number = 0u32;
+            for _ in 0..4000 {
+                if random.below(2) == 0 {
+                    let len = match random.below(4) {
+                        0 => random.below(33),
+                        1 => random.below(300),
+                        2 => random.below(MAX_PAYLOAD as u64 + 1),
+                        _ => 0,
+                    } as usize;
+                    // Payload that looks like headers as much as it can.
+                    let word = sequence(random.below(u64::from(SLOTS) * 4) as u32);
+                    let payload: Vec<u8> = u64::from(word)
+                        .to_ne_bytes()
+                        .into_iter()
+                        .cycle()
+                        .take(len)
+                        .collect();
+                    let header = Header {
+                        len: len as u32,
+                        msn: number,
+                        ..Header::default()
+                    };
+                    // SAFETY: the destination has `len` bytes.
+                    let done = producer.push(&header, |at| unsafe {
+                        at.copy_from_nonoverlapping(payload.as_ptr(), len);
+                    });
+                    if done {
+                        sent.push_back(payload);
+                        number += 1;
+                    }
+                } else {
+                    for _ in 0..random.below(20) {
+                        let Some(message) = consumer.peek().unwrap() else {
+                            assert!(sent.is_empty());
+                            break;
+                        };
+                        let expected = sent.pop_front().unwrap();
+                        let mut got = vec![0u8; message.header.len as usize];
+                        // SAFETY: room for all of the payload.
+                        unsafe {
+                            consumer.copy_payload(&message, 0, got.as_mut_ptr(), got.len());
+                        }
+                        assert_eq!(got, expected);
+                        consumer.advance(&message);
+                    }
+                    consumer.publish();
+                }
+            }
+            assert!(number > 500);
+        }
+    }
+
+    #[test]
+    fn rubbish_is_an_error_and_never_read_beyond() {
+        let mut random = Random(99);
+        for _ in 0..3000 {
+            let file = memfd_create(c"ring", RING_SIZE).unwrap();
+            let map = Mapping::new(&file, RING_SIZE).unwrap();
+            let _producer = Producer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
+            let mut consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42).unwrap();
+            for word in 0..4 {
+                map.u64(SLOTS_AT + word * 8).store(
+                    random.below(u64::MAX) & !0 | u64::from(word == 0),
+                    std::sync::atomic::Ordering::Relaxed,
+                );
+            }
+            map.u32(SLOTS_AT)
+                .store(sequence(0), std::sync::atomic::Ordering::Relaxed);
+            if let Ok(Some(message)) = consumer.peek() {
+                assert!(message.inside <= MAX_PAYLOAD);
+                consumer.advance(&message);
+            }
+        }
+    }
+
+    #[test]
+    fn two_threads_keep_pace() {
+        let (mut producer, mut consumer) = pair();
+        let sender = std::thread::spawn(move || {
+            let mut random = Random(5);
+            for number in 0..100_000u32 {
+                let len = random.below(200) as usize;
+                let header = Header {
+                    len: len as u32,
+                    msn: number,
+                    ..Header::default()
+                };
+                // SAFETY: the destination has `len` bytes.
+                while !producer.push(&header, |at| unsafe { at.write_bytes(number as u8, len) }) {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut number = 0u32;
+        while number < 100_000 {
+            while let Some(message) = consumer.peek().unwrap() {
+                assert_eq!(message.header.msn, number);
+                let mut got = [0u8; 200];
+                let len = message.header.len as usize;
+                // SAFETY: room for all of the payload.
+                unsafe { consumer.copy_payload(&message, 0, got.as_mut_ptr(), len) };
+                assert!(got[..len].iter().all(|&byte| byte == number as u8));
+                consumer.advance(&message);
+                number += 1;
+            }
+            consumer.publish();
+            std::thread::yield_now();
+        }
+        sender.join().unwrap();
+    }
+}

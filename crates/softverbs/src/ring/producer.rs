@@ -1,0 +1,99 @@
+//! The sender's side of a ring.
+
+use std::sync::atomic::Ordering;
+
+use super::{
+    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SLOTS, WAITING_AT, op, sequence, slot_at,
+    slots_for,
+};
+use crate::segment::{Mapping, layout};
+
+/// Writes messages.
+#[derive(Debug)]
+pub(crate) struct Producer {
+    map: Mapping,
+    /// Slots written so far, wrapping.
+    head: u32,
+    /// What the receiver said last that it is done with.
+    consumed: u32,
+}
+
+impl Producer {
+    /// Takes a ring that nobody else writes to; `cookie` is the sender's.
+    pub(crate) fn new(map: Mapping, cookie: u64) -> Self {
+        map.u64(COOKIE_AT).store(cookie, Ordering::Relaxed);
+        map.u64(MAGIC_AT)
+            .store(layout::RING_MAGIC, Ordering::Release);
+        Self {
+            map,
+            head: 0,
+            consumed: 0,
+        }
+    }
+
+    /// Publishes a message; `fill` gets the place of its payload, if it has one in the ring.
+    /// False, with nothing done, where the ring has no room.
+    #[inline]
+    pub(crate) fn push(&mut self, header: &Header, fill: impl FnOnce(*mut u8)) -> bool {
+        let inside = header.inside();
+        let slots = slots_for(inside);
+        let to_end = SLOTS - self.head % SLOTS;
+        let pad = if slots > to_end { to_end } else { 0 };
+        // One more stays free: the first word after the message is cleared.
+        if !self.room(pad + slots + 1) {
+            return false;
+        }
+        if pad > 0 {
+            let filler = Header {
+                op: op::PAD,
+                ..Header::default()
+            };
+            self.clear(self.head.wrapping_add(pad));
+            self.publish(&filler, pad);
+        }
+        if inside > 0 {
+            fill(self.map.bytes(slot_at(self.head) + HEADER, inside));
+        }
+        self.clear(self.head.wrapping_add(slots));
+        self.publish(header, slots);
+        true
+    }
+
+    #[inline]
+    fn room(&mut self, slots: u32) -> bool {
+        if self.used().saturating_add(slots) <= SLOTS {
+            return true;
+        }
+        self.consumed = self.map.u32(CONSUMED_AT).load(Ordering::Acquire);
+        self.used().saturating_add(slots) <= SLOTS
+    }
+
+    /// A receiver that claims more than was written only hurts itself: the result is too much.
+    #[inline]
+    fn used(&self) -> u32 {
+        self.head.wrapping_sub(self.consumed)
+    }
+
+    #[inline]
+    fn clear(&self, position: u32) {
+        self.map.u64(slot_at(position)).store(0, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn publish(&mut self, header: &Header, slots: u32) {
+        let at = slot_at(self.head);
+        let words = header.to_words(self.head, slots);
+        for (i, word) in words.iter().enumerate().skip(1) {
+            self.map.u64(at + 8 * i).store(*word, Ordering::Relaxed);
+        }
+        self.map.u64(at).store(words[0], Ordering::Release);
+        debug_assert_eq!(words[0] as u32, sequence(self.head));
+        self.head = self.head.wrapping_add(slots);
+    }
+
+    /// Asks the receiver to ring when it has taken something. The caller runs a heavy fence and
+    /// tries again before it relies on it.
+    pub(crate) fn wait(&self) {
+        self.map.u32(WAITING_AT).store(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,285 @@
+//! Where things lie in a process's segment. Offsets and sizes in bytes; `docs/softverbs.md` has
+//! the same as a table, with who writes what.
+//!
+//! The file is as large as the whole layout from the start, and sealed so; parts get their pages
+//! before their first use is published.
+
+/// First word of every segment.
+pub(crate) const MAGIC: u64 = 0x0001_6265_7674_666f;
+/// First word of every ring.
+pub(crate) const RING_MAGIC: u64 = 0x0001_676e_6972_766f;
+
+/// Processes of one user on one host, and so the bits of a queue pair number that name its owner.
+pub(crate) const MAX_PROCESSES: usize = 1 << PROCESS_BITS;
+pub(crate) const PROCESS_BITS: u32 = 10;
+/// Queue pairs of one process; the rest of the 24 bits.
+pub(crate) const MAX_QPS: usize = 1 << QP_BITS;
+pub(crate) const QP_BITS: u32 = 14;
+/// Completion queues of one process.
+pub(crate) const MAX_CQS: usize = 1 << 14;
+/// Memory regions of one process.
+pub(crate) const MAX_REGIONS: usize = 1 << 20;
+/// Shared receive queues of one process.
+pub(crate) const MAX_SRQS: usize = 1 << 14;
+
+/// Header: one page.
+pub(crate) mod header {
+    pub(crate) const MAGIC: usize = 0;
+    pub(crate) const SIZE: usize = 8;
+    pub(crate) const COOKIE: usize = 16;
+    /// u32: the owner runs barriers before it sleeps (`sync::heavy_fence`).
+    pub(crate) const BARRIERS: usize = 24;
+    /// u32: emulated node.
+    pub(crate) const NODE: usize = 28;
+    /// u32, by peers: counts queue pairs that they moved to ERR.
+    pub(crate) const ATTENTION: usize = 0x100;
+    /// u32, by peers: counts announced rings.
+    pub(crate) const ANNOUNCED: usize = 0x140;
+    /// u32, by both: the owner may sleep; whoever takes it to 0 rings the process's doorbell.
+    pub(crate) const SLEEPS: usize = 0x180;
+    /// u32, u64: the doorbell's descriptor and inode.
+    pub(crate) const DOORBELL: usize = 0x184;
+    pub(crate) const DOORBELL_INODE: usize = 0x188;
+    /// u64 each, by peers: one bit for each process that may have hazards here.
+    pub(crate) const VISITORS: usize = 0x200;
+    pub(crate) const END: usize = 0x1000;
+}
+
+/// One entry for each sender's process: its ring, and its hazards on the owner's regions.
+pub(crate) mod announce {
+    use super::MAX_PROCESSES;
+    pub(crate) const AT: usize = super::header::END;
+    pub(crate) const STRIDE: usize = 128;
+    /// u64: the sender's cookie; stored last.
+    pub(crate) const COOKIE: usize = 0;
+    /// u32: descriptor of the ring in the sender's process.
+    pub(crate) const FD: usize = 8;
+    /// u64 each, by the sender: the key that one of its threads is using, `| 1 << 32`, or 0.
+    pub(crate) const HAZARDS: usize = 64;
+    pub(crate) const HAZARD_COUNT: usize = 8;
+    pub(crate) const END: usize = AT + STRIDE * MAX_PROCESSES;
+}
+
+/// One entry for each completion queue.
+pub(crate) mod cq {
+    pub(crate) const AT: usize = super::announce::END;
+    pub(crate) const STRIDE: usize = 64;
+    /// u32, by both: what the owner waits for; whoever takes it to 0 rings the channel's doorbell.
+    pub(crate) const ARMED: usize = 0;
+    /// u32, u64: the channel's doorbell.
+    pub(crate) const DOORBELL: usize = 4;
+    pub(crate) const DOORBELL_INODE: usize = 8;
+    pub(crate) const END: usize = AT + STRIDE * super::MAX_CQS;
+}
+
+/// Values of [`cq::ARMED`].
+pub(crate) const ARMED_NOT: u32 = 0;
+pub(crate) const ARMED_SOLICITED: u32 = 1;
+pub(crate) const ARMED_ANY: u32 = 2;
+
+/// One entry for each queue pair.
+pub(crate) mod qp {
+    pub(crate) const AT: usize = super::cq::END;
+    pub(crate) const STRIDE: usize = 128;
+    /// u64: see [`super::StateWord`]; written by the owner, moved to ERR by peers too.
+    pub(crate) const STATE: usize = 0;
+    /// u32: completion queues.
+    pub(crate) const RECV_CQ: usize = 8;
+    pub(crate) const SEND_CQ: usize = 12;
+    /// u64, u32, u32: receive descriptors: offset in the segment, how many (a power of two),
+    /// bytes each.
+    pub(crate) const DESC_AT: usize = 16;
+    pub(crate) const DESC_COUNT: usize = 24;
+    pub(crate) const DESC_STRIDE: usize = 28;
+    /// u32: protection domain.
+    pub(crate) const PD: usize = 32;
+    /// u32: `min_rnr_timer`, 0–31.
+    pub(crate) const RNR_TIMER: usize = 36;
+    /// u32, by both: a sender waits for a receive.
+    pub(crate) const WAITING: usize = 40;
+    /// u32: index of the shared receive queue + 1, or 0.
+    pub(crate) const SRQ: usize = 44;
+    /// u32: `ibv_qp_type`.
+    pub(crate) const TYPE: usize = 48;
+    /// u64: see [`super::Credit`].
+    pub(crate) const CREDIT: usize = 64;
+    pub(crate) const END: usize = AT + STRIDE * super::MAX_QPS;
+}
+
+/// One entry for each memory region.
+pub(crate) mod region {
+    pub(crate) const AT: usize = super::qp::END;
+    pub(crate) const STRIDE: usize = 64;
+    /// u32: the key that is valid now, or 0; stored last, cleared first.
+    pub(crate) const KEY: usize = 0;
+    /// u32: access flags.
+    pub(crate) const ACCESS: usize = 4;
+    /// u32: protection domain.
+    pub(crate) const PD: usize = 8;
+    /// u64: first address that peers name, length, and the owner's address behind it.
+    pub(crate) const IOVA: usize = 16;
+    pub(crate) const LEN: usize = 24;
+    pub(crate) const ADDR: usize = 32;
+    pub(crate) const END: usize = AT + STRIDE * super::MAX_REGIONS;
+}
+
+/// One entry for each shared receive queue.
+pub(crate) mod srq {
+    pub(crate) const AT: usize = super::region::END;
+    pub(crate) const STRIDE: usize = 128;
+    pub(crate) const END: usize = AT + STRIDE * super::MAX_SRQS;
+}
+
+/// Locks for atomic operations, by address.
+pub(crate) mod stripe {
+    pub(crate) const AT: usize = super::srq::END;
+    pub(crate) const STRIDE: usize = 64;
+    pub(crate) const COUNT: usize = 256;
+    pub(crate) const END: usize = AT + STRIDE * COUNT;
+}
+
+/// Receive descriptors.
+pub(crate) mod arena {
+    pub(crate) const AT: usize = super::stripe::END.next_multiple_of(4096);
+    pub(crate) const LEN: usize = 256 << 20;
+}
+
+/// Size of a segment.
+pub(crate) const SEGMENT_SIZE: usize = arena::AT + arena::LEN;
+
+/// A receive descriptor: u32 total length, u32 number of pieces, u64 unused, then the pieces:
+/// u64 address, u32 length, u32 unused.
+pub(crate) mod desc {
+    pub(crate) const TOTAL: usize = 0;
+    pub(crate) const PIECES: usize = 4;
+    pub(crate) const FIRST: usize = 16;
+    pub(crate) const PIECE: usize = 16;
+    /// In the place of the number of pieces: the owner may not write one of them.
+    pub(crate) const POISONED: u32 = u32::MAX;
+
+    pub(crate) fn stride(pieces: usize) -> usize {
+        (FIRST + pieces * PIECE).next_multiple_of(32)
+    }
+}
+
+/// A queue pair's state as peers see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StateWord(pub(crate) u64);
+
+impl StateWord {
+    /// `dest` is the connected queue pair's number, `access` what that one may do here, and
+    /// `incarnation` differs between two lives of the same number.
+    pub(crate) fn new(state: u32, dest: u32, access: u32, incarnation: u32) -> Self {
+        Self(
+            u64::from(dest & 0xff_ffff)
+                | u64::from(state & 0xff) << 24
+                | u64::from(access & 0xff) << 32
+                | u64::from(incarnation & 0xff_ffff) << 40,
+        )
+    }
+
+    #[inline]
+    pub(crate) fn dest(self) -> u32 {
+        self.0 as u32 & 0xff_ffff
+    }
+
+    #[inline]
+    pub(crate) fn state(self) -> u32 {
+        (self.0 >> 24) as u32 & 0xff
+    }
+
+    #[inline]
+    pub(crate) fn access(self) -> u32 {
+        (self.0 >> 32) as u32 & 0xff
+    }
+
+    #[inline]
+    pub(crate) fn incarnation(self) -> u32 {
+        (self.0 >> 40) as u32
+    }
+
+    #[must_use]
+    pub(crate) fn with_state(self, state: u32) -> Self {
+        Self(self.0 & !(0xff << 24) | u64::from(state & 0xff) << 24)
+    }
+}
+
+/// How many receives were posted since RESET (wrapping), and the least length of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Credit {
+    pub(crate) posted: u32,
+    pub(crate) least: u32,
+}
+
+impl Credit {
+    #[inline]
+    pub(crate) fn to_word(self) -> u64 {
+        u64::from(self.posted) | u64::from(self.least) << 32
+    }
+
+    #[inline]
+    pub(crate) fn from_word(word: u64) -> Self {
+        Self {
+            posted: word as u32,
+            least: (word >> 32) as u32,
+        }
+    }
+}
+
+/// The number of the queue pair with this index in the process of this slot. Index 0 and 1 of
+/// slot 0 would be the special numbers of the specification, so no process uses them.
+pub(crate) fn qp_num(slot: u32, index: u32) -> u32 {
+    slot << QP_BITS | index
+}
+
+/// Slot and index of a queue pair number.
+#[inline]
+pub(crate) fn split_qp_num(num: u32) -> (u32, u32) {
+    (
+        num >> QP_BITS & (MAX_PROCESSES as u32 - 1),
+        num & (MAX_QPS as u32 - 1),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_words_keep_their_parts() {
+        let word = StateWord::new(3, 0xab_cdef, 0x0e, 0x12_3456);
+        assert_eq!(word.state(), 3);
+        assert_eq!(word.dest(), 0xab_cdef);
+        assert_eq!(word.access(), 0x0e);
+        assert_eq!(word.incarnation(), 0x12_3456);
+        let error = word.with_state(6);
+        assert_eq!((error.state(), error.dest()), (6, 0xab_cdef));
+        assert_eq!(error.incarnation(), 0x12_3456);
+    }
+
+    #[test]
+    fn numbers_name_their_owner() {
+        for (slot, index) in [(0, 2), (1023, 16383), (5, 77)] {
+            let num = qp_num(slot, index);
+            assert!(num < 1 << 24);
+            assert_eq!(split_qp_num(num), (slot, index));
+        }
+    }
+
+    #[test]
+    fn parts_do_not_share_cache_lines() {
+        for at in [
+            announce::AT,
+            cq::AT,
+            qp::AT,
+            region::AT,
+            srq::AT,
+            stripe::AT,
+            arena::AT,
+        ] {
+            assert_eq!(at % 64, 0);
+        }
+        assert_eq!(desc::stride(1), 32);
+        assert_eq!(desc::stride(3), 64);
+    }
+}

@@ -1,0 +1,88 @@
+//! A mapped file that other processes map too.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::sys::{Errno, Res};
+
+/// Shared memory, unmapped on drop. A forked child does not have it.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is reached through atomics and raw copies only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `file`, which must be sealed at that size or a larger one.
+    pub(crate) fn new(file: &OwnedFd, len: usize) -> Res<Self> {
+        // SAFETY: a new mapping, at an address of the kernel's choice.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+            // SAFETY: the mapping made above; both change what happens at fork and at a crash.
+            unsafe { libc::madvise(base, len, advice) };
+        }
+        let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
+        Ok(Self { base, len })
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The word at `at`, a multiple of 4 inside the mapping.
+    ///
+    /// # Panics
+    /// Where it is not: offsets that a peer named are checked before.
+    #[inline]
+    pub(crate) fn u32(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4) && at <= self.len - 4);
+        // SAFETY: inside the mapping, aligned, and living as long as `self`; everybody uses
+        // atomics on it.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
+    }
+
+    /// The word at `at`, a multiple of 8 inside the mapping; else as [`Self::u32`].
+    #[inline]
+    pub(crate) fn u64(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at <= self.len - 8);
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
+    }
+
+    /// The address of `len` bytes at `at`, for raw copies.
+    ///
+    /// # Panics
+    /// Where they are not inside the mapping.
+    #[inline]
+    pub(crate) fn bytes(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(len <= self.len && at <= self.len - len);
+        // SAFETY: inside the mapping, as just checked.
+        unsafe { self.base.as_ptr().add(at) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's, and all references into it borrow the object.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}

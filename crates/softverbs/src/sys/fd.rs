@@ -1,0 +1,203 @@
+//! Pipes as doorbells, timers, and epoll sets.
+
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use super::{Res, check};
+
+/// A non-blocking pipe whose one use is to be readable.
+#[derive(Debug)]
+pub(crate) struct Pipe {
+    read: OwnedFd,
+    write: OwnedFd,
+    inode: u64,
+}
+
+impl Pipe {
+    pub(crate) fn new() -> Res<Self> {
+        let mut fds = [0; 2];
+        // SAFETY: room for two descriptors.
+        check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) })?;
+        // SAFETY: the call made both, and nothing else owns them.
+        let (read, write) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
+        let inode = inode_of(read.as_raw_fd())?;
+        Ok(Self { read, write, inode })
+    }
+
+    /// The end that peers reopen.
+    pub(crate) fn read_fd(&self) -> RawFd {
+        self.read.as_raw_fd()
+    }
+
+    /// Tells this pipe from whatever has its number later.
+    pub(crate) fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Makes it readable. A full pipe is readable already.
+    pub(crate) fn ring(&self) {
+        ring_fd(self.write.as_raw_fd());
+    }
+
+    /// Makes it unreadable again; false where it was so already.
+    pub(crate) fn drain(&self) -> bool {
+        let mut buffer = [0u8; 256];
+        let mut any = false;
+        loop {
+            // SAFETY: the buffer has the length given.
+            let n = unsafe {
+                libc::read(
+                    self.read.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                )
+            };
+            if n <= 0 {
+                return any;
+            }
+            any = true;
+            if (n as usize) < buffer.len() {
+                return true;
+            }
+        }
+    }
+}
+
+/// Writes one byte to a doorbell.
+pub(crate) fn ring_fd(fd: RawFd) {
+    // SAFETY: one readable byte; an error means that it is full or gone, and neither needs action.
+    unsafe { libc::write(fd, [1u8].as_ptr().cast(), 1) };
+}
+
+/// Opens a peer's doorbell, if the descriptor still is the pipe with that inode. It is opened for
+/// reading too, so that a write never raises SIGPIPE.
+pub(crate) fn open_doorbell(pid: u32, fd: RawFd, inode: u64) -> Res<OwnedFd> {
+    let file = super::open_fd_of(pid, fd, libc::O_RDWR | libc::O_NONBLOCK)?;
+    if inode_of(file.as_raw_fd())? != inode {
+        return Err(super::Errno(libc::ESTALE));
+    }
+    Ok(file)
+}
+
+pub(crate) fn inode_of(fd: RawFd) -> Res<u64> {
+    // SAFETY: all zeros is a value of it.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: writable structure.
+    check(unsafe { libc::fstat(fd, &raw mut stat) })?;
+    Ok(stat.st_ino)
+}
+
+/// A one-shot timer descriptor.
+#[derive(Debug)]
+pub(crate) struct Timer(OwnedFd);
+
+impl Timer {
+    pub(crate) fn new() -> Res<Self> {
+        // SAFETY: no memory is passed.
+        let fd = check(unsafe {
+            libc::timerfd_create(
+                libc::CLOCK_MONOTONIC,
+                libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
+            )
+        })?;
+        // SAFETY: fresh and owned by nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Readable once at this time of the monotonic clock, in nanoseconds; 0 disarms.
+    pub(crate) fn arm(&self, at: u64) {
+        let spec = libc::itimerspec {
+            it_interval: libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: libc::timespec {
+                tv_sec: (at / 1_000_000_000).cast_signed(),
+                tv_nsec: (at % 1_000_000_000).cast_signed(),
+            },
+        };
+        // SAFETY: a readable structure.
+        unsafe {
+            libc::timerfd_settime(
+                self.0.as_raw_fd(),
+                libc::TFD_TIMER_ABSTIME,
+                &raw const spec,
+                std::ptr::null_mut(),
+            )
+        };
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// An epoll set.
+#[derive(Debug)]
+pub(crate) struct Epoll(OwnedFd);
+
+impl Epoll {
+    pub(crate) fn new() -> Res<Self> {
+        // SAFETY: no memory is passed.
+        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: fresh and owned by nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Adds a descriptor, to be readable with `token`.
+    pub(crate) fn add(&self, fd: RawFd, token: u64) -> Res<()> {
+        let mut event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: token,
+        };
+        // SAFETY: a readable structure.
+        check(unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
+        Ok(())
+    }
+
+    /// Takes a descriptor out; it may not be in.
+    pub(crate) fn remove(&self, fd: RawFd) {
+        // SAFETY: a NULL event is allowed for this operation.
+        unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    }
+
+    /// Tokens that are readable now, at most 16, or after at most `timeout_ms` (−1: any time).
+    pub(crate) fn wait(&self, timeout_ms: i32) -> Res<([u64; 16], usize)> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        // SAFETY: room for the number of events given.
+        let n = check(unsafe { libc::epoll_wait(self.fd(), events.as_mut_ptr(), 16, timeout_ms) })?;
+        let mut tokens = [0; 16];
+        for (token, event) in tokens.iter_mut().zip(events) {
+            *token = event.u64;
+        }
+        Ok((tokens, n as usize))
+    }
+
+    /// Whether the application made the set's descriptor non-blocking.
+    pub(crate) fn nonblocking(&self) -> bool {
+        // SAFETY: no memory is passed.
+        let flags = unsafe { libc::fcntl(self.fd(), libc::F_GETFL) };
+        flags >= 0 && flags & libc::O_NONBLOCK != 0
+    }
+}
+
+/// Waits until `fd` is readable, at most `timeout_ms` (−1: any time).
+pub(crate) fn epoll_readable(fd: RawFd, timeout_ms: i32) -> Res<bool> {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one writable element.
+    Ok(check(unsafe { libc::poll(&raw mut poll, 1, timeout_ms) })? > 0)
+}
+
+/// The names in a directory; used for counting descriptors in tests too.
+#[allow(dead_code, reason = "tests only")]
+pub(crate) fn count_entries(path: &str) -> usize {
+    fs::read_dir(path).map_or(0, Iterator::count)
+}

@@ -1,0 +1,86 @@
+//! System calls, wrapped so that the rest of the crate sees owned descriptors and errnos.
+
+mod fd;
+mod memfd;
+mod proc;
+mod vm;
+
+pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, open_doorbell, ring_fd};
+pub(crate) use memfd::{create as memfd_create, fallocate, sealed_size};
+pub(crate) use proc::{
+    Identity, PidFd, machine_id, namespace, open_fd_of, own_start_time, start_time,
+};
+pub(crate) use vm::{
+    MAX_IOV, as_local, pages_usable, readable_locally, vm_read, vm_write, writable_locally,
+};
+
+use std::fmt;
+
+/// An errno as the C library names it, positive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) i32);
+
+impl Errno {
+    /// The calling thread's `errno`.
+    pub(crate) fn last() -> Self {
+        // SAFETY: the C library gives each thread its own errno.
+        Self(unsafe { *libc::__errno_location() })
+    }
+
+    /// Makes it the calling thread's `errno`.
+    pub(crate) fn set(self) {
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", std::io::Error::from_raw_os_error(self.0))
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+/// A result with an errno.
+pub(crate) type Res<T> = Result<T, Errno>;
+
+/// `ret` of a system call, or its errno.
+pub(crate) fn check(ret: libc::c_int) -> Res<libc::c_int> {
+    if ret < 0 { Err(Errno::last()) } else { Ok(ret) }
+}
+
+/// Nanoseconds of the monotonic clock.
+#[inline]
+pub(crate) fn now_ns() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is writable; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The user that this process acts for.
+pub(crate) fn effective_uid() -> u32 {
+    // SAFETY: no memory is passed.
+    unsafe { libc::geteuid() }
+}
+
+/// A random number from the kernel.
+pub(crate) fn random() -> u64 {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer has the length given.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got == 8 {
+        u64::from_ne_bytes(bytes)
+    } else {
+        // Only kernels older than the other calls used here refuse.
+        now_ns() ^ (u64::from(std::process::id()) << 32)
+    }
+}

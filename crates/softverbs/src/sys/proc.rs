@@ -1,0 +1,121 @@
+//! What `/proc` says about processes, and reaching into them.
+
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+
+use super::{Errno, Res, check};
+
+/// Tells a process from every other that has or had its pid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) pid: u32,
+    /// Clock ticks since boot, field 22 of `/proc/<pid>/stat`.
+    pub(crate) start_time: u64,
+    /// Random, made when the process took its place in the registry.
+    pub(crate) cookie: u64,
+}
+
+/// The start time of a process that exists and is no zombie.
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse_start_time(&stat)
+}
+
+/// The start time of this process.
+pub(crate) fn own_start_time() -> Option<u64> {
+    fs::read_to_string("/proc/self/stat")
+        .ok()
+        .and_then(|stat| parse_start_time(&stat))
+}
+
+fn parse_start_time(stat: &str) -> Option<u64> {
+    // The command, in parentheses, may hold anything.
+    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// The inode of one of this process's namespaces.
+pub(crate) fn namespace(name: &str) -> u64 {
+    fs::metadata(format!("/proc/self/ns/{name}")).map_or(0, |m| m.ino())
+}
+
+/// Names this host, across restarts of its processes.
+pub(crate) fn machine_id() -> u64 {
+    let text = fs::read("/etc/machine-id")
+        .ok()
+        .filter(|id| id.len() > 8)
+        .or_else(|| fs::read("/proc/sys/kernel/random/boot_id").ok())
+        .unwrap_or_default();
+    // FNV-1a: any spread of the bits will do.
+    text.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Opens the file behind a descriptor of another process.
+pub(crate) fn open_fd_of(pid: u32, fd: RawFd, flags: libc::c_int) -> Res<OwnedFd> {
+    let path =
+        std::ffi::CString::new(format!("/proc/{pid}/fd/{fd}")).map_err(|_| Errno(libc::EINVAL))?;
+    // SAFETY: a C string.
+    let fd = check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) })?;
+    // SAFETY: fresh and owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A handle that becomes readable when a process ends.
+#[derive(Debug)]
+pub(crate) struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// # Errors
+    /// `ESRCH` where the process is gone.
+    pub(crate) fn open(pid: u32) -> Res<Self> {
+        // SAFETY: no memory is passed.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let fd = check(fd as libc::c_int)?;
+        // SAFETY: fresh and owned by nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    pub(crate) fn alive(&self) -> bool {
+        !super::epoll_readable(self.fd(), 0).unwrap_or(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_survives_odd_names() {
+        let tail = "S 1 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 777 1 1";
+        assert_eq!(parse_start_time(&format!("5 (a b) c) {tail}")), Some(777));
+        assert_eq!(parse_start_time("5 (a) Z 1"), None);
+        assert_eq!(parse_start_time("rubbish"), None);
+    }
+
+    #[test]
+    fn this_process_lives() {
+        let pid = std::process::id();
+        assert_eq!(start_time(pid), own_start_time());
+        assert!(PidFd::open(pid).unwrap().alive());
+    }
+
+    #[test]
+    fn an_ended_child_is_dead() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pidfd = PidFd::open(child.id()).unwrap();
+        child.wait().unwrap();
+        assert!(!pidfd.alive());
+        assert!(PidFd::open(child.id()).is_err());
+    }
+}

@@ -1,0 +1,153 @@
+//! Copies between the memories of two processes, by the kernel.
+
+use std::ptr;
+
+use super::{Errno, Res};
+
+/// How many pieces one call may have on either side.
+pub(crate) const MAX_IOV: usize = 64;
+
+/// A piece of this process's memory.
+pub(crate) fn as_local(addr: u64, len: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: ptr::without_provenance_mut(addr as usize),
+        iov_len: len,
+    }
+}
+
+/// Copies local pieces into those of process `pid`; the number of bytes copied, which is less than
+/// asked for where memory on either side is missing.
+///
+/// The kernel checks both sides, so no address can hurt this process.
+pub(crate) fn vm_write(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) -> Res<usize> {
+    // SAFETY: the kernel checks every address; the memory is the applications' own, who asked.
+    let n = unsafe {
+        libc::process_vm_writev(
+            pid.cast_signed(),
+            local.as_ptr(),
+            local.len() as libc::c_ulong,
+            remote.as_ptr(),
+            remote.len() as libc::c_ulong,
+            0,
+        )
+    };
+    usize::try_from(n).map_err(|_| Errno::last())
+}
+
+/// Copies pieces of process `pid` into local ones; as [`vm_write`].
+pub(crate) fn vm_read(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) -> Res<usize> {
+    // SAFETY: as in `vm_write`; the local pieces were checked to be the application's buffers.
+    let n = unsafe {
+        libc::process_vm_readv(
+            pid.cast_signed(),
+            local.as_ptr(),
+            local.len() as libc::c_ulong,
+            remote.as_ptr(),
+            remote.len() as libc::c_ulong,
+            0,
+        )
+    };
+    usize::try_from(n).map_err(|_| Errno::last())
+}
+
+fn page_size() -> usize {
+    // SAFETY: no memory is passed.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+/// Whether each page of a range of this process can be read. For error paths: one call a page.
+pub(crate) fn readable_locally(addr: u64, len: usize) -> bool {
+    each_page(addr, len, |at| {
+        let mut byte = 0u8;
+        let own = [as_local(at, 1)];
+        let to = [libc::iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        }];
+        vm_read(std::process::id(), &to, &own) == Ok(1)
+    })
+}
+
+/// Whether each page of a range of this process can be written; what is there stays. For error
+/// paths: two calls a page.
+pub(crate) fn writable_locally(addr: u64, len: usize) -> bool {
+    readable_locally(addr, len) && populate(addr, len, libc::MADV_POPULATE_WRITE)
+}
+
+fn each_page(addr: u64, len: usize, mut check: impl FnMut(u64) -> bool) -> bool {
+    let page = page_size() as u64;
+    let Some(end) = addr.checked_add(len as u64) else {
+        return false;
+    };
+    let mut at = addr;
+    while at < end {
+        if !check(at) {
+            return false;
+        }
+        at = (at / page + 1) * page;
+    }
+    true
+}
+
+fn populate(addr: u64, len: usize, advice: libc::c_int) -> bool {
+    let page = page_size() as u64;
+    let start = addr / page * page;
+    let Some(end) = addr
+        .checked_add(len as u64)
+        .and_then(|end| end.checked_next_multiple_of(page))
+    else {
+        return false;
+    };
+    loop {
+        // SAFETY: populating changes no content, and the kernel checks the range.
+        let ret = unsafe {
+            libc::madvise(
+                ptr::without_provenance_mut(start as usize),
+                (end - start) as usize,
+                advice,
+            )
+        };
+        if ret == 0 {
+            return true;
+        }
+        match Errno::last().0 {
+            libc::EINTR | libc::EAGAIN => {}
+            // Mappings of devices can't be populated, and are there all the same.
+            libc::EINVAL => return readable_locally(addr, len),
+            _ => return false,
+        }
+    }
+}
+
+/// Makes the pages of a range present, for writing or for reading; false where they can't be.
+pub(crate) fn pages_usable(addr: u64, len: usize, write: bool) -> bool {
+    let advice = if write {
+        libc::MADV_POPULATE_WRITE
+    } else {
+        libc::MADV_POPULATE_READ
+    };
+    populate(addr, len, advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_memory_is_seen() {
+        let text = vec![7u8; 100_000];
+        let addr = text.as_ptr() as u64;
+        assert!(readable_locally(addr, text.len()));
+        assert!(pages_usable(addr, text.len(), true));
+        assert!(!readable_locally(8, 1));
+        assert!(!pages_usable(8, 1, false));
+        assert!(!pages_usable(u64::MAX - 5, 100, false));
+        let constant: &'static [u8] = include_bytes!("vm.rs");
+        assert!(pages_usable(
+            constant.as_ptr() as u64,
+            constant.len(),
+            false
+        ));
+        assert!(!writable_locally(constant.as_ptr() as u64, constant.len()));
+    }
+}
