@@ -18,6 +18,8 @@ for word in $(cat /proc/cmdline); do
 	weft.mode=*) mode=${word#*=} ;;
 	weft.pair=*) pair=${word#*=} ;;
 	weft.memlock=*) memlock=${word#*=} ;;
+	weft.term=*) term=${word#*=} ;;
+	weft.size=*) size=${word#*=} ;;
 	esac
 done
 WEFT_VM=$WEFT_PROJECT/tests/vm
@@ -45,7 +47,8 @@ run_limited() { # MEMLOCK program...
 
 if [ "$mode" = shell ]; then
 	echo "weft: rxe0 on $(rxe_addr4) and $(rxe_addr6); project read-only here, /xchg is writable; exit ends the guest" >/dev/ttyS1
-	TERM=${TERM_HOST:-linux}
+	TERM=${term:-linux}
+	stty -F /dev/ttyS1 rows "${size%x*}" cols "${size#*x}"
 	(run_limited "${memlock:-unlimited}" setsid -c bash -l -i </dev/ttyS1 >/dev/ttyS1 2>&1)
 	echo o >/proc/sysrq-trigger
 	sleep 60

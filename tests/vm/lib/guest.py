@@ -1,5 +1,6 @@
 """One running guest: QEMU under software emulation, and the agent in it over virtio ports."""
 
+import ctypes
 import os
 import pathlib
 import queue
@@ -117,7 +118,8 @@ class Guest:
         fds = [sock.fileno() for sock in there] + ([link.fileno()] if link else [])
         with open(self.scratch / "qemu", "wb") as log:
             # a process group of its own: Ctrl-C ends this program, which then ends the guest
-            self.qemu = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, process_group=0)
+            self.qemu = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds,
+                                         process_group=0, preexec_fn=end_with_parent)
         for sock in there:
             sock.close()
         if link:
@@ -210,6 +212,11 @@ class Guest:
         if sys.exc_info()[0] is not None:
             self.kill()
         self.close()
+
+
+def end_with_parent():
+    """In the child: no guest outlives this program, even one that is killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def base_argv(image, root, memory, cpus, exchange):

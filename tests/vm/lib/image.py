@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,14 @@ def run_download(argv, what, log):
     """Runs a command that downloads, a few times. Raises CannotDownload or CannotMake."""
     for attempt in range(1, DOWNLOAD_TRIES + 1):
         with open(log, "w") as out:
-            status = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out).returncode
+            # a process group of its own: mmdebstrap signals its whole group when it fails
+            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0)
+            try:
+                status = child.wait()
+            except BaseException:
+                os.killpg(child.pid, signal.SIGTERM)
+                child.wait()
+                raise
         if status == 0:
             return
         text = pathlib.Path(log).read_text(errors="replace")
