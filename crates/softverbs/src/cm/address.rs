@@ -297,16 +297,12 @@ mod tests {
             let after = unsafe { from_c((&raw const storage).cast()) };
             assert_eq!(after, Ok(before));
             // SAFETY: as above.
-            assert_eq!(
-                unsafe { port_of(&raw const storage) },
-                before.port().to_be()
-            );
+            let port = unsafe { port_of(&raw const storage) };
+            assert_eq!(port, before.port().to_be());
         }
         // SAFETY: NULL is allowed.
-        assert_eq!(
-            unsafe { from_c(std::ptr::null()) },
-            Err(Errno(libc::EINVAL))
-        );
+        let null = unsafe { from_c(std::ptr::null()) };
+        assert_eq!(null, Err(Errno(libc::EINVAL)));
     }
 
     #[test]

@@ -1,0 +1,577 @@
+//! What the tests of the connection manager share: owners of its C objects, and a second process.
+//!
+//! The second process is this test binary once more, told by the environment to run the ignored
+//! test `second_process` with a role. It answers line by line on its standard output.
+
+use std::ffi::CStr;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::ptr::null_mut;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
+use rdma_core_sys::*;
+
+/// Nothing in these tests takes longer, unless it hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) fn cm() -> &'static CmFns {
+    &softverbs::backend().cm
+}
+
+pub(crate) fn verbs() -> &'static VerbsFns {
+    &softverbs::backend().verbs
+}
+
+/// 0, or the errno of a call that returned −1.
+pub(crate) fn errno_of(ret: c_int) -> c_int {
+    match ret {
+        0 => 0,
+        -1 => std::io::Error::last_os_error().raw_os_error().unwrap(),
+        other => panic!("a call returned {other}"),
+    }
+}
+
+pub(crate) fn storage(address: SocketAddr) -> sockaddr_storage {
+    // SAFETY: all zeros is a value of it; it has room and alignment for every socket address.
+    unsafe {
+        let mut storage: sockaddr_storage = std::mem::zeroed();
+        match address {
+            SocketAddr::V4(v4) => {
+                let out = &mut *(&raw mut storage).cast::<sockaddr_in>();
+                out.sin_family = libc::AF_INET as u16;
+                out.sin_port = v4.port().to_be();
+                out.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
+            }
+            SocketAddr::V6(v6) => {
+                let out = &mut *(&raw mut storage).cast::<sockaddr_in6>();
+                out.sin6_family = libc::AF_INET6 as u16;
+                out.sin6_port = v6.port().to_be();
+                out.sin6_addr.s6_addr = v6.ip().octets();
+                out.sin6_scope_id = v6.scope_id();
+            }
+        }
+        storage
+    }
+}
+
+/// An address out of C's form.
+fn address(storage: *const sockaddr_storage) -> Option<SocketAddr> {
+    // SAFETY: callers pass a whole storage.
+    unsafe {
+        match i32::from((*storage).ss_family) {
+            libc::AF_INET => {
+                let v4 = &*storage.cast::<sockaddr_in>();
+                let ip = v4.sin_addr.s_addr.to_ne_bytes();
+                Some((ip, u16::from_be(v4.sin_port)).into())
+            }
+            libc::AF_INET6 => {
+                let v6 = &*storage.cast::<sockaddr_in6>();
+                Some((v6.sin6_addr.s6_addr, u16::from_be(v6.sin6_port)).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What an event said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) kind: rdma_cm_event_type,
+    pub(crate) status: c_int,
+    pub(crate) id: Id,
+    pub(crate) listener: Id,
+    pub(crate) data: Vec<u8>,
+    pub(crate) conn: rdma_conn_param,
+}
+
+impl Said {
+    pub(crate) fn name(&self) -> String {
+        // SAFETY: the function returns a static string for every number.
+        let name = unsafe { CStr::from_ptr((cm().rdma_event_str)(self.kind)) };
+        name.to_str()
+            .unwrap()
+            .trim_start_matches("RDMA_CM_EVENT_")
+            .to_owned()
+    }
+}
+
+/// An event channel, non-blocking.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Channel(pub(crate) *mut rdma_event_channel);
+
+// SAFETY: rdma_cm(7): the library is thread safe.
+unsafe impl Send for Channel {}
+
+impl Channel {
+    pub(crate) fn new() -> Self {
+        // SAFETY: no arguments.
+        let channel = unsafe { (cm().rdma_create_event_channel)() };
+        assert!(!channel.is_null(), "{}", std::io::Error::last_os_error());
+        let channel = Self(channel);
+        // SAFETY: the channel's descriptor.
+        let set = unsafe { libc::fcntl(channel.fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        assert_eq!(set, 0);
+        channel
+    }
+
+    pub(crate) fn fd(self) -> c_int {
+        // SAFETY: a live channel.
+        unsafe { (*self.0).fd }
+    }
+
+    pub(crate) fn readable(self, wait: Duration) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one writable element.
+        unsafe { libc::poll(&raw mut poll, 1, wait.as_millis() as c_int) == 1 }
+    }
+
+    /// The next event without acknowledging it, or the errno.
+    pub(crate) fn raw(self) -> Result<*mut rdma_cm_event, c_int> {
+        let mut event = null_mut();
+        // SAFETY: a live channel and room for a pointer.
+        match errno_of(unsafe { (cm().rdma_get_cm_event)(self.0, &raw mut event) }) {
+            0 => Ok(event),
+            errno => Err(errno),
+        }
+    }
+
+    /// The next event, acknowledged; within [`PATIENCE`].
+    pub(crate) fn next(self) -> Said {
+        self.next_within(PATIENCE).expect("no event came")
+    }
+
+    pub(crate) fn next_within(self, wait: Duration) -> Option<Said> {
+        let until = Instant::now() + wait;
+        loop {
+            match self.raw() {
+                Ok(event) => {
+                    let said = read(event);
+                    // SAFETY: an event not acknowledged before.
+                    assert_eq!(unsafe { (cm().rdma_ack_cm_event)(event) }, 0);
+                    return Some(said);
+                }
+                Err(errno) => assert_eq!(errno, libc::EAGAIN),
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !self.readable(left) {
+                return None;
+            }
+        }
+    }
+
+    /// The next event, which must be this one; its status too.
+    pub(crate) fn expect(self, kind: rdma_cm_event_type, status: c_int) -> Said {
+        let said = self.next();
+        assert_eq!(
+            (said.kind, said.status),
+            (kind, status),
+            "{} came: {said:?}",
+            said.name()
+        );
+        said
+    }
+
+    pub(crate) fn expect_silence(self) {
+        if let Some(said) = self.next_within(Duration::from_millis(50)) {
+            panic!("an event came: {} {said:?}", said.name());
+        }
+    }
+
+    pub(crate) fn destroy(self) {
+        // SAFETY: the tests use it no more.
+        unsafe { (cm().rdma_destroy_event_channel)(self.0) };
+    }
+
+    pub(crate) fn id(self) -> Id {
+        let mut id = null_mut();
+        // SAFETY: a live channel and room for a pointer.
+        let ret = unsafe { (cm().rdma_create_id)(self.0, &raw mut id, null_mut(), RDMA_PS_TCP) };
+        assert_eq!(errno_of(ret), 0);
+        Id(id)
+    }
+
+    /// An id that listens, and where.
+    pub(crate) fn listener(self, on: &str, backlog: c_int) -> (Id, SocketAddr) {
+        let id = self.id();
+        assert_eq!(id.bind(on), 0);
+        assert_eq!(id.listen(backlog), 0);
+        (id, id.source().unwrap())
+    }
+
+    /// An id with a route to `to`.
+    pub(crate) fn routed(self, to: SocketAddr) -> Id {
+        let id = self.id();
+        assert_eq!(id.resolve(None, to), 0);
+        self.expect(RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        assert_eq!(id.resolve_route(), 0);
+        self.expect(RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+        id
+    }
+}
+
+/// Copies what an event says.
+pub(crate) fn read(event: *mut rdma_cm_event) -> Said {
+    // SAFETY: a live event, whose private data has the length that it says.
+    unsafe {
+        let conn = *(*event).param.conn.as_ref();
+        let data = if conn.private_data.is_null() {
+            Vec::new()
+        } else {
+            std::slice::from_raw_parts(conn.private_data.cast::<u8>(), conn.private_data_len.into())
+                .to_vec()
+        };
+        Said {
+            kind: (*event).event,
+            status: (*event).status,
+            id: Id((*event).id),
+            listener: Id((*event).listen_id),
+            data,
+            conn,
+        }
+    }
+}
+
+/// A connection identifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Id(pub(crate) *mut rdma_cm_id);
+
+// SAFETY: rdma_cm(7): the library is thread safe.
+unsafe impl Send for Id {}
+
+impl Id {
+    pub(crate) fn c<'a>(self) -> &'a mut rdma_cm_id {
+        // SAFETY: a live id; the tests keep no such reference, and look from one thread at a time.
+        unsafe { &mut *self.0 }
+    }
+
+    pub(crate) fn bind(self, address: &str) -> c_int {
+        let mut to = storage(address.parse().unwrap());
+        // SAFETY: a live id and a valid address.
+        errno_of(unsafe { (cm().rdma_bind_addr)(self.0, (&raw mut to).cast()) })
+    }
+
+    pub(crate) fn listen(self, backlog: c_int) -> c_int {
+        // SAFETY: a live id.
+        errno_of(unsafe { (cm().rdma_listen)(self.0, backlog) })
+    }
+
+    pub(crate) fn resolve(self, from: Option<SocketAddr>, to: SocketAddr) -> c_int {
+        let mut from = from.map(storage);
+        let from = from
+            .as_mut()
+            .map_or(null_mut(), |from| (&raw mut *from).cast::<sockaddr>());
+        let mut to = storage(to);
+        // SAFETY: a live id and valid addresses.
+        errno_of(unsafe { (cm().rdma_resolve_addr)(self.0, from, (&raw mut to).cast(), 2000) })
+    }
+
+    pub(crate) fn resolve_route(self) -> c_int {
+        // SAFETY: a live id.
+        errno_of(unsafe { (cm().rdma_resolve_route)(self.0, 2000) })
+    }
+
+    pub(crate) fn source(self) -> Option<SocketAddr> {
+        address((&raw const self.c().route.addr.__bindgen_anon_1).cast())
+    }
+
+    pub(crate) fn destination(self) -> Option<SocketAddr> {
+        address((&raw const self.c().route.addr.__bindgen_anon_2).cast())
+    }
+
+    pub(crate) fn connect(self, param: &mut rdma_conn_param) -> c_int {
+        // SAFETY: a live id; the private data outlives the call.
+        errno_of(unsafe { (cm().rdma_connect)(self.0, param) })
+    }
+
+    pub(crate) fn accept(self, param: &mut rdma_conn_param) -> c_int {
+        // SAFETY: as above.
+        errno_of(unsafe { (cm().rdma_accept)(self.0, param) })
+    }
+
+    pub(crate) fn reject(self, data: &[u8]) -> c_int {
+        // SAFETY: a live id and the bytes of a slice.
+        errno_of(unsafe { (cm().rdma_reject)(self.0, data.as_ptr().cast(), data.len() as u8) })
+    }
+
+    pub(crate) fn disconnect(self) -> c_int {
+        // SAFETY: a live id.
+        errno_of(unsafe { (cm().rdma_disconnect)(self.0) })
+    }
+
+    pub(crate) fn migrate(self, channel: Channel) -> c_int {
+        // SAFETY: a live id and a live channel.
+        errno_of(unsafe { (cm().rdma_migrate_id)(self.0, channel.0) })
+    }
+
+    pub(crate) fn set_option(self, option: u32, value: &[u8]) -> c_int {
+        let at = value.as_ptr().cast_mut().cast();
+        // SAFETY: a live id; the value is only read.
+        errno_of(unsafe {
+            (cm().rdma_set_option)(
+                self.0,
+                RDMA_OPTION_ID as c_int,
+                option as c_int,
+                at,
+                value.len(),
+            )
+        })
+    }
+
+    /// A queue pair and completion queue of the id's own.
+    pub(crate) fn create_qp(self) -> c_int {
+        let mut attr = ibv_qp_init_attr {
+            qp_type: IBV_QPT_RC,
+            cap: ibv_qp_cap {
+                max_send_wr: 4,
+                max_recv_wr: 4,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            ..ibv_qp_init_attr::default()
+        };
+        // SAFETY: a live id; NULL asks for the default protection domain.
+        errno_of(unsafe { (cm().rdma_create_qp)(self.0, null_mut(), &raw mut attr) })
+    }
+
+    pub(crate) fn qp_state(self) -> ibv_qp_state {
+        let mut attr = ibv_qp_attr::default();
+        let mut init = ibv_qp_init_attr::default();
+        // SAFETY: a live queue pair and writable structures.
+        let ret = unsafe {
+            (verbs().ibv_query_qp)(
+                self.c().qp,
+                &raw mut attr,
+                IBV_QP_STATE as c_int,
+                &raw mut init,
+            )
+        };
+        assert_eq!(ret, 0);
+        attr.qp_state
+    }
+
+    /// Ends the id, with its queue pair.
+    pub(crate) fn destroy(self) {
+        // SAFETY: a live id, which the tests use no more.
+        unsafe {
+            if !self.c().qp.is_null() {
+                (cm().rdma_destroy_qp)(self.0);
+            }
+            assert_eq!(errno_of((cm().rdma_destroy_id)(self.0)), 0);
+        }
+    }
+}
+
+/// Connection parameters with private data, which must outlive them.
+pub(crate) fn param(data: &[u8]) -> rdma_conn_param {
+    rdma_conn_param {
+        private_data: data.as_ptr().cast(),
+        private_data_len: data.len() as u8,
+        responder_resources: 3,
+        initiator_depth: 2,
+        retry_count: 6,
+        rnr_retry_count: 5,
+        ..rdma_conn_param::default()
+    }
+}
+
+/// Whether `data` is `start`, and zeros up to the field's length.
+pub(crate) fn assert_padded(data: &[u8], start: &[u8], len: usize) {
+    assert_eq!(data.len(), len);
+    assert_eq!(&data[..start.len()], start);
+    assert!(data[start.len()..].iter().all(|&byte| byte == 0));
+}
+
+/// 64 registered bytes.
+pub(crate) struct Buffer {
+    mr: *mut ibv_mr,
+    bytes: *mut [u8; 64],
+}
+
+impl Buffer {
+    pub(crate) fn new(id: Id, text: &[u8]) -> Self {
+        let mut bytes = Box::new([0; 64]);
+        bytes[..text.len()].copy_from_slice(text);
+        let bytes = Box::into_raw(bytes);
+        // SAFETY: the default protection domain of a live id, and owned memory.
+        let mr = unsafe {
+            (verbs().ibv_reg_mr)(id.c().pd, bytes.cast(), 64, IBV_ACCESS_LOCAL_WRITE as c_int)
+        };
+        assert!(!mr.is_null(), "{}", std::io::Error::last_os_error());
+        Self { mr, bytes }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8; 64] {
+        // SAFETY: owned, and the device writes it only while a receive is posted.
+        unsafe { &*self.bytes }
+    }
+
+    fn sge(&self) -> ibv_sge {
+        ibv_sge {
+            addr: self.bytes as u64,
+            length: 64,
+            // SAFETY: a live region.
+            lkey: unsafe { (*self.mr).lkey },
+        }
+    }
+
+    pub(crate) fn post_recv(&mut self, id: Id) {
+        let mut sge = self.sge();
+        let mut wr = ibv_recv_wr {
+            sg_list: &raw mut sge,
+            num_sge: 1,
+            ..ibv_recv_wr::default()
+        };
+        let mut bad = null_mut();
+        // SAFETY: a live queue pair and a valid request.
+        assert_eq!(
+            unsafe { ibv_post_recv(id.c().qp, &raw mut wr, &raw mut bad) },
+            0
+        );
+    }
+
+    pub(crate) fn post_send(&mut self, id: Id) {
+        let mut sge = self.sge();
+        let mut wr = ibv_send_wr {
+            sg_list: &raw mut sge,
+            num_sge: 1,
+            opcode: IBV_WR_SEND,
+            send_flags: IBV_SEND_SIGNALED,
+            ..ibv_send_wr::default()
+        };
+        let mut bad = null_mut();
+        // SAFETY: as above.
+        assert_eq!(
+            unsafe { ibv_post_send(id.c().qp, &raw mut wr, &raw mut bad) },
+            0
+        );
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; nothing is posted with it any more.
+        unsafe {
+            assert_eq!((verbs().ibv_dereg_mr)(self.mr), 0);
+            drop(Box::from_raw(self.bytes));
+        }
+    }
+}
+
+/// A completion, if there is one.
+pub(crate) fn completion(cq: *mut ibv_cq) -> Option<ibv_wc> {
+    let mut wc = ibv_wc::default();
+    // SAFETY: a live completion queue and room for one.
+    match unsafe { ibv_poll_cq(cq, 1, &raw mut wc) } {
+        0 => None,
+        1 => Some(wc),
+        other => panic!("polling returned {other}"),
+    }
+}
+
+pub(crate) fn wait_for_completion(cq: *mut ibv_cq) -> ibv_wc {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(wc) = completion(cq) {
+            return wc;
+        }
+        assert!(Instant::now() < until, "no completion");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Another process with a role.
+pub(crate) struct Second {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Second {
+    pub(crate) fn start(role: &str, environment: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "second_process",
+                "--ignored",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env("CM_ROLE", role)
+            .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (send, lines) = channel();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some(line) = line.strip_prefix("> ")
+                    && send.send(line.to_owned()).is_err()
+                {
+                    break;
+                }
+            }
+        });
+        let stdin = child.stdin.take().unwrap();
+        Self {
+            child,
+            stdin,
+            lines,
+        }
+    }
+
+    /// The next line that it says; within [`PATIENCE`].
+    pub(crate) fn line(&self) -> String {
+        self.lines
+            .recv_timeout(PATIENCE)
+            .expect("the second process says nothing")
+    }
+
+    pub(crate) fn expect(&self, line: &str) {
+        assert_eq!(self.line(), line);
+    }
+
+    pub(crate) fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Asks it to end, and sees that it ends well.
+    pub(crate) fn finish(mut self) {
+        self.tell("exit");
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        // It has ended already where the test went well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Says a line to the first process.
+pub(crate) fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // The test harness may have left a line unfinished.
+    writeln!(out, "\n> {line}").unwrap();
+    out.flush().unwrap();
+}
+
+pub(crate) fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}

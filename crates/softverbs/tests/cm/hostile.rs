@@ -1,0 +1,191 @@
+//! Peers that say what no connection manager says.
+
+use std::io::{Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::SocketAddr as UnixAddress;
+use std::os::unix::net::UnixStream;
+
+use super::*;
+
+/// A socket of the connection manager's kind, which the standard library does not make.
+fn packet_socket() -> OwnedFd {
+    // SAFETY: no memory is passed; the result is checked and owned by nobody else.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+        assert!(fd >= 0);
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+fn name_of(address: SocketAddr) -> UnixAddress {
+    // SAFETY: no memory is passed.
+    let uid = unsafe { libc::geteuid() };
+    let name = format!("softverbs/{uid}/{}/{}", address.ip(), address.port());
+    UnixAddress::from_abstract_name(name).unwrap()
+}
+
+type Call = unsafe extern "C" fn(i32, *const libc::sockaddr, libc::socklen_t) -> i32;
+
+/// Calls `bind` or `connect` with the name.
+fn with_name(call: Call, socket: &OwnedFd, address: SocketAddr) {
+    use std::os::fd::AsRawFd;
+    let name = name_of(address);
+    let name = name.as_abstract_name().unwrap();
+    // SAFETY: all zeros is a value of it.
+    let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    raw.sun_family = libc::AF_UNIX as u16;
+    for (to, from) in raw.sun_path[1..].iter_mut().zip(name) {
+        *to = from.cast_signed();
+    }
+    let len = (2 + 1 + name.len()) as libc::socklen_t;
+    // SAFETY: `len` bytes of the structure are set.
+    let ret = unsafe { call(socket.as_raw_fd(), (&raw const raw).cast(), len) };
+    assert_eq!(ret, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// A conversation with a listener, without a connection manager.
+fn dialled(to: SocketAddr) -> UnixStream {
+    let socket = packet_socket();
+    with_name(libc::connect, &socket, to);
+    // Reading and writing packets is the same as with a stream.
+    UnixStream::from(socket)
+}
+
+/// A request as `docs/softverbs-cm.md` has it.
+fn request() -> Vec<u8> {
+    let mut bytes = b"SVCM\x01\x00\x01\x00\x00\x00\x00\x00".to_vec();
+    bytes.extend_from_slice(&5u32.to_le_bytes());
+    bytes.extend_from_slice(&6u32.to_le_bytes());
+    bytes.extend_from_slice(&[3; 16]);
+    bytes.extend_from_slice(&[1, 1, 0, 7, 0, 7, 0, 2]);
+    for port in [9u16, 10] {
+        bytes.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 0, 0, 1]);
+        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(&port.to_le_bytes());
+    }
+    bytes.extend_from_slice(b"hi");
+    bytes.extend_from_slice(&[0; 54]);
+    bytes
+}
+
+#[test]
+fn a_listener_ignores_rubbish() {
+    let channel = Channel::new();
+    let (listener, to) = channel.listener("127.0.0.1:0", 8);
+    let mut far = request();
+    far.push(0);
+    let mut wrong_version = request();
+    wrong_version[4] = 9;
+    let mut long_data = request();
+    long_data[43] = 200;
+    let rubbish: Vec<Vec<u8>> = vec![
+        b"x".to_vec(),
+        vec![0xff; 4000],
+        request()[..100].to_vec(),
+        b"SVCM\x01\x00\x03\x00\x00\x00\x00\x00".to_vec(),
+        far,
+        wrong_version,
+        long_data,
+    ];
+    for packet in rubbish {
+        let mut peer = dialled(to);
+        assert_eq!(peer.write(&packet).unwrap(), packet.len());
+        channel.expect_silence();
+        // The listener has hung up; it may not have read all.
+        assert!(
+            matches!(peer.read(&mut [0; 16]), Ok(0) | Err(_)),
+            "{packet:?}"
+        );
+    }
+    // It still serves: what was refused above was refused for its contents.
+    let mut peer = dialled(to);
+    peer.write_all(&request()).unwrap();
+    let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+    assert_padded(&said.data, b"hi", 56);
+    assert_eq!(
+        said.id.destination().unwrap(),
+        "127.0.0.1:9".parse().unwrap()
+    );
+    // An answer that is none, before and after the listener's own.
+    peer.write_all(b"rubbish").unwrap();
+    channel.expect(RDMA_CM_EVENT_CONNECT_ERROR, -libc::EPROTO);
+    assert_eq!(said.id.accept(&mut param(b"")), libc::EINVAL);
+    said.id.destroy();
+    let mut peer = dialled(to);
+    peer.write_all(&request()).unwrap();
+    let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+    assert_eq!(said.id.accept(&mut param(b"")), 0);
+    peer.write_all(&request()).unwrap();
+    channel.expect(RDMA_CM_EVENT_CONNECT_ERROR, -libc::EPROTO);
+    said.id.destroy();
+    listener.destroy();
+    channel.destroy();
+}
+
+#[test]
+fn an_established_connection_ends_at_rubbish() {
+    let channel = Channel::new();
+    let (listener, to) = channel.listener("127.0.0.1:0", 8);
+    let mut peer = dialled(to);
+    peer.write_all(&request()).unwrap();
+    let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+    assert_eq!(said.id.accept(&mut param(b"")), 0);
+    peer.write_all(b"SVCM\x01\x00\x03\x00\x00\x00\x00\x00")
+        .unwrap();
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+    peer.write_all(b"SVCM\x01\x00\x07\x00\x00\x00\x00\x00")
+        .unwrap();
+    channel.expect(RDMA_CM_EVENT_DISCONNECTED, -libc::EPROTO);
+    channel.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+    said.id.destroy();
+    listener.destroy();
+    channel.destroy();
+}
+
+#[test]
+fn those_who_connect_and_say_nothing_keep_nobody_out() {
+    let channel = Channel::new();
+    let (listener, to) = channel.listener("127.0.0.1:0", 1000);
+    let silent: Vec<_> = (0..200).map(|_| dialled(to)).collect();
+    channel.expect_silence();
+    let mut peer = dialled(to);
+    peer.write_all(&request()).unwrap();
+    let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+    // The first ones had to make room.
+    assert_eq!((&silent[0]).read(&mut [0; 16]).unwrap_or(0), 0);
+    said.id.destroy();
+    listener.destroy();
+    channel.destroy();
+}
+
+#[test]
+fn a_client_gives_up_on_a_listener_that_talks_rubbish() {
+    use std::os::fd::AsRawFd;
+    let channel = Channel::new();
+    let (listener, to) = channel.listener("127.0.0.1:0", 8);
+    listener.destroy();
+    let socket = packet_socket();
+    with_name(libc::bind, &socket, to);
+    // SAFETY: no memory is passed.
+    assert_eq!(unsafe { libc::listen(socket.as_raw_fd(), 8) }, 0);
+    for packet in [&b"rubbish"[..], &[1; 3000], &request()] {
+        let id = channel.routed(to);
+        assert_eq!(id.create_qp(), 0);
+        assert_eq!(id.connect(&mut param(b"")), 0);
+        // SAFETY: NULL says that the address is not wanted.
+        let peer = unsafe {
+            let fd = libc::accept(
+                socket.as_raw_fd(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            );
+            assert!(fd >= 0);
+            OwnedFd::from_raw_fd(fd)
+        };
+        UnixStream::from(peer).write_all(packet).unwrap();
+        channel.expect(RDMA_CM_EVENT_UNREACHABLE, -libc::EPROTO);
+        id.destroy();
+    }
+    channel.destroy();
+}

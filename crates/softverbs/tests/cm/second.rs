@@ -1,0 +1,208 @@
+//! The roles of the second process.
+
+use std::collections::HashSet;
+use std::io::BufRead;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_core_sys::*;
+
+use crate::harness::*;
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_default()
+}
+
+/// What the first process has told, if it has.
+fn told(wait: Duration) -> Option<String> {
+    let mut poll = libc::pollfd {
+        fd: 0,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one writable element.
+    if unsafe { libc::poll(&raw mut poll, 1, wait.as_millis() as i32) } != 1 {
+        return None;
+    }
+    let mut line = String::new();
+    // The first process waits for an answer before it tells more, so that nothing is left over.
+    std::io::stdin().lock().read_line(&mut line).unwrap();
+    // A first process that is no more has nothing more to tell.
+    Some(if line.is_empty() {
+        "exit".into()
+    } else {
+        line.trim().to_owned()
+    })
+}
+
+pub(crate) fn run() {
+    match variable("CM_ROLE").as_str() {
+        "serve" => serve(),
+        "dial" => dial(),
+        "dial_many" => dial_many(),
+        role => panic!("no role {role:?}: this test is started by others"),
+    }
+}
+
+fn serve() {
+    let channel = Channel::new();
+    let backlog = variable("CM_BACKLOG").parse().unwrap_or(64);
+    let (listener, at) = channel.listener(&variable("CM_BIND"), backlog);
+    let answer = variable("CM_ANSWER");
+    let mut paused = variable("CM_PAUSED") == "1";
+    let mut ids = HashSet::new();
+    let mut echo = None;
+    say(&format!("listening on {at}"));
+    loop {
+        match told(Duration::from_millis(1)).as_deref() {
+            Some("exit") => break,
+            Some("go") => paused = false,
+            Some("descriptors") => say(&format!("{} descriptors", open_descriptors())),
+            Some("disconnect") => {
+                for &id in &ids {
+                    assert_eq!(Id(id as *mut rdma_cm_id).disconnect(), 0);
+                }
+            }
+            Some(other) => panic!("told {other:?}"),
+            None => {}
+        }
+        if let Some((id, incoming)) = &echo
+            && completion(Id::c(*id).recv_cq).is_some_and(|wc| wc.status == IBV_WC_SUCCESS)
+        {
+            let text = [trimmed(Buffer::bytes(incoming)), b" back"].concat();
+            let mut outgoing = Buffer::new(*id, &text);
+            outgoing.post_send(*id);
+            assert_eq!(wait_for_completion(id.c().send_cq).status, IBV_WC_SUCCESS);
+        }
+        if paused {
+            continue;
+        }
+        let Some(said) = channel.next_within(Duration::from_millis(5)) else {
+            continue;
+        };
+        if said.kind == RDMA_CM_EVENT_CONNECT_REQUEST {
+            assert_eq!(said.listener, listener);
+            if answer != "quiet" {
+                request(&said);
+            }
+            if answer == "echo" {
+                assert_eq!(said.id.create_qp(), 0);
+                let mut incoming = Buffer::new(said.id, b"");
+                incoming.post_recv(said.id);
+                assert_eq!(said.id.accept(&mut param(b"")), 0);
+                echo = Some((said.id, incoming));
+            }
+            match answer.as_str() {
+                "reject" => {
+                    assert_eq!(said.id.reject(b"not today"), 0);
+                    said.id.destroy();
+                    continue;
+                }
+                "accept" | "quiet" => {
+                    assert_eq!(said.id.create_qp(), 0);
+                    // One that has gone already has its own event.
+                    let accepted = said.id.accept(&mut param(b"welcome"));
+                    assert!(accepted == 0 || answer == "quiet");
+                }
+                _ => {}
+            }
+            ids.insert(said.id.0 as usize);
+            continue;
+        }
+        if answer != "quiet" {
+            let state = if said.id.c().qp.is_null() {
+                0
+            } else {
+                said.id.qp_state()
+            };
+            say(&format!("{} {} qp {state}", said.name(), said.status));
+        }
+        if matches!(
+            said.kind,
+            RDMA_CM_EVENT_TIMEWAIT_EXIT | RDMA_CM_EVENT_REJECTED
+        ) {
+            assert!(ids.remove(&(said.id.0 as usize)));
+            echo = None;
+            said.id.destroy();
+        }
+    }
+    drop(echo);
+    for id in ids {
+        Id(id as *mut rdma_cm_id).destroy();
+    }
+    listener.destroy();
+    channel.destroy();
+}
+
+fn trimmed(bytes: &[u8]) -> &[u8] {
+    let len = bytes
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(bytes.len());
+    &bytes[..len]
+}
+
+fn request(said: &Said) {
+    let text = String::from_utf8_lossy(&said.data);
+    assert!(!said.id.c().verbs.is_null());
+    assert!(said.id.source().is_some());
+    say(&format!(
+        "request {} {} from {} resources {} depth {} retry {} rnr {}",
+        text.trim_end_matches('\0'),
+        said.data.len(),
+        said.id.destination().unwrap(),
+        said.conn.responder_resources,
+        said.conn.initiator_depth,
+        said.conn.retry_count,
+        said.conn.rnr_retry_count,
+    ));
+}
+
+fn dial() {
+    let channel = Channel::new();
+    let to: SocketAddr = variable("CM_TO").parse().unwrap();
+    let data = variable("CM_DATA");
+    let paused = variable("CM_PAUSED") == "1";
+    let id = channel.routed(to);
+    assert_eq!(id.create_qp(), 0);
+    assert_eq!(id.connect(&mut param(data.as_bytes())), 0);
+    if variable("CM_SAY") == "1" {
+        say("connecting");
+    }
+    while told(Duration::from_millis(5)).as_deref() != Some("exit") {
+        if paused {
+            continue;
+        }
+        if let Some(said) = channel.next_within(Duration::from_millis(5)) {
+            let text = String::from_utf8_lossy(&said.data);
+            let text = text.trim_end_matches('\0');
+            say(&format!("{} {} data {text}", said.name(), said.status));
+        }
+    }
+    id.destroy();
+    channel.destroy();
+}
+
+fn dial_many() {
+    let to: SocketAddr = variable("CM_TO").parse().unwrap();
+    let channel = Channel::new();
+    let connect = || {
+        let id = channel.routed(to);
+        assert_eq!(id.create_qp(), 0);
+        assert_eq!(id.connect(&mut param(b"many")), 0);
+        channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+        assert_eq!(id.disconnect(), 0);
+        channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
+        id.destroy();
+    };
+    connect();
+    let first = open_descriptors();
+    say("one");
+    assert_eq!(told(PATIENCE).as_deref(), Some("go"));
+    for _ in 0..200 {
+        connect();
+    }
+    say(&format!("{first} {}", open_descriptors()));
+    channel.destroy();
+    assert_eq!(told(PATIENCE).as_deref(), Some("exit"));
+}
