@@ -113,10 +113,38 @@ fn populate(addr: u64, len: usize, advice: libc::c_int) -> bool {
         match Errno::last().0 {
             libc::EINTR | libc::EAGAIN => {}
             // Mappings of devices can't be populated, and are there all the same.
-            libc::EINVAL => return readable_locally(addr, len),
+            libc::EINVAL => {
+                return readable_locally(addr, len)
+                    && (advice != libc::MADV_POPULATE_WRITE || mapped_writable(start, end));
+            }
             _ => return false,
         }
     }
+}
+
+/// Whether the list of mappings says that a range may be written.
+fn mapped_writable(start: u64, end: u64) -> bool {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
+        return false;
+    };
+    let mut at = start;
+    for line in maps.lines() {
+        let mut fields = line.split(['-', ' ']);
+        let mut hex = || u64::from_str_radix(fields.next()?, 16).ok();
+        let (Some(from), Some(to)) = (hex(), hex()) else {
+            continue;
+        };
+        let writable = fields
+            .next()
+            .is_some_and(|flags| flags.as_bytes().get(1) == Some(&b'w'));
+        if (from..to).contains(&at) {
+            if !writable {
+                return false;
+            }
+            at = to;
+        }
+    }
+    at >= end
 }
 
 /// Makes the pages of a range present, for writing or for reading; false where they can't be.
