@@ -22,6 +22,9 @@ use crate::sys::{Errno, Res};
 /// Most entries that a queue may have.
 pub(crate) const MAX_CQE: i32 = 1 << 22;
 
+/// Polls in vain before a thread begins to let others run: more than a busy peer's answer takes.
+const PATIENCE: u32 = 4096;
+
 /// A completion, as it waits to be polled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cqe {
@@ -87,6 +90,8 @@ struct Ring {
     head: u32,
     tail: u32,
     overrun: bool,
+    /// Polls that found nothing since the last one that did.
+    in_vain: u32,
 }
 
 impl Ring {
@@ -103,6 +108,7 @@ impl Ring {
             head: 0,
             tail: 0,
             overrun: false,
+            in_vain: 0,
         })
     }
 
@@ -200,6 +206,21 @@ impl Cq {
         }
     }
 
+    /// Counts a poll that found nothing. Whoever spins where all processors are taken keeps the
+    /// very process from running that it waits for; so it lets others run now and then, which
+    /// costs a system call where nobody wants to.
+    #[inline]
+    fn in_vain(&self) {
+        let count = {
+            let mut ring = self.ring.lock();
+            ring.in_vain = ring.in_vain.wrapping_add(1);
+            ring.in_vain
+        };
+        if count >= PATIENCE && count.is_multiple_of(64) {
+            std::thread::yield_now();
+        }
+    }
+
     /// Tells peers again what the application waits for.
     pub(crate) fn rearm(&self) {
         let armed = self.armed.load(Ordering::Relaxed);
@@ -290,6 +311,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
                 head: 0,
                 tail: 0,
                 overrun: false,
+                in_vain: 0,
             }),
         })
         .ok_or(Errno(libc::ENOMEM))?;

@@ -24,7 +24,11 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
     }
     process.progress();
     // SAFETY: as above.
-    unsafe { take(cq, process, most, wc) }
+    let got = unsafe { take(cq, process, most, wc) };
+    if got == 0 {
+        cq.in_vain();
+    }
+    got
 }
 
 /// # Safety
@@ -33,6 +37,9 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
 unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
     let mut ring = cq.ring.lock();
     let count = ring.len().min(most);
+    if count != 0 {
+        ring.in_vain = 0;
+    }
     for i in 0..count {
         let cqe = next(&mut ring, process);
         // SAFETY: `i` is below `most`.

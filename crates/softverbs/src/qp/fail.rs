@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::{DESTROYED, Qp, RecvQueue, SendQueue};
+use super::{DESTROYED, Qp, RecvQueue, SendQueue, entry_at};
 use crate::events::Element;
 use crate::peer::Peer;
-use crate::segment::layout::{Credit, StateWord, qp as layout};
+use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
 
 impl Qp {
     /// Moves the queue pair to ERR and flushes both queues; the first waiting request, if there
@@ -93,9 +93,18 @@ impl Qp {
         if !sq.peer.as_ref().is_some_and(|p| Arc::ptr_eq(p, peer)) {
             return;
         }
+        // A queue pair that was destroyed or reset before its process ended is not missed until
+        // somebody sends to it, as on a wire.
+        let (_, index) = split_qp_num(sq.dest);
+        let theirs = peer.map.u64(entry_at(index) + layout::STATE);
+        let theirs = StateWord(theirs.load(Ordering::Acquire));
+        let let_go = theirs.state() == IBV_QPS_RESET || theirs.dest() != self.number();
         sq.peer = None;
         sq.conn = None;
         self.rq.lock().peer = None;
+        if let_go && sq.executed == sq.head {
+            return;
+        }
         let live = matches!(
             self.state(),
             IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE
