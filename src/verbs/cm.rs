@@ -95,8 +95,6 @@ fn with_c_param<R>(param: &ConnParam, f: impl FnOnce(*mut sys::rdma_conn_param) 
 pub struct EventChannel {
     raw: *mut sys::rdma_event_channel,
     backend: &'static Backend,
-    /// One thread at a time takes events: what is readable may be gone otherwise.
-    reader: Mutex<()>,
 }
 
 // SAFETY: rdma_cm(7): the library is thread safe.
@@ -127,11 +125,9 @@ impl EventChannel {
         if raw.is_null() {
             return Err(FiErrno::last());
         }
-        Ok(Arc::new(Self {
-            raw,
-            backend,
-            reader: Mutex::new(()),
-        }))
+        let this = Self { raw, backend };
+        super::set_nonblocking(this.fd())?;
+        Ok(Arc::new(this))
     }
 
     /// The backend it belongs to.
@@ -171,12 +167,8 @@ impl EventChannel {
     /// # Errors
     /// `EAGAIN`: there is none. Else the connection manager's.
     pub fn next_event(self: &Arc<Self>) -> Result<CmEvent> {
-        let _reader = self.reader.lock();
-        if !super::readable(self.fd()) {
-            return Err(FiErrno::EAGAIN);
-        }
         let mut raw = null_mut();
-        // SAFETY: the channel is live and readable, so this doesn't block.
+        // SAFETY: the channel is live, and doesn't block.
         FiErrno::from_call(unsafe { (self.backend.cm.rdma_get_cm_event)(self.raw, &raw mut raw) })?;
         // SAFETY: an event that was got stays until it is acknowledged.
         let event = unsafe { self.copy(&*raw) };

@@ -36,10 +36,12 @@ impl CompChannel {
         if raw.is_null() {
             return Err(FiErrno::last());
         }
-        Ok(Self {
+        let this = Self {
             raw,
             device: Arc::clone(device),
-        })
+        };
+        super::set_nonblocking(this.fd())?;
+        Ok(this)
     }
 
     /// What to poll for reading.
@@ -220,10 +222,10 @@ impl Cq {
             return;
         };
         let verbs = &self.device.backend().verbs;
-        while super::readable(channel.fd()) {
+        loop {
             let mut cq = std::ptr::null_mut();
             let mut context = std::ptr::null_mut();
-            // SAFETY: the channel is live and has an event, so this doesn't block.
+            // SAFETY: the channel is live, and doesn't block.
             let ret =
                 unsafe { (verbs.ibv_get_cq_event)(channel.raw, &raw mut cq, &raw mut context) };
             if ret != 0 {

@@ -93,8 +93,6 @@ pub struct Device {
     addresses: Mutex<Option<(InterfaceList, InterfaceList)>>,
     /// By the address of the verbs object.
     listeners: Mutex<HashMap<usize, Weak<dyn AsyncListener>>>,
-    /// One thread at a time takes asynchronous events.
-    async_reader: Mutex<()>,
     _list: Arc<ContextList>,
 }
 
@@ -264,6 +262,8 @@ impl Device {
             iwarp: transport == sys::IBV_TRANSPORT_IWARP,
             atomic_cap: orig.atomic_cap,
         };
+        // SAFETY: the context is live.
+        super::set_nonblocking(unsafe { (*context).async_fd })?;
         Ok(Self {
             backend,
             context,
@@ -273,7 +273,6 @@ impl Device {
             behaviour: OnceLock::new(),
             addresses: Mutex::new(None),
             listeners: Mutex::new(HashMap::new()),
-            async_reader: Mutex::new(()),
             _list: Arc::clone(list),
         })
     }
@@ -422,13 +421,9 @@ impl Device {
 
     /// Takes the asynchronous events that are there and tells those concerned. Never blocks.
     pub(crate) fn dispatch_async(&self) {
-        let Some(_reader) = self.async_reader.try_lock() else {
-            return;
-        };
-        while super::readable(self.async_fd()) {
+        loop {
             let mut event = sys::ibv_async_event::default();
-            // SAFETY: the context is live, `event` writable. There is an event, so this doesn't
-            // block; nobody else reads them but who holds `async_reader`.
+            // SAFETY: the context is live, `event` writable; it doesn't block.
             let ret =
                 unsafe { (self.backend.verbs.ibv_get_async_event)(self.context, &raw mut event) };
             if ret != 0 {

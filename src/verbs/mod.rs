@@ -27,15 +27,15 @@ pub use sockaddr::SockAddr;
 
 use std::os::fd::RawFd;
 
-/// Whether a read of `fd` would find something now.
-#[allow(unsafe_code, reason = "poll(2)")]
-pub(crate) fn readable(fd: RawFd) -> bool {
-    let mut entry = libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one entry is passed.
-    let ret = unsafe { libc::poll(&raw mut entry, 1, 0) };
-    ret > 0 && entry.revents & libc::POLLIN != 0
+use crate::errno::{FiErrno, Result};
+
+/// Makes reads of a channel's descriptor answer `EAGAIN` instead of waiting; every channel is made
+/// so. Being readable alone does not say that there is an event.
+#[allow(unsafe_code, reason = "fcntl(2)")]
+fn set_nonblocking(fd: RawFd) -> Result<()> {
+    // SAFETY: no pointers.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    FiErrno::from_call(flags)?;
+    // SAFETY: as above.
+    FiErrno::from_call(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) })
 }

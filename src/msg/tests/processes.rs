@@ -1,14 +1,28 @@
 //! Two processes: this test program starts itself again as the peer.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::*;
 
 const ROLE: &str = "WEFT_TEST_ROLE";
 
+/// The other process; killed at the end, should it still be there.
+struct Peer {
+    child: Child,
+    // a closed pipe would fail its test runner
+    _output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Starts this program as a server that says its address on its output.
-fn server(role: &str) -> (Child, SocketAddr) {
+fn server(role: &str) -> (Peer, SocketAddr) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", "msg::tests::processes::peer"])
         .env(ROLE, role)
@@ -16,13 +30,18 @@ fn server(role: &str) -> (Child, SocketAddr) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let output = BufReader::new(child.stdout.take().unwrap());
+    let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
     let addr = output
-        .lines()
+        .by_ref()
         .map_while(std::io::Result::ok)
         // the test runner's own words may come before it on the line
-        .find_map(|line| Some(line.split_once("address ")?.1.parse().unwrap()));
-    (child, addr.expect("the peer says its address"))
+        .find_map(|line| Some(line.split_once("address ")?.1.parse().unwrap()))
+        .expect("the peer says its address");
+    let peer = Peer {
+        child,
+        _output: output,
+    };
+    (peer, addr)
 }
 
 /// What the other process runs; does nothing in an ordinary run of the tests.
@@ -38,6 +57,7 @@ fn peer() {
     std::io::stdout().flush().unwrap();
     let (request, data) = next_request(&eq);
     let side = Side::accepting(&device, request, config(SERVER));
+    side.ep.enable().unwrap();
     let exposed = Buffer::all(&side.domain, 1 << 20);
     let target = Buffer::all(&side.domain, 1 << 20);
     for context in 0..32 {
@@ -83,7 +103,7 @@ fn signal(child: &Child, signal: i32) {
 
 #[test]
 fn two_processes_exchange_messages() {
-    let (mut child, addr) = server("echo");
+    let (mut peer, addr) = server("echo");
     let (client, ..) = join(addr);
     let mut source = Buffer::all(&client.domain, 1 << 20);
     let target = Buffer::all(&client.domain, 1 << 20);
@@ -104,14 +124,14 @@ fn two_processes_exchange_messages() {
         );
     }
     client.ep.shutdown().unwrap();
-    assert!(child.wait().unwrap().success());
+    assert!(peer.child.wait().unwrap().success());
 }
 
 #[test]
 fn a_stopped_process_s_memory_is_read_and_written() {
-    let (mut child, addr) = server("wait");
+    let (mut peer, addr) = server("wait");
     let (client, remote, key) = join(addr);
-    signal(&child, libc::SIGSTOP);
+    signal(&peer.child, libc::SIGSTOP);
     let mut source = Buffer::all(&client.domain, 1 << 18);
     source.fill(77);
     let back = Buffer::all(&client.domain, 1 << 18);
@@ -129,19 +149,19 @@ fn a_stopped_process_s_memory_is_read_and_written() {
         client.completion().unwrap();
     }
     assert!(back.memory == source.memory);
-    signal(&child, libc::SIGKILL);
-    child.wait().unwrap();
+    signal(&peer.child, libc::SIGKILL);
+    peer.child.wait().unwrap();
 }
 
 #[test]
 fn a_killed_peer_is_told() {
-    let (mut child, addr) = server("wait");
+    let (mut peer, addr) = server("wait");
     let (client, ..) = join(addr);
     let waiting = Buffer::all(&client.domain, 64);
     client.recv(&waiting, 64, 1).unwrap();
     let start = Instant::now();
-    signal(&child, libc::SIGKILL);
-    child.wait().unwrap();
+    signal(&peer.child, libc::SIGKILL);
+    peer.child.wait().unwrap();
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
     assert_eq!(client.completion().unwrap_err().err, FiErrno::ECANCELED);
     assert!(
@@ -153,7 +173,7 @@ fn a_killed_peer_is_told() {
 
 #[test]
 fn a_peer_killed_under_load_is_told() {
-    let (mut child, addr) = server("wait");
+    let (mut peer, addr) = server("wait");
     let (client, ..) = join(addr);
     let source = Buffer::all(&client.domain, 1 << 18);
     // more than it receives, so some wait for it
@@ -161,8 +181,8 @@ fn a_peer_killed_under_load_is_told() {
     while client.send(&source, 1 << 18, posted) == Ok(()) {
         posted += 1;
     }
-    signal(&child, libc::SIGKILL);
-    child.wait().unwrap();
+    signal(&peer.child, libc::SIGKILL);
+    peer.child.wait().unwrap();
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
     let mut failed = 0;
     for context in 0..posted {
