@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use libc::c_int;
@@ -36,6 +37,8 @@ pub(super) struct Channel {
 
 /// The channel itself, which its ids keep.
 pub(super) struct Events {
+    /// What the application holds, to be shown in the ids that requests bring.
+    address: AtomicPtr<Channel>,
     poll: Poll,
     flag: Flag,
     pending: Mutex<Pending>,
@@ -48,17 +51,22 @@ struct Pending {
 }
 
 impl Channel {
-    pub(super) fn new() -> Res<Box<Self>> {
+    pub(super) fn create() -> Res<*mut rdma_event_channel> {
         let (poll, flag) = (Poll::new()?, Flag::new()?);
         poll.add(flag.fd(), FLAG, false)?;
-        Ok(Box::new(Self {
-            c: rdma_event_channel { fd: poll.fd() },
-            events: Arc::new(Events {
-                poll,
-                flag,
-                pending: Mutex::default(),
-            }),
-        }))
+        let fd = poll.fd();
+        let events = Arc::new(Events {
+            address: AtomicPtr::default(),
+            poll,
+            flag,
+            pending: Mutex::default(),
+        });
+        let channel = Box::into_raw(Box::new(Self {
+            c: rdma_event_channel { fd },
+            events: Arc::clone(&events),
+        }));
+        events.address.store(channel, Ordering::Release);
+        Ok(channel.cast())
     }
 
     /// What its ids keep.
@@ -70,16 +78,12 @@ impl Channel {
         Arc::clone(unsafe { &(*channel.cast::<Self>()).events })
     }
 
-    pub(super) fn into_c(self: Box<Self>) -> *mut rdma_event_channel {
-        Box::into_raw(self).cast()
-    }
-
     /// Gives a channel back.
     ///
     /// # Safety
     /// As `rdma_destroy_event_channel(3)`: live, and used by nobody any more.
     pub(super) unsafe fn destroy(channel: *mut rdma_event_channel) {
-        // SAFETY: made by `into_c`; the caller gives it up.
+        // SAFETY: made by `create`; the caller gives it up.
         let channel = unsafe { Box::from_raw(channel.cast::<Self>()) };
         // Ids that the application should have destroyed would keep it alive through their events.
         let left = std::mem::take(&mut lock(&channel.events.pending).queue);
@@ -103,7 +107,7 @@ impl Events {
             self.flag.clear();
         }
         event.subject.report();
-        event::prepare(&event);
+        event::prepare(&event, self.address.load(Ordering::Acquire).cast());
         Some(event)
     }
 
@@ -163,10 +167,10 @@ impl Events {
     ///
     /// # Errors
     /// `EAGAIN` where there is none and the descriptor is non-blocking; `EINTR`.
-    pub(super) fn next(&self) -> Res<Box<Event>> {
+    pub(super) fn next(self: &Arc<Self>) -> Res<Box<Event>> {
         loop {
             while let Some(raw) = self.pop() {
-                if let Some(event) = event::deliver(raw) {
+                if let Some(event) = event::deliver(raw, self) {
                     return Ok(event);
                 }
             }
@@ -182,7 +186,7 @@ impl Events {
 }
 
 pub(super) extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    super::pointer(|| Channel::new().map(Channel::into_c))
+    super::pointer(Channel::create)
 }
 
 pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {

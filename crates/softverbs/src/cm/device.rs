@@ -8,7 +8,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use rdma_core_sys::{
-    VerbsFns, ibv_context, ibv_device_attr, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr,
+    IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, VerbsFns, ibv_context,
+    ibv_device_attr_ex, ibv_gid, ibv_mtu, ibv_pd, ibv_port_attr,
 };
 
 use crate::sys::{Errno, Res};
@@ -18,7 +19,13 @@ pub(super) const PORT: u8 = 1;
 /// The device's default partition, in network order.
 pub(super) const PKEY: u16 = 0xffff;
 
+/// Bits of `device_cap_flags_ex` (ib_user_verbs.h, `ib_uverbs_device_cap_flags`).
+const FLUSH_GLOBAL: u64 = 1 << 38;
+const FLUSH_PERSISTENT: u64 = 1 << 39;
+
 struct Shared {
+    /// The process that all this is of: a forked child has a device of its own.
+    pid: u32,
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     users: usize,
@@ -29,6 +36,7 @@ struct Shared {
 unsafe impl Send for Shared {}
 
 static SHARED: Mutex<Shared> = Mutex::new(Shared {
+    pid: 0,
     context: std::ptr::null_mut(),
     pd: std::ptr::null_mut(),
     users: 0,
@@ -48,6 +56,15 @@ pub(super) fn context() -> Res<*mut ibv_context> {
 }
 
 fn open(shared: &mut Shared) -> Res<*mut ibv_context> {
+    let pid = std::process::id();
+    if shared.pid != pid {
+        *shared = Shared {
+            pid,
+            context: std::ptr::null_mut(),
+            pd: std::ptr::null_mut(),
+            users: 0,
+        };
+    }
     if !shared.context.is_null() {
         return Ok(shared.context);
     }
@@ -79,6 +96,7 @@ fn open(shared: &mut Shared) -> Res<*mut ibv_context> {
 /// One id's share of the device.
 #[derive(Debug)]
 pub(super) struct Device {
+    pid: u32,
     pub(super) context: *mut ibv_context,
     pub(super) pd: *mut ibv_pd,
     pub(super) gid: [u8; 16],
@@ -87,6 +105,8 @@ pub(super) struct Device {
     pub(super) max_responder_resources: u8,
     /// The most reads and atomics that a queue pair has outstanding.
     pub(super) max_initiator_depth: u8,
+    /// The access rights to flush that the device knows.
+    pub(super) flush: u32,
 }
 
 // SAFETY: as for `Shared`.
@@ -101,11 +121,11 @@ impl Device {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let context = open(&mut shared)?;
         // SAFETY: all zeros is a value of these three.
-        let (mut attr, mut port, mut gid): (ibv_device_attr, ibv_port_attr, ibv_gid) =
+        let (mut attr, mut port, mut gid): (ibv_device_attr_ex, ibv_port_attr, ibv_gid) =
             unsafe { std::mem::zeroed() };
         // SAFETY: a live context and writable structures; each call returns an errno or −1.
         let failed = unsafe {
-            (verbs().ibv_query_device)(context, &raw mut attr) != 0
+            rdma_core_sys::ibv_query_device_ex(verbs(), context, &raw mut attr) != 0
                 || rdma_core_sys::ibv_query_port(verbs(), context, PORT, &raw mut port) != 0
                 || (verbs().ibv_query_gid)(context, PORT, 0, &raw mut gid) != 0
         };
@@ -120,14 +140,21 @@ impl Device {
             }
         }
         shared.users += 1;
+        let flush = if attr.device_cap_flags_ex & (FLUSH_GLOBAL | FLUSH_PERSISTENT) == 0 {
+            0
+        } else {
+            IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT
+        };
         let limit = |value: i32| u8::try_from(value).unwrap_or(u8::MAX);
         Ok(Self {
+            pid: shared.pid,
             context,
             pd: shared.pd,
             gid: gid_bytes(&gid),
             mtu: port.active_mtu,
-            max_responder_resources: limit(attr.max_qp_rd_atom),
-            max_initiator_depth: limit(attr.max_qp_init_rd_atom),
+            max_responder_resources: limit(attr.orig_attr.max_qp_rd_atom),
+            max_initiator_depth: limit(attr.orig_attr.max_qp_init_rd_atom),
+            flush,
         })
     }
 }
@@ -135,6 +162,9 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if shared.pid != self.pid {
+            return;
+        }
         shared.users -= 1;
         if shared.users == 0 {
             // SAFETY: made by `acquire`, given up by the last user. Where the application still

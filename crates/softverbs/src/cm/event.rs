@@ -9,10 +9,10 @@ use std::sync::Arc;
 use libc::{c_char, c_int};
 use rdma_core_sys::*;
 
-use super::channel::lock;
+use super::channel::{Events, lock};
 use super::id::{Id, Phase, Shared, State};
 use super::wire::{Message, Party, Private, REJ_DATA, REP_DATA, REQ_DATA};
-use super::{link, qp};
+use super::{id, link, qp};
 use crate::sys::{Errno, Res};
 
 /// InfiniBand's reject reasons, as applications find them in an event's status.
@@ -117,14 +117,15 @@ impl Event {
 
 /// What must be done while an event is taken out: the id of a request comes to be, so that whoever
 /// gets the id's next event finds it. The caller holds the channel's lock.
-pub(super) fn prepare(raw: &Raw) {
+pub(super) fn prepare(raw: &Raw, channel: *mut rdma_event_channel) {
     if let Kind::Request { child, .. } = &raw.kind {
-        Id::make_for_request(child, &raw.subject);
+        Id::make_for_request(child, &raw.subject, channel);
     }
 }
 
-/// Turns a waiting event into one for the application; `None` for one that it must not see.
-pub(super) fn deliver(raw: Raw) -> Option<Box<Event>> {
+/// Turns a waiting event of `channel` into one for the application; `None` for one that it must
+/// not see.
+pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
     let Raw { subject, kind } = raw;
     let plain = |event, status| Some(Event::new(Arc::clone(&subject), event, status));
     let delivered = match kind {
@@ -151,7 +152,7 @@ pub(super) fn deliver(raw: Raw) -> Option<Box<Event>> {
             party,
             retry_count,
             data,
-        } => deliver_request(&subject, &child).map(|()| {
+        } => deliver_request(&subject, &child, channel).map(|()| {
             let mut event = Event::new(Arc::clone(&subject), RDMA_CM_EVENT_CONNECT_REQUEST, 0);
             event.c.id = child.handle().cast();
             event.c.listen_id = subject.handle().cast();
@@ -196,7 +197,9 @@ pub(super) fn deliver(raw: Raw) -> Option<Box<Event>> {
 }
 
 /// Makes the new id ready for the application; without a device there is nothing to offer.
-fn deliver_request(listener: &Shared, child: &Arc<Shared>) -> Option<()> {
+fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>) -> Option<()> {
+    // The listener may have moved between its event's coming out and now, and the child with it.
+    id::move_to(child, channel);
     lock(&listener.state)
         .children
         .retain(|(other, _)| other.serial != child.serial);

@@ -314,12 +314,16 @@ impl Id {
 
     /// The id that a request's event brings. It inherits from the listener, which lives, since it
     /// has an event in the channel whose lock the caller holds.
-    pub(super) fn make_for_request(child: &Arc<Shared>, listener: &Shared) {
+    pub(super) fn make_for_request(
+        child: &Arc<Shared>,
+        listener: &Shared,
+        channel: *mut rdma_event_channel,
+    ) {
         let listener = listener.handle();
         // SAFETY: it lives, see above.
-        let (channel, context, ps, qp_type) = unsafe {
+        let (context, ps, qp_type) = unsafe {
             let c = &raw const (*listener).c;
-            ((*c).channel, (*c).context, (*c).ps, (*c).qp_type)
+            ((*c).context, (*c).ps, (*c).qp_type)
         };
         Self::make(
             child,
@@ -389,7 +393,7 @@ pub(super) unsafe extern "C" fn rdma_create_id(
             return Err(Errno(libc::EPROTONOSUPPORT));
         }
         let own_channel = if channel.is_null() {
-            Some(Channel::new()?.into_c())
+            Some(Channel::create()?)
         } else {
             None
         };
@@ -490,7 +494,7 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(
             return Err(Errno(libc::EINVAL));
         }
         let own_channel = if channel.is_null() {
-            Some(Channel::new()?.into_c())
+            Some(Channel::create()?)
         } else {
             None
         };
@@ -517,9 +521,12 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(
 
 /// Takes the id with its descriptors and waiting events to another channel, and so those who have
 /// asked it and are not with the application yet.
-fn move_to(shared: &Arc<Shared>, events: &Arc<Events>) {
+pub(super) fn move_to(shared: &Arc<Shared>, events: &Arc<Events>) {
     let children = {
         let mut state = lock(&shared.state);
+        if Arc::ptr_eq(&state.events, events) {
+            return;
+        }
         let old = std::mem::replace(&mut state.events, Arc::clone(events));
         let waiting = old.expel(shared);
         events.enroll(shared);

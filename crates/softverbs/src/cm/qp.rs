@@ -81,7 +81,8 @@ fn attributes(state: &State, target: ibv_qp_state) -> Res<(ibv_qp_attr, c_int)> 
         ) {
             attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
             if state.responder_resources > 0 {
-                attr.qp_access_flags |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+                attr.qp_access_flags |=
+                    IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | device.flush;
             }
         }
         mask |= IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT;

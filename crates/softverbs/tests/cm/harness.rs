@@ -431,10 +431,8 @@ impl Buffer {
         };
         let mut bad = null_mut();
         // SAFETY: a live queue pair and a valid request.
-        assert_eq!(
-            unsafe { ibv_post_recv(id.c().qp, &raw mut wr, &raw mut bad) },
-            0
-        );
+        let posted = unsafe { ibv_post_recv(id.c().qp, &raw mut wr, &raw mut bad) };
+        assert_eq!(posted, 0);
     }
 
     pub(crate) fn post_send(&mut self, id: Id) {
@@ -448,10 +446,8 @@ impl Buffer {
         };
         let mut bad = null_mut();
         // SAFETY: as above.
-        assert_eq!(
-            unsafe { ibv_post_send(id.c().qp, &raw mut wr, &raw mut bad) },
-            0
-        );
+        let posted = unsafe { ibv_post_send(id.c().qp, &raw mut wr, &raw mut bad) };
+        assert_eq!(posted, 0);
     }
 }
 
