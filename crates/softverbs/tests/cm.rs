@@ -827,6 +827,14 @@ fn threads_connect_at_the_same_time() {
 }
 
 #[test]
+fn a_forked_child_connects_on_its_own() {
+    let (second, to) = server("127.0.0.1:0", "quiet");
+    let forking = Second::start("fork", &[("CM_TO", &to.to_string())]);
+    forking.expect("forked");
+    second.finish();
+}
+
+#[test]
 fn one_channel_serves_several_threads() {
     let (second, to) = server("127.0.0.1:0", "quiet");
     let channel = Channel::new();

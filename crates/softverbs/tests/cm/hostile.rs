@@ -189,3 +189,55 @@ fn a_client_gives_up_on_a_listener_that_talks_rubbish() {
     }
     channel.destroy();
 }
+
+/// Runs `body` in a child that is another user's; it must only make system calls.
+fn as_another_user(body: impl FnOnce()) {
+    // SAFETY: the child makes system calls only, and ends without unwinding.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            if libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) == 0 {
+                body();
+                libc::_exit(0);
+            }
+            libc::_exit(1);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "the other user could not do it");
+    }
+}
+
+#[test]
+fn other_users_are_nobody() {
+    use std::os::fd::AsRawFd;
+    // SAFETY: no memory is passed.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: only root can act for another user");
+        return;
+    }
+    let channel = Channel::new();
+    let (listener, to) = channel.listener("127.0.0.1:0", 8);
+    let (socket, packet) = (packet_socket(), request());
+    as_another_user(|| {
+        with_name(libc::connect, &socket, to);
+        // SAFETY: the packet's bytes.
+        unsafe { libc::send(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), 0) };
+    });
+    channel.expect_silence();
+    listener.destroy();
+    // One who takes the name of a port that is free.
+    let socket = packet_socket();
+    as_another_user(|| {
+        with_name(libc::bind, &socket, to);
+        // SAFETY: no memory is passed.
+        unsafe { libc::listen(socket.as_raw_fd(), 8) };
+    });
+    let id = channel.routed(to);
+    assert_eq!(id.create_qp(), 0);
+    assert_eq!(id.connect(&mut param(b"secret")), 0);
+    channel.expect(RDMA_CM_EVENT_REJECTED, NOBODY_LISTENS);
+    id.destroy();
+    channel.destroy();
+}

@@ -40,6 +40,7 @@ pub(crate) fn run() {
         "serve" => serve(),
         "dial" => dial(),
         "dial_many" => dial_many(),
+        "fork" => fork(),
         role => panic!("no role {role:?}: this test is started by others"),
     }
 }
@@ -205,4 +206,45 @@ fn dial_many() {
     say(&format!("{first} {}", open_descriptors()));
     channel.destroy();
     assert_eq!(told(PATIENCE).as_deref(), Some("exit"));
+}
+
+/// Connects, and so does a child that was forked in the middle.
+fn fork() {
+    let to: SocketAddr = variable("CM_TO").parse().unwrap();
+    let channel = Channel::new();
+    let connect = |channel: Channel| {
+        let id = channel.routed(to);
+        assert_eq!(id.create_qp(), 0);
+        assert_eq!(id.connect(&mut param(b"fork")), 0);
+        channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+        id
+    };
+    let id = connect(channel);
+    // SAFETY: no other thread of this process holds a lock that the child needs: the one that runs
+    // the tests waits for this one.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let works = std::panic::catch_unwind(|| {
+            let channel = Channel::new();
+            let id = connect(channel);
+            assert_eq!(id.disconnect(), 0);
+            channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
+            id.destroy();
+            channel.destroy();
+        });
+        // SAFETY: ends the child without the parent's exit handlers.
+        unsafe { libc::_exit(i32::from(works.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process and a writable status.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child could not connect");
+    // The parent's connection has not noticed.
+    assert_eq!(id.qp_state(), IBV_QPS_RTS);
+    channel.expect_silence();
+    assert_eq!(id.disconnect(), 0);
+    channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
+    id.destroy();
+    channel.destroy();
+    say("forked");
 }
