@@ -117,7 +117,7 @@ impl Offer {
             cq_cnt: attr.max_cq,
             ep_cnt: attr.max_qp,
             mr_cnt: attr.max_mr,
-            nic: nic_of(device, &port),
+            nic: nic_of(device, &port, host_only),
             device: Arc::clone(device),
             host_only,
         })
@@ -141,7 +141,7 @@ fn fabric_name(port: &Port, host_only: bool) -> String {
     }
 }
 
-fn nic_of(device: &Arc<Device>, port: &Port) -> Nic {
+fn nic_of(device: &Arc<Device>, port: &Port, host_only: bool) -> Nic {
     let attr = device.attr();
     let hex = |value: u32| Some(format!("0x{value:04x}"));
     Nic {
@@ -149,7 +149,9 @@ fn nic_of(device: &Arc<Device>, port: &Port) -> Nic {
         device_id: hex(attr.vendor_part_id),
         device_version: Some(attr.hw_ver.to_string()),
         vendor_id: hex(attr.vendor_id),
-        driver: device.driver(),
+        driver: device
+            .driver()
+            .or_else(|| host_only.then(|| device.backend().name.to_owned())),
         firmware: (!attr.fw_ver.is_empty()).then(|| attr.fw_ver.clone()),
         pci: device
             .pci_address()

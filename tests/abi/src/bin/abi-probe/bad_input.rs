@@ -1,0 +1,556 @@
+//! Calls that an application must not make: each has its errno, and changes nothing.
+
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+
+use abi_tests::call;
+use abi_tests::fabric::{getinfo, hints};
+use abi_tests::load::Lib;
+use abi_tests::objects::{Setup, bind, close, control, cq_attr, open_cq, open_ep, register};
+use libfabric_sys::*;
+
+const INVALID: i32 = -FI_EINVAL;
+const FLAGS: i32 = -FI_EBADFLAGS;
+const ACCESS: u64 = FI_SEND | FI_RECV;
+
+/// A fid that looks right but belongs to somebody else.
+fn foreign(class: usize) -> Box<fid> {
+    static OPS: fi_ops = fi_ops {
+        size: size_of::<fi_ops>(),
+        close: None,
+        bind: None,
+        control: None,
+        ops_open: None,
+        tostr: None,
+        ops_set: None,
+    };
+    Box::new(fid {
+        fclass: class,
+        context: null_mut(),
+        ops: (&raw const OPS).cast_mut(),
+    })
+}
+
+pub(crate) fn run(lib: &Lib) {
+    let hints = hints(lib);
+    let setup = Setup::new(lib, Some("127.0.0.1"), None, FI_SOURCE, &hints);
+    // SAFETY: what is wrong with each call is what it checks; everything else is as it must be.
+    unsafe {
+        getinfo_and_fabric(lib);
+        opening(&setup);
+        binding(&setup);
+        regions(&setup);
+        queues(&setup);
+        connections(&setup);
+        posting(&setup);
+        closed(lib, &setup);
+    }
+    setup.close(); // and it all still works
+    println!("bad input is refused and changes nothing");
+}
+
+unsafe fn getinfo_and_fabric(lib: &Lib) {
+    // SAFETY: see `run`.
+    unsafe {
+        let list = getinfo(lib, lib.version, None, None, 0, Some(&hints(lib))).expect("a list");
+        let mut fabric = null_mut();
+        let attr = (*list.first()).fabric_attr;
+        let name = (*attr).name;
+        (*attr).name = c"no such fabric".as_ptr().cast_mut();
+        let ret = (lib.fabric)(attr, &raw mut fabric, null_mut());
+        (*attr).name = name;
+        assert!(
+            ret < 0 && fabric.is_null(),
+            "a fabric that is not there: {ret}"
+        );
+    }
+}
+
+unsafe fn opening(setup: &Setup) {
+    let info = setup.info.first();
+    // SAFETY: see `run`.
+    unsafe {
+        let (fabric, domain) = (setup.fabric, setup.domain);
+        let mut out: *mut fid_domain = null_mut();
+        let open = (*(*fabric).ops).domain.expect("a slot");
+        assert_eq!(open(null_mut(), info, &raw mut out, null_mut()), INVALID);
+        assert_eq!(open(fabric, null_mut(), &raw mut out, null_mut()), INVALID);
+        assert_eq!(open(fabric, info, null_mut(), null_mut()), INVALID);
+        assert_eq!(
+            open(domain.cast(), info, &raw mut out, null_mut()),
+            INVALID,
+            "a domain as fabric"
+        );
+        let mut other = foreign(FI_CLASS_FABRIC);
+        assert_eq!(
+            open((&raw mut *other).cast(), info, &raw mut out, null_mut()),
+            INVALID
+        );
+        let name = (*(*info).domain_attr).name;
+        (*(*info).domain_attr).name = c"nothing0".as_ptr().cast_mut();
+        let ret = open(fabric, info, &raw mut out, null_mut());
+        (*(*info).domain_attr).name = name;
+        assert_eq!(ret, -FI_ENODEV);
+        assert!(
+            out.is_null(),
+            "an output was written though nothing was opened"
+        );
+
+        let open = (*(*domain).ops).cq_open.expect("a slot");
+        let mut cq: *mut fid_cq = null_mut();
+        let good = cq_attr(FI_CQ_FORMAT_MSG, FI_WAIT_NONE);
+        let try_open = |change: &dyn Fn(&mut fi_cq_attr), out: *mut *mut fid_cq| {
+            let mut attr = good;
+            change(&mut attr);
+            open(domain, &raw mut attr, out, null_mut())
+        };
+        let cq_out = &raw mut cq;
+        assert_eq!(open(domain, null_mut(), cq_out, null_mut()), INVALID);
+        assert_eq!(try_open(&|_| {}, null_mut()), INVALID);
+        assert_eq!(try_open(&|attr| attr.flags = 1, cq_out), FLAGS);
+        assert_eq!(try_open(&|attr| attr.format = 99, cq_out), INVALID);
+        assert_eq!(try_open(&|attr| attr.wait_obj = 99, cq_out), INVALID);
+        assert_eq!(
+            try_open(&|attr| attr.wait_obj = FI_WAIT_SET, cq_out),
+            -FI_ENOSYS
+        );
+        assert_eq!(try_open(&|attr| attr.wait_cond = 99, cq_out), INVALID);
+        assert!(try_open(&|attr| attr.size = usize::MAX, cq_out) < 0);
+        assert!(cq.is_null());
+
+        let mut ep: *mut fid_ep = null_mut();
+        let open = (*(*domain).ops).endpoint.expect("a slot");
+        assert_eq!(open(domain, null_mut(), &raw mut ep, null_mut()), INVALID);
+        let ep_attr = (*info).ep_attr;
+        (*ep_attr).type_ = FI_EP_RDM;
+        let ret = open(domain, info, &raw mut ep, null_mut());
+        (*ep_attr).type_ = FI_EP_MSG;
+        assert_eq!(ret, INVALID, "a type that the device doesn't have");
+        let size = (*(*info).tx_attr).size;
+        (*(*info).tx_attr).size = usize::MAX;
+        let ret = open(domain, info, &raw mut ep, null_mut());
+        (*(*info).tx_attr).size = size;
+        assert_eq!(ret, INVALID, "a queue that the device doesn't have");
+        let mut connreq = foreign(FI_CLASS_CONNREQ);
+        (*info).handle = &raw mut *connreq;
+        let ret = open(domain, info, &raw mut ep, null_mut());
+        (*info).handle = null_mut();
+        assert_eq!(ret, INVALID, "somebody else's connection request");
+        assert!(ep.is_null());
+
+        // What is not offered has a slot all the same.
+        let mut cntr = null_mut();
+        let mut attr = std::mem::zeroed::<fi_cntr_attr>();
+        let ret = call!(
+            (*domain).ops,
+            cntr_open,
+            domain,
+            &raw mut attr,
+            &raw mut cntr,
+            null_mut()
+        );
+        assert_eq!(ret, -FI_ENOSYS);
+        let mut av = null_mut();
+        let mut attr = std::mem::zeroed::<fi_av_attr>();
+        let ret = call!(
+            (*domain).ops,
+            av_open,
+            domain,
+            &raw mut attr,
+            &raw mut av,
+            null_mut()
+        );
+        assert_eq!(ret, -FI_ENOSYS);
+    }
+}
+
+unsafe fn binding(setup: &Setup) {
+    // SAFETY: see `run`.
+    unsafe {
+        let ep = open_ep(setup, setup.info.first());
+        assert_eq!(bind(ep, null_mut::<fid>(), 0), INVALID);
+        assert_eq!(
+            bind(ep, setup.fabric, 0),
+            INVALID,
+            "a fabric can't be bound"
+        );
+        let mut other = foreign(FI_CLASS_CQ);
+        assert_eq!(bind(ep, &raw mut *other, FI_TRANSMIT), INVALID);
+        let mut other = foreign(FI_CLASS_CNTR);
+        assert_eq!(bind(ep, &raw mut *other, FI_SEND), -FI_ENOSYS);
+        assert_eq!(bind(ep, setup.cq, 1 << 40), FLAGS);
+        assert_eq!(bind(ep, setup.eq, FI_RECV), FLAGS);
+        assert!(
+            bind(ep, setup.cq, FI_RECV) < 0,
+            "that side has a queue already"
+        );
+        assert_eq!(control(ep, 9999, null_mut()), -FI_ENOSYS);
+        assert_eq!(control(ep, FI_GETOPSFLAG, null_mut()), INVALID);
+        let mut flags = FI_TRANSMIT | FI_RECV;
+        assert_eq!(control(ep, FI_GETOPSFLAG, (&raw mut flags).cast()), INVALID);
+        flags = FI_TRANSMIT | FI_MULTI_RECV;
+        assert_eq!(control(ep, FI_SETOPSFLAG, (&raw mut flags).cast()), FLAGS);
+        flags = FI_TRANSMIT;
+        assert_eq!(control(ep, FI_GETOPSFLAG, (&raw mut flags).cast()), 0);
+
+        let mut value = 0_usize;
+        let mut len = 2;
+        let get = (*(*ep).ops).getopt.expect("a slot");
+        let fid = &raw mut (*ep).fid;
+        let option = FI_OPT_CM_DATA_SIZE.cast_signed();
+        let buf = (&raw mut value).cast::<c_void>();
+        assert_eq!(get(fid, 0, option, buf, &raw mut len), -FI_ETOOSMALL);
+        assert_eq!(len, size_of::<usize>());
+        assert_eq!(get(fid, 0, option, buf, &raw mut len), 0);
+        assert!(value >= 24, "ofi_rxm needs that many bytes");
+        assert_eq!(get(fid, 0, 4711, buf, &raw mut len), -FI_ENOPROTOOPT);
+        assert_eq!(get(fid, 5, option, buf, &raw mut len), -FI_ENOPROTOOPT);
+        assert_eq!(get(fid, 0, option, buf, null_mut()), INVALID);
+        assert_eq!(close(ep), 0);
+    }
+}
+
+unsafe fn regions(setup: &Setup) {
+    let mut memory = [0_u8; 256];
+    // SAFETY: see `run`.
+    unsafe {
+        let domain = setup.domain;
+        let reg = (*(*domain).mr).reg.expect("a slot");
+        let regv = (*(*domain).mr).regv.expect("a slot");
+        let regattr = (*(*domain).mr).regattr.expect("a slot");
+        let mut mr: *mut fid_mr = null_mut();
+        let out = &raw mut mr;
+        let fid = &raw mut (*domain).fid;
+        let buf = memory.as_mut_ptr().cast::<c_void>();
+        assert_eq!(
+            reg(null_mut(), buf, 256, ACCESS, 0, 0, 0, out, null_mut()),
+            INVALID
+        );
+        assert_eq!(
+            reg(
+                setup.fabric.cast(),
+                buf,
+                256,
+                ACCESS,
+                0,
+                0,
+                0,
+                out,
+                null_mut()
+            ),
+            INVALID
+        );
+        assert_eq!(
+            reg(fid, buf, 256, 1 << 50, 0, 0, 0, out, null_mut()),
+            INVALID
+        );
+        assert_eq!(
+            reg(fid, buf, 256, ACCESS, 4, 0, 0, out, null_mut()),
+            INVALID
+        );
+        assert_eq!(
+            reg(fid, buf, 256, ACCESS, 0, 0, 1 << 3, out, null_mut()),
+            FLAGS
+        );
+        assert_eq!(
+            reg(fid, buf, 256, ACCESS, 0, 0, 0, null_mut(), null_mut()),
+            INVALID
+        );
+        let unmapped = std::ptr::without_provenance::<c_void>(4096);
+        let ret = reg(fid, unmapped, 4096, FI_RECV, 0, 0, 0, out, null_mut());
+        assert!(ret < 0, "memory that is not there was registered");
+        let iov = [libc::iovec {
+            iov_base: buf,
+            iov_len: 64,
+        }; 2];
+        assert_eq!(
+            regv(fid, iov.as_ptr(), 2, ACCESS, 0, 0, 0, out, null_mut()),
+            INVALID
+        );
+        assert_eq!(
+            regv(fid, null(), 1, ACCESS, 0, 0, 0, out, null_mut()),
+            INVALID
+        );
+        assert_eq!(regattr(fid, null(), 0, out), INVALID);
+        let mut attr = std::mem::zeroed::<fi_mr_attr>();
+        attr.__bindgen_anon_1.mr_iov = iov.as_ptr();
+        attr.iov_count = 1;
+        attr.access = ACCESS;
+        attr.iface = FI_HMEM_CUDA;
+        assert_eq!(
+            regattr(fid, &raw const attr, 0, out),
+            -FI_ENOSYS,
+            "no such memory here"
+        );
+        assert!(mr.is_null());
+        attr.iface = FI_HMEM_SYSTEM;
+        assert_eq!(regattr(fid, &raw const attr, 0, out), 0);
+        assert_eq!(bind(mr, setup.eq, 0), -FI_ENOSYS);
+        assert_eq!(control(mr, FI_ENABLE, null_mut()), -FI_ENOSYS);
+        assert_eq!(close(mr), 0);
+    }
+}
+
+unsafe fn queues(setup: &Setup) {
+    let mut entries = [std::mem::MaybeUninit::<fi_cq_data_entry>::uninit(); 4];
+    let buf = entries.as_mut_ptr().cast::<c_void>();
+    // SAFETY: see `run`.
+    unsafe {
+        let cq = setup.cq;
+        let again = -(FI_EAGAIN as isize);
+        let invalid = INVALID as isize;
+        assert_eq!(call!((*cq).ops, read, cq, buf, 4), again);
+        assert_eq!(call!((*cq).ops, read, cq, null_mut(), 4), invalid);
+        assert_eq!(call!((*cq).ops, read, cq, null_mut(), 0), again);
+        assert_eq!(call!((*cq).ops, sread, cq, buf, 4, null(), 10), again);
+        assert_eq!(call!((*cq).ops, readerr, cq, null_mut(), 0), invalid);
+        let mut entry = std::mem::zeroed::<fi_cq_err_entry>();
+        assert_eq!(call!((*cq).ops, readerr, cq, &raw mut entry, 0), again);
+        assert_eq!(
+            call!((*cq).ops, readerr, cq, &raw mut entry, 1),
+            FLAGS as isize
+        );
+        assert_eq!(
+            call!((*cq).ops, readerr, setup.eq.cast(), &raw mut entry, 0),
+            invalid
+        );
+        assert_eq!(control(cq, FI_GETWAIT, null_mut()), INVALID);
+        assert_eq!(control(cq, 9999, null_mut()), -FI_ENOSYS);
+        let silent = open_cq(setup.domain, cq_attr(FI_CQ_FORMAT_CONTEXT, FI_WAIT_NONE));
+        let mut fd = 0_i32;
+        assert_eq!(
+            control(silent, FI_GETWAIT, (&raw mut fd).cast()),
+            -FI_ENODATA
+        );
+        assert!(
+            call!((*silent).ops, sread, silent, buf, 1, null(), 0) < 0,
+            "it can't be waited on"
+        );
+        assert_eq!(close(silent), 0);
+
+        let eq = setup.eq;
+        let mut event = 0_u32;
+        let read = (*(*eq).ops).read.expect("a slot");
+        assert_eq!(read(eq, &raw mut event, buf, 64, 0), again);
+        assert_eq!(read(eq, null_mut(), buf, 64, 0), invalid);
+        assert_eq!(read(eq, &raw mut event, null_mut(), 64, 0), invalid);
+        assert_eq!(read(eq, &raw mut event, buf, 64, 1 << 9), FLAGS as isize);
+        let write = (*(*eq).ops).write.expect("a slot");
+        assert_eq!(write(eq, 77, c"word".as_ptr().cast(), 5, 0), 5);
+        assert_eq!(write(eq, 77, null(), 5, 0), invalid);
+        assert_eq!(
+            read(eq, &raw mut event, buf, 2, 0),
+            -(FI_ETOOSMALL as isize)
+        );
+        assert_eq!(
+            read(eq, &raw mut event, buf, 64, FI_PEEK),
+            5,
+            "it was not lost"
+        );
+        assert_eq!(read(eq, &raw mut event, buf, 64, 0), 5);
+        assert_eq!(event, 77);
+        assert_eq!(read(eq, &raw mut event, buf, 64, 0), again);
+        let mut entry = std::mem::zeroed::<fi_eq_err_entry>();
+        assert_eq!(call!((*eq).ops, readerr, eq, &raw mut entry, 0), again);
+        assert_eq!(call!((*eq).ops, readerr, eq, null_mut(), 0), invalid);
+
+        let fabric = setup.fabric;
+        let trywait = (*(*fabric).ops).trywait.expect("a slot");
+        let mut fids = [&raw mut (*setup.domain).fid];
+        assert_eq!(trywait(fabric, fids.as_mut_ptr(), 1), INVALID);
+        assert_eq!(trywait(fabric, null_mut(), 1), INVALID);
+        assert_eq!(trywait(fabric, fids.as_mut_ptr(), -1), INVALID);
+    }
+}
+
+unsafe fn connections(setup: &Setup) {
+    let data = [0_u8; 512];
+    // SAFETY: see `run`.
+    unsafe {
+        let fabric = setup.fabric;
+        let info = setup.info.first();
+        let mut pep = null_mut();
+        assert_eq!(
+            call!(
+                (*fabric).ops,
+                passive_ep,
+                fabric,
+                info,
+                &raw mut pep,
+                null_mut()
+            ),
+            0
+        );
+        let cm = (*pep).cm;
+        assert!(call!(cm, listen, pep) < 0, "no event queue is bound");
+        assert_eq!(bind(pep, setup.cq, 0), INVALID);
+        assert_eq!(bind(pep, setup.eq, 0), 0);
+        assert_eq!(bind(pep, setup.eq, 0), INVALID, "only one");
+        assert_eq!(close(setup.eq), -FI_EBUSY);
+        let fid = &raw mut (*pep).fid;
+        assert_eq!(call!(cm, reject, pep, null_mut(), null(), 0), INVALID);
+        assert_eq!(
+            call!(cm, reject, pep, fid, null(), 0),
+            INVALID,
+            "not a request"
+        );
+        let mut len = 1;
+        assert_eq!(
+            call!(cm, getname, fid, null_mut(), &raw mut len),
+            -FI_ETOOSMALL
+        );
+        assert_eq!(len, 16);
+        assert_eq!(call!(cm, getname, fid, null_mut(), null_mut()), INVALID);
+        assert_eq!(call!(cm, setname, fid, null_mut(), 16), INVALID);
+        assert_eq!(close(pep), 0);
+
+        let ep = open_ep(setup, info);
+        let cm = (*ep).cm;
+        let far = (*info).src_addr; // any address of the right form
+        assert_eq!(
+            call!(cm, connect, ep, null(), null(), 0),
+            INVALID,
+            "to where?"
+        );
+        assert_eq!(
+            call!(cm, connect, ep, far, data.as_ptr().cast(), 512),
+            INVALID,
+            "too much data"
+        );
+        assert_eq!(call!(cm, connect, ep, far, null(), 8), INVALID);
+        assert_eq!(
+            call!(cm, accept, ep, null(), 0),
+            -FI_EOPBADSTATE,
+            "nothing to accept"
+        );
+        assert_eq!(call!(cm, shutdown, ep, 1), FLAGS);
+        assert_eq!(call!(cm, shutdown, ep, 0), -FI_ENOTCONN);
+        assert_eq!(call!(cm, listen, ep.cast()), -FI_ENOSYS, "for passive ones");
+        let mut len = 64;
+        let mut addr = [0_u8; 64];
+        let buf = addr.as_mut_ptr().cast();
+        assert_eq!(call!(cm, getpeer, ep, buf, &raw mut len), -FI_ENOTCONN);
+        assert_eq!(close(ep), 0);
+    }
+}
+
+unsafe fn posting(setup: &Setup) {
+    let mut memory = [0_u8; 4096];
+    let buf = memory.as_mut_ptr().cast::<c_void>();
+    // SAFETY: see `run`.
+    unsafe {
+        let ep = open_ep(setup, setup.info.first());
+        let mr = register(setup.domain, memory.as_mut_ptr(), memory.len(), ACCESS);
+        let desc = (*mr).mem_desc;
+        let state = -(FI_EOPBADSTATE as isize);
+        let send = (*(*ep).msg).send.expect("a slot");
+        assert_eq!(send(ep, buf, 8, desc, 0, null_mut()), state, "not enabled");
+        assert_eq!(
+            call!((*ep).msg, recv, ep, buf, 8, desc, 0, null_mut()),
+            state
+        );
+        assert_eq!(control(ep, FI_ENABLE, null_mut()), 0);
+        let unconnected = -(FI_ENOTCONN as isize);
+        assert_eq!(send(ep, buf, 8, desc, 0, null_mut()), unconnected);
+        assert_eq!(call!((*ep).msg, inject, ep, buf, 8, 0), unconnected);
+        assert_eq!(
+            call!((*ep).rma, write, ep, buf, 8, desc, 0, 0, 1, null_mut()),
+            unconnected
+        );
+        assert_eq!(call!((*ep).msg, sendmsg, ep, null(), 0), INVALID as isize);
+        let iov = libc::iovec {
+            iov_base: buf,
+            iov_len: 8,
+        };
+        let mut descs = [desc];
+        let msg = fi_msg {
+            msg_iov: &raw const iov,
+            desc: descs.as_mut_ptr(),
+            iov_count: 1,
+            addr: 0,
+            context: null_mut(),
+            data: 0,
+        };
+        assert_eq!(
+            call!((*ep).msg, recvmsg, ep, &raw const msg, 1 << 40),
+            FLAGS as isize
+        );
+        assert_eq!(
+            call!((*ep).tagged, send, ep, buf, 8, desc, 0, 0, null_mut()),
+            -(FI_ENOSYS as isize)
+        );
+        // Receives may be posted before there is a connection, until the queue is full.
+        let mut posted = 0;
+        let full = loop {
+            match call!((*ep).msg, recv, ep, buf, 8, desc, 0, null_mut()) {
+                0 => posted += 1,
+                other => break other,
+            }
+            assert!(posted < 1_000_000);
+        };
+        assert_eq!(full, -(FI_EAGAIN as isize));
+        assert!(
+            posted >= (*(*setup.info.first()).rx_attr).size,
+            "{posted} receives"
+        );
+        assert_eq!(close(ep), 0);
+        assert_eq!(close(mr), 0);
+        // The receives that were never used may have left their completions.
+        let mut entry = std::mem::zeroed::<fi_cq_err_entry>();
+        while call!((*setup.cq).ops, readerr, setup.cq, &raw mut entry, 0) == 1 {}
+    }
+}
+
+/// Handles of closed objects, as long as their memory is kept.
+unsafe fn closed(lib: &Lib, setup: &Setup) {
+    let mut memory = [0_u8; 64];
+    // SAFETY: see `run`.
+    unsafe {
+        let mr = register(setup.domain, memory.as_mut_ptr(), memory.len(), ACCESS);
+        assert_eq!(close(mr), 0);
+        assert_eq!(close(mr), INVALID, "a region closed twice");
+        let ep = open_ep(setup, setup.info.first());
+        assert_eq!(close(ep), 0);
+        assert_eq!(close(ep), INVALID, "an endpoint closed twice");
+        assert_eq!(bind(ep, setup.cq, FI_RECV), INVALID);
+        assert_eq!(control(ep, FI_ENABLE, null_mut()), INVALID);
+        let buf = memory.as_mut_ptr().cast();
+        assert_eq!(
+            call!((*ep).msg, send, ep, buf, 1, null_mut(), 0, null_mut()),
+            INVALID as isize
+        );
+        assert_eq!(
+            call!((*ep).rma, read, ep, buf, 1, null_mut(), 0, 0, 0, null_mut()),
+            INVALID as isize
+        );
+        assert_eq!(call!((*ep).cm, shutdown, ep, 0), INVALID);
+        let cq = open_cq(setup.domain, cq_attr(FI_CQ_FORMAT_MSG, FI_WAIT_NONE));
+        assert_eq!(close(cq), 0);
+        assert_eq!(call!((*cq).ops, read, cq, buf, 1), INVALID as isize);
+        assert_eq!(close(cq), INVALID);
+        let ep = open_ep(setup, setup.info.first());
+        assert_eq!(bind(ep, cq, FI_RECV), INVALID, "a closed queue");
+        assert_eq!(close(ep), 0);
+        let hints = hints(lib);
+        let second = Setup::new(lib, Some("127.0.0.1"), None, FI_SOURCE, &hints);
+        let (fabric, domain) = (second.fabric, second.domain);
+        second.close();
+        assert_eq!(close(domain), INVALID);
+        assert_eq!(close(fabric), INVALID);
+        let mut mr = null_mut();
+        let ret = call!(
+            (*domain).mr,
+            reg,
+            domain.cast(),
+            buf,
+            64,
+            ACCESS,
+            0,
+            0,
+            0,
+            &raw mut mr,
+            null_mut(),
+        );
+        assert_eq!(ret, INVALID);
+    }
+}

@@ -1,0 +1,87 @@
+//! A planted panic becomes `-FI_EOTHER`, poisons what it went through, and nothing else.
+
+use std::ptr::null_mut;
+
+use abi_tests::call;
+use abi_tests::fabric::{getinfo, hints};
+use abi_tests::load::Lib;
+use abi_tests::objects::{close, cq_attr, open_domain, open_fabric};
+use libfabric_sys::*;
+
+const OTHER: i32 = -FI_EOTHER;
+
+/// `place` is what `FI_WEFT_FAULT` names.
+pub(crate) fn run(lib: &Lib, place: &str) {
+    let list = getinfo(lib, lib.version, None, None, 0, Some(&hints(lib))).expect("a list");
+    let info = list.first();
+    let memory = [0_u8; 64];
+    // SAFETY: fids as they are opened.
+    unsafe {
+        let fabric = open_fabric(lib, info);
+        if place == "domain" {
+            let mut domain = null_mut();
+            for _ in 0..2 {
+                let ret = call!(
+                    (*fabric).ops,
+                    domain,
+                    fabric,
+                    info,
+                    &raw mut domain,
+                    null_mut()
+                );
+                assert_eq!(ret, OTHER);
+                assert!(domain.is_null());
+            }
+        } else {
+            let domain = open_domain(fabric, info);
+            let reg = || {
+                let mut mr = null_mut();
+                let ret = call!(
+                    (*domain).mr,
+                    reg,
+                    domain.cast(),
+                    memory.as_ptr().cast(),
+                    64,
+                    FI_SEND,
+                    0,
+                    0,
+                    0,
+                    &raw mut mr,
+                    null_mut(),
+                );
+                assert_eq!(mr.is_null(), ret != 0);
+                (ret, mr)
+            };
+            let open_cq = || {
+                let mut attr = cq_attr(FI_CQ_FORMAT_MSG, FI_WAIT_NONE);
+                let mut cq = null_mut();
+                call!(
+                    (*domain).ops,
+                    cq_open,
+                    domain,
+                    &raw mut attr,
+                    &raw mut cq,
+                    null_mut()
+                )
+            };
+            match place {
+                "mr_reg" => assert_eq!(reg().0, OTHER),
+                "cq_open" => {
+                    let (ret, mr) = reg();
+                    assert_eq!(ret, 0, "nothing is poisoned yet");
+                    assert_eq!(close(mr), 0);
+                    assert_eq!(open_cq(), OTHER);
+                }
+                _ => panic!("no fault is called {place}"),
+            }
+            assert_eq!(reg().0, OTHER, "the domain is poisoned");
+            assert_eq!(open_cq(), OTHER, "the domain is poisoned");
+            // A fresh one works until the fault hits again, and a poisoned one can be closed.
+            let fresh = open_domain(fabric, info);
+            assert_eq!(close(fresh), 0);
+            assert_eq!(close(domain), 0);
+        }
+        assert_eq!(close(fabric), 0);
+    }
+    println!("survived");
+}

@@ -1,0 +1,33 @@
+//! One role of a test in one libfabric: `abi-probe LIBFABRIC ROLE [ARGUMENT...]`. It panics when
+//! something is not as it must be.
+
+#![allow(unsafe_code, reason = "calls a C library as an application does")]
+
+mod bad_input;
+mod fault;
+mod hints;
+mod listing;
+mod order;
+mod transfer;
+
+use abi_tests::load::Lib;
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let path = args.next().expect("the path of a libfabric");
+    let role = args.next().expect("a role");
+    let rest = args.collect::<Vec<_>>();
+    let lib = Lib::open(&path);
+    match role.as_str() {
+        "list" => listing::run(&lib),
+        "hints" => hints::run(&lib),
+        "bad-input" => bad_input::run(&lib),
+        "order" => order::run(&lib),
+        "fault" => fault::run(&lib, &rest[0]),
+        "serve" => transfer::serve(&lib),
+        "access" => transfer::access(&lib, &rest[0]),
+        other => panic!("no role is called {other}"),
+    }
+    // Its destructor calls the provider's clean-up, then the process ends in the ordinary way.
+    lib.close();
+}

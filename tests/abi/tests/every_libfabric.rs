@@ -1,0 +1,68 @@
+//! One shared object in three libfabrics: 1.17 of Debian 12, 2.1, and 2.5 of a wheel.
+
+use std::process::Command;
+
+use abi_tests::outside::{self, Libfabric, must, peer, probe, system};
+
+const PROBE: &str = env!("CARGO_BIN_EXE_abi-probe");
+
+fn run(libfabric: &Libfabric, role: &str) -> String {
+    let output = must(probe(PROBE, libfabric, &outside::provider_dir(), role));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn whole(libfabric: Option<Libfabric>) {
+    let Some(libfabric) = libfabric else { return };
+    for role in ["list", "hints", "order", "bad-input"] {
+        let said = run(&libfabric, role);
+        println!("{} {role}: {}", libfabric.name, said.trim());
+    }
+}
+
+#[test]
+fn the_system_s() {
+    whole(Some(system()));
+}
+
+#[test]
+fn release_2_1() {
+    whole(peer("libfabric-2.1"));
+}
+
+#[test]
+fn release_2_5() {
+    whole(peer("libfabric-2.5"));
+}
+
+/// An application linked to 1.17 that finds a newer library gets that one's compatibility shims.
+#[test]
+fn an_old_program_in_a_new_library() {
+    let Some(newer) = peer("libfabric-2.1") else {
+        return;
+    };
+    let mut command = Command::new("fi_info");
+    command
+        .args(["-p", "weft", "-t", "FI_EP_MSG", "-v"])
+        .env("FI_PROVIDER_PATH", outside::provider_dir())
+        .env("LD_LIBRARY_PATH", newer.path.parent().expect("a directory"));
+    let output = must(command);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("soft0") && text.contains("fi_link_attr"),
+        "{text}"
+    );
+}
+
+/// `fi_info -e` knows the provider's parameters.
+#[test]
+fn parameters_are_shown() {
+    let mut command = Command::new("fi_info");
+    command
+        .arg("-e")
+        .env("FI_PROVIDER_PATH", outside::provider_dir());
+    let output = must(command);
+    let text = String::from_utf8_lossy(&output.stdout);
+    for name in ["FI_WEFT_DEVICE", "FI_WEFT_TX_SIZE", "FI_WEFT_FAULT"] {
+        assert!(text.contains(name), "no {name} in\n{text}");
+    }
+}

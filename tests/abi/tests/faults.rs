@@ -1,0 +1,35 @@
+//! A planted panic is an error code and a log line.
+
+use abi_tests::outside::{must, probe, provider_dir, system};
+
+const PROBE: &str = env!("CARGO_BIN_EXE_abi-probe");
+
+#[test]
+fn a_panic_is_an_error_and_a_log_line() {
+    let provider = provider_dir();
+    for place in ["domain", "mr_reg", "cq_open"] {
+        let mut command = probe(PROBE, &system(), &provider, "fault");
+        command
+            .arg(place)
+            .env("FI_WEFT_FAULT", place)
+            .env("FI_LOG_LEVEL", "warn");
+        let output = must(command);
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            log.contains("weft") && log.contains(&format!("planted by FI_WEFT_FAULT={place}")),
+            "the log does not tell of it:\n{log}"
+        );
+    }
+}
+
+/// Without the parameter the same calls work: it is the fault that the other test sees.
+#[test]
+fn no_fault_without_the_parameter() {
+    let mut command = probe(PROBE, &system(), &provider_dir(), "fault");
+    command.arg("mr_reg");
+    let output = command.output().expect("the probe starts");
+    assert!(
+        !output.status.success(),
+        "fi_mr_reg failed with no fault planted"
+    );
+}
