@@ -22,14 +22,15 @@ pub fn provider_dir() -> PathBuf {
     assert!(build.success(), "the provider does not build");
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| top.join("target"), PathBuf::from);
-    let built = top.join(target).join("debug/libweft_fi.so");
-    // A directory for each process: tests run at the same time.
-    let dir = std::env::temp_dir().join(format!("weft-abi-{}", std::process::id()));
+    let debug = top.join(target).join("debug");
+    let dir = debug.join("abi-provider");
     std::fs::create_dir_all(&dir).expect("a directory for the provider");
+    // The same link each time; another test may have made it already.
     let link = dir.join("libweft-fi.so");
-    let _ = std::fs::remove_file(&link);
-    std::os::unix::fs::symlink(built, &link).expect("a link to the provider");
-    dir
+    match std::os::unix::fs::symlink(debug.join("libweft_fi.so"), link) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => panic!("{error}"),
+        _ => dir,
+    }
 }
 
 /// The top of the source tree.
