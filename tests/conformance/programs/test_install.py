@@ -15,7 +15,7 @@ from . import common
 def make(*words):
     # the caller's own make must not reach in here
     env = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    done = subprocess.run(["make", "-C", programs.TOP, *words], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(["make", "--no-print-directory", "-C", programs.TOP, *words], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return programs.Result(done.returncode, done.stdout, done.stderr)
 
 

@@ -76,5 +76,6 @@ class Transfer(unittest.TestCase):
                 self.assertTrue(killed.get("running"), f"{server}\n{client}")
                 survivor = client if victim == "server" else server
                 self.assertFalse(survivor.late, f"still waiting for a dead peer: {survivor}")
-                self.assertGreater(survivor.status, 0, survivor)
+                # fi_pingpong itself may end by SIGPIPE on its control connection, once the transfer is given up
+                self.assertNotEqual(survivor.status, 0, survivor)
         self.moved(*programs.pingpong(common.system(), "weft", "msg", options=["-c", "-I", "10"]))

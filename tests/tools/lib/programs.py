@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -11,7 +12,8 @@ import time
 from dataclasses import dataclass
 
 TOP = pathlib.Path(os.path.realpath(__file__)).parent.parent.parent.parent
-PROVIDER = TOP / "build" / "lib" / "libfabric" / "libweft-fi.so"
+# another build of it, say a debug build, can be tried by naming it; its name ends in `fi.so`
+PROVIDER = pathlib.Path(os.environ.get("WEFT_PROVIDER") or TOP / "build" / "lib" / "libfabric" / "libweft-fi.so")
 
 
 @dataclass
@@ -97,9 +99,12 @@ def started(argv, env):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody uses, below those that the kernel hands out to others in the meantime."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def listening(port):
