@@ -79,6 +79,11 @@ impl Peer {
         if sys::start_time(pid) != Some(entry.identity.start_time) {
             return Err(Errno(libc::ESRCH));
         }
+        // An ended process of this slot may have left hazards.
+        let hazards = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
+        for i in 0..announce::HAZARD_COUNT {
+            map.u64(hazards + 8 * i).store(0, Ordering::Relaxed);
+        }
         map.u64(header::VISITORS + 8 * (own_slot as usize / 64))
             .fetch_or(1 << (own_slot % 64), Ordering::SeqCst);
         Ok(Self {

@@ -7,7 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::segment::layout::MAX_PROCESSES;
 use crate::sys::{self, Errno, Identity, Res};
@@ -95,7 +95,7 @@ impl Registry {
     pub(crate) fn open() -> Res<Self> {
         let mut last = Errno(libc::EACCES);
         for directory in directories() {
-            match Self::open_in(directory) {
+            match Self::open_in(&directory) {
                 Ok(registry) => return Ok(registry),
                 Err(error) => last = error,
             }
@@ -103,7 +103,7 @@ impl Registry {
         Err(last)
     }
 
-    fn open_in(directory: PathBuf) -> Res<Self> {
+    fn open_in(directory: &Path) -> Res<Self> {
         // Processes in other namespaces can't be reached, so they are other hosts.
         let name = format!(
             "softverbs.{}.{}.{}",
@@ -200,7 +200,7 @@ mod tests {
     fn places_of_the_dead_are_taken() {
         let directory = std::env::temp_dir().join(format!("softverbs-test-{}", sys::random()));
         std::fs::create_dir(&directory).unwrap();
-        let registry = Registry::open_in(directory.clone()).unwrap();
+        let registry = Registry::open_in(&directory).unwrap();
         let me = entry(std::process::id(), sys::own_start_time().unwrap());
         let dead = entry(me.identity.pid, 1);
         let first = registry.join(dead).unwrap();

@@ -13,7 +13,7 @@ use rdma_core_sys::*;
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn main() {
-    let cases: &[(&str, fn(&mut Link), fn(&mut Link))] = &[
+    let cases: &[Case] = &[
         ("sends_of_all_sizes", sends_parent, sends_child),
         ("writes_and_reads", rdma_parent, rdma_child),
         ("inline_and_unsignaled", inline_parent, inline_child),
@@ -217,7 +217,7 @@ fn late_child(link: &mut Link) {
     let buffer = end.buffer(&vec![0; 20_000]);
     for len in [20, 20_000, 0] {
         std::thread::sleep(std::time::Duration::from_millis(100));
-        end.recv(&buffer, len as u64);
+        end.recv(&buffer, u64::from(len));
         let wc = end.wait(LIMIT);
         assert_eq!((wc.status, wc.byte_len), (IBV_WC_SUCCESS, len));
         assert!(buffer.bytes()[..len as usize] == pattern(1, 20_000)[..len as usize]);
@@ -529,7 +529,7 @@ fn connect_late_child(link: &mut Link) {
     let other = end.exchange(link);
     link.expect("sent");
     std::thread::sleep(std::time::Duration::from_millis(100));
-    end.to_rtr(other);
+    end.enter_rtr(other);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     link.say("done");
 }

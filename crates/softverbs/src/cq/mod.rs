@@ -174,8 +174,11 @@ impl Cq {
         let slot = ring.slot(ring.head);
         ring.entries[slot] = cqe;
         ring.head = ring.head.wrapping_add(1);
+        // Inside the lock: who armed before it polled in vain is seen, and who armed later polls
+        // this entry.
+        let armed = self.armed.load(Ordering::Relaxed);
         drop(ring);
-        if self.armed.load(Ordering::Relaxed) != ARMED_NOT {
+        if armed != ARMED_NOT {
             self.notify(solicited || cqe.status != IBV_WC_SUCCESS);
         }
     }

@@ -10,7 +10,7 @@ use crate::ring::{Consumer, RING_SIZE};
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_PROCESSES, announce, header};
 use crate::sync::{Lock, light_fence};
-use crate::sys;
+use crate::sys::{self, Errno, Res};
 
 /// Messages that are taken from one ring before the next one has its turn.
 const BATCH: usize = 64;
@@ -136,6 +136,7 @@ impl Process {
             .map
             .u32(header::ANNOUNCED)
             .load(Ordering::Acquire);
+        let mut complete = true;
         for slot in 0..MAX_PROCESSES as u32 {
             let at = announce::AT + announce::STRIDE * slot as usize;
             let cookie = self
@@ -164,31 +165,44 @@ impl Process {
                 .map
                 .u32(at + announce::FD)
                 .load(Ordering::Relaxed);
-            // A sender that died before, or lies, has no ring.
-            if let Some(attached) = self.open_ring(slot, cookie, fd.cast_signed()) {
-                *self.incoming.line(slot).ring.lock() = Some(attached);
-            } else {
-                let _ = self
-                    .segment
-                    .map
-                    .u64(at + announce::COOKIE)
-                    .compare_exchange(cookie, 0, Ordering::Relaxed, Ordering::Relaxed);
+            match self.open_ring(slot, cookie, fd.cast_signed()) {
+                Ok(attached) => {
+                    let mut ring = self.incoming.line(slot).ring.lock();
+                    if let Some(old) = ring.as_mut() {
+                        // What an ended process of that slot had sent was sent.
+                        self.drain(old, usize::MAX);
+                    }
+                    *ring = Some(attached);
+                }
+                // Not the sender's fault: again at the next progress.
+                Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => complete = false,
+                // A sender that died before, or lies, has no ring.
+                Err(_) => {
+                    let _ = self
+                        .segment
+                        .map
+                        .u64(at + announce::COOKIE)
+                        .compare_exchange(cookie, 0, Ordering::Relaxed, Ordering::Relaxed);
+                }
             }
         }
-        self.incoming.seen.store(announced, Ordering::Relaxed);
+        if complete {
+            self.incoming.seen.store(announced, Ordering::Relaxed);
+        }
     }
 
-    fn open_ring(&self, slot: u32, cookie: u64, fd: RawFd) -> Option<Attached> {
-        let peer = self.peer(slot).ok()?;
+    fn open_ring(&self, slot: u32, cookie: u64, fd: RawFd) -> Res<Attached> {
+        let peer = self.peer(slot)?;
         if peer.identity.cookie != cookie {
-            return None;
+            return Err(Errno(libc::ESTALE));
         }
-        let file = sys::open_fd_of(peer.identity.pid, fd, libc::O_RDWR).ok()?;
-        if sys::sealed_size(&file).ok()? != RING_SIZE {
-            return None;
+        let file = sys::open_fd_of(peer.identity.pid, fd, libc::O_RDWR)?;
+        if sys::sealed_size(&file)? != RING_SIZE {
+            return Err(Errno(libc::EPROTO));
         }
-        let consumer = Consumer::new(Mapping::new(&file, RING_SIZE).ok()?, cookie)?;
-        Some(Attached { consumer, peer })
+        let consumer =
+            Consumer::new(Mapping::new(&file, RING_SIZE)?, cookie).ok_or(Errno(libc::EPROTO))?;
+        Ok(Attached { consumer, peer })
     }
 
     /// Takes everything that an ended process had sent, and lets its ring go.
@@ -204,12 +218,12 @@ impl Process {
         }
     }
 
-    /// Whether a message waits to be taken.
+    /// Whether a message waits to be taken. Waits for who is taking some: that one may leave the
+    /// rest.
     pub(super) fn rings_ready(&self) -> bool {
         self.incoming.lines().any(|line| {
-            line.ring
-                .try_lock()
-                .is_some_and(|ring| ring.as_ref().is_some_and(|a| a.consumer.ready()))
+            let ring = line.ring.lock();
+            ring.as_ref().is_some_and(|a| a.consumer.ready())
         })
     }
 }

@@ -42,6 +42,8 @@ pub(crate) struct Process {
     pub(crate) next_pd: AtomicU32,
     registry: Registry,
     peers: Mutex<HashMap<u32, Arc<Peer>>>,
+    /// One process is opened at a time, and so each once.
+    opening: Mutex<()>,
     incoming: incoming::Incoming,
     /// Queue pairs whose first request waits for something.
     waiting: Lock<Vec<u32>>,
@@ -124,6 +126,7 @@ impl Process {
             next_pd: AtomicU32::new(1),
             registry,
             peers: Mutex::new(HashMap::new()),
+            opening: Mutex::new(()),
             incoming: incoming::Incoming::new(),
             waiting: Lock::new(Vec::new()),
             waiting_count: AtomicU32::new(0),
@@ -159,6 +162,7 @@ impl Process {
         {
             return Ok(Arc::clone(peer));
         }
+        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = self.registry.lookup(slot).ok_or(Errno(libc::ESRCH))?;
         // An older process of this slot is dealt with before its place is taken.
         let old = self.peers().get(&slot).cloned();

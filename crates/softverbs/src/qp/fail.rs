@@ -58,6 +58,12 @@ impl Qp {
         self.raise(event);
     }
 
+    /// Fails the queue pair for something that a completion has told already.
+    #[cold]
+    pub(super) fn fail_quietly(&self) {
+        self.fail(&mut self.sq.lock(), IBV_WC_WR_FLUSH_ERR);
+    }
+
     pub(super) fn raise(&self, event: ibv_event_type) {
         self.events.fetch_add(1, Ordering::Relaxed);
         self.context()

@@ -14,7 +14,7 @@ mod send;
 mod state;
 
 pub(crate) use modify::{modify, query};
-pub(crate) use object::{QpInit, create, destroy};
+pub(crate) use object::{QpInit, abandon, create, destroy};
 pub(crate) use recv::{deliver, post_recv};
 pub(crate) use send::post_send;
 
@@ -39,7 +39,7 @@ pub(crate) const MAX_SGE: u32 = 32;
 /// Most inline data.
 pub(crate) const MAX_INLINE: u32 = 1024;
 /// Longest message.
-pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
+pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
 
 /// A queue pair. The C object comes first, so a pointer to it is one to this; the memory stays
 /// when the queue pair is destroyed, for the next one of its index.
@@ -142,7 +142,6 @@ struct RecvQueue {
     max_wr: u32,
     max_sge: u32,
     pd: u32,
-    kind: u32,
     cq: *const Cq,
     /// Receives posted and receives completed, wrapping.
     head: u32,

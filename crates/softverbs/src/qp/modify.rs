@@ -64,19 +64,24 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
 }
 
 fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
-    let has = |bit: u32| mask & bit != 0;
-    let good = !(has(IBV_QP_PORT) && attr.port_num != 1)
-        && !(has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0)
-        && !(has(IBV_QP_ALT_PATH) && attr.alt_port_num > 1)
-        && !(has(IBV_QP_PATH_MTU) && !(IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu))
-        && !(has(IBV_QP_TIMEOUT) && attr.timeout > 31)
-        && !(has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7)
-        && !(has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7)
-        && !(has(IBV_QP_MIN_RNR_TIMER) && attr.min_rnr_timer > 31)
-        && !(has(IBV_QP_DEST_QPN) && attr.dest_qp_num >= 1 << 24)
-        && !(has(IBV_QP_MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > crate::abi::MAX_RD_ATOMIC)
-        && !(has(IBV_QP_MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > crate::abi::MAX_RD_ATOMIC)
-        && !(has(IBV_QP_AV) && !address_good(&attr.ah_attr));
+    let ok = |bit: u32, good: bool| mask & bit == 0 || good;
+    let mtus = IBV_MTU_256..=IBV_MTU_4096;
+    let most_rd = crate::abi::MAX_RD_ATOMIC;
+    let good = ok(IBV_QP_PORT, attr.port_num == 1)
+        && ok(IBV_QP_PKEY_INDEX, attr.pkey_index == 0)
+        && ok(IBV_QP_ALT_PATH, attr.alt_port_num <= 1)
+        && ok(IBV_QP_PATH_MTU, mtus.contains(&attr.path_mtu))
+        && ok(IBV_QP_TIMEOUT, attr.timeout <= 31)
+        && ok(IBV_QP_RETRY_CNT, attr.retry_cnt <= 7)
+        && ok(IBV_QP_RNR_RETRY, attr.rnr_retry <= 7)
+        && ok(IBV_QP_MIN_RNR_TIMER, attr.min_rnr_timer <= 31)
+        && ok(IBV_QP_DEST_QPN, attr.dest_qp_num < 1 << 24)
+        && ok(IBV_QP_MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= most_rd)
+        && ok(
+            IBV_QP_MAX_DEST_RD_ATOMIC,
+            attr.max_dest_rd_atomic <= most_rd,
+        )
+        && ok(IBV_QP_AV, address_good(&attr.ah_attr));
     if good {
         Ok(())
     } else {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rdma_core_sys::{
-    IBV_QPS_RESET, IBV_QPT_RC, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sge,
+    IBV_QPS_RESET, IBV_QPT_RC, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sge,
 };
 
 use super::{
@@ -87,7 +87,6 @@ impl RecvQueue {
             max_wr,
             max_sge,
             pd,
-            kind: init.qp_type,
             cq: init.recv_cq.cast::<Cq>(),
             head: 0,
             next: 0,
@@ -156,7 +155,6 @@ fn blank(index: u32) -> Qp {
             max_wr: 0,
             max_sge: 0,
             pd: 0,
-            kind: IBV_QPT_RC,
             cq: std::ptr::null(),
             head: 0,
             next: 0,
@@ -337,4 +335,18 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     context.children.fetch_sub(1, Ordering::Relaxed);
     process.qps.give(this.index);
     Ok(())
+}
+
+/// Takes the queue pairs of a context that is closed over them out of service, as the kernel does
+/// with the objects of a closed descriptor. Their memory stays: the application may still hold
+/// pointers to them.
+pub(crate) fn abandon(process: &Process, context: *mut ibv_context) {
+    for qp in process.qps.iter() {
+        // SAFETY: live or in the pool; the context is written before a queue pair is handed out.
+        let theirs = unsafe { (*qp.as_ptr()).context };
+        if qp.state() != DESTROYED && theirs == context {
+            qp.reset();
+            qp.state.store(DESTROYED, Ordering::Relaxed);
+        }
+    }
 }

@@ -166,7 +166,8 @@ pub(crate) fn deliver(process: &Process, from: u32, ring: &Consumer, message: &M
     let status = qp.deliver_to(&mut rq, ring, message);
     drop(rq);
     if status != IBV_WC_SUCCESS {
-        qp.fail_asynchronously(IBV_EVENT_QP_FATAL);
+        // The completion says it; no event besides.
+        qp.fail_quietly();
     }
 }
 

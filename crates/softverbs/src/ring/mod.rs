@@ -42,7 +42,6 @@ pub(crate) mod op {
     pub(crate) const SEND: u8 = 0;
     pub(crate) const SEND_IMM: u8 = 1;
     pub(crate) const WRITE_IMM: u8 = 2;
-    pub(crate) const SEND_INV: u8 = 3;
     /// The receive was too short for it.
     pub(crate) const TOO_LONG: u8 = 4;
     /// The receive's memory could not be written.
@@ -252,7 +251,7 @@ mod tests {
             let mut consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42).unwrap();
             for word in 0..4 {
                 map.u64(SLOTS_AT + word * 8).store(
-                    random.below(u64::MAX) & !0 | u64::from(word == 0),
+                    random.below(u64::MAX) | u64::from(word == 0),
                     std::sync::atomic::Ordering::Relaxed,
                 );
             }

@@ -306,7 +306,7 @@ impl End {
                 rnr_retry: 7,
                 polled: VecDeque::new(),
             };
-            end.to_init();
+            end.enter_init();
             end
         }
     }
@@ -324,7 +324,7 @@ impl End {
         assert_eq!(ret, 0, "{}", std::io::Error::from_raw_os_error(ret));
     }
 
-    fn to_init(&mut self) {
+    fn enter_init(&mut self) {
         // SAFETY: all zeros is a value of it.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.qp_state = IBV_QPS_INIT;
@@ -359,7 +359,7 @@ impl End {
         }
     }
 
-    pub fn to_rtr(&mut self, other: Address) {
+    pub fn enter_rtr(&mut self, other: Address) {
         // SAFETY: all zeros is a value of it; a GID is 16 bytes.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.qp_state = IBV_QPS_RTR;
@@ -387,7 +387,7 @@ impl End {
         );
     }
 
-    pub fn to_rts(&mut self) {
+    pub fn enter_rts(&mut self) {
         // SAFETY: all zeros is a value of it.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.qp_state = IBV_QPS_RTS;
@@ -408,8 +408,8 @@ impl End {
 
     pub fn join_early(&mut self, link: &mut Link) {
         let other = self.exchange(link);
-        self.to_rtr(other);
-        self.to_rts();
+        self.enter_rtr(other);
+        self.enter_rts();
     }
 
     pub fn join(&mut self, link: &mut Link) {
@@ -714,8 +714,8 @@ impl End {
         }
         let receive = own.buffer(&[0; 8]);
         own.recv(&receive, 1);
-        own.to_rtr(address);
-        own.to_rts();
+        own.enter_rtr(address);
+        own.enter_rts();
         own.send_unregistered(&mut [3; 8], None, IBV_SEND_INLINE, 2);
         let wc = own.wait(Duration::from_secs(5));
         wc.wr_id == 1 && receive.bytes() == [3; 8]
