@@ -10,10 +10,10 @@ use crate::errno::{FiErrno, Result};
 use crate::verbs::{Cq, Device, Pd};
 
 /// How long a completion may take before the trial counts as failed. A device that acknowledges
-/// nothing gives up by itself after about 70 ms (`TIMEOUT`, one retry).
+/// nothing gives up by itself after about half a second (`TIMEOUT`, one retry).
 const PATIENCE: Duration = Duration::from_secs(2);
-/// 4.096 µs × 2^13 = 34 ms.
-const TIMEOUT: u8 = 13;
+/// 4.096 µs × 2^16 = 268 ms; less was too little for a software device on a busy host.
+const TIMEOUT: u8 = 16;
 
 /// A queue pair that is destroyed with its owner.
 struct RawQp {
@@ -57,8 +57,8 @@ impl Loopback {
         let near = create(device, pd, &cq, flush)?;
         let far = create(device, pd, &cq, false)?;
         let path = Path::of(device)?;
-        path.bring_up(&near, &far)?;
-        path.bring_up(&far, &near)?;
+        path.bring_up(&near, &far, flush)?;
+        path.bring_up(&far, &near, flush)?;
         Ok(Self {
             near,
             far,
@@ -234,7 +234,7 @@ impl Path {
         })
     }
 
-    fn bring_up(&self, qp: &RawQp, peer: &RawQp) -> Result<()> {
+    fn bring_up(&self, qp: &RawQp, peer: &RawQp, flush: bool) -> Result<()> {
         let mut attr = sys::ibv_qp_attr {
             qp_state: sys::IBV_QPS_INIT,
             port_num: 1,
@@ -243,6 +243,10 @@ impl Path {
                 | sys::IBV_ACCESS_LOCAL_WRITE,
             ..Default::default()
         };
+        if flush {
+            // the answering side must grant it; a device without flush may not know the bits
+            attr.qp_access_flags |= sys::IBV_ACCESS_FLUSH_GLOBAL | sys::IBV_ACCESS_FLUSH_PERSISTENT;
+        }
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT;
         modify(qp, &mut attr, mask | sys::IBV_QP_ACCESS_FLAGS)?;
 
