@@ -25,8 +25,10 @@ use crate::verbs::{
 };
 use crate::wire::cm_data::CmData;
 
-/// Retransmissions before a peer counts as gone: the most that verbs has.
-const RETRY_COUNT: u8 = 7;
+/// Retransmissions before a peer counts as gone. One less than verbs has room for: rxe takes 7 for
+/// "for ever" (`drivers/infiniband/sw/rxe/rxe_comp.c`, `COMPST_ERROR_RETRY`), and a dead peer
+/// would never be noticed.
+const RETRY_COUNT: u8 = 6;
 /// A peer that has no receive posted is waited for without end: the application controls that.
 const RNR_RETRY_FOREVER: u8 = 7;
 /// 0.64 ms, as `ibv_modify_qp(3)` encodes it. The connection manager's own choice is 655 ms.
