@@ -42,7 +42,8 @@ impl<T> Lock<T> {
         self.held
             .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
-            .then_some(Guard { lock: self })
+            // not `then_some`: a guard made in vain would release the holder's lock when dropped
+            .then(|| Guard { lock: self })
     }
 
     #[inline]
