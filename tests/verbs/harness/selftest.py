@@ -41,7 +41,9 @@ def run():
     assert programs.exchanged(["ibv_rc_pingpong"], "  local address", "client")
     assert programs.exchanged(["ibv_rc_pingpong"], "invalid data in page 3\n8192 bytes in 0.01 seconds", "client")
     assert programs.exchanged(["ibv_rc_pingpong"], "8192 bytes in 0.01 seconds = 1", "client") is None
-    assert programs.measured(["ib_send_bw"], " 65536  1000  0.00  0.00  0.0\n", "client")
+    assert programs.measured(["ib_send_bw"], " #bytes  #iterations  BW peak\n", "client")
+    assert programs.measured(["ib_send_bw"], " 65536  0  0.00  0.00  0.0\n", "client")
+    assert programs.measured(["ib_send_bw", "-a"], " 65536  1000  1.00  1.00  0.0\n", "client")
     assert programs.measured(["ib_send_bw"], " 65536  1000  10.00  9.00  0.0\nFailed to x", "client")
     assert programs.measured(["ib_send_bw"], " 65536  1000  10.00  9.00  0.0\n", "client") is None
 
