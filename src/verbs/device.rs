@@ -587,9 +587,11 @@ mod tests {
     fn mtu_and_speed_are_decoded() {
         assert_eq!(mtu_bytes(sys::IBV_MTU_4096), 4096);
         assert_eq!(mtu_bytes(0), 0);
-        let mut attr = sys::ibv_port_attr::default();
-        attr.active_width = 2;
-        attr.active_speed = 32;
+        let attr = sys::ibv_port_attr {
+            active_width: 2,
+            active_speed: 32,
+            ..Default::default()
+        };
         assert_eq!(link_speed(&attr), 100_000_000_000);
     }
 }
