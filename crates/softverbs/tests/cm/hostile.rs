@@ -1,9 +1,7 @@
 //! Peers that say what no connection manager says.
 
 use std::io::{Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::SocketAddr as UnixAddress;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use super::*;
@@ -18,36 +16,32 @@ fn packet_socket() -> OwnedFd {
     }
 }
 
-fn name_of(address: SocketAddr) -> UnixAddress {
+/// The name of an address, as the kernel takes it.
+fn name_of(address: SocketAddr) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: no memory is passed.
     let uid = unsafe { libc::geteuid() };
     let name = format!("softverbs/{uid}/{}/{}", address.ip(), address.port());
-    UnixAddress::from_abstract_name(name).unwrap()
+    // SAFETY: all zeros is a value of it.
+    let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    raw.sun_family = libc::AF_UNIX as u16;
+    for (to, from) in raw.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    (raw, (2 + 1 + name.len()) as libc::socklen_t)
 }
 
 type Call = unsafe extern "C" fn(i32, *const libc::sockaddr, libc::socklen_t) -> i32;
 
-/// Calls `bind` or `connect` with the name.
-fn with_name(call: Call, socket: &OwnedFd, address: SocketAddr) {
-    use std::os::fd::AsRawFd;
-    let name = name_of(address);
-    let name = name.as_abstract_name().unwrap();
-    // SAFETY: all zeros is a value of it.
-    let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    raw.sun_family = libc::AF_UNIX as u16;
-    for (to, from) in raw.sun_path[1..].iter_mut().zip(name) {
-        *to = from.cast_signed();
-    }
-    let len = (2 + 1 + name.len()) as libc::socklen_t;
-    // SAFETY: `len` bytes of the structure are set.
-    let ret = unsafe { call(socket.as_raw_fd(), (&raw const raw).cast(), len) };
-    assert_eq!(ret, 0, "{}", std::io::Error::last_os_error());
+/// Calls `bind` or `connect` with a name; whether it worked.
+fn with_name(call: Call, socket: &OwnedFd, name: &(libc::sockaddr_un, libc::socklen_t)) -> bool {
+    // SAFETY: `name.1` bytes of the structure are set.
+    unsafe { call(socket.as_raw_fd(), (&raw const name.0).cast(), name.1) == 0 }
 }
 
 /// A conversation with a listener, without a connection manager.
 fn dialled(to: SocketAddr) -> UnixStream {
     let socket = packet_socket();
-    with_name(libc::connect, &socket, to);
+    assert!(with_name(libc::connect, &socket, &name_of(to)));
     // Reading and writing packets is the same as with a stream.
     UnixStream::from(socket)
 }
@@ -161,12 +155,11 @@ fn those_who_connect_and_say_nothing_keep_nobody_out() {
 
 #[test]
 fn a_client_gives_up_on_a_listener_that_talks_rubbish() {
-    use std::os::fd::AsRawFd;
     let channel = Channel::new();
     let (listener, to) = channel.listener("127.0.0.1:0", 8);
     listener.destroy();
     let socket = packet_socket();
-    with_name(libc::bind, &socket, to);
+    assert!(with_name(libc::bind, &socket, &name_of(to)));
     // SAFETY: no memory is passed.
     assert_eq!(unsafe { libc::listen(socket.as_raw_fd(), 8) }, 0);
     for packet in [&b"rubbish"[..], &[1; 3000], &request()] {
@@ -190,18 +183,16 @@ fn a_client_gives_up_on_a_listener_that_talks_rubbish() {
     channel.destroy();
 }
 
-/// Runs `body` in a child that is another user's; it must only make system calls.
-fn as_another_user(body: impl FnOnce()) {
+/// Runs `body` in a child that is another user's; it must only make system calls, and say whether
+/// they worked.
+fn as_another_user(body: impl FnOnce() -> bool) {
     // SAFETY: the child makes system calls only, and ends without unwinding.
     unsafe {
         let child = libc::fork();
         assert!(child >= 0);
         if child == 0 {
-            if libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) == 0 {
-                body();
-                libc::_exit(0);
-            }
-            libc::_exit(1);
+            let changed = libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) == 0;
+            libc::_exit(i32::from(!(changed && body())));
         }
         let mut status = 0;
         assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
@@ -211,7 +202,6 @@ fn as_another_user(body: impl FnOnce()) {
 
 #[test]
 fn other_users_are_nobody() {
-    use std::os::fd::AsRawFd;
     // SAFETY: no memory is passed.
     if unsafe { libc::geteuid() } != 0 {
         println!("skipped: only root can act for another user");
@@ -219,20 +209,20 @@ fn other_users_are_nobody() {
     }
     let channel = Channel::new();
     let (listener, to) = channel.listener("127.0.0.1:0", 8);
-    let (socket, packet) = (packet_socket(), request());
+    let (socket, packet, name) = (packet_socket(), request(), name_of(to));
     as_another_user(|| {
-        with_name(libc::connect, &socket, to);
-        // SAFETY: the packet's bytes.
-        unsafe { libc::send(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), 0) };
+        with_name(libc::connect, &socket, &name)
+            // SAFETY: the packet's bytes.
+            && unsafe { libc::send(socket.as_raw_fd(), packet.as_ptr().cast(), packet.len(), 0) } > 0
     });
     channel.expect_silence();
     listener.destroy();
     // One who takes the name of a port that is free.
     let socket = packet_socket();
     as_another_user(|| {
-        with_name(libc::bind, &socket, to);
-        // SAFETY: no memory is passed.
-        unsafe { libc::listen(socket.as_raw_fd(), 8) };
+        with_name(libc::bind, &socket, &name)
+            // SAFETY: no memory is passed.
+            && unsafe { libc::listen(socket.as_raw_fd(), 8) } == 0
     });
     let id = channel.routed(to);
     assert_eq!(id.create_qp(), 0);
