@@ -16,7 +16,7 @@ use weft::errno::{FiErrno, Result};
 use weft::verbs::Device;
 
 use crate::addr::Format;
-use crate::ffi::alloc::Info;
+use crate::ffi::alloc::{self, Info};
 use crate::ffi::guard;
 use crate::ffi::log::info;
 use crate::provider;
@@ -116,7 +116,15 @@ pub(crate) unsafe fn for_request(
         src: Some(local),
         dst: Some(peer),
     };
-    build::info(version, &hints, &offer, &terms, &path)
+    let info = build::info(version, &hints, &offer, &terms, &path)?;
+    // The core names the provider in what `fi_getinfo` returns; nobody but us can do it here.
+    // SAFETY: the seed came from the core and is live by the caller's promise; the new one is ours.
+    unsafe {
+        if let Some(name) = alloc::str_of((*(*seed).fabric_attr).prov_name) {
+            (*(*info.as_ptr()).fabric_attr).prov_name = alloc::string(name)?;
+        }
+    }
+    Ok(info)
 }
 
 /// Chains them and gives them away.
