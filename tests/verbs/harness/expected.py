@@ -1,7 +1,8 @@
 """The list of what is known not to pass, and the verdict on each result.
 
-A line of the list is `fail|skip  NAME  OWNER  REASON`: OWNER is the module that will make it pass
-(or `none`: it never will, because it is about another device). NAME may hold `*` on a `skip` line.
+A line of the list is `KIND | NAME | OWNER | REASON`. KIND is `fail`, `skip`, or `may` for what skips or
+passes as the machine has it (a GPU, huge pages). OWNER is the module that will make it pass, or `none`:
+it is about something that is not emulated. NAME may hold `*` where it does not fail.
 A result that the list does not announce is a failure, also a skip, and also a pass of something
 that is listed: the list can only shrink. A name stands for the test in every release of rdma-core,
 `[release] name` for one.
@@ -25,8 +26,8 @@ class Expected:
                 field = [f.strip() for f in line.split("|")]
                 if not line.strip() or line.startswith("#"):
                     continue
-                if len(field) != 4 or field[0] not in ("fail", "skip") or not all(field):
-                    raise SystemExit(f"{path}:{number}: want `fail|skip | name | owner | reason`")
+                if len(field) != 4 or field[0] not in ("fail", "skip", "may") or not all(field):
+                    raise SystemExit(f"{path}:{number}: want `fail|skip|may | name | owner | reason`")
                 if field[0] == "fail" and "*" in field[1]:
                     raise SystemExit(f"{path}:{number}: a failure is listed by its whole name")
                 self.entries.append(Entry(*field))
@@ -35,7 +36,7 @@ class Expected:
         """The first line for a result: those for one release are looked at before those for all."""
         for wanted in (name, name.partition("] ")[2]) if name.startswith("[") else (name,):
             for entry in self.entries:
-                if entry.name == wanted or (entry.kind == "skip" and "*" in entry.name
+                if entry.name == wanted or (entry.kind != "fail" and "*" in entry.name
                                             and fnmatch.fnmatchcase(wanted, entry.name.replace("[", "[[]"))):
                     entry.used = True
                     return entry
@@ -54,11 +55,12 @@ class Tally:
         """`outcome` is pass, fail or skip. Returns whether it was as expected."""
         entry = self.expected.find(name)
         time = "" if seconds is None else f" ({seconds:.1f} s)"
-        if outcome == "pass" and entry is None:
+        may = entry is not None and entry.kind == "may"
+        if outcome == "pass" and (entry is None or may):
             self.passed += 1
             print(f"ok    {name}{time}", flush=True)
             return True
-        if entry is not None and outcome == entry.kind:
+        if entry is not None and (outcome == entry.kind or may and outcome == "skip"):
             if outcome == "skip":
                 self.skipped += 1
                 print(f"skip  {name}: {one_line(why)}", flush=True)

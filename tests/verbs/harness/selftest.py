@@ -11,6 +11,7 @@ LIST = """# a comment
 fail | known | owner | reason
 skip | device.* | none | reason
 fail | [new] one | owner | reason
+may | gpu | none | reason
 """
 
 
@@ -29,6 +30,7 @@ def run():
     """Raises AssertionError where a fault would go unseen."""
     assert judged(("a", "pass"), ("known", "fail"), ("device.x", "skip")) == (1, 0, 2)
     assert judged(("a", "fail"), ("b", "skip"), ("known", "pass"), ("known", "skip")) == (0, 4, 0)
+    assert judged(("gpu", "pass"), ("gpu", "skip"), ("gpu", "fail")) == (1, 1, 1)
     assert judged(("device.x", "pass"), ("device.x", "fail")) == (0, 2, 0)
     assert judged(("[new] one", "fail"), ("one", "fail"), ("[new] known", "fail")) == (0, 1, 2)
 
