@@ -27,15 +27,8 @@ pub(crate) struct Peer {
     pidfd: PidFd,
     checked: AtomicU64,
     dead: AtomicBool,
-    out: Lock<Option<Outgoing>>,
+    out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
-}
-
-#[derive(Debug)]
-struct Outgoing {
-    producer: Producer,
-    /// What the peer opens through /proc.
-    _file: OwnedFd,
 }
 
 #[derive(Debug)]
@@ -49,9 +42,9 @@ struct Doorbell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Push {
     Sent,
-    /// The ring is full; the peer will ring this process when it has room.
+    /// The ring is full, or not made yet; the peer will ring this process when that changes.
     Full,
-    /// There is no memory for a ring.
+    /// The ring can't be opened.
     NoMemory,
 }
 
@@ -137,40 +130,46 @@ impl Peer {
         fill: impl FnOnce(*mut u8),
     ) -> Push {
         let mut out = self.out.lock();
-        let outgoing = match out.as_mut() {
-            Some(outgoing) => outgoing,
-            None => match self.make_ring(own) {
-                Ok(outgoing) => out.insert(outgoing),
+        if out.is_none() {
+            match self.open_ring(own) {
+                Ok(producer) => *out = producer,
                 Err(_) => return Push::NoMemory,
-            },
+            }
+        }
+        let Some(producer) = out.as_mut() else {
+            return Push::Full;
         };
-        if outgoing.producer.push(header, fill) {
+        if producer.push(header, fill) {
             Push::Sent
         } else {
-            outgoing.producer.wait();
+            producer.wait();
             Push::Full
         }
     }
 
+    /// The ring that the peer made for this process. A peer that has not made one is asked to.
     #[cold]
-    fn make_ring(&self, (own_slot, own_cookie): (u32, u64)) -> Res<Outgoing> {
-        let file = sys::memfd_create(c"softverbs-ring", RING_SIZE)?;
-        sys::fallocate(file.as_raw_fd(), 0, RING_SIZE)?;
-        let producer = Producer::new(Mapping::new(&file, RING_SIZE)?, own_cookie);
+    fn open_ring(&self, (own_slot, own_cookie): (u32, u64)) -> Res<Option<Producer>> {
         let at = announce::AT + announce::STRIDE * own_slot as usize;
-        self.map
-            .u32(at + announce::FD)
-            .store(file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
-        self.map
-            .u64(at + announce::COOKIE)
-            .store(own_cookie, Ordering::Release);
-        self.map
-            .u32(header::ANNOUNCED)
-            .fetch_add(1, Ordering::SeqCst);
-        Ok(Outgoing {
-            producer,
-            _file: file,
-        })
+        let granted = self.map.u64(at + announce::GRANTED);
+        if granted.load(Ordering::Acquire) != own_cookie {
+            let wanted = self.map.u64(at + announce::WANTED);
+            if wanted.swap(own_cookie, Ordering::AcqRel) != own_cookie {
+                let count = self.map.u32(header::WANTED);
+                count.fetch_add(1, Ordering::SeqCst);
+                self.ring_process();
+            }
+            return Ok(None);
+        }
+        let fd = self.map.u32(at + announce::FD).load(Ordering::Relaxed);
+        let file = sys::open_fd_of(self.identity.pid, fd.cast_signed(), libc::O_RDWR)?;
+        if sys::sealed_size(&file)? != RING_SIZE {
+            return Err(Errno(libc::EPROTO));
+        }
+        let map = Mapping::new(&file, RING_SIZE)?;
+        Producer::new(map, own_cookie)
+            .map(Some)
+            .ok_or(Errno(libc::EPROTO))
     }
 
     /// Wakes who sleeps on one of the peer's completion queues, after a message for it was

@@ -37,6 +37,7 @@ fn main() {
             connect_late_child,
         ),
         ("forked_children", forked_parent, idle_child),
+        ("a_sender_that_ends", ending_parent, ending_child),
     ];
     run(cases);
 }
@@ -167,10 +168,12 @@ fn inline_parent(link: &mut Link) {
     // Without completions the places must come back by themselves, or with a later one.
     for i in 0..1000u32 {
         let mut bytes = pattern(i as usize, 60);
-        let flags = IBV_SEND_INLINE | if i % 7 == 6 { IBV_SEND_SIGNALED } else { 0 };
+        // The last one too: what waits for a receive goes on when this process polls.
+        let signaled = i % 7 == 6 || i == 999;
+        let flags = IBV_SEND_INLINE | if signaled { IBV_SEND_SIGNALED } else { 0 };
         end.send_unregistered(&mut bytes, Some(i), flags, u64::from(i));
         bytes.fill(0xee);
-        if i % 7 == 6 {
+        if signaled {
             assert_eq!(end.wait(LIMIT).wr_id, u64::from(i));
         }
     }
@@ -560,4 +563,31 @@ fn idle_child(link: &mut Link) {
     end.join(link);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     link.expect("done");
+}
+
+/// What a sender saw completed arrives, though it ended before this process looked.
+fn ending_parent(link: &mut Link) {
+    let mut end = End::connect(link, 4, 16, 1);
+    let buffers: Vec<_> = (0..8).map(|_| end.buffer(&[0; 64])).collect();
+    for (i, buffer) in buffers.iter().enumerate() {
+        end.recv(buffer, i as u64);
+    }
+    link.say("go");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    for (i, buffer) in buffers.iter().enumerate() {
+        let wc = end.wait(LIMIT);
+        assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, i as u64));
+        assert_eq!(buffer.bytes(), pattern(i, 64));
+    }
+    link.wait_end();
+}
+
+fn ending_child(link: &mut Link) {
+    let mut end = End::connect(link, 16, 4, 1);
+    link.expect("go");
+    for i in 0..8 {
+        let mut buffer = end.buffer(&pattern(i, 64));
+        end.send(&mut buffer, 64, None, IBV_SEND_SIGNALED, i as u64);
+        end.wait(LIMIT);
+    }
 }

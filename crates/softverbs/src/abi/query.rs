@@ -32,6 +32,10 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     let guid = u64::from_ne_bytes(gid::guid(context.process.node));
     attr.node_guid = guid;
     attr.sys_image_guid = guid;
+    // Locally administered, as no vendor has a number for it.
+    attr.vendor_id = 0x02_7776;
+    attr.vendor_part_id = 1;
+    attr.hw_ver = 1;
     attr.max_mr_size = u64::MAX;
     attr.page_size_cap = 0xffff_f000;
     attr.max_qp = MAX_QPS as c_int - 2;

@@ -1,6 +1,6 @@
 //! The rings that other processes send through to this one.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use crate::sys::{self, Errno, Res};
 /// Messages that are taken from one ring before the next one has its turn.
 const BATCH: usize = 64;
 
-/// All incoming rings. An entry for a sender's slot is made when its first ring is found, and
+/// All incoming rings. An entry for a sender's slot is made with its first ring, and
 /// stays; its ring comes and goes.
 #[derive(Debug)]
 pub(super) struct Incoming {
@@ -23,7 +23,7 @@ pub(super) struct Incoming {
     active: Box<[AtomicPtr<Line>]>,
     count: AtomicUsize,
     seen: AtomicU32,
-    attach: Mutex<()>,
+    grant: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -36,6 +36,8 @@ struct Line {
 struct Attached {
     consumer: Consumer,
     peer: Arc<Peer>,
+    /// What the sender opens through /proc.
+    _file: OwnedFd,
 }
 
 impl Incoming {
@@ -46,7 +48,7 @@ impl Incoming {
                 .collect(),
             count: AtomicUsize::new(0),
             seen: AtomicU32::new(0),
-            attach: Mutex::new(()),
+            grant: Mutex::new(()),
         }
     }
 
@@ -75,7 +77,7 @@ impl Incoming {
 }
 
 impl Process {
-    /// Takes what is in the rings, and attaches rings that were announced.
+    /// Takes what is in the rings, and makes rings that senders asked for.
     #[inline]
     pub(super) fn drain_rings(&self) {
         for line in self.incoming.lines() {
@@ -86,13 +88,9 @@ impl Process {
                 self.drain(attached, BATCH);
             }
         }
-        let announced = self
-            .segment
-            .map
-            .u32(header::ANNOUNCED)
-            .load(Ordering::Relaxed);
-        if announced != self.incoming.seen.load(Ordering::Relaxed) {
-            self.attach_rings();
+        let wanted = self.segment.map.u32(header::WANTED);
+        if wanted.load(Ordering::Relaxed) != self.incoming.seen.load(Ordering::Relaxed) {
+            self.grant_rings();
         }
     }
 
@@ -124,85 +122,72 @@ impl Process {
         }
     }
 
+    /// Makes the rings that senders asked for.
     #[cold]
-    fn attach_rings(&self) {
-        let _one = self
-            .incoming
-            .attach
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let announced = self
-            .segment
-            .map
-            .u32(header::ANNOUNCED)
-            .load(Ordering::Acquire);
+    fn grant_rings(&self) {
+        let map = &self.segment.map;
+        let wanted = map.u32(header::WANTED).load(Ordering::Acquire);
         let mut complete = true;
         for slot in 0..MAX_PROCESSES as u32 {
             let at = announce::AT + announce::STRIDE * slot as usize;
-            let cookie = self
-                .segment
-                .map
-                .u64(at + announce::COOKIE)
-                .load(Ordering::Acquire);
-            if cookie == 0 {
+            let cookie = map.u64(at + announce::WANTED).load(Ordering::Acquire);
+            if cookie == 0 || cookie == map.u64(at + announce::GRANTED).load(Ordering::Relaxed) {
                 continue;
             }
-            let known = self
-                .incoming
-                .lines()
-                .find(|line| line.slot == slot)
-                .is_some_and(|line| {
-                    line.ring
-                        .lock()
-                        .as_ref()
-                        .is_some_and(|a| a.peer.identity.cookie == cookie)
-                });
-            if known {
-                continue;
-            }
-            let fd = self
-                .segment
-                .map
-                .u32(at + announce::FD)
-                .load(Ordering::Relaxed);
-            match self.open_ring(slot, cookie, fd.cast_signed()) {
-                Ok(attached) => {
-                    let mut ring = self.incoming.line(slot).ring.lock();
-                    if let Some(old) = ring.as_mut() {
-                        // What an ended process of that slot had sent was sent.
-                        self.drain(old, usize::MAX);
-                    }
-                    *ring = Some(attached);
+            let granted = self.peer(slot).and_then(|peer| {
+                // One that died before, or lies about itself, gets none.
+                if peer.identity.cookie == cookie {
+                    self.grant_ring(&peer)?;
+                    peer.ring_process();
                 }
-                // Not the sender's fault: again at the next progress.
-                Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => complete = false,
-                // A sender that died before, or lies, has no ring.
-                Err(_) => {
-                    let _ = self
-                        .segment
-                        .map
-                        .u64(at + announce::COOKIE)
-                        .compare_exchange(cookie, 0, Ordering::Relaxed, Ordering::Relaxed);
-                }
+                Ok(())
+            });
+            // Not the sender's fault: again at the next progress.
+            if let Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) = granted {
+                complete = false;
             }
         }
         if complete {
-            self.incoming.seen.store(announced, Ordering::Relaxed);
+            self.incoming.seen.store(wanted, Ordering::Relaxed);
         }
     }
 
-    fn open_ring(&self, slot: u32, cookie: u64, fd: RawFd) -> Res<Attached> {
-        let peer = self.peer(slot)?;
-        if peer.identity.cookie != cookie {
-            return Err(Errno(libc::ESTALE));
+    /// Makes the ring for messages from `peer`, unless it is there. The caller holds no lock of a
+    /// queue.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EMFILE`.
+    pub(crate) fn grant_ring(&self, peer: &Arc<Peer>) -> Res<()> {
+        let _one = self
+            .incoming
+            .grant
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let line = self.incoming.line(peer.slot);
+        let mut ring = line.ring.lock();
+        if let Some(old) = ring.as_mut() {
+            if old.peer.identity == peer.identity {
+                return Ok(());
+            }
+            // What an ended process of that slot had sent was sent.
+            self.drain(old, usize::MAX);
         }
-        let file = sys::open_fd_of(peer.identity.pid, fd, libc::O_RDWR)?;
-        if sys::sealed_size(&file)? != RING_SIZE {
-            return Err(Errno(libc::EPROTO));
-        }
-        let consumer =
-            Consumer::new(Mapping::new(&file, RING_SIZE)?, cookie).ok_or(Errno(libc::EPROTO))?;
-        Ok(Attached { consumer, peer })
+        let file = sys::memfd_create(c"softverbs-ring", RING_SIZE)?;
+        sys::fallocate(file.as_raw_fd(), 0, RING_SIZE)?;
+        let cookie = peer.identity.cookie;
+        let consumer = Consumer::new(Mapping::new(&file, RING_SIZE)?, cookie);
+        let map = &self.segment.map;
+        let at = announce::AT + announce::STRIDE * peer.slot as usize;
+        map.u32(at + announce::FD)
+            .store(file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
+        map.u64(at + announce::GRANTED)
+            .store(cookie, Ordering::Release);
+        *ring = Some(Attached {
+            consumer,
+            peer: Arc::clone(peer),
+            _file: file,
+        });
+        Ok(())
     }
 
     /// Takes everything that an ended process had sent, and lets its ring go.

@@ -160,6 +160,11 @@ impl Qp {
         let peer = (mask & IBV_QP_DEST_QPN != 0)
             .then(|| process.peer(split_qp_num(attr.dest_qp_num).0).ok())
             .flatten();
+        if let Some(peer) = &peer {
+            // It is there before the other end may send. Where there is no room for it now, the
+            // other end asks again.
+            let _ = process.grant_ring(peer);
+        }
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
         let from = self.state();

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, MAX_PAYLOAD, SLOTS, WAITING_AT, fits, op,
-    sequence, slot_at, slots_for,
+    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, MAX_PAYLOAD, SLOTS, WAITING_AT, op, sequence,
+    slot_at, slots_for,
 };
 use crate::segment::{Mapping, layout};
 
@@ -32,16 +32,16 @@ pub(crate) struct Message {
 pub(crate) struct Broken;
 
 impl Consumer {
-    /// Takes the ring of the sender with this cookie; `None` where it is not that.
-    pub(crate) fn new(map: Mapping, cookie: u64) -> Option<Self> {
-        let good = fits(&map)
-            && map.u64(MAGIC_AT).load(Ordering::Acquire) == layout::RING_MAGIC
-            && map.u64(COOKIE_AT).load(Ordering::Relaxed) == cookie;
-        good.then_some(Self {
+    /// Makes a ring in empty memory for the sender with this cookie.
+    pub(crate) fn new(map: Mapping, cookie: u64) -> Self {
+        map.u64(COOKIE_AT).store(cookie, Ordering::Relaxed);
+        map.u64(MAGIC_AT)
+            .store(layout::RING_MAGIC, Ordering::Release);
+        Self {
             map,
             tail: 0,
             published: 0,
-        })
+        }
     }
 
     /// Whether something is there that [`Self::peek`] would look at.

@@ -1,6 +1,7 @@
 //! The ring that carries messages from one process to one other.
 //!
-//! It lies in a file that the sender makes. The sender writes slots of 64 bytes and publishes a
+//! It lies in a file that the receiver makes, so that what was sent survives its sender. The sender
+//! writes slots of 64 bytes and publishes a
 //! message by storing the sequence number in the first word of its first slot; the receiver
 //! follows, reading one cache line for a small message, and stores how far it came. A message is
 //! a header of 32 bytes and its payload, in one or more neighbouring slots. Before a message is
@@ -143,8 +144,8 @@ mod tests {
     pub(super) fn pair() -> (Producer, Consumer) {
         let file = memfd_create(c"ring", RING_SIZE).unwrap();
         fallocate(file.as_raw_fd(), 0, RING_SIZE).unwrap();
-        let producer = Producer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
-        let consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42).unwrap();
+        let consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
+        let producer = Producer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42).unwrap();
         (producer, consumer)
     }
 
@@ -166,9 +167,10 @@ mod tests {
     #[test]
     fn a_ring_of_somebody_else_is_refused() {
         let file = memfd_create(c"ring", RING_SIZE).unwrap();
-        let _producer = Producer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
-        assert!(Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 43).is_none());
-        assert!(Consumer::new(Mapping::new(&file, 8192).unwrap(), 42).is_none());
+        assert!(Producer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42).is_none());
+        let _consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
+        assert!(Producer::new(Mapping::new(&file, RING_SIZE).unwrap(), 43).is_none());
+        assert!(Producer::new(Mapping::new(&file, 8192).unwrap(), 42).is_none());
     }
 
     /// A deterministic sequence of numbers, so that a failure can be repeated.
@@ -247,8 +249,7 @@ mod tests {
         for _ in 0..3000 {
             let file = memfd_create(c"ring", RING_SIZE).unwrap();
             let map = Mapping::new(&file, RING_SIZE).unwrap();
-            let _producer = Producer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
-            let mut consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42).unwrap();
+            let mut consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
             for word in 0..4 {
                 map.u64(SLOTS_AT + word * 8).store(
                     random.below(u64::MAX) | u64::from(word == 0),

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SLOTS, WAITING_AT, op, sequence, slot_at,
-    slots_for,
+    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SLOTS, WAITING_AT, fits, op, sequence,
+    slot_at, slots_for,
 };
 use crate::segment::{Mapping, layout};
 
@@ -19,16 +19,16 @@ pub(crate) struct Producer {
 }
 
 impl Producer {
-    /// Takes a ring that nobody else writes to; `cookie` is the sender's.
-    pub(crate) fn new(map: Mapping, cookie: u64) -> Self {
-        map.u64(COOKIE_AT).store(cookie, Ordering::Relaxed);
-        map.u64(MAGIC_AT)
-            .store(layout::RING_MAGIC, Ordering::Release);
-        Self {
+    /// Takes the ring that was made for the sender with this cookie; `None` where it is not that.
+    pub(crate) fn new(map: Mapping, cookie: u64) -> Option<Self> {
+        let good = fits(&map)
+            && map.u64(MAGIC_AT).load(Ordering::Acquire) == layout::RING_MAGIC
+            && map.u64(COOKIE_AT).load(Ordering::Relaxed) == cookie;
+        good.then_some(Self {
             map,
             head: 0,
             consumed: 0,
-        }
+        })
     }
 
     /// Publishes a message; `fill` gets the place of its payload, if it has one in the ring.

@@ -33,8 +33,8 @@ pub(crate) mod header {
     pub(crate) const NODE: usize = 28;
     /// u32, by peers: counts queue pairs that they moved to ERR.
     pub(crate) const ATTENTION: usize = 0x100;
-    /// u32, by peers: counts announced rings.
-    pub(crate) const ANNOUNCED: usize = 0x140;
+    /// u32, by peers: counts rings that they asked for.
+    pub(crate) const WANTED: usize = 0x140;
     /// u32, by both: the owner may sleep; whoever takes it to 0 rings the process's doorbell.
     pub(crate) const SLEEPS: usize = 0x180;
     /// u32, u64: the doorbell's descriptor and inode.
@@ -45,15 +45,17 @@ pub(crate) mod header {
     pub(crate) const END: usize = 0x1000;
 }
 
-/// One entry for each sender's process: its ring, and its hazards on the owner's regions.
+/// One entry for each sender's process: the ring from it, and its hazards on the owner's regions.
 pub(crate) mod announce {
     use super::MAX_PROCESSES;
     pub(crate) const AT: usize = super::header::END;
     pub(crate) const STRIDE: usize = 128;
-    /// u64: the sender's cookie; stored last.
-    pub(crate) const COOKIE: usize = 0;
-    /// u32: descriptor of the ring in the sender's process.
-    pub(crate) const FD: usize = 8;
+    /// u64, by the sender: its cookie, when it wants a ring.
+    pub(crate) const WANTED: usize = 0;
+    /// u64, by the owner: cookie of the sender that the ring is for; stored last.
+    pub(crate) const GRANTED: usize = 8;
+    /// u32, by the owner: descriptor of the ring.
+    pub(crate) const FD: usize = 16;
     /// u64 each, by the sender: the key that one of its threads is using, `| 1 << 32`, or 0.
     pub(crate) const HAZARDS: usize = 64;
     pub(crate) const HAZARD_COUNT: usize = 8;
