@@ -3,6 +3,8 @@
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 
+use crate::ffi::log::info;
+
 use super::hints::{DomainHints, EpHints, Hints, Side};
 use super::mr_mode::{self, MrMode};
 use super::offer::{self, Offer};
@@ -29,17 +31,24 @@ pub(crate) struct Terms {
     pub(crate) cq_data_size: usize,
 }
 
-/// `Err(ENODATA)` unless `condition`: the hints ask for more than there is.
-fn need(condition: bool) -> Result<()> {
+/// `Err(ENODATA)` unless `condition`: the hints ask for more of `what` than there is. The log tells what it
+/// was, since the errno alone leaves a user guessing.
+fn need(condition: bool, what: &str) -> Result<()> {
     if condition {
-        Ok(())
-    } else {
-        Err(FiErrno::ENODATA)
+        return Ok(());
     }
+    info!(
+        FI_LOG_FABRIC,
+        "the hints ask for more than there is: {what}"
+    );
+    Err(FiErrno::ENODATA)
 }
 
-fn subset(asked: u64, offered: u64) -> Result<()> {
-    need(asked & !offered == 0)
+fn subset(asked: u64, offered: u64, what: &str) -> Result<()> {
+    if asked & !offered == 0 {
+        return Ok(());
+    }
+    need(false, &format!("{what} {:#x}", asked & !offered))
 }
 
 /// Matches hints and offer for an application of API `version`.
@@ -47,18 +56,23 @@ fn subset(asked: u64, offered: u64) -> Result<()> {
 /// # Errors
 /// `ENODATA`: something asked for can't be had.
 pub(crate) fn negotiate(version: u32, hints: &Hints, offer: &Offer) -> Result<Terms> {
-    need(hints.prov_version <= crate::provider::version())?;
+    need(
+        hints.prov_version <= crate::provider::version(),
+        "prov_version",
+    )?;
     need(
         hints
             .fabric_name
             .as_ref()
             .is_none_or(|name| *name == offer.fabric_name),
+        "fabric_attr->name",
     )?;
     need(
         hints
             .nic_name
             .as_ref()
             .is_none_or(|name| name == offer.device.name()),
+        "nic->device_attr->name",
     )?;
     let domain = hints.domain.clone().unwrap_or_default();
     let tx = hints.tx.unwrap_or_default();
@@ -86,14 +100,23 @@ pub(crate) fn negotiate(version: u32, hints: &Hints, offer: &Offer) -> Result<Te
     } else {
         offer::CQ_DATA_SIZE
     };
-    need(domain.cq_data_size <= cq_data_size)?;
+    need(
+        domain.cq_data_size <= cq_data_size,
+        "cq_data_size, or the mode FI_RX_CQ_DATA for it",
+    )?;
 
-    check_side(&tx, offer::TX_OP_FLAGS)?;
-    check_side(&rx, offer::RX_OP_FLAGS)?;
-    need(tx.inject_size <= offer.inject.0)?;
-    need(tx.size <= offer.tx_size.0 && rx.size <= offer.rx_size.0)?;
-    need(tx.iov_limit <= offer.tx_iov_limit && rx.iov_limit <= offer.rx_iov_limit)?;
-    need(tx.rma_iov_limit <= 1)?;
+    check_side(&tx, offer::TX_OP_FLAGS, "tx_attr")?;
+    check_side(&rx, offer::RX_OP_FLAGS, "rx_attr")?;
+    need(tx.inject_size <= offer.inject.0, "inject_size")?;
+    need(
+        tx.size <= offer.tx_size.0 && rx.size <= offer.rx_size.0,
+        "size",
+    )?;
+    need(
+        tx.iov_limit <= offer.tx_iov_limit && rx.iov_limit <= offer.rx_iov_limit,
+        "iov_limit",
+    )?;
+    need(tx.rma_iov_limit <= 1, "rma_iov_limit")?;
 
     Ok(Terms {
         caps: caps.0,
@@ -138,14 +161,16 @@ fn progress(asked: u32) -> u32 {
 /// Primary ones come only as asked (all, if nothing is asked). Without a modifier each primary
 /// capability has all of its modifiers; with some, only those.
 fn capabilities(asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
-    subset(asked | tx | rx, offer::CAPS)?;
+    subset(asked | tx | rx, offer::CAPS, "caps")?;
     subset(
         tx,
         offer::PRIMARY_CAPS | offer::TX_MODIFIERS | offer::TX_SECONDARY | offer::DOMAIN_CAPS,
+        "tx_attr->caps",
     )?;
     subset(
         rx,
         offer::PRIMARY_CAPS | offer::RX_MODIFIERS | offer::DOMAIN_CAPS,
+        "rx_attr->caps",
     )?;
     // What a side asks for is asked for. (With caps 0, all is there already.)
     let primary = match asked & offer::PRIMARY_CAPS {
@@ -153,7 +178,7 @@ fn capabilities(asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
         0 => offer::PRIMARY_CAPS,
         some => some,
     };
-    subset((tx | rx) & offer::PRIMARY_CAPS, primary)?;
+    subset((tx | rx) & offer::PRIMARY_CAPS, primary, "caps of one side")?;
     let belonging = |kind: u64, modifiers: u64| if primary & kind != 0 { modifiers } else { 0 };
     let message = belonging(FI_MSG, FI_SEND | FI_RECV);
     let rma = belonging(
@@ -183,22 +208,39 @@ fn capabilities(asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
     ))
 }
 
-fn check_side(side: &Side, op_flags: u64) -> Result<()> {
-    subset(side.op_flags, op_flags)?;
-    subset(side.msg_order, offer::MSG_ORDER)?;
-    subset(side.comp_order, offer::COMP_ORDER)
+fn check_side(side: &Side, op_flags: u64, name: &str) -> Result<()> {
+    subset(side.op_flags, op_flags, &format!("{name}->op_flags"))?;
+    subset(
+        side.msg_order,
+        offer::MSG_ORDER,
+        &format!("{name}->msg_order"),
+    )?;
+    subset(
+        side.comp_order,
+        offer::COMP_ORDER,
+        &format!("{name}->comp_order"),
+    )
 }
 
 fn check_ep(ep: &EpHints, offer: &Offer) -> Result<()> {
-    need(matches!(ep.kind, FI_EP_UNSPEC | FI_EP_MSG))?;
-    need(ep.protocol == FI_PROTO_UNSPEC || ep.protocol == offer.protocol)?;
-    need(ep.protocol_version <= PROTOCOL_VERSION)?;
-    need(ep.max_msg_size <= offer.max_msg_size)?;
-    need(ep.msg_prefix_size == 0)?;
-    need(ep.max_order_raw <= offer.max_msg_size && ep.max_order_waw <= offer.max_msg_size)?;
-    need(ep.max_order_war == 0)?;
-    need(ep.tx_ctx_cnt <= 1 && ep.rx_ctx_cnt <= 1)?; // shared contexts are SIZE_MAX
-    need(ep.auth_key_size == 0)
+    need(matches!(ep.kind, FI_EP_UNSPEC | FI_EP_MSG), "ep_attr->type")?;
+    need(
+        ep.protocol == FI_PROTO_UNSPEC || ep.protocol == offer.protocol,
+        "protocol",
+    )?;
+    need(ep.protocol_version <= PROTOCOL_VERSION, "protocol_version")?;
+    need(ep.max_msg_size <= offer.max_msg_size, "max_msg_size")?;
+    need(ep.msg_prefix_size == 0, "msg_prefix_size")?;
+    need(
+        ep.max_order_raw <= offer.max_msg_size && ep.max_order_waw <= offer.max_msg_size,
+        "max_order_raw_size, max_order_waw_size",
+    )?;
+    need(ep.max_order_war == 0, "max_order_war_size")?;
+    need(
+        ep.tx_ctx_cnt <= 1 && ep.rx_ctx_cnt <= 1,
+        "tx_ctx_cnt, rx_ctx_cnt",
+    )?; // shared contexts are SIZE_MAX
+    need(ep.auth_key_size == 0, "ep_attr->auth_key_size")
 }
 
 /// Version of the format of connection data, as in `docs/protocol.md`.
@@ -210,21 +252,37 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
             .name
             .as_ref()
             .is_none_or(|name| name == offer.device.name()),
+        "domain_attr->name",
     )?;
-    need(domain.threading <= FI_THREAD_ENDPOINT)?;
-    need(domain.control_progress <= FI_PROGRESS_CONTROL_UNIFIED)?;
-    need(domain.data_progress <= FI_PROGRESS_MANUAL)?;
-    need(domain.resource_mgmt <= FI_RM_ENABLED)?;
-    need(domain.av_type <= FI_AV_TABLE)?; // connected endpoints use no vector at all
-    need(domain.mr_key_size <= offer::MR_KEY_SIZE)?;
-    subset(domain.caps, offer::DOMAIN_CAPS)?;
-    need(domain.auth_key_size == 0)?;
-    need(domain.cq_cnt <= offer.cq_cnt && domain.ep_cnt <= offer.ep_cnt)?;
-    need(domain.max_ep_tx_ctx <= 1 && domain.max_ep_rx_ctx <= 1)?;
-    need(domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx == 0)?;
-    need(domain.cntr_cnt == 0)?;
-    need(domain.mr_cnt <= offer.mr_cnt && domain.mr_iov_limit <= 1)?;
-    need(domain.max_err_data <= offer::MAX_ERR_DATA)
+    need(domain.threading <= FI_THREAD_ENDPOINT, "threading")?;
+    need(
+        domain.control_progress <= FI_PROGRESS_CONTROL_UNIFIED,
+        "control_progress",
+    )?;
+    need(domain.data_progress <= FI_PROGRESS_MANUAL, "data_progress")?;
+    need(domain.resource_mgmt <= FI_RM_ENABLED, "resource_mgmt")?;
+    need(domain.av_type <= FI_AV_TABLE, "av_type")?; // connected endpoints use no vector at all
+    need(domain.mr_key_size <= offer::MR_KEY_SIZE, "mr_key_size")?;
+    subset(domain.caps, offer::DOMAIN_CAPS, "domain_attr->caps")?;
+    need(domain.auth_key_size == 0, "domain_attr->auth_key_size")?;
+    need(
+        domain.cq_cnt <= offer.cq_cnt && domain.ep_cnt <= offer.ep_cnt,
+        "cq_cnt, ep_cnt",
+    )?;
+    need(
+        domain.max_ep_tx_ctx <= 1 && domain.max_ep_rx_ctx <= 1,
+        "max_ep_tx_ctx, max_ep_rx_ctx",
+    )?;
+    need(
+        domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx == 0,
+        "max_ep_stx_ctx, max_ep_srx_ctx",
+    )?;
+    need(domain.cntr_cnt == 0, "cntr_cnt")?;
+    need(
+        domain.mr_cnt <= offer.mr_cnt && domain.mr_iov_limit <= 1,
+        "mr_cnt, mr_iov_limit",
+    )?;
+    need(domain.max_err_data <= offer::MAX_ERR_DATA, "max_err_data")
 }
 
 #[cfg(test)]
