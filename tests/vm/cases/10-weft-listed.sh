@@ -2,7 +2,7 @@
 # fi_info lists rxe0 by its name, before soft0, with the addresses, link state and bus-free NIC data that are true.
 run() {
 	with weft fi_info -p weft >/tmp/info || { cat /tmp/info; return 1; }
-	domains=$(awk '/domain:/ { print $2 }' /tmp/info | uniq | tr '\n' ' ')
+	domains=$(awk '$1 == "provider:" { provider = $2 } $1 == "domain:" && provider == "weft" { print $2 }' /tmp/info | uniq | tr '\n' ' ')
 	echo "domains in order: $domains"
 	case $domains in rxe0*soft0*) ;; *) cat /tmp/info; return 1 ;; esac
 	case $domains in *soft0*rxe0*) echo "rxe0 comes after soft0"; return 1 ;; esac

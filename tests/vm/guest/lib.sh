@@ -88,7 +88,7 @@ other_processes() {
 skip() { echo "$*"; exit 77; }
 
 FIPEER=$WEFT_PROJECT/build/vm/fipeer
-WEFT_DIR=$WEFT_PROJECT/build/lib/libfabric
+WEFT_DIR=${WEFT_DIR:-$WEFT_PROJECT/build/lib/libfabric}
 
 # Environment of one program: `with weft fi_info ...`, `with verbs fi_info ...`.
 with() {

@@ -1,13 +1,17 @@
 """The test cases: small shell files whose comments say where they run, and the order that needs few boots."""
 
 import dataclasses
+import os
 import pathlib
 import re
 
 from . import image as images
 
 CASES = images.HERE / "cases"
-WEFT_SO = images.HERE.parent.parent / "build" / "lib" / "libfabric" / "libweft-fi.so"
+PROJECT = images.HERE.parent.parent
+# The directory with the shared object; another one, inside the project, tries another build.
+WEFT_DIR = PROJECT / os.environ.get("WEFT_PROVIDER_DIR", "build/lib/libfabric")
+WEFT_SO = WEFT_DIR / "libweft-fi.so"
 
 # One boot serves all cases of a group.
 GUESTS = ("one", "old", "pair")
@@ -28,7 +32,7 @@ class Case:
     def missing(self):
         """Why the case cannot run, or nothing."""
         if "weft" in self.needs.split() and not WEFT_SO.exists():
-            return f"{WEFT_SO.relative_to(images.HERE.parent.parent)} is not built"
+            return f"{WEFT_SO.relative_to(PROJECT)} is not built"
         return ""
 
 
