@@ -29,13 +29,17 @@ class Transfer(unittest.TestCase):
     def test_msg_over_ipv6(self, libfabric):
         self.moved(*programs.pingpong(libfabric, "weft", "msg", "::1", ["-c", "-I", "100"]))
 
+    @common.per_release
+    def test_rdm_over_ofi_rxm(self, libfabric):
+        self.moved(*programs.pingpong(libfabric, "weft;ofi_rxm", "rdm", "127.0.0.1", ["-c", "-I", "100"]))
+
     def test_two_releases_of_libfabric_talk_to_each_other(self):
         """One protocol: the server runs on the oldest release, the client on the newest."""
         old, new = common.system(), common.libfabric_2_5()
         port = programs.free_port()
         common_options = ["-p", "weft", "-e", "msg", "-c", "-I", "100"]
         with programs.started([old.program("fi_pingpong"), *common_options, "-B", port], old.env()) as server:
-            self.assertTrue(programs.wait_listening(port, server), server.finish(0.1))
+            self.assertTrue(programs.wait_listening(port, server))
             client = programs.run([new.program("fi_pingpong"), *common_options, "-P", port, "127.0.0.1"], new.env())
             self.moved(server.finish(10), client)
 
