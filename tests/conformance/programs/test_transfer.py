@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 import unittest
 
 from lib import programs
@@ -70,9 +69,10 @@ class Transfer(unittest.TestCase):
                 killed = {}
 
                 def watch(server, client):
-                    time.sleep(0.5)
+                    # loading and connecting take a small part of this: the transfer is under way
+                    busy = client.wait_busy(1.0) and server.wait_busy(1.0)
                     process = server if victim == "server" else client
-                    killed["running"] = process.popen.poll() is None
+                    killed["running"] = busy and process.popen.poll() is None
                     process.kill()
 
                 # enough iterations that the transfer is under way when it is hit

@@ -78,6 +78,20 @@ class Process:
             self.kill()
         return Result(self.popen.returncode, self._text(self.out), self._text(self.err), late)
 
+    def cpu_seconds(self):
+        """What it has used; a program that polls for completions uses up time from when its transfer begins."""
+        fields = pathlib.Path(f"/proc/{self.popen.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def wait_busy(self, seconds, limit=30):
+        """Waits until it has used that much time of a processor; whether it came to that."""
+        end = time.monotonic() + limit
+        while self.popen.poll() is None and time.monotonic() < end:
+            if self.cpu_seconds() >= seconds:
+                return True
+            time.sleep(0.05)
+        return False
+
     def kill(self):
         if self.popen.poll() is None:
             os.killpg(self.popen.pid, signal.SIGKILL)
