@@ -41,7 +41,7 @@ fn second_process() {
 
 #[test]
 fn a_connection_over_ipv4() {
-    let (second, to) = server("127.0.0.1:0", "accept");
+    let (second, to) = server(&on_device(0), "accept");
     let channel = Channel::new();
     let id = channel.routed(to);
     let c = id.c();
@@ -50,7 +50,7 @@ fn a_connection_over_ipv4() {
     assert_eq!((c.port_num, c.route.num_paths), (1, 1));
     assert_eq!(id.destination(), Some(to));
     let from = id.source().unwrap();
-    assert!(from.ip().is_loopback() && from.port() != 0);
+    assert!(from.ip() == to.ip() && from.port() != 0);
     // SAFETY: a live id.
     let ports = unsafe {
         (
@@ -79,9 +79,9 @@ fn a_connection_over_ipv4() {
     assert_eq!(id.disconnect(), 0);
     assert_eq!(id.qp_state(), IBV_QPS_ERR);
     channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
-    channel.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+    channel.expect_timewait();
     second.expect("DISCONNECTED 0 qp 3");
-    second.expect("TIMEWAIT_EXIT 0 qp 3");
+    second.expect_timewait();
     // A second time is allowed, and says nothing.
     assert_eq!(id.disconnect(), 0);
     channel.expect_silence();
@@ -92,7 +92,7 @@ fn a_connection_over_ipv4() {
 
 #[test]
 fn a_connection_carries_messages() {
-    let (second, to) = server("127.0.0.1:0", "echo");
+    let (second, to) = server(&on_device(0), "echo");
     let channel = Channel::new();
     let id = channel.routed(to);
     assert_eq!(id.create_qp(), 0);
@@ -123,6 +123,9 @@ fn a_connection_carries_messages() {
 
 #[test]
 fn a_connection_over_ipv6_and_through_a_listener_of_both() {
+    if skip_on_hardware("the loopback addresses are not its") {
+        return;
+    }
     let (second, to) = server("[::1]:0", "accept");
     let channel = Channel::new();
     let (id, _) = connected(channel, to);
@@ -142,7 +145,7 @@ fn a_connection_over_ipv6_and_through_a_listener_of_both() {
         second.expect("ESTABLISHED 0 qp 3");
         id.destroy();
         second.expect("DISCONNECTED 0 qp 3");
-        second.expect("TIMEWAIT_EXIT 0 qp 3");
+        second.expect_timewait();
     }
     second.finish();
     channel.destroy();
@@ -150,6 +153,9 @@ fn a_connection_over_ipv6_and_through_a_listener_of_both() {
 
 #[test]
 fn a_listener_of_ipv6_only_is_not_there_for_ipv4() {
+    if skip_on_hardware("the port is somebody's, so the reason is 28") {
+        return;
+    }
     let channel = Channel::new();
     let listener = channel.id();
     assert_eq!(
@@ -159,7 +165,7 @@ fn a_listener_of_ipv6_only_is_not_there_for_ipv4() {
     assert_eq!(listener.bind("[::]:0"), 0);
     assert_eq!(listener.listen(4), 0);
     let port = listener.source().unwrap().port();
-    let id = channel.routed(([127, 0, 0, 1], port).into());
+    let id = channel.routed(on_device(port).parse().unwrap());
     assert_eq!(id.create_qp(), 0);
     assert_eq!(id.connect(&mut param(b"")), 0);
     channel.expect(RDMA_CM_EVENT_REJECTED, NOBODY_LISTENS);
@@ -170,7 +176,7 @@ fn a_listener_of_ipv6_only_is_not_there_for_ipv4() {
 
 #[test]
 fn a_rejection_carries_data() {
-    let (second, to) = server("127.0.0.1:0", "reject");
+    let (second, to) = server(&on_device(0), "reject");
     let channel = Channel::new();
     let id = channel.routed(to);
     assert_eq!(id.create_qp(), 0);
@@ -186,7 +192,7 @@ fn a_rejection_carries_data() {
 #[test]
 fn nobody_listens_and_nobody_is_there() {
     let channel = Channel::new();
-    let (listener, to) = channel.listener("127.0.0.1:0", 1);
+    let (listener, to) = channel.listener(&on_device(0), 1);
     listener.destroy();
     let id = channel.routed(to);
     assert_eq!(id.create_qp(), 0);
@@ -196,10 +202,13 @@ fn nobody_listens_and_nobody_is_there() {
     assert_eq!(id.connect(&mut param(b"")), libc::EINVAL);
     id.destroy();
 
+    if skip_on_hardware("without a route the call itself fails") {
+        return;
+    }
     let id = channel.id();
     assert_eq!(id.resolve(None, "192.0.2.1:5".parse().unwrap()), 0);
     channel.expect(RDMA_CM_EVENT_ADDR_ERROR, -libc::ENETUNREACH);
-    assert_eq!(id.resolve(None, "127.0.0.1:5".parse().unwrap()), 0);
+    assert_eq!(id.resolve(None, on_device(5).parse().unwrap()), 0);
     channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED, 0);
     id.destroy();
     channel.destroy();
@@ -210,7 +219,7 @@ fn a_listener_that_does_not_look_holds_a_backlog() {
     let second = Second::start(
         "serve",
         &[
-            ("CM_BIND", "127.0.0.1:0"),
+            ("CM_BIND", &on_device(0)),
             ("CM_ANSWER", "accept"),
             ("CM_BACKLOG", "2"),
             ("CM_PAUSED", "1"),
@@ -233,12 +242,14 @@ fn a_listener_that_does_not_look_holds_a_backlog() {
             "connecting waited for the peer"
         );
     }
-    channels[2].expect(RDMA_CM_EVENT_REJECTED, CONSUMER);
     channels[0].expect_silence();
+    // One too many: it is told nothing, and tries again by itself.
+    channels[2].expect_silence();
     let mut second = second;
     second.tell("go");
     channels[0].expect(RDMA_CM_EVENT_ESTABLISHED, 0);
     channels[1].expect(RDMA_CM_EVENT_ESTABLISHED, 0);
+    channels[2].expect(RDMA_CM_EVENT_ESTABLISHED, 0);
     ids.into_iter().for_each(Id::destroy);
     channels.into_iter().for_each(Channel::destroy);
     second.finish();
@@ -247,7 +258,7 @@ fn a_listener_that_does_not_look_holds_a_backlog() {
 #[test]
 fn a_server_that_is_killed() {
     let channel = Channel::new();
-    let (mut second, to) = server("127.0.0.1:0", "hold");
+    let (mut second, to) = server(&on_device(0), "hold");
     let asked = channel.routed(to);
     assert_eq!(asked.create_qp(), 0);
     assert_eq!(asked.connect(&mut param(b"hello")), 0);
@@ -257,11 +268,11 @@ fn a_server_that_is_killed() {
     channel.expect(RDMA_CM_EVENT_REJECTED, CONSUMER);
     asked.destroy();
 
-    let (mut second, to) = server("127.0.0.1:0", "accept");
+    let (mut second, to) = server(&on_device(0), "accept");
     let (id, _) = connected(channel, to);
     second.kill();
     channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
-    channel.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+    channel.expect_timewait();
     id.destroy();
     // Its name has gone with it.
     let (listener, _) = channel.listener(&to.to_string(), 1);
@@ -272,7 +283,7 @@ fn a_server_that_is_killed() {
 #[test]
 fn a_client_that_is_killed() {
     let channel = Channel::new();
-    let (listener, at) = channel.listener("127.0.0.1:0", 8);
+    let (listener, at) = channel.listener(&on_device(0), 8);
     let at = at.to_string();
     // Before the answer.
     let mut second = Second::start("dial", &[("CM_TO", &at), ("CM_DATA", "one")]);
@@ -303,7 +314,7 @@ fn a_client_that_is_killed() {
     second.expect("ESTABLISHED 0 data yes");
     second.kill();
     channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
-    channel.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+    channel.expect_timewait();
     said.id.destroy();
     // Before the listener looked at all: the request is still told, and so is its end.
     let mut second = Second::start(
@@ -322,8 +333,11 @@ fn a_client_that_is_killed() {
 
 #[test]
 fn silence_ends_an_attempt() {
+    if skip_on_hardware("its timeout can't be set") {
+        return;
+    }
     let channel = Channel::new();
-    let (listener, at) = channel.listener("127.0.0.1:0", 8);
+    let (listener, at) = channel.listener(&on_device(0), 8);
     let at = at.to_string();
     let second = Second::start(
         "dial",
@@ -344,16 +358,16 @@ fn silence_ends_an_attempt() {
 
 #[test]
 fn the_server_disconnects() {
-    let (mut second, to) = server("127.0.0.1:0", "accept");
+    let (mut second, to) = server(&on_device(0), "accept");
     let channel = Channel::new();
     let (id, _) = connected(channel, to);
     assert!(second.line().starts_with("request hello"));
     second.expect("ESTABLISHED 0 qp 3");
     second.tell("disconnect");
     channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
-    channel.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+    channel.expect_timewait();
     second.expect("DISCONNECTED 0 qp 6");
-    second.expect("TIMEWAIT_EXIT 0 qp 6");
+    second.expect_timewait();
     assert_eq!(id.qp_state(), IBV_QPS_RTS, "only the application moves it");
     assert_eq!(id.disconnect(), 0);
     assert_eq!(id.qp_state(), IBV_QPS_ERR);
@@ -365,7 +379,7 @@ fn the_server_disconnects() {
 #[test]
 fn ids_move_among_channels_with_their_events() {
     let (first, other) = (Channel::new(), Channel::new());
-    let (listener, to) = first.listener("127.0.0.1:0", 8);
+    let (listener, to) = first.listener(&on_device(0), 8);
     // An event that waits.
     let id = first.id();
     assert_eq!(id.resolve(None, to), 0);
@@ -393,16 +407,7 @@ fn ids_move_among_channels_with_their_events() {
     // And an established connection too.
     assert_eq!(id.migrate(first), 0);
     assert_eq!(said.id.disconnect(), 0);
-    let kinds: Vec<_> = (0..4).map(|_| first.next().kind).collect();
-    assert_eq!(
-        kinds,
-        [
-            RDMA_CM_EVENT_DISCONNECTED,
-            RDMA_CM_EVENT_TIMEWAIT_EXIT,
-            RDMA_CM_EVENT_DISCONNECTED,
-            RDMA_CM_EVENT_TIMEWAIT_EXIT
-        ]
-    );
+    both_ends(first);
     other.expect_silence();
     for id in [id, said.id, listener] {
         id.destroy();
@@ -411,11 +416,31 @@ fn ids_move_among_channels_with_their_events() {
     other.destroy();
 }
 
+/// The side that is told of a disconnection, which must answer, and the side that told, in any order.
+fn both_ends(channel: Channel) {
+    let mut ends = 0;
+    let each = if softverbs() { 2 } else { 1 };
+    while ends < 2 * each {
+        let end = channel.next();
+        assert!(
+            matches!(
+                end.kind,
+                RDMA_CM_EVENT_DISCONNECTED | RDMA_CM_EVENT_TIMEWAIT_EXIT
+            ),
+            "{}",
+            end.name()
+        );
+        ends += 1;
+        assert_eq!(end.id.disconnect(), 0);
+    }
+}
+
 #[test]
 fn moving_waits_for_acknowledgements() {
     let (first, other) = (Channel::new(), Channel::new());
     let id = first.id();
-    assert_eq!(id.resolve(None, "127.0.0.1:9".parse().unwrap()), 0);
+    assert_eq!(id.resolve(None, on_device(9).parse().unwrap()), 0);
+    assert!(first.readable(PATIENCE));
     let event = first.raw().unwrap();
     let (send, receive) = std::sync::mpsc::channel();
     let mover = std::thread::spawn(move || {
@@ -441,7 +466,8 @@ fn moving_waits_for_acknowledgements() {
 fn destroying_waits_for_acknowledgements() {
     let channel = Channel::new();
     let id = channel.id();
-    assert_eq!(id.resolve(None, "127.0.0.1:9".parse().unwrap()), 0);
+    assert_eq!(id.resolve(None, on_device(9).parse().unwrap()), 0);
+    assert!(channel.readable(PATIENCE));
     let event = channel.raw().unwrap();
     let (send, receive) = std::sync::mpsc::channel();
     let destroyer = std::thread::spawn(move || {
@@ -466,13 +492,13 @@ fn the_descriptor_tells_when_there_is_an_event() {
     assert_eq!(channel.raw().unwrap_err(), libc::EAGAIN);
     assert!(!channel.readable(Duration::ZERO));
     let id = channel.id();
-    assert_eq!(id.resolve(None, "127.0.0.1:9".parse().unwrap()), 0);
-    assert!(channel.readable(Duration::ZERO));
+    assert_eq!(id.resolve(None, on_device(9).parse().unwrap()), 0);
+    assert!(channel.readable(PATIENCE));
     channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED, 0);
     assert!(!channel.readable(Duration::ZERO));
     // An event of an id that is no more is no event.
     assert_eq!(id.resolve_route(), 0);
-    assert!(channel.readable(Duration::ZERO));
+    assert!(channel.readable(PATIENCE));
     id.destroy();
     assert!(!channel.readable(Duration::ZERO));
     assert_eq!(channel.raw().unwrap_err(), libc::EAGAIN);
@@ -498,7 +524,7 @@ fn a_blocking_channel_wakes_up() {
     });
     std::thread::sleep(Duration::from_millis(50));
     assert!(!waiter.is_finished());
-    assert_eq!(id.resolve(None, "127.0.0.1:9".parse().unwrap()), 0);
+    assert_eq!(id.resolve(None, on_device(9).parse().unwrap()), 0);
     assert_eq!(waiter.join().unwrap(), RDMA_CM_EVENT_ADDR_RESOLVED);
     id.destroy();
     channel.destroy();
@@ -507,7 +533,7 @@ fn a_blocking_channel_wakes_up() {
 #[test]
 fn two_hundred_connections_leave_nothing_behind() {
     // Both sides are processes of their own, so that each can count all of its descriptors.
-    let (mut server, to) = server("127.0.0.1:0", "quiet");
+    let (mut server, to) = server(&on_device(0), "quiet");
     let to = to.to_string();
     let mut client = Second::start("dial_many", &[("CM_TO", &to)]);
     let count = |line: &str| line.split(' ').next().unwrap().parse::<usize>().unwrap();
@@ -541,7 +567,7 @@ fn two_hundred_connections_leave_nothing_behind() {
 #[test]
 fn applications_may_move_their_queue_pairs_themselves() {
     let channel = Channel::new();
-    let (listener, to) = channel.listener("127.0.0.1:0", 8);
+    let (listener, to) = channel.listener(&on_device(0), 8);
     let id = channel.routed(to);
     let mut asked = rdma_conn_param {
         qp_num: 0x1234,
@@ -555,7 +581,10 @@ fn applications_may_move_their_queue_pairs_themselves() {
             .count_ones(),
         4
     );
-    assert_eq!(init_qp_attr(id, IBV_QPS_RTR, &mut attr), Err(libc::EINVAL));
+    if softverbs() {
+        // The kernel gives the attributes for INIT.
+        assert_eq!(init_qp_attr(id, IBV_QPS_RTR, &mut attr), Err(libc::EINVAL));
+    }
     assert_eq!(id.connect(&mut asked), 0);
     let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
     assert_eq!((said.conn.qp_num, said.conn.srq), (0x1234, 1));
@@ -603,9 +632,7 @@ fn applications_may_move_their_queue_pairs_themselves() {
     let said = channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
     assert_eq!(said.id, passive);
     assert_eq!(id.disconnect(), 0);
-    for _ in 0..4 {
-        channel.next();
-    }
+    both_ends(channel);
     channel.expect_silence();
     for id in [id, passive, listener] {
         id.destroy();
@@ -626,7 +653,7 @@ fn init_qp_attr(id: Id, state: ibv_qp_state, attr: &mut ibv_qp_attr) -> Result<u
 #[test]
 fn the_application_may_hear_of_the_connection_from_its_queue_pair() {
     let channel = Channel::new();
-    let (listener, to) = channel.listener("127.0.0.1:0", 8);
+    let (listener, to) = channel.listener(&on_device(0), 8);
     let id = channel.routed(to);
     assert_eq!(id.connect(&mut param(b"")), 0);
     let passive = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
@@ -653,12 +680,17 @@ fn the_application_may_hear_of_the_connection_from_its_queue_pair() {
 #[test]
 fn addresses_and_ports_have_one_owner() {
     let channel = Channel::new();
-    let (listener, at) = channel.listener("127.0.0.1:0", 8);
+    let (listener, at) = channel.listener(&on_device(0), 8);
     let at = at.to_string();
     let other = channel.id();
     assert_eq!(other.bind(&at), libc::EADDRINUSE);
-    assert_eq!(other.bind("192.0.2.7:0"), libc::EADDRNOTAVAIL);
-    assert_eq!(other.bind("[2001:db8::7]:0"), libc::EADDRNOTAVAIL);
+    let foreign = if softverbs() {
+        libc::EADDRNOTAVAIL
+    } else {
+        libc::ENODEV
+    };
+    assert_eq!(other.bind("192.0.2.7:0"), foreign);
+    assert_eq!(other.bind("[2001:db8::7]:0"), foreign);
     // Nothing has changed by that.
     assert_eq!(
         other.set_option(RDMA_OPTION_ID_REUSEADDR, &1i32.to_ne_bytes()),
@@ -668,7 +700,7 @@ fn addresses_and_ports_have_one_owner() {
     assert_eq!(other.listen(1), libc::EADDRINUSE);
     listener.destroy();
     assert_eq!(other.listen(1), 0);
-    assert_eq!(other.bind("127.0.0.1:0"), libc::EINVAL);
+    assert_eq!(other.bind(&on_device(0)), libc::EINVAL);
     other.destroy();
     let (again, _) = channel.listener(&at, 1);
     again.destroy();
@@ -694,19 +726,30 @@ fn options() {
         libc::EINVAL
     );
     assert_eq!(id.set_option(99, &[1]), libc::ENOSYS);
-    assert_eq!(id.bind("127.0.0.1:0"), 0);
-    assert_eq!(
-        id.set_option(RDMA_OPTION_ID_AFONLY, &1i32.to_ne_bytes()),
-        libc::EINVAL
-    );
+    let only = &1i32.to_ne_bytes();
+    assert_eq!(id.bind("[::]:0"), 0);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_AFONLY, only), 0);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_REUSEADDR, only), 0);
+    // IPv4's half of the port is free by that.
+    let port = id.source().unwrap().port();
+    let other = channel.id();
+    assert_eq!(other.set_option(RDMA_OPTION_ID_AFONLY, only), 0);
+    assert_eq!(other.bind(&format!("0.0.0.0:{port}")), 0);
+    other.destroy();
+    assert_eq!(id.listen(1), 0);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_AFONLY, only), libc::EINVAL);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_REUSEADDR, only), libc::EINVAL);
     id.destroy();
     channel.destroy();
 }
 
 #[test]
 fn calls_out_of_turn_are_refused() {
+    if skip_on_hardware("the library follows pointers that are not there yet") {
+        return;
+    }
     let channel = Channel::new();
-    let (listener, to) = channel.listener("127.0.0.1:0", 8);
+    let (listener, to) = channel.listener(&on_device(0), 8);
     let id = channel.id();
     assert_eq!(id.create_qp(), libc::EINVAL);
     assert_eq!(id.resolve_route(), libc::EINVAL);
@@ -744,7 +787,7 @@ fn calls_out_of_turn_are_refused() {
 #[test]
 fn both_sides_may_disconnect_at_once() {
     let (one, two) = (Channel::new(), Channel::new());
-    let (listener, to) = two.listener("127.0.0.1:0", 8);
+    let (listener, to) = two.listener(&on_device(0), 8);
     let id = one.routed(to);
     assert_eq!(id.create_qp(), 0);
     assert_eq!(id.connect(&mut param(b"")), 0);
@@ -757,7 +800,7 @@ fn both_sides_may_disconnect_at_once() {
     assert_eq!(passive.disconnect(), 0);
     for channel in [one, two] {
         channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
-        channel.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+        channel.expect_timewait();
         channel.expect_silence();
     }
     // The peer destroys its id without a word.
@@ -770,7 +813,7 @@ fn both_sides_may_disconnect_at_once() {
 
 #[test]
 fn an_id_without_a_channel_waits_by_itself() {
-    let (second, to) = server("127.0.0.1:0", "accept");
+    let (second, to) = server(&on_device(0), "accept");
     let mut id = std::ptr::null_mut();
     // SAFETY: NULL asks for a channel of the id's own; room for a pointer.
     let made = unsafe {
@@ -793,7 +836,7 @@ fn an_id_without_a_channel_waits_by_itself() {
     id.destroy();
     second.finish();
 
-    let (second, to) = server("127.0.0.1:0", "reject");
+    let (second, to) = server(&on_device(0), "reject");
     let channel = Channel::new();
     let id = channel.routed(to);
     assert_eq!(id.create_qp(), 0);
@@ -807,7 +850,7 @@ fn an_id_without_a_channel_waits_by_itself() {
 
 #[test]
 fn threads_connect_at_the_same_time() {
-    let (second, to) = server("127.0.0.1:0", "quiet");
+    let (second, to) = server(&on_device(0), "quiet");
     let threads: Vec<_> = (0..4)
         .map(|_| {
             std::thread::spawn(move || {
@@ -828,7 +871,10 @@ fn threads_connect_at_the_same_time() {
 
 #[test]
 fn a_forked_child_connects_on_its_own() {
-    let (second, to) = server("127.0.0.1:0", "quiet");
+    if skip_on_hardware("fork needs ibv_fork_init there") {
+        return;
+    }
+    let (second, to) = server(&on_device(0), "quiet");
     let forking = Second::start("fork", &[("CM_TO", &to.to_string())]);
     forking.expect("forked");
     second.finish();
@@ -836,7 +882,7 @@ fn a_forked_child_connects_on_its_own() {
 
 #[test]
 fn one_channel_serves_several_threads() {
-    let (second, to) = server("127.0.0.1:0", "quiet");
+    let (second, to) = server(&on_device(0), "quiet");
     let channel = Channel::new();
     let ids: Vec<_> = (0..40)
         .map(|_| {
@@ -878,7 +924,7 @@ fn one_channel_serves_several_threads() {
 #[test]
 fn a_listener_goes_with_those_who_have_asked() {
     let (one, two) = (Channel::new(), Channel::new());
-    let (listener, to) = two.listener("127.0.0.1:0", 8);
+    let (listener, to) = two.listener(&on_device(0), 8);
     let ids: Vec<_> = (0..3).map(|_| one.routed(to)).collect();
     for id in &ids {
         assert_eq!(id.connect(&mut param(b"")), 0);

@@ -234,12 +234,22 @@ pub(super) unsafe extern "C" fn rdma_set_option(
             _ => Err(INVALID),
         };
         let mut state = lock(&shared.state);
-        let early = state.phase == Phase::Idle;
         match optname.cast_unsigned() {
             RDMA_OPTION_ID_TOS => state.options.type_of_service = byte()?,
-            RDMA_OPTION_ID_REUSEADDR if early => state.options.reuse_address = flag()?,
-            RDMA_OPTION_ID_AFONLY if early => state.options.only_own_family = flag()?,
-            RDMA_OPTION_ID_REUSEADDR | RDMA_OPTION_ID_AFONLY => return Err(INVALID),
+            RDMA_OPTION_ID_REUSEADDR => match (flag()?, state.phase) {
+                (true, Phase::Listening) => return Err(INVALID),
+                (true, _) | (false, Phase::Idle) => state.options.reuse_address = flag()?,
+                (false, _) => return Err(INVALID),
+            },
+            RDMA_OPTION_ID_AFONLY => match (flag()?, state.phase) {
+                (only, Phase::Idle) => state.options.only_own_family = only,
+                (true, Phase::Bound) => {
+                    state.options.only_own_family = true;
+                    // The first name is the address's own.
+                    state.names.truncate(1);
+                }
+                _ => return Err(INVALID),
+            },
             RDMA_OPTION_ID_ACK_TIMEOUT => match byte()? {
                 timeout @ 0..=31 => state.options.ack_timeout = Some(timeout),
                 _ => return Err(INVALID),

@@ -128,43 +128,101 @@ fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
         Some(param) => unsafe { private(param.private_data, param.private_data_len)? },
         None => Private::EMPTY,
     };
-    let req = Message::Req(Req {
+    let req = Req {
         party,
         retry_count,
         source,
         destination,
         data,
-    });
+    };
     let deadline = Deadline::new()?;
-    let refused = match call(&mut state, &address::candidates(&destination))? {
-        Called::Nobody => reason::INVALID_SERVICE_ID,
-        Called::Busy => reason::CONSUMER_DEFINED,
+    let called = call(&mut state, &address::candidates(&destination))?;
+    state.events.watch(deadline.fd(), id, false)?;
+    state.timer = Some(deadline);
+    if let Err(errno) = go_on(&mut state, id, called, Redial::new(req)) {
+        state.stop_timer();
+        return Err(errno);
+    }
+    if state.phase != Phase::Failed {
+        state.phase = Phase::ReqSent;
+    }
+    state.responder_resources = party.responder_resources;
+    state.initiator_depth = party.initiator_depth;
+    state.retry_count = retry_count;
+    Ok(())
+}
+
+/// A request that found too many others waiting. As a real device does, the active side repeats it
+/// until the attempt's time is over.
+#[derive(Debug)]
+pub(super) struct Redial {
+    req: Req,
+    /// Nanoseconds until the next attempt.
+    pause: u64,
+    /// When that is, by the monotonic clock.
+    at: u64,
+}
+
+impl Redial {
+    const FIRST_PAUSE: u64 = 1_000_000;
+    const LONGEST_PAUSE: u64 = 250_000_000;
+
+    fn new(req: Req) -> Self {
+        Self {
+            req,
+            pause: Self::FIRST_PAUSE,
+            at: 0,
+        }
+    }
+}
+
+/// What follows from a call: the request is said, repeated later, or refused.
+fn go_on(state: &mut State, id: &Arc<Shared>, called: Called, mut redial: Redial) -> Res<()> {
+    match called {
         Called::Answered(sock) => {
-            state.events.watch(deadline.fd(), id, false)?;
-            state.timer = Some(deadline);
-            if let Err(errno) = state.events.watch(sock.fd(), id, false) {
-                state.stop_timer();
-                return Err(errno);
-            }
+            state.events.watch(sock.fd(), id, false)?;
             state.link = Some(Link::new(sock));
             // A listener that closes just now is heard as one that refuses.
-            let _ = say(&mut state, id, &req);
-            state.responder_resources = party.responder_resources;
-            state.initiator_depth = party.initiator_depth;
-            state.retry_count = retry_count;
-            state.phase = Phase::ReqSent;
-            return Ok(());
+            let _ = say(state, id, &Message::Req(redial.req));
+            if let Some(timer) = &state.timer {
+                timer.look_in(0);
+            }
         }
-    };
-    state.phase = Phase::Failed;
-    state.push(
-        id,
-        Kind::Rejected {
-            reason: refused,
-            data: Private::EMPTY,
-        },
-    );
+        Called::Busy => {
+            redial.at = sys::now_ns().saturating_add(redial.pause);
+            if let Some(timer) = &state.timer {
+                timer.look_in(redial.pause);
+            }
+            redial.pause = (redial.pause * 2).min(Redial::LONGEST_PAUSE);
+            state.redial = Some(redial);
+        }
+        Called::Nobody => {
+            state.stop_timer();
+            state.phase = Phase::Failed;
+            state.push(
+                id,
+                Kind::Rejected {
+                    reason: reason::INVALID_SERVICE_ID,
+                    data: Private::EMPTY,
+                },
+            );
+        }
+    }
     Ok(())
+}
+
+/// Repeats a request, if it is time.
+pub(super) fn repeat(state: &mut State, id: &Arc<Shared>) {
+    let due = |redial: &mut Redial| sys::now_ns() >= redial.at;
+    let Some(redial) = state.redial.take_if(due) else {
+        return;
+    };
+    // What fails for want of memory or descriptors is tried again, like one that finds no room.
+    let called = call(state, &address::candidates(&redial.req.destination));
+    if go_on(state, id, called.unwrap_or(Called::Busy), redial).is_err() {
+        // Unwatched, its end would not be heard; silence ends the attempt.
+        state.link = None;
+    }
 }
 
 fn accept(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {

@@ -16,6 +16,7 @@ use rdma_core_sys::*;
 
 use super::address;
 use super::channel::{Channel, Events, lock};
+use super::connect::Redial;
 use super::device::{self, Device};
 use super::event::Kind;
 use super::event::Raw;
@@ -80,6 +81,8 @@ pub(super) struct State {
     /// What owns the local address; in phase `Listening` they accept.
     pub(super) names: Vec<Sock>,
     pub(super) link: Option<Link>,
+    /// Active: the request, while the listener has no room for it.
+    pub(super) redial: Option<Redial>,
     /// Ends an attempt that the peer does not answer.
     pub(super) timer: Option<Deadline>,
     pub(super) device: Option<Device>,
@@ -135,6 +138,7 @@ impl Shared {
                 destination: None,
                 names: Vec::new(),
                 link: None,
+                redial: None,
                 timer: None,
                 device: None,
                 psn: (sys::random() & 0x00ff_ffff) as u32,

@@ -127,4 +127,13 @@ impl Deadline {
     pub(super) fn has_passed(&self) -> bool {
         sys::now_ns() >= self.at
     }
+
+    /// Has the id looked at after a time too; 0 for not before the end.
+    pub(super) fn look_in(&self, nanoseconds: u64) {
+        let next = match nanoseconds {
+            0 => self.at,
+            span => sys::now_ns().saturating_add(span).min(self.at),
+        };
+        self.timer.arm(next);
+    }
 }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::channel::lock;
+use super::connect;
 use super::event::{Kind, Raw, reason};
 use super::id::{Id, Phase, Shared, State};
 use super::link::{Heard, Link};
@@ -55,7 +56,7 @@ pub(super) fn act(id: &Arc<Shared>) -> Res<()> {
 }
 
 /// Takes connections in, while requests that wait for the application are fewer than the backlog.
-/// Past that they wait in the socket, which has the same limit and refuses what is more.
+/// Past that they wait in the socket, which has the same limit; those who find no room try again.
 fn accept(state: &mut State) -> Res<()> {
     let asked = state.children.iter().filter(|(_, asked)| *asked).count();
     let mut room = state.backlog.saturating_sub(asked).min(ACCEPTED_AT_ONCE);
@@ -160,6 +161,7 @@ fn in_conversation(phase: Phase) -> bool {
 
 /// Sends what waits, hears what there is, and notices silence.
 fn converse(state: &mut State, id: &Arc<Shared>) {
+    connect::repeat(state, id);
     if let Some(link) = &mut state.link {
         let waited = link.has_unsent();
         link.flush();
@@ -192,6 +194,7 @@ fn converse(state: &mut State, id: &Arc<Shared>) {
         .is_some_and(super::link::Deadline::has_passed)
     {
         state.phase = Phase::Failed;
+        state.redial = None;
         state.close_link();
         state.push(id, Kind::Unreachable(Errno(libc::ETIMEDOUT)));
     }

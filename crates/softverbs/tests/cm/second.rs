@@ -118,10 +118,15 @@ fn serve() {
             };
             say(&format!("{} {} qp {state}", said.name(), said.status));
         }
-        if matches!(
-            said.kind,
-            RDMA_CM_EVENT_TIMEWAIT_EXIT | RDMA_CM_EVENT_REJECTED
-        ) {
+        let last = match said.kind {
+            RDMA_CM_EVENT_DISCONNECTED => {
+                // A real peer waits for this.
+                assert_eq!(said.id.disconnect(), 0);
+                !softverbs()
+            }
+            kind => kind == RDMA_CM_EVENT_TIMEWAIT_EXIT || kind == RDMA_CM_EVENT_REJECTED,
+        };
+        if last {
             assert!(ids.remove(&(said.id.0 as usize)));
             echo = None;
             said.id.destroy();
