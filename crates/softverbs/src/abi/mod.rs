@@ -4,6 +4,7 @@
 //! Every entry checks that it is not in a forked child, runs its body behind [`guard`], and turns
 //! the result into what the function's man page says.
 
+mod ah;
 mod context;
 mod device;
 pub(crate) mod gid;
@@ -18,6 +19,7 @@ use std::sync::OnceLock;
 
 use rdma_core_sys::VerbsFns;
 
+pub(crate) use ah::Ah;
 pub(crate) use context::Context;
 pub(crate) use pd::Pd;
 pub(crate) use query::MAX_RD_ATOMIC;
@@ -59,8 +61,8 @@ pub fn verbs() -> &'static VerbsFns {
         ibv_query_qp: objects::query_qp,
         ibv_modify_qp: objects::modify_qp,
         ibv_destroy_qp: objects::destroy_qp,
-        ibv_create_ah: objects::create_ah,
-        ibv_destroy_ah: objects::destroy_ah,
+        ibv_create_ah: ah::create_ah,
+        ibv_destroy_ah: ah::destroy_ah,
         ibv_attach_mcast: objects::attach_mcast,
         ibv_detach_mcast: objects::attach_mcast,
         ibv_fork_init: device::fork_init,
@@ -69,8 +71,8 @@ pub fn verbs() -> &'static VerbsFns {
         ibv_node_type_str: names::node_type_str,
         ibv_port_state_str: names::port_state_str,
         ibv_rereg_mr: None,
-        ibv_init_ah_from_wc: None,
-        ibv_create_ah_from_wc: None,
+        ibv_init_ah_from_wc: Some(ah::init_ah_from_wc),
+        ibv_create_ah_from_wc: Some(ah::create_ah_from_wc),
         ibv_reg_mr_iova: Some(mr::reg_mr_iova),
         ibv_reg_mr_iova2: Some(mr::reg_mr_iova2),
         ibv_reg_dmabuf_mr: None,

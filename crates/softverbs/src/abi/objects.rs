@@ -214,17 +214,6 @@ pub(super) unsafe extern "C" fn destroy_srq(_srq: *mut ibv_srq) -> c_int {
     status(unsupported)
 }
 
-pub(super) unsafe extern "C" fn create_ah(
-    _pd: *mut ibv_pd,
-    _attr: *mut ibv_ah_attr,
-) -> *mut ibv_ah {
-    pointer(unsupported)
-}
-
-pub(super) unsafe extern "C" fn destroy_ah(_ah: *mut ibv_ah) -> c_int {
-    status(unsupported)
-}
-
 pub(super) unsafe extern "C" fn attach_mcast(
     _qp: *mut ibv_qp,
     _gid: *const ibv_gid,

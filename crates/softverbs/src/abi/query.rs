@@ -48,6 +48,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr.max_cqe = MAX_CQE;
     attr.max_mr = MAX_REGIONS as c_int - 1;
     attr.max_pd = c_int::MAX;
+    attr.max_ah = c_int::MAX;
     attr.max_qp_rd_atom = MAX_RD_ATOMIC.into();
     attr.max_res_rd_atom = c_int::from(MAX_RD_ATOMIC) * MAX_QPS as c_int;
     attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();

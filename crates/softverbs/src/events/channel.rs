@@ -59,6 +59,9 @@ impl Channel {
             // Readable means that there is an event; whoever else rang is looked for right away.
             self.pipe.drain();
             drop(events);
+            // A late ring for an earlier message may have taken what a queue armed since.
+            self.rearm();
+            self.process.after_arming(&self.pipe);
             self.process.progress();
         }
         cq.event_taken();

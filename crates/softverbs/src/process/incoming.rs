@@ -100,7 +100,7 @@ impl Process {
         for _ in 0..most {
             match attached.consumer.peek() {
                 Ok(Some(message)) => {
-                    crate::qp::deliver(self, attached.peer.slot, &attached.consumer, &message);
+                    crate::qp::deliver(self, &attached.peer, &attached.consumer, &message);
                     attached.consumer.advance(&message);
                 }
                 Ok(None) => break,

@@ -28,6 +28,30 @@ impl Qp {
             .u64(self.at() + layout::STATE)
             .store(error.0, Ordering::Release);
         self.word.store(error.0, Ordering::Relaxed);
+        self.flush_sends(sq, first);
+        while rq.next != rq.head {
+            let posted = rq.posted[rq.next as usize & (rq.posted.len() - 1)];
+            rq.next = rq.next.wrapping_add(1);
+            self.complete_recv(rq, posted.wr_id, IBV_WC_WR_FLUSH_ERR);
+        }
+        // The other end finds out at once, if it waits for this one.
+        self.wake_sender(rq.peer.as_ref());
+    }
+
+    /// A request of an unreliable queue pair failed: it sends no more, and still receives.
+    pub(super) fn fail_sends(&self, sq: &mut SendQueue) {
+        let rq = self.rq.lock();
+        if self.state() == IBV_QPS_RTS {
+            let word = StateWord(self.word.load(Ordering::Relaxed));
+            if self.publish(word.with_state(IBV_QPS_SQE)) {
+                self.set_state(IBV_QPS_SQE);
+            }
+        }
+        drop(rq);
+        self.flush_sends(sq, IBV_WC_WR_FLUSH_ERR);
+    }
+
+    fn flush_sends(&self, sq: &mut SendQueue, first: ibv_wc_status) {
         let mut status = first;
         while sq.executed != sq.head {
             let stored = sq.stored[sq.executed as usize & (sq.stored.len() - 1)];
@@ -37,13 +61,6 @@ impl Qp {
         }
         sq.wait = None;
         sq.pushed = false;
-        while rq.next != rq.head {
-            let posted = rq.posted[rq.next as usize & (rq.posted.len() - 1)];
-            rq.next = rq.next.wrapping_add(1);
-            self.complete_recv(rq, posted.wr_id, IBV_WC_WR_FLUSH_ERR);
-        }
-        // The other end finds out at once, if it waits for this one.
-        self.wake_sender(rq.peer.as_ref());
     }
 
     /// Fails the queue pair for a reason that is not a request of its own.
@@ -99,6 +116,13 @@ impl Qp {
         if !sq.peer.as_ref().is_some_and(|p| Arc::ptr_eq(p, peer)) {
             return;
         }
+        if sq.kind != IBV_QPT_RC {
+            // Unreliable: nobody hears of it, and what is sent is lost.
+            sq.peer = None;
+            sq.conn = None;
+            self.rq.lock().peer = None;
+            return;
+        }
         // A queue pair that was destroyed or reset before its process ended is not missed until
         // somebody sends to it, as on a wire.
         let (_, index) = split_qp_num(sq.dest);
@@ -149,6 +173,7 @@ impl Qp {
             least: 0,
         };
         sq.pushed = false;
+        sq.lossy = false;
         sq.wait = None;
         sq.peer = None;
         sq.conn = None;

@@ -6,6 +6,7 @@
 //! the segment: one state word, and the receives that were posted.
 
 mod conn;
+mod datagram;
 mod fail;
 mod modify;
 mod object;
@@ -13,7 +14,7 @@ mod recv;
 mod send;
 mod state;
 
-pub(crate) use modify::{modify, query};
+pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
 pub(crate) use recv::{deliver, post_recv};
 pub(crate) use send::post_send;
@@ -110,6 +111,10 @@ struct SendQueue {
     dest: u32,
     /// Emulated node of the other end, by its address.
     dest_node: Option<u32>,
+    qkey: u32,
+    /// Messages of an unreliable connection were lost for want of a receive, and are until there
+    /// is one.
+    lossy: bool,
     /// Receives of the other end that were taken, wrapping.
     claimed: u32,
     credit: Credit,
@@ -131,16 +136,29 @@ struct Stored {
     opcode: u32,
     flags: u32,
     imm: u32,
-    rkey: u32,
-    remote_addr: u64,
+    operands: Operands,
     pieces: u32,
     inline_len: u32,
+}
+
+/// What a request names at the other end.
+#[derive(Clone, Copy, Default)]
+struct Operands {
+    remote_addr: u64,
+    rkey: u32,
+    /// Of datagrams.
+    node: u32,
+    flow: u32,
+    qpn: u32,
+    qkey: u32,
 }
 
 /// The receive queue.
 struct RecvQueue {
     max_wr: u32,
     max_sge: u32,
+    kind: u32,
+    qkey: u32,
     pd: u32,
     cq: *const Cq,
     /// Receives posted and receives completed, wrapping.

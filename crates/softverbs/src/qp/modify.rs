@@ -177,6 +177,10 @@ impl Qp {
         if mask & IBV_QP_AV != 0 {
             sq.dest_node = node_of(&attr.ah_attr);
         }
+        if mask & IBV_QP_QKEY != 0 {
+            sq.qkey = attr.qkey;
+            rq.set_qkey(attr.qkey);
+        }
         if mask & IBV_QP_TIMEOUT != 0 {
             sq.timeout = attr.timeout;
         }

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rdma_core_sys::{
-    IBV_QPS_RESET, IBV_QPT_RC, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sge,
+    IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_XRC_RECV,
+    IBV_QPT_XRC_SEND, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sge,
 };
 
 use super::{
@@ -57,6 +58,8 @@ impl SendQueue {
             conn: None,
             dest: 0,
             dest_node: None,
+            qkey: 0,
+            lossy: false,
             claimed: 0,
             credit: Credit {
                 posted: 0,
@@ -86,6 +89,8 @@ impl RecvQueue {
         Ok(Self {
             max_wr,
             max_sge,
+            kind: init.qp_type,
+            qkey: 0,
             pd,
             cq: init.recv_cq.cast::<Cq>(),
             head: 0,
@@ -140,6 +145,8 @@ fn blank(index: u32) -> Qp {
             conn: None,
             dest: 0,
             dest_node: None,
+            qkey: 0,
+            lossy: false,
             claimed: 0,
             credit: Credit {
                 posted: 0,
@@ -154,6 +161,8 @@ fn blank(index: u32) -> Qp {
         rq: Lock::new(RecvQueue {
             max_wr: 0,
             max_sge: 0,
+            kind: IBV_QPT_RC,
+            qkey: 0,
             pd: 0,
             cq: std::ptr::null(),
             head: 0,
@@ -173,13 +182,20 @@ fn blank(index: u32) -> Qp {
 }
 
 fn check(init: &ibv_qp_init_attr) -> Res<()> {
-    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
-        // Known types come one after the other.
-        return Err(Errno(if state::known_type(init.qp_type) {
+    if !state::known_type(init.qp_type) {
+        // Types of other devices are not wrong, only not offered.
+        let elsewhere = matches!(
+            init.qp_type,
+            IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER
+        );
+        return Err(Errno(if elsewhere {
             libc::EOPNOTSUPP
         } else {
             libc::EINVAL
         }));
+    }
+    if !init.srq.is_null() {
+        return Err(Errno(libc::EOPNOTSUPP));
     }
     let cap = &init.cap;
     let good = !init.send_cq.is_null()

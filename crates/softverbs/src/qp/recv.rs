@@ -142,19 +142,24 @@ impl Qp {
     }
 }
 
-/// Completes the receive that a message took. `from` is the slot of the process that sent it;
-/// what does not fit together is dropped, or fails the queue pair.
+/// Completes the receive that a message took. `from` is the process that sent it; what does not
+/// fit together is dropped, or fails the queue pair.
 #[inline]
-pub(crate) fn deliver(process: &Process, from: u32, ring: &Consumer, message: &Message) {
+pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, message: &Message) {
     let header = &message.header;
     let Some(qp) = process.qp_by_num(header.dst_qpn) else {
         return;
     };
+    if header.flags & flag::DATAGRAM != 0 {
+        qp.deliver_datagram(from, ring, message);
+        return;
+    }
     let mut rq = qp.rq.lock();
     let meant = receives(qp.state())
         && header.incarnation == rq.incarnation
         && header.src_qpn == rq.dest
-        && split_qp_num(header.src_qpn).0 == from;
+        && split_qp_num(header.src_qpn).0 == from.slot
+        && rq.kind != IBV_QPT_UD;
     if !meant {
         return;
     }

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::conn::Unreachable;
-use super::{MAX_MESSAGE, MAX_SGE, Qp, SendQueue, Stored};
+use super::{MAX_MESSAGE, MAX_SGE, Operands, Qp, SendQueue, Stored};
+use crate::abi::Ah;
 use crate::cq::{Cqe, Retires};
 use crate::peer::Push;
 use crate::region::{self, AccessError, Direction, Key, Target, blame};
@@ -15,19 +16,64 @@ use crate::sync::Guard;
 use crate::sys::{self, Errno, Res};
 
 /// A request that runs, its pieces as memory of this process.
-struct Request<'a> {
+pub(super) struct Request<'a> {
     wr_id: u64,
-    opcode: u32,
-    flags: u32,
-    imm: u32,
-    rkey: u32,
-    remote_addr: u64,
+    pub(super) opcode: u32,
+    pub(super) flags: u32,
+    pub(super) imm: u32,
+    pub(super) operands: Operands,
     pieces: &'a [libc::iovec],
-    len: u64,
+    pub(super) len: u64,
+}
+
+impl Request<'_> {
+    /// Copies the payload to one place.
+    ///
+    /// # Safety
+    /// `to` must have room for it.
+    #[inline]
+    pub(super) unsafe fn gather(&self, mut to: *mut u8) {
+        for piece in self.pieces {
+            // SAFETY: the caller promises room; the pieces are the application's registered
+            // buffers, or inline data.
+            unsafe {
+                to.copy_from_nonoverlapping(piece.iov_base.cast(), piece.iov_len);
+                to = to.add(piece.iov_len);
+            }
+        }
+    }
+}
+
+/// What the union of a work request means for this type and operation.
+#[inline]
+fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
+    if kind != IBV_QPT_UD {
+        // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
+        let rdma = unsafe { wr.wr.rdma };
+        return Ok(Operands {
+            remote_addr: rdma.remote_addr,
+            rkey: rdma.rkey,
+            ..Operands::default()
+        });
+    }
+    // SAFETY: as above.
+    let ud = unsafe { wr.wr.ud };
+    if ud.ah.is_null() {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: the caller of the post promises a live address handle.
+    let ah = unsafe { Ah::from_ptr(ud.ah) };
+    Ok(Operands {
+        node: ah.node,
+        flow: ah.flow,
+        qpn: ud.remote_qpn & 0xff_ffff,
+        qkey: ud.remote_qkey,
+        ..Operands::default()
+    })
 }
 
 /// How far a request came.
-enum Step {
+pub(super) enum Step {
     Done(ibv_wc_status),
     Wait(Reason),
 }
@@ -163,8 +209,9 @@ impl Qp {
         {
             return Err(Errno(libc::ENOMEM));
         }
+        let operands = operands(sq.kind, wr)?;
         if state != IBV_QPS_RTS || sq.executed != sq.head {
-            self.post_later(sq, wr, sges, len, state);
+            self.post_later(sq, wr, operands, sges, len, state);
             return Ok(());
         }
         let mut list = PieceList::new();
@@ -189,15 +236,12 @@ impl Qp {
             };
             list.push(addr, sge.length as usize);
         }
-        // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
-        let rdma = unsafe { wr.wr.rdma };
         let request = Request {
             wr_id: wr.wr_id,
             opcode: wr.opcode,
             flags: wr.send_flags,
             imm: wr.__bindgen_anon_1.bindgen_union_field,
-            rkey: rdma.rkey,
-            remote_addr: rdma.remote_addr,
+            operands,
             pieces: list.as_slice(),
             len,
         };
@@ -208,7 +252,7 @@ impl Qp {
             }
             Step::Wait(reason) => {
                 self.note_wait(sq, reason);
-                self.store(sq, wr, sges, len);
+                self.store(sq, wr, operands, sges, len);
                 if sq.wait.is_some_and(|wait| wait.deadline == u64::MAX) {
                     // No retries are allowed.
                     let status = give_up(reason);
@@ -236,6 +280,7 @@ impl Qp {
         &self,
         sq: &mut SendQueue,
         wr: &ibv_send_wr,
+        operands: Operands,
         sges: &[ibv_sge],
         len: u64,
         state: u32,
@@ -245,23 +290,27 @@ impl Qp {
             sq.executed = sq.head;
             self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_WR_FLUSH_ERR, 0);
         } else {
-            self.store(sq, wr, sges, len);
+            self.store(sq, wr, operands, sges, len);
         }
     }
 
     /// Keeps a request for later.
-    fn store(&self, sq: &mut SendQueue, wr: &ibv_send_wr, sges: &[ibv_sge], len: u64) {
+    fn store(
+        &self,
+        sq: &mut SendQueue,
+        wr: &ibv_send_wr,
+        operands: Operands,
+        sges: &[ibv_sge],
+        len: u64,
+    ) {
         let slot = sq.head as usize & (sq.stored.len() - 1);
         let inline = wr.send_flags & IBV_SEND_INLINE != 0;
-        // SAFETY: as in `post_one`.
-        let rdma = unsafe { wr.wr.rdma };
         sq.stored[slot] = Stored {
             wr_id: wr.wr_id,
             opcode: wr.opcode,
             flags: wr.send_flags,
             imm: wr.__bindgen_anon_1.bindgen_union_field,
-            rkey: rdma.rkey,
-            remote_addr: rdma.remote_addr,
+            operands,
             pieces: sges.len() as u32,
             inline_len: if inline { len as u32 } else { 0 },
         };
@@ -299,7 +348,11 @@ impl Qp {
         sq.executed = sq.executed.wrapping_add(1);
         if status != IBV_WC_SUCCESS {
             self.complete_send(sq, wr_id, opcode, status, 0);
-            self.fail(sq, IBV_WC_WR_FLUSH_ERR);
+            if sq.kind == IBV_QPT_RC {
+                self.fail(sq, IBV_WC_WR_FLUSH_ERR);
+            } else {
+                self.fail_sends(sq);
+            }
         } else if sq.signal_all || flags & IBV_SEND_SIGNALED != 0 {
             self.complete_send(sq, wr_id, opcode, status, len as u32);
         }
@@ -332,8 +385,13 @@ impl Qp {
 
     #[inline]
     fn run(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+        if sq.kind == IBV_QPT_UD {
+            return self.run_datagram(sq, request);
+        }
         match self.reach(sq) {
             Ok(()) => {}
+            // An unreliable sender never hears what became of its message.
+            Err(_) if sq.kind == IBV_QPT_UC => return Step::Done(IBV_WC_SUCCESS),
             Err(Unreachable::Yet) => return Step::Wait(Reason::Connection),
             Err(Unreachable::Gone) => return Step::Done(IBV_WC_RETRY_EXC_ERR),
         }
@@ -356,8 +414,8 @@ impl Qp {
         };
         let process = self.process();
         let target = Target {
-            key: Key(request.rkey),
-            addr: request.remote_addr,
+            key: Key(request.operands.rkey),
+            addr: request.operands.remote_addr,
             pd: conn.pd,
         };
         let result = if conn.word.access() & right == 0 {
@@ -367,6 +425,7 @@ impl Qp {
         };
         let status = match result {
             Ok(()) => IBV_WC_SUCCESS,
+            Err(AccessError::Remote | AccessError::Dead) if sq.kind == IBV_QPT_UC => IBV_WC_SUCCESS,
             Err(AccessError::Remote) => {
                 conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
                 IBV_WC_REM_ACCESS_ERR
@@ -386,8 +445,9 @@ impl Qp {
         if sq.claimed == sq.credit.posted {
             sq.credit = conn.credit();
             if sq.claimed == sq.credit.posted {
-                return Step::Wait(Reason::Receive);
+                return no_receive(sq);
             }
+            sq.lossy = false;
         }
         if !sq.pushed {
             match self.run_access(sq, request, Direction::Write) {
@@ -429,8 +489,9 @@ impl Qp {
         if sq.claimed == sq.credit.posted {
             sq.credit = conn.credit();
             if sq.claimed == sq.credit.posted {
-                return Step::Wait(Reason::Receive);
+                return no_receive(sq);
             }
+            sq.lossy = false;
         }
         let mut header = self.header(sq, request);
         if request.len > u64::from(sq.credit.least) {
@@ -454,6 +515,9 @@ impl Qp {
                     return self.refuse(sq, request, header, IBV_WC_REM_OP_ERR);
                 }
                 Err(AccessError::Local) => return Step::Done(IBV_WC_LOC_PROT_ERR),
+                Err(AccessError::Dead) if sq.kind == IBV_QPT_UC => {
+                    return Step::Done(IBV_WC_SUCCESS);
+                }
                 Err(AccessError::Dead) => return Step::Done(IBV_WC_RETRY_EXC_ERR),
                 Err(AccessError::Refused) => return Step::Done(IBV_WC_LOC_QP_OP_ERR),
             }
@@ -471,7 +535,7 @@ impl Qp {
         status: ibv_wc_status,
     ) -> Step {
         match self.publish_message(sq, request, header) {
-            Step::Done(IBV_WC_SUCCESS) => Step::Done(status),
+            Step::Done(IBV_WC_SUCCESS) if sq.kind == IBV_QPT_RC => Step::Done(status),
             other => other,
         }
     }
@@ -491,18 +555,10 @@ impl Qp {
         if solicited {
             header.flags |= flag::SOLICITED;
         }
-        let pushed = conn
-            .peer
-            .push(self.process().signature(), &header, |mut to| {
-                for piece in request.pieces {
-                    // SAFETY: the place has room for the message; the pieces are the application's
-                    // registered buffers, or inline data.
-                    unsafe {
-                        to.copy_from_nonoverlapping(piece.iov_base.cast(), piece.iov_len);
-                        to = to.add(piece.iov_len);
-                    }
-                }
-            });
+        let pushed = conn.peer.push(self.process().signature(), &header, |to| {
+            // SAFETY: the place has room for the message.
+            unsafe { request.gather(to) };
+        });
         match pushed {
             Push::Sent => {
                 conn.peer.notify_cq(conn.recv_cq, solicited);
@@ -560,6 +616,7 @@ impl Qp {
         }
         let now = sys::now_ns();
         let (deadline, left) = match reason {
+            Reason::Receive if sq.kind == IBV_QPT_UC => (now + UC_PATIENCE_NS, 0),
             Reason::Receive if sq.rnr_retry == 7 => (0, 0),
             Reason::Receive if sq.rnr_retry == 0 => (u64::MAX, 0),
             Reason::Receive => (now + self.rnr_ns(sq), sq.rnr_retry - 1),
@@ -615,8 +672,7 @@ impl Qp {
                 opcode: stored.opcode,
                 flags: stored.flags,
                 imm: stored.imm,
-                rkey: stored.rkey,
-                remote_addr: stored.remote_addr,
+                operands: stored.operands,
                 pieces: list.as_slice(),
                 len,
             };
@@ -651,6 +707,7 @@ impl Qp {
     /// The status of the first request where its patience is over.
     fn expired(&self, sq: &mut SendQueue) -> Option<ibv_wc_status> {
         let delay = self.rnr_ns(sq);
+        let lost = sq.kind == IBV_QPT_UC;
         let wait = sq.wait.as_mut()?;
         if wait.deadline == u64::MAX {
             return Some(give_up(wait.reason));
@@ -661,6 +718,10 @@ impl Qp {
         let now = sys::now_ns();
         if now < wait.deadline {
             return None;
+        }
+        if lost {
+            sq.lossy = true;
+            return Some(IBV_WC_SUCCESS);
         }
         if wait.left == 0 {
             return Some(give_up(wait.reason));
@@ -684,6 +745,21 @@ impl Qp {
     }
 }
 
+/// How long a message of an unreliable connection waits for a receive. On a wire it would be lost at
+/// once; here the receiver may just not have had the processor.
+const UC_PATIENCE_NS: u64 = 100_000_000;
+
+/// There is no receive for the message. A connection that has lost one for that loses the following
+/// ones without waiting, until there is a receive again.
+#[cold]
+fn no_receive(sq: &SendQueue) -> Step {
+    if sq.lossy {
+        Step::Done(IBV_WC_SUCCESS)
+    } else {
+        Step::Wait(Reason::Receive)
+    }
+}
+
 fn give_up(reason: Reason) -> ibv_wc_status {
     match reason {
         Reason::Receive => IBV_WC_RNR_RETRY_EXC_ERR,
@@ -703,6 +779,11 @@ fn offered(kind: u32, opcode: u32) -> bool {
                 | IBV_WR_RDMA_WRITE_WITH_IMM
                 | IBV_WR_RDMA_READ
         ),
+        IBV_QPT_UC => matches!(
+            opcode,
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM
+        ),
+        IBV_QPT_UD => matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM),
         _ => false,
     }
 }

@@ -56,6 +56,8 @@ pub(crate) mod flag {
     pub(crate) const SOLICITED: u8 = 1;
     /// The payload is in the receive's memory already.
     pub(crate) const PUSHED: u8 = 2;
+    /// For a queue pair of datagrams.
+    pub(crate) const DATAGRAM: u8 = 4;
 }
 
 /// A message without its payload.
@@ -64,7 +66,7 @@ pub(crate) struct Header {
     pub(crate) op: u8,
     pub(crate) flags: u8,
     pub(crate) dst_qpn: u32,
-    /// Of the receiving queue pair, as the sender saw it.
+    /// Of the receiving queue pair, as the sender saw it; for UD traffic class and flow label.
     pub(crate) incarnation: u32,
     /// Bytes of the message, wherever they are.
     pub(crate) len: u32,

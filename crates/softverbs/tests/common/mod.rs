@@ -278,6 +278,11 @@ impl End {
     }
 
     pub fn with(sends: u32, recvs: u32, pieces: u32) -> Self {
+        Self::of_type(IBV_QPT_RC, sends, recvs, pieces)
+    }
+
+    /// One of another type, still in RESET.
+    pub fn of_type(kind: u32, sends: u32, recvs: u32, pieces: u32) -> Self {
         let context = open();
         // SAFETY: all objects are live and of one context.
         unsafe {
@@ -289,7 +294,7 @@ impl End {
             let mut init: ibv_qp_init_attr = std::mem::zeroed();
             init.send_cq = cq;
             init.recv_cq = cq;
-            init.qp_type = IBV_QPT_RC;
+            init.qp_type = kind;
             init.cap.max_send_wr = sends;
             init.cap.max_recv_wr = recvs;
             init.cap.max_send_sge = pieces;
@@ -306,7 +311,9 @@ impl End {
                 rnr_retry: 7,
                 polled: VecDeque::new(),
             };
-            end.enter_init();
+            if kind == IBV_QPT_RC {
+                end.enter_init();
+            }
             end
         }
     }
@@ -318,7 +325,7 @@ impl End {
         end
     }
 
-    fn modify(&mut self, attr: &mut ibv_qp_attr, mask: u32) {
+    pub fn modify(&mut self, attr: &mut ibv_qp_attr, mask: u32) {
         // SAFETY: live queue pair, valid attributes.
         let ret = unsafe { (verbs().ibv_modify_qp)(self.qp, attr, mask.cast_signed()) };
         assert_eq!(ret, 0, "{}", std::io::Error::from_raw_os_error(ret));
@@ -451,7 +458,7 @@ impl End {
         let _ = self.deregister(buffer);
     }
 
-    fn post(&mut self, wr: &mut ibv_send_wr) {
+    pub fn post(&mut self, wr: &mut ibv_send_wr) {
         let mut bad = std::ptr::null_mut();
         // SAFETY: live queue pair, a chain of one.
         let ret = unsafe { ibv_post_send(self.qp, wr, &raw mut bad) };

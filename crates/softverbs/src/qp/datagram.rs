@@ -1,0 +1,184 @@
+//! Unreliable datagrams: each message names its receiver, and takes a receive when its owner
+//! finds it in the ring. What can't be delivered is lost without a word, as the specification has
+//! it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::conn::receives;
+use super::send::{Reason, Request, Step};
+use super::{Qp, RecvQueue, SendQueue, entry_at};
+use crate::abi::gid;
+use crate::cq::{Cqe, Retires};
+use crate::peer::{Peer, Push};
+use crate::ring::{Consumer, Header, Message, flag, op};
+use crate::segment::layout::{qp as layout, split_qp_num};
+
+/// What comes before the payload in a datagram's receive.
+const GRH: usize = 40;
+/// Longest datagram: the port's MTU.
+pub(super) const MAX_DATAGRAM: u64 = 4096;
+/// A work request with this bit in its key sends the queue pair's own.
+const OWN_QKEY: u32 = 1 << 31;
+
+impl Qp {
+    pub(super) fn run_datagram(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+        if request.len > MAX_DATAGRAM {
+            return Step::Done(IBV_WC_LOC_LEN_ERR);
+        }
+        let to = &request.operands;
+        let (slot, index) = split_qp_num(to.qpn);
+        let known = sq
+            .peer
+            .as_ref()
+            .is_some_and(|peer| peer.slot == slot && peer.check_alive());
+        if !known {
+            sq.peer = self.process().peer(slot).ok();
+        }
+        let Some(peer) = sq.peer.as_ref().filter(|peer| peer.node == to.node) else {
+            return Step::Done(IBV_WC_SUCCESS);
+        };
+        let solicited = request.flags & IBV_SEND_SOLICITED != 0;
+        let header = Header {
+            op: if request.opcode == IBV_WR_SEND_WITH_IMM {
+                op::SEND_IMM
+            } else {
+                op::SEND
+            },
+            flags: flag::DATAGRAM | if solicited { flag::SOLICITED } else { 0 },
+            dst_qpn: to.qpn,
+            incarnation: to.flow,
+            len: request.len as u32,
+            imm: request.imm,
+            msn: if to.qkey & OWN_QKEY != 0 {
+                sq.qkey
+            } else {
+                to.qkey
+            },
+            src_qpn: self.number(),
+        };
+        let pushed = peer.push(self.process().signature(), &header, |to| {
+            // SAFETY: the place has room for the message.
+            unsafe { request.gather(to) };
+        });
+        match pushed {
+            Push::Sent => {
+                let entry = peer.map.u32(entry_at(index) + layout::RECV_CQ);
+                peer.notify_cq(entry.load(Ordering::Relaxed), solicited);
+                Step::Done(IBV_WC_SUCCESS)
+            }
+            Push::Full => Step::Wait(Reason::Room),
+            // A process that gives no ring can't be reached.
+            Push::NoMemory => Step::Done(IBV_WC_SUCCESS),
+        }
+    }
+
+    /// Completes a receive with a datagram that is meant for this queue pair.
+    pub(super) fn deliver_datagram(&self, from: &Arc<Peer>, ring: &Consumer, message: &Message) {
+        let header = &message.header;
+        let mut rq = self.rq.lock();
+        let meant = rq.kind == IBV_QPT_UD
+            && receives(self.state())
+            && header.msn == rq.qkey
+            && split_qp_num(header.src_qpn).0 == from.slot
+            && matches!(header.op, op::SEND | op::SEND_IMM)
+            && header.flags & flag::PUSHED == 0;
+        if !meant || rq.next == rq.head {
+            return;
+        }
+        let slot = rq.next as usize & (rq.posted.len() - 1);
+        let posted = rq.posted[slot];
+        let len = header.len.saturating_add(GRH as u32);
+        if len > posted.total {
+            return;
+        }
+        let grh = self.grh(from, header);
+        let first = slot * rq.max_sge as usize;
+        let sges = &rq.sges[first..first + posted.pieces as usize];
+        let status = self.scatter_datagram(sges, rq.pd, &grh, ring, message);
+        rq.next = rq.next.wrapping_add(1);
+        let mut flags = IBV_WC_GRH;
+        if header.op == op::SEND_IMM {
+            flags |= IBV_WC_WITH_IMM;
+        }
+        let cqe = Cqe {
+            wr_id: posted.wr_id,
+            qp_num: self.number(),
+            src_qp: header.src_qpn,
+            byte_len: len,
+            imm: header.imm,
+            wc_flags: flags,
+            opcode: IBV_WC_RECV,
+            status,
+            done: rq.next,
+            retires: Retires::Recv,
+            ..Cqe::default()
+        };
+        // SAFETY: a queue pair in use holds its completion queues.
+        unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
+        drop(rq);
+        if status != IBV_WC_SUCCESS {
+            self.fail_quietly();
+        }
+    }
+
+    /// The global route header, as it would have come over a wire.
+    fn grh(&self, from: &Peer, header: &Header) -> [u8; GRH] {
+        let mut grh = [0; GRH];
+        // Version 6, traffic class and flow label.
+        grh[0..4].copy_from_slice(&(6 << 28 | header.incarnation & 0xfff_ffff).to_be_bytes());
+        // The headers and the checksum behind this one count too.
+        grh[4..6].copy_from_slice(&(header.len as u16 + 24).to_be_bytes());
+        grh[6] = 0x1b;
+        grh[7] = 64;
+        grh[8..24].copy_from_slice(&gid::of_node(from.node));
+        grh[24..40].copy_from_slice(&gid::of_node(self.process().node));
+        grh
+    }
+
+    fn scatter_datagram(
+        &self,
+        sges: &[ibv_sge],
+        pd: u32,
+        grh: &[u8; GRH],
+        ring: &Consumer,
+        message: &Message,
+    ) -> ibv_wc_status {
+        let total = GRH + message.inside;
+        let mut offset = 0;
+        for sge in sges {
+            let mut len = (sge.length as usize).min(total - offset);
+            if len == 0 {
+                continue;
+            }
+            let Some(addr) = self.process().regions.local(sge, pd, true) else {
+                return IBV_WC_LOC_PROT_ERR;
+            };
+            let mut to: *mut u8 = std::ptr::without_provenance_mut(addr as usize);
+            let head = len.min(GRH.saturating_sub(offset));
+            // SAFETY: inside a region that the application registered for this and has not
+            // deregistered; `head` is what is left of the header, and fits into this piece.
+            unsafe {
+                if head > 0 {
+                    to.copy_from_nonoverlapping(grh[offset..].as_ptr(), head);
+                    to = to.add(head);
+                }
+                offset += head;
+                len -= head;
+                if len > 0 {
+                    ring.copy_payload(message, offset - GRH, to, len);
+                }
+            }
+            offset += len;
+        }
+        IBV_WC_SUCCESS
+    }
+}
+
+impl RecvQueue {
+    pub(super) fn set_qkey(&mut self, qkey: u32) {
+        self.qkey = qkey;
+    }
+}

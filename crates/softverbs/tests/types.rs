@@ -1,0 +1,246 @@
+//! Queue pairs that are not reliable connections, and what is not plain sending: between two
+//! processes, as in `two_processes.rs`.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+mod common;
+
+use common::*;
+use rdma_core_sys::*;
+
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
+const QKEY: u32 = 0x1111_1111;
+
+fn main() {
+    let cases: &[Case] = &[
+        ("datagrams", datagrams_parent, datagrams_child),
+        (
+            "an_unreliable_connection",
+            unreliable_parent,
+            unreliable_child,
+        ),
+    ];
+    run(cases);
+}
+
+/// A queue pair of datagrams, ready to send.
+fn datagram_end() -> End {
+    let mut end = End::of_type(IBV_QPT_UD, 16, 16, 2);
+    // SAFETY: all zeros is a value of it.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_INIT;
+    attr.port_num = 1;
+    attr.qkey = QKEY;
+    let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    end.modify(&mut attr, mask);
+    attr.qp_state = IBV_QPS_RTR;
+    end.modify(&mut attr, IBV_QP_STATE);
+    attr.qp_state = IBV_QPS_RTS;
+    end.modify(&mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
+    end
+}
+
+fn address_handle(end: &End, to: Address) -> *mut ibv_ah {
+    // SAFETY: all zeros is a value of it; a GID is 16 bytes; the domain is live.
+    unsafe {
+        let mut attr: ibv_ah_attr = std::mem::zeroed();
+        attr.port_num = 1;
+        let ah = (verbs().ibv_create_ah)(end.pd, &raw mut attr);
+        assert!(ah.is_null(), "an Ethernet port needs a global route");
+        attr.is_global = 1;
+        attr.grh.traffic_class = 5;
+        attr.grh.flow_label = 0x12345;
+        (&raw mut attr.grh.dgid)
+            .cast::<u128>()
+            .write_unaligned(to.gid);
+        let ah = (verbs().ibv_create_ah)(end.pd, &raw mut attr);
+        assert!(!ah.is_null(), "{}", std::io::Error::last_os_error());
+        ah
+    }
+}
+
+fn send_datagram(end: &mut End, buffer: &Buffer, len: usize, to: (*mut ibv_ah, u32, u32)) {
+    let mut sge = ibv_sge {
+        addr: buffer.addr(),
+        length: len as u32,
+        lkey: buffer.lkey(),
+    };
+    // SAFETY: all zeros is a value of it.
+    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    wr.sg_list = &raw mut sge;
+    wr.num_sge = 1;
+    wr.opcode = IBV_WR_SEND_WITH_IMM;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.__bindgen_anon_1.bindgen_union_field = len as u32;
+    wr.wr.ud.ah = to.0;
+    wr.wr.ud.remote_qpn = to.1;
+    wr.wr.ud.remote_qkey = to.2;
+    end.post(&mut wr);
+}
+
+fn bytes_of(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + len) as u8).collect()
+}
+
+fn datagrams_parent(link: &mut Link) {
+    let mut end = datagram_end();
+    let other = end.exchange(link);
+    let ah = address_handle(&end, other);
+    link.expect("ready");
+    for len in [0, 1, 40, 1000, 4096] {
+        let buffer = end.buffer(&bytes_of(len.max(1)));
+        // Lost without a word: another key, and a queue pair that is not there.
+        send_datagram(&mut end, &buffer, len, (ah, other.qpn, QKEY + 1));
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        send_datagram(&mut end, &buffer, len, (ah, other.qpn ^ 0x20, QKEY));
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        // With the high bit the queue pair's own key goes.
+        let key = if len == 40 { 1 << 31 } else { QKEY };
+        send_datagram(&mut end, &buffer, len, (ah, other.qpn, key));
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    // The answer is for the queue pair and address that the first message came from.
+    let answer = end.buffer(&[0; 48]);
+    end.recv(&answer, 3);
+    link.say("answer");
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.wr_id, wc.byte_len), (IBV_WC_SUCCESS, 3, 48));
+    assert_eq!(answer.bytes()[40..], bytes_of(8)[..]);
+    // Too long for the port: this one sends no more until it is told to.
+    let long = end.buffer(&bytes_of(5000));
+    send_datagram(&mut end, &long, 5000, (ah, other.qpn, QKEY));
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_LOC_LEN_ERR);
+    assert_eq!(end.state(), IBV_QPS_SQE);
+    send_datagram(&mut end, &long, 1, (ah, other.qpn, QKEY));
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_WR_FLUSH_ERR);
+    // SAFETY: all zeros is a value of it; the handle is live and not used any more.
+    unsafe {
+        let mut attr: ibv_qp_attr = std::mem::zeroed();
+        attr.qp_state = IBV_QPS_RTS;
+        end.modify(&mut attr, IBV_QP_STATE);
+        send_datagram(&mut end, &long, 1, (ah, other.qpn, QKEY));
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        assert_eq!((verbs().ibv_destroy_ah)(ah), 0);
+    }
+}
+
+fn datagrams_child(link: &mut Link) {
+    let mut end = datagram_end();
+    let buffers: Vec<_> = (0..5).map(|_| end.buffer(&[0xee; 4136])).collect();
+    for (i, buffer) in buffers.iter().enumerate() {
+        // The header and the payload's begin in the first piece, or parts of the header in both.
+        let first = if i % 2 == 0 { 50 } else { 30 };
+        end.recv_pieces(buffer, &[first, 4136 - first], i as u64);
+    }
+    let other = end.exchange(link);
+    link.say("ready");
+    let mut back: *mut ibv_ah = std::ptr::null_mut();
+    for (i, len) in [0, 1, 40, 1000, 4096].into_iter().enumerate() {
+        let wc = end.wait(LIMIT);
+        assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, i as u64));
+        assert_eq!((wc.byte_len as usize, wc.imm), (len + 40, Some(len as u32)));
+        let got = buffers[i].bytes();
+        assert_eq!(got[40..40 + len], bytes_of(len.max(1))[..len]);
+        // SAFETY: plain data; the completion is what `ibv_create_ah_from_wc` reads.
+        unsafe {
+            let mut grh = got.as_ptr().cast::<ibv_grh>().read_unaligned();
+            assert_eq!(u32::from_be(grh.version_tclass_flow), 0x6051_2345);
+            let mut from: ibv_wc = std::mem::zeroed();
+            from.wc_flags = IBV_WC_GRH;
+            if back.is_null() {
+                let create = verbs().ibv_create_ah_from_wc.unwrap();
+                back = create(end.pd, &raw mut from, &raw mut grh, 1);
+                assert!(!back.is_null(), "{}", std::io::Error::last_os_error());
+            }
+        }
+    }
+    link.expect("answer");
+    let answer = end.buffer(&bytes_of(8));
+    send_datagram(&mut end, &answer, 8, (back, other.qpn, QKEY));
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+}
+
+/// An unreliable connection, ready to send.
+fn unreliable_end(link: &mut Link) -> End {
+    let mut end = End::of_type(IBV_QPT_UC, 16, 16, 1);
+    // SAFETY: all zeros is a value of it; a GID is 16 bytes.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_INIT;
+    attr.port_num = 1;
+    attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+    let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    end.modify(&mut attr, mask);
+    let other = end.exchange(link);
+    attr.qp_state = IBV_QPS_RTR;
+    attr.path_mtu = IBV_MTU_1024;
+    attr.dest_qp_num = other.qpn;
+    attr.ah_attr.is_global = 1;
+    attr.ah_attr.port_num = 1;
+    // SAFETY: as above.
+    unsafe {
+        (&raw mut attr.ah_attr.grh.dgid)
+            .cast::<u128>()
+            .write_unaligned(other.gid);
+    }
+    let mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+    end.modify(&mut attr, mask);
+    attr.qp_state = IBV_QPS_RTS;
+    end.modify(&mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
+    end
+}
+
+fn unreliable_parent(link: &mut Link) {
+    let mut end = unreliable_end(link);
+    let (addr, rkey) = link.numbers();
+    for len in [8, 100_000] {
+        let mut buffer = end.buffer(&bytes_of(len));
+        end.rdma(IBV_WR_RDMA_WRITE, &buffer, len, addr, rkey as u32, None);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        end.send(&mut buffer, len, Some(1), IBV_SEND_SIGNALED, 1);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    // A wrong key and a missing receive lose the request, not the connection.
+    let mut buffer = end.buffer(&bytes_of(8));
+    end.rdma(IBV_WR_RDMA_WRITE, &buffer, 8, addr, rkey as u32 ^ 1, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    for id in 0..2 {
+        end.send(&mut buffer, 8, Some(2), IBV_SEND_SIGNALED, id);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    link.say("lost");
+    link.expect("again");
+    end.send(&mut buffer, 8, Some(3), IBV_SEND_SIGNALED, 1);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.expect("done");
+    // Nobody hears of the other end's death.
+    link.kill();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    end.send(&mut buffer, 8, None, IBV_SEND_SIGNALED, 4);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    assert_eq!(end.state(), IBV_QPS_RTS);
+}
+
+fn unreliable_child(link: &mut Link) {
+    let mut end = unreliable_end(link);
+    let target = end.buffer(&vec![0; 100_000]);
+    let receive = end.buffer(&vec![0; 100_000]);
+    end.recv(&receive, 1);
+    end.recv(&receive, 2);
+    link.say_numbers(target.addr(), u64::from(target.rkey()));
+    for len in [8, 100_000] {
+        let wc = end.wait(LIMIT);
+        assert_eq!((wc.status, wc.imm), (IBV_WC_SUCCESS, Some(1)));
+        assert_eq!(wc.byte_len as usize, len);
+        if len == 100_000 {
+            assert!(receive.bytes() == bytes_of(len) && target.bytes() == bytes_of(len));
+        }
+    }
+    link.expect("lost");
+    assert!(end.poll().is_none());
+    end.recv(&receive, 3);
+    link.say("again");
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.wr_id, wc.imm), (3, Some(3)));
+    link.say("done");
+    link.wait_end();
+}
