@@ -4,20 +4,21 @@ A newer one lives in a directory of the cache, unpacked and not installed, and i
 chroot. Each has a drop-in of its own, made to look like its libibverbs.
 """
 import glob
+import gzip
 import os
 import re
 import shutil
 import subprocess
-import tarfile
 
 from lib import cache, debian, install
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 BUILD = os.path.join(TOP, "crates", "softverbs-dropin", "build-dropin")
+TESTS = "/usr/share/doc/rdma-core/tests"
 STAND_INS = os.path.join(os.path.dirname(HERE), "bin")
 LIBRARY = "usr/lib/*-linux-gnu/libibverbs.so.1"
-NEWER = "trixie"
+BASE, NEWER = "bookworm", "trixie"
 PACKAGES = ["python3-pyverbs", "ibverbs-utils", "perftest", "python3-minimal", "coreutils", "dash", "iproute2"]
 # Where things of the host are seen in a chroot.
 SEEN = "/mnt"
@@ -26,7 +27,7 @@ SEEN = "/mnt"
 class World:
     """One release of rdma-core with its programs, its drop-in and its tests.
 
-    `name` is "" for the installed release; a result of another is called `[name] ...`.
+    `name` is "" for BASE; a result of another is called `[name] ...`.
     """
 
     def __init__(self, name, root, dropin, tests, problem):
@@ -72,21 +73,20 @@ def installed(dropin, release):
     if not dropin:
         dropin = os.path.join(TOP, "build", "lib", "softverbs")
         build(dropin, release)
-    (library,) = glob.glob("/" + LIBRARY)
     with open("/etc/os-release") as file:
         suite = re.search(r"^VERSION_CODENAME=(\S+)", file.read(), re.MULTILINE)[1]
-    return World("", None, dropin, *tests(library, suite))
+    return World("" if suite == BASE else suite, None, dropin, *installed_tests(suite))
 
 
 def newer(release):
     """The programs of a newer Debian."""
     install.ensure({"mmdebstrap": "mmdebstrap"})
-    home = cache.ensure(f"rdma-{NEWER}", "2", unpack_debian)
+    home = cache.ensure(f"rdma-{NEWER}", "3", unpack_debian)
     root = str(home / "root")
     (library,) = (home / "root").glob(LIBRARY)
     dropin = os.path.join(TOP, "build", "lib", f"softverbs-{NEWER}")
     build(dropin, release, f"--like={library}")
-    return World(NEWER, root, dropin, *tests(library, NEWER))
+    return World(NEWER, root, dropin, root + TESTS, "")
 
 
 def build(dropin, release, *options):
@@ -98,7 +98,8 @@ def unpack_debian(home):
     cache.download([
         install.find("mmdebstrap"), "--variant=extract", f"--include={','.join(PACKAGES)}",
         f"--keyring={debian.KEYRING}", '--aptopt=Acquire::Check-Valid-Until "false"',
-        "--dpkgopt=path-exclude=/usr/share/doc/*", NEWER, str(home / "root"), mirror])
+        "--dpkgopt=path-exclude=/usr/share/doc/*", f"--dpkgopt=path-include={TESTS}/*",
+        NEWER, str(home / "root"), mirror])
     # The links of a merged /usr come with a script that does not run in an extracted root.
     for folder in ("bin", "sbin", "lib", "lib64"):
         link = home / "root" / folder
@@ -106,31 +107,41 @@ def unpack_debian(home):
             link.symlink_to(f"usr/{folder}")
     for folder in ("mnt", "dev", "proc", "sys", "tmp"):
         (home / "root" / folder).mkdir(exist_ok=True)
+    uncompress(home / "root" / TESTS.lstrip("/"))
 
 
-def tests(library, suite):
-    """The directory `tests` of the rdma-core that a library is from, or why there is none."""
-    # libibverbs.so.1.14.44.0 is of release 44.0.
-    version = re.search(r"\.so\.\d+\.\d+\.([\d.]+)$", os.path.realpath(library))[1]
+def uncompress(folder):
+    """Long documents of a package are compressed."""
+    for packed in folder.rglob("*.gz"):
+        with gzip.open(packed) as file:
+            packed.with_suffix("").write_bytes(file.read())
+        packed.unlink()
+    if not (folder / "base.py").exists():
+        raise cache.CannotMake(f"python3-pyverbs brings no tests in {TESTS}")
+
+
+def installed_tests(suite):
+    """The directory of the tests of the installed pyverbs, or why there is none.
+
+    A machine that installs packages without documentation gets them from a second download.
+    """
+    def ask(*command):
+        return subprocess.run(["dpkg-query", *command, "python3-pyverbs"], check=True, stdout=subprocess.PIPE,
+                              text=True).stdout
+
+    version = ask("-W", "-f=${Version}")
 
     def fetch(home):
-        clone = os.environ.get("WEFT_RDMA_CORE")
         with cache.scratch() as scratch:
-            if clone:
-                cache.download(["git", "-C", clone, "archive", "-o", scratch / "t.tar", f"v{version}", "tests"])
-                with tarfile.open(scratch / "t.tar") as tar:
-                    tar.extractall(scratch)
-                source = scratch
-            else:
-                source = debian.Suite(suite).source("rdma-core", scratch)
-                if not source.name.endswith("-" + version):
-                    raise cache.CannotDownload(f"Debian {suite} has {source.name} by now")
-            shutil.copytree(source / "tests", home / "tests")
+            source = ""
+            if not all(os.path.exists(path) for path in ask("-L").split() if path.startswith(TESTS)):
+                debian.Suite(suite).packages([f"python3-pyverbs={version}"], scratch)
+                source = str(scratch)
+            shutil.copytree(source + TESTS, home / "tests")
+        uncompress(home / "tests")
 
     try:
-        home = cache.ensure("rdma-core-tests-" + version, "1", fetch)
-        return str(home / "tests"), ""
-    except cache.CannotDownload as error:
+        return str(cache.ensure("rdma-core-tests-" + version, "2", fetch) / "tests"), ""
+    except (cache.CannotDownload, cache.CannotMake) as error:
         last = str(error).strip().splitlines()[-1]
-        return None, f"the source of rdma-core {version} can't be downloaded ({last}); WEFT_RDMA_CORE may name a clone of it"
-
+        return None, f"the tests of python3-pyverbs {version} can't be had: {last}"
