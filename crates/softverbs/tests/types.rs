@@ -19,6 +19,7 @@ fn main() {
             unreliable_parent,
             unreliable_child,
         ),
+        ("atomics", atomics_parent, atomics_child),
     ];
     run(cases);
 }
@@ -243,4 +244,98 @@ fn unreliable_child(link: &mut Link) {
     assert_eq!((wc.wr_id, wc.imm), (3, Some(3)));
     link.say("done");
     link.wait_end();
+}
+
+fn atomic(end: &mut End, opcode: u32, result: &Buffer, to: (u64, u32), values: (u64, u64)) -> Wc {
+    let mut sge = ibv_sge {
+        addr: result.addr(),
+        length: 8,
+        lkey: result.lkey(),
+    };
+    // SAFETY: all zeros is a value of it.
+    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    wr.sg_list = &raw mut sge;
+    wr.num_sge = 1;
+    wr.opcode = opcode;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.wr.atomic.remote_addr = to.0;
+    wr.wr.atomic.rkey = to.1;
+    wr.wr.atomic.compare_add = values.0;
+    wr.wr.atomic.swap = values.1;
+    end.post(&mut wr);
+    end.wait(LIMIT)
+}
+
+/// How often each side adds in [`atomics_parent`].
+const ADDS: u64 = 5000;
+
+fn atomics_parent(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    let (addr, rkey) = link.numbers();
+    let to = (addr, rkey as u32);
+    let result = end.buffer(&[0; 8]);
+    let fetched = |result: &Buffer| u64::from_ne_bytes(result.bytes().try_into().unwrap());
+    let (add, swap) = (IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP);
+    let wc = atomic(&mut end, add, &result, to, (5, 0));
+    assert_eq!((wc.status, wc.opcode), (IBV_WC_SUCCESS, IBV_WC_FETCH_ADD));
+    assert_eq!(fetched(&result), 100);
+    let wc = atomic(&mut end, swap, &result, to, (7, 8));
+    assert_eq!((wc.status, wc.opcode), (IBV_WC_SUCCESS, IBV_WC_COMP_SWAP));
+    assert_eq!(fetched(&result), 105);
+    atomic(&mut end, swap, &result, to, (105, 0));
+    assert_eq!(fetched(&result), 105);
+    // Both processes add to one word: nothing gets lost, and no value is seen twice.
+    link.say("go");
+    let mut last = None;
+    for _ in 0..ADDS {
+        let wc = atomic(&mut end, add, &result, to, (1, 0));
+        assert_eq!(wc.status, IBV_WC_SUCCESS);
+        assert!(last < Some(fetched(&result)));
+        last = Some(fetched(&result));
+    }
+    link.expect("added");
+    atomic(&mut end, add, &result, to, (0, 0));
+    assert_eq!(fetched(&result), 2 * ADDS);
+    let wc = atomic(&mut end, add, &result, (addr + 4, rkey as u32), (1, 0));
+    assert_eq!(wc.status, IBV_WC_REM_INV_REQ_ERR);
+    assert_eq!(end.state(), IBV_QPS_ERR);
+    link.say("over");
+}
+
+fn atomics_child(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    // Its own memory, by a connection of the process to itself.
+    let mut from = End::with(4, 4, 1);
+    let mut to = End::with(4, 4, 1);
+    from.enter_rtr(to.address());
+    to.enter_rtr(from.address());
+    from.enter_rts();
+    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    let mut word = 100u64;
+    // SAFETY: live domains; the word outlives both regions.
+    let (there, here) = unsafe {
+        let at = (&raw mut word).cast();
+        let reg = verbs().ibv_reg_mr;
+        (
+            reg(end.pd, at, 8, access.cast_signed()),
+            reg(to.pd, at, 8, access.cast_signed()),
+        )
+    };
+    assert!(!there.is_null() && !here.is_null());
+    // SAFETY: live regions.
+    let (rkey, own_rkey) = unsafe { ((*there).rkey, (*here).rkey) };
+    let addr = &raw mut word as u64;
+    link.say_numbers(addr, u64::from(rkey));
+    link.expect("go");
+    let result = from.buffer(&[0; 8]);
+    for _ in 0..ADDS {
+        let opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+        let wc = atomic(&mut from, opcode, &result, (addr, own_rkey), (1, 0));
+        assert_eq!(wc.status, IBV_WC_SUCCESS);
+    }
+    link.say("added");
+    // The other side is told of a misaligned address, and so is this one.
+    link.expect("over");
+    assert!(end.poll().is_none());
+    assert_eq!(end.state(), IBV_QPS_ERR);
 }

@@ -52,7 +52,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr.max_qp_rd_atom = MAX_RD_ATOMIC.into();
     attr.max_res_rd_atom = c_int::from(MAX_RD_ATOMIC) * MAX_QPS as c_int;
     attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
-    attr.atomic_cap = IBV_ATOMIC_NONE;
+    attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_srq = 0;
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = 0;

@@ -188,6 +188,13 @@ impl Process {
         self.registry.lookup(slot).is_some()
     }
 
+    /// What tells the living process in `slot` from others of that slot.
+    pub(crate) fn cookie_of(&self, slot: u32) -> Option<u64> {
+        self.registry
+            .lookup(slot)
+            .map(|entry| entry.identity.cookie)
+    }
+
     /// What a sender signs its ring with.
     #[inline]
     pub(crate) fn signature(&self) -> (u32, u64) {

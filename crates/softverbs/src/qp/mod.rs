@@ -146,6 +146,9 @@ struct Stored {
 struct Operands {
     remote_addr: u64,
     rkey: u32,
+    /// Of atomics.
+    compare_add: u64,
+    swap: u64,
     /// Of datagrams.
     node: u32,
     flow: u32,

@@ -10,7 +10,7 @@ use super::{MAX_MESSAGE, MAX_SGE, Operands, Qp, SendQueue, Stored};
 use crate::abi::Ah;
 use crate::cq::{Cqe, Retires};
 use crate::peer::Push;
-use crate::region::{self, AccessError, Direction, Key, Target, blame};
+use crate::region::{self, AccessError, Change, Direction, Key, Target, blame};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::sync::Guard;
 use crate::sys::{self, Errno, Res};
@@ -44,12 +44,43 @@ impl Request<'_> {
     }
 }
 
+impl Request<'_> {
+    /// Copies a result into the pieces.
+    ///
+    /// # Safety
+    /// The pieces must be writable, and as long as the result.
+    unsafe fn scatter(&self, mut from: &[u8]) {
+        for piece in self.pieces {
+            let (now, later) = from.split_at(piece.iov_len.min(from.len()));
+            // SAFETY: the caller promises that.
+            unsafe {
+                piece
+                    .iov_base
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(now.as_ptr(), now.len());
+            }
+            from = later;
+        }
+    }
+}
+
 /// What the union of a work request means for this type and operation.
 #[inline]
 fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
     if kind != IBV_QPT_UD {
         // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
         let rdma = unsafe { wr.wr.rdma };
+        if is_atomic(wr.opcode) {
+            // SAFETY: as above.
+            let atomic = unsafe { wr.wr.atomic };
+            return Ok(Operands {
+                remote_addr: atomic.remote_addr,
+                rkey: atomic.rkey,
+                compare_add: atomic.compare_add,
+                swap: atomic.swap,
+                ..Operands::default()
+            });
+        }
         return Ok(Operands {
             remote_addr: rdma.remote_addr,
             rkey: rdma.rkey,
@@ -126,12 +157,28 @@ impl PieceList {
     }
 }
 
+#[inline]
+fn is_atomic(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD
+    )
+}
+
+/// Whether a request writes to its local pieces.
+#[inline]
+fn fetches(opcode: u32) -> bool {
+    opcode == IBV_WR_RDMA_READ || is_atomic(opcode)
+}
+
 /// `IBV_WC_*` of a request.
 #[inline]
 fn completion_opcode(opcode: u32) -> u32 {
     match opcode {
         IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => IBV_WC_RDMA_WRITE,
         IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
+        IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
+        IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
         _ => IBV_WC_SEND,
     }
 }
@@ -199,9 +246,7 @@ impl Qp {
         };
         let len: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = wr.send_flags & IBV_SEND_INLINE != 0;
-        if len > MAX_MESSAGE
-            || inline && (len > u64::from(sq.max_inline) || wr.opcode == IBV_WR_RDMA_READ)
-        {
+        if len > MAX_MESSAGE || inline && (len > u64::from(sq.max_inline) || fetches(wr.opcode)) {
             return Err(Errno(libc::EINVAL));
         }
         if sq.head.wrapping_sub(self.send_done.load(Ordering::Acquire)) >= sq.max_wr
@@ -219,7 +264,7 @@ impl Qp {
             let addr = if inline {
                 Some(sge.addr)
             } else {
-                let write = wr.opcode == IBV_WR_RDMA_READ;
+                let write = fetches(wr.opcode);
                 self.process().regions.local(sge, sq.pd, write)
             };
             let Some(addr) = addr else {
@@ -399,6 +444,7 @@ impl Qp {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => self.run_message(sq, request),
             IBV_WR_RDMA_WRITE => self.run_access(sq, request, Direction::Write),
             IBV_WR_RDMA_READ => self.run_access(sq, request, Direction::Read),
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => self.run_atomic(sq, request),
             _ => self.run_write_imm(sq, request),
         }
     }
@@ -435,6 +481,49 @@ impl Qp {
             Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
         };
         Step::Done(status)
+    }
+
+    /// An atomic: done here and now as well.
+    fn run_atomic(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+        let Some(conn) = &sq.conn else {
+            return Step::Wait(Reason::Connection);
+        };
+        let operands = &request.operands;
+        if request.len != 8 {
+            return Step::Done(IBV_WC_LOC_LEN_ERR);
+        }
+        let result = if !operands.remote_addr.is_multiple_of(8) {
+            conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+            return Step::Done(IBV_WC_REM_INV_REQ_ERR);
+        } else if conn.word.access() & IBV_ACCESS_REMOTE_ATOMIC == 0 {
+            Err(AccessError::Remote)
+        } else {
+            let target = Target {
+                key: Key(operands.rkey),
+                addr: operands.remote_addr,
+                pd: conn.pd,
+            };
+            let change = if request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
+                Change::Add(operands.compare_add)
+            } else {
+                Change::Swap(operands.compare_add, operands.swap)
+            };
+            region::change(self.process(), &conn.peer, target, change)
+        };
+        Step::Done(match result {
+            Ok(old) => {
+                // SAFETY: the pieces are registered buffers of this process, 8 bytes in all.
+                unsafe { request.scatter(&old.to_ne_bytes()) };
+                IBV_WC_SUCCESS
+            }
+            Err(AccessError::Remote) => {
+                conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+                IBV_WC_REM_ACCESS_ERR
+            }
+            Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
+            Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
+            Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
+        })
     }
 
     fn run_write_imm(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
@@ -659,7 +748,7 @@ impl Qp {
                 let first = slot * sq.max_sge as usize;
                 for sge in &sq.sges[first..first + stored.pieces as usize] {
                     // The region may have gone in the meantime.
-                    let write = stored.opcode == IBV_WR_RDMA_READ;
+                    let write = fetches(stored.opcode);
                     match self.process().regions.local(sge, sq.pd, write) {
                         Some(addr) => list.push(addr, sge.length as usize),
                         None => readable = false,
@@ -778,6 +867,8 @@ fn offered(kind: u32, opcode: u32) -> bool {
                 | IBV_WR_RDMA_WRITE
                 | IBV_WR_RDMA_WRITE_WITH_IMM
                 | IBV_WR_RDMA_READ
+                | IBV_WR_ATOMIC_CMP_AND_SWP
+                | IBV_WR_ATOMIC_FETCH_AND_ADD
         ),
         IBV_QPT_UC => matches!(
             opcode,

@@ -6,8 +6,10 @@
 //! is valid; the owner first makes the key invalid and then waits for hazards. So memory is
 //! never touched through a key after its deregistration returned.
 
+mod atomic;
 mod remote;
 mod table;
 
+pub(crate) use atomic::{Change, change};
 pub(crate) use remote::{AccessError, Direction, Target, blame, copy};
 pub(crate) use table::{Key, Regions};

@@ -42,13 +42,13 @@ pub(crate) enum AccessError {
 }
 
 /// A thread's word in the owner's segment that says which key it is using.
-struct Hazard<'a> {
+pub(super) struct Hazard<'a> {
     peer: &'a Peer,
     at: usize,
 }
 
 impl<'a> Hazard<'a> {
-    fn publish(peer: &'a Peer, own_slot: u32, key: Key) -> Self {
+    pub(super) fn publish(peer: &'a Peer, own_slot: u32, key: Key) -> Self {
         let base = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
         let value = u64::from(key.0) | 1 << 32;
         loop {
@@ -76,7 +76,7 @@ impl Drop for Hazard<'_> {
 }
 
 /// The peer's address behind `len` bytes at `addr`, if the key allows that now.
-fn resolve(peer: &Peer, target: Target, addr: u64, len: u64, right: u32) -> Option<u64> {
+pub(super) fn resolve(peer: &Peer, target: Target, addr: u64, len: u64, right: u32) -> Option<u64> {
     let at = region::AT + region::STRIDE * target.key.index();
     let map = &peer.map;
     if target.key.0 == 0 || map.u32(at + region::KEY).load(Ordering::Acquire) != target.key.0 {

@@ -37,15 +37,25 @@ pub fn run(cases: &[Case]) {
         .filter(|a| !a.starts_with('-'))
         .collect();
     if std::env::args().any(|a| a == "--list") {
-        for case in cases {
+        // A runner asks twice: for all, and for those that are ignored. None is.
+        let ignored = std::env::args().any(|a| a == "--ignored");
+        for case in cases.iter().filter(|_| !ignored) {
             println!("{}: test", case.0);
         }
         return;
     }
+    let exact = std::env::args().any(|a| a == "--exact");
     let mut failed = Vec::new();
     let mut count = 0;
     for case in cases {
-        if !arguments.is_empty() && !arguments.iter().any(|a| case.0.contains(a.as_str())) {
+        let asked = |a: &String| {
+            if exact {
+                case.0 == a
+            } else {
+                case.0.contains(a.as_str())
+            }
+        };
+        if !arguments.is_empty() && !arguments.iter().any(asked) {
             continue;
         }
         count += 1;
@@ -66,7 +76,7 @@ pub fn run(cases: &[Case]) {
         }
     }
     assert!(failed.is_empty(), "failed: {failed:?}");
-    println!("test result: ok. {count} passed");
+    println!("test result: ok. {count} passed; 0 failed; 0 ignored");
 }
 
 /// The line to the other process.
@@ -336,7 +346,8 @@ impl End {
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.qp_state = IBV_QPS_INIT;
         attr.port_num = 1;
-        attr.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+        attr.qp_access_flags =
+            IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
         self.modify(
             &mut attr,
             IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,

@@ -1,0 +1,157 @@
+//! 64-bit atomics on a peer's region. Cross-memory attach can't do them, so whoever changes a word
+//! holds one of the owner's locks, chosen by the word's address, while it reads and writes. All
+//! atomics on a process's memory go this way, those of the process itself too.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rdma_core_sys::IBV_ACCESS_REMOTE_ATOMIC;
+
+use super::remote::{AccessError, Hazard, Target, resolve};
+use crate::peer::Peer;
+use crate::process::Process;
+use crate::segment::layout::stripe;
+use crate::sys;
+
+/// What is done with the word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Add(u64),
+    /// If it is the first, it becomes the second.
+    Swap(u64, u64),
+}
+
+impl Change {
+    fn apply(self, old: u64) -> Option<u64> {
+        match self {
+            Self::Add(add) => Some(old.wrapping_add(add)),
+            Self::Swap(compare, swap) => (old == compare).then_some(swap),
+        }
+    }
+}
+
+/// How long a living process may keep a lock: some microseconds, unless it is stopped.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// One of the owner's locks, held. The word says who holds it: slot + 1, and a part of its cookie.
+struct Stripe<'a> {
+    peer: &'a Peer,
+    at: usize,
+    own: u64,
+}
+
+impl<'a> Stripe<'a> {
+    /// `None` where a stopped process keeps it.
+    fn lock(process: &Process, peer: &'a Peer, addr: u64) -> Option<Self> {
+        // Neighbouring words have different locks.
+        let index = (addr >> 3 ^ addr >> 12) as usize % stripe::COUNT;
+        let at = stripe::AT + stripe::STRIDE * index;
+        let own = holder(process.slot, process.identity.cookie);
+        let word = peer.map.u64(at);
+        let begin = Instant::now();
+        let mut round = 0u32;
+        loop {
+            let held = word.load(Ordering::Relaxed);
+            // One that has ended while it held the lock changed the word or did not; either is
+            // an atomic operation.
+            let free =
+                held == 0 || round > 1000 && round.is_multiple_of(64) && !lives(process, held);
+            if free
+                && word
+                    .compare_exchange(held, own, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return Some(Self { peer, at, own });
+            }
+            round = round.wrapping_add(1);
+            if round < 64 {
+                std::hint::spin_loop();
+            } else if round < 1000 {
+                std::thread::yield_now();
+            } else {
+                if begin.elapsed() > PATIENCE {
+                    return None;
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}
+
+impl Drop for Stripe<'_> {
+    fn drop(&mut self) {
+        // Whoever took this process for dead has it now.
+        let word = self.peer.map.u64(self.at);
+        let _ = word.compare_exchange(self.own, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
+fn holder(slot: u32, cookie: u64) -> u64 {
+    (u64::from(slot) + 1) << 48 | cookie & 0xffff_ffff_ffff
+}
+
+fn lives(process: &Process, held: u64) -> bool {
+    let slot = ((held >> 48) as u32).wrapping_sub(1);
+    process
+        .cookie_of(slot)
+        .is_some_and(|cookie| holder(slot, cookie) == held)
+}
+
+/// Changes a word of a peer's region; what it was before. The address is a multiple of 8.
+///
+/// # Errors
+/// [`AccessError`]; the word is as it was.
+pub(crate) fn change(
+    process: &Process,
+    peer: &Peer,
+    target: Target,
+    change: Change,
+) -> Result<u64, AccessError> {
+    let hazard = Hazard::publish(peer, process.slot, target.key);
+    let at = resolve(peer, target, target.addr, 8, IBV_ACCESS_REMOTE_ATOMIC)
+        .ok_or(AccessError::Remote)?;
+    if !peer.check_alive() {
+        return Err(AccessError::Dead);
+    }
+    let stripe = Stripe::lock(process, peer, at).ok_or(AccessError::Dead)?;
+    let mut old = [0u8; 8];
+    let local = [sys::as_local(old.as_mut_ptr() as u64, 8)];
+    let remote = [sys::as_local(at, 8)];
+    let pid = peer.identity.pid;
+    whole(sys::vm_read(pid, &local, &remote))?;
+    let old = u64::from_ne_bytes(old);
+    if let Some(new) = change.apply(old) {
+        let new = new.to_ne_bytes();
+        let local = [sys::as_local(new.as_ptr() as u64, 8)];
+        whole(sys::vm_write(pid, &local, &remote))?;
+    }
+    drop(stripe);
+    drop(hazard);
+    Ok(old)
+}
+
+fn whole(copied: sys::Res<usize>) -> Result<(), AccessError> {
+    match copied {
+        Ok(8) => Ok(()),
+        Ok(_) => Err(AccessError::Remote),
+        Err(error) => Err(match error.0 {
+            libc::ESRCH => AccessError::Dead,
+            libc::EPERM | libc::ENOSYS => AccessError::Refused,
+            _ => AccessError::Remote,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes() {
+        assert_eq!(Change::Add(3).apply(u64::MAX), Some(2));
+        assert_eq!(Change::Swap(1, 9).apply(1), Some(9));
+        assert_eq!(Change::Swap(1, 9).apply(2), None);
+        assert_ne!(holder(0, 1), 0);
+        assert_ne!(holder(1, 7), holder(2, 7));
+    }
+}
