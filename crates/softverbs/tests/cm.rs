@@ -282,6 +282,9 @@ fn a_server_that_is_killed() {
 
 #[test]
 fn a_client_that_is_killed() {
+    if skip_on_hardware("a listener does not hear of a request's end before it answers") {
+        return;
+    }
     let channel = Channel::new();
     let (listener, at) = channel.listener(&on_device(0), 8);
     let at = at.to_string();
@@ -357,6 +360,45 @@ fn silence_ends_an_attempt() {
 }
 
 #[test]
+fn an_attempt_that_finds_no_room_ends_too() {
+    if skip_on_hardware("its timeout can't be set") {
+        return;
+    }
+    let (one, two) = (Channel::new(), Channel::new());
+    let (listener, to) = two.listener(&on_device(0), 1);
+    let first = one.routed(to);
+    assert_eq!(first.connect(&mut param(b"first")), 0);
+    let second = Second::start(
+        "dial",
+        &[
+            ("CM_TO", &to.to_string()),
+            ("CM_DATA", "x"),
+            ("SOFTVERBS_CM_TIMEOUT_MS", "200"),
+        ],
+    );
+    second.expect(&format!("UNREACHABLE {} data ", -libc::ETIMEDOUT));
+    second.finish();
+    let waiting = one.routed(to);
+    assert_eq!(waiting.connect(&mut param(b"waiting")), 0);
+    one.expect_silence();
+    listener.destroy();
+    let ends = [one.next(), one.next()].map(|end| (end.id, end.kind, end.status));
+    assert!(
+        ends.contains(&(first, RDMA_CM_EVENT_REJECTED, CONSUMER)),
+        "{ends:?}"
+    );
+    assert!(
+        ends.contains(&(waiting, RDMA_CM_EVENT_REJECTED, NOBODY_LISTENS)),
+        "{ends:?}"
+    );
+    one.expect_silence();
+    first.destroy();
+    waiting.destroy();
+    one.destroy();
+    two.destroy();
+}
+
+#[test]
 fn the_server_disconnects() {
     let (mut second, to) = server(&on_device(0), "accept");
     let channel = Channel::new();
@@ -366,11 +408,11 @@ fn the_server_disconnects() {
     second.tell("disconnect");
     channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
     channel.expect_timewait();
-    second.expect("DISCONNECTED 0 qp 6");
-    second.expect_timewait();
     assert_eq!(id.qp_state(), IBV_QPS_RTS, "only the application moves it");
     assert_eq!(id.disconnect(), 0);
     assert_eq!(id.qp_state(), IBV_QPS_ERR);
+    second.expect("DISCONNECTED 0 qp 6");
+    second.expect_timewait();
     id.destroy();
     channel.destroy();
     second.finish();
@@ -394,6 +436,9 @@ fn ids_move_among_channels_with_their_events() {
     assert_eq!(id.connect(&mut param(b"move")), 0);
     // A listener that has been asked, but has not looked.
     assert!(first.readable(PATIENCE));
+    if skip_on_hardware("the kernel loses a request that waits while its listener moves") {
+        return;
+    }
     assert_eq!(listener.migrate(other), 0);
     assert!(!first.readable(Duration::ZERO));
     let said = other.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
@@ -532,6 +577,9 @@ fn a_blocking_channel_wakes_up() {
 
 #[test]
 fn two_hundred_connections_leave_nothing_behind() {
+    if skip_on_hardware("it takes minutes in a virtual machine") {
+        return;
+    }
     // Both sides are processes of their own, so that each can count all of its descriptors.
     let (mut server, to) = server(&on_device(0), "quiet");
     let to = to.to_string();
@@ -691,6 +739,9 @@ fn addresses_and_ports_have_one_owner() {
     };
     assert_eq!(other.bind("192.0.2.7:0"), foreign);
     assert_eq!(other.bind("[2001:db8::7]:0"), foreign);
+    if skip_on_hardware("all who share an address must want to") {
+        return;
+    }
     // Nothing has changed by that.
     assert_eq!(
         other.set_option(RDMA_OPTION_ID_REUSEADDR, &1i32.to_ne_bytes()),
@@ -721,10 +772,11 @@ fn options() {
     assert_eq!(id.set_option(RDMA_OPTION_ID_TOS, &[8]), 0);
     assert_eq!(id.set_option(RDMA_OPTION_ID_TOS, &[8, 0]), libc::EINVAL);
     assert_eq!(id.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, &[14]), 0);
-    assert_eq!(
-        id.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, &[32]),
-        libc::EINVAL
-    );
+    if softverbs() {
+        // The kernel lets the queue pair refuse it.
+        let long = id.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, &[32]);
+        assert_eq!(long, libc::EINVAL);
+    }
     assert_eq!(id.set_option(99, &[1]), libc::ENOSYS);
     let only = &1i32.to_ne_bytes();
     assert_eq!(id.bind("[::]:0"), 0);
