@@ -112,13 +112,13 @@ impl Desc {
     /// # Safety
     /// NULL, or a pointer that [`Region::desc`] of a live region gave.
     #[inline]
-    pub(crate) unsafe fn lkey(self, _pd: &Pd) -> Result<u32> {
+    pub(crate) unsafe fn lkey(self, pd: &Pd) -> Result<u32> {
         if self.0.is_null() {
             return Err(FiErrno::EINVAL);
         }
         // SAFETY: the caller promises a live region.
         let region = unsafe { &*self.0.cast::<Region>() };
-        if region.magic != MAGIC {
+        if region.magic != MAGIC || !std::ptr::eq(Arc::as_ptr(region.mr.pd()), pd) {
             return Err(FiErrno::EINVAL);
         }
         Ok(region.lkey)

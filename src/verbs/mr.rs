@@ -49,6 +49,12 @@ impl Mr {
         })
     }
 
+    /// The protection domain that it is in.
+    #[inline]
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
     /// The key for this side's work requests.
     pub fn lkey(&self) -> u32 {
         // SAFETY: live until dropped.

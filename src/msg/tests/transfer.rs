@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn readable(fd: i32) -> bool {
+pub(super) fn readable(fd: i32) -> bool {
     let mut entry = libc::pollfd {
         fd,
         events: libc::POLLIN,
@@ -12,7 +12,7 @@ fn readable(fd: i32) -> bool {
     unsafe { libc::poll(&raw mut entry, 1, 0) > 0 }
 }
 
-fn no_completion(side: &Side) {
+pub(super) fn no_completion(side: &Side) {
     let mut nothing = |c: &Completion| panic!("{c:?}");
     assert_eq!(side.cq.read(1, &mut nothing), Err(FiErrno::EAGAIN));
 }
@@ -597,4 +597,14 @@ fn many_threads_share_an_endpoint() {
     });
     no_completion(&client);
     no_completion(&server);
+}
+
+#[test]
+fn a_descriptor_of_another_domain_is_refused() {
+    let (client, server) = connected(false, |_| {});
+    let foreign = Buffer::all(&server.domain, 4096);
+    assert_eq!(client.send(&foreign, 4096, 1), Err(FiErrno::EINVAL));
+    assert_eq!(client.recv(&foreign, 4096, 1), Err(FiErrno::EINVAL));
+    let own = Buffer::all(&client.domain, 4096);
+    client.recv(&own, 4096, 1).unwrap();
 }
