@@ -1,8 +1,10 @@
 //! A domain: a device opened for use, with its protection domain.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::errno::Result;
+use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
 use crate::verbs::{Device, Pd};
 
@@ -26,6 +28,9 @@ pub enum Threading {
 pub struct DomainConfig {
     /// The promise of the application about its threads.
     pub threading: Threading,
+    /// How often peers are looked after that have been silent: `None` for the engine's choice,
+    /// zero for never.
+    pub keepalive: Option<Duration>,
 }
 
 /// An opened device with its protection domain. Regions, queues and endpoints are made in it and
@@ -35,6 +40,7 @@ pub struct Domain {
     pd: Arc<Pd>,
     config: DomainConfig,
     max_msg_size: usize,
+    keepalive: Option<Arc<Keepalive>>,
 }
 
 impl Domain {
@@ -42,17 +48,28 @@ impl Domain {
     /// connection manager uses too.
     ///
     /// # Errors
-    /// What `ibv_alloc_pd(3)` answers, usually `ENOMEM`.
+    /// What `ibv_alloc_pd(3)` answers, usually `ENOMEM`. `EMFILE`.
     pub fn open(device: &Arc<Device>, config: DomainConfig) -> Result<Arc<Self>> {
         let pd = Pd::alloc(device)?;
         let max_msg_size = device.port(1)?.max_msg_size;
         if log::enabled(Level::Info, Subsystem::Domain) {
             show_behaviour(device);
         }
+        let period = match config.keepalive {
+            Some(period) => period,
+            None if device.needs_keepalive() => keepalive::PERIOD,
+            None => Duration::ZERO,
+        };
+        let keepalive = if period.is_zero() {
+            None
+        } else {
+            Some(Arc::new(Keepalive::new(period)?))
+        };
         Ok(Arc::new(Self {
             pd,
             config,
             max_msg_size,
+            keepalive,
         }))
     }
 
@@ -69,6 +86,11 @@ impl Domain {
     /// The protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
+    }
+
+    /// What looks after the domain's connections, where the device doesn't.
+    pub(crate) fn keepalive(&self) -> Option<&Arc<Keepalive>> {
+        self.keepalive.as_ref()
     }
 
     /// What it was opened with.

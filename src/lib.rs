@@ -7,6 +7,7 @@
 //! Layers, each using only those above it in this list:
 //! - [`errno`], [`flags`], [`log`], [`wire`]: values and formats;
 //! - [`verbs`]: owners of verbs and connection manager objects, the only module that calls a verb;
+//! - `keepalive`: asks silent peers for a sign of life;
 //! - [`domain`], [`mr`]: protection domains and memory regions;
 //! - [`queue`]: completion queues and event queues;
 //! - [`msg`]: connected endpoints.
@@ -17,6 +18,7 @@
 pub mod domain;
 pub mod errno;
 pub mod flags;
+mod keepalive;
 pub mod log;
 pub mod mr;
 pub mod msg;

@@ -129,6 +129,7 @@ unsafe fn open_body(
         &device,
         DomainConfig {
             threading: threading_of(threading),
+            ..DomainConfig::default()
         },
     )?;
     let object = Object::open(

@@ -33,9 +33,13 @@ const RETRY_COUNT: u8 = 6;
 const RNR_RETRY_FOREVER: u8 = 7;
 /// 0.64 ms, as `ibv_modify_qp(3)` encodes it. The connection manager's own choice is 655 ms.
 const MIN_RNR_TIMER: u8 = 12;
-/// 4.096 µs · 2^16 = 268 ms; with all retransmissions a dead peer is noticed after some 2 to 8
-/// seconds. The connection manager's own choice for Ethernet can take minutes.
+/// 4.096 µs · 2^16 = 268 ms. With all retransmissions that is 1.9 s on rxe, whose timer is exact;
+/// InfiniBand lets a device take up to four times as long, 7.5 s. The connection manager's own
+/// choice for Ethernet can take minutes. `docs/protocol.md` has the whole sum.
 const ACK_TIMEOUT: u8 = 16;
+/// Requests of the engine's own that the send queue has room for: the marker behind all others at
+/// the end, and the probe of a silent peer.
+pub(super) const OWN_REQUESTS: usize = 2;
 /// How long the end of a connection waits for the device to flush what was posted.
 const FLUSH_WAIT: Duration = Duration::from_millis(200);
 
@@ -147,6 +151,8 @@ pub(crate) struct Core {
     pub(crate) config: EndpointConfig,
     pub(crate) state: AtomicState,
     pub(crate) rings: Arc<Rings>,
+    /// How far both rings were when the peer was last looked after.
+    pub(super) last_seen: AtomicU64,
     pub(crate) tx_op_flags: AtomicU64,
     pub(crate) rx_op_flags: AtomicU64,
     /// Set when it is bound, never changed.
@@ -180,6 +186,7 @@ impl Core {
             rx_op_flags: AtomicU64::new(config.rx_op_flags.bits()),
             config,
             rings,
+            last_seen: AtomicU64::new(0),
             eq: OnceLock::new(),
             control: Mutex::new(control),
             tx: Mutex::new(None),
@@ -214,6 +221,9 @@ impl Core {
             return Err(FiErrno::EOPBADSTATE);
         }
         let channel = registry.channel(self.domain.device())?;
+        if let Some(keepalive) = self.domain.keepalive() {
+            registry.watch(keepalive)?;
+        }
         let id = match &control.id {
             Some(id) => {
                 id.migrate(&channel)?;
@@ -296,7 +306,7 @@ impl Core {
 
     /// Completions that each direction may have under way.
     fn rooms(&self) -> (usize, usize) {
-        (self.config.tx_size + 1, self.config.rx_size + 1)
+        (self.config.tx_size + OWN_REQUESTS, self.config.rx_size + 1)
     }
 
     /// Gives the places back; what was under way completes as flushed. The queue pair must be
@@ -358,11 +368,11 @@ impl Core {
         ready
     }
 
-    /// What to ask the device for. Each queue has room for one request of the engine's own.
+    /// What to ask the device for. Queues have room for the engine's own requests.
     fn qp_config(&self, tx: bool, rx: bool) -> QpConfig {
         let attr = self.domain.device().attr();
         QpConfig {
-            max_send_wr: (self.config.tx_size + 1).min(attr.max_qp_wr),
+            max_send_wr: (self.config.tx_size + OWN_REQUESTS).min(attr.max_qp_wr),
             max_recv_wr: if rx {
                 (self.config.rx_size + 1).min(attr.max_qp_wr)
             } else {
@@ -512,6 +522,9 @@ impl Core {
         {
             let ep = self.config.token;
             eq.push(Event::Connected { ep, data });
+            if let Some(keepalive) = self.domain.keepalive() {
+                keepalive.join(self.weak());
+            }
         }
     }
 

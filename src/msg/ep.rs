@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use bitflags::bitflags;
 
-use super::core::{Core, CqBinding, State};
+use super::core::{Core, CqBinding, OWN_REQUESTS, State};
 use super::send::MAX_IOV;
 use crate::Token;
 use crate::domain::Domain;
@@ -70,8 +70,7 @@ pub struct Endpoint {
 /// Clips what the application asked for to what the device has.
 fn clip(domain: &Domain, mut config: EndpointConfig) -> EndpointConfig {
     let attr = domain.device().attr();
-    // each queue has a request of the engine's own
-    let max_wr = attr.max_qp_wr.saturating_sub(1).max(1);
+    let max_wr = attr.max_qp_wr.saturating_sub(OWN_REQUESTS).max(1);
     let max_iov = attr.max_sge.clamp(1, MAX_IOV);
     config.tx_size = config.tx_size.clamp(1, max_wr);
     config.rx_size = config.rx_size.clamp(1, max_wr);

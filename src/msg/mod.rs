@@ -2,6 +2,7 @@
 
 mod core;
 mod ep;
+mod keepalive;
 mod pep;
 mod recv;
 mod request;

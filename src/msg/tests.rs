@@ -26,6 +26,7 @@ use crate::verbs::{Device, devices};
 use crate::wire::cm_data::CM_DATA_SIZE;
 
 mod connect;
+mod keepalive;
 mod processes;
 mod transfer;
 
@@ -168,6 +169,10 @@ fn open_cq(domain: &Arc<Domain>) -> Arc<CompletionQueue> {
 impl Side {
     fn new(device: &Arc<Device>, config: EndpointConfig, selective: bool) -> Self {
         let domain = Domain::open(device, DomainConfig::default()).unwrap();
+        Self::new_in(domain, config, selective)
+    }
+
+    fn new_in(domain: Arc<Domain>, config: EndpointConfig, selective: bool) -> Self {
         let ep = Endpoint::open(&domain, config).unwrap();
         Self::bound(domain, ep, selective)
     }
@@ -231,12 +236,18 @@ fn listener(device: &Arc<Device>, eq: &Arc<EventQueue>) -> (Arc<PassiveEndpoint>
 
 /// Two connected ends; `early` is called with the connecting one before it connects.
 fn connected(selective: bool, early: impl FnOnce(&Side)) -> (Side, Side) {
+    connected_in(DomainConfig::default(), selective, early)
+}
+
+/// As [`connected`], the connecting one in a domain of this kind.
+fn connected_in(kind: DomainConfig, selective: bool, early: impl FnOnce(&Side)) -> (Side, Side) {
     let device = device();
     let eq = EventQueue::open(EqConfig::default()).unwrap();
     let (_pep, addr) = listener(&device, &eq);
     let mut client_config = config(CLIENT);
     client_config.src = Some(address(&device));
-    let client = Side::new(&device, client_config, selective);
+    let domain = Domain::open(&device, kind).unwrap();
+    let client = Side::new_in(domain, client_config, selective);
     client.ep.enable().unwrap();
     early(&client);
     client.ep.connect(Some(addr), b"hello").unwrap();

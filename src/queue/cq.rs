@@ -26,6 +26,8 @@ use crate::verbs::{AsyncEvent, AsyncListener, CompChannel, Cq, Wc};
 
 /// Completions of a queue that wasn't asked for a size.
 const DEFAULT_SIZE: usize = 1024;
+/// Every so many reads in vain the time is looked at, for silent peers.
+const VAIN_READS: u32 = 32;
 /// Completions polled from the device at a time.
 const BATCH: usize = 16;
 
@@ -66,6 +68,8 @@ struct Inner {
     endpoints: Vec<Attachment>,
     /// Completions that the bound endpoints may have under way.
     reserved: usize,
+    /// Reads in vain, wrapping.
+    vain: u32,
 }
 
 /// An endpoint's place in the table that `wr_id` refers to.
@@ -75,17 +79,37 @@ struct Attachment {
     rings: Option<Arc<Rings>>,
 }
 
-/// `wr_id`: the direction, the endpoint's place in the queue's table, that place's generation,
-/// the request's number. A completion that a device keeps after its queue pair is gone is
-/// recognized by the generation.
+impl Attachment {
+    /// A completion of another generation: the probe's, or of an endpoint that has gone.
+    #[cold]
+    fn stray(&self, id: WrId, wc: &Wc) {
+        if id.generation() == self.generation | WrId::PROBE
+            && let Some(rings) = &self.rings
+        {
+            rings.probe_done(wc.status() == sys::IBV_WC_SUCCESS);
+        }
+    }
+}
+
+/// `wr_id`: the direction, the endpoint's place in the queue's table, whether it is a probe, that
+/// place's generation, the request's number. A completion that a device keeps after its queue pair
+/// is gone is recognized by the generation; a probe by a generation that no place has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrId(u64);
 
 impl WrId {
     const RECV: u64 = 1 << 63;
+    /// Of the 15 bits that [`Self::generation`] gives, the one that is in no place's generation.
+    const PROBE: u16 = 1 << 14;
+    const GENERATIONS: u16 = Self::PROBE - 1;
 
     fn base(index: u16, generation: u16) -> Self {
-        Self(u64::from(index) << 47 | u64::from(generation & 0x7fff) << 32)
+        Self(u64::from(index) << 47 | u64::from(generation & Self::GENERATIONS) << 32)
+    }
+
+    /// The id of the probe.
+    pub(crate) fn probe(self) -> u64 {
+        self.0 | u64::from(Self::PROBE) << 32
     }
 
     /// The id of the send of this number.
@@ -153,6 +177,7 @@ impl Inner {
         let id = WrId(wc.wr_id());
         let place = self.endpoints.get(id.index())?;
         if place.generation != id.generation() {
+            place.stray(id, wc);
             return None;
         }
         let rings = place.rings.as_ref()?;
@@ -208,6 +233,9 @@ impl CompletionQueue {
             let set = WaitSet::new()?;
             let new = Arc::new(CompChannel::create(device)?);
             set.add(new.fd())?;
+            if let Some(keepalive) = domain.keepalive() {
+                set.add(keepalive.fd())?;
+            }
             channel = Some(new);
             wait = Some(set);
         }
@@ -257,9 +285,22 @@ impl CompletionQueue {
         if count > 0 {
             Ok(count)
         } else if inner.backlog.is_empty() {
+            inner.vain = inner.vain.wrapping_add(1);
+            if inner.vain.is_multiple_of(VAIN_READS) {
+                drop(inner);
+                self.keep_alive();
+            }
             Err(FiErrno::EAGAIN)
         } else {
             Err(FiErrno::EAVAIL)
+        }
+    }
+
+    /// Who reads without sleeping looks after silent peers now and then. No lock may be held.
+    #[cold]
+    fn keep_alive(&self) {
+        if let Some(keepalive) = self.domain.keepalive() {
+            keepalive.poll();
         }
     }
 
@@ -426,6 +467,9 @@ impl CompletionQueue {
 
     /// Makes the next completion wake, then looks whether one came before that.
     fn arm(&self, wait: &WaitSet) -> Result<()> {
+        if let Some(keepalive) = self.domain.keepalive() {
+            keepalive.woken();
+        }
         let mut inner = self.inner.lock();
         if !self.signaled.load(Ordering::Acquire) {
             // what it stood for is in the backlog, and was or will be read
@@ -517,7 +561,7 @@ impl CompletionQueue {
         let Some(rings) = place.rings.take() else {
             return;
         };
-        place.generation = place.generation.wrapping_add(1) & 0x7fff;
+        place.generation = place.generation.wrapping_add(1) & WrId::GENERATIONS;
         inner.reserved -= completions;
         let directions = [(tx, &rings.tx), (rx, &rings.rx)];
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
@@ -559,7 +603,7 @@ mod tests {
     #[test]
     fn a_wr_id_keeps_its_parts_apart() {
         for index in [0, 1, 0x8000, u16::MAX] {
-            for generation in [0, 1, 0x7fff] {
+            for generation in [0, 1, WrId::GENERATIONS] {
                 let id = WrId::base(index, generation);
                 for number in [0, 1, u32::MAX] {
                     let recv = WrId(id.recv(number));
@@ -568,6 +612,9 @@ mod tests {
                     assert_eq!(recv.0 as u32, number);
                     assert_ne!(recv.0 & WrId::RECV, 0);
                     assert_eq!(WrId(id.send(number)).0 & WrId::RECV, 0);
+                    let probe = WrId(id.probe());
+                    assert_eq!(probe.index(), usize::from(index));
+                    assert_eq!(probe.generation(), generation | WrId::PROBE);
                 }
             }
         }

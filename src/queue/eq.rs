@@ -15,6 +15,7 @@ use rdma_core_sys::Backend;
 
 use crate::Token;
 use crate::errno::{FiErrno, Result};
+use crate::keepalive::Keepalive;
 use crate::log::warn_log;
 use crate::msg::ConnectRequest;
 use crate::queue::WaitKind;
@@ -120,6 +121,7 @@ impl Item {
 struct Connections {
     channels: Vec<Arc<EventChannel>>,
     devices: Vec<Arc<Device>>,
+    keepalives: Vec<Weak<Keepalive>>,
     targets: HashMap<usize, Weak<dyn CmTarget>>,
 }
 
@@ -159,6 +161,18 @@ impl Registry<'_> {
             self.connections.devices.push(Arc::clone(device));
         }
         self.backend_channel(device.backend())
+    }
+
+    /// Who sleeps on the queue looks after silent peers from now on.
+    pub(crate) fn watch(&mut self, keepalive: &Arc<Keepalive>) -> Result<()> {
+        let known = &mut self.connections.keepalives;
+        known.retain(|k| k.strong_count() != 0);
+        let new = Arc::downgrade(keepalive);
+        if !known.iter().any(|k| k.ptr_eq(&new)) {
+            self.eq.wait.add(keepalive.fd())?;
+            known.push(new);
+        }
+        Ok(())
     }
 
     fn backend_channel(&mut self, backend: &'static Backend) -> Result<Arc<EventChannel>> {
@@ -384,9 +398,15 @@ impl EventQueue {
         if !self.wait.is_ready() {
             return;
         }
-        let devices = self.connections.lock().devices.clone();
+        let (devices, keepalives) = {
+            let connections = self.connections.lock();
+            (connections.devices.clone(), connections.keepalives.clone())
+        };
         for device in devices {
             device.dispatch_async();
+        }
+        for keepalive in keepalives.iter().filter_map(Weak::upgrade) {
+            keepalive.woken();
         }
         let connections = self.connections.lock();
         for channel in &connections.channels {

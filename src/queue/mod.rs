@@ -12,3 +12,4 @@ pub use cq::{CompletionQueue, CqConfig};
 pub(crate) use eq::CmTarget;
 pub use eq::{EqConfig, EqError, Event, EventQueue};
 pub use wait::WaitKind;
+pub(crate) use wait::own;

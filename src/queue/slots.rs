@@ -12,7 +12,7 @@
 use std::cell::UnsafeCell;
 use std::sync::OnceLock;
 use std::sync::Weak;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::flags::Flags;
 
@@ -73,6 +73,11 @@ impl SlotRing {
     pub(crate) fn outstanding(&self) -> u32 {
         let tail = self.tail.load(Ordering::Acquire);
         self.head.load(Ordering::Acquire).wrapping_sub(tail)
+    }
+
+    /// Moves whenever a request completes.
+    pub(crate) fn progress_mark(&self) -> u32 {
+        self.tail.load(Ordering::Acquire)
     }
 
     /// Whether there is no room for an application's request.
@@ -170,6 +175,17 @@ pub(crate) struct Rings {
     pub(crate) tx: SlotRing,
     pub(crate) rx: SlotRing,
     pub(crate) owner: OnceLock<Weak<dyn FailureListener>>,
+    pub(crate) probe: Probe,
+}
+
+/// The request that asks a silent peer for a sign of life. It has no slot: it is not one of the
+/// application's, and takes the place of none.
+#[derive(Debug, Default)]
+pub(crate) struct Probe {
+    /// Whether it is under way: there is one at a time.
+    pub(crate) pending: AtomicBool,
+    /// How many were answered.
+    pub(crate) answered: AtomicU32,
 }
 
 impl std::fmt::Debug for Rings {
@@ -187,6 +203,17 @@ impl Rings {
             tx: SlotRing::new(tx),
             rx: SlotRing::new(rx),
             owner: OnceLock::new(),
+            probe: Probe::default(),
+        }
+    }
+
+    /// The probe has come to its end.
+    pub(crate) fn probe_done(&self, success: bool) {
+        self.probe.pending.store(false, Ordering::Release);
+        if success {
+            self.probe.answered.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.tell_failure();
         }
     }
 

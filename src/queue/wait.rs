@@ -117,7 +117,7 @@ pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 ///
 /// # Safety
 /// `fd` is negative, or new and nobody else's.
-unsafe fn own(fd: RawFd) -> Result<OwnedFd> {
+pub(crate) unsafe fn own(fd: RawFd) -> Result<OwnedFd> {
     FiErrno::from_call(fd)?;
     // SAFETY: the caller promises that it is new.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -282,6 +282,12 @@ impl Device {
         self.backend
     }
 
+    /// Whether the peers of idle connections need to be asked for a sign of life. iWARP's do not:
+    /// its writes complete when TCP has taken them, and TCP gives up in its own time.
+    pub fn needs_keepalive(&self) -> bool {
+        !self.backend.notices_dead_peers && !self.attr.iwarp
+    }
+
     /// Its name, for instance `mlx5_0`, `rxe0` or `soft0`.
     pub fn name(&self) -> &str {
         &self.name

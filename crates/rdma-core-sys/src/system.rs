@@ -51,6 +51,7 @@ fn load() -> Result<Backend, LoadError> {
         name: "rdma-core",
         verbs: verbs.map_err(LoadError::Symbol)?,
         cm: cm.map_err(LoadError::Symbol)?,
+        notices_dead_peers: false,
     })
 }
 

@@ -192,4 +192,7 @@ pub struct Backend {
     pub verbs: VerbsFns,
     /// Its connection manager.
     pub cm: CmFns,
+    /// Whether a queue pair that is idle goes into its error state when the peer's process or
+    /// machine dies. A network does not tell: there only a request that is not acknowledged does.
+    pub notices_dead_peers: bool,
 }

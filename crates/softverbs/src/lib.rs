@@ -26,9 +26,15 @@ mod qp;
 #[allow(unsafe_code, reason = "memory regions are raw memory")]
 mod region;
 mod registry;
-#[allow(unsafe_code, reason = "rings lie in memory shared with other processes")]
+#[allow(
+    unsafe_code,
+    reason = "rings lie in memory shared with other processes"
+)]
 mod ring;
-#[allow(unsafe_code, reason = "segments are memory shared with other processes")]
+#[allow(
+    unsafe_code,
+    reason = "segments are memory shared with other processes"
+)]
 mod segment;
 #[allow(unsafe_code, reason = "lock and fences")]
 mod sync;
@@ -46,5 +52,6 @@ pub fn backend() -> &'static Backend {
         name: "softverbs",
         verbs: *abi::verbs(),
         cm: cm::table(),
+        notices_dead_peers: true,
     })
 }

@@ -1,0 +1,235 @@
+//! Looks after peers that are silent.
+//!
+//! A network does not tell that a peer's machine has died: a device finds out by a request that
+//! nobody acknowledges, and an endpoint that only waits has none under way. So on such devices
+//! connected endpoints are asked periodically to [`Member::beat`]: one that has seen nothing of its
+//! peer since the last time posts a probe, and the device does the rest.
+//!
+//! No thread does this. Who polls a queue in vain looks at a coarse clock now and then, and who
+//! sleeps is woken by a timer that all wait objects of the domain watch; it runs only while there
+//! are connected endpoints.
+
+#![allow(unsafe_code, reason = "timerfd_create(2) and clock_gettime(2)")]
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+use crate::queue::own;
+
+/// How often connected endpoints beat. A peer is probed after one to two periods of silence, three
+/// at most; `docs/protocol.md` has the sum of which this is a part.
+pub(crate) const PERIOD: Duration = Duration::from_millis(750);
+
+/// A connected endpoint. Dropping the last reference to one must take no lock.
+pub(crate) trait Member: Send + Sync {
+    /// Probes the peer if it was silent since the last beat. Says whether the endpoint is still
+    /// connected. Called without a lock, by one thread at a time as a rule.
+    fn beat(&self) -> bool;
+}
+
+#[derive(Default)]
+struct Members {
+    list: Vec<Weak<dyn Member>>,
+    /// Whether the timer runs.
+    running: bool,
+}
+
+/// The connected endpoints of a domain, and when they beat.
+pub(crate) struct Keepalive {
+    period: Duration,
+    timer: OwnedFd,
+    /// When the last beat was, by the coarse clock, in nanoseconds.
+    last: AtomicU64,
+    members: Mutex<Members>,
+}
+
+impl std::fmt::Debug for Keepalive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keepalive")
+            .field("period", &self.period)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The time as of the kernel's last tick: costs no system call, and is some milliseconds old.
+fn coarse_now() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the structure is writable, and the clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    // neither is negative
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+impl Keepalive {
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn new(period: Duration) -> Result<Self> {
+        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+        // SAFETY: no pointers; the descriptor that it returns is new.
+        let timer = unsafe { own(libc::timerfd_create(libc::CLOCK_MONOTONIC, flags)) }?;
+        Ok(Self {
+            period,
+            timer,
+            last: AtomicU64::new(coarse_now()),
+            members: Mutex::default(),
+        })
+    }
+
+    /// Readable when it is time for [`Self::woken`].
+    pub(crate) fn fd(&self) -> RawFd {
+        self.timer.as_raw_fd()
+    }
+
+    /// Lets an endpoint beat from now on, for as long as it says that it is connected.
+    pub(crate) fn join(&self, member: Weak<dyn Member>) {
+        let mut members = self.members.lock();
+        members.list.push(member);
+        self.adjust(&mut members);
+    }
+
+    /// Lets the timer run while there is somebody to beat.
+    fn adjust(&self, members: &mut Members) {
+        let wanted = !members.list.is_empty();
+        if wanted == members.running {
+            return;
+        }
+        let period = if wanted { self.period } else { Duration::ZERO };
+        let period = libc::timespec {
+            // periods are short
+            tv_sec: period.as_secs() as libc::time_t,
+            tv_nsec: period.subsec_nanos().into(),
+        };
+        let setting = libc::itimerspec {
+            it_interval: period,
+            it_value: period,
+        };
+        // SAFETY: the timer is live and the setting readable.
+        let ret = unsafe {
+            libc::timerfd_settime(self.fd(), 0, &raw const setting, std::ptr::null_mut())
+        };
+        match FiErrno::from_call(ret) {
+            Ok(()) => members.running = wanted,
+            Err(error) => warn_log!(EpCtrl, "timerfd_settime: {error}"),
+        }
+    }
+
+    /// Beats if it is time. To be called now and then by who doesn't sleep, without a lock.
+    pub(crate) fn poll(&self) {
+        self.beat_after(self.period);
+    }
+
+    /// Takes back what made [`Self::fd`] readable, and beats unless somebody else just did. To be
+    /// called before going to sleep, without a lock.
+    pub(crate) fn woken(&self) {
+        let mut expirations = 0_u64;
+        // SAFETY: eight bytes are writable. It fails where the timer has not expired.
+        let ret = unsafe { libc::read(self.fd(), (&raw mut expirations).cast(), 8) };
+        if ret == 8 {
+            // not the whole period: that would miss every other one, for want of milliseconds
+            self.beat_after(self.period / 2);
+        }
+    }
+
+    fn beat_after(&self, age: Duration) {
+        let now = coarse_now();
+        let last = self.last.load(Ordering::Relaxed);
+        // periods are short
+        if now.saturating_sub(last) < age.as_nanos() as u64 {
+            return;
+        }
+        let mine = self
+            .last
+            .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed);
+        if mine.is_ok() {
+            self.beat();
+        }
+    }
+
+    fn beat(&self) {
+        let mut list = std::mem::take(&mut self.members.lock().list);
+        list.retain(|member| member.upgrade().is_some_and(|member| member.beat()));
+        let mut members = self.members.lock();
+        // who has joined meanwhile is there already
+        members.list.append(&mut list);
+        self.adjust(&mut members);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU32};
+    use std::time::Instant;
+
+    #[derive(Default)]
+    struct Counter {
+        beats: AtomicU32,
+        gone: AtomicBool,
+    }
+
+    impl Member for Counter {
+        fn beat(&self) -> bool {
+            self.beats.fetch_add(1, Ordering::Relaxed);
+            !self.gone.load(Ordering::Relaxed)
+        }
+    }
+
+    fn expires(keepalive: &Keepalive, millis: i32) -> bool {
+        let mut entry = libc::pollfd {
+            fd: keepalive.fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry is passed.
+        unsafe { libc::poll(&raw mut entry, 1, millis) > 0 }
+    }
+
+    #[test]
+    fn the_timer_runs_while_somebody_is_connected() {
+        let keepalive = Keepalive::new(Duration::from_millis(20)).unwrap();
+        assert!(!expires(&keepalive, 60), "nobody is there");
+        let member = Arc::new(Counter::default());
+        let weak: Weak<dyn Member> = Arc::downgrade(&member) as _;
+        keepalive.join(weak);
+        for beats in 1..4 {
+            assert!(expires(&keepalive, 5000));
+            keepalive.woken();
+            assert_eq!(member.beats.load(Ordering::Relaxed), beats);
+        }
+        member.gone.store(true, Ordering::Relaxed);
+        assert!(expires(&keepalive, 5000));
+        keepalive.woken();
+        keepalive.woken();
+        assert!(!expires(&keepalive, 60), "nobody is there any more");
+        assert_eq!(member.beats.load(Ordering::Relaxed), 4);
+    }
+
+    #[test]
+    fn who_polls_beats_once_a_period() {
+        let keepalive = Keepalive::new(Duration::from_millis(50)).unwrap();
+        let member = Arc::new(Counter::default());
+        let weak: Weak<dyn Member> = Arc::downgrade(&member) as _;
+        keepalive.join(weak);
+        let start = Instant::now();
+        while member.beats.load(Ordering::Relaxed) < 3 {
+            keepalive.poll();
+            assert!(start.elapsed() < Duration::from_secs(20));
+        }
+        // the coarse clock's ticks are at most 10 ms apart
+        assert!(start.elapsed() >= Duration::from_millis(130));
+        drop(member);
+        std::thread::sleep(Duration::from_millis(70));
+        keepalive.poll();
+        assert!(keepalive.members.lock().list.is_empty());
+    }
+}
