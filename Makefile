@@ -30,13 +30,16 @@ demo: all deps ## build, list the provider, move data between two processes, pri
 	@tests/tools/demo
 
 # The tiers in the order in which they run. Each is an executable that prints `N passed, N failed, N skipped` last.
-TIERS := fast conformance verbs vm
+TIERS := fast abi conformance verbs vm
 
 check: all deps ## every test of every tier; the last line is the total
 	@tests/tools/tiers $(TIERS)
 
 check-fast: ## format, clippy, unit tests, dependency rules; under five minutes
 	@tests/tools/tiers fast
+
+check-abi: all deps ## the shared object as three releases of libfabric load it, and bad input
+	@tests/tools/tiers abi
 
 check-conformance: all deps ## whole programs on the embedded device
 	@tests/tools/tiers conformance
@@ -93,4 +96,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-conformance check-verbs check-vm vm vm-shell bench-vm check-long check-fabtests install uninstall deps bindings header clean help
+.PHONY: all demo check check-fast check-abi check-conformance check-verbs check-vm vm vm-shell bench-vm check-long check-fabtests install uninstall deps bindings header clean help

@@ -106,10 +106,11 @@ class Process:
 @contextlib.contextmanager
 def started(argv, env):
     process = Process(argv, env)
-    try:
-        yield process
-    finally:
-        process.kill()
+    with process.out, process.err:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def free_port():

@@ -14,7 +14,7 @@ TOOLS = pathlib.Path(os.path.realpath(__file__)).parent.parent
 sys.path.insert(0, str(TOOLS))
 sys.path.insert(0, str(TOOLS.parent / "conformance"))
 
-from lib import cache, cases, programs, total  # noqa: E402
+from lib import cache, cargo, cases, programs, total  # noqa: E402
 
 
 def script(path):
@@ -80,17 +80,18 @@ class Tiers(unittest.TestCase):
         self.assertEqual(status, 1)
 
 
-class Fast(unittest.TestCase):
+class Cargo(unittest.TestCase):
     def test_the_counts_of_both_runners_are_read(self):
-        fast = script(TOOLS / "fast")
         for line, want in [
-            ("     Summary [   0.012s] 12 tests run: 11 passed (1 slow), 1 failed, 2 skipped", ("11", "1", None, "2")),
-            ("     Summary [   0.1s] 1 test run: 1 passed, 0 skipped", ("1", None, None, "0")),
-            ("     Summary [   9.1s] 3 tests run: 1 passed, 1 failed, 1 timed out, 4 skipped", ("1", "1", "1", "4")),
+            ("     Summary [   0.012s] 12 tests run: 11 passed (1 slow), 1 failed, 2 skipped", total.Total(11, 1, 2)),
+            ("     Summary [   0.1s] 1 test run: 1 passed, 0 skipped", total.Total(1, 0, 0)),
+            ("     Summary [   9.1s] 3 tests run: 1 passed, 1 failed, 1 timed out, 4 skipped", total.Total(1, 2, 4)),
+            ("test result: FAILED. 3 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out", total.Total(3, 2, 1)),
         ]:
-            self.assertEqual(fast.NEXTEST.search(line).groups(), want)
-        line = "test result: FAILED. 3 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out"
-        self.assertEqual(fast.LIBTEST.match(line).groups(), ("3", "2", "1"))
+            self.assertEqual(cargo.count(1 if want.failed else 0, [line]), want)
+
+    def test_a_build_that_fails_is_a_failure(self):
+        self.assertEqual(cargo.count(101, ["error: could not compile"]), total.Total(0, 1, 0))
 
 
 class Cases(unittest.TestCase):
