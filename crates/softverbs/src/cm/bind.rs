@@ -14,7 +14,8 @@ use super::address;
 use super::channel::lock;
 use super::device;
 use super::event::Kind;
-use super::id::{Id, Phase, Shared, State, complete};
+use super::id::{Id, Shared, complete};
+use super::state::{Phase, State};
 use crate::sys::{Errno, Res};
 use rdma_core_sys::scalars::__be16;
 

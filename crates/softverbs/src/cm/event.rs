@@ -10,7 +10,8 @@ use libc::{c_char, c_int};
 use rdma_core_sys::*;
 
 use super::channel::{Events, lock};
-use super::id::{Id, Phase, Shared, State};
+use super::id::{Id, Shared};
+use super::state::{Phase, State};
 use super::wire::{Message, Party, Private, REJ_DATA, REP_DATA, REQ_DATA};
 use super::{id, link, qp};
 use crate::sys::{Errno, Res};

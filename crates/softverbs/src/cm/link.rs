@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-use super::id::{Shared, State};
+use super::id::Shared;
 use super::sock::{Received, Sock};
+use super::state::State;
 use super::wire::{self, MAX_MESSAGE, Malformed, Message};
 use crate::sys::{self, Errno, Res, Timer};
 

@@ -32,6 +32,7 @@ mod link;
 mod progress;
 mod qp;
 mod sock;
+mod state;
 mod wire;
 
 /// Runs an entry point's body. A panic is a defect of this crate; it must not end the application.

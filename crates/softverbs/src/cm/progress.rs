@@ -9,8 +9,9 @@ use std::sync::Arc;
 use super::channel::lock;
 use super::connect;
 use super::event::{Kind, Raw, reason};
-use super::id::{Id, Phase, Shared, State};
+use super::id::{Id, Shared};
 use super::link::{Heard, Link};
+use super::state::{Phase, State};
 use super::wire::{Message, Private, Rej, Req};
 use crate::sys::{self, Errno, Res};
 

@@ -11,7 +11,8 @@ use rdma_core_sys::*;
 
 use super::channel::lock;
 use super::device::{self, verbs};
-use super::id::{Id, Phase, State};
+use super::id::Id;
+use super::state::{Phase, State};
 use crate::sys::{Errno, Res};
 
 /// Local acknowledgement timeout where the application set none: 4.096 µs × 2^18, about a second.

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use rdma_core_sys::*;
 
+use crate::buffer::*;
 use crate::harness::*;
+use crate::process::*;
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_default()

@@ -1,0 +1,229 @@
+//! What changes in an id's life, and how the application gets to see it.
+//!
+//! Invariants: a state is used under its id's lock. The fields of `rdma_cm_id` are written only by
+//! calls on the id and by the delivery of its events, so that the handle lives wherever they are.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use libc::{c_int, sockaddr_storage};
+use rdma_core_sys::*;
+
+use super::address;
+use super::channel::Events;
+use super::connect::Redial;
+use super::device::{self, Device};
+use super::event::{Kind, Raw};
+use super::id::Shared;
+use super::link::{Deadline, Link};
+use super::sock::Sock;
+use super::wire::Party;
+use crate::sys::{self, Res};
+
+/// Where an id is in its life. `docs/softverbs-cm.md` has the picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Idle,
+    Bound,
+    AddrResolved,
+    RouteResolved,
+    Listening,
+    /// Active: asked.
+    ReqSent,
+    /// Active: the answer is there, the queue pair not yet ready.
+    RepReceived,
+    /// Passive: somebody has connected and not yet said what for.
+    Accepted,
+    /// Passive: asked.
+    ReqReceived,
+    /// Passive: has agreed.
+    RepSent,
+    Established,
+    Disconnected,
+    /// The attempt has failed or was refused.
+    Failed,
+    /// Destroyed.
+    Dead,
+}
+
+/// What can be set by `rdma_set_option(3)`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Options {
+    pub(super) reuse_address: bool,
+    pub(super) only_own_family: bool,
+    pub(super) type_of_service: u8,
+    pub(super) ack_timeout: Option<u8>,
+}
+
+/// The part that changes.
+pub(super) struct State {
+    pub(super) events: Arc<Events>,
+    /// The channel of an id without one of the application's: calls wait for their events.
+    pub(super) own_channel: Option<*mut rdma_event_channel>,
+    pub(super) phase: Phase,
+    pub(super) options: Options,
+    pub(super) source: Option<SocketAddr>,
+    pub(super) destination: Option<SocketAddr>,
+    /// What owns the local address; in phase `Listening` they accept.
+    pub(super) names: Vec<Sock>,
+    pub(super) link: Option<Link>,
+    /// Active: the request, while the listener has no room for it.
+    pub(super) redial: Option<Redial>,
+    /// Ends an attempt that the peer does not answer.
+    pub(super) timer: Option<Deadline>,
+    pub(super) device: Option<Device>,
+    /// First packet sequence number of this side.
+    pub(super) psn: u32,
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) retry_count: u8,
+    /// For this side's queue pair.
+    pub(super) rnr_retry_count: u8,
+    pub(super) peer: Option<Party>,
+    /// The application saw a CONNECT_ERROR, and is spared what follows from it.
+    pub(super) connect_error: bool,
+    /// Listening: how many requests may wait.
+    pub(super) backlog: usize,
+    /// Listening: who has connected and is not with the application yet, and whether it has asked.
+    pub(super) children: Vec<(Arc<Shared>, bool)>,
+    /// Of an id that came from a request, until it is with the application.
+    pub(super) listener: Weak<Shared>,
+}
+
+// SAFETY: the one raw pointer is a channel that belongs to this id and is used under the rules of
+// rdma_get_cm_event(3), which any thread may call.
+unsafe impl Send for State {}
+
+impl State {
+    pub(super) fn new(events: Arc<Events>, phase: Phase) -> Self {
+        Self {
+            events,
+            own_channel: None,
+            phase,
+            options: Options::default(),
+            source: None,
+            destination: None,
+            names: Vec::new(),
+            link: None,
+            redial: None,
+            timer: None,
+            device: None,
+            psn: (sys::random() & 0x00ff_ffff) as u32,
+            responder_resources: 0,
+            initiator_depth: 0,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            peer: None,
+            connect_error: false,
+            backlog: 0,
+            children: Vec::new(),
+            listener: Weak::new(),
+        }
+    }
+
+    /// Adds an event of `id`, whose state this is.
+    pub(super) fn push(&self, id: &Arc<Shared>, kind: Kind) {
+        self.events.push(Raw {
+            subject: Arc::clone(id),
+            kind,
+        });
+    }
+
+    /// The descriptors that the channel listens to.
+    pub(super) fn watched(&self) -> Vec<(c_int, bool)> {
+        let names = if self.phase == Phase::Listening {
+            &self.names[..]
+        } else {
+            &[]
+        };
+        let names = names.iter().map(|sock| (sock.fd(), false));
+        let link = self.link.iter().map(|link| (link.fd(), link.has_unsent()));
+        names
+            .chain(link)
+            .chain(self.timer.iter().map(|timer| (timer.fd(), false)))
+            .collect()
+    }
+
+    /// Ends the conversation, if there is one.
+    pub(super) fn close_link(&mut self) {
+        self.stop_timer();
+        if let Some(link) = self.link.take() {
+            self.events.unwatch(link.fd());
+        }
+    }
+
+    pub(super) fn stop_timer(&mut self) {
+        if let Some(timer) = self.timer.take() {
+            self.events.unwatch(timer.fd());
+        }
+    }
+
+    /// Gives the id its device.
+    pub(super) fn bind_device(&mut self, id: &Shared) -> Res<()> {
+        if self.device.is_some() {
+            return Ok(());
+        }
+        let device = Device::acquire()?;
+        let handle = id.handle();
+        // SAFETY: the handle lives: this is a call on it or the delivery of its event.
+        unsafe {
+            (*handle).c.verbs = device.context;
+            (*handle).c.pd = device.pd;
+            (*handle).c.port_num = device::PORT;
+            (*(&raw mut (*handle).c.route.addr.addr).cast::<rdma_ib_addr>()).pkey = device::PKEY;
+        }
+        self.device = Some(device);
+        Ok(())
+    }
+
+    /// Shows the application what the id's addresses are now.
+    pub(super) fn show_addresses(&self, id: &Shared) {
+        let handle = id.handle();
+        // SAFETY: the handle lives (as above); both unions have the size of a storage, and a GID
+        // is at the offsets that the type says.
+        unsafe {
+            let addr = &raw mut (*handle).c.route.addr;
+            if let Some(source) = &self.source {
+                let to = (&raw mut (*addr).__bindgen_anon_1).cast::<sockaddr_storage>();
+                to.write(address::to_c(source));
+            }
+            if let Some(destination) = &self.destination {
+                let to = (&raw mut (*addr).__bindgen_anon_2).cast::<sockaddr_storage>();
+                to.write(address::to_c(destination));
+            }
+            let ib = (&raw mut (*addr).addr).cast::<rdma_ib_addr>();
+            if let Some(device) = &self.device {
+                (*ib).sgid = device::gid_from(device.gid);
+                // Whoever is asked for is on this host's device, and has its GID until it says
+                // otherwise.
+                let peer = self.peer.as_ref().map_or(device.gid, |peer| peer.gid);
+                (*ib).dgid = device::gid_from(peer);
+            }
+        }
+    }
+
+    /// Shows the application the one path there is.
+    pub(super) fn show_route(&self, id: &Shared) {
+        let handle = id.handle();
+        let Some(device) = &self.device else { return };
+        let path = ibv_sa_path_rec {
+            dgid: device::gid_from(self.peer.as_ref().map_or(device.gid, |peer| peer.gid)),
+            sgid: device::gid_from(device.gid),
+            hop_limit: 64,
+            reversible: 1,
+            numb_path: 1,
+            pkey: device::PKEY,
+            mtu_selector: 2,
+            mtu: device.mtu as u8,
+            rate_selector: 2,
+            packet_life_time_selector: 2,
+            ..ibv_sa_path_rec::default()
+        };
+        // SAFETY: the handle lives (as above), and its path with it.
+        unsafe {
+            *(*handle).path = path;
+            (*handle).c.route.path_rec = &raw mut *(*handle).path;
+            (*handle).c.route.num_paths = 1;
+        }
+    }
+}

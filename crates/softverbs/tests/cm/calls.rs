@@ -1,0 +1,114 @@
+//! What calls refuse.
+
+use super::*;
+
+#[test]
+fn addresses_and_ports_have_one_owner() {
+    let channel = Channel::new();
+    let (listener, at) = channel.listener(&on_device(0), 8);
+    let at = at.to_string();
+    let other = channel.id();
+    assert_eq!(other.bind(&at), libc::EADDRINUSE);
+    let foreign = if softverbs() {
+        libc::EADDRNOTAVAIL
+    } else {
+        libc::ENODEV
+    };
+    assert_eq!(other.bind("192.0.2.7:0"), foreign);
+    assert_eq!(other.bind("[2001:db8::7]:0"), foreign);
+    if skip_on_hardware("all who share an address must want to") {
+        return;
+    }
+    // Nothing has changed by that.
+    assert_eq!(
+        other.set_option(RDMA_OPTION_ID_REUSEADDR, &1i32.to_ne_bytes()),
+        0
+    );
+    assert_eq!(other.bind(&at), 0);
+    assert_eq!(other.listen(1), libc::EADDRINUSE);
+    listener.destroy();
+    assert_eq!(other.listen(1), 0);
+    assert_eq!(other.bind(&on_device(0)), libc::EINVAL);
+    other.destroy();
+    let (again, _) = channel.listener(&at, 1);
+    again.destroy();
+    // Without an address a listener gets one.
+    let any = channel.id();
+    assert_eq!(any.listen(0), 0);
+    assert!(any.source().unwrap().ip().is_unspecified());
+    assert_ne!(any.source().unwrap().port(), 0);
+    assert!(any.c().verbs.is_null(), "any address is of no device");
+    any.destroy();
+    channel.destroy();
+}
+
+#[test]
+fn options() {
+    let channel = Channel::new();
+    let id = channel.id();
+    assert_eq!(id.set_option(RDMA_OPTION_ID_TOS, &[8]), 0);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_TOS, &[8, 0]), libc::EINVAL);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, &[14]), 0);
+    if softverbs() {
+        // The kernel lets the queue pair refuse it.
+        let long = id.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, &[32]);
+        assert_eq!(long, libc::EINVAL);
+    }
+    assert_eq!(id.set_option(99, &[1]), libc::ENOSYS);
+    let only = &1i32.to_ne_bytes();
+    assert_eq!(id.bind("[::]:0"), 0);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_AFONLY, only), 0);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_REUSEADDR, only), 0);
+    // IPv4's half of the port is free by that.
+    let port = id.source().unwrap().port();
+    let other = channel.id();
+    assert_eq!(other.set_option(RDMA_OPTION_ID_AFONLY, only), 0);
+    assert_eq!(other.bind(&format!("0.0.0.0:{port}")), 0);
+    other.destroy();
+    assert_eq!(id.listen(1), 0);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_AFONLY, only), libc::EINVAL);
+    assert_eq!(id.set_option(RDMA_OPTION_ID_REUSEADDR, only), libc::EINVAL);
+    id.destroy();
+    channel.destroy();
+}
+
+#[test]
+fn calls_out_of_turn_are_refused() {
+    if skip_on_hardware("the library follows pointers that are not there yet") {
+        return;
+    }
+    let channel = Channel::new();
+    let (listener, to) = channel.listener(&on_device(0), 8);
+    let id = channel.id();
+    assert_eq!(id.create_qp(), libc::EINVAL);
+    assert_eq!(id.resolve_route(), libc::EINVAL);
+    assert_eq!(id.connect(&mut param(b"")), libc::EINVAL);
+    assert_eq!(id.accept(&mut param(b"")), libc::EINVAL);
+    assert_eq!(id.reject(b""), libc::EINVAL);
+    assert_eq!(id.disconnect(), libc::EINVAL);
+    id.destroy();
+    let id = channel.routed(to);
+    assert_eq!(id.connect(&mut param(&[1; 57])), libc::EINVAL);
+    let mut greedy = rdma_conn_param {
+        responder_resources: 254,
+        ..param(b"")
+    };
+    assert_eq!(id.connect(&mut greedy), libc::EINVAL);
+    assert_eq!(id.resolve(None, to), libc::EINVAL);
+    assert_eq!(id.connect(&mut param(&[1; 56])), 0);
+    let passive = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
+    assert_eq!(passive.accept(&mut param(&[1; 197])), libc::EINVAL);
+    assert_eq!(passive.reject(&[1; 149]), libc::EINVAL);
+    assert_eq!(passive.accept(&mut param(&[1; 196])), 0);
+    let said = channel.expect(RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    assert_eq!(said.data, [1; 196]);
+    // The active side may refuse the answer.
+    assert_eq!(id.reject(b"changed my mind"), 0);
+    let said = channel.expect(RDMA_CM_EVENT_REJECTED, CONSUMER);
+    assert_eq!(said.id, passive);
+    assert_padded(&said.data, b"changed my mind", 148);
+    for id in [id, passive, listener] {
+        id.destroy();
+    }
+    channel.destroy();
+}

@@ -1,0 +1,103 @@
+//! A second process: this test binary once more, told by the environment to run the ignored test
+//! `second_process` with a role. It answers line by line on its standard output.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use crate::harness::*;
+
+/// Another process with a role.
+pub(crate) struct Second {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Second {
+    pub(crate) fn start(role: &str, environment: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "second_process",
+                "--ignored",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env("CM_ROLE", role)
+            .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (send, lines) = channel();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some(line) = line.strip_prefix("> ")
+                    && send.send(line.to_owned()).is_err()
+                {
+                    break;
+                }
+            }
+        });
+        let stdin = child.stdin.take().unwrap();
+        Self {
+            child,
+            stdin,
+            lines,
+        }
+    }
+
+    /// The next line that it says; within [`PATIENCE`].
+    pub(crate) fn line(&self) -> String {
+        self.lines
+            .recv_timeout(PATIENCE)
+            .expect("the second process says nothing")
+    }
+
+    pub(crate) fn expect(&self, line: &str) {
+        assert_eq!(self.line(), line);
+    }
+
+    pub(crate) fn expect_timewait(&self) {
+        if softverbs() {
+            self.expect("TIMEWAIT_EXIT 0 qp 6");
+        }
+    }
+
+    pub(crate) fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Asks it to end, and sees that it ends well.
+    pub(crate) fn finish(mut self) {
+        self.tell("exit");
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        // It has ended already where the test went well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Says a line to the first process.
+pub(crate) fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // The test harness may have left a line unfinished.
+    writeln!(out, "\n> {line}").unwrap();
+    out.flush().unwrap();
+}
+
+pub(crate) fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
