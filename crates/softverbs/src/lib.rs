@@ -5,8 +5,8 @@
 //! drop-in `libibverbs.so.1`. `docs/softverbs.md` has the layout of what processes share, who
 //! writes what, and what happens when one of them dies.
 //!
-//! Lock order, outermost first: incoming ring, send queue, receive queue, completion queue,
-//! channel; outgoing ring and the waiting list are leaves. Nobody waits for another process
+//! Lock order, outermost first: incoming ring, send queue, receive queue, shared receive queue,
+//! completion queue, channel; outgoing ring and the waiting list are leaves. Nobody waits for another process
 //! while holding any of them.
 
 #[allow(unsafe_code, reason = "the C entry points of verbs")]
@@ -36,6 +36,8 @@ mod ring;
     reason = "segments are memory shared with other processes"
 )]
 mod segment;
+#[allow(unsafe_code, reason = "shared receive queues are C objects")]
+mod srq;
 #[allow(unsafe_code, reason = "lock and fences")]
 mod sync;
 #[allow(unsafe_code, reason = "system calls")]

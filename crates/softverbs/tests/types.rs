@@ -20,6 +20,8 @@ fn main() {
             unreliable_child,
         ),
         ("atomics", atomics_parent, atomics_child),
+        ("a_shared_receive_queue", shared_parent, shared_child),
+        ("claims_of_the_dead_come_back", claims_parent, claims_child),
     ];
     run(cases);
 }
@@ -225,7 +227,8 @@ fn unreliable_child(link: &mut Link) {
     let mut end = unreliable_end(link);
     let target = end.buffer(&vec![0; 100_000]);
     let receive = end.buffer(&vec![0; 100_000]);
-    end.recv(&receive, 1);
+    let small = end.buffer(&[0; 8]);
+    end.recv(&small, 1);
     end.recv(&receive, 2);
     link.say_numbers(target.addr(), u64::from(target.rkey()));
     for len in [8, 100_000] {
@@ -233,7 +236,8 @@ fn unreliable_child(link: &mut Link) {
         assert_eq!((wc.status, wc.imm), (IBV_WC_SUCCESS, Some(1)));
         assert_eq!(wc.byte_len as usize, len);
         if len == 100_000 {
-            assert!(receive.bytes() == bytes_of(len) && target.bytes() == bytes_of(len));
+            assert!(target.bytes() == bytes_of(len));
+            assert!(receive.bytes() == bytes_of(len));
         }
     }
     link.expect("lost");
@@ -338,4 +342,177 @@ fn atomics_child(link: &mut Link) {
     link.expect("over");
     assert!(end.poll().is_none());
     assert_eq!(end.state(), IBV_QPS_ERR);
+}
+
+fn create_srq(end: &End, count: u32) -> *mut ibv_srq {
+    // SAFETY: all zeros is a value of it; the domain is live.
+    unsafe {
+        let mut init: ibv_srq_init_attr = std::mem::zeroed();
+        init.attr.max_wr = count;
+        init.attr.max_sge = 1;
+        let srq = (verbs().ibv_create_srq)(end.pd, &raw mut init);
+        assert!(!srq.is_null(), "{}", std::io::Error::last_os_error());
+        srq
+    }
+}
+
+fn post_srq(srq: *mut ibv_srq, buffer: &Buffer, id: u64) -> i32 {
+    let mut sge = ibv_sge {
+        addr: buffer.addr(),
+        length: buffer.len() as u32,
+        lkey: buffer.lkey(),
+    };
+    let mut wr = ibv_recv_wr {
+        wr_id: id,
+        next: std::ptr::null_mut(),
+        sg_list: &raw mut sge,
+        num_sge: 1,
+    };
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: a live queue, a chain of one.
+    unsafe { ibv_post_srq_recv(srq, &raw mut wr, &raw mut bad) }
+}
+
+const SHARED: usize = 300;
+
+fn length(i: usize) -> usize {
+    [8, 100, 9000, 40, 0][i % 5]
+}
+
+fn shared_parent(link: &mut Link) {
+    let mut ends = [End::connect(link, 16, 16, 1), End::connect(link, 16, 16, 1)];
+    let mut buffers = [
+        ends[0].buffer(&vec![0; 10_000]),
+        ends[1].buffer(&vec![0; 10_000]),
+    ];
+    for i in 0..SHARED {
+        // More than there are receives now and then: then one waits.
+        let buffer = &mut buffers[i % 2];
+        ends[i % 2].send(buffer, length(i), Some(i as u32), IBV_SEND_SIGNALED, 0);
+        if i % 8 == 7 {
+            for _ in 0..4 {
+                assert_eq!(ends[0].wait(LIMIT).status, IBV_WC_SUCCESS);
+                assert_eq!(ends[1].wait(LIMIT).status, IBV_WC_SUCCESS);
+            }
+        }
+    }
+    for _ in 0..SHARED % 8 / 2 {
+        assert_eq!(ends[0].wait(LIMIT).status, IBV_WC_SUCCESS);
+        assert_eq!(ends[1].wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    link.expect("long");
+    ends[1].send(&mut buffers[1], 10_000, None, IBV_SEND_SIGNALED, 0);
+    assert_eq!(ends[1].wait(LIMIT).status, IBV_WC_REM_INV_REQ_ERR);
+    ends[0].send(&mut buffers[0], 8, None, IBV_SEND_SIGNALED, 0);
+    assert_eq!(ends[0].wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.say("sent");
+    link.expect("done");
+}
+
+fn shared_child(link: &mut Link) {
+    let mut first = End::with(16, 16, 1);
+    let srq = create_srq(&first, 6);
+    let mut ends = [first.on_srq(srq), first.on_srq(srq)];
+    let buffers: Vec<_> = (0..6).map(|_| first.buffer(&vec![0; 9000])).collect();
+    for (i, buffer) in buffers.iter().enumerate() {
+        assert_eq!(post_srq(srq, buffer, i as u64), 0);
+    }
+    assert_eq!(post_srq(srq, &buffers[0], 9), libc::ENOMEM);
+    for end in &mut ends {
+        end.join(link);
+    }
+    let mut next = [0usize, 1];
+    for _ in 0..SHARED {
+        let wc = first.wait(LIMIT);
+        assert_eq!(wc.status, IBV_WC_SUCCESS);
+        // In order on each connection.
+        let i = wc.imm.unwrap() as usize;
+        assert_eq!(i, next[i % 2]);
+        assert_eq!(wc.byte_len as usize, length(i));
+        next[i % 2] += 2;
+        assert_eq!(post_srq(srq, &buffers[wc.wr_id as usize], wc.wr_id), 0);
+    }
+    // SAFETY: all zeros is a value of it; live objects.
+    unsafe {
+        assert_eq!((verbs().ibv_destroy_srq)(srq), libc::EBUSY);
+        let mut attr: ibv_srq_attr = std::mem::zeroed();
+        attr.srq_limit = 5;
+        let limit = IBV_SRQ_LIMIT.cast_signed();
+        assert_eq!((verbs().ibv_modify_srq)(srq, &raw mut attr, limit), 0);
+    }
+    link.say("long");
+    let statuses = [first.wait(LIMIT).status, first.wait(LIMIT).status];
+    assert_eq!(statuses, [IBV_WC_LOC_LEN_ERR, IBV_WC_SUCCESS]);
+    link.expect("sent");
+    let events = [ends[1].any_async_event(), ends[1].any_async_event()];
+    let limit = (IBV_EVENT_SRQ_LIMIT_REACHED, srq as usize);
+    assert!(events.contains(&limit), "{events:?}");
+    let last = (IBV_EVENT_QP_LAST_WQE_REACHED, ends[1].qp as usize);
+    assert!(events.contains(&last), "{events:?}");
+    assert_eq!(
+        (ends[1].state(), ends[0].state()),
+        (IBV_QPS_ERR, IBV_QPS_RTS)
+    );
+    // SAFETY: live objects, not used any more.
+    unsafe {
+        assert_eq!((verbs().ibv_destroy_qp)(ends[0].qp), 0);
+        assert_eq!((verbs().ibv_destroy_qp)(ends[1].qp), 0);
+        assert_eq!((verbs().ibv_destroy_srq)(srq), 0);
+    }
+    link.say("done");
+}
+
+fn claims_parent(link: &mut Link) {
+    const COUNT: u64 = 64;
+    let mut first = End::with(128, 128, 1);
+    let srq = create_srq(&first, COUNT as u32);
+    let mut end = first.on_srq(srq);
+    let buffer = first.buffer(&vec![0; 20_000]);
+    for i in 0..COUNT {
+        assert_eq!(post_srq(srq, &buffer, i), 0);
+    }
+    end.join(link);
+    let begin = std::time::Instant::now();
+    let mut killed = false;
+    loop {
+        if !killed && begin.elapsed() > std::time::Duration::from_millis(60) {
+            link.kill();
+            killed = true;
+        }
+        if let Some(wc) = first.poll() {
+            assert_eq!(wc.status, IBV_WC_SUCCESS);
+            assert_eq!(post_srq(srq, &buffer, wc.wr_id), 0);
+        } else if killed && end.state() == IBV_QPS_ERR {
+            break;
+        }
+    }
+    // All of them are there, and each once.
+    let mut from = first.on_srq(srq);
+    let mut to = first.on_srq(srq);
+    from.enter_rtr(to.address());
+    to.enter_rtr(from.address());
+    from.enter_rts();
+    to.enter_rts();
+    let mut message = first.buffer(&[7; 8]);
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..COUNT {
+        from.send(&mut message, 8, None, 0, 0);
+        let wc = first.wait(LIMIT);
+        assert_eq!((wc.status, wc.opcode), (IBV_WC_SUCCESS, IBV_WC_RECV));
+        assert!(seen.insert(wc.wr_id));
+    }
+    from.send(&mut message, 8, None, 0, 0);
+    assert!(first.poll().is_none());
+}
+
+fn claims_child(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    let mut buffer = end.buffer(&vec![0; 20_000]);
+    loop {
+        for len in [8, 20_000] {
+            end.send(&mut buffer, len, None, IBV_SEND_SIGNALED, 0);
+        }
+        end.wait(LIMIT);
+        end.wait(LIMIT);
+    }
 }

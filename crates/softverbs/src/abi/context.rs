@@ -56,12 +56,14 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.query_port = Some(query::query_port);
         verbs.query_device_ex = Some(query::query_device_ex);
         verbs.create_qp_ex = Some(objects::create_qp_ex);
+        verbs.create_srq_ex = Some(objects::create_srq_ex);
         let context = &mut verbs.context;
         context.device = device;
         context.ops.poll_cq = Some(objects::poll_cq);
         context.ops.req_notify_cq = Some(objects::req_notify_cq);
         context.ops.post_send = Some(objects::post_send);
         context.ops.post_recv = Some(objects::post_recv);
+        context.ops.post_srq_recv = Some(objects::post_srq_recv);
         context.cmd_fd = -1;
         context.async_fd = events.epoll.fd();
         context.num_comp_vectors = 1;

@@ -9,6 +9,7 @@ use super::{guard, non_null, pointer, status};
 use crate::cq::{self, Cq, CqInit};
 use crate::events;
 use crate::qp::{self, QpInit};
+use crate::srq::{self, Srq};
 use crate::sys::{Errno, Res};
 
 pub(super) unsafe extern "C" fn create_comp_channel(
@@ -186,32 +187,93 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     status(|| unsafe { qp::destroy(qp) })
 }
 
-/// What datagrams and shared receive queues need comes with those queue pairs.
-fn unsupported<T>() -> Res<T> {
-    Err(Errno(libc::EOPNOTSUPP))
+pub(super) unsafe extern "C" fn create_srq(
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    pointer(|| {
+        non_null(pd)?;
+        non_null(init)?;
+        // SAFETY: the caller promises a live domain and a valid structure.
+        unsafe {
+            Context::from_ptr((*pd).context).live()?;
+            let srq = srq::create(pd, &*init)?;
+            let limit = (*init).attr.srq_limit;
+            (*init).attr = srq::query(srq);
+            (*init).attr.srq_limit = limit;
+            Ok(srq.as_ptr())
+        }
+    })
 }
 
-pub(super) unsafe extern "C" fn create_srq(
-    _pd: *mut ibv_pd,
-    _init: *mut ibv_srq_init_attr,
+pub(super) unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
-    pointer(unsupported)
+    pointer(|| {
+        non_null(init)?;
+        // SAFETY: the caller promises a live context and a valid structure.
+        unsafe {
+            Context::from_ptr(context).live()?;
+            let ex = &mut *init;
+            let known = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+            let typed = ex.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
+            if ex.comp_mask & !known != 0 || typed && ex.srq_type != IBV_SRQT_BASIC {
+                return Err(Errno(libc::EOPNOTSUPP));
+            }
+            if ex.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+                return Err(Errno(libc::EINVAL));
+            }
+            non_null(ex.pd)?;
+            let basic = ibv_srq_init_attr {
+                srq_context: ex.srq_context,
+                attr: ex.attr,
+            };
+            let srq = srq::create(ex.pd, &basic)?;
+            ex.attr.max_wr = srq::query(srq).max_wr;
+            ex.attr.max_sge = srq::query(srq).max_sge;
+            Ok(srq.as_ptr())
+        }
+    })
 }
 
 pub(super) unsafe extern "C" fn modify_srq(
-    _srq: *mut ibv_srq,
-    _attr: *mut ibv_srq_attr,
-    _mask: c_int,
+    srq: *mut ibv_srq,
+    attr: *mut ibv_srq_attr,
+    mask: c_int,
 ) -> c_int {
-    status(unsupported)
+    status(|| {
+        non_null(attr)?;
+        // SAFETY: the caller promises a live queue and valid attributes.
+        unsafe { srq::modify(Srq::from_ptr(srq), &*attr, mask.cast_unsigned()) }
+    })
 }
 
-pub(super) unsafe extern "C" fn query_srq(_srq: *mut ibv_srq, _attr: *mut ibv_srq_attr) -> c_int {
-    status(unsupported)
+pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    status(|| {
+        // SAFETY: the caller promises a live queue and a writable structure.
+        unsafe { attr.write(srq::query(Srq::from_ptr(srq))) };
+        Ok(())
+    })
 }
 
-pub(super) unsafe extern "C" fn destroy_srq(_srq: *mut ibv_srq) -> c_int {
-    status(unsupported)
+pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: the caller promises a live queue.
+    status(|| unsafe { srq::destroy(srq) })
+}
+
+pub(super) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller promises a live queue and a valid chain.
+    guard(|| Ok(unsafe { srq::post_srq_recv(srq, wr, bad) })).unwrap_or(libc::EFAULT)
+}
+
+/// There are no multicast groups.
+fn unsupported() -> Res<()> {
+    Err(Errno(libc::EOPNOTSUPP))
 }
 
 pub(super) unsafe extern "C" fn attach_mcast(

@@ -9,7 +9,7 @@ use super::context::Context;
 use super::{gid, guard, status};
 use crate::cq::MAX_CQE;
 use crate::qp::{MAX_MESSAGE, MAX_SGE, MAX_WR};
-use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_REGIONS};
+use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_REGIONS, MAX_SRQS};
 use crate::sys::{Errno, Res};
 
 /// Most READs and atomics that an application may ask to have under way. They are done one after
@@ -53,7 +53,9 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr.max_res_rd_atom = c_int::from(MAX_RD_ATOMIC) * MAX_QPS as c_int;
     attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
     attr.atomic_cap = IBV_ATOMIC_HCA;
-    attr.max_srq = 0;
+    attr.max_srq = MAX_SRQS as c_int;
+    attr.max_srq_wr = MAX_WR.cast_signed();
+    attr.max_srq_sge = MAX_SGE.cast_signed();
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = 0;
     attr.phys_port_cnt = 1;

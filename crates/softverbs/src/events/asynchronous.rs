@@ -13,7 +13,6 @@ use crate::sys::{Epoll, Errno, Pipe, Res};
 pub(crate) enum Element {
     Qp(*mut ibv_qp),
     Cq(*mut ibv_cq),
-    #[allow(dead_code, reason = "made by shared receive queues")]
     Srq(*mut ibv_srq),
 }
 

@@ -21,7 +21,8 @@ use crate::qp::Qp;
 use crate::region::Regions;
 use crate::registry::{Entry, Registry};
 use crate::segment::OwnSegment;
-use crate::segment::layout::{MAX_CQS, MAX_QPS, header};
+use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
+use crate::srq::Srq;
 use crate::sync::{Lock, barriers_work};
 use crate::sys::{self, Epoll, Errno, Identity, Pipe, Res, Timer};
 
@@ -38,6 +39,7 @@ pub(crate) struct Process {
     pub(crate) regions: Regions,
     pub(crate) qps: Pool<Qp>,
     pub(crate) cqs: Pool<Cq>,
+    pub(crate) srqs: Pool<Srq>,
     /// Source of protection domain handles.
     pub(crate) next_pd: AtomicU32,
     registry: Registry,
@@ -123,6 +125,7 @@ impl Process {
             regions: Regions::new(),
             qps: Pool::new(2, MAX_QPS),
             cqs: Pool::new(0, MAX_CQS),
+            srqs: Pool::new(0, MAX_SRQS),
             next_pd: AtomicU32::new(1),
             registry,
             peers: Mutex::new(HashMap::new()),
@@ -199,6 +202,14 @@ impl Process {
     #[inline]
     pub(crate) fn signature(&self) -> (u32, u64) {
         (self.slot, self.identity.cookie)
+    }
+
+    /// Wakes whoever may wait for something of this process.
+    pub(crate) fn ring_all_peers(&self) {
+        let peers: Vec<_> = self.peers().values().cloned().collect();
+        for peer in peers {
+            peer.ring_process();
+        }
     }
 
     /// A process that says of itself that it sleeps gets rung by those that supply what its

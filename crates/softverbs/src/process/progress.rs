@@ -172,6 +172,9 @@ impl Process {
         for peer in graves {
             // What it had sent before it ended was sent.
             self.close_ring_of(&peer);
+            for srq in self.srqs.iter() {
+                srq.claimant_died(peer.slot);
+            }
             for qp in self.qps.iter() {
                 qp.peer_died(&peer);
             }

@@ -12,6 +12,7 @@ use crate::peer::Peer;
 use crate::segment::layout::{
     Credit, SEGMENT_SIZE, StateWord, arena, desc, qp as layout, split_qp_num,
 };
+use crate::srq::Shared;
 
 /// The other end as it was when its state word was read; copied once and checked.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(super) struct Connection {
     pub(super) word: StateWord,
     pub(super) pd: u32,
     pub(super) recv_cq: u32,
+    /// Where it takes its receives, unless it has a queue of its own.
+    pub(super) srq: Option<Shared>,
     desc_at: usize,
     desc_mask: u32,
     desc_stride: usize,
@@ -63,6 +66,10 @@ impl Connection {
     /// Asks the owner to ring when it posts a receive or changes the state. To be followed by a
     /// heavy fence and one more look.
     pub(super) fn ask_to_ring(&self) {
+        if let Some(srq) = &self.srq {
+            srq.ask_to_ring(&self.peer.map);
+            return;
+        }
         self.peer
             .map
             .u32(self.at + layout::WAITING)
@@ -140,6 +147,7 @@ impl Qp {
         let known = sq.conn.as_ref().map(|conn| conn.word.incarnation());
         let conn = read(&peer, index, self.number())?;
         if known != Some(conn.word.incarnation()) {
+            self.give_claim_back(sq);
             sq.claimed = 0;
             sq.credit = Credit {
                 posted: 0,
@@ -185,14 +193,25 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
     if !inside {
         return Err(Unreachable::Gone);
     }
+    let shared = map.u32(at + layout::SRQ).load(Ordering::Relaxed);
+    let srq = if shared == 0 {
+        None
+    } else {
+        Some(Shared::read(map, shared - 1).ok_or(Unreachable::Gone)?)
+    };
+    let (desc_at, desc_mask, desc_stride) = match &srq {
+        Some(srq) => (srq.desc_at, srq.mask(), srq.desc_stride),
+        None => (desc_at, count - 1, desc_stride),
+    };
     Ok(Connection {
         peer: Arc::clone(peer),
         at,
         word,
         pd: map.u32(at + layout::PD).load(Ordering::Relaxed),
         recv_cq: map.u32(at + layout::RECV_CQ).load(Ordering::Relaxed),
+        srq,
         desc_at,
-        desc_mask: count - 1,
+        desc_mask,
         desc_stride,
     })
 }

@@ -15,6 +15,8 @@ use crate::cq::{Cqe, Retires};
 use crate::peer::{Peer, Push};
 use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{qp as layout, split_qp_num};
+use crate::srq::Srq;
+use crate::sync::Guard;
 
 /// What comes before the payload in a datagram's receive.
 const GRH: usize = 40;
@@ -85,7 +87,14 @@ impl Qp {
             && split_qp_num(header.src_qpn).0 == from.slot
             && matches!(header.op, op::SEND | op::SEND_IMM)
             && header.flags & flag::PUSHED == 0;
-        if !meant || rq.next == rq.head {
+        if !meant {
+            return;
+        }
+        if let Some(srq) = rq.shared() {
+            self.deliver_datagram_shared(rq, srq, from, ring, message);
+            return;
+        }
+        if rq.next == rq.head {
             return;
         }
         let slot = rq.next as usize & (rq.posted.len() - 1);
@@ -99,28 +108,57 @@ impl Qp {
         let sges = &rq.sges[first..first + posted.pieces as usize];
         let status = self.scatter_datagram(sges, rq.pd, &grh, ring, message);
         rq.next = rq.next.wrapping_add(1);
-        let mut flags = IBV_WC_GRH;
-        if header.op == op::SEND_IMM {
-            flags |= IBV_WC_WITH_IMM;
-        }
         let cqe = Cqe {
-            wr_id: posted.wr_id,
-            qp_num: self.number(),
-            src_qp: header.src_qpn,
-            byte_len: len,
-            imm: header.imm,
-            wc_flags: flags,
-            opcode: IBV_WC_RECV,
-            status,
             done: rq.next,
             retires: Retires::Recv,
-            ..Cqe::default()
+            ..self.datagram_completion(posted.wr_id, header, status)
         };
         // SAFETY: a queue pair in use holds its completion queues.
         unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
         drop(rq);
         if status != IBV_WC_SUCCESS {
             self.fail_quietly();
+        }
+    }
+
+    fn deliver_datagram_shared(
+        &self,
+        rq: Guard<'_, RecvQueue>,
+        srq: &Srq,
+        from: &Arc<Peer>,
+        ring: &Consumer,
+        message: &Message,
+    ) {
+        let header = &message.header;
+        let Some(taken) = srq.take_next(header.len.saturating_add(GRH as u32)) else {
+            return;
+        };
+        let grh = self.grh(from, header);
+        let status = self.scatter_datagram(taken.sges(), taken.pd, &grh, ring, message);
+        let cqe = self.datagram_completion(taken.wr_id, header, status);
+        // SAFETY: a queue pair in use holds its completion queues.
+        unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
+        drop(rq);
+        if status != IBV_WC_SUCCESS {
+            self.fail_quietly();
+        }
+    }
+
+    fn datagram_completion(&self, wr_id: u64, header: &Header, status: ibv_wc_status) -> Cqe {
+        let mut flags = IBV_WC_GRH;
+        if header.op == op::SEND_IMM {
+            flags |= IBV_WC_WITH_IMM;
+        }
+        Cqe {
+            wr_id,
+            qp_num: self.number(),
+            src_qp: header.src_qpn,
+            byte_len: header.len.saturating_add(GRH as u32),
+            imm: header.imm,
+            wc_flags: flags,
+            opcode: IBV_WC_RECV,
+            status,
+            ..Cqe::default()
         }
     }
 

@@ -8,6 +8,7 @@ use rdma_core_sys::*;
 use super::{DESTROYED, Qp, RecvQueue, SendQueue, entry_at};
 use crate::events::Element;
 use crate::peer::Peer;
+use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
 
 impl Qp {
@@ -22,6 +23,7 @@ impl Qp {
         if matches!(self.state(), IBV_QPS_RESET | DESTROYED) {
             return;
         }
+        let first_time = self.state() != IBV_QPS_ERR;
         self.set_state(IBV_QPS_ERR);
         let error = StateWord(self.word.load(Ordering::Relaxed)).with_state(IBV_QPS_ERR);
         self.map()
@@ -33,6 +35,10 @@ impl Qp {
             let posted = rq.posted[rq.next as usize & (rq.posted.len() - 1)];
             rq.next = rq.next.wrapping_add(1);
             self.complete_recv(rq, posted.wr_id, IBV_WC_WR_FLUSH_ERR);
+        }
+        if first_time && rq.shared().is_some() {
+            // It takes no more of the shared receives.
+            self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
         // The other end finds out at once, if it waits for this one.
         self.wake_sender(rq.peer.as_ref());
@@ -61,6 +67,26 @@ impl Qp {
         }
         sq.wait = None;
         sq.pushed = false;
+        self.give_claim_back(sq);
+    }
+
+    /// A receive of a shared queue that was claimed for a request that will not be sent.
+    pub(super) fn give_claim_back(&self, sq: &mut SendQueue) {
+        let Some(index) = sq.claim.take() else { return };
+        if let Some(conn) = &sq.conn
+            && let Some(srq) = &conn.srq
+        {
+            let header = Header {
+                op: op::RETURN,
+                flags: flag::SHARED,
+                dst_qpn: sq.dest,
+                msn: srq.number << 16 | index,
+                src_qpn: self.number(),
+                ..Header::default()
+            };
+            // Where there is no room it comes back when this process ends.
+            conn.peer.push(self.process().signature(), &header, |_| {});
+        }
     }
 
     /// Fails the queue pair for a reason that is not a request of its own.
@@ -150,6 +176,7 @@ impl Qp {
     pub(super) fn reset(&self) {
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
+        self.give_claim_back(&mut sq);
         let old = StateWord(self.word.load(Ordering::Relaxed));
         let word = StateWord::new(IBV_QPS_RESET, 0, 0, old.incarnation().wrapping_add(1));
         let (map, at) = (self.map(), self.at());

@@ -31,6 +31,7 @@ use crate::peer::Peer;
 use crate::process::Process;
 use crate::segment::Mapping;
 use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
+use crate::srq::Srq;
 use crate::sync::Lock;
 
 /// Most requests in one queue.
@@ -118,6 +119,8 @@ struct SendQueue {
     /// Receives of the other end that were taken, wrapping.
     claimed: u32,
     credit: Credit,
+    /// The receive that the first waiting request claimed, of a shared queue.
+    claim: Option<u32>,
     /// The first waiting request's payload is in the receive already.
     pushed: bool,
     wait: Option<send::Wait>,
@@ -169,6 +172,8 @@ struct RecvQueue {
     next: u32,
     posted: Box<[Posted]>,
     sges: Box<[ibv_sge]>,
+    /// Where receives come from instead, or NULL.
+    srq: *const Srq,
     /// Descriptors for peers.
     desc_at: usize,
     desc_len: usize,
@@ -179,7 +184,7 @@ struct RecvQueue {
     incarnation: u32,
 }
 
-// SAFETY: the completion queue's memory is never freed.
+// SAFETY: the queues' memory is never freed.
 unsafe impl Send for RecvQueue {}
 
 /// A posted receive.
@@ -188,6 +193,14 @@ struct Posted {
     wr_id: u64,
     total: u32,
     pieces: u32,
+}
+
+impl RecvQueue {
+    #[inline]
+    fn shared(&self) -> Option<&'static Srq> {
+        // SAFETY: NULL, or a shared receive queue, whose memory is never freed.
+        unsafe { self.srq.as_ref() }
+    }
 }
 
 impl Qp {

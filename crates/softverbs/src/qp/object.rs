@@ -18,6 +18,7 @@ use crate::cq::Cq;
 use crate::events::Element;
 use crate::process::Process;
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout};
+use crate::srq::Srq;
 use crate::sync::Lock;
 use crate::sys::{Errno, Res, random};
 
@@ -65,6 +66,7 @@ impl SendQueue {
                 posted: 0,
                 least: 0,
             },
+            claim: None,
             pushed: false,
             wait: None,
             timeout: 0,
@@ -97,6 +99,7 @@ impl RecvQueue {
             next: 0,
             posted,
             sges,
+            srq: init.srq.cast::<Srq>(),
             desc_at: process.segment.take(desc_len)?,
             desc_len,
             desc_stride,
@@ -152,6 +155,7 @@ fn blank(index: u32) -> Qp {
                 posted: 0,
                 least: 0,
             },
+            claim: None,
             pushed: false,
             wait: None,
             timeout: 0,
@@ -169,6 +173,7 @@ fn blank(index: u32) -> Qp {
             next: 0,
             posted: Box::new([]),
             sges: Box::new([]),
+            srq: std::ptr::null(),
             desc_at: 0,
             desc_len: 0,
             desc_stride: 0,
@@ -194,9 +199,6 @@ fn check(init: &ibv_qp_init_attr) -> Res<()> {
             libc::EINVAL
         }));
     }
-    if !init.srq.is_null() {
-        return Err(Errno(libc::EOPNOTSUPP));
-    }
     let cap = &init.cap;
     let good = !init.send_cq.is_null()
         && !init.recv_cq.is_null()
@@ -221,6 +223,10 @@ fn check(init: &ibv_qp_init_attr) -> Res<()> {
 /// The domain and queues must be live.
 pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     check(&init.attr)?;
+    if !init.attr.srq.is_null() {
+        init.attr.cap.max_recv_wr = 0;
+        init.attr.cap.max_recv_sge = 0;
+    }
     init.attr.cap.max_inline_data = init.attr.cap.max_inline_data.max(64);
     // SAFETY: the caller promises a live domain.
     let pd = unsafe { Pd::from_ptr(init.pd) };
@@ -264,6 +270,11 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
             .users
             .fetch_add(1, Ordering::Relaxed);
     }
+    // SAFETY: the caller promises NULL or a live queue.
+    let srq = unsafe { init.attr.srq.cast::<Srq>().as_ref() };
+    if let Some(srq) = srq {
+        srq.users.fetch_add(1, Ordering::Relaxed);
+    }
     pd.children.fetch_add(1, Ordering::Relaxed);
     context.children.fetch_add(1, Ordering::Relaxed);
     qp.events.store(0, Ordering::Relaxed);
@@ -290,10 +301,16 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     map.u32(at + layout::SEND_CQ)
         .store(send_cq, Ordering::Relaxed);
     map.u32(at + layout::PD).store(pd.number, Ordering::Relaxed);
-    map.u32(at + layout::SRQ).store(0, Ordering::Relaxed);
+    map.u32(at + layout::SRQ)
+        .store(srq.map_or(0, |srq| srq.index() + 1), Ordering::Relaxed);
     map.u32(at + layout::TYPE)
         .store(init.attr.qp_type, Ordering::Relaxed);
-    let stride = desc::stride(init.attr.cap.max_recv_sge.max(1) as usize);
+    let pieces = if srq.is_some() {
+        1
+    } else {
+        init.attr.cap.max_recv_sge.max(1)
+    };
+    let stride = desc::stride(pieces as usize);
     map.u64(at + layout::DESC_AT)
         .store(desc_at as u64, Ordering::Relaxed);
     map.u32(at + layout::DESC_COUNT)
@@ -315,7 +332,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     let process = this.process();
     let context = this.context();
     this.reset();
-    let (desc_at, desc_len, send_cq, recv_cq) = {
+    let (desc_at, desc_len, send_cq, recv_cq, srq) = {
         let mut sq = this.sq.lock();
         let mut rq = this.rq.lock();
         this.state.store(DESTROYED, Ordering::Relaxed);
@@ -327,8 +344,13 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
         let cqs = (sq.cq, rq.cq);
         sq.cq = std::ptr::null();
         rq.cq = std::ptr::null();
-        (rq.desc_at, rq.desc_len, cqs.0, cqs.1)
+        let srq = rq.shared();
+        rq.srq = std::ptr::null();
+        (rq.desc_at, rq.desc_len, cqs.0, cqs.1, srq)
     };
+    if let Some(srq) = srq {
+        srq.users.fetch_sub(1, Ordering::Relaxed);
+    }
     process.segment.give(desc_at, desc_len);
     for cq in [send_cq, recv_cq] {
         // SAFETY: a completion queue's memory stays.

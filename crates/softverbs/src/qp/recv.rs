@@ -10,7 +10,7 @@ use super::{Posted, Qp, RecvQueue};
 use crate::cq::{Cqe, Retires};
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::ring::{Consumer, Message, flag, op};
+use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{Credit, desc, qp as layout, split_qp_num};
 use crate::sync::light_fence;
 use crate::sys::{Errno, Res};
@@ -74,7 +74,11 @@ impl Qp {
     fn post_one_recv(&self, rq: &mut RecvQueue, wr: &ibv_recv_wr) -> Res<()> {
         let pieces = wr.num_sge.cast_unsigned();
         let state = self.state();
-        if state == IBV_QPS_RESET || state > IBV_QPS_ERR || pieces > rq.max_sge {
+        if state == IBV_QPS_RESET
+            || state > IBV_QPS_ERR
+            || pieces > rq.max_sge
+            || rq.shared().is_some()
+        {
             return Err(Errno(libc::EINVAL));
         }
         if rq.head.wrapping_sub(self.recv_done.load(Ordering::Acquire)) >= rq.max_wr {
@@ -147,6 +151,10 @@ impl Qp {
 #[inline]
 pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, message: &Message) {
     let header = &message.header;
+    if header.flags & flag::SHARED != 0 {
+        deliver_shared(process, from, ring, message);
+        return;
+    }
     let Some(qp) = process.qp_by_num(header.dst_qpn) else {
         return;
     };
@@ -155,12 +163,7 @@ pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, mess
         return;
     }
     let mut rq = qp.rq.lock();
-    let meant = receives(qp.state())
-        && header.incarnation == rq.incarnation
-        && header.src_qpn == rq.dest
-        && split_qp_num(header.src_qpn).0 == from.slot
-        && rq.kind != IBV_QPT_UD;
-    if !meant {
+    if !qp.means(&rq, from, header) || rq.shared().is_some() {
         return;
     }
     if header.msn != rq.next || rq.next == rq.head {
@@ -176,18 +179,99 @@ pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, mess
     }
 }
 
+/// As [`deliver`], with a receive that the sender claimed of a shared queue.
+fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message: &Message) {
+    let header = &message.header;
+    let (number, index) = (header.msn >> 16, header.msn & 0xffff);
+    let Some(srq) = process.srqs.get(number) else {
+        return;
+    };
+    let qp = process
+        .qp_by_num(header.dst_qpn)
+        .filter(|_| header.op != op::RETURN);
+    let Some(qp) = qp else {
+        srq.give_back(index, from.slot);
+        return;
+    };
+    let rq = qp.rq.lock();
+    let its_own = rq.shared().is_some_and(|own| std::ptr::eq(own, srq));
+    if !its_own || !qp.means(&rq, from, header) {
+        // It was connected when the message was sent.
+        drop(rq);
+        srq.give_back(index, from.slot);
+        return;
+    }
+    let Some(taken) = srq.take(index, from.slot) else {
+        drop(rq);
+        qp.fail_asynchronously(IBV_EVENT_QP_FATAL);
+        return;
+    };
+    let receive = Receive {
+        wr_id: taken.wr_id,
+        total: taken.total,
+        pd: taken.pd,
+        sges: taken.sges(),
+        done: 0,
+        retires: Retires::Nothing,
+    };
+    let status = qp.complete_message(&rq, &receive, ring, message);
+    drop(rq);
+    if status != IBV_WC_SUCCESS {
+        qp.fail_quietly();
+    }
+}
+
+/// A receive that a message goes to.
+struct Receive<'a> {
+    wr_id: u64,
+    total: u32,
+    pd: u32,
+    sges: &'a [ibv_sge],
+    done: u32,
+    retires: Retires,
+}
+
 impl Qp {
+    /// Whether a message comes from the connected queue pair, in this life of both.
+    #[inline]
+    fn means(&self, rq: &RecvQueue, from: &Peer, header: &Header) -> bool {
+        receives(self.state())
+            && header.incarnation == rq.incarnation
+            && header.src_qpn == rq.dest
+            && split_qp_num(header.src_qpn).0 == from.slot
+            && rq.kind != IBV_QPT_UD
+    }
+
     #[inline]
     fn deliver_to(&self, rq: &mut RecvQueue, ring: &Consumer, message: &Message) -> ibv_wc_status {
-        let header = &message.header;
         let slot = rq.next as usize & (rq.posted.len() - 1);
         let posted = rq.posted[slot];
         let first = slot * rq.max_sge as usize;
-        let sges = &rq.sges[first..first + posted.pieces as usize];
+        rq.next = rq.next.wrapping_add(1);
+        let receive = Receive {
+            wr_id: posted.wr_id,
+            total: posted.total,
+            pd: rq.pd,
+            sges: &rq.sges[first..first + posted.pieces as usize],
+            done: rq.next,
+            retires: Retires::Recv,
+        };
+        self.complete_message(rq, &receive, ring, message)
+    }
+
+    #[inline]
+    fn complete_message(
+        &self,
+        rq: &RecvQueue,
+        receive: &Receive<'_>,
+        ring: &Consumer,
+        message: &Message,
+    ) -> ibv_wc_status {
+        let header = &message.header;
         let mut opcode = IBV_WC_RECV;
         let mut flags = 0;
         let status = match header.op {
-            op::SEND | op::SEND_IMM if header.len > posted.total => IBV_WC_LOC_LEN_ERR,
+            op::SEND | op::SEND_IMM if header.len > receive.total => IBV_WC_LOC_LEN_ERR,
             op::SEND | op::SEND_IMM => {
                 if header.op == op::SEND_IMM {
                     flags = IBV_WC_WITH_IMM;
@@ -195,7 +279,7 @@ impl Qp {
                 if message.inside == 0 {
                     IBV_WC_SUCCESS
                 } else {
-                    self.scatter(sges, rq.pd, ring, message)
+                    self.scatter(receive.sges, receive.pd, ring, message)
                 }
             }
             op::WRITE_IMM => {
@@ -207,9 +291,8 @@ impl Qp {
             op::UNWRITABLE => IBV_WC_LOC_PROT_ERR,
             _ => IBV_WC_LOC_QP_OP_ERR,
         };
-        rq.next = rq.next.wrapping_add(1);
         let cqe = Cqe {
-            wr_id: posted.wr_id,
+            wr_id: receive.wr_id,
             qp_num: self.number(),
             src_qp: header.src_qpn,
             byte_len: header.len,
@@ -218,8 +301,8 @@ impl Qp {
             opcode,
             status,
             vendor_err: 0,
-            done: rq.next,
-            retires: Retires::Recv,
+            done: receive.done,
+            retires: receive.retires,
         };
         // SAFETY: a queue pair in use holds its completion queues.
         unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);

@@ -532,9 +532,15 @@ impl Qp {
             return Step::Wait(Reason::Connection);
         };
         if sq.claimed == sq.credit.posted {
-            sq.credit = conn.credit();
-            if sq.claimed == sq.credit.posted {
-                return no_receive(sq);
+            if conn.srq.is_some() {
+                if !claim_shared(sq, self.process().slot) {
+                    return no_receive(sq);
+                }
+            } else {
+                sq.credit = conn.credit();
+                if sq.claimed == sq.credit.posted {
+                    return no_receive(sq);
+                }
             }
             sq.lossy = false;
         }
@@ -544,28 +550,31 @@ impl Qp {
                 other => return other,
             }
         }
-        let header = Header {
-            op: op::WRITE_IMM,
-            flags: flag::PUSHED,
-            ..self.header(sq, request)
-        };
+        let mut header = self.header(sq, request);
+        header.op = op::WRITE_IMM;
+        header.flags |= flag::PUSHED;
         self.publish_message(sq, request, header)
     }
 
     #[inline]
     fn header(&self, sq: &SendQueue, request: &Request<'_>) -> Header {
+        let srq = sq.conn.as_ref().and_then(|conn| conn.srq.as_ref());
+        let (flags, msn) = match (srq, sq.claim) {
+            (Some(srq), Some(index)) => (flag::SHARED, srq.number << 16 | index),
+            _ => (0, sq.claimed),
+        };
         Header {
             op: if request.opcode == IBV_WR_SEND_WITH_IMM {
                 op::SEND_IMM
             } else {
                 op::SEND
             },
-            flags: 0,
+            flags,
             dst_qpn: sq.dest,
             incarnation: sq.conn.as_ref().map_or(0, |conn| conn.word.incarnation()),
             len: request.len as u32,
             imm: request.imm,
-            msn: sq.claimed,
+            msn,
             src_qpn: self.number(),
         }
     }
@@ -576,15 +585,24 @@ impl Qp {
             return Step::Wait(Reason::Connection);
         };
         if sq.claimed == sq.credit.posted {
-            sq.credit = conn.credit();
-            if sq.claimed == sq.credit.posted {
-                return no_receive(sq);
+            if conn.srq.is_some() {
+                if !claim_shared(sq, self.process().slot) {
+                    return no_receive(sq);
+                }
+            } else {
+                sq.credit = conn.credit();
+                if sq.claimed == sq.credit.posted {
+                    return no_receive(sq);
+                }
             }
             sq.lossy = false;
         }
+        let Some(conn) = &sq.conn else {
+            return Step::Wait(Reason::Connection);
+        };
         let mut header = self.header(sq, request);
         if request.len > u64::from(sq.credit.least) {
-            let error = match conn.receive_len(sq.claimed) {
+            let error = match conn.receive_len(sq.claim.unwrap_or(sq.claimed)) {
                 None => Some((op::UNWRITABLE, IBV_WC_REM_OP_ERR)),
                 Some(room) if u64::from(room) < request.len => {
                     Some((op::TOO_LONG, IBV_WC_REM_INV_REQ_ERR))
@@ -651,7 +669,9 @@ impl Qp {
         match pushed {
             Push::Sent => {
                 conn.peer.notify_cq(conn.recv_cq, solicited);
-                sq.claimed = sq.claimed.wrapping_add(1);
+                if sq.claim.take().is_none() {
+                    sq.claimed = sq.claimed.wrapping_add(1);
+                }
                 sq.pushed = false;
                 Step::Done(IBV_WC_SUCCESS)
             }
@@ -671,7 +691,7 @@ impl Qp {
         if !conn.peer.check_alive() {
             return Err(AccessError::Dead);
         }
-        let remote = conn.receive_pieces(sq.claimed, request.len as usize);
+        let remote = conn.receive_pieces(sq.claim.unwrap_or(sq.claimed), request.len as usize);
         let there: u64 = remote.iter().map(|piece| piece.iov_len as u64).sum();
         if there < request.len {
             return Err(AccessError::Remote);
@@ -832,6 +852,18 @@ impl Qp {
         let deadline = sq.wait.as_ref()?.deadline;
         (deadline != 0 && sq.executed != sq.head).then_some(deadline)
     }
+}
+
+/// Claims a receive of the other end's shared queue, unless one is claimed already. Its length is
+/// looked at for each message.
+fn claim_shared(sq: &mut SendQueue, own_slot: u32) -> bool {
+    if sq.claim.is_none()
+        && let Some(conn) = &sq.conn
+        && let Some(srq) = &conn.srq
+    {
+        sq.claim = srq.claim(&conn.peer.map, own_slot);
+    }
+    sq.claim.is_some()
 }
 
 /// How long a message of an unreliable connection waits for a receive. On a wire it would be lost at

@@ -47,6 +47,8 @@ pub(crate) mod op {
     pub(crate) const TOO_LONG: u8 = 4;
     /// The receive's memory could not be written.
     pub(crate) const UNWRITABLE: u8 = 5;
+    /// Takes no receive: gives the claimed one back.
+    pub(crate) const RETURN: u8 = 6;
     /// Fills the end of the ring; no message.
     pub(crate) const PAD: u8 = 0xff;
 }
@@ -58,6 +60,8 @@ pub(crate) mod flag {
     pub(crate) const PUSHED: u8 = 2;
     /// For a queue pair of datagrams.
     pub(crate) const DATAGRAM: u8 = 4;
+    /// Takes a receive of a shared queue.
+    pub(crate) const SHARED: u8 = 8;
 }
 
 /// A message without its payload.
@@ -71,7 +75,8 @@ pub(crate) struct Header {
     /// Bytes of the message, wherever they are.
     pub(crate) len: u32,
     pub(crate) imm: u32,
-    /// Which of the receives it takes; for UD the Q_Key.
+    /// Which of the receives it takes; of a shared queue, its descriptor and the queue's index above
+    /// 16 bits; for UD the Q_Key.
     pub(crate) msn: u32,
     pub(crate) src_qpn: u32,
 }
@@ -80,7 +85,7 @@ impl Header {
     /// Bytes of the payload inside the ring.
     #[inline]
     fn inside(&self) -> usize {
-        if self.flags & flag::PUSHED != 0 || matches!(self.op, op::TOO_LONG | op::UNWRITABLE) {
+        if self.flags & flag::PUSHED != 0 || matches!(self.op, op::TOO_LONG | op::UNWRITABLE | op::RETURN) {
             0
         } else {
             self.len as usize

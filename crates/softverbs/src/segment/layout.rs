@@ -129,6 +129,16 @@ pub(crate) mod region {
 pub(crate) mod srq {
     pub(crate) const AT: usize = super::region::END;
     pub(crate) const STRIDE: usize = 128;
+    /// u64, u64, u32, u32, by the owner: the order of receives and their descriptors: offsets in
+    /// the segment, how many (a power of two), bytes of a descriptor. The first is 0 out of use.
+    pub(crate) const RING_AT: usize = 0;
+    pub(crate) const DESC_AT: usize = 8;
+    pub(crate) const COUNT: usize = 16;
+    pub(crate) const DESC_STRIDE: usize = 20;
+    /// u32, by claimants: where the first receive may be that is not claimed.
+    pub(crate) const HINT: usize = 64;
+    /// u32, by both: a sender waits for a receive.
+    pub(crate) const WAITING: usize = 68;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_SRQS;
 }
 

@@ -328,6 +328,30 @@ impl End {
         }
     }
 
+    /// Another connection of the same process, which takes its receives from `srq`. Completions
+    /// come to the first end.
+    pub fn on_srq(&self, srq: *mut ibv_srq) -> Self {
+        // SAFETY: all objects are live and of one context.
+        unsafe {
+            let mut init: ibv_qp_init_attr = std::mem::zeroed();
+            init.send_cq = self.cq;
+            init.recv_cq = self.cq;
+            init.srq = srq;
+            init.qp_type = IBV_QPT_RC;
+            init.cap.max_send_wr = 16;
+            init.cap.max_send_sge = 1;
+            let qp = (verbs().ibv_create_qp)(self.pd, &raw mut init);
+            assert!(!qp.is_null(), "{}", std::io::Error::last_os_error());
+            let mut end = Self {
+                qp,
+                polled: VecDeque::new(),
+                ..*self
+            };
+            end.enter_init();
+            end
+        }
+    }
+
     /// Creates an end, connects it, and waits until the other one is connected too.
     pub fn connect(link: &mut Link, sends: u32, recvs: u32, pieces: u32) -> Self {
         let mut end = Self::create(link, sends, recvs, pieces);
@@ -679,16 +703,23 @@ impl End {
     }
 
     pub fn async_event(&mut self) -> u32 {
-        // SAFETY: live context; the event is acknowledged once.
+        let (event, element) = self.any_async_event();
+        assert_eq!(element, self.qp as usize);
+        event
+    }
+
+    /// The next event and the address of what it is about.
+    pub fn any_async_event(&mut self) -> (u32, usize) {
+        // SAFETY: live context; the event is acknowledged once; all members are pointers.
         unsafe {
             let mut event: ibv_async_event = std::mem::zeroed();
             assert_eq!(
                 (verbs().ibv_get_async_event)(self.context, &raw mut event),
                 0
             );
-            assert_eq!(event.element.qp, self.qp);
+            let element = event.element.qp as usize;
             (verbs().ibv_ack_async_event)(&raw mut event);
-            event.event_type
+            (event.event_type, element)
         }
     }
 

@@ -1,0 +1,334 @@
+//! Shared receive queues.
+//!
+//! Posted receives lie in order in a ring of words in the owner's segment. A sender claims the
+//! first one that is not claimed by compare-and-swap, which stamps it with the sender's process,
+//! and names its descriptor in the message. The owner follows the claims with a private position
+//! and keeps a private list of who claimed what, so that a message can only take what its sender
+//! claimed, and the claims of an ended process come back.
+
+mod object;
+mod shared;
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering, fence};
+
+use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_recv_wr, ibv_sge, ibv_srq};
+
+pub(crate) use object::{create, destroy, modify, query};
+pub(crate) use shared::Shared;
+
+use crate::abi::Context;
+use crate::events::Element;
+use crate::process::Process;
+use crate::segment::layout::{desc, srq as layout};
+use crate::sync::Lock;
+use crate::sys::{Errno, Res};
+use shared::Word;
+
+/// A shared receive queue. The C object comes first, so a pointer to it is one to this; the memory
+/// stays when the queue is destroyed, for the next one of its index.
+#[repr(C)]
+pub(crate) struct Srq {
+    object: UnsafeCell<ibv_srq>,
+    index: u32,
+    process: AtomicPtr<Process>,
+    /// Queue pairs that take receives here.
+    pub(crate) users: AtomicU32,
+    events: AtomicU32,
+    queue: Lock<Queue>,
+}
+
+// SAFETY: the C object is written by this crate only at creation and under its own mutex.
+unsafe impl Send for Srq {}
+// SAFETY: as above.
+unsafe impl Sync for Srq {}
+
+impl std::fmt::Debug for Srq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Srq({})", self.index)
+    }
+}
+
+/// A receive as the owner knows it.
+#[derive(Clone, Copy, Default)]
+struct Posted {
+    wr_id: u64,
+    total: u32,
+    pieces: u32,
+    state: State,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Free,
+    Posted,
+    /// By the process of this slot.
+    Claimed(u32),
+}
+
+#[derive(Default)]
+struct Queue {
+    max_wr: u32,
+    max_sge: u32,
+    limit: u32,
+    pd: u32,
+    /// Receives posted, and how far claims were followed, wrapping.
+    head: u32,
+    followed: u32,
+    /// Descriptors: those out of use, and which one is at each place of the ring.
+    free: Vec<u32>,
+    order: Box<[u32]>,
+    posted: Box<[Posted]>,
+    sges: Box<[ibv_sge]>,
+    ring_at: usize,
+    desc_at: usize,
+    desc_stride: usize,
+}
+
+/// A receive that a message took, to be completed.
+pub(crate) struct Taken {
+    pub(crate) wr_id: u64,
+    pub(crate) total: u32,
+    pub(crate) pd: u32,
+    sges: [ibv_sge; crate::qp::MAX_SGE as usize],
+    pieces: usize,
+}
+
+impl Taken {
+    pub(crate) fn sges(&self) -> &[ibv_sge] {
+        &self.sges[..self.pieces]
+    }
+}
+
+impl Srq {
+    /// # Safety
+    /// `srq` must come from [`create`] and be live.
+    pub(crate) unsafe fn from_ptr<'a>(srq: *mut ibv_srq) -> &'a Self {
+        // SAFETY: the C object is the first field; the memory stays.
+        unsafe { &*srq.cast::<Self>() }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut ibv_srq {
+        self.object.get()
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    pub(crate) fn process(&self) -> &'static Process {
+        // SAFETY: set before the queue was handed out; processes are never freed.
+        unsafe { &*self.process.load(Ordering::Relaxed) }
+    }
+
+    fn context(&self) -> &Context {
+        // SAFETY: the context can't be closed before its queues are destroyed.
+        unsafe { Context::from_ptr((*self.as_ptr()).context) }
+    }
+
+    fn at(&self) -> usize {
+        layout::AT + layout::STRIDE * self.index as usize
+    }
+
+    fn post(&self, queue: &mut Queue, wr: &ibv_recv_wr) -> Res<()> {
+        let pieces = wr.num_sge.cast_unsigned();
+        if pieces > queue.max_sge {
+            return Err(Errno(libc::EINVAL));
+        }
+        let Some(index) = queue.free.pop() else {
+            return Err(Errno(libc::ENOMEM));
+        };
+        let sges = if pieces == 0 {
+            &[]
+        } else {
+            // SAFETY: the caller promises a valid list of that many.
+            unsafe { std::slice::from_raw_parts(wr.sg_list, pieces as usize) }
+        };
+        let process = self.process();
+        let map = &process.segment.map;
+        let shared = queue.desc_at + queue.desc_stride * index as usize;
+        let first = index as usize * queue.max_sge as usize;
+        let mut total = 0u32;
+        let mut good = true;
+        for (i, sge) in sges.iter().enumerate() {
+            queue.sges[first + i] = *sge;
+            total = total.saturating_add(sge.length);
+            let piece = shared + desc::FIRST + desc::PIECE * i;
+            match process.regions.local(sge, queue.pd, true) {
+                Some(addr) => {
+                    map.u64(piece).store(addr, Ordering::Relaxed);
+                    map.u32(piece + 8).store(sge.length, Ordering::Relaxed);
+                }
+                None => good = false,
+            }
+        }
+        map.u32(shared + desc::TOTAL)
+            .store(total, Ordering::Relaxed);
+        let shown = if good { pieces } else { desc::POISONED };
+        map.u32(shared + desc::PIECES)
+            .store(shown, Ordering::Relaxed);
+        queue.posted[index as usize] = Posted {
+            wr_id: wr.wr_id,
+            total,
+            pieces,
+            state: State::Posted,
+        };
+        self.publish(queue, index);
+        Ok(())
+    }
+
+    /// Makes a receive known to senders, at the end of the order.
+    fn publish(&self, queue: &mut Queue, index: u32) {
+        if queue.head.wrapping_sub(queue.followed) as usize >= queue.order.len() {
+            self.follow(queue);
+        }
+        let place = queue.head as usize & (queue.order.len() - 1);
+        queue.order[place] = index;
+        queue.posted[index as usize].state = State::Posted;
+        self.process()
+            .segment
+            .map
+            .u64(queue.ring_at + 8 * place)
+            .store(Word::posted(queue.head, index).0, Ordering::Release);
+        queue.head = queue.head.wrapping_add(1);
+    }
+
+    /// Learns who claimed what since the last time.
+    fn follow(&self, queue: &mut Queue) {
+        let map = &self.process().segment.map;
+        while queue.followed != queue.head {
+            let place = queue.followed as usize & (queue.order.len() - 1);
+            let word = Word(map.u64(queue.ring_at + 8 * place).load(Ordering::Acquire));
+            let index = queue.order[place];
+            if word == Word::posted(queue.followed, index) {
+                break;
+            }
+            // Whatever else it says, this receive is not to be had any more.
+            queue.posted[index as usize].state = State::Claimed(word.claimant());
+            queue.followed = queue.followed.wrapping_add(1);
+        }
+        let left = queue.head.wrapping_sub(queue.followed);
+        if left < queue.limit {
+            queue.limit = 0;
+            self.events.fetch_add(1, Ordering::Relaxed);
+            self.context()
+                .events
+                .push(IBV_EVENT_SRQ_LIMIT_REACHED, Element::Srq(self.as_ptr()));
+        }
+    }
+
+    /// The receive with this descriptor, if the process in `slot` has claimed it.
+    pub(crate) fn take(&self, index: u32, slot: u32) -> Option<Taken> {
+        let mut queue = self.queue.lock();
+        self.follow(&mut queue);
+        let posted = *queue.posted.get(index as usize)?;
+        if posted.state != State::Claimed(slot) {
+            return None;
+        }
+        queue.posted[index as usize].state = State::Free;
+        queue.free.push(index);
+        let first = index as usize * queue.max_sge as usize;
+        let pieces = posted.pieces as usize;
+        let mut sges = [ibv_sge::default(); crate::qp::MAX_SGE as usize];
+        sges[..pieces].copy_from_slice(&queue.sges[first..first + pieces]);
+        Some(Taken {
+            wr_id: posted.wr_id,
+            total: posted.total,
+            pd: queue.pd,
+            sges,
+            pieces,
+        })
+    }
+
+    /// The next receive, for a message that claimed none, if it is long enough.
+    pub(crate) fn take_next(&self, len: u32) -> Option<Taken> {
+        let process = self.process();
+        let shared = Shared::read(&process.segment.map, self.index)?;
+        let index = shared.claim(&process.segment.map, process.slot)?;
+        let long_enough = self
+            .queue
+            .lock()
+            .posted
+            .get(index as usize)
+            .is_some_and(|posted| posted.total >= len);
+        if long_enough {
+            return self.take(index, process.slot);
+        }
+        self.give_back(index, process.slot);
+        None
+    }
+
+    /// A claim that no message will use: the receive is to be had again.
+    pub(crate) fn give_back(&self, index: u32, slot: u32) {
+        let mut queue = self.queue.lock();
+        self.follow(&mut queue);
+        let claimed = queue.posted.get(index as usize).map(|posted| posted.state);
+        if claimed == Some(State::Claimed(slot)) {
+            self.publish(&mut queue, index);
+            drop(queue);
+            self.wake_senders();
+        }
+    }
+
+    /// The process in `slot` has ended, and all its messages were delivered.
+    pub(crate) fn claimant_died(&self, slot: u32) {
+        let mut queue = self.queue.lock();
+        if queue.order.is_empty() {
+            return;
+        }
+        self.follow(&mut queue);
+        let lost: Vec<u32> = (0..queue.posted.len() as u32)
+            .filter(|&i| queue.posted[i as usize].state == State::Claimed(slot))
+            .collect();
+        for index in lost {
+            self.publish(&mut queue, index);
+        }
+        drop(queue);
+        self.wake_senders();
+    }
+
+    fn wake_senders(&self) {
+        fence(Ordering::SeqCst);
+        let process = self.process();
+        let waiting = process.segment.map.u32(self.at() + layout::WAITING);
+        if waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0 {
+            process.ring_all_peers();
+        }
+    }
+}
+
+/// `ibv_post_srq_recv`.
+///
+/// # Safety
+/// `srq` must be live, `wr` a valid chain, `bad` writable.
+pub(crate) unsafe fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> i32 {
+    // SAFETY: the caller promises a live queue.
+    let this = unsafe { Srq::from_ptr(srq) };
+    if this.process().forked() {
+        // SAFETY: the caller promises a writable pointer.
+        unsafe { *bad = wr };
+        return libc::EIO;
+    }
+    let mut ret = 0;
+    {
+        let mut queue = this.queue.lock();
+        let mut next = wr;
+        // SAFETY: the caller promises a valid chain.
+        while let Some(receive) = unsafe { next.as_ref() } {
+            if let Err(error) = this.post(&mut queue, receive) {
+                // SAFETY: the caller promises a writable pointer.
+                unsafe { *bad = next };
+                ret = error.0;
+                break;
+            }
+            next = receive.next;
+        }
+    }
+    this.wake_senders();
+    ret
+}

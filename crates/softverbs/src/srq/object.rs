@@ -1,0 +1,190 @@
+//! Creating, changing and destroying shared receive queues.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use rdma_core_sys::{
+    IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, ibv_pd, ibv_sge, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
+};
+
+use super::{Posted, Queue, Srq};
+use crate::abi::{Context, Pd};
+use crate::events::Element;
+use crate::qp::{MAX_SGE, MAX_WR};
+use crate::segment::layout::{desc, srq as layout};
+use crate::sync::Lock;
+use crate::sys::{Errno, Res};
+
+fn blank(index: u32) -> Srq {
+    Srq {
+        // SAFETY: all zeros is a value of it.
+        object: UnsafeCell::new(unsafe { std::mem::zeroed() }),
+        index,
+        process: AtomicPtr::new(std::ptr::null_mut()),
+        users: AtomicU32::new(0),
+        events: AtomicU32::new(0),
+        queue: Lock::new(Queue::default()),
+    }
+}
+
+/// `ibv_create_srq`.
+///
+/// # Errors
+/// `EINVAL` for sizes that are not offered, `ENOMEM`.
+///
+/// # Safety
+/// The domain must be live.
+pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'static Srq> {
+    let attr = &init.attr;
+    if attr.max_wr == 0 || attr.max_wr > MAX_WR || attr.max_sge > MAX_SGE {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: the caller promises a live domain, whose context is live.
+    let (domain, context) = unsafe { (Pd::from_ptr(pd), Context::from_ptr((*pd).context)) };
+    let process = context.process;
+    let segment = &process.segment;
+    let count = attr.max_wr.next_power_of_two() as usize;
+    let max_sge = attr.max_sge.max(1) as usize;
+    let desc_stride = desc::stride(max_sge);
+    let srq = process.srqs.take(blank).ok_or(Errno(libc::ENOMEM))?;
+    let places = segment
+        .back(srq.at(), layout::STRIDE)
+        .and_then(|()| segment.take(8 * count))
+        .and_then(|ring_at| match segment.take(desc_stride * count) {
+            Ok(desc_at) => Ok((ring_at, desc_at)),
+            Err(error) => {
+                segment.give(ring_at, 8 * count);
+                Err(error)
+            }
+        });
+    let (ring_at, desc_at) = match places {
+        Ok(places) => places,
+        Err(error) => {
+            process.srqs.give(srq.index);
+            return Err(error);
+        }
+    };
+    let map = &segment.map;
+    for place in 0..count {
+        map.u64(ring_at + 8 * place).store(0, Ordering::Relaxed);
+    }
+    srq.process
+        .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+    srq.users.store(0, Ordering::Relaxed);
+    srq.events.store(0, Ordering::Relaxed);
+    let object = srq.as_ptr();
+    // SAFETY: the object is not handed out yet; mutex and condition are initialised in place.
+    unsafe {
+        (*object).context = (*pd).context;
+        (*object).srq_context = init.srq_context;
+        (*object).pd = pd;
+        (*object).handle = srq.index;
+        (*object).events_completed = 0;
+        libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
+        libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
+    }
+    let mut queue = srq.queue.lock();
+    *queue = Queue {
+        max_wr: attr.max_wr,
+        max_sge: max_sge as u32,
+        // A limit is set by `ibv_modify_srq` only.
+        limit: 0,
+        pd: domain.number,
+        // The position is never that of an empty word.
+        head: 1,
+        followed: 1,
+        free: (0..attr.max_wr).rev().collect(),
+        order: vec![0; count].into_boxed_slice(),
+        posted: vec![Posted::default(); count].into_boxed_slice(),
+        sges: vec![ibv_sge::default(); count * max_sge].into_boxed_slice(),
+        ring_at,
+        desc_at,
+        desc_stride,
+    };
+    drop(queue);
+    let at = srq.at();
+    map.u32(at + layout::HINT).store(1, Ordering::Relaxed);
+    map.u32(at + layout::WAITING).store(0, Ordering::Relaxed);
+    map.u32(at + layout::COUNT)
+        .store(count as u32, Ordering::Relaxed);
+    map.u32(at + layout::DESC_STRIDE)
+        .store(desc_stride as u32, Ordering::Relaxed);
+    map.u64(at + layout::DESC_AT)
+        .store(desc_at as u64, Ordering::Relaxed);
+    map.u64(at + layout::RING_AT)
+        .store(ring_at as u64, Ordering::Release);
+    domain.children.fetch_add(1, Ordering::Relaxed);
+    context.children.fetch_add(1, Ordering::Relaxed);
+    Ok(srq)
+}
+
+/// `ibv_modify_srq`.
+///
+/// # Errors
+/// `EOPNOTSUPP` for another size, `EINVAL` for a limit above the size.
+pub(crate) fn modify(srq: &Srq, attr: &ibv_srq_attr, mask: u32) -> Res<()> {
+    if mask & IBV_SRQ_MAX_WR != 0 {
+        // Senders know where the queue lies; the device says that it can't be resized.
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    if mask & IBV_SRQ_LIMIT != 0 {
+        let mut queue = srq.queue.lock();
+        if attr.srq_limit > queue.max_wr {
+            return Err(Errno(libc::EINVAL));
+        }
+        queue.limit = attr.srq_limit;
+        srq.follow(&mut queue);
+    }
+    Ok(())
+}
+
+/// `ibv_query_srq`.
+pub(crate) fn query(srq: &Srq) -> ibv_srq_attr {
+    let queue = srq.queue.lock();
+    ibv_srq_attr {
+        max_wr: queue.max_wr,
+        max_sge: queue.max_sge,
+        srq_limit: queue.limit,
+    }
+}
+
+/// `ibv_destroy_srq`: waits until the application has acknowledged every event that it got.
+///
+/// # Errors
+/// `EBUSY` while queue pairs use it.
+///
+/// # Safety
+/// `srq` must be live, and is gone after success.
+pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
+    // SAFETY: the caller promises a live queue.
+    let this = unsafe { Srq::from_ptr(srq) };
+    if this.users.load(Ordering::Relaxed) > 0 {
+        return Err(Errno(libc::EBUSY));
+    }
+    let context = this.context();
+    let segment = &this.process().segment;
+    // Senders that come late find nothing.
+    let map = &segment.map;
+    map.u64(this.at() + layout::RING_AT)
+        .store(0, Ordering::Release);
+    let old = std::mem::take(&mut *this.queue.lock());
+    segment.give(old.ring_at, 8 * old.order.len());
+    segment.give(old.desc_at, old.desc_stride * old.order.len());
+    let raised = this.events.load(Ordering::Relaxed);
+    let unread = context.events.forget(Element::Srq(srq));
+    // SAFETY: the object is live until its index is given back below.
+    let pd = unsafe {
+        libc::pthread_mutex_lock(&raw mut (*srq).mutex);
+        while (*srq).events_completed.wrapping_add(unread) != raised {
+            libc::pthread_cond_wait(&raw mut (*srq).cond, &raw mut (*srq).mutex);
+        }
+        libc::pthread_mutex_unlock(&raw mut (*srq).mutex);
+        libc::pthread_mutex_destroy(&raw mut (*srq).mutex);
+        libc::pthread_cond_destroy(&raw mut (*srq).cond);
+        Pd::from_ptr((*srq).pd)
+    };
+    pd.children.fetch_sub(1, Ordering::Relaxed);
+    context.children.fetch_sub(1, Ordering::Relaxed);
+    this.process().srqs.give(this.index);
+    Ok(())
+}

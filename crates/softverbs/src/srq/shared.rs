@@ -1,0 +1,143 @@
+//! A shared receive queue as its users see it: the words that are claimed.
+
+use std::sync::atomic::Ordering;
+
+use crate::segment::Mapping;
+use crate::segment::layout::{MAX_SRQS, SEGMENT_SIZE, arena, desc, srq as layout};
+
+/// A place in the order: position (32 bits), claimant's slot (14), state (2), descriptor (16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Word(pub(super) u64);
+
+const POSTED: u64 = 1;
+const CLAIMED: u64 = 2;
+
+impl Word {
+    pub(super) fn posted(position: u32, index: u32) -> Self {
+        Self(u64::from(position) << 32 | POSTED << 16 | u64::from(index & 0xffff))
+    }
+
+    fn claimed(self, slot: u32) -> Self {
+        Self(self.0 & !(0xffff << 16) | u64::from(slot & 0x3fff) << 18 | CLAIMED << 16)
+    }
+
+    fn position(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn is_posted(self) -> bool {
+        self.0 >> 16 & 3 == POSTED
+    }
+
+    pub(super) fn claimant(self) -> u32 {
+        (self.0 >> 18) as u32 & 0x3fff
+    }
+
+    fn index(self) -> u32 {
+        self.0 as u32 & 0xffff
+    }
+}
+
+/// Where a queue is in its owner's segment; copied once and checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared {
+    pub(crate) number: u32,
+    at: usize,
+    ring_at: usize,
+    mask: u32,
+    pub(crate) desc_at: usize,
+    pub(crate) desc_stride: usize,
+}
+
+impl Shared {
+    pub(crate) fn read(map: &Mapping, number: u32) -> Option<Self> {
+        if number as usize >= MAX_SRQS {
+            return None;
+        }
+        let at = layout::AT + layout::STRIDE * number as usize;
+        let ring_at = map.u64(at + layout::RING_AT).load(Ordering::Acquire) as usize;
+        let desc_at = map.u64(at + layout::DESC_AT).load(Ordering::Relaxed) as usize;
+        let count = map.u32(at + layout::COUNT).load(Ordering::Relaxed);
+        let desc_stride = map.u32(at + layout::DESC_STRIDE).load(Ordering::Relaxed) as usize;
+        let inside = |at: usize, stride: usize| {
+            at.is_multiple_of(32)
+                && (arena::AT..SEGMENT_SIZE).contains(&at)
+                && count as usize <= (SEGMENT_SIZE - at) / stride
+        };
+        let good = count.is_power_of_two()
+            && count <= 1 << 16
+            && desc_stride >= desc::stride(1)
+            && desc_stride.is_multiple_of(32)
+            && desc_stride <= 4096
+            && inside(ring_at, 8)
+            && inside(desc_at, desc_stride);
+        good.then_some(Self {
+            number,
+            at,
+            ring_at,
+            mask: count - 1,
+            desc_at,
+            desc_stride,
+        })
+    }
+
+    pub(crate) fn mask(&self) -> u32 {
+        self.mask
+    }
+
+    /// Claims the first receive that is to be had, for the process in `slot`; its descriptor.
+    pub(crate) fn claim(&self, map: &Mapping, slot: u32) -> Option<u32> {
+        let hint = map.u32(self.at + layout::HINT);
+        let mut position = hint.load(Ordering::Relaxed);
+        // The hint may be late by any number; who finds a later round goes to where the order may
+        // begin at the earliest.
+        for _ in 0..=2 * self.mask + 1 {
+            let place = map.u64(self.ring_at + 8 * (position & self.mask) as usize);
+            let word = Word(place.load(Ordering::Acquire));
+            let ahead = word.position().wrapping_sub(position).cast_signed();
+            if ahead < 0 || word.0 == 0 {
+                return None;
+            }
+            if ahead > 0 {
+                position = word.position().wrapping_sub(self.mask);
+                continue;
+            }
+            if word.is_posted() {
+                let claimed = word.claimed(slot).0;
+                if place
+                    .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    hint.store(position.wrapping_add(1), Ordering::Relaxed);
+                    return Some(word.index() & self.mask);
+                }
+            }
+            position = position.wrapping_add(1);
+        }
+        None
+    }
+
+    /// Asks the owner to ring when it posts a receive. To be followed by a heavy fence and one
+    /// more look.
+    pub(crate) fn ask_to_ring(&self, map: &Mapping) {
+        map.u32(self.at + layout::WAITING)
+            .store(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_keep_their_parts() {
+        let word = Word::posted(0xdead_beef, 32_767);
+        assert!(word.is_posted());
+        assert_eq!((word.position(), word.index()), (0xdead_beef, 32_767));
+        let claimed = word.claimed(1023);
+        assert!(!claimed.is_posted());
+        assert_eq!((claimed.position(), claimed.index()), (0xdead_beef, 32_767));
+        assert_eq!(claimed.claimant(), 1023);
+        assert_ne!(claimed, word);
+    }
+}
