@@ -407,6 +407,8 @@ pub(crate) fn resize(cq: &Cq, cqe: i32) -> Res<()> {
         return Err(Errno(libc::EINVAL));
     }
     let mut new = Ring::new(cqe.cast_unsigned())?;
+    // What a poll would find now counts as well.
+    cq.process().progress();
     let mut ring = cq.ring.lock();
     if ring.len() > cqe.cast_unsigned() {
         return Err(Errno(libc::EINVAL));
