@@ -285,6 +285,15 @@ impl Core {
             (Some(tx), Some(rx)) => Arc::ptr_eq(tx, rx),
             _ => false,
         };
+        if let Some(counters) = self.rings.counters() {
+            let (tx, rx) = (tx.as_ref(), rx.as_ref());
+            counters
+                .tx()
+                .for_each(|counter| tx.into_iter().for_each(|cq| counter.watch(cq)));
+            if let (Some(counter), Some(cq)) = (counters.rx(), rx) {
+                counter.watch(cq);
+            }
+        }
         let (tx_room, rx_room) = self.rooms();
         if let Some(cq) = &tx {
             let room = if shared { tx_room + rx_room } else { tx_room };

@@ -13,7 +13,7 @@ use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::msg::ConnectRequest;
-use crate::queue::{CompletionQueue, EventQueue};
+use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
 
 bitflags! {
     /// What a completion queue is bound for, with libfabric's values.
@@ -147,6 +147,33 @@ impl Endpoint {
             control.rx = Some(binding);
         }
         Ok(())
+    }
+
+    /// Lets a counter count the operations of these kinds that end: `SEND`, `RECV`, `READ`, `WRITE`.
+    /// None at all binds nothing. Completion queues are needed all the same; bound with selective
+    /// completion they stay empty.
+    ///
+    /// # Errors
+    /// - `EINVAL`: a kind has a counter already.
+    /// - `ENOSYS`: what peers do to this side's memory: a device doesn't tell of that.
+    /// - `EBADFLAGS`: anything else.
+    /// - `EDOMAIN`: a counter of another domain.
+    /// - `EOPBADSTATE`: enabled already.
+    pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
+        if !Arc::ptr_eq(counter.domain(), self.domain()) {
+            return Err(FiErrno::EDOMAIN);
+        }
+        if kinds.intersects(Flags::REMOTE_READ | Flags::REMOTE_WRITE) {
+            return Err(FiErrno::ENOSYS);
+        }
+        if kinds.intersects(Counters::KINDS.complement()) {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let _control = self.core.control.lock();
+        if !self.core.state.is(State::Idle) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        self.core.rings.bind_counter(counter, kinds)
     }
 
     /// Makes it ready: receives can be posted from now on. Connecting and accepting do it too.

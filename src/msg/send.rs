@@ -236,6 +236,8 @@ pub(crate) struct TxSide {
     /// Every so many unsignaled requests one is signaled, so that their slots become free.
     period: u32,
     unsignaled: u32,
+    /// Counted operations are all signaled: nobody would poll for the last ones otherwise.
+    counted: bool,
     slab: Option<Slab>,
 }
 
@@ -260,6 +262,10 @@ impl TxSide {
             max_msg: core.domain.max_msg_size(),
             period: (core.rings.tx.depth() / 4).max(1),
             unsignaled: 0,
+            counted: core
+                .rings
+                .counters()
+                .is_some_and(|c| c.tx().next().is_some()),
             slab,
         })
     }
@@ -302,7 +308,7 @@ impl TxSide {
             unsafe { op.local.sges(Some(self.cq.domain().pd()), &mut sges) }?
         };
         let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
-        let signaled = visible || self.unsignaled + 1 >= self.period;
+        let signaled = visible || self.counted || self.unsignaled + 1 >= self.period;
         let number = ring.push(Slot {
             context: op.context,
             flags: completion_flags(op.opcode),

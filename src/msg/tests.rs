@@ -26,6 +26,7 @@ use crate::verbs::{Device, devices};
 use crate::wire::cm_data::CM_DATA_SIZE;
 
 mod connect;
+mod counters;
 mod keepalive;
 mod processes;
 mod transfer;
@@ -241,6 +242,18 @@ fn connected(selective: bool, early: impl FnOnce(&Side)) -> (Side, Side) {
 
 /// As [`connected`], the connecting one in a domain of this kind.
 fn connected_in(kind: DomainConfig, selective: bool, early: impl FnOnce(&Side)) -> (Side, Side) {
+    connected_before(kind, selective, |client| {
+        client.ep.enable().unwrap();
+        early(client);
+    })
+}
+
+/// As [`connected_in`], but the endpoint is not enabled when `early` gets it.
+fn connected_before(
+    kind: DomainConfig,
+    selective: bool,
+    early: impl FnOnce(&Side),
+) -> (Side, Side) {
     let device = device();
     let eq = EventQueue::open(EqConfig::default()).unwrap();
     let (_pep, addr) = listener(&device, &eq);
@@ -248,7 +261,6 @@ fn connected_in(kind: DomainConfig, selective: bool, early: impl FnOnce(&Side)) 
     client_config.src = Some(address(&device));
     let domain = Domain::open(&device, kind).unwrap();
     let client = Side::new_in(domain, client_config, selective);
-    client.ep.enable().unwrap();
     early(&client);
     client.ep.connect(Some(addr), b"hello").unwrap();
     let server = accept(&device, &client, &eq);

@@ -185,6 +185,13 @@ impl Inner {
         let ring = if recv { &rings.rx } else { &rings.tx };
         // the low half is the number
         let slot = ring.complete(id.0 as u32)?;
+        if let Some(counters) = rings.counters() {
+            let success = wc.status() == sys::IBV_WC_SUCCESS;
+            // a receive that a write consumed got no message
+            if !(success && recv && wc.is_recv_rdma()) {
+                counters.count(slot.flags, success);
+            }
+        }
         if wc.status() != sys::IBV_WC_SUCCESS {
             rings.tell_failure();
             let reported = slot.visible || slot.reports_failure;
@@ -566,6 +573,9 @@ impl CompletionQueue {
         let directions = [(tx, &rings.tx), (rx, &rings.rx)];
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
             while let Some(slot) = ring.abandon() {
+                if let Some(counters) = rings.counters() {
+                    counters.count(slot.flags, false);
+                }
                 if slot.visible || slot.reports_failure {
                     let entry = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
                     inner.backlog.push_back(entry);

@@ -10,11 +10,12 @@
 #![allow(unsafe_code, reason = "slots are shared without a lock")]
 
 use std::cell::UnsafeCell;
-use std::sync::OnceLock;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
+use crate::errno::Result;
 use crate::flags::Flags;
+use crate::queue::{Counter, Counters};
 
 /// What is remembered of a request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -176,6 +177,8 @@ pub(crate) struct Rings {
     pub(crate) rx: SlotRing,
     pub(crate) owner: OnceLock<Weak<dyn FailureListener>>,
     pub(crate) probe: Probe,
+    counted: AtomicBool,
+    counters: Counters,
 }
 
 /// The request that asks a silent peer for a sign of life. It has no slot: it is not one of the
@@ -204,7 +207,24 @@ impl Rings {
             rx: SlotRing::new(rx),
             owner: OnceLock::new(),
             probe: Probe::default(),
+            counted: AtomicBool::new(false),
+            counters: Counters::default(),
         }
+    }
+
+    /// Its counters, if there are any.
+    #[inline]
+    pub(crate) fn counters(&self) -> Option<&Counters> {
+        self.counted
+            .load(Ordering::Relaxed)
+            .then_some(&self.counters)
+    }
+
+    /// Lets `counter` count operations of these kinds. Before the endpoint is enabled.
+    pub(crate) fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
+        self.counters.bind(counter, kinds)?;
+        self.counted.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The probe has come to its end.

@@ -1,0 +1,141 @@
+//! Counters of an endpoint's operations.
+
+use super::*;
+use crate::queue::Counter;
+
+/// Long enough for this thread to be waiting by then.
+const LATER: Duration = Duration::from_millis(100);
+
+/// Two connected ends, the connecting one's operations counted, and no send of it visible to its queue.
+fn counted(kinds: &[Flags]) -> (Side, Side, Vec<Arc<Counter>>) {
+    let mut counters = Vec::new();
+    let (client, server) = connected_before(DomainConfig::default(), true, |client| {
+        for &kind in kinds {
+            let counter = Counter::open(&client.domain, true);
+            client.ep.bind_counter(&counter, kind).unwrap();
+            counters.push(counter);
+        }
+    });
+    (client, server, counters)
+}
+
+fn nothing_to_read(side: &Side) {
+    let mut nothing = |c: &Completion| panic!("{c:?}");
+    assert_eq!(side.cq.read(1, &mut nothing), Err(FiErrno::EAGAIN));
+}
+
+#[test]
+fn a_value_is_read_set_and_waited_for() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    let counter = Counter::open(&domain, true);
+    counter.set(5);
+    counter.add(2);
+    counter.set_errors(1);
+    counter.add_errors(3);
+    assert_eq!((counter.read(), counter.read_errors()), (7, 4));
+    let now = Some(Duration::ZERO);
+    assert_eq!(counter.wait(7, now), Ok(()));
+    assert_eq!(counter.wait(8, now), Err(FiErrno::ETIMEDOUT));
+    let start = Instant::now();
+    let short = Some(Duration::from_millis(30));
+    assert_eq!(counter.wait(8, short), Err(FiErrno::ETIMEDOUT));
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    let later = |change: fn(&Counter)| {
+        let counter = Arc::clone(&counter);
+        std::thread::spawn(move || {
+            std::thread::sleep(LATER);
+            change(&counter);
+        })
+    };
+    let adding = later(|counter| counter.add(1));
+    assert_eq!(counter.wait(8, Some(LIMIT)), Ok(()));
+    adding.join().unwrap();
+    let failing = later(|counter| counter.add_errors(1));
+    assert_eq!(counter.wait(1000, Some(LIMIT)), Err(FiErrno::EAVAIL));
+    failing.join().unwrap();
+    let unwaited = Counter::open(&domain, false);
+    assert_eq!(unwaited.wait(0, None), Err(FiErrno::EINVAL));
+}
+
+/// Every kind by itself, also what is injected, and without reading the queue.
+#[test]
+fn each_kind_of_operation_has_its_counter() {
+    let kinds = [Flags::SEND, Flags::RECV, Flags::WRITE, Flags::READ];
+    let (client, server, counters) = counted(&kinds);
+    let buffer = Buffer::all(&client.domain, 256);
+    let target = Buffer::all(&server.domain, 256);
+    let wait = |index: usize, count| counters[index].wait(count, Some(LIMIT));
+    let (iov, desc) = buffer.part(0, 200);
+    let (addr, key) = (target.addr(), target.region.key());
+    for i in 0..100 {
+        server.recv(&target, 256, i).unwrap();
+        // SAFETY: the buffers outlive the connection.
+        unsafe {
+            if i % 2 == 0 {
+                client.send(&buffer, 200, i).unwrap();
+            } else {
+                client.ep.inject(iov.iov_base, 8).unwrap();
+            }
+            assert_eq!(wait(0, i as u64 + 1), Ok(()));
+            client
+                .ep
+                .write(LocalIov::single(&iov, &desc), addr, key, i)
+                .unwrap();
+            assert_eq!(wait(2, i as u64 + 1), Ok(()));
+        }
+        server.completion().unwrap();
+    }
+    // SAFETY: as above.
+    unsafe { client.ep.read(LocalIov::single(&iov, &desc), addr, key, 0) }.unwrap();
+    assert_eq!(wait(3, 1), Ok(()));
+    client.recv(&buffer, 256, 0).unwrap();
+    assert_eq!(counters[1].read(), 0);
+    server.send(&target, 256, 0).unwrap();
+    assert_eq!(wait(1, 1), Ok(()));
+    let values: Vec<_> = counters.iter().map(|c| c.read()).collect();
+    assert_eq!(values, [100, 1, 100, 1]);
+    assert!(counters.iter().all(|c| c.read_errors() == 0));
+    // what the counters found for the queue is still there to be read, in order
+    assert_eq!(client.completion().unwrap().flags, Flags::RECV | Flags::MSG);
+    nothing_to_read(&client);
+}
+
+#[test]
+fn failures_are_counted_apart_and_wake_who_waits() {
+    let (client, server, counters) = counted(&[Flags::SEND | Flags::WRITE, Flags::RECV]);
+    let buffer = Buffer::all(&client.domain, 256);
+    for context in 0..3 {
+        client.recv(&buffer, 256, context).unwrap();
+    }
+    client.send(&buffer, 256, 9).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(LATER);
+            server.ep.shutdown().unwrap();
+            assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
+            client.ep.close();
+        });
+        let waited = counters[1].wait(1, Some(LIMIT));
+        assert_eq!(waited, Err(FiErrno::EAVAIL));
+    });
+    assert_eq!((counters[0].read(), counters[0].read_errors()), (0, 1));
+    assert_eq!((counters[1].read(), counters[1].read_errors()), (0, 3));
+}
+
+#[test]
+fn a_binding_that_means_nothing_is_refused() {
+    let device = device();
+    let side = Side::new(&device, config(CLIENT), false);
+    let counter = Counter::open(&side.domain, false);
+    let bind = |kinds| side.ep.bind_counter(&counter, kinds);
+    assert_eq!(bind(Flags::REMOTE_WRITE), Err(FiErrno::ENOSYS));
+    assert_eq!(bind(Flags::SEND | Flags::FENCE), Err(FiErrno::EBADFLAGS));
+    assert_eq!(bind(Flags::empty()), Ok(()));
+    assert_eq!(bind(Flags::SEND), Ok(()));
+    assert_eq!(bind(Flags::SEND | Flags::RECV), Err(FiErrno::EINVAL));
+    assert_eq!(bind(Flags::RECV), Ok(()));
+    let other = Domain::open(&device, DomainConfig::default()).unwrap();
+    let foreign = Counter::open(&other, false);
+    let bound = side.ep.bind_counter(&foreign, Flags::READ);
+    assert_eq!(bound, Err(FiErrno::EDOMAIN));
+}
