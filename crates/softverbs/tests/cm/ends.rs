@@ -173,6 +173,36 @@ fn silence_ends_an_attempt() {
 }
 
 #[test]
+fn silence_after_the_answer_ends_it_too() {
+    if skip_on_hardware("its timeout can't be set") {
+        return;
+    }
+    let second = Second::start(
+        "serve",
+        &[
+            ("CM_BIND", &on_device(0)),
+            ("CM_ANSWER", "accept"),
+            ("SOFTVERBS_CM_TIMEOUT_MS", "200"),
+        ],
+    );
+    let to = second.line();
+    let to = to.strip_prefix("listening on ").unwrap().parse().unwrap();
+    let channel = Channel::new();
+    let id = channel.routed(to);
+    assert_eq!(id.create_qp(), 0);
+    assert_eq!(id.connect(&mut param(b"hello")), 0);
+    assert!(second.line().starts_with("request hello"));
+    second.expect(&format!("UNREACHABLE {} qp 3", -libc::ETIMEDOUT));
+    // The answer came; it is too late for it.
+    channel.expect(RDMA_CM_EVENT_CONNECT_ERROR, -libc::ECONNRESET);
+    assert_eq!(id.qp_state(), IBV_QPS_ERR);
+    channel.expect_silence();
+    id.destroy();
+    channel.destroy();
+    second.finish();
+}
+
+#[test]
 fn an_attempt_that_finds_no_room_ends_too() {
     if skip_on_hardware("its timeout can't be set") {
         return;
