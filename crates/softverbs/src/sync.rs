@@ -29,6 +29,12 @@ impl<T> std::fmt::Debug for Lock<T> {
     }
 }
 
+impl<T: Default> Default for Lock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
 impl<T> Lock<T> {
     pub(crate) const fn new(value: T) -> Self {
         Self {

@@ -20,6 +20,7 @@ fn main() {
             unreliable_child,
         ),
         ("atomics", atomics_parent, atomics_child),
+        ("extended_calls", extended_parent, extended_child),
         ("a_shared_receive_queue", shared_parent, shared_child),
         ("claims_of_the_dead_come_back", claims_parent, claims_child),
     ];
@@ -515,4 +516,109 @@ fn claims_child(link: &mut Link) {
         end.wait(LIMIT);
         end.wait(LIMIT);
     }
+}
+
+fn extended_parent(link: &mut Link) {
+    let end = End::with(16, 16, 1);
+    // SAFETY: all zeros is a value of each structure; live objects; calls as verbs.h has them.
+    unsafe {
+        let offset = std::mem::offset_of!(verbs_context, context);
+        let ops = end.context.byte_sub(offset).cast::<verbs_context>();
+        let mut init: ibv_cq_init_attr_ex = std::mem::zeroed();
+        init.cqe = 16;
+        init.wc_flags = u64::from(IBV_WC_EX_WITH_FLOW_TAG);
+        let create = (*ops).create_cq_ex.unwrap();
+        assert!(create(end.context, &raw mut init).is_null());
+        let error = std::io::Error::last_os_error().raw_os_error();
+        assert_eq!(error, Some(libc::EOPNOTSUPP));
+        let stamp = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+        init.wc_flags = u64::from(IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_QP_NUM | stamp);
+        let cq = create(end.context, &raw mut init);
+        assert!(!cq.is_null());
+        assert!((*cq).read_src_qp.is_none());
+        let mut init: ibv_qp_init_attr_ex = std::mem::zeroed();
+        init.send_cq = cq.cast();
+        init.recv_cq = end.cq;
+        init.qp_type = IBV_QPT_RC;
+        init.cap.max_send_wr = 3;
+        init.cap.max_recv_wr = 1;
+        init.cap.max_send_sge = 2;
+        init.cap.max_inline_data = 32;
+        init.pd = end.pd;
+        init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        init.send_ops_flags = u64::from(IBV_QP_EX_WITH_BIND_MW);
+        assert!(ibv_create_qp_ex(end.context, &raw mut init).is_null());
+        let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+        init.send_ops_flags = u64::from(sends | IBV_QP_EX_WITH_RDMA_WRITE);
+        let qp = ibv_create_qp_ex(end.context, &raw mut init);
+        assert!(!qp.is_null(), "{}", std::io::Error::last_os_error());
+        let to_ex = verbs().ibv_qp_to_qp_ex.unwrap();
+        assert!(to_ex(end.qp).is_null());
+        let ex = to_ex(qp);
+        assert!((*ex).wr_rdma_read.is_none());
+        let mut extended = end.with_qp(qp);
+        extended.join(link);
+        let buffer = end.buffer(&bytes_of(100));
+        let start = (*ex).wr_start.unwrap();
+        let complete = (*ex).wr_complete.unwrap();
+        // What is given up leaves no trace, and what does not fit is refused as a whole.
+        start(ex);
+        (*ex).wr_send.unwrap()(ex);
+        (*ex).wr_abort.unwrap()(ex);
+        start(ex);
+        for _ in 0..4 {
+            (*ex).wr_send.unwrap()(ex);
+            (*ex).wr_set_sge.unwrap()(ex, buffer.lkey(), buffer.addr(), 1);
+        }
+        assert_eq!(complete(ex), libc::ENOMEM);
+        start(ex);
+        (*ex).wr_id = 1;
+        (*ex).wr_flags = IBV_SEND_SIGNALED;
+        (*ex).wr_send_imm.unwrap()(ex, 7);
+        (*ex).wr_set_sge.unwrap()(ex, buffer.lkey(), buffer.addr(), 100);
+        (*ex).wr_id = 2;
+        (*ex).wr_send.unwrap()(ex);
+        let mut bytes = bytes_of(9);
+        (*ex).wr_set_inline_data.unwrap()(ex, bytes.as_mut_ptr().cast(), 9);
+        assert_eq!(complete(ex), 0);
+        bytes.fill(0);
+        let mut none: ibv_poll_cq_attr = std::mem::zeroed();
+        let poll = (*cq).start_poll.unwrap();
+        let begin = std::time::Instant::now();
+        let mut last = 0;
+        for id in [1, 2] {
+            while poll(cq, &raw mut none) == libc::ENOENT {
+                assert!(begin.elapsed() < LIMIT);
+            }
+            assert_eq!(((*cq).wr_id, (*cq).status), (id, IBV_WC_SUCCESS));
+            assert_eq!((*cq).read_opcode.unwrap()(cq), IBV_WC_SEND);
+            assert_eq!((*cq).read_qp_num.unwrap()(cq), (*qp).qp_num);
+            let time = (*cq).read_completion_ts.unwrap()(cq);
+            assert!(time >= last && time > 0);
+            last = time;
+            if id == 2 {
+                assert_eq!((*cq).next_poll.unwrap()(cq), libc::ENOENT);
+            }
+            (*cq).end_poll.unwrap()(cq);
+        }
+        link.expect("done");
+        assert_eq!((verbs().ibv_destroy_qp)(qp), 0);
+        assert_eq!((verbs().ibv_destroy_cq)(cq.cast()), 0);
+    }
+}
+
+fn extended_child(link: &mut Link) {
+    let mut end = End::create(link, 16, 16, 1);
+    let buffer = end.buffer(&[0; 100]);
+    end.recv(&buffer, 1);
+    let second = end.buffer(&[0; 100]);
+    end.recv(&second, 2);
+    end.join(link);
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.wr_id, wc.imm, wc.byte_len), (1, Some(7), 100));
+    assert_eq!(buffer.bytes(), bytes_of(100));
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.wr_id, wc.imm, wc.byte_len), (2, None, 9));
+    assert_eq!(second.bytes()[..9], bytes_of(9)[..]);
+    link.say("done");
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::*;
 
-use super::{device, guard, objects, pointer, query, status};
+use super::{device, guard, objects, pointer, query, status, td};
 use crate::events::{AsyncQueue, Element};
 use crate::process::Process;
 use crate::sys::{Errno, Res};
@@ -56,6 +56,11 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.query_port = Some(query::query_port);
         verbs.query_device_ex = Some(query::query_device_ex);
         verbs.create_qp_ex = Some(objects::create_qp_ex);
+        verbs.create_cq_ex = Some(objects::create_cq_ex);
+        verbs.query_rt_values = Some(query::query_rt_values);
+        verbs.alloc_td = Some(td::alloc_td);
+        verbs.dealloc_td = Some(td::dealloc_td);
+        verbs.alloc_parent_domain = Some(td::alloc_parent_domain);
         verbs.create_srq_ex = Some(objects::create_srq_ex);
         let context = &mut verbs.context;
         context.device = device;

@@ -13,6 +13,7 @@ mod names;
 mod objects;
 mod pd;
 mod query;
+mod td;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -77,7 +78,7 @@ pub fn verbs() -> &'static VerbsFns {
         ibv_reg_mr_iova2: Some(mr::reg_mr_iova2),
         ibv_reg_dmabuf_mr: None,
         ibv_reg_mr_ex: None,
-        ibv_qp_to_qp_ex: None,
+        ibv_qp_to_qp_ex: Some(objects::qp_to_qp_ex),
         ibv_get_device_index: Some(device::get_device_index),
         ibv_get_pkey_index: Some(query::get_pkey_index),
         ibv_import_device: None,
@@ -117,6 +118,11 @@ fn status(body: impl FnOnce() -> Res<()>) -> i32 {
             error.0
         }
     }
+}
+
+/// What an errno-valued body says, or `EFAULT` for a panic.
+pub(crate) fn errno_of(body: impl FnOnce() -> i32) -> i32 {
+    guard(|| Ok(body())).unwrap_or(libc::EFAULT)
 }
 
 /// A pointer, or NULL with `errno`.

@@ -63,9 +63,47 @@ pub(super) unsafe extern "C" fn create_cq(
             cq_context,
             channel,
             comp_vector,
+            extended: None,
         };
         // SAFETY: the caller promises a live context and channel.
         unsafe { cq::create(&init) }.map(Cq::as_ptr)
+    })
+}
+
+pub(super) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    pointer(|| {
+        non_null(init)?;
+        // SAFETY: the caller promises a live context and valid attributes.
+        let ex = unsafe {
+            Context::from_ptr(context).live()?;
+            &*init
+        };
+        // The domain of a queue only matters to devices whose queues lie in its memory.
+        let known = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
+        let flags = if ex.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
+            ex.flags
+        } else {
+            0
+        };
+        if ex.wc_flags & !cq::extended::OFFERED != 0
+            || ex.comp_mask & !known != 0
+            || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+        {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let init = CqInit {
+            context,
+            cqe: c_int::try_from(ex.cqe).map_err(|_| Errno(libc::EINVAL))?,
+            cq_context: ex.cq_context,
+            channel: ex.channel,
+            comp_vector: c_int::try_from(ex.comp_vector).map_err(|_| Errno(libc::EINVAL))?,
+            extended: Some(ex.wc_flags),
+        };
+        // SAFETY: the caller promises a live context and channel.
+        unsafe { cq::create(&init) }.map(|cq| cq.as_ptr().cast())
     })
 }
 
@@ -123,7 +161,11 @@ pub(super) unsafe extern "C" fn create_qp(
         // SAFETY: the caller promises live objects and a valid structure.
         unsafe {
             Context::from_ptr((*pd).context).live()?;
-            let qp = qp::create(QpInit { pd, attr: *init })?;
+            let qp = qp::create(QpInit {
+                pd,
+                attr: *init,
+                operations: None,
+            })?;
             (*init).cap = qp.capabilities();
             Ok(qp.as_ptr())
         }
@@ -140,8 +182,15 @@ pub(super) unsafe extern "C" fn create_qp_ex(
         unsafe {
             Context::from_ptr(context).live()?;
             let ex = &mut *init;
-            if ex.comp_mask != IBV_QP_INIT_ATTR_PD {
+            let flags = ex.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && ex.create_flags != 0;
+            let known = IBV_QP_INIT_ATTR_PD
+                | IBV_QP_INIT_ATTR_CREATE_FLAGS
+                | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+            if ex.comp_mask & !known != 0 || flags {
                 return Err(Errno(libc::EOPNOTSUPP));
+            }
+            if ex.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+                return Err(Errno(libc::EINVAL));
             }
             non_null(ex.pd)?;
             let attr = ibv_qp_init_attr {
@@ -153,11 +202,27 @@ pub(super) unsafe extern "C" fn create_qp_ex(
                 qp_type: ex.qp_type,
                 sq_sig_all: ex.sq_sig_all,
             };
-            let qp = qp::create(QpInit { pd: ex.pd, attr })?;
+            let qp = qp::create(QpInit {
+                pd: ex.pd,
+                attr,
+                operations: (ex.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0)
+                    .then_some(ex.send_ops_flags),
+            })?;
             ex.cap = qp.capabilities();
             Ok(qp.as_ptr())
         }
     })
+}
+
+/// The queue pair's calls of `ibv_wr_*`, or NULL where it was made without.
+pub(super) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    let extended = qp.cast::<ibv_qp_ex>();
+    // SAFETY: the caller promises a live queue pair; all of this device are extended ones.
+    if unsafe { (*extended).wr_start }.is_some() {
+        extended
+    } else {
+        std::ptr::null_mut()
+    }
 }
 
 pub(super) unsafe extern "C" fn query_qp(

@@ -3,10 +3,10 @@
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rdma_core_sys::{ibv_context, ibv_pd};
+use rdma_core_sys::{ibv_context, ibv_pd, ibv_td};
 
 use super::context::Context;
-use super::{pointer, status};
+use super::{pointer, status, td};
 use crate::sys::Errno;
 
 /// A protection domain. The C object comes first.
@@ -17,6 +17,8 @@ pub(crate) struct Pd {
     pub(crate) number: u32,
     /// Objects that were made in it.
     pub(crate) children: AtomicU32,
+    /// What a parent domain was made of; NULL for others.
+    made_of: (*mut ibv_pd, *mut ibv_td),
 }
 
 impl Pd {
@@ -26,6 +28,24 @@ impl Pd {
         // SAFETY: the C object is the first field; the caller promises the rest.
         unsafe { &*pd.cast::<Self>() }
     }
+
+    /// A new domain as a C object.
+    pub(super) fn make(
+        context: *mut ibv_context,
+        number: u32,
+        made_of: (*mut ibv_pd, *mut ibv_td),
+    ) -> *mut ibv_pd {
+        Box::into_raw(Box::new(Self {
+            object: ibv_pd {
+                context,
+                handle: number,
+            },
+            number,
+            children: AtomicU32::new(0),
+            made_of,
+        }))
+        .cast()
+    }
 }
 
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
@@ -34,15 +54,8 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         let owner = unsafe { Context::from_ptr(context) };
         let number = owner.live()?.next_pd.fetch_add(1, Ordering::Relaxed);
         owner.children.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::into_raw(Box::new(Pd {
-            object: ibv_pd {
-                context,
-                handle: number,
-            },
-            number,
-            children: AtomicU32::new(0),
-        }))
-        .cast())
+        let made_of = (std::ptr::null_mut(), std::ptr::null_mut());
+        Ok(Pd::make(context, number, made_of))
     })
 }
 
@@ -54,7 +67,16 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
             return Err(Errno(libc::EBUSY));
         }
         context.children.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: made by `Box::into_raw` in `alloc_pd`.
+        let (base, thread) = this.made_of;
+        // SAFETY: both are kept by this one; NULL has nothing to leave.
+        unsafe {
+            if !base.is_null() {
+                let base = Pd::from_ptr(base);
+                base.children.fetch_sub(1, Ordering::Relaxed);
+            }
+            td::leave(thread);
+        }
+        // SAFETY: made by `Box::into_raw` in `Pd::make`.
         drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
         Ok(())
     })

@@ -10,7 +10,7 @@ use super::{gid, guard, status};
 use crate::cq::MAX_CQE;
 use crate::qp::{MAX_MESSAGE, MAX_SGE, MAX_WR};
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_REGIONS, MAX_SRQS};
-use crate::sys::{Errno, Res};
+use crate::sys::{self, Errno, Res};
 
 /// Most READs and atomics that an application may ask to have under way. They are done one after
 /// the other, so any number is as good.
@@ -96,12 +96,38 @@ pub(super) unsafe extern "C" fn query_device_ex(
         let mut full: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
         full.orig_attr = device_attr(context);
         full.phys_port_cnt_ex = 1;
+        // Nanoseconds: a clock of 1,000,000 kHz.
+        full.completion_timestamp_mask = u64::MAX;
+        full.hca_core_clock = 1_000_000;
         let len = size.min(size_of::<ibv_device_attr_ex>());
         // SAFETY: the caller promises that `size` bytes are writable.
         unsafe {
             attr.cast::<u8>().write_bytes(0, size);
             attr.cast::<u8>()
                 .copy_from_nonoverlapping((&raw const full).cast(), len);
+        }
+        Ok(())
+    })
+}
+
+/// The clock that completion timestamps are of.
+pub(super) unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller promises a live context and valid values.
+        let values = unsafe {
+            Context::from_ptr(context).live()?;
+            &mut *values
+        };
+        if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        if values.comp_mask != 0 {
+            let now = sys::now_ns();
+            values.raw_clock.tv_sec = (now / 1_000_000_000).cast_signed();
+            values.raw_clock.tv_nsec = (now % 1_000_000_000).cast_signed();
         }
         Ok(())
     })

@@ -1,12 +1,13 @@
 //! Completion queues: private memory, filled by this process only.
 
+pub(crate) mod extended;
 mod poll;
 
 pub(crate) use poll::{poll_cq, req_notify};
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use rdma_core_sys::{
     IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex,
@@ -17,7 +18,7 @@ use crate::events::{Channel, Element};
 use crate::process::Process;
 use crate::segment::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, cq as layout};
 use crate::sync::{Guard, Lock};
-use crate::sys::{Errno, Res};
+use crate::sys::{self, Errno, Res};
 
 /// Most entries that a queue may have.
 pub(crate) const MAX_CQE: i32 = 1 << 22;
@@ -40,6 +41,8 @@ pub(crate) struct Cqe {
     pub(crate) vendor_err: u32,
     /// How many requests of that queue are done when this is polled, wrapping.
     pub(crate) done: u32,
+    /// When it was made, in nanoseconds of the monotonic clock, where the queue was asked for it.
+    pub(crate) time: u64,
     pub(crate) retires: Retires,
 }
 
@@ -68,6 +71,10 @@ pub(crate) struct Cq {
     /// Queue pairs and shared receive queues that complete here.
     pub(crate) users: AtomicU32,
     ring: Lock<Ring>,
+    stamps: AtomicBool,
+    /// Between `ibv_start_poll` and `ibv_end_poll`, and the completion that is read then.
+    polled: AtomicBool,
+    current: UnsafeCell<Cqe>,
 }
 
 // SAFETY: the C object is written by this crate only at creation, under its own mutex, or by the
@@ -173,6 +180,9 @@ impl Cq {
         }
         let slot = ring.slot(ring.head);
         ring.entries[slot] = cqe;
+        if self.stamps.load(Ordering::Relaxed) {
+            ring.entries[slot].time = sys::now_ns();
+        }
         ring.head = ring.head.wrapping_add(1);
         // Inside the lock: who armed before it polled in vain is seen, and who armed later polls
         // this entry.
@@ -279,6 +289,8 @@ pub(crate) struct CqInit {
     pub(crate) cq_context: *mut c_void,
     pub(crate) channel: *mut ibv_comp_channel,
     pub(crate) comp_vector: i32,
+    /// What `ibv_start_poll` will read, or `None` where it will not be used.
+    pub(crate) extended: Option<u64>,
 }
 
 /// `ibv_create_cq`.
@@ -316,6 +328,9 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
                 overrun: false,
                 in_vain: 0,
             }),
+            stamps: AtomicBool::new(false),
+            polled: AtomicBool::new(false),
+            current: UnsafeCell::new(Cqe::default()),
         })
         .ok_or(Errno(libc::ENOMEM))?;
     let at = layout::AT + layout::STRIDE * cq.index as usize;
@@ -329,10 +344,19 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
     cq.events.store(0, Ordering::Relaxed);
     cq.asynchronous.store(0, Ordering::Relaxed);
     cq.users.store(0, Ordering::Relaxed);
+    cq.polled.store(false, Ordering::Relaxed);
+    cq.stamps.store(
+        init.extended.is_some_and(extended::stamps),
+        Ordering::Relaxed,
+    );
     *cq.ring.lock() = ring;
     let object = cq.as_ptr();
     // SAFETY: the object is not handed out yet; mutex and condition are initialised in place.
     unsafe {
+        cq.object.get().write_bytes(0, 1);
+        if let Some(asked) = init.extended {
+            extended::fill(cq.object.get(), asked);
+        }
         (*object).context = init.context;
         (*object).channel = init.channel;
         (*object).cq_context = init.cq_context;

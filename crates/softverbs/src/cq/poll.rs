@@ -4,6 +4,7 @@ use rdma_core_sys::{ibv_cq, ibv_wc};
 
 use super::{Cq, Cqe, Retires, Ring};
 use crate::process::Process;
+use crate::sys::{Errno, Res};
 
 /// Takes at most `most` completions into `wc`; how many, or −1 after an overrun.
 ///
@@ -29,6 +30,34 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
         cq.in_vain();
     }
     got
+}
+
+/// The next completion for `ibv_start_poll` and `ibv_next_poll`.
+///
+/// # Errors
+/// `ENOENT` where there is none, `EIO` after an overrun or in a forked child.
+pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
+    let process = cq.process();
+    if process.forked() {
+        return Err(Errno(libc::EIO));
+    }
+    for last in [false, true] {
+        {
+            let mut ring = cq.ring.lock();
+            if ring.len() > 0 {
+                ring.in_vain = 0;
+                return Ok(next(&mut ring, process));
+            }
+            if ring.overrun {
+                return Err(Errno(libc::EIO));
+            }
+        }
+        if !last {
+            process.progress();
+        }
+    }
+    cq.in_vain();
+    Err(Errno(libc::ENOENT))
 }
 
 /// # Safety

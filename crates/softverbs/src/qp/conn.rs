@@ -138,8 +138,13 @@ impl Qp {
             return Err(Unreachable::Yet);
         };
         if !peer.check_alive() {
-            // The queue pair goes to ERR with the request.
-            return Err(Unreachable::Gone);
+            // One that let go of the connection before it ended is waited for as on a wire; else
+            // the queue pair goes to ERR with the request.
+            return Err(if self.was_let_go(&peer, sq.dest) {
+                Unreachable::Yet
+            } else {
+                Unreachable::Gone
+            });
         }
         if sq.dest_node.is_some_and(|node| node != peer.node) {
             return Err(Unreachable::Yet);
@@ -156,6 +161,14 @@ impl Qp {
         }
         sq.conn = Some(conn);
         Ok(())
+    }
+
+    /// Whether the other end was destroyed or reset, whatever became of its process.
+    pub(super) fn was_let_go(&self, peer: &Peer, dest: u32) -> bool {
+        let (_, index) = split_qp_num(dest);
+        let theirs = peer.map.u64(entry_at(index) + layout::STATE);
+        let theirs = StateWord(theirs.load(Ordering::Acquire));
+        theirs.state() == IBV_QPS_RESET || theirs.dest() != self.number()
     }
 
     /// Asks the other end's owner, if there is one, to ring when its queue pair's state changes.

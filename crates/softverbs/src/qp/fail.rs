@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::{DESTROYED, Qp, RecvQueue, SendQueue, entry_at};
+use super::{DESTROYED, Qp, RecvQueue, SendQueue};
 use crate::events::Element;
 use crate::peer::Peer;
 use crate::ring::{Header, flag, op};
-use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
+use crate::segment::layout::{Credit, StateWord, qp as layout};
 
 impl Qp {
     /// Moves the queue pair to ERR and flushes both queues; the first waiting request, if there
@@ -149,16 +149,13 @@ impl Qp {
             self.rq.lock().peer = None;
             return;
         }
-        // A queue pair that was destroyed or reset before its process ended is not missed until
-        // somebody sends to it, as on a wire.
-        let (_, index) = split_qp_num(sq.dest);
-        let theirs = peer.map.u64(entry_at(index) + layout::STATE);
-        let theirs = StateWord(theirs.load(Ordering::Acquire));
-        let let_go = theirs.state() == IBV_QPS_RESET || theirs.dest() != self.number();
+        // A queue pair that was destroyed or reset before its process ended is missed only by
+        // requests, which wait as long as they would on a wire.
+        let let_go = self.was_let_go(peer, sq.dest);
         sq.peer = None;
         sq.conn = None;
         self.rq.lock().peer = None;
-        if let_go && sq.executed == sq.head {
+        if let_go {
             return;
         }
         let live = matches!(

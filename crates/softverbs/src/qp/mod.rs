@@ -7,6 +7,7 @@
 
 mod conn;
 mod datagram;
+mod extended;
 mod fail;
 mod modify;
 mod object;
@@ -62,6 +63,7 @@ pub(crate) struct Qp {
     sq: Lock<SendQueue>,
     rq: Lock<RecvQueue>,
     attr: Mutex<Attributes>,
+    batch: extended::Batch,
 }
 
 /// A state that no queue pair of the application is in.

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rdma_core_sys::{
     IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_XRC_RECV,
-    IBV_QPT_XRC_SEND, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sge,
+    IBV_QPT_XRC_SEND, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_sge,
 };
 
 use super::{
     Attributes, DESTROYED, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue, Stored,
-    state,
+    extended, state,
 };
 use crate::abi::{Context, Pd};
 use crate::cq::Cq;
@@ -26,6 +27,8 @@ use crate::sys::{Errno, Res, random};
 pub(crate) struct QpInit {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) attr: ibv_qp_init_attr,
+    /// Operations by `ibv_wr_*`, or `None` where those calls will not be used.
+    pub(crate) operations: Option<u64>,
 }
 
 fn zeroed<T: Clone + Default>(count: usize) -> Res<Box<[T]>> {
@@ -183,6 +186,7 @@ fn blank(index: u32) -> Qp {
             incarnation: 0,
         }),
         attr: Mutex::new(Attributes { attr, init }),
+        batch: extended::Batch::default(),
     }
 }
 
@@ -223,6 +227,10 @@ fn check(init: &ibv_qp_init_attr) -> Res<()> {
 /// The domain and queues must be live.
 pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     check(&init.attr)?;
+    let offered = extended::operations(init.attr.qp_type);
+    if init.operations.is_some_and(|asked| asked & !offered != 0) {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
     if !init.attr.srq.is_null() {
         init.attr.cap.max_recv_wr = 0;
         init.attr.cap.max_recv_sge = 0;
@@ -261,6 +269,14 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
         (*object).state = IBV_QPS_RESET;
         (*object).qp_type = init.attr.qp_type;
         (*object).events_completed = 0;
+        let extended = object.cast::<ibv_qp_ex>();
+        extended
+            .byte_add(size_of::<ibv_qp>())
+            .cast::<u8>()
+            .write_bytes(0, size_of::<ibv_qp_ex>() - size_of::<ibv_qp>());
+        if let Some(asked) = init.operations {
+            extended::fill(extended, init.attr.qp_type, asked);
+        }
         libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
         libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
     }

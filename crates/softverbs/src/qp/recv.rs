@@ -300,9 +300,9 @@ impl Qp {
             wc_flags: flags,
             opcode,
             status,
-            vendor_err: 0,
             done: receive.done,
             retires: receive.retires,
+            ..Cqe::default()
         };
         // SAFETY: a queue pair in use holds its completion queues.
         unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);

@@ -219,6 +219,49 @@ pub(crate) unsafe fn post_send(
     ret
 }
 
+/// Posts a chain of `count` requests, all or none.
+///
+/// # Safety
+/// `wr` must be a valid chain.
+pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i32 {
+    if qp.process().forked() {
+        return libc::EIO;
+    }
+    let mut sq = qp.sq.lock();
+    let mut next = wr;
+    // SAFETY: the caller promises a valid chain.
+    while let Some(request) = unsafe { next.as_ref() } {
+        if let Err(error) = qp.check(&sq, request).and(operands(sq.kind, request)) {
+            return error.0;
+        }
+        next = request.next;
+    }
+    let room = |sq: &SendQueue| {
+        let used = sq.head.wrapping_sub(qp.send_done.load(Ordering::Acquire));
+        count as u64 <= u64::from(sq.max_wr.saturating_sub(used))
+    };
+    let fits = room(&sq) || qp.reclaim(&sq) && room(&sq);
+    if !fits {
+        return libc::ENOMEM;
+    }
+    let waited = sq.executed != sq.head;
+    let mut ret = 0;
+    let mut next = wr;
+    // SAFETY: as above.
+    while let Some(request) = unsafe { next.as_ref() } {
+        // It was checked, and there is room.
+        if let Err(error) = qp.post_one(&mut sq, request) {
+            ret = error.0;
+            break;
+        }
+        next = request.next;
+    }
+    if sq.executed != sq.head && !waited {
+        qp.begin_to_wait(sq);
+    }
+    ret
+}
+
 impl Qp {
     #[cold]
     fn begin_to_wait(&self, sq: Guard<'_, SendQueue>) {
@@ -227,8 +270,9 @@ impl Qp {
         self.go_on();
     }
 
+    /// Whether a request may be posted; its pieces and their length.
     #[inline]
-    fn post_one(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> Res<()> {
+    fn check<'a>(&self, sq: &SendQueue, wr: &'a ibv_send_wr) -> Res<(&'a [ibv_sge], u64)> {
         let state = self.state();
         if !matches!(state, IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR) {
             return Err(Errno(libc::EINVAL));
@@ -249,6 +293,14 @@ impl Qp {
         if len > MAX_MESSAGE || inline && (len > u64::from(sq.max_inline) || fetches(wr.opcode)) {
             return Err(Errno(libc::EINVAL));
         }
+        Ok((sges, len))
+    }
+
+    #[inline]
+    fn post_one(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> Res<()> {
+        let (sges, len) = self.check(sq, wr)?;
+        let state = self.state();
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
         if sq.head.wrapping_sub(self.send_done.load(Ordering::Acquire)) >= sq.max_wr
             && !self.reclaim(sq)
         {

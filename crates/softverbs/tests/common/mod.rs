@@ -342,14 +342,19 @@ impl End {
             init.cap.max_send_sge = 1;
             let qp = (verbs().ibv_create_qp)(self.pd, &raw mut init);
             assert!(!qp.is_null(), "{}", std::io::Error::last_os_error());
-            let mut end = Self {
-                qp,
-                polled: VecDeque::new(),
-                ..*self
-            };
-            end.enter_init();
-            end
+            self.with_qp(qp)
         }
+    }
+
+    /// The same with another queue pair, which goes to INIT.
+    pub fn with_qp(&self, qp: *mut ibv_qp) -> Self {
+        let mut end = Self {
+            qp,
+            polled: VecDeque::new(),
+            ..*self
+        };
+        end.enter_init();
+        end
     }
 
     /// Creates an end, connects it, and waits until the other one is connected too.
