@@ -13,7 +13,7 @@ use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::param::fault_point;
 use crate::ffi::{guard, stub};
-use crate::{cq, ep, mr, provider};
+use crate::{cntr, cq, ep, mr, provider};
 
 /// An open domain.
 pub(crate) struct Domain {
@@ -30,10 +30,11 @@ static FID_OPS: fi_ops = fi_ops {
 
 static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domain {
     cq_open: Some(cq::open),
+    cntr_open: Some(cntr::open),
     endpoint: Some(ep::open),
     endpoint2: Some(ep::open2),
-    // Connected endpoints use neither address vectors nor scalable endpoints; counters, poll sets
-    // and shared contexts are not offered by getinfo either.
+    // Connected endpoints use neither address vectors nor scalable endpoints; poll sets and
+    // shared contexts are not offered by getinfo either.
     ..stub::domain_base::<FI_ENOSYS>()
 });
 

@@ -13,6 +13,7 @@ use weft::flags::Flags;
 use weft::msg::{BindFlags, Endpoint, EndpointConfig};
 
 use crate::addr::Format;
+use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::eq::Eq;
@@ -30,7 +31,7 @@ pub(crate) struct Ep {
     pub(crate) inject_size: usize,
     /// Whether RMA writes with remote data were agreed upon (`FI_RX_CQ_DATA`).
     pub(crate) rma_data: bool,
-    /// The queues that it is bound to.
+    /// The queues and counters that it is bound to.
     bound: Mutex<Vec<User>>,
     _domain: User,
 }
@@ -275,9 +276,16 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.engine.bind_cq(&cq.engine, flags)?;
                 ep.bound.lock().push(user);
             }
-            // Counters and shared contexts are not offered; address vectors are not for
-            // connected endpoints.
-            FI_CLASS_CNTR | FI_CLASS_STX_CTX | FI_CLASS_SRX_CTX => return Err(FiErrno::ENOSYS),
+            FI_CLASS_CNTR => {
+                // SAFETY: as above.
+                let cntr = unsafe { Object::<Cntr>::checked(other)? };
+                let user = cntr.users.add()?;
+                let kinds = Flags::from_bits_retain(flags);
+                ep.engine.bind_counter(&cntr.engine, kinds)?;
+                ep.bound.lock().push(user);
+            }
+            // Shared contexts are not offered; address vectors are not for connected endpoints.
+            FI_CLASS_STX_CTX | FI_CLASS_SRX_CTX => return Err(FiErrno::ENOSYS),
             _ => return Err(FiErrno::EINVAL),
         }
         Ok(0)

@@ -17,6 +17,7 @@
 
 mod addr;
 mod cm;
+mod cntr;
 mod connreq;
 mod cq;
 mod domain;

@@ -18,10 +18,9 @@ use crate::queue::wait::deadline;
 
 /// Reads of a counter between two looks at the clock, for silent peers.
 const READS: u32 = 32;
-/// Looks by which a waiting thread gives way before it begins to sleep.
-const YIELDS: u32 = 200;
-/// Its first sleep, and its longest: completions of queues that have no channel wake nobody.
-const SLEEP: Duration = Duration::from_micros(50);
+/// How long a waiting thread only gives way before it begins to sleep.
+const AWAKE: Duration = Duration::from_micros(200);
+/// Its longest sleep: completions of queues that have no channel wake nobody.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// A counter. Thread safe.
@@ -93,7 +92,7 @@ impl Counter {
         }
         let deadline = deadline(timeout);
         let errors = self.errors.load(Ordering::Acquire);
-        let (mut looks, mut sleep) = (0_u32, SLEEP);
+        let start = Instant::now();
         loop {
             if self.read() >= threshold {
                 return Ok(());
@@ -101,15 +100,16 @@ impl Counter {
             if self.errors.load(Ordering::Acquire) != errors {
                 return Err(FiErrno::EAVAIL);
             }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(FiErrno::ETIMEDOUT);
             }
-            if looks < YIELDS {
-                looks += 1;
+            let waited = now - start;
+            if waited < AWAKE {
                 std::thread::yield_now();
             } else {
-                std::thread::sleep(sleep);
-                sleep = (sleep * 2).min(LONGEST_SLEEP);
+                // an eighth of the time is the most that a completion is found too late
+                std::thread::sleep((waited / 8).min(LONGEST_SLEEP));
             }
         }
     }

@@ -22,6 +22,13 @@ impl Answer for c_int {
     }
 }
 
+/// A counter's value, which has no errors: 0.
+impl Answer for u64 {
+    fn refused(_: i32) -> Self {
+        0
+    }
+}
+
 impl Answer for isize {
     fn refused(errno: i32) -> Self {
         -(errno as isize)
@@ -92,6 +99,7 @@ tables! {
         barrier broadcast alltoall allreduce allgather reduce_scatter reduce scatter gather msg barrier2
     }
     cq_base: fi_ops_cq { read readfrom readerr sread sreadfrom signal strerror }
+    cntr_base: fi_ops_cntr { read readerr add set wait adderr seterr }
     ep_base: fi_ops_ep { cancel getopt setopt tx_ctx rx_ctx rx_size_left tx_size_left }
     domain_base: fi_ops_domain {
         av_open cq_open endpoint scalable_ep cntr_open poll_open stx_ctx srx_ctx query_atomic
@@ -118,6 +126,7 @@ macro_rules! with_main_slot {
 
 with_main_slot! {
     cq: cq_base fi_ops_cq;
+    cntr: cntr_base fi_ops_cntr;
     ep: ep_base fi_ops_ep;
     domain: domain_base fi_ops_domain;
 }
@@ -134,6 +143,7 @@ pub(crate) mod closed {
     pub(crate) static MR: fi_ops_mr = super::mr::<E>();
     pub(crate) static EQ: fi_ops_eq = super::eq::<E>();
     pub(crate) static CQ: WithMainSlot<fi_ops_cq> = super::cq::<E>(cq_base::<E>());
+    pub(crate) static CNTR: WithMainSlot<fi_ops_cntr> = super::cntr::<E>(cntr_base::<E>());
     pub(crate) static EP: WithMainSlot<fi_ops_ep> = super::ep::<E>(ep_base::<E>());
     pub(crate) static CM: fi_ops_cm = super::cm::<E>();
     pub(crate) static MSG: fi_ops_msg = super::msg::<E>();

@@ -103,6 +103,7 @@ pub(crate) fn info(
         (*domain).cq_data_size = terms.cq_data_size;
         (*domain).cq_cnt = offer.cq_cnt;
         (*domain).ep_cnt = offer.ep_cnt;
+        (*domain).cntr_cnt = offer::CNTR_CNT;
         (*domain).tx_ctx_cnt = offer.ep_cnt;
         (*domain).rx_ctx_cnt = offer.ep_cnt;
         (*domain).max_ep_tx_ctx = 1;

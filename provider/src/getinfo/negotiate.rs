@@ -277,7 +277,7 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
         domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx == 0,
         "max_ep_stx_ctx, max_ep_srx_ctx",
     )?;
-    need(domain.cntr_cnt == 0, "cntr_cnt")?;
+    need(domain.cntr_cnt <= offer::CNTR_CNT, "cntr_cnt")?;
     need(
         domain.mr_cnt <= offer.mr_cnt && domain.mr_iov_limit <= 1,
         "mr_cnt, mr_iov_limit",

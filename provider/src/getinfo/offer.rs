@@ -46,6 +46,8 @@ pub(crate) const COMP_ORDER: u64 = FI_ORDER_STRICT;
 
 /// Bytes of an rkey.
 pub(crate) const MR_KEY_SIZE: usize = 4;
+/// Counters of a domain: no device sets a limit, memory does.
+pub(crate) const CNTR_CNT: usize = 65_536;
 /// Bytes of verbs' immediate data.
 pub(crate) const CQ_DATA_SIZE: usize = 4;
 

@@ -138,9 +138,9 @@ unsafe fn opening(setup: &Setup) {
         assert_eq!(ret, INVALID, "somebody else's connection request");
         assert!(ep.is_null());
 
-        // What is not offered has a slot all the same.
         let mut cntr = null_mut();
         let mut attr = std::mem::zeroed::<fi_cntr_attr>();
+        attr.wait_obj = FI_WAIT_FD;
         let ret = call!(
             (*domain).ops,
             cntr_open,
@@ -149,7 +149,8 @@ unsafe fn opening(setup: &Setup) {
             &raw mut cntr,
             null_mut()
         );
-        assert_eq!(ret, -FI_ENOSYS);
+        assert_eq!(ret, -FI_ENOSYS, "a counter has no descriptor");
+        // What is not offered has a slot all the same.
         let mut av = null_mut();
         let mut attr = std::mem::zeroed::<fi_av_attr>();
         let ret = call!(

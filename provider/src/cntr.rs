@@ -1,0 +1,176 @@
+//! `fid_cntr`: counters, `fi_cntr(3)`.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+use libfabric_sys::layout::WithMainSlot;
+use libfabric_sys::*;
+use weft::errno::FiErrno;
+use weft::queue::Counter;
+
+use crate::domain::Domain;
+use crate::fabric::header;
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::param::fault_point;
+use crate::ffi::{guard, stub};
+
+/// An open counter.
+pub(crate) struct Cntr {
+    pub(crate) engine: Arc<Counter>,
+    _domain: User,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    ..stub::fid::<FI_ENOSYS>() // there is no wait object to give, and no operation has flags
+};
+
+static OPS: WithMainSlot<fi_ops_cntr> = stub::cntr::<FI_ENOSYS>(fi_ops_cntr {
+    size: size_of::<WithMainSlot<fi_ops_cntr>>(),
+    read: Some(read),
+    readerr: Some(readerr),
+    add: Some(add),
+    set: Some(set),
+    wait: Some(wait),
+    adderr: Some(adderr),
+    seterr: Some(seterr),
+});
+
+impl Kind for Cntr {
+    type C = fid_cntr;
+    const CLASS: usize = FI_CLASS_CNTR;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_cntr) {
+        c.ops = (&raw const stub::closed::CNTR.base).cast_mut();
+    }
+}
+
+/// `fi_cntr_open(3)`
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    attr: *mut fi_cntr_attr,
+    out: *mut *mut fid_cntr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain by the contract of fi_cntr_open(3).
+    let domain = match unsafe { Object::<Domain>::checked(domain) } {
+        Ok(domain) => domain,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&domain.poison, || {
+        fault_point("cntr_open");
+        if out.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // No attributes are the default ones, as in libfabric's own providers.
+        let mut waitable = false;
+        if !attr.is_null() {
+            // SAFETY: not NULL; what every release has of it is what the bound one has.
+            let attr = unsafe { *attr };
+            match attr.events {
+                FI_CNTR_EVENTS_COMP => {}
+                FI_CNTR_EVENTS_BYTES => return Err(FiErrno::ENOSYS), // a send's completion does not tell its length
+                _ => return Err(FiErrno::EINVAL),
+            }
+            if attr.flags != 0 {
+                return Err(FiErrno::EBADFLAGS);
+            }
+            waitable = match attr.wait_obj {
+                FI_WAIT_NONE => false,
+                FI_WAIT_UNSPEC | FI_WAIT_YIELD => true,
+                // A descriptor would have to wake at a threshold that is not known before fi_cntr_wait.
+                FI_WAIT_FD | FI_WAIT_SET | FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => {
+                    return Err(FiErrno::ENOSYS);
+                }
+                _ => return Err(FiErrno::EINVAL),
+            };
+        }
+        let user = domain.users.add()?;
+        let object = Object::open(
+            fid_cntr {
+                fid: header(FI_CLASS_CNTR, &FID_OPS, context),
+                ops: (&raw const OPS.base).cast_mut(),
+            },
+            Cntr {
+                engine: Counter::open(&domain.engine, waitable),
+                _domain: user,
+            },
+        );
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.as_ptr().cast() };
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
+    // SAFETY: called through the counter's own table.
+    let cntr = unsafe { Object::<Cntr>::assumed(cntr) };
+    value(|| cntr.engine.read())
+}
+
+unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
+    // SAFETY: called through the counter's own table.
+    let cntr = unsafe { Object::<Cntr>::assumed(cntr) };
+    value(|| cntr.engine.read_errors())
+}
+
+/// The call has no way to fail: a panic on the way reads as 0.
+fn value(read: impl FnOnce() -> u64) -> u64 {
+    let mut value = 0;
+    let _: c_int = guard::entry(|| {
+        value = read();
+        Ok(0)
+    });
+    value
+}
+
+/// # Safety
+/// `cntr` is an open counter.
+unsafe fn change(cntr: *mut fid_cntr, change: impl FnOnce(&Counter)) -> c_int {
+    // SAFETY: called through the counter's own table.
+    let cntr = unsafe { Object::<Cntr>::assumed(cntr) };
+    guard::on(&cntr.poison, || {
+        change(&cntr.engine);
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn add(cntr: *mut fid_cntr, value: u64) -> c_int {
+    // SAFETY: the contract of fi_cntr_add(3).
+    unsafe { change(cntr, |counter| counter.add(value)) }
+}
+
+unsafe extern "C" fn set(cntr: *mut fid_cntr, value: u64) -> c_int {
+    // SAFETY: the contract of fi_cntr_set(3).
+    unsafe { change(cntr, |counter| counter.set(value)) }
+}
+
+unsafe extern "C" fn adderr(cntr: *mut fid_cntr, value: u64) -> c_int {
+    // SAFETY: the contract of fi_cntr_adderr(3).
+    unsafe { change(cntr, |counter| counter.add_errors(value)) }
+}
+
+unsafe extern "C" fn seterr(cntr: *mut fid_cntr, value: u64) -> c_int {
+    // SAFETY: the contract of fi_cntr_seterr(3).
+    unsafe { change(cntr, |counter| counter.set_errors(value)) }
+}
+
+unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {
+    // SAFETY: called through the counter's own table.
+    let cntr = unsafe { Object::<Cntr>::assumed(cntr) };
+    guard::on(&cntr.poison, || {
+        let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+        cntr.engine.wait(threshold, timeout).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe { Object::<Cntr>::close(handle, |_| Ok(()))? };
+        Ok(0)
+    })
+}
