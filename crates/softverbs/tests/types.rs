@@ -20,6 +20,7 @@ fn main() {
             unreliable_child,
         ),
         ("atomics", atomics_parent, atomics_child),
+        ("an_overrun_queue", overrun_parent, overrun_child),
         ("extended_calls", extended_parent, extended_child),
         ("a_shared_receive_queue", shared_parent, shared_child),
         ("claims_of_the_dead_come_back", claims_parent, claims_child),
@@ -621,4 +622,46 @@ fn extended_child(link: &mut Link) {
     assert_eq!((wc.wr_id, wc.imm, wc.byte_len), (2, None, 9));
     assert_eq!(second.bytes()[..9], bytes_of(9)[..]);
     link.say("done");
+}
+
+/// Completions that nobody takes.
+fn overrun_parent(link: &mut Link) {
+    let mut end = End::connect(link, 4, 4, 1);
+    let mut buffer = end.buffer(&[1; 8]);
+    let receives: Vec<_> = (0..4).map(|_| end.buffer(&[0; 8])).collect();
+    // SAFETY: live objects.
+    unsafe {
+        assert_eq!((verbs().ibv_resize_cq)(end.cq, 2), 0);
+    }
+    for (i, receive) in receives.iter().enumerate() {
+        end.recv(receive, i as u64);
+    }
+    for id in 0..3 {
+        end.send(&mut buffer, 8, None, IBV_SEND_SIGNALED, id);
+    }
+    let (event, element) = end.any_async_event();
+    assert_eq!((event, element), (IBV_EVENT_CQ_ERR, end.cq as usize));
+    assert_eq!(end.async_event(), IBV_EVENT_QP_FATAL);
+    assert_eq!(end.state(), IBV_QPS_ERR);
+    // SAFETY: a live queue, room for four; all zeros is a value of it.
+    unsafe {
+        let mut wcs: [ibv_wc; 4] = std::mem::zeroed();
+        assert_eq!(ibv_poll_cq(end.cq, 4, wcs.as_mut_ptr()), 2);
+        assert_eq!(ibv_poll_cq(end.cq, 4, wcs.as_mut_ptr()), -1);
+    }
+    link.say("done");
+}
+
+fn overrun_child(link: &mut Link) {
+    let mut end = End::create(link, 4, 4, 1);
+    let buffer = end.buffer(&[0; 8]);
+    for id in 0..3 {
+        end.recv(&buffer, id);
+    }
+    end.join(link);
+    for id in 0..3 {
+        let wc = end.wait(LIMIT);
+        assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, id));
+    }
+    link.expect("done");
 }

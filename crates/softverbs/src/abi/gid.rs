@@ -5,8 +5,9 @@ use rdma_core_sys::ibv_gid;
 use crate::process::MAX_NODES;
 use crate::sys::machine_id;
 
-/// Entries of the GID table.
+/// Entries of the GID table that are filled, and all of them.
 pub(crate) const TABLE: usize = 1;
+pub(crate) const TABLE_LEN: usize = 8;
 
 /// The node GUID, in network order: locally administered, three bytes of the machine's identity,
 /// two of the node.

@@ -143,7 +143,7 @@ fn port_attr(context: &Context, port: u8) -> Res<ibv_port_attr> {
     attr.state = IBV_PORT_ACTIVE;
     attr.max_mtu = IBV_MTU_4096;
     attr.active_mtu = IBV_MTU_4096;
-    attr.gid_tbl_len = gid::TABLE as c_int;
+    attr.gid_tbl_len = gid::TABLE_LEN as c_int;
     attr.port_cap_flags = IBV_PORT_CM_SUP;
     attr.max_msg_sz = MAX_MESSAGE as u32;
     attr.pkey_tbl_len = 1;
@@ -196,11 +196,16 @@ pub(super) unsafe extern "C" fn query_gid(
     let result = guard(|| {
         // SAFETY: the caller promises a live context.
         let process = unsafe { Context::from_ptr(context) }.live()?;
-        if port != 1 || index != 0 {
+        if port != 1 || !(0..gid::TABLE_LEN as c_int).contains(&index) {
             return Err(Errno(libc::EINVAL));
         }
+        let found = if index == 0 {
+            gid::of_node(process.node)
+        } else {
+            [0; 16]
+        };
         // SAFETY: the caller promises a writable GID, which is 16 bytes.
-        unsafe { gid.cast::<[u8; 16]>().write(gid::of_node(process.node)) };
+        unsafe { gid.cast::<[u8; 16]>().write(found) };
         Ok(())
     });
     minus_one(result)
@@ -251,8 +256,11 @@ pub(super) unsafe extern "C" fn query_gid_ex(
         if flags != 0 || size < size_of::<ibv_gid_entry>() || port != 1 {
             return Err(Errno(libc::EINVAL));
         }
-        if index as usize >= gid::TABLE {
+        if index as usize >= gid::TABLE_LEN {
             return Err(Errno(libc::EINVAL));
+        }
+        if index as usize >= gid::TABLE {
+            return Err(Errno(libc::ENODATA));
         }
         // SAFETY: the caller promises a writable entry of `size` bytes.
         unsafe { write_entry(entry, process.node) };

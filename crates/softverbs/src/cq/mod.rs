@@ -202,6 +202,8 @@ impl Cq {
             self.context()
                 .events
                 .push(IBV_EVENT_CQ_ERR, Element::Cq(self.as_ptr()));
+            // The caller holds a queue of one of them.
+            self.process().request_failure();
         }
     }
 
@@ -217,6 +219,11 @@ impl Cq {
                 channel.push(self.index);
             }
         }
+    }
+
+    /// Whether completions were lost, so that the queue and those that complete here are of no use.
+    pub(crate) fn is_overrun(&self) -> bool {
+        self.ring.lock().overrun
     }
 
     /// Counts a poll that found nothing. Whoever spins where all processors are taken keeps the

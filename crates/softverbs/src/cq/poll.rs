@@ -20,7 +20,7 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
     let most = most.max(0).cast_unsigned();
     // SAFETY: the caller promises room.
     let got = unsafe { take(cq, process, most, wc) };
-    if got != 0 || most == 0 {
+    if got > 0 || most == 0 {
         return got;
     }
     process.progress();

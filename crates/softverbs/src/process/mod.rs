@@ -10,7 +10,7 @@ mod pool;
 mod progress;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use pool::Pool;
@@ -51,6 +51,8 @@ pub(crate) struct Process {
     waiting: Lock<Vec<u32>>,
     waiting_count: AtomicU32,
     attention_seen: AtomicU32,
+    /// A completion queue was overrun, and its queue pairs do not know it yet.
+    overrun: AtomicBool,
     /// Peers that ended, whose queue pairs do not know it yet.
     graves: Mutex<Vec<Arc<Peer>>>,
     graves_count: AtomicU32,
@@ -134,6 +136,7 @@ impl Process {
             waiting: Lock::new(Vec::new()),
             waiting_count: AtomicU32::new(0),
             attention_seen: AtomicU32::new(0),
+            overrun: AtomicBool::new(false),
             graves: Mutex::new(Vec::new()),
             graves_count: AtomicU32::new(0),
             liveness_tick: AtomicU64::new(0),

@@ -44,6 +44,9 @@ impl Process {
         if attention != self.attention_seen.load(Ordering::Relaxed) {
             self.attend(attention);
         }
+        if self.overrun.load(Ordering::Relaxed) {
+            self.fail_overrun();
+        }
         if self.waiting_count.load(Ordering::Relaxed) > 0 {
             self.retry_waiting();
         }
@@ -64,6 +67,22 @@ impl Process {
         std::sync::atomic::fence(Ordering::SeqCst);
         for qp in self.qps.iter() {
             qp.notice_failure();
+        }
+    }
+
+    /// Has the queue pairs of overrun completion queues failed at the next progress. Takes no
+    /// lock.
+    pub(crate) fn request_failure(&self) {
+        self.overrun.store(true, Ordering::Release);
+        self.doorbell.ring();
+    }
+
+    #[cold]
+    fn fail_overrun(&self) {
+        self.overrun.store(false, Ordering::Relaxed);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        for qp in self.qps.iter() {
+            qp.notice_overrun();
         }
     }
 

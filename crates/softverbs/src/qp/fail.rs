@@ -133,6 +133,24 @@ impl Qp {
         }
     }
 
+    /// A queue pair can't go on without a place for its completions.
+    pub(crate) fn notice_overrun(&self) {
+        if self.state() == DESTROYED {
+            return;
+        }
+        let cqs = {
+            let sq = self.sq.lock();
+            [sq.cq, self.rq.lock().cq]
+        };
+        // SAFETY: NULL, or a completion queue, whose memory stays.
+        let overrun = cqs
+            .iter()
+            .any(|cq| unsafe { cq.as_ref() }.is_some_and(crate::cq::Cq::is_overrun));
+        if overrun {
+            self.fail_asynchronously(IBV_EVENT_QP_FATAL);
+        }
+    }
+
     /// The process of the other end has ended: the first waiting request was never answered.
     pub(crate) fn peer_died(&self, peer: &Arc<Peer>) {
         if self.state() == DESTROYED {

@@ -347,6 +347,9 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     let this = unsafe { Qp::from_ptr(qp) };
     let process = this.process();
     let context = this.context();
+    // What has arrived is acknowledged, as a device would have done long ago: an application may
+    // end when it has what it wanted.
+    process.progress();
     this.reset();
     let (desc_at, desc_len, send_cq, recv_cq, srq) = {
         let mut sq = this.sq.lock();
