@@ -12,7 +12,6 @@ use weft::queue::Counter;
 use crate::domain::Domain;
 use crate::fabric::header;
 use crate::ffi::fid::{Kind, Object, User};
-use crate::ffi::param::fault_point;
 use crate::ffi::{guard, stub};
 
 /// An open counter.
@@ -61,7 +60,6 @@ pub(crate) unsafe extern "C" fn open(
         Err(errno) => return -errno.code(),
     };
     guard::on(&domain.poison, || {
-        fault_point("cntr_open");
         if out.is_null() {
             return Err(FiErrno::EINVAL);
         }
