@@ -95,12 +95,12 @@ def exchanged(argv, output, side):
 def measured(argv, output, side):
     """Whether perftest printed a row for each size: it does so when every iteration completed.
 
-    The figures are not looked at: on a busy machine its calibration of the clock fails, and they are 0.
+    The figures are not looked at: on a busy machine its calibration of the clock fails, and they are 0 or inf.
     """
     complaint = [line for line in output.splitlines() if COMPLAINT.search(line)]
     if complaint:
         return f"{side}: {complaint[0].strip()}"
-    rows = re.findall(r"^ *(\d+) +(\d+) +([\d.]+) +([\d.]+)", output, re.MULTILINE)
+    rows = re.findall(r"^ *(\d+) +(\d+) +(?:[\d.]+|-?inf|-?nan)\s+(?:[\d.]+|-?inf|-?nan)\b", output, re.MULTILINE)
     # The passive side of one-sided bandwidth tests has nothing to measure.
     passive = side == "server" and argv[0].split("_")[1] in ("write", "read", "atomic")
     if passive and "-b" not in argv:

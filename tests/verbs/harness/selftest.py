@@ -48,6 +48,7 @@ def run():
     assert programs.measured(["ib_send_bw", "-a"], " 65536  1000  1.00  1.00  0.0\n", "client")
     assert programs.measured(["ib_send_bw"], " 65536  1000  10.00  9.00  0.0\nFailed to x", "client")
     assert programs.measured(["ib_send_bw"], " 65536  1000  10.00  9.00  0.0\n", "client") is None
+    assert programs.measured(["ib_read_lat"], " 2  1000  inf  inf  inf\n", "client") is None
 
     tests_that_misbehave()
 
