@@ -228,3 +228,25 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
         desc_stride,
     })
 }
+
+/// Nanoseconds of a `min_rnr_timer` value (9.7.5.2.8, table 45).
+pub(super) fn rnr_delay_ns(timer: u32) -> u64 {
+    const HUNDREDTHS_OF_MS: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    u64::from(HUNDREDTHS_OF_MS[timer as usize % 32]) * 10_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnr_timers() {
+        assert_eq!(rnr_delay_ns(0), 655_360_000);
+        assert_eq!(rnr_delay_ns(1), 10_000);
+        assert_eq!(rnr_delay_ns(12), 640_000);
+        assert_eq!(rnr_delay_ns(31), 491_520_000);
+    }
+}

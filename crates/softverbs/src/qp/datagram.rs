@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::conn::receives;
-use super::send::{Reason, Request, Step};
+use super::request::Request;
+use super::send::{Reason, Step};
 use super::{Qp, RecvQueue, SendQueue, entry_at};
 use crate::abi::gid;
 use crate::cq::{Cqe, Retires};

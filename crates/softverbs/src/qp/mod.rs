@@ -12,6 +12,7 @@ mod fail;
 mod modify;
 mod object;
 mod recv;
+mod request;
 mod send;
 mod state;
 

@@ -85,7 +85,9 @@ impl Header {
     /// Bytes of the payload inside the ring.
     #[inline]
     fn inside(&self) -> usize {
-        if self.flags & flag::PUSHED != 0 || matches!(self.op, op::TOO_LONG | op::UNWRITABLE | op::RETURN) {
+        if self.flags & flag::PUSHED != 0
+            || matches!(self.op, op::TOO_LONG | op::UNWRITABLE | op::RETURN)
+        {
             0
         } else {
             self.len as usize

@@ -1,0 +1,174 @@
+//! What a request says, and its pieces.
+
+use std::mem::MaybeUninit;
+
+use rdma_core_sys::*;
+
+use super::{MAX_SGE, Operands};
+use crate::abi::Ah;
+use crate::sys::{self, Errno, Res};
+
+/// A request that runs, its pieces as memory of this process.
+pub(super) struct Request<'a> {
+    pub(super) wr_id: u64,
+    pub(super) opcode: u32,
+    pub(super) flags: u32,
+    pub(super) imm: u32,
+    pub(super) operands: Operands,
+    pub(super) pieces: &'a [libc::iovec],
+    pub(super) len: u64,
+}
+
+impl Request<'_> {
+    /// Copies the payload to one place.
+    ///
+    /// # Safety
+    /// `to` must have room for it.
+    #[inline]
+    pub(super) unsafe fn gather(&self, mut to: *mut u8) {
+        for piece in self.pieces {
+            // SAFETY: the caller promises room; the pieces are the application's registered
+            // buffers, or inline data.
+            unsafe {
+                to.copy_from_nonoverlapping(piece.iov_base.cast(), piece.iov_len);
+                to = to.add(piece.iov_len);
+            }
+        }
+    }
+}
+
+impl Request<'_> {
+    /// Copies a result into the pieces.
+    ///
+    /// # Safety
+    /// The pieces must be writable, and as long as the result.
+    pub(super) unsafe fn scatter(&self, mut from: &[u8]) {
+        for piece in self.pieces {
+            let (now, later) = from.split_at(piece.iov_len.min(from.len()));
+            // SAFETY: the caller promises that.
+            unsafe {
+                piece
+                    .iov_base
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(now.as_ptr(), now.len());
+            }
+            from = later;
+        }
+    }
+}
+
+/// What the union of a work request means for this type and operation.
+#[inline]
+pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
+    if kind != IBV_QPT_UD {
+        // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
+        let rdma = unsafe { wr.wr.rdma };
+        if is_atomic(wr.opcode) {
+            // SAFETY: as above.
+            let atomic = unsafe { wr.wr.atomic };
+            return Ok(Operands {
+                remote_addr: atomic.remote_addr,
+                rkey: atomic.rkey,
+                compare_add: atomic.compare_add,
+                swap: atomic.swap,
+                ..Operands::default()
+            });
+        }
+        return Ok(Operands {
+            remote_addr: rdma.remote_addr,
+            rkey: rdma.rkey,
+            ..Operands::default()
+        });
+    }
+    // SAFETY: as above.
+    let ud = unsafe { wr.wr.ud };
+    if ud.ah.is_null() {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: the caller of the post promises a live address handle.
+    let ah = unsafe { Ah::from_ptr(ud.ah) };
+    Ok(Operands {
+        node: ah.node,
+        flow: ah.flow,
+        qpn: ud.remote_qpn & 0xff_ffff,
+        qkey: ud.remote_qkey,
+        ..Operands::default()
+    })
+}
+
+/// Pieces on the stack, without the cost of clearing them.
+pub(super) struct PieceList {
+    list: [MaybeUninit<libc::iovec>; MAX_SGE as usize],
+    count: usize,
+}
+
+impl PieceList {
+    #[inline]
+    pub(super) fn new() -> Self {
+        Self {
+            list: [const { MaybeUninit::uninit() }; MAX_SGE as usize],
+            count: 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, addr: u64, len: usize) {
+        self.list[self.count].write(sys::as_local(addr, len));
+        self.count += 1;
+    }
+
+    #[inline]
+    pub(super) fn as_slice(&self) -> &[libc::iovec] {
+        // SAFETY: the first `count` were written.
+        unsafe { std::slice::from_raw_parts(self.list.as_ptr().cast(), self.count) }
+    }
+}
+
+#[inline]
+pub(super) fn is_atomic(opcode: u32) -> bool {
+    matches!(
+        opcode,
+        IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD
+    )
+}
+
+/// Whether a request writes to its local pieces.
+#[inline]
+pub(super) fn fetches(opcode: u32) -> bool {
+    opcode == IBV_WR_RDMA_READ || is_atomic(opcode)
+}
+
+/// `IBV_WC_*` of a request.
+#[inline]
+pub(super) fn completion_opcode(opcode: u32) -> u32 {
+    match opcode {
+        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => IBV_WC_RDMA_WRITE,
+        IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
+        IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
+        IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+        _ => IBV_WC_SEND,
+    }
+}
+
+/// Whether queue pairs of this type take this request.
+#[inline]
+pub(super) fn offered(kind: u32, opcode: u32) -> bool {
+    match kind {
+        IBV_QPT_RC => matches!(
+            opcode,
+            IBV_WR_SEND
+                | IBV_WR_SEND_WITH_IMM
+                | IBV_WR_RDMA_WRITE
+                | IBV_WR_RDMA_WRITE_WITH_IMM
+                | IBV_WR_RDMA_READ
+                | IBV_WR_ATOMIC_CMP_AND_SWP
+                | IBV_WR_ATOMIC_FETCH_AND_ADD
+        ),
+        IBV_QPT_UC => matches!(
+            opcode,
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM
+        ),
+        IBV_QPT_UD => matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM),
+        _ => false,
+    }
+}
