@@ -83,6 +83,11 @@ class Tally:
             print(indent(output), flush=True)
         return False
 
+    def no_network(self, name, why):
+        """What could not be downloaded: counted as skipped, and said, whatever the list has."""
+        self.skipped += 1
+        print(f"SKIP  {name}: {why}", flush=True)
+
     def stale(self, releases):
         """Lines of the list that nothing matched: tests that are gone or misspelt.
 

@@ -96,7 +96,9 @@ def build(dropin, release, *options):
 def unpack_debian(home):
     mirror = os.environ.get("WEFT_DEBIAN_MIRROR", debian.MIRROR)
     cache.download([
-        install.find("mmdebstrap"), "--variant=extract", f"--include={','.join(PACKAGES)}",
+        # What a try that failed left behind would stop the next one.
+        "sh", "-c", 'rm -rf "$0"; exec "$@"', str(home / "root"), install.find("mmdebstrap"),
+        "--variant=extract", f"--include={','.join(PACKAGES)}",
         f"--keyring={debian.KEYRING}", '--aptopt=Acquire::Check-Valid-Until "false"',
         "--dpkgopt=path-exclude=/usr/share/doc/*", f"--dpkgopt=path-include={TESTS}/*",
         NEWER, str(home / "root"), mirror])
