@@ -212,6 +212,11 @@ impl Process {
         while self.rings_ready() {
             self.progress();
         }
+        self.arm_timer();
+    }
+
+    /// Whoever sleeps wakes up for the next retry.
+    fn arm_timer(&self) {
         self.timer.arm(self.next_deadline());
     }
 
@@ -224,6 +229,10 @@ impl Process {
         heavy_fence();
         if self.rings_ready() {
             pipe.ring();
+        }
+        // A caller may poll the descriptor without asking for an event first.
+        if !self.waiting.lock().is_empty() {
+            self.arm_timer();
         }
     }
 }
