@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::*;
 
-use super::{device, guard, objects, pointer, query, status, td};
+use super::{device, guard, mr, objects, pointer, query, status, td};
 use crate::events::{AsyncQueue, Element};
 use crate::process::Process;
 use crate::sys::{Errno, Res};
@@ -62,6 +62,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.dealloc_td = Some(td::dealloc_td);
         verbs.alloc_parent_domain = Some(td::alloc_parent_domain);
         verbs.create_srq_ex = Some(objects::create_srq_ex);
+        verbs.advise_mr = Some(mr::advise_mr);
         let context = &mut verbs.context;
         context.device = device;
         context.ops.poll_cq = Some(objects::poll_cq);

@@ -7,18 +7,9 @@ use rdma_core_sys::*;
 
 use super::context::Context;
 use super::pd::Pd;
-use super::{pointer, status};
-use crate::region::Key;
-use crate::sys::{self, Errno, Res};
-
-/// Access bits that are offered.
-const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
-    | IBV_ACCESS_REMOTE_WRITE
-    | IBV_ACCESS_REMOTE_READ
-    | IBV_ACCESS_REMOTE_ATOMIC
-    | IBV_ACCESS_ZERO_BASED;
-/// Access bits that a device may ignore.
-const OPTIONAL: u32 = 0x3ff0_0000;
+use super::{non_null, pointer, status};
+use crate::region::{self, Key, Range, access, odp};
+use crate::sys::{Errno, Res};
 
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
@@ -54,13 +45,11 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     // SAFETY: the caller promises a live domain.
-    pointer(|| unsafe { register(pd, addr, length, iova, access & !OPTIONAL) })
+    pointer(|| unsafe { register(pd, addr, length, iova, access) })
 }
 
 /// # Errors
-/// `EINVAL` for length 0, a range that wraps, or rights that need local write and lack it,
-/// `EOPNOTSUPP` for rights that are not offered, `EFAULT` for memory that is not there or can't
-/// be written as asked, `ENOMEM`.
+/// As `region::access` has them, and `ENOMEM`.
 unsafe fn register(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -72,31 +61,16 @@ unsafe fn register(
     let (domain, context) = unsafe { (Pd::from_ptr(pd), (*pd).context) };
     // SAFETY: as above.
     let process = unsafe { Context::from_ptr(context) }.live()?;
-    if access & !OFFERED != 0 {
-        return Err(Errno(libc::EOPNOTSUPP));
-    }
-    // Remote writing needs local writing (11.2.8.2).
-    let remote_write = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-    let write = access & IBV_ACCESS_LOCAL_WRITE != 0;
-    if length == 0
-        || access & remote_write != 0 && !write
-        || (addr as u64).checked_add(length as u64).is_none()
-        || iova.checked_add(length as u64).is_none()
-    {
-        return Err(Errno(libc::EINVAL));
-    }
-    // What a device pins must be there, for writing where it may be written.
-    if !sys::pages_usable(addr as u64, length, write) {
-        return Err(Errno(libc::EFAULT));
-    }
-    let key = process.regions.register(
-        &process.segment,
-        domain.number,
-        addr as u64,
-        length as u64,
+    let access = access::check(access)?;
+    let range = Range {
+        addr: addr as u64,
+        len: length as u64,
         iova,
-        access,
-    )?;
+    };
+    access::check_range(range, access)?;
+    let key = process
+        .regions
+        .register(&process.segment, domain.number, range, access)?;
     domain.children.fetch_add(1, Ordering::Relaxed);
     Ok(Box::into_raw(Box::new(ibv_mr {
         context,
@@ -129,5 +103,31 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
         // SAFETY: made by `Box::into_raw` in `register`.
         drop(unsafe { Box::from_raw(mr) });
         Ok(())
+    })
+}
+
+/// `ibv_advise_mr`.
+pub(super) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: ib_uverbs_advise_mr_advice,
+    flags: u32,
+    sg_list: *mut ibv_sge,
+    num_sge: u32,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller promises a live domain, whose context is live.
+        let (domain, context) = unsafe { (Pd::from_ptr(pd), Context::from_ptr((*pd).context)) };
+        let process = context.live()?;
+        if !odp::enabled() {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let pieces = if num_sge == 0 {
+            &[]
+        } else {
+            non_null(sg_list)?;
+            // SAFETY: the caller promises a list of that many.
+            unsafe { std::slice::from_raw_parts(sg_list, num_sge as usize) }
+        };
+        region::advise(&process.regions, domain.number, advice, flags, pieces)
     })
 }

@@ -9,6 +9,7 @@ use super::context::Context;
 use super::{gid, guard, status};
 use crate::cq::MAX_CQE;
 use crate::qp::{MAX_MESSAGE, MAX_SGE, MAX_WR};
+use crate::region::odp;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_REGIONS, MAX_SRQS};
 use crate::sys::{self, Errno, Res};
 
@@ -96,6 +97,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         let mut full: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
         full.orig_attr = device_attr(context);
         full.phys_port_cnt_ex = 1;
+        full.odp_caps = odp::caps();
         // Nanoseconds: a clock of 1,000,000 kHz.
         full.completion_timestamp_mask = u64::MAX;
         full.hca_core_clock = 1_000_000;

@@ -6,10 +6,15 @@
 //! is valid; the owner first makes the key invalid and then waits for hazards. So memory is
 //! never touched through a key after its deregistration returned.
 
+pub(crate) mod access;
+mod advise;
 mod atomic;
+pub(crate) mod odp;
 mod remote;
 mod table;
 
+pub(crate) use access::Range;
+pub(crate) use advise::advise;
 pub(crate) use atomic::{Change, change};
 pub(crate) use remote::{AccessError, Direction, Target, blame, copy};
 pub(crate) use table::{Key, Regions};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
 
+use super::Range;
 use crate::segment::OwnSegment;
 use crate::segment::layout::{self, MAX_REGIONS, announce, header, region};
 use crate::sys::{Errno, Res};
@@ -35,6 +36,14 @@ struct Entry {
     iova: AtomicU64,
     len: AtomicU64,
     addr: AtomicU64,
+}
+
+/// A region as it was registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Description {
+    pub(crate) access: u32,
+    pub(crate) pd: u32,
+    pub(crate) range: Range,
 }
 
 const CHUNK: usize = 1024;
@@ -79,7 +88,7 @@ impl Regions {
             .map(|chunk| &chunk[index % CHUNK])
     }
 
-    /// Makes `len` bytes at `addr` known to peers as `iova` onwards.
+    /// Makes memory known to peers.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -87,11 +96,10 @@ impl Regions {
         &self,
         segment: &OwnSegment,
         pd: u32,
-        addr: u64,
-        len: u64,
-        iova: u64,
+        range: Range,
         access: u32,
     ) -> Res<Key> {
+        let Range { addr, len, iova } = range;
         let (index, generation) = {
             let mut free = self.free();
             // Keys come back late, so that a stale one is recognised for long.
@@ -124,6 +132,23 @@ impl Regions {
         map.u64(at + region::ADDR).store(addr, Ordering::Relaxed);
         map.u32(at + region::KEY).store(key.0, Ordering::Release);
         Ok(key)
+    }
+
+    /// What a live key stands for.
+    pub(crate) fn describe(&self, key: Key) -> Option<Description> {
+        let entry = self.entry(key.index())?;
+        if entry.key.load(Ordering::Acquire) != key.0 || key.0 == 0 {
+            return None;
+        }
+        Some(Description {
+            access: entry.access.load(Ordering::Relaxed),
+            pd: entry.pd.load(Ordering::Relaxed),
+            range: Range {
+                addr: entry.addr.load(Ordering::Relaxed),
+                len: entry.len.load(Ordering::Relaxed),
+                iova: entry.iova.load(Ordering::Relaxed),
+            },
+        })
     }
 
     /// The address behind a piece of a local region, or `None` where the key does not cover it.
@@ -232,13 +257,17 @@ mod tests {
         }
     }
 
+    fn at(addr: u64, len: u64, iova: u64) -> Range {
+        Range { addr, len, iova }
+    }
+
     #[test]
     fn keys_are_bounded_and_die() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
         let regions = Regions::new();
         let write = IBV_ACCESS_LOCAL_WRITE;
         let key = regions
-            .register(&segment, 7, 0x5000, 0x100, 0x9000, write)
+            .register(&segment, 7, at(0x5000, 0x100, 0x9000), write)
             .unwrap();
         assert_ne!(key.0, 0);
         assert_eq!(
@@ -257,7 +286,9 @@ mod tests {
         assert_eq!(regions.local(&sge(0, 1, Key(0)), 7, true), None);
         regions.deregister(&segment, key, |_| true).unwrap();
         assert_eq!(regions.local(&sge(0x9000, 1, key), 7, false), None);
-        let read_only = regions.register(&segment, 7, 0x5000, 0x100, 0, 0).unwrap();
+        let read_only = regions
+            .register(&segment, 7, at(0x5000, 0x100, 0), 0)
+            .unwrap();
         assert_eq!(regions.local(&sge(0, 1, read_only), 7, true), None);
         assert_eq!(regions.local(&sge(0, 1, read_only), 7, false), Some(0x5000));
     }
@@ -268,7 +299,7 @@ mod tests {
         let regions = Regions::new();
         let mut seen = std::collections::HashSet::new();
         for _ in 0..20_000 {
-            let key = regions.register(&segment, 1, 0, 1, 0, 0).unwrap();
+            let key = regions.register(&segment, 1, at(0, 1, 0), 0).unwrap();
             assert!(seen.insert(key.0));
             regions.deregister(&segment, key, |_| true).unwrap();
         }
@@ -279,7 +310,7 @@ mod tests {
     fn a_dead_visitor_is_not_awaited_and_a_living_one_is() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
         let regions = Regions::new();
-        let key = regions.register(&segment, 1, 0, 1, 0, 0).unwrap();
+        let key = regions.register(&segment, 1, at(0, 1, 0), 0).unwrap();
         let visit = |key: Key| {
             segment
                 .map
@@ -292,7 +323,7 @@ mod tests {
         };
         visit(key);
         regions.deregister(&segment, key, |slot| slot != 3).unwrap();
-        let key = regions.register(&segment, 1, 0, 1, 0, 0).unwrap();
+        let key = regions.register(&segment, 1, at(0, 1, 0), 0).unwrap();
         visit(key);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| regions.deregister(&segment, key, |_| true));

@@ -129,22 +129,51 @@ fn mapped_writable(start: u64, end: u64) -> bool {
     };
     let mut at = start;
     for line in maps.lines() {
-        let mut fields = line.split(['-', ' ']);
-        let mut hex = || u64::from_str_radix(fields.next()?, 16).ok();
-        let (Some(from), Some(to)) = (hex(), hex()) else {
+        let Some(mapping) = mapped_range(line) else {
             continue;
         };
-        let writable = fields
-            .next()
-            .is_some_and(|flags| flags.as_bytes().get(1) == Some(&b'w'));
-        if (from..to).contains(&at) {
-            if !writable {
+        let flags = line.split(' ').nth(1).unwrap_or_default();
+        if mapping.contains(&at) {
+            if flags.as_bytes().get(1) != Some(&b'w') {
                 return false;
             }
-            at = to;
+            at = mapping.end;
         }
     }
     at >= end
+}
+
+/// The end of the page that ends at or after `addr`.
+pub(crate) fn page_end(addr: u64) -> u64 {
+    addr.checked_next_multiple_of(page_size() as u64)
+        .unwrap_or(u64::MAX)
+}
+
+/// Whether a range is mapped from end to end, by huge pages of the kernel's pool only.
+pub(crate) fn pages_huge(addr: u64, len: u64) -> bool {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else {
+        return false;
+    };
+    let (mut at, end) = (addr, addr.saturating_add(len));
+    let mut mapping = 0..0;
+    for line in maps.lines() {
+        if let Some(range) = mapped_range(line) {
+            mapping = range;
+        } else if let Some(size) = line.strip_prefix("KernelPageSize:") {
+            let kilobytes = size.trim().trim_end_matches(" kB").parse::<usize>();
+            if kilobytes.is_ok_and(|size| size > page_size() / 1024) && mapping.contains(&at) {
+                at = mapping.end;
+            }
+        }
+    }
+    at >= end
+}
+
+/// The addresses that a line of a list of mappings is about.
+fn mapped_range(line: &str) -> Option<std::ops::Range<u64>> {
+    let (from, rest) = line.split_once('-')?;
+    let to = rest.split(' ').next()?;
+    Some(u64::from_str_radix(from, 16).ok()?..u64::from_str_radix(to, 16).ok()?)
 }
 
 /// Makes the pages of a range present, for writing or for reading; false where they can't be.

@@ -1,0 +1,146 @@
+//! What may be asked of a registration: `ibv_reg_mr(3)`, and where the page is silent the kernel's
+//! `ib_check_mr_access` and `ib_umem_odp_get`.
+
+use rdma_core_sys::*;
+
+use super::odp;
+use crate::sys::{self, Errno, Res};
+
+/// Access bits that are offered.
+const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
+    | IBV_ACCESS_REMOTE_WRITE
+    | IBV_ACCESS_REMOTE_READ
+    | IBV_ACCESS_REMOTE_ATOMIC
+    | IBV_ACCESS_ZERO_BASED
+    | IBV_ACCESS_ON_DEMAND
+    | IBV_ACCESS_HUGETLB;
+/// Access bits that a device may ignore: `IBV_ACCESS_OPTIONAL_RANGE`.
+const OPTIONAL: u32 = 0x3ff0_0000;
+/// Remote writing needs local writing (11.2.8.2).
+const REMOTE_WRITES: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
+/// Memory that is to be registered, in bytes and addresses of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// What requests call the first byte.
+    pub(crate) iova: u64,
+}
+
+impl Range {
+    /// All of the address space: addr 0, length `SIZE_MAX`, iova 0, on demand.
+    pub(crate) fn is_implicit(&self, access: u32) -> bool {
+        access & IBV_ACCESS_ON_DEMAND != 0 && self.addr == 0 && self.len == u64::MAX
+    }
+}
+
+/// The access without what may be ignored.
+///
+/// # Errors
+/// `EOPNOTSUPP` for rights that are not offered, `EINVAL` for rights that need local write and lack it.
+pub(crate) fn check(access: u32) -> Res<u32> {
+    let access = access & !OPTIONAL;
+    if access & REMOTE_WRITES != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    let odp = access & IBV_ACCESS_ON_DEMAND == 0 || odp::enabled();
+    if access & !OFFERED == 0 && odp {
+        Ok(access)
+    } else {
+        Err(Errno(libc::EOPNOTSUPP))
+    }
+}
+
+/// Whether the memory may be registered like that, with pages made present where they are not
+/// on demand. For those it does not look at the memory, and takes as long for any length.
+///
+/// # Errors
+/// `EINVAL` for length 0, a range that wraps, pages that are not huge, or huge pages of all memory;
+/// `EFAULT` for memory that is not there or can't be written as asked.
+pub(crate) fn check_range(range: Range, access: u32) -> Res<()> {
+    let Range { addr, len, iova } = range;
+    if len == 0 || addr.checked_add(len).is_none() || iova.checked_add(len).is_none() {
+        return Err(Errno(libc::EINVAL));
+    }
+    let huge = access & IBV_ACCESS_HUGETLB != 0;
+    if access & IBV_ACCESS_ON_DEMAND != 0 {
+        let implicit = range.is_implicit(access);
+        if implicit && (iova != 0 || huge) || huge && !sys::pages_huge(addr, len) {
+            return Err(Errno(libc::EINVAL));
+        }
+        return Ok(());
+    }
+    // What a device pins must be there, for writing where it may be written.
+    let write = access & IBV_ACCESS_LOCAL_WRITE != 0;
+    if sys::pages_usable(addr, len as usize, write) {
+        Ok(())
+    } else {
+        Err(Errno(libc::EFAULT))
+    }
+}
+
+/// Whether a region of this access lets anybody write: `ib_access_writable` of the kernel.
+pub(crate) fn writable(access: u32) -> bool {
+    access & (IBV_ACCESS_LOCAL_WRITE | REMOTE_WRITES | IBV_ACCESS_MW_BIND) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_that_need_others() {
+        let write = IBV_ACCESS_LOCAL_WRITE;
+        assert_eq!(check(write | 1 << 20), Ok(write));
+        assert_eq!(check(IBV_ACCESS_REMOTE_READ), Ok(IBV_ACCESS_REMOTE_READ));
+        for remote in [IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_ATOMIC] {
+            assert_eq!(check(remote), Err(Errno(libc::EINVAL)));
+            assert_eq!(check(remote | write), Ok(remote | write));
+        }
+        assert_eq!(check(1 << 15), Err(Errno(libc::EOPNOTSUPP)));
+        assert_eq!(check(1 << 30), Err(Errno(libc::EOPNOTSUPP)));
+    }
+
+    #[test]
+    fn on_demand_looks_at_nothing() {
+        let everything = Range {
+            addr: 0,
+            len: u64::MAX,
+            iova: 0,
+        };
+        let (odp, huge) = (IBV_ACCESS_ON_DEMAND, IBV_ACCESS_HUGETLB);
+        assert_eq!(check_range(everything, odp), Ok(()));
+        assert_eq!(
+            check_range(everything, odp | huge),
+            Err(Errno(libc::EINVAL))
+        );
+        assert_eq!(check_range(everything, 0), Err(Errno(libc::EFAULT)));
+        let nowhere = Range {
+            addr: 8,
+            len: 8,
+            iova: 8,
+        };
+        assert_eq!(check_range(nowhere, odp), Ok(()));
+        assert_eq!(check_range(nowhere, 0), Err(Errno(libc::EFAULT)));
+        for wrong in [(8, 0, 8), (8, u64::MAX, 8), (8, 8, u64::MAX)] {
+            let (addr, len, iova) = wrong;
+            let range = Range { addr, len, iova };
+            assert_eq!(check_range(range, odp), Err(Errno(libc::EINVAL)));
+        }
+    }
+
+    #[test]
+    fn huge_only_where_pages_are() {
+        let small = vec![1u8; 3 << 21];
+        let range = Range {
+            addr: small.as_ptr() as u64,
+            len: 100,
+            iova: 0,
+        };
+        let access = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB;
+        assert_eq!(check_range(range, access), Err(Errno(libc::EINVAL)));
+        // Without paging on demand the hint says nothing.
+        assert_eq!(check_range(range, IBV_ACCESS_HUGETLB), Ok(()));
+    }
+}

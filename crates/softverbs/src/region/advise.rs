@@ -1,0 +1,283 @@
+//! `ibv_advise_mr`: making pages of regions on demand present.
+//!
+//! Errors are those of mlx5's kernel code (`get_prefetchable_mr`, `pagefault_mr` in its `odp.c`)
+//! and of `UVERBS_METHOD_ADVISE_MR`. The work is done before the call returns in any case; without
+//! FLUSH only what is wrong with the keys is told.
+
+use rdma_core_sys::*;
+
+use super::{Key, Regions, access};
+use crate::sys::{self, Errno, Res};
+
+/// `IBV_ADVISE_MR_FLAG_FLUSH`.
+const FLUSH: u32 = 1;
+
+/// What an advice does with a page that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prefetch {
+    Read,
+    Write,
+    /// It stays as it is.
+    NoFault,
+}
+
+/// Follows an advice about pieces of regions.
+///
+/// # Errors
+/// `EINVAL` for unknown flags, no pieces, or the key of a window; `EOPNOTSUPP` for an unknown advice;
+/// `ENOENT` for a key that is no region's on demand; `EPERM` for one of another domain, or writing
+/// where the region may only be read. With FLUSH also `EFAULT` for a piece outside its region, or
+/// pages that can't be had; pieces before it have been made present.
+pub(crate) fn advise(
+    regions: &Regions,
+    pd: u32,
+    advice: u32,
+    flags: u32,
+    pieces: &[ibv_sge],
+) -> Res<()> {
+    if flags & !FLUSH != 0 || pieces.is_empty() {
+        return Err(Errno(libc::EINVAL));
+    }
+    let prefetch = match advice {
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH => Prefetch::Read,
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => Prefetch::Write,
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Prefetch::NoFault,
+        _ => return Err(Errno(libc::EOPNOTSUPP)),
+    };
+    let place = |piece: &ibv_sge| find(regions, pd, prefetch, piece);
+    if flags & FLUSH == 0 {
+        // All keys first, as none is looked at later when the work is left to a worker.
+        let places: Vec<_> = pieces.iter().map(place).collect::<Res<_>>()?;
+        for (place, piece) in places.into_iter().zip(pieces) {
+            let _ = place.and_then(|addr| fault(addr, piece.length, prefetch));
+        }
+        return Ok(());
+    }
+    for piece in pieces {
+        fault(place(piece)??, piece.length, prefetch)?;
+    }
+    Ok(())
+}
+
+/// Where a piece begins; inside, `EFAULT` where the region does not have it.
+fn find(regions: &Regions, pd: u32, prefetch: Prefetch, piece: &ibv_sge) -> Res<Res<u64>> {
+    let region = regions
+        .describe(Key(piece.lkey))
+        .ok_or(Errno(libc::ENOENT))?;
+    if region.access & IBV_ACCESS_ON_DEMAND == 0 {
+        return Err(Errno(libc::ENOENT));
+    }
+    if region.pd != pd || prefetch == Prefetch::Write && !access::writable(region.access) {
+        return Err(Errno(libc::EPERM));
+    }
+    let range = region.range;
+    let Some(offset) = piece.addr.checked_sub(range.iova) else {
+        return Ok(Err(Errno(libc::EFAULT)));
+    };
+    // The kernel counts up to the end of the last page.
+    let end = sys::page_end(range.addr.saturating_add(range.len));
+    let inside = range
+        .addr
+        .checked_add(offset)
+        .filter(|&addr| addr < end && u64::from(piece.length) <= end - addr);
+    Ok(inside.ok_or(Errno(libc::EFAULT)))
+}
+
+fn fault(addr: u64, length: u32, prefetch: Prefetch) -> Res<()> {
+    let there = match prefetch {
+        _ if length == 0 => true,
+        Prefetch::NoFault => true,
+        Prefetch::Read => sys::pages_usable(addr, length as usize, false),
+        Prefetch::Write => sys::pages_usable(addr, length as usize, true),
+    };
+    if there {
+        Ok(())
+    } else {
+        Err(Errno(libc::EFAULT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Range;
+    use super::*;
+    use crate::segment::OwnSegment;
+
+    /// Fresh pages that nothing has touched.
+    struct Pages {
+        addr: u64,
+        len: usize,
+    }
+
+    impl Pages {
+        fn new(len: usize, protection: i32) -> Self {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: a new mapping at an address of the kernel's choice.
+            let addr = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+            assert_ne!(addr, libc::MAP_FAILED);
+            let addr = addr as u64;
+            Self { addr, len }
+        }
+
+        fn resident(&self) -> usize {
+            let mut pages = vec![0u8; self.len / 4096];
+            // SAFETY: the mapping is live; one byte for each page of it.
+            let ret = unsafe {
+                libc::mincore(
+                    std::ptr::without_provenance_mut(self.addr as usize),
+                    self.len,
+                    pages.as_mut_ptr(),
+                )
+            };
+            assert_eq!(ret, 0);
+            pages.iter().filter(|&&page| page & 1 != 0).count()
+        }
+    }
+
+    impl Drop for Pages {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is this object's.
+            unsafe {
+                libc::munmap(
+                    std::ptr::without_provenance_mut(self.addr as usize),
+                    self.len,
+                )
+            };
+        }
+    }
+
+    const RW: i32 = libc::PROT_READ | libc::PROT_WRITE;
+    const READ: u32 = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH;
+    const WRITE: u32 = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+    const NO_FAULT: u32 = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+    const ALL: u32 = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE;
+
+    struct Fixture {
+        segment: OwnSegment,
+        regions: Regions,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            Self {
+                segment: OwnSegment::create(1, 0, true).unwrap(),
+                regions: Regions::new(),
+            }
+        }
+
+        fn register(&self, pages: &Pages, access: u32) -> Key {
+            let range = Range {
+                addr: pages.addr,
+                len: pages.len as u64,
+                iova: 0x10_0000,
+            };
+            self.regions
+                .register(&self.segment, 1, range, access)
+                .unwrap()
+        }
+
+        fn advise(&self, advice: u32, flags: u32, key: Key, from: u64, len: u32) -> Res<()> {
+            let piece = ibv_sge {
+                addr: from,
+                length: len,
+                lkey: key.0,
+            };
+            advise(&self.regions, 1, advice, flags, &[piece])
+        }
+    }
+
+    fn error(errno: i32) -> Res<()> {
+        Err(Errno(errno))
+    }
+
+    #[test]
+    fn pages_become_resident_as_advised() {
+        let own = Fixture::new();
+        for flags in [0, FLUSH] {
+            for (advice, expected) in [(READ, 4), (WRITE, 4), (NO_FAULT, 0)] {
+                let pages = Pages::new(16 * 4096, RW);
+                let key = own.register(&pages, ALL);
+                assert_eq!(pages.resident(), 0);
+                let from = 0x10_0000 + 2 * 4096 + 5;
+                assert_eq!(own.advise(advice, flags, key, from, 3 * 4096), Ok(()));
+                assert_eq!(pages.resident(), expected, "advice {advice}, flags {flags}");
+                assert_eq!(own.advise(advice, flags, key, from, 0), Ok(()));
+                assert_eq!(pages.resident(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn every_error_of_a_key() {
+        let own = Fixture::new();
+        let pages = Pages::new(4096, RW);
+        let key = own.register(&pages, ALL);
+        let pinned = own.register(&pages, IBV_ACCESS_LOCAL_WRITE);
+        let read_only = own.register(&pages, IBV_ACCESS_ON_DEMAND);
+        for flags in [0, FLUSH] {
+            let wrong = |advice, key| own.advise(advice, flags, key, 0x10_0000, 8);
+            assert_eq!(wrong(READ, Key(key.0 ^ 1)), error(libc::ENOENT));
+            assert_eq!(wrong(READ, Key(0)), error(libc::ENOENT));
+            assert_eq!(wrong(READ, pinned), error(libc::ENOENT));
+            assert_eq!(wrong(READ, read_only), Ok(()));
+            assert_eq!(wrong(WRITE, read_only), error(libc::EPERM));
+            let piece = ibv_sge {
+                addr: 0x10_0000,
+                length: 8,
+                lkey: key.0,
+            };
+            let other = advise(&own.regions, 2, READ, flags, &[piece]);
+            assert_eq!(other, error(libc::EPERM));
+            assert_eq!(wrong(3, key), error(libc::EOPNOTSUPP));
+            let none = advise(&own.regions, 1, READ, flags, &[]);
+            assert_eq!(none, error(libc::EINVAL));
+        }
+        assert_eq!(own.advise(READ, 2, key, 0x10_0000, 8), error(libc::EINVAL));
+    }
+
+    #[test]
+    fn ranges_count_with_flush_only() {
+        let own = Fixture::new();
+        let pages = Pages::new(3 * 4096, RW);
+        let key = own.register(&pages, ALL);
+        let end = 0x10_0000 + 3 * 4096;
+        for (from, len) in [(0xf_ffff, 8), (end, 1), (end - 4, 8), (u64::MAX, 1)] {
+            assert_eq!(own.advise(READ, 0, key, from, len), Ok(()));
+            let flushed = own.advise(READ, FLUSH, key, from, len);
+            assert_eq!(flushed, error(libc::EFAULT), "{from:x} {len}");
+        }
+        assert_eq!(pages.resident(), 0);
+        // Up to the end of the last page.
+        let range = Range {
+            addr: pages.addr,
+            len: 100,
+            iova: 0,
+        };
+        let short = own.regions.register(&own.segment, 1, range, ALL).unwrap();
+        assert_eq!(own.advise(READ, FLUSH, short, 50, 100), Ok(()));
+        assert_eq!(
+            own.advise(READ, FLUSH, short, 50, 4096),
+            error(libc::EFAULT)
+        );
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had() {
+        let own = Fixture::new();
+        let pages = Pages::new(2 * 4096, libc::PROT_READ);
+        let key = own.register(&pages, ALL);
+        assert_eq!(own.advise(WRITE, 0, key, 0x10_0000, 8), Ok(()));
+        assert_eq!(
+            own.advise(WRITE, FLUSH, key, 0x10_0000, 8),
+            error(libc::EFAULT)
+        );
+        assert_eq!(own.advise(READ, FLUSH, key, 0x10_0000, 8), Ok(()));
+        assert_eq!(pages.resident(), 1);
+        drop(pages);
+        assert_eq!(
+            own.advise(READ, FLUSH, key, 0x10_0000, 8),
+            error(libc::EFAULT)
+        );
+        assert_eq!(own.advise(NO_FAULT, FLUSH, key, 0x10_0000, 8), Ok(()));
+    }
+}

@@ -1,0 +1,32 @@
+//! On-demand paging: regions whose pages are made present by whoever touches them.
+//!
+//! The copies between processes fault pages in by themselves, so such a region differs from
+//! another one only in what its registration does not do: look at the memory. `SOFTVERBS_ODP=0`
+//! makes a device without it.
+
+use std::sync::OnceLock;
+
+use rdma_core_sys::*;
+
+/// Whether the device offers on-demand paging in this process.
+pub(crate) fn enabled() -> bool {
+    static ENABLED: OnceLock<bool> = OnceLock::new();
+    *ENABLED.get_or_init(|| std::env::var_os("SOFTVERBS_ODP").is_none_or(|value| value != "0"))
+}
+
+/// What `ibv_query_device_ex` says about it, for each transport what its queue pairs do.
+pub(crate) fn caps() -> ibv_odp_caps {
+    if !enabled() {
+        return ibv_odp_caps::default();
+    }
+    let messages = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+    let uc = messages | IBV_ODP_SUPPORT_WRITE;
+    ibv_odp_caps {
+        general_caps: u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT),
+        per_transport_caps: ibv_odp_caps__bindgen_ty_1 {
+            rc_odp_caps: uc | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC,
+            uc_odp_caps: uc,
+            ud_odp_caps: messages,
+        },
+    }
+}
