@@ -36,6 +36,7 @@ mod ring;
     reason = "segments are memory shared with other processes"
 )]
 mod segment;
+mod signal;
 #[allow(unsafe_code, reason = "shared receive queues are C objects")]
 mod srq;
 #[allow(unsafe_code, reason = "lock and fences")]

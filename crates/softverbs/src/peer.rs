@@ -8,7 +8,8 @@ use crate::registry::Entry;
 use crate::ring::{Header, Producer, RING_SIZE};
 use crate::segment::Mapping;
 use crate::segment::layout::{self, SEGMENT_SIZE, announce, cq, header};
-use crate::sync::{Lock, light_fence};
+use crate::signal;
+use crate::sync::Lock;
 use crate::sys::{self, Errno, Identity, PidFd, Res};
 
 /// How long a peer is taken to live after it was seen alive. A pid can't come back so soon.
@@ -176,31 +177,25 @@ impl Peer {
     /// published.
     #[inline]
     pub(crate) fn notify_cq(&self, index: u32, solicited: bool) {
-        light_fence(self.barriers);
         let at = cq::AT + cq::STRIDE * (index as usize % layout::MAX_CQS);
-        let armed = self.map.u32(at + cq::ARMED).load(Ordering::Relaxed);
-        if armed == layout::ARMED_ANY || armed == layout::ARMED_SOLICITED && solicited {
+        if signal::must_notify(&self.map, at, solicited, self.barriers) {
             self.ring_cq(at);
         }
     }
 
     #[cold]
     fn ring_cq(&self, at: usize) {
-        if self.map.u32(at + cq::ARMED).swap(0, Ordering::AcqRel) != 0 {
-            let fd = self.map.u32(at + cq::DOORBELL).load(Ordering::Relaxed);
-            let inode = self
-                .map
-                .u64(at + cq::DOORBELL_INODE)
-                .load(Ordering::Relaxed);
-            self.ring_doorbell(fd.cast_signed(), inode);
-        }
+        let fd = self.map.u32(at + cq::DOORBELL).load(Ordering::Relaxed);
+        let inode = self
+            .map
+            .u64(at + cq::DOORBELL_INODE)
+            .load(Ordering::Relaxed);
+        self.ring_doorbell(fd.cast_signed(), inode);
     }
 
     /// Wakes the peer, if it may sleep, so that it goes on with what waited for this process.
     pub(crate) fn ring_process(&self) {
-        std::sync::atomic::fence(Ordering::SeqCst);
-        let sleeps = self.map.u32(header::SLEEPS);
-        if sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::AcqRel) != 0 {
+        if signal::must_ring(&self.map) {
             let fd = self.map.u32(header::DOORBELL).load(Ordering::Relaxed);
             let inode = self.map.u64(header::DOORBELL_INODE).load(Ordering::Relaxed);
             self.ring_doorbell(fd.cast_signed(), inode);
@@ -227,19 +222,8 @@ impl Peer {
     /// Moves one of the peer's queue pairs to ERR, if it still is in the state that `word` says,
     /// and tells the peer.
     pub(crate) fn fail_qp(&self, at: usize, word: layout::StateWord, error_state: u32) {
-        let state = self.map.u64(at + layout::qp::STATE);
-        if state
-            .compare_exchange(
-                word.0,
-                word.with_state(error_state).0,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            )
-            .is_ok()
-        {
-            self.map
-                .u32(header::ATTENTION)
-                .fetch_add(1, Ordering::SeqCst);
+        if signal::move_state(&self.map, at, word, word.with_state(error_state)) {
+            signal::call_attention(&self.map);
             self.ring_process();
         }
     }

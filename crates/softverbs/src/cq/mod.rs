@@ -17,6 +17,7 @@ use crate::abi::Context;
 use crate::events::{Channel, Element};
 use crate::process::Process;
 use crate::segment::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, cq as layout};
+use crate::signal;
 use crate::sync::{Guard, Lock};
 use crate::sys::{self, Errno, Res};
 
@@ -163,11 +164,10 @@ impl Cq {
         unsafe { Context::from_ptr((*self.as_ptr()).context) }
     }
 
-    fn shared_armed(&self) -> &AtomicU32 {
-        self.process()
-            .segment
-            .map
-            .u32(layout::AT + layout::STRIDE * self.index as usize + layout::ARMED)
+    /// Tells peers what the application waits for.
+    fn tell(&self, armed: u32) {
+        let at = layout::AT + layout::STRIDE * self.index as usize;
+        signal::arm(&self.process().segment.map, at, armed);
     }
 
     /// Adds a completion. `solicited` as the message has it; errors always are.
@@ -214,7 +214,7 @@ impl Cq {
             return;
         }
         if self.armed.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT {
-            self.shared_armed().store(ARMED_NOT, Ordering::Relaxed);
+            self.tell(ARMED_NOT);
             if let Some(channel) = self.channel() {
                 channel.push(self.index);
             }
@@ -245,7 +245,7 @@ impl Cq {
     pub(crate) fn rearm(&self) {
         let armed = self.armed.load(Ordering::Relaxed);
         if armed != ARMED_NOT {
-            self.shared_armed().store(armed, Ordering::Relaxed);
+            self.tell(armed);
         }
     }
 
@@ -280,7 +280,7 @@ impl Cq {
         };
         // Asking for less does not take back what was asked for before.
         let armed = self.armed.fetch_max(wanted, Ordering::AcqRel).max(wanted);
-        self.shared_armed().store(armed, Ordering::SeqCst);
+        self.tell(armed);
         let process = self.process();
         process.will_sleep();
         if let Some(channel) = self.channel() {

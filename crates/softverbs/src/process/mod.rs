@@ -22,6 +22,7 @@ use crate::region::Regions;
 use crate::registry::{Entry, Registry};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
+use crate::signal::{self, Attention};
 use crate::srq::Srq;
 use crate::sync::{Lock, barriers_work};
 use crate::sys::{self, Epoll, Errno, Identity, Pipe, Res, Timer};
@@ -50,7 +51,7 @@ pub(crate) struct Process {
     /// Queue pairs whose first request waits for something.
     waiting: Lock<Vec<u32>>,
     waiting_count: AtomicU32,
-    attention_seen: AtomicU32,
+    attention: Attention,
     /// A completion queue was overrun, and its queue pairs do not know it yet.
     overrun: AtomicBool,
     /// Peers that ended, whose queue pairs do not know it yet.
@@ -135,7 +136,7 @@ impl Process {
             incoming: incoming::Incoming::new(),
             waiting: Lock::new(Vec::new()),
             waiting_count: AtomicU32::new(0),
-            attention_seen: AtomicU32::new(0),
+            attention: Attention::default(),
             overrun: AtomicBool::new(false),
             graves: Mutex::new(Vec::new()),
             graves_count: AtomicU32::new(0),
@@ -218,10 +219,7 @@ impl Process {
     /// A process that says of itself that it sleeps gets rung by those that supply what its
     /// requests wait for. To be followed by a heavy fence and one more round of progress.
     pub(crate) fn will_sleep(&self) {
-        self.segment
-            .map
-            .u32(header::SLEEPS)
-            .store(1, Ordering::SeqCst);
+        signal::will_sleep(&self.segment.map);
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::{Arc, PoisonError};
 
 use super::Process;
 use crate::peer::Peer;
-use crate::segment::layout::header;
 use crate::sync::heavy_fence;
 use crate::sys;
 
@@ -36,13 +35,8 @@ impl Process {
     #[inline]
     pub(crate) fn progress(&self) {
         self.drain_rings();
-        let attention = self
-            .segment
-            .map
-            .u32(header::ATTENTION)
-            .load(Ordering::Relaxed);
-        if attention != self.attention_seen.load(Ordering::Relaxed) {
-            self.attend(attention);
+        if self.attention.called(&self.segment.map) {
+            self.attend();
         }
         if self.overrun.load(Ordering::Relaxed) {
             self.fail_overrun();
@@ -62,9 +56,7 @@ impl Process {
 
     /// Peers moved queue pairs of this process to ERR; their owner does the rest.
     #[cold]
-    fn attend(&self, attention: u32) {
-        self.attention_seen.store(attention, Ordering::Relaxed);
-        std::sync::atomic::fence(Ordering::SeqCst);
+    fn attend(&self) {
         for qp in self.qps.iter() {
             qp.notice_failure();
         }

@@ -12,6 +12,7 @@ use crate::peer::Peer;
 use crate::segment::layout::{
     Credit, SEGMENT_SIZE, StateWord, arena, desc, qp as layout, split_qp_num,
 };
+use crate::signal;
 use crate::srq::Shared;
 
 /// The other end as it was when its state word was read; copied once and checked.
@@ -70,10 +71,7 @@ impl Connection {
             srq.ask_to_ring(&self.peer.map);
             return;
         }
-        self.peer
-            .map
-            .u32(self.at + layout::WAITING)
-            .store(1, Ordering::Relaxed);
+        signal::ask(&self.peer.map, self.at + layout::WAITING);
     }
 
     pub(super) fn rnr_timer(&self) -> u32 {
@@ -175,9 +173,7 @@ impl Qp {
     pub(super) fn ask_for_state(sq: &SendQueue) {
         if let Some(peer) = &sq.peer {
             let (_, index) = split_qp_num(sq.dest);
-            peer.map
-                .u32(entry_at(index) + layout::WAITING)
-                .store(1, Ordering::Relaxed);
+            signal::ask(&peer.map, entry_at(index) + layout::WAITING);
         }
     }
 }

@@ -33,6 +33,7 @@ use crate::peer::Peer;
 use crate::process::Process;
 use crate::segment::Mapping;
 use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
+use crate::signal;
 use crate::srq::Srq;
 use crate::sync::Lock;
 
@@ -270,11 +271,8 @@ impl Qp {
     /// Makes a new state visible to peers. Where one of them moved the queue pair to ERR in the
     /// meantime, that stays.
     fn publish(&self, new: StateWord) -> bool {
-        let old = self.word.load(Ordering::Relaxed);
-        let shared = self.map().u64(self.at() + layout::STATE);
-        let done = shared
-            .compare_exchange(old, new.0, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok();
+        let old = StateWord(self.word.load(Ordering::Relaxed));
+        let done = signal::move_state(self.map(), self.at(), old, new);
         if done {
             self.word.store(new.0, Ordering::Relaxed);
         }

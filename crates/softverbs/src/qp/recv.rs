@@ -12,6 +12,7 @@ use crate::peer::Peer;
 use crate::process::Process;
 use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{Credit, desc, qp as layout, split_qp_num};
+use crate::signal;
 use crate::sync::light_fence;
 use crate::sys::{Errno, Res};
 
@@ -61,11 +62,9 @@ impl Qp {
     #[inline]
     pub(super) fn wake_sender(&self, peer: Option<&Arc<Peer>>) {
         light_fence(peer.is_none_or(|peer| peer.barriers));
-        let waiting = self.map().u32(self.at() + layout::WAITING);
-        if waiting.load(Ordering::Relaxed) != 0
-            && let Some(peer) = peer
+        if let Some(peer) = peer
+            && signal::asked(self.map(), self.at() + layout::WAITING)
         {
-            waiting.store(0, Ordering::Relaxed);
             peer.ring_process();
         }
     }

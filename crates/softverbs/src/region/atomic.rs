@@ -2,7 +2,6 @@
 //! holds one of the owner's locks, chosen by the word's address, while it reads and writes. All
 //! atomics on a process's memory go this way, those of the process itself too.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rdma_core_sys::IBV_ACCESS_REMOTE_ATOMIC;
@@ -10,7 +9,10 @@ use rdma_core_sys::IBV_ACCESS_REMOTE_ATOMIC;
 use super::remote::{AccessError, Hazard, Target, resolve};
 use crate::peer::Peer;
 use crate::process::Process;
+use crate::segment::Mapping;
 use crate::segment::layout::stripe;
+use crate::sync::atomic::Ordering;
+use crate::sync::pause;
 use crate::sys;
 
 /// What is done with the word.
@@ -34,46 +36,44 @@ impl Change {
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// One of the owner's locks, held. The word says who holds it: slot + 1, and a part of its cookie.
-struct Stripe<'a> {
-    peer: &'a Peer,
+pub(crate) struct Stripe<'a> {
+    map: &'a Mapping,
     at: usize,
     own: u64,
 }
 
 impl<'a> Stripe<'a> {
-    /// `None` where a stopped process keeps it.
-    fn lock(process: &Process, peer: &'a Peer, addr: u64) -> Option<Self> {
+    /// The lock for `addr` in the owner's segment (`map`), for the process that `own` names. `lives`
+    /// says whether another one may still do something. `None` where a stopped process keeps it.
+    pub(crate) fn lock(
+        map: &'a Mapping,
+        addr: u64,
+        own: u64,
+        lives: impl Fn(u64) -> bool,
+    ) -> Option<Self> {
         // Neighbouring words have different locks.
         let index = (addr >> 3 ^ addr >> 12) as usize % stripe::COUNT;
         let at = stripe::AT + stripe::STRIDE * index;
-        let own = holder(process.slot, process.identity.cookie);
-        let word = peer.map.u64(at);
+        let word = map.u64(at);
         let begin = Instant::now();
         let mut round = 0u32;
         loop {
             let held = word.load(Ordering::Relaxed);
             // One that has ended while it held the lock changed the word or did not; either is
             // an atomic operation.
-            let free =
-                held == 0 || round > 1000 && round.is_multiple_of(64) && !lives(process, held);
+            let free = held == 0 || round > 1000 && round.is_multiple_of(64) && !lives(held);
             if free
                 && word
                     .compare_exchange(held, own, Ordering::SeqCst, Ordering::Relaxed)
                     .is_ok()
             {
-                return Some(Self { peer, at, own });
+                return Some(Self { map, at, own });
             }
-            round = round.wrapping_add(1);
-            if round < 64 {
-                std::hint::spin_loop();
-            } else if round < 1000 {
-                std::thread::yield_now();
-            } else {
-                if begin.elapsed() > PATIENCE {
-                    return None;
-                }
-                std::thread::sleep(Duration::from_micros(50));
+            if round > 1000 && begin.elapsed() > PATIENCE {
+                return None;
             }
+            pause(round);
+            round = round.saturating_add(1);
         }
     }
 }
@@ -81,7 +81,7 @@ impl<'a> Stripe<'a> {
 impl Drop for Stripe<'_> {
     fn drop(&mut self) {
         // Whoever took this process for dead has it now.
-        let word = self.peer.map.u64(self.at);
+        let word = self.map.u64(self.at);
         let _ = word.compare_exchange(self.own, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
@@ -107,13 +107,15 @@ pub(crate) fn change(
     target: Target,
     change: Change,
 ) -> Result<u64, AccessError> {
-    let hazard = Hazard::publish(peer, process.slot, target.key);
-    let at = resolve(peer, target, target.addr, 8, IBV_ACCESS_REMOTE_ATOMIC)
+    let hazard = Hazard::publish(&peer.map, process.slot, target.key);
+    let at = resolve(&peer.map, target, target.addr, 8, IBV_ACCESS_REMOTE_ATOMIC)
         .ok_or(AccessError::Remote)?;
     if !peer.check_alive() {
         return Err(AccessError::Dead);
     }
-    let stripe = Stripe::lock(process, peer, at).ok_or(AccessError::Dead)?;
+    let own = holder(process.slot, process.identity.cookie);
+    let stripe =
+        Stripe::lock(&peer.map, at, own, |held| lives(process, held)).ok_or(AccessError::Dead)?;
     let mut old = [0u8; 8];
     let local = [sys::as_local(old.as_mut_ptr() as u64, 8)];
     let remote = [sys::as_local(at, 8)];

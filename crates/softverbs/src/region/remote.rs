@@ -1,12 +1,13 @@
 //! The initiator's side: copies into and out of a peer's regions, without the peer's help.
 
-use std::sync::atomic::{Ordering, fence};
-
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 use super::Key;
 use crate::peer::Peer;
+use crate::segment::Mapping;
 use crate::segment::layout::{announce, region};
+use crate::sync::atomic::{Ordering, fence};
+use crate::sync::pause;
 use crate::sys::{self, MAX_IOV};
 
 /// Most bytes that are copied under one hazard: a deregistration never waits for more.
@@ -41,44 +42,50 @@ pub(crate) enum AccessError {
     Refused,
 }
 
-/// A thread's word in the owner's segment that says which key it is using.
-pub(super) struct Hazard<'a> {
-    peer: &'a Peer,
+/// A thread's word in the owner's segment (`map`) that says which key it is using.
+pub(crate) struct Hazard<'a> {
+    map: &'a Mapping,
     at: usize,
 }
 
 impl<'a> Hazard<'a> {
-    pub(super) fn publish(peer: &'a Peer, own_slot: u32, key: Key) -> Self {
+    pub(crate) fn publish(map: &'a Mapping, own_slot: u32, key: Key) -> Self {
         let base = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
         let value = u64::from(key.0) | 1 << 32;
+        // More threads than words at one peer take turns; each turn is one bounded copy.
         loop {
-            // More threads than words at one peer take turns; each turn is one bounded copy.
             for at in (0..announce::HAZARD_COUNT).map(|i| base + 8 * i) {
-                let word = peer.map.u64(at);
+                let word = map.u64(at);
                 if word.load(Ordering::Relaxed) == 0
                     && word
                         .compare_exchange(0, value, Ordering::SeqCst, Ordering::Relaxed)
                         .is_ok()
                 {
                     fence(Ordering::SeqCst);
-                    return Self { peer, at };
+                    return Self { map, at };
                 }
             }
-            std::thread::yield_now();
+            pause(64);
         }
     }
 }
 
 impl Drop for Hazard<'_> {
     fn drop(&mut self) {
-        self.peer.map.u64(self.at).store(0, Ordering::Release);
+        self.map.u64(self.at).store(0, Ordering::Release);
     }
 }
 
-/// The peer's address behind `len` bytes at `addr`, if the key allows that now.
-pub(super) fn resolve(peer: &Peer, target: Target, addr: u64, len: u64, right: u32) -> Option<u64> {
+/// The address behind `len` bytes at `addr` of the process whose segment this is, if the key allows
+/// that now. Under a [`Hazard`] of that key.
+pub(crate) fn resolve(
+    map: &Mapping,
+    target: Target,
+    addr: u64,
+    len: u64,
+    right: u32,
+) -> Option<u64> {
     let at = region::AT + region::STRIDE * target.key.index();
-    let map = &peer.map;
     if target.key.0 == 0 || map.u32(at + region::KEY).load(Ordering::Acquire) != target.key.0 {
         return None;
     }
@@ -114,8 +121,8 @@ pub(crate) fn copy(
     let mut left: u64 = local.iter().map(|piece| piece.iov_len as u64).sum();
     while left > 0 {
         let (batch, count, bytes) = pieces.next(PIECE);
-        let hazard = Hazard::publish(peer, own_slot, target.key);
-        let base = resolve(peer, target, addr, left, right).ok_or(AccessError::Remote)?;
+        let hazard = Hazard::publish(&peer.map, own_slot, target.key);
+        let base = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
         if !peer.check_alive() {
             return Err(AccessError::Dead);
         }

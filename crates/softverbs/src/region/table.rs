@@ -1,6 +1,5 @@
 //! The owner's side: registering, looking up local keys, deregistering.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +8,8 @@ use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
 use super::Range;
 use crate::segment::OwnSegment;
 use crate::segment::layout::{self, MAX_REGIONS, announce, header, region};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::pause;
 use crate::sys::{Errno, Res};
 
 /// A 32-bit key: an index of 20 bits, and a generation that differs between two regions of one
@@ -46,7 +47,7 @@ pub(crate) struct Description {
     pub(crate) range: Range,
 }
 
-const CHUNK: usize = 1024;
+const CHUNK: usize = if cfg!(all(test, loom)) { 64 } else { 1024 };
 
 /// The regions of this process.
 #[derive(Debug)]
@@ -61,6 +62,9 @@ struct Free {
     used: std::collections::VecDeque<(u32, u32)>,
     next: u32,
 }
+
+/// How many indices are out of use before one of them is used again.
+const LATE: usize = if cfg!(all(test, loom)) { 1 } else { 4096 };
 
 /// How long a deregistration waits for initiators that use the key.
 const HAZARD_PATIENCE: Duration = Duration::from_secs(5);
@@ -103,7 +107,7 @@ impl Regions {
         let (index, generation) = {
             let mut free = self.free();
             // Keys come back late, so that a stale one is recognised for long.
-            if free.next < MAX_REGIONS as u32 && (free.used.len() < 4096) {
+            if free.next < MAX_REGIONS as u32 && free.used.len() < LATE {
                 let index = free.next;
                 segment.back(region::AT + region::STRIDE * index as usize, region::STRIDE)?;
                 free.next += 1;
@@ -208,9 +212,11 @@ impl Regions {
                 }
                 std::thread::sleep(Duration::from_micros(50));
             } else {
-                std::hint::spin_loop();
+                pause(round / 2);
             }
         }
+        // What initiators did under their hazards is done.
+        fence(Ordering::Acquire);
         let generation = key.0 >> 20 & 0xf00 | key.0 & 0xff;
         let next = if generation == 0xfff {
             1

@@ -21,8 +21,8 @@ use crate::segment::Mapping;
 
 /// Bytes of a slot.
 pub(crate) const SLOT: usize = 64;
-/// Slots of a ring.
-pub(crate) const SLOTS: u32 = 2048;
+/// Slots of a ring. In the models it is full at once.
+pub(crate) const SLOTS: u32 = if cfg!(all(test, loom)) { 4 } else { 2048 };
 /// Bytes of a message's header.
 pub(crate) const HEADER: usize = 32;
 /// Longest payload that goes through a ring.
@@ -33,9 +33,9 @@ pub(crate) const RING_SIZE: usize = SLOTS_AT + SLOT * SLOTS as usize;
 const MAGIC_AT: usize = 0;
 const COOKIE_AT: usize = 8;
 /// u32: slots that the receiver is done with, wrapping; by the receiver.
-const CONSUMED_AT: usize = 64;
+pub(crate) const CONSUMED_AT: usize = 64;
 /// u32: the sender waits for slots; by both.
-const WAITING_AT: usize = 128;
+pub(crate) const WAITING_AT: usize = 128;
 const SLOTS_AT: usize = 4096;
 
 /// What a message is.

@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::sync::atomic::{AtomicU32, AtomicU64};
 use crate::sys::{Errno, Res};
 
 /// Shared memory, unmapped on drop. A forked child does not have it.

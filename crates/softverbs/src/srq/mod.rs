@@ -7,6 +7,7 @@
 //! claimed, and the claims of an ended process come back.
 
 mod object;
+mod order;
 mod shared;
 
 use std::cell::UnsafeCell;
@@ -15,15 +16,16 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering, fence};
 use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_recv_wr, ibv_sge, ibv_srq};
 
 pub(crate) use object::{create, destroy, modify, query};
+pub(crate) use order::Order;
 pub(crate) use shared::Shared;
 
 use crate::abi::Context;
 use crate::events::Element;
 use crate::process::Process;
 use crate::segment::layout::{desc, srq as layout};
+use crate::signal;
 use crate::sync::Lock;
 use crate::sys::{Errno, Res};
-use shared::Word;
 
 /// A shared receive queue. The C object comes first, so a pointer to it is one to this; the memory
 /// stays when the queue is destroyed, for the next one of its index.
@@ -73,15 +75,11 @@ struct Queue {
     max_sge: u32,
     limit: u32,
     pd: u32,
-    /// Receives posted, and how far claims were followed, wrapping.
-    head: u32,
-    followed: u32,
-    /// Descriptors: those out of use, and which one is at each place of the ring.
+    order: Order,
+    /// Descriptors out of use.
     free: Vec<u32>,
-    order: Box<[u32]>,
     posted: Box<[Posted]>,
     sges: Box<[ibv_sge]>,
-    ring_at: usize,
     desc_at: usize,
     desc_stride: usize,
 }
@@ -180,36 +178,20 @@ impl Srq {
 
     /// Makes a receive known to senders, at the end of the order.
     fn publish(&self, queue: &mut Queue, index: u32) {
-        if queue.head.wrapping_sub(queue.followed) as usize >= queue.order.len() {
+        if queue.order.is_full() {
             self.follow(queue);
         }
-        let place = queue.head as usize & (queue.order.len() - 1);
-        queue.order[place] = index;
         queue.posted[index as usize].state = State::Posted;
-        self.process()
-            .segment
-            .map
-            .u64(queue.ring_at + 8 * place)
-            .store(Word::posted(queue.head, index).0, Ordering::Release);
-        queue.head = queue.head.wrapping_add(1);
+        queue.order.append(&self.process().segment.map, index);
     }
 
     /// Learns who claimed what since the last time.
     fn follow(&self, queue: &mut Queue) {
         let map = &self.process().segment.map;
-        while queue.followed != queue.head {
-            let place = queue.followed as usize & (queue.order.len() - 1);
-            let word = Word(map.u64(queue.ring_at + 8 * place).load(Ordering::Acquire));
-            let index = queue.order[place];
-            if word == Word::posted(queue.followed, index) {
-                break;
-            }
-            // Whatever else it says, this receive is not to be had any more.
-            queue.posted[index as usize].state = State::Claimed(word.claimant());
-            queue.followed = queue.followed.wrapping_add(1);
+        while let Some((index, claimant)) = queue.order.follow(map) {
+            queue.posted[index as usize].state = State::Claimed(claimant);
         }
-        let left = queue.head.wrapping_sub(queue.followed);
-        if left < queue.limit {
+        if queue.order.left() < queue.limit {
             queue.limit = 0;
             self.events.fetch_add(1, Ordering::Relaxed);
             self.context()
@@ -274,7 +256,7 @@ impl Srq {
     /// The process in `slot` has ended, and all its messages were delivered.
     pub(crate) fn claimant_died(&self, slot: u32) {
         let mut queue = self.queue.lock();
-        if queue.order.is_empty() {
+        if queue.order.len() == 0 {
             return;
         }
         self.follow(&mut queue);
@@ -291,8 +273,7 @@ impl Srq {
     fn wake_senders(&self) {
         fence(Ordering::SeqCst);
         let process = self.process();
-        let waiting = process.segment.map.u32(self.at() + layout::WAITING);
-        if waiting.load(Ordering::Relaxed) != 0 && waiting.swap(0, Ordering::AcqRel) != 0 {
+        if signal::asked(&process.segment.map, self.at() + layout::WAITING) {
             process.ring_all_peers();
         }
     }

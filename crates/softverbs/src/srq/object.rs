@@ -65,9 +65,6 @@ pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'
         }
     };
     let map = &segment.map;
-    for place in 0..count {
-        map.u64(ring_at + 8 * place).store(0, Ordering::Relaxed);
-    }
     srq.process
         .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
     srq.users.store(0, Ordering::Relaxed);
@@ -90,14 +87,10 @@ pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'
         // A limit is set by `ibv_modify_srq` only.
         limit: 0,
         pd: domain.number,
-        // The position is never that of an empty word.
-        head: 1,
-        followed: 1,
         free: (0..attr.max_wr).rev().collect(),
-        order: vec![0; count].into_boxed_slice(),
+        order: super::Order::new(map, ring_at, count),
         posted: vec![Posted::default(); count].into_boxed_slice(),
         sges: vec![ibv_sge::default(); count * max_sge].into_boxed_slice(),
-        ring_at,
         desc_at,
         desc_stride,
     };
@@ -168,7 +161,7 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
     map.u64(this.at() + layout::RING_AT)
         .store(0, Ordering::Release);
     let old = std::mem::take(&mut *this.queue.lock());
-    segment.give(old.ring_at, 8 * old.order.len());
+    segment.give(old.order.at(), 8 * old.order.len());
     segment.give(old.desc_at, old.desc_stride * old.order.len());
     let raised = this.events.load(Ordering::Relaxed);
     let unread = context.events.forget(Element::Srq(srq));

@@ -1,9 +1,9 @@
 //! A shared receive queue as its users see it: the words that are claimed.
 
-use std::sync::atomic::Ordering;
-
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_SRQS, SEGMENT_SIZE, arena, desc, srq as layout};
+use crate::signal;
+use crate::sync::atomic::Ordering;
 
 /// A place in the order: position (32 bits), claimant's slot (14), state (2), descriptor (16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Shared {
         // begin at the earliest.
         for _ in 0..=2 * self.mask + 1 {
             let place = map.u64(self.ring_at + 8 * (position & self.mask) as usize);
-            let word = Word(place.load(Ordering::Acquire));
+            let word = Word(place.load(Ordering::Relaxed));
             let ahead = word.position().wrapping_sub(position).cast_signed();
             if ahead < 0 || word.0 == 0 {
                 return None;
@@ -120,8 +120,7 @@ impl Shared {
     /// Asks the owner to ring when it posts a receive. To be followed by a heavy fence and one
     /// more look.
     pub(crate) fn ask_to_ring(&self, map: &Mapping) {
-        map.u32(self.at + layout::WAITING)
-            .store(1, Ordering::Relaxed);
+        signal::ask(map, self.at + layout::WAITING);
     }
 }
 

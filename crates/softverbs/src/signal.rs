@@ -1,0 +1,90 @@
+//! How one process has another one wake it.
+//!
+//! Whoever is about to sleep says so in a word, runs [`heavy_fence`](crate::sync::heavy_fence), and looks once
+//! more for what it waits for. Whoever supplies that publishes it, runs
+//! [`light_fence`], and looks at the word. One of the two sees the other. Taking the word to 0 is
+//! taking the duty to ring, so that only one supplier does.
+
+use crate::segment::Mapping;
+use crate::segment::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, StateWord, cq, header, qp};
+use crate::sync::atomic::{AtomicU32, Ordering, fence};
+use crate::sync::light_fence;
+
+/// Says in its own segment that the process may sleep.
+pub(crate) fn will_sleep(own: &Mapping) {
+    own.u32(header::SLEEPS).store(1, Ordering::SeqCst);
+}
+
+/// Whether the process of this segment may sleep and nobody else rings it. What it may wait for
+/// was published before.
+pub(crate) fn must_ring(map: &Mapping) -> bool {
+    fence(Ordering::SeqCst);
+    take(map.u32(header::SLEEPS))
+}
+
+/// Says in the own entry of a completion queue, at `at`, which messages it must be woken for. To be
+/// followed by a heavy fence and one more look.
+pub(crate) fn arm(own: &Mapping, at: usize, armed: u32) {
+    own.u32(at + cq::ARMED).store(armed, Ordering::SeqCst);
+}
+
+/// Whether the owner of a completion queue, whose entry is at `at`, must be woken for a message
+/// that was published before. `barriers` is what it says of itself.
+#[inline]
+pub(crate) fn must_notify(map: &Mapping, at: usize, solicited: bool, barriers: bool) -> bool {
+    light_fence(barriers);
+    let word = map.u32(at + cq::ARMED);
+    let armed = word.load(Ordering::Relaxed);
+    (armed == ARMED_ANY || armed == ARMED_SOLICITED && solicited)
+        && word.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT
+}
+
+/// Says in the owner's segment that this process waits for what the word at `at` is about. To be
+/// followed by a heavy fence and one more look.
+pub(crate) fn ask(map: &Mapping, at: usize) {
+    map.u32(at).store(1, Ordering::Relaxed);
+}
+
+/// Whether somebody asked since the last time; behind a fence after what it waits for.
+#[inline]
+pub(crate) fn asked(map: &Mapping, at: usize) -> bool {
+    take(map.u32(at))
+}
+
+#[inline]
+fn take(word: &AtomicU32) -> bool {
+    word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::AcqRel) != 0
+}
+
+/// Moves the queue pair whose entry is at `at` from one state word to another; false where it is
+/// in another state meanwhile.
+pub(crate) fn move_state(map: &Mapping, at: usize, from: StateWord, to: StateWord) -> bool {
+    map.u64(at + qp::STATE)
+        .compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// Tells the process of this segment that one of its queue pairs was moved.
+pub(crate) fn call_attention(map: &Mapping) {
+    map.u32(header::ATTENTION).fetch_add(1, Ordering::SeqCst);
+}
+
+/// What the owner has seen of [`call_attention`].
+#[derive(Debug, Default)]
+pub(crate) struct Attention {
+    seen: AtomicU32,
+}
+
+impl Attention {
+    /// Whether there was a call since the last time. After it, what the caller had done is seen.
+    #[inline]
+    pub(crate) fn called(&self, own: &Mapping) -> bool {
+        let count = own.u32(header::ATTENTION).load(Ordering::Relaxed);
+        if count == self.seen.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.seen.store(count, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        true
+    }
+}

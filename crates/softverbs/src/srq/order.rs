@@ -1,0 +1,78 @@
+//! The owner's side of the order of receives: it appends words and follows their claims.
+
+use super::shared::Word;
+use crate::segment::Mapping;
+use crate::sync::atomic::Ordering;
+
+/// The words of one queue, and what the owner knows of them. Which descriptor is at each place it
+/// keeps for itself: the words can be written by others.
+#[derive(Debug, Default)]
+pub(crate) struct Order {
+    /// Of the first word, in the owner's segment.
+    at: usize,
+    places: Box<[u32]>,
+    /// Receives appended, and how far claims were followed, wrapping.
+    head: u32,
+    followed: u32,
+}
+
+impl Order {
+    /// An order of up to `count` receives (a power of two) with its words at `at`.
+    pub(crate) fn new(map: &Mapping, at: usize, count: usize) -> Self {
+        for place in 0..count {
+            map.u64(at + 8 * place).store(0, Ordering::Relaxed);
+        }
+        Self {
+            at,
+            places: vec![0; count].into_boxed_slice(),
+            // The position is never that of an empty word.
+            head: 1,
+            followed: 1,
+        }
+    }
+
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// How many words there are; 0 for a queue out of use.
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// How many are not known to be claimed.
+    pub(crate) fn left(&self) -> u32 {
+        self.head.wrapping_sub(self.followed)
+    }
+
+    /// Whether [`Self::append`] has no room before [`Self::follow`] makes some.
+    pub(crate) fn is_full(&self) -> bool {
+        self.left() as usize >= self.places.len()
+    }
+
+    /// Makes the receive with this descriptor known to senders, after all others. What it says was
+    /// written before.
+    pub(crate) fn append(&mut self, map: &Mapping, index: u32) {
+        let place = self.head as usize & (self.places.len() - 1);
+        self.places[place] = index;
+        map.u64(self.at + 8 * place)
+            .store(Word::posted(self.head, index).0, Ordering::Release);
+        self.head = self.head.wrapping_add(1);
+    }
+
+    /// The next receive that was claimed, and the process that says it did.
+    pub(crate) fn follow(&mut self, map: &Mapping) -> Option<(u32, u32)> {
+        if self.followed == self.head {
+            return None;
+        }
+        let place = self.followed as usize & (self.places.len() - 1);
+        let word = Word(map.u64(self.at + 8 * place).load(Ordering::Acquire));
+        let index = self.places[place];
+        if word == Word::posted(self.followed, index) {
+            return None;
+        }
+        // Whatever else it says, this receive is not to be had any more.
+        self.followed = self.followed.wrapping_add(1);
+        Some((index, word.claimant()))
+    }
+}
