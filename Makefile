@@ -35,8 +35,11 @@ TIERS := fast abi conformance verbs vm
 check: all deps ## every test of every tier; the last line is the total
 	@tests/tools/tiers $(TIERS)
 
-check-fast: ## format, clippy, unit tests, dependency rules; under five minutes
+check-fast: ## format, clippy, unit tests, models, dependency rules; under five minutes
 	@tests/tools/tiers fast
+
+check-loom: ## models of what is shared without a lock, in every order of their steps; OPTIONS=--planted
+	@tests/loom/check $(OPTIONS)
 
 check-abi: all deps ## the shared object as three releases of libfabric load it, and bad input
 	@tests/tools/tiers abi
@@ -96,4 +99,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-abi check-conformance check-verbs check-vm vm vm-shell bench-vm check-long check-fabtests install uninstall deps bindings header clean help
+.PHONY: all demo check check-fast check-loom check-abi check-conformance check-verbs check-vm vm vm-shell bench-vm check-long check-fabtests install uninstall deps bindings header clean help

@@ -17,6 +17,9 @@ mod cm;
 mod cq;
 #[allow(unsafe_code, reason = "channels are C objects")]
 mod events;
+#[cfg(all(test, loom))]
+#[allow(unsafe_code, reason = "what a lock protects is a cell of loom's")]
+mod models;
 #[allow(unsafe_code, reason = "peers' memory is reached by address")]
 mod peer;
 #[allow(unsafe_code, reason = "holds what the C objects point to")]

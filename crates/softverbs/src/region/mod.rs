@@ -18,3 +18,8 @@ pub(crate) use advise::advise;
 pub(crate) use atomic::{Change, change};
 pub(crate) use remote::{AccessError, Direction, Target, blame, copy};
 pub(crate) use table::{Key, Regions};
+#[cfg(all(test, loom))]
+pub(crate) use {
+    atomic::Stripe,
+    remote::{Hazard, resolve},
+};

@@ -5,6 +5,7 @@
 
 mod arena;
 pub(crate) mod layout;
+#[cfg_attr(all(test, loom), path = "mapping_model.rs")]
 mod mapping;
 mod own;
 

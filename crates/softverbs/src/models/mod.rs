@@ -1,0 +1,52 @@
+//! Models of what processes share without a lock: loom runs each in every order that the memory model
+//! allows, up to a bound of preemptions (`make check-loom`).
+//!
+//! What runs is the code that ships. Only [`Mapping`](crate::segment::Mapping) gives loom's words instead of
+//! memory, and a ring has 4 slots. Two things are not modelled: a barrier of `membarrier(2)` is a
+//! fence on both sides here, which orders two light fences among each other too (no protocol has them
+//! on both sides); and payload is a cell of the model instead of bytes.
+//!
+//! Each model fails when one of the orderings is weakened that it is about: `tests/loom/weakened.py`
+//! has the list, and `make check-loom OPTIONS=--planted` goes through it.
+
+mod lock;
+mod region;
+mod ring;
+mod signal;
+mod srq;
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+
+/// Runs a model. Three preemptions find all that its planted bugs are.
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// Plain memory that loom watches for races.
+#[derive(Clone)]
+struct Memory(Arc<UnsafeCell<u64>>);
+
+// SAFETY: loom fails the model where two threads use it at once.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn new(value: u64) -> Self {
+        Self(Arc::new(UnsafeCell::new(value)))
+    }
+
+    fn read(&self) -> u64 {
+        // SAFETY: loom checks it.
+        self.0.with(|cell| unsafe { *cell })
+    }
+
+    fn write(&self, value: u64) {
+        // SAFETY: loom checks it.
+        self.0.with_mut(|cell| unsafe { *cell = value });
+    }
+}

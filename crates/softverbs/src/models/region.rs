@@ -1,0 +1,95 @@
+//! Keys: their use by initiators and by the owner, against their end.
+
+use std::sync::Arc;
+
+use loom::thread;
+use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_sge};
+
+use super::{Memory, check};
+use crate::region::{Hazard, Key, Range, Regions, Target, resolve};
+use crate::segment::OwnSegment;
+use crate::segment::layout::{MAX_PROCESSES, announce, header};
+use crate::sync::atomic::Ordering;
+
+const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+const PD: u32 = 7;
+const OLD: u64 = 0x5000;
+const NEW: u64 = 0x9000;
+
+/// A process in slot 3 may have hazards.
+const VISITOR: u32 = 3;
+
+fn at(addr: u64) -> Range {
+    Range {
+        addr,
+        len: 0x100,
+        iova: OLD,
+    }
+}
+
+fn owner() -> (Arc<OwnSegment>, Arc<Regions>, Key) {
+    let segment = OwnSegment::create(1, 0, true).unwrap();
+    segment
+        .map
+        .u64(header::VISITORS)
+        .store(1 << VISITOR, Ordering::SeqCst);
+    let hazards = announce::AT + announce::STRIDE * VISITOR as usize + announce::HAZARDS;
+    let visitors = (0..MAX_PROCESSES / 64).map(|i| header::VISITORS + 8 * i);
+    segment.map.prepare(
+        [],
+        visitors.chain((0..announce::HAZARD_COUNT).map(|i| hazards + 8 * i)),
+    );
+    let regions = Regions::new();
+    let key = regions.register(&segment, PD, at(OLD), ACCESS).unwrap();
+    (Arc::new(segment), Arc::new(regions), key)
+}
+
+/// The memory is the application's again when deregistration returns, and the key leads nowhere else
+/// although its index does.
+#[test]
+fn no_initiator_uses_memory_after_its_deregistration() {
+    check(|| {
+        let (segment, regions, key) = owner();
+        let memory = Memory::new(1);
+        let (their_segment, theirs) = (Arc::clone(&segment), memory.clone());
+        let initiator = thread::spawn(move || {
+            let map = &their_segment.map;
+            let target = Target {
+                key,
+                addr: OLD,
+                pd: PD,
+            };
+            let hazard = Hazard::publish(map, VISITOR, key);
+            if let Some(addr) = resolve(map, target, OLD, 8, IBV_ACCESS_REMOTE_READ) {
+                assert_eq!(addr, OLD);
+                assert_eq!(theirs.read(), 1);
+            }
+            drop(hazard);
+        });
+        regions.deregister(&segment, key, |_| true).unwrap();
+        memory.write(2);
+        let again = regions.register(&segment, PD, at(NEW), ACCESS).unwrap();
+        assert_eq!(again.index(), key.index());
+        initiator.join().unwrap();
+    });
+}
+
+#[test]
+fn a_local_key_leads_to_its_own_region_or_nowhere() {
+    check(|| {
+        let (segment, regions, key) = owner();
+        let theirs = Arc::clone(&regions);
+        let user = thread::spawn(move || {
+            let sge = ibv_sge {
+                addr: OLD,
+                length: 8,
+                lkey: key.0,
+            };
+            let found = theirs.local(&sge, PD, true);
+            assert!(matches!(found, None | Some(OLD)), "{found:?}");
+        });
+        regions.deregister(&segment, key, |_| true).unwrap();
+        regions.register(&segment, PD, at(NEW), ACCESS).unwrap();
+        user.join().unwrap();
+    });
+}

@@ -1,0 +1,82 @@
+//! The ring between two processes.
+
+use loom::thread;
+
+use super::{Memory, check};
+use crate::ring::{CONSUMED_AT, Consumer, Header, Producer, RING_SIZE, SLOT, SLOTS, WAITING_AT};
+use crate::segment::Mapping;
+use crate::sync::{heavy_fence, light_fence, pause};
+
+const COOKIE: u64 = 7;
+
+fn ring() -> (Producer, Consumer) {
+    let map = Mapping::model(RING_SIZE);
+    let slots = RING_SIZE - SLOT * SLOTS as usize;
+    map.prepare([CONSUMED_AT, WAITING_AT], (slots..RING_SIZE).step_by(8));
+    let consumer = Consumer::new(map.again(), COOKIE);
+    (Producer::new(map, COOKIE).unwrap(), consumer)
+}
+
+fn message(number: u32) -> Header {
+    Header {
+        len: 8,
+        imm: !number,
+        msn: number,
+        ..Header::default()
+    }
+}
+
+#[test]
+fn messages_arrive_whole_in_order_and_their_slots_are_used_again() {
+    check(|| {
+        let (mut producer, mut consumer) = ring();
+        let payload: Vec<_> = (0..SLOTS).map(|_| Memory::new(0)).collect();
+        let theirs = payload.clone();
+        let count = SLOTS + 1;
+        let sender = thread::spawn(move || {
+            for number in 0..count {
+                let cell = &theirs[(number % SLOTS) as usize];
+                while !producer.push(&message(number), |_| cell.write(u64::from(number))) {
+                    pause(0);
+                }
+            }
+        });
+        let mut number = 0;
+        while number < count {
+            let Some(message) = consumer.peek().unwrap() else {
+                pause(0);
+                continue;
+            };
+            assert_eq!(message.header, self::message(number));
+            let cell = &payload[(number % SLOTS) as usize];
+            assert_eq!(cell.read(), u64::from(number));
+            consumer.advance(&message);
+            consumer.publish();
+            number += 1;
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sender_that_waits_for_room_finds_it_or_is_rung() {
+    check(|| {
+        let (mut producer, mut consumer) = ring();
+        let mut number = 0;
+        while producer.push(&message(number), |_| {}) {
+            number += 1;
+        }
+        let receiver = thread::spawn(move || {
+            let message = consumer.peek().unwrap().unwrap();
+            consumer.advance(&message);
+            assert!(consumer.publish());
+            light_fence(true);
+            consumer.sender_waits()
+        });
+        producer.wait();
+        heavy_fence();
+        let found = producer.push(&message(number), |_| {});
+        let rung = receiver.join().unwrap();
+        assert!(found || rung);
+    });
+}

@@ -1,0 +1,70 @@
+"""Bugs that the models must see: one ordering, fence or exchange made weaker than it has to be."""
+
+from typing import NamedTuple
+
+
+class Bug(NamedTuple):
+    model: str
+    why: str
+    path: str
+    right: str
+    wrong: str
+
+    @property
+    def package(self):
+        return "softverbs" if self.path.startswith("crates/softverbs/") else "weft"
+
+
+S = "crates/softverbs/src/"
+
+RING = "ring::messages_arrive_whole_in_order_and_their_slots_are_used_again"
+ROOM = "ring::a_sender_that_waits_for_room_finds_it_or_is_rung"
+LOCK = "lock::the_lock_of_a_process_excludes"
+STRIPE = "lock::the_lock_of_an_address_excludes_processes"
+REMOTE = "region::no_initiator_uses_memory_after_its_deregistration"
+LOCAL = "region::a_local_key_leads_to_its_own_region_or_nowhere"
+SLEEP = "signal::a_process_that_sleeps_finds_its_work_or_is_rung"
+ONE = "signal::of_several_suppliers_one_rings"
+ARMED = "signal::an_armed_queue_has_its_message_or_is_rung"
+CREDIT = "signal::a_sender_without_a_receive_finds_one_or_is_rung"
+FAILED = "signal::a_failed_queue_pair_stays_failed_and_its_owner_hears_of_it"
+CLAIM = "srq::each_receive_is_claimed_once_and_the_owner_knows_by_whom"
+ROUND = "srq::a_late_claimant_finds_the_receive_of_the_next_round"
+
+NO_LIGHT = "        fence(Ordering::SeqCst);\n    }\n}", "    }\n}"
+NO_HEAVY = "pub(crate) fn heavy_fence() {\n    fence(Ordering::SeqCst);", "pub(crate) fn heavy_fence() {\n    if true { return; }"
+
+WEAKENED = [
+    Bug(RING, "a message published with Relaxed", S + "ring/producer.rs", "store(words[0], Ordering::Release)", "store(words[0], Ordering::Relaxed)"),
+    Bug(RING, "a message looked at with Relaxed", S + "ring/consumer.rs", "let first = self.map.u64(at).load(Ordering::Acquire);", "let first = self.map.u64(at).load(Ordering::Relaxed);"),
+    Bug(RING, "the place told with Relaxed", S + "ring/consumer.rs", "store(self.tail, Ordering::Release)", "store(self.tail, Ordering::Relaxed)"),
+    Bug(RING, "the place read with Relaxed", S + "ring/producer.rs", "u32(CONSUMED_AT).load(Ordering::Acquire)", "u32(CONSUMED_AT).load(Ordering::Relaxed)"),
+    Bug(ROOM, "no light fence", S + "sync.rs", *NO_LIGHT),
+    Bug(ROOM, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(LOCK, "taken with Relaxed", S + "sync.rs", "compare_exchange(0, 1, Ordering::Acquire", "compare_exchange(0, 1, Ordering::Relaxed"),
+    Bug(LOCK, "released with Relaxed", S + "sync.rs", "held.store(0, Ordering::Release)", "held.store(0, Ordering::Relaxed)"),
+    Bug(STRIPE, "taken with Relaxed", S + "region/atomic.rs", "compare_exchange(held, own, Ordering::SeqCst", "compare_exchange(held, own, Ordering::Relaxed"),
+    Bug(STRIPE, "released with Relaxed", S + "region/atomic.rs", "compare_exchange(self.own, 0, Ordering::Release", "compare_exchange(self.own, 0, Ordering::Relaxed"),
+    Bug(REMOTE, "no fence behind the hazard", S + "region/remote.rs", "                    fence(Ordering::SeqCst);\n", ""),
+    Bug(REMOTE, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
+    Bug(REMOTE, "the hazard cleared with Relaxed", S + "region/remote.rs", "store(0, Ordering::Release)", "store(0, Ordering::Relaxed)"),
+    Bug(REMOTE, "no acquire behind the wait", S + "region/table.rs", "        // What initiators did under their hazards is done.\n        fence(Ordering::Acquire);\n", ""),
+    Bug(REMOTE, "hazards not looked at", S + "region/table.rs", "while let Some((visitor, word)) = hazard(segment, key) {", "while let Some((visitor, word)) = hazard(segment, key).filter(|_| false) {"),
+    Bug(REMOTE, "a key that does not change", S + "region/table.rs", "            generation + 1\n", "            generation\n"),
+    Bug(LOCAL, "the second look before the words", S + "region/table.rs", "        fence(Ordering::Acquire);\n        let unchanged", "        let unchanged"),
+    Bug(LOCAL, "no second look", S + "region/table.rs", "let unchanged = entry.key.load(Ordering::Relaxed) == sge.lkey;", "let unchanged = true;"),
+    Bug(SLEEP, "no fence of who rings", S + "signal.rs", "pub(crate) fn must_ring(map: &Mapping) -> bool {\n    fence(Ordering::SeqCst);", "pub(crate) fn must_ring(map: &Mapping) -> bool {"),
+    Bug(SLEEP, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(ONE, "the word cleared without an exchange", S + "signal.rs", "word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::AcqRel) != 0", "word.load(Ordering::Relaxed) != 0 && { word.store(0, Ordering::Release); true }"),
+    Bug(ARMED, "no light fence", S + "sync.rs", *NO_LIGHT),
+    Bug(ARMED, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(CREDIT, "no light fence", S + "sync.rs", *NO_LIGHT),
+    Bug(CREDIT, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(FAILED, "no fence behind the count", S + "signal.rs", "        self.seen.store(count, Ordering::Relaxed);\n        fence(Ordering::SeqCst);", "        self.seen.store(count, Ordering::Relaxed);"),
+    Bug(FAILED, "the state stored, not exchanged", S + "signal.rs", "    map.u64(at + qp::STATE)\n        .compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed)\n        .is_ok()", "    let word = map.u64(at + qp::STATE);\n    word.load(Ordering::Acquire) == from.0 && { word.store(to.0, Ordering::Release); true }"),
+    Bug(FAILED, "called before moved", S + "signal.rs", "    map.u64(at + qp::STATE)\n        .compare_exchange(from.0,", "    call_attention(map);\n    map.u64(at + qp::STATE)\n        .compare_exchange(from.0,"),
+    Bug(CLAIM, "a receive appended with Relaxed", S + "srq/order.rs", "store(Word::posted(self.head, index).0, Ordering::Release)", "store(Word::posted(self.head, index).0, Ordering::Relaxed)"),
+    Bug(CLAIM, "a claim with Relaxed", S + "srq/shared.rs", "claimed, Ordering::AcqRel", "claimed, Ordering::Relaxed"),
+    Bug(CLAIM, "a claim without an exchange", S + "srq/shared.rs", "                if place\n                    .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)\n                    .is_ok()\n", "                place.store(claimed, Ordering::Release);\n                if true\n"),
+    Bug(ROUND, "a late claimant gives up", S + "srq/shared.rs", "            if ahead > 0 {\n                position = word.position().wrapping_sub(self.mask);\n                continue;", "            if ahead > 0 {\n                return None;"),
+]
