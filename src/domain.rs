@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::errno::Result;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
-use crate::verbs::{Device, Pd};
+use crate::mr::{DescRule, Form, implicit_region};
+use crate::verbs::{Device, Mr, Pd};
 
 /// How the application promises to serialize its calls (`fi_domain(3)`, `threading`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +29,11 @@ pub enum Threading {
 pub struct DomainConfig {
     /// The promise of the application about its threads.
     pub threading: Threading,
+    /// The form of its memory regions.
+    pub form: Form,
+    /// Whether local buffers without a descriptor are registered for their operation only, even where the
+    /// device could reach them through one implicit on-demand region.
+    pub register_each: bool,
     /// How often peers are looked after that have been silent: `None` for the engine's choice,
     /// zero for never.
     pub keepalive: Option<Duration>,
@@ -40,6 +46,8 @@ pub struct Domain {
     pd: Arc<Pd>,
     config: DomainConfig,
     max_msg_size: usize,
+    /// The whole address space, for local buffers that have no descriptor.
+    implicit: Option<Mr>,
     keepalive: Option<Arc<Keepalive>>,
 }
 
@@ -55,6 +63,11 @@ impl Domain {
         if log::enabled(Level::Info, Subsystem::Domain) {
             show_behaviour(device);
         }
+        let implicit = if config.form.desc == DescRule::Required || config.register_each {
+            None
+        } else {
+            implicit(&pd)
+        };
         let period = match config.keepalive {
             Some(period) => period,
             None if device.needs_keepalive() => keepalive::PERIOD,
@@ -69,6 +82,7 @@ impl Domain {
             pd,
             config,
             max_msg_size,
+            implicit,
             keepalive,
         }))
     }
@@ -88,6 +102,12 @@ impl Domain {
         &self.pd
     }
 
+    /// The lkey in `pd` of the whole address space, where the device has such a region.
+    pub(crate) fn implicit_lkey(&self, pd: &Arc<Pd>) -> Option<u32> {
+        let region = self.implicit.as_ref()?;
+        Arc::ptr_eq(region.pd(), pd).then(|| region.lkey())
+    }
+
     /// What looks after the domain's connections, where the device doesn't.
     pub(crate) fn keepalive(&self) -> Option<&Arc<Keepalive>> {
         self.keepalive.as_ref()
@@ -97,6 +117,15 @@ impl Domain {
     pub fn config(&self) -> &DomainConfig {
         &self.config
     }
+}
+
+/// A region of everything, where the device was seen to have that.
+fn implicit(pd: &Arc<Pd>) -> Option<Mr> {
+    let behaviour = pd.device().behaviour().ok()?;
+    if !behaviour.odp_implicit.works() {
+        return None;
+    }
+    implicit_region(pd).ok()
 }
 
 /// The table of what the device was seen to do, a row a line.

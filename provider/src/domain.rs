@@ -13,7 +13,7 @@ use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::param::fault_point;
 use crate::ffi::{guard, stub};
-use crate::{cntr, cq, ep, mr, provider};
+use crate::{cntr, cq, ep, getinfo, mr, provider};
 
 /// An open domain.
 pub(crate) struct Domain {
@@ -125,11 +125,14 @@ unsafe fn open_body(
         .into_iter()
         .find(|device| device.name() == name)
         .ok_or(FiErrno::ENODEV)?;
+    // SAFETY: as above.
+    let form = unsafe { getinfo::form(fabric.api_version, info, &device)? };
     let user = users.add()?;
     let engine = Engine::open(
         &device,
         DomainConfig {
             threading: threading_of(threading),
+            form,
             ..DomainConfig::default()
         },
     )?;

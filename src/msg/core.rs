@@ -342,7 +342,13 @@ impl Core {
     /// The identifier has no device before the peer's address is resolved: receives wait here.
     fn defer(&self, control: &Control) -> Result<()> {
         if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
-            let side = RxSide::new(binding.selective, place, None, Some(VecDeque::new()));
+            let side = RxSide::new(
+                &self.domain,
+                binding.selective,
+                place,
+                None,
+                Some(VecDeque::new()),
+            );
             *self.rx.lock() = Some(side);
         }
         Ok(())
@@ -404,7 +410,16 @@ impl Core {
         if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
             let mut rx = self.rx.lock();
             let early = rx.as_mut().and_then(RxSide::take_early);
-            let side = RxSide::new(binding.selective, place, Some(Arc::clone(qp)), None);
+            let mut side = RxSide::new(
+                &self.domain,
+                binding.selective,
+                place,
+                Some(Arc::clone(qp)),
+                None,
+            );
+            if let Some(old) = rx.take() {
+                side.inherit(old);
+            }
             side.post_early(early.unwrap_or_default())?;
             *rx = Some(side);
         }

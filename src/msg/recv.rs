@@ -9,8 +9,10 @@ use std::sync::atomic::Ordering;
 
 use super::core::{Core, EarlyRecv, State};
 use super::send::{MAX_IOV, post_errno};
+use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::mr::{LocalKeys, Use};
 use crate::msg::{Endpoint, LocalIov};
 use crate::queue::WrId;
 use crate::queue::slots::Slot;
@@ -27,10 +29,12 @@ pub(crate) struct RxSide {
     qp: Option<Arc<Qp>>,
     /// What was posted while there is no queue pair.
     early: Option<VecDeque<EarlyRecv>>,
+    local: LocalKeys,
 }
 
 impl RxSide {
     pub(crate) fn new(
+        domain: &Domain,
         selective: bool,
         place: WrId,
         qp: Option<Arc<Qp>>,
@@ -41,11 +45,17 @@ impl RxSide {
             place,
             qp,
             early,
+            local: LocalKeys::new(domain, domain.pd()),
         }
     }
 
     pub(crate) fn take_early(&mut self) -> Option<VecDeque<EarlyRecv>> {
         self.early.take()
+    }
+
+    /// Takes over what the side without a queue pair registered.
+    pub(crate) fn inherit(&mut self, old: Self) {
+        self.local = old.local;
     }
 
     /// Posts what was posted before there was a queue pair; it has its slots already.
@@ -89,7 +99,8 @@ impl Core {
         }
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: as this function.
-        let sges = unsafe { local.sges(Some(self.domain.pd()), &mut sges) }?;
+        let sges = unsafe { local.sges(Some((&mut side.local, Use::Sink)), &mut sges) }
+            .inspect_err(|_| side.local.refused())?;
         let number = ring.push(Slot {
             context,
             flags: Flags::RECV.union(Flags::MSG),
@@ -101,16 +112,20 @@ impl Core {
         if let Some(qp) = &side.qp {
             let wr_id = side.place.recv(number);
             // SAFETY: as this function.
-            return unsafe { qp.post_recv(&RecvRequest { wr_id, sges }) }.map_err(|error| {
+            if let Err(error) = unsafe { qp.post_recv(&RecvRequest { wr_id, sges }) } {
                 ring.unpush();
-                post_errno(error)
-            });
+                side.local.refused();
+                return Err(post_errno(error));
+            }
+            side.local.posted(number, ring.tail());
+            return Ok(());
         }
         let early = side.early.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
         early.push_back(EarlyRecv {
             number,
             sges: sges.to_vec(),
         });
+        side.local.posted(number, ring.tail());
         Ok(())
     }
 }

@@ -14,11 +14,11 @@ use super::core::{Core, CqBinding, State};
 use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::Desc;
+use crate::mr::{Desc, LocalKeys, Use};
 use crate::msg::Endpoint;
 use crate::queue::slots::{Slot, SlotRing};
 use crate::queue::{CompletionQueue, WrId};
-use crate::verbs::{Pd, Qp, SendOpcode, SendRequest, Sge};
+use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
 
 /// The most buffers that an operation has here.
 pub(crate) const MAX_IOV: usize = 16;
@@ -103,17 +103,18 @@ impl<'a> LocalIov<'a> {
     }
 
     /// The device's form of the buffers, without those of no length, which some devices take for
-    /// 2 GiB. `pd` is needed where the device reads the memory itself.
+    /// 2 GiB. `keys` are needed where the device reaches the memory itself.
     ///
     /// # Errors
-    /// `EINVAL`: more buffers than fit, or a descriptor that is needed and wrong.
+    /// `EINVAL`: more buffers than fit, or a descriptor that is needed and wrong. Else those of
+    /// registering a buffer.
     ///
     /// # Safety
-    /// Descriptors that aren't NULL are those of live regions. Lengths fit 32 bits.
+    /// As [`LocalKeys::lkey`] for each buffer. Lengths fit 32 bits.
     #[inline]
     pub(crate) unsafe fn sges<'b>(
         &self,
-        pd: Option<&Pd>,
+        mut keys: Option<(&mut LocalKeys, Use)>,
         out: &'b mut [MaybeUninit<Sge>; MAX_IOV],
     ) -> Result<&'b [Sge]> {
         let mut count = 0;
@@ -121,11 +122,18 @@ impl<'a> LocalIov<'a> {
             if iov.iov_len == 0 {
                 continue;
             }
-            let lkey = match pd {
+            let lkey = match &mut keys {
                 None => 0,
-                Some(_) if self.desc.is_null() => return Err(FiErrno::EINVAL),
-                // SAFETY: there are as many descriptors as buffers, of live regions or NULL.
-                Some(pd) => unsafe { (*self.desc.add(index)).lkey(pd) }?,
+                // SAFETY: there are as many descriptors as buffers, or none at all; else as this
+                // function.
+                Some((keys, to)) => unsafe {
+                    let desc = if self.desc.is_null() {
+                        Desc::NULL
+                    } else {
+                        *self.desc.add(index)
+                    };
+                    keys.lkey(desc, iov, *to)
+                }?,
             };
             out.get_mut(count).ok_or(FiErrno::EINVAL)?.write(Sge {
                 addr: iov.iov_base as u64,
@@ -239,6 +247,7 @@ pub(crate) struct TxSide {
     /// Counted operations are all signaled: nobody would poll for the last ones otherwise.
     counted: bool,
     slab: Option<Slab>,
+    local: LocalKeys,
 }
 
 impl TxSide {
@@ -267,6 +276,7 @@ impl TxSide {
                 .counters()
                 .is_some_and(|c| c.tx().next().is_some()),
             slab,
+            local: LocalKeys::new(&core.domain, core.domain.pd()),
         })
     }
 
@@ -304,8 +314,13 @@ impl TxSide {
                 lkey,
             }))
         } else {
+            let to = match op.opcode {
+                SendOpcode::Read => Use::Sink,
+                _ => Use::Source,
+            };
             // SAFETY: as this function.
-            unsafe { op.local.sges(Some(self.cq.domain().pd()), &mut sges) }?
+            unsafe { op.local.sges(Some((&mut self.local, to)), &mut sges) }
+                .inspect_err(|_| self.local.refused())?
         };
         let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
         let signaled = visible || self.counted || self.unsignaled + 1 >= self.period;
@@ -332,8 +347,10 @@ impl TxSide {
         // SAFETY: as this function; what is not inline stays until completion.
         if let Err(error) = unsafe { self.qp.post_send(&request) } {
             ring.unpush();
+            self.local.refused();
             return Err(post_errno(error));
         }
+        self.local.posted(number, ring.tail());
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::Token;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::{Access, Desc, Region, RegionConfig};
+use crate::mr::{Access, Desc, Form, Mode, Region, RegionConfig};
 use crate::msg::{
     BindFlags, ConnectRequest, Endpoint, EndpointConfig, LocalIov, PassiveEndpoint, PepConfig,
     RemoteIov,
@@ -28,6 +28,7 @@ use crate::wire::cm_data::CM_DATA_SIZE;
 mod connect;
 mod counters;
 mod keepalive;
+mod local;
 mod processes;
 mod transfer;
 

@@ -81,6 +81,12 @@ impl SlotRing {
         self.tail.load(Ordering::Acquire)
     }
 
+    /// The number of the oldest request that isn't complete.
+    #[inline]
+    pub(crate) fn tail(&self) -> u32 {
+        self.tail.load(Ordering::Acquire)
+    }
+
     /// Whether there is no room for an application's request.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {

@@ -6,8 +6,11 @@ use std::sync::OnceLock;
 
 use libfabric_sys::{FI_PARAM_BOOL, FI_PARAM_INT, FI_PARAM_SIZE_T, FI_PARAM_STRING, fi_param_type};
 
+use crate::ffi::log::warning;
 use crate::ffi::{alloc, host};
+use crate::getinfo::mr_mode;
 use crate::provider;
+use weft::mr::Mode;
 
 struct Param {
     name: &'static CStr,
@@ -47,6 +50,11 @@ const PARAMS: &[Param] = &[
         help: c"Connection requests that a passive endpoint keeps waiting (default: 128)",
     },
     Param {
+        name: c"mr_mode",
+        kind: FI_PARAM_STRING,
+        help: c"Only offer this form of memory regions, bits of mr_mode by name, comma-separated (default: the best of those that the application supports)",
+    },
+    Param {
         name: c"fault",
         kind: FI_PARAM_STRING,
         help: c"For tests of error handling: panic in the named call (domain, mr_reg, cq_open) (default: none)",
@@ -62,6 +70,7 @@ pub(crate) struct Values {
     pub(crate) rx_size: Option<usize>,
     pub(crate) inline_size: Option<usize>,
     pub(crate) backlog: Option<i32>,
+    pub(crate) mr_mode: Option<Mode>,
     fault: Option<String>,
 }
 
@@ -76,6 +85,7 @@ pub(crate) fn values() -> &'static Values {
         rx_size: None,
         inline_size: None,
         backlog: None,
+        mr_mode: None,
         fault: None,
     };
     VALUES.get().unwrap_or(&UNSET)
@@ -109,6 +119,13 @@ pub(crate) fn init() {
         rx_size: get(c"rx_size", 0),
         inline_size: get(c"inline_size", 0),
         backlog: get(c"backlog", 0),
+        mr_mode: text(c"mr_mode").and_then(|text| {
+            let mode = mr_mode::parse(&text);
+            if mode.is_none() {
+                warning!(FI_LOG_FABRIC, "FI_WEFT_MR_MODE={text} is not understood");
+            }
+            mode
+        }),
         fault: text(c"fault"),
     });
 }

@@ -86,6 +86,8 @@ pub(crate) struct Hints {
     pub(crate) prov_version: u32,
     /// `nic->device_attr->name`
     pub(crate) nic_name: Option<String>,
+    /// Not an application's wish but the info of an object: its `mr_mode` is what was agreed upon.
+    pub(crate) exact: bool,
 }
 
 /// # Safety

@@ -2,7 +2,7 @@
 
 mod build;
 mod hints;
-mod mr_mode;
+pub(crate) mod mr_mode;
 mod negotiate;
 mod offer;
 mod resolve;
@@ -13,12 +13,14 @@ use std::sync::Arc;
 
 use libfabric_sys::{FI_PROV_ATTR_ONLY, FI_RESCAN, fi_info};
 use weft::errno::{FiErrno, Result};
+use weft::mr::Form;
 use weft::verbs::Device;
 
 use crate::addr::Format;
 use crate::ffi::alloc::{self, Info};
 use crate::ffi::guard;
 use crate::ffi::log::info;
+use crate::ffi::param;
 use crate::provider;
 use hints::Hints;
 use offer::Offer;
@@ -69,12 +71,11 @@ fn find(
                 continue;
             }
         };
-        let Ok(terms) = negotiate::negotiate(version, hints, &offer) else {
-            continue;
-        };
-        for path in &paths {
-            for path in resolve::of_device(&device, offer.host_only, path, hints.format) {
-                list.push(build::info(version, hints, &offer, &terms, &path)?);
+        for terms in all_terms(version, hints, &offer) {
+            for path in &paths {
+                for path in resolve::of_device(&device, offer.host_only, path, hints.format) {
+                    list.push(build::info(version, hints, &offer, &terms, &path)?);
+                }
             }
         }
     }
@@ -82,6 +83,31 @@ fn find(
         return Err(FiErrno::ENODATA);
     }
     Ok(list)
+}
+
+/// What can be agreed upon, a form of regions each, best first.
+fn all_terms(version: u32, hints: &Hints, offer: &Offer) -> Vec<Terms> {
+    let able = || mr_mode::Able {
+        on_demand: offer.on_demand(),
+    };
+    let forced = param::values().mr_mode;
+    let forms = mr_mode::forms(version, hints, able, forced).inspect_err(|_| {
+        info!(
+            FI_LOG_FABRIC,
+            "the hints ask for more than there is: an mr_mode without bits that were not offered"
+        );
+    });
+    let forms = forms.unwrap_or_default().into_iter();
+    forms
+        .filter_map(|mr| negotiate::negotiate(hints, offer, mr).ok())
+        .collect()
+}
+
+/// The terms for an object that is opened with `hints`, an info that may have been filled in by us.
+fn exact_terms(version: u32, hints: &mut Hints, offer: &Offer) -> Result<Terms> {
+    hints.exact = true;
+    let terms = all_terms(version, hints, offer);
+    terms.into_iter().next().ok_or(FiErrno::ENODATA)
 }
 
 /// The `fi_info` of a connection request: what an endpoint that answers it is opened with. `seed` is the
@@ -111,7 +137,7 @@ pub(crate) unsafe fn for_request(
     hints.nic_name = None;
     hints.format = hints.format.or(Some(Format::native(&local)));
     let offer = Offer::of(device)?;
-    let terms = negotiate::negotiate(version, &hints, &offer)?;
+    let terms = exact_terms(version, &mut hints, &offer)?;
     let path = resolve::Path {
         src: Some(local),
         dst: Some(peer),
@@ -125,6 +151,33 @@ pub(crate) unsafe fn for_request(
         }
     }
     Ok(info)
+}
+
+/// The form of regions of a domain that is opened with `info`.
+///
+/// # Errors
+/// `EINVAL`: one that the device doesn't have.
+///
+/// # Safety
+/// As [`check`].
+pub(crate) unsafe fn form(
+    version: u32,
+    info: *const fi_info,
+    device: &Arc<Device>,
+) -> Result<Form> {
+    let open = |_| FiErrno::EINVAL;
+    // SAFETY: the caller's promise.
+    let mut hints = unsafe { Hints::read(info) }.map_err(open)?;
+    hints.exact = true;
+    let offer = Offer::of(device)?;
+    let able = || mr_mode::Able {
+        on_demand: offer.on_demand(),
+    };
+    let forms = mr_mode::forms(version, &hints, able, None).map_err(open)?;
+    forms
+        .first()
+        .map(|mr| mr.form(version))
+        .ok_or(FiErrno::EINVAL)
 }
 
 /// Chains them and gives them away.
@@ -168,6 +221,6 @@ pub(crate) unsafe fn check(
     hints.fabric_name = None;
     let offer = Offer::of(device)?;
     // The modes of an info are those agreed upon, which the application has accepted.
-    let terms = negotiate::negotiate(version, &hints, &offer).map_err(open)?;
+    let terms = exact_terms(version, &mut hints, &offer).map_err(open)?;
     Ok((terms, offer.max_msg_size))
 }

@@ -1,7 +1,10 @@
 //! Which `mr_mode` comes back: never a bit that was not offered, and only those that are used.
+//!
+//! `docs/mr-modes.md` has the order of the forms.
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
+use weft::mr::{Form, Mode};
 
 use super::hints::Hints;
 
@@ -12,65 +15,197 @@ pub(crate) struct MrMode {
     pub(crate) bits: i32,
     /// `FI_LOCAL_MR` of `fi_info.mode`, the form of `FI_MR_LOCAL` before API 1.5.
     pub(crate) legacy_local: bool,
+    /// What both say.
+    pub(crate) mode: Mode,
 }
 
-/// The bits of the native form: keys and addresses are the device's, memory is pinned.
-const NATIVE: i32 = FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+impl MrMode {
+    /// Under the bits' own names.
+    fn plain(mode: Mode) -> Self {
+        Self {
+            bits: mode.bits().cast_signed(),
+            legacy_local: false,
+            mode,
+        }
+    }
 
-/// Negotiates for an application of API `version`.
+    /// Under one of the two names that stood for several bits before API 1.5.
+    fn old(bits: i32, legacy_local: bool) -> Self {
+        let mut mode = if bits & FI_MR_BASIC != 0 {
+            Mode::NATIVE
+        } else {
+            Mode::empty()
+        };
+        mode.set(Mode::LOCAL, legacy_local || bits & FI_MR_LOCAL != 0);
+        Self {
+            bits,
+            legacy_local,
+            mode,
+        }
+    }
+
+    /// The form for the engine. Descriptors are valid or NULL from API 1.22 on (fi_mr(3) there).
+    pub(crate) fn form(self, version: u32) -> Form {
+        Form::new(self.mode, version >= fi_version(1, 22))
+    }
+}
+
+/// What a device can do without.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Able {
+    /// Memory that isn't there yet when it is registered (`FI_MR_ALLOCATED` off).
+    pub(crate) on_demand: bool,
+}
+
+/// Bits that no form does without yet: other keys and addresses than the device's.
+const REQUIRED: Mode = Mode::VIRT_ADDR.union(Mode::PROV_KEY);
+
+/// Bits that forms have.
+const KNOWN: Mode = Mode::NATIVE.union(Mode::LOCAL);
+
+/// Bits that a form has only where it is forced or said to be the form of an object already.
+const SPECIAL: Mode = Mode::empty();
+
+/// The forms for an application of API `version`, best first. `forced` leaves only that one.
 ///
 /// # Errors
-/// `ENODATA`: a bit that the native form uses was not offered.
-pub(crate) fn negotiate(version: u32, hints: &Hints) -> Result<MrMode> {
-    let legacy_local = |offered: bool| {
-        // Without hints nothing limits the answer: what is needed is said.
-        if offered || hints.mode.is_none_or(|mode| mode & FI_LOCAL_MR != 0) {
-            Ok(MrMode {
-                bits: FI_MR_BASIC,
-                legacy_local: true,
-            })
-        } else {
-            Err(FiErrno::ENODATA)
-        }
-    };
+/// `ENODATA`: a bit that every form of the device uses was not offered, or bits that exclude each other
+/// were.
+pub(crate) fn forms(
+    version: u32,
+    hints: &Hints,
+    able: impl Fn() -> Able,
+    forced: Option<Mode>,
+) -> Result<Vec<MrMode>> {
+    let offered = offers(version, hints)?;
+    let mut forms = offered.forms(&able);
+    if let Some(forced) = forced {
+        // one that was offered, by whatever name
+        forms = match offered {
+            Offered::Bits { bits, exact }
+                if bits.contains(forced) && (!exact || bits == forced) =>
+            {
+                vec![MrMode::plain(forced)]
+            }
+            _ => forms
+                .into_iter()
+                .filter(|form| form.mode == forced)
+                .collect(),
+        };
+    }
+    forms.retain(|form| works(form.mode, &able));
+    if forms.is_empty() {
+        return Err(FiErrno::ENODATA);
+    }
+    Ok(forms)
+}
+
+/// Whether a device can do a form.
+fn works(mode: Mode, able: &impl Fn() -> Able) -> bool {
+    mode.contains(REQUIRED)
+        && KNOWN.contains(mode)
+        && (mode.contains(Mode::ALLOCATED) || able().on_demand)
+}
+
+/// What the application offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Offered {
+    /// The bits' own names. `exact`: it is the form of an object already, so nothing else will do.
+    Bits { bits: Mode, exact: bool },
+    /// `FI_MR_BASIC` with these bits, and whether `FI_LOCAL_MR`.
+    Basic(i32, bool),
+    /// `FI_MR_SCALABLE`, and whether `FI_LOCAL_MR`.
+    Scalable(bool),
+    /// Either of the last two.
+    Unspecified(bool),
+}
+
+fn offers(version: u32, hints: &Hints) -> Result<Offered> {
+    // Without hints nothing limits the answer: what suits the device best is said.
+    let local = hints.mode.is_none_or(|mode| mode & FI_LOCAL_MR != 0);
     let offered = hints.domain.as_ref().map(|domain| domain.mr_mode);
     if version < fi_version(1, 5) {
         // The field was an enumeration: unspecified, basic or scalable.
         return match offered {
-            None | Some(FI_MR_UNSPEC | FI_MR_BASIC) => legacy_local(false),
+            None | Some(FI_MR_UNSPEC) => Ok(Offered::Unspecified(local)),
+            Some(FI_MR_BASIC) => Ok(Offered::Basic(FI_MR_BASIC, local)),
+            Some(FI_MR_SCALABLE) => Ok(Offered::Scalable(local)),
             Some(_) => Err(FiErrno::ENODATA),
         };
     }
     let Some(offered) = offered else {
-        return Ok(MrMode {
-            bits: NATIVE | FI_MR_LOCAL,
-            legacy_local: false,
+        return Ok(Offered::Bits {
+            bits: Mode::NATIVE | Mode::LOCAL,
+            exact: true,
         });
     };
-    if offered & FI_MR_SCALABLE != 0 {
-        return Err(FiErrno::ENODATA); // its keys and addresses are the application's
-    }
-    if offered & FI_MR_BASIC != 0 {
-        // Basic stands for the three bits; fi_mr(3) lets only FI_MR_LOCAL stand beside it, up to 1.8.
-        return match offered & !FI_MR_BASIC {
-            0 => legacy_local(false),
-            FI_MR_LOCAL if version <= fi_version(1, 8) => Ok(MrMode {
-                bits: FI_MR_BASIC | FI_MR_LOCAL,
-                legacy_local: false,
-            }),
+    match offered & (FI_MR_BASIC | FI_MR_SCALABLE) {
+        0 => Ok(Offered::Bits {
+            bits: Mode::from_bits_truncate(offered.cast_unsigned()) & KNOWN,
+            exact: hints.exact,
+        }),
+        // Each stands alone; fi_mr(3) lets FI_MR_LOCAL stand beside basic, up to 1.8.
+        FI_MR_BASIC => match offered & !FI_MR_BASIC {
+            0 => Ok(Offered::Basic(FI_MR_BASIC, local)),
+            FI_MR_LOCAL if version <= fi_version(1, 8) => {
+                Ok(Offered::Basic(FI_MR_BASIC | FI_MR_LOCAL, false))
+            }
             _ => Err(FiErrno::ENODATA),
+        },
+        FI_MR_SCALABLE if offered == FI_MR_SCALABLE => Ok(Offered::Scalable(local)),
+        _ => Err(FiErrno::ENODATA),
+    }
+}
+
+impl Offered {
+    /// Every form of these that weft knows, whether the device can do it or not, best first.
+    fn forms(self, able: &impl Fn() -> Able) -> Vec<MrMode> {
+        match self {
+            Self::Bits { bits, exact: true } => vec![MrMode::plain(bits)],
+            Self::Bits { bits, exact: false } => {
+                let native = bits & (Mode::NATIVE | Mode::LOCAL);
+                let mut least = REQUIRED;
+                if !bits.contains(Mode::ALLOCATED) || !able().on_demand {
+                    least |= Mode::ALLOCATED;
+                }
+                let mut modes = vec![native];
+                modes.push(native & least);
+                modes.extend(
+                    SPECIAL
+                        .iter()
+                        .filter(|bit| bits.contains(*bit))
+                        .map(|bit| native | bit),
+                );
+                modes.dedup();
+                modes.into_iter().map(MrMode::plain).collect()
+            }
+            Self::Basic(bits, local) => vec![MrMode::old(bits, local)],
+            Self::Scalable(local) => vec![MrMode::old(FI_MR_SCALABLE, local)],
+            Self::Unspecified(local) => vec![
+                MrMode::old(FI_MR_BASIC, local),
+                MrMode::old(FI_MR_SCALABLE, local),
+            ],
+        }
+    }
+}
+
+/// A form by its bits' names, with or without `FI_MR_`, separated by commas or bars; `0` or `none` for no
+/// bit, `basic` and `scalable` for what they stand for. `None` for anything else.
+pub(crate) fn parse(text: &str) -> Option<Mode> {
+    let mut mode = Mode::empty();
+    for word in text
+        .split([',', '|'])
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+    {
+        let word = word.to_ascii_uppercase();
+        mode |= match word.strip_prefix("FI_MR_").unwrap_or(&word) {
+            "0" | "NONE" | "SCALABLE" => Mode::empty(),
+            "BASIC" => Mode::NATIVE,
+            name => Mode::from_name(name)?,
         };
     }
-    // Local buffers are registered by the application: the device needs an lkey for each.
-    let needed = NATIVE | FI_MR_LOCAL;
-    if offered & needed == needed {
-        Ok(MrMode {
-            bits: needed,
-            legacy_local: false,
-        })
-    } else {
-        Err(FiErrno::ENODATA)
-    }
+    Some(mode)
 }
 
 #[cfg(test)]
@@ -89,59 +224,136 @@ mod tests {
         }
     }
 
-    #[test]
-    fn no_bit_comes_back_that_was_not_offered() {
-        for version in [
-            fi_version(1, 5),
-            fi_version(1, 8),
-            fi_version(1, 21),
-            fi_version(2, 1),
-        ] {
-            for offered in 0..4096 {
-                if let Ok(mode) = negotiate(version, &offering(offered, 0)) {
-                    assert_eq!(mode.bits & !offered, 0, "{offered:#x} gave {mode:?}");
-                    assert!(!mode.legacy_local);
+    const PAGING: Able = Able { on_demand: true };
+    const PINNING: Able = Able { on_demand: false };
+    const VERSIONS: [u32; 5] = [
+        fi_version(1, 4),
+        fi_version(1, 5),
+        fi_version(1, 8),
+        fi_version(1, 21),
+        fi_version(2, 1),
+    ];
+
+    /// Everything that can be offered: every combination of bits, with and without `FI_LOCAL_MR`.
+    fn every_offer(mut f: impl FnMut(u32, i32, u64, Able, Result<Vec<MrMode>>)) {
+        for version in VERSIONS {
+            for bits in 0..4096 {
+                for mode in [0, FI_LOCAL_MR] {
+                    for able in [PAGING, PINNING] {
+                        let hints = offering(bits, mode);
+                        f(
+                            version,
+                            bits,
+                            mode,
+                            able,
+                            forms(version, &hints, || able, None),
+                        );
+                    }
                 }
             }
         }
     }
 
     #[test]
-    fn the_native_form_needs_its_bits() {
-        let version = fi_version(1, 21);
-        let all = NATIVE | FI_MR_LOCAL;
-        assert!(negotiate(version, &offering(all, 0)).is_ok());
-        assert!(negotiate(version, &offering(all | FI_MR_ENDPOINT, 0)).is_ok());
-        for bit in [
-            FI_MR_VIRT_ADDR,
-            FI_MR_ALLOCATED,
-            FI_MR_PROV_KEY,
-            FI_MR_LOCAL,
-        ] {
+    fn no_bit_comes_back_that_was_not_offered() {
+        let mut answers = 0;
+        every_offer(|version, bits, mode, _, answer| {
+            for form in answer.into_iter().flatten() {
+                answers += 1;
+                if version >= fi_version(1, 5) {
+                    assert_eq!(form.bits & !bits, 0, "{bits:#x} gave {form:?}");
+                }
+                assert!(!form.legacy_local || mode & FI_LOCAL_MR != 0);
+            }
+        });
+        assert!(answers > 1000);
+    }
+
+    #[test]
+    fn what_comes_back_works_and_is_chosen_again() {
+        every_offer(|version, bits, _, able, answer| {
+            let Ok(answer) = answer else { return };
+            for (index, form) in answer.iter().enumerate() {
+                assert!(form.mode.contains(Mode::ALLOCATED) || able.on_demand);
+                assert!(
+                    !answer[..index].contains(form),
+                    "{bits:#x} gave {form:?} twice"
+                );
+                // an object opened with what came back gets just that
+                let mut hints =
+                    offering(form.bits, if form.legacy_local { FI_LOCAL_MR } else { 0 });
+                hints.exact = true;
+                assert_eq!(forms(version, &hints, || able, None), Ok(vec![*form]));
+            }
+        });
+    }
+
+    #[test]
+    fn the_native_form_comes_first_wherever_it_was_offered() {
+        for bits in 0..4096 {
+            let bits = bits & !(FI_MR_BASIC | FI_MR_SCALABLE);
+            let native = Mode::NATIVE.bits().cast_signed();
+            if bits & native == native {
+                let answer = forms(fi_version(1, 21), &offering(bits, 0), || PAGING, None).unwrap();
+                assert_eq!(answer[0].bits, bits & (native | FI_MR_LOCAL));
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_that_exclude_each_other_are_refused() {
+        let refused = |version, bits| {
+            let hints = offering(bits, FI_LOCAL_MR);
             assert_eq!(
-                negotiate(version, &offering(all & !bit, 0)),
+                forms(version, &hints, || PAGING, None),
                 Err(FiErrno::ENODATA)
             );
+        };
+        for version in [fi_version(1, 9), fi_version(2, 1)] {
+            for bit in 2..12 {
+                refused(version, FI_MR_BASIC | 1 << bit);
+                refused(version, FI_MR_SCALABLE | 1 << bit);
+            }
+            refused(version, FI_MR_BASIC | FI_MR_SCALABLE);
         }
-        assert_eq!(negotiate(version, &offering(0, 0)), Err(FiErrno::ENODATA));
+        refused(fi_version(1, 4), FI_MR_LOCAL);
     }
 
     #[test]
     fn old_forms_follow_their_version() {
-        let old = fi_version(1, 4);
-        let basic = MrMode {
-            bits: FI_MR_BASIC,
-            legacy_local: true,
-        };
-        assert_eq!(
-            negotiate(old, &offering(FI_MR_UNSPEC, FI_LOCAL_MR)),
-            Ok(basic)
-        );
-        assert_eq!(negotiate(old, &Hints::default()), Ok(basic));
-        assert!(negotiate(old, &offering(FI_MR_BASIC, 0)).is_err());
-        assert!(negotiate(old, &offering(FI_MR_SCALABLE, FI_LOCAL_MR)).is_err());
+        let basic = |legacy_local| MrMode::old(FI_MR_BASIC, legacy_local);
+        for version in [fi_version(1, 4), fi_version(1, 8), fi_version(1, 21)] {
+            for (mode, local) in [(0, false), (FI_LOCAL_MR, true)] {
+                let hints = offering(FI_MR_BASIC, mode);
+                assert_eq!(
+                    forms(version, &hints, || PINNING, None),
+                    Ok(vec![basic(local)])
+                );
+            }
+        }
+        let unspecified = offering(FI_MR_UNSPEC, FI_LOCAL_MR);
+        let answer = forms(fi_version(1, 4), &unspecified, || PINNING, None);
+        assert_eq!(answer, Ok(vec![basic(true)]));
         let both = offering(FI_MR_BASIC | FI_MR_LOCAL, 0);
-        assert!(negotiate(fi_version(1, 8), &both).is_ok());
-        assert!(negotiate(fi_version(1, 9), &both).is_err());
+        assert!(forms(fi_version(1, 8), &both, || PINNING, None).is_ok());
+        assert!(forms(fi_version(1, 9), &both, || PINNING, None).is_err());
+    }
+
+    #[test]
+    fn a_forced_form_is_the_only_one() {
+        let forced = parse("FI_MR_VIRT_ADDR, allocated|PROV_KEY").unwrap();
+        assert_eq!(forced, Mode::NATIVE);
+        let version = fi_version(1, 21);
+        let all = offering(!(FI_MR_BASIC | FI_MR_SCALABLE) & 4095, 0);
+        let answer = forms(version, &all, || PINNING, Some(forced));
+        assert_eq!(answer, Ok(vec![MrMode::plain(forced)]));
+        let fewer = offering(FI_MR_LOCAL | FI_MR_VIRT_ADDR, 0);
+        assert_eq!(
+            forms(version, &fewer, || PINNING, Some(forced)),
+            Err(FiErrno::ENODATA)
+        );
+        assert_eq!(parse("none"), Some(Mode::empty()));
+        assert_eq!(parse("basic"), Some(Mode::NATIVE));
+        assert_eq!(parse("FI_MR_WRONG"), None);
     }
 }

@@ -6,7 +6,7 @@ use weft::errno::{FiErrno, Result};
 use crate::ffi::log::info;
 
 use super::hints::{DomainHints, EpHints, Hints, Side};
-use super::mr_mode::{self, MrMode};
+use super::mr_mode::MrMode;
 use super::offer::{self, Offer};
 
 /// The outcome, as far as it depends on the hints.
@@ -51,11 +51,11 @@ fn subset(asked: u64, offered: u64, what: &str) -> Result<()> {
     need(false, &format!("{what} {:#x}", asked & !offered))
 }
 
-/// Matches hints and offer for an application of API `version`.
+/// Matches hints and offer, for regions of the form `mr`.
 ///
 /// # Errors
 /// `ENODATA`: something asked for can't be had.
-pub(crate) fn negotiate(version: u32, hints: &Hints, offer: &Offer) -> Result<Terms> {
+pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
     need(
         hints.prov_version <= crate::provider::version(),
         "prov_version",
@@ -82,7 +82,6 @@ pub(crate) fn negotiate(version: u32, hints: &Hints, offer: &Offer) -> Result<Te
     check_ep(&ep, offer)?;
     check_domain(&domain, offer)?;
     let caps = capabilities(hints.caps, tx.caps, rx.caps)?;
-    let mr = mr_mode::negotiate(version, hints)?;
 
     // Remote CQ data of an RMA write arrives with a receive, so an application must support that
     // mode to have both. Without it the data is left out, and an answer without data is honest.

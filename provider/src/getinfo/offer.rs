@@ -126,6 +126,14 @@ impl Offer {
     }
 }
 
+impl Offer {
+    /// Whether memory that isn't there yet can be registered, found by trying.
+    pub(crate) fn on_demand(&self) -> bool {
+        let seen = self.device.behaviour();
+        seen.is_ok_and(|behaviour| behaviour.odp.works())
+    }
+}
+
 /// The fabric is what can reach each other: an InfiniBand subnet, the Ethernet, or this host.
 fn fabric_name(port: &Port, host_only: bool) -> String {
     if host_only {
