@@ -60,6 +60,13 @@ vm: all ## run a command in that virtual machine: CMD='fi_info -p weft'
 vm-shell: all ## a shell in that virtual machine
 	@tests/vm/vm shell
 
+FILTER ?=
+bench: all deps ## weft beside libfabric's tcp and shm and the bare machine, as ratios; FILTER='8 64' OPTIONS='--rounds 31'
+	@benches/bench $(OPTIONS) $(FILTER)
+
+bench-count: all deps ## instructions of each call, by callgrind
+	@benches/bench count
+
 bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios
 	@tests/vm/bench
 
@@ -99,4 +106,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-loom check-abi check-conformance check-verbs check-vm vm vm-shell bench-vm check-long check-fabtests install uninstall deps bindings header clean help
+.PHONY: all demo check check-fast check-loom check-abi check-conformance check-verbs check-vm vm vm-shell bench bench-count bench-vm check-long check-fabtests install uninstall deps bindings header clean help

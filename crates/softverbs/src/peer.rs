@@ -25,7 +25,8 @@ pub(crate) struct Peer {
     pub(crate) map: Arc<Mapping>,
     /// The peer runs barriers before it sleeps.
     pub(crate) barriers: bool,
-    pidfd: PidFd,
+    /// `None` for this process itself.
+    pidfd: Option<PidFd>,
     checked: AtomicU64,
     dead: AtomicBool,
     out: Lock<Option<Producer>>,
@@ -57,7 +58,12 @@ impl Peer {
     /// is not one.
     pub(crate) fn open(entry: &Entry, slot: u32, own_slot: u32) -> Res<Self> {
         let pid = entry.identity.pid;
-        let pidfd = PidFd::open(pid)?;
+        // A process outlives itself, and tools that run it may not know the call.
+        let pidfd = if slot == own_slot {
+            None
+        } else {
+            Some(PidFd::open(pid)?)
+        };
         let file = sys::open_fd_of(pid, entry.segment_fd, libc::O_RDWR)?;
         if sys::sealed_size(&file)? != SEGMENT_SIZE {
             return Err(Errno(libc::EPROTO));
@@ -94,8 +100,9 @@ impl Peer {
         })
     }
 
-    pub(crate) fn pidfd(&self) -> RawFd {
-        self.pidfd.fd()
+    /// Readable when the process has ended; `None` for this process itself.
+    pub(crate) fn pidfd(&self) -> Option<RawFd> {
+        self.pidfd.as_ref().map(PidFd::fd)
     }
 
     /// Whether the process lives. Costs a system call once in a millisecond.
@@ -103,11 +110,14 @@ impl Peer {
         if self.dead.load(Ordering::Relaxed) {
             return false;
         }
+        let Some(pidfd) = &self.pidfd else {
+            return true;
+        };
         let now = sys::now_ns();
         if now.wrapping_sub(self.checked.load(Ordering::Relaxed)) < FRESH_NS {
             return true;
         }
-        if self.pidfd.alive() {
+        if pidfd.alive() {
             self.checked.store(now, Ordering::Relaxed);
             return true;
         }

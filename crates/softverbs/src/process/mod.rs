@@ -183,9 +183,11 @@ impl Process {
         let peer = Arc::new(Peer::open(&entry, slot, self.slot)?);
         let mut peers = self.peers();
         let known = peers.entry(slot).or_insert_with(|| Arc::clone(&peer));
-        if Arc::ptr_eq(known, &peer) && slot != self.slot {
+        if Arc::ptr_eq(known, &peer)
+            && let Some(pidfd) = peer.pidfd()
+        {
             self.wake
-                .add(peer.pidfd(), progress::TOKEN_PEER | u64::from(slot))?;
+                .add(pidfd, progress::TOKEN_PEER | u64::from(slot))?;
         }
         Ok(Arc::clone(known))
     }

@@ -156,7 +156,9 @@ impl Process {
     /// may hold.
     pub(crate) fn request_burial(&self, peer: &Arc<Peer>) {
         peer.mark_dead();
-        self.wake.remove(peer.pidfd());
+        if let Some(pidfd) = peer.pidfd() {
+            self.wake.remove(pidfd);
+        }
         let mut peers = self.peers();
         if peers.get(&peer.slot).is_some_and(|p| Arc::ptr_eq(p, peer)) {
             peers.remove(&peer.slot);

@@ -1,0 +1,111 @@
+//! Each call many times under its own name, for callgrind: `benches/count` divides.
+//!
+//! Both ends are in one process and one thread, so that every instruction is counted and nothing depends on
+//! who runs when.
+
+use crate::subject::{Device, Fabric, Side, Subject as _, fabric};
+
+/// Calls of each kind.
+const CALLS: u64 = 1000;
+
+/// A function that callgrind can find by its name: `count_NAME`.
+macro_rules! counted {
+    ($name:ident, $subject:ty, $body:expr) => {
+        #[inline(never)]
+        fn $name(subject: &mut $subject) {
+            #[allow(clippy::redundant_closure_call, reason = "names the argument")]
+            ($body)(subject);
+        }
+    };
+}
+
+counted!(count_ibv_post_recv, Device, |d: &mut Device| d.post_recv());
+counted!(count_ibv_post_send, Device, |d: &mut Device| d.post(
+    rdma_core_sys::IBV_WR_SEND,
+    8,
+    false
+));
+counted!(count_ibv_poll_cq_hit, Device, |d: &mut Device| assert_eq!(
+    d.poll(),
+    Some(true)
+));
+counted!(count_ibv_poll_cq_miss, Device, |d: &mut Device| assert_eq!(
+    d.poll(),
+    None
+));
+
+counted!(count_fi_recv, Fabric, |f: &mut Fabric| f.post_recv());
+counted!(count_fi_inject, Fabric, |f: &mut Fabric| assert!(
+    f.post_inject(8)
+));
+counted!(count_fi_send, Fabric, |f: &mut Fabric| assert!(
+    f.post_send(8)
+));
+counted!(count_fi_write, Fabric, |f: &mut Fabric| assert!(
+    f.post_rma(false, 8)
+));
+counted!(count_fi_cq_read_hit, Fabric, |f: &mut Fabric| assert_eq!(
+    f.poll(f.rx(), 1),
+    1
+));
+counted!(count_fi_cq_read_tx_hit, Fabric, |f: &mut Fabric| {
+    assert_eq!(f.poll(f.tx(), 1), 1);
+});
+counted!(count_fi_cq_read_miss, Fabric, |f: &mut Fabric| assert_eq!(
+    f.poll(f.rx(), 1),
+    0
+));
+
+fn device() {
+    let mut first = Device::open(Side::First);
+    let mut second = Device::open(Side::Second);
+    let (a, b) = (first.address(), second.address());
+    first.connect(&b);
+    second.connect(&a);
+    for i in 0..CALLS {
+        if i % 64 == 63 {
+            first.post(rdma_core_sys::IBV_WR_SEND, 8, true);
+            assert_eq!(second.poll(), Some(true));
+            assert_eq!(first.poll(), Some(false));
+            second.post_recv();
+        }
+        count_ibv_poll_cq_miss(&mut second);
+        count_ibv_post_send(&mut first);
+        count_ibv_poll_cq_hit(&mut second);
+        count_ibv_post_recv(&mut second);
+    }
+}
+
+fn msg() {
+    let mut second = Fabric::open("weft", fabric::Endpoint::Msg, Side::Second);
+    let mut first = Fabric::open("weft", fabric::Endpoint::Msg, Side::First);
+    let (a, b) = (first.address(), second.address());
+    std::thread::scope(|scope| {
+        // each waits for the other
+        let second = crate::subject::fabric::Sendable(&mut second);
+        scope.spawn(move || {
+            let second = second;
+            second.0.connect(&a);
+        });
+        first.connect(&b);
+    });
+    for _ in 0..CALLS {
+        count_fi_cq_read_miss(&mut second);
+        count_fi_inject(&mut first);
+        count_fi_cq_read_hit(&mut second);
+        count_fi_recv(&mut second);
+        count_fi_send(&mut first);
+        count_fi_cq_read_tx_hit(&mut first);
+        assert_eq!(second.poll(second.rx(), 1), 1);
+        second.post_recv();
+        count_fi_write(&mut first);
+        assert_eq!(first.poll(first.tx(), 1), 1);
+    }
+}
+
+/// `count`: what `benches/count` runs under callgrind.
+pub(crate) fn main() {
+    device();
+    msg();
+    println!("calls {CALLS}");
+}

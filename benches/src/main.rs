@@ -1,0 +1,34 @@
+//! Measures weft beside its peers in one run, and prints ratios.
+//!
+//! `weft-bench [--list] [--rounds N] [--tsv] [FILTER...]` runs the cases of the [`registry`] whose names contain one of the
+//! filters. Each subject is a pair of processes, one pinned to each of the first two processors, that stays for
+//! the whole run and sleeps while it is not its turn. `weft-bench count` runs each call many times for
+//! callgrind ([`count`]). `docs/performance.md` has the method and what was learned with it.
+
+#![allow(unsafe_code, reason = "calls C libraries as applications do")]
+
+mod count;
+mod memory;
+mod op;
+mod registry;
+mod run;
+mod stats;
+mod subject;
+mod worker;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("worker") => {
+            worker::main(&arguments[1..]);
+            ExitCode::SUCCESS
+        }
+        Some("count") => {
+            count::main();
+            ExitCode::SUCCESS
+        }
+        _ => run::main(&arguments),
+    }
+}

@@ -1,0 +1,137 @@
+//! The cases. A later feature adds its own here: an operation in [`crate::op`] if none fits, and a line.
+
+use crate::op::Op;
+use crate::subject::Kind;
+
+/// What weft is compared with in a case.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Peer {
+    pub(crate) kind: Kind,
+    pub(crate) op: Op,
+    /// The ratio of times, weft / peer, that is wanted at most.
+    pub(crate) target: Option<f64>,
+}
+
+/// One line of measurements.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    /// Bytes of each operation; 0 where there are none.
+    pub(crate) len: usize,
+    pub(crate) kind: Kind,
+    pub(crate) op: Op,
+    pub(crate) peers: Vec<Peer>,
+    /// The time that is wanted at most, in nanoseconds, where there is no peer to compare with.
+    pub(crate) limit: Option<f64>,
+}
+
+const SIZES: [usize; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
+/// An idle process may use this much of each second: what it costs to measure it.
+const IDLE_NS: f64 = 200_000.0;
+
+fn peer(kind: Kind, op: Op, target: impl Into<Option<f64>>) -> Peer {
+    let target = target.into();
+    Peer { kind, op, target }
+}
+
+fn case(group: &str, kind: Kind, op: Op, len: usize, peers: Vec<Peer>) -> Case {
+    let bytes = match len {
+        0 => String::new(),
+        len => format!("/{len}"),
+    };
+    Case {
+        name: format!("{group}/{op}{bytes}"),
+        len,
+        kind,
+        op,
+        peers,
+        limit: None,
+    }
+}
+
+fn idle(group: &str, kind: Kind) -> Case {
+    Case {
+        limit: Some(IDLE_NS),
+        ..case(group, kind, Op::Idle, 0, Vec::new())
+    }
+}
+
+/// The device by itself, beside what the machine can do.
+fn device() -> Vec<Case> {
+    use Kind::{Device, Machine};
+    let mut cases = vec![
+        // what the machine can do, for reading the others
+        case("machine", Machine, Op::Handover, 0, Vec::new()),
+    ];
+    for len in SIZES {
+        let copies = || {
+            let by_kernel = if len >= 1 << 20 { Some(1.1) } else { None };
+            vec![
+                peer(Machine, Op::VmWrite, by_kernel),
+                peer(Machine, Op::Memcpy, None),
+            ]
+        };
+        let handed_over = if len == 8 { Some(1.5) } else { None };
+        let handover = peer(Machine, Op::Handover, handed_over);
+        let mut peers = vec![handover];
+        peers.extend(copies().into_iter().filter(|_| len > 512));
+        cases.push(case("verbs", Device, Op::Pingpong, len, peers.clone()));
+        cases.push(case("verbs", Device, Op::Stream, len, peers));
+        let by_kernel = |op| vec![peer(Machine, op, (len >= 1 << 20).then_some(1.1))];
+        cases.push(case(
+            "verbs",
+            Device,
+            Op::Write,
+            len,
+            by_kernel(Op::VmWrite),
+        ));
+        cases.push(case("verbs", Device, Op::Read, len, by_kernel(Op::VmRead)));
+    }
+    cases.push(idle("verbs", Device));
+    cases
+}
+
+/// Message endpoints on `soft0`, beside libfabric's own providers.
+fn msg() -> Vec<Case> {
+    use Kind::{Shm, Tcp, WeftMsg};
+    let mut cases = Vec::new();
+    for len in SIZES {
+        for op in [
+            Op::Pingpong,
+            Op::PingpongSend,
+            Op::Stream,
+            Op::Write,
+            Op::WriteStream,
+            Op::Read,
+        ] {
+            let below_shm = (len == 8 && op == Op::Pingpong).then_some(1.0);
+            let peers = vec![peer(Shm, op, below_shm), peer(Tcp, op, 1.0)];
+            cases.push(case("msg", WeftMsg, op, len, peers));
+        }
+    }
+    cases.push(idle("msg", WeftMsg));
+    cases
+}
+
+/// All of them, in the order in which they run.
+pub(crate) fn cases() -> Vec<Case> {
+    [device(), msg()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_operations_can_be_named() {
+        let cases = cases();
+        for (i, case) in cases.iter().enumerate() {
+            assert_eq!(case.op.to_string().parse(), Ok(case.op));
+            assert!(
+                cases[..i].iter().all(|other| other.name != case.name),
+                "{} is there twice",
+                case.name
+            );
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! softverbs by its own verbs: what a program sees that links it as `libibverbs`.
+
+#[path = "../../../crates/softverbs/tests/common/mod.rs"]
+mod common;
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+use rdma_core_sys::*;
+
+use self::common::{Address, End, verbs};
+use super::{Side, Subject, idle};
+use crate::memory::Memory;
+use crate::op::Op;
+
+const BUFFER: usize = 1 << 20;
+/// Receives that are always posted.
+const RECEIVES: u32 = 256;
+const WINDOW: u64 = 64;
+const INLINE: usize = 64;
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) struct Device {
+    side: Side,
+    end: End,
+    inbox: ibv_mr,
+    send: Box<(ibv_sge, ibv_send_wr)>,
+    recv: Box<(ibv_sge, ibv_recv_wr)>,
+    remote: Option<(u64, u32)>,
+    /// Completions of sends that are under way.
+    signaled: u64,
+}
+
+fn register(end: &End, memory: Memory) -> ibv_mr {
+    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+    // SAFETY: live domain; the memory is never freed.
+    unsafe {
+        let mr = (verbs().ibv_reg_mr)(
+            end.pd,
+            memory.at.cast(),
+            memory.len,
+            access.cast_signed() as c_int,
+        );
+        assert!(!mr.is_null(), "{}", std::io::Error::last_os_error());
+        *mr
+    }
+}
+
+impl Device {
+    pub(crate) fn open(side: Side) -> Self {
+        let end = End::with(256, RECEIVES, 1);
+        let outbox = register(&end, Memory::new(BUFFER));
+        let inbox = register(&end, Memory::new(BUFFER));
+        let sge = |mr: &ibv_mr| ibv_sge {
+            addr: mr.addr as u64,
+            length: BUFFER as u32,
+            lkey: mr.lkey,
+        };
+        // SAFETY: all zeros is a value of it.
+        let wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+        let mut send = Box::new((sge(&outbox), wr));
+        send.1.sg_list = &raw mut send.0;
+        send.1.num_sge = 1;
+        let recv_wr = ibv_recv_wr {
+            wr_id: 1,
+            next: std::ptr::null_mut(),
+            sg_list: std::ptr::null_mut(),
+            num_sge: 1,
+        };
+        let mut recv = Box::new((sge(&inbox), recv_wr));
+        recv.1.sg_list = &raw mut recv.0;
+        let device = Self {
+            side,
+            end,
+            inbox,
+            send,
+            recv,
+            remote: None,
+            signaled: 0,
+        };
+        for _ in 0..RECEIVES {
+            device.post_recv();
+        }
+        device
+    }
+
+    /// Posts one more receive.
+    #[inline]
+    pub(crate) fn post_recv(&self) {
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: live queue pair, a chain of one.
+        let ret = unsafe {
+            ibv_post_recv(
+                self.end.qp,
+                (&raw const self.recv.1).cast_mut(),
+                &raw mut bad,
+            )
+        };
+        assert_eq!(ret, 0);
+    }
+
+    /// Posts a request.
+    #[inline]
+    pub(crate) fn post(&mut self, opcode: u32, len: usize, signaled: bool) {
+        let inline = len <= INLINE && opcode != IBV_WR_RDMA_READ;
+        let (sge, wr) = &mut *self.send;
+        sge.length = len as u32;
+        wr.opcode = opcode;
+        wr.send_flags = if inline { IBV_SEND_INLINE } else { 0 };
+        if signaled {
+            wr.send_flags |= IBV_SEND_SIGNALED;
+            self.signaled += 1;
+        }
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: live queue pair, a chain of one.
+        let ret = unsafe { ibv_post_send(self.end.qp, &raw mut *wr, &raw mut bad) };
+        assert_eq!(ret, 0);
+    }
+
+    /// The next completion, if there is one: whether it is a message's.
+    #[inline]
+    pub(crate) fn poll(&mut self) -> Option<bool> {
+        let mut wc = MaybeUninit::<ibv_wc>::uninit();
+        // SAFETY: live queue, room for one.
+        let wc = unsafe {
+            match ibv_poll_cq(self.end.cq, 1, wc.as_mut_ptr()) {
+                0 => return None,
+                1 => wc.assume_init_ref(),
+                ret => panic!("ibv_poll_cq: {ret}"),
+            }
+        };
+        assert_eq!(wc.status, IBV_WC_SUCCESS);
+        let message = wc.opcode & IBV_WC_RECV != 0;
+        self.signaled -= u64::from(!message);
+        Some(message)
+    }
+
+    /// The next message; the place of its receive is given back.
+    #[inline]
+    fn receive(&mut self) {
+        let begin = Instant::now();
+        let mut round = 0_u32;
+        loop {
+            if self.poll() == Some(true) {
+                self.post_recv();
+                return;
+            }
+            round = round.wrapping_add(1);
+            assert!(
+                !round.is_multiple_of(1 << 24) || begin.elapsed() < LIMIT,
+                "no message"
+            );
+        }
+    }
+
+    /// Waits until at most `most` signaled requests are under way.
+    #[inline]
+    fn drain(&mut self, most: u64) {
+        while self.signaled > most {
+            assert_ne!(self.poll(), Some(true), "a message that nobody expects");
+        }
+    }
+
+    fn pingpong(&mut self, len: usize, count: u64) -> f64 {
+        let mut begin = Instant::now();
+        let first = self.side.is_first();
+        for i in 0..count {
+            if i == count / 10 {
+                begin = Instant::now();
+            }
+            // now and then one completion, so that places come back
+            let signaled = i % 64 == 0;
+            if first {
+                self.post(IBV_WR_SEND, len, signaled);
+            }
+            self.receive();
+            if !first {
+                self.post(IBV_WR_SEND, len, signaled);
+            }
+        }
+        let nanos = begin.elapsed().as_nanos() as f64;
+        self.drain(0);
+        nanos / (count - count / 10) as f64 / 2.0
+    }
+
+    fn stream(&mut self, len: usize, count: u64) -> f64 {
+        let begin = Instant::now();
+        let windows = count.div_ceil(WINDOW);
+        if !self.side.is_first() {
+            for _ in 0..windows {
+                for _ in 0..WINDOW {
+                    self.receive();
+                }
+                self.post(IBV_WR_SEND, 8, true);
+            }
+            self.drain(0);
+            return 0.0;
+        }
+        let mut answers = 0;
+        for window in 0..windows {
+            for i in 1..=WINDOW {
+                self.post(IBV_WR_SEND, len, i == WINDOW);
+            }
+            while answers + 1 < window {
+                self.receive();
+                answers += 1;
+            }
+        }
+        while answers < windows {
+            self.receive();
+            answers += 1;
+        }
+        self.drain(0);
+        begin.elapsed().as_nanos() as f64 / (windows * WINDOW) as f64
+    }
+
+    fn access(&mut self, opcode: u32, len: usize, count: u64) -> f64 {
+        if !self.side.is_first() {
+            return 0.0;
+        }
+        let (addr, rkey) = self.remote.expect("connected");
+        self.send.1.wr.rdma.remote_addr = addr;
+        self.send.1.wr.rdma.rkey = rkey;
+        let begin = Instant::now();
+        for _ in 0..count {
+            self.post(opcode, len, true);
+            self.drain(0);
+        }
+        begin.elapsed().as_nanos() as f64 / count as f64
+    }
+
+    /// A thread waits in `ibv_get_cq_event` meanwhile.
+    fn idle(&mut self, seconds: u64) -> f64 {
+        struct Waiter(*mut ibv_cq, *mut ibv_comp_channel);
+        // SAFETY: verbs objects may be used by any thread.
+        unsafe impl Send for Waiter {}
+        impl Waiter {
+            fn wait(&self) {
+                let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+                // SAFETY: live objects; the event is acknowledged once.
+                unsafe {
+                    assert_eq!(ibv_req_notify_cq(self.0, 0), 0);
+                    let ret = (verbs().ibv_get_cq_event)(self.1, &raw mut cq, &raw mut context);
+                    assert_eq!(ret, 0);
+                    (verbs().ibv_ack_cq_events)(cq, 1);
+                }
+            }
+        }
+        let waiter = Waiter(self.end.cq, self.end.channel);
+        let thread = std::thread::spawn(move || waiter.wait());
+        let used = idle(seconds);
+        // each wakes the other one
+        self.post(IBV_WR_SEND, 8, true);
+        thread.join().expect("the waiter");
+        self.receive();
+        self.drain(0);
+        used
+    }
+}
+
+impl Subject for Device {
+    fn address(&mut self) -> String {
+        let Address { qpn, gid } = self.end.address();
+        format!("{qpn} {gid} {} {}", self.inbox.addr as u64, self.inbox.rkey)
+    }
+
+    fn connect(&mut self, other: &str) {
+        let words: Vec<u128> = other
+            .split(' ')
+            .map(|word| word.parse().expect("a number"))
+            .collect();
+        let [qpn, gid, addr, rkey] = words[..] else {
+            panic!("{other}: not an end's address")
+        };
+        let qpn = qpn as u32;
+        self.remote = Some((addr as u64, rkey as u32));
+        self.end.enter_rtr(Address { qpn, gid });
+        self.end.enter_rts();
+    }
+
+    fn run(&mut self, op: Op, len: usize, count: u64) -> f64 {
+        match op {
+            Op::Pingpong => self.pingpong(len, count),
+            Op::Stream => self.stream(len, count),
+            Op::Write => self.access(IBV_WR_RDMA_WRITE, len, count),
+            Op::Read => self.access(IBV_WR_RDMA_READ, len, count),
+            Op::Idle => self.idle(count),
+            other => panic!("verbs has no {other}"),
+        }
+    }
+}

@@ -1,0 +1,685 @@
+//! Any provider through libfabric, by one loop for all: message endpoints and reliable datagrams.
+//!
+//! The library is `$WEFT_LIBFABRIC`, by default the system's. Transmit and receive have a completion queue each, in the
+//! CONTEXT format, threads are promised not to share the domain (`FI_THREAD_DOMAIN`), as in fabtests.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+use abi_tests::call;
+use abi_tests::fabric::{Infos, getinfo};
+use abi_tests::load::Lib;
+use abi_tests::objects::{
+    bind, control, cq_attr, open_cq, open_domain, open_eq, open_fabric, register,
+};
+use libfabric_sys::*;
+
+use super::{Side, Subject, idle};
+use crate::memory::Memory;
+use crate::op::Op;
+
+const BUFFER: usize = 1 << 20;
+/// Receives that are always posted.
+const RECEIVES: usize = 256;
+const WINDOW: u64 = 64;
+/// The key that is asked for where the provider doesn't choose.
+const KEY: u64 = 0x77;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The type of endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    Msg,
+    Rdm,
+}
+
+/// One process's end.
+pub(crate) struct Fabric {
+    side: Side,
+    kind: Endpoint,
+    info: Infos,
+    pep: *mut fid_pep,
+    domain: *mut fid_domain,
+    ep: *mut fid_ep,
+    eq: *mut fid_eq,
+    tx: *mut fid_cq,
+    rx: *mut fid_cq,
+    av: *mut fid_av,
+    peer: fi_addr_t,
+    outbox: Memory,
+    inbox: Memory,
+    out_desc: *mut c_void,
+    in_mr: *mut fid_mr,
+    inject_size: usize,
+    remote: (u64, u64),
+    /// For providers that want memory of the application's for each operation, in turn.
+    contexts: Vec<fi_context2>,
+    next: usize,
+    /// Receives that were read while something else was waited for.
+    arrived: u64,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    text.as_bytes()
+        .chunks(2)
+        .map(|pair| {
+            let pair = std::str::from_utf8(pair).expect("ASCII");
+            u8::from_str_radix(pair, 16).expect("hexadecimal")
+        })
+        .collect()
+}
+
+fn info(lib: &Lib, provider: &str, kind: Endpoint, side: Side) -> Infos {
+    let hints = abi_tests::fabric::hints(lib);
+    // SAFETY: whole hints of this library.
+    unsafe {
+        let info = hints.first();
+        (*info).mode = FI_CONTEXT | FI_CONTEXT2;
+        (*info).caps = FI_MSG | FI_RMA;
+        (*(*info).domain_attr).threading = FI_THREAD_DOMAIN;
+        (*(*info).ep_attr).type_ = match kind {
+            Endpoint::Msg => FI_EP_MSG,
+            Endpoint::Rdm => FI_EP_RDM,
+        };
+        libc::free((*(*info).fabric_attr).prov_name.cast());
+        let name = std::ffi::CString::new(provider).expect("no NUL");
+        // libfabric frees it
+        (*(*info).fabric_attr).prov_name = libc::strdup(name.as_ptr());
+    }
+    let version = fi_version(1, 17);
+    let (node, service, flags) = match (kind, side) {
+        (Endpoint::Msg, Side::First) => (Some("127.0.0.1"), Some("1"), 0),
+        (Endpoint::Msg, Side::Second) => (Some("127.0.0.1"), Some("0"), FI_SOURCE),
+        (Endpoint::Rdm, _) => (None, None, 0),
+    };
+    getinfo(lib, version, node, service, flags, Some(&hints))
+        .unwrap_or_else(|error| panic!("fi_getinfo for {provider}: {error}"))
+}
+
+impl Fabric {
+    pub(crate) fn open(provider: &str, kind: Endpoint, side: Side) -> Self {
+        let path = std::env::var("WEFT_LIBFABRIC").unwrap_or_else(|_| "libfabric.so.1".into());
+        let lib = Lib::open(&path);
+        let info = info(&lib, provider, kind, side);
+        // SAFETY: a whole fi_info, and fids as they are opened.
+        unsafe {
+            let fabric = open_fabric(&lib, info.first());
+            let domain = open_domain(fabric, info.first());
+            let (outbox, inbox) = (Memory::new(BUFFER), Memory::new(BUFFER));
+            let access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+            let out_mr = register(domain, outbox.at, outbox.len, access);
+            let in_mr = register_as(domain, inbox, access, KEY);
+            let mut attr = cq_attr(FI_CQ_FORMAT_CONTEXT, FI_WAIT_UNSPEC);
+            attr.size = 2 * RECEIVES;
+            let open_queue = || {
+                // shm has no waiting reads: then the queue is a polled one
+                let mut cq = null_mut();
+                let mut attr = attr;
+                let ret = call!(
+                    (*domain).ops,
+                    cq_open,
+                    domain,
+                    &raw mut attr,
+                    &raw mut cq,
+                    null_mut()
+                );
+                if ret == 0 {
+                    return cq;
+                }
+                open_cq(
+                    domain,
+                    fi_cq_attr {
+                        wait_obj: FI_WAIT_NONE,
+                        ..attr
+                    },
+                )
+            };
+            let mut this = Self {
+                side,
+                kind,
+                pep: null_mut(),
+                domain,
+                ep: null_mut(),
+                eq: null_mut(),
+                tx: open_queue(),
+                rx: open_queue(),
+                av: null_mut(),
+                peer: 0,
+                outbox,
+                inbox,
+                out_desc: (*out_mr).mem_desc,
+                in_mr,
+                inject_size: (*(*info.first()).tx_attr).inject_size,
+                remote: (0, 0),
+                contexts: vec![std::mem::zeroed(); 4 * RECEIVES],
+                next: 0,
+                arrived: 0,
+                info,
+            };
+            match kind {
+                Endpoint::Msg => {
+                    this.eq = open_eq(fabric);
+                    if side.is_first() {
+                        this.ep = this.endpoint(domain, this.info.first());
+                    } else {
+                        this.listen(fabric);
+                    }
+                }
+                Endpoint::Rdm => {
+                    let mut attr: fi_av_attr = std::mem::zeroed();
+                    attr.type_ = FI_AV_TABLE;
+                    let mut av = null_mut();
+                    let ret = call!(
+                        (*domain).ops,
+                        av_open,
+                        domain,
+                        &raw mut attr,
+                        &raw mut av,
+                        null_mut()
+                    );
+                    assert_eq!(ret, 0, "fi_av_open");
+                    this.av = av;
+                    this.ep = this.endpoint(domain, this.info.first());
+                    this.enable();
+                }
+            }
+            this
+        }
+    }
+
+    /// # Safety
+    /// A live domain, and a whole `fi_info`.
+    unsafe fn endpoint(&self, domain: *mut fid_domain, info: *mut fi_info) -> *mut fid_ep {
+        let mut ep = null_mut();
+        // SAFETY: the caller's promise; live fids.
+        unsafe {
+            let ret = call!(
+                (*domain).ops,
+                endpoint,
+                domain,
+                info,
+                &raw mut ep,
+                null_mut()
+            );
+            assert_eq!(ret, 0, "fi_endpoint");
+            if self.kind == Endpoint::Msg {
+                assert_eq!(bind(ep, self.eq, 0), 0, "binding the event queue");
+            } else {
+                assert_eq!(bind(ep, self.av, 0), 0, "binding the address vector");
+            }
+            assert_eq!(bind(ep, self.tx, FI_TRANSMIT), 0);
+            assert_eq!(bind(ep, self.rx, FI_RECV), 0);
+        }
+        ep
+    }
+
+    fn enable(&mut self) {
+        // SAFETY: a live endpoint.
+        unsafe { assert_eq!(control(self.ep, FI_ENABLE, null_mut()), 0, "fi_enable") };
+        for _ in 0..RECEIVES {
+            self.post_recv();
+        }
+    }
+
+    /// # Safety
+    /// A live fabric.
+    unsafe fn listen(&mut self, fabric: *mut fid_fabric) {
+        // SAFETY: live fids.
+        unsafe {
+            let mut pep = null_mut();
+            let info = self.info.first();
+            let ret = call!(
+                (*fabric).ops,
+                passive_ep,
+                fabric,
+                info,
+                &raw mut pep,
+                null_mut()
+            );
+            assert_eq!(ret, 0, "fi_passive_ep");
+            assert_eq!(bind(pep, self.eq, 0), 0);
+            assert_eq!(call!((*pep).cm, listen, pep), 0, "fi_listen");
+            self.pep = pep;
+        }
+    }
+
+    /// Where it can be reached; nothing for one that connects.
+    fn name(&self) -> Vec<u8> {
+        if self.kind == Endpoint::Msg && self.pep.is_null() {
+            return vec![0];
+        }
+        let mut name = vec![0_u8; 256];
+        let mut len = name.len();
+        let at = name.as_mut_ptr().cast();
+        // SAFETY: a live endpoint or passive endpoint, and a buffer of that length.
+        let ret = unsafe {
+            if self.pep.is_null() {
+                call!(
+                    (*self.ep).cm,
+                    getname,
+                    &raw mut (*self.ep).fid,
+                    at,
+                    &raw mut len
+                )
+            } else {
+                call!(
+                    (*self.pep).cm,
+                    getname,
+                    &raw mut (*self.pep).fid,
+                    at,
+                    &raw mut len
+                )
+            }
+        };
+        assert_eq!(ret, 0, "fi_getname");
+        name.truncate(len);
+        name
+    }
+
+    /// Waits for an event of the connection, and gives its info.
+    fn event(&self, wanted: u32) -> *mut fi_info {
+        let mut buf = [0_u64; 16];
+        let mut number = 0;
+        // SAFETY: a live queue and a buffer of that size.
+        unsafe {
+            let eq = self.eq;
+            let at = buf.as_mut_ptr().cast();
+            let len = call!((*eq).ops, sread, eq, &raw mut number, at, 128, 20_000, 0);
+            assert!(len > 0 && number == wanted, "event {wanted}: {len}");
+            (*buf.as_ptr().cast::<fi_eq_cm_entry>()).info
+        }
+    }
+
+    fn context(&mut self) -> *mut c_void {
+        self.next = (self.next + 1) % self.contexts.len();
+        (&raw mut self.contexts[self.next]).cast()
+    }
+
+    /// Posts one more receive.
+    #[inline]
+    pub(crate) fn post_recv(&mut self) {
+        let context = self.context();
+        let ep = self.ep;
+        // SAFETY: a live endpoint, a registered buffer.
+        unsafe {
+            let desc = (*self.in_mr).mem_desc;
+            let at = self.inbox.at.cast();
+            loop {
+                let ret = call!(
+                    (*ep).msg,
+                    recv,
+                    ep,
+                    at,
+                    BUFFER,
+                    desc,
+                    FI_ADDR_UNSPEC,
+                    context
+                );
+                if ret == 0 {
+                    return;
+                }
+                assert_eq!(ret, -(FI_EAGAIN as isize), "fi_recv");
+            }
+        }
+    }
+
+    /// Posts a send that will complete.
+    #[inline]
+    pub(crate) fn post_send(&mut self, len: usize) -> bool {
+        let context = self.context();
+        let (ep, at) = (self.ep, self.outbox.at.cast());
+        // SAFETY: a live endpoint, a registered buffer.
+        let ret = unsafe {
+            call!(
+                (*ep).msg,
+                send,
+                ep,
+                at,
+                len,
+                self.out_desc,
+                self.peer,
+                context
+            )
+        };
+        posted(ret, "fi_send")
+    }
+
+    #[inline]
+    pub(crate) fn post_inject(&mut self, len: usize) -> bool {
+        let (ep, at) = (self.ep, self.outbox.at.cast());
+        // SAFETY: a live endpoint, a readable buffer.
+        let ret = unsafe { call!((*ep).msg, inject, ep, at, len, self.peer) };
+        posted(ret, "fi_inject")
+    }
+
+    /// Posts a read or write that will complete.
+    #[inline]
+    pub(crate) fn post_rma(&mut self, read: bool, len: usize) -> bool {
+        let context = self.context();
+        let (ep, at) = (self.ep, self.outbox.at.cast());
+        let (desc, peer, (addr, key)) = (self.out_desc, self.peer, self.remote);
+        // SAFETY: a live endpoint, a registered buffer.
+        let ret = unsafe {
+            if read {
+                call!((*ep).rma, read, ep, at, len, desc, peer, addr, key, context)
+            } else {
+                call!(
+                    (*ep).rma,
+                    write,
+                    ep,
+                    at,
+                    len,
+                    desc,
+                    peer,
+                    addr,
+                    key,
+                    context
+                )
+            }
+        };
+        posted(ret, "fi_read or fi_write")
+    }
+
+    /// Reads up to `most` (at most 16) completions; how many.
+    #[inline]
+    pub(crate) fn poll(&mut self, cq: *mut fid_cq, most: usize) -> u64 {
+        let mut entries = [const { std::mem::MaybeUninit::<fi_cq_entry>::uninit() }; 16];
+        // SAFETY: a live queue, room for that many.
+        let ret = unsafe {
+            let most = most.min(entries.len());
+            call!((*cq).ops, read, cq, entries.as_mut_ptr().cast(), most)
+        };
+        if ret >= 0 {
+            return ret.cast_unsigned() as u64;
+        }
+        assert_eq!(ret, -(FI_EAGAIN as isize), "{}", failure(cq));
+        0
+    }
+
+    pub(crate) fn tx(&self) -> *mut fid_cq {
+        self.tx
+    }
+
+    pub(crate) fn rx(&self) -> *mut fid_cq {
+        self.rx
+    }
+
+    /// Waits for messages, and posts receives in place of theirs.
+    #[inline]
+    fn receive(&mut self, count: u64, batch: usize) {
+        let begin = Instant::now();
+        let mut round = 0_u32;
+        while self.arrived < count {
+            let got = self.poll(self.rx, batch);
+            for _ in 0..got {
+                self.post_recv();
+            }
+            self.arrived += got;
+            round = round.wrapping_add(1);
+            assert!(
+                !round.is_multiple_of(1 << 22) || begin.elapsed() < LIMIT,
+                "no message"
+            );
+        }
+        self.arrived -= count;
+    }
+
+    /// Waits for completions of the transmit side.
+    #[inline]
+    fn complete(&mut self, mut count: u64) {
+        while count > 0 {
+            count -= self.poll(self.tx, 16.min(count as usize));
+        }
+    }
+
+    /// Keeps both directions going where a queue was full.
+    #[cold]
+    fn progress(&mut self) {
+        let got = self.poll(self.rx, 16);
+        for _ in 0..got {
+            self.post_recv();
+        }
+        self.arrived += got;
+    }
+
+    /// Sends and, where that makes a completion, gives 1.
+    #[inline]
+    fn send(&mut self, len: usize, inject: bool) -> u64 {
+        if inject && len <= self.inject_size {
+            while !self.post_inject(len) {
+                self.poll(self.tx, 1);
+                self.progress();
+            }
+            return 0;
+        }
+        while !self.post_send(len) {
+            self.progress();
+        }
+        1
+    }
+
+    fn pingpong(&mut self, len: usize, count: u64, inject: bool) -> f64 {
+        let mut begin = Instant::now();
+        let first = self.side.is_first();
+        for i in 0..count {
+            if i == count / 10 {
+                begin = Instant::now();
+            }
+            if !first {
+                self.receive(1, 1);
+            }
+            let open = self.send(len, inject);
+            self.complete(open);
+            if first {
+                self.receive(1, 1);
+            }
+        }
+        begin.elapsed().as_nanos() as f64 / (count - count / 10) as f64 / 2.0
+    }
+
+    fn stream(&mut self, len: usize, count: u64) -> f64 {
+        let begin = Instant::now();
+        let windows = count.div_ceil(WINDOW);
+        if !self.side.is_first() {
+            for _ in 0..windows {
+                self.receive(WINDOW, 16);
+                let open = self.send(8, true);
+                self.complete(open);
+            }
+            return 0.0;
+        }
+        let mut answers = 0;
+        for window in 0..windows {
+            let mut open = 0;
+            for _ in 0..WINDOW {
+                open += self.send(len, true);
+            }
+            self.complete(open);
+            while answers + 1 < window {
+                self.receive(1, 1);
+                answers += 1;
+            }
+        }
+        self.receive(windows - answers, 16);
+        begin.elapsed().as_nanos() as f64 / (windows * WINDOW) as f64
+    }
+
+    fn access(&mut self, read: bool, len: usize, count: u64, window: u64) -> f64 {
+        if !self.side.is_first() {
+            // takes part where the provider needs it to
+            self.receive(1, 1);
+            let open = self.send(8, true);
+            self.complete(open);
+            return 0.0;
+        }
+        let begin = Instant::now();
+        let windows = count.div_ceil(window);
+        for _ in 0..windows {
+            let mut done = 0;
+            for _ in 0..window {
+                while !self.post_rma(read, len) {
+                    done += self.poll(self.tx, 16);
+                }
+            }
+            self.complete(window - done);
+        }
+        let nanos = begin.elapsed().as_nanos() as f64 / (windows * window) as f64;
+        let open = self.send(8, true);
+        self.complete(open);
+        self.receive(1, 1);
+        nanos
+    }
+
+    /// A thread waits in `fi_cq_sread` meanwhile.
+    fn idle(&mut self, seconds: u64) -> f64 {
+        struct Waiter(*mut fid_cq);
+        // SAFETY: this thread alone uses the queue meanwhile.
+        unsafe impl Send for Waiter {}
+        impl Waiter {
+            fn wait(&self) {
+                // SAFETY: a live queue, room for one.
+                unsafe {
+                    let mut entry: fi_cq_entry = std::mem::zeroed();
+                    let at = (&raw mut entry).cast();
+                    let cq = self.0;
+                    let ret = call!((*cq).ops, sread, cq, at, 1, std::ptr::null(), 60_000);
+                    assert_eq!(ret, 1, "fi_cq_sread");
+                }
+            }
+        }
+        let waiter = Waiter(self.rx);
+        let thread = std::thread::spawn(move || waiter.wait());
+        let used = idle(seconds);
+        // each wakes the other one
+        let open = self.send(8, true);
+        self.complete(open);
+        thread.join().expect("the waiter");
+        self.post_recv();
+        used
+    }
+}
+
+/// Whether an operation was posted; false if there was no room.
+#[inline]
+fn posted(ret: isize, name: &str) -> bool {
+    assert!(ret == 0 || ret == -(FI_EAGAIN as isize), "{name}: {ret}");
+    ret == 0
+}
+
+#[cold]
+fn failure(cq: *mut fid_cq) -> String {
+    // SAFETY: a live queue.
+    unsafe {
+        let mut error = std::mem::zeroed::<fi_cq_err_entry>();
+        call!((*cq).ops, readerr, cq, &raw mut error, 0);
+        format!("completion: err {} prov {}", error.err, error.prov_errno)
+    }
+}
+
+/// # Safety
+/// A live domain.
+unsafe fn register_as(
+    domain: *mut fid_domain,
+    memory: Memory,
+    access: u64,
+    key: u64,
+) -> *mut fid_mr {
+    let mut mr = null_mut();
+    // SAFETY: the caller's promise; the memory is never freed.
+    let ret = unsafe {
+        call!(
+            (*domain).mr,
+            reg,
+            &raw mut (*domain).fid,
+            memory.at.cast(),
+            memory.len,
+            access,
+            0,
+            key,
+            0,
+            &raw mut mr,
+            null_mut()
+        )
+    };
+    assert_eq!(ret, 0, "fi_mr_reg");
+    mr
+}
+
+impl Subject for Fabric {
+    fn address(&mut self) -> String {
+        // SAFETY: whole attributes, a live region.
+        let (virt, key) = unsafe {
+            let mode = (*(*self.info.first()).domain_attr).mr_mode.cast_unsigned();
+            (mode & FI_MR_VIRT_ADDR.cast_unsigned(), (*self.in_mr).key)
+        };
+        let addr = if virt != 0 { self.inbox.addr() } else { 0 };
+        format!("{} {addr} {key}", hex(&self.name()))
+    }
+
+    fn connect(&mut self, other: &str) {
+        let words: Vec<&str> = other.split(' ').collect();
+        let [name, addr, key] = words[..] else {
+            panic!("{other}: not an end's address")
+        };
+        let name = unhex(name);
+        self.remote = (
+            addr.parse().expect("an address"),
+            key.parse().expect("a key"),
+        );
+        // SAFETY: live fids, a name of the provider's own format.
+        unsafe {
+            let name = name.as_ptr().cast();
+            match (self.kind, self.side) {
+                (Endpoint::Rdm, _) => {
+                    let (av, peer) = (self.av, &raw mut self.peer);
+                    let ret = call!((*av).ops, insert, av, name, 1, peer, 0, null_mut());
+                    assert_eq!(ret, 1, "fi_av_insert");
+                }
+                (Endpoint::Msg, Side::First) => {
+                    self.enable();
+                    let ep = self.ep;
+                    let ret = call!((*ep).cm, connect, ep, name, std::ptr::null(), 0);
+                    assert_eq!(ret, 0, "fi_connect");
+                    self.event(FI_CONNECTED);
+                }
+                (Endpoint::Msg, Side::Second) => {
+                    let info = self.event(FI_CONNREQ);
+                    self.ep = self.endpoint(self.domain, info);
+                    self.enable();
+                    let ep = self.ep;
+                    assert_eq!(
+                        call!((*ep).cm, accept, ep, std::ptr::null(), 0),
+                        0,
+                        "fi_accept"
+                    );
+                    self.event(FI_CONNECTED);
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, op: Op, len: usize, count: u64) -> f64 {
+        match op {
+            Op::Pingpong => self.pingpong(len, count, true),
+            Op::PingpongSend => self.pingpong(len, count, false),
+            Op::Stream => self.stream(len, count),
+            Op::Write => self.access(false, len, count, 1),
+            Op::Read => self.access(true, len, count, 1),
+            Op::WriteStream => self.access(false, len, count, WINDOW),
+            Op::ReadStream => self.access(true, len, count, WINDOW),
+            Op::Idle => self.idle(count),
+            other => panic!("libfabric has no {other}"),
+        }
+    }
+}
+
+/// An end that another thread may use, as the domain's objects are not used by two at a time.
+pub(crate) struct Sendable<'a>(pub(crate) &'a mut Fabric);
+
+// SAFETY: `FI_THREAD_DOMAIN`: a domain's objects may be used by any thread, one at a time.
+unsafe impl Send for Sendable<'_> {}

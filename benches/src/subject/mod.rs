@@ -1,0 +1,111 @@
+//! Who is measured: each is a pair of processes with a connection between them.
+
+mod device;
+pub(crate) mod fabric;
+mod machine;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::op::Op;
+
+pub(crate) use device::Device;
+pub(crate) use fabric::Fabric;
+
+/// The one that measures, or its counterpart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    First,
+    Second,
+}
+
+impl Side {
+    pub(crate) fn is_first(self) -> bool {
+        self == Self::First
+    }
+}
+
+/// One process's end of a subject.
+pub(crate) trait Subject {
+    /// What the other end has to know: a line.
+    fn address(&mut self) -> String;
+    /// Makes the connection; the other end does so at the same time.
+    fn connect(&mut self, other: &str);
+    /// Takes part in `count` operations of `len` bytes. The first side's result is the time of one in
+    /// nanoseconds, the other's is not used.
+    fn run(&mut self, op: Op, len: usize, count: u64) -> f64;
+}
+
+/// A kind of subject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// The bare machine.
+    Machine,
+    /// softverbs by its own verbs.
+    Device,
+    /// weft's message endpoints on `soft0`.
+    WeftMsg,
+    /// libfabric's `tcp`, message endpoints.
+    Tcp,
+    /// libfabric's `shm`, reliable datagrams, untagged.
+    Shm,
+}
+
+const NAMES: [(Kind, &str); 5] = [
+    (Kind::Machine, "machine"),
+    (Kind::Device, "softverbs"),
+    (Kind::WeftMsg, "weft"),
+    (Kind::Tcp, "tcp"),
+    (Kind::Shm, "shm"),
+];
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = NAMES
+            .iter()
+            .find(|(kind, _)| kind == self)
+            .map_or("", |x| x.1);
+        f.write_str(name)
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let kind = NAMES.iter().find(|(_, name)| *name == text);
+        kind.map(|x| x.0).ok_or(format!("no subject {text}"))
+    }
+}
+
+impl Kind {
+    /// Opens this process's end.
+    pub(crate) fn open(self, side: Side) -> Box<dyn Subject> {
+        match self {
+            Self::Machine => Box::new(machine::Machine::open(side)),
+            Self::Device => Box::new(Device::open(side)),
+            Self::WeftMsg => Box::new(Fabric::open("weft", fabric::Endpoint::Msg, side)),
+            Self::Tcp => Box::new(Fabric::open("tcp", fabric::Endpoint::Msg, side)),
+            Self::Shm => Box::new(Fabric::open("shm", fabric::Endpoint::Rdm, side)),
+        }
+    }
+}
+
+/// Processor time of this process so far, in nanoseconds.
+pub(crate) fn cpu_nanos() -> f64 {
+    // SAFETY: a structure on the stack.
+    let time = unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time);
+        time
+    };
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
+/// Processor time per second while `count` seconds pass, and another thread of this process waits.
+pub(crate) fn idle(count: u64) -> f64 {
+    // until the waiter is asleep
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let before = cpu_nanos();
+    std::thread::sleep(std::time::Duration::from_secs(count));
+    (cpu_nanos() - before) / count as f64
+}
