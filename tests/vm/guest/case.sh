@@ -27,7 +27,8 @@ if ! resources_gone; then
 fi
 if ! kernel_log_clean; then
 	echo "KERNEL LOG not clean:"
-	dmesg | tail -40
+	# from the first complaint's head on: what complained stands above the trace
+	dmesg | grep -m 1 -B 3 -A 120 -E "$COMPLAINT"
 	[ $status -eq 0 ] || [ $status -eq 77 ] && status=1
 fi
 # a case may have taken the device away

@@ -74,9 +74,8 @@ resources_gone() {
 	return 1
 }
 
-kernel_log_clean() {
-	! dmesg | grep -qE 'WARNING|BUG|Oops|Call Trace|call trace|refcount_t|KASAN|general protection|hung_task|blocked for more'
-}
+COMPLAINT='WARNING|BUG|Oops|Call Trace|call trace|refcount_t|KASAN|general protection|hung_task|blocked for more'
+kernel_log_clean() { ! dmesg | grep -qE "$COMPLAINT"; }
 
 # Processes that are neither the kernel's, nor the agent's, nor of this session.
 other_processes() {
