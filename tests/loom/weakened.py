@@ -23,6 +23,7 @@ LOCK = "lock::the_lock_of_a_process_excludes"
 STRIPE = "lock::the_lock_of_an_address_excludes_processes"
 REMOTE = "region::no_initiator_uses_memory_after_its_deregistration"
 LOCAL = "region::a_local_key_leads_to_its_own_region_or_nowhere"
+CHANGED = "region::a_key_whose_region_changes_leads_to_one_or_the_other"
 SLEEP = "signal::a_process_that_sleeps_finds_its_work_or_is_rung"
 ONE = "signal::of_several_suppliers_one_rings"
 ARMED = "signal::an_armed_queue_has_its_message_or_is_rung"
@@ -48,11 +49,14 @@ WEAKENED = [
     Bug(REMOTE, "no fence behind the hazard", S + "region/remote.rs", "                    fence(Ordering::SeqCst);\n", ""),
     Bug(REMOTE, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
     Bug(REMOTE, "the hazard cleared with Relaxed", S + "region/remote.rs", "store(0, Ordering::Release)", "store(0, Ordering::Relaxed)"),
-    Bug(REMOTE, "no acquire behind the wait", S + "region/table.rs", "        // What initiators did under their hazards is done.\n        fence(Ordering::Acquire);\n", ""),
-    Bug(REMOTE, "hazards not looked at", S + "region/table.rs", "while let Some((visitor, word)) = hazard(segment, key) {", "while let Some((visitor, word)) = hazard(segment, key).filter(|_| false) {"),
+    Bug(REMOTE, "no acquire behind the wait", S + "region/hazard.rs", "    // What initiators did under their hazards is done.\n    fence(Ordering::Acquire);\n", ""),
+    Bug(REMOTE, "hazards not looked at", S + "region/hazard.rs", "while let Some((visitor, word)) = find(segment, key) {", "while let Some((visitor, word)) = find(segment, key).filter(|_| false) {"),
     Bug(REMOTE, "a key that does not change", S + "region/table.rs", "            generation + 1\n", "            generation\n"),
     Bug(LOCAL, "the second look before the words", S + "region/table.rs", "        fence(Ordering::Acquire);\n        let unchanged", "        let unchanged"),
-    Bug(LOCAL, "no second look", S + "region/table.rs", "let unchanged = entry.key.load(Ordering::Relaxed) == sge.lkey;", "let unchanged = true;"),
+    Bug(LOCAL, "no second look", S + "region/table.rs", "let unchanged = entry.version.load(Ordering::Relaxed) == version;", "let unchanged = true;"),
+    Bug(CHANGED, "the version counted behind the words", S + "region/table.rs", "        self.version.fetch_add(1, Ordering::Relaxed);\n        fence(Ordering::Release);\n", "        fence(Ordering::Release);\n"),
+    Bug(CHANGED, "no second look at the version", S + "region/table.rs", "let unchanged = entry.version.load(Ordering::Relaxed) == version;", "let unchanged = true;"),
+    Bug(CHANGED, "no fence behind the version", S + "region/table.rs", "        fence(Ordering::Release);\n        self.access", "        self.access"),
     Bug(SLEEP, "no fence of who rings", S + "signal.rs", "pub(crate) fn must_ring(map: &Mapping) -> bool {\n    fence(Ordering::SeqCst);", "pub(crate) fn must_ring(map: &Mapping) -> bool {"),
     Bug(SLEEP, "no heavy fence", S + "sync.rs", *NO_HEAVY),
     Bug(ONE, "the word cleared without an exchange", S + "signal.rs", "word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::AcqRel) != 0", "word.load(Ordering::Relaxed) != 0 && { word.store(0, Ordering::Release); true }"),

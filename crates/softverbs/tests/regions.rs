@@ -24,6 +24,15 @@ fn main() {
         ("memory_that_goes", unmapped_parent, unmapped_child),
         ("without_on_demand", without_parent, without_child),
         ("pinned_memory", pinned_parent, nothing),
+        ("names_of_the_first_byte", names_parent, names_child),
+        ("changed_regions", changed_parent, changed_child),
+        ("errors_of_changes", change_errors, nothing),
+        (
+            "receives_of_a_changed_region",
+            poisoned_parent,
+            poisoned_child,
+        ),
+        ("null_regions", null_parent, null_child),
     ];
     run(cases);
 }
@@ -342,4 +351,356 @@ fn pinned_parent(_: &mut Link) {
         // SAFETY: live regions.
         assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
     }
+}
+
+fn write(end: &mut End, source: &Buffer, addr: u64, rkey: u32) -> u32 {
+    let len = source.len();
+    end.rdma(IBV_WR_RDMA_WRITE, source, len, addr, rkey, None);
+    end.wait(LIMIT).status
+}
+
+fn names_parent(link: &mut Link) {
+    for _ in 0..3 {
+        let mut end = End::connect(link, 8, 8, 1);
+        let (first, rkey) = link.numbers();
+        let rkey = rkey as u32;
+        let source = end.buffer(&[7; 8]);
+        assert_eq!(write(&mut end, &source, first, rkey), IBV_WC_SUCCESS);
+        let last = first + 2 * PAGE as u64 - 8;
+        assert_eq!(write(&mut end, &source, last, rkey), IBV_WC_SUCCESS);
+        let beyond = write(&mut end, &source, last + 1, rkey);
+        assert_eq!(beyond, IBV_WC_REM_ACCESS_ERR);
+        link.say("written");
+    }
+}
+
+fn names_child(link: &mut Link) {
+    let pages = Pages::readable_and_writable(3 * PAGE);
+    let inside = 72;
+    // SAFETY: inside the mapping.
+    let start = unsafe { pages.addr.add(inside) };
+    for first in [None, Some(inside as u64), Some((7 << 40) + inside as u64)] {
+        let mut end = End::create(link, 8, 8, 1);
+        // SAFETY: a live domain; the memory is this test's.
+        let mr = unsafe {
+            match first {
+                None => {
+                    let zero = ALL | IBV_ACCESS_ZERO_BASED;
+                    ibv_reg_mr(verbs(), end.pd, start.cast(), 2 * PAGE, zero)
+                }
+                Some(iova) => {
+                    let reg = verbs().ibv_reg_mr_iova2.unwrap();
+                    let odd = reg(end.pd, start.cast(), 2 * PAGE, iova ^ 8, ALL);
+                    assert!(odd.is_null());
+                    reg(end.pd, start.cast(), 2 * PAGE, iova, ALL)
+                }
+            }
+        };
+        assert!(!mr.is_null());
+        end.join(link);
+        link.say_numbers(first.unwrap_or(0), u64::from(keys(mr).1));
+        link.expect("written");
+        assert_eq!(pages.bytes(inside, 8), [7; 8]);
+        assert_eq!(pages.bytes(inside + 2 * PAGE - 8, 8), [7; 8]);
+        assert_eq!(pages.bytes(inside + 2 * PAGE, 8), [0; 8]);
+    }
+}
+
+/// Changes a region.
+fn rereg(
+    mr: *mut ibv_mr,
+    flags: u32,
+    pd: *mut ibv_pd,
+    memory: (*mut u8, usize),
+    access: u32,
+) -> i32 {
+    let call = verbs().ibv_rereg_mr.unwrap();
+    let (flags, access) = (flags.cast_signed(), access.cast_signed());
+    // SAFETY: live objects; the device looks at the memory.
+    unsafe { call(mr, flags, pd, memory.0.cast(), memory.1, access) }
+}
+
+const NOWHERE: (*mut u8, usize) = (null_mut(), 0);
+
+/// What a peer meets after each change: an address of the region, and the status of a write to it.
+fn changed_parent(link: &mut Link) {
+    loop {
+        let (expected, _) = link.numbers();
+        if expected == u64::MAX {
+            return;
+        }
+        let mut end = End::connect(link, 8, 8, 1);
+        let (addr, rkey) = link.numbers();
+        let source = end.buffer(&[7; 8]);
+        let status = write(&mut end, &source, addr, rkey as u32);
+        assert_eq!(u64::from(status), expected);
+        link.say("written");
+    }
+}
+
+fn changed_child(link: &mut Link) {
+    let pages = Pages::readable_and_writable(2 * PAGE);
+    // SAFETY: inside the mapping.
+    let second = unsafe { pages.addr.add(PAGE) };
+    let (good, bad) = (IBV_WC_SUCCESS, IBV_WC_REM_ACCESS_ERR);
+    let steps = [
+        (
+            IBV_REREG_MR_CHANGE_TRANSLATION,
+            second,
+            good,
+            "the new place",
+        ),
+        (
+            IBV_REREG_MR_CHANGE_TRANSLATION,
+            pages.addr,
+            bad,
+            "the old place",
+        ),
+        (
+            IBV_REREG_MR_CHANGE_ACCESS,
+            pages.addr,
+            bad,
+            "no right to write",
+        ),
+        (IBV_REREG_MR_CHANGE_PD, pages.addr, bad, "another domain"),
+        (IBV_REREG_MR_FLAGS_SUPPORTED, second, good, "all at once"),
+    ];
+    for (flags, target, expected, what) in steps {
+        link.say_numbers(u64::from(expected), 0);
+        let mut end = End::create(link, 8, 8, 1);
+        // SAFETY: live context.
+        let other = unsafe { (verbs().ibv_alloc_pd)(end.context) };
+        let all_at_once = flags == IBV_REREG_MR_FLAGS_SUPPORTED;
+        let home = if all_at_once { other } else { end.pd };
+        // SAFETY: live domain; the memory is this test's.
+        let mr = unsafe {
+            let before = if all_at_once { 0 } else { ALL };
+            ibv_reg_mr(verbs(), home, pages.addr.cast(), PAGE, before)
+        };
+        assert!(!mr.is_null());
+        let old = keys(mr);
+        let (pd, access) = match flags {
+            IBV_REREG_MR_CHANGE_ACCESS => (null_mut(), IBV_ACCESS_LOCAL_WRITE),
+            IBV_REREG_MR_CHANGE_PD => (other, 0),
+            IBV_REREG_MR_FLAGS_SUPPORTED => (end.pd, ALL),
+            _ => (null_mut(), 0),
+        };
+        let moves = flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0;
+        let memory = if moves { (second, PAGE) } else { NOWHERE };
+        assert_eq!(rereg(mr, flags, pd, memory, access), 0);
+        assert_eq!(keys(mr), old);
+        end.join(link);
+        link.say_numbers(target as u64, u64::from(old.1));
+        link.expect("written");
+        let found = pages.bytes(target as usize - pages.addr as usize, 8);
+        let written = if expected == good { [7; 8] } else { [0; 8] };
+        assert_eq!(found, written, "{what}");
+        // SAFETY: inside the mapping; the peer is done with it.
+        unsafe { target.write_bytes(0, 8) };
+        // The domain that it left is free to go, the one that it went to is not.
+        let (empty, full) = match flags {
+            IBV_REREG_MR_CHANGE_PD => (None, Some(other)),
+            _ => (Some(other), None),
+        };
+        // SAFETY: live objects, gone only where the call says so.
+        unsafe {
+            if let Some(pd) = full {
+                assert_eq!((verbs().ibv_dealloc_pd)(pd), libc::EBUSY);
+            }
+            if let Some(pd) = empty {
+                assert_eq!((verbs().ibv_dealloc_pd)(pd), 0);
+            }
+            assert_eq!((verbs().ibv_dereg_mr)(mr), 0);
+            if let Some(pd) = full {
+                assert_eq!((verbs().ibv_dealloc_pd)(pd), 0);
+            }
+        }
+    }
+    link.say_numbers(u64::MAX, 0);
+}
+
+fn change_errors(_: &mut Link) {
+    let end = End::with(4, 4, 1);
+    let pages = Pages::readable_and_writable(PAGE);
+    let odp = ALL | IBV_ACCESS_ON_DEMAND;
+    // Whether the region's key is alive.
+    let lives = |mr: *mut ibv_mr| {
+        let mut piece = ibv_sge {
+            addr: pages.addr as u64,
+            length: 8,
+            lkey: keys(mr).0,
+        };
+        let advice = IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+        // SAFETY: live domain, a list of one.
+        unsafe { ibv_advise_mr(end.pd, advice, 0, &raw mut piece, 1) == 0 }
+    };
+    let errno = || std::io::Error::last_os_error().raw_os_error().unwrap();
+    let memory = (pages.addr, PAGE);
+    let translation = IBV_REREG_MR_CHANGE_TRANSLATION;
+    let mr = register(&end, pages.addr, PAGE, odp).unwrap();
+    for (flags, memory, access) in [
+        (8, NOWHERE, 0),
+        (translation, (pages.addr, 0), 0),
+        (translation, (null_mut(), 8), 0),
+        (translation, memory, ALL),
+        (0, NOWHERE, ALL),
+    ] {
+        let code = rereg(mr, flags, null_mut(), memory, access);
+        assert_eq!((code, errno()), (IBV_REREG_MR_ERR_INPUT, libc::EINVAL));
+        assert!(lives(mr));
+    }
+    // SAFETY: live region.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
+    let everything = IBV_REREG_MR_CHANGE_ACCESS | translation;
+    for (flags, memory, access, error) in [
+        (0, NOWHERE, 0, libc::EINVAL),
+        (IBV_REREG_MR_CHANGE_PD, NOWHERE, 0, libc::EINVAL),
+        (
+            IBV_REREG_MR_CHANGE_ACCESS,
+            NOWHERE,
+            1 << 15,
+            libc::EOPNOTSUPP,
+        ),
+        (
+            IBV_REREG_MR_CHANGE_ACCESS,
+            NOWHERE,
+            IBV_ACCESS_REMOTE_WRITE,
+            libc::EINVAL,
+        ),
+        (
+            everything,
+            (without_provenance_mut(8), 8),
+            ALL,
+            libc::EFAULT,
+        ),
+    ] {
+        let mr = register(&end, pages.addr, PAGE, odp).unwrap();
+        let code = rereg(mr, flags, null_mut(), memory, access);
+        assert_eq!((code, errno()), (IBV_REREG_MR_ERR_CMD, error));
+        assert!(!lives(mr));
+        // It still is to be deregistered.
+        // SAFETY: live region.
+        assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
+    }
+}
+
+fn poisoned_parent(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let mut source = end.buffer(&[7; 8]);
+    end.send(&mut source, 8, None, IBV_SEND_SIGNALED, 1);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_OP_ERR);
+    link.say("sent");
+}
+
+fn poisoned_child(link: &mut Link) {
+    let mut end = End::create(link, 8, 8, 1);
+    let pages = Pages::readable_and_writable(2 * PAGE);
+    let mr = register(&end, pages.addr, PAGE, ALL).unwrap();
+    let mut sge = ibv_sge {
+        addr: pages.addr as u64,
+        length: 8,
+        lkey: keys(mr).0,
+    };
+    let mut wr = ibv_recv_wr {
+        sg_list: &raw mut sge,
+        num_sge: 1,
+        ..ibv_recv_wr::default()
+    };
+    let mut bad = null_mut();
+    // SAFETY: live queue pair, a chain of one.
+    let ret = unsafe { ibv_post_recv(end.qp, &raw mut wr, &raw mut bad) };
+    assert_eq!(ret, 0);
+    // SAFETY: inside the mapping.
+    let second = unsafe { pages.addr.add(PAGE) };
+    let flags = IBV_REREG_MR_CHANGE_TRANSLATION;
+    assert_eq!(rereg(mr, flags, null_mut(), (second, PAGE), 0), 0);
+    end.join(link);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_LOC_PROT_ERR);
+    link.expect("sent");
+    assert_eq!(pages.bytes(0, 8), [0; 8]);
+}
+
+/// A null region.
+fn null_region(end: &End) -> *mut ibv_mr {
+    // SAFETY: live context of this device, which is as large as this crate's structure.
+    unsafe {
+        let extended = verbs_get_ctx(end.context).unwrap();
+        let mr = (*extended).alloc_null_mr.unwrap()(end.pd);
+        assert!(!mr.is_null());
+        mr
+    }
+}
+
+const NULL_LENGTHS: [u32; 2] = [100, 50_000];
+
+fn null_parent(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 2);
+    let mr = null_region(&end);
+    assert_eq!(rereg(mr, 2, end.pd, NOWHERE, 0), IBV_REREG_MR_ERR_INPUT);
+    let source = end.buffer(&[7; 50_000]);
+    for length in NULL_LENGTHS {
+        // Half of zeros that come from nowhere, half of sevens.
+        let mut sges = [
+            ibv_sge {
+                addr: 0x1234,
+                length: length / 2,
+                lkey: keys(mr).0,
+            },
+            ibv_sge {
+                addr: source.addr(),
+                length: length / 2,
+                lkey: source.lkey(),
+            },
+        ];
+        for _ in 0..2 {
+            // SAFETY: all zeros is a value of it.
+            let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+            wr.sg_list = sges.as_mut_ptr();
+            wr.num_sge = 2;
+            wr.send_flags = IBV_SEND_SIGNALED;
+            wr.opcode = IBV_WR_SEND;
+            end.post(&mut wr);
+            assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        }
+    }
+    link.expect("done");
+    // SAFETY: live region.
+    assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
+}
+
+fn null_child(link: &mut Link) {
+    let mut end = End::create(link, 8, 8, 2);
+    let mr = null_region(&end);
+    let mut received = Vec::new();
+    for length in NULL_LENGTHS {
+        // One message is thrown away, the next one is kept.
+        let kept = end.buffer(&vec![9; length as usize]);
+        for (addr, lkey) in [(8, keys(mr).0), (kept.addr(), kept.lkey())] {
+            let mut sge = ibv_sge { addr, length, lkey };
+            let mut wr = ibv_recv_wr {
+                sg_list: &raw mut sge,
+                num_sge: 1,
+                ..ibv_recv_wr::default()
+            };
+            let mut bad = null_mut();
+            // SAFETY: live queue pair, a chain of one.
+            let ret = unsafe { ibv_post_recv(end.qp, &raw mut wr, &raw mut bad) };
+            assert_eq!(ret, 0);
+        }
+        received.push(kept);
+    }
+    end.join(link);
+    for kept in received {
+        for _ in 0..2 {
+            let wc = end.wait(LIMIT);
+            assert_eq!(
+                (wc.status, wc.byte_len as usize),
+                (IBV_WC_SUCCESS, kept.len())
+            );
+        }
+        let half = kept.len() / 2;
+        assert_eq!(kept.bytes()[..half], vec![0; half]);
+        assert_eq!(kept.bytes()[half..], vec![7; half]);
+    }
+    link.say("done");
 }

@@ -63,6 +63,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.alloc_parent_domain = Some(td::alloc_parent_domain);
         verbs.create_srq_ex = Some(objects::create_srq_ex);
         verbs.advise_mr = Some(mr::advise_mr);
+        verbs.alloc_null_mr = Some(mr::alloc_null_mr);
         let context = &mut verbs.context;
         context.device = device;
         context.ops.poll_cq = Some(objects::poll_cq);

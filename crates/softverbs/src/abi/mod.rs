@@ -13,6 +13,7 @@ mod names;
 mod objects;
 mod pd;
 mod query;
+mod rereg;
 mod td;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -71,13 +72,13 @@ pub fn verbs() -> &'static VerbsFns {
         ibv_event_type_str: names::event_type_str,
         ibv_node_type_str: names::node_type_str,
         ibv_port_state_str: names::port_state_str,
-        ibv_rereg_mr: None,
+        ibv_rereg_mr: Some(rereg::rereg_mr),
         ibv_init_ah_from_wc: Some(ah::init_ah_from_wc),
         ibv_create_ah_from_wc: Some(ah::create_ah_from_wc),
         ibv_reg_mr_iova: Some(mr::reg_mr_iova),
         ibv_reg_mr_iova2: Some(mr::reg_mr_iova2),
         ibv_reg_dmabuf_mr: None,
-        ibv_reg_mr_ex: None,
+        ibv_reg_mr_ex: Some(mr::reg_mr_ex),
         ibv_qp_to_qp_ex: Some(objects::qp_to_qp_ex),
         ibv_get_device_index: Some(device::get_device_index),
         ibv_get_pkey_index: Some(query::get_pkey_index),

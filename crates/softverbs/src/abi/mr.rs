@@ -11,17 +11,22 @@ use super::{non_null, pointer, status};
 use crate::region::{self, Key, Range, access, odp};
 use crate::sys::{Errno, Res};
 
+/// What requests call the first byte where nothing else was asked for.
+fn default_iova(addr: *mut c_void, access: u32) -> u64 {
+    if access & IBV_ACCESS_ZERO_BASED != 0 {
+        0
+    } else {
+        addr as u64
+    }
+}
+
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    let iova = if access.cast_unsigned() & IBV_ACCESS_ZERO_BASED != 0 {
-        0
-    } else {
-        addr as u64
-    };
+    let iova = default_iova(addr, access.cast_unsigned());
     // SAFETY: the caller promises a live domain.
     pointer(|| unsafe { register(pd, addr, length, iova, access.cast_unsigned()) })
 }
@@ -72,15 +77,77 @@ unsafe fn register(
         .regions
         .register(&process.segment, domain.number, range, access)?;
     domain.children.fetch_add(1, Ordering::Relaxed);
-    Ok(Box::into_raw(Box::new(ibv_mr {
+    Ok(object(context, pd, addr, length, key, key))
+}
+
+/// The C object of a region.
+fn object(
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    lkey: Key,
+    rkey: Key,
+) -> *mut ibv_mr {
+    Box::into_raw(Box::new(ibv_mr {
         context,
         pd,
         addr,
         length,
-        handle: key.0,
-        lkey: key.0,
-        rkey: key.0,
-    })))
+        handle: lkey.0,
+        lkey: lkey.0,
+        rkey: rkey.0,
+    }))
+}
+
+/// `ibv_reg_mr_ex`: of addresses, named as the caller likes.
+///
+/// Sets `EOPNOTSUPP` for a file or a hint that no device here has.
+pub(super) unsafe extern "C" fn reg_mr_ex(
+    pd: *mut ibv_pd,
+    init: *mut ibv_mr_init_attr,
+) -> *mut ibv_mr {
+    pointer(|| {
+        non_null(init)?;
+        // SAFETY: the caller promises a valid structure.
+        let init = unsafe { &*init };
+        let has = |bit: u32| init.comp_mask & u64::from(bit) != 0;
+        let offered = IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR;
+        let file = IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
+        if has(IBV_REG_MR_MASK_ADDR) && has(file) {
+            return Err(Errno(libc::EINVAL));
+        }
+        if init.comp_mask & !u64::from(offered) != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        if !has(IBV_REG_MR_MASK_ADDR) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let access = init.access.cast_unsigned();
+        let iova = if has(IBV_REG_MR_MASK_IOVA) {
+            init.iova
+        } else {
+            default_iova(init.addr, access)
+        };
+        // SAFETY: the caller promises a live domain.
+        unsafe { register(pd, init.addr, init.length, iova, access) }
+    })
+}
+
+/// `ibv_alloc_null_mr`: zeros to read from, and a place for what is thrown away. It has no rkey.
+pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    pointer(|| {
+        // SAFETY: the caller promises a live domain, whose context is live.
+        let (domain, context) = unsafe { (Pd::from_ptr(pd), (*pd).context) };
+        // SAFETY: as above.
+        let process = unsafe { Context::from_ptr(context) }.live()?;
+        let key = process
+            .regions
+            .register_null(&process.segment, domain.number)?;
+        domain.children.fetch_add(1, Ordering::Relaxed);
+        let nowhere = std::ptr::null_mut();
+        Ok(object(context, pd, nowhere, usize::MAX, key, Key(0)))
+    })
 }
 
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {

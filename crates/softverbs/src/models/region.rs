@@ -93,3 +93,27 @@ fn a_local_key_leads_to_its_own_region_or_nowhere() {
         user.join().unwrap();
     });
 }
+
+/// A region that changes keeps its key: a look-up is of one or the other, never of a part of both.
+#[test]
+fn a_key_whose_region_changes_leads_to_one_or_the_other() {
+    check(|| {
+        let (segment, regions, key) = owner();
+        let theirs = Arc::clone(&regions);
+        let user = thread::spawn(move || {
+            let sge = ibv_sge {
+                addr: OLD + 0x80,
+                length: 8,
+                lkey: key.0,
+            };
+            let found = theirs.local(&sge, PD, true);
+            assert!(matches!(found, None | Some(0x5080 | 0x9000)), "{found:x?}");
+        });
+        // The second one's first byte has another name.
+        let mut to = regions.describe(key).unwrap();
+        to.range.addr = NEW;
+        to.range.iova = OLD + 0x80;
+        regions.change(&segment, key, &to, |_| true).unwrap();
+        user.join().unwrap();
+    });
+}

@@ -204,6 +204,17 @@ impl Process {
             .map(|entry| entry.identity.cookie)
     }
 
+    /// Has posted receives fail whose memory this key named before its region changed. The caller
+    /// holds no lock of a queue.
+    pub(crate) fn poison_receives(&self, lkey: u32) {
+        for qp in self.qps.iter() {
+            qp.poison_receives(lkey);
+        }
+        for srq in self.srqs.iter() {
+            srq.poison_receives(lkey);
+        }
+    }
+
     /// What a sender signs its ring with.
     #[inline]
     pub(crate) fn signature(&self) -> (u32, u64) {

@@ -129,6 +129,35 @@ impl Qp {
         Ok(())
     }
 
+    /// Receives that name a key which changed its meaning can't be written any more, and senders are
+    /// to see that.
+    pub(crate) fn poison_receives(&self, lkey: u32) {
+        let mut rq = self.rq.lock();
+        let mut number = rq.next;
+        let mut any = false;
+        while number != rq.head {
+            let slot = number as usize & (rq.posted.len() - 1);
+            let first = slot * rq.max_sge as usize;
+            let sges = &rq.sges[first..first + rq.posted[slot].pieces as usize];
+            if sges.iter().any(|sge| sge.lkey == lkey && sge.length > 0) {
+                let at = rq.desc_at + rq.desc_stride * slot + desc::PIECES;
+                self.map().u32(at).store(desc::POISONED, Ordering::Relaxed);
+                any = true;
+            }
+            number = number.wrapping_add(1);
+        }
+        if any {
+            rq.least = 0;
+            let credit = Credit {
+                posted: rq.head,
+                least: 0,
+            };
+            self.map()
+                .u64(self.at() + layout::CREDIT)
+                .store(credit.to_word(), Ordering::Release);
+        }
+    }
+
     /// Makes a completion without data of the receive that ended at `next`.
     pub(super) fn complete_recv(&self, rq: &RecvQueue, wr_id: u64, status: ibv_wc_status) {
         let cqe = Cqe {

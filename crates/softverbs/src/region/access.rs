@@ -56,11 +56,15 @@ pub(crate) fn check(access: u32) -> Res<u32> {
 /// on demand. For those it does not look at the memory, and takes as long for any length.
 ///
 /// # Errors
-/// `EINVAL` for length 0, a range that wraps, pages that are not huge, or huge pages of all memory;
+/// `EINVAL` for length 0, a range that wraps, an iova with another offset in its page, pages that are not huge, or huge pages of all memory;
 /// `EFAULT` for memory that is not there or can't be written as asked.
 pub(crate) fn check_range(range: Range, access: u32) -> Res<()> {
     let Range { addr, len, iova } = range;
-    if len == 0 || addr.checked_add(len).is_none() || iova.checked_add(len).is_none() {
+    // Pages of the name lie on pages of the memory, but for offsets from the beginning, which a
+    // device counts itself.
+    let congruent = access & IBV_ACCESS_ZERO_BASED != 0 || sys::same_page_offset(addr, iova);
+    if len == 0 || !congruent || addr.checked_add(len).is_none() || iova.checked_add(len).is_none()
+    {
         return Err(Errno(libc::EINVAL));
     }
     let huge = access & IBV_ACCESS_HUGETLB != 0;
@@ -131,12 +135,29 @@ mod tests {
     }
 
     #[test]
+    fn names_begin_where_pages_do() {
+        let memory = [0u8; 100];
+        let (addr, zero) = (memory.as_ptr() as u64, IBV_ACCESS_ZERO_BASED);
+        let named = |iova| Range {
+            addr,
+            len: 100,
+            iova,
+        };
+        for iova in [addr, addr % 4096, addr % 4096 + (7 << 40)] {
+            assert_eq!(check_range(named(iova), 0), Ok(()));
+        }
+        let odd = check_range(named(addr ^ 64), 0);
+        assert_eq!(odd, Err(Errno(libc::EINVAL)));
+        assert_eq!(check_range(named(0), zero), Ok(()));
+    }
+
+    #[test]
     fn huge_only_where_pages_are() {
         let small = vec![1u8; 3 << 21];
         let range = Range {
             addr: small.as_ptr() as u64,
             len: 100,
-            iova: 0,
+            iova: small.as_ptr() as u64,
         };
         let access = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB;
         assert_eq!(check_range(range, access), Err(Errno(libc::EINVAL)));

@@ -9,6 +9,8 @@
 pub(crate) mod access;
 mod advise;
 mod atomic;
+mod hazard;
+mod null;
 pub(crate) mod odp;
 mod remote;
 mod table;

@@ -1,15 +1,13 @@
 //! The owner's side: registering, looking up local keys, deregistering.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
 
-use super::Range;
+use super::{Range, hazard, null};
 use crate::segment::OwnSegment;
-use crate::segment::layout::{self, MAX_REGIONS, announce, header, region};
+use crate::segment::layout::{MAX_REGIONS, region};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use crate::sync::pause;
 use crate::sys::{Errno, Res};
 
 /// A 32-bit key: an index of 20 bits, and a generation that differs between two regions of one
@@ -34,9 +32,26 @@ struct Entry {
     key: AtomicU32,
     access: AtomicU32,
     pd: AtomicU32,
+    /// Counts changes, so that who reads the others sees that they belong together.
+    version: AtomicU32,
     iova: AtomicU64,
     len: AtomicU64,
     addr: AtomicU64,
+    /// The key of a null region, which `key` does not have.
+    null: AtomicU32,
+}
+
+impl Entry {
+    /// Changes everything but the key, which is 0 meanwhile.
+    fn write(&self, what: &Description) {
+        self.version.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.access.store(what.access, Ordering::Relaxed);
+        self.pd.store(what.pd, Ordering::Relaxed);
+        self.iova.store(what.range.iova, Ordering::Relaxed);
+        self.len.store(what.range.len, Ordering::Relaxed);
+        self.addr.store(what.range.addr, Ordering::Relaxed);
+    }
 }
 
 /// A region as it was registered.
@@ -65,9 +80,6 @@ struct Free {
 
 /// How many indices are out of use before one of them is used again.
 const LATE: usize = if cfg!(all(test, loom)) { 1 } else { 4096 };
-
-/// How long a deregistration waits for initiators that use the key.
-const HAZARD_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Regions {
     pub(crate) fn new() -> Self {
@@ -103,48 +115,116 @@ impl Regions {
         range: Range,
         access: u32,
     ) -> Res<Key> {
-        let Range { addr, len, iova } = range;
-        let (index, generation) = {
-            let mut free = self.free();
-            // Keys come back late, so that a stale one is recognised for long.
-            if free.next < MAX_REGIONS as u32 && free.used.len() < LATE {
-                let index = free.next;
-                segment.back(region::AT + region::STRIDE * index as usize, region::STRIDE)?;
-                free.next += 1;
-                (index, 1)
-            } else {
-                free.used.pop_front().ok_or(Errno(libc::ENOMEM))?
-            }
-        };
-        let key = Key::new(index, generation);
-        let chunk = self.chunks[index as usize / CHUNK]
-            .get_or_init(|| (0..CHUNK).map(|_| Entry::default()).collect());
-        let entry = &chunk[index as usize % CHUNK];
-        entry.access.store(access, Ordering::Relaxed);
+        let key = self.take_key(segment)?;
+        self.publish(segment, key, &Description { access, pd, range });
+        Ok(key)
+    }
+
+    /// A null region: only its key is good for local pieces, of any address.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn register_null(&self, segment: &OwnSegment, pd: u32) -> Res<Key> {
+        null::prepare()?;
+        let key = self.take_key(segment)?;
+        let entry = self.make_entry(key.index());
         entry.pd.store(pd, Ordering::Relaxed);
-        entry.iova.store(iova, Ordering::Relaxed);
-        entry.len.store(len, Ordering::Relaxed);
-        entry.addr.store(addr, Ordering::Relaxed);
+        entry.null.store(key.0, Ordering::Release);
+        Ok(key)
+    }
+
+    pub(crate) fn is_null(&self, key: Key) -> bool {
+        let entry = self.entry(key.index());
+        key.0 != 0 && entry.is_some_and(|entry| entry.null.load(Ordering::Acquire) == key.0)
+    }
+
+    /// A key that nothing has.
+    fn take_key(&self, segment: &OwnSegment) -> Res<Key> {
+        let mut free = self.free();
+        // Keys come back late, so that a stale one is recognised for long.
+        let (index, generation) = if free.next < MAX_REGIONS as u32 && free.used.len() < LATE {
+            let index = free.next;
+            segment.back(shared_at(index as usize), region::STRIDE)?;
+            free.next += 1;
+            (index, 1)
+        } else {
+            free.used.pop_front().ok_or(Errno(libc::ENOMEM))?
+        };
+        Ok(Key::new(index, generation))
+    }
+
+    /// Lets the index of a dead key come back.
+    fn give_key(&self, key: Key) {
+        let generation = key.0 >> 20 & 0xf00 | key.0 & 0xff;
+        let next = if generation == 0xfff {
+            1
+        } else {
+            generation + 1
+        };
+        self.free().used.push_back((key.index() as u32, next));
+    }
+
+    fn make_entry(&self, index: usize) -> &Entry {
+        let chunk = self.chunks[index / CHUNK]
+            .get_or_init(|| (0..CHUNK).map(|_| Entry::default()).collect());
+        &chunk[index % CHUNK]
+    }
+
+    /// Makes a region known under a key that is dead.
+    fn publish(&self, segment: &OwnSegment, key: Key, what: &Description) {
+        let entry = self.make_entry(key.index());
+        entry.write(what);
         entry.key.store(key.0, Ordering::Release);
-        let at = region::AT + region::STRIDE * index as usize;
-        let map = &segment.map;
+        let (map, at) = (&segment.map, shared_at(key.index()));
         map.u32(at + region::ACCESS)
-            .store(access, Ordering::Relaxed);
-        map.u32(at + region::PD).store(pd, Ordering::Relaxed);
+            .store(what.access, Ordering::Relaxed);
+        map.u32(at + region::PD).store(what.pd, Ordering::Relaxed);
+        let Range { addr, len, iova } = what.range;
         map.u64(at + region::IOVA).store(iova, Ordering::Relaxed);
         map.u64(at + region::LEN).store(len, Ordering::Relaxed);
         map.u64(at + region::ADDR).store(addr, Ordering::Relaxed);
         map.u32(at + region::KEY).store(key.0, Ordering::Release);
-        Ok(key)
+    }
+
+    /// Makes a region another one under the same key: nobody uses the old one any more.
+    ///
+    /// # Errors
+    /// `EBUSY` where an initiator still does after some seconds; the key is dead then.
+    pub(crate) fn change(
+        &self,
+        segment: &OwnSegment,
+        key: Key,
+        to: &Description,
+        lives: impl Fn(u32) -> bool,
+    ) -> Res<()> {
+        self.kill(segment, key);
+        hazard::wait(segment, key, lives)?;
+        self.publish(segment, key, to);
+        Ok(())
+    }
+
+    /// Makes a key invalid. Those who checked it before may still be using it.
+    pub(crate) fn kill(&self, segment: &OwnSegment, key: Key) {
+        if let Some(entry) = self.entry(key.index()) {
+            entry.key.store(0, Ordering::Relaxed);
+            entry.null.store(0, Ordering::Relaxed);
+        }
+        let at = shared_at(key.index());
+        segment
+            .map
+            .u32(at + region::KEY)
+            .store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
     }
 
     /// What a live key stands for.
     pub(crate) fn describe(&self, key: Key) -> Option<Description> {
         let entry = self.entry(key.index())?;
+        let version = entry.version.load(Ordering::Acquire);
         if entry.key.load(Ordering::Acquire) != key.0 || key.0 == 0 {
             return None;
         }
-        Some(Description {
+        let found = Description {
             access: entry.access.load(Ordering::Relaxed),
             pd: entry.pd.load(Ordering::Relaxed),
             range: Range {
@@ -152,7 +232,9 @@ impl Regions {
                 len: entry.len.load(Ordering::Relaxed),
                 iova: entry.iova.load(Ordering::Relaxed),
             },
-        })
+        };
+        fence(Ordering::Acquire);
+        (entry.version.load(Ordering::Relaxed) == version).then_some(found)
     }
 
     /// The address behind a piece of a local region, or `None` where the key does not cover it.
@@ -163,8 +245,9 @@ impl Regions {
             return Some(sge.addr);
         }
         let entry = self.entry(Key(sge.lkey).index())?;
+        let version = entry.version.load(Ordering::Acquire);
         if entry.key.load(Ordering::Acquire) != sge.lkey || sge.lkey == 0 {
-            return None;
+            return null_piece(entry, sge, pd, write);
         }
         let access = entry.access.load(Ordering::Relaxed);
         let start = entry.iova.load(Ordering::Relaxed);
@@ -174,7 +257,7 @@ impl Regions {
         let inside = offset <= len && u64::from(sge.length) <= len - offset;
         let same_pd = entry.pd.load(Ordering::Relaxed) == pd;
         fence(Ordering::Acquire);
-        let unchanged = entry.key.load(Ordering::Relaxed) == sge.lkey;
+        let unchanged = entry.version.load(Ordering::Relaxed) == version;
         let writable = !write || access & IBV_ACCESS_LOCAL_WRITE != 0;
         (inside && same_pd && writable && unchanged).then(|| addr.wrapping_add(offset))
     }
@@ -190,65 +273,24 @@ impl Regions {
         key: Key,
         lives: impl Fn(u32) -> bool,
     ) -> Res<()> {
-        let Some(entry) = self.entry(key.index()) else {
-            return Err(Errno(libc::EINVAL));
-        };
-        let at = region::AT + region::STRIDE * key.index();
-        entry.key.store(0, Ordering::Relaxed);
-        segment
-            .map
-            .u32(at + region::KEY)
-            .store(0, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let begin = Instant::now();
-        let mut round = 0u32;
-        while let Some((visitor, word)) = hazard(segment, key) {
-            round += 1;
-            if round > 100 {
-                if !lives(visitor) {
-                    segment.map.u64(word).store(0, Ordering::Relaxed);
-                } else if begin.elapsed() > HAZARD_PATIENCE {
-                    return Err(Errno(libc::EBUSY));
-                }
-                std::thread::sleep(Duration::from_micros(50));
-            } else {
-                pause(round / 2);
-            }
-        }
-        // What initiators did under their hazards is done.
-        fence(Ordering::Acquire);
-        let generation = key.0 >> 20 & 0xf00 | key.0 & 0xff;
-        let next = if generation == 0xfff {
-            1
-        } else {
-            generation + 1
-        };
-        self.free().used.push_back((key.index() as u32, next));
+        self.kill(segment, key);
+        hazard::wait(segment, key, lives)?;
+        self.give_key(key);
         Ok(())
     }
 }
 
-/// A process that uses `key` now, and where in the segment it says so.
-fn hazard(segment: &OwnSegment, key: Key) -> Option<(u32, usize)> {
-    let wanted = u64::from(key.0) | 1 << 32;
-    (0..layout::MAX_PROCESSES / 64).find_map(|word| {
-        let mut visitors = segment
-            .map
-            .u64(header::VISITORS + 8 * word)
-            .load(Ordering::Relaxed);
-        while visitors != 0 {
-            let slot = word * 64 + visitors.trailing_zeros() as usize;
-            visitors &= visitors - 1;
-            let at = announce::AT + announce::STRIDE * slot + announce::HAZARDS;
-            let found = (0..announce::HAZARD_COUNT)
-                .map(|i| at + 8 * i)
-                .find(|&at| segment.map.u64(at).load(Ordering::Relaxed) == wanted);
-            if let Some(at) = found {
-                return Some((slot as u32, at));
-            }
-        }
-        None
-    })
+/// Where the entry of this index is in a segment.
+fn shared_at(index: usize) -> usize {
+    region::AT + region::STRIDE * index
+}
+
+#[cold]
+fn null_piece(entry: &Entry, sge: &ibv_sge, pd: u32, write: bool) -> Option<u64> {
+    let good = sge.lkey != 0
+        && entry.null.load(Ordering::Acquire) == sge.lkey
+        && entry.pd.load(Ordering::Relaxed) == pd;
+    good.then(|| null::address(write, sge.length)).flatten()
 }
 
 #[cfg(test)]
@@ -313,33 +355,77 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_visitor_is_not_awaited_and_a_living_one_is() {
+    fn a_changed_region_keeps_its_key() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
         let regions = Regions::new();
-        let key = regions.register(&segment, 1, at(0, 1, 0), 0).unwrap();
-        let visit = |key: Key| {
-            segment
-                .map
-                .u64(header::VISITORS)
-                .store(1 << 3, Ordering::SeqCst);
-            segment
-                .map
-                .u64(announce::AT + announce::STRIDE * 3 + announce::HAZARDS + 8)
-                .store(u64::from(key.0) | 1 << 32, Ordering::SeqCst);
+        let write = IBV_ACCESS_LOCAL_WRITE;
+        let first = at(0x5000, 0x100, 0x5000);
+        let key = regions.register(&segment, 7, first, write).unwrap();
+        let to = Description {
+            access: 0,
+            pd: 8,
+            range: at(0x9000, 0x10, 0),
         };
-        visit(key);
-        regions.deregister(&segment, key, |slot| slot != 3).unwrap();
-        let key = regions.register(&segment, 1, at(0, 1, 0), 0).unwrap();
-        visit(key);
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| regions.deregister(&segment, key, |_| true));
-            std::thread::sleep(Duration::from_millis(100));
-            assert!(!waiting.is_finished());
-            segment
-                .map
-                .u64(announce::AT + announce::STRIDE * 3 + announce::HAZARDS + 8)
-                .store(0, Ordering::SeqCst);
-            waiting.join().unwrap().unwrap();
+        regions.change(&segment, key, &to, |_| true).unwrap();
+        assert_eq!(regions.local(&sge(0x5000, 1, key), 7, false), None);
+        assert_eq!(regions.local(&sge(8, 8, key), 8, false), Some(0x9008));
+        assert_eq!(regions.local(&sge(8, 9, key), 8, false), None);
+        assert_eq!(regions.local(&sge(8, 8, key), 8, true), None);
+    }
+
+    #[test]
+    fn readers_of_a_changing_region_see_one_or_the_other() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let regions = Regions::new();
+        // Address and first name differ by the same in both.
+        let [low, high] = [(0x1_0000, 0), (0x11_0000, 0x10_0000)].map(|(addr, iova)| Description {
+            access: 0,
+            pd: 1,
+            range: at(addr, 0x1000, iova),
         });
+        let key = regions.register(&segment, 1, low.range, 0).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for name in [0, 0x10_0000] {
+                        if let Some(addr) = regions.local(&sge(name, 8, key), 1, false) {
+                            assert_eq!(addr, name + 0x1_0000);
+                        }
+                    }
+                }
+            });
+            for _ in 0..20_000 {
+                regions.change(&segment, key, &high, |_| true).unwrap();
+                regions.change(&segment, key, &low, |_| true).unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_null_region_is_zeros_and_a_sink() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let regions = Regions::new();
+        let key = regions.register_null(&segment, 7).unwrap();
+        assert!(regions.describe(key).is_none());
+        let map = &segment.map;
+        assert_eq!(map.u32(shared_at(key.index())).load(Ordering::Relaxed), 0);
+        let source = regions
+            .local(&sge(u64::MAX - 9, 1 << 30, key), 7, false)
+            .unwrap();
+        let sink = regions.local(&sge(12345, 1 << 30, key), 7, true).unwrap();
+        assert_eq!(regions.local(&sge(0, 8, key), 8, true), None);
+        for at in [0usize, 5000, (1 << 30) - 8] {
+            // SAFETY: both are as long as that, and nobody else uses them.
+            unsafe {
+                let to = std::ptr::without_provenance_mut::<u8>(sink as usize).add(at);
+                to.write_bytes(0xee, 8);
+                let from = std::ptr::without_provenance::<[u8; 8]>(source as usize).byte_add(at);
+                assert_eq!(from.read_unaligned(), [0; 8]);
+            }
+        }
+        regions.deregister(&segment, key, |_| true).unwrap();
+        assert_eq!(regions.local(&sge(0, 8, key), 7, true), None);
     }
 }

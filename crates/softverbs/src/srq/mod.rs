@@ -253,6 +253,21 @@ impl Srq {
         }
     }
 
+    /// As [`crate::qp::Qp::poison_receives`].
+    pub(crate) fn poison_receives(&self, lkey: u32) {
+        let queue = self.queue.lock();
+        for (index, posted) in queue.posted.iter().enumerate() {
+            let first = index * queue.max_sge as usize;
+            let sges = &queue.sges[first..first + posted.pieces as usize];
+            let named = sges.iter().any(|sge| sge.lkey == lkey && sge.length > 0);
+            if posted.state != State::Free && named {
+                let at = queue.desc_at + queue.desc_stride * index + desc::PIECES;
+                let map = &self.process().segment.map;
+                map.u32(at).store(desc::POISONED, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// The process in `slot` has ended, and all its messages were delivered.
     pub(crate) fn claimant_died(&self, slot: u32) {
         let mut queue = self.queue.lock();

@@ -149,6 +149,11 @@ pub(crate) fn page_end(addr: u64) -> u64 {
         .unwrap_or(u64::MAX)
 }
 
+/// Whether two addresses have the same place in their pages.
+pub(crate) fn same_page_offset(a: u64, b: u64) -> bool {
+    (a ^ b).is_multiple_of(page_size() as u64)
+}
+
 /// Whether a range is mapped from end to end, by huge pages of the kernel's pool only.
 pub(crate) fn pages_huge(addr: u64, len: u64) -> bool {
     let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else {

@@ -1,0 +1,145 @@
+//! `ibv_rereg_mr(3)`.
+//!
+//! What the page calls an input error leaves the region as it was. After any other error it must not
+//! be used, and here can't be: its key is dead until it is deregistered.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::context::Context;
+use super::guard;
+use super::pd::Pd;
+use crate::region::{Key, Range, access};
+use crate::sys::{Errno, Res};
+
+const TRANSLATION: u32 = IBV_REREG_MR_CHANGE_TRANSLATION;
+const DOMAIN: u32 = IBV_REREG_MR_CHANGE_PD;
+const ACCESS: u32 = IBV_REREG_MR_CHANGE_ACCESS;
+
+/// What a call asks to change.
+struct Change {
+    flags: u32,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: u32,
+}
+
+impl Change {
+    /// The errors that libibverbs itself finds.
+    fn check(&self) -> Res<()> {
+        let translation = self.flags & TRANSLATION == 0 || self.length != 0 && !self.addr.is_null();
+        let access = self.flags & ACCESS != 0 || self.access == 0;
+        if self.flags & !IBV_REREG_MR_FLAGS_SUPPORTED == 0 && translation && access {
+            Ok(())
+        } else {
+            Err(Errno(libc::EINVAL))
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let change = Change {
+        flags: flags.cast_unsigned(),
+        pd,
+        addr,
+        length,
+        access: access.cast_unsigned(),
+    };
+    // SAFETY: the caller promises a live region, and a live domain where it is to change.
+    let code = guard(|| unsafe {
+        // A null region has no place to change.
+        let kept = change.check().and_then(|()| regular(mr));
+        if let Err(error) = kept {
+            error.set();
+            return Ok(IBV_REREG_MR_ERR_INPUT);
+        }
+        if let Err(error) = apply(mr, &change) {
+            error.set();
+            return Ok(IBV_REREG_MR_ERR_CMD);
+        }
+        Ok(0)
+    });
+    code.unwrap_or(IBV_REREG_MR_ERR_CMD)
+}
+
+/// # Safety
+/// `mr` must be live.
+unsafe fn regular(mr: *mut ibv_mr) -> Res<()> {
+    // SAFETY: the caller promises that.
+    let (process, key) = unsafe { (Context::from_ptr((*mr).context).live()?, (*mr).handle) };
+    if process.regions.is_null(Key(key)) {
+        return Err(Errno(libc::EINVAL));
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `mr` and a domain to change to must be live.
+unsafe fn apply(mr: *mut ibv_mr, change: &Change) -> Res<()> {
+    // SAFETY: the caller promises a live region, whose domain and context are live.
+    let (process, key, old_pd) = unsafe {
+        let process = Context::from_ptr((*mr).context).live()?;
+        (process, Key((*mr).handle), Pd::from_ptr((*mr).pd))
+    };
+    let mut to = process.regions.describe(key).ok_or(Errno(libc::EINVAL))?;
+    let checked = (|| {
+        if change.flags == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        if change.flags & ACCESS != 0 {
+            // What the first byte is called stays, unless the place changes.
+            let named = to.access & IBV_ACCESS_ZERO_BASED;
+            to.access = access::check(change.access)?;
+            if change.flags & TRANSLATION == 0 {
+                to.access = to.access & !IBV_ACCESS_ZERO_BASED | named;
+            }
+        }
+        if change.flags & TRANSLATION != 0 {
+            let based = to.access & IBV_ACCESS_ZERO_BASED == 0;
+            to.range = Range {
+                addr: change.addr as u64,
+                len: change.length as u64,
+                // No other name can be asked for.
+                iova: if based { change.addr as u64 } else { 0 },
+            };
+        }
+        if change.flags & DOMAIN != 0 {
+            super::non_null(change.pd)?;
+            // SAFETY: the caller promises a live domain.
+            to.pd = unsafe { Pd::from_ptr(change.pd) }.number;
+        }
+        access::check_range(to.range, to.access)
+    })();
+    if let Err(error) = checked {
+        process.regions.kill(&process.segment, key);
+        return Err(error);
+    }
+    process
+        .regions
+        .change(&process.segment, key, &to, |slot| process.lives(slot))?;
+    process.poison_receives(key.0);
+    // SAFETY: as above; the object is the caller's, who lets nobody else use it meanwhile.
+    unsafe {
+        if change.flags & DOMAIN != 0 {
+            let new_pd = Pd::from_ptr(change.pd);
+            new_pd.children.fetch_add(1, Ordering::Relaxed);
+            old_pd.children.fetch_sub(1, Ordering::Relaxed);
+            (*mr).pd = change.pd;
+        }
+        if change.flags & TRANSLATION != 0 {
+            (*mr).addr = change.addr;
+            (*mr).length = change.length;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! The owner's side of hazards: waiting until no initiator uses a key that was made invalid.
+
+use std::time::{Duration, Instant};
+
+use super::Key;
+use crate::segment::OwnSegment;
+use crate::segment::layout::{self, announce, header};
+use crate::sync::atomic::{Ordering, fence};
+use crate::sync::pause;
+use crate::sys::{Errno, Res};
+
+/// How long is waited for initiators.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Waits until no living process uses `key`, which is dead already.
+///
+/// # Errors
+/// `EBUSY` where one still does after some seconds.
+pub(super) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> Res<()> {
+    let begin = Instant::now();
+    let mut round = 0u32;
+    while let Some((visitor, word)) = find(segment, key) {
+        round += 1;
+        if round > 100 {
+            if !lives(visitor) {
+                segment.map.u64(word).store(0, Ordering::Relaxed);
+            } else if begin.elapsed() > PATIENCE {
+                return Err(Errno(libc::EBUSY));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        } else {
+            pause(round / 2);
+        }
+    }
+    // What initiators did under their hazards is done.
+    fence(Ordering::Acquire);
+    Ok(())
+}
+
+/// A process that uses `key` now, and where in the segment it says so.
+fn find(segment: &OwnSegment, key: Key) -> Option<(u32, usize)> {
+    let wanted = u64::from(key.0) | 1 << 32;
+    (0..layout::MAX_PROCESSES / 64).find_map(|word| {
+        let mut visitors = segment
+            .map
+            .u64(header::VISITORS + 8 * word)
+            .load(Ordering::Relaxed);
+        while visitors != 0 {
+            let slot = word * 64 + visitors.trailing_zeros() as usize;
+            visitors &= visitors - 1;
+            let at = announce::AT + announce::STRIDE * slot + announce::HAZARDS;
+            let found = (0..announce::HAZARD_COUNT)
+                .map(|i| at + 8 * i)
+                .find(|&at| segment.map.u64(at).load(Ordering::Relaxed) == wanted);
+            if let Some(at) = found {
+                return Some((slot as u32, at));
+            }
+        }
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Range, Regions};
+    use super::*;
+
+    #[test]
+    fn a_dead_visitor_is_not_awaited_and_a_living_one_is() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let regions = Regions::new();
+        let range = Range {
+            addr: 0,
+            len: 1,
+            iova: 0,
+        };
+        let register = || regions.register(&segment, 1, range, 0).unwrap();
+        let key = register();
+        let visit = |key: Key| {
+            segment
+                .map
+                .u64(header::VISITORS)
+                .store(1 << 3, Ordering::SeqCst);
+            segment
+                .map
+                .u64(announce::AT + announce::STRIDE * 3 + announce::HAZARDS + 8)
+                .store(u64::from(key.0) | 1 << 32, Ordering::SeqCst);
+        };
+        visit(key);
+        regions.deregister(&segment, key, |slot| slot != 3).unwrap();
+        let key = register();
+        visit(key);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| regions.deregister(&segment, key, |_| true));
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!waiting.is_finished());
+            segment
+                .map
+                .u64(announce::AT + announce::STRIDE * 3 + announce::HAZARDS + 8)
+                .store(0, Ordering::SeqCst);
+            waiting.join().unwrap().unwrap();
+        });
+    }
+}
