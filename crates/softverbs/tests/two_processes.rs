@@ -26,6 +26,11 @@ fn main() {
             killed_sleeping_parent,
             killed_child,
         ),
+        (
+            "messages_before_a_failure",
+            before_failure_parent,
+            before_failure_child,
+        ),
         ("stale_rkeys", stale_parent, stale_child),
         ("too_long_for_the_receive", long_parent, long_child),
         ("events_wake_sleepers", events_parent, events_child),
@@ -329,6 +334,94 @@ fn killed_child(link: &mut Link) {
     let mut end = End::create(link, 16, 16, 1);
     end.join(link);
     std::thread::sleep(std::time::Duration::from_secs(60));
+}
+
+/// Whose send was successful can rely on it, however the connection ends before the receiver polls.
+fn before_failure_parent(link: &mut Link) {
+    for case in 0..5 {
+        let mut end = End::create(link, 16, 16, 1);
+        let buffers: Vec<_> = (0..3).map(|_| end.buffer(&[0; 8])).collect();
+        for (i, buffer) in buffers.iter().enumerate() {
+            end.recv(buffer, i as u64);
+        }
+        end.join(link);
+        let (addr, rkey) = link.numbers();
+        link.expect("sent");
+        let local = end.buffer(&[1; 8]);
+        let mut request = Some(IBV_WC_RETRY_EXC_ERR);
+        match case {
+            // Its own request fails, for a wrong key.
+            0 => {
+                end.rdma(IBV_WR_RDMA_WRITE, &local, 8, addr, rkey as u32 ^ 1, None);
+                request = Some(IBV_WC_REM_ACCESS_ERR);
+            }
+            // The other end's failed.
+            1 => request = None,
+            // The other end is in ERR, which this one finds out by a request.
+            2 => end.rdma(IBV_WR_RDMA_WRITE, &local, 8, addr, rkey as u32, None),
+            // It moves to ERR by itself.
+            3 => {
+                // SAFETY: all zeros is a value of it.
+                let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+                attr.qp_state = IBV_QPS_ERR;
+                end.modify(&mut attr, IBV_QP_STATE);
+                request = None;
+            }
+            // The other end is dead, which this one finds out by a request.
+            _ => {
+                link.kill();
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                end.rdma(IBV_WR_RDMA_WRITE, &local, 8, addr, rkey as u32, None);
+            }
+        }
+        let late = end.buffer(&[0; 8]);
+        end.recv(&late, 3);
+        let count = 4 + usize::from(request.is_some());
+        let seen: Vec<_> = (0..count).map(|_| end.sleep(LIMIT)).collect();
+        let (sends, receives): (Vec<Wc>, Vec<Wc>) = seen
+            .into_iter()
+            .partition(|wc| wc.opcode == IBV_WC_RDMA_WRITE);
+        assert_eq!(sends.first().map(|wc| wc.status), request, "case {case}");
+        let receives: Vec<_> = receives.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        let flushed = IBV_WC_WR_FLUSH_ERR;
+        let expected = [
+            (0, IBV_WC_SUCCESS),
+            (1, IBV_WC_SUCCESS),
+            (2, flushed),
+            (3, flushed),
+        ];
+        assert_eq!(receives, expected, "case {case}");
+        assert_eq!(buffers[1].bytes(), pattern(1, 8));
+        assert_eq!(end.state(), IBV_QPS_ERR);
+        if case < 4 {
+            link.say("next");
+        }
+    }
+}
+
+fn before_failure_child(link: &mut Link) {
+    for case in 0..5 {
+        let mut end = End::create(link, 16, 16, 1);
+        let target = end.buffer(&[0; 8]);
+        end.join(link);
+        link.say_numbers(target.addr(), u64::from(target.rkey()));
+        for i in 0..2 {
+            let mut buffer = end.buffer(&pattern(i, 8));
+            end.send(&mut buffer, 8, None, IBV_SEND_SIGNALED, 0);
+            assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        }
+        if case == 1 {
+            end.rdma(IBV_WR_RDMA_WRITE, &target, 8, target.addr(), 1, None);
+            assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
+        } else if case == 2 {
+            // SAFETY: all zeros is a value of it.
+            let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+            attr.qp_state = IBV_QPS_ERR;
+            end.modify(&mut attr, IBV_QP_STATE);
+        }
+        link.say("sent");
+        link.expect("next");
+    }
 }
 
 fn stale_parent(link: &mut Link) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Process;
 use crate::peer::Peer;
-use crate::ring::{Consumer, RING_SIZE};
+use crate::ring::{Consumer, RING_SIZE, SLOTS};
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_PROCESSES, announce, header};
 use crate::sync::{Lock, light_fence};
@@ -188,6 +188,16 @@ impl Process {
             _file: file,
         });
         Ok(())
+    }
+
+    /// Takes what the process in `slot` has sent until now. The caller holds no lock of a queue.
+    pub(crate) fn drain_ring_of(&self, slot: u32) {
+        for line in self.incoming.lines().filter(|line| line.slot == slot) {
+            if let Some(attached) = line.ring.lock().as_mut() {
+                // No more than a ring holds: its sender may go on.
+                self.drain(attached, SLOTS as usize);
+            }
+        }
     }
 
     /// Takes everything that an ended process had sent, and lets its ring go.

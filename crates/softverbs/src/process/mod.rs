@@ -54,6 +54,8 @@ pub(crate) struct Process {
     attention: Attention,
     /// A completion queue was overrun, and its queue pairs do not know it yet.
     overrun: AtomicBool,
+    /// A queue pair has failed, and its receives are not flushed yet.
+    closing: AtomicBool,
     /// Peers that ended, whose queue pairs do not know it yet.
     graves: Mutex<Vec<Arc<Peer>>>,
     graves_count: AtomicU32,
@@ -138,6 +140,7 @@ impl Process {
             waiting_count: AtomicU32::new(0),
             attention: Attention::default(),
             overrun: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
             graves: Mutex::new(Vec::new()),
             graves_count: AtomicU32::new(0),
             liveness_tick: AtomicU64::new(0),

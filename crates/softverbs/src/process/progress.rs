@@ -52,6 +52,9 @@ impl Process {
         if self.graves_count.load(Ordering::Relaxed) > 0 {
             self.bury_all();
         }
+        if self.closing.load(Ordering::Relaxed) {
+            self.flush_closing();
+        }
     }
 
     /// Peers moved queue pairs of this process to ERR; their owner does the rest.
@@ -67,6 +70,21 @@ impl Process {
     pub(crate) fn request_failure(&self) {
         self.overrun.store(true, Ordering::Release);
         self.doorbell.ring();
+    }
+
+    /// Has the receives of failed queue pairs flushed at the next progress. Takes no lock.
+    pub(crate) fn request_flush(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.doorbell.ring();
+    }
+
+    #[cold]
+    fn flush_closing(&self) {
+        self.closing.store(false, Ordering::Relaxed);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        for qp in self.qps.iter() {
+            qp.flush_closing();
+        }
     }
 
     #[cold]

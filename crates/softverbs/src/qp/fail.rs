@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::{DESTROYED, Qp, RecvQueue, SendQueue};
+use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue};
 use crate::events::Element;
 use crate::peer::Peer;
 use crate::ring::{Header, flag, op};
-use crate::segment::layout::{Credit, StateWord, qp as layout};
+use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
 
 impl Qp {
     /// Moves the queue pair to ERR and flushes both queues; the first waiting request, if there
@@ -23,7 +23,6 @@ impl Qp {
         if matches!(self.state(), IBV_QPS_RESET | DESTROYED) {
             return;
         }
-        let first_time = self.state() != IBV_QPS_ERR;
         self.set_state(IBV_QPS_ERR);
         let error = StateWord(self.word.load(Ordering::Relaxed)).with_state(IBV_QPS_ERR);
         self.map()
@@ -31,17 +30,48 @@ impl Qp {
             .store(error.0, Ordering::Release);
         self.word.store(error.0, Ordering::Relaxed);
         self.flush_sends(sq, first);
+        if rq.peer.is_none() {
+            self.flush_receives(rq);
+        } else if rq.flow == Flow::Open {
+            // The ring's lock comes before those that are held here.
+            rq.flow = Flow::Closing;
+            self.process().request_flush();
+        }
+        // The other end finds out at once, if it waits for this one.
+        self.wake_sender(rq.peer.as_ref());
+    }
+
+    /// Takes the messages of a failed queue pair that were there before it failed, and flushes the rest of
+    /// its receives. The caller holds no lock.
+    pub(crate) fn flush_closing(&self) {
+        let slot = {
+            let rq = self.rq.lock();
+            if rq.flow != Flow::Closing {
+                return;
+            }
+            split_qp_num(rq.dest).0
+        };
+        self.process().drain_ring_of(slot);
+        let mut rq = self.rq.lock();
+        if rq.flow == Flow::Closing {
+            self.flush_receives(&mut rq);
+        }
+    }
+
+    fn flush_receives(&self, rq: &mut RecvQueue) {
+        if rq.flow == Flow::Closed {
+            return;
+        }
+        rq.flow = Flow::Closed;
         while rq.next != rq.head {
             let posted = rq.posted[rq.next as usize & (rq.posted.len() - 1)];
             rq.next = rq.next.wrapping_add(1);
             self.complete_recv(rq, posted.wr_id, IBV_WC_WR_FLUSH_ERR);
         }
-        if first_time && rq.shared().is_some() {
+        if rq.shared().is_some() {
             // It takes no more of the shared receives.
             self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
-        // The other end finds out at once, if it waits for this one.
-        self.wake_sender(rq.peer.as_ref());
     }
 
     /// A request of an unreliable queue pair failed: it sends no more, and still receives.
@@ -101,10 +131,16 @@ impl Qp {
         self.raise(event);
     }
 
-    /// Fails the queue pair for something that a completion has told already.
+    /// Fails the queue pair for a message that could not be taken, and that a completion has told of
+    /// already: those behind it are not taken either.
     #[cold]
     pub(super) fn fail_quietly(&self) {
-        self.fail(&mut self.sq.lock(), IBV_WC_WR_FLUSH_ERR);
+        let mut sq = self.sq.lock();
+        let mut rq = self.rq.lock();
+        self.fail_locked(&mut sq, &mut rq, IBV_WC_WR_FLUSH_ERR);
+        if self.state() == IBV_QPS_ERR {
+            self.flush_receives(&mut rq);
+        }
     }
 
     pub(super) fn raise(&self, event: ibv_event_type) {
@@ -226,6 +262,7 @@ impl Qp {
         rq.peer = None;
         rq.dest = 0;
         rq.incarnation = word.incarnation();
+        rq.flow = Flow::Open;
         self.send_done.store(0, Ordering::Relaxed);
         self.recv_done.store(0, Ordering::Relaxed);
         for cq in [sq.cq, rq.cq] {

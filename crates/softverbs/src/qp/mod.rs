@@ -186,6 +186,19 @@ struct RecvQueue {
     peer: Option<Arc<Peer>>,
     dest: u32,
     incarnation: u32,
+    flow: Flow,
+}
+
+/// What becomes of messages and receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Flow {
+    #[default]
+    Open,
+    /// The queue pair has failed. What the other end had published until then is still taken, at the next
+    /// progress; its sends were successful.
+    Closing,
+    /// Receives are flushed.
+    Closed,
 }
 
 // SAFETY: the queues' memory is never freed.

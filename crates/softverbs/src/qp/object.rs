@@ -11,8 +11,8 @@ use rdma_core_sys::{
 };
 
 use super::{
-    Attributes, DESTROYED, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue, Stored,
-    extended, state,
+    Attributes, DESTROYED, Flow, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue,
+    Stored, extended, state,
 };
 use crate::abi::{Context, Pd};
 use crate::cq::Cq;
@@ -110,6 +110,7 @@ impl RecvQueue {
             peer: None,
             dest: 0,
             incarnation: 0,
+            flow: Flow::Open,
         })
     }
 }
@@ -184,6 +185,7 @@ fn blank(index: u32) -> Qp {
             peer: None,
             dest: 0,
             incarnation: 0,
+            flow: Flow::Open,
         }),
         attr: Mutex::new(Attributes { attr, init }),
         batch: extended::Batch::default(),

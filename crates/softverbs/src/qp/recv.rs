@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::conn::receives;
-use super::{Posted, Qp, RecvQueue};
+use super::{Flow, Posted, Qp, RecvQueue};
 use crate::cq::{Cqe, Retires};
 use crate::peer::Peer;
 use crate::process::Process;
@@ -83,7 +83,7 @@ impl Qp {
         if rq.head.wrapping_sub(self.recv_done.load(Ordering::Acquire)) >= rq.max_wr {
             return Err(Errno(libc::ENOMEM));
         }
-        if state == IBV_QPS_ERR {
+        if state == IBV_QPS_ERR && rq.flow == Flow::Closed {
             rq.head = rq.head.wrapping_add(1);
             rq.next = rq.head;
             self.complete_recv(rq, wr.wr_id, IBV_WC_WR_FLUSH_ERR);
@@ -263,7 +263,7 @@ impl Qp {
     /// Whether a message comes from the connected queue pair, in this life of both.
     #[inline]
     fn means(&self, rq: &RecvQueue, from: &Peer, header: &Header) -> bool {
-        receives(self.state())
+        (receives(self.state()) || rq.flow == Flow::Closing)
             && header.incarnation == rq.incarnation
             && header.src_qpn == rq.dest
             && split_qp_num(header.src_qpn).0 == from.slot
