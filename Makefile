@@ -30,7 +30,7 @@ demo: all deps ## build, list the provider, move data between two processes, pri
 	@tests/tools/demo
 
 # The tiers in the order in which they run. Each is an executable that prints `N passed, N failed, N skipped` last.
-TIERS := fast abi conformance verbs vm
+TIERS := fast abi conformance verbs fault vm
 
 check: all deps ## every test of every tier; the last line is the total
 	@tests/tools/tiers $(TIERS)
@@ -49,6 +49,9 @@ check-conformance: all deps ## whole programs on the embedded device
 
 check-verbs: deps ## other people's verbs programs and rdma-core's tests on the embedded device; OPTIONS=--newer
 	@tests/verbs/check $(OPTIONS)
+
+check-fault: ## processes killed at every instruction of every path of the embedded device; OPTIONS=--seed N
+	@tests/fault/check --all $(OPTIONS)
 
 check-vm: all deps ## the same shared object on a real verbs device, in a virtual machine
 	@tests/vm/check
@@ -106,4 +109,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-loom check-abi check-conformance check-verbs check-vm vm vm-shell bench bench-count bench-vm check-long check-fabtests install uninstall deps bindings header clean help
+.PHONY: all demo check check-fast check-loom check-abi check-conformance check-verbs check-fault check-vm vm vm-shell bench bench-count bench-vm check-long check-fabtests install uninstall deps bindings header clean help

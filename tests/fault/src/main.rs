@@ -1,0 +1,44 @@
+//! Kills processes that use the embedded device, and looks at those that are left. README.md has the
+//! commands.
+
+#[allow(unsafe_code, reason = "verbs is a C interface")]
+mod device;
+mod guard;
+mod leftovers;
+#[allow(unsafe_code, reason = "pipes of this process")]
+mod link;
+mod notice;
+mod options;
+mod random;
+#[allow(unsafe_code, reason = "ptrace is a system call")]
+mod steps;
+
+use options::Options;
+
+const USAGE: &str = "fault steps [--seed N] [--sample VICTIMS] [--path NAME]";
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((command, rest)) = arguments.split_first() else {
+        eprintln!("{USAGE}");
+        std::process::exit(2);
+    };
+    match command.as_str() {
+        "victim" => return steps::victim::run(rest),
+        "bystander" => return steps::bystander::run(rest),
+        _ => {}
+    }
+    let options = Options::read(rest).unwrap_or_else(|error| {
+        eprintln!("{error}\n{USAGE}");
+        std::process::exit(2);
+    });
+    guard::start();
+    let good = match command.as_str() {
+        "steps" => steps::run(&options),
+        _ => {
+            eprintln!("{USAGE}");
+            std::process::exit(2);
+        }
+    };
+    std::process::exit(i32::from(!good));
+}
