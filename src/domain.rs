@@ -7,6 +7,7 @@ use crate::errno::Result;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
 use crate::mr::{DescRule, Form, implicit_region};
+use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
 
 /// How the application promises to serialize its calls (`fi_domain(3)`, `threading`).
@@ -49,6 +50,7 @@ pub struct Domain {
     /// The whole address space, for local buffers that have no descriptor.
     implicit: Option<Mr>,
     keepalive: Option<Arc<Keepalive>>,
+    shared: SharedIds,
 }
 
 impl Domain {
@@ -84,6 +86,7 @@ impl Domain {
             max_msg_size,
             implicit,
             keepalive,
+            shared: SharedIds::default(),
         }))
     }
 
@@ -111,6 +114,11 @@ impl Domain {
     /// What looks after the domain's connections, where the device doesn't.
     pub(crate) fn keepalive(&self) -> Option<&Arc<Keepalive>> {
         self.keepalive.as_ref()
+    }
+
+    /// The identities of its shared receive contexts.
+    pub(crate) fn shared_ids(&self) -> &SharedIds {
+        &self.shared
     }
 
     /// What it was opened with.

@@ -13,7 +13,7 @@ use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::param::fault_point;
 use crate::ffi::{guard, stub};
-use crate::{cntr, cq, ep, getinfo, mr, provider};
+use crate::{cntr, cq, ep, getinfo, mr, provider, srx};
 
 /// An open domain.
 pub(crate) struct Domain {
@@ -33,8 +33,9 @@ static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domai
     cntr_open: Some(cntr::open),
     endpoint: Some(ep::open),
     endpoint2: Some(ep::open2),
-    // Connected endpoints use neither address vectors nor scalable endpoints; poll sets and
-    // shared contexts are not offered by getinfo either.
+    srx_ctx: Some(srx::open),
+    // Connected endpoints use neither address vectors nor scalable endpoints; poll sets and shared
+    // transmit contexts are not offered by getinfo either.
     ..stub::domain_base::<FI_ENOSYS>()
 });
 

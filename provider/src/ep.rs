@@ -21,6 +21,7 @@ use crate::fabric::header;
 use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::{guard, stub};
 use crate::pep::Pep;
+use crate::srx::Srx;
 use crate::{cm, connreq, getinfo, msg, option, rma};
 
 /// An open endpoint.
@@ -61,12 +62,7 @@ impl Kind for Ep {
         &FID_OPS
     }
     fn retire(c: &mut fid_ep) {
-        c.ops = (&raw const stub::closed::EP.base).cast_mut();
-        c.cm = (&raw const stub::closed::CM).cast_mut();
-        c.msg = (&raw const stub::closed::MSG).cast_mut();
-        c.rma = (&raw const stub::closed::RMA).cast_mut();
-        c.tagged = (&raw const stub::closed::TAGGED).cast_mut();
-        c.atomic = (&raw const stub::closed::ATOMIC).cast_mut();
+        stub::closed::retire_ep(c);
     }
 }
 
@@ -175,6 +171,7 @@ impl Wish {
                     } else {
                         (*rx).iov_limit
                     },
+                    shared_rx: terms.shared_rx,
                     inject_size: terms.inject_size,
                     tx_op_flags: op_flags(terms.tx_op_flags),
                     rx_op_flags: op_flags(terms.rx_op_flags),
@@ -284,8 +281,18 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.engine.bind_counter(&cntr.engine, kinds)?;
                 ep.bound.lock().push(user);
             }
-            // Shared contexts are not offered; address vectors are not for connected endpoints.
-            FI_CLASS_STX_CTX | FI_CLASS_SRX_CTX => return Err(FiErrno::ENOSYS),
+            FI_CLASS_SRX_CTX => {
+                // SAFETY: as above.
+                let srx = unsafe { Object::<Srx>::checked(other)? };
+                if flags != 0 {
+                    return Err(FiErrno::EBADFLAGS);
+                }
+                let user = srx.users.add()?;
+                ep.engine.bind_shared_rx(&srx.engine)?;
+                ep.bound.lock().push(user);
+            }
+            FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS), // not offered
+            // Address vectors are not for connected endpoints.
             _ => return Err(FiErrno::EINVAL),
         }
         Ok(0)

@@ -33,3 +33,4 @@ mod option;
 mod pep;
 mod provider;
 mod rma;
+mod srx;

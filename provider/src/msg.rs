@@ -40,7 +40,7 @@ pub(crate) const TX_FLAGS: u64 = FI_COMPLETION
     | FI_REMOTE_CQ_DATA;
 
 /// Flags that a receive may carry.
-const RX_FLAGS: u64 = FI_COMPLETION | FI_MORE;
+pub(crate) const RX_FLAGS: u64 = FI_COMPLETION | FI_MORE;
 
 /// Runs an operation on an endpoint.
 ///

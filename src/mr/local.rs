@@ -108,6 +108,13 @@ impl LocalKeys {
         }
     }
 
+    /// The registrations of the operation that was just posted, for a caller whose operations do not
+    /// complete in order: to be kept until it is complete.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Vec<Mr> {
+        std::mem::take(&mut self.taken)
+    }
+
     /// The operation was not posted.
     #[inline]
     pub(crate) fn refused(&mut self) {

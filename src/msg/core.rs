@@ -17,7 +17,7 @@ use super::send::TxSide;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
-use crate::msg::EndpointConfig;
+use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::slots::{FailureListener, Rings};
 use crate::queue::{CmTarget, CompletionQueue, EqError, Event, EventQueue, WrId};
 use crate::verbs::{
@@ -135,6 +135,8 @@ pub(crate) struct Control {
     pub(crate) qp: Option<Arc<Qp>>,
     pub(crate) tx: Option<CqBinding>,
     pub(crate) rx: Option<CqBinding>,
+    /// Where its receives come from, if they are not its own.
+    pub(crate) srx: Option<Arc<SharedRx>>,
     /// Places in the tables of the queues, once enabled.
     pub(crate) tx_place: Option<WrId>,
     pub(crate) rx_place: Option<WrId>,
@@ -164,7 +166,8 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn new(domain: &Arc<Domain>, config: EndpointConfig, id: Option<CmId>) -> Arc<Self> {
-        let rings = Arc::new(Rings::new(config.tx_size, config.rx_size));
+        let rx_size = if config.shared_rx { 0 } else { config.rx_size };
+        let rings = Arc::new(Rings::new(config.tx_size, rx_size));
         let control = Control {
             passive: id.is_some(),
             bound: id.is_some(),
@@ -172,6 +175,7 @@ impl Core {
             qp: None,
             tx: None,
             rx: None,
+            srx: None,
             tx_place: None,
             rx_place: None,
             src: config.src,
@@ -256,6 +260,9 @@ impl Core {
         {
             return Err(FiErrno::ENOCQ);
         }
+        if self.config.shared_rx && control.srx.is_none() {
+            return Err(FiErrno::EOPBADSTATE);
+        }
         let id = Arc::clone(control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?);
         if let Some(src) = control.src.filter(|_| !control.bound)
             && !src.ip().is_unspecified()
@@ -315,7 +322,12 @@ impl Core {
 
     /// Completions that each direction may have under way.
     fn rooms(&self) -> (usize, usize) {
-        (self.config.tx_size + OWN_REQUESTS, self.config.rx_size + 1)
+        let rx = if self.config.shared_rx {
+            0 // the context's, once per queue
+        } else {
+            self.config.rx_size
+        };
+        (self.config.tx_size + OWN_REQUESTS, rx)
     }
 
     /// Gives the places back; what was under way completes as flushed. The queue pair must be
@@ -341,7 +353,9 @@ impl Core {
 
     /// The identifier has no device before the peer's address is resolved: receives wait here.
     fn defer(&self, control: &Control) -> Result<()> {
-        if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
+        if !self.config.shared_rx
+            && let (Some(binding), Some(place)) = (&control.rx, control.rx_place)
+        {
             let side = RxSide::new(
                 &self.domain,
                 binding.selective,
@@ -372,7 +386,9 @@ impl Core {
         let send_cq = tx.unwrap_or(any).cq.cq();
         let recv_cq = rx.unwrap_or(any).cq.cq();
         let config = self.qp_config(tx.is_some(), rx.is_some());
-        let qp = Arc::new(Qp::create(id, self.domain.pd(), send_cq, recv_cq, &config)?);
+        let srq = control.srx.as_ref().map(|srx| srx.srq());
+        let qp = Qp::create(id, self.domain.pd(), send_cq, recv_cq, srq, &config)?;
+        let qp = Arc::new(qp);
         let listener: Weak<dyn AsyncListener> = self.weak();
         self.domain.device().listen(qp.object(), listener);
         control.qp = Some(Arc::clone(&qp));
@@ -385,16 +401,22 @@ impl Core {
 
     /// What to ask the device for. Queues have room for the engine's own requests.
     fn qp_config(&self, tx: bool, rx: bool) -> QpConfig {
-        let attr = self.domain.device().attr();
         QpConfig {
-            max_send_wr: (self.config.tx_size + OWN_REQUESTS).min(attr.max_qp_wr),
-            max_recv_wr: if rx {
-                (self.config.rx_size + 1).min(attr.max_qp_wr)
+            // as many as the device has at most: the configuration was clipped
+            max_send_wr: self.config.tx_size + OWN_REQUESTS,
+            max_recv_wr: if self.config.shared_rx {
+                0
+            } else if rx {
+                self.config.rx_size
             } else {
                 1
             },
             max_send_sge: if tx { self.config.tx_iov_limit } else { 1 },
-            max_recv_sge: if rx { self.config.rx_iov_limit } else { 1 },
+            max_recv_sge: match (self.config.shared_rx, rx) {
+                (true, _) => 0,
+                (false, true) => self.config.rx_iov_limit,
+                (false, false) => 1,
+            },
             max_inline: self
                 .config
                 .inject_size
@@ -408,6 +430,12 @@ impl Core {
             *self.tx.lock() = Some(side);
         }
         if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
+            if let Some(srx) = &control.srx {
+                binding
+                    .cq
+                    .share(place, qp.number(), srx.slots(), binding.selective);
+                return Ok(());
+            }
             let mut rx = self.rx.lock();
             let early = rx.as_mut().and_then(RxSide::take_early);
             let mut side = RxSide::new(
@@ -430,6 +458,11 @@ impl Core {
     fn drop_qp(&self, control: &mut Control) {
         if let Some(qp) = control.qp.take() {
             self.domain.device().unlisten(qp.object());
+            if let (Some(srx), Some(binding), Some(place)) =
+                (&control.srx, &control.rx, control.rx_place)
+            {
+                binding.cq.unshare(place, srx.slots());
+            }
         }
         // each side holds the queue pair
         *self.tx.lock() = None;
@@ -496,6 +529,7 @@ impl Core {
         if !self.state.change(State::Connected, State::Disconnected) {
             return Err(FiErrno::ENOTCONN);
         }
+        Self::take_in(&control);
         if let Some(id) = &control.id {
             let _ = id.disconnect();
         }
@@ -570,6 +604,14 @@ impl Core {
         id.connect(&Self::conn_param(control.data))
     }
 
+    /// Completes what has come in, before the queue pair is moved to its error state: the peer was told
+    /// that it has arrived, and a device may complete it only when it is asked.
+    fn take_in(control: &Control) {
+        for binding in [&control.tx, &control.rx].into_iter().flatten() {
+            let _ = binding.cq.progress();
+        }
+    }
+
     /// Waits, for a short time at most, until the device has flushed what was posted, and moves
     /// that to the completion queues' backlogs.
     fn settle(&self) {
@@ -625,6 +667,7 @@ impl Core {
                 State::Connecting | State::Accepting | State::Connected | State::Disconnected
             );
             if connected && let Some(id) = &control.id {
+                Self::take_in(&control);
                 // fails where the connection never came to be, or has ended
                 let _ = id.disconnect();
             }
@@ -639,6 +682,7 @@ impl Core {
         control.id = None;
         control.tx = None;
         control.rx = None;
+        control.srx = None;
     }
 }
 
@@ -690,6 +734,7 @@ impl CmTarget for Core {
             if self.state.is(State::Closed) {
                 return;
             }
+            Self::take_in(&control);
             if let Some(id) = &control.id {
                 // answers the peer, or tells it where this side noticed first
                 let _ = id.disconnect();

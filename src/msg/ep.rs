@@ -12,8 +12,9 @@ use crate::Token;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::msg::ConnectRequest;
+use crate::msg::{ConnectRequest, SharedRx};
 use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
+use crate::verbs::Device;
 
 bitflags! {
     /// What a completion queue is bound for, with libfabric's values.
@@ -41,6 +42,9 @@ pub struct EndpointConfig {
     pub tx_iov_limit: usize,
     /// Buffers per receive.
     pub rx_iov_limit: usize,
+    /// Whether receives come from a shared context, which must be bound then, and not from a queue of
+    /// its own (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`).
+    pub shared_rx: bool,
     /// Bytes that inject must take.
     pub inject_size: usize,
     /// Default flags of transmit operations (`tx_attr->op_flags`).
@@ -67,15 +71,47 @@ pub struct Endpoint {
     pub(super) core: Arc<Core>,
 }
 
+/// The most that an application can have of an endpoint on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Transmit operations under way: the device's work requests less those of the engine's own.
+    pub tx_size: usize,
+    /// Receives posted.
+    pub rx_size: usize,
+    /// Buffers per transmit operation.
+    pub tx_iov_limit: usize,
+    /// Buffers per receive.
+    pub rx_iov_limit: usize,
+    /// Receives posted to a shared context; 0 where the device has no shared receive queues.
+    pub shared_rx_size: usize,
+    /// Buffers per receive of a shared context.
+    pub shared_rx_iov_limit: usize,
+}
+
+impl Limits {
+    /// Those of a device.
+    pub fn of(device: &Device) -> Self {
+        let attr = device.attr();
+        let iov = |most: usize| most.clamp(1, MAX_IOV);
+        let shared = attr.max_srq != 0;
+        Self {
+            tx_size: attr.max_qp_wr.saturating_sub(OWN_REQUESTS).max(1),
+            rx_size: attr.max_qp_wr.max(1),
+            tx_iov_limit: iov(attr.max_sge.min(attr.max_sge_rd.max(1))),
+            rx_iov_limit: iov(attr.max_sge),
+            shared_rx_size: if shared { attr.max_srq_wr.max(1) } else { 0 },
+            shared_rx_iov_limit: iov(attr.max_srq_sge),
+        }
+    }
+}
+
 /// Clips what the application asked for to what the device has.
 fn clip(domain: &Domain, mut config: EndpointConfig) -> EndpointConfig {
-    let attr = domain.device().attr();
-    let max_wr = attr.max_qp_wr.saturating_sub(OWN_REQUESTS).max(1);
-    let max_iov = attr.max_sge.clamp(1, MAX_IOV);
-    config.tx_size = config.tx_size.clamp(1, max_wr);
-    config.rx_size = config.rx_size.clamp(1, max_wr);
-    config.tx_iov_limit = config.tx_iov_limit.clamp(1, max_iov);
-    config.rx_iov_limit = config.rx_iov_limit.clamp(1, max_iov);
+    let limits = Limits::of(domain.device());
+    config.tx_size = config.tx_size.clamp(1, limits.tx_size);
+    config.rx_size = config.rx_size.clamp(1, limits.rx_size);
+    config.tx_iov_limit = config.tx_iov_limit.clamp(1, limits.tx_iov_limit);
+    config.rx_iov_limit = config.rx_iov_limit.clamp(1, limits.rx_iov_limit);
     config
 }
 
@@ -149,6 +185,27 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Binds the shared receive context that it takes its receives from.
+    ///
+    /// # Errors
+    /// - `EINVAL`: the endpoint was made with a receive queue of its own, or has a context.
+    /// - `EDOMAIN`: a context of another domain.
+    /// - `EOPBADSTATE`: enabled already.
+    pub fn bind_shared_rx(&self, shared: &Arc<SharedRx>) -> Result<()> {
+        if !Arc::ptr_eq(shared.domain(), self.domain()) {
+            return Err(FiErrno::EDOMAIN);
+        }
+        let mut control = self.core.control.lock();
+        if !self.core.state.is(State::Idle) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        if !self.core.config.shared_rx || control.srx.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        control.srx = Some(Arc::clone(shared));
+        Ok(())
+    }
+
     /// Lets a counter count the operations of these kinds that end: `SEND`, `RECV`, `READ`, `WRITE`.
     /// None at all binds nothing. Completion queues are needed all the same; bound with selective
     /// completion they stay empty.
@@ -180,6 +237,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// - `ENOEQ`, `ENOCQ`: what must be bound isn't.
+    /// - `EOPBADSTATE`: nor is the shared receive context that it was made for.
     /// - `EADDRNOTAVAIL`: the source address is not one of the device.
     /// - `ENOMEM`, `EINVAL`: the device refuses a queue pair of this size.
     pub fn enable(&self) -> Result<()> {

@@ -31,7 +31,7 @@ impl Member for Core {
         // the application may have no reason to read this queue: the last probe's answer is there
         let _ = binding.cq.progress();
         let rings = &self.rings;
-        let mark = u64::from(rings.tx.progress_mark()) << 32 | u64::from(rings.rx.progress_mark());
+        let mark = rings.progress_mark();
         let silent = self.last_seen.swap(mark, Ordering::Relaxed) == mark;
         if !silent || rings.probe.pending.swap(true, Ordering::AcqRel) {
             return true;

@@ -9,11 +9,13 @@ mod request;
 mod rma;
 mod send;
 mod slab;
+mod srx;
 #[cfg(test)]
 mod tests;
 
-pub use ep::{BindFlags, Endpoint, EndpointConfig};
+pub use ep::{BindFlags, Endpoint, EndpointConfig, Limits};
 pub use pep::{PassiveEndpoint, PepConfig};
 pub use request::ConnectRequest;
 pub use rma::RemoteIov;
 pub use send::LocalIov;
+pub use srx::{SharedRx, SharedRxConfig};

@@ -12,14 +12,14 @@ use super::send::{MAX_IOV, post_errno};
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::{LocalKeys, Use};
+use crate::mr::LocalKeys;
 use crate::msg::{Endpoint, LocalIov};
 use crate::queue::WrId;
 use crate::queue::slots::Slot;
 use crate::verbs::{Qp, RecvRequest};
 
 /// Flags that `fi_recvmsg` takes.
-const MSG_FLAGS: Flags = Flags::COMPLETION.union(Flags::MORE);
+pub(super) const MSG_FLAGS: Flags = Flags::COMPLETION.union(Flags::MORE);
 
 /// The receive side of an endpoint that is enabled.
 #[derive(Debug)]
@@ -80,6 +80,10 @@ impl Core {
     /// As [`Endpoint::recv`].
     #[inline]
     unsafe fn receive(&self, local: LocalIov<'_>, context: usize, flags: Flags) -> Result<()> {
+        if self.config.shared_rx {
+            // its receives are posted to the shared context
+            return Err(FiErrno::EOPNOTSUPP);
+        }
         match self.state.get() {
             State::Idle | State::Closed => return Err(FiErrno::EOPBADSTATE),
             State::Disconnected => return Err(FiErrno::ESHUTDOWN),
@@ -99,7 +103,7 @@ impl Core {
         }
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: as this function.
-        let sges = unsafe { local.sges(Some((&mut side.local, Use::Sink)), &mut sges) }
+        let sges = unsafe { local.recv_sges(&mut side.local, &mut sges) }
             .inspect_err(|_| side.local.refused())?;
         let number = ring.push(Slot {
             context,
@@ -138,6 +142,7 @@ impl Core {
 /// - `EMSGSIZE`: more bytes than the device takes.
 /// - `EBADFLAGS`: a flag that the operation doesn't have.
 /// - `ENOCQ`: no completion queue is bound for receiving.
+/// - `EOPNOTSUPP`: it takes its receives from a shared context.
 /// - `EOPBADSTATE`: not enabled. `ESHUTDOWN`: no longer connected.
 ///
 /// # Safety

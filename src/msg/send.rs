@@ -114,12 +114,45 @@ impl<'a> LocalIov<'a> {
     #[inline]
     pub(crate) unsafe fn sges<'b>(
         &self,
+        keys: Option<(&mut LocalKeys, Use)>,
+        out: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+    ) -> Result<&'b [Sge]> {
+        // SAFETY: as this function.
+        unsafe { self.sges_but(keys, out, |iov| iov.iov_len == 0) }
+    }
+
+    /// As [`Self::sges`], of a receive: a buffer at NULL is left out too. It has room for nothing, which
+    /// is enough for a message without data; fabtests' `fi_shared_ctx` posts such receives.
+    ///
+    /// # Errors
+    /// As [`Self::sges`].
+    ///
+    /// # Safety
+    /// As [`Self::sges`].
+    #[inline]
+    pub(crate) unsafe fn recv_sges<'b>(
+        &self,
+        keys: &mut LocalKeys,
+        out: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+    ) -> Result<&'b [Sge]> {
+        // SAFETY: as this function.
+        unsafe {
+            self.sges_but(Some((keys, Use::Sink)), out, |iov| {
+                iov.iov_len == 0 || iov.iov_base.is_null()
+            })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sges_but<'b>(
+        &self,
         mut keys: Option<(&mut LocalKeys, Use)>,
         out: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+        left_out: impl Fn(&iovec) -> bool,
     ) -> Result<&'b [Sge]> {
         let mut count = 0;
         for (index, iov) in self.iov().iter().enumerate() {
-            if iov.iov_len == 0 {
+            if left_out(iov) {
                 continue;
             }
             let lkey = match &mut keys {

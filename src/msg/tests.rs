@@ -16,7 +16,7 @@ use crate::flags::Flags;
 use crate::mr::{Access, Desc, Form, Mode, Region, RegionConfig};
 use crate::msg::{
     BindFlags, ConnectRequest, Endpoint, EndpointConfig, LocalIov, PassiveEndpoint, PepConfig,
-    RemoteIov,
+    RemoteIov, SharedRx, SharedRxConfig,
 };
 use crate::queue::{
     Completion, CompletionError, CompletionQueue, CqConfig, EqConfig, EqError, Event, EventQueue,
@@ -30,6 +30,7 @@ mod counters;
 mod keepalive;
 mod local;
 mod processes;
+mod shared;
 mod transfer;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -104,6 +105,7 @@ fn config(token: Token) -> EndpointConfig {
         rx_size: 64,
         tx_iov_limit: 4,
         rx_iov_limit: 4,
+        shared_rx: false,
         inject_size: 64,
         tx_op_flags: Flags::empty(),
         rx_op_flags: Flags::empty(),
@@ -186,13 +188,19 @@ impl Side {
     }
 
     fn bound(domain: Arc<Domain>, ep: Arc<Endpoint>, selective: bool) -> Self {
+        Self::bound_as(domain, ep, selective, false)
+    }
+
+    fn bound_as(domain: Arc<Domain>, ep: Arc<Endpoint>, tx: bool, rx: bool) -> Self {
         let eq = EventQueue::open(EqConfig::default()).unwrap();
         let cq = open_cq(&domain);
         ep.bind_eq(&eq).unwrap();
         let mut flags = BindFlags::TRANSMIT;
-        flags.set(BindFlags::SELECTIVE_COMPLETION, selective);
+        flags.set(BindFlags::SELECTIVE_COMPLETION, tx);
         ep.bind_cq(&cq, flags).unwrap();
-        ep.bind_cq(&cq, BindFlags::RECV).unwrap();
+        let mut flags = BindFlags::RECV;
+        flags.set(BindFlags::SELECTIVE_COMPLETION, rx);
+        ep.bind_cq(&cq, flags).unwrap();
         Self { domain, eq, cq, ep }
     }
 

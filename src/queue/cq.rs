@@ -19,6 +19,7 @@ use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::{info_log, warn_log};
+use crate::queue::shared::{SharedId, SharedSlots};
 use crate::queue::slots::{Rings, Slot};
 use crate::queue::wait::{WaitSet, deadline};
 use crate::queue::{Completion, CompletionError, EntryWriter, WaitKind};
@@ -66,6 +67,10 @@ enum Entry {
 struct Inner {
     backlog: VecDeque<Entry>,
     endpoints: Vec<Attachment>,
+    /// Shared receive contexts whose receives may complete here, by their index.
+    shared: Vec<Option<Sharer>>,
+    /// Queue pairs that take receives of those, in order of their numbers, with their places.
+    sharing: Vec<(u32, u16)>,
     /// Completions that the bound endpoints may have under way.
     reserved: usize,
     /// Reads in vain, wrapping.
@@ -77,6 +82,16 @@ struct Inner {
 struct Attachment {
     generation: u16,
     rings: Option<Arc<Rings>>,
+    /// Whether receives of a shared context complete visibly only where they were selected.
+    selective: bool,
+}
+
+/// A shared receive context, as a queue sees it.
+#[derive(Debug)]
+struct Sharer {
+    slots: Arc<SharedSlots>,
+    /// Endpoints of this queue that take its receives.
+    users: usize,
 }
 
 impl Attachment {
@@ -122,6 +137,17 @@ impl WrId {
     #[inline]
     pub(crate) fn recv(self, number: u32) -> u64 {
         self.0 | Self::RECV | u64::from(number)
+    }
+
+    /// The id of the receive of this number of a shared context: that of no probe, which is sent, and of
+    /// no place's generation.
+    #[inline]
+    pub(crate) fn shared(id: SharedId, number: u32) -> u64 {
+        Self::base(id.index, id.generation).probe() | Self::RECV | u64::from(number)
+    }
+
+    fn is_shared(self) -> bool {
+        self.0 & Self::RECV != 0 && self.generation() & Self::PROBE != 0
     }
 
     #[inline]
@@ -170,16 +196,35 @@ fn failure(slot: &Slot, status: u32, vendor_err: u32) -> Entry {
     })
 }
 
+impl Completion {
+    /// What a receive's work completion says.
+    #[inline]
+    fn received(&mut self, wc: &Wc) {
+        self.len = wc.byte_len();
+        if wc.is_recv_rdma() {
+            self.flags = Flags::RMA | Flags::REMOTE_WRITE;
+        }
+        if let Some(imm) = wc.imm() {
+            self.flags |= Flags::REMOTE_CQ_DATA;
+            self.data = imm.into();
+        }
+    }
+}
+
 impl Inner {
     /// What a work completion means to the application; `None` if it means nothing.
     #[inline]
     fn digest(&self, wc: &Wc) -> Option<Entry> {
         let id = WrId(wc.wr_id());
-        let place = self.endpoints.get(id.index())?;
-        if place.generation != id.generation() {
-            place.stray(id, wc);
-            return None;
-        }
+        let place = match self.endpoints.get(id.index()) {
+            Some(place) if place.generation == id.generation() => place,
+            _ if id.is_shared() => return self.digest_shared(id, wc),
+            Some(place) => {
+                place.stray(id, wc);
+                return None;
+            }
+            None => return None,
+        };
         let rings = place.rings.as_ref()?;
         let recv = id.0 & WrId::RECV != 0;
         let ring = if recv { &rings.rx } else { &rings.tx };
@@ -209,15 +254,59 @@ impl Inner {
             tag: 0,
         };
         if recv {
-            completion.len = wc.byte_len();
-            if wc.is_recv_rdma() {
-                completion.flags = Flags::RMA | Flags::REMOTE_WRITE;
-            }
-            if let Some(imm) = wc.imm() {
-                completion.flags |= Flags::REMOTE_CQ_DATA;
-                completion.data = imm.into();
+            completion.received(wc);
+        }
+        Some(Entry::Done(completion))
+    }
+
+    /// The same for a receive of a shared context.
+    fn digest_shared(&self, id: WrId, wc: &Wc) -> Option<Entry> {
+        let sharer = self.shared.get(id.index())?.as_ref()?;
+        // the context's generation has more bits than go over the device and back
+        if (sharer.slots.id().generation & WrId::GENERATIONS) | WrId::PROBE != id.generation() {
+            return None;
+        }
+        // the low half is the number
+        let recv = sharer.slots.complete(id.0 as u32)?;
+        let number = wc.qp_num();
+        let known = self.sharing.binary_search_by_key(&number, |entry| entry.0);
+        let place = known
+            .ok()
+            .and_then(|at| self.sharing.get(at))
+            .and_then(|entry| self.endpoints.get(usize::from(entry.1)));
+        let rings = place.and_then(|place| place.rings.as_ref());
+        let success = wc.status() == sys::IBV_WC_SUCCESS;
+        let slot = Slot {
+            context: recv.context,
+            flags: Flags::RECV.union(Flags::MSG),
+            ..Slot::default()
+        };
+        if let Some(rings) = rings {
+            rings.shared_done();
+            if let Some(counters) = rings.counters()
+                && !(success && wc.is_recv_rdma())
+            {
+                counters.count(slot.flags, success);
             }
         }
+        if !success {
+            if let Some(rings) = rings {
+                rings.tell_failure();
+            }
+            return Some(failure(&slot, wc.status(), wc.vendor_err()));
+        }
+        if place.is_some_and(|place| place.selective) && !recv.selected {
+            return None;
+        }
+        let mut completion = Completion {
+            context: slot.context,
+            flags: slot.flags,
+            len: 0,
+            buf: 0,
+            data: 0,
+            tag: 0,
+        };
+        completion.received(wc);
         Some(Entry::Done(completion))
     }
 }
@@ -360,8 +449,13 @@ impl CompletionQueue {
     }
 
     fn progress_locked(&self, inner: &mut Inner) -> Result<bool> {
+        self.drain_locked(inner, self.size)
+    }
+
+    /// Moves what the device has into the backlog, until that has so many entries.
+    fn drain_locked(&self, inner: &mut Inner, limit: usize) -> Result<bool> {
         let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
-        while inner.backlog.len() < self.size {
+        while inner.backlog.len() < limit {
             let wcs = self
                 .cq
                 .poll(&mut buffer, BATCH)
@@ -537,6 +631,15 @@ impl CompletionQueue {
         if free.is_none() {
             inner.endpoints.push(Attachment::default());
         }
+        self.reserve(&mut inner, completions);
+        let place = &mut inner.endpoints[index];
+        place.rings = Some(Arc::clone(rings));
+        place.selective = false;
+        Ok(WrId::base(short, place.generation))
+    }
+
+    /// Makes room for so many completions more.
+    fn reserve(&self, inner: &mut Inner, completions: usize) {
         inner.reserved += completions;
         let wanted = inner.reserved.min(self.cq.device().attr().max_cqe);
         if wanted > self.cq.cqe()
@@ -548,9 +651,58 @@ impl CompletionQueue {
                 self.cq.cqe()
             );
         }
-        let place = &mut inner.endpoints[index];
-        place.rings = Some(Arc::clone(rings));
-        Ok(WrId::base(short, place.generation))
+    }
+
+    /// Queue pair `number`, of the endpoint at a place, takes receives of a shared context, and they
+    /// complete here.
+    pub(crate) fn share(&self, id: WrId, number: u32, slots: &Arc<SharedSlots>, selective: bool) {
+        let mut inner = self.inner.lock();
+        let index = usize::from(slots.id().index);
+        if inner.shared.len() <= index {
+            inner.shared.resize_with(index + 1, || None);
+        }
+        let entry = &mut inner.shared[index];
+        match entry {
+            Some(sharer) if Arc::ptr_eq(&sharer.slots, slots) => sharer.users += 1,
+            _ => {
+                let slots = Arc::clone(slots);
+                let room = slots.depth();
+                *entry = Some(Sharer { slots, users: 1 });
+                self.reserve(&mut inner, room);
+            }
+        }
+        // a place's index has 16 bits
+        let place = id.index() as u16;
+        match inner.sharing.binary_search_by_key(&number, |entry| entry.0) {
+            Ok(at) => inner.sharing[at].1 = place,
+            Err(at) => inner.sharing.insert(at, (number, place)),
+        }
+        if let Some(place) = inner.endpoints.get_mut(id.index()) {
+            place.selective = selective;
+        }
+    }
+
+    /// Undoes [`Self::share`], if it was done. The queue pair must be in its error state: what it had received is taken
+    /// from the device first, because a device forgets that when the queue pair goes, and the receives
+    /// with it.
+    pub(crate) fn unshare(&self, id: WrId, slots: &Arc<SharedSlots>) {
+        let mut inner = self.inner.lock();
+        let mine = |entry: &(u32, u16)| usize::from(entry.1) == id.index();
+        let Some(at) = inner.sharing.iter().position(mine) else {
+            return;
+        };
+        let _ = self.drain_locked(&mut inner, usize::MAX);
+        inner.sharing.remove(at);
+        let index = usize::from(slots.id().index);
+        if let Some(Some(sharer)) = inner.shared.get_mut(index)
+            && Arc::ptr_eq(&sharer.slots, slots)
+        {
+            sharer.users -= 1;
+            if sharer.users == 0 {
+                inner.shared[index] = None;
+                inner.reserved -= slots.depth();
+            }
+        }
     }
 
     /// Takes an endpoint out, when its queue pair is gone: what it still had under way completes

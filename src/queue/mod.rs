@@ -4,6 +4,7 @@ mod cntr;
 mod completion;
 mod cq;
 mod eq;
+pub(crate) mod shared;
 pub(crate) mod slots;
 mod wait;
 

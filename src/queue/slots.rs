@@ -77,7 +77,7 @@ impl SlotRing {
     }
 
     /// Moves whenever a request completes.
-    pub(crate) fn progress_mark(&self) -> u32 {
+    fn progress_mark(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
     }
 
@@ -183,6 +183,8 @@ pub(crate) struct Rings {
     pub(crate) rx: SlotRing,
     pub(crate) owner: OnceLock<Weak<dyn FailureListener>>,
     pub(crate) probe: Probe,
+    /// Receives of a shared context that completed here, wrapping.
+    shared_done: AtomicU32,
     counted: AtomicBool,
     counters: Counters,
 }
@@ -213,6 +215,7 @@ impl Rings {
             rx: SlotRing::new(rx),
             owner: OnceLock::new(),
             probe: Probe::default(),
+            shared_done: AtomicU32::new(0),
             counted: AtomicBool::new(false),
             counters: Counters::default(),
         }
@@ -231,6 +234,22 @@ impl Rings {
         self.counters.bind(counter, kinds)?;
         self.counted.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// A receive of a shared context has completed here. Poller only.
+    pub(crate) fn shared_done(&self) {
+        let done = self.shared_done.load(Ordering::Relaxed);
+        self.shared_done
+            .store(done.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Changes whenever an operation of either direction completes.
+    pub(crate) fn progress_mark(&self) -> u64 {
+        let received = self
+            .rx
+            .progress_mark()
+            .wrapping_add(self.shared_done.load(Ordering::Relaxed));
+        u64::from(self.tx.progress_mark()) << 32 | u64::from(received)
     }
 
     /// The probe has come to its end.

@@ -99,6 +99,12 @@ impl Wc {
         self.0.opcode == sys::IBV_WC_RECV_RDMA_WITH_IMM
     }
 
+    /// The queue pair that it is of; valid for failures too.
+    #[inline]
+    pub fn qp_num(&self) -> u32 {
+        self.0.qp_num
+    }
+
     /// The device's own error code.
     pub fn vendor_err(&self) -> u32 {
         self.0.vendor_err

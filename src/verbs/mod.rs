@@ -13,6 +13,7 @@ mod pd;
 mod qp;
 mod quirks;
 mod sockaddr;
+mod srq;
 
 pub use attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 pub use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel};
@@ -24,6 +25,7 @@ pub use pd::Pd;
 pub use qp::{Qp, QpConfig, QpLimits, RecvRequest, SendOpcode, SendRequest, Sge};
 pub use quirks::{Behaviour, Seen};
 pub use sockaddr::SockAddr;
+pub use srq::Srq;
 
 use std::os::fd::RawFd;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
-use super::{CmId, Cq, Device, Pd};
+use super::{CmId, Cq, Device, Pd, Srq};
 use crate::errno::{FiErrno, Result};
 
 /// A buffer of a work request: address, length, lkey.
@@ -105,6 +105,7 @@ pub struct Qp {
     _pd: Arc<Pd>,
     _send_cq: Arc<Cq>,
     _recv_cq: Arc<Cq>,
+    _srq: Option<Arc<Srq>>,
 }
 
 // SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
@@ -129,7 +130,8 @@ fn init_attr(config: &QpConfig, send_cq: &Cq, recv_cq: &Cq) -> sys::ibv_qp_init_
 }
 
 impl Qp {
-    /// `rdma_create_qp(3)`: on an identifier that is bound to the device of `pd`.
+    /// `rdma_create_qp(3)`: on an identifier that is bound to the device of `pd`. With `srq` it takes
+    /// its receives there, and has none of its own.
     ///
     /// # Errors
     /// `EINVAL`: the identifier has no device, another device, or a queue pair; or the device
@@ -139,12 +141,14 @@ impl Qp {
         pd: &Arc<Pd>,
         send_cq: &Arc<Cq>,
         recv_cq: &Arc<Cq>,
+        srq: Option<&Arc<Srq>>,
         config: &QpConfig,
     ) -> Result<Self> {
         if !id.is_on(pd.device()) {
             return Err(FiErrno::EINVAL);
         }
         let mut attr = init_attr(config, send_cq, recv_cq);
+        attr.srq = srq.map_or(std::ptr::null_mut(), |srq| srq.raw());
         let raw = id.create_qp(pd, &mut attr)?;
         Ok(Self {
             raw,
@@ -155,6 +159,7 @@ impl Qp {
             _pd: Arc::clone(pd),
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
+            _srq: srq.map(Arc::clone),
         })
     }
 

@@ -150,4 +150,14 @@ pub(crate) mod closed {
     pub(crate) static RMA: fi_ops_rma = super::rma::<E>();
     pub(crate) static TAGGED: fi_ops_tagged = super::tagged::<E>();
     pub(crate) static ATOMIC: fi_ops_atomic = super::atomic::<E>();
+
+    /// Puts the refusals into an endpoint of any class.
+    pub(crate) fn retire_ep(c: &mut fid_ep) {
+        c.ops = (&raw const EP.base).cast_mut();
+        c.cm = (&raw const CM).cast_mut();
+        c.msg = (&raw const MSG).cast_mut();
+        c.rma = (&raw const RMA).cast_mut();
+        c.tagged = (&raw const TAGGED).cast_mut();
+        c.atomic = (&raw const ATOMIC).cast_mut();
+    }
 }

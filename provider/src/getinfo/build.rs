@@ -90,7 +90,11 @@ pub(crate) fn info(
         (*ep).max_order_raw_size = offer.max_msg_size;
         (*ep).max_order_waw_size = offer.max_msg_size;
         (*ep).tx_ctx_cnt = 1;
-        (*ep).rx_ctx_cnt = 1;
+        (*ep).rx_ctx_cnt = if terms.shared_rx {
+            FI_SHARED_CONTEXT
+        } else {
+            1
+        };
 
         let domain = (*info).domain_attr;
         (*domain).name = alloc::string(offer.device.name())?;
@@ -108,6 +112,7 @@ pub(crate) fn info(
         (*domain).rx_ctx_cnt = offer.ep_cnt;
         (*domain).max_ep_tx_ctx = 1;
         (*domain).max_ep_rx_ctx = 1;
+        (*domain).max_ep_srx_ctx = offer.shared_rx.iter().count();
         (*domain).mr_iov_limit = 1;
         (*domain).caps = offer::DOMAIN_CAPS;
         (*domain).max_err_data = offer::MAX_ERR_DATA;

@@ -200,7 +200,7 @@ pub(crate) fn is_fabric(name: &str) -> bool {
 }
 
 pub(crate) use negotiate::Terms;
-pub(crate) use offer::{RX_OP_FLAGS, TX_OP_FLAGS};
+pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, SharedRxLimits, TX_OP_FLAGS};
 
 /// What an endpoint opened with `info` will be, and its longest message; `info` may be a filled-in one of
 /// ours or the application's own.

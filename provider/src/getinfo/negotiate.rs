@@ -25,6 +25,8 @@ pub(crate) struct Terms {
     pub(crate) inject_size: usize,
     pub(crate) tx_iov_limit: usize,
     pub(crate) rx_iov_limit: usize,
+    /// Whether receives come from a shared context.
+    pub(crate) shared_rx: bool,
     pub(crate) threading: u32,
     pub(crate) control_progress: u32,
     pub(crate) data_progress: u32,
@@ -107,12 +109,14 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
     check_side(&tx, offer::TX_OP_FLAGS, "tx_attr")?;
     check_side(&rx, offer::RX_OP_FLAGS, "rx_attr")?;
     need(tx.inject_size <= offer.inject.0, "inject_size")?;
+    let shared_rx = ep.rx_ctx_cnt == FI_SHARED_CONTEXT;
+    let (rx_size, rx_iov_limit) = match offer.shared_rx {
+        Some(shared) if shared_rx => (shared.size, shared.iov_limit),
+        _ => (offer.rx_size, offer.rx_iov_limit),
+    };
+    need(tx.size <= offer.tx_size.0 && rx.size <= rx_size.0, "size")?;
     need(
-        tx.size <= offer.tx_size.0 && rx.size <= offer.rx_size.0,
-        "size",
-    )?;
-    need(
-        tx.iov_limit <= offer.tx_iov_limit && rx.iov_limit <= offer.rx_iov_limit,
+        tx.iov_limit <= offer.tx_iov_limit && rx.iov_limit <= rx_iov_limit,
         "iov_limit",
     )?;
     need(tx.rma_iov_limit <= 1, "rma_iov_limit")?;
@@ -127,10 +131,11 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
         tx_op_flags: tx.op_flags,
         rx_op_flags: rx.op_flags,
         tx_size: chosen(tx.size, offer.tx_size.1),
-        rx_size: chosen(rx.size, offer.rx_size.1),
+        rx_size: chosen(rx.size, rx_size.1),
         inject_size: tx.inject_size.max(offer.inject.1),
         tx_iov_limit: offer.tx_iov_limit,
-        rx_iov_limit: offer.rx_iov_limit,
+        rx_iov_limit,
+        shared_rx,
         threading: if domain.threading == FI_THREAD_UNSPEC {
             FI_THREAD_SAFE
         } else {
@@ -235,10 +240,12 @@ fn check_ep(ep: &EpHints, offer: &Offer) -> Result<()> {
         "max_order_raw_size, max_order_waw_size",
     )?;
     need(ep.max_order_war == 0, "max_order_war_size")?;
+    // shared contexts are SIZE_MAX
+    need(ep.tx_ctx_cnt <= 1, "tx_ctx_cnt")?;
     need(
-        ep.tx_ctx_cnt <= 1 && ep.rx_ctx_cnt <= 1,
-        "tx_ctx_cnt, rx_ctx_cnt",
-    )?; // shared contexts are SIZE_MAX
+        ep.rx_ctx_cnt <= 1 || (ep.rx_ctx_cnt == FI_SHARED_CONTEXT && offer.shared_rx.is_some()),
+        "rx_ctx_cnt",
+    )?;
     need(ep.auth_key_size == 0, "ep_attr->auth_key_size")
 }
 
@@ -273,7 +280,7 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
         "max_ep_tx_ctx, max_ep_rx_ctx",
     )?;
     need(
-        domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx == 0,
+        domain.max_ep_stx_ctx == 0 && domain.max_ep_srx_ctx <= offer.shared_rx.iter().count(),
         "max_ep_stx_ctx, max_ep_srx_ctx",
     )?;
     need(domain.cntr_cnt <= offer::CNTR_CNT, "cntr_cnt")?;

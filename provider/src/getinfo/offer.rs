@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use libfabric_sys::*;
 use weft::errno::Result;
+use weft::msg::Limits;
 use weft::verbs::{Device, LinkLayer, Port};
 
 use crate::ffi::nic::Nic;
@@ -67,10 +68,36 @@ pub(crate) struct Offer {
     pub(crate) inject: (usize, usize),
     pub(crate) tx_iov_limit: usize,
     pub(crate) rx_iov_limit: usize,
+    /// Of receives through a shared context, where the device has those.
+    pub(crate) shared_rx: Option<SharedRxLimits>,
     pub(crate) cq_cnt: usize,
     pub(crate) ep_cnt: usize,
     pub(crate) mr_cnt: usize,
     pub(crate) nic: Nic,
+}
+
+/// What a shared receive context may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedRxLimits {
+    /// Greatest and default depth.
+    pub(crate) size: (usize, usize),
+    pub(crate) iov_limit: usize,
+}
+
+impl SharedRxLimits {
+    /// `None` where the device has no shared receive queues.
+    pub(crate) fn of(device: &Device) -> Option<Self> {
+        let limits = Limits::of(device);
+        (limits.shared_rx_size != 0).then(|| Self {
+            size: depth(limits.shared_rx_size, param::values().rx_size),
+            iov_limit: limits.shared_rx_iov_limit,
+        })
+    }
+}
+
+/// Greatest and default depth of a queue.
+fn depth(greatest: usize, wanted: Option<usize>) -> (usize, usize) {
+    (greatest, wanted.unwrap_or(DEFAULT_DEPTH).clamp(1, greatest))
 }
 
 /// Depth of a queue and inject size unless hints or parameters say otherwise.
@@ -95,10 +122,7 @@ impl Offer {
         };
         let host_only = std::ptr::eq(device.backend(), softverbs::backend());
         let params = param::values();
-        let depth = |wanted: Option<usize>| {
-            let greatest = attr.max_qp_wr.max(1);
-            (greatest, wanted.unwrap_or(DEFAULT_DEPTH).clamp(1, greatest))
-        };
+        let limits = Limits::of(device);
         let max_inline = device.max_inline();
         Ok(Self {
             fabric_name: fabric_name(&port, host_only),
@@ -108,14 +132,15 @@ impl Offer {
                 FI_PROTO_RDMA_CM_IB_RC
             },
             max_msg_size: port.max_msg_size,
-            tx_size: depth(params.tx_size),
-            rx_size: depth(params.rx_size),
+            tx_size: depth(limits.tx_size, params.tx_size),
+            rx_size: depth(limits.rx_size, params.rx_size),
             inject: (
                 max_inline,
                 params.inline_size.unwrap_or(DEFAULT_INJECT).min(max_inline),
             ),
-            tx_iov_limit: attr.max_sge.min(attr.max_sge_rd.max(1)),
-            rx_iov_limit: attr.max_sge,
+            tx_iov_limit: limits.tx_iov_limit,
+            rx_iov_limit: limits.rx_iov_limit,
+            shared_rx: SharedRxLimits::of(device),
             cq_cnt: attr.max_cq,
             ep_cnt: attr.max_qp,
             mr_cnt: attr.max_mr,

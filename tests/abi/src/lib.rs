@@ -10,3 +10,4 @@ pub mod fabric;
 pub mod load;
 pub mod objects;
 pub mod outside;
+pub mod pair;

@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "calls a C library as an application does")]
 
 mod bad_input;
+mod endpoint;
 mod fault;
 mod hints;
 mod listing;
@@ -22,6 +23,7 @@ fn main() {
         "list" => listing::run(&lib),
         "hints" => hints::run(&lib),
         "bad-input" => bad_input::run(&lib),
+        "endpoint" => endpoint::run(&lib),
         "order" => order::run(&lib),
         "fault" => fault::run(&lib, &rest[0]),
         "serve" => transfer::serve(&lib),

@@ -1,0 +1,190 @@
+//! Shared receive contexts, `fi_srx_context(3)`: a `fid_ep` that only receives can be posted to.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use libc::iovec;
+use libfabric_sys::layout::WithMainSlot;
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+use weft::flags::Flags;
+use weft::mr::Desc;
+use weft::msg::{LocalIov, SharedRx, SharedRxConfig};
+
+use crate::domain::Domain;
+use crate::fabric::header;
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::{guard, stub};
+use crate::getinfo;
+use crate::msg::{RX_FLAGS, buffer, flags_of, token};
+
+/// An open shared receive context.
+pub(crate) struct Srx {
+    pub(crate) engine: Arc<SharedRx>,
+    _domain: User,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    // Contexts are not bound to queues: completions go to those of the endpoint (fi_endpoint(3)).
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(stub::ep_base::<FI_ENOSYS>());
+static CM: fi_ops_cm = stub::cm::<FI_ENOSYS>();
+static RMA: fi_ops_rma = stub::rma::<FI_ENOSYS>();
+static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>();
+static ATOMIC: fi_ops_atomic = stub::atomic::<FI_ENOSYS>();
+static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>();
+
+static MSG: fi_ops_msg = fi_ops_msg {
+    recv: Some(recv),
+    recvv: Some(recvv),
+    recvmsg: Some(recvmsg),
+    ..stub::msg::<FI_ENOSYS>()
+};
+
+impl Kind for Srx {
+    type C = fid_ep;
+    const CLASS: usize = FI_CLASS_SRX_CTX;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_ep) {
+        stub::closed::retire_ep(c);
+    }
+}
+
+/// `fi_srx_context(3)`. No attributes are the default ones.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    attr: *mut fi_rx_attr,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain by the contract of fi_srx_context(3).
+    let domain = match unsafe { Object::<Domain>::checked(domain) } {
+        Ok(domain) => domain,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&domain.poison, || {
+        if out.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: NULL, or a structure whose size never changed.
+        let attr = unsafe { attr.as_ref() };
+        let config = wish(domain, attr)?;
+        let user = domain.users.add()?;
+        let engine = SharedRx::open(&domain.engine, config)?;
+        let object = Object::open(
+            fid_ep {
+                fid: header(FI_CLASS_SRX_CTX, &FID_OPS, context),
+                ops: (&raw const OPS.base).cast_mut(),
+                cm: (&raw const CM).cast_mut(),
+                msg: (&raw const MSG).cast_mut(),
+                rma: (&raw const RMA).cast_mut(),
+                tagged: (&raw const TAGGED).cast_mut(),
+                atomic: (&raw const ATOMIC).cast_mut(),
+                collective: (&raw const COLLECTIVE).cast_mut(),
+            },
+            Srx {
+                engine,
+                _domain: user,
+            },
+        );
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.as_ptr().cast() };
+        Ok(0)
+    })
+}
+
+/// What the attributes ask for.
+///
+/// # Errors
+/// `EINVAL`: flags or orders that there are none of. `ENOSYS`: the device has no shared receive queues.
+fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
+    let limits = getinfo::SharedRxLimits::of(domain.engine.device()).ok_or(FiErrno::ENOSYS)?;
+    let (size, iov_limit, op_flags) = match attr {
+        None => (0, 0, 0),
+        Some(attr) => {
+            if attr.op_flags & !getinfo::RX_OP_FLAGS != 0
+                || attr.msg_order & !getinfo::MSG_ORDER != 0
+            {
+                return Err(FiErrno::EINVAL);
+            }
+            (attr.size, attr.iov_limit, attr.op_flags)
+        }
+    };
+    let or_default = |asked: usize, default: usize| if asked == 0 { default } else { asked };
+    Ok(SharedRxConfig {
+        size: or_default(size, limits.size.1),
+        iov_limit: or_default(iov_limit, limits.iov_limit),
+        op_flags: Flags::from_bits_retain(op_flags),
+    })
+}
+
+/// Runs an operation on a context.
+///
+/// # Safety
+/// `srx` is an open context of ours.
+#[inline(always)]
+unsafe fn post(srx: *mut fid_ep, body: impl FnOnce(&SharedRx) -> Result<()>) -> isize {
+    // SAFETY: the caller's promise.
+    let srx = unsafe { Object::<Srx>::assumed(srx) };
+    guard::on(&srx.poison, || body(&srx.engine).map(|()| 0))
+}
+
+unsafe extern "C" fn recv(
+    srx: *mut fid_ep,
+    buf: *mut c_void,
+    len: usize,
+    desc: *mut c_void,
+    _src_addr: fi_addr_t,
+    context: *mut c_void,
+) -> isize {
+    let (iov, desc) = (buffer(buf, len), Desc(desc));
+    // SAFETY: the contract of fi_recv(3).
+    unsafe {
+        post(srx, |srx| {
+            srx.recv(LocalIov::single(&iov, &desc), token(context))
+        })
+    }
+}
+
+unsafe extern "C" fn recvv(
+    srx: *mut fid_ep,
+    iov: *const iovec,
+    desc: *mut *mut c_void,
+    count: usize,
+    _src_addr: fi_addr_t,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the contract of fi_recvv(3).
+    unsafe {
+        post(srx, |srx| {
+            srx.recv(LocalIov::from_raw(iov, desc, count)?, token(context))
+        })
+    }
+}
+
+unsafe extern "C" fn recvmsg(srx: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
+    // SAFETY: the contract of fi_recvmsg(3).
+    unsafe {
+        post(srx, |srx| {
+            let msg = msg.as_ref().ok_or(FiErrno::EINVAL)?;
+            srx.recv_msg(
+                LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
+                token(msg.context),
+                flags_of(flags, RX_FLAGS)?,
+            )
+        })
+    }
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe { Object::<Srx>::close(handle, |_| Ok(()))? };
+        Ok(0)
+    })
+}

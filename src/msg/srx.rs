@@ -1,0 +1,178 @@
+//! Shared receive contexts: receives that any endpoint bound to them takes.
+
+#![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::recv::MSG_FLAGS;
+use super::send::{MAX_IOV, post_errno};
+use crate::domain::Domain;
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::mr::LocalKeys;
+use crate::msg::{Limits, LocalIov};
+use crate::queue::WrId;
+use crate::queue::shared::{SharedRecv, SharedSlots};
+use crate::verbs::{Mr, RecvRequest, Srq};
+
+/// What to make a shared receive context with.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedRxConfig {
+    /// How many receives may be posted, at least 1.
+    pub size: usize,
+    /// Buffers per receive, at least 1.
+    pub iov_limit: usize,
+    /// Default flags of receives (`rx_attr->op_flags`).
+    pub op_flags: Flags,
+}
+
+/// A shared receive context on a shared receive queue. Thread safe.
+///
+/// Completions go to the completion queues of the endpoints that took the receives. What is still
+/// posted when it is dropped is discarded, without a completion: endpoints hold it, so none is left
+/// by then.
+#[derive(Debug)]
+pub struct SharedRx {
+    domain: Arc<Domain>,
+    srq: Arc<Srq>,
+    slots: Arc<SharedSlots>,
+    iov_limit: usize,
+    op_flags: Flags,
+    posting: Mutex<Posting>,
+}
+
+/// What is needed to post a receive.
+#[derive(Debug)]
+struct Posting {
+    local: LocalKeys,
+    /// Registrations of the receives under way, by their numbers; none where the application registers.
+    held: Vec<Vec<Mr>>,
+}
+
+impl SharedRx {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// - `EINVAL`: more than the device has.
+    /// - `ENOSYS`: the device has no shared receive queues.
+    /// - `ENOMEM`, `ENOSPC`.
+    pub fn open(domain: &Arc<Domain>, config: SharedRxConfig) -> Result<Arc<Self>> {
+        let limits = Limits::of(domain.device());
+        if limits.shared_rx_size == 0 {
+            return Err(FiErrno::ENOSYS);
+        }
+        if !(1..=limits.shared_rx_size).contains(&config.size)
+            || !(1..=limits.shared_rx_iov_limit).contains(&config.iov_limit)
+        {
+            return Err(FiErrno::EINVAL);
+        }
+        let srq = Srq::create(domain.pd(), config.size, config.iov_limit)?;
+        let id = domain.shared_ids().take()?;
+        Ok(Arc::new(Self {
+            domain: Arc::clone(domain),
+            srq: Arc::new(srq),
+            slots: Arc::new(SharedSlots::new(id, config.size)),
+            iov_limit: config.iov_limit,
+            op_flags: config.op_flags,
+            posting: Mutex::new(Posting {
+                local: LocalKeys::new(domain, domain.pd()),
+                held: Vec::new(),
+            }),
+        }))
+    }
+
+    /// The domain it belongs to.
+    pub fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    pub(super) fn srq(&self) -> &Arc<Srq> {
+        &self.srq
+    }
+
+    pub(super) fn slots(&self) -> &Arc<SharedSlots> {
+        &self.slots
+    }
+
+    /// `fi_recv`, `fi_recvv` on the context.
+    ///
+    /// # Errors
+    /// - `EAGAIN`: as many as its size are posted.
+    /// - `EINVAL`: too many buffers, or a descriptor that is needed and wrong.
+    /// - `EMSGSIZE`: more bytes than the device takes.
+    ///
+    /// # Safety
+    /// Buffers must stay valid until the operation completes or the context is dropped, and
+    /// descriptors be NULL or those of live regions that cover the buffers.
+    #[inline]
+    pub unsafe fn recv(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.receive(local, context, self.op_flags) }
+    }
+
+    /// `fi_recvmsg` on the context.
+    ///
+    /// # Errors
+    /// As [`Self::recv`]; `EBADFLAGS`: a flag that the operation doesn't have.
+    ///
+    /// # Safety
+    /// As [`Self::recv`].
+    #[inline]
+    pub unsafe fn recv_msg(&self, local: LocalIov<'_>, context: usize, flags: Flags) -> Result<()> {
+        if flags.intersects(MSG_FLAGS.complement()) {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        // SAFETY: as this function.
+        unsafe { self.receive(local, context, flags) }
+    }
+
+    #[inline]
+    unsafe fn receive(&self, local: LocalIov<'_>, context: usize, flags: Flags) -> Result<()> {
+        if local.count() > self.iov_limit {
+            return Err(FiErrno::EINVAL);
+        }
+        if local.len() > self.domain.max_msg_size() {
+            return Err(FiErrno::EMSGSIZE);
+        }
+        let mut posting = self.posting.lock();
+        let Posting { local: keys, held } = &mut *posting;
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        // SAFETY: as this function.
+        let sges = unsafe { local.recv_sges(keys, &mut sges) }.inspect_err(|_| keys.refused())?;
+        let recv = SharedRecv {
+            context,
+            selected: flags.contains(Flags::COMPLETION),
+        };
+        let number = self.slots.take(recv).ok_or(FiErrno::EAGAIN);
+        let number = number.inspect_err(|_| keys.refused())?;
+        let wr_id = WrId::shared(self.slots.id(), number);
+        // SAFETY: as this function.
+        if let Err(error) = unsafe { self.srq.post_recv(&RecvRequest { wr_id, sges }) } {
+            self.slots.complete(number);
+            keys.refused();
+            return Err(post_errno(error));
+        }
+        hold(held, number as usize, keys.take());
+        Ok(())
+    }
+}
+
+/// Keeps the registrations of a receive until the next one that gets its number, which it is complete by.
+#[inline]
+fn hold(held: &mut Vec<Vec<Mr>>, number: usize, registrations: Vec<Mr>) {
+    if let Some(place) = held.get_mut(number) {
+        *place = registrations;
+    } else if !registrations.is_empty() {
+        held.resize_with(number + 1, Vec::new);
+        held[number] = registrations;
+    }
+}
+
+impl Drop for SharedRx {
+    fn drop(&mut self) {
+        self.domain.shared_ids().give_back(self.slots.id());
+    }
+}

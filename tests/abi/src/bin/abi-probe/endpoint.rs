@@ -1,0 +1,21 @@
+//! What a pair of connected endpoints can do, one file per part of the man pages.
+
+mod shared;
+
+use abi_tests::fabric::{Infos, hints};
+use abi_tests::load::Lib;
+use abi_tests::objects::Setup;
+use libfabric_sys::*;
+
+/// A setup from hints that `change` has changed.
+fn setup(lib: &Lib, change: impl Fn(&mut fi_info)) -> Setup {
+    let hints: Infos = hints(lib);
+    // SAFETY: made by this libfabric, and nobody else's.
+    unsafe { change(&mut *hints.first()) };
+    Setup::new(lib, Some("127.0.0.1"), None, FI_SOURCE, &hints)
+}
+
+pub(crate) fn run(lib: &Lib) {
+    shared::run(lib);
+    println!("endpoints do what the man pages say");
+}
