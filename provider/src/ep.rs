@@ -22,7 +22,7 @@ use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::{guard, stub};
 use crate::pep::Pep;
 use crate::srx::Srx;
-use crate::{cm, connreq, getinfo, msg, option, rma};
+use crate::{atomic, cm, connreq, getinfo, msg, option, rma};
 
 /// An open endpoint.
 pub(crate) struct Ep {
@@ -52,8 +52,7 @@ static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
 });
 
 static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>(); // FI_TAGGED is not offered
-static ATOMIC: fi_ops_atomic = stub::atomic::<FI_ENOSYS>(); // nor is FI_ATOMIC
-static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>(); // nor FI_COLLECTIVE
+static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>(); // nor is FI_COLLECTIVE
 
 impl Kind for Ep {
     type C = fid_ep;
@@ -172,6 +171,7 @@ impl Wish {
                         (*rx).iov_limit
                     },
                     shared_rx: terms.shared_rx,
+                    atomics: terms.caps & FI_ATOMIC != 0,
                     inject_size: terms.inject_size,
                     tx_op_flags: op_flags(terms.tx_op_flags),
                     rx_op_flags: op_flags(terms.rx_op_flags),
@@ -224,7 +224,7 @@ impl Wish {
                 msg: (&raw const msg::OPS).cast_mut(),
                 rma: (&raw const rma::OPS).cast_mut(),
                 tagged: (&raw const TAGGED).cast_mut(),
-                atomic: (&raw const ATOMIC).cast_mut(),
+                atomic: (&raw const atomic::OPS).cast_mut(),
                 collective: (&raw const COLLECTIVE).cast_mut(),
             };
             let body = Ep {

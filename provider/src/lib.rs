@@ -16,6 +16,7 @@
 )]
 
 mod addr;
+mod atomic;
 mod cm;
 mod cntr;
 mod connreq;

@@ -45,6 +45,8 @@ pub struct EndpointConfig {
     /// Whether receives come from a shared context, which must be bound then, and not from a queue of
     /// its own (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`).
     pub shared_rx: bool,
+    /// Whether it has atomics: the device must have them.
+    pub atomics: bool,
     /// Bytes that inject must take.
     pub inject_size: usize,
     /// Default flags of transmit operations (`tx_attr->op_flags`).
@@ -317,6 +319,11 @@ impl Endpoint {
             return Err(FiErrno::ENOTCONN);
         }
         id.peer_addr().ok_or(FiErrno::ENOTCONN)
+    }
+
+    /// Whether it was made with atomics.
+    pub fn has_atomics(&self) -> bool {
+        self.core.config.atomics
     }
 
     /// Default flags of transmit operations.

@@ -36,17 +36,7 @@ impl Member for Core {
         if !silent || rings.probe.pending.swap(true, Ordering::AcqRel) {
             return true;
         }
-        let request = SendRequest {
-            wr_id: place.probe(),
-            opcode: SendOpcode::Write,
-            sges: &[],
-            inline: false,
-            signaled: true,
-            fence: false,
-            imm: 0,
-            remote_addr: 0,
-            rkey: 0,
-        };
+        let request = SendRequest::empty(place.probe(), SendOpcode::Write);
         // SAFETY: no buffers.
         if let Err(error) = unsafe { qp.post_send(&request) } {
             rings.probe.pending.store(false, Ordering::Release);

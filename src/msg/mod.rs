@@ -1,5 +1,6 @@
 //! Connected endpoints (`FI_EP_MSG`) on RC queue pairs.
 
+mod atomic;
 mod core;
 mod ep;
 mod keepalive;
@@ -13,6 +14,7 @@ mod srx;
 #[cfg(test)]
 mod tests;
 
+pub use atomic::{ATOMIC_SIZE, AtomicKind, AtomicOp};
 pub use ep::{BindFlags, Endpoint, EndpointConfig, Limits};
 pub use pep::{PassiveEndpoint, PepConfig};
 pub use request::ConnectRequest;

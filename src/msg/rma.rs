@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 
-use super::send::{Transmit, buffer};
+use super::send::{Transmit, buffer, completion_flags};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::Desc;
@@ -25,7 +25,7 @@ pub struct RemoteIov {
 
 impl<'a> Transmit<'a> {
     #[inline]
-    fn rma(
+    pub(super) fn rma(
         opcode: SendOpcode,
         local: LocalIov<'a>,
         addr: u64,
@@ -43,6 +43,9 @@ impl<'a> Transmit<'a> {
             context,
             flags,
             silent: false,
+            compare_add: 0,
+            swap: 0,
+            kind: completion_flags(opcode),
         })
     }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use libc::iovec;
 
+use super::atomic::Scratch;
 use super::core::{Core, CqBinding, State};
 use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
@@ -43,6 +44,14 @@ pub struct LocalIov<'a> {
 }
 
 impl<'a> LocalIov<'a> {
+    /// No buffer at all.
+    pub const NONE: LocalIov<'static> = LocalIov {
+        iov: std::ptr::null(),
+        desc: std::ptr::null(),
+        count: 0,
+        lifetime: PhantomData,
+    };
+
     /// One buffer. A NULL descriptor will do for inject, for what goes inline, and for length 0.
     #[inline]
     pub fn single(iov: &'a iovec, desc: &'a Desc) -> Self {
@@ -207,6 +216,11 @@ pub(crate) struct Transmit<'a> {
     pub(crate) flags: Flags,
     /// An inject call: it never completes visibly.
     pub(crate) silent: bool,
+    /// Operands of an atomic.
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
+    /// What its completion says of it.
+    pub(crate) kind: Flags,
 }
 
 impl<'a> Transmit<'a> {
@@ -221,6 +235,9 @@ impl<'a> Transmit<'a> {
             context,
             flags,
             silent: false,
+            compare_add: 0,
+            swap: 0,
+            kind: completion_flags(SendOpcode::Send),
         }
     }
 
@@ -253,13 +270,14 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// What a completion says of an operation.
+/// What a completion says of an operation, unless it is an atomic.
 #[inline]
-fn completion_flags(opcode: SendOpcode) -> Flags {
+pub(super) fn completion_flags(opcode: SendOpcode) -> Flags {
     match opcode {
         SendOpcode::Send | SendOpcode::SendImm => Flags::SEND.union(Flags::MSG),
         SendOpcode::Write | SendOpcode::WriteImm => Flags::RMA.union(Flags::WRITE),
         SendOpcode::Read => Flags::RMA.union(Flags::READ),
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd => Flags::ATOMIC.union(Flags::READ),
     }
 }
 
@@ -281,6 +299,7 @@ pub(crate) struct TxSide {
     counted: bool,
     slab: Option<Slab>,
     local: LocalKeys,
+    scratch: Option<Scratch>,
 }
 
 impl TxSide {
@@ -310,6 +329,10 @@ impl TxSide {
                 .is_some_and(|c| c.tx().next().is_some()),
             slab,
             local: LocalKeys::new(&core.domain, core.domain.pd()),
+            scratch: match config.atomics {
+                true => Some(Scratch::new(core.domain.pd())?),
+                false => None,
+            },
         })
     }
 
@@ -331,11 +354,14 @@ impl TxSide {
             return Err(FiErrno::EAGAIN);
         }
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
-        let inline = len <= self.max_inline && op.opcode != SendOpcode::Read;
+        let inline = len <= self.max_inline && op.opcode.sends_data();
         let sges = if inline {
             // SAFETY: as this function.
             unsafe { op.local.sges(None, &mut sges) }?
-        } else if inject {
+        } else if op.opcode.is_atomic() && op.local.count() == 0 {
+            let scratch = self.scratch.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
+            std::slice::from_ref(sges[0].write(scratch.sge()))
+        } else if inject && op.opcode.sends_data() {
             let slab = self.slab.as_mut().ok_or(FiErrno::EMSGSIZE)?;
             let (to, lkey) = slab.slot(ring.next_index());
             // SAFETY: the slot is free and has room for what inject takes; buffers as this function.
@@ -347,9 +373,10 @@ impl TxSide {
                 lkey,
             }))
         } else {
-            let to = match op.opcode {
-                SendOpcode::Read => Use::Sink,
-                _ => Use::Source,
+            let to = if op.opcode.sends_data() {
+                Use::Source
+            } else {
+                Use::Sink
             };
             // SAFETY: as this function.
             unsafe { op.local.sges(Some((&mut self.local, to)), &mut sges) }
@@ -359,7 +386,7 @@ impl TxSide {
         let signaled = visible || self.counted || self.unsignaled + 1 >= self.period;
         let number = ring.push(Slot {
             context: op.context,
-            flags: completion_flags(op.opcode),
+            flags: op.kind,
             visible,
             reports_failure: !op.silent,
             signaled,
@@ -376,6 +403,8 @@ impl TxSide {
             imm: op.data as u32,
             remote_addr: op.remote_addr,
             rkey: op.rkey,
+            compare_add: op.compare_add,
+            swap: op.swap,
         };
         // SAFETY: as this function; what is not inline stays until completion.
         if let Err(error) = unsafe { self.qp.post_send(&request) } {
@@ -405,17 +434,7 @@ impl TxSide {
             signaled: true,
             ..Slot::default()
         });
-        let request = SendRequest {
-            wr_id: self.place.send(number),
-            opcode: SendOpcode::Send,
-            sges: &[],
-            inline: false,
-            signaled: true,
-            fence: false,
-            imm: 0,
-            remote_addr: 0,
-            rkey: 0,
-        };
+        let request = SendRequest::empty(self.place.send(number), SendOpcode::Send);
         // SAFETY: no buffers.
         if unsafe { self.qp.post_send(&request) }.is_err() {
             ring.unpush();

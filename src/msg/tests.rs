@@ -15,8 +15,8 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::{Access, Desc, Form, Mode, Region, RegionConfig};
 use crate::msg::{
-    BindFlags, ConnectRequest, Endpoint, EndpointConfig, LocalIov, PassiveEndpoint, PepConfig,
-    RemoteIov, SharedRx, SharedRxConfig,
+    AtomicKind, AtomicOp, BindFlags, ConnectRequest, Endpoint, EndpointConfig, LocalIov,
+    PassiveEndpoint, PepConfig, RemoteIov, SharedRx, SharedRxConfig,
 };
 use crate::queue::{
     Completion, CompletionError, CompletionQueue, CqConfig, EqConfig, EqError, Event, EventQueue,
@@ -25,6 +25,7 @@ use crate::queue::{
 use crate::verbs::{Device, devices};
 use crate::wire::cm_data::CM_DATA_SIZE;
 
+mod atomic;
 mod connect;
 mod counters;
 mod keepalive;
@@ -106,6 +107,7 @@ fn config(token: Token) -> EndpointConfig {
         tx_iov_limit: 4,
         rx_iov_limit: 4,
         shared_rx: false,
+        atomics: true,
         inject_size: 64,
         tx_op_flags: Flags::empty(),
         rx_op_flags: Flags::empty(),

@@ -50,10 +50,27 @@ pub enum SendOpcode {
     WriteImm = sys::IBV_WR_RDMA_WRITE_WITH_IMM,
     /// `IBV_WR_RDMA_READ`
     Read = sys::IBV_WR_RDMA_READ,
+    /// `IBV_WR_ATOMIC_CMP_AND_SWP`
+    CompareSwap = sys::IBV_WR_ATOMIC_CMP_AND_SWP,
+    /// `IBV_WR_ATOMIC_FETCH_AND_ADD`
+    FetchAdd = sys::IBV_WR_ATOMIC_FETCH_AND_ADD,
 }
 
 impl SendOpcode {
-    /// The same operation with immediate data; a read has none.
+    /// Whether its local buffers are read, not written.
+    #[inline]
+    pub(crate) fn sends_data(self) -> bool {
+        // the others come after it in verbs' numbering
+        (self as u32) < Self::Read as u32
+    }
+
+    /// Whether it is a 64-bit atomic.
+    #[inline]
+    pub(crate) fn is_atomic(self) -> bool {
+        (self as u32) > Self::Read as u32
+    }
+
+    /// The same operation with immediate data; what reads has none.
     #[inline]
     pub(crate) fn with_imm(self) -> Self {
         match self {
@@ -81,10 +98,33 @@ pub struct SendRequest<'a> {
     pub fence: bool,
     /// Immediate data, for the opcodes that have it.
     pub imm: u32,
-    /// The peer's address, for RDMA.
+    /// The peer's address, for RDMA and atomics.
     pub remote_addr: u64,
-    /// The peer's key, for RDMA.
+    /// The peer's key, for RDMA and atomics.
     pub rkey: u32,
+    /// What to compare with, or to add: for atomics.
+    pub compare_add: u64,
+    /// What to put there: for compare and swap.
+    pub swap: u64,
+}
+
+impl SendRequest<'static> {
+    /// A request that carries nothing, signaled.
+    pub(crate) fn empty(wr_id: u64, opcode: SendOpcode) -> Self {
+        Self {
+            wr_id,
+            opcode,
+            sges: &[],
+            inline: false,
+            signaled: true,
+            fence: false,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+        }
+    }
 }
 
 /// A request for the receive queue.
@@ -238,8 +278,15 @@ impl Qp {
             ..Default::default()
         };
         wr.__bindgen_anon_1.bindgen_union_field = request.imm.to_be();
-        wr.wr.rdma.remote_addr = request.remote_addr;
-        wr.wr.rdma.rkey = request.rkey;
+        if request.opcode.is_atomic() {
+            wr.wr.atomic.remote_addr = request.remote_addr;
+            wr.wr.atomic.rkey = request.rkey;
+            wr.wr.atomic.compare_add = request.compare_add;
+            wr.wr.atomic.swap = request.swap;
+        } else {
+            wr.wr.rdma.remote_addr = request.remote_addr;
+            wr.wr.rdma.rkey = request.rkey;
+        }
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue pair is live, the request a valid chain of one.
         FiErrno::from_verb(unsafe { sys::ibv_post_send(self.raw, &raw mut wr, &raw mut bad) })

@@ -83,7 +83,7 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
 
     check_ep(&ep, offer)?;
     check_domain(&domain, offer)?;
-    let caps = capabilities(hints.caps, tx.caps, rx.caps)?;
+    let caps = capabilities(offer.primary_caps, hints.caps, tx.caps, rx.caps)?;
 
     // Remote CQ data of an RMA write arrives with a receive, so an application must support that
     // mode to have both. Without it the data is left out, and an answer without data is honest.
@@ -164,8 +164,9 @@ fn progress(asked: u32) -> u32 {
 ///
 /// Primary ones come only as asked (all, if nothing is asked). Without a modifier each primary
 /// capability has all of its modifiers; with some, only those.
-fn capabilities(asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
-    subset(asked | tx | rx, offer::CAPS, "caps")?;
+fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
+    let all = offered | (offer::CAPS & !offer::PRIMARY_CAPS);
+    subset(asked | tx | rx, all, "caps")?;
     subset(
         tx,
         offer::PRIMARY_CAPS | offer::TX_MODIFIERS | offer::TX_SECONDARY | offer::DOMAIN_CAPS,
@@ -179,14 +180,14 @@ fn capabilities(asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
     // What a side asks for is asked for. (With caps 0, all is there already.)
     let primary = match asked & offer::PRIMARY_CAPS {
         0 if (tx | rx) & offer::PRIMARY_CAPS != 0 => (tx | rx) & offer::PRIMARY_CAPS,
-        0 => offer::PRIMARY_CAPS,
+        0 => offered,
         some => some,
     };
     subset((tx | rx) & offer::PRIMARY_CAPS, primary, "caps of one side")?;
     let belonging = |kind: u64, modifiers: u64| if primary & kind != 0 { modifiers } else { 0 };
     let message = belonging(FI_MSG, FI_SEND | FI_RECV);
     let rma = belonging(
-        FI_RMA,
+        FI_RMA | FI_ATOMIC,
         FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
     );
     let given = asked & (offer::TX_MODIFIERS | offer::RX_MODIFIERS);
@@ -295,6 +296,8 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
 mod tests {
     use super::*;
 
+    const ALL: u64 = offer::PRIMARY_CAPS;
+
     #[test]
     fn every_subset_of_capabilities_comes_back_whole_and_without_more_primaries() {
         for asked in [
@@ -304,9 +307,11 @@ mod tests {
             FI_MSG | FI_RMA,
             FI_MSG | FI_SEND,
             FI_RMA | FI_WRITE | FI_REMOTE_READ,
+            FI_ATOMIC,
+            FI_MSG | FI_ATOMIC | FI_READ,
             FI_MSG | FI_RMA | FI_FENCE,
         ] {
-            let (caps, tx, rx) = capabilities(asked, 0, 0).unwrap();
+            let (caps, tx, rx) = capabilities(offer::PRIMARY_CAPS, asked, 0, 0).unwrap();
             assert_eq!(caps & asked, asked);
             if asked != 0 {
                 assert_eq!(caps & offer::PRIMARY_CAPS, asked & offer::PRIMARY_CAPS);
@@ -319,7 +324,7 @@ mod tests {
 
     #[test]
     fn modifiers_narrow_only_their_own_capability() {
-        let (caps, tx, rx) = capabilities(FI_MSG | FI_RMA | FI_SEND, 0, 0).unwrap();
+        let (caps, tx, rx) = capabilities(ALL, FI_MSG | FI_RMA | FI_SEND, 0, 0).unwrap();
         assert_eq!(caps & FI_RECV, 0);
         assert_eq!(
             tx & (FI_SEND | FI_READ | FI_WRITE),
@@ -330,10 +335,15 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused() {
-        for asked in [FI_TAGGED, FI_ATOMIC, FI_MULTICAST, FI_HMEM, 1 << 62] {
-            assert_eq!(capabilities(asked, 0, 0), Err(FiErrno::ENODATA));
+        for asked in [FI_TAGGED, FI_MULTICAST, FI_HMEM, 1 << 62] {
+            assert_eq!(capabilities(ALL, asked, 0, 0), Err(FiErrno::ENODATA));
         }
-        assert_eq!(capabilities(FI_MSG, FI_RMA, 0), Err(FiErrno::ENODATA));
-        assert_eq!(capabilities(0, FI_RECV, 0), Err(FiErrno::ENODATA));
+        let without = ALL & !FI_ATOMIC;
+        let refused = capabilities(without, FI_ATOMIC, 0, 0);
+        assert_eq!(refused, Err(FiErrno::ENODATA));
+        assert_eq!(capabilities(without, 0, 0, 0).unwrap().0 & FI_ATOMIC, 0);
+        assert_ne!(capabilities(ALL, 0, 0, 0).unwrap().0 & FI_ATOMIC, 0);
+        assert_eq!(capabilities(ALL, FI_MSG, FI_RMA, 0), Err(FiErrno::ENODATA));
+        assert_eq!(capabilities(ALL, 0, FI_RECV, 0), Err(FiErrno::ENODATA));
     }
 }

@@ -10,8 +10,8 @@ use weft::verbs::{Device, LinkLayer, Port};
 use crate::ffi::nic::Nic;
 use crate::ffi::param;
 
-/// What the endpoints of the first form of this device can do.
-pub(crate) const PRIMARY_CAPS: u64 = FI_MSG | FI_RMA;
+/// What endpoints can do; a device may lack atomics.
+pub(crate) const PRIMARY_CAPS: u64 = FI_MSG | FI_RMA | FI_ATOMIC;
 /// Which way the primary capabilities may be used.
 pub(crate) const TX_MODIFIERS: u64 = FI_SEND | FI_READ | FI_WRITE;
 pub(crate) const RX_MODIFIERS: u64 = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
@@ -41,7 +41,11 @@ pub(crate) const MSG_ORDER: u64 = FI_ORDER_RAR
     | FI_ORDER_SAS
     | FI_ORDER_RMA_RAR
     | FI_ORDER_RMA_RAW
-    | FI_ORDER_RMA_WAW;
+    | FI_ORDER_RMA_WAW
+    | FI_ORDER_ATOMIC_RAR
+    | FI_ORDER_ATOMIC_RAW
+    | FI_ORDER_ATOMIC_WAR
+    | FI_ORDER_ATOMIC_WAW;
 /// Each queue completes in the order of its posts.
 pub(crate) const COMP_ORDER: u64 = FI_ORDER_STRICT;
 
@@ -60,6 +64,8 @@ pub(crate) struct Offer {
     pub(crate) host_only: bool,
     pub(crate) fabric_name: String,
     pub(crate) protocol: u32,
+    /// Those of [`PRIMARY_CAPS`] that it has.
+    pub(crate) primary_caps: u64,
     pub(crate) max_msg_size: usize,
     /// Greatest and default depth of the transmit queue.
     pub(crate) tx_size: (usize, usize),
@@ -130,6 +136,10 @@ impl Offer {
                 FI_PROTO_IWARP
             } else {
                 FI_PROTO_RDMA_CM_IB_RC
+            },
+            primary_caps: match attr.atomic_cap {
+                0 => PRIMARY_CAPS & !FI_ATOMIC,
+                _ => PRIMARY_CAPS,
             },
             max_msg_size: port.max_msg_size,
             tx_size: depth(limits.tx_size, params.tx_size),

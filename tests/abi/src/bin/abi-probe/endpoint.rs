@@ -1,5 +1,6 @@
 //! What a pair of connected endpoints can do, one file per part of the man pages.
 
+mod atomics;
 mod shared;
 
 use abi_tests::fabric::{Infos, hints};
@@ -17,5 +18,6 @@ fn setup(lib: &Lib, change: impl Fn(&mut fi_info)) -> Setup {
 
 pub(crate) fn run(lib: &Lib) {
     shared::run(lib);
+    atomics::run(lib);
     println!("endpoints do what the man pages say");
 }
