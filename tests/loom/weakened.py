@@ -69,6 +69,6 @@ WEAKENED = [
     Bug(FAILED, "called before moved", S + "signal.rs", "    map.u64(at + qp::STATE)\n        .compare_exchange(from.0,", "    call_attention(map);\n    map.u64(at + qp::STATE)\n        .compare_exchange(from.0,"),
     Bug(CLAIM, "a receive appended with Relaxed", S + "srq/order.rs", "store(Word::posted(self.head, index).0, Ordering::Release)", "store(Word::posted(self.head, index).0, Ordering::Relaxed)"),
     Bug(CLAIM, "a claim with Relaxed", S + "srq/shared.rs", "claimed, Ordering::AcqRel", "claimed, Ordering::Relaxed"),
-    Bug(CLAIM, "a claim without an exchange", S + "srq/shared.rs", "                if place\n                    .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)\n                    .is_ok()\n", "                place.store(claimed, Ordering::Release);\n                if true\n"),
+    Bug(CLAIM, "a claim without an exchange", S + "srq/shared.rs", "            if map\n                .u64(place)\n                .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)\n                .is_ok()\n", "            map.u64(place).store(claimed, Ordering::Release);\n            if true\n"),
     Bug(ROUND, "a late claimant gives up", S + "srq/shared.rs", "            if ahead > 0 {\n                position = word.position().wrapping_sub(self.mask);\n                continue;", "            if ahead > 0 {\n                return None;"),
 ]

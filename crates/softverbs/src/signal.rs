@@ -39,13 +39,25 @@ pub(crate) fn must_notify(map: &Mapping, at: usize, solicited: bool, barriers: b
         && word.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT
 }
 
-/// Says in the owner's segment that this process waits for what the word at `at` is about. To be
-/// followed by a heavy fence and one more look.
-pub(crate) fn ask(map: &Mapping, at: usize) {
-    map.u32(at).store(1, Ordering::Relaxed);
+/// Says in the owner's segment that this process waits for what the word at `at` is about. True
+/// where nobody had said so: that is to be followed by a heavy fence and one more look.
+pub(crate) fn ask(map: &Mapping, at: usize) -> bool {
+    let word = map.u32(at);
+    word.load(Ordering::Relaxed) == 0 && word.swap(1, Ordering::AcqRel) == 0
 }
 
-/// Whether somebody asked since the last time; behind a fence after what it waits for.
+/// Takes [`ask`] back.
+pub(crate) fn stop_asking(map: &Mapping, at: usize) {
+    map.u32(at).store(0, Ordering::Relaxed);
+}
+
+/// Whether somebody asks; behind a fence after what it waits for.
+#[inline]
+pub(crate) fn asks(map: &Mapping, at: usize) -> bool {
+    map.u32(at).load(Ordering::Relaxed) != 0
+}
+
+/// Whether somebody asked since the last time; as [`asks`], and nobody asks any more.
 #[inline]
 pub(crate) fn asked(map: &Mapping, at: usize) -> bool {
     take(map.u32(at))

@@ -346,35 +346,6 @@ fn atomics_child(link: &mut Link) {
     assert_eq!(end.state(), IBV_QPS_ERR);
 }
 
-fn create_srq(end: &End, count: u32) -> *mut ibv_srq {
-    // SAFETY: all zeros is a value of it; the domain is live.
-    unsafe {
-        let mut init: ibv_srq_init_attr = std::mem::zeroed();
-        init.attr.max_wr = count;
-        init.attr.max_sge = 1;
-        let srq = (verbs().ibv_create_srq)(end.pd, &raw mut init);
-        assert!(!srq.is_null(), "{}", std::io::Error::last_os_error());
-        srq
-    }
-}
-
-fn post_srq(srq: *mut ibv_srq, buffer: &Buffer, id: u64) -> i32 {
-    let mut sge = ibv_sge {
-        addr: buffer.addr(),
-        length: buffer.len() as u32,
-        lkey: buffer.lkey(),
-    };
-    let mut wr = ibv_recv_wr {
-        wr_id: id,
-        next: std::ptr::null_mut(),
-        sg_list: &raw mut sge,
-        num_sge: 1,
-    };
-    let mut bad = std::ptr::null_mut();
-    // SAFETY: a live queue, a chain of one.
-    unsafe { ibv_post_srq_recv(srq, &raw mut wr, &raw mut bad) }
-}
-
 const SHARED: usize = 300;
 
 fn length(i: usize) -> usize {
@@ -413,7 +384,7 @@ fn shared_parent(link: &mut Link) {
 
 fn shared_child(link: &mut Link) {
     let mut first = End::with(16, 16, 1);
-    let srq = create_srq(&first, 6);
+    let srq = first.create_srq(6);
     let mut ends = [first.on_srq(srq), first.on_srq(srq)];
     let buffers: Vec<_> = (0..6).map(|_| first.buffer(&vec![0; 9000])).collect();
     for (i, buffer) in buffers.iter().enumerate() {
@@ -467,7 +438,7 @@ fn shared_child(link: &mut Link) {
 fn claims_parent(link: &mut Link) {
     const COUNT: u64 = 64;
     let mut first = End::with(128, 128, 1);
-    let srq = create_srq(&first, COUNT as u32);
+    let srq = first.create_srq(COUNT as u32);
     let mut end = first.on_srq(srq);
     let buffer = first.buffer(&vec![0; 20_000]);
     for i in 0..COUNT {

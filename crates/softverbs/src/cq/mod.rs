@@ -241,6 +241,11 @@ impl Cq {
         }
     }
 
+    /// Whether the application waits for an event.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) != ARMED_NOT
+    }
+
     /// Tells peers again what the application waits for.
     pub(crate) fn rearm(&self) {
         let armed = self.armed.load(Ordering::Relaxed);

@@ -51,6 +51,9 @@ pub(crate) struct Process {
     /// Queue pairs whose first request waits for something.
     waiting: Lock<Vec<u32>>,
     waiting_count: AtomicU32,
+    /// Who may have parked messages to take, and since when, in the processor's ticks.
+    pulls: Lock<Vec<(progress::Puller, u64)>>,
+    pulls_count: AtomicU32,
     attention: Attention,
     /// A completion queue was overrun, and its queue pairs do not know it yet.
     overrun: AtomicBool,
@@ -138,6 +141,8 @@ impl Process {
             incoming: incoming::Incoming::new(),
             waiting: Lock::new(Vec::new()),
             waiting_count: AtomicU32::new(0),
+            pulls: Lock::new(Vec::new()),
+            pulls_count: AtomicU32::new(0),
             attention: Attention::default(),
             overrun: AtomicBool::new(false),
             closing: AtomicBool::new(false),

@@ -28,6 +28,16 @@ fn ticks() -> u64 {
 /// About a millisecond of [`ticks`], more on slow clocks.
 const LIVENESS_TICKS: u64 = 2_000_000;
 
+/// How long a sender that was rung is left alone: about 40 microseconds, more on slow clocks.
+const PULL_TICKS: u64 = 100_000;
+
+/// Who looks for parked messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Puller {
+    Qp(u32),
+    Srq(u32),
+}
+
 impl Process {
     /// Takes messages from the rings, goes on with requests that waited, and notices what peers
     /// did and that they ended. Costs some loads where there is nothing to do, and a system
@@ -45,6 +55,9 @@ impl Process {
             self.retry_waiting();
         }
         let now = ticks();
+        if self.pulls_count.load(Ordering::Relaxed) > 0 {
+            self.pull_parked(now);
+        }
         if now.wrapping_sub(self.liveness_tick.load(Ordering::Relaxed)) > LIVENESS_TICKS {
             self.liveness_tick.store(now, Ordering::Relaxed);
             self.look_at_peers();
@@ -140,6 +153,67 @@ impl Process {
         }
     }
 
+    /// A queue pair has receives for which its sender waits. Takes no other lock.
+    pub(crate) fn request_pull(&self, qp: u32) {
+        self.add_pull(Puller::Qp(qp));
+    }
+
+    /// As [`Self::request_pull`], for all that take receives of a shared queue.
+    pub(crate) fn request_shared_pull(&self, srq: u32) {
+        self.add_pull(Puller::Srq(srq));
+    }
+
+    fn add_pull(&self, who: Puller) {
+        let mut pulls = self.pulls.lock();
+        pulls.push((who, ticks()));
+        self.pulls_count
+            .store(pulls.len() as u32, Ordering::Relaxed);
+    }
+
+    /// Takes parked messages of senders that did not hear the doorbell in time.
+    #[cold]
+    fn pull_parked(&self, now: u64) {
+        let mut due = Vec::new();
+        {
+            let mut pulls = self.pulls.lock();
+            pulls.retain(|&(who, since)| {
+                let late = now.wrapping_sub(since) > PULL_TICKS;
+                if late {
+                    due.push(who);
+                }
+                !late
+            });
+            self.pulls_count
+                .store(pulls.len() as u32, Ordering::Relaxed);
+        }
+        for who in due {
+            match who {
+                Puller::Qp(index) => {
+                    if let Some(qp) = self.qps.get(index) {
+                        qp.pull();
+                    }
+                }
+                Puller::Srq(index) => {
+                    if let Some(srq) = self.srqs.get(index) {
+                        srq.pull();
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`Self::pull_parked`], for a process that may not look again soon.
+    fn pull_all_parked(&self) {
+        if self.pulls_count.load(Ordering::Relaxed) > 0 {
+            self.pull_parked(ticks().wrapping_add(2 * PULL_TICKS));
+        }
+    }
+
+    /// Wakes this process's own sleepers, so that they look once more.
+    pub(crate) fn wake_up(&self) {
+        self.doorbell.ring();
+    }
+
     /// When the next waiting request gives up or tries again by itself; 0 for never.
     fn next_deadline(&self) -> u64 {
         let waiting = self.waiting.lock().clone();
@@ -224,6 +298,7 @@ impl Process {
         while self.rings_ready() {
             self.progress();
         }
+        self.pull_all_parked();
         self.arm_timer();
     }
 
@@ -239,6 +314,7 @@ impl Process {
     /// After a completion queue was armed: a message that came before is not rung for any more.
     pub(crate) fn after_arming(&self, pipe: &sys::Pipe) {
         heavy_fence();
+        self.pull_all_parked();
         if self.rings_ready() {
             pipe.ring();
         }

@@ -64,14 +64,21 @@ impl Connection {
         )
     }
 
-    /// Asks the owner to ring when it posts a receive or changes the state. To be followed by a
-    /// heavy fence and one more look.
-    pub(super) fn ask_to_ring(&self) {
-        if let Some(srq) = &self.srq {
-            srq.ask_to_ring(&self.peer.map);
-            return;
-        }
-        signal::ask(&self.peer.map, self.at + layout::WAITING);
+    /// Asks the owner to ring when it posts a receive or changes the state. True where it was not
+    /// asked before: that is to be followed by a heavy fence and one more look.
+    pub(super) fn ask_to_ring(&self) -> bool {
+        let fresh = signal::ask(&self.peer.map, self.at + layout::WAITING);
+        // The owner of a shared queue looks for the queue pairs that wait.
+        let shared = self
+            .srq
+            .as_ref()
+            .is_some_and(|srq| srq.ask_to_ring(&self.peer.map));
+        fresh || shared
+    }
+
+    /// Nothing waits any more.
+    pub(super) fn stop_asking(&self) {
+        signal::stop_asking(&self.peer.map, self.at + layout::WAITING);
     }
 
     pub(super) fn rnr_timer(&self) -> u32 {
@@ -152,6 +159,7 @@ impl Qp {
         if known != Some(conn.word.incarnation()) {
             self.give_claim_back(sq);
             sq.claimed = 0;
+            sq.sent = 0;
             sq.credit = Credit {
                 posted: 0,
                 least: 0,
@@ -169,12 +177,12 @@ impl Qp {
         theirs.state() == IBV_QPS_RESET || theirs.dest() != self.number()
     }
 
-    /// Asks the other end's owner, if there is one, to ring when its queue pair's state changes.
-    pub(super) fn ask_for_state(sq: &SendQueue) {
-        if let Some(peer) = &sq.peer {
-            let (_, index) = split_qp_num(sq.dest);
-            signal::ask(&peer.map, entry_at(index) + layout::WAITING);
-        }
+    /// Asks the other end's owner, if there is one, to ring when its queue pair's state changes;
+    /// as [`Connection::ask_to_ring`].
+    pub(super) fn ask_for_state(sq: &SendQueue) -> bool {
+        let Some(peer) = &sq.peer else { return false };
+        let (_, index) = split_qp_num(sq.dest);
+        signal::ask(&peer.map, entry_at(index) + layout::WAITING)
     }
 }
 

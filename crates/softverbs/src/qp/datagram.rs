@@ -9,7 +9,7 @@ use rdma_core_sys::*;
 
 use super::conn::receives;
 use super::request::Request;
-use super::send::{Reason, Step};
+use super::waiting::{Reason, Step};
 use super::{Qp, RecvQueue, SendQueue, entry_at};
 use crate::abi::gid;
 use crate::cq::{Cqe, Retires};

@@ -88,6 +88,7 @@ impl Qp {
     }
 
     fn flush_sends(&self, sq: &mut SendQueue, first: ibv_wc_status) {
+        self.take_all_back(sq);
         let mut status = first;
         while sq.executed != sq.head {
             let stored = sq.stored[sq.executed as usize & (sq.stored.len() - 1)];
@@ -228,6 +229,7 @@ impl Qp {
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
         self.give_claim_back(&mut sq);
+        self.forget_parked(&mut sq);
         let old = StateWord(self.word.load(Ordering::Relaxed));
         let word = StateWord::new(IBV_QPS_RESET, 0, 0, old.incarnation().wrapping_add(1));
         let (map, at) = (self.map(), self.at());
@@ -246,6 +248,8 @@ impl Qp {
         sq.executed = 0;
         sq.signaled = 0;
         sq.claimed = 0;
+        sq.sent = 0;
+        sq.parked.rewind();
         sq.credit = Credit {
             posted: 0,
             least: 0,
@@ -259,10 +263,11 @@ impl Qp {
         rq.head = 0;
         rq.next = 0;
         rq.least = u32::MAX;
-        rq.peer = None;
+        let sender = rq.peer.take();
         rq.dest = 0;
         rq.incarnation = word.incarnation();
         rq.flow = Flow::Open;
+        rq.received = 0;
         self.send_done.store(0, Ordering::Relaxed);
         self.recv_done.store(0, Ordering::Relaxed);
         for cq in [sq.cq, rq.cq] {
@@ -271,7 +276,11 @@ impl Qp {
                 cq.purge(self.number());
             }
         }
-        self.wake_sender(None);
+        if map.u32(at + layout::WAITING).swap(0, Ordering::SeqCst) != 0
+            && let Some(sender) = sender
+        {
+            sender.ring_process();
+        }
     }
 
     pub(super) fn set_state(&self, state: u32) {

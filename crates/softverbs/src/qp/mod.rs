@@ -2,7 +2,8 @@
 //!
 //! Both queues are private memory. The initiator runs a request when it is posted, or later when
 //! what it waited for is there ([`send`]); messages are turned into completions by the process
-//! that owns the receiving queue pair ([`recv`]). What peers see of a queue pair is its entry in
+//! that owns the receiving queue pair ([`recv`]). Messages that find no receive are shown to the
+//! other end ([`parked`]), which takes them when it has one ([`pull`]). What peers see of a queue pair is its entry in
 //! the segment: one state word, and the receives that were posted.
 
 mod conn;
@@ -11,10 +12,13 @@ mod extended;
 mod fail;
 mod modify;
 mod object;
+mod parked;
+mod pull;
 mod recv;
 mod request;
 mod send;
 mod state;
+mod waiting;
 
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
@@ -127,7 +131,10 @@ struct SendQueue {
     claim: Option<u32>,
     /// The first waiting request's payload is in the receive already.
     pushed: bool,
-    wait: Option<send::Wait>,
+    /// Messages that took a receive of a shared queue, wrapping.
+    sent: u32,
+    wait: Option<waiting::Wait>,
+    parked: parked::Parked,
     timeout: u8,
     retry_cnt: u8,
     rnr_retry: u8,
@@ -186,6 +193,10 @@ struct RecvQueue {
     peer: Option<Arc<Peer>>,
     dest: u32,
     incarnation: u32,
+    /// Messages that took a receive of a shared queue, wrapping.
+    received: u32,
+    /// This queue is among those that will look for parked messages.
+    pulls: bool,
     flow: Flow,
 }
 

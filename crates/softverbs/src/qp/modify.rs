@@ -166,8 +166,12 @@ impl Qp {
             let _ = process.grant_ring(peer);
         }
         let mut sq = self.sq.lock();
-        let mut rq = self.rq.lock();
         let from = self.state();
+        if to != IBV_QPS_RTS {
+            // Nothing is sent in other states, but what is on its way.
+            let _ = self.take_back(&mut sq);
+        }
+        let mut rq = self.rq.lock();
         if mask & IBV_QP_DEST_QPN != 0 {
             sq.dest = attr.dest_qp_num;
             rq.dest = attr.dest_qp_num;

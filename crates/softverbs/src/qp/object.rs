@@ -10,6 +10,7 @@ use rdma_core_sys::{
     ibv_sge,
 };
 
+use super::parked::Parked;
 use super::{
     Attributes, DESTROYED, Flow, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue,
     Stored, extended, state,
@@ -71,11 +72,20 @@ impl SendQueue {
             },
             claim: None,
             pushed: false,
+            sent: 0,
             wait: None,
+            parked: Parked::new(),
             timeout: 0,
             retry_cnt: 0,
             rnr_retry: 0,
         })
+    }
+}
+
+impl SendQueue {
+    fn after(mut self, old: &Self) -> Self {
+        self.parked.continue_after(&old.parked);
+        self
     }
 }
 
@@ -111,6 +121,8 @@ impl RecvQueue {
             dest: 0,
             incarnation: 0,
             flow: Flow::Open,
+            received: 0,
+            pulls: false,
         })
     }
 }
@@ -161,7 +173,9 @@ fn blank(index: u32) -> Qp {
             },
             claim: None,
             pushed: false,
+            sent: 0,
             wait: None,
+            parked: Parked::new(),
             timeout: 0,
             retry_cnt: 0,
             rnr_retry: 0,
@@ -186,6 +200,8 @@ fn blank(index: u32) -> Qp {
             dest: 0,
             incarnation: 0,
             flow: Flow::Open,
+            received: 0,
+            pulls: false,
         }),
         attr: Mutex::new(Attributes { attr, init }),
         batch: extended::Batch::default(),
@@ -303,7 +319,12 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
         attributes.attr.cap = init.attr.cap;
         attributes.init = init.attr;
     }
-    *qp.sq.lock() = sq;
+    {
+        let mut old = qp.sq.lock();
+        // A receiver that is late must not take a message of this life for one of the last.
+        let sq = sq.after(&old);
+        *old = sq;
+    }
     *qp.rq.lock() = rq;
     let map = qp.map();
     let at = qp.at();
@@ -355,6 +376,9 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     this.reset();
     let (desc_at, desc_len, send_cq, recv_cq, srq) = {
         let mut sq = this.sq.lock();
+        if let Some((at, len)) = sq.parked.take_place() {
+            process.segment.give(at, len);
+        }
         let mut rq = this.rq.lock();
         this.state.store(DESTROYED, Ordering::Relaxed);
         sq.stored = Box::new([]);

@@ -13,6 +13,7 @@ use crate::process::Process;
 use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{Credit, desc, qp as layout, split_qp_num};
 use crate::signal;
+use crate::srq::Srq;
 use crate::sync::light_fence;
 use crate::sys::{Errno, Res};
 
@@ -53,20 +54,47 @@ pub(crate) unsafe fn post_recv(
     let map = this.map();
     map.u64(at + layout::CREDIT)
         .store(credit.to_word(), Ordering::Release);
-    this.wake_sender(rq.peer.as_ref());
+    light_fence(rq.peer.as_ref().is_none_or(|peer| peer.barriers));
+    if signal::asks(map, at + layout::WAITING) {
+        this.sender_waits(&mut rq);
+    }
     ret
 }
 
 impl Qp {
-    /// Rings the other end's process if it asked for that.
+    /// Rings the other end's process if it asked for that; the state has changed.
     #[inline]
     pub(super) fn wake_sender(&self, peer: Option<&Arc<Peer>>) {
         light_fence(peer.is_none_or(|peer| peer.barriers));
         if let Some(peer) = peer
-            && signal::asked(self.map(), self.at() + layout::WAITING)
+            && signal::asks(self.map(), self.at() + layout::WAITING)
         {
             peer.ring_process();
         }
+    }
+
+    /// A receive was posted that a sender waits for. It is rung; where it does not hear, its parked
+    /// messages are taken at this process's next progress.
+    #[cold]
+    fn sender_waits(&self, rq: &mut RecvQueue) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if let Some(peer) = &rq.peer {
+            peer.ring_process();
+            self.pull_later(rq);
+            // SAFETY: a queue pair in use holds its completion queues.
+            if unsafe { &*rq.cq }.is_armed() {
+                // Whoever sleeps on it has to look once more.
+                self.process().wake_up();
+            }
+        }
+    }
+
+    /// Whether a sender waits for a receive of this shared queue.
+    pub(crate) fn has_waiting_sender(&self, srq: &Srq) -> bool {
+        let waiting = self.map().u32(self.at() + layout::WAITING);
+        waiting.load(Ordering::Acquire) != 0
+            && self.state() != super::DESTROYED
+            && std::ptr::eq(self.rq.lock().srq, srq)
     }
 
     #[inline]
@@ -221,7 +249,7 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
         srq.give_back(index, from.slot);
         return;
     };
-    let rq = qp.rq.lock();
+    let mut rq = qp.rq.lock();
     let its_own = rq.shared().is_some_and(|own| std::ptr::eq(own, srq));
     if !its_own || !qp.means(&rq, from, header) {
         // It was connected when the message was sent.
@@ -234,6 +262,7 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
         qp.fail_asynchronously(IBV_EVENT_QP_FATAL);
         return;
     };
+    rq.received = rq.received.wrapping_add(1);
     let receive = Receive {
         wr_id: taken.wr_id,
         total: taken.total,
@@ -250,13 +279,13 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
 }
 
 /// A receive that a message goes to.
-struct Receive<'a> {
-    wr_id: u64,
-    total: u32,
-    pd: u32,
-    sges: &'a [ibv_sge],
-    done: u32,
-    retires: Retires,
+pub(super) struct Receive<'a> {
+    pub(super) wr_id: u64,
+    pub(super) total: u32,
+    pub(super) pd: u32,
+    pub(super) sges: &'a [ibv_sge],
+    pub(super) done: u32,
+    pub(super) retires: Retires,
 }
 
 impl Qp {
@@ -296,28 +325,33 @@ impl Qp {
         message: &Message,
     ) -> ibv_wc_status {
         let header = &message.header;
-        let mut opcode = IBV_WC_RECV;
-        let mut flags = 0;
         let status = match header.op {
             op::SEND | op::SEND_IMM if header.len > receive.total => IBV_WC_LOC_LEN_ERR,
-            op::SEND | op::SEND_IMM => {
-                if header.op == op::SEND_IMM {
-                    flags = IBV_WC_WITH_IMM;
-                }
-                if message.inside == 0 {
-                    IBV_WC_SUCCESS
-                } else {
-                    self.scatter(receive.sges, receive.pd, ring, message)
-                }
+            op::SEND | op::SEND_IMM if message.inside > 0 => {
+                self.scatter(receive.sges, receive.pd, ring, message)
             }
-            op::WRITE_IMM => {
-                opcode = IBV_WC_RECV_RDMA_WITH_IMM;
-                flags = IBV_WC_WITH_IMM;
-                IBV_WC_SUCCESS
-            }
+            op::SEND | op::SEND_IMM | op::WRITE_IMM => IBV_WC_SUCCESS,
             op::TOO_LONG => IBV_WC_LOC_LEN_ERR,
             op::UNWRITABLE => IBV_WC_LOC_PROT_ERR,
             _ => IBV_WC_LOC_QP_OP_ERR,
+        };
+        self.push_receive(rq, receive, header, status);
+        status
+    }
+
+    /// Makes the completion of a message that is where it belongs.
+    #[inline]
+    pub(super) fn push_receive(
+        &self,
+        rq: &RecvQueue,
+        receive: &Receive<'_>,
+        header: &Header,
+        status: ibv_wc_status,
+    ) {
+        let (opcode, wc_flags) = match header.op {
+            op::SEND_IMM => (IBV_WC_RECV, IBV_WC_WITH_IMM),
+            op::WRITE_IMM => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
+            _ => (IBV_WC_RECV, 0),
         };
         let cqe = Cqe {
             wr_id: receive.wr_id,
@@ -325,7 +359,7 @@ impl Qp {
             src_qp: header.src_qpn,
             byte_len: header.len,
             imm: header.imm,
-            wc_flags: flags,
+            wc_flags,
             opcode,
             status,
             done: receive.done,
@@ -334,7 +368,6 @@ impl Qp {
         };
         // SAFETY: a queue pair in use holds its completion queues.
         unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
-        status
     }
 
     /// Copies a payload from the ring into the receive's pieces.

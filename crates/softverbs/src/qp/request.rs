@@ -10,7 +10,6 @@ use crate::sys::{self, Errno, Res};
 
 /// A request that runs, its pieces as memory of this process.
 pub(super) struct Request<'a> {
-    pub(super) wr_id: u64,
     pub(super) opcode: u32,
     pub(super) flags: u32,
     pub(super) imm: u32,

@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::conn::{Unreachable, rnr_delay_ns};
+use super::conn::Unreachable;
 use super::request::{PieceList, Request, completion_opcode, fetches, offered, operands};
+use super::waiting::{Reason, Step, no_receive};
 use super::{MAX_MESSAGE, Operands, Qp, SendQueue, Stored};
 use crate::cq::{Cqe, Retires};
 use crate::peer::Push;
@@ -13,32 +14,6 @@ use crate::region::{self, AccessError, Change, Direction, Key, Target, blame};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::sync::Guard;
 use crate::sys::{self, Errno, Res};
-
-/// How far a request came.
-pub(super) enum Step {
-    Done(ibv_wc_status),
-    Wait(Reason),
-}
-
-/// What a request waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reason {
-    /// The other end has no receive posted.
-    Receive,
-    /// The other end is not connected yet.
-    Connection,
-    /// There is no room in the ring.
-    Room,
-}
-
-/// Since when, and for how long, the first request waits.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Wait {
-    reason: Reason,
-    /// Nanoseconds of the monotonic clock, or 0 for any time.
-    deadline: u64,
-    left: u8,
-}
 
 /// `ibv_post_send`.
 ///
@@ -70,7 +45,7 @@ pub(crate) unsafe fn post_send(
         }
         next = request.next;
     }
-    if sq.executed != sq.head && !waited {
+    if sq.executed != sq.head && (!waited || sq.parked.news) {
         this.begin_to_wait(sq);
     }
     ret
@@ -113,7 +88,7 @@ pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i3
         }
         next = request.next;
     }
-    if sq.executed != sq.head && !waited {
+    if sq.executed != sq.head && (!waited || sq.parked.news) {
         qp.begin_to_wait(sq);
     }
     ret
@@ -191,7 +166,6 @@ impl Qp {
             list.push(addr, sge.length as usize);
         }
         let request = Request {
-            wr_id: wr.wr_id,
             opcode: wr.opcode,
             flags: wr.send_flags,
             imm: wr.__bindgen_anon_1.bindgen_union_field,
@@ -207,10 +181,7 @@ impl Qp {
             Step::Wait(reason) => {
                 self.note_wait(sq, reason);
                 self.store(sq, wr, operands, sges, len);
-                if sq.wait.is_some_and(|wait| wait.deadline == u64::MAX) {
-                    // No retries are allowed.
-                    let status = give_up(reason);
-                    sq.wait = None;
+                if let Some(status) = Self::give_up_at_once(sq) {
                     self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, 0, status);
                 }
             }
@@ -245,6 +216,7 @@ impl Qp {
             self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_WR_FLUSH_ERR, 0);
         } else {
             self.store(sq, wr, operands, sges, len);
+            self.park_another(sq);
         }
     }
 
@@ -290,7 +262,7 @@ impl Qp {
 
     /// Counts a request as executed, completes it, and fails the queue pair where it failed.
     #[inline]
-    fn finish(
+    pub(super) fn finish(
         &self,
         sq: &mut SendQueue,
         wr_id: u64,
@@ -338,7 +310,7 @@ impl Qp {
     }
 
     #[inline]
-    fn run(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+    pub(super) fn run(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
         if sq.kind == IBV_QPT_UD {
             return self.run_datagram(sq, request);
         }
@@ -580,6 +552,8 @@ impl Qp {
                 conn.peer.notify_cq(conn.recv_cq, solicited);
                 if sq.claim.take().is_none() {
                     sq.claimed = sq.claimed.wrapping_add(1);
+                } else {
+                    sq.sent = sq.sent.wrapping_add(1);
                 }
                 sq.pushed = false;
                 Step::Done(IBV_WC_SUCCESS)
@@ -620,147 +594,6 @@ impl Qp {
             }),
         }
     }
-
-    /// The first request can't run now.
-    #[cold]
-    fn note_wait(&self, sq: &mut SendQueue, reason: Reason) {
-        match (&sq.conn, reason) {
-            (Some(conn), Reason::Receive) => conn.ask_to_ring(),
-            (_, Reason::Connection) => Self::ask_for_state(sq),
-            _ => {}
-        }
-        if sq.wait.is_some_and(|wait| wait.reason == reason) {
-            return;
-        }
-        let now = sys::now_ns();
-        let (deadline, left) = match reason {
-            Reason::Receive if sq.kind == IBV_QPT_UC => (now + UC_PATIENCE_NS, 0),
-            Reason::Receive if sq.rnr_retry == 7 => (0, 0),
-            Reason::Receive if sq.rnr_retry == 0 => (u64::MAX, 0),
-            Reason::Receive => (now + self.rnr_ns(sq), sq.rnr_retry - 1),
-            Reason::Connection if sq.timeout == 0 => (0, 0),
-            Reason::Connection => {
-                let once = 4096u64 << sq.timeout.min(31);
-                (now + once * (u64::from(sq.retry_cnt) + 1), 0)
-            }
-            Reason::Room => (0, 0),
-        };
-        sq.wait = Some(Wait {
-            reason,
-            deadline,
-            left,
-        });
-    }
-
-    fn rnr_ns(&self, sq: &SendQueue) -> u64 {
-        sq.conn
-            .as_ref()
-            .map_or(0, |conn| rnr_delay_ns(conn.rnr_timer()))
-    }
-
-    /// Runs requests that waited, as far as they go; true where some still wait.
-    pub(crate) fn go_on(&self) -> bool {
-        let mut sq = self.sq.lock();
-        let sq = &mut *sq;
-        while sq.executed != sq.head && self.state() == IBV_QPS_RTS {
-            let slot = sq.executed as usize & (sq.stored.len() - 1);
-            let stored = sq.stored[slot];
-            let mut list = PieceList::new();
-            let mut readable = true;
-            let mut len = 0;
-            if stored.flags & IBV_SEND_INLINE != 0 {
-                let at = slot * sq.max_inline as usize;
-                let bytes = &sq.inline[at..at + stored.inline_len as usize];
-                len = bytes.len() as u64;
-                list.push(bytes.as_ptr() as u64, bytes.len());
-            } else {
-                let first = slot * sq.max_sge as usize;
-                for sge in &sq.sges[first..first + stored.pieces as usize] {
-                    // The region may have gone in the meantime.
-                    let write = fetches(stored.opcode);
-                    match self.process().regions.local(sge, sq.pd, write) {
-                        Some(addr) => list.push(addr, sge.length as usize),
-                        None => readable = false,
-                    }
-                    len += u64::from(sge.length);
-                }
-            }
-            let request = Request {
-                wr_id: stored.wr_id,
-                opcode: stored.opcode,
-                flags: stored.flags,
-                imm: stored.imm,
-                operands: stored.operands,
-                pieces: list.as_slice(),
-                len,
-            };
-            let step = if readable {
-                self.run(sq, &request)
-            } else {
-                Step::Done(IBV_WC_LOC_PROT_ERR)
-            };
-            let status = match step {
-                Step::Done(status) => status,
-                Step::Wait(reason) => {
-                    self.note_wait(sq, reason);
-                    match self.expired(sq) {
-                        Some(status) => status,
-                        None => return true,
-                    }
-                }
-            };
-            sq.wait = None;
-            self.finish(
-                sq,
-                request.wr_id,
-                request.opcode,
-                request.flags,
-                len,
-                status,
-            );
-        }
-        sq.executed != sq.head && self.state() == IBV_QPS_RTS
-    }
-
-    /// The status of the first request where its patience is over.
-    fn expired(&self, sq: &mut SendQueue) -> Option<ibv_wc_status> {
-        let delay = self.rnr_ns(sq);
-        let lost = sq.kind == IBV_QPT_UC;
-        let wait = sq.wait.as_mut()?;
-        if wait.deadline == u64::MAX {
-            return Some(give_up(wait.reason));
-        }
-        if wait.deadline == 0 {
-            return None;
-        }
-        let now = sys::now_ns();
-        if now < wait.deadline {
-            return None;
-        }
-        if lost {
-            sq.lossy = true;
-            return Some(IBV_WC_SUCCESS);
-        }
-        if wait.left == 0 {
-            return Some(give_up(wait.reason));
-        }
-        wait.left -= 1;
-        wait.deadline = now + delay;
-        None
-    }
-
-    /// Whether requests wait.
-    pub(crate) fn waits(&self) -> bool {
-        let sq = self.sq.lock();
-        sq.executed != sq.head && self.state() == IBV_QPS_RTS
-    }
-
-    /// When the first request's patience ends.
-    pub(crate) fn deadline(&self) -> Option<u64> {
-        let sq = self.sq.lock();
-        let deadline = sq.wait.as_ref()?.deadline;
-        (deadline != 0 && sq.executed != sq.head).then_some(deadline)
-    }
 }
 
 /// Claims a receive of the other end's shared queue, unless one is claimed already. Its length is
@@ -773,26 +606,4 @@ fn claim_shared(sq: &mut SendQueue, own_slot: u32) -> bool {
         sq.claim = srq.claim(&conn.peer.map, own_slot);
     }
     sq.claim.is_some()
-}
-
-/// How long a message of an unreliable connection waits for a receive. On a wire it would be lost at
-/// once; here the receiver may just not have had the processor.
-const UC_PATIENCE_NS: u64 = 100_000_000;
-
-/// There is no receive for the message. A connection that has lost one for that loses the following
-/// ones without waiting, until there is a receive again.
-#[cold]
-fn no_receive(sq: &SendQueue) -> Step {
-    if sq.lossy {
-        Step::Done(IBV_WC_SUCCESS)
-    } else {
-        Step::Wait(Reason::Receive)
-    }
-}
-
-fn give_up(reason: Reason) -> ibv_wc_status {
-    match reason {
-        Reason::Receive => IBV_WC_RNR_RETRY_EXC_ERR,
-        Reason::Connection | Reason::Room => IBV_WC_RETRY_EXC_ERR,
-    }
 }

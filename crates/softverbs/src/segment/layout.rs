@@ -105,6 +105,13 @@ pub(crate) mod qp {
     pub(crate) const TYPE: usize = 48;
     /// u64: see [`super::Credit`].
     pub(crate) const CREDIT: usize = 64;
+    /// u64, by both: see [`super::ParkedWord`].
+    pub(crate) const PARKED: usize = 72;
+    /// u64, u32, u32: parked messages' entries: offset in the segment, how many (a power of two),
+    /// bytes each. The first is 0 while there never was one.
+    pub(crate) const PARKED_AT: usize = 80;
+    pub(crate) const PARKED_COUNT: usize = 88;
+    pub(crate) const PARKED_STRIDE: usize = 92;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_QPS;
 }
 
@@ -171,6 +178,103 @@ pub(crate) mod desc {
 
     pub(crate) fn stride(pieces: usize) -> usize {
         (FIRST + pieces * PIECE).next_multiple_of(32)
+    }
+}
+
+/// A message that waits for a receive: u32 length, number of pieces, immediate, flags, message
+/// number, receiver's incarnation, then the pieces as in [`desc`].
+pub(crate) mod parked {
+    pub(crate) const LEN: usize = 0;
+    pub(crate) const PIECES: usize = 4;
+    pub(crate) const IMM: usize = 8;
+    pub(crate) const FLAGS: usize = 12;
+    pub(crate) const NUMBER: usize = 16;
+    pub(crate) const INCARNATION: usize = 20;
+    pub(crate) const FIRST: usize = 32;
+    pub(crate) const PIECE: usize = 16;
+
+    pub(crate) const WITH_IMM: u32 = 1;
+    pub(crate) const SOLICITED: u32 = 2;
+
+    pub(crate) fn stride(pieces: usize) -> usize {
+        (FIRST + pieces * PIECE).next_multiple_of(32)
+    }
+}
+
+/// Which parked messages are to be had: whether the receiver is copying the first (1 bit), generation
+/// (31), how many (16), position of the first in the send queue (16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ParkedWord(pub(crate) u64);
+
+impl ParkedWord {
+    const HELD: u64 = 1 << 63;
+
+    pub(crate) fn new(generation: u32, count: u32, first: u32) -> Self {
+        Self(
+            u64::from(generation & 0x7fff_ffff) << 32
+                | u64::from(count & 0xffff) << 16
+                | u64::from(first & 0xffff),
+        )
+    }
+
+    pub(crate) fn generation(self) -> u32 {
+        (self.0 >> 32) as u32 & 0x7fff_ffff
+    }
+
+    /// The receiver is copying the first message to where the sender would copy it too.
+    pub(crate) fn is_held(self) -> bool {
+        self.0 & Self::HELD != 0
+    }
+
+    #[must_use]
+    pub(crate) fn held(self) -> Self {
+        Self(self.0 | Self::HELD)
+    }
+
+    #[must_use]
+    pub(crate) fn let_go(self) -> Self {
+        Self(self.0 & !Self::HELD)
+    }
+
+    pub(crate) fn count(self) -> u32 {
+        (self.0 >> 16) as u32 & 0xffff
+    }
+
+    pub(crate) fn first(self) -> u32 {
+        self.0 as u32 & 0xffff
+    }
+
+    #[must_use]
+    pub(crate) fn with_one_more(self) -> Self {
+        Self(self.0 & Self::HELD | Self::new(self.generation(), self.count() + 1, self.first()).0)
+    }
+
+    /// What is left when the first was taken; nobody holds it.
+    #[must_use]
+    pub(crate) fn without_first(self) -> Self {
+        Self::new(
+            self.generation(),
+            self.count().wrapping_sub(1),
+            self.first().wrapping_add(1),
+        )
+    }
+
+    /// Whether this is `old` with messages added, and none taken.
+    pub(crate) fn has_grown_from(self, old: Self) -> bool {
+        self.generation() == old.generation()
+            && self.is_held() == old.is_held()
+            && self.first() == old.first()
+            && self.count() > old.count()
+    }
+
+    /// How many messages a receiver took from what this says, where it is `now` instead; none where
+    /// `now` is rubbish.
+    pub(crate) fn taken(self, now: Self) -> u32 {
+        let taken = now.first().wrapping_sub(self.first()) & 0xffff;
+        let consistent = now.generation() == self.generation()
+            && taken <= self.count()
+            && now.count() == self.count() - taken;
+        if consistent { taken } else { 0 }
     }
 }
 
@@ -267,6 +371,34 @@ mod tests {
         let error = word.with_state(6);
         assert_eq!((error.state(), error.dest()), (6, 0xab_cdef));
         assert_eq!(error.incarnation(), 0x12_3456);
+    }
+
+    #[test]
+    fn parked_words_count_what_was_taken() {
+        let most = u32::MAX >> 1;
+        let word = ParkedWord::new(u32::MAX, 3, 0x1_fffe);
+        assert_eq!(
+            (word.generation(), word.count(), word.first()),
+            (most, 3, 0xfffe)
+        );
+        assert!(word.held().is_held() && !word.is_held());
+        assert_eq!(word.held().let_go(), word);
+        assert_eq!(word.held().without_first(), word.without_first());
+        assert_eq!(word.held().with_one_more(), word.with_one_more().held());
+        assert!(!word.held().with_one_more().has_grown_from(word));
+        let mut now = word;
+        for taken in 0..=3 {
+            assert_eq!(word.taken(now), taken);
+            now = now.without_first();
+        }
+        // More than there were, another generation, another count.
+        assert_eq!(word.taken(now), 0);
+        assert_eq!(word.taken(ParkedWord::new(0, 2, 0xffff)), 0);
+        assert_eq!(word.taken(ParkedWord::new(u32::MAX, 3, 0xffff)), 0);
+        assert!(word.with_one_more().has_grown_from(word));
+        assert!(!word.has_grown_from(word));
+        assert!(!word.without_first().has_grown_from(word));
+        assert_eq!(word.with_one_more().count(), 4);
     }
 
     #[test]

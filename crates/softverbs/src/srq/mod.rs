@@ -11,7 +11,7 @@ mod order;
 mod shared;
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_recv_wr, ibv_sge, ibv_srq};
 
@@ -37,6 +37,8 @@ pub(crate) struct Srq {
     /// Queue pairs that take receives here.
     pub(crate) users: AtomicU32,
     events: AtomicU32,
+    /// It is among those that will look for parked messages.
+    pulls: AtomicBool,
     queue: Lock<Queue>,
 }
 
@@ -96,6 +98,26 @@ pub(crate) struct Taken {
 impl Taken {
     pub(crate) fn sges(&self) -> &[ibv_sge] {
         &self.sges[..self.pieces]
+    }
+}
+
+impl Queue {
+    fn claimed(&self, index: u32, slot: u32) -> Option<Taken> {
+        let posted = *self.posted.get(index as usize)?;
+        if posted.state != State::Claimed(slot) {
+            return None;
+        }
+        let first = index as usize * self.max_sge as usize;
+        let pieces = posted.pieces as usize;
+        let mut sges = [ibv_sge::default(); crate::qp::MAX_SGE as usize];
+        sges[..pieces].copy_from_slice(&self.sges[first..first + pieces]);
+        Some(Taken {
+            wr_id: posted.wr_id,
+            total: posted.total,
+            pd: self.pd,
+            sges,
+            pieces,
+        })
     }
 }
 
@@ -200,45 +222,41 @@ impl Srq {
         }
     }
 
-    /// The receive with this descriptor, if the process in `slot` has claimed it.
+    /// The receive with this descriptor, if the process in `slot` has claimed it. It is used up.
     pub(crate) fn take(&self, index: u32, slot: u32) -> Option<Taken> {
         let mut queue = self.queue.lock();
         self.follow(&mut queue);
-        let posted = *queue.posted.get(index as usize)?;
-        if posted.state != State::Claimed(slot) {
-            return None;
-        }
+        let taken = queue.claimed(index, slot)?;
         queue.posted[index as usize].state = State::Free;
         queue.free.push(index);
-        let first = index as usize * queue.max_sge as usize;
-        let pieces = posted.pieces as usize;
-        let mut sges = [ibv_sge::default(); crate::qp::MAX_SGE as usize];
-        sges[..pieces].copy_from_slice(&queue.sges[first..first + pieces]);
-        Some(Taken {
-            wr_id: posted.wr_id,
-            total: posted.total,
-            pd: queue.pd,
-            sges,
-            pieces,
+        Some(taken)
+    }
+
+    /// As [`Self::take`], for a look before it is used up or given back.
+    pub(crate) fn claimed(&self, index: u32, slot: u32) -> Option<Taken> {
+        let mut queue = self.queue.lock();
+        self.follow(&mut queue);
+        queue.claimed(index, slot)
+    }
+
+    /// Claims the next receive for this process, if it is long enough; else it stays the next one.
+    pub(crate) fn claim_next(&self, len: u32) -> Option<u32> {
+        let process = self.process();
+        let map = &process.segment.map;
+        let queue = self.queue.lock();
+        let shared = Shared::read(map, self.index)?;
+        shared.claim_if(map, process.slot, |index| {
+            queue
+                .posted
+                .get(index as usize)
+                .is_some_and(|posted| posted.total >= len)
         })
     }
 
     /// The next receive, for a message that claimed none, if it is long enough.
     pub(crate) fn take_next(&self, len: u32) -> Option<Taken> {
-        let process = self.process();
-        let shared = Shared::read(&process.segment.map, self.index)?;
-        let index = shared.claim(&process.segment.map, process.slot)?;
-        let long_enough = self
-            .queue
-            .lock()
-            .posted
-            .get(index as usize)
-            .is_some_and(|posted| posted.total >= len);
-        if long_enough {
-            return self.take(index, process.slot);
-        }
-        self.give_back(index, process.slot);
-        None
+        let index = self.claim_next(len)?;
+        self.take(index, self.process().slot)
     }
 
     /// A claim that no message will use: the receive is to be had again.
@@ -290,6 +308,28 @@ impl Srq {
         let process = self.process();
         if signal::asked(&process.segment.map, self.at() + layout::WAITING) {
             process.ring_all_peers();
+            if !self.pulls.swap(true, Ordering::AcqRel) {
+                process.request_shared_pull(self.index);
+            }
+        }
+    }
+
+    /// Has the queue pairs that take receives here look for parked messages. The caller holds no lock
+    /// of a queue.
+    pub(crate) fn pull(&self) {
+        self.pulls.store(false, Ordering::Release);
+        let process = self.process();
+        let waiting = process.segment.map.u32(self.at() + layout::WAITING);
+        // Receives that are posted meanwhile bring this process here again.
+        waiting.store(1, Ordering::SeqCst);
+        for qp in process.qps.iter().filter(|qp| qp.has_waiting_sender(self)) {
+            qp.pull();
+        }
+        // The next receive need not, if nobody waits: a sender marks its queue pair first.
+        waiting.swap(0, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        if process.qps.iter().any(|qp| qp.has_waiting_sender(self)) {
+            waiting.store(1, Ordering::SeqCst);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Creating, changing and destroying shared receive queues.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use rdma_core_sys::{
     IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, ibv_pd, ibv_sge, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
@@ -23,6 +23,7 @@ fn blank(index: u32) -> Srq {
         process: AtomicPtr::new(std::ptr::null_mut()),
         users: AtomicU32::new(0),
         events: AtomicU32::new(0),
+        pulls: AtomicBool::new(false),
         queue: Lock::new(Queue::default()),
     }
 }

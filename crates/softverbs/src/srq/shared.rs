@@ -85,15 +85,15 @@ impl Shared {
         self.mask
     }
 
-    /// Claims the first receive that is to be had, for the process in `slot`; its descriptor.
-    pub(crate) fn claim(&self, map: &Mapping, slot: u32) -> Option<u32> {
+    /// The first word that is to be had: where it is, and what it says.
+    fn find(&self, map: &Mapping) -> Option<(usize, Word)> {
         let hint = map.u32(self.at + layout::HINT);
         let mut position = hint.load(Ordering::Relaxed);
         // The hint may be late by any number; who finds a later round goes to where the order may
         // begin at the earliest.
         for _ in 0..=2 * self.mask + 1 {
-            let place = map.u64(self.ring_at + 8 * (position & self.mask) as usize);
-            let word = Word(place.load(Ordering::Relaxed));
+            let place = self.ring_at + 8 * (position & self.mask) as usize;
+            let word = Word(map.u64(place).load(Ordering::Relaxed));
             let ahead = word.position().wrapping_sub(position).cast_signed();
             if ahead < 0 || word.0 == 0 {
                 return None;
@@ -103,24 +103,55 @@ impl Shared {
                 continue;
             }
             if word.is_posted() {
-                let claimed = word.claimed(slot).0;
-                if place
-                    .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
-                {
-                    hint.store(position.wrapping_add(1), Ordering::Relaxed);
-                    return Some(word.index() & self.mask);
-                }
+                return Some((place, word));
             }
             position = position.wrapping_add(1);
         }
         None
     }
 
-    /// Asks the owner to ring when it posts a receive. To be followed by a heavy fence and one
-    /// more look.
-    pub(crate) fn ask_to_ring(&self, map: &Mapping) {
-        signal::ask(map, self.at + layout::WAITING);
+    /// Whether there is a receive.
+    pub(crate) fn available(&self, map: &Mapping) -> bool {
+        self.find(map).is_some()
+    }
+
+    /// Claims the first receive that is to be had, for the process in `slot`; its descriptor.
+    pub(crate) fn claim(&self, map: &Mapping, slot: u32) -> Option<u32> {
+        self.claim_if(map, slot, |_| true)
+    }
+
+    /// As [`Self::claim`], where the first receive is `good`.
+    pub(crate) fn claim_if(
+        &self,
+        map: &Mapping,
+        slot: u32,
+        good: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        // Others may be faster each time, but not for ever: they make the receives fewer.
+        for _ in 0..=2 * self.mask + 1 {
+            let (place, word) = self.find(map)?;
+            let index = word.index() & self.mask;
+            if !good(index) {
+                return None;
+            }
+            let claimed = word.claimed(slot).0;
+            if map
+                .u64(place)
+                .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+            {
+                map.u32(self.at + layout::HINT)
+                    .store(word.position().wrapping_add(1), Ordering::Relaxed);
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// Asks the owner to ring when it posts a receive. True where it was not asked before: that is to
+    /// be followed by a fence and one more look.
+    pub(crate) fn ask_to_ring(&self, map: &Mapping) -> bool {
+        signal::ask(map, self.at + layout::WAITING)
     }
 }
 

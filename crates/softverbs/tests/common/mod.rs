@@ -232,6 +232,10 @@ impl Buffer {
             .map(|i| unsafe { self.bytes.add(i).read_volatile() })
             .collect()
     }
+    pub fn fill(&mut self, byte: u8) {
+        // SAFETY: inside the buffer; no request names it now.
+        unsafe { self.bytes.write_bytes(byte, self.len) };
+    }
     /// The same memory and registration once more.
     pub fn again(&self) -> Self {
         Self {
@@ -245,6 +249,24 @@ impl Buffer {
         // SAFETY: never freed; the caller's peer is done with it.
         unsafe { std::slice::from_raw_parts(self.bytes, self.len) }
     }
+}
+
+/// `ibv_post_srq_recv` of one receive, all of `buffer`.
+pub fn post_srq(srq: *mut ibv_srq, buffer: &Buffer, id: u64) -> i32 {
+    let mut sge = ibv_sge {
+        addr: buffer.addr(),
+        length: buffer.len() as u32,
+        lkey: buffer.lkey(),
+    };
+    let mut wr = ibv_recv_wr {
+        wr_id: id,
+        next: std::ptr::null_mut(),
+        sg_list: &raw mut sge,
+        num_sge: 1,
+    };
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: a live queue, a chain of one.
+    unsafe { ibv_post_srq_recv(srq, &raw mut wr, &raw mut bad) }
 }
 
 /// Address of a queue pair.
@@ -325,6 +347,19 @@ impl End {
                 end.enter_init();
             }
             end
+        }
+    }
+
+    /// A shared receive queue of `count` receives of one piece.
+    pub fn create_srq(&self, count: u32) -> *mut ibv_srq {
+        // SAFETY: all zeros is a value of it; the domain is live.
+        unsafe {
+            let mut init: ibv_srq_init_attr = std::mem::zeroed();
+            init.attr.max_wr = count;
+            init.attr.max_sge = 1;
+            let srq = (verbs().ibv_create_srq)(self.pd, &raw mut init);
+            assert!(!srq.is_null(), "{}", std::io::Error::last_os_error());
+            srq
         }
     }
 

@@ -1,0 +1,421 @@
+//! Messages that wait for a receive, shown to the other end so that it can take them by itself
+//! when it has one, whatever this process does meanwhile. `docs/softverbs.md` has the protocol.
+//!
+//! One word decides: the receiver swaps it to one message fewer when it has copied the first, and
+//! that alone delivers it; the sender takes everything back by swapping the word to the next
+//! generation.
+
+use rdma_core_sys::{
+    IBV_SEND_INLINE, IBV_SEND_SOLICITED, IBV_WC_SUCCESS, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
+};
+
+use super::waiting::stored_len;
+use super::{Qp, SendQueue};
+use crate::segment::Mapping;
+use crate::segment::layout::{ParkedWord, SEGMENT_SIZE, arena, parked as layout, qp as qp_layout};
+use crate::sync::atomic::Ordering;
+
+/// What a send queue has parked. Positions are those of the send queue, wrapping.
+#[derive(Debug)]
+pub(super) struct Parked {
+    /// Entries in the segment: where, how many bytes in all, and each.
+    place: Option<(usize, usize, usize)>,
+    /// What the shared word held when it was last written, if messages are to be had.
+    word: Option<ParkedWord>,
+    generation: u32,
+    /// Entries are written up to here,
+    to: u32,
+    /// for messages with these numbers, to this incarnation of the receiver.
+    number: u32,
+    incarnation: u32,
+    /// The receiver took some while another one was added.
+    pub(super) news: bool,
+}
+
+impl Parked {
+    pub(super) const fn new() -> Self {
+        Self {
+            place: None,
+            word: None,
+            generation: 0,
+            to: 0,
+            number: 0,
+            incarnation: 0,
+            news: false,
+        }
+    }
+
+    /// Positions begin anew.
+    pub(super) fn rewind(&mut self) {
+        self.to = 0;
+    }
+
+    /// For the next queue pair in the same place.
+    pub(super) fn continue_after(&mut self, old: &Self) {
+        self.generation = old.generation;
+    }
+
+    #[inline]
+    pub(super) fn live(&self) -> bool {
+        self.word.is_some()
+    }
+
+    /// Where the entries lie and how many bytes they have, for giving the place back.
+    pub(super) fn take_place(&mut self) -> Option<(usize, usize)> {
+        self.place.take().map(|(at, len, _)| (at, len))
+    }
+}
+
+impl SendQueue {
+    /// Number of the next message of this connection.
+    fn next_number(&self) -> u32 {
+        let shared = self.conn.as_ref().is_some_and(|conn| conn.srq.is_some());
+        if shared { self.sent } else { self.claimed }
+    }
+
+    fn count_taken(&mut self, count: u32) {
+        let Some(conn) = &self.conn else { return };
+        if conn.srq.is_some() {
+            self.sent = self.sent.wrapping_add(count);
+        } else {
+            self.claimed = self.claimed.wrapping_add(count);
+            // The receives that they took are later than what was known.
+            self.credit = conn.credit();
+        }
+    }
+}
+
+impl Qp {
+    fn parked_at(&self) -> usize {
+        self.at() + qp_layout::PARKED
+    }
+
+    /// Shows the waiting messages to the other end; false where there is none that it could take.
+    pub(super) fn park(&self, sq: &mut SendQueue) -> bool {
+        let Some(incarnation) = sq.conn.as_ref().map(|conn| conn.word.incarnation()) else {
+            return false;
+        };
+        if sq.claim.is_some() || !parkable(sq, sq.executed) || !self.place_entries(sq) {
+            return false;
+        }
+        // Entries that were written before are still good for the same messages.
+        let number = sq.next_number().wrapping_sub(sq.executed);
+        let written = sq.parked.to.wrapping_sub(sq.executed);
+        if sq.parked.incarnation != incarnation
+            || sq.parked.number != number
+            || written > sq.head.wrapping_sub(sq.executed)
+        {
+            sq.parked.to = sq.executed;
+            sq.parked.incarnation = incarnation;
+            sq.parked.number = number;
+        }
+        while sq.parked.to != sq.head && self.write_entry(sq, sq.parked.to) {
+            sq.parked.to = sq.parked.to.wrapping_add(1);
+        }
+        let count = sq.parked.to.wrapping_sub(sq.executed);
+        if count == 0 {
+            return false;
+        }
+        let word = ParkedWord::new(sq.parked.generation, count, sq.executed);
+        self.map()
+            .u64(self.parked_at())
+            .store(word.0, Ordering::Release);
+        sq.parked.word = Some(word);
+        true
+    }
+
+    /// A request was added behind parked ones.
+    #[cold]
+    pub(super) fn park_another(&self, sq: &mut SendQueue) {
+        let Some(word) = sq.parked.word else { return };
+        let last = sq.head.wrapping_sub(1);
+        if sq.parked.to != last || !self.write_entry(sq, last) {
+            return;
+        }
+        sq.parked.to = sq.head;
+        let shared = self.map().u64(self.parked_at());
+        for (old, new) in [
+            (word, word.with_one_more()),
+            (word.held(), word.with_one_more().held()),
+            (word, word.with_one_more()),
+        ] {
+            if shared
+                .compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+            {
+                sq.parked.word = Some(new.let_go());
+                return;
+            }
+        }
+        // Some were taken: the receiver may not look again.
+        sq.parked.news = true;
+    }
+
+    /// Whether the receiver took nothing since the word was written.
+    pub(super) fn parked_untouched(&self, sq: &SendQueue) -> bool {
+        let shared = self.map().u64(self.parked_at()).load(Ordering::Acquire);
+        sq.parked.word.is_some_and(|word| word.0 == shared)
+    }
+
+    /// From now on the receiver takes nothing more; completes what it took. How many that was, or
+    /// `None` while it copies a message to where this process would copy it too.
+    pub(super) fn take_back(&self, sq: &mut SendQueue) -> Option<u32> {
+        let shared = self.map().u64(self.parked_at());
+        let mut word = ParkedWord(shared.load(Ordering::Acquire));
+        let empty = ParkedWord::new(sq.parked.generation.wrapping_add(1), 0, 0);
+        loop {
+            if word.is_held() {
+                return None;
+            }
+            match shared.compare_exchange(word.0, empty.0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(now) => word = ParkedWord(now),
+            }
+        }
+        sq.parked.generation = empty.generation();
+        Some(self.count_back(sq, word))
+    }
+
+    /// As [`Self::take_back`], for a queue pair that sends nothing more: a copy that is under way is
+    /// for nothing.
+    pub(super) fn take_all_back(&self, sq: &mut SendQueue) {
+        let word = self.withdraw(sq);
+        self.count_back(sq, word);
+    }
+
+    /// Completes what the receiver took until the word was `now`.
+    fn count_back(&self, sq: &mut SendQueue, now: ParkedWord) -> u32 {
+        sq.parked.news = false;
+        let Some(word) = sq.parked.word.take() else {
+            return 0;
+        };
+        let taken = word.taken(now);
+        for _ in 0..taken {
+            self.finish_first(sq, IBV_WC_SUCCESS);
+        }
+        sq.count_taken(taken);
+        taken
+    }
+
+    /// As [`Self::take_all_back`], for a queue that is emptied.
+    pub(super) fn forget_parked(&self, sq: &mut SendQueue) {
+        sq.parked.news = false;
+        sq.parked.word = None;
+        self.withdraw(sq);
+    }
+
+    fn withdraw(&self, sq: &mut SendQueue) -> ParkedWord {
+        let empty = ParkedWord::new(sq.parked.generation.wrapping_add(1), 0, 0);
+        sq.parked.generation = empty.generation();
+        let shared = self.map().u64(self.parked_at());
+        ParkedWord(shared.swap(empty.0, Ordering::AcqRel))
+    }
+
+    /// Gets a place for entries, with the first message that waits.
+    fn place_entries(&self, sq: &mut SendQueue) -> bool {
+        if sq.parked.place.is_some() {
+            return true;
+        }
+        let stride = layout::stride(sq.max_sge as usize);
+        let len = stride * sq.stored.len();
+        // Without it the sender has to go on by itself.
+        let Ok(at) = self.process().segment.take(len) else {
+            return false;
+        };
+        let map = self.map();
+        let entry = self.at();
+        map.u32(entry + qp_layout::PARKED_COUNT)
+            .store(sq.stored.len() as u32, Ordering::Relaxed);
+        map.u32(entry + qp_layout::PARKED_STRIDE)
+            .store(stride as u32, Ordering::Relaxed);
+        map.u64(entry + qp_layout::PARKED_AT)
+            .store(at as u64, Ordering::Release);
+        sq.parked.place = Some((at, len, stride));
+        sq.parked.to = sq.executed;
+        true
+    }
+
+    /// Describes the message at this position; false where the receiver can't take it.
+    fn write_entry(&self, sq: &SendQueue, position: u32) -> bool {
+        let Some((at, _, stride)) = sq.parked.place else {
+            return false;
+        };
+        if !parkable(sq, position) {
+            return false;
+        }
+        let slot = position as usize & (sq.stored.len() - 1);
+        let stored = &sq.stored[slot];
+        let map = self.map();
+        let at = at + stride * slot;
+        let piece = |i: usize, addr: u64, len: u32| {
+            let piece = at + layout::FIRST + layout::PIECE * i;
+            map.u64(piece).store(addr, Ordering::Relaxed);
+            map.u32(piece + 8).store(len, Ordering::Relaxed);
+        };
+        let pieces = if stored.flags & IBV_SEND_INLINE != 0 {
+            let inline = &sq.inline[slot * sq.max_inline as usize..];
+            piece(0, inline.as_ptr() as u64, stored.inline_len);
+            1
+        } else {
+            let first = slot * sq.max_sge as usize;
+            let sges = &sq.sges[first..first + stored.pieces as usize];
+            for (i, sge) in sges.iter().enumerate() {
+                let Some(addr) = self.process().regions.local(sge, sq.pd, false) else {
+                    return false;
+                };
+                piece(i, addr, sge.length);
+            }
+            stored.pieces
+        };
+        let mut flags = 0;
+        if stored.opcode == IBV_WR_SEND_WITH_IMM {
+            flags |= layout::WITH_IMM;
+        }
+        if stored.flags & IBV_SEND_SOLICITED != 0 {
+            flags |= layout::SOLICITED;
+        }
+        let number = sq.parked.number.wrapping_add(position);
+        let put = |offset: usize, value: u32| map.u32(at + offset).store(value, Ordering::Relaxed);
+        put(layout::LEN, stored_len(sq, slot) as u32);
+        put(layout::PIECES, pieces);
+        put(layout::IMM, stored.imm);
+        put(layout::FLAGS, flags);
+        put(layout::NUMBER, number);
+        put(layout::INCARNATION, sq.parked.incarnation);
+        true
+    }
+}
+
+/// Whether a receiver can take the request at this position by itself.
+fn parkable(sq: &SendQueue, position: u32) -> bool {
+    let slot = position as usize & (sq.stored.len() - 1);
+    matches!(sq.stored[slot].opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM)
+}
+
+/// A sender's parked messages as the receiver sees them; copied once and checked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    word_at: usize,
+    at: usize,
+    mask: u32,
+    stride: usize,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) len: u32,
+    pub(super) imm: Option<u32>,
+    pub(super) solicited: bool,
+    pub(super) number: u32,
+    pub(super) incarnation: u32,
+    /// Addresses in the sender's process, `len` bytes in all.
+    pub(super) pieces: Vec<libc::iovec>,
+}
+
+impl Seen {
+    /// What the queue pair with its entry at `entry` has parked.
+    pub(super) fn read(map: &Mapping, entry: usize) -> Option<Self> {
+        let at = map
+            .u64(entry + qp_layout::PARKED_AT)
+            .load(Ordering::Acquire) as usize;
+        let count = map
+            .u32(entry + qp_layout::PARKED_COUNT)
+            .load(Ordering::Relaxed);
+        let stride = map
+            .u32(entry + qp_layout::PARKED_STRIDE)
+            .load(Ordering::Relaxed) as usize;
+        let good = count.is_power_of_two()
+            && count <= 1 << 16
+            && stride.is_multiple_of(32)
+            && (layout::stride(1)..=4096).contains(&stride)
+            && at.is_multiple_of(32)
+            && (arena::AT..SEGMENT_SIZE).contains(&at)
+            && count as usize <= (SEGMENT_SIZE - at) / stride;
+        good.then_some(Self {
+            word_at: entry + qp_layout::PARKED,
+            at,
+            mask: count - 1,
+            stride,
+        })
+    }
+
+    pub(super) fn word(&self, map: &Mapping) -> ParkedWord {
+        ParkedWord(map.u64(self.word_at).load(Ordering::Acquire))
+    }
+
+    /// The first message, if its entry makes sense.
+    pub(super) fn first(&self, map: &Mapping, word: ParkedWord) -> Option<Entry> {
+        let at = self.at + self.stride * (word.first() & self.mask) as usize;
+        let get = |offset: usize| map.u32(at + offset).load(Ordering::Relaxed);
+        let len = get(layout::LEN);
+        let count = get(layout::PIECES) as usize;
+        if count > (self.stride - layout::FIRST) / layout::PIECE
+            || u64::from(len) > super::MAX_MESSAGE
+        {
+            return None;
+        }
+        let mut left = len as usize;
+        let mut pieces = Vec::with_capacity(count);
+        for i in 0..count {
+            let piece = at + layout::FIRST + layout::PIECE * i;
+            let addr = map.u64(piece).load(Ordering::Relaxed);
+            let len = map.u32(piece + 8).load(Ordering::Relaxed) as usize;
+            left = left.checked_sub(len)?;
+            if len > 0 {
+                pieces.push(crate::sys::as_local(addr, len));
+            }
+        }
+        let flags = get(layout::FLAGS);
+        (left == 0).then(|| Entry {
+            len,
+            imm: (flags & layout::WITH_IMM != 0).then(|| get(layout::IMM)),
+            solicited: flags & layout::SOLICITED != 0,
+            number: get(layout::NUMBER),
+            incarnation: get(layout::INCARNATION),
+            pieces,
+        })
+    }
+
+    /// Keeps the sender from taking the first message back, until [`Self::commit`] or
+    /// [`Self::let_go`]. What is to be had then, or `None` where it is not any more.
+    pub(super) fn hold(&self, map: &Mapping, word: ParkedWord) -> Option<ParkedWord> {
+        map.u64(self.word_at)
+            .compare_exchange(word.0, word.held().0, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+            .then(|| word.held())
+    }
+
+    /// Gives a held message back.
+    pub(super) fn let_go(&self, map: &Mapping, held: ParkedWord) {
+        let shared = map.u64(self.word_at);
+        let mut word = held;
+        while let Err(now) =
+            shared.compare_exchange(word.0, word.let_go().0, Ordering::AcqRel, Ordering::Acquire)
+        {
+            if !ParkedWord(now).has_grown_from(word) {
+                return;
+            }
+            word = ParkedWord(now);
+        }
+    }
+
+    /// Makes the first message this process's own. False where the sender has taken it back.
+    pub(super) fn commit(&self, map: &Mapping, seen: ParkedWord) -> bool {
+        let shared = map.u64(self.word_at);
+        let mut word = seen;
+        loop {
+            match shared.compare_exchange(
+                word.0,
+                word.without_first().0,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return true,
+                // Another message was added behind it.
+                Err(now) if ParkedWord(now).has_grown_from(word) => word = ParkedWord(now),
+                Err(_) => return false,
+            }
+        }
+    }
+}

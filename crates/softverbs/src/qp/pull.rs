@@ -1,0 +1,222 @@
+//! Taking messages that the other end has parked, when there is a receive for them.
+
+use rdma_core_sys::*;
+
+use super::conn::receives;
+use super::parked::{Entry, Seen};
+use super::recv::Receive;
+use super::request::PieceList;
+use super::{Qp, RecvQueue, entry_at};
+use crate::cq::Retires;
+use crate::peer::Peer;
+use crate::ring::{Header, MAX_PAYLOAD, flag, op};
+use crate::segment::layout::{ParkedWord, split_qp_num};
+use crate::srq::Srq;
+use crate::sys;
+
+/// Whether there may be more to take.
+enum Outcome {
+    Taken,
+    /// The sender has taken it back.
+    Again,
+    /// The sender goes on by itself, or there is nothing.
+    Over,
+    /// What it sent before is not delivered yet.
+    Later,
+}
+
+/// Tries of one call, as a sender may take its messages back each time.
+const TRIES: u32 = 256;
+
+impl Qp {
+    /// Takes parked messages, as far as there are receives. The caller holds no lock of a queue.
+    pub(crate) fn pull(&self) {
+        let mut rq = self.rq.lock();
+        rq.pulls = false;
+        let Some(peer) = rq.peer.clone() else { return };
+        let (slot, index) = split_qp_num(rq.dest);
+        if slot != peer.slot || rq.kind == IBV_QPT_UD {
+            return;
+        }
+        let Some(seen) = Seen::read(&peer.map, entry_at(index)) else {
+            return;
+        };
+        let mut any = false;
+        for _ in 0..TRIES {
+            match self.pull_one(&mut rq, &peer, &seen) {
+                Outcome::Taken => any = true,
+                Outcome::Again => {}
+                Outcome::Over => break,
+                Outcome::Later => {
+                    self.pull_later(&mut rq);
+                    break;
+                }
+            }
+        }
+        if any {
+            // Its requests have completed.
+            peer.ring_process();
+        }
+    }
+
+    /// Has [`Self::pull`] called at a later progress.
+    pub(super) fn pull_later(&self, rq: &mut RecvQueue) {
+        if !rq.pulls {
+            rq.pulls = true;
+            self.process().request_pull(self.index);
+        }
+    }
+
+    fn pull_one(&self, rq: &mut RecvQueue, peer: &Peer, seen: &Seen) -> Outcome {
+        let word = seen.word(&peer.map);
+        // Only one that was killed would hold a message still.
+        if word.count() == 0 || word.is_held() || !receives(self.state()) {
+            return Outcome::Over;
+        }
+        let Some(entry) = seen.first(&peer.map, word) else {
+            return Outcome::Over;
+        };
+        let next = if rq.srq.is_null() {
+            rq.next
+        } else {
+            rq.received
+        };
+        let ahead = entry.number.wrapping_sub(next).cast_signed();
+        if entry.incarnation != rq.incarnation || ahead < 0 {
+            return Outcome::Over;
+        }
+        if ahead > 0 {
+            return Outcome::Later;
+        }
+        match rq.shared() {
+            None => self.pull_private(rq, peer, seen, word, &entry),
+            Some(srq) => self.pull_shared(rq, srq, peer, seen, word, &entry),
+        }
+    }
+
+    fn pull_private(
+        &self,
+        rq: &mut RecvQueue,
+        peer: &Peer,
+        seen: &Seen,
+        word: ParkedWord,
+        entry: &Entry,
+    ) -> Outcome {
+        if rq.next == rq.head {
+            return Outcome::Over;
+        }
+        let slot = rq.next as usize & (rq.posted.len() - 1);
+        let posted = rq.posted[slot];
+        let first = slot * rq.max_sge as usize;
+        let sges = &rq.sges[first..first + posted.pieces as usize];
+        if entry.len > posted.total {
+            return Outcome::Over;
+        }
+        let mut word = word;
+        if entry.len as usize > MAX_PAYLOAD {
+            // The sender would copy it to this very place.
+            let Some(held) = seen.hold(&peer.map, word) else {
+                return Outcome::Again;
+            };
+            word = held;
+        }
+        if !self.fetch(peer, entry, sges, rq.pd) {
+            seen.let_go(&peer.map, word);
+            return Outcome::Over;
+        }
+        if !seen.commit(&peer.map, word) {
+            return Outcome::Again;
+        }
+        rq.next = rq.next.wrapping_add(1);
+        let receive = Receive {
+            wr_id: posted.wr_id,
+            total: posted.total,
+            pd: rq.pd,
+            sges: &[],
+            done: rq.next,
+            retires: Retires::Recv,
+        };
+        self.complete_pulled(rq, &receive, entry);
+        Outcome::Taken
+    }
+
+    fn pull_shared(
+        &self,
+        rq: &mut RecvQueue,
+        srq: &Srq,
+        peer: &Peer,
+        seen: &Seen,
+        word: ParkedWord,
+        entry: &Entry,
+    ) -> Outcome {
+        let Some(claim) = srq.claim_next(entry.len) else {
+            return Outcome::Over;
+        };
+        let own = self.process().slot;
+        let fetched = srq
+            .claimed(claim, own)
+            .is_some_and(|taken| self.fetch(peer, entry, taken.sges(), taken.pd));
+        if !fetched || !seen.commit(&peer.map, word) {
+            srq.give_back(claim, own);
+            return if fetched {
+                Outcome::Again
+            } else {
+                Outcome::Over
+            };
+        }
+        rq.received = rq.received.wrapping_add(1);
+        let Some(taken) = srq.take(claim, own) else {
+            return Outcome::Over;
+        };
+        let receive = Receive {
+            wr_id: taken.wr_id,
+            total: taken.total,
+            pd: taken.pd,
+            sges: &[],
+            done: 0,
+            retires: Retires::Nothing,
+        };
+        self.complete_pulled(rq, &receive, entry);
+        Outcome::Taken
+    }
+
+    /// Copies a payload out of the sender's memory; false where something is not as it should be,
+    /// which the sender then finds out for itself.
+    fn fetch(&self, peer: &Peer, entry: &Entry, sges: &[ibv_sge], pd: u32) -> bool {
+        let mut list = PieceList::new();
+        let mut left = entry.len as usize;
+        for sge in sges {
+            let len = left.min(sge.length as usize);
+            if len == 0 {
+                continue;
+            }
+            let Some(addr) = self.process().regions.local(sge, pd, true) else {
+                return false;
+            };
+            list.push(addr, len);
+            left -= len;
+        }
+        if left > 0 || !peer.check_alive() {
+            return false;
+        }
+        entry.len == 0
+            || sys::vm_read(peer.identity.pid, list.as_slice(), &entry.pieces)
+                == Ok(entry.len as usize)
+    }
+
+    fn complete_pulled(&self, rq: &RecvQueue, receive: &Receive<'_>, entry: &Entry) {
+        let header = Header {
+            op: if entry.imm.is_some() {
+                op::SEND_IMM
+            } else {
+                op::SEND
+            },
+            flags: flag::PUSHED | if entry.solicited { flag::SOLICITED } else { 0 },
+            len: entry.len,
+            imm: entry.imm.unwrap_or(0),
+            src_qpn: rq.dest,
+            ..Header::default()
+        };
+        self.push_receive(rq, receive, &header, IBV_WC_SUCCESS);
+    }
+}

@@ -1,0 +1,274 @@
+//! Requests that can't run yet: what they wait for, for how long, and going on with them.
+
+use rdma_core_sys::*;
+
+use super::conn::{Connection, rnr_delay_ns};
+use super::request::{PieceList, Request, fetches};
+use super::{Qp, SendQueue};
+use crate::sync::heavy_fence;
+use crate::sys;
+
+/// How far a request came.
+pub(super) enum Step {
+    Done(ibv_wc_status),
+    Wait(Reason),
+}
+
+/// What a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The other end has no receive posted.
+    Receive,
+    /// The other end is not connected yet.
+    Connection,
+    /// There is no room in the ring.
+    Room,
+}
+
+/// Since when, and for how long, the first request waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wait {
+    reason: Reason,
+    /// Nanoseconds of the monotonic clock, or 0 for any time.
+    deadline: u64,
+    left: u8,
+}
+
+impl Wait {
+    /// No retries are allowed.
+    pub(super) fn is_over(&self) -> bool {
+        self.deadline == u64::MAX
+    }
+}
+
+impl Qp {
+    /// The first request can't run now. True where the other end could not know before that it is
+    /// waited for: then it must be looked at once more, after a heavy fence.
+    #[cold]
+    pub(super) fn note_wait(&self, sq: &mut SendQueue, reason: Reason) -> bool {
+        let fresh = match (&sq.conn, reason) {
+            (Some(conn), Reason::Receive) => conn.ask_to_ring(),
+            (_, Reason::Connection) => Self::ask_for_state(sq),
+            _ => false,
+        };
+        if sq.wait.is_some_and(|wait| wait.reason == reason) {
+            return fresh;
+        }
+        let now = sys::now_ns();
+        let (deadline, left) = match reason {
+            Reason::Receive if sq.kind == IBV_QPT_UC => (now + UC_PATIENCE_NS, 0),
+            Reason::Receive if sq.rnr_retry == 7 => (0, 0),
+            Reason::Receive if sq.rnr_retry == 0 => (u64::MAX, 0),
+            Reason::Receive => (now + self.rnr_ns(sq), sq.rnr_retry - 1),
+            Reason::Connection if sq.timeout == 0 => (0, 0),
+            Reason::Connection => {
+                let once = 4096u64 << sq.timeout.min(31);
+                (now + once * (u64::from(sq.retry_cnt) + 1), 0)
+            }
+            Reason::Room => (0, 0),
+        };
+        sq.wait = Some(Wait {
+            reason,
+            deadline,
+            left,
+        });
+        fresh
+    }
+
+    fn rnr_ns(&self, sq: &SendQueue) -> u64 {
+        sq.conn
+            .as_ref()
+            .map_or(0, |conn| rnr_delay_ns(conn.rnr_timer()))
+    }
+
+    /// Runs requests that waited, as far as they go; true where some still wait.
+    pub(crate) fn go_on(&self) -> bool {
+        let mut sq = self.sq.lock();
+        let sq = &mut *sq;
+        while sq.executed != sq.head && self.state() == IBV_QPS_RTS {
+            if sq.parked.live() {
+                let mut over = None;
+                if self.parked_untouched(sq) && !receive_there(sq) {
+                    over = self.expired(sq);
+                    if over.is_none() {
+                        return true;
+                    }
+                }
+                match (self.take_back(sq), over) {
+                    // The receiver rings when it has copied the message.
+                    (None, _) => return true,
+                    (Some(0), Some(status)) => self.finish_first(sq, status),
+                    (Some(_), _) => {}
+                }
+                continue;
+            }
+            let reason = match self.run_first(sq) {
+                Step::Done(status) => {
+                    self.finish_first(sq, status);
+                    continue;
+                }
+                Step::Wait(reason) => reason,
+            };
+            let fresh = self.note_wait(sq, reason);
+            if let Some(status) = self.expired(sq) {
+                self.finish_first(sq, status);
+                continue;
+            }
+            let parked = reason == Reason::Receive && self.park(sq);
+            // A receive that came meanwhile must be seen here, or what was said there.
+            if fresh {
+                heavy_fence();
+            } else if parked {
+                std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+            } else {
+                return true;
+            }
+        }
+        let waits = sq.executed != sq.head;
+        if !waits && let Some(conn) = &sq.conn {
+            conn.stop_asking();
+        }
+        waits && self.state() == IBV_QPS_RTS
+    }
+
+    /// Tries the first request that waits.
+    fn run_first(&self, sq: &mut SendQueue) -> Step {
+        let slot = sq.executed as usize & (sq.stored.len() - 1);
+        let stored = sq.stored[slot];
+        let mut list = PieceList::new();
+        let mut readable = true;
+        let mut len = 0;
+        if stored.flags & IBV_SEND_INLINE != 0 {
+            let at = slot * sq.max_inline as usize;
+            let bytes = &sq.inline[at..at + stored.inline_len as usize];
+            len = bytes.len() as u64;
+            list.push(bytes.as_ptr() as u64, bytes.len());
+        } else {
+            let first = slot * sq.max_sge as usize;
+            for sge in &sq.sges[first..first + stored.pieces as usize] {
+                // The region may have gone in the meantime.
+                let write = fetches(stored.opcode);
+                match self.process().regions.local(sge, sq.pd, write) {
+                    Some(addr) => list.push(addr, sge.length as usize),
+                    None => readable = false,
+                }
+                len += u64::from(sge.length);
+            }
+        }
+        if !readable {
+            return Step::Done(IBV_WC_LOC_PROT_ERR);
+        }
+        let request = Request {
+            opcode: stored.opcode,
+            flags: stored.flags,
+            imm: stored.imm,
+            operands: stored.operands,
+            pieces: list.as_slice(),
+            len,
+        };
+        self.run(sq, &request)
+    }
+
+    /// The first request that waits has ended.
+    pub(super) fn finish_first(&self, sq: &mut SendQueue, status: ibv_wc_status) {
+        let slot = sq.executed as usize & (sq.stored.len() - 1);
+        let stored = sq.stored[slot];
+        let len = stored_len(sq, slot);
+        sq.wait = None;
+        self.finish(sq, stored.wr_id, stored.opcode, stored.flags, len, status);
+    }
+
+    /// The status of the first request where its patience is over.
+    fn expired(&self, sq: &mut SendQueue) -> Option<ibv_wc_status> {
+        let delay = self.rnr_ns(sq);
+        let lost = sq.kind == IBV_QPT_UC;
+        let wait = sq.wait.as_mut()?;
+        if wait.is_over() {
+            return Some(give_up(wait.reason));
+        }
+        if wait.deadline == 0 {
+            return None;
+        }
+        let now = sys::now_ns();
+        if now < wait.deadline {
+            return None;
+        }
+        if lost {
+            sq.lossy = true;
+            return Some(IBV_WC_SUCCESS);
+        }
+        if wait.left == 0 {
+            return Some(give_up(wait.reason));
+        }
+        wait.left -= 1;
+        wait.deadline = now + delay;
+        None
+    }
+
+    /// Whether requests wait.
+    pub(crate) fn waits(&self) -> bool {
+        let sq = self.sq.lock();
+        sq.executed != sq.head && self.state() == IBV_QPS_RTS
+    }
+
+    /// When the first request's patience ends.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let sq = self.sq.lock();
+        let deadline = sq.wait.as_ref()?.deadline;
+        (deadline != 0 && sq.executed != sq.head).then_some(deadline)
+    }
+
+    /// The status of a request whose queue pair allows no retries.
+    pub(super) fn give_up_at_once(sq: &mut SendQueue) -> Option<ibv_wc_status> {
+        let wait = sq.wait.filter(Wait::is_over)?;
+        sq.wait = None;
+        Some(give_up(wait.reason))
+    }
+}
+
+/// Bytes of the request in this place.
+pub(super) fn stored_len(sq: &SendQueue, slot: usize) -> u64 {
+    let stored = &sq.stored[slot];
+    if stored.flags & IBV_SEND_INLINE != 0 {
+        return u64::from(stored.inline_len);
+    }
+    let first = slot * sq.max_sge as usize;
+    sq.sges[first..first + stored.pieces as usize]
+        .iter()
+        .map(|sge| u64::from(sge.length))
+        .sum()
+}
+
+/// Whether it is worth trying a request that waits for a receive: there is one, or the other end is
+/// not what it was.
+fn receive_there(sq: &SendQueue) -> bool {
+    let Some(conn) = sq.conn.as_ref().filter(|conn| Connection::current(conn)) else {
+        return true;
+    };
+    match &conn.srq {
+        Some(srq) => srq.available(&conn.peer.map),
+        None => conn.credit().posted != sq.claimed,
+    }
+}
+
+/// How long a message of an unreliable connection waits for a receive. On a wire it would be lost at
+/// once; here the receiver may just not have had the processor.
+const UC_PATIENCE_NS: u64 = 100_000_000;
+
+/// There is no receive for the message. A connection that has lost one for that loses the following
+/// ones without waiting, until there is a receive again.
+#[cold]
+pub(super) fn no_receive(sq: &SendQueue) -> Step {
+    if sq.lossy {
+        Step::Done(IBV_WC_SUCCESS)
+    } else {
+        Step::Wait(Reason::Receive)
+    }
+}
+
+fn give_up(reason: Reason) -> ibv_wc_status {
+    match reason {
+        Reason::Receive => IBV_WC_RNR_RETRY_EXC_ERR,
+        Reason::Connection | Reason::Room => IBV_WC_RETRY_EXC_ERR,
+    }
+}
