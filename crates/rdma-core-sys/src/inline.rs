@@ -93,6 +93,20 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     }
 }
 
+/// `ibv_modify_cq(3)`: 0 or an errno.
+///
+/// # Safety
+/// `cq` must be live, `attr` valid.
+pub unsafe fn ibv_modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: the caller promises a live queue, whose context is live.
+    let context = unsafe { (*cq).context };
+    match extended_op!(context, modify_cq) {
+        // SAFETY: the device's own function, with the caller's arguments.
+        Some(op) => unsafe { op(cq, attr) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
 /// `ibv_query_port(3)`: 0 or an errno. Fields that the device does not know are 0.
 ///
 /// # Safety

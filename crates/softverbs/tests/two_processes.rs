@@ -12,7 +12,7 @@ use rdma_core_sys::*;
 
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
 
-fn main() {
+pub(crate) fn main() {
     let cases: &[Case] = &[
         ("sends_of_all_sizes", sends_parent, sends_child),
         ("writes_and_reads", rdma_parent, rdma_child),

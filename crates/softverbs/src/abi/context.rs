@@ -57,6 +57,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.query_device_ex = Some(query::query_device_ex);
         verbs.create_qp_ex = Some(objects::create_qp_ex);
         verbs.create_cq_ex = Some(objects::create_cq_ex);
+        verbs.modify_cq = Some(objects::modify_cq);
         verbs.query_rt_values = Some(query::query_rt_values);
         verbs.alloc_td = Some(td::alloc_td);
         verbs.dealloc_td = Some(td::dealloc_td);

@@ -112,6 +112,14 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     status(|| cq::resize(unsafe { Cq::from_ptr(cq) }, cqe))
 }
 
+pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    status(|| {
+        non_null(attr)?;
+        // SAFETY: the caller promises a live queue and valid attributes.
+        unsafe { Cq::from_ptr(cq).moderate(&*attr) }
+    })
+}
+
 pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live queue.

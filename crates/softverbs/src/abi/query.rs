@@ -7,7 +7,7 @@ use rdma_core_sys::*;
 
 use super::context::Context;
 use super::{gid, guard, status};
-use crate::cq::MAX_CQE;
+use crate::cq::{self, MAX_CQE};
 use crate::qp::{MAX_MESSAGE, MAX_SGE, MAX_WR};
 use crate::region::odp;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_REGIONS, MAX_SRQS};
@@ -98,6 +98,8 @@ pub(super) unsafe extern "C" fn query_device_ex(
         full.orig_attr = device_attr(context);
         full.phys_port_cnt_ex = 1;
         full.odp_caps = odp::caps();
+        full.cq_mod_caps.max_cq_count = cq::MAX_MODERATION_COUNT;
+        full.cq_mod_caps.max_cq_period = cq::MAX_MODERATION_PERIOD;
         // Nanoseconds: a clock of 1,000,000 kHz.
         full.completion_timestamp_mask = u64::MAX;
         full.hca_core_clock = 1_000_000;

@@ -1,8 +1,12 @@
 //! Completion queues: private memory, filled by this process only.
 
 pub(crate) mod extended;
+mod moderation;
 mod poll;
 
+pub(crate) use moderation::{
+    MAX_COUNT as MAX_MODERATION_COUNT, MAX_PERIOD as MAX_MODERATION_PERIOD,
+};
 pub(crate) use poll::{poll_cq, req_notify};
 
 use std::cell::UnsafeCell;
@@ -73,6 +77,7 @@ pub(crate) struct Cq {
     pub(crate) users: AtomicU32,
     ring: Lock<Ring>,
     stamps: AtomicBool,
+    moderation: Lock<moderation::Moderation>,
     /// Between `ibv_start_poll` and `ibv_end_poll`, and the completion that is read then.
     polled: AtomicBool,
     current: UnsafeCell<Cqe>,
@@ -213,6 +218,14 @@ impl Cq {
         if armed == ARMED_SOLICITED && !solicited {
             return;
         }
+        if self.hold_back() {
+            return;
+        }
+        self.raise();
+    }
+
+    /// Gives the event that was asked for, unless somebody else did.
+    fn raise(&self) {
         if self.armed.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT {
             self.tell(ARMED_NOT);
             if let Some(channel) = self.channel() {
@@ -341,6 +354,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
                 in_vain: 0,
             }),
             stamps: AtomicBool::new(false),
+            moderation: Lock::default(),
             polled: AtomicBool::new(false),
             current: UnsafeCell::new(Cqe::default()),
         })
@@ -357,6 +371,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
     cq.asynchronous.store(0, Ordering::Relaxed);
     cq.users.store(0, Ordering::Relaxed);
     cq.polled.store(false, Ordering::Relaxed);
+    *cq.moderation.lock() = moderation::Moderation::default();
     cq.stamps.store(
         init.extended.is_some_and(extended::stamps),
         Ordering::Relaxed,

@@ -20,6 +20,7 @@ use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::region::Regions;
 use crate::registry::{Entry, Registry};
+use crate::ring::Header;
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
 use crate::signal::{self, Attention};
@@ -51,6 +52,12 @@ pub(crate) struct Process {
     /// Queue pairs whose first request waits for something.
     waiting: Lock<Vec<u32>>,
     waiting_count: AtomicU32,
+    /// Messages without payload that found no room in a ring, and belong to no request.
+    late: Lock<Vec<(Arc<Peer>, Header)>>,
+    late_count: AtomicU32,
+    /// Completion queues that hold an event back, see [`Cq::moderate`].
+    moderated: Lock<Vec<u32>>,
+    moderated_count: AtomicU32,
     /// Who may have parked messages to take, and since when, in the processor's ticks.
     pulls: Lock<Vec<(progress::Puller, u64)>>,
     pulls_count: AtomicU32,
@@ -141,6 +148,10 @@ impl Process {
             incoming: incoming::Incoming::new(),
             waiting: Lock::new(Vec::new()),
             waiting_count: AtomicU32::new(0),
+            late: Lock::new(Vec::new()),
+            late_count: AtomicU32::new(0),
+            moderated: Lock::new(Vec::new()),
+            moderated_count: AtomicU32::new(0),
             pulls: Lock::new(Vec::new()),
             pulls_count: AtomicU32::new(0),
             attention: Attention::default(),

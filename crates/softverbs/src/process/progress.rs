@@ -4,7 +4,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::Process;
-use crate::peer::Peer;
+use crate::cq::Cq;
+use crate::peer::{Peer, Push};
+use crate::ring::Header;
 use crate::sync::heavy_fence;
 use crate::sys;
 
@@ -53,6 +55,12 @@ impl Process {
         }
         if self.waiting_count.load(Ordering::Relaxed) > 0 {
             self.retry_waiting();
+        }
+        if self.late_count.load(Ordering::Relaxed) > 0 {
+            self.push_late();
+        }
+        if self.moderated_count.load(Ordering::Relaxed) > 0 {
+            self.raise_moderated();
         }
         let now = ticks();
         if self.pulls_count.load(Ordering::Relaxed) > 0 {
@@ -153,6 +161,49 @@ impl Process {
         }
     }
 
+    /// Sends a message when there is room for it; it belongs to no request. Takes no other lock.
+    #[cold]
+    pub(crate) fn push_later(&self, peer: &Arc<Peer>, header: Header) {
+        let mut late = self.late.lock();
+        late.push((Arc::clone(peer), header));
+        self.late_count.store(late.len() as u32, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn push_late(&self) {
+        let mut late = self.late.lock();
+        late.retain(|(peer, header)| {
+            !peer.is_dead() && peer.push(self.signature(), header, |_| {}) == Push::Full
+        });
+        self.late_count.store(late.len() as u32, Ordering::Relaxed);
+    }
+
+    /// A completion queue holds an event back until its period is over: who sleeps on it has to set the
+    /// clock. Takes no other lock.
+    #[cold]
+    pub(crate) fn will_raise(&self, cq: u32) {
+        let mut moderated = self.moderated.lock();
+        if !moderated.contains(&cq) {
+            moderated.push(cq);
+            self.moderated_count
+                .store(moderated.len() as u32, Ordering::Relaxed);
+            self.doorbell.ring();
+        }
+    }
+
+    #[cold]
+    fn raise_moderated(&self) {
+        let mut moderated = self.moderated.lock();
+        let all = std::mem::take(&mut *moderated);
+        self.moderated_count.store(0, Ordering::Relaxed);
+        drop(moderated);
+        for index in all {
+            if self.cqs.get(index).is_some_and(Cq::raise_if_due) {
+                self.will_raise(index);
+            }
+        }
+    }
+
     /// A queue pair has receives for which its sender waits. Takes no other lock.
     pub(crate) fn request_pull(&self, qp: u32) {
         self.add_pull(Puller::Qp(qp));
@@ -214,14 +265,18 @@ impl Process {
         self.doorbell.ring();
     }
 
-    /// When the next waiting request gives up or tries again by itself; 0 for never.
+    /// When the next waiting request gives up or tries again by itself, or an event is held back no
+    /// longer; 0 for never.
     fn next_deadline(&self) -> u64 {
         let waiting = self.waiting.lock().clone();
-        waiting
+        let moderated = self.moderated.lock().clone();
+        let requests = waiting
             .into_iter()
-            .filter_map(|index| self.qps.get(index)?.deadline())
-            .min()
-            .unwrap_or(0)
+            .filter_map(|index| self.qps.get(index)?.deadline());
+        let events = moderated
+            .into_iter()
+            .filter_map(|index| self.cqs.get(index)?.held_until());
+        requests.chain(events).min().unwrap_or(0)
     }
 
     /// Finds out which peers have ended.
@@ -319,7 +374,7 @@ impl Process {
             pipe.ring();
         }
         // A caller may poll the descriptor without asking for an event first.
-        if !self.waiting.lock().is_empty() {
+        if !self.waiting.lock().is_empty() || !self.moderated.lock().is_empty() {
             self.arm_timer();
         }
     }

@@ -18,11 +18,15 @@ use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{qp as layout, split_qp_num};
 use crate::srq::Srq;
 use crate::sync::Guard;
+use crate::sys;
 
 /// What comes before the payload in a datagram's receive.
 const GRH: usize = 40;
 /// Longest datagram: the port's MTU.
 pub(super) const MAX_DATAGRAM: u64 = 4096;
+/// How long a queue pair that is destroyed waits for its datagrams to leave; a receiver that is
+/// stopped takes none.
+const PATIENCE_NS: u64 = 200_000_000;
 /// A work request with this bit in its key sends the queue pair's own.
 const OWN_QKEY: u32 = 1 << 31;
 
@@ -75,6 +79,21 @@ impl Qp {
             Push::Full => Step::Wait(Reason::Room),
             // A process that gives no ring can't be reached.
             Push::NoMemory => Step::Done(IBV_WC_SUCCESS),
+        }
+    }
+
+    /// Waits a short time for datagrams that found no ring or no room: a device would have sent them
+    /// long ago. The caller holds no lock.
+    pub(super) fn finish_datagrams(&self) {
+        let process = self.process();
+        let until = sys::now_ns() + PATIENCE_NS;
+        while self.waits() && sys::now_ns() < until {
+            process.prepare_sleep();
+            if !self.waits() {
+                break;
+            }
+            // Whoever makes the ring or the room rings.
+            let _ = process.wake.wait(10);
         }
     }
 

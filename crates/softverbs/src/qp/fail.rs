@@ -7,7 +7,7 @@ use rdma_core_sys::*;
 
 use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue};
 use crate::events::Element;
-use crate::peer::Peer;
+use crate::peer::{Peer, Push};
 use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
 
@@ -115,8 +115,10 @@ impl Qp {
                 src_qpn: self.number(),
                 ..Header::default()
             };
-            // Where there is no room it comes back when this process ends.
-            conn.peer.push(self.process().signature(), &header, |_| {});
+            let process = self.process();
+            if conn.peer.push(process.signature(), &header, |_| {}) == Push::Full {
+                process.push_later(&conn.peer, header);
+            }
         }
     }
 

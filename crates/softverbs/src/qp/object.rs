@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rdma_core_sys::{
-    IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_XRC_RECV,
+    IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UD, IBV_QPT_XRC_RECV,
     IBV_QPT_XRC_SEND, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
     ibv_sge,
 };
@@ -373,6 +373,10 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     // What has arrived is acknowledged, as a device would have done long ago: an application may
     // end when it has what it wanted.
     process.progress();
+    // SAFETY: live, and the type never changes.
+    if unsafe { (*qp).qp_type } == IBV_QPT_UD {
+        this.finish_datagrams();
+    }
     this.reset();
     let (desc_at, desc_len, send_cq, recv_cq, srq) = {
         let mut sq = this.sq.lock();

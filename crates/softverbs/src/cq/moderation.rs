@@ -1,0 +1,89 @@
+//! `ibv_modify_cq`: fewer events than completions.
+
+use rdma_core_sys::{IBV_CQ_ATTR_MODERATE, ibv_modify_cq_attr};
+
+use super::Cq;
+use crate::sys::{self, Errno, Res};
+
+/// Most completions that one event may stand for.
+pub(crate) const MAX_COUNT: u16 = u16::MAX;
+/// Longest time that an event may be held back, in microseconds.
+pub(crate) const MAX_PERIOD: u16 = u16::MAX;
+
+/// What the application asked for, and the event that is held back.
+#[derive(Debug, Default)]
+pub(super) struct Moderation {
+    count: u16,
+    /// Microseconds.
+    period: u16,
+    /// Completions that an event is due for, and until when it is held back, in nanoseconds of the
+    /// monotonic clock.
+    held: u32,
+    until: u64,
+}
+
+impl Cq {
+    /// `ibv_modify_cq`: an event is held back until `cq_count` completions could have raised one, or
+    /// `cq_period` microseconds after the first of them. With either at 0, or a count of 1, none is.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for anything but moderation, `EIO` in a forked child.
+    pub(crate) fn moderate(&self, attr: &ibv_modify_cq_attr) -> Res<()> {
+        if self.process().forked() {
+            return Err(Errno(libc::EIO));
+        }
+        if attr.attr_mask != IBV_CQ_ATTR_MODERATE {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let mut moderation = self.moderation.lock();
+        moderation.count = attr.moderate.cq_count;
+        moderation.period = attr.moderate.cq_period;
+        // Nobody waits longer for it than the new rule says.
+        let held = std::mem::take(&mut moderation.held) > 0;
+        drop(moderation);
+        if held {
+            self.raise();
+        }
+        Ok(())
+    }
+
+    /// Counts a completion that may raise an event; whether that has to wait.
+    pub(super) fn hold_back(&self) -> bool {
+        let mut moderation = self.moderation.lock();
+        if moderation.count <= 1 || moderation.period == 0 {
+            return false;
+        }
+        moderation.held += 1;
+        if moderation.held >= u32::from(moderation.count) {
+            moderation.held = 0;
+            return false;
+        }
+        if moderation.held == 1 {
+            moderation.until = sys::now_ns() + u64::from(moderation.period) * 1000;
+            drop(moderation);
+            self.process().will_raise(self.index);
+        }
+        true
+    }
+
+    /// Raises the event whose time has come; true where it has still to wait.
+    pub(crate) fn raise_if_due(&self) -> bool {
+        let mut moderation = self.moderation.lock();
+        if moderation.held == 0 {
+            return false;
+        }
+        if sys::now_ns() < moderation.until {
+            return true;
+        }
+        moderation.held = 0;
+        drop(moderation);
+        self.raise();
+        false
+    }
+
+    /// Until when an event is held back.
+    pub(crate) fn held_until(&self) -> Option<u64> {
+        let moderation = self.moderation.lock();
+        (moderation.held > 0).then_some(moderation.until)
+    }
+}

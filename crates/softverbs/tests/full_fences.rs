@@ -1,0 +1,12 @@
+//! The tests of `two_processes.rs` where the kernel runs no barriers for anybody.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+#[path = "two_processes.rs"]
+mod two_processes;
+
+fn main() {
+    // SAFETY: there is no other thread yet. The child inherits it.
+    unsafe { std::env::set_var("SOFTVERBS_NO_MEMBARRIER", "1") };
+    two_processes::main();
+}
