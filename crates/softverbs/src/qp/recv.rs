@@ -91,9 +91,9 @@ impl Qp {
 
     /// Whether a sender waits for a receive of this shared queue.
     pub(crate) fn has_waiting_sender(&self, srq: &Srq) -> bool {
-        let waiting = self.map().u32(self.at() + layout::WAITING);
-        waiting.load(Ordering::Acquire) != 0
-            && self.state() != super::DESTROYED
+        // One that never was in use has no process.
+        self.state() != super::DESTROYED
+            && signal::asks(self.map(), self.at() + layout::WAITING)
             && std::ptr::eq(self.rq.lock().srq, srq)
     }
 

@@ -350,6 +350,35 @@ impl End {
         }
     }
 
+    /// One of any type, still in RESET.
+    pub fn of_type_in_reset(kind: u32) -> Self {
+        let mut end = Self::of_type(kind, 16, 16, 1);
+        if kind == IBV_QPT_RC {
+            // SAFETY: all zeros is a value of it, and RESET.
+            end.modify(&mut unsafe { std::mem::zeroed() }, IBV_QP_STATE);
+        }
+        end
+    }
+
+    /// One that was put together elsewhere.
+    pub fn of_parts(
+        context: *mut ibv_context,
+        channel: *mut ibv_comp_channel,
+        pd: *mut ibv_pd,
+        cq: *mut ibv_cq,
+        qp: *mut ibv_qp,
+    ) -> Self {
+        Self {
+            context,
+            channel,
+            pd,
+            cq,
+            qp,
+            rnr_retry: 7,
+            polled: VecDeque::new(),
+        }
+    }
+
     /// A shared receive queue of `count` receives of one piece.
     pub fn create_srq(&self, count: u32) -> *mut ibv_srq {
         // SAFETY: all zeros is a value of it; the domain is live.
@@ -405,7 +434,7 @@ impl End {
         assert_eq!(ret, 0, "{}", std::io::Error::from_raw_os_error(ret));
     }
 
-    fn enter_init(&mut self) {
+    pub fn enter_init(&mut self) {
         // SAFETY: all zeros is a value of it.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.qp_state = IBV_QPS_INIT;
