@@ -7,8 +7,9 @@ use std::time::Duration;
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::errno::FiErrno;
-use weft::queue::Counter;
+use weft::queue::{Counter, WaitKind};
 
+use crate::cq::{wait_control, wait_kind};
 use crate::domain::Domain;
 use crate::fabric::header;
 use crate::ffi::fid::{Kind, Object, User};
@@ -22,7 +23,8 @@ pub(crate) struct Cntr {
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close),
-    ..stub::fid::<FI_ENOSYS>() // there is no wait object to give, and no operation has flags
+    control: Some(control),
+    ..stub::fid::<FI_ENOSYS>()
 };
 
 static OPS: WithMainSlot<fi_ops_cntr> = stub::cntr::<FI_ENOSYS>(fi_ops_cntr {
@@ -64,7 +66,7 @@ pub(crate) unsafe extern "C" fn open(
             return Err(FiErrno::EINVAL);
         }
         // No attributes are the default ones, as in libfabric's own providers.
-        let mut waitable = false;
+        let mut wait = WaitKind::None;
         if !attr.is_null() {
             // SAFETY: not NULL; what every release has of it is what the bound one has.
             let attr = unsafe { *attr };
@@ -76,15 +78,7 @@ pub(crate) unsafe extern "C" fn open(
             if attr.flags != 0 {
                 return Err(FiErrno::EBADFLAGS);
             }
-            waitable = match attr.wait_obj {
-                FI_WAIT_NONE => false,
-                FI_WAIT_UNSPEC | FI_WAIT_YIELD => true,
-                // A descriptor would have to wake at a threshold that is not known before fi_cntr_wait.
-                FI_WAIT_FD | FI_WAIT_SET | FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => {
-                    return Err(FiErrno::ENOSYS);
-                }
-                _ => return Err(FiErrno::EINVAL),
-            };
+            wait = wait_kind(attr.wait_obj)?;
         }
         let user = domain.users.add()?;
         let object = Object::open(
@@ -93,7 +87,7 @@ pub(crate) unsafe extern "C" fn open(
                 ops: (&raw const OPS.base).cast_mut(),
             },
             Cntr {
-                engine: Counter::open(&domain.engine, waitable),
+                engine: Counter::open(&domain.engine, wait)?,
                 _domain: user,
             },
         );
@@ -162,6 +156,19 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
     guard::on(&cntr.poison, || {
         let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
         cntr.engine.wait(threshold, timeout).map(|()| 0)
+    })
+}
+
+/// The wait object's commands. Counters have no operation flags.
+unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: a fid by the contract of fi_control(3).
+    let cntr = match unsafe { Object::<Cntr>::checked(handle) } {
+        Ok(cntr) => cntr,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&cntr.poison, || {
+        // SAFETY: the argument that the command asks for.
+        unsafe { wait_control(command, arg, cntr.engine.fd(), cntr.engine.wait_kind()) }
     })
 }
 

@@ -13,7 +13,7 @@ use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::param::fault_point;
 use crate::ffi::{guard, stub};
-use crate::{atomic, cntr, cq, ep, getinfo, mr, provider, srx};
+use crate::{atomic, cntr, cq, ep, getinfo, mr, poll, provider, srx};
 
 /// An open domain.
 pub(crate) struct Domain {
@@ -34,9 +34,10 @@ static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domai
     endpoint: Some(ep::open),
     endpoint2: Some(ep::open2),
     srx_ctx: Some(srx::open),
+    poll_open: Some(poll::open),
     query_atomic: Some(atomic::query),
-    // Connected endpoints use neither address vectors nor scalable endpoints; poll sets and shared
-    // transmit contexts are not offered by getinfo either.
+    // Connected endpoints use neither address vectors nor scalable endpoints; shared transmit
+    // contexts are not offered by getinfo either.
     ..stub::domain_base::<FI_ENOSYS>()
 });
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 
+use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain;
 use crate::eq::{self, Eq};
@@ -122,6 +123,8 @@ unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count
                 let handle = *fids.add(index);
                 if let Ok(cq) = Object::<Cq>::checked(handle) {
                     cq.engine.trywait()?;
+                } else if let Ok(cntr) = Object::<Cntr>::checked(handle) {
+                    cntr.engine.trywait()?;
                 } else {
                     Object::<Eq>::checked(handle)?.engine.trywait()?;
                 }

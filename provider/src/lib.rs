@@ -32,6 +32,7 @@ mod mr;
 mod msg;
 mod option;
 mod pep;
+mod poll;
 mod provider;
 mod rma;
 mod srx;

@@ -3,31 +3,42 @@
 //! Whoever polls a completion queue moves the counters of the endpoints on it: reading a counter,
 //! or waiting for it, polls those queues. What it finds for the application to read stays in
 //! their backlogs.
+//!
+//! Who sleeps on a counter is woken by the channels of those queues, and by whoever moves the counter
+//! meanwhile: a poller of the queues, or the application. A queue that can't be waited on has no channel
+//! (the kernel allows a process only some hundred); who sleeps looks after it every millisecond.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::queue::CompletionQueue;
-use crate::queue::wait::deadline;
+use crate::log::info_log;
+use crate::queue::wait::{Timer, WaitSet, deadline};
+use crate::queue::{CompletionQueue, WaitKind};
 
 /// Reads of a counter between two looks at the clock, for silent peers.
 const READS: u32 = 32;
-/// How long a waiting thread only gives way before it begins to sleep.
-const AWAKE: Duration = Duration::from_micros(200);
-/// Its longest sleep: completions of queues that have no channel wake nobody.
-const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+/// How often who sleeps looks after queues that can't wake.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A counter. Thread safe.
 #[derive(Debug)]
 pub struct Counter {
     domain: Arc<Domain>,
-    waitable: bool,
+    kind: WaitKind,
+    wait: Option<WaitSet>,
+    /// There once a queue without a channel moves the counter.
+    timer: OnceLock<Timer>,
+    /// Whether somebody sleeps, or is about to.
+    armed: AtomicBool,
+    /// What the application has seen of both, or was told to look at.
+    seen: [AtomicU64; 2],
     value: AtomicU64,
     errors: AtomicU64,
     reads: AtomicU32,
@@ -36,48 +47,90 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Opens a counter; `waitable` if [`Self::wait`] shall work.
-    pub fn open(domain: &Arc<Domain>, waitable: bool) -> Arc<Self> {
-        Arc::new(Self {
+    /// Opens a counter that can be waited on as `kind` says.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`: resources of the process.
+    pub fn open(domain: &Arc<Domain>, kind: WaitKind) -> Result<Arc<Self>> {
+        let wait = match kind {
+            WaitKind::None => None,
+            WaitKind::Unspec | WaitKind::Fd => Some(WaitSet::new()?),
+        };
+        if let (Some(wait), Some(keepalive)) = (&wait, domain.keepalive()) {
+            wait.add(keepalive.fd())?;
+        }
+        Ok(Arc::new(Self {
             domain: Arc::clone(domain),
-            waitable,
+            kind,
+            wait,
+            timer: OnceLock::new(),
+            armed: AtomicBool::new(false),
+            seen: Default::default(),
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             reads: AtomicU32::new(0),
             queues: Mutex::default(),
-        })
+        }))
     }
 
     /// Operations that succeeded (`fi_cntr_read(3)`). Makes progress; never blocks.
     pub fn read(&self) -> u64 {
         self.progress();
-        self.value.load(Ordering::Acquire)
+        self.look(0)
     }
 
     /// Operations that failed (`fi_cntr_readerr(3)`). Makes progress; never blocks.
     pub fn read_errors(&self) -> u64 {
         self.progress();
-        self.errors.load(Ordering::Acquire)
+        self.look(1)
+    }
+
+    /// One of the two values, which counts as seen from now on.
+    fn look(&self, which: usize) -> u64 {
+        let value = [&self.value, &self.errors][which].load(Ordering::Acquire);
+        self.seen[which].store(value, Ordering::Relaxed);
+        value
+    }
+
+    /// Whether a value has changed since the application last looked at it, or was told so.
+    fn has_news(&self) -> bool {
+        let mut news = false;
+        for (value, seen) in [&self.value, &self.errors].into_iter().zip(&self.seen) {
+            let value = value.load(Ordering::Acquire);
+            news |= seen.swap(value, Ordering::Relaxed) != value;
+        }
+        news
+    }
+
+    /// Makes progress, and says whether a value has changed since it was last read, or found changed by
+    /// this or by [`Self::trywait`] (`fi_poll(3)`).
+    pub fn poll(&self) -> bool {
+        self.progress();
+        self.has_news()
     }
 
     /// Adds to the value. It wraps.
     pub fn add(&self, value: u64) {
         self.value.fetch_add(value, Ordering::AcqRel);
+        self.changed();
     }
 
     /// Adds to the number of failures.
     pub fn add_errors(&self, value: u64) {
         self.errors.fetch_add(value, Ordering::AcqRel);
+        self.changed();
     }
 
     /// Sets the value.
     pub fn set(&self, value: u64) {
         self.value.store(value, Ordering::Release);
+        self.changed();
     }
 
     /// Sets the number of failures.
     pub fn set_errors(&self, value: u64) {
         self.errors.store(value, Ordering::Release);
+        self.changed();
     }
 
     /// Waits until the value is at least `threshold`. `None` waits for ever.
@@ -85,31 +138,83 @@ impl Counter {
     /// # Errors
     /// - `EAVAIL`: the number of failures has changed meanwhile.
     /// - `ETIMEDOUT`: the time is over.
+    /// - `EINTR`: a signal handler ran.
     /// - `EINVAL`: the counter was opened without waiting.
     pub fn wait(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
-        if !self.waitable {
-            return Err(FiErrno::EINVAL);
-        }
+        let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
         let deadline = deadline(timeout);
         let errors = self.errors.load(Ordering::Acquire);
-        let start = Instant::now();
+        self.progress();
+        let mut over = false;
         loop {
-            if self.read() >= threshold {
+            if self.value.load(Ordering::Acquire) >= threshold {
                 return Ok(());
             }
             if self.errors.load(Ordering::Acquire) != errors {
                 return Err(FiErrno::EAVAIL);
             }
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
+            if over {
                 return Err(FiErrno::ETIMEDOUT);
             }
-            let waited = now - start;
-            if waited < AWAKE {
-                std::thread::yield_now();
-            } else {
-                // an eighth of the time is the most that a completion is found too late
-                std::thread::sleep((waited / 8).min(LONGEST_SLEEP));
+            let before = self.value.load(Ordering::Acquire);
+            self.arm(wait);
+            let same = self.value.load(Ordering::Acquire) == before
+                && self.errors.load(Ordering::Acquire) == errors;
+            if same && !wait.wait(deadline)? {
+                // once more, for what came without waking
+                self.progress();
+                over = true;
+            }
+        }
+    }
+
+    /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
+    ///
+    /// # Errors
+    /// - `EAGAIN`: a value has changed since it was read; don't wait.
+    /// - `EINVAL`: no wait object.
+    pub fn trywait(&self) -> Result<()> {
+        let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
+        self.arm(wait);
+        if self.has_news() {
+            Err(FiErrno::EAGAIN)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The descriptor to poll for reading, if the counter has a wait object. It belongs to the counter.
+    pub fn fd(&self) -> Option<RawFd> {
+        self.wait.as_ref().map(WaitSet::fd)
+    }
+
+    /// How it can be waited on.
+    pub fn wait_kind(&self) -> WaitKind {
+        self.kind
+    }
+
+    /// Makes every change from now on wake, and takes in those that came before.
+    fn arm(&self, wait: &WaitSet) {
+        if let Some(keepalive) = self.domain.keepalive() {
+            keepalive.woken();
+        }
+        wait.clear();
+        self.armed.store(true, Ordering::Relaxed);
+        // a change is either seen by who waits, or its maker sees that somebody does
+        fence(Ordering::SeqCst);
+        self.for_queues(CompletionQueue::arm_for_counter);
+        if let Some(timer) = self.timer.get() {
+            timer.set(LOOK);
+        }
+    }
+
+    /// A value is another now.
+    #[inline]
+    fn changed(&self) {
+        if let Some(wait) = &self.wait {
+            fence(Ordering::SeqCst);
+            if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
+                wait.wake();
             }
         }
     }
@@ -124,18 +229,46 @@ impl Counter {
         let mut queues = self.queues.lock();
         let new = Arc::downgrade(queue);
         if !queues.iter().any(|known| known.ptr_eq(&new)) {
+            if let Some(wait) = &self.wait
+                && let Err(error) = self.wake_by(wait, queue)
+            {
+                info_log!(
+                    Cq,
+                    "a queue can't wake those who wait for a counter: {error}"
+                );
+            }
             queues.push(new);
         }
     }
 
-    fn progress(&self) {
+    fn wake_by(&self, wait: &WaitSet, queue: &CompletionQueue) -> Result<()> {
+        match queue.channel_fd() {
+            Some(fd) => wait.add(fd),
+            None if self.timer.get().is_some() => Ok(()),
+            None => {
+                let timer = Timer::new()?;
+                wait.add(timer.fd())?;
+                // under the lock of the queues: nobody else sets it
+                let _ = self.timer.set(timer);
+                Ok(())
+            }
+        }
+    }
+
+    fn for_queues(&self, each: impl Fn(&CompletionQueue)) {
         self.queues.lock().retain(|queue| {
             let queue = queue.upgrade();
             if let Some(queue) = &queue {
-                // a queue that has failed tells who reads it
-                let _ = queue.progress();
+                each(queue);
             }
             queue.is_some()
+        });
+    }
+
+    fn progress(&self) {
+        self.for_queues(|queue| {
+            // a queue that has failed tells who reads it
+            let _ = queue.progress();
         });
         if let Some(keepalive) = self.domain.keepalive()
             && self

@@ -49,6 +49,8 @@ pub struct CqConfig {
 pub struct CompletionQueue {
     domain: Arc<Domain>,
     cq: Arc<Cq>,
+    /// Of this queue alone; none where it can't be waited on.
+    channel: Option<Arc<CompChannel>>,
     kind: WaitKind,
     wait: Option<WaitSet>,
     signaled: AtomicBool,
@@ -335,10 +337,11 @@ impl CompletionQueue {
             channel = Some(new);
             wait = Some(set);
         }
-        let cq = Cq::create(device, size, channel, config.signaling_vector)?;
+        let cq = Cq::create(device, size, channel.clone(), config.signaling_vector)?;
         let this = Arc::new(Self {
             domain: Arc::clone(domain),
             cq: Arc::new(cq),
+            channel,
             kind: config.wait,
             wait,
             signaled: AtomicBool::new(false),
@@ -589,6 +592,34 @@ impl CompletionQueue {
             // a failure is for the reader to find
             Ok(true) | Err(_) => Err(FiErrno::EAGAIN),
         }
+    }
+
+    /// Makes the next completion wake those who wait for a counter, if it has a channel, and takes in what
+    /// came before. Who waits on the queue itself is told, because the channel's event is taken away.
+    pub(crate) fn arm_for_counter(&self) {
+        let mut inner = self.inner.lock();
+        if self.channel.is_some() {
+            self.cq.drain_channel();
+            // what fails is for the queue's reader to find
+            let _ = self.cq.arm();
+        }
+        let something = self.progress_locked(&mut inner);
+        if let Some(wait) = &self.wait
+            && !matches!(something, Ok(false))
+        {
+            wait.wake();
+        }
+    }
+
+    /// What becomes readable when a completion comes after it was armed.
+    pub(crate) fn channel_fd(&self) -> Option<RawFd> {
+        self.channel.as_ref().map(|channel| channel.fd())
+    }
+
+    /// Makes progress, and says whether there is anything to read (`fi_poll(3)`).
+    pub fn poll_ready(&self) -> bool {
+        // a failure is to be read too
+        self.progress().unwrap_or(true)
     }
 
     /// The descriptor to poll for reading, if the queue has a wait object. It belongs to the

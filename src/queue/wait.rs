@@ -108,6 +108,40 @@ impl WaitSet {
     }
 }
 
+/// A descriptor that becomes readable some time after it was last set.
+#[derive(Debug)]
+pub(crate) struct Timer(OwnedFd);
+
+impl Timer {
+    pub(crate) fn new() -> Result<Self> {
+        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+        // SAFETY: no pointers; the descriptor that it returns is new.
+        unsafe { own(libc::timerfd_create(libc::CLOCK_MONOTONIC, flags)) }.map(Self)
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Becomes readable once, after that time (less than a second) and not before.
+    pub(crate) fn set(&self, after: Duration) {
+        let never = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let setting = libc::itimerspec {
+            it_interval: never,
+            it_value: libc::timespec {
+                tv_sec: 0,
+                // less than a second fits
+                tv_nsec: i64::from(after.subsec_nanos()),
+            },
+        };
+        // SAFETY: the timer is live and the setting readable. It can't fail with a valid time.
+        unsafe { libc::timerfd_settime(self.fd(), 0, &raw const setting, std::ptr::null_mut()) };
+    }
+}
+
 /// When a wait ends that may take `timeout`.
 pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))

@@ -11,7 +11,7 @@ fn counted(kinds: &[Flags]) -> (Side, Side, Vec<Arc<Counter>>) {
     let mut counters = Vec::new();
     let (client, server) = connected_before(DomainConfig::default(), true, |client| {
         for &kind in kinds {
-            let counter = Counter::open(&client.domain, true);
+            let counter = Counter::open(&client.domain, WaitKind::Fd).unwrap();
             client.ep.bind_counter(&counter, kind).unwrap();
             counters.push(counter);
         }
@@ -27,7 +27,7 @@ fn nothing_to_read(side: &Side) {
 #[test]
 fn a_value_is_read_set_and_waited_for() {
     let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
-    let counter = Counter::open(&domain, true);
+    let counter = Counter::open(&domain, WaitKind::Unspec).unwrap();
     counter.set(5);
     counter.add(2);
     counter.set_errors(1);
@@ -53,7 +53,7 @@ fn a_value_is_read_set_and_waited_for() {
     let failing = later(|counter| counter.add_errors(1));
     assert_eq!(counter.wait(1000, Some(LIMIT)), Err(FiErrno::EAVAIL));
     failing.join().unwrap();
-    let unwaited = Counter::open(&domain, false);
+    let unwaited = Counter::open(&domain, WaitKind::None).unwrap();
     assert_eq!(unwaited.wait(0, None), Err(FiErrno::EINVAL));
 }
 
@@ -100,6 +100,109 @@ fn each_kind_of_operation_has_its_counter() {
     nothing_to_read(&client);
 }
 
+/// Who waits on the queue and who waits on the counter are both woken, whoever takes the completion.
+#[test]
+fn a_queue_and_its_counter_wake_both_who_wait() {
+    let (client, server, counters) = counted(&[Flags::RECV]);
+    let buffer = Buffer::all(&client.domain, 64);
+    let source = Buffer::all(&server.domain, 64);
+    let counter = &counters[0];
+    const COUNT: usize = 200;
+    for _ in 0..8 {
+        client.recv(&buffer, 64, 0).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let by_counter = scope.spawn(|| {
+            for value in 1..=COUNT as u64 {
+                counter.wait(value, Some(LIMIT)).unwrap();
+            }
+        });
+        let by_queue = scope.spawn(|| {
+            for _ in 0..COUNT {
+                client.completion().unwrap();
+                client.recv(&buffer, 64, 0).unwrap();
+            }
+        });
+        for i in 0..COUNT {
+            server.send(&source, 8, i).unwrap();
+            server.completion().unwrap();
+            if i % 16 == 0 {
+                // let both fall asleep now and then
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        by_queue.join().unwrap();
+        by_counter.join().unwrap();
+    });
+    assert_eq!(counter.read(), COUNT as u64);
+}
+
+/// Those that can't be waited on cost no descriptor, of which the kernel lets a process nest some hundred.
+#[test]
+fn a_thousand_queues_and_a_counter_that_waits_for_one_of_them() {
+    let (client, server) = {
+        let device = device();
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let silent = CqConfig {
+            size: 16,
+            wait: WaitKind::None,
+            ..CqConfig::default()
+        };
+        let open = || CompletionQueue::open(&domain, silent).unwrap();
+        let queues: Vec<_> = (0..1100).map(|_| open()).collect();
+        let counter = Counter::open(&domain, WaitKind::Unspec).unwrap();
+        let eq = EventQueue::open(EqConfig::default()).unwrap();
+        let (_pep, addr) = listener(&device, &eq);
+        let ep = Endpoint::open(&domain, config(CLIENT)).unwrap();
+        let side = Side {
+            domain: Arc::clone(&domain),
+            eq: EventQueue::open(EqConfig::default()).unwrap(),
+            cq: Arc::clone(&queues[1000]),
+            ep,
+        };
+        side.ep.bind_eq(&side.eq).unwrap();
+        let both = BindFlags::TRANSMIT | BindFlags::RECV;
+        side.ep.bind_cq(&side.cq, both).unwrap();
+        side.ep.bind_counter(&counter, Flags::RECV).unwrap();
+        side.ep.connect(Some(addr), b"hello").unwrap();
+        let server = accept(&device, &side, &eq);
+        next_event(&side.eq).unwrap();
+        next_event(&server.eq).unwrap();
+        ((side, counter), server)
+    };
+    let (side, counter) = client;
+    let buffer = Buffer::all(&side.domain, 64);
+    side.recv(&buffer, 64, 0).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(LATER);
+            // SAFETY: inject is done with the buffer when it returns.
+            unsafe { server.ep.inject([1_u8].as_ptr().cast(), 1) }.unwrap();
+        });
+        assert_eq!(counter.wait(1, Some(LIMIT)), Ok(()));
+    });
+}
+
+#[test]
+fn a_change_is_told_once_by_trywait_and_by_poll() {
+    let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
+    let counter = Counter::open(&domain, WaitKind::Fd).unwrap();
+    let fd = counter.fd().unwrap();
+    assert_eq!(counter.trywait(), Ok(()));
+    assert!(!super::transfer::readable(fd));
+    counter.add_errors(1);
+    assert!(super::transfer::readable(fd));
+    assert_eq!(counter.trywait(), Err(FiErrno::EAGAIN));
+    assert_eq!(counter.trywait(), Ok(()));
+    counter.add(1);
+    assert!(counter.poll());
+    assert!(!counter.poll());
+    counter.set(9);
+    assert_eq!(counter.read(), 9);
+    assert!(!counter.poll(), "it was read");
+    assert_eq!(counter.wait_kind(), WaitKind::Fd);
+}
+
 #[test]
 fn failures_are_counted_apart_and_wake_who_waits() {
     let (client, server, counters) = counted(&[Flags::SEND | Flags::WRITE, Flags::RECV]);
@@ -126,7 +229,7 @@ fn failures_are_counted_apart_and_wake_who_waits() {
 fn a_binding_that_means_nothing_is_refused() {
     let device = device();
     let side = Side::new(&device, config(CLIENT), false);
-    let counter = Counter::open(&side.domain, false);
+    let counter = Counter::open(&side.domain, WaitKind::None).unwrap();
     let bind = |kinds| side.ep.bind_counter(&counter, kinds);
     assert_eq!(bind(Flags::REMOTE_WRITE), Err(FiErrno::ENOSYS));
     assert_eq!(bind(Flags::SEND | Flags::FENCE), Err(FiErrno::EBADFLAGS));
@@ -135,7 +238,7 @@ fn a_binding_that_means_nothing_is_refused() {
     assert_eq!(bind(Flags::SEND | Flags::RECV), Err(FiErrno::EINVAL));
     assert_eq!(bind(Flags::RECV), Ok(()));
     let other = Domain::open(&device, DomainConfig::default()).unwrap();
-    let foreign = Counter::open(&other, false);
+    let foreign = Counter::open(&other, WaitKind::None).unwrap();
     let bound = side.ep.bind_counter(&foreign, Flags::READ);
     assert_eq!(bound, Err(FiErrno::EDOMAIN));
 }

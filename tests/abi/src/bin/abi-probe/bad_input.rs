@@ -139,17 +139,21 @@ unsafe fn opening(setup: &Setup) {
         assert!(ep.is_null());
 
         let mut cntr = null_mut();
-        let mut attr = std::mem::zeroed::<fi_cntr_attr>();
-        attr.wait_obj = FI_WAIT_FD;
-        let ret = call!(
-            (*domain).ops,
-            cntr_open,
-            domain,
-            &raw mut attr,
-            &raw mut cntr,
-            null_mut()
-        );
-        assert_eq!(ret, -FI_ENOSYS, "a counter has no descriptor");
+        let open = (*(*domain).ops).cntr_open.expect("a slot");
+        let good = std::mem::zeroed::<fi_cntr_attr>();
+        let mut try_open = |change: &dyn Fn(&mut fi_cntr_attr)| {
+            let mut attr = good;
+            change(&mut attr);
+            open(domain, &raw mut attr, &raw mut cntr, null_mut())
+        };
+        let nosys = -FI_ENOSYS;
+        assert_eq!(try_open(&|attr| attr.wait_obj = FI_WAIT_SET), nosys);
+        assert_eq!(try_open(&|attr| attr.wait_obj = 99), INVALID);
+        assert_eq!(try_open(&|attr| attr.flags = 1), FLAGS);
+        assert_eq!(try_open(&|attr| attr.events = 99), INVALID);
+        assert!(cntr.is_null());
+        let mut attr = good;
+        assert_eq!(open(domain, &raw mut attr, null_mut(), null_mut()), INVALID);
         // What is not offered has a slot all the same.
         let mut av = null_mut();
         let mut attr = std::mem::zeroed::<fi_av_attr>();

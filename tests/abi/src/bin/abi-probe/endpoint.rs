@@ -2,6 +2,7 @@
 
 mod atomics;
 mod shared;
+mod waiting;
 
 use abi_tests::fabric::{Infos, hints};
 use abi_tests::load::Lib;
@@ -18,6 +19,7 @@ fn setup(lib: &Lib, change: impl Fn(&mut fi_info)) -> Setup {
 
 pub(crate) fn run(lib: &Lib) {
     shared::run(lib);
+    waiting::run(lib);
     atomics::run(lib);
     println!("endpoints do what the man pages say");
 }

@@ -1,0 +1,211 @@
+//! `fid_poll`: poll sets, `fi_poll(3)`. Which of several queues and counters have something, in one call.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use libfabric_sys::*;
+use parking_lot::Mutex;
+use weft::domain::Domain as Engine;
+use weft::errno::{FiErrno, Result};
+use weft::queue::{CompletionQueue, Counter};
+
+use crate::cntr::Cntr;
+use crate::cq::Cq;
+use crate::domain::Domain;
+use crate::fabric::header;
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::{guard, stub};
+
+/// An open poll set.
+pub(crate) struct Poll {
+    domain: Arc<Engine>,
+    members: Mutex<Vec<Member>>,
+    _user: User,
+}
+
+/// One of those polled.
+struct Member {
+    /// The address of its fid.
+    handle: usize,
+    what: What,
+    _user: User,
+}
+
+enum What {
+    Cq(Arc<CompletionQueue>),
+    Cntr(Arc<Counter>),
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+static OPS: fi_ops_poll = fi_ops_poll {
+    size: size_of::<fi_ops_poll>(),
+    poll: Some(poll),
+    poll_add: Some(add),
+    poll_del: Some(del),
+};
+
+impl Kind for Poll {
+    type C = fid_poll;
+    const CLASS: usize = FI_CLASS_POLL;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_poll) {
+        c.ops = (&raw const stub::closed::POLL).cast_mut();
+    }
+}
+
+/// `fi_poll_open(3)`. No attributes are the default ones.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    attr: *mut fi_poll_attr,
+    out: *mut *mut fid_poll,
+) -> c_int {
+    // SAFETY: a domain by the contract of fi_poll_open(3).
+    let domain = match unsafe { Object::<Domain>::checked(domain) } {
+        Ok(domain) => domain,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&domain.poison, || {
+        if out.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: NULL, or a structure whose size never changed.
+        if unsafe { attr.as_ref() }.is_some_and(|attr| attr.flags != 0) {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let user = domain.users.add()?;
+        let object = Object::open(
+            fid_poll {
+                fid: header(FI_CLASS_POLL, &FID_OPS, std::ptr::null_mut()),
+                ops: (&raw const OPS).cast_mut(),
+            },
+            Poll {
+                domain: Arc::clone(&domain.engine),
+                members: Mutex::new(Vec::new()),
+                _user: user,
+            },
+        );
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.as_ptr().cast() };
+        Ok(0)
+    })
+}
+
+/// What a handle stands for in a poll set of this domain.
+///
+/// # Errors
+/// `EINVAL`: neither a queue nor a counter. `EDOMAIN`: of another domain.
+///
+/// # Safety
+/// `handle` is NULL or readable as a fid.
+unsafe fn member(domain: &Arc<Engine>, handle: *mut fid) -> Result<Member> {
+    // SAFETY: the caller's promise.
+    let (what, owner, user) = unsafe {
+        if let Ok(cq) = Object::<Cq>::checked(handle) {
+            let owner = Arc::clone(cq.engine.domain());
+            (What::Cq(Arc::clone(&cq.engine)), owner, cq.users.add()?)
+        } else {
+            let cntr = Object::<Cntr>::checked(handle)?;
+            let owner = Arc::clone(cntr.engine.domain());
+            let what = What::Cntr(Arc::clone(&cntr.engine));
+            (what, owner, cntr.users.add()?)
+        }
+    };
+    if !Arc::ptr_eq(&owner, domain) {
+        return Err(FiErrno::EDOMAIN);
+    }
+    Ok(Member {
+        handle: handle.expose_provenance(),
+        what,
+        _user: user,
+    })
+}
+
+/// The poll set behind a handle; the body runs under its guard.
+///
+/// # Safety
+/// `poll` is NULL or readable as a fid.
+unsafe fn on(poll: *mut fid_poll, body: impl FnOnce(&Poll) -> Result<c_int>) -> c_int {
+    // SAFETY: the caller's promise.
+    match unsafe { Object::<Poll>::checked(poll) } {
+        Ok(poll) => guard::on(&poll.poison, || body(poll)),
+        Err(errno) => -errno.code(),
+    }
+}
+
+unsafe extern "C" fn add(poll: *mut fid_poll, handle: *mut fid, flags: u64) -> c_int {
+    // SAFETY: the contract of fi_poll_add(3).
+    unsafe {
+        on(poll, |poll| {
+            if flags != 0 {
+                return Err(FiErrno::EBADFLAGS);
+            }
+            let new = member(&poll.domain, handle)?;
+            let mut members = poll.members.lock();
+            if members.iter().all(|known| known.handle != new.handle) {
+                members.push(new);
+            }
+            Ok(0)
+        })
+    }
+}
+
+unsafe extern "C" fn del(poll: *mut fid_poll, handle: *mut fid, flags: u64) -> c_int {
+    // SAFETY: the contract of fi_poll_del(3).
+    unsafe {
+        on(poll, |poll| {
+            if flags != 0 {
+                return Err(FiErrno::EBADFLAGS);
+            }
+            let mut members = poll.members.lock();
+            let known = members
+                .iter()
+                .position(|known| known.handle == handle.addr());
+            members.remove(known.ok_or(FiErrno::EINVAL)?);
+            Ok(0)
+        })
+    }
+}
+
+/// `fi_poll`: makes the progress of all, and gives the contexts of as many as have something and fit.
+unsafe extern "C" fn poll(poll: *mut fid_poll, contexts: *mut *mut c_void, count: c_int) -> c_int {
+    // SAFETY: the contract of fi_poll(3).
+    unsafe {
+        on(poll, |poll| {
+            let room = usize::try_from(count).map_err(|_| FiErrno::EINVAL)?;
+            if contexts.is_null() && room != 0 {
+                return Err(FiErrno::EINVAL);
+            }
+            let mut found = 0;
+            for member in poll.members.lock().iter() {
+                // what doesn't fit is asked again next time: a counter's news must not be lost
+                let ready = match &member.what {
+                    What::Cq(cq) => cq.poll_ready(),
+                    What::Cntr(cntr) if found < room => cntr.poll(),
+                    What::Cntr(_) => false,
+                };
+                if ready && found < room {
+                    let handle: *mut fid = std::ptr::with_exposed_provenance_mut(member.handle);
+                    // it may be changed by the application: read when it is asked for
+                    contexts.add(found).write((*handle).context);
+                    found += 1;
+                }
+            }
+            Ok(c_int::try_from(found).unwrap_or(c_int::MAX))
+        })
+    }
+}
+
+unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3). Its members go with it: fi_poll(3) means the other
+        // way round, and those can't be closed while the set holds them.
+        unsafe { Object::<Poll>::close(handle, |_| Ok(()))? };
+        Ok(0)
+    })
+}
