@@ -28,13 +28,13 @@ use crate::{atomic, cm, connreq, getinfo, msg, option, rma};
 pub(crate) struct Ep {
     pub(crate) engine: Arc<Endpoint>,
     pub(crate) format: Format,
-    pub(crate) max_msg_size: usize,
-    pub(crate) inject_size: usize,
     /// Whether RMA writes with remote data were agreed upon (`FI_RX_CQ_DATA`).
     pub(crate) rma_data: bool,
     /// The queues and counters that it is bound to.
     bound: Mutex<Vec<User>>,
-    _domain: User,
+    /// Of an alias: what it is one of. That holds the domain.
+    parent: Option<User>,
+    _domain: Option<User>,
 }
 
 static FID_OPS: fi_ops = fi_ops {
@@ -117,7 +117,6 @@ struct Wish {
     config: EndpointConfig,
     origin: Origin,
     format: Format,
-    max_msg_size: usize,
     rma_data: bool,
 }
 
@@ -128,8 +127,7 @@ impl Wish {
         // SAFETY: the caller's promise. The info is checked as hints are, so it can't ask for more
         // than the device has.
         unsafe {
-            let (terms, max_msg_size) =
-                getinfo::check(domain.api_version, info, domain.engine.device())?;
+            let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
             let format = Format::of((*info).addr_format)?.unwrap_or(Format::Sockaddr);
             let address = |addr: *const c_void, len: usize| -> Result<Option<SocketAddr>> {
                 if addr.is_null() {
@@ -182,7 +180,6 @@ impl Wish {
                 },
                 origin,
                 format,
-                max_msg_size,
                 rma_data: terms.rx_mode & FI_RX_CQ_DATA != 0,
             })
         }
@@ -194,10 +191,8 @@ impl Wish {
             mut config,
             origin,
             format,
-            max_msg_size,
             rma_data,
         } = self;
-        let inject_size = config.inject_size;
         let object = Object::open_with(|handle| {
             config.token = Token(handle.expose_provenance());
             let engine = match origin {
@@ -217,29 +212,70 @@ impl Wish {
                     }
                 },
             };
-            let ep = fid_ep {
-                fid: header(FI_CLASS_EP, &FID_OPS, context),
-                ops: (&raw const OPS.base).cast_mut(),
-                cm: (&raw const cm::EP_OPS).cast_mut(),
-                msg: (&raw const msg::OPS).cast_mut(),
-                rma: (&raw const rma::OPS).cast_mut(),
-                tagged: (&raw const TAGGED).cast_mut(),
-                atomic: (&raw const atomic::OPS).cast_mut(),
-                collective: (&raw const COLLECTIVE).cast_mut(),
-            };
             let body = Ep {
                 engine,
                 format,
-                max_msg_size,
-                inject_size,
                 rma_data,
                 bound: Mutex::new(Vec::new()),
-                _domain: user,
+                parent: None,
+                _domain: Some(user),
             };
-            Ok::<_, FiErrno>((ep, body))
+            Ok::<_, FiErrno>((c_part(context), body))
         })?;
         Ok(object.as_ptr().cast())
     }
+}
+
+/// The C structure of an endpoint.
+fn c_part(context: *mut c_void) -> fid_ep {
+    fid_ep {
+        fid: header(FI_CLASS_EP, &FID_OPS, context),
+        ops: (&raw const OPS.base).cast_mut(),
+        cm: (&raw const cm::EP_OPS).cast_mut(),
+        msg: (&raw const msg::OPS).cast_mut(),
+        rma: (&raw const rma::OPS).cast_mut(),
+        tagged: (&raw const TAGGED).cast_mut(),
+        atomic: (&raw const atomic::OPS).cast_mut(),
+        collective: (&raw const COLLECTIVE).cast_mut(),
+    }
+}
+
+/// `fi_ep_alias(3)`: another handle of the endpoint, with default flags of its own. The endpoint can't be
+/// closed before it.
+///
+/// # Safety
+/// `handle` is that of `ep`; `arg` is NULL or valid.
+unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
+    if arg.fid.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    let (flags, transmit) = direction(arg.flags)?;
+    check_op_flags(flags, transmit)?;
+    let engine = ep.engine.alias();
+    let flags = Flags::from_bits_retain(flags);
+    if transmit {
+        engine.set_tx_op_flags(flags);
+    } else {
+        engine.set_rx_op_flags(flags);
+    }
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*handle).context };
+    let object = Object::open(
+        c_part(context),
+        Ep {
+            engine,
+            format: ep.format,
+            rma_data: ep.rma_data,
+            bound: Mutex::new(Vec::new()),
+            parent: Some(ep.users.add()?),
+            _domain: None,
+        },
+    );
+    // SAFETY: not NULL; the object starts with its fid.
+    unsafe { *arg.fid = object.as_ptr().cast() };
+    Ok(())
 }
 
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
@@ -312,7 +348,9 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
             FI_GETOPSFLAG => unsafe { get_op_flags(ep, arg.cast())? },
             // SAFETY: as above.
             FI_SETOPSFLAG => unsafe { set_op_flags(ep, arg.cast())? },
-            _ => return Err(FiErrno::ENOSYS), // FI_ALIAS and what belongs to other fids
+            // SAFETY: as fi_ep_alias(3) passes it.
+            FI_ALIAS => unsafe { alias(handle, ep, arg.cast())? },
+            _ => return Err(FiErrno::ENOSYS), // what belongs to other fids
         }
         Ok(0)
     })
@@ -320,14 +358,10 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
 
 /// Which direction is meant is in the flags themselves: exactly one of `FI_TRANSMIT` and `FI_RECV`.
 ///
-/// # Safety
-/// `arg` is NULL or points to flags.
-unsafe fn direction(arg: *mut u64) -> Result<(u64, bool)> {
-    if arg.is_null() {
-        return Err(FiErrno::EINVAL);
-    }
-    // SAFETY: the caller's promise.
-    let flags = unsafe { *arg };
+///
+/// # Errors
+/// `EINVAL`: both or neither.
+fn direction(flags: u64) -> Result<(u64, bool)> {
     match flags & (FI_TRANSMIT | FI_RECV) {
         FI_TRANSMIT => Ok((flags & !FI_TRANSMIT, true)),
         FI_RECV => Ok((flags & !FI_RECV, false)),
@@ -336,25 +370,22 @@ unsafe fn direction(arg: *mut u64) -> Result<(u64, bool)> {
 }
 
 /// # Safety
-/// As [`direction`].
+/// `arg` is NULL or points to flags.
 unsafe fn get_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
     // SAFETY: the caller's promise.
-    unsafe {
-        let (_, transmit) = direction(arg)?;
-        *arg = if transmit {
-            ep.engine.tx_op_flags().bits()
-        } else {
-            ep.engine.rx_op_flags().bits()
-        };
-    }
+    let arg = unsafe { arg.as_mut() }.ok_or(FiErrno::EINVAL)?;
+    let (_, transmit) = direction(*arg)?;
+    *arg = if transmit {
+        ep.engine.tx_op_flags().bits()
+    } else {
+        ep.engine.rx_op_flags().bits()
+    };
     Ok(())
 }
 
-/// # Safety
-/// As [`direction`].
-unsafe fn set_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
-    // SAFETY: the caller's promise.
-    let (flags, transmit) = unsafe { direction(arg)? };
+/// # Errors
+/// `EBADFLAGS`: a flag that is no default.
+fn check_op_flags(flags: u64, transmit: bool) -> Result<()> {
     let allowed = if transmit {
         getinfo::TX_OP_FLAGS
     } else {
@@ -363,6 +394,16 @@ unsafe fn set_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
     if flags & !allowed != 0 {
         return Err(FiErrno::EBADFLAGS);
     }
+    Ok(())
+}
+
+/// # Safety
+/// As [`get_op_flags`].
+unsafe fn set_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
+    let (flags, transmit) = direction(*arg)?;
+    check_op_flags(flags, transmit)?;
     let flags = Flags::from_bits_retain(flags);
     if transmit {
         ep.engine.set_tx_op_flags(flags);
@@ -388,7 +429,9 @@ unsafe extern "C" fn close(handle: *mut fid) -> c_int {
         // SAFETY: a fid by the contract of fi_close(3).
         unsafe {
             Object::<Ep>::close(handle, |ep| {
-                ep.engine.close();
+                if ep.parent.is_none() {
+                    ep.engine.close();
+                }
                 Ok(())
             })?;
         }

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
+use weft::msg::{ATOMIC_SIZE, LengthOption};
 use weft::wire::cm_data::CM_DATA_SIZE;
 
 use crate::ep::Ep;
@@ -31,6 +32,20 @@ unsafe fn answer(value: usize, buf: *mut c_void, len: *mut usize) -> Result<c_in
         buf.cast::<usize>().write_unaligned(value);
     }
     Ok(0)
+}
+
+/// The length that an option is about.
+///
+/// # Errors
+/// `ENOPROTOOPT`: none.
+fn length(name: u32) -> Result<LengthOption> {
+    match name {
+        FI_OPT_MAX_MSG_SIZE => Ok(LengthOption::MaxMsg),
+        FI_OPT_MAX_RMA_SIZE => Ok(LengthOption::MaxRma),
+        FI_OPT_INJECT_MSG_SIZE => Ok(LengthOption::InjectMsg),
+        FI_OPT_INJECT_RMA_SIZE => Ok(LengthOption::InjectRma),
+        _ => Err(FiErrno::ENOPROTOOPT),
+    }
 }
 
 pub(crate) unsafe extern "C" fn getopt_pep(
@@ -66,16 +81,17 @@ pub(crate) unsafe extern "C" fn getopt(
         }
         let value = match name.cast_unsigned() {
             FI_OPT_CM_DATA_SIZE => CM_DATA_SIZE,
-            FI_OPT_MAX_MSG_SIZE | FI_OPT_MAX_RMA_SIZE => ep.max_msg_size,
-            FI_OPT_INJECT_MSG_SIZE | FI_OPT_INJECT_RMA_SIZE => ep.inject_size,
-            _ => return Err(FiErrno::ENOPROTOOPT),
+            FI_OPT_MAX_ATOMIC_SIZE | FI_OPT_INJECT_ATOMIC_SIZE if ep.engine.has_atomics() => {
+                ATOMIC_SIZE
+            }
+            name => ep.engine.length(length(name)?),
         };
         // SAFETY: as above.
         unsafe { answer(value, buf, len) }
     })
 }
 
-/// Nothing can be set: what an endpoint has is agreed upon when it is opened.
+/// Lengths can be made smaller, before the endpoint is enabled.
 pub(crate) unsafe extern "C" fn setopt(
     handle: *mut fid,
     level: c_int,
@@ -85,7 +101,7 @@ pub(crate) unsafe extern "C" fn setopt(
 ) -> c_int {
     guard::entry(|| {
         // SAFETY: the contract of fi_setopt(3).
-        unsafe { Object::<Ep>::checked(handle)? };
+        let ep = unsafe { Object::<Ep>::checked(handle)? };
         if level.cast_unsigned() != FI_OPT_ENDPOINT {
             return Err(FiErrno::ENOPROTOOPT);
         }
@@ -109,7 +125,17 @@ pub(crate) unsafe extern "C" fn setopt(
             FI_OPT_FI_HMEM_P2P | FI_OPT_CUDA_API_PERMITTED | FI_OPT_SHARED_MEMORY_PERMITTED => {
                 Err(FiErrno::EINVAL)
             }
-            _ => Err(FiErrno::ENOPROTOOPT),
+            FI_OPT_CM_DATA_SIZE => Err(FiErrno::ENOPROTOOPT), // read only
+            name => {
+                let option = length(name)?;
+                if len != size_of::<usize>() || buf.is_null() {
+                    return Err(FiErrno::EINVAL);
+                }
+                // SAFETY: not NULL, of that size.
+                let value = unsafe { buf.cast::<usize>().read_unaligned() };
+                ep.engine.set_length(option, value)?;
+                Ok(0)
+            }
         }
     })
 }

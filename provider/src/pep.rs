@@ -40,7 +40,7 @@ unsafe impl Sync for Seed {}
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close),
     bind: Some(bind),
-    // FI_BACKLOG comes too late: the connection manager takes its backlog from the parameter.
+    control: Some(control),
     ..stub::fid::<FI_ENOSYS>()
 };
 
@@ -204,6 +204,31 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         let user = eq.users.add()?;
         pep.engine.bind_eq(&eq.engine)?;
         *bound = Some(user);
+        Ok(0)
+    })
+}
+
+/// `FI_BACKLOG`, which is an int.
+unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: a fid by the contract of fi_control(3).
+    let pep = match unsafe { Object::<Pep>::checked(handle) } {
+        Ok(pep) => pep,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&pep.poison, || {
+        if command.cast_unsigned() != FI_BACKLOG {
+            return Err(FiErrno::ENOSYS);
+        }
+        if arg.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: not NULL, the command's argument.
+        let backlog = unsafe { *arg.cast::<c_int>() };
+        // A backlog of nothing would refuse everybody.
+        let backlog = usize::try_from(backlog)
+            .ok()
+            .filter(|backlog| *backlog != 0);
+        pep.engine.set_backlog(backlog.ok_or(FiErrno::EINVAL)?)?;
         Ok(0)
     })
 }

@@ -102,7 +102,7 @@ impl Endpoint {
         flags: Option<Flags>,
     ) -> Result<()> {
         let flags = match flags {
-            None => self.core.default_tx_flags(),
+            None => self.tx_op_flags(),
             Some(flags) if flags.intersects(MSG_FLAGS.complement()) => {
                 return Err(FiErrno::EBADFLAGS);
             }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::lengths::Lengths;
 use super::recv::RxSide;
 use super::send::TxSide;
 use crate::domain::Domain;
@@ -155,8 +156,8 @@ pub(crate) struct Core {
     pub(crate) rings: Arc<Rings>,
     /// How far both rings were when the peer was last looked after.
     pub(super) last_seen: AtomicU64,
-    pub(crate) tx_op_flags: AtomicU64,
-    pub(crate) rx_op_flags: AtomicU64,
+    /// Lengths that operations may have.
+    pub(crate) lengths: Lengths,
     /// Set when it is bound, never changed.
     pub(crate) eq: OnceLock<Arc<EventQueue>>,
     pub(crate) control: Mutex<Control>,
@@ -186,8 +187,7 @@ impl Core {
             this: Weak::clone(this),
             domain: Arc::clone(domain),
             state: AtomicState::new(State::Idle),
-            tx_op_flags: AtomicU64::new(config.tx_op_flags.bits()),
-            rx_op_flags: AtomicU64::new(config.rx_op_flags.bits()),
+            lengths: Lengths::new(domain.max_msg_size(), config.inject_size),
             config,
             rings,
             last_seen: AtomicU64::new(0),

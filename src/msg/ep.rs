@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
 
@@ -12,9 +12,9 @@ use crate::Token;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::msg::{ConnectRequest, SharedRx};
+use crate::msg::{ConnectRequest, LengthOption, SharedRx};
 use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
-use crate::verbs::Device;
+use crate::verbs::{CmId, Device};
 
 bitflags! {
     /// What a completion queue is bound for, with libfabric's values.
@@ -65,12 +65,15 @@ pub struct EndpointConfig {
     pub dst: Option<SocketAddr>,
 }
 
-/// A connected endpoint on an RC queue pair. Thread safe.
+/// A connected endpoint on an RC queue pair, or an alias of one. Thread safe.
 ///
-/// Dropping the last reference closes it.
+/// Dropping it closes it, unless it is an alias.
 #[derive(Debug)]
 pub struct Endpoint {
     pub(super) core: Arc<Core>,
+    alias: bool,
+    tx_op_flags: AtomicU64,
+    rx_op_flags: AtomicU64,
 }
 
 /// The most that an application can have of an endpoint on a device.
@@ -123,10 +126,28 @@ impl Endpoint {
     /// # Errors
     /// `ENOMEM`.
     pub fn open(domain: &Arc<Domain>, config: EndpointConfig) -> Result<Arc<Self>> {
+        Ok(Self::new(domain, config, None))
+    }
+
+    fn new(domain: &Arc<Domain>, config: EndpointConfig, id: Option<CmId>) -> Arc<Self> {
         let config = clip(domain, config);
-        Ok(Arc::new(Self {
-            core: Core::new(domain, config, None),
-        }))
+        Arc::new(Self {
+            alias: false,
+            tx_op_flags: AtomicU64::new(config.tx_op_flags.bits()),
+            rx_op_flags: AtomicU64::new(config.rx_op_flags.bits()),
+            core: Core::new(domain, config, id),
+        })
+    }
+
+    /// The same endpoint with default flags of its own (`fi_ep_alias(3)`): this one's, to begin with. It
+    /// must not outlive what it is an alias of, and closes nothing.
+    pub fn alias(&self) -> Arc<Self> {
+        Arc::new(Self {
+            core: Arc::clone(&self.core),
+            alias: true,
+            tx_op_flags: AtomicU64::new(self.tx_op_flags().bits()),
+            rx_op_flags: AtomicU64::new(self.rx_op_flags().bits()),
+        })
     }
 
     /// Makes an endpoint that will accept a request.
@@ -141,10 +162,7 @@ impl Endpoint {
         if !request.is_on(domain.device()) {
             return Err((FiErrno::EDOMAIN, request));
         }
-        let config = clip(domain, config);
-        Ok(Arc::new(Self {
-            core: Core::new(domain, config, request.take_id()),
-        }))
+        Ok(Self::new(domain, config, request.take_id()))
     }
 
     /// Binds the event queue for connection events.
@@ -327,23 +345,42 @@ impl Endpoint {
     }
 
     /// Default flags of transmit operations.
+    #[inline]
     pub fn tx_op_flags(&self) -> Flags {
-        self.core.default_tx_flags()
+        Flags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
     }
 
     /// Changes them (`FI_SETOPSFLAG`).
     pub fn set_tx_op_flags(&self, flags: Flags) {
-        self.core.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
+        self.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
     }
 
     /// Default flags of receives.
+    #[inline]
     pub fn rx_op_flags(&self) -> Flags {
-        Flags::from_bits_retain(self.core.rx_op_flags.load(Ordering::Relaxed))
+        Flags::from_bits_retain(self.rx_op_flags.load(Ordering::Relaxed))
     }
 
     /// Changes them (`FI_SETOPSFLAG`).
     pub fn set_rx_op_flags(&self, flags: Flags) {
-        self.core.rx_op_flags.store(flags.bits(), Ordering::Relaxed);
+        self.rx_op_flags.store(flags.bits(), Ordering::Relaxed);
+    }
+
+    /// The length that its operations, of the kind that `option` names, may have, in bytes.
+    pub fn length(&self, option: LengthOption) -> usize {
+        self.core.lengths.get(option)
+    }
+
+    /// Makes that smaller (`fi_setopt(3)`).
+    ///
+    /// # Errors
+    /// `EINVAL`: more than the endpoint was made with. `EOPBADSTATE`: enabled already.
+    pub fn set_length(&self, option: LengthOption, value: usize) -> Result<()> {
+        let _control = self.core.control.lock();
+        if !self.core.state.is(State::Idle) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        self.core.lengths.set(option, value)
     }
 
     /// Asks for a receive with this context to be taken back (`fi_cancel(3)`).
@@ -363,6 +400,8 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.core.close();
+        if !self.alias {
+            self.core.close();
+        }
     }
 }

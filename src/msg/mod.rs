@@ -4,6 +4,7 @@ mod atomic;
 mod core;
 mod ep;
 mod keepalive;
+mod lengths;
 mod pep;
 mod recv;
 mod request;
@@ -16,6 +17,7 @@ mod tests;
 
 pub use atomic::{ATOMIC_SIZE, AtomicKind, AtomicOp};
 pub use ep::{BindFlags, Endpoint, EndpointConfig, Limits};
+pub use lengths::LengthOption;
 pub use pep::{PassiveEndpoint, PepConfig};
 pub use request::ConnectRequest;
 pub use rma::RemoteIov;

@@ -1,6 +1,7 @@
 //! Passive endpoints: they listen.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -33,7 +34,7 @@ pub struct PepConfig {
 pub struct PassiveEndpoint {
     core: Arc<Core>,
     device: Arc<Device>,
-    backlog: usize,
+    backlog: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -79,7 +80,7 @@ impl PassiveEndpoint {
                 }),
             }),
             device: Arc::clone(device),
-            backlog: config.backlog,
+            backlog: AtomicUsize::new(config.backlog),
         }))
     }
 
@@ -136,6 +137,19 @@ impl PassiveEndpoint {
         Ok(())
     }
 
+    /// How many requests may wait (`FI_BACKLOG`); 0 for the default. Before listening.
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: it listens already.
+    pub fn set_backlog(&self, backlog: usize) -> Result<()> {
+        let state = self.core.state.lock();
+        if state.listening {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        self.backlog.store(backlog, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Begins to listen.
     ///
     /// # Errors
@@ -149,7 +163,7 @@ impl PassiveEndpoint {
         if state.listening {
             return Err(FiErrno::EOPBADSTATE);
         }
-        let backlog = match self.backlog {
+        let backlog = match self.backlog.load(Ordering::Relaxed) {
             0 => DEFAULT_BACKLOG,
             backlog => backlog,
         };

@@ -5,7 +5,6 @@
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::core::{Core, EarlyRecv, State};
 use super::send::{MAX_IOV, post_errno};
@@ -153,7 +152,7 @@ impl Endpoint {
     /// `fi_recv`, `fi_recvv`.
     #[inline]
     pub unsafe fn recv(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
-        let flags = Flags::from_bits_retain(self.core.rx_op_flags.load(Ordering::Relaxed));
+        let flags = self.rx_op_flags();
         // SAFETY: as this function.
         unsafe { self.core.receive(local, context, flags) }
     }

@@ -87,7 +87,7 @@ impl Endpoint {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        let flags = self.core.default_tx_flags();
+        let flags = self.tx_op_flags();
         let op = Transmit::rma(SendOpcode::Write, local, addr, key, context, flags)?;
         // SAFETY: as this function.
         unsafe { self.core.transmit(&op) }
@@ -103,7 +103,7 @@ impl Endpoint {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        let flags = self.core.default_tx_flags();
+        let flags = self.tx_op_flags();
         let op = Transmit::rma(SendOpcode::Write, local, addr, key, context, flags)?;
         // SAFETY: as this function.
         unsafe { self.core.transmit(&op.with_data(data)) }
@@ -168,7 +168,7 @@ impl Endpoint {
         context: usize,
     ) -> Result<()> {
         // inject means nothing where this side's memory is written
-        let flags = self.core.default_tx_flags() - Flags::INJECT;
+        let flags = self.tx_op_flags() - Flags::INJECT;
         let op = Transmit::rma(SendOpcode::Read, local, addr, key, context, flags)?;
         // SAFETY: as this function.
         unsafe { self.core.transmit(&op) }

@@ -6,7 +6,6 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use libc::iovec;
 
@@ -16,7 +15,7 @@ use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::{Desc, LocalKeys, Use};
-use crate::msg::Endpoint;
+use crate::msg::{Endpoint, LengthOption};
 use crate::queue::slots::{Slot, SlotRing};
 use crate::queue::{CompletionQueue, WrId};
 use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
@@ -290,8 +289,9 @@ pub(crate) struct TxSide {
     selective: bool,
     iov_limit: usize,
     max_inline: usize,
-    max_inject: usize,
-    max_msg: usize,
+    /// Of messages, and of RMA.
+    max_inject: [usize; 2],
+    max_len: [usize; 2],
     /// Every so many unsignaled requests one is signaled, so that their slots become free.
     period: u32,
     unsignaled: u32,
@@ -319,8 +319,10 @@ impl TxSide {
             selective: binding.selective,
             iov_limit: config.tx_iov_limit,
             max_inline,
-            max_inject: config.inject_size,
-            max_msg: core.domain.max_msg_size(),
+            max_inject: [LengthOption::InjectMsg, LengthOption::InjectRma]
+                .map(|option| core.lengths.get(option)),
+            max_len: [LengthOption::MaxMsg, LengthOption::MaxRma]
+                .map(|option| core.lengths.get(option)),
             period: (core.rings.tx.depth() / 4).max(1),
             unsignaled: 0,
             counted: core
@@ -347,7 +349,8 @@ impl TxSide {
             return Err(FiErrno::EINVAL);
         }
         let inject = op.flags.contains(Flags::INJECT);
-        if len > self.max_msg || (inject && len > self.max_inject) {
+        let kind = usize::from(!op.opcode.is_send());
+        if len > self.max_len[kind] || (inject && len > self.max_inject[kind]) {
             return Err(FiErrno::EMSGSIZE);
         }
         if ring.is_full() && !self.make_room(ring)? {
@@ -475,11 +478,6 @@ impl Core {
             _ => FiErrno::ENOTCONN,
         }
     }
-
-    #[inline]
-    pub(crate) fn default_tx_flags(&self) -> Flags {
-        Flags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
-    }
 }
 
 /// Operations without flags take the endpoint's default ones; those named `_msg` take theirs, and
@@ -504,7 +502,7 @@ impl Endpoint {
     /// `fi_send`, `fi_sendv`.
     #[inline]
     pub unsafe fn send(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
-        let op = Transmit::send(local, context, self.core.default_tx_flags());
+        let op = Transmit::send(local, context, self.tx_op_flags());
         // SAFETY: as this function.
         unsafe { self.core.transmit(&op) }
     }
@@ -512,7 +510,7 @@ impl Endpoint {
     /// `fi_senddata`: the low 32 bits of `data` go along.
     #[inline]
     pub unsafe fn send_data(&self, local: LocalIov<'_>, data: u64, context: usize) -> Result<()> {
-        let op = Transmit::send(local, context, self.core.default_tx_flags());
+        let op = Transmit::send(local, context, self.tx_op_flags());
         // SAFETY: as this function.
         unsafe { self.core.transmit(&op.with_data(data)) }
     }

@@ -57,6 +57,12 @@ pub enum SendOpcode {
 }
 
 impl SendOpcode {
+    /// Whether it is a message.
+    #[inline]
+    pub(crate) fn is_send(self) -> bool {
+        matches!(self, Self::Send | Self::SendImm)
+    }
+
     /// Whether its local buffers are read, not written.
     #[inline]
     pub(crate) fn sends_data(self) -> bool {

@@ -202,7 +202,7 @@ pub(crate) fn is_fabric(name: &str) -> bool {
 pub(crate) use negotiate::Terms;
 pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, SharedRxLimits, TX_OP_FLAGS};
 
-/// What an endpoint opened with `info` will be, and its longest message; `info` may be a filled-in one of
+/// What an endpoint opened with `info` will be; `info` may be a filled-in one of
 /// ours or the application's own.
 ///
 /// # Errors
@@ -214,7 +214,7 @@ pub(crate) unsafe fn check(
     version: u32,
     info: *const fi_info,
     device: &Arc<Device>,
-) -> Result<(Terms, usize)> {
+) -> Result<Terms> {
     let open = |_| FiErrno::EINVAL;
     // SAFETY: the caller's promise.
     let mut hints = unsafe { Hints::read(info) }.map_err(open)?;
@@ -222,5 +222,5 @@ pub(crate) unsafe fn check(
     let offer = Offer::of(device)?;
     // The modes of an info are those agreed upon, which the application has accepted.
     let terms = exact_terms(version, &mut hints, &offer).map_err(open)?;
-    Ok((terms, offer.max_msg_size))
+    Ok(terms)
 }

@@ -1,6 +1,7 @@
 //! What a pair of connected endpoints can do, one file per part of the man pages.
 
 mod atomics;
+mod options;
 mod shared;
 mod waiting;
 
@@ -19,6 +20,7 @@ fn setup(lib: &Lib, change: impl Fn(&mut fi_info)) -> Setup {
 
 pub(crate) fn run(lib: &Lib) {
     shared::run(lib);
+    options::run(lib);
     waiting::run(lib);
     atomics::run(lib);
     println!("endpoints do what the man pages say");

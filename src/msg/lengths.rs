@@ -1,0 +1,50 @@
+//! The lengths that an endpoint's operations may have, and how an application makes them smaller
+//! (`fi_setopt(3)`).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::errno::{FiErrno, Result};
+
+/// One of them, as `fi_endpoint(3)` names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LengthOption {
+    /// `FI_OPT_MAX_MSG_SIZE`
+    MaxMsg,
+    /// `FI_OPT_MAX_RMA_SIZE`
+    MaxRma,
+    /// `FI_OPT_INJECT_MSG_SIZE`
+    InjectMsg,
+    /// `FI_OPT_INJECT_RMA_SIZE`
+    InjectRma,
+}
+
+/// Set before the endpoint is enabled, in bytes; copied by the sides that post.
+#[derive(Debug)]
+pub(crate) struct Lengths {
+    values: [AtomicUsize; 4],
+    greatest: [usize; 4],
+}
+
+impl Lengths {
+    pub(crate) fn new(max: usize, inject: usize) -> Self {
+        let greatest = [max, max, inject, inject];
+        Self {
+            values: greatest.map(AtomicUsize::new),
+            greatest,
+        }
+    }
+
+    pub(crate) fn get(&self, option: LengthOption) -> usize {
+        self.values[option as usize].load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// `EINVAL`: more than the endpoint was made with.
+    pub(crate) fn set(&self, option: LengthOption, value: usize) -> Result<()> {
+        if value > self.greatest[option as usize] {
+            return Err(FiErrno::EINVAL);
+        }
+        self.values[option as usize].store(value, Ordering::Relaxed);
+        Ok(())
+    }
+}
