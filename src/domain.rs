@@ -7,6 +7,7 @@ use crate::errno::Result;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
 use crate::mr::{DescRule, Form, implicit_region};
+use crate::msg::Tuning;
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
 
@@ -30,6 +31,8 @@ pub enum Threading {
 pub struct DomainConfig {
     /// The promise of the application about its threads.
     pub threading: Threading,
+    /// What connections are set up with.
+    pub tuning: Tuning,
     /// The form of its memory regions.
     pub form: Form,
     /// Whether local buffers without a descriptor are registered for their operation only, even where the
@@ -58,8 +61,9 @@ impl Domain {
     /// connection manager uses too.
     ///
     /// # Errors
-    /// What `ibv_alloc_pd(3)` answers, usually `ENOMEM`. `EMFILE`.
+    /// What `ibv_alloc_pd(3)` answers, usually `ENOMEM`. `EMFILE`. `EINVAL`: tuning that verbs doesn't have.
     pub fn open(device: &Arc<Device>, config: DomainConfig) -> Result<Arc<Self>> {
+        config.tuning.check()?;
         let pd = Pd::alloc(device)?;
         let max_msg_size = device.port(1)?.max_msg_size;
         if log::enabled(Level::Info, Subsystem::Domain) {

@@ -11,7 +11,7 @@ use weft::errno::{FiErrno, Result};
 use crate::fabric::{self, header};
 use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, User};
-use crate::ffi::param::fault_point;
+use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, stub};
 use crate::{atomic, cntr, cq, ep, getinfo, mr, poll, provider, srx};
 
@@ -135,6 +135,7 @@ unsafe fn open_body(
         &device,
         DomainConfig {
             threading: threading_of(threading),
+            tuning: param::values().tuning(),
             form,
             ..DomainConfig::default()
         },

@@ -17,7 +17,7 @@ use super::recv::RxSide;
 use super::send::TxSide;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
-use crate::log::{info_log, warn_log};
+use crate::log::{self, Level, Subsystem, info_log, warn_log};
 use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::slots::{FailureListener, Rings};
 use crate::queue::{CmTarget, CompletionQueue, EqError, Event, EventQueue, WrId};
@@ -26,18 +26,6 @@ use crate::verbs::{
 };
 use crate::wire::cm_data::CmData;
 
-/// Retransmissions before a peer counts as gone. One less than verbs has room for: rxe takes 7 for
-/// "for ever" (`drivers/infiniband/sw/rxe/rxe_comp.c`, `COMPST_ERROR_RETRY`), and a dead peer
-/// would never be noticed.
-const RETRY_COUNT: u8 = 6;
-/// A peer that has no receive posted is waited for without end: the application controls that.
-const RNR_RETRY_FOREVER: u8 = 7;
-/// 0.64 ms, as `ibv_modify_qp(3)` encodes it. The connection manager's own choice is 655 ms.
-const MIN_RNR_TIMER: u8 = 12;
-/// 4.096 µs · 2^16 = 268 ms. With all retransmissions that is 1.9 s on rxe, whose timer is exact;
-/// InfiniBand lets a device take up to four times as long, 7.5 s. The connection manager's own
-/// choice for Ethernet can take minutes. `docs/protocol.md` has the whole sum.
-const ACK_TIMEOUT: u8 = 16;
 /// Requests of the engine's own that the send queue has room for: the marker behind all others at
 /// the end, and the probe of a silent peer.
 pub(super) const OWN_REQUESTS: usize = 2;
@@ -206,11 +194,12 @@ impl Core {
         Weak::clone(&self.this)
     }
 
-    fn conn_param(data: CmData) -> ConnParam {
+    fn conn_param(&self, data: CmData) -> ConnParam {
+        let tuning = &self.domain.config().tuning;
         ConnParam {
             data,
-            retry_count: RETRY_COUNT,
-            rnr_retry_count: RNR_RETRY_FOREVER,
+            retry_count: tuning.retry_count,
+            rnr_retry_count: tuning.rnr_retry_count,
         }
     }
 
@@ -488,6 +477,7 @@ impl Core {
         control.data = data;
         let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         let src = control.src.filter(|_| !control.bound);
+        self.set_traffic_class(id);
         id.resolve_addr(src, peer).inspect_err(|error| {
             info_log!(EpCtrl, "rdma_resolve_addr({peer}): {error}");
             self.state.set(State::Enabled);
@@ -506,15 +496,29 @@ impl Core {
             return Err(FiErrno::EOPBADSTATE);
         }
         let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
-        self.set_ack_timeout(id);
-        id.accept(&Self::conn_param(data)).inspect_err(|error| {
+        self.tune(id);
+        id.accept(&self.conn_param(data)).inspect_err(|error| {
             info_log!(EpCtrl, "rdma_accept: {error}");
             self.state.set(State::Disconnected);
         })
     }
 
+    /// What an accepting side sets; a connecting one needs the traffic class for its route already.
+    fn tune(&self, id: &CmId) {
+        self.set_traffic_class(id);
+        self.set_ack_timeout(id);
+    }
+
+    fn set_traffic_class(&self, id: &CmId) {
+        if let Some(class) = self.domain.config().tuning.traffic_class
+            && let Err(error) = id.set_type_of_service(class)
+        {
+            warn_log!(EpCtrl, "traffic class {class} is not taken: {error}");
+        }
+    }
+
     fn set_ack_timeout(&self, id: &CmId) {
-        if let Err(error) = id.set_ack_timeout(ACK_TIMEOUT) {
+        if let Err(error) = id.set_ack_timeout(self.domain.config().tuning.ack_timeout) {
             info_log!(
                 EpCtrl,
                 "{}: the connection manager keeps its acknowledgement timeout: {error}",
@@ -569,11 +573,17 @@ impl Core {
 
     fn established(&self, eq: &EventQueue, data: CmData) {
         let qp = self.control.lock().qp.clone();
-        if let Some(qp) = qp
+        if let Some(qp) = &qp
             && !self.domain.device().attr().iwarp
-            && let Err(error) = qp.set_min_rnr_timer(MIN_RNR_TIMER)
+            && let Err(error) = qp.set_min_rnr_timer(self.domain.config().tuning.min_rnr_timer)
         {
             info_log!(EpCtrl, "the RNR timer stays as it is: {error}");
+        }
+        if let Some(qp) = &qp
+            && log::enabled(Level::Info, Subsystem::EpCtrl)
+            && let Ok(attr) = qp.query()
+        {
+            info_log!(EpCtrl, "connected, queue pair {}: {attr:?}", qp.number());
         }
         if self.state.change(State::Connecting, State::Connected)
             || self.state.change(State::Accepting, State::Connected)
@@ -601,7 +611,7 @@ impl Core {
         let control = self.control.lock();
         let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         self.set_ack_timeout(id);
-        id.connect(&Self::conn_param(control.data))
+        id.connect(&self.conn_param(control.data))
     }
 
     /// Completes what has come in, before the queue pair is moved to its error state: the peer was told

@@ -14,6 +14,7 @@ mod slab;
 mod srx;
 #[cfg(test)]
 mod tests;
+mod tuning;
 
 pub use atomic::{ATOMIC_SIZE, AtomicKind, AtomicOp};
 pub use ep::{BindFlags, Endpoint, EndpointConfig, Limits};
@@ -23,3 +24,4 @@ pub use request::ConnectRequest;
 pub use rma::RemoteIov;
 pub use send::LocalIov;
 pub use srx::{SharedRx, SharedRxConfig};
+pub use tuning::Tuning;

@@ -33,6 +33,7 @@ mod local;
 mod processes;
 mod shared;
 mod transfer;
+mod tuning;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const CLIENT: Token = Token(0xc);

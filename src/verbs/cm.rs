@@ -393,6 +393,24 @@ impl CmId {
         })
     }
 
+    /// Sets the type of service of its packets, before the peer's address is resolved or a request accepted.
+    ///
+    /// # Errors
+    /// The connection manager's.
+    pub fn set_type_of_service(&self, class: u8) -> Result<()> {
+        let mut value = class;
+        // SAFETY: live; the option is one byte.
+        FiErrno::from_call(unsafe {
+            (self.backend.cm.rdma_set_option)(
+                self.raw,
+                sys::RDMA_OPTION_ID as i32,
+                sys::RDMA_OPTION_ID_TOS as i32,
+                (&raw mut value).cast(),
+                1,
+            )
+        })
+    }
+
     /// Whether it is bound to this device.
     pub fn is_on(&self, device: &Device) -> bool {
         device.is_of(self.context())

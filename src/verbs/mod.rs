@@ -22,7 +22,7 @@ pub use device::{AsyncEvent, Device, DeviceAddress, devices};
 pub(crate) use device::{AsyncListener, known_device};
 pub use mr::Mr;
 pub use pd::Pd;
-pub use qp::{Qp, QpConfig, QpLimits, RecvRequest, SendOpcode, SendRequest, Sge};
+pub use qp::{Qp, QpConfig, QpLimits, QpState, RecvRequest, SendOpcode, SendRequest, Sge};
 pub use quirks::{Behaviour, Seen};
 pub use sockaddr::SockAddr;
 pub use srq::Srq;

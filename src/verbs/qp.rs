@@ -36,6 +36,20 @@ pub struct QpLimits {
     pub max_inline: usize,
 }
 
+/// What a queue pair says of itself, in verbs' own terms (`ibv_query_qp(3)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of struct ibv_qp_attr")]
+pub struct QpState {
+    pub min_rnr_timer: u8,
+    pub rnr_retry: u8,
+    pub retry_cnt: u8,
+    pub timeout: u8,
+    pub traffic_class: u8,
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_inline_data: u32,
+}
+
 /// What a send request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -241,6 +255,36 @@ impl Qp {
             ..Default::default()
         };
         self.modify(&mut attr, sys::IBV_QP_STATE)
+    }
+
+    /// Timers and retries as they are now (`ibv_query_qp(3)`).
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn query(&self) -> Result<QpState> {
+        let mut attr = sys::ibv_qp_attr::default();
+        let mut init = sys::ibv_qp_init_attr::default();
+        let mask = sys::IBV_QP_MIN_RNR_TIMER
+            | sys::IBV_QP_RNR_RETRY
+            | sys::IBV_QP_RETRY_CNT
+            | sys::IBV_QP_TIMEOUT
+            | sys::IBV_QP_CAP
+            | sys::IBV_QP_AV;
+        let verbs = &self.id.backend().verbs;
+        // SAFETY: live and of this backend; both structures are writable.
+        FiErrno::from_verb(unsafe {
+            (verbs.ibv_query_qp)(self.raw, &raw mut attr, mask as c_int, &raw mut init)
+        })?;
+        Ok(QpState {
+            min_rnr_timer: attr.min_rnr_timer,
+            rnr_retry: attr.rnr_retry,
+            retry_cnt: attr.retry_cnt,
+            timeout: attr.timeout,
+            traffic_class: attr.ah_attr.grh.traffic_class,
+            max_send_wr: attr.cap.max_send_wr,
+            max_recv_wr: attr.cap.max_recv_wr,
+            max_inline_data: attr.cap.max_inline_data,
+        })
     }
 
     /// How long a peer waits that finds no receive posted here: `timer` as `ibv_modify_qp(3)`

@@ -11,6 +11,7 @@ use crate::ffi::{alloc, host};
 use crate::getinfo::mr_mode;
 use crate::provider;
 use weft::mr::Mode;
+use weft::msg::Tuning;
 
 struct Param {
     name: &'static CStr,
@@ -50,6 +51,31 @@ const PARAMS: &[Param] = &[
         help: c"Connection requests that a passive endpoint keeps waiting (default: 128)",
     },
     Param {
+        name: c"min_rnr_timer",
+        kind: FI_PARAM_INT,
+        help: c"How long peers wait that find no receive posted, as ibv_modify_qp(3) encodes it, 0 to 31 (default: 12, 0.64 ms)",
+    },
+    Param {
+        name: c"rnr_retry_count",
+        kind: FI_PARAM_INT,
+        help: c"How often peers without a posted receive are tried again, 7 for ever (default: 7)",
+    },
+    Param {
+        name: c"ack_timeout",
+        kind: FI_PARAM_INT,
+        help: c"Time after which an unacknowledged packet is sent again: 4.096 us times 2 to the power of this, 0 to 31 (default: 16)",
+    },
+    Param {
+        name: c"retry_count",
+        kind: FI_PARAM_INT,
+        help: c"Retransmissions before a peer counts as gone, 0 to 7 (default: 6)",
+    },
+    Param {
+        name: c"traffic_class",
+        kind: FI_PARAM_INT,
+        help: c"Traffic class of the packets of connections, 0 to 255 (default: the connection manager's choice)",
+    },
+    Param {
         name: c"mr_mode",
         kind: FI_PARAM_STRING,
         help: c"Only offer this form of memory regions, bits of mr_mode by name, comma-separated (default: the best of those that the application supports)",
@@ -70,6 +96,7 @@ pub(crate) struct Values {
     pub(crate) rx_size: Option<usize>,
     pub(crate) inline_size: Option<usize>,
     pub(crate) backlog: Option<i32>,
+    tuning: [Option<u8>; 5],
     pub(crate) mr_mode: Option<Mode>,
     fault: Option<String>,
 }
@@ -85,10 +112,32 @@ pub(crate) fn values() -> &'static Values {
         rx_size: None,
         inline_size: None,
         backlog: None,
+        tuning: [None; 5],
         mr_mode: None,
         fault: None,
     };
     VALUES.get().unwrap_or(&UNSET)
+}
+
+impl Values {
+    /// What connections are set up with.
+    pub(crate) fn tuning(&self) -> Tuning {
+        let unset = Tuning::default();
+        let [
+            min_rnr_timer,
+            rnr_retry_count,
+            ack_timeout,
+            retry_count,
+            traffic_class,
+        ] = self.tuning;
+        Tuning {
+            min_rnr_timer: min_rnr_timer.unwrap_or(unset.min_rnr_timer),
+            rnr_retry_count: rnr_retry_count.unwrap_or(unset.rnr_retry_count),
+            ack_timeout: ack_timeout.unwrap_or(unset.ack_timeout),
+            retry_count: retry_count.unwrap_or(unset.retry_count),
+            traffic_class,
+        }
+    }
 }
 
 /// Defines the parameters and reads them.
@@ -119,6 +168,13 @@ pub(crate) fn init() {
         rx_size: get(c"rx_size", 0),
         inline_size: get(c"inline_size", 0),
         backlog: get(c"backlog", 0),
+        tuning: [
+            small(c"min_rnr_timer", 31),
+            small(c"rnr_retry_count", 7),
+            small(c"ack_timeout", 31),
+            small(c"retry_count", 7),
+            small(c"traffic_class", 255),
+        ],
         mr_mode: text(c"mr_mode").and_then(|text| {
             let mode = mr_mode::parse(&text);
             if mode.is_none() {
@@ -142,6 +198,20 @@ fn get<T>(name: &CStr, unset: T) -> Option<T> {
         )
     };
     (ret == 0).then_some(value)
+}
+
+/// A number from 0 to `most`; what is none is told and not taken.
+fn small(name: &CStr, most: u8) -> Option<u8> {
+    let value = get::<c_int>(name, 0)?;
+    let taken = u8::try_from(value).ok().filter(|value| *value <= most);
+    if taken.is_none() {
+        warning!(
+            FI_LOG_FABRIC,
+            "parameter {}: {value} is not between 0 and {most}",
+            name.to_string_lossy()
+        );
+    }
+    taken
 }
 
 fn text(name: &CStr) -> Option<String> {

@@ -62,7 +62,32 @@ fn parameters_are_shown() {
         .env("FI_PROVIDER_PATH", outside::provider_dir());
     let output = must(command);
     let text = String::from_utf8_lossy(&output.stdout);
-    for name in ["FI_WEFT_DEVICE", "FI_WEFT_TX_SIZE", "FI_WEFT_FAULT"] {
+    for name in [
+        "FI_WEFT_DEVICE",
+        "FI_WEFT_TX_SIZE",
+        "FI_WEFT_ACK_TIMEOUT",
+        "FI_WEFT_FAULT",
+    ] {
         assert!(text.contains(name), "no {name} in\n{text}");
     }
+}
+
+/// What a parameter says is what the queue pair has: read back from it when a connection is there.
+#[test]
+fn parameters_reach_the_queue_pair() {
+    let mut command = probe(PROBE, &system(), &outside::provider_dir(), "endpoint");
+    command
+        .env("FI_LOG_LEVEL", "info")
+        .env("FI_WEFT_MIN_RNR_TIMER", "21")
+        .env("FI_WEFT_RNR_RETRY_COUNT", "5")
+        .env("FI_WEFT_ACK_TIMEOUT", "13")
+        .env("FI_WEFT_RETRY_COUNT", "4")
+        .env("FI_WEFT_TRAFFIC_CLASS", "64")
+        .env("FI_WEFT_TX_SIZE", "100")
+        .env("FI_WEFT_RX_SIZE", "77")
+        .env("FI_WEFT_INLINE_SIZE", "200");
+    let output = must(command);
+    let text = String::from_utf8_lossy(&output.stderr);
+    let wanted = "min_rnr_timer: 21, rnr_retry: 5, retry_cnt: 4, timeout: 13, traffic_class: 64, max_send_wr: 102, max_recv_wr: 77, max_inline_data: 200";
+    assert!(text.contains(wanted), "no {wanted} in\n{text}");
 }
