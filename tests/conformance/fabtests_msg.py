@@ -13,10 +13,12 @@ SERVER_ENDS = 15.0
 class Test:
     command: str
     kind: str = "pair"  # pair: server and client; unit: one process; negative: one process that must say ENODATA
+    env: tuple = ()
 
 
+# The unit tests that don't say which type of endpoint they want get an RDM one of ofi_rxm over the provider, which answers first.
 def unit(*commands):
-    return [Test(command, "unit") for command in commands]
+    return [Test(command, "unit", (("FI_PROVIDER", "^ofi_rxm"),)) for command in commands]
 
 
 def pair(*commands):
@@ -66,6 +68,7 @@ def run(test, binaries, prov, address, env, seconds):
     """Outcome (pass, fail, notrun, late) and the output of the test's processes."""
     words = test.command.replace("ADDRESS", address).split()
     argv = [str(binaries / words[0]), *words[1:], "-p", prov]
+    env = env | dict(test.env if ";" not in prov else ())
     if test.kind != "pair":
         status, text = _wait(_start(argv, env), seconds)
         if test.kind == "negative":
