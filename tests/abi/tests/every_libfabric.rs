@@ -13,7 +13,7 @@ fn run(libfabric: &Libfabric, role: &str) -> String {
 
 fn whole(libfabric: Option<Libfabric>) {
     let Some(libfabric) = libfabric else { return };
-    for role in ["list", "hints", "order", "endpoint", "bad-input"] {
+    for role in ["list", "hints", "order", "endpoint", "bad-input", "slots"] {
         let said = run(&libfabric, role);
         println!("{} {role}: {}", libfabric.name, said.trim());
     }

@@ -9,6 +9,7 @@ mod fault;
 mod hints;
 mod listing;
 mod order;
+mod slots;
 mod transfer;
 
 use abi_tests::load::Lib;
@@ -24,6 +25,7 @@ fn main() {
         "hints" => hints::run(&lib),
         "bad-input" => bad_input::run(&lib),
         "endpoint" => endpoint::run(&lib),
+        "slots" => slots::run(&lib),
         "order" => order::run(&lib),
         "fault" => fault::run(&lib, &rest[0]),
         "serve" => transfer::serve(&lib),
