@@ -59,7 +59,7 @@ fn no_initiator_uses_memory_after_its_deregistration() {
                 addr: OLD,
                 pd: PD,
             };
-            let hazard = Hazard::publish(map, VISITOR, key);
+            let hazard = Hazard::publish(map, VISITOR, key).unwrap();
             if let Some(addr) = resolve(map, target, OLD, 8, IBV_ACCESS_REMOTE_READ) {
                 assert_eq!(addr, OLD);
                 assert_eq!(theirs.read(), 1);

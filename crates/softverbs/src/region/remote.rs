@@ -1,5 +1,7 @@
 //! The initiator's side: copies into and out of a peer's regions, without the peer's help.
 
+use std::time::{Duration, Instant};
+
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 use super::Key;
@@ -48,11 +50,17 @@ pub(crate) struct Hazard<'a> {
     at: usize,
 }
 
+/// How long all words may be taken: each holder has them for one bounded copy. A peer that fills them
+/// with rubbish gets nothing more from this process.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 impl<'a> Hazard<'a> {
-    pub(crate) fn publish(map: &'a Mapping, own_slot: u32, key: Key) -> Self {
+    /// `None` where no word became free.
+    pub(crate) fn publish(map: &'a Mapping, own_slot: u32, key: Key) -> Option<Self> {
         let base = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
         let value = u64::from(key.0) | 1 << 32;
-        // More threads than words at one peer take turns; each turn is one bounded copy.
+        // More threads than words at one peer take turns.
+        let mut begin = None;
         loop {
             for at in (0..announce::HAZARD_COUNT).map(|i| base + 8 * i) {
                 let word = map.u64(at);
@@ -62,8 +70,11 @@ impl<'a> Hazard<'a> {
                         .is_ok()
                 {
                     fence(Ordering::SeqCst);
-                    return Self { map, at };
+                    return Some(Self { map, at });
                 }
+            }
+            if begin.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                return None;
             }
             pause(64);
         }
@@ -121,7 +132,7 @@ pub(crate) fn copy(
     let mut left: u64 = local.iter().map(|piece| piece.iov_len as u64).sum();
     while left > 0 {
         let (batch, count, bytes) = pieces.next(PIECE);
-        let hazard = Hazard::publish(&peer.map, own_slot, target.key);
+        let hazard = Hazard::publish(&peer.map, own_slot, target.key).ok_or(AccessError::Dead)?;
         let base = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
         if !peer.check_alive() {
             return Err(AccessError::Dead);
@@ -213,6 +224,19 @@ impl<'a> Pieces<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::segment::OwnSegment;
+
+    #[test]
+    fn hazards_that_a_peer_keeps_are_not_awaited_for_ever() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let words = announce::AT + announce::STRIDE * 3 + announce::HAZARDS;
+        for i in 0..announce::HAZARD_COUNT {
+            segment.map.u64(words + 8 * i).store(77, Ordering::Relaxed);
+        }
+        assert!(Hazard::publish(&segment.map, 3, Key(5)).is_none());
+        segment.map.u64(words + 8).store(0, Ordering::Relaxed);
+        assert!(Hazard::publish(&segment.map, 3, Key(5)).is_some());
+    }
 
     #[test]
     fn batches_cover_everything_once() {

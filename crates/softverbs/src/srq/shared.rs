@@ -71,7 +71,8 @@ impl Shared {
             && desc_stride <= 4096
             && inside(ring_at, 8)
             && inside(desc_at, desc_stride);
-        good.then_some(Self {
+        // not `then_some`: a count of 0 has no mask
+        good.then(|| Self {
             number,
             at,
             ring_at,
@@ -158,6 +159,34 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::segment::OwnSegment;
+
+    #[test]
+    fn a_queue_that_can_t_be_is_none() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let map = &segment.map;
+        segment.back(layout::AT, layout::STRIDE).unwrap();
+        let places = arena::AT as u64;
+        for at in [layout::RING_AT, layout::DESC_AT] {
+            map.u64(layout::AT + at).store(places, Ordering::Relaxed);
+        }
+        let stride = layout::AT + layout::DESC_STRIDE;
+        map.u32(stride)
+            .store(desc::stride(1) as u32, Ordering::Relaxed);
+        let count = layout::AT + layout::COUNT;
+        map.u32(count).store(4, Ordering::Relaxed);
+        assert!(Shared::read(map, 0).is_some());
+        for bad in [0, 3, 1 << 17, u32::MAX] {
+            map.u32(count).store(bad, Ordering::Relaxed);
+            assert!(Shared::read(map, 0).is_none(), "{bad}");
+        }
+        map.u32(count).store(4, Ordering::Relaxed);
+        for bad in [0, 16, 31, 33, 8192, u32::MAX] {
+            map.u32(stride).store(bad, Ordering::Relaxed);
+            assert!(Shared::read(map, 0).is_none(), "{bad}");
+        }
+        assert!(Shared::read(map, MAX_SRQS as u32).is_none());
+    }
 
     #[test]
     fn words_keep_their_parts() {
