@@ -18,6 +18,11 @@
 pub mod domain;
 pub mod errno;
 pub mod flags;
+#[cfg(fuzzing)]
+pub mod fuzz;
+#[cfg(all(test, not(fuzzing)))]
+#[allow(unreachable_pub, reason = "public for the fuzz targets")]
+mod fuzz;
 mod keepalive;
 pub mod log;
 pub mod mr;

@@ -17,6 +17,12 @@ mod cm;
 mod cq;
 #[allow(unsafe_code, reason = "channels are C objects")]
 mod events;
+#[cfg(fuzzing)]
+#[allow(unsafe_code, reason = "calls the device as a C program does")]
+pub mod fuzz;
+#[cfg(all(test, not(fuzzing)))]
+#[allow(unsafe_code, unreachable_pub, reason = "as above")]
+mod fuzz;
 #[cfg(all(test, loom))]
 #[allow(unsafe_code, reason = "what a lock protects is a cell of loom's")]
 mod models;

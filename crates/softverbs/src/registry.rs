@@ -25,7 +25,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    fn to_bytes(self) -> [u8; ENTRY] {
+    pub(crate) fn to_bytes(self) -> [u8; ENTRY] {
         let mut bytes = [0; ENTRY];
         bytes[0..4].copy_from_slice(&self.identity.pid.to_ne_bytes());
         bytes[4..8].copy_from_slice(&self.segment_fd.to_ne_bytes());
@@ -124,6 +124,22 @@ impl Registry {
             return Err(Errno(libc::EACCES));
         }
         Ok(Self { file })
+    }
+
+    /// One that nobody else finds, and its file.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn anonymous() -> Res<(Self, File)> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_TMPFILE)
+            .open(std::env::temp_dir())?;
+        Ok((
+            Self {
+                file: file.try_clone()?,
+            },
+            file,
+        ))
     }
 
     fn read(&self, slot: usize) -> Option<Entry> {

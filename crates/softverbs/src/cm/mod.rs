@@ -35,6 +35,14 @@ mod sock;
 mod state;
 mod wire;
 
+/// What decodes encodes to the same bytes.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn check_packet(packet: &[u8]) {
+    if let Ok(message) = wire::decode(packet) {
+        assert_eq!(message.encode(), packet);
+    }
+}
+
 /// Runs an entry point's body. A panic is a defect of this crate; it must not end the application.
 fn guard<T>(body: impl FnOnce() -> Res<T>) -> Res<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))

@@ -18,10 +18,9 @@ mod table;
 pub(crate) use access::Range;
 pub(crate) use advise::advise;
 pub(crate) use atomic::{Change, change};
+#[cfg(any(test, fuzzing))]
+pub(crate) use remote::resolve;
 pub(crate) use remote::{AccessError, Direction, Target, blame, copy};
 pub(crate) use table::{Key, Regions};
 #[cfg(all(test, loom))]
-pub(crate) use {
-    atomic::Stripe,
-    remote::{Hazard, resolve},
-};
+pub(crate) use {atomic::Stripe, remote::Hazard};

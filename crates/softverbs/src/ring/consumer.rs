@@ -44,6 +44,18 @@ impl Consumer {
         }
     }
 
+    /// Where in the ring [`Self::peek`] looks.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn place(&self) -> usize {
+        slot_at(self.tail)
+    }
+
+    /// The sequence number that [`Self::peek`] waits for.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn expects(&self) -> u32 {
+        sequence(self.tail)
+    }
+
     /// Whether something is there that [`Self::peek`] would look at.
     #[inline]
     pub(crate) fn ready(&self) -> bool {
@@ -97,7 +109,8 @@ impl Consumer {
         to: *mut u8,
         len: usize,
     ) {
-        let len = len.min(message.inside.saturating_sub(offset));
+        let offset = offset.min(message.inside);
+        let len = len.min(message.inside - offset);
         let from = self.map.bytes(slot_at(self.tail) + HEADER + offset, len);
         // SAFETY: the source is inside the mapping; the caller promises the destination. The
         // sender may still write there, which gives other bytes and nothing worse.

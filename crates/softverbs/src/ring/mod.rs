@@ -182,6 +182,31 @@ mod tests {
         assert!(Producer::new(Mapping::new(&file, 8192).unwrap(), 42).is_none());
     }
 
+    #[test]
+    fn payload_is_read_to_its_end_and_not_beyond() {
+        let (mut producer, mut consumer) = pair();
+        // The last of the ring.
+        for number in 0..SLOTS {
+            let header = Header {
+                len: 8,
+                msn: number,
+                ..Header::default()
+            };
+            // SAFETY: the destination has 8 bytes.
+            assert!(producer.push(&header, |at| unsafe { at.write_bytes(7, 8) }));
+            let message = consumer.peek().unwrap().unwrap();
+            let mut got = [0u8; 8];
+            for (offset, left) in [(0, 8), (5, 3), (8, 0), (40, 0), (usize::MAX, 0)] {
+                got.fill(0);
+                // SAFETY: room for 8 bytes.
+                unsafe { consumer.copy_payload(&message, offset, got.as_mut_ptr(), 8) };
+                assert_eq!(got.iter().filter(|&&byte| byte == 7).count(), left);
+            }
+            consumer.advance(&message);
+            consumer.publish();
+        }
+    }
+
     /// A deterministic sequence of numbers, so that a failure can be repeated.
     pub(super) struct Random(pub(super) u64);
 

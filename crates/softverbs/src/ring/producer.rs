@@ -31,6 +31,15 @@ impl Producer {
         })
     }
 
+    /// Goes on where the receiver says that it is, as if everything before had been sent from here.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn resume(map: Mapping, cookie: u64) -> Option<Self> {
+        let mut this = Self::new(map, cookie)?;
+        this.consumed = this.map.u32(CONSUMED_AT).load(Ordering::Acquire);
+        this.head = this.consumed;
+        Some(this)
+    }
+
     /// Publishes a message; `fill` gets the place of its payload, if it has one in the ring.
     /// False, with nothing done, where the ring has no room.
     #[inline]

@@ -9,5 +9,7 @@ pub(crate) mod layout;
 mod mapping;
 mod own;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use arena::Arena;
 pub(crate) use mapping::Mapping;
 pub(crate) use own::OwnSegment;

@@ -19,15 +19,20 @@ pub(crate) struct Order {
 impl Order {
     /// An order of up to `count` receives (a power of two) with its words at `at`.
     pub(crate) fn new(map: &Mapping, at: usize, count: usize) -> Self {
+        // The position is never that of an empty word.
+        Self::starting(map, at, count, 1)
+    }
+
+    /// The same as it is after so many receives.
+    pub(crate) fn starting(map: &Mapping, at: usize, count: usize, position: u32) -> Self {
         for place in 0..count {
             map.u64(at + 8 * place).store(0, Ordering::Relaxed);
         }
         Self {
             at,
             places: vec![0; count].into_boxed_slice(),
-            // The position is never that of an empty word.
-            head: 1,
-            followed: 1,
+            head: position,
+            followed: position,
         }
     }
 
@@ -38,6 +43,12 @@ impl Order {
     /// How many words there are; 0 for a queue out of use.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
+    }
+
+    /// The position of the next receive.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn position(&self) -> u32 {
+        self.head
     }
 
     /// How many are not known to be claimed.

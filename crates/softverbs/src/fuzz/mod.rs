@@ -1,0 +1,62 @@
+//! What has an algebra, and what reads from strangers, driven by bytes.
+//!
+//! Each function here is two things: a property test, which gets random bytes in `cargo test` and has what
+//! fails made short, and a fuzz target (`make fuzz TARGET=ring`), which gets bytes that lead to
+//! new code. It panics where a property does not hold; the fuzz targets run under `AddressSanitizer`.
+
+mod arena;
+mod device;
+mod input;
+mod packets;
+mod region;
+mod registry;
+mod ring;
+mod srq;
+mod states;
+mod stranger;
+
+pub use arena::arena;
+pub use packets::cm_message;
+pub use region::regions;
+pub use registry::registry;
+pub use ring::{ring, ring_rubbish};
+pub use srq::srq;
+pub use states::states;
+pub use stranger::stranger;
+
+use input::Input;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    /// The tests of these names, each with so many inputs of up to so many bytes.
+    macro_rules! properties {
+        ($($name:ident: $cases:literal of $bytes:literal;)+) => {$(
+            #[test]
+            fn $name() {
+                let config = ProptestConfig {
+                    cases: $cases,
+                    // What fails becomes a test of its own; nothing is written into the tree.
+                    failure_persistence: None,
+                    ..ProptestConfig::default()
+                };
+                proptest!(config, |(data in prop::collection::vec(any::<u8>(), 0..$bytes))| {
+                    super::$name(&data);
+                });
+            }
+        )+};
+    }
+
+    properties! {
+        arena: 256 of 600;
+        cm_message: 2000 of 300;
+        regions: 128 of 2000;
+        registry: 200 of 400;
+        ring: 128 of 4000;
+        ring_rubbish: 256 of 1000;
+        srq: 128 of 1000;
+        states: 128 of 400;
+        stranger: 96 of 600;
+    }
+}

@@ -1,0 +1,93 @@
+//! The order of a shared receive queue.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use super::Input;
+use crate::segment::OwnSegment;
+use crate::segment::layout::{SEGMENT_SIZE, arena, desc, srq as layout};
+use crate::srq::{Order, Shared};
+
+/// Receives are claimed in the order in which they were posted, each once; the owner learns of the claims in that
+/// order, and by whom. Whatever the words hold, what is claimed is a descriptor of the queue.
+///
+/// # Panics
+/// Where that is not so.
+pub fn srq(data: &[u8]) {
+    let mut input = Input::new(data);
+    let segment = OwnSegment::create(1, 0, true).unwrap();
+    let map = &segment.map;
+    segment.back(layout::AT, layout::STRIDE).unwrap();
+    let count = 1u32 << (input.u8() % 6);
+    let stride = desc::stride(1);
+    let ring_at = segment.take(8 * count as usize).unwrap();
+    let desc_at = segment.take(stride * count as usize).unwrap();
+    // As if the queue had been in use for long, so that positions wrap.
+    let mut order = Order::starting(map, ring_at, count as usize, input.edgy() as u32 | 1);
+    map.u32(layout::AT + layout::HINT)
+        .store(order.position(), Ordering::Relaxed);
+    map.u32(layout::AT + layout::COUNT)
+        .store(count, Ordering::Relaxed);
+    map.u32(layout::AT + layout::DESC_STRIDE)
+        .store(stride as u32, Ordering::Relaxed);
+    map.u64(layout::AT + layout::DESC_AT)
+        .store(desc_at as u64, Ordering::Relaxed);
+    map.u64(layout::AT + layout::RING_AT)
+        .store(ring_at as u64, Ordering::Release);
+
+    let mut free: Vec<u32> = (0..count).collect();
+    let mut posted = VecDeque::new();
+    let mut claimed = VecDeque::new();
+    let mut honest = true;
+    while !input.is_empty() {
+        match input.u8() % 8 {
+            0..=2 => {
+                if order.is_full() {
+                    // Only claims that were not followed yet are in the way.
+                    assert!(!honest || posted.len() + claimed.len() == count as usize);
+                    continue;
+                }
+                let Some(index) = free.pop() else { continue };
+                order.append(map, index);
+                posted.push_back(index);
+            }
+            3..=4 => {
+                let Some(shared) = Shared::read(map, 0) else {
+                    assert!(!honest);
+                    continue;
+                };
+                let slot = u32::from(input.u16() % 1024);
+                let got = shared.claim(map, slot);
+                assert!(got.is_none_or(|index| index <= shared.mask()));
+                if honest {
+                    assert_eq!(got, posted.pop_front());
+                    claimed.extend(got.map(|index| (index, slot)));
+                }
+            }
+            5..=6 => {
+                let followed = order.follow(map);
+                if honest {
+                    assert_eq!(followed, claimed.pop_front());
+                }
+                if let Some((index, slot)) = followed {
+                    assert!(index < count && slot < 1 << 14);
+                    free.push(index);
+                }
+            }
+            _ => {
+                // From now on by the rules of strangers.
+                if !input.u8().is_multiple_of(16) {
+                    continue;
+                }
+                honest = false;
+                let at = match input.u8() % 3 {
+                    0 => ring_at + 8 * input.below(count as usize),
+                    1 => layout::AT + 8 * input.below(layout::STRIDE / 8),
+                    _ => arena::AT + 8 * input.below(64),
+                };
+                assert!(at < SEGMENT_SIZE);
+                map.u64(at).store(input.edgy(), Ordering::Relaxed);
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! A peer that writes rubbish into everything that it shares.
+//!
+//! The peer is a child that only sleeps; its segment is written from here. Whatever an initiator is led
+//! to read or write by it is the child's memory, never this process's.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rdma_core_sys::*;
+
+use super::Input;
+use super::device::{Buffer, End, attributes, device, request};
+use crate::process::Process;
+use crate::registry::{Entry, Registry};
+use crate::ring::{Consumer, Header, Producer, RING_SIZE};
+use crate::segment::layout::{
+    Credit, StateWord, announce, arena, cq, desc, header, qp, qp_num, region, srq, stripe,
+};
+use crate::segment::{Mapping, OwnSegment};
+use crate::sys::{self, Identity};
+
+const INDEX: u32 = 2;
+const QP: usize = qp::AT + qp::STRIDE * INDEX as usize;
+const DESC_AT: usize = arena::AT + 4096;
+const ORDER_AT: usize = arena::AT;
+const COUNT: u32 = 8;
+const KEY: u32 = 1 << 8 | 1;
+
+struct Stranger {
+    slot: u32,
+    segment: OwnSegment,
+    /// The ring that it made for this process.
+    ring: Mapping,
+    /// Memory of the child's that it registered.
+    memory: u64,
+}
+
+fn child() -> &'static Stranger {
+    static STRANGER: OnceLock<Stranger> = OnceLock::new();
+    STRANGER.get_or_init(|| {
+        device();
+        let process = Process::open().unwrap();
+        let cookie = sys::random() | 1;
+        let segment = OwnSegment::create(cookie, process.node, true).unwrap();
+        for (at, len) in [
+            (cq::AT, cq::STRIDE),
+            (QP, qp::STRIDE),
+            (region::AT, 2 * region::STRIDE),
+            (srq::AT, srq::STRIDE),
+            (arena::AT, 1 << 16),
+        ] {
+            segment.back(at, len).unwrap();
+        }
+        let file = sys::memfd_create(c"ring", RING_SIZE).unwrap();
+        sys::fallocate(file.as_raw_fd(), 0, RING_SIZE).unwrap();
+        let ring = Mapping::new(&file, RING_SIZE).unwrap();
+        Consumer::new(
+            Mapping::new(&file, RING_SIZE).unwrap(),
+            process.identity.cookie,
+        );
+        let at = announce::AT + announce::STRIDE * process.slot as usize;
+        let map = &segment.map;
+        map.u32(at + announce::FD)
+            .store(file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
+        map.u64(at + announce::GRANTED)
+            .store(process.identity.cookie, Ordering::Release);
+        let memory = Box::leak(vec![0u8; 1 << 16].into_boxed_slice()).as_ptr() as u64;
+        // SAFETY: the child calls nothing but what may be called after fork, and ends with this process.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: as above.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                loop {
+                    libc::pause();
+                }
+            }
+        }
+        assert!(pid > 0);
+        let pid = pid.cast_unsigned();
+        let entry = Entry {
+            identity: Identity {
+                pid,
+                start_time: sys::start_time(pid).unwrap(),
+                cookie,
+            },
+            segment_fd: segment.fd(),
+            node: process.node,
+        };
+        let slot = Registry::open().unwrap().join(entry).unwrap();
+        // The child has the descriptor, and keeps it.
+        drop(file);
+        Stranger {
+            slot,
+            segment,
+            ring,
+            memory,
+        }
+    })
+}
+
+impl Stranger {
+    /// The segment as an honest process has it, with a queue pair that is connected to `dest`.
+    fn be_honest(&self, dest: u32, shared: bool) {
+        let map = &self.segment.map;
+        let process = Process::open().unwrap();
+        let hazards = announce::AT + announce::STRIDE * process.slot as usize + announce::HAZARDS;
+        for i in 0..announce::HAZARD_COUNT {
+            map.u64(hazards + 8 * i).store(0, Ordering::Relaxed);
+        }
+        for at in (arena::AT..arena::AT + (1 << 14)).step_by(8) {
+            map.u64(at).store(0, Ordering::Relaxed);
+        }
+        let stride = desc::stride(2);
+        for i in 0..COUNT as usize {
+            let at = DESC_AT + stride * i;
+            map.u32(at + desc::TOTAL).store(1 << 15, Ordering::Relaxed);
+            map.u32(at + desc::PIECES).store(1, Ordering::Relaxed);
+            map.u64(at + desc::FIRST)
+                .store(self.memory, Ordering::Relaxed);
+            map.u32(at + desc::FIRST + 8)
+                .store(1 << 15, Ordering::Relaxed);
+            map.u64(ORDER_AT + 8 * i)
+                .store((i as u64 + 1) << 32 | 1 << 16 | i as u64, Ordering::Relaxed);
+        }
+        map.u32(srq::AT + srq::HINT).store(1, Ordering::Relaxed);
+        for (at, value) in [
+            (QP + qp::DESC_COUNT, COUNT),
+            (QP + qp::DESC_STRIDE, stride as u32),
+            (QP + qp::RECV_CQ, 0),
+            (QP + qp::PD, 1),
+            (QP + qp::RNR_TIMER, 1),
+            (QP + qp::SRQ, u32::from(shared)),
+            (QP + qp::TYPE, IBV_QPT_RC),
+            (srq::AT + srq::COUNT, COUNT),
+            (srq::AT + srq::DESC_STRIDE, stride as u32),
+        ] {
+            map.u32(at).store(value, Ordering::Relaxed);
+        }
+        map.u64(QP + qp::DESC_AT)
+            .store(DESC_AT as u64, Ordering::Relaxed);
+        map.u64(srq::AT + srq::DESC_AT)
+            .store(DESC_AT as u64, Ordering::Relaxed);
+        map.u64(srq::AT + srq::RING_AT)
+            .store(ORDER_AT as u64, Ordering::Relaxed);
+        let credit = Credit {
+            posted: COUNT,
+            least: 1 << 15,
+        };
+        map.u64(QP + qp::CREDIT)
+            .store(credit.to_word(), Ordering::Relaxed);
+        let at = region::AT + region::STRIDE;
+        map.u32(at + region::ACCESS).store(0xf, Ordering::Relaxed);
+        map.u32(at + region::PD).store(1, Ordering::Relaxed);
+        map.u64(at + region::IOVA)
+            .store(self.memory, Ordering::Relaxed);
+        map.u64(at + region::LEN).store(1 << 16, Ordering::Relaxed);
+        map.u64(at + region::ADDR)
+            .store(self.memory, Ordering::Relaxed);
+        map.u32(at + region::KEY).store(KEY, Ordering::Relaxed);
+        let word = StateWord::new(IBV_QPS_RTS, dest, 0xf, 1);
+        map.u64(QP + qp::STATE).store(word.0, Ordering::Release);
+    }
+
+    /// One word of what this process reads becomes something else.
+    fn scribble(&self, input: &mut Input<'_>) {
+        let map = &self.segment.map;
+        let slot = Process::open().unwrap().slot as usize;
+        let at = match input.u8() % 10 {
+            0..=2 => QP + 8 * input.below(qp::STRIDE / 8),
+            3 => region::AT + region::STRIDE + 8 * input.below(5),
+            4 => DESC_AT + 8 * input.below(COUNT as usize * desc::stride(2) / 8),
+            5 => ORDER_AT + 8 * input.below(COUNT as usize),
+            6 => srq::AT + 8 * input.below(srq::STRIDE / 8),
+            7 => cq::AT + 8 * input.below(2),
+            8 => header::SLEEPS + 8 * input.below(2),
+            // Its own word of a lock stays out of it: that waits for two seconds, as it must.
+            _ => announce::AT + announce::STRIDE * slot + 8 * input.below(16),
+        };
+        assert!(!(stripe::AT..arena::AT).contains(&at));
+        map.u64(at).store(input.edgy(), Ordering::Relaxed);
+    }
+
+    /// Something in the ring from the stranger to this process, if there is one.
+    fn send(&self, input: &mut Input<'_>, to: &End) {
+        let process = Process::open().unwrap();
+        let map = &process.segment.map;
+        let at = announce::AT + announce::STRIDE * self.slot as usize;
+        let cookie = map.u64(at + announce::GRANTED).load(Ordering::Relaxed);
+        let fd = map.u32(at + announce::FD).load(Ordering::Relaxed);
+        if cookie != self.segment.map.u64(header::COOKIE).load(Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: this process made it for the stranger, and nothing closes it meanwhile: rings are
+        // let go by calls of this thread.
+        let file = unsafe { BorrowedFd::borrow_raw(fd.cast_signed()) };
+        let Ok(file) = file.try_clone_to_owned() else {
+            return;
+        };
+        if sys::sealed_size(&file) != Ok(RING_SIZE) {
+            return;
+        }
+        let ring = Mapping::new(&file, RING_SIZE).unwrap();
+        match input.u8() % 3 {
+            0 => {
+                let at = input.below(RING_SIZE / 8) * 8;
+                ring.u64(at).store(input.edgy(), Ordering::Relaxed);
+            }
+            _ => {
+                // Behind those that were read, whose number the receiver stores.
+                let Some(mut producer) = Producer::resume(ring, cookie) else {
+                    return;
+                };
+                let header = Header {
+                    op: input.u8() % 8,
+                    flags: input.u8() & 0x0f,
+                    dst_qpn: to.number() ^ u32::from(input.u8() == 0),
+                    incarnation: if input.u8() < 200 { 1 } else { input.u32() },
+                    len: u32::from(input.u16()) % 8193,
+                    imm: 7,
+                    msn: input.edgy() as u32,
+                    src_qpn: qp_num(self.slot, INDEX),
+                };
+                producer.push(&header, |_| {});
+            }
+        }
+    }
+}
+
+/// Whatever a peer shows of itself, and whatever it sends: requests towards it and receives from it end,
+/// none of them twice, and nothing else of this process is touched.
+///
+/// # Panics
+/// Where that is not so.
+pub fn stranger(data: &[u8]) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut input = Input::new(data);
+    let stranger = child();
+    let kind = [IBV_QPT_RC, IBV_QPT_UC][input.below(2)];
+    let end = End::new(kind, input.u8().is_multiple_of(2));
+    let buffer = Buffer::new(16 << 10);
+    stranger.be_honest(end.number(), input.u8().is_multiple_of(2));
+    let mut attr = attributes(qp_num(stranger.slot, INDEX));
+    attr.rnr_retry = 1;
+    attr.retry_cnt = 1;
+    let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+    let (first, second) = if kind == IBV_QPT_RC {
+        (
+            IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+            IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
+        )
+    } else {
+        (0, 0)
+    };
+    for (state, mask) in [
+        (
+            IBV_QPS_INIT,
+            IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+        ),
+        (IBV_QPS_RTR, path | first),
+        (IBV_QPS_RTS, IBV_QP_SQ_PSN | second),
+    ] {
+        if input.u8() == 0 {
+            stranger.scribble(&mut input);
+        }
+        attr.qp_state = state;
+        assert_eq!(end.modify(&mut attr, IBV_QP_STATE | mask), 0);
+    }
+    let mut outstanding = std::collections::HashSet::new();
+    let mut id = 0;
+    let mut steps = 0;
+    while !input.is_empty() && steps < 200 {
+        steps += 1;
+        match input.u8() % 8 {
+            0..=1 => stranger.scribble(&mut input),
+            2 => stranger.send(&mut input, &end),
+            3 => {
+                let mut sges = [buffer.piece(&mut input), buffer.piece(&mut input)];
+                if end.post_recv(&mut sges, id) == 0 {
+                    outstanding.insert(id);
+                    id += 1;
+                }
+            }
+            4..=6 => {
+                let mut sges = [buffer.piece(&mut input), buffer.piece(&mut input)];
+                if input.u8().is_multiple_of(2) {
+                    sges[0].length = 8;
+                    sges[1].length = 0;
+                }
+                let mut wr = request(&mut input, &mut sges, id);
+                let addr = stranger.memory.wrapping_add(match input.u8() % 4 {
+                    0 => input.edgy(),
+                    _ => 8 * u64::from(input.u8()),
+                });
+                let key = if input.u8() == 0 { input.u32() } else { KEY };
+                if matches!(
+                    wr.opcode,
+                    IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP
+                ) {
+                    wr.wr.atomic.remote_addr = addr;
+                    wr.wr.atomic.rkey = key;
+                } else {
+                    wr.wr.rdma.remote_addr = addr;
+                    wr.wr.rdma.rkey = key;
+                }
+                if end.post_send(&mut wr) == 0 {
+                    outstanding.insert(id);
+                    id += 1;
+                }
+            }
+            _ => {
+                while let Some(wc) = end.poll() {
+                    assert!(outstanding.remove(&wc.wr_id), "completed twice");
+                }
+            }
+        }
+        // What it was told of the ring is the stranger's to forget.
+        if input.u8() == 0 {
+            stranger.ring.u32(64).store(input.u32(), Ordering::Relaxed);
+        }
+    }
+    attr.qp_state = IBV_QPS_ERR;
+    assert_eq!(end.modify(&mut attr, IBV_QP_STATE), 0);
+    while let Some(wc) = end.poll() {
+        assert!(outstanding.remove(&wc.wr_id), "completed twice");
+    }
+}

@@ -1,0 +1,50 @@
+//! All fuzz targets in one program, as libFuzzer drives it. `FUZZ_TARGET` says which one runs.
+
+#![no_main]
+
+mod getinfo;
+
+use std::sync::OnceLock;
+
+use libfuzzer_sys::fuzz_target;
+
+type Target = fn(&[u8]);
+
+const TARGETS: [(&str, Target); 12] = [
+    ("arena", softverbs::fuzz::arena),
+    ("cm_message", softverbs::fuzz::cm_message),
+    ("regions", softverbs::fuzz::regions),
+    ("registry", softverbs::fuzz::registry),
+    ("ring", softverbs::fuzz::ring),
+    ("ring_rubbish", softverbs::fuzz::ring_rubbish),
+    ("srq", softverbs::fuzz::srq),
+    ("states", softverbs::fuzz::states),
+    ("stranger", softverbs::fuzz::stranger),
+    ("slots", weft::fuzz::slots),
+    ("cm_data", weft::fuzz::cm_data),
+    ("getinfo", getinfo::getinfo),
+];
+
+fn target() -> Target {
+    static TARGET: OnceLock<Target> = OnceLock::new();
+    *TARGET.get_or_init(|| {
+        let wanted = std::env::var("FUZZ_TARGET").unwrap_or_default();
+        TARGETS
+            .iter()
+            .find(|(name, _)| *name == wanted)
+            .unwrap_or_else(|| panic!("no target is called `{wanted}`"))
+            .1
+    })
+}
+
+fuzz_target!(|data: &[u8]| {
+    // The provider keeps its panics quiet, and so those of a target that called it.
+    if let Err(panic) = std::panic::catch_unwind(|| target()(data)) {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        eprintln!("panicked: {}", text.unwrap_or("?"));
+        std::process::abort();
+    }
+});
