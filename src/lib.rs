@@ -28,6 +28,7 @@ pub mod log;
 pub mod mr;
 pub mod msg;
 pub mod queue;
+mod sync;
 pub mod verbs;
 pub mod wire;
 

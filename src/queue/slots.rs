@@ -9,13 +9,13 @@
 
 #![allow(unsafe_code, reason = "slots are shared without a lock")]
 
-use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use crate::errno::Result;
 use crate::flags::Flags;
 use crate::queue::{Counter, Counters};
+use crate::sync::{AtomicU32, UnsafeCell};
 
 /// What is remembered of a request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,7 +111,7 @@ impl SlotRing {
     pub(crate) fn push(&self, slot: Slot) -> u32 {
         let head = self.head.load(Ordering::Relaxed);
         // SAFETY: there is room, so the slot is the poster's.
-        unsafe { *self.slot(head).get() = slot };
+        self.slot(head).with_mut(|place| unsafe { *place = slot });
         self.head.store(head.wrapping_add(1), Ordering::Release);
         head
     }
@@ -138,17 +138,15 @@ impl SlotRing {
         if number.wrapping_sub(tail) >= head.wrapping_sub(tail) {
             return None;
         }
-        // SAFETY: between tail and head, so it is the poller's.
-        let slot = unsafe { &mut *self.slot(number).get() };
-        if slot.done {
-            return None;
-        }
-        slot.done = true;
-        let result = *slot;
+        let result = self.slot(number).with_mut(|slot| {
+            // SAFETY: between tail and head, so it is the poller's.
+            let slot = unsafe { &mut *slot };
+            (!std::mem::replace(&mut slot.done, true)).then_some(*slot)
+        })?;
         let after = number.wrapping_add(1);
         while tail != head {
             // SAFETY: as above.
-            let slot = unsafe { &*self.slot(tail).get() };
+            let slot = self.slot(tail).with(|slot| unsafe { *slot });
             // the device may complete out of order what it was told to report
             let implied = !slot.signaled && (after.wrapping_sub(tail) as i32) > 0;
             if !slot.done && !implied {
@@ -352,5 +350,47 @@ mod tests {
             .map(|slot| slot.context)
             .collect();
         assert_eq!(contexts, [0, 1, 2, 3]);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+
+    /// The poster and the poller of a ring that is full again and again: each completion is of the request
+    /// that was entered under its number, and loom sees no slot used by both.
+    #[test]
+    fn slots_go_from_the_poster_to_the_poller_and_back() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            const REQUESTS: usize = 4;
+            let ring = Arc::new(SlotRing::new(1));
+            let theirs = Arc::clone(&ring);
+            let poster = loom::thread::spawn(move || {
+                for context in 0..REQUESTS {
+                    while theirs.is_full() {
+                        loom::thread::yield_now();
+                    }
+                    theirs.push(Slot {
+                        context,
+                        signaled: true,
+                        ..Slot::default()
+                    });
+                }
+            });
+            let mut next = 0;
+            while next < REQUESTS {
+                match ring.complete(next as u32) {
+                    Some(slot) => {
+                        assert_eq!(slot.context, next);
+                        next += 1;
+                    }
+                    None => loom::thread::yield_now(),
+                }
+            }
+            poster.join().unwrap();
+            assert_eq!(ring.outstanding(), 0);
+        });
     }
 }

@@ -35,7 +35,13 @@ ROUND = "srq::a_late_claimant_finds_the_receive_of_the_next_round"
 NO_LIGHT = "        fence(Ordering::SeqCst);\n    }\n}", "    }\n}"
 NO_HEAVY = "pub(crate) fn heavy_fence() {\n    fence(Ordering::SeqCst);", "pub(crate) fn heavy_fence() {\n    if true { return; }"
 
+SLOTS = "slots_go_from_the_poster_to_the_poller_and_back"
+
 WEAKENED = [
+    Bug(SLOTS, "a request entered with Relaxed", "src/queue/slots.rs", "self.head.store(head.wrapping_add(1), Ordering::Release)", "self.head.store(head.wrapping_add(1), Ordering::Relaxed)"),
+    Bug(SLOTS, "requests looked for with Relaxed", "src/queue/slots.rs", "        let mut tail = self.tail.load(Ordering::Relaxed);\n        let head = self.head.load(Ordering::Acquire);", "        let mut tail = self.tail.load(Ordering::Relaxed);\n        let head = self.head.load(Ordering::Relaxed);"),
+    Bug(SLOTS, "a slot given back with Relaxed", "src/queue/slots.rs", "self.tail.store(tail, Ordering::Release)", "self.tail.store(tail, Ordering::Relaxed)"),
+    Bug(SLOTS, "room looked for with Relaxed", "src/queue/slots.rs", "    pub(crate) fn is_full(&self) -> bool {\n        let tail = self.tail.load(Ordering::Acquire);", "    pub(crate) fn is_full(&self) -> bool {\n        let tail = self.tail.load(Ordering::Relaxed);"),
     Bug(RING, "a message published with Relaxed", S + "ring/producer.rs", "store(words[0], Ordering::Release)", "store(words[0], Ordering::Relaxed)"),
     Bug(RING, "a message looked at with Relaxed", S + "ring/consumer.rs", "let first = self.map.u64(at).load(Ordering::Acquire);", "let first = self.map.u64(at).load(Ordering::Relaxed);"),
     Bug(RING, "the place told with Relaxed", S + "ring/consumer.rs", "store(self.tail, Ordering::Release)", "store(self.tail, Ordering::Relaxed)"),

@@ -1,0 +1,27 @@
+//! The atomics and cells of what is shared without a lock: the processor's, and in the models loom's.
+
+#[cfg(all(test, loom))]
+pub(crate) use loom::{cell::UnsafeCell, sync::atomic::AtomicU32};
+#[cfg(not(all(test, loom)))]
+pub(crate) use std::sync::atomic::AtomicU32;
+
+/// Plain memory that one thread at a time uses, by a rule of its owner. loom's, which finds out whether the
+/// rule is kept, is used in the same way.
+#[cfg(not(all(test, loom)))]
+#[derive(Debug, Default)]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(all(test, loom)))]
+impl<T> UnsafeCell<T> {
+    /// Hands out the memory for reading.
+    #[inline]
+    pub(crate) fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+        read(self.0.get())
+    }
+
+    /// Hands out the memory for writing.
+    #[inline]
+    pub(crate) fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
+        write(self.0.get())
+    }
+}
