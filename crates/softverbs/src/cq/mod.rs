@@ -22,7 +22,7 @@ use crate::events::{Channel, Element};
 use crate::process::Process;
 use crate::segment::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, cq as layout};
 use crate::signal;
-use crate::sync::{Guard, Lock};
+use crate::sync::{Guard, Lock, light_fence};
 use crate::sys::{self, Errno, Res};
 
 /// Most entries that a queue may have.
@@ -76,6 +76,10 @@ pub(crate) struct Cq {
     /// Queue pairs and shared receive queues that complete here.
     pub(crate) users: AtomicU32,
     ring: Lock<Ring>,
+    /// Whether there is something to be taken or told, for a look without the lock.
+    filled: AtomicBool,
+    /// Polls that found nothing since the last one that did; about, as threads may count at once.
+    in_vain: AtomicU32,
     stamps: AtomicBool,
     moderation: Lock<moderation::Moderation>,
     /// Between `ibv_start_poll` and `ibv_end_poll`, and the completion that is read then.
@@ -103,8 +107,6 @@ struct Ring {
     head: u32,
     tail: u32,
     overrun: bool,
-    /// Polls that found nothing since the last one that did.
-    in_vain: u32,
 }
 
 impl Ring {
@@ -121,7 +123,6 @@ impl Ring {
             head: 0,
             tail: 0,
             overrun: false,
-            in_vain: 0,
         })
     }
 
@@ -189,8 +190,9 @@ impl Cq {
             ring.entries[slot].time = sys::now_ns();
         }
         ring.head = ring.head.wrapping_add(1);
-        // Inside the lock: who armed before it polled in vain is seen, and who armed later polls
-        // this entry.
+        self.filled.store(true, Ordering::Relaxed);
+        // Who armed and then polled in vain, behind its heavy fence, is seen; who armed later polls this entry.
+        light_fence(true);
         let armed = self.armed.load(Ordering::Relaxed);
         drop(ring);
         if armed != ARMED_NOT {
@@ -201,6 +203,7 @@ impl Cq {
     #[cold]
     fn overrun(&self, mut ring: Guard<'_, Ring>) {
         let first = !std::mem::replace(&mut ring.overrun, true);
+        self.filled.store(true, Ordering::Relaxed);
         drop(ring);
         if first {
             self.asynchronous.fetch_add(1, Ordering::Relaxed);
@@ -244,11 +247,8 @@ impl Cq {
     /// costs a system call where nobody wants to.
     #[inline]
     fn in_vain(&self) {
-        let count = {
-            let mut ring = self.ring.lock();
-            ring.in_vain = ring.in_vain.wrapping_add(1);
-            ring.in_vain
-        };
+        let count = self.in_vain.load(Ordering::Relaxed).wrapping_add(1);
+        self.in_vain.store(count, Ordering::Relaxed);
         if count >= PATIENCE && count.is_multiple_of(64) {
             std::thread::yield_now();
         }
@@ -351,8 +351,9 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
                 head: 0,
                 tail: 0,
                 overrun: false,
-                in_vain: 0,
             }),
+            filled: AtomicBool::new(false),
+            in_vain: AtomicU32::new(0),
             stamps: AtomicBool::new(false),
             moderation: Lock::default(),
             polled: AtomicBool::new(false),

@@ -1,5 +1,7 @@
 //! `ibv_poll_cq` and `ibv_req_notify_cq`.
 
+use std::sync::atomic::Ordering;
+
 use rdma_core_sys::{ibv_cq, ibv_wc};
 
 use super::{Cq, Cqe, Retires, Ring};
@@ -45,7 +47,7 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
         {
             let mut ring = cq.ring.lock();
             if ring.len() > 0 {
-                ring.in_vain = 0;
+                cq.in_vain.store(0, Ordering::Relaxed);
                 return Ok(next(&mut ring, process));
             }
             if ring.overrun {
@@ -64,10 +66,14 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
 /// `wc` must have room for `most`.
 #[inline]
 unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
+    // What another thread adds meanwhile is for the next poll, or rings (see `Cq::push`).
+    if !cq.filled.load(Ordering::Relaxed) {
+        return 0;
+    }
     let mut ring = cq.ring.lock();
     let count = ring.len().min(most);
     if count != 0 {
-        ring.in_vain = 0;
+        cq.in_vain.store(0, Ordering::Relaxed);
     }
     for i in 0..count {
         let cqe = next(&mut ring, process);
@@ -76,6 +82,9 @@ unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
     }
     if count == 0 && ring.overrun {
         return -1;
+    }
+    if ring.len() == 0 && !ring.overrun {
+        cq.filled.store(false, Ordering::Relaxed);
     }
     count.cast_signed()
 }

@@ -7,7 +7,8 @@ use rdma_core_sys::{
     IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE,
 };
 
-use super::{Qp, SendQueue, entry_at};
+use super::request::PieceList;
+use super::{MAX_SGE, Qp, SendQueue, entry_at};
 use crate::peer::Peer;
 use crate::segment::layout::{
     Credit, SEGMENT_SIZE, StateWord, arena, desc, qp as layout, split_qp_num,
@@ -97,20 +98,20 @@ impl Connection {
     }
 
     /// The first `len` bytes of the receive with this number, as pieces of the owner's memory.
-    pub(super) fn receive_pieces(&self, number: u32, len: usize) -> Vec<libc::iovec> {
+    pub(super) fn receive_pieces(&self, number: u32, len: usize) -> PieceList {
         let at = self.descriptor(number);
         let map = &self.peer.map;
-        let most = (self.desc_stride - desc::FIRST) / desc::PIECE;
+        let most = ((self.desc_stride - desc::FIRST) / desc::PIECE).min(MAX_SGE as usize);
         let count = map.u32(at + desc::PIECES).load(Ordering::Relaxed) as usize;
         let mut left = len;
-        let mut list = Vec::new();
+        let mut list = PieceList::new();
         for i in 0..count.min(most) {
             let piece = at + desc::FIRST + desc::PIECE * i;
             let addr = map.u64(piece).load(Ordering::Relaxed);
             let room = map.u32(piece + 8).load(Ordering::Relaxed) as usize;
             let take = room.min(left);
             if take > 0 {
-                list.push(crate::sys::as_local(addr, take));
+                list.push(addr, take);
                 left -= take;
             }
         }

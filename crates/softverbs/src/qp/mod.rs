@@ -14,6 +14,7 @@ mod modify;
 mod object;
 mod parked;
 mod pull;
+mod quick;
 mod recv;
 mod request;
 mod send;

@@ -236,6 +236,7 @@ pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, mess
 }
 
 /// As [`deliver`], with a receive that the sender claimed of a shared queue.
+#[inline(never)]
 fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message: &Message) {
     let header = &message.header;
     let (number, index) = (header.msn >> 16, header.msn & 0xffff);
@@ -299,7 +300,7 @@ impl Qp {
             && rq.kind != IBV_QPT_UD
     }
 
-    #[inline]
+    #[inline(always)]
     fn deliver_to(&self, rq: &mut RecvQueue, ring: &Consumer, message: &Message) -> ibv_wc_status {
         let slot = rq.next as usize & (rq.posted.len() - 1);
         let posted = rq.posted[slot];
@@ -316,7 +317,7 @@ impl Qp {
         self.complete_message(rq, &receive, ring, message)
     }
 
-    #[inline]
+    #[inline(always)]
     fn complete_message(
         &self,
         rq: &RecvQueue,
@@ -340,7 +341,7 @@ impl Qp {
     }
 
     /// Makes the completion of a message that is where it belongs.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push_receive(
         &self,
         rq: &RecvQueue,
@@ -371,7 +372,7 @@ impl Qp {
     }
 
     /// Copies a payload from the ring into the receive's pieces.
-    #[inline]
+    #[inline(always)]
     fn scatter(
         &self,
         sges: &[ibv_sge],

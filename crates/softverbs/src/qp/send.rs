@@ -37,6 +37,11 @@ pub(crate) unsafe fn post_send(
     let mut next = wr;
     // SAFETY: the caller promises a valid chain.
     while let Some(request) = unsafe { next.as_ref() } {
+        // SAFETY: as above.
+        if unsafe { this.send_quickly(&mut sq, request) } {
+            next = request.next;
+            continue;
+        }
         if let Err(error) = this.post_one(&mut sq, request) {
             // SAFETY: the caller promises a writable pointer.
             unsafe { *bad = next };
@@ -128,7 +133,7 @@ impl Qp {
         Ok((sges, len))
     }
 
-    #[inline]
+    #[inline(never)]
     fn post_one(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> Res<()> {
         let (sges, len) = self.check(sq, wr)?;
         let state = self.state();
@@ -575,11 +580,12 @@ impl Qp {
             return Err(AccessError::Dead);
         }
         let remote = conn.receive_pieces(sq.claim.unwrap_or(sq.claimed), request.len as usize);
+        let remote = remote.as_slice();
         let there: u64 = remote.iter().map(|piece| piece.iov_len as u64).sum();
         if there < request.len {
             return Err(AccessError::Remote);
         }
-        let copied = sys::vm_write(conn.peer.identity.pid, request.pieces, &remote);
+        let copied = sys::vm_write(conn.peer.identity.pid, request.pieces, remote);
         match copied {
             Ok(n) if n as u64 == request.len => {
                 sq.pushed = true;

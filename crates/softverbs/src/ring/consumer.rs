@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, MAX_PAYLOAD, SLOTS, WAITING_AT, op, sequence,
-    slot_at, slots_for,
+    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, MAX_PAYLOAD, SLOTS, WAITING_AT, copy, op,
+    sequence, slot_at, slots_for,
 };
 use crate::segment::{Mapping, layout};
 
@@ -114,7 +114,7 @@ impl Consumer {
         let from = self.map.bytes(slot_at(self.tail) + HEADER + offset, len);
         // SAFETY: the source is inside the mapping; the caller promises the destination. The
         // sender may still write there, which gives other bytes and nothing worse.
-        unsafe { to.copy_from_nonoverlapping(from, len) };
+        unsafe { copy(from, to, len) };
     }
 
     /// Goes past the message that [`Self::peek`] gave.

@@ -5,8 +5,8 @@
 //! message by storing the sequence number in the first word of its first slot; the receiver
 //! follows, reading one cache line for a small message, and stores how far it came. A message is
 //! a header of 32 bytes and its payload, in one or more neighbouring slots. Before a message is
-//! published the first word after it is cleared, so that payload of an earlier round is never
-//! taken for a header.
+//! published the first word after it is cleared where payload of an earlier round may lie there, so that it is
+//! never taken for a header.
 //!
 //! Each side trusts nothing that the other one wrote: positions are private, and what is read
 //! from the ring is copied once and then checked.
@@ -140,6 +140,43 @@ fn slot_at(position: u32) -> usize {
     SLOTS_AT + SLOT * (position % SLOTS) as usize
 }
 
+/// Copies a payload: short ones in place, in at most two moves, where a call costs more than the copy.
+///
+/// # Safety
+/// As `copy_nonoverlapping` of `len` bytes. Others may write the source meanwhile.
+#[inline(always)]
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the first and last so many of `len` bytes, which is not less.
+    unsafe {
+        match len {
+            17.. => to.copy_from_nonoverlapping(from, len),
+            8..=16 => twice::<u64>(from, to, len),
+            4..=7 => twice::<u32>(from, to, len),
+            2..=3 => twice::<u16>(from, to, len),
+            1 => to.write(from.read()),
+            0 => {}
+        }
+    }
+}
+
+/// Copies a first and a last `T`, which may overlap.
+///
+/// # Safety
+/// As `copy_nonoverlapping` of `len` bytes, at least those of a `T`.
+#[inline(always)]
+unsafe fn twice<T: Copy>(from: *const u8, to: *mut u8, len: usize) {
+    let last = len - size_of::<T>();
+    // SAFETY: both lie inside the `len` bytes.
+    unsafe {
+        let (a, b) = (
+            from.cast::<T>().read_unaligned(),
+            from.add(last).cast::<T>().read_unaligned(),
+        );
+        to.cast::<T>().write_unaligned(a);
+        to.add(last).cast::<T>().write_unaligned(b);
+    }
+}
+
 fn fits(map: &Mapping) -> bool {
     map.len() >= RING_SIZE
 }
@@ -171,6 +208,57 @@ mod tests {
             src_qpn: 0x65_4321,
         };
         assert_eq!(Header::from_words(header.to_words(7, 130)), (header, 130));
+    }
+
+    #[test]
+    fn copies_are_whole_and_no_longer() {
+        let from: Vec<u8> = (1..=100).collect();
+        for len in 0..=100 {
+            let mut to = [0u8; 101];
+            // SAFETY: two buffers that are as long.
+            unsafe { copy(from.as_ptr(), to.as_mut_ptr(), len) };
+            assert_eq!(to[..len], from[..len]);
+            assert!(to[len..].iter().all(|&byte| byte == 0), "{len}");
+        }
+    }
+
+    #[test]
+    fn payload_of_an_earlier_round_is_no_message() {
+        let (mut producer, mut consumer) = pair();
+        let mut head = 0;
+        let mut send = |producer: &mut Producer, slots: u32| {
+            let to_end = SLOTS - head % SLOTS;
+            if slots > to_end {
+                head += to_end;
+            }
+            let header = Header {
+                len: slots * SLOT as u32 - HEADER as u32,
+                ..Header::default()
+            };
+            let sent = producer.push(&header, |to| {
+                for slot in 1..slots {
+                    // where a slot begins, what the next round's message would begin with
+                    let word = u64::from(sequence(head + slot + SLOTS));
+                    // SAFETY: inside the payload, which begins behind the header.
+                    unsafe {
+                        let at = to.add(slot as usize * SLOT - HEADER);
+                        at.cast::<u64>().write_unaligned(word);
+                    }
+                }
+            });
+            assert!(sent);
+            head += slots;
+        };
+        for round in 0..500 {
+            for slots in [40, 1, 1, 1 + round % 2] {
+                send(&mut producer, slots);
+                let message = consumer.peek().unwrap().expect("a message");
+                consumer.advance(&message);
+                let none = consumer.peek().unwrap().is_none();
+                assert!(none, "payload was taken for a message");
+            }
+            consumer.publish();
+        }
     }
 
     #[test]

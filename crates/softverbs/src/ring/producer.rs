@@ -16,6 +16,37 @@ pub(crate) struct Producer {
     head: u32,
     /// What the receiver said last that it is done with.
     consumed: u32,
+    stale: Stale,
+}
+
+/// Slots whose first word may be taken for a message's: payload went over it, or an earlier round's word was
+/// passed over. A bit each. All other words are 0 or have an earlier round's sequence number.
+#[derive(Debug, Default)]
+struct Stale([u64; (SLOTS as usize).div_ceil(64)]);
+
+impl Stale {
+    #[inline]
+    fn place(position: u32) -> (usize, u64) {
+        let slot = position % SLOTS;
+        (slot as usize / 64, 1 << (slot % 64))
+    }
+
+    /// Notes the slots behind the first one of a message at `position`. They don't cross the ring's end.
+    fn note(&mut self, position: u32, slots: u32) {
+        for slot in 1..slots {
+            let (word, bit) = Self::place(position.wrapping_add(slot));
+            self.0[word] |= bit;
+        }
+    }
+
+    /// Whether the slot at `position` has to be cleared, after which it is not stale.
+    #[inline]
+    fn take(&mut self, position: u32) -> bool {
+        let (word, bit) = Self::place(position);
+        let stale = self.0[word] & bit != 0;
+        self.0[word] &= !bit;
+        stale
+    }
 }
 
 impl Producer {
@@ -28,6 +59,7 @@ impl Producer {
             map,
             head: 0,
             consumed: 0,
+            stale: Stale::default(),
         })
     }
 
@@ -48,7 +80,7 @@ impl Producer {
         let slots = slots_for(inside);
         let to_end = SLOTS - self.head % SLOTS;
         let pad = if slots > to_end { to_end } else { 0 };
-        // One more stays free: the first word after the message is cleared.
+        // One more stays free: the first word after the message may have to be cleared.
         if !self.room(pad + slots + 1) {
             return false;
         }
@@ -83,8 +115,13 @@ impl Producer {
         self.head.wrapping_sub(self.consumed)
     }
 
+    /// Clears the first word behind a message where it needs that. Mostly it does not: then the only line that
+    /// is taken away from the receiver is the message's own.
     #[inline]
-    fn clear(&self, position: u32) {
+    fn clear(&mut self, position: u32) {
+        if !self.stale.take(position) {
+            return;
+        }
         self.map.u64(slot_at(position)).store(0, Ordering::Relaxed);
     }
 
@@ -97,6 +134,9 @@ impl Producer {
         }
         self.map.u64(at).store(words[0], Ordering::Release);
         debug_assert_eq!(words[0] as u32, sequence(self.head));
+        if slots > 1 {
+            self.stale.note(self.head, slots);
+        }
         self.head = self.head.wrapping_add(slots);
     }
 
