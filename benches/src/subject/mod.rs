@@ -6,6 +6,7 @@ mod machine;
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use crate::op::Op;
 
@@ -90,6 +91,25 @@ impl Kind {
     }
 }
 
+/// Ends a wait that nobody ends, without a look at the clock while it is short.
+#[derive(Default)]
+pub(crate) struct Patience {
+    round: u32,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    /// One round of waiting.
+    #[inline]
+    pub(crate) fn wait(&mut self) {
+        self.round = self.round.wrapping_add(1);
+        if self.round.is_multiple_of(1 << 22) {
+            let since = *self.since.get_or_insert_with(Instant::now);
+            assert!(since.elapsed() < Duration::from_secs(60), "no message");
+        }
+    }
+}
+
 /// Processor time of this process so far, in nanoseconds.
 pub(crate) fn cpu_nanos() -> f64 {
     // SAFETY: a structure on the stack.
@@ -104,8 +124,8 @@ pub(crate) fn cpu_nanos() -> f64 {
 /// Processor time per second while `count` seconds pass, and another thread of this process waits.
 pub(crate) fn idle(count: u64) -> f64 {
     // until the waiter is asleep
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(100));
     let before = cpu_nanos();
-    std::thread::sleep(std::time::Duration::from_secs(count));
+    std::thread::sleep(Duration::from_secs(count));
     (cpu_nanos() - before) / count as f64
 }
