@@ -6,7 +6,7 @@
 //! writes what, and what happens when one of them dies.
 //!
 //! Lock order, outermost first: incoming ring, send queue, receive queue, shared receive queue,
-//! completion queue, channel; outgoing ring and the waiting list are leaves. Nobody waits for another process
+//! completion queue, channel; outgoing ring, windows and the waiting list are leaves. Nobody waits for another process
 //! while holding any of them.
 
 #[allow(unsafe_code, reason = "the C entry points of verbs")]
@@ -26,6 +26,7 @@ mod fuzz;
 #[cfg(all(test, loom))]
 #[allow(unsafe_code, reason = "what a lock protects is a cell of loom's")]
 mod models;
+mod mw;
 #[allow(unsafe_code, reason = "peers' memory is reached by address")]
 mod peer;
 #[allow(unsafe_code, reason = "holds what the C objects point to")]

@@ -24,6 +24,16 @@ const TESTED: &[(u32, &str, &str)] = &[
         include_str!("two_processes.rs"),
         "IBV_WC_RNR_RETRY_EXC_ERR",
     ),
+    (
+        IBV_DEVICE_MEM_WINDOW,
+        include_str!("windows.rs"),
+        "for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2]",
+    ),
+    (
+        IBV_DEVICE_MEM_WINDOW_TYPE_2B,
+        include_str!("windows.rs"),
+        "how == \"another\"",
+    ),
 ];
 
 fn attributes(end: &End) -> ibv_device_attr {

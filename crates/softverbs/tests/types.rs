@@ -462,7 +462,7 @@ fn extended_parent(link: &mut Link) {
         init.cap.max_inline_data = 32;
         init.pd = end.pd;
         init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-        init.send_ops_flags = u64::from(IBV_QP_EX_WITH_BIND_MW);
+        init.send_ops_flags = u64::from(IBV_QP_EX_WITH_TSO);
         assert!(ibv_create_qp_ex(end.context, &raw mut init).is_null());
         let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
         init.send_ops_flags = u64::from(sends | IBV_QP_EX_WITH_RDMA_WRITE);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::*;
 
-use super::{device, guard, mr, objects, pointer, query, status, td};
+use super::{device, guard, mr, mw, objects, pointer, query, status, td};
 use crate::events::{AsyncQueue, Element};
 use crate::process::Process;
 use crate::sys::{Errno, Res};
@@ -72,6 +72,9 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         context.ops.post_send = Some(objects::post_send);
         context.ops.post_recv = Some(objects::post_recv);
         context.ops.post_srq_recv = Some(objects::post_srq_recv);
+        context.ops.alloc_mw = Some(mw::alloc_mw);
+        context.ops.bind_mw = Some(mw::bind_mw);
+        context.ops.dealloc_mw = Some(mw::dealloc_mw);
         context.cmd_fd = -1;
         context.async_fd = events.epoll.fd();
         context.num_comp_vectors = 1;

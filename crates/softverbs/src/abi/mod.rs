@@ -9,6 +9,7 @@ mod context;
 mod device;
 pub(crate) mod gid;
 mod mr;
+mod mw;
 mod names;
 mod objects;
 mod pd;

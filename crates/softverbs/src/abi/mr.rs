@@ -162,9 +162,11 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
         };
         let process = context.process;
         if !process.forked() {
+            let regions = &process.regions;
             process
-                .regions
-                .deregister(&process.segment, key, |slot| process.lives(slot))?;
+                .windows
+                .unless_bound(key, || regions.kill(&process.segment, key))?;
+            regions.deregister(&process.segment, key, |slot| process.lives(slot))?;
             domain.children.fetch_sub(1, Ordering::Relaxed);
         }
         // SAFETY: made by `Box::into_raw` in `register`.
@@ -195,6 +197,7 @@ pub(super) unsafe extern "C" fn advise_mr(
             // SAFETY: the caller promises a list of that many.
             unsafe { std::slice::from_raw_parts(sg_list, num_sge as usize) }
         };
-        region::advise(&process.regions, domain.number, advice, flags, pieces)
+        let (regions, windows) = (&process.regions, &process.windows);
+        region::advise(regions, windows, domain.number, advice, flags, pieces)
     })
 }

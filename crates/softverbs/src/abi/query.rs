@@ -41,13 +41,17 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr.page_size_cap = 0xffff_f000;
     attr.max_qp = MAX_QPS as c_int - 2;
     attr.max_qp_wr = MAX_WR.cast_signed();
-    attr.device_cap_flags =
-        IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN;
+    attr.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD
+        | IBV_DEVICE_SYS_IMAGE_GUID
+        | IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
     attr.max_sge = MAX_SGE.cast_signed();
     attr.max_sge_rd = MAX_SGE.cast_signed();
     attr.max_cq = MAX_CQS as c_int;
     attr.max_cqe = MAX_CQE;
     attr.max_mr = MAX_REGIONS as c_int - 1;
+    attr.max_mw = attr.max_mr;
     attr.max_pd = c_int::MAX;
     attr.max_ah = c_int::MAX;
     attr.max_qp_rd_atom = MAX_RD_ATOMIC.into();

@@ -11,7 +11,7 @@ use rdma_core_sys::*;
 use super::context::Context;
 use super::guard;
 use super::pd::Pd;
-use crate::region::{Key, Range, access};
+use crate::region::{Description, Key, Range, access};
 use crate::sys::{Errno, Res};
 
 const TRANSLATION: u32 = IBV_REREG_MR_CHANGE_TRANSLATION;
@@ -57,13 +57,15 @@ pub(super) unsafe extern "C" fn rereg_mr(
     };
     // SAFETY: the caller promises a live region, and a live domain where it is to change.
     let code = guard(|| unsafe {
-        // A null region has no place to change.
-        let kept = change.check().and_then(|()| regular(mr));
-        if let Err(error) = kept {
-            error.set();
-            return Ok(IBV_REREG_MR_ERR_INPUT);
-        }
-        if let Err(error) = apply(mr, &change) {
+        let begun = change.check().and_then(|()| begin(mr));
+        let before = match begun {
+            Ok(before) => before,
+            Err(error) => {
+                error.set();
+                return Ok(IBV_REREG_MR_ERR_INPUT);
+            }
+        };
+        if let Err(error) = apply(mr, before, &change) {
             error.set();
             return Ok(IBV_REREG_MR_ERR_CMD);
         }
@@ -72,58 +74,62 @@ pub(super) unsafe extern "C" fn rereg_mr(
     code.unwrap_or(IBV_REREG_MR_ERR_CMD)
 }
 
+/// What the region was; its key is dead from here on. `None` where it was dead already.
+///
+/// # Errors
+/// `EINVAL` for a null region, which has no place to change, `EBUSY` where a window is bound to it.
+///
 /// # Safety
 /// `mr` must be live.
-unsafe fn regular(mr: *mut ibv_mr) -> Res<()> {
+unsafe fn begin(mr: *mut ibv_mr) -> Res<Option<Description>> {
     // SAFETY: the caller promises that.
-    let (process, key) = unsafe { (Context::from_ptr((*mr).context).live()?, (*mr).handle) };
-    if process.regions.is_null(Key(key)) {
+    let (process, key) = unsafe { (Context::from_ptr((*mr).context).live()?, Key((*mr).handle)) };
+    let regions = &process.regions;
+    if regions.is_null(key) {
         return Err(Errno(libc::EINVAL));
     }
-    Ok(())
+    process.windows.unless_bound(key, || {
+        let before = regions.describe(key);
+        regions.kill(&process.segment, key);
+        before
+    })
 }
 
 /// # Safety
 /// `mr` and a domain to change to must be live.
-unsafe fn apply(mr: *mut ibv_mr, change: &Change) -> Res<()> {
+unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -> Res<()> {
     // SAFETY: the caller promises a live region, whose domain and context are live.
     let (process, key, old_pd) = unsafe {
         let process = Context::from_ptr((*mr).context).live()?;
         (process, Key((*mr).handle), Pd::from_ptr((*mr).pd))
     };
-    let mut to = process.regions.describe(key).ok_or(Errno(libc::EINVAL))?;
-    let checked = (|| {
-        if change.flags == 0 {
-            return Err(Errno(libc::EINVAL));
-        }
-        if change.flags & ACCESS != 0 {
-            // What the first byte is called stays, unless the place changes.
-            let named = to.access & IBV_ACCESS_ZERO_BASED;
-            to.access = access::check(change.access)?;
-            if change.flags & TRANSLATION == 0 {
-                to.access = to.access & !IBV_ACCESS_ZERO_BASED | named;
-            }
-        }
-        if change.flags & TRANSLATION != 0 {
-            let based = to.access & IBV_ACCESS_ZERO_BASED == 0;
-            to.range = Range {
-                addr: change.addr as u64,
-                len: change.length as u64,
-                // No other name can be asked for.
-                iova: if based { change.addr as u64 } else { 0 },
-            };
-        }
-        if change.flags & DOMAIN != 0 {
-            super::non_null(change.pd)?;
-            // SAFETY: the caller promises a live domain.
-            to.pd = unsafe { Pd::from_ptr(change.pd) }.number;
-        }
-        access::check_range(to.range, to.access)
-    })();
-    if let Err(error) = checked {
-        process.regions.kill(&process.segment, key);
-        return Err(error);
+    let mut to = before.ok_or(Errno(libc::EINVAL))?;
+    if change.flags == 0 {
+        return Err(Errno(libc::EINVAL));
     }
+    if change.flags & ACCESS != 0 {
+        // What the first byte is called stays, unless the place changes.
+        let named = to.access & IBV_ACCESS_ZERO_BASED;
+        to.access = access::check(change.access)?;
+        if change.flags & TRANSLATION == 0 {
+            to.access = to.access & !IBV_ACCESS_ZERO_BASED | named;
+        }
+    }
+    if change.flags & TRANSLATION != 0 {
+        let based = to.access & IBV_ACCESS_ZERO_BASED == 0;
+        to.range = Range {
+            addr: change.addr as u64,
+            len: change.length as u64,
+            // No other name can be asked for.
+            iova: if based { change.addr as u64 } else { 0 },
+        };
+    }
+    if change.flags & DOMAIN != 0 {
+        super::non_null(change.pd)?;
+        // SAFETY: the caller promises a live domain.
+        to.pd = unsafe { Pd::from_ptr(change.pd) }.number;
+    }
+    access::check_range(to.range, to.access)?;
     process
         .regions
         .change(&process.segment, key, &to, |slot| process.lives(slot))?;

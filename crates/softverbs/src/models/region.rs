@@ -58,10 +58,11 @@ fn no_initiator_uses_memory_after_its_deregistration() {
                 key,
                 addr: OLD,
                 pd: PD,
+                qp: 2,
             };
             let hazard = Hazard::publish(map, VISITOR, key).unwrap();
-            if let Some(addr) = resolve(map, target, OLD, 8, IBV_ACCESS_REMOTE_READ) {
-                assert_eq!(addr, OLD);
+            if let Some(place) = resolve(map, target, OLD, 8, IBV_ACCESS_REMOTE_READ) {
+                assert_eq!(place.addr, OLD);
                 assert_eq!(theirs.read(), 1);
             }
             drop(hazard);

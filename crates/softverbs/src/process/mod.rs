@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) use pool::Pool;
 
 use crate::cq::Cq;
+use crate::mw::{Owner, Windows};
 use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::region::Regions;
@@ -39,6 +40,7 @@ pub(crate) struct Process {
     pub(crate) identity: Identity,
     pub(crate) segment: OwnSegment,
     pub(crate) regions: Regions,
+    pub(crate) windows: Windows,
     pub(crate) qps: Pool<Qp>,
     pub(crate) cqs: Pool<Cq>,
     pub(crate) srqs: Pool<Srq>,
@@ -138,6 +140,7 @@ impl Process {
             identity,
             segment,
             regions: Regions::new(),
+            windows: Windows::default(),
             qps: Pool::new(2, MAX_QPS),
             cqs: Pool::new(0, MAX_CQS),
             srqs: Pool::new(0, MAX_SRQS),
@@ -221,6 +224,16 @@ impl Process {
         self.registry
             .lookup(slot)
             .map(|entry| entry.identity.cookie)
+    }
+
+    /// Does something with windows that their regions and peers take part in.
+    pub(crate) fn with_windows<T>(&self, change: impl FnOnce(&Windows, &Owner<'_>) -> T) -> T {
+        let owner = Owner {
+            regions: &self.regions,
+            segment: &self.segment,
+            lives: &|slot| self.lives(slot),
+        };
+        change(&self.windows, &owner)
     }
 
     /// Has posted receives fail whose memory this key named before its region changed. The caller

@@ -42,9 +42,10 @@ pub(super) fn operations(kind: u32) -> u64 {
     let fetches = IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
     u64::from(match kind {
-        IBV_QPT_RC => sends | writes | fetches,
-        IBV_QPT_UC => sends | writes,
+        IBV_QPT_RC => sends | writes | fetches | windows | IBV_QP_EX_WITH_SEND_WITH_INV,
+        IBV_QPT_UC => sends | writes | windows,
         IBV_QPT_UD => sends,
         _ => 0,
     })
@@ -74,6 +75,9 @@ pub(super) unsafe fn fill(object: *mut ibv_qp_ex, kind: u32, asked: u64) {
     object.wr_rdma_read = wants(IBV_QP_EX_WITH_RDMA_READ).then_some(rdma_read as _);
     object.wr_atomic_cmp_swp =
         wants(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).then_some(atomic_cmp_swp as _);
+    object.wr_bind_mw = wants(IBV_QP_EX_WITH_BIND_MW).then_some(bind_mw as _);
+    object.wr_local_inv = wants(IBV_QP_EX_WITH_LOCAL_INV).then_some(local_inv as _);
+    object.wr_send_inv = wants(IBV_QP_EX_WITH_SEND_WITH_INV).then_some(send_inv as _);
     object.wr_atomic_fetch_add =
         wants(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).then_some(atomic_fetch_add as _);
 }
@@ -190,6 +194,31 @@ unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
 
 unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm: u32) {
     add(qp, IBV_WR_SEND_WITH_IMM, imm, |_| {});
+}
+
+unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    add(qp, IBV_WR_SEND_WITH_INV, rkey, |_| {});
+}
+
+unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
+    add(qp, IBV_WR_LOCAL_INV, rkey, |_| {});
+}
+
+unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    add(qp, IBV_WR_BIND_MW, 0, |wr| {
+        // SAFETY: the caller promises valid information.
+        let bind_info = unsafe { *info };
+        wr.__bindgen_anon_2.bind_mw = ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+            mw,
+            rkey,
+            bind_info,
+        };
+    });
 }
 
 fn rdma(qp: *mut ibv_qp_ex, opcode: u32, imm: u32, rkey: u32, remote_addr: u64) {

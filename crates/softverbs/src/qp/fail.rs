@@ -232,6 +232,9 @@ impl Qp {
         let mut rq = self.rq.lock();
         self.give_claim_back(&mut sq);
         self.forget_parked(&mut sq);
+        let number = self.number();
+        self.process()
+            .with_windows(|windows, owner| windows.release(owner, number));
         let old = StateWord(self.word.load(Ordering::Relaxed));
         let word = StateWord::new(IBV_QPS_RESET, 0, 0, old.incarnation().wrapping_add(1));
         let (map, at) = (self.map(), self.at());

@@ -20,11 +20,13 @@ mod request;
 mod send;
 mod state;
 mod waiting;
+mod window;
 
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
 pub(crate) use recv::{deliver, post_recv};
 pub(crate) use send::post_send;
+pub(crate) use window::bind_mw;
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};

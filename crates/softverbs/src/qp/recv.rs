@@ -327,11 +327,14 @@ impl Qp {
     ) -> ibv_wc_status {
         let header = &message.header;
         let status = match header.op {
-            op::SEND | op::SEND_IMM if header.len > receive.total => IBV_WC_LOC_LEN_ERR,
-            op::SEND | op::SEND_IMM if message.inside > 0 => {
+            op::SEND | op::SEND_IMM | op::SEND_INV if header.len > receive.total => {
+                IBV_WC_LOC_LEN_ERR
+            }
+            op::SEND_INV if !self.invalidate_remotely(header.imm) => IBV_WC_LOC_QP_OP_ERR,
+            op::SEND | op::SEND_IMM | op::SEND_INV if message.inside > 0 => {
                 self.scatter(receive.sges, receive.pd, ring, message)
             }
-            op::SEND | op::SEND_IMM | op::WRITE_IMM => IBV_WC_SUCCESS,
+            op::SEND | op::SEND_IMM | op::SEND_INV | op::WRITE_IMM => IBV_WC_SUCCESS,
             op::TOO_LONG => IBV_WC_LOC_LEN_ERR,
             op::UNWRITABLE => IBV_WC_LOC_PROT_ERR,
             _ => IBV_WC_LOC_QP_OP_ERR,
@@ -351,6 +354,7 @@ impl Qp {
     ) {
         let (opcode, wc_flags) = match header.op {
             op::SEND_IMM => (IBV_WC_RECV, IBV_WC_WITH_IMM),
+            op::SEND_INV => (IBV_WC_RECV, IBV_WC_WITH_INV),
             op::WRITE_IMM => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
             _ => (IBV_WC_RECV, 0),
         };

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use rdma_core_sys::*;
 
-use super::{MAX_SGE, Operands};
+use super::{MAX_SGE, Operands, window};
 use crate::abi::Ah;
 use crate::sys::{self, Errno, Res};
 
@@ -59,6 +59,9 @@ impl Request<'_> {
 /// What the union of a work request means for this type and operation.
 #[inline]
 pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
+    if wr.opcode == IBV_WR_BIND_MW {
+        return window::operands(wr);
+    }
     if kind != IBV_QPT_UD {
         // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
         let rdma = unsafe { wr.wr.rdma };
@@ -145,6 +148,8 @@ pub(super) fn completion_opcode(opcode: u32) -> u32 {
         IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
         IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
         IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+        IBV_WR_BIND_MW => IBV_WC_BIND_MW,
+        IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
         _ => IBV_WC_SEND,
     }
 }
@@ -162,10 +167,18 @@ pub(super) fn offered(kind: u32, opcode: u32) -> bool {
                 | IBV_WR_RDMA_READ
                 | IBV_WR_ATOMIC_CMP_AND_SWP
                 | IBV_WR_ATOMIC_FETCH_AND_ADD
+                | IBV_WR_BIND_MW
+                | IBV_WR_LOCAL_INV
+                | IBV_WR_SEND_WITH_INV
         ),
         IBV_QPT_UC => matches!(
             opcode,
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM
+            IBV_WR_SEND
+                | IBV_WR_SEND_WITH_IMM
+                | IBV_WR_RDMA_WRITE
+                | IBV_WR_RDMA_WRITE_WITH_IMM
+                | IBV_WR_BIND_MW
+                | IBV_WR_LOCAL_INV
         ),
         IBV_QPT_UD => matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM),
         _ => false,

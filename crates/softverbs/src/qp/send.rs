@@ -319,6 +319,9 @@ impl Qp {
         if sq.kind == IBV_QPT_UD {
             return self.run_datagram(sq, request);
         }
+        if matches!(request.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV) {
+            return self.run_window(sq, request);
+        }
         match self.reach(sq) {
             Ok(()) => {}
             // An unreliable sender never hears what became of its message.
@@ -328,6 +331,7 @@ impl Qp {
         }
         match request.opcode {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => self.run_message(sq, request),
+            IBV_WR_SEND_WITH_INV => self.run_send_inv(sq, request),
             IBV_WR_RDMA_WRITE => self.run_access(sq, request, Direction::Write),
             IBV_WR_RDMA_READ => self.run_access(sq, request, Direction::Read),
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => self.run_atomic(sq, request),
@@ -349,6 +353,7 @@ impl Qp {
             key: Key(request.operands.rkey),
             addr: request.operands.remote_addr,
             pd: conn.pd,
+            qp: sq.dest,
         };
         let result = if conn.word.access() & right == 0 {
             Err(AccessError::Remote)
@@ -388,6 +393,7 @@ impl Qp {
                 key: Key(operands.rkey),
                 addr: operands.remote_addr,
                 pd: conn.pd,
+                qp: sq.dest,
             };
             let change = if request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
                 Change::Add(operands.compare_add)
@@ -450,10 +456,10 @@ impl Qp {
             _ => (0, sq.claimed),
         };
         Header {
-            op: if request.opcode == IBV_WR_SEND_WITH_IMM {
-                op::SEND_IMM
-            } else {
-                op::SEND
+            op: match request.opcode {
+                IBV_WR_SEND_WITH_IMM => op::SEND_IMM,
+                IBV_WR_SEND_WITH_INV => op::SEND_INV,
+                _ => op::SEND,
             },
             flags,
             dst_qpn: sq.dest,
@@ -466,7 +472,7 @@ impl Qp {
     }
 
     #[inline]
-    fn run_message(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+    pub(super) fn run_message(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
         let Some(conn) = &sq.conn else {
             return Step::Wait(Reason::Connection);
         };

@@ -23,6 +23,8 @@ pub(super) enum Reason {
     Connection,
     /// There is no room in the ring.
     Room,
+    /// Somebody still uses the key that the request ended.
+    Hazard,
 }
 
 /// Since when, and for how long, the first request waits.
@@ -66,6 +68,7 @@ impl Qp {
                 (now + once * (u64::from(sq.retry_cnt) + 1), 0)
             }
             Reason::Room => (0, 0),
+            Reason::Hazard => (now + HAZARD_DELAY_NS, HAZARD_ROUNDS),
         };
         sq.wait = Some(Wait {
             reason,
@@ -180,9 +183,12 @@ impl Qp {
 
     /// The status of the first request where its patience is over.
     fn expired(&self, sq: &mut SendQueue) -> Option<ibv_wc_status> {
-        let delay = self.rnr_ns(sq);
-        let lost = sq.kind == IBV_QPT_UC;
+        let delay = match sq.wait.as_ref()?.reason {
+            Reason::Hazard => HAZARD_DELAY_NS,
+            _ => self.rnr_ns(sq),
+        };
         let wait = sq.wait.as_mut()?;
+        let lost = sq.kind == IBV_QPT_UC && wait.reason != Reason::Hazard;
         if wait.is_over() {
             return Some(give_up(wait.reason));
         }
@@ -266,9 +272,14 @@ pub(super) fn no_receive(sq: &SendQueue) -> Step {
     }
 }
 
+/// How often a request looks again whether a key is in use, and how many times: 5 seconds.
+const HAZARD_DELAY_NS: u64 = 20_000_000;
+const HAZARD_ROUNDS: u8 = 250;
+
 fn give_up(reason: Reason) -> ibv_wc_status {
     match reason {
         Reason::Receive => IBV_WC_RNR_RETRY_EXC_ERR,
         Reason::Connection | Reason::Room => IBV_WC_RETRY_EXC_ERR,
+        Reason::Hazard => IBV_WC_LOC_QP_OP_ERR,
     }
 }

@@ -7,6 +7,7 @@
 use rdma_core_sys::*;
 
 use super::{Key, Regions, access};
+use crate::mw::Windows;
 use crate::sys::{self, Errno, Res};
 
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
@@ -30,6 +31,7 @@ enum Prefetch {
 /// pages that can't be had; pieces before it have been made present.
 pub(crate) fn advise(
     regions: &Regions,
+    windows: &Windows,
     pd: u32,
     advice: u32,
     flags: u32,
@@ -44,7 +46,10 @@ pub(crate) fn advise(
         IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Prefetch::NoFault,
         _ => return Err(Errno(libc::EOPNOTSUPP)),
     };
-    let place = |piece: &ibv_sge| find(regions, pd, prefetch, piece);
+    let place = |piece: &ibv_sge| match find(regions, pd, prefetch, piece) {
+        Err(Errno(libc::ENOENT)) if windows.has(Key(piece.lkey)) => Err(Errno(libc::EINVAL)),
+        found => found,
+    };
     if flags & FLUSH == 0 {
         // All keys first, as none is looked at later when the work is left to a worker.
         let places: Vec<_> = pieces.iter().map(place).collect::<Res<_>>()?;
@@ -155,6 +160,7 @@ mod tests {
     struct Fixture {
         segment: OwnSegment,
         regions: Regions,
+        windows: Windows,
     }
 
     impl Fixture {
@@ -162,6 +168,7 @@ mod tests {
             Self {
                 segment: OwnSegment::create(1, 0, true).unwrap(),
                 regions: Regions::new(),
+                windows: Windows::default(),
             }
         }
 
@@ -182,7 +189,7 @@ mod tests {
                 length: len,
                 lkey: key.0,
             };
-            advise(&self.regions, 1, advice, flags, &[piece])
+            advise(&self.regions, &self.windows, 1, advice, flags, &[piece])
         }
     }
 
@@ -214,6 +221,13 @@ mod tests {
         let key = own.register(&pages, ALL);
         let pinned = own.register(&pages, IBV_ACCESS_LOCAL_WRITE);
         let read_only = own.register(&pages, IBV_ACCESS_ON_DEMAND);
+        let owner = crate::mw::Owner {
+            regions: &own.regions,
+            segment: &own.segment,
+            lives: &|_| true,
+        };
+        let kind = crate::mw::Kind::One;
+        let window = own.windows.alloc(&owner, kind, 1).unwrap();
         for flags in [0, FLUSH] {
             let wrong = |advice, key| own.advise(advice, flags, key, 0x10_0000, 8);
             assert_eq!(wrong(READ, Key(key.0 ^ 1)), error(libc::ENOENT));
@@ -226,10 +240,11 @@ mod tests {
                 length: 8,
                 lkey: key.0,
             };
-            let other = advise(&own.regions, 2, READ, flags, &[piece]);
+            let other = advise(&own.regions, &own.windows, 2, READ, flags, &[piece]);
             assert_eq!(other, error(libc::EPERM));
+            assert_eq!(wrong(READ, window), error(libc::EINVAL));
             assert_eq!(wrong(3, key), error(libc::EOPNOTSUPP));
-            let none = advise(&own.regions, 1, READ, flags, &[]);
+            let none = advise(&own.regions, &own.windows, 1, READ, flags, &[]);
             assert_eq!(none, error(libc::EINVAL));
         }
         assert_eq!(own.advise(READ, 2, key, 0x10_0000, 8), error(libc::EINVAL));

@@ -109,7 +109,8 @@ pub(crate) fn change(
 ) -> Result<u64, AccessError> {
     let hazard = Hazard::publish(&peer.map, process.slot, target.key).ok_or(AccessError::Dead)?;
     let at = resolve(&peer.map, target, target.addr, 8, IBV_ACCESS_REMOTE_ATOMIC)
-        .ok_or(AccessError::Remote)?;
+        .ok_or(AccessError::Remote)?
+        .addr;
     if !peer.check_alive() {
         return Err(AccessError::Dead);
     }

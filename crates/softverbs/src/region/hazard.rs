@@ -37,6 +37,18 @@ pub(super) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) 
     Ok(())
 }
 
+/// Whether a living process may still use `key`, which is dead already. Does not wait.
+pub(super) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> bool {
+    while let Some((visitor, word)) = find(segment, key) {
+        if lives(visitor) {
+            return true;
+        }
+        segment.map.u64(word).store(0, Ordering::Relaxed);
+    }
+    fence(Ordering::Acquire);
+    false
+}
+
 /// A process that uses `key` now, and where in the segment it says so.
 fn find(segment: &OwnSegment, key: Key) -> Option<(u32, usize)> {
     let wanted = u64::from(key.0) | 1 << 32;

@@ -27,8 +27,9 @@ pub(crate) enum Direction {
 pub(crate) struct Target {
     pub(crate) key: Key,
     pub(crate) addr: u64,
-    /// The protection domain of the queue pair there.
+    /// The queue pair there: its protection domain and number.
     pub(crate) pd: u32,
+    pub(crate) qp: u32,
 }
 
 /// Why nothing, or not everything, was copied.
@@ -87,6 +88,22 @@ impl Drop for Hazard<'_> {
     }
 }
 
+/// Where a target's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// In the owner's memory.
+    pub(crate) addr: u64,
+}
+
+/// Whether a key is that of a window of type 2B for the target's queue pair now, which its other end
+/// may invalidate.
+pub(crate) fn may_invalidate(map: &Mapping, target: Target) -> bool {
+    let at = region::AT + region::STRIDE * target.key.index();
+    target.key.0 != 0
+        && map.u32(at + region::KEY).load(Ordering::Acquire) == target.key.0
+        && map.u32(at + region::QP).load(Ordering::Relaxed) == target.qp
+}
+
 /// The address behind `len` bytes at `addr` of the process whose segment this is, if the key allows
 /// that now. Under a [`Hazard`] of that key.
 pub(crate) fn resolve(
@@ -95,19 +112,22 @@ pub(crate) fn resolve(
     addr: u64,
     len: u64,
     right: u32,
-) -> Option<u64> {
+) -> Option<Place> {
     let at = region::AT + region::STRIDE * target.key.index();
     if target.key.0 == 0 || map.u32(at + region::KEY).load(Ordering::Acquire) != target.key.0 {
         return None;
     }
     let access = map.u32(at + region::ACCESS).load(Ordering::Relaxed);
     let pd = map.u32(at + region::PD).load(Ordering::Relaxed);
+    let qp = map.u32(at + region::QP).load(Ordering::Relaxed);
     let start = map.u64(at + region::IOVA).load(Ordering::Relaxed);
     let room = map.u64(at + region::LEN).load(Ordering::Relaxed);
     let base = map.u64(at + region::ADDR).load(Ordering::Relaxed);
     let offset = addr.wrapping_sub(start);
-    let allowed = access & right == right && pd == target.pd;
-    (allowed && offset <= room && len <= room - offset).then(|| base.wrapping_add(offset))
+    let allowed = access & right == right && pd == target.pd && (qp == 0 || qp == target.qp);
+    (allowed && offset <= room && len <= room - offset).then(|| Place {
+        addr: base.wrapping_add(offset),
+    })
 }
 
 /// Copies between local pieces and a peer's region. Zero bytes are always allowed (9.4.3: no
@@ -133,11 +153,11 @@ pub(crate) fn copy(
     while left > 0 {
         let (batch, count, bytes) = pieces.next(PIECE);
         let hazard = Hazard::publish(&peer.map, own_slot, target.key).ok_or(AccessError::Dead)?;
-        let base = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
+        let place = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
         if !peer.check_alive() {
             return Err(AccessError::Dead);
         }
-        move_bytes(peer, &batch[..count], base, bytes, direction)?;
+        move_bytes(peer, &batch[..count], place.addr, bytes, direction)?;
         drop(hazard);
         addr = addr.wrapping_add(bytes as u64);
         left -= bytes as u64;

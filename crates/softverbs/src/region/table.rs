@@ -20,6 +20,11 @@ impl Key {
         Self((generation & 0xf00) << 20 | index << 8 | generation & 0xff)
     }
 
+    /// The key without its low 8 bits, in the next of the generations that differ in others.
+    fn with_next_upper(self) -> u32 {
+        (self.0 & !0xff).wrapping_add(1 << 28)
+    }
+
     #[inline]
     pub(crate) fn index(self) -> usize {
         (self.0 >> 8) as usize & (MAX_REGIONS - 1)
@@ -153,6 +158,18 @@ impl Regions {
         Ok(Key::new(index, generation))
     }
 
+    /// A key for a window, whose low 8 bits its user may choose: none of them were a region's.
+    pub(crate) fn take_window_key(&self, segment: &OwnSegment) -> Res<Key> {
+        let key = self.take_key(segment)?;
+        Ok(Key(key.with_next_upper() | 1))
+    }
+
+    /// Lets the index of a window's dead key come back, with keys that it can't have had.
+    pub(crate) fn give_window_key(&self, key: Key) {
+        let next = key.with_next_upper() >> 20 & 0xf00 | 1;
+        self.free().used.push_back((key.index() as u32, next));
+    }
+
     /// Lets the index of a dead key come back.
     fn give_key(&self, key: Key) {
         let generation = key.0 >> 20 & 0xf00 | key.0 & 0xff;
@@ -175,7 +192,24 @@ impl Regions {
         let entry = self.make_entry(key.index());
         entry.write(what);
         entry.key.store(key.0, Ordering::Release);
+        Self::show(segment, key, what, 0);
+    }
+
+    /// Makes a window known to peers, under a key that is dead; the owner has no use for it. `qp` is the
+    /// number of the only queue pair that it is good for, or 0.
+    pub(crate) fn publish_window(
+        &self,
+        segment: &OwnSegment,
+        key: Key,
+        what: &Description,
+        qp: u32,
+    ) {
+        Self::show(segment, key, what, qp);
+    }
+
+    fn show(segment: &OwnSegment, key: Key, what: &Description, qp: u32) {
         let (map, at) = (&segment.map, shared_at(key.index()));
+        map.u32(at + region::QP).store(qp, Ordering::Relaxed);
         map.u32(at + region::ACCESS)
             .store(what.access, Ordering::Relaxed);
         map.u32(at + region::PD).store(what.pd, Ordering::Relaxed);
@@ -201,6 +235,29 @@ impl Regions {
         hazard::wait(segment, key, lives)?;
         self.publish(segment, key, to);
         Ok(())
+    }
+
+    /// Waits until nobody uses a dead key.
+    ///
+    /// # Errors
+    /// `EBUSY` where an initiator still does after some seconds.
+    pub(crate) fn await_unused(
+        &self,
+        segment: &OwnSegment,
+        key: Key,
+        lives: impl Fn(u32) -> bool,
+    ) -> Res<()> {
+        hazard::wait(segment, key, lives)
+    }
+
+    /// Whether a living process may still use a dead key.
+    pub(crate) fn in_use(
+        &self,
+        segment: &OwnSegment,
+        key: Key,
+        lives: impl Fn(u32) -> bool,
+    ) -> bool {
+        hazard::is_used(segment, key, lives)
     }
 
     /// Makes a key invalid. Those who checked it before may still be using it.

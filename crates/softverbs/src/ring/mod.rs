@@ -43,6 +43,8 @@ pub(crate) mod op {
     pub(crate) const SEND: u8 = 0;
     pub(crate) const SEND_IMM: u8 = 1;
     pub(crate) const WRITE_IMM: u8 = 2;
+    /// The window whose key is in the place of the immediate ends.
+    pub(crate) const SEND_INV: u8 = 3;
     /// The receive was too short for it.
     pub(crate) const TOO_LONG: u8 = 4;
     /// The receive's memory could not be written.

@@ -115,7 +115,7 @@ pub(crate) mod qp {
     pub(crate) const END: usize = AT + STRIDE * super::MAX_QPS;
 }
 
-/// One entry for each memory region.
+/// One entry for each memory region or window.
 pub(crate) mod region {
     pub(crate) const AT: usize = super::qp::END;
     pub(crate) const STRIDE: usize = 64;
@@ -125,6 +125,8 @@ pub(crate) mod region {
     pub(crate) const ACCESS: usize = 4;
     /// u32: protection domain.
     pub(crate) const PD: usize = 8;
+    /// u32: number of the only queue pair that it is good for, or 0.
+    pub(crate) const QP: usize = 12;
     /// u64: first address that peers name, length, and the owner's address behind it.
     pub(crate) const IOVA: usize = 16;
     pub(crate) const LEN: usize = 24;

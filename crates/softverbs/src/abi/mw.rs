@@ -1,0 +1,73 @@
+//! Memory windows as C objects: `ibv_alloc_mw(3)`, `ibv_bind_mw(3)`.
+
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::context::Context;
+use super::pd::Pd;
+use super::{errno_of, non_null, pointer, status};
+use crate::mw::Kind;
+use crate::qp;
+use crate::sys::Errno;
+
+/// Sets `EINVAL` for a type that there is not, `ENOMEM`.
+pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    pointer(|| {
+        // SAFETY: the caller promises a live domain, whose context is live.
+        let (domain, context) = unsafe { (Pd::from_ptr(pd), (*pd).context) };
+        // SAFETY: as above.
+        let process = unsafe { Context::from_ptr(context) }.live()?;
+        let which = match kind {
+            IBV_MW_TYPE_1 => Kind::One,
+            IBV_MW_TYPE_2 => Kind::TwoB,
+            _ => return Err(Errno(libc::EINVAL)),
+        };
+        let number = domain.number;
+        let key = process.with_windows(|windows, owner| windows.alloc(owner, which, number))?;
+        domain.children.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::into_raw(Box::new(ibv_mw {
+            context,
+            pd,
+            rkey: key.0,
+            handle: key.index() as u32,
+            type_: kind,
+        })))
+    })
+}
+
+/// `EBUSY` where an initiator uses the window for seconds: it is bound to nothing, and the call can be
+/// repeated.
+pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    status(|| {
+        // SAFETY: the caller promises a live window, whose domain and context are live.
+        let (domain, context, handle) = unsafe {
+            let context = Context::from_ptr((*mw).context);
+            (Pd::from_ptr((*mw).pd), context, (*mw).handle)
+        };
+        if !context.process.forked() {
+            context
+                .process
+                .with_windows(|windows, owner| windows.free(owner, handle))?;
+            domain.children.fetch_sub(1, Ordering::Relaxed);
+        }
+        // SAFETY: made by `Box::into_raw` in `alloc_mw`.
+        drop(unsafe { Box::from_raw(mw) });
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    errno_of(|| {
+        if non_null(mw).and(non_null(bind)).is_err() {
+            return libc::EINVAL;
+        }
+        // SAFETY: the caller promises live objects.
+        unsafe { qp::bind_mw(qp, mw, bind) }
+    })
+}

@@ -1,0 +1,312 @@
+//! Memory windows of type 1 and of type 2B.
+//!
+//! A window is a key of the regions' table with bounds, rights and, for type 2B, a queue pair of its own.
+//! Initiators find it in the same shared entries, so its bounds cost what a region's do. What
+//! it is bound to is known from private memory alone: one lock guards all windows of the
+//! process, and is a leaf. A region that windows are bound to can't go, for which its end takes the lock too.
+//!
+//! A key dies at once when its window is bound anew, invalidated or freed; the request that did that is
+//! complete when no initiator uses the key any more.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rdma_core_sys::*;
+
+use crate::region::{Description, Key, Range, Regions};
+use crate::segment::OwnSegment;
+use crate::sys::{Errno, Res};
+
+/// What a window may let peers do, and bits that say nothing about it.
+const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
+    | IBV_ACCESS_REMOTE_WRITE
+    | IBV_ACCESS_REMOTE_READ
+    | IBV_ACCESS_REMOTE_ATOMIC
+    | IBV_ACCESS_ZERO_BASED;
+
+/// The two kinds that `ibv_alloc_mw(3)` knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Bound by `ibv_bind_mw` only, which takes the next key; good for all queue pairs of its domain.
+    One,
+    /// Bound by work requests, with a key that the application chooses; good for the queue pair
+    /// that bound it.
+    TwoB,
+}
+
+/// What a request asks to bind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bind {
+    /// The window, as its handle, and the key that it is to have.
+    pub(crate) window: u32,
+    pub(crate) key: Key,
+    /// The region, and the bytes of it by its own names. Length 0 binds to nothing.
+    pub(crate) region: Key,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) access: u32,
+}
+
+/// How far a change of a window came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Done,
+    /// An initiator still uses the old key; to be tried again.
+    Used,
+}
+
+#[derive(Debug)]
+struct Window {
+    kind: Kind,
+    pd: u32,
+    /// The key that it has, or that the next one is made of.
+    key: Key,
+    bound: Option<Bound>,
+    /// A key that is dead, and may still be in use.
+    dying: Option<Key>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    region: Key,
+    /// The number of the queue pair, or 0 for any.
+    qp: u32,
+}
+
+/// All windows of this process, by index of their keys.
+#[derive(Debug, Default)]
+pub(crate) struct Windows {
+    all: Mutex<HashMap<u32, Window>>,
+    /// How many there are, so that processes without any take no lock.
+    count: AtomicU32,
+}
+
+/// What changes of windows need of their process.
+pub(crate) struct Owner<'a> {
+    pub(crate) regions: &'a Regions,
+    pub(crate) segment: &'a OwnSegment,
+    /// Whether the process in a slot may still do something.
+    pub(crate) lives: &'a dyn Fn(u32) -> bool,
+}
+
+impl Windows {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Window>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) != 0
+    }
+
+    /// A window that is bound to nothing, and its key.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn alloc(&self, owner: &Owner<'_>, kind: Kind, pd: u32) -> Res<Key> {
+        let key = owner.regions.take_window_key(owner.segment)?;
+        let window = Window {
+            kind,
+            pd,
+            key,
+            bound: None,
+            dying: None,
+        };
+        self.lock().insert(key.index() as u32, window);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Ok(key)
+    }
+
+    /// Ends a window: its key is dead, and nobody uses it.
+    ///
+    /// # Errors
+    /// `EBUSY` where an initiator still does after some seconds: the key is dead, and the call can
+    /// be repeated.
+    pub(crate) fn free(&self, owner: &Owner<'_>, handle: u32) -> Res<()> {
+        let keys = {
+            let mut all = self.lock();
+            let window = all.get_mut(&handle).ok_or(Errno(libc::EINVAL))?;
+            window.kill(owner);
+            [Some(window.key), window.dying]
+        };
+        // Not under the lock: this waits for others.
+        for key in keys.into_iter().flatten() {
+            owner
+                .regions
+                .await_unused(owner.segment, key, owner.lives)?;
+        }
+        if let Some(window) = self.lock().remove(&handle) {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            owner.regions.give_window_key(window.key);
+        }
+        Ok(())
+    }
+
+    /// Binds a window for a queue pair (`qp` its number, `pd` its domain).
+    ///
+    /// # Errors
+    /// `EINVAL` for what 10.6.6.2 of the specification forbids: a window or region that is not there,
+    /// another domain, a range outside the region, a region without `IBV_ACCESS_MW_BIND` or named from zero,
+    /// writing what the region may not write; for type 2 a window that is bound already, or binding to
+    /// nothing. The window is as it was.
+    pub(crate) fn bind(&self, owner: &Owner<'_>, bind: &Bind, qp: u32, pd: u32) -> Res<Progress> {
+        let mut all = self.lock();
+        let window = all.get_mut(&bind.window).ok_or(Errno(libc::EINVAL))?;
+        let to = window.check(owner, bind, pd)?;
+        window.kill(owner);
+        if window.in_use(owner) {
+            return Ok(Progress::Used);
+        }
+        window.key = bind.key;
+        if let Some(to) = to {
+            let qp = if window.kind == Kind::TwoB { qp } else { 0 };
+            window.bound = Some(Bound {
+                region: bind.region,
+                qp,
+            });
+            owner
+                .regions
+                .publish_window(owner.segment, bind.key, &to, qp);
+        }
+        Ok(Progress::Done)
+    }
+
+    /// Invalidates a window of type 2 for a request of this process, on any queue pair of its domain.
+    ///
+    /// # Errors
+    /// `EINVAL` where the key is not that of a bound one.
+    pub(crate) fn invalidate(&self, owner: &Owner<'_>, key: Key, pd: u32) -> Res<Progress> {
+        let mut all = self.lock();
+        let window = all
+            .get_mut(&(key.index() as u32))
+            .filter(|window| window.kind == Kind::TwoB && window.pd == pd)
+            .ok_or(Errno(libc::EINVAL))?;
+        let live = window.key == key && window.bound.is_some();
+        if !live && window.dying != Some(key) {
+            return Err(Errno(libc::EINVAL));
+        }
+        window.kill(owner);
+        Ok(if window.in_use(owner) {
+            Progress::Used
+        } else {
+            Progress::Done
+        })
+    }
+
+    /// Invalidates a window of type 2B because its queue pair's other end says so. That end is the only
+    /// one that could use it, and did so before.
+    ///
+    /// # Errors
+    /// `EINVAL` where the key is not that of a window bound for this queue pair.
+    pub(crate) fn invalidate_remotely(&self, owner: &Owner<'_>, key: Key, qp: u32) -> Res<()> {
+        let mut all = self.lock();
+        let window = all.get_mut(&(key.index() as u32));
+        let window = window
+            .filter(|window| window.key == key && window.bound.is_some_and(|bound| bound.qp == qp))
+            .ok_or(Errno(libc::EINVAL))?;
+        window.kill(owner);
+        Ok(())
+    }
+
+    /// A queue pair is reset or destroyed: its windows are bound to nothing.
+    pub(crate) fn release(&self, owner: &Owner<'_>, qp: u32) {
+        if self.any() {
+            for window in self.lock().values_mut() {
+                if window.bound.is_some_and(|bound| bound.qp == qp) {
+                    window.kill(owner);
+                }
+            }
+        }
+    }
+
+    /// Does something that ends a region, unless a window is bound to it.
+    ///
+    /// # Errors
+    /// `EBUSY` where one is.
+    pub(crate) fn unless_bound<T>(&self, region: Key, then: impl FnOnce() -> T) -> Res<T> {
+        if !self.any() {
+            return Ok(then());
+        }
+        let all = self.lock();
+        let is_bound = |window: &Window| window.bound.is_some_and(|bound| bound.region == region);
+        if all.values().any(is_bound) {
+            return Err(Errno(libc::EBUSY));
+        }
+        Ok(then())
+    }
+
+    /// Whether a key is a window's.
+    pub(crate) fn has(&self, key: Key) -> bool {
+        self.any()
+            && self
+                .lock()
+                .get(&(key.index() as u32))
+                .is_some_and(|window| window.key == key)
+    }
+}
+
+impl Window {
+    /// What a binding makes of it; `None` for nothing.
+    fn check(&self, owner: &Owner<'_>, bind: &Bind, pd: u32) -> Res<Option<Description>> {
+        let wrong = Err(Errno(libc::EINVAL));
+        let two = self.kind == Kind::TwoB;
+        // The key's index is the window's own; only its tag can be chosen.
+        if bind.key.0 >> 8 != self.key.0 >> 8
+            || bind.access & !OFFERED != 0
+            || self.pd != pd
+            || two && (self.bound.is_some() || bind.len == 0)
+        {
+            return wrong;
+        }
+        if bind.len == 0 {
+            return Ok(None);
+        }
+        let based = bind.access & IBV_ACCESS_ZERO_BASED != 0;
+        let Some(region) = owner.regions.describe(bind.region) else {
+            return wrong;
+        };
+        let writes = bind.access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
+        let offset = bind.addr.wrapping_sub(region.range.iova);
+        let inside = offset <= region.range.len && bind.len <= region.range.len - offset;
+        if region.pd != self.pd
+            || region.access & IBV_ACCESS_MW_BIND == 0
+            || region.access & IBV_ACCESS_ZERO_BASED != 0
+            || writes && region.access & IBV_ACCESS_LOCAL_WRITE == 0
+            || based && !two
+            || !inside
+        {
+            return wrong;
+        }
+        Ok(Some(Description {
+            access: bind.access,
+            pd,
+            range: Range {
+                addr: region.range.addr.wrapping_add(offset),
+                len: bind.len,
+                iova: if based { 0 } else { bind.addr },
+            },
+        }))
+    }
+
+    /// From here on nobody begins to use it.
+    fn kill(&mut self, owner: &Owner<'_>) {
+        if self.bound.take().is_some() {
+            owner.regions.kill(owner.segment, self.key);
+            self.dying = Some(self.key);
+        }
+    }
+
+    /// Whether an initiator may still use what it was.
+    fn in_use(&mut self, owner: &Owner<'_>) -> bool {
+        let used = self
+            .dying
+            .is_some_and(|key| owner.regions.in_use(owner.segment, key, owner.lives));
+        if !used {
+            self.dying = None;
+        }
+        used
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+use super::*;
+use crate::region::{Target, resolve};
+use crate::segment::layout::{announce, header};
+
+const READ: u32 = IBV_ACCESS_REMOTE_READ;
+const WRITE: u32 = IBV_ACCESS_REMOTE_WRITE;
+const PD: u32 = 7;
+const QP: u32 = 99;
+
+struct Fixture {
+    segment: OwnSegment,
+    regions: Regions,
+    windows: Windows,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self {
+            segment: OwnSegment::create(1, 0, true).unwrap(),
+            regions: Regions::new(),
+            windows: Windows::default(),
+        }
+    }
+
+    fn owner(&self) -> Owner<'_> {
+        Owner {
+            regions: &self.regions,
+            segment: &self.segment,
+            lives: &|_| true,
+        }
+    }
+
+    /// 0x1000 bytes at 0x50000, called 0x90000.
+    fn region(&self, access: u32) -> Key {
+        let range = Range {
+            addr: 0x5_0000,
+            len: 0x1000,
+            iova: 0x9_0000,
+        };
+        self.regions
+            .register(&self.segment, PD, range, access)
+            .unwrap()
+    }
+
+    fn window(&self, kind: Kind) -> Key {
+        self.windows.alloc(&self.owner(), kind, PD).unwrap()
+    }
+
+    fn bind(&self, bind: &Bind) -> Res<Progress> {
+        self.windows.bind(&self.owner(), bind, QP, PD)
+    }
+
+    /// Where a peer of a queue pair gets with a key.
+    fn reach(&self, key: Key, addr: u64, len: u64, right: u32, qp: u32) -> Option<u64> {
+        let target = Target {
+            key,
+            addr,
+            pd: PD,
+            qp,
+        };
+        resolve(&self.segment.map, target, addr, len, right).map(|place| place.addr)
+    }
+}
+
+fn to(window: Key, key: Key, region: Key, access: u32) -> Bind {
+    Bind {
+        window: window.index() as u32,
+        key,
+        region,
+        addr: 0x9_0100,
+        len: 0x80,
+        access,
+    }
+}
+
+fn next(key: Key) -> Key {
+    Key(key.0 & !0xff | key.0.wrapping_add(1) & 0xff)
+}
+
+const BINDABLE: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
+const BAD: Res<Progress> = Err(Errno(libc::EINVAL));
+
+#[test]
+fn bounds_and_rights_are_the_window_s() {
+    let own = Fixture::new();
+    let region = own.region(BINDABLE);
+    for kind in [Kind::One, Kind::TwoB] {
+        let window = own.window(kind);
+        assert_eq!(own.reach(window, 0x9_0100, 8, READ, QP), None);
+        let key = next(window);
+        assert_eq!(own.bind(&to(window, key, region, READ)), Ok(Progress::Done));
+        assert_eq!(own.reach(window, 0x9_0100, 8, READ, QP), None);
+        assert_eq!(own.reach(key, 0x9_0100, 0x80, READ, QP), Some(0x5_0100));
+        assert_eq!(own.reach(key, 0x9_0100, 0x81, READ, QP), None);
+        assert_eq!(own.reach(key, 0x9_00ff, 8, READ, QP), None);
+        assert_eq!(own.reach(key, 0x9_0180, 1, READ, QP), None);
+        assert_eq!(own.reach(key, 0x9_0100, 8, WRITE, QP), None);
+        let other = own.reach(key, 0x9_0100, 8, READ, QP + 1);
+        assert_eq!(other.is_some(), kind == Kind::One);
+        // A window has no local key.
+        let sge = ibv_sge {
+            addr: 0x9_0100,
+            length: 8,
+            lkey: key.0,
+        };
+        assert_eq!(own.regions.local(&sge, PD, false), None);
+        assert!(own.windows.has(key) && !own.windows.has(window));
+        let busy = own.windows.unless_bound(region, || ());
+        assert_eq!(busy, Err(Errno(libc::EBUSY)));
+        own.windows
+            .free(&own.owner(), window.index() as u32)
+            .unwrap();
+        assert_eq!(own.reach(key, 0x9_0100, 8, READ, QP), None);
+        assert_eq!(own.windows.unless_bound(region, || ()), Ok(()));
+    }
+}
+
+#[test]
+fn type_1_is_bound_again_and_to_nothing() {
+    let own = Fixture::new();
+    let region = own.region(BINDABLE);
+    let window = own.window(Kind::One);
+    let (first, second) = (next(window), next(next(window)));
+    own.bind(&to(window, first, region, READ)).unwrap();
+    own.bind(&to(window, second, region, READ)).unwrap();
+    assert_eq!(own.reach(first, 0x9_0100, 8, READ, QP), None);
+    assert!(own.reach(second, 0x9_0100, 8, READ, QP).is_some());
+    let nothing = Bind {
+        len: 0,
+        region: Key(0),
+        ..to(window, next(second), region, 0)
+    };
+    own.bind(&nothing).unwrap();
+    assert_eq!(own.reach(second, 0x9_0100, 8, READ, QP), None);
+    assert_eq!(own.windows.unless_bound(region, || ()), Ok(()));
+    let zero = to(window, next(second), region, READ | IBV_ACCESS_ZERO_BASED);
+    assert_eq!(own.bind(&zero), BAD);
+    let owner = own.owner();
+    assert_eq!(own.windows.invalidate(&owner, second, PD), BAD);
+}
+
+#[test]
+fn type_2_is_bound_once_until_it_is_invalidated() {
+    let own = Fixture::new();
+    let region = own.region(BINDABLE);
+    let window = own.window(Kind::TwoB);
+    let first = Key(window.0 & !0xff | 0x42);
+    own.bind(&to(window, first, region, READ)).unwrap();
+    assert_eq!(own.bind(&to(window, next(first), region, READ)), BAD);
+    let owner = own.owner();
+    assert_eq!(own.windows.invalidate(&owner, next(first), PD), BAD);
+    assert_eq!(own.windows.invalidate(&owner, first, PD + 1), BAD);
+    assert_eq!(own.windows.invalidate(&owner, region, PD), BAD);
+    assert!(own.reach(first, 0x9_0100, 8, READ, QP).is_some());
+    let done = own.windows.invalidate(&owner, first, PD);
+    assert_eq!(done, Ok(Progress::Done));
+    assert_eq!(own.reach(first, 0x9_0100, 8, READ, QP), None);
+    assert_eq!(own.windows.invalidate(&owner, first, PD), BAD);
+    // From zero, and its other end lets it go; another queue pair's could not.
+    let second = next(first);
+    let zero = to(window, second, region, READ | IBV_ACCESS_ZERO_BASED);
+    own.bind(&zero).unwrap();
+    assert_eq!(own.reach(second, 8, 8, READ, QP), Some(0x5_0108));
+    let stranger = own.windows.invalidate_remotely(&owner, second, QP + 1);
+    assert_eq!(stranger, Err(Errno(libc::EINVAL)));
+    assert!(own.reach(second, 8, 8, READ, QP).is_some());
+    own.windows.invalidate_remotely(&owner, second, QP).unwrap();
+    assert_eq!(own.reach(second, 8, 8, READ, QP), None);
+    // With its queue pair.
+    own.bind(&to(window, first, region, READ)).unwrap();
+    own.windows.release(&owner, QP + 1);
+    assert!(own.reach(first, 0x9_0100, 8, READ, QP).is_some());
+    own.windows.release(&owner, QP);
+    assert_eq!(own.reach(first, 0x9_0100, 8, READ, QP), None);
+    assert_eq!(own.windows.unless_bound(region, || ()), Ok(()));
+}
+
+#[test]
+fn what_cannot_be_bound() {
+    let own = Fixture::new();
+    let region = own.region(BINDABLE);
+    let unbindable = own.region(IBV_ACCESS_LOCAL_WRITE);
+    let read_only = own.region(IBV_ACCESS_MW_BIND);
+    let based = own.region(BINDABLE | IBV_ACCESS_ZERO_BASED);
+    for kind in [Kind::One, Kind::TwoB] {
+        let window = own.window(kind);
+        let good = to(window, next(window), region, READ);
+        let wrong = [
+            Bind {
+                region: Key(region.0 ^ 1),
+                ..good
+            },
+            Bind {
+                region: unbindable,
+                ..good
+            },
+            Bind {
+                region: based,
+                addr: 0,
+                ..good
+            },
+            Bind {
+                region: read_only,
+                access: WRITE,
+                ..good
+            },
+            Bind {
+                key: region,
+                ..good
+            },
+            Bind {
+                window: region.index() as u32,
+                ..good
+            },
+            Bind {
+                addr: 0x8_ffff,
+                ..good
+            },
+            Bind {
+                addr: 0x9_0fff,
+                ..good
+            },
+            Bind {
+                len: 0x1000,
+                ..good
+            },
+            Bind {
+                len: u64::MAX,
+                ..good
+            },
+            Bind {
+                access: IBV_ACCESS_ON_DEMAND,
+                ..good
+            },
+        ];
+        for bind in wrong {
+            assert_eq!(own.bind(&bind), BAD, "{bind:?}");
+        }
+        let elsewhere = own.windows.bind(&own.owner(), &good, QP, PD + 1);
+        assert_eq!(elsewhere, BAD);
+        let reads = Bind {
+            region: read_only,
+            ..good
+        };
+        assert_eq!(own.bind(&reads), Ok(Progress::Done));
+    }
+    let two = own.window(Kind::TwoB);
+    let nothing = Bind {
+        len: 0,
+        ..to(two, next(two), region, READ)
+    };
+    assert_eq!(own.bind(&nothing), BAD);
+}
+
+#[test]
+fn a_used_key_delays_what_replaces_it() {
+    let own = Fixture::new();
+    let region = own.region(BINDABLE);
+    let window = own.window(Kind::One);
+    let (first, second) = (next(window), next(next(window)));
+    own.bind(&to(window, first, region, READ)).unwrap();
+    let word = announce::AT + announce::STRIDE * 3 + announce::HAZARDS;
+    let map = &own.segment.map;
+    map.u64(header::VISITORS).store(1 << 3, Ordering::SeqCst);
+    map.u64(word)
+        .store(u64::from(first.0) | 1 << 32, Ordering::SeqCst);
+    let again = to(window, second, region, READ);
+    for _ in 0..3 {
+        assert_eq!(own.bind(&again), Ok(Progress::Used));
+        assert_eq!(own.reach(first, 0x9_0100, 8, READ, QP), None);
+        assert_eq!(own.reach(second, 0x9_0100, 8, READ, QP), None);
+    }
+    map.u64(word).store(0, Ordering::SeqCst);
+    assert_eq!(own.bind(&again), Ok(Progress::Done));
+    assert!(own.reach(second, 0x9_0100, 8, READ, QP).is_some());
+    // One that ended is not awaited.
+    map.u64(word)
+        .store(u64::from(second.0) | 1 << 32, Ordering::SeqCst);
+    let owner = Owner {
+        lives: &|_| false,
+        ..own.owner()
+    };
+    own.windows.free(&owner, window.index() as u32).unwrap();
+}

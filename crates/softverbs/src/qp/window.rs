@@ -1,0 +1,132 @@
+//! Requests about memory windows: binding, and invalidating here and at the other end.
+
+use std::ffi::c_int;
+
+use rdma_core_sys::*;
+
+use super::request::Request;
+use super::waiting::{Reason, Step};
+use super::{Operands, Qp, SendQueue};
+use crate::mw::{Bind, Progress};
+use crate::region::{self, Key, Target};
+use crate::sys::{Errno, Res};
+
+/// What a binding names, kept in the fields that other requests have for other things.
+pub(super) fn operands(wr: &ibv_send_wr) -> Res<Operands> {
+    // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
+    let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
+    let info = bind.bind_info;
+    if bind.mw.is_null() || info.mr.is_null() && (info.addr != 0 || info.length != 0) {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: the caller of the post promises a live window, and NULL or a live region.
+    let (window, region) = unsafe {
+        let region = info.mr.as_ref().map_or(0, |mr| mr.lkey);
+        ((*bind.mw).handle, region)
+    };
+    Ok(Operands {
+        remote_addr: info.addr,
+        rkey: bind.rkey,
+        compare_add: info.length,
+        node: info.mw_access_flags,
+        qpn: window,
+        qkey: region,
+        ..Operands::default()
+    })
+}
+
+impl Operands {
+    fn as_bind(&self) -> Bind {
+        Bind {
+            window: self.qpn,
+            key: Key(self.rkey),
+            region: Key(self.qkey),
+            addr: self.remote_addr,
+            len: self.compare_add,
+            access: self.node,
+        }
+    }
+}
+
+/// `ibv_bind_mw`: a request that gives a window of type 1 its next key.
+///
+/// # Safety
+/// All objects must be live, `bind` valid.
+pub(crate) unsafe fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: the caller promises live objects; all zeros is a request.
+    unsafe {
+        let (mw, bind) = (&mut *mw, &*bind);
+        if mw.type_ != IBV_MW_TYPE_1 {
+            return libc::EINVAL;
+        }
+        let rkey = mw.rkey & !0xff | mw.rkey.wrapping_add(1) & 0xff;
+        let mut wr: ibv_send_wr = std::mem::zeroed();
+        wr.wr_id = bind.wr_id;
+        wr.opcode = IBV_WR_BIND_MW;
+        wr.send_flags = bind.send_flags;
+        wr.__bindgen_anon_2.bind_mw = ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+            mw,
+            rkey,
+            bind_info: bind.bind_info,
+        };
+        let mut bad = std::ptr::null_mut();
+        let code = super::post_send(qp, &raw mut wr, &raw mut bad);
+        if code == 0 {
+            mw.rkey = rkey;
+        }
+        code
+    }
+}
+
+impl Qp {
+    /// Binding and local invalidation: of this process alone, and done when nobody uses the key
+    /// that ends.
+    #[cold]
+    pub(super) fn run_window(&self, sq: &SendQueue, request: &Request<'_>) -> Step {
+        let number = self.number();
+        let (result, wrong) = self.process().with_windows(|windows, owner| {
+            if request.opcode == IBV_WR_BIND_MW {
+                let bind = request.operands.as_bind();
+                let result = windows.bind(owner, &bind, number, sq.pd);
+                (result, IBV_WC_MW_BIND_ERR)
+            } else {
+                let result = windows.invalidate(owner, Key(request.imm), sq.pd);
+                (result, IBV_WC_LOC_QP_OP_ERR)
+            }
+        });
+        match result {
+            Ok(Progress::Done) => Step::Done(IBV_WC_SUCCESS),
+            Ok(Progress::Used) => Step::Wait(Reason::Hazard),
+            Err(_) => Step::Done(wrong),
+        }
+    }
+
+    /// A message that ends a window of the other end.
+    #[cold]
+    pub(super) fn run_send_inv(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+        let Some(conn) = &sq.conn else {
+            return Step::Wait(Reason::Connection);
+        };
+        let target = Target {
+            key: Key(request.imm),
+            addr: 0,
+            pd: conn.pd,
+            qp: sq.dest,
+        };
+        // Its owner looks at its own list again when the message comes.
+        if !region::may_invalidate(&conn.peer.map, target) {
+            conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+            return Step::Done(IBV_WC_REM_ACCESS_ERR);
+        }
+        self.run_message(sq, request)
+    }
+
+    /// The other end's message ends a window of this queue pair; false where it is none.
+    #[cold]
+    pub(super) fn invalidate_remotely(&self, rkey: u32) -> bool {
+        let number = self.number();
+        self.process()
+            .with_windows(|windows, owner| windows.invalidate_remotely(owner, Key(rkey), number))
+            .is_ok()
+    }
+}
