@@ -6,7 +6,7 @@
 //! writes what, and what happens when one of them dies.
 //!
 //! Lock order, outermost first: incoming ring, send queue, receive queue, shared receive queue,
-//! completion queue, channel; outgoing ring, windows and the waiting list are leaves. Nobody waits for another process
+//! completion queue, channel; outgoing ring, windows, buffers and the waiting list are leaves. Nobody waits for another process
 //! while holding any of them.
 
 #[allow(unsafe_code, reason = "the C entry points of verbs")]
@@ -15,6 +15,7 @@ pub mod abi;
 mod cm;
 #[allow(unsafe_code, reason = "completion queues are C objects")]
 mod cq;
+mod dm;
 #[allow(unsafe_code, reason = "channels are C objects")]
 mod events;
 #[cfg(fuzzing)]

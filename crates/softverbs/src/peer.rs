@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::region::Directs;
 use crate::registry::Entry;
 use crate::ring::{Header, Producer, RING_SIZE};
 use crate::segment::Mapping;
@@ -31,6 +32,7 @@ pub(crate) struct Peer {
     dead: AtomicBool,
     out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
+    directs: Directs,
 }
 
 #[derive(Debug)]
@@ -97,6 +99,7 @@ impl Peer {
             dead: AtomicBool::new(false),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
+            directs: Directs::default(),
         })
     }
 
@@ -122,6 +125,16 @@ impl Peer {
             return true;
         }
         false
+    }
+
+    /// The peer's buffer of device memory with this stamp, mapped here; `None` for stamp 0, and where it
+    /// can't be.
+    #[inline]
+    pub(crate) fn direct(&self, stamp: u64) -> Option<Arc<Mapping>> {
+        if stamp == 0 {
+            return None;
+        }
+        self.directs.get(&self.map, self.identity.pid, stamp)
     }
 
     pub(crate) fn is_dead(&self) -> bool {

@@ -2,11 +2,13 @@
 
 use std::ffi::c_int;
 use std::mem::offset_of;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::*;
 
-use super::{device, guard, mr, mw, objects, pointer, query, status, td};
+use super::{device, dm, guard, mr, mw, objects, pointer, query, status, td};
+use crate::dm::Origin;
 use crate::events::{AsyncQueue, Element};
 use crate::process::Process;
 use crate::sys::{Errno, Res};
@@ -19,6 +21,10 @@ pub(crate) struct Context {
     pub(crate) events: AsyncQueue,
     /// Objects that were made with it.
     pub(crate) children: AtomicU32,
+    /// The context that its command descriptor stands for: this one, or that which it imports.
+    pub(crate) origin: Origin,
+    /// What `cmd_fd` is.
+    _command: OwnedFd,
 }
 
 impl Context {
@@ -49,6 +55,24 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             return Err(Errno(libc::EINVAL));
         }
         let process = Process::open()?;
+        let (slot, cookie) = process.signature();
+        let origin = Origin {
+            slot,
+            cookie,
+            context: process.next_context.fetch_add(1, Ordering::Relaxed),
+        };
+        make(device, process, origin, origin.to_file()?)
+    })
+}
+
+/// A context of its own, or one that shares what `origin`'s makes. The descriptor is closed with it.
+pub(super) fn make(
+    device: *mut ibv_device,
+    process: &'static Process,
+    origin: Origin,
+    command: OwnedFd,
+) -> Res<*mut ibv_context> {
+    {
         let events = AsyncQueue::new(process)?;
         // SAFETY: all zeros is a value of it: no operation, no object.
         let mut verbs: verbs_context = unsafe { std::mem::zeroed() };
@@ -65,6 +89,9 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.create_srq_ex = Some(objects::create_srq_ex);
         verbs.advise_mr = Some(mr::advise_mr);
         verbs.alloc_null_mr = Some(mr::alloc_null_mr);
+        verbs.alloc_dm = Some(dm::alloc_dm);
+        verbs.free_dm = Some(dm::free_dm);
+        verbs.reg_dm_mr = Some(dm::reg_dm_mr);
         let context = &mut verbs.context;
         context.device = device;
         context.ops.poll_cq = Some(objects::poll_cq);
@@ -75,7 +102,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         context.ops.alloc_mw = Some(mw::alloc_mw);
         context.ops.bind_mw = Some(mw::bind_mw);
         context.ops.dealloc_mw = Some(mw::dealloc_mw);
-        context.cmd_fd = -1;
+        context.cmd_fd = command.as_raw_fd();
         context.async_fd = events.epoll.fd();
         context.num_comp_vectors = 1;
         // "Look around me": this context lies in a `verbs_context`.
@@ -85,6 +112,8 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             process,
             events,
             children: AtomicU32::new(0),
+            origin,
+            _command: command,
         }));
         // SAFETY: just made; the mutex is initialised in place.
         unsafe {
@@ -92,7 +121,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             libc::pthread_mutex_init(&raw mut (*context).mutex, std::ptr::null());
             Ok(context)
         }
-    })
+    }
 }
 
 pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {

@@ -23,7 +23,7 @@ fn copy_name(to: &mut [c_char], name: &[u8]) {
 }
 
 /// The one device object; it is never freed.
-fn device() -> *mut ibv_device {
+pub(super) fn device() -> *mut ibv_device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     DEVICE
         .get_or_init(|| {

@@ -5,9 +5,12 @@
 //! the result into what the function's man page says.
 
 mod ah;
+mod buf;
 mod context;
 mod device;
+mod dm;
 pub(crate) mod gid;
+mod import;
 mod mr;
 mod mw;
 mod names;
@@ -83,22 +86,22 @@ pub fn verbs() -> &'static VerbsFns {
         ibv_qp_to_qp_ex: Some(objects::qp_to_qp_ex),
         ibv_get_device_index: Some(device::get_device_index),
         ibv_get_pkey_index: Some(query::get_pkey_index),
-        ibv_import_device: None,
-        ibv_import_pd: None,
-        ibv_unimport_pd: None,
-        ibv_import_mr: None,
-        ibv_unimport_mr: None,
-        ibv_import_dm: None,
-        ibv_unimport_dm: None,
+        ibv_import_device: Some(import::import_device),
+        ibv_import_pd: Some(import::import_pd),
+        ibv_unimport_pd: Some(import::unimport_pd),
+        ibv_import_mr: Some(import::import_mr),
+        ibv_unimport_mr: Some(import::unimport_mr),
+        ibv_import_dm: Some(import::import_dm),
+        ibv_unimport_dm: Some(import::unimport_dm),
         _ibv_query_gid_ex: Some(query::query_gid_ex),
         _ibv_query_gid_table: Some(query::query_gid_table),
         ibv_is_fork_initialized: Some(device::is_fork_initialized),
         ibv_query_ece: None,
         ibv_set_ece: None,
         ibv_query_qp_data_in_order: None,
-        ibv_alloc_buf: None,
-        ibv_free_buf: None,
-        ibv_reg_buf_mr: None,
+        ibv_alloc_buf: Some(buf::alloc_buf),
+        ibv_free_buf: Some(buf::free_buf),
+        ibv_reg_buf_mr: Some(buf::reg_buf_mr),
         ibv_dm_export_dmabuf_fd: None,
     })
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
+use super::buf;
 use super::context::Context;
 use super::pd::Pd;
 use super::{non_null, pointer, status};
@@ -73,15 +74,13 @@ unsafe fn register(
         iova,
     };
     access::check_range(range, access)?;
-    let key = process
-        .regions
-        .register(&process.segment, domain.number, range, access)?;
+    let key = process.add_region(domain.number, range, access)?;
     domain.children.fetch_add(1, Ordering::Relaxed);
     Ok(object(context, pd, addr, length, key, key))
 }
 
 /// The C object of a region.
-fn object(
+pub(super) fn object(
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -112,8 +111,12 @@ pub(super) unsafe extern "C" fn reg_mr_ex(
         // SAFETY: the caller promises a valid structure.
         let init = unsafe { &*init };
         let has = |bit: u32| init.comp_mask & u64::from(bit) != 0;
-        let offered = IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR;
+        let offered = IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF;
         let file = IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
+        if has(IBV_REG_MR_MASK_BUF) {
+            // SAFETY: the caller promises a live buffer.
+            unsafe { buf::check(pd, init)? };
+        }
         if has(IBV_REG_MR_MASK_ADDR) && has(file) {
             return Err(Errno(libc::EINVAL));
         }
@@ -162,11 +165,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
         };
         let process = context.process;
         if !process.forked() {
-            let regions = &process.regions;
-            process
-                .windows
-                .unless_bound(key, || regions.kill(&process.segment, key))?;
-            regions.deregister(&process.segment, key, |slot| process.lives(slot))?;
+            process.end_region(key)?;
             domain.children.fetch_sub(1, Ordering::Relaxed);
         }
         // SAFETY: made by `Box::into_raw` in `register`.

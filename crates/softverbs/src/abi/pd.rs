@@ -7,6 +7,7 @@ use rdma_core_sys::{ibv_context, ibv_pd, ibv_td};
 
 use super::context::Context;
 use super::{pointer, status, td};
+use crate::dm::domain;
 use crate::sys::Errno;
 
 /// A protection domain. The C object comes first.
@@ -19,6 +20,16 @@ pub(crate) struct Pd {
     pub(crate) children: AtomicU32,
     /// What a parent domain was made of; NULL for others.
     made_of: (*mut ibv_pd, *mut ibv_td),
+    pub(crate) import: Option<Import>,
+}
+
+/// Where an imported domain comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Import {
+    /// By which its process knows it.
+    pub(crate) handle: u32,
+    /// Of another process.
+    pub(crate) foreign: bool,
 }
 
 impl Pd {
@@ -43,6 +54,7 @@ impl Pd {
             number,
             children: AtomicU32::new(0),
             made_of,
+            import: None,
         }))
         .cast()
     }
@@ -52,7 +64,9 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     pointer(|| {
         // SAFETY: the caller promises a live context.
         let owner = unsafe { Context::from_ptr(context) };
-        let number = owner.live()?.next_pd.fetch_add(1, Ordering::Relaxed);
+        let process = owner.live()?;
+        let number = process.next_pd.fetch_add(1, Ordering::Relaxed);
+        domain::show(&process.segment, number, owner.origin.context)?;
         owner.children.fetch_add(1, Ordering::Relaxed);
         let made_of = (std::ptr::null_mut(), std::ptr::null_mut());
         Ok(Pd::make(context, number, made_of))
@@ -66,7 +80,15 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         if this.children.load(Ordering::Relaxed) > 0 {
             return Err(Errno(libc::EBUSY));
         }
+        if this.import.is_some() {
+            // SAFETY: the caller promises that it is live, and is done with it.
+            unsafe { super::import::drop_pd(pd) };
+            return Ok(());
+        }
         context.children.fetch_sub(1, Ordering::Relaxed);
+        if !context.process.forked() {
+            domain::hide(&context.process.segment, this.number);
+        }
         let (base, thread) = this.made_of;
         // SAFETY: both are kept by this one; NULL has nothing to leave.
         unsafe {

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use rdma_core_sys::*;
 
 use super::context::Context;
-use super::{gid, guard, status};
+use super::{dm, gid, guard, status};
 use crate::cq::{self, MAX_CQE};
 use crate::qp::{MAX_MESSAGE, MAX_SGE, MAX_WR};
 use crate::region::odp;
@@ -90,7 +90,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     status(|| {
         // SAFETY: the caller promises a live context.
         let context = unsafe { Context::from_ptr(context) };
-        context.live()?;
+        // Constants, which a forked child may know: it can have device memory of its own.
         // SAFETY: NULL or readable.
         if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0)
             || size < size_of::<ibv_device_attr>()
@@ -104,6 +104,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         full.odp_caps = odp::caps();
         full.cq_mod_caps.max_cq_count = cq::MAX_MODERATION_COUNT;
         full.cq_mod_caps.max_cq_period = cq::MAX_MODERATION_PERIOD;
+        full.max_dm_size = dm::MAX_DM;
         // Nanoseconds: a clock of 1,000,000 kHz.
         full.completion_timestamp_mask = u64::MAX;
         full.hca_core_clock = 1_000_000;

@@ -130,9 +130,19 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
         to.pd = unsafe { Pd::from_ptr(change.pd) }.number;
     }
     access::check_range(to.range, to.access)?;
-    process
+    let left = to.direct.stamp;
+    to.direct = process.buffers.cover(to.range.addr, to.range.len);
+    let changed = process
         .regions
-        .change(&process.segment, key, &to, |slot| process.lives(slot))?;
+        .change(&process.segment, key, &to, |slot| process.lives(slot));
+    // A region that could not change still lies where it did, until it is deregistered.
+    let gone = if changed.is_ok() {
+        left
+    } else {
+        to.direct.stamp
+    };
+    process.buffers.uncover(&process.segment, gone);
+    changed?;
     process.poison_receives(key.0);
     // SAFETY: as above; the object is the caller's, who lets nobody else use it meanwhile.
     unsafe {

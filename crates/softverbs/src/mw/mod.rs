@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_core_sys::*;
 
-use crate::region::{Description, Key, Range, Regions};
+use crate::region::{Description, Direct, Key, Range, Regions};
 use crate::segment::OwnSegment;
 use crate::sys::{Errno, Res};
 
@@ -284,6 +284,10 @@ impl Window {
                 addr: region.range.addr.wrapping_add(offset),
                 len: bind.len,
                 iova: if based { 0 } else { bind.addr },
+            },
+            direct: Direct {
+                offset: region.direct.offset.wrapping_add(offset),
+                ..region.direct
             },
         }))
     }

@@ -16,10 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) use pool::Pool;
 
 use crate::cq::Cq;
+use crate::dm::Buffers;
 use crate::mw::{Owner, Windows};
 use crate::peer::Peer;
 use crate::qp::Qp;
-use crate::region::Regions;
+use crate::region::{Description, Key, Range, Regions};
 use crate::registry::{Entry, Registry};
 use crate::ring::Header;
 use crate::segment::OwnSegment;
@@ -41,6 +42,10 @@ pub(crate) struct Process {
     pub(crate) segment: OwnSegment,
     pub(crate) regions: Regions,
     pub(crate) windows: Windows,
+    pub(crate) buffers: Buffers,
+    /// Source of contexts' numbers.
+    pub(crate) next_context: AtomicU32,
+    pub(crate) imports: crate::dm::Imports,
     pub(crate) qps: Pool<Qp>,
     pub(crate) cqs: Pool<Cq>,
     pub(crate) srqs: Pool<Srq>,
@@ -141,6 +146,9 @@ impl Process {
             segment,
             regions: Regions::new(),
             windows: Windows::default(),
+            buffers: Buffers::default(),
+            next_context: AtomicU32::new(1),
+            imports: crate::dm::Imports::default(),
             qps: Pool::new(2, MAX_QPS),
             cqs: Pool::new(0, MAX_CQS),
             srqs: Pool::new(0, MAX_SRQS),
@@ -224,6 +232,40 @@ impl Process {
         self.registry
             .lookup(slot)
             .map(|entry| entry.identity.cookie)
+    }
+
+    /// Makes a region known to peers; one that lies in a buffer of the device is a part of that.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn add_region(&self, pd: u32, range: Range, access: u32) -> Res<Key> {
+        let direct = self.buffers.cover(range.addr, range.len);
+        let what = Description {
+            access,
+            pd,
+            range,
+            direct,
+        };
+        let added = self.regions.add(&self.segment, &what);
+        if added.is_err() {
+            self.buffers.uncover(&self.segment, direct.stamp);
+        }
+        added
+    }
+
+    /// Ends a region.
+    ///
+    /// # Errors
+    /// `EBUSY` where a window is bound to it, or an initiator uses it for seconds; then its key is dead,
+    /// and the call can be repeated.
+    pub(crate) fn end_region(&self, key: Key) -> Res<()> {
+        let (regions, segment) = (&self.regions, &self.segment);
+        self.windows
+            .unless_bound(key, || regions.kill(segment, key))?;
+        let stamp = regions.stamp_of(key);
+        regions.deregister(segment, key, |slot| self.lives(slot))?;
+        self.buffers.uncover(segment, stamp);
+        Ok(())
     }
 
     /// Does something with windows that their regions and peers take part in.

@@ -1,12 +1,15 @@
 //! 64-bit atomics on a peer's region. Cross-memory attach can't do them, so whoever changes a word
 //! holds one of the owner's locks, chosen by the word's address, while it reads and writes. All
-//! atomics on a process's memory go this way, those of the process itself too.
+//! atomics on a process's memory go this way, those of the process itself too; but for buffers that the
+//! device allocated, which everybody changes by the processor's atomics.
 
 use std::time::{Duration, Instant};
 
 use rdma_core_sys::IBV_ACCESS_REMOTE_ATOMIC;
 
+use super::direct::{self, Direct};
 use super::remote::{AccessError, Hazard, Target, resolve};
+use crate::dm::Shown;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::segment::Mapping;
@@ -108,12 +111,26 @@ pub(crate) fn change(
     change: Change,
 ) -> Result<u64, AccessError> {
     let hazard = Hazard::publish(&peer.map, process.slot, target.key).ok_or(AccessError::Dead)?;
-    let at = resolve(&peer.map, target, target.addr, 8, IBV_ACCESS_REMOTE_ATOMIC)
-        .ok_or(AccessError::Remote)?
-        .addr;
+    let place = resolve(&peer.map, target, target.addr, 8, IBV_ACCESS_REMOTE_ATOMIC)
+        .ok_or(AccessError::Remote)?;
+    // What is done with a word follows its address, not the key: a region of all memory may lead to a
+    // device's buffer too.
+    let direct = if place.direct.stamp == 0 {
+        Shown::at(&peer.map, place.addr).map(|shown| Direct {
+            stamp: shown.stamp,
+            offset: place.addr.wrapping_sub(shown.addr),
+        })
+    } else {
+        Some(place.direct)
+    };
+    if let Some(direct) = direct {
+        let there = peer.direct(direct.stamp).ok_or(AccessError::Refused)?;
+        return direct::change(&there, direct.offset, |old| change.apply(old));
+    }
     if !peer.check_alive() {
         return Err(AccessError::Dead);
     }
+    let at = place.addr;
     let own = holder(process.slot, process.identity.cookie);
     let stripe =
         Stripe::lock(&peer.map, at, own, |held| lives(process, held)).ok_or(AccessError::Dead)?;

@@ -9,6 +9,7 @@
 pub(crate) mod access;
 mod advise;
 mod atomic;
+mod direct;
 mod hazard;
 mod null;
 pub(crate) mod odp;
@@ -18,9 +19,10 @@ mod table;
 pub(crate) use access::Range;
 pub(crate) use advise::advise;
 pub(crate) use atomic::{Change, change};
+pub(crate) use direct::{Direct, Directs};
 #[cfg(any(test, fuzzing))]
 pub(crate) use remote::resolve;
-pub(crate) use remote::{AccessError, Direction, Target, blame, copy, may_invalidate};
+pub(crate) use remote::{AccessError, Direction, Target, blame, copy, granted, may_invalidate};
 pub(crate) use table::{Description, Key, Regions};
 #[cfg(all(test, loom))]
 pub(crate) use {atomic::Stripe, remote::Hazard};

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
-use super::Key;
+use super::direct::{self, Direct};
+use super::{Description, Key, Range};
 use crate::peer::Peer;
 use crate::segment::Mapping;
 use crate::segment::layout::{announce, region};
@@ -93,6 +94,8 @@ impl Drop for Hazard<'_> {
 pub(crate) struct Place {
     /// In the owner's memory.
     pub(crate) addr: u64,
+    /// In a buffer of the owner's device, where the stamp is not 0.
+    pub(crate) direct: Direct,
 }
 
 /// Whether a key is that of a window of type 2B for the target's queue pair now, which its other end
@@ -123,11 +126,40 @@ pub(crate) fn resolve(
     let start = map.u64(at + region::IOVA).load(Ordering::Relaxed);
     let room = map.u64(at + region::LEN).load(Ordering::Relaxed);
     let base = map.u64(at + region::ADDR).load(Ordering::Relaxed);
+    let stamp = map.u64(at + region::BUFFER).load(Ordering::Relaxed);
+    let first = map.u64(at + region::OFFSET).load(Ordering::Relaxed);
     let offset = addr.wrapping_sub(start);
     let allowed = access & right == right && pd == target.pd && (qp == 0 || qp == target.qp);
     (allowed && offset <= room && len <= room - offset).then(|| Place {
         addr: base.wrapping_add(offset),
+        direct: Direct {
+            stamp,
+            offset: first.wrapping_add(offset),
+        },
     })
+}
+
+/// What a peer registered under a key, if that is alive and not a window's; for who imports it.
+pub(crate) fn granted(map: &Mapping, own_slot: u32, key: Key) -> Option<Description> {
+    let hazard = Hazard::publish(map, own_slot, key)?;
+    let at = region::AT + region::STRIDE * key.index();
+    let live = key.0 != 0 && map.u32(at + region::KEY).load(Ordering::Acquire) == key.0;
+    let u64_at = |part: usize| map.u64(at + part).load(Ordering::Relaxed);
+    let found = Description {
+        access: map.u32(at + region::ACCESS).load(Ordering::Relaxed),
+        pd: map.u32(at + region::PD).load(Ordering::Relaxed),
+        range: Range {
+            addr: u64_at(region::ADDR),
+            len: u64_at(region::LEN),
+            iova: u64_at(region::IOVA),
+        },
+        direct: Direct {
+            stamp: u64_at(region::BUFFER),
+            offset: u64_at(region::OFFSET),
+        },
+    };
+    drop(hazard);
+    (live && map.u32(at + region::QP).load(Ordering::Relaxed) == 0).then_some(found)
 }
 
 /// Copies between local pieces and a peer's region. Zero bytes are always allowed (9.4.3: no
@@ -154,10 +186,12 @@ pub(crate) fn copy(
         let (batch, count, bytes) = pieces.next(PIECE);
         let hazard = Hazard::publish(&peer.map, own_slot, target.key).ok_or(AccessError::Dead)?;
         let place = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
-        if !peer.check_alive() {
-            return Err(AccessError::Dead);
+        let batch = &batch[..count];
+        match peer.direct(place.direct.stamp) {
+            Some(there) => direct::copy(&there, place.direct.offset, batch, bytes, direction)?,
+            None if !peer.check_alive() => return Err(AccessError::Dead),
+            None => move_bytes(peer, batch, place.addr, bytes, direction)?,
         }
-        move_bytes(peer, &batch[..count], place.addr, bytes, direction)?;
         drop(hazard);
         addr = addr.wrapping_add(bytes as u64);
         left -= bytes as u64;

@@ -4,7 +4,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
 
-use super::{Range, hazard, null};
+use super::{Direct, Range, hazard, null};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_REGIONS, region};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -42,6 +42,11 @@ struct Entry {
     iova: AtomicU64,
     len: AtomicU64,
     addr: AtomicU64,
+    /// The device's buffer that it lies in, or 0, and where there.
+    stamp: AtomicU64,
+    offset: AtomicU64,
+    /// The key that has the index, dead or alive, until the index is given back.
+    holder: AtomicU32,
     /// The key of a null region, which `key` does not have.
     null: AtomicU32,
 }
@@ -56,6 +61,8 @@ impl Entry {
         self.iova.store(what.range.iova, Ordering::Relaxed);
         self.len.store(what.range.len, Ordering::Relaxed);
         self.addr.store(what.range.addr, Ordering::Relaxed);
+        self.stamp.store(what.direct.stamp, Ordering::Relaxed);
+        self.offset.store(what.direct.offset, Ordering::Relaxed);
     }
 }
 
@@ -65,6 +72,7 @@ pub(crate) struct Description {
     pub(crate) access: u32,
     pub(crate) pd: u32,
     pub(crate) range: Range,
+    pub(crate) direct: Direct,
 }
 
 const CHUNK: usize = if cfg!(all(test, loom)) { 64 } else { 1024 };
@@ -109,10 +117,11 @@ impl Regions {
             .map(|chunk| &chunk[index % CHUNK])
     }
 
-    /// Makes memory known to peers.
+    /// Makes ordinary memory known to peers.
     ///
     /// # Errors
     /// `ENOMEM`.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn register(
         &self,
         segment: &OwnSegment,
@@ -120,9 +129,32 @@ impl Regions {
         range: Range,
         access: u32,
     ) -> Res<Key> {
+        let direct = Direct::default();
+        self.add(
+            segment,
+            &Description {
+                access,
+                pd,
+                range,
+                direct,
+            },
+        )
+    }
+
+    /// Makes memory known to peers.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn add(&self, segment: &OwnSegment, what: &Description) -> Res<Key> {
         let key = self.take_key(segment)?;
-        self.publish(segment, key, &Description { access, pd, range });
+        self.publish(segment, key, what);
         Ok(key)
+    }
+
+    /// The stamp of the buffer that the region of a key lies or lay in, or 0.
+    pub(crate) fn stamp_of(&self, key: Key) -> u64 {
+        let entry = self.entry(key.index());
+        entry.map_or(0, |entry| entry.stamp.load(Ordering::Relaxed))
     }
 
     /// A null region: only its key is good for local pieces, of any address.
@@ -134,6 +166,8 @@ impl Regions {
         let key = self.take_key(segment)?;
         let entry = self.make_entry(key.index());
         entry.pd.store(pd, Ordering::Relaxed);
+        entry.stamp.store(0, Ordering::Relaxed);
+        entry.holder.store(key.0, Ordering::Relaxed);
         entry.null.store(key.0, Ordering::Release);
         Ok(key)
     }
@@ -191,6 +225,7 @@ impl Regions {
     fn publish(&self, segment: &OwnSegment, key: Key, what: &Description) {
         let entry = self.make_entry(key.index());
         entry.write(what);
+        entry.holder.store(key.0, Ordering::Relaxed);
         entry.key.store(key.0, Ordering::Release);
         Self::show(segment, key, what, 0);
     }
@@ -217,6 +252,10 @@ impl Regions {
         map.u64(at + region::IOVA).store(iova, Ordering::Relaxed);
         map.u64(at + region::LEN).store(len, Ordering::Relaxed);
         map.u64(at + region::ADDR).store(addr, Ordering::Relaxed);
+        let Direct { stamp, offset } = what.direct;
+        map.u64(at + region::BUFFER).store(stamp, Ordering::Relaxed);
+        map.u64(at + region::OFFSET)
+            .store(offset, Ordering::Relaxed);
         map.u32(at + region::KEY).store(key.0, Ordering::Release);
     }
 
@@ -289,6 +328,10 @@ impl Regions {
                 len: entry.len.load(Ordering::Relaxed),
                 iova: entry.iova.load(Ordering::Relaxed),
             },
+            direct: Direct {
+                stamp: entry.stamp.load(Ordering::Relaxed),
+                offset: entry.offset.load(Ordering::Relaxed),
+            },
         };
         fence(Ordering::Acquire);
         (entry.version.load(Ordering::Relaxed) == version).then_some(found)
@@ -323,7 +366,7 @@ impl Regions {
     ///
     /// # Errors
     /// `EBUSY` where one still does after some seconds: the key is dead, and the call can be
-    /// repeated.
+    /// repeated. `EINVAL` for one that has ended before.
     pub(crate) fn deregister(
         &self,
         segment: &OwnSegment,
@@ -332,6 +375,16 @@ impl Regions {
     ) -> Res<()> {
         self.kill(segment, key);
         hazard::wait(segment, key, lives)?;
+        // A region that was imported may be ended by either object, but once.
+        let holder = self.entry(key.index()).map(|entry| &entry.holder);
+        let mine = holder.is_some_and(|holder| {
+            holder
+                .compare_exchange(key.0, 0, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+        });
+        if !mine {
+            return Err(Errno(libc::EINVAL));
+        }
         self.give_key(key);
         Ok(())
     }
@@ -422,6 +475,7 @@ mod tests {
             access: 0,
             pd: 8,
             range: at(0x9000, 0x10, 0),
+            direct: Direct::default(),
         };
         regions.change(&segment, key, &to, |_| true).unwrap();
         assert_eq!(regions.local(&sge(0x5000, 1, key), 7, false), None);
@@ -439,6 +493,7 @@ mod tests {
             access: 0,
             pd: 1,
             range: at(addr, 0x1000, iova),
+            direct: Direct::default(),
         });
         let key = regions.register(&segment, 1, low.range, 0).unwrap();
         let stop = std::sync::atomic::AtomicBool::new(false);

@@ -22,6 +22,11 @@ pub(crate) const MAX_REGIONS: usize = 1 << 20;
 /// Shared receive queues of one process.
 pub(crate) const MAX_SRQS: usize = 1 << 14;
 
+/// Buffers that the device allocated for one process; a power of two.
+pub(crate) const MAX_BUFFERS: usize = 1 << 12;
+/// Protection domains of one process that can be imported.
+pub(crate) const MAX_PDS: usize = 1 << 14;
+
 /// Header: one page.
 pub(crate) mod header {
     pub(crate) const MAGIC: usize = 0;
@@ -40,6 +45,8 @@ pub(crate) mod header {
     /// u32, u64: the doorbell's descriptor and inode.
     pub(crate) const DOORBELL: usize = 0x184;
     pub(crate) const DOORBELL_INODE: usize = 0x188;
+    /// u32: entries of buffers that were ever in use.
+    pub(crate) const BUFFERS: usize = 0x1c0;
     /// u64 each, by peers: one bit for each process that may have hazards here.
     pub(crate) const VISITORS: usize = 0x200;
     pub(crate) const END: usize = 0x1000;
@@ -131,6 +138,9 @@ pub(crate) mod region {
     pub(crate) const IOVA: usize = 16;
     pub(crate) const LEN: usize = 24;
     pub(crate) const ADDR: usize = 32;
+    /// u64, u64: stamp of the device's buffer that it lies in, or 0, and the offset there.
+    pub(crate) const BUFFER: usize = 40;
+    pub(crate) const OFFSET: usize = 48;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_REGIONS;
 }
 
@@ -159,9 +169,33 @@ pub(crate) mod stripe {
     pub(crate) const END: usize = AT + STRIDE * COUNT;
 }
 
+/// One entry for each buffer that the device allocated.
+pub(crate) mod buffer {
+    pub(crate) const AT: usize = super::stripe::END;
+    pub(crate) const STRIDE: usize = 64;
+    /// u64: unlike any other of this process, the entry's index below; 0 out of use; stored last.
+    pub(crate) const STAMP: usize = 0;
+    /// u64, u64: where it lies in the owner's memory, and how long it is.
+    pub(crate) const ADDR: usize = 8;
+    pub(crate) const LEN: usize = 16;
+    /// u64, u32: its file's inode and descriptor.
+    pub(crate) const INODE: usize = 24;
+    pub(crate) const FD: usize = 32;
+    /// u32: the context that it may be imported by.
+    pub(crate) const CONTEXT: usize = 36;
+    pub(crate) const END: usize = AT + STRIDE * super::MAX_BUFFERS;
+}
+
+/// One word for each protection domain, at its number modulo their count: u32 number, u32 context.
+pub(crate) mod domain {
+    pub(crate) const AT: usize = super::buffer::END;
+    pub(crate) const STRIDE: usize = 8;
+    pub(crate) const END: usize = AT + STRIDE * super::MAX_PDS;
+}
+
 /// Receive descriptors.
 pub(crate) mod arena {
-    pub(crate) const AT: usize = super::stripe::END.next_multiple_of(4096);
+    pub(crate) const AT: usize = super::domain::END.next_multiple_of(4096);
     pub(crate) const LEN: usize = 256 << 20;
 }
 
@@ -421,6 +455,8 @@ mod tests {
             region::AT,
             srq::AT,
             stripe::AT,
+            buffer::AT,
+            domain::AT,
             arena::AT,
         ] {
             assert_eq!(at % 64, 0);

@@ -43,6 +43,12 @@ impl Mapping {
         Ok(Self { base, len })
     }
 
+    /// Has the kernel back it with huge pages where it can. Only that: nothing is promised.
+    pub(crate) fn prefer_huge_pages(&self) {
+        // SAFETY: the mapping is this object's; its content does not change.
+        unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
+    }
+
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len

@@ -71,6 +71,8 @@ impl Mapping {
         }
     }
 
+    pub(crate) fn prefer_huge_pages(&self) {}
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }

@@ -1,7 +1,7 @@
 //! Anonymous files that peers map: they can't be truncated under anybody's feet.
 
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::{Errno, Res, check};
 
@@ -23,6 +23,49 @@ pub(crate) fn create(name: &CStr, size: usize) -> Res<OwnedFd> {
     Ok(file)
 }
 
+/// A file of these bytes that nobody can change any more.
+pub(crate) fn sealed_file(name: &CStr, bytes: &[u8]) -> Res<OwnedFd> {
+    // SAFETY: `name` is a C string.
+    let fd = check(unsafe {
+        libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+    })?;
+    // SAFETY: fresh and owned by nobody else.
+    let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the bytes are readable.
+    let written = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
+    if usize::try_from(written) != Ok(bytes.len()) {
+        return Err(Errno(libc::ENOMEM));
+    }
+    let seals = SEALS | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) })?;
+    Ok(file)
+}
+
+/// What [`sealed_file`] wrote.
+///
+/// # Errors
+/// `EBADF`, and `EINVAL` for any other file.
+pub(crate) fn read_sealed<const LEN: usize>(file: BorrowedFd<'_>) -> Res<[u8; LEN]> {
+    let fd = file.as_raw_fd();
+    let seals = SEALS | libc::F_SEAL_WRITE;
+    // SAFETY: no memory is passed.
+    if check(unsafe { libc::fcntl(fd, libc::F_GET_SEALS) })? & seals != seals {
+        return Err(Errno(libc::EINVAL));
+    }
+    let mut bytes = [0u8; LEN];
+    // SAFETY: room for as many; reading at an offset moves no position.
+    let got = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), LEN, 0) };
+    // A longer file is another one.
+    // SAFETY: as above.
+    let more = unsafe { libc::pread(fd, [0u8; 1].as_mut_ptr().cast(), 1, LEN as libc::off_t) };
+    if usize::try_from(got) == Ok(LEN) && more == 0 {
+        Ok(bytes)
+    } else {
+        Err(Errno(libc::EINVAL))
+    }
+}
+
 /// Gives `len` bytes at `offset` their pages, so that touching them can't fail later.
 ///
 /// # Errors
@@ -40,11 +83,20 @@ pub(crate) fn fallocate(fd: RawFd, offset: usize, len: usize) -> Res<()> {
     }
 }
 
-/// The size of a peer's file, if it is sealed as [`create`] does it.
+/// The size of a peer's file, if it is sealed as [`create`] does it and its pages are the kernel's
+/// ordinary ones.
 pub(crate) fn sealed_size(file: &OwnedFd) -> Res<usize> {
     // SAFETY: no memory is passed.
     let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
     if seals & SEALS != SEALS {
+        return Err(Errno(libc::EPERM));
+    }
+    // Files of the pool of huge pages can lose pages that do not come back.
+    // SAFETY: all zeros is a value of it.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: writable structure.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) })?;
+    if system.f_type != libc::TMPFS_MAGIC {
         return Err(Errno(libc::EPERM));
     }
     // SAFETY: all zeros is a value of it.

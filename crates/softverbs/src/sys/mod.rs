@@ -5,8 +5,8 @@ mod memfd;
 mod proc;
 mod vm;
 
-pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, open_doorbell, ring_fd};
-pub(crate) use memfd::{create as memfd_create, fallocate, sealed_size};
+pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, inode_of, open_doorbell, ring_fd};
+pub(crate) use memfd::{create as memfd_create, fallocate, read_sealed, sealed_file, sealed_size};
 pub(crate) use proc::{
     Identity, PidFd, machine_id, namespace, open_fd_of, own_start_time, start_time,
 };

@@ -1,0 +1,228 @@
+//! Sharing by command descriptor: `ibv_import_device(3)`, `ibv_import_pd(3)`, `ibv_import_mr(3)`,
+//! `ibv_import_dm(3)`.
+//!
+//! In the process that made them, imported objects are the same ones again. In another one a domain gets a
+//! number of that process, and regions of device memory are mapped and registered there, with
+//! the rights that their maker granted and never others. Regions of other memory stay with the process
+//! whose memory it is.
+
+use std::ffi::c_int;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::context::{self, Context};
+use super::dm::{self, Dm};
+use super::pd::{Import, Pd};
+use super::{device, guard, mr, pointer};
+use crate::dm::{Origin, Shown, domain};
+use crate::peer::Peer;
+use crate::process::Process;
+use crate::region::{self, Key, Range};
+use crate::sys::{Errno, Res};
+
+/// Sets `EBADF`, `EINVAL` for a descriptor that is no context's, `ESRCH` where its process has ended,
+/// `EACCES` where it can't be reached. The descriptor is closed with the context.
+pub(super) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    pointer(|| {
+        if cmd_fd < 0 {
+            return Err(Errno(libc::EBADF));
+        }
+        // SAFETY: the caller promises an open descriptor; a wrong one is an error of the kernel.
+        let origin = Origin::of_file(unsafe { BorrowedFd::borrow_raw(cmd_fd) })?;
+        let process = Process::open()?;
+        if !origin.is_of(process) {
+            other(process, origin)?;
+        }
+        // SAFETY: the caller hands it over.
+        let command = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
+        context::make(device::device(), process, origin, command)
+    })
+}
+
+/// The process that a context comes from.
+fn other(process: &Process, origin: Origin) -> Res<Arc<Peer>> {
+    let peer = process.peer(origin.slot)?;
+    if peer.identity.cookie == origin.cookie {
+        Ok(peer)
+    } else {
+        Err(Errno(libc::ESRCH))
+    }
+}
+
+/// Sets `EINVAL` for a handle that the context does not have.
+pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    pointer(|| {
+        // SAFETY: the caller promises a live context.
+        let owner = unsafe { Context::from_ptr(context) };
+        let process = owner.live()?;
+        let origin = owner.origin;
+        let foreign = !origin.is_of(process);
+        let known = if foreign {
+            let peer = other(process, origin)?;
+            domain::is_shown(&peer.map, handle, origin.context)
+        } else {
+            domain::is_shown(&process.segment.map, handle, origin.context)
+        };
+        if !known {
+            return Err(Errno(libc::EINVAL));
+        }
+        let number = if foreign {
+            let fresh = || process.next_pd.fetch_add(1, Ordering::Relaxed);
+            process.imports.take(origin.cookie, handle, fresh)
+        } else {
+            handle
+        };
+        owner.children.fetch_add(1, Ordering::Relaxed);
+        let nothing = (std::ptr::null_mut(), std::ptr::null_mut());
+        let pd = Pd::make(context, number, nothing);
+        // SAFETY: just made, and nobody else knows it.
+        unsafe {
+            (*pd).handle = handle;
+            (*pd.cast::<Pd>()).import = Some(Import { handle, foreign });
+        }
+        Ok(pd)
+    })
+}
+
+/// # Safety
+/// `pd` must be an imported one and live, and is gone afterwards.
+pub(super) unsafe fn drop_pd(pd: *mut ibv_pd) {
+    // SAFETY: the caller promises that; a context outlives its domains.
+    let (this, context) = unsafe { (Pd::from_ptr(pd), Context::from_ptr((*pd).context)) };
+    if let Some(import) = this.import.filter(|import| import.foreign) {
+        let imports = &context.process.imports;
+        imports.give(context.origin.cookie, import.handle);
+    }
+    context.children.fetch_sub(1, Ordering::Relaxed);
+    // SAFETY: made by `Box::into_raw` in `Pd::make`.
+    drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
+}
+
+pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: the caller promises an imported domain, and is done with it.
+    let _ = guard(|| unsafe {
+        if Pd::from_ptr(pd).import.is_some() {
+            drop_pd(pd);
+        }
+        Ok(())
+    });
+}
+
+/// Sets `EINVAL` for a handle that is no region's of that domain, `EOPNOTSUPP` for one of another process
+/// that is not of device memory.
+pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    pointer(|| {
+        // SAFETY: the caller promises a live domain, whose context is live.
+        let (domain, context) = unsafe { (Pd::from_ptr(pd), (*pd).context) };
+        // SAFETY: as above.
+        let owner = unsafe { Context::from_ptr(context) };
+        let process = owner.live()?;
+        let key = Key(handle);
+        let (key, length) = match domain.import.filter(|import| import.foreign) {
+            Some(import) => import_foreign(process, owner, domain, import.handle, key)?,
+            None => {
+                let known = process.regions.describe(key);
+                let known = known.filter(|known| known.pd == domain.number);
+                let known = known.ok_or(Errno(libc::EINVAL))?;
+                (key, known.range.len)
+            }
+        };
+        domain.children.fetch_add(1, Ordering::Relaxed);
+        // The page: the address of an imported region is NULL.
+        let nowhere = std::ptr::null_mut();
+        Ok(mr::object(context, pd, nowhere, length as usize, key, key))
+    })
+}
+
+/// Maps and registers what another process registered.
+fn import_foreign(
+    process: &'static Process,
+    owner: &Context,
+    domain: &Pd,
+    their_domain: u32,
+    key: Key,
+) -> Res<(Key, u64)> {
+    let peer = other(process, owner.origin)?;
+    let granted = region::granted(&peer.map, process.slot, key)
+        .filter(|granted| granted.pd == their_domain)
+        .ok_or(Errno(libc::EINVAL))?;
+    let direct = granted.direct;
+    if direct.stamp == 0 {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let index = direct.stamp as u32 % crate::segment::layout::MAX_BUFFERS as u32;
+    let shown = Shown::read(&peer.map, index)
+        .filter(|shown| shown.stamp == direct.stamp)
+        .ok_or(Errno(libc::EINVAL))?;
+    let buffer = shown.import(peer.identity.pid)?;
+    let (len, room) = (granted.range.len, buffer.len as u64);
+    if direct.offset > room || len > room - direct.offset || len == 0 {
+        return Err(Errno(libc::EPROTO));
+    }
+    let access = region::access::check(granted.access)?;
+    let held = process
+        .buffers
+        .add(&process.segment, buffer, owner.origin.context)?;
+    let range = Range {
+        addr: held.buffer.addr() + direct.offset,
+        len,
+        iova: granted.range.iova,
+    };
+    let added = process.add_region(domain.number, range, access);
+    // From here on the region holds it, if there is one.
+    process
+        .buffers
+        .leave_to_regions(&process.segment, held.stamp);
+    Ok((added?, len))
+}
+
+pub(super) unsafe extern "C" fn unimport_mr(region: *mut ibv_mr) {
+    // SAFETY: the caller promises an imported region, whose domain and context are live, and is done with it.
+    let _ = guard(|| unsafe {
+        let domain = Pd::from_ptr((*region).pd);
+        let process = Context::from_ptr((*region).context).process;
+        if !process.forked() {
+            if domain.import.is_some_and(|import| import.foreign) {
+                process.end_region(Key((*region).handle))?;
+            }
+            domain.children.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(Box::from_raw(region));
+        Ok(())
+    });
+}
+
+/// Sets `EINVAL` for a handle that the context does not have.
+pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    pointer(|| {
+        // SAFETY: the caller promises a live context.
+        let owner = unsafe { Context::from_ptr(context) };
+        let process = owner.live()?;
+        let origin = owner.origin;
+        let held = if origin.is_of(process) {
+            process.buffers.hold(handle, origin.context)
+        } else {
+            let peer = other(process, origin)?;
+            let shown = Shown::read(&peer.map, handle);
+            match shown.filter(|shown| shown.context == origin.context) {
+                Some(shown) => {
+                    let buffer = shown.import(peer.identity.pid)?;
+                    let segment = &process.segment;
+                    Some(process.buffers.add(segment, buffer, origin.context)?)
+                }
+                None => None,
+            }
+        };
+        let held = held.ok_or(Errno(libc::EINVAL))?;
+        owner.children.fetch_add(1, Ordering::Relaxed);
+        Ok(Dm::make(context, held, 0, true))
+    })
+}
+
+pub(super) unsafe extern "C" fn unimport_dm(memory: *mut ibv_dm) {
+    // SAFETY: the caller promises imported memory, and is done with it.
+    let _ = guard(|| unsafe { dm::end(memory) });
+}

@@ -1,0 +1,414 @@
+//! Memory that the device allocates: files that peers map, so that access to it is a plain copy or an
+//! instruction of the processor, without a system call and without the owner.
+//!
+//! A buffer is a sealed file of its own. Its entry in the owner's segment says where it lies in the
+//! owner's memory and which descriptor it is; regions over it name the entry's stamp, which is never
+//! used twice. The owner keeps who holds a buffer in private memory.
+
+pub(crate) mod domain;
+mod import;
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(crate) use import::{Imports, Origin};
+
+use crate::region::Direct;
+use crate::segment::layout::{MAX_BUFFERS, buffer as layout, header};
+use crate::segment::{Mapping, OwnSegment};
+use crate::sys::{self, Errno, Res};
+
+/// A buffer as this process has it mapped.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    file: OwnedFd,
+    pub(crate) map: Mapping,
+    inode: u64,
+    /// What was asked for; the file is of whole pages.
+    pub(crate) len: usize,
+}
+
+impl Buffer {
+    /// Fresh zeros, with pages: huge ones where the kernel has them for shared memory.
+    ///
+    /// # Errors
+    /// `EINVAL` for length 0, `ENOMEM`, `EMFILE`.
+    pub(crate) fn create(len: usize) -> Res<Self> {
+        if len == 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let whole = len
+            .checked_next_multiple_of(1 << 12)
+            .filter(|&whole| whole <= isize::MAX as usize)
+            .ok_or(Errno(libc::ENOMEM))?;
+        let file = sys::memfd_create(c"softverbs-buffer", whole)?;
+        let map = Mapping::new(&file, whole)?;
+        // Huge pages of the kernel's pool are not used: a hole that somebody punches into their file
+        // could not be filled again. Touched first, as allocating the file gives small ones.
+        map.prefer_huge_pages();
+        let start = map.bytes(0, whole) as u64;
+        if !sys::pages_usable(start, whole, true) {
+            return Err(Errno(libc::ENOMEM));
+        }
+        sys::fallocate(file.as_raw_fd(), 0, whole)?;
+        Self::of(file, map, len)
+    }
+
+    /// A buffer of another process, from its descriptor.
+    fn import(file: OwnedFd, len: usize) -> Res<Self> {
+        let whole = sys::sealed_size(&file)?;
+        if len == 0 || len > whole {
+            return Err(Errno(libc::EPROTO));
+        }
+        let map = Mapping::new(&file, whole)?;
+        map.prefer_huge_pages();
+        Self::of(file, map, len)
+    }
+
+    fn of(file: OwnedFd, map: Mapping, len: usize) -> Res<Self> {
+        let inode = sys::inode_of(file.as_raw_fd())?;
+        Ok(Self {
+            file,
+            map,
+            inode,
+            len,
+        })
+    }
+
+    /// Where its first byte is in this process.
+    pub(crate) fn addr(&self) -> u64 {
+        self.map.bytes(0, 0) as u64
+    }
+}
+
+/// A buffer in the table, held by an object of the application.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) stamp: u64,
+    pub(crate) buffer: Arc<Buffer>,
+}
+
+impl Held {
+    /// A buffer that no table has.
+    pub(crate) fn alone(buffer: Buffer) -> Self {
+        Self {
+            stamp: 0,
+            buffer: Arc::new(buffer),
+        }
+    }
+
+    /// What the application knows it by.
+    pub(crate) fn handle(&self) -> u32 {
+        index_of(self.stamp) as u32
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    stamp: u64,
+    buffer: Arc<Buffer>,
+    context: u32,
+    /// Objects of the application, and regions.
+    holders: u32,
+    regions: u32,
+}
+
+/// The buffers of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    slots: Mutex<Vec<Option<Slot>>>,
+    /// How many there are, so that processes without any take no lock.
+    count: AtomicU32,
+    next: AtomicU64,
+    /// Bytes of device memory in use.
+    pub(crate) device_memory: AtomicU64,
+}
+
+fn index_of(stamp: u64) -> usize {
+    stamp as usize & (MAX_BUFFERS - 1)
+}
+
+fn entry_at(index: usize) -> usize {
+    layout::AT + layout::STRIDE * index
+}
+
+impl Buffers {
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<Slot>>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a buffer known to peers. One whose file is known already is held once more.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn add(&self, segment: &OwnSegment, buffer: Buffer, context: u32) -> Res<Held> {
+        let mut slots = self.lock();
+        let known = |slot: &&mut Slot| slot.buffer.inode == buffer.inode;
+        if let Some(slot) = slots.iter_mut().flatten().find(known) {
+            slot.holders += 1;
+            return Ok(slot.held());
+        }
+        let index = match slots.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if slots.len() < MAX_BUFFERS => {
+                segment.back(entry_at(slots.len()), layout::STRIDE)?;
+                slots.push(None);
+                slots.len() - 1
+            }
+            None => return Err(Errno(libc::ENOMEM)),
+        };
+        let stamp =
+            (self.next.fetch_add(1, Ordering::Relaxed) + 1) * MAX_BUFFERS as u64 + index as u64;
+        let (map, at) = (&segment.map, entry_at(index));
+        map.u64(at + layout::ADDR)
+            .store(buffer.addr(), Ordering::Relaxed);
+        map.u64(at + layout::LEN)
+            .store(buffer.len as u64, Ordering::Relaxed);
+        map.u64(at + layout::INODE)
+            .store(buffer.inode, Ordering::Relaxed);
+        let fd = buffer.file.as_raw_fd().cast_unsigned();
+        map.u32(at + layout::FD).store(fd, Ordering::Relaxed);
+        map.u32(at + layout::CONTEXT)
+            .store(context, Ordering::Relaxed);
+        map.u64(at + layout::STAMP).store(stamp, Ordering::Release);
+        map.u32(header::BUFFERS)
+            .store(slots.len() as u32, Ordering::Release);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let slot = Slot {
+            stamp,
+            buffer: Arc::new(buffer),
+            context,
+            holders: 1,
+            regions: 0,
+        };
+        let held = slot.held();
+        slots[index] = Some(slot);
+        Ok(held)
+    }
+
+    /// The buffer of a context by its handle, held once more.
+    pub(crate) fn hold(&self, handle: u32, context: u32) -> Option<Held> {
+        let mut slots = self.lock();
+        let slot = slots.get_mut(handle as usize)?.as_mut()?;
+        if slot.context != context {
+            return None;
+        }
+        slot.holders += 1;
+        Some(slot.held())
+    }
+
+    /// The other end of [`Self::add`] and [`Self::hold`].
+    ///
+    /// # Errors
+    /// `EBUSY` where regions are all that would hold it.
+    pub(crate) fn let_go(&self, segment: &OwnSegment, stamp: u64) -> Res<()> {
+        let mut slots = self.lock();
+        let index = index_of(stamp);
+        let slot = slots
+            .get_mut(index)
+            .and_then(Option::as_mut)
+            .filter(|slot| slot.stamp == stamp)
+            .ok_or(Errno(libc::EINVAL))?;
+        if slot.holders == 1 && slot.regions > 0 {
+            return Err(Errno(libc::EBUSY));
+        }
+        slot.holders -= 1;
+        self.remove_unused(segment, &mut slots, index);
+        Ok(())
+    }
+
+    /// As [`Self::let_go`], but where regions are left the buffer stays for them.
+    pub(crate) fn leave_to_regions(&self, segment: &OwnSegment, stamp: u64) {
+        let mut slots = self.lock();
+        let index = index_of(stamp);
+        if let Some(slot) = slots.get_mut(index).and_then(Option::as_mut)
+            && slot.stamp == stamp
+        {
+            slot.holders -= 1;
+            self.remove_unused(segment, &mut slots, index);
+        }
+    }
+
+    fn remove_unused(&self, segment: &OwnSegment, slots: &mut [Option<Slot>], index: usize) {
+        let unused = |slot: &Slot| slot.holders == 0 && slot.regions == 0;
+        if slots[index].as_ref().is_some_and(unused) {
+            let map = &segment.map;
+            map.u64(entry_at(index) + layout::STAMP)
+                .store(0, Ordering::Relaxed);
+            slots[index] = None;
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Which buffer a range of addresses lies in, counted as a region of it. A part of a buffer's and
+    /// other addresses are nobody's.
+    pub(crate) fn cover(&self, addr: u64, len: u64) -> Direct {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return Direct::default();
+        }
+        for slot in self.lock().iter_mut().flatten() {
+            let offset = addr.wrapping_sub(slot.buffer.addr());
+            let room = slot.buffer.len as u64;
+            if offset <= room && len <= room - offset {
+                slot.regions += 1;
+                return Direct {
+                    stamp: slot.stamp,
+                    offset,
+                };
+            }
+        }
+        Direct::default()
+    }
+
+    /// A region of a buffer, or of none, has gone.
+    pub(crate) fn uncover(&self, segment: &OwnSegment, stamp: u64) {
+        if stamp == 0 {
+            return;
+        }
+        let mut slots = self.lock();
+        let index = index_of(stamp);
+        if let Some(slot) = slots.get_mut(index).and_then(Option::as_mut)
+            && slot.stamp == stamp
+        {
+            slot.regions -= 1;
+            self.remove_unused(segment, &mut slots, index);
+        }
+    }
+}
+
+impl Slot {
+    fn held(&self) -> Held {
+        Held {
+            stamp: self.stamp,
+            buffer: Arc::clone(&self.buffer),
+        }
+    }
+}
+
+/// What a peer's segment says of a buffer. Any of it may be wrong.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown {
+    pub(crate) stamp: u64,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) context: u32,
+    fd: u32,
+    inode: u64,
+}
+
+impl Shown {
+    /// The entry with this index, unless it is out of use.
+    pub(crate) fn read(map: &Mapping, index: u32) -> Option<Self> {
+        let index = index as usize;
+        if index >= MAX_BUFFERS {
+            return None;
+        }
+        let at = entry_at(index);
+        let stamp = map.u64(at + layout::STAMP).load(Ordering::Acquire);
+        (stamp != 0 && index_of(stamp) == index).then(|| Self {
+            stamp,
+            addr: map.u64(at + layout::ADDR).load(Ordering::Relaxed),
+            len: map.u64(at + layout::LEN).load(Ordering::Relaxed),
+            context: map.u32(at + layout::CONTEXT).load(Ordering::Relaxed),
+            fd: map.u32(at + layout::FD).load(Ordering::Relaxed),
+            inode: map.u64(at + layout::INODE).load(Ordering::Relaxed),
+        })
+    }
+
+    /// The buffer that an address of the peer lies in.
+    pub(crate) fn at(map: &Mapping, addr: u64) -> Option<Self> {
+        let count = map.u32(header::BUFFERS).load(Ordering::Acquire);
+        (0..count.min(MAX_BUFFERS as u32))
+            .filter_map(|index| Self::read(map, index))
+            .find(|shown| addr.wrapping_sub(shown.addr) < shown.len)
+    }
+
+    /// Its file, opened through the peer's descriptor.
+    ///
+    /// # Errors
+    /// `EACCES` where that is closed to this process, `ESTALE` where it is another file by now.
+    pub(crate) fn open(&self, pid: u32) -> Res<OwnedFd> {
+        let file = sys::open_fd_of(pid, self.fd.cast_signed(), libc::O_RDWR)?;
+        if sys::inode_of(file.as_raw_fd())? != self.inode {
+            return Err(Errno(libc::ESTALE));
+        }
+        sys::sealed_size(&file)?;
+        Ok(file)
+    }
+
+    /// The buffer, mapped here.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and `EPROTO` where it is not as long as it says.
+    pub(crate) fn import(&self, pid: u32) -> Res<Buffer> {
+        let len = usize::try_from(self.len).map_err(|_| Errno(libc::EPROTO))?;
+        Buffer::import(self.open(pid)?, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_come_and_go() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let buffers = Buffers::default();
+        let held = buffers
+            .add(&segment, Buffer::create(5000).unwrap(), 3)
+            .unwrap();
+        let addr = held.buffer.addr();
+        let shown = Shown::read(&segment.map, held.handle()).unwrap();
+        assert_eq!(
+            (shown.stamp, shown.addr, shown.len),
+            (held.stamp, addr, 5000)
+        );
+        for (from, len, inside) in [(0, 5000, true), (4999, 1, true), (1, 5000, false)] {
+            let direct = buffers.cover(addr + from, len);
+            assert_eq!(direct.stamp == held.stamp, inside);
+            buffers.uncover(&segment, direct.stamp);
+        }
+        assert_eq!(
+            Shown::at(&segment.map, addr + 4999).map(|s| s.stamp),
+            Some(held.stamp)
+        );
+        assert!(Shown::at(&segment.map, addr + 5000).is_none());
+        assert!(Shown::at(&segment.map, addr - 1).is_none());
+        // A region keeps it, and so does another holder.
+        buffers.cover(addr, 10);
+        let busy = Err(Errno(libc::EBUSY));
+        assert_eq!(buffers.let_go(&segment, held.stamp), busy);
+        assert!(buffers.hold(held.handle(), 4).is_none());
+        buffers.hold(held.handle(), 3).unwrap();
+        assert_eq!(buffers.let_go(&segment, held.stamp), Ok(()));
+        buffers.uncover(&segment, held.stamp);
+        assert_eq!(buffers.let_go(&segment, held.stamp), Ok(()));
+        assert!(Shown::read(&segment.map, 0).is_none());
+        let next = buffers
+            .add(&segment, Buffer::create(1).unwrap(), 3)
+            .unwrap();
+        assert_eq!(next.handle(), held.handle());
+        assert_ne!(next.stamp, held.stamp);
+    }
+
+    #[test]
+    fn another_mapping_of_the_file_is_the_same_memory() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let buffers = Buffers::default();
+        let held = buffers
+            .add(&segment, Buffer::create(1 << 21).unwrap(), 0)
+            .unwrap();
+        let shown = Shown::read(&segment.map, held.handle()).unwrap();
+        let second = shown.import(std::process::id()).unwrap();
+        held.buffer.map.u64(4096).store(77, Ordering::Relaxed);
+        assert_eq!(second.map.u64(4096).load(Ordering::Relaxed), 77);
+        // Imported, it is the one that is there already.
+        let again = buffers.add(&segment, second, 0).unwrap();
+        assert_eq!(again.stamp, held.stamp);
+        let wrong = Shown { inode: 1, ..shown };
+        assert!(wrong.open(std::process::id()).is_err());
+        assert_eq!(Buffer::create(0).err(), Some(Errno(libc::EINVAL)));
+        assert_eq!(Buffer::create(usize::MAX).err(), Some(Errno(libc::ENOMEM)));
+    }
+}

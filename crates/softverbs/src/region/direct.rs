@@ -1,0 +1,140 @@
+//! Access to memory that the owner's device allocated, through a mapping of its own.
+
+use std::sync::Arc;
+
+use super::remote::{AccessError, Direction};
+use crate::dm::Shown;
+use crate::segment::Mapping;
+use crate::sync::Lock;
+use crate::sync::atomic::Ordering;
+
+/// Where a region lies in a buffer of its owner; stamp 0 for ordinary memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Direct {
+    pub(crate) stamp: u64,
+    /// Of its first byte.
+    pub(crate) offset: u64,
+}
+
+/// Most buffers of one peer that stay mapped.
+const MOST: usize = 64;
+
+/// The buffers of one peer that are mapped here, by stamp.
+#[derive(Debug, Default)]
+pub(crate) struct Directs(Lock<Vec<(u64, Arc<Mapping>)>>);
+
+impl Directs {
+    /// The mapping of a buffer; `None` where the peer's descriptor can't be opened, or is not what
+    /// its segment says.
+    #[inline]
+    pub(crate) fn get(&self, segment: &Mapping, pid: u32, stamp: u64) -> Option<Arc<Mapping>> {
+        let known = self.0.lock();
+        if let Some((_, map)) = known.iter().find(|known| known.0 == stamp) {
+            return Some(Arc::clone(map));
+        }
+        drop(known);
+        self.open(segment, pid, stamp)
+    }
+
+    #[cold]
+    fn open(&self, segment: &Mapping, pid: u32, stamp: u64) -> Option<Arc<Mapping>> {
+        let index = stamp as u32 % crate::segment::layout::MAX_BUFFERS as u32;
+        let shown = Shown::read(segment, index).filter(|shown| shown.stamp == stamp)?;
+        let file = shown.open(pid).ok()?;
+        let len = crate::sys::sealed_size(&file).ok()?;
+        let map = Arc::new(Mapping::new(&file, len).ok()?);
+        map.prefer_huge_pages();
+        let mut known = self.0.lock();
+        let gone = (known.len() >= MOST).then(|| known.remove(0));
+        known.push((stamp, Arc::clone(&map)));
+        drop(known);
+        // Not under the lock: this may unmap.
+        drop(gone);
+        Some(map)
+    }
+}
+
+/// Copies between local pieces and a mapping.
+///
+/// # Errors
+/// [`AccessError::Remote`] where the mapping does not have the bytes.
+pub(super) fn copy(
+    map: &Mapping,
+    offset: u64,
+    local: &[libc::iovec],
+    bytes: usize,
+    direction: Direction,
+) -> Result<(), AccessError> {
+    let inside = offset <= map.len() as u64 && bytes as u64 <= map.len() as u64 - offset;
+    if !inside {
+        return Err(AccessError::Remote);
+    }
+    let mut there = map.bytes(offset as usize, bytes);
+    for piece in local {
+        let here = piece.iov_base.cast::<u8>();
+        // SAFETY: the pieces are the application's registered buffers, `bytes` in all; the other side is
+        // inside the mapping. Whoever writes there meanwhile changes the bytes and nothing else.
+        unsafe {
+            match direction {
+                Direction::Write => there.copy_from(here, piece.iov_len),
+                Direction::Read => here.copy_from(there, piece.iov_len),
+            }
+            there = there.add(piece.iov_len);
+        }
+    }
+    Ok(())
+}
+
+/// Changes a word of a mapping as `next` says, by the processor's own atomics; what it was.
+///
+/// # Errors
+/// [`AccessError::Remote`] where the mapping does not have the word, or not on its boundary.
+pub(super) fn change(
+    map: &Mapping,
+    offset: u64,
+    next: impl Fn(u64) -> Option<u64>,
+) -> Result<u64, AccessError> {
+    let inside =
+        offset.is_multiple_of(8) && offset < map.len() as u64 && map.len() as u64 - offset >= 8;
+    if !inside {
+        return Err(AccessError::Remote);
+    }
+    let word = map.u64(offset as usize);
+    let old = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+    // Either way it is what was found.
+    Ok(old.unwrap_or_else(|found| found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{self, memfd_create};
+
+    #[test]
+    fn copies_stay_inside() {
+        let map = Mapping::new(&memfd_create(c"test", 4096).unwrap(), 4096).unwrap();
+        let mut bytes = [7u8; 100];
+        let addr = bytes.as_mut_ptr() as u64;
+        let list = [sys::as_local(addr, 60), sys::as_local(addr + 60, 40)];
+        assert_eq!(copy(&map, 3996, &list, 100, Direction::Write), Ok(()));
+        let wrong = Err(AccessError::Remote);
+        for offset in [3997, 4096, 1 << 40, u64::MAX] {
+            assert_eq!(copy(&map, offset, &list, 100, Direction::Write), wrong);
+        }
+        bytes.fill(0);
+        assert_eq!(copy(&map, 3990, &list, 100, Direction::Read), Ok(()));
+        assert_eq!((bytes[5], bytes[6], bytes[99]), (0, 7, 7));
+    }
+
+    #[test]
+    fn words_change_by_instructions() {
+        let map = Mapping::new(&memfd_create(c"test", 4096).unwrap(), 4096).unwrap();
+        let add = |old: u64| Some(old + 5);
+        assert_eq!(change(&map, 4088, add), Ok(0));
+        assert_eq!(change(&map, 4088, |_| None), Ok(5));
+        assert_eq!(change(&map, 4088, add), Ok(5));
+        for offset in [4096, 4092, 1, u64::MAX - 7] {
+            assert_eq!(change(&map, offset, add), Err(AccessError::Remote));
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! Memory that the device allocates, and importing it, between two processes as in `two_processes.rs`.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+mod common;
+
+use std::os::fd::IntoRawFd;
+use std::ptr::null_mut;
+
+use common::*;
+use rdma_core_sys::*;
+
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
+const REMOTE: u32 = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+const ALL: u32 = IBV_ACCESS_LOCAL_WRITE | REMOTE;
+const ZERO: u32 = IBV_ACCESS_ZERO_BASED;
+
+fn main() {
+    let cases: &[Case] = &[
+        ("device_memory", memory_parent, memory_child),
+        ("device_memory_errors", errors, nothing),
+        ("atomics_follow_the_address", atomics_parent, atomics_child),
+        ("buffers", buffers_parent, buffers_child),
+        ("imported_objects", imports_parent, imports_child),
+        ("imported_in_the_same_process", same_process, nothing),
+    ];
+    run(cases);
+}
+
+fn nothing(_: &mut Link) {}
+
+fn extended(context: *mut ibv_context) -> &'static verbs_context {
+    // SAFETY: a live context of this device, which is never closed here.
+    unsafe { &*verbs_get_ctx(context).unwrap() }
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}
+
+fn alloc_dm(context: *mut ibv_context, length: usize) -> *mut ibv_dm {
+    let mut attr = ibv_alloc_dm_attr {
+        length,
+        ..ibv_alloc_dm_attr::default()
+    };
+    // SAFETY: live context, valid attributes.
+    unsafe { extended(context).alloc_dm.unwrap()(context, &raw mut attr) }
+}
+
+fn free_dm(dm: *mut ibv_dm) -> i32 {
+    // SAFETY: live.
+    unsafe { extended((*dm).context).free_dm.unwrap()(dm) }
+}
+
+fn reg_dm(pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, len: usize, access: u32) -> *mut ibv_mr {
+    // SAFETY: live objects.
+    unsafe { extended((*pd).context).reg_dm_mr.unwrap()(pd, dm, offset, len, access) }
+}
+
+fn put(dm: *mut ibv_dm, offset: u64, bytes: &[u8]) -> i32 {
+    // SAFETY: live memory, readable bytes.
+    unsafe { (*dm).memcpy_to_dm.unwrap()(dm, offset, bytes.as_ptr().cast(), bytes.len()) }
+}
+
+fn get(dm: *mut ibv_dm, offset: u64, len: usize) -> Result<Vec<u8>, i32> {
+    let mut bytes = vec![0u8; len];
+    // SAFETY: live memory, writable bytes.
+    let code = unsafe {
+        (*dm).memcpy_from_dm.unwrap()(bytes.as_mut_ptr().cast(), dm, offset, bytes.len())
+    };
+    if code == 0 { Ok(bytes) } else { Err(code) }
+}
+
+fn dereg(mr: *mut ibv_mr) -> i32 {
+    // SAFETY: live.
+    unsafe { (verbs().ibv_dereg_mr)(mr) }
+}
+
+fn keys(mr: *mut ibv_mr) -> (u32, u32) {
+    // SAFETY: live.
+    unsafe { ((*mr).lkey, (*mr).rkey) }
+}
+
+/// Takes copies between processes away from this one: they fail with EPERM.
+fn refuse_cross_memory_attach() {
+    let op = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let number = |call: libc::c_long| call as u32;
+    let (load, equal, ret) = (
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    );
+    let mut program = [
+        op(load, 0, 0, 0),
+        op(equal, number(libc::SYS_process_vm_readv), 1, 0),
+        op(equal, number(libc::SYS_process_vm_writev), 0, 1),
+        op(ret, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        op(ret, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let filter = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the program lives until the kernel has copied it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter),
+            0
+        );
+    }
+}
+
+fn atomic(end: &mut End, result: &Buffer, addr: u64, rkey: u32, add: u64) -> u32 {
+    let mut sge = ibv_sge {
+        addr: result.addr(),
+        length: 8,
+        lkey: result.lkey(),
+    };
+    // SAFETY: all zeros is a value of it.
+    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    wr.sg_list = &raw mut sge;
+    wr.num_sge = 1;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+    wr.wr.atomic.remote_addr = addr;
+    wr.wr.atomic.rkey = rkey;
+    wr.wr.atomic.compare_add = add;
+    end.post(&mut wr);
+    end.wait(LIMIT).status
+}
+
+const DM_LEN: usize = 3 << 20;
+
+/// Owns the memory, and sleeps in `hear` meanwhile.
+fn memory_parent(link: &mut Link) {
+    let mut end = End::create(link, 8, 8, 1);
+    let dm = alloc_dm(end.context, DM_LEN);
+    assert!(!dm.is_null());
+    assert_eq!(put(dm, 0, &[5; 4096]), 0);
+    let mr = reg_dm(end.pd, dm, 4096, DM_LEN - 4096, ALL | ZERO);
+    assert!(!mr.is_null());
+    assert_eq!(free_dm(dm), libc::EBUSY);
+    let ordinary = end.buffer(&[0; 8]);
+    end.join(link);
+    link.say_numbers(u64::from(keys(mr).1), u64::from(ordinary.rkey()));
+    link.say_numbers(ordinary.addr(), 0);
+    link.expect("written");
+    let last = DM_LEN as u64 - 4096;
+    assert_eq!(get(dm, 4096, 2 << 20).unwrap(), vec![7; 2 << 20]);
+    assert_eq!(get(dm, last + 4088, 8).unwrap(), [3, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(get(dm, 0, 4096).unwrap(), vec![5; 4096]);
+    link.say("next");
+    link.expect("done");
+    assert_eq!(dereg(mr), 0);
+    assert_eq!(free_dm(dm), 0);
+}
+
+fn memory_child(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let (rkey, ordinary) = link.numbers();
+    let (rkey, ordinary) = (rkey as u32, ordinary as u32);
+    let (addr, _) = link.numbers();
+    let source = end.buffer(&vec![7; 2 << 20]);
+    let word = end.buffer(&[0; 8]);
+    refuse_cross_memory_attach();
+    end.rdma(IBV_WR_RDMA_WRITE, &source, 2 << 20, 0, rkey, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    let last = (DM_LEN - 4096 - 8) as u64;
+    assert_eq!(atomic(&mut end, &word, last, rkey, 3), IBV_WC_SUCCESS);
+    assert_eq!(atomic(&mut end, &word, last, rkey, 0), IBV_WC_SUCCESS);
+    assert_eq!(word.bytes(), [3, 0, 0, 0, 0, 0, 0, 0]);
+    end.rdma(IBV_WR_RDMA_READ, &word, 8, 8, rkey, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    assert_eq!(word.bytes(), [7; 8]);
+    link.say("written");
+    link.expect("next");
+    // What the filter refuses is refused.
+    end.rdma(IBV_WR_RDMA_WRITE, &word, 8, addr, ordinary, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_LOC_QP_OP_ERR);
+    link.say("done");
+}
+
+fn errors(_: &mut Link) {
+    let end = End::with(4, 4, 1);
+    let mut attr = ibv_device_attr_ex::default();
+    // SAFETY: live context, writable structure.
+    let ret = unsafe { ibv_query_device_ex(verbs(), end.context, &raw mut attr) };
+    assert_eq!(ret, 0);
+    let most = attr.max_dm_size as usize;
+    assert!(alloc_dm(end.context, 0).is_null());
+    assert_eq!(errno(), libc::EINVAL);
+    assert!(alloc_dm(end.context, most + 1).is_null());
+    assert_eq!(errno(), libc::ENOMEM);
+    let dm = alloc_dm(end.context, 4096);
+    assert!(alloc_dm(end.context, most).is_null());
+    for (offset, len, good) in [
+        (0, 4096, true),
+        (4092, 4, true),
+        (2, 4, false),
+        (4, 6, false),
+        (4092, 8, false),
+        (u64::MAX - 3, 4, false),
+    ] {
+        let expected = if good { 0 } else { libc::EFAULT };
+        assert_eq!(put(dm, offset, &vec![1; len]), expected);
+        assert_eq!(get(dm, offset, len).err().unwrap_or(0), expected);
+    }
+    let odp = IBV_ACCESS_ON_DEMAND;
+    for (offset, len, access, error) in [
+        (0, 4097, ALL | ZERO, libc::EINVAL),
+        (4096, 1, ALL | ZERO, libc::EINVAL),
+        (0, 8, ALL, libc::EINVAL),
+        (0, 8, ALL | ZERO | odp, libc::EINVAL),
+        (0, 8, REMOTE | ZERO, libc::EINVAL),
+        (0, 8, 1 << 15, libc::EOPNOTSUPP),
+    ] {
+        assert!(reg_dm(end.pd, dm, offset, len, access).is_null());
+        assert_eq!(errno(), error, "{offset} {len} {access:x}");
+    }
+    // Nothing of it, as mlx5 and rdma-core's tests have it.
+    assert_eq!(dereg(reg_dm(end.pd, dm, 4096, 0, ALL | ZERO)), 0);
+    assert_eq!(free_dm(dm), 0);
+    let again = alloc_dm(end.context, most);
+    assert!(!again.is_null());
+    assert_eq!(get(again, 0, 8).unwrap(), [0; 8]);
+    assert_eq!(free_dm(again), 0);
+}
+
+fn alloc_buf(end: &End, len: usize) -> (*mut u8, *mut ibv_buf) {
+    let mut buf = null_mut();
+    // SAFETY: live domain, writable output.
+    let addr = unsafe { verbs().ibv_alloc_buf.unwrap()(end.pd, len, &raw mut buf) };
+    assert!(!addr.is_null());
+    (addr.cast(), buf)
+}
+
+const ROUNDS: u64 = 20_000;
+
+/// The owner counts through a region of all of its memory, the other one through one of the buffer.
+fn atomics_parent(link: &mut Link) {
+    let mut end = End::create(link, 8, 8, 1);
+    let (addr, buf) = alloc_buf(&end, 100);
+    // SAFETY: live domain; the buffer is this test's.
+    let (exact, implicit) = unsafe {
+        let exact = verbs().ibv_reg_buf_mr.unwrap();
+        let exact = exact(end.pd, buf, addr.cast(), 100, ALL.cast_signed());
+        let odp = ALL | IBV_ACCESS_ON_DEMAND;
+        (
+            exact,
+            ibv_reg_mr(verbs(), end.pd, null_mut(), usize::MAX, odp),
+        )
+    };
+    assert!(!exact.is_null() && !implicit.is_null());
+    end.join(link);
+    link.say_numbers(addr as u64 + 8, u64::from(keys(exact).1));
+    let qp = second_qp(&end);
+    let mut own = end.with_qp(qp);
+    let address = own.address();
+    own.enter_rtr(address);
+    own.enter_rts();
+    let word = own.buffer(&[0; 8]);
+    let rkey = keys(implicit).1;
+    for _ in 0..ROUNDS {
+        let status = atomic(&mut own, &word, addr as u64 + 8, rkey, 1);
+        assert_eq!(status, IBV_WC_SUCCESS);
+        // And the processor itself.
+        // SAFETY: inside the buffer, which is the application's; everybody uses atomics on it.
+        let cell = unsafe { std::sync::atomic::AtomicU64::from_ptr(addr.add(8).cast()) };
+        cell.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+    link.expect("done");
+    // SAFETY: inside the buffer.
+    assert_eq!(
+        unsafe { addr.add(8).cast::<u64>().read_volatile() },
+        3 * ROUNDS
+    );
+}
+
+fn atomics_child(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let (addr, rkey) = link.numbers();
+    let word = end.buffer(&[0; 8]);
+    for _ in 0..ROUNDS {
+        let status = atomic(&mut end, &word, addr, rkey as u32, 1);
+        assert_eq!(status, IBV_WC_SUCCESS);
+    }
+    link.say("done");
+}
+
+fn second_qp(end: &End) -> *mut ibv_qp {
+    // SAFETY: live objects; all zeros is a value of it.
+    unsafe {
+        let mut init: ibv_qp_init_attr = std::mem::zeroed();
+        init.send_cq = end.cq;
+        init.recv_cq = end.cq;
+        init.qp_type = IBV_QPT_RC;
+        init.cap.max_send_wr = 8;
+        init.cap.max_recv_wr = 8;
+        init.cap.max_send_sge = 1;
+        init.cap.max_recv_sge = 1;
+        let qp = (verbs().ibv_create_qp)(end.pd, &raw mut init);
+        assert!(!qp.is_null());
+        qp
+    }
+}
+
+fn buffers_parent(link: &mut Link) {
+    let mut end = End::create(link, 8, 8, 1);
+    let len = (4 << 20) + 100;
+    let (addr, buf) = alloc_buf(&end, len);
+    let register = verbs().ibv_reg_buf_mr.unwrap();
+    let access = ALL.cast_signed();
+    // SAFETY: live objects; what is outside is refused.
+    let mr = unsafe {
+        let other = (verbs().ibv_alloc_pd)(end.context);
+        for (pd, from, len) in [
+            (other, addr, 8),
+            (end.pd, addr.wrapping_sub(1), 8),
+            (end.pd, addr, len + 1),
+            (end.pd, addr.wrapping_add(len), 1),
+        ] {
+            assert!(register(pd, buf, from.cast(), len, access).is_null());
+            assert_eq!(errno(), libc::EINVAL);
+        }
+        // Plain registration is of the same memory.
+        ibv_reg_mr(verbs(), end.pd, addr.add(10).cast(), len - 10, ALL)
+    };
+    assert!(!mr.is_null());
+    end.join(link);
+    link.say_numbers(addr as u64 + 20, u64::from(keys(mr).1));
+    link.expect("written");
+    // SAFETY: inside the buffer.
+    let found: Vec<u8> = (0..len)
+        .map(|i| unsafe { addr.add(i).read_volatile() })
+        .collect();
+    assert!(found[..20].iter().all(|&byte| byte == 0));
+    assert!(found[20..20 + (3 << 20)].iter().all(|&byte| byte == 7));
+    assert!(found[20 + (3 << 20)..].iter().all(|&byte| byte == 0));
+    // The region keeps the memory.
+    // SAFETY: live, and gone afterwards.
+    unsafe { verbs().ibv_free_buf.unwrap()(buf) };
+    link.say("next");
+    link.expect("read");
+    assert_eq!(dereg(mr), 0);
+    link.say("gone");
+    link.expect("done");
+}
+
+fn buffers_child(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let (addr, rkey) = link.numbers();
+    let rkey = rkey as u32;
+    let source = end.buffer(&vec![7; 3 << 20]);
+    refuse_cross_memory_attach();
+    end.rdma(IBV_WR_RDMA_WRITE, &source, 3 << 20, addr, rkey, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.say("written");
+    link.expect("next");
+    let target = end.buffer(&[0; 8]);
+    end.rdma(IBV_WR_RDMA_READ, &target, 8, addr, rkey, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    assert_eq!(target.bytes(), [7; 8]);
+    link.say("read");
+    link.expect("gone");
+    // Mapped here still, but the key is dead.
+    end.rdma(IBV_WR_RDMA_WRITE, &source, 8, addr, rkey, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
+    link.say("done");
+}
+
+/// Makes objects for the other process and hands their descriptor and handles over.
+fn imports_parent(link: &mut Link) {
+    let end = End::with(4, 4, 1);
+    let dm = alloc_dm(end.context, 8192);
+    assert_eq!(put(dm, 0, &[5; 8192]), 0);
+    let writable = reg_dm(end.pd, dm, 4096, 4096, ALL | ZERO);
+    let read_only = reg_dm(end.pd, dm, 0, 4096, IBV_ACCESS_REMOTE_READ | ZERO);
+    let ordinary = end.buffer(&[0; 8]);
+    // SAFETY: live objects.
+    let (fd, pd, dm_handle, writable_handle, read_handle, other) = unsafe {
+        let other = (verbs().ibv_alloc_pd)(end.context);
+        (
+            (*end.context).cmd_fd,
+            (*end.pd).handle,
+            (*dm).handle,
+            (*writable).handle,
+            (*read_only).handle,
+            (*other).handle,
+        )
+    };
+    link.say_numbers(std::process::id().into(), fd as u64);
+    link.say_numbers(pd.into(), dm_handle.into());
+    link.say_numbers(writable_handle.into(), read_handle.into());
+    link.say_numbers(ordinary.lkey().into(), other.into());
+    link.expect("written");
+    let found = get(dm, 0, 8192).unwrap();
+    assert_eq!(found[..4], [1; 4]);
+    assert_eq!(found[4..4096], vec![5; 4092]);
+    assert_eq!(found[4096..4104], [7; 8]);
+    link.say("next");
+    // It works on when its maker's objects have gone.
+    for mr in [writable, read_only] {
+        assert_eq!(dereg(mr), 0);
+    }
+    assert_eq!(free_dm(dm), 0);
+    link.say("gone");
+    link.expect("done");
+}
+
+fn imports_child(link: &mut Link) {
+    let (pid, fd) = link.numbers();
+    let (pd, dm) = link.numbers();
+    let (writable, read_only) = link.numbers();
+    let (ordinary, other) = link.numbers();
+    let v = verbs();
+    let import_device = v.ibv_import_device.unwrap();
+    let import_mr = v.ibv_import_mr.unwrap();
+    // As if it had been passed.
+    let passed = std::fs::File::open(format!("/proc/{pid}/fd/{fd}")).unwrap();
+    let wrong = std::fs::File::open("/dev/null").unwrap();
+    // SAFETY: descriptors of this process, and handles of the context.
+    unsafe {
+        assert!(import_device(-1).is_null());
+        assert_eq!(errno(), libc::EBADF);
+        assert!(import_device(wrong.into_raw_fd()).is_null());
+        assert_eq!(errno(), libc::EINVAL);
+        let context = import_device(passed.into_raw_fd());
+        assert!(!context.is_null(), "{}", std::io::Error::last_os_error());
+        let import_pd = v.ibv_import_pd.unwrap();
+        assert!(import_pd(context, 12345).is_null());
+        assert_eq!(errno(), libc::EINVAL);
+        let pd = import_pd(context, pd as u32);
+        let other = import_pd(context, other as u32);
+        assert!(!pd.is_null() && !other.is_null());
+        assert!(import_mr(pd, ordinary as u32).is_null());
+        assert_eq!(errno(), libc::EOPNOTSUPP);
+        assert!(import_mr(other, writable as u32).is_null());
+        assert_eq!(errno(), libc::EINVAL);
+        assert!(import_mr(pd, writable as u32 ^ 1).is_null());
+        let import_dm = v.ibv_import_dm.unwrap();
+        assert!(import_dm(context, 77).is_null());
+        assert_eq!(errno(), libc::EINVAL);
+        let dm = import_dm(context, dm as u32);
+        assert!(!dm.is_null());
+        assert_eq!(put(dm, 0, &[1; 4]), 0);
+        let writable = import_mr(pd, writable as u32);
+        let read_only = import_mr(pd, read_only as u32);
+        assert!(!writable.is_null() && !read_only.is_null());
+        assert!((*writable).addr.is_null());
+        // A queue pair of the imported domain, connected to itself.
+        let mut end = End::with(8, 8, 1);
+        end.pd = pd;
+        let qp = second_qp(&end);
+        let mut end = end.with_qp(qp);
+        let own = end.address();
+        end.enter_rtr(own);
+        end.enter_rts();
+        let source = end.buffer(&[7; 8]);
+        end.rdma(IBV_WR_RDMA_WRITE, &source, 8, 0, keys(writable).1, None);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        link.say("written");
+        link.expect("next");
+        link.expect("gone");
+        let target = end.buffer(&[0; 8]);
+        end.rdma(IBV_WR_RDMA_READ, &target, 8, 8, keys(read_only).1, None);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        assert_eq!(target.bytes(), [5; 8]);
+        // What was granted and no more.
+        end.rdma(IBV_WR_RDMA_WRITE, &source, 8, 0, keys(read_only).1, None);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
+        let unimport = v.ibv_unimport_mr.unwrap();
+        unimport(writable);
+        unimport(read_only);
+        assert_eq!(get(dm, 4096, 8).unwrap(), [7; 8]);
+        v.ibv_unimport_dm.unwrap()(dm);
+        v.ibv_unimport_pd.unwrap()(other);
+    }
+    link.say("done");
+}
+
+fn same_process(_: &mut Link) {
+    let end = End::with(4, 4, 1);
+    let buffer = end.buffer(&[5; 8]);
+    let v = verbs();
+    // SAFETY: live objects, and handles of theirs.
+    unsafe {
+        let context = v.ibv_import_device.unwrap()(libc::dup((*end.context).cmd_fd));
+        assert!(!context.is_null());
+        let pd = v.ibv_import_pd.unwrap()(context, (*end.pd).handle);
+        let mr = v.ibv_import_mr.unwrap()(pd, buffer.lkey());
+        assert!(!pd.is_null() && !mr.is_null());
+        assert_eq!(keys(mr), (buffer.lkey(), buffer.rkey()));
+        v.ibv_unimport_mr.unwrap()(mr);
+        // The other object is as good as before, and whoever comes second finds it gone.
+        let mr = v.ibv_import_mr.unwrap()(pd, buffer.lkey());
+        assert_eq!(dereg(mr), 0);
+        let mr = v.ibv_import_mr.unwrap()(pd, buffer.lkey());
+        assert!(mr.is_null());
+        v.ibv_unimport_pd.unwrap()(pd);
+        assert_eq!((verbs().ibv_close_device)(context), 0);
+    }
+}
