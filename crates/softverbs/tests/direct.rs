@@ -23,6 +23,9 @@ fn main() {
         ("buffers", buffers_parent, buffers_child),
         ("imported_objects", imports_parent, imports_child),
         ("imported_in_the_same_process", same_process, nothing),
+        ("atomic_writes", atomic_write_parent, atomic_write_child),
+        ("flushes", flush_parent, flush_child),
+        ("keys_that_come_back_at_once", nothing_yet, reuse_child),
     ];
     run(cases);
 }
@@ -277,10 +280,8 @@ fn atomics_parent(link: &mut Link) {
     }
     link.expect("done");
     // SAFETY: inside the buffer.
-    assert_eq!(
-        unsafe { addr.add(8).cast::<u64>().read_volatile() },
-        3 * ROUNDS
-    );
+    let counted = unsafe { addr.add(8).cast::<u64>().read_volatile() };
+    assert_eq!(counted, 3 * ROUNDS);
 }
 
 fn atomics_child(link: &mut Link) {
@@ -506,4 +507,227 @@ fn same_process(_: &mut Link) {
         v.ibv_unimport_pd.unwrap()(pd);
         assert_eq!((verbs().ibv_close_device)(context), 0);
     }
+}
+
+/// A queue pair with the calls of `ibv_wr_*` that are asked for, on an end's queues.
+fn extended_qp(end: &End, operations: u32) -> *mut ibv_qp {
+    // SAFETY: live objects; all zeros is a value of it.
+    unsafe {
+        let mut init: ibv_qp_init_attr_ex = std::mem::zeroed();
+        init.send_cq = end.cq;
+        init.recv_cq = end.cq;
+        init.qp_type = IBV_QPT_RC;
+        init.cap.max_send_wr = 8;
+        init.cap.max_recv_wr = 8;
+        init.cap.max_send_sge = 1;
+        init.pd = end.pd;
+        init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        init.send_ops_flags = operations.into();
+        let qp = ibv_create_qp_ex(end.context, &raw mut init);
+        assert!(!qp.is_null());
+        qp
+    }
+}
+
+/// Posts one request by `ibv_wr_*` and returns its completion.
+fn wr(end: &mut End, request: impl FnOnce(*mut ibv_qp_ex, &ibv_qp_ex)) -> Wc {
+    // SAFETY: a live queue pair that has these calls.
+    unsafe {
+        let qp = verbs().ibv_qp_to_qp_ex.unwrap()(end.qp);
+        (*qp).wr_start.unwrap()(qp);
+        (*qp).wr_id = 7;
+        (*qp).wr_flags = IBV_SEND_SIGNALED;
+        request(qp, &*qp);
+        assert_eq!((*qp).wr_complete.unwrap()(qp), 0);
+    }
+    end.wait(LIMIT)
+}
+
+fn atomic_write(end: &mut End, addr: u64, rkey: u32, value: u64) -> u32 {
+    let wc = wr(end, |qp, calls| {
+        // SAFETY: a started batch, 8 readable bytes.
+        unsafe { calls.wr_atomic_write.unwrap()(qp, rkey, addr, (&raw const value).cast()) }
+    });
+    assert!(wc.status != IBV_WC_SUCCESS || wc.opcode == IBV_WC_ATOMIC_WRITE);
+    wc.status
+}
+
+fn atomic_write_parent(link: &mut Link) {
+    for (addr_off, which, expected) in [
+        (8u64, 0, IBV_WC_SUCCESS),
+        (8, 1, IBV_WC_SUCCESS),
+        (12, 0, IBV_WC_REM_INV_REQ_ERR),
+        (16, 0, IBV_WC_REM_ACCESS_ERR),
+        (8, 2, IBV_WC_REM_ACCESS_ERR),
+    ] {
+        let end = End::with(8, 8, 1);
+        let qp = extended_qp(&end, IBV_QP_EX_WITH_ATOMIC_WRITE);
+        let mut end = end.with_qp(qp);
+        end.join(link);
+        let keys: Vec<(u64, u64)> = (0..3).map(|_| link.numbers()).collect();
+        let (addr, rkey) = keys[which];
+        let status = atomic_write(
+            &mut end,
+            addr + addr_off,
+            rkey as u32,
+            0x1122_3344_5566_7788,
+        );
+        assert_eq!(status, expected, "{addr_off} {which}");
+        link.say("written");
+    }
+}
+
+fn atomic_write_child(link: &mut Link) {
+    for good in [Some(0), Some(1), None, None, None] {
+        let mut end = End::create(link, 8, 8, 1);
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+        let words = Box::leak(vec![0u64; 2].into_boxed_slice()).as_mut_ptr();
+        // SAFETY: live domain; the words are never freed.
+        let ordinary = unsafe { ibv_reg_mr(verbs(), end.pd, words.cast(), 16, access) };
+        let dm = alloc_dm(end.context, 16);
+        let direct = reg_dm(end.pd, dm, 0, 16, access | ZERO);
+        // SAFETY: as above.
+        let read_only =
+            unsafe { ibv_reg_mr(verbs(), end.pd, words.cast(), 16, IBV_ACCESS_REMOTE_READ) };
+        end.join(link);
+        link.say_numbers(words as u64, keys(ordinary).1.into());
+        link.say_numbers(0, keys(direct).1.into());
+        link.say_numbers(words as u64, keys(read_only).1.into());
+        link.expect("written");
+        // SAFETY: live memory of this test.
+        let found = [unsafe { words.add(1).read_volatile() }, {
+            let bytes = get(dm, 8, 8).unwrap();
+            u64::from_ne_bytes(bytes.try_into().unwrap())
+        }];
+        for (i, value) in found.into_iter().enumerate() {
+            let written = good == Some(i);
+            assert_eq!(value, if written { 0x1122_3344_5566_7788 } else { 0 });
+        }
+    }
+}
+
+const GLOBAL: u32 = IBV_ACCESS_FLUSH_GLOBAL;
+const PERSISTENT: u32 = IBV_ACCESS_FLUSH_PERSISTENT;
+/// Which region is flushed (global, persistent, neither), how, from where, how far, at which level.
+const FLUSHES: [(usize, u32, u64, usize, u32, bool); 9] = [
+    (0, IBV_FLUSH_GLOBAL, 0, 4096, IBV_FLUSH_RANGE, true),
+    (0, IBV_FLUSH_GLOBAL, 1, 4096, IBV_FLUSH_RANGE, false),
+    (0, IBV_FLUSH_GLOBAL, 1 << 40, usize::MAX, IBV_FLUSH_MR, true),
+    (0, IBV_FLUSH_PERSISTENT, 0, 8, IBV_FLUSH_RANGE, false),
+    (0, 0, 0, 8, IBV_FLUSH_RANGE, false),
+    (0, IBV_FLUSH_GLOBAL, 0, 8, 2, false),
+    (2, IBV_FLUSH_GLOBAL, 0, 8, IBV_FLUSH_RANGE, false),
+    (1, IBV_FLUSH_GLOBAL, 0, 8, IBV_FLUSH_RANGE, false),
+    (1, IBV_FLUSH_PERSISTENT, 0, 8, IBV_FLUSH_RANGE, true),
+];
+
+fn flush_parent(link: &mut Link) {
+    for (which, placement, from, len, level, good) in FLUSHES {
+        let end = End::with(8, 8, 1);
+        let qp = extended_qp(&end, IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_RDMA_WRITE);
+        let mut end = end.with_qp(qp);
+        end.join(link);
+        let keys: Vec<(u64, u64)> = (0..3).map(|_| link.numbers()).collect();
+        let (addr, rkey) = keys[which];
+        if rkey == 0 {
+            // There is no disk under the test's file.
+            link.say("flushed");
+            continue;
+        }
+        let wc = wr(&mut end, |qp, calls| {
+            // SAFETY: a started batch.
+            unsafe {
+                let (placement, level) = (placement as u8, level as u8);
+                calls.wr_flush.unwrap()(qp, rkey as u32, addr + from, len, placement, level);
+            }
+        });
+        let expected = if good {
+            (IBV_WC_SUCCESS, IBV_WC_FLUSH)
+        } else {
+            (IBV_WC_REM_ACCESS_ERR, wc.opcode)
+        };
+        assert_eq!(
+            (wc.status, wc.opcode),
+            expected,
+            "{which} {placement} {level}"
+        );
+        link.say("flushed");
+    }
+}
+
+/// A shared mapping of a file on a disk, next to this program.
+fn mapped_file() -> *mut u8 {
+    let path = std::env::current_exe().unwrap().with_extension("flushed");
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .unwrap();
+    file.set_len(4096).unwrap();
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let addr = unsafe { libc::mmap(null_mut(), 4096, protection, libc::MAP_SHARED, fd, 0) };
+    assert_ne!(addr, libc::MAP_FAILED);
+    addr.cast()
+}
+
+fn flush_child(link: &mut Link) {
+    let file = mapped_file();
+    for _ in FLUSHES {
+        let mut end = End::create(link, 8, 8, 1);
+        // SAFETY: all zeros is a value of it.
+        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.qp_access_flags = REMOTE | GLOBAL | PERSISTENT;
+        end.modify(&mut attr, IBV_QP_ACCESS_FLAGS);
+        let memory = Box::leak(vec![0u8; 4096].into_boxed_slice()).as_mut_ptr();
+        // SAFETY: live domain; the memory is never freed.
+        let reg = |addr: *mut u8, access| unsafe {
+            ibv_reg_mr(verbs(), end.pd, addr.cast(), 4096, access)
+        };
+        let global = reg(memory, GLOBAL);
+        let neither = reg(
+            memory,
+            REMOTE & !IBV_ACCESS_REMOTE_WRITE & !IBV_ACCESS_REMOTE_ATOMIC,
+        );
+        // Memory without a disk is not persistent.
+        assert!(reg(memory, PERSISTENT).is_null());
+        assert_eq!(errno(), libc::EINVAL);
+        let persistent = reg(file, PERSISTENT);
+        if persistent.is_null() {
+            println_once("no file system on a disk here: persistent flushes are not tried");
+        }
+        end.join(link);
+        for (mr, addr) in [(global, memory), (persistent, file), (neither, memory)] {
+            let rkey = if mr.is_null() { 0 } else { keys(mr).1 };
+            link.say_numbers(addr as u64, rkey.into());
+        }
+        link.expect("flushed");
+    }
+}
+
+/// To the test's log; standard output is the line to the other process.
+fn println_once(text: &str) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| eprintln!("{text}"));
+}
+
+fn nothing_yet(link: &mut Link) {
+    link.expect("done");
+}
+
+fn reuse_child(link: &mut Link) {
+    // SAFETY: no other thread runs yet.
+    unsafe { std::env::set_var("SOFTVERBS_REUSE_KEYS", "1") };
+    let end = End::with(4, 4, 1);
+    let first = end.buffer(&[0; 8]);
+    let second = end.buffer(&[0; 8]);
+    let key = first.rkey();
+    assert_ne!(key, second.rkey());
+    end.release(first);
+    let third = end.buffer(&[0; 8]);
+    assert_eq!(third.rkey(), key);
+    link.say("done");
 }

@@ -17,6 +17,11 @@ use crate::sys::{self, Errno, Res};
 /// the other, so any number is as good.
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 
+/// Capabilities that only `device_cap_flags_ex` has room for, by the kernel's `ib_uverbs_device_cap_flags`.
+const FLUSH_GLOBAL: u64 = 1 << 38;
+const FLUSH_PERSISTENT: u64 = 1 << 39;
+const ATOMIC_WRITE: u64 = 1 << 40;
+
 /// The default partition, in network order.
 const PKEY: u16 = 0xffff;
 
@@ -105,6 +110,10 @@ pub(super) unsafe extern "C" fn query_device_ex(
         full.cq_mod_caps.max_cq_count = cq::MAX_MODERATION_COUNT;
         full.cq_mod_caps.max_cq_period = cq::MAX_MODERATION_PERIOD;
         full.max_dm_size = dm::MAX_DM;
+        full.device_cap_flags_ex = u64::from(full.orig_attr.device_cap_flags)
+            | FLUSH_GLOBAL
+            | FLUSH_PERSISTENT
+            | ATOMIC_WRITE;
         // Nanoseconds: a clock of 1,000,000 kHz.
         full.completion_timestamp_mask = u64::MAX;
         full.hca_core_clock = 1_000_000;

@@ -130,6 +130,10 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
         to.pd = unsafe { Pd::from_ptr(change.pd) }.number;
     }
     access::check_range(to.range, to.access)?;
+    if to.access & IBV_ACCESS_FLUSH_PERSISTENT != 0 {
+        // Its file would have to be found anew.
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
     let left = to.direct.stamp;
     to.direct = process.buffers.cover(to.range.addr, to.range.len);
     let changed = process

@@ -289,6 +289,7 @@ impl Window {
                 offset: region.direct.offset.wrapping_add(offset),
                 ..region.direct
             },
+            file: 0,
         }))
     }
 

@@ -10,10 +10,13 @@ mod pool;
 mod progress;
 
 use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use pool::Pool;
+
+use rdma_core_sys::IBV_ACCESS_FLUSH_PERSISTENT;
 
 use crate::cq::Cq;
 use crate::dm::Buffers;
@@ -43,6 +46,7 @@ pub(crate) struct Process {
     pub(crate) regions: Regions,
     pub(crate) windows: Windows,
     pub(crate) buffers: Buffers,
+    files: Mutex<HashMap<u32, OwnedFd>>,
     /// Source of contexts' numbers.
     pub(crate) next_context: AtomicU32,
     pub(crate) imports: crate::dm::Imports,
@@ -147,6 +151,7 @@ impl Process {
             regions: Regions::new(),
             windows: Windows::default(),
             buffers: Buffers::default(),
+            files: Mutex::default(),
             next_context: AtomicU32::new(1),
             imports: crate::dm::Imports::default(),
             qps: Pool::new(2, MAX_QPS),
@@ -234,21 +239,38 @@ impl Process {
             .map(|entry| entry.identity.cookie)
     }
 
+    /// Files that persistent flushes write back, by key of their region.
+    fn files(&self) -> MutexGuard<'_, HashMap<u32, OwnedFd>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Makes a region known to peers; one that lies in a buffer of the device is a part of that.
     ///
     /// # Errors
-    /// `ENOMEM`.
+    /// `ENOMEM`, and `EINVAL` for persistent memory that is no shared mapping of a file on a disk.
     pub(crate) fn add_region(&self, pd: u32, range: Range, access: u32) -> Res<Key> {
+        let file = if access & IBV_ACCESS_FLUSH_PERSISTENT != 0 {
+            Some(sys::file_behind(range.addr, range.len).ok_or(Errno(libc::EINVAL))?)
+        } else {
+            None
+        };
         let direct = self.buffers.cover(range.addr, range.len);
         let what = Description {
             access,
             pd,
             range,
             direct,
+            file: file
+                .as_ref()
+                .map_or(0, |file| file.as_raw_fd().cast_unsigned() + 1),
         };
         let added = self.regions.add(&self.segment, &what);
-        if added.is_err() {
-            self.buffers.uncover(&self.segment, direct.stamp);
+        match (&added, file) {
+            (Ok(key), Some(file)) => {
+                self.files().insert(key.0, file);
+            }
+            (Err(_), _) => self.buffers.uncover(&self.segment, direct.stamp),
+            _ => {}
         }
         added
     }
@@ -265,6 +287,7 @@ impl Process {
         let stamp = regions.stamp_of(key);
         regions.deregister(segment, key, |slot| self.lives(slot))?;
         self.buffers.uncover(segment, stamp);
+        self.files().remove(&key.0);
         Ok(())
     }
 

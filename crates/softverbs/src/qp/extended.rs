@@ -42,9 +42,10 @@ pub(super) fn operations(kind: u32) -> u64 {
     let fetches = IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    let rest = IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_FLUSH;
     let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
     u64::from(match kind {
-        IBV_QPT_RC => sends | writes | fetches | windows | IBV_QP_EX_WITH_SEND_WITH_INV,
+        IBV_QPT_RC => sends | writes | fetches | windows | rest,
         IBV_QPT_UC => sends | writes | windows,
         IBV_QPT_UD => sends,
         _ => 0,
@@ -75,6 +76,8 @@ pub(super) unsafe fn fill(object: *mut ibv_qp_ex, kind: u32, asked: u64) {
     object.wr_rdma_read = wants(IBV_QP_EX_WITH_RDMA_READ).then_some(rdma_read as _);
     object.wr_atomic_cmp_swp =
         wants(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).then_some(atomic_cmp_swp as _);
+    object.wr_atomic_write = wants(IBV_QP_EX_WITH_ATOMIC_WRITE).then_some(atomic_write as _);
+    object.wr_flush = wants(IBV_QP_EX_WITH_FLUSH).then_some(flush as _);
     object.wr_bind_mw = wants(IBV_QP_EX_WITH_BIND_MW).then_some(bind_mw as _);
     object.wr_local_inv = wants(IBV_QP_EX_WITH_LOCAL_INV).then_some(local_inv as _);
     object.wr_send_inv = wants(IBV_QP_EX_WITH_SEND_WITH_INV).then_some(send_inv as _);
@@ -263,6 +266,29 @@ unsafe extern "C" fn atomic_cmp_swp(
 unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, value: u64) {
     let opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
     atomic(qp, opcode, (rkey, remote_addr), value, 0);
+}
+
+unsafe extern "C" fn atomic_write(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    value: *const c_void,
+) {
+    rdma(qp, IBV_WR_ATOMIC_WRITE, 0, rkey, remote_addr);
+    // SAFETY: the caller promises 8 readable bytes.
+    unsafe { set_inline_data(qp, value.cast_mut(), 8) };
+}
+
+unsafe extern "C" fn flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    len: usize,
+    placement: u8,
+    level: u8,
+) {
+    let kind = u64::from(placement) | u64::from(level) << 32;
+    atomic(qp, IBV_WR_FLUSH, (rkey, remote_addr), len as u64, kind);
 }
 
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {

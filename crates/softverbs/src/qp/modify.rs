@@ -8,11 +8,8 @@ use super::state::transition_allowed;
 use super::{Attributes, Qp};
 use crate::abi::gid;
 use crate::process::MAX_NODES;
-use crate::segment::layout::{StateWord, qp as layout, split_qp_num};
+use crate::segment::layout::{StateWord, qp as layout, qp_access, split_qp_num};
 use crate::sys::{Errno, Res};
-
-/// Access that peers may get through a queue pair.
-const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
 /// `ibv_modify_qp`.
 ///
@@ -199,7 +196,7 @@ impl Qp {
                 .u32(self.at() + layout::RNR_TIMER)
                 .store(u32::from(attr.min_rnr_timer), Ordering::Relaxed);
         }
-        let access = self.attributes().attr.qp_access_flags & REMOTE;
+        let access = qp_access(self.attributes().attr.qp_access_flags);
         let old = StateWord(self.word.load(Ordering::Relaxed));
         let word = StateWord::new(to, rq.dest, access, old.incarnation());
         if self.publish(word) {

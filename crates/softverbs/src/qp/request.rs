@@ -65,7 +65,8 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
     if kind != IBV_QPT_UD {
         // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
         let rdma = unsafe { wr.wr.rdma };
-        if is_atomic(wr.opcode) {
+        // A flush has its length and kind where atomics have their operands.
+        if is_atomic(wr.opcode) || wr.opcode == IBV_WR_FLUSH {
             // SAFETY: as above.
             let atomic = unsafe { wr.wr.atomic };
             return Ok(Operands {
@@ -148,6 +149,8 @@ pub(super) fn completion_opcode(opcode: u32) -> u32 {
         IBV_WR_RDMA_READ => IBV_WC_RDMA_READ,
         IBV_WR_ATOMIC_CMP_AND_SWP => IBV_WC_COMP_SWAP,
         IBV_WR_ATOMIC_FETCH_AND_ADD => IBV_WC_FETCH_ADD,
+        IBV_WR_FLUSH => IBV_WC_FLUSH,
+        IBV_WR_ATOMIC_WRITE => IBV_WC_ATOMIC_WRITE,
         IBV_WR_BIND_MW => IBV_WC_BIND_MW,
         IBV_WR_LOCAL_INV => IBV_WC_LOCAL_INV,
         _ => IBV_WC_SEND,
@@ -170,6 +173,8 @@ pub(super) fn offered(kind: u32, opcode: u32) -> bool {
                 | IBV_WR_BIND_MW
                 | IBV_WR_LOCAL_INV
                 | IBV_WR_SEND_WITH_INV
+                | IBV_WR_ATOMIC_WRITE
+                | IBV_WR_FLUSH
         ),
         IBV_QPT_UC => matches!(
             opcode,

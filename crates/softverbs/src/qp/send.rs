@@ -10,8 +10,9 @@ use super::waiting::{Reason, Step, no_receive};
 use super::{MAX_MESSAGE, Operands, Qp, SendQueue, Stored};
 use crate::cq::{Cqe, Retires};
 use crate::peer::Push;
-use crate::region::{self, AccessError, Change, Direction, Key, Target, blame};
+use crate::region::{self, AccessError, Change, Direction, Flush, Key, Target, blame};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
+use crate::segment::layout::qp_access;
 use crate::sync::Guard;
 use crate::sys::{self, Errno, Res};
 
@@ -334,7 +335,10 @@ impl Qp {
             IBV_WR_SEND_WITH_INV => self.run_send_inv(sq, request),
             IBV_WR_RDMA_WRITE => self.run_access(sq, request, Direction::Write),
             IBV_WR_RDMA_READ => self.run_access(sq, request, Direction::Read),
-            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => self.run_atomic(sq, request),
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_WRITE => {
+                self.run_atomic(sq, request)
+            }
+            IBV_WR_FLUSH => self.run_flush(sq, request),
             _ => self.run_write_imm(sq, request),
         }
     }
@@ -383,10 +387,20 @@ impl Qp {
         if request.len != 8 {
             return Step::Done(IBV_WC_LOC_LEN_ERR);
         }
+        let change = match request.opcode {
+            IBV_WR_ATOMIC_FETCH_AND_ADD => Change::Add(operands.compare_add),
+            IBV_WR_ATOMIC_WRITE => {
+                let mut value = [0u8; 8];
+                // SAFETY: room for the 8 bytes that the request has.
+                unsafe { request.gather(value.as_mut_ptr()) };
+                Change::Store(u64::from_ne_bytes(value))
+            }
+            _ => Change::Swap(operands.compare_add, operands.swap),
+        };
         let result = if !operands.remote_addr.is_multiple_of(8) {
             conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
             return Step::Done(IBV_WC_REM_INV_REQ_ERR);
-        } else if conn.word.access() & IBV_ACCESS_REMOTE_ATOMIC == 0 {
+        } else if conn.word.access() & change.right() == 0 {
             Err(AccessError::Remote)
         } else {
             let target = Target {
@@ -395,14 +409,10 @@ impl Qp {
                 pd: conn.pd,
                 qp: sq.dest,
             };
-            let change = if request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
-                Change::Add(operands.compare_add)
-            } else {
-                Change::Swap(operands.compare_add, operands.swap)
-            };
             region::change(self.process(), &conn.peer, target, change)
         };
         Step::Done(match result {
+            Ok(_) if request.opcode == IBV_WR_ATOMIC_WRITE => IBV_WC_SUCCESS,
             Ok(old) => {
                 // SAFETY: the pieces are registered buffers of this process, 8 bytes in all.
                 unsafe { request.scatter(&old.to_ne_bytes()) };
@@ -415,6 +425,42 @@ impl Qp {
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
             Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
             Err(AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
+        })
+    }
+
+    /// A flush: of what was done before on this connection, as requests run in order.
+    #[cold]
+    fn run_flush(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
+        let Some(conn) = &sq.conn else {
+            return Step::Wait(Reason::Connection);
+        };
+        let operands = &request.operands;
+        let (placement, level) = (operands.swap as u32, (operands.swap >> 32) as u32);
+        let flush = Flush {
+            placement,
+            len: (level == IBV_FLUSH_RANGE).then_some(operands.compare_add),
+        };
+        let target = Target {
+            key: Key(operands.rkey),
+            addr: operands.remote_addr,
+            pd: conn.pd,
+            qp: sq.dest,
+        };
+        let right = flush.right().map(qp_access);
+        let allowed = right.is_some_and(|right| conn.word.access() & right == right);
+        let result = if allowed && level <= IBV_FLUSH_MR {
+            region::flush(&conn.peer, self.process().slot, target, flush)
+        } else {
+            Err(AccessError::Remote)
+        };
+        Step::Done(match result {
+            Ok(()) => IBV_WC_SUCCESS,
+            Err(AccessError::Remote) => {
+                conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+                IBV_WC_REM_ACCESS_ERR
+            }
+            Err(AccessError::Local | AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
+            Err(AccessError::Dead) => IBV_WC_RETRY_EXC_ERR,
         })
     }
 

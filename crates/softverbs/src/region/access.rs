@@ -14,7 +14,9 @@ const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_ZERO_BASED
     | IBV_ACCESS_MW_BIND
     | IBV_ACCESS_ON_DEMAND
-    | IBV_ACCESS_HUGETLB;
+    | IBV_ACCESS_HUGETLB
+    | IBV_ACCESS_FLUSH_GLOBAL
+    | IBV_ACCESS_FLUSH_PERSISTENT;
 /// Access bits that a device may ignore: `IBV_ACCESS_OPTIONAL_RANGE`.
 const OPTIONAL: u32 = 0x3ff0_0000;
 /// Remote writing needs local writing (11.2.8.2).

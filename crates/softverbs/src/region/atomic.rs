@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_core_sys::IBV_ACCESS_REMOTE_ATOMIC;
+use rdma_core_sys::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE};
 
 use super::direct::{self, Direct};
 use super::remote::{AccessError, Hazard, Target, resolve};
@@ -24,6 +24,8 @@ pub(crate) enum Change {
     Add(u64),
     /// If it is the first, it becomes the second.
     Swap(u64, u64),
+    /// It becomes this, whatever it was: an atomic write.
+    Store(u64),
 }
 
 impl Change {
@@ -31,6 +33,15 @@ impl Change {
         match self {
             Self::Add(add) => Some(old.wrapping_add(add)),
             Self::Swap(compare, swap) => (old == compare).then_some(swap),
+            Self::Store(value) => Some(value),
+        }
+    }
+
+    /// What a peer must allow for it.
+    pub(crate) fn right(self) -> u32 {
+        match self {
+            Self::Store(_) => IBV_ACCESS_REMOTE_WRITE,
+            _ => IBV_ACCESS_REMOTE_ATOMIC,
         }
     }
 }
@@ -111,8 +122,8 @@ pub(crate) fn change(
     change: Change,
 ) -> Result<u64, AccessError> {
     let hazard = Hazard::publish(&peer.map, process.slot, target.key).ok_or(AccessError::Dead)?;
-    let place = resolve(&peer.map, target, target.addr, 8, IBV_ACCESS_REMOTE_ATOMIC)
-        .ok_or(AccessError::Remote)?;
+    let place =
+        resolve(&peer.map, target, target.addr, 8, change.right()).ok_or(AccessError::Remote)?;
     // What is done with a word follows its address, not the key: a region of all memory may lead to a
     // device's buffer too.
     let direct = if place.direct.stamp == 0 {
@@ -171,6 +182,7 @@ mod tests {
         assert_eq!(Change::Add(3).apply(u64::MAX), Some(2));
         assert_eq!(Change::Swap(1, 9).apply(1), Some(9));
         assert_eq!(Change::Swap(1, 9).apply(2), None);
+        assert_eq!(Change::Store(9).apply(2), Some(9));
         assert_ne!(holder(0, 1), 0);
         assert_ne!(holder(1, 7), holder(2, 7));
     }

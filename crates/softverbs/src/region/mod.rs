@@ -10,6 +10,7 @@ pub(crate) mod access;
 mod advise;
 mod atomic;
 mod direct;
+mod flush;
 mod hazard;
 mod null;
 pub(crate) mod odp;
@@ -20,6 +21,7 @@ pub(crate) use access::Range;
 pub(crate) use advise::advise;
 pub(crate) use atomic::{Change, change};
 pub(crate) use direct::{Direct, Directs};
+pub(crate) use flush::{Flush, flush};
 #[cfg(any(test, fuzzing))]
 pub(crate) use remote::resolve;
 pub(crate) use remote::{AccessError, Direction, Target, blame, copy, granted, may_invalidate};

@@ -24,7 +24,11 @@ pub(crate) fn caps() -> ibv_odp_caps {
     ibv_odp_caps {
         general_caps: u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT),
         per_transport_caps: ibv_odp_caps__bindgen_ty_1 {
-            rc_odp_caps: uc | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC,
+            rc_odp_caps: uc
+                | IBV_ODP_SUPPORT_READ
+                | IBV_ODP_SUPPORT_ATOMIC
+                | IBV_ODP_SUPPORT_FLUSH
+                | IBV_ODP_SUPPORT_ATOMIC_WRITE,
             uc_odp_caps: uc,
             ud_odp_caps: messages,
         },

@@ -157,6 +157,7 @@ pub(crate) fn granted(map: &Mapping, own_slot: u32, key: Key) -> Option<Descript
             stamp: u64_at(region::BUFFER),
             offset: u64_at(region::OFFSET),
         },
+        file: 0,
     };
     drop(hazard);
     (live && map.u32(at + region::QP).load(Ordering::Relaxed) == 0).then_some(found)

@@ -73,6 +73,8 @@ pub(crate) struct Description {
     pub(crate) pd: u32,
     pub(crate) range: Range,
     pub(crate) direct: Direct,
+    /// Descriptor of the file that a persistent flush writes back, + 1, or 0.
+    pub(crate) file: u32,
 }
 
 const CHUNK: usize = if cfg!(all(test, loom)) { 64 } else { 1024 };
@@ -82,6 +84,9 @@ const CHUNK: usize = if cfg!(all(test, loom)) { 64 } else { 1024 };
 pub(crate) struct Regions {
     chunks: Box<[OnceLock<Box<[Entry]>>]>,
     free: Mutex<Free>,
+    /// Keys come back at once, as some drivers' do (`SOFTVERBS_REUSE_KEYS=1`): for tests of programs that
+    /// must not use stale ones.
+    reuse: bool,
 }
 
 #[derive(Debug)]
@@ -103,6 +108,7 @@ impl Regions {
                 // Index 0 stays unused: a key of 0 is nobody's.
                 next: 1,
             }),
+            reuse: std::env::var_os("SOFTVERBS_REUSE_KEYS").is_some_and(|value| value == "1"),
         }
     }
 
@@ -137,6 +143,7 @@ impl Regions {
                 pd,
                 range,
                 direct,
+                file: 0,
             },
         )
     }
@@ -181,7 +188,8 @@ impl Regions {
     fn take_key(&self, segment: &OwnSegment) -> Res<Key> {
         let mut free = self.free();
         // Keys come back late, so that a stale one is recognised for long.
-        let (index, generation) = if free.next < MAX_REGIONS as u32 && free.used.len() < LATE {
+        let late = if self.reuse { 1 } else { LATE };
+        let (index, generation) = if free.next < MAX_REGIONS as u32 && free.used.len() < late {
             let index = free.next;
             segment.back(shared_at(index as usize), region::STRIDE)?;
             free.next += 1;
@@ -207,6 +215,12 @@ impl Regions {
     /// Lets the index of a dead key come back.
     fn give_key(&self, key: Key) {
         let generation = key.0 >> 20 & 0xf00 | key.0 & 0xff;
+        if self.reuse {
+            self.free()
+                .used
+                .push_front((key.index() as u32, generation));
+            return;
+        }
         let next = if generation == 0xfff {
             1
         } else {
@@ -252,6 +266,8 @@ impl Regions {
         map.u64(at + region::IOVA).store(iova, Ordering::Relaxed);
         map.u64(at + region::LEN).store(len, Ordering::Relaxed);
         map.u64(at + region::ADDR).store(addr, Ordering::Relaxed);
+        map.u32(at + region::FILE)
+            .store(what.file, Ordering::Relaxed);
         let Direct { stamp, offset } = what.direct;
         map.u64(at + region::BUFFER).store(stamp, Ordering::Relaxed);
         map.u64(at + region::OFFSET)
@@ -332,6 +348,7 @@ impl Regions {
                 stamp: entry.stamp.load(Ordering::Relaxed),
                 offset: entry.offset.load(Ordering::Relaxed),
             },
+            file: 0,
         };
         fence(Ordering::Acquire);
         (entry.version.load(Ordering::Relaxed) == version).then_some(found)
@@ -476,6 +493,7 @@ mod tests {
             pd: 8,
             range: at(0x9000, 0x10, 0),
             direct: Direct::default(),
+            file: 0,
         };
         regions.change(&segment, key, &to, |_| true).unwrap();
         assert_eq!(regions.local(&sge(0x5000, 1, key), 7, false), None);
@@ -494,6 +512,7 @@ mod tests {
             pd: 1,
             range: at(addr, 0x1000, iova),
             direct: Direct::default(),
+            file: 0,
         });
         let key = regions.register(&segment, 1, low.range, 0).unwrap();
         let stop = std::sync::atomic::AtomicBool::new(false);

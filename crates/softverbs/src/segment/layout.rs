@@ -141,6 +141,8 @@ pub(crate) mod region {
     /// u64, u64: stamp of the device's buffer that it lies in, or 0, and the offset there.
     pub(crate) const BUFFER: usize = 40;
     pub(crate) const OFFSET: usize = 48;
+    /// u32: descriptor of the file that the memory is written back to, + 1, or 0.
+    pub(crate) const FILE: usize = 56;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_REGIONS;
 }
 
@@ -312,6 +314,17 @@ impl ParkedWord {
             && now.count() == self.count() - taken;
         if consistent { taken } else { 0 }
     }
+}
+
+/// Access flags of a queue pair as they fit into its state word: those for flush come lower.
+pub(crate) fn qp_access(flags: u32) -> u32 {
+    use rdma_core_sys::{
+        IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, IBV_ACCESS_REMOTE_ATOMIC,
+        IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    };
+    let remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    let flush = IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT;
+    flags & remote | (flags & flush) >> 2
 }
 
 /// A queue pair's state as peers see it.

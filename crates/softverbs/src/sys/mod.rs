@@ -11,8 +11,8 @@ pub(crate) use proc::{
     Identity, PidFd, machine_id, namespace, open_fd_of, own_start_time, start_time,
 };
 pub(crate) use vm::{
-    MAX_IOV, as_local, page_end, pages_huge, pages_usable, readable_locally, same_page_offset,
-    vm_read, vm_write, writable_locally,
+    MAX_IOV, as_local, file_behind, page_end, pages_huge, pages_usable, readable_locally,
+    same_page_offset, vm_read, vm_write, writable_locally, write_back,
 };
 
 use std::fmt;

@@ -1,5 +1,7 @@
 //! Copies between the memories of two processes, by the kernel.
 
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr;
 
 use super::{Errno, Res};
@@ -172,6 +174,44 @@ pub(crate) fn pages_huge(addr: u64, len: u64) -> bool {
         }
     }
     at >= end
+}
+
+/// The file on a disk that a range is a shared mapping of, if it is one.
+pub(crate) fn file_behind(addr: u64, len: u64) -> Option<OwnedFd> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let end = addr.checked_add(len)?;
+    let line = maps.lines().find(|line| {
+        mapped_range(line).is_some_and(|mapping| mapping.contains(&addr) && end <= mapping.end)
+    })?;
+    // Addresses, rights, offset, device, inode, name.
+    let mut fields = line.split_ascii_whitespace();
+    let shared = fields.nth(1)?.ends_with('s');
+    let inode: u64 = fields.nth(2)?.parse().ok()?;
+    let name = line.get(line.find(" /")? + 1..)?;
+    if !shared {
+        return None;
+    }
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(name)
+        .ok()?;
+    let same = file.metadata().is_ok_and(|found| found.ino() == inode);
+    // SAFETY: all zeros is a value of it.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: writable structure.
+    let ret = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) };
+    let memory = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC];
+    (same && ret == 0 && !memory.contains(&system.f_type)).then(|| file.into())
+}
+
+/// From linux/magic.h; not in every libc.
+const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
+
+/// Writes a file's pages back, whoever changed them, and waits for the disk.
+pub(crate) fn write_back(file: &OwnedFd) -> Res<()> {
+    // SAFETY: no memory is passed.
+    super::check(unsafe { libc::fdatasync(file.as_raw_fd()) }).map(|_| ())
 }
 
 /// The addresses that a line of a list of mappings is about.

@@ -1,0 +1,98 @@
+//! Flush: what was written through a key is visible to everybody, or outlives a loss of power.
+//!
+//! Everything that initiators copy is visible at once, so a global flush checks the key and orders. A
+//! persistent one writes the file back that the memory is a shared mapping of; the owner opened it when it
+//! registered the memory.
+
+use std::os::fd::OwnedFd;
+
+use rdma_core_sys::{
+    IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, IBV_FLUSH_GLOBAL, IBV_FLUSH_PERSISTENT,
+};
+
+use super::remote::{AccessError, Hazard, Target, resolve};
+use crate::peer::Peer;
+use crate::segment::layout::region;
+use crate::sync::atomic::{Ordering, fence};
+use crate::sys::{self, Errno, Res};
+
+/// What a flush is asked to reach.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flush {
+    /// `ibv_placement_type`, one or both.
+    pub(crate) placement: u32,
+    /// How many bytes from the target's address, or `None` for the whole region.
+    pub(crate) len: Option<u64>,
+}
+
+impl Flush {
+    /// What a queue pair and a region must allow for it; `None` where it asks for nothing that there is.
+    pub(crate) fn right(self) -> Option<u32> {
+        let mut right = 0;
+        for (bit, access) in [
+            (IBV_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_GLOBAL),
+            (IBV_FLUSH_PERSISTENT, IBV_ACCESS_FLUSH_PERSISTENT),
+        ] {
+            if self.placement & bit != 0 {
+                right |= access;
+            }
+        }
+        let known = IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT;
+        (right != 0 && self.placement & !known == 0).then_some(right)
+    }
+}
+
+/// Flushes a peer's region. A persistent flush waits for the disk.
+///
+/// # Errors
+/// [`AccessError`].
+pub(crate) fn flush(
+    peer: &Peer,
+    own_slot: u32,
+    target: Target,
+    flush: Flush,
+) -> Result<(), AccessError> {
+    let right = flush.right().ok_or(AccessError::Remote)?;
+    let hazard = Hazard::publish(&peer.map, own_slot, target.key).ok_or(AccessError::Dead)?;
+    let at = region::AT + region::STRIDE * target.key.index();
+    let (addr, len) = match flush.len {
+        Some(len) => (target.addr, len),
+        // The specification: address and length are ignored.
+        None => (peer.map.u64(at + region::IOVA).load(Ordering::Relaxed), 0),
+    };
+    resolve(&peer.map, target, addr, len, right).ok_or(AccessError::Remote)?;
+    fence(Ordering::SeqCst);
+    if flush.placement & IBV_FLUSH_PERSISTENT != 0 {
+        let fd = peer.map.u32(at + region::FILE).load(Ordering::Relaxed);
+        let file = open(peer, fd).map_err(|_| AccessError::Refused)?;
+        sys::write_back(&file).map_err(|_| AccessError::Remote)?;
+    }
+    drop(hazard);
+    Ok(())
+}
+
+fn open(peer: &Peer, fd: u32) -> Res<OwnedFd> {
+    let fd = fd.checked_sub(1).ok_or(Errno(libc::EINVAL))?;
+    sys::open_fd_of(peer.identity.pid, fd.cast_signed(), libc::O_RDWR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_of_a_flush() {
+        let right = |placement| {
+            Flush {
+                placement,
+                len: None,
+            }
+            .right()
+        };
+        assert_eq!(right(1), Some(IBV_ACCESS_FLUSH_GLOBAL));
+        assert_eq!(right(2), Some(IBV_ACCESS_FLUSH_PERSISTENT));
+        let both = IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT;
+        assert_eq!(right(3), Some(both));
+        assert_eq!((right(0), right(4), right(5)), (None, None, None));
+    }
+}
