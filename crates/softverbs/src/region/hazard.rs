@@ -39,14 +39,18 @@ pub(super) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) 
 
 /// Whether a living process may still use `key`, which is dead already. Does not wait.
 pub(super) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> bool {
-    while let Some((visitor, word)) = find(segment, key) {
+    // Once for each word that there is; who writes the same ones again is no initiator.
+    for _ in 0..layout::MAX_PROCESSES * announce::HAZARD_COUNT {
+        let Some((visitor, word)) = find(segment, key) else {
+            fence(Ordering::Acquire);
+            return false;
+        };
         if lives(visitor) {
             return true;
         }
         segment.map.u64(word).store(0, Ordering::Relaxed);
     }
-    fence(Ordering::Acquire);
-    false
+    true
 }
 
 /// A process that uses `key` now, and where in the segment it says so.

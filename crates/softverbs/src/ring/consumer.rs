@@ -79,7 +79,9 @@ impl Consumer {
             let (header, slots) = Header::from_words([first, word(1), word(2), word(3)]);
             let to_end = SLOTS - self.tail % SLOTS;
             if header.op == op::PAD {
-                if slots != to_end {
+                // At the ring's beginning there is nothing to fill: such a message could be followed by
+                // itself for ever.
+                if slots != to_end || to_end == SLOTS {
                     return Err(Broken);
                 }
                 self.tail = self.tail.wrapping_add(slots);

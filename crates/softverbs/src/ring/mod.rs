@@ -390,6 +390,21 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_is_not_filled_from_its_beginning() {
+        let file = memfd_create(c"ring", RING_SIZE).unwrap();
+        let map = Mapping::new(&file, RING_SIZE).unwrap();
+        let mut consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
+        let pad = Header {
+            op: op::PAD,
+            ..Header::default()
+        };
+        let word = pad.to_words(0, SLOTS)[0];
+        map.u64(SLOTS_AT)
+            .store(word, std::sync::atomic::Ordering::Relaxed);
+        assert!(consumer.peek().is_err());
+    }
+
+    #[test]
     fn two_threads_keep_pace() {
         let (mut producer, mut consumer) = pair();
         let sender = std::thread::spawn(move || {

@@ -1,0 +1,429 @@
+//! A hostile neighbour: a process of the same user writes random bytes over everything that two others
+//! share, while they connect, send, write, read, count and register. They get errors; they
+//! must not crash, hang, or touch memory that is not theirs.
+//!
+//! `SOFTVERBS_HOSTILE_SECONDS` sets how long (default 3), `SOFTVERBS_HOSTILE_SEED` repeats a run.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+mod common;
+
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use rdma_core_sys::*;
+
+const VICTIMS: &str = "SOFTVERBS_HOSTILE_VICTIMS";
+/// A round takes milliseconds, or as long as the retries of a send.
+const ROUND_LIMIT: Duration = Duration::from_secs(60);
+
+fn main() {
+    if let Ok(victims) = std::env::var(VICTIMS) {
+        vandal(&victims);
+    }
+    run(&[("a_hostile_neighbour", survivor_parent, survivor_child)]);
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+/// Numbers that look random: xorshift64*.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+/// Shared memory of a victim, mapped.
+struct Prey {
+    addr: *mut u8,
+    /// Parts of the file that have pages: where they begin and end.
+    parts: Vec<(usize, usize)>,
+}
+
+/// Finds all of the device's files of a process, and which of their parts are in use.
+fn prey_of(pid: &str, known: &mut Vec<u64>) -> Vec<Prey> {
+    let mut found = Vec::new();
+    let Ok(list) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
+        return found;
+    };
+    for entry in list.flatten() {
+        let name = std::fs::read_link(entry.path()).unwrap_or_default();
+        if !name.to_string_lossy().starts_with("/memfd:softverbs") {
+            continue;
+        }
+        let Ok(file) = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(entry.path())
+        else {
+            continue;
+        };
+        let data = file.metadata().unwrap();
+        let inode = std::os::unix::fs::MetadataExt::ino(&data);
+        if known.contains(&inode) {
+            continue;
+        }
+        let (fd, len) = (file.as_raw_fd(), data.len() as usize);
+        let mut parts = Vec::new();
+        let mut at = 0;
+        // SAFETY: no memory is passed.
+        while let Ok(from) = usize::try_from(unsafe { libc::lseek(fd, at, libc::SEEK_DATA) }) {
+            // SAFETY: as above.
+            at = unsafe { libc::lseek(fd, from as libc::off_t, libc::SEEK_HOLE) };
+            parts.push((from, at as usize));
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let addr = unsafe { libc::mmap(null_mut(), len, protection, libc::MAP_SHARED, fd, 0) };
+        if addr != libc::MAP_FAILED && !parts.is_empty() {
+            known.push(inode);
+            found.push(Prey {
+                addr: addr.cast(),
+                parts,
+            });
+        }
+    }
+    found
+}
+
+/// Writes over what the victims share until it is killed or they have gone.
+fn vandal(victims: &str) -> ! {
+    let seed = number("SOFTVERBS_HOSTILE_SEED", 1);
+    let mut random = Random(seed | 1);
+    // Who has lost its first words is reached by nobody any more, so half of the runs leave them.
+    let spared = if seed.is_multiple_of(2) { 64 } else { 0 };
+    let mut prey = Vec::new();
+    let mut known = Vec::new();
+    loop {
+        for pid in victims.split(',') {
+            if !std::path::Path::new(&format!("/proc/{pid}/fd")).exists() {
+                std::process::exit(0);
+            }
+            prey.extend(prey_of(pid, &mut known));
+        }
+        for _ in 0..200 {
+            if prey.is_empty() {
+                break;
+            }
+            let Prey { addr, parts } = &prey[random.below(prey.len() as u64) as usize];
+            let (from, to) = parts[random.below(parts.len() as u64) as usize];
+            // Sometimes near the beginning, where counts and words of state are close together.
+            let reach = if random.below(2) == 0 {
+                to - from
+            } else {
+                (to - from).min(8192)
+            };
+            let at = (from + random.below(reach as u64) as usize).max(spared);
+            let count = 1 << random.below(7);
+            let kind = random.below(4);
+            for i in at..(at + count).min(to) {
+                let byte = match kind {
+                    0 => 0,
+                    1 => 0xff,
+                    _ => random.next() as u8,
+                };
+                // SAFETY: inside the mapping, in a part that has pages.
+                unsafe { addr.add(i).write_volatile(byte) };
+            }
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Set by a panic inside the device: those are caught, and still wrong.
+static PANICKED: AtomicBool = AtomicBool::new(false);
+/// When the current round began, in milliseconds since the test did; for the watchdog.
+static ROUND: AtomicU64 = AtomicU64::new(0);
+
+/// Ends the process where a round does not end.
+fn watch(begin: Instant) {
+    std::panic::set_hook(Box::new(|info| {
+        eprintln!("{info}");
+        PANICKED.store(true, Ordering::Relaxed);
+    }));
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(Duration::from_millis(500));
+            let since = begin.elapsed() - Duration::from_millis(ROUND.load(Ordering::Relaxed));
+            if since > ROUND_LIMIT {
+                eprintln!("a round does not end");
+                std::process::abort();
+            }
+        }
+    });
+}
+
+fn survivor_parent(link: &mut Link) {
+    let seed = number("SOFTVERBS_HOSTILE_SEED", std::process::id().into());
+    let seconds = number("SOFTVERBS_HOSTILE_SECONDS", 3);
+    eprintln!("SOFTVERBS_HOSTILE_SEED={seed}, {seconds} s");
+    let begin = Instant::now();
+    watch(begin);
+    let device = Device::new();
+    let victims = format!("{},{}", std::process::id(), link.pid());
+    let mut vandal: Option<Child> = None;
+    let mut rounds = 0u64;
+    let mut good = 0u64;
+    while begin.elapsed() < Duration::from_secs(seconds) {
+        ROUND.store(begin.elapsed().as_millis() as u64, Ordering::Relaxed);
+        link.say("round");
+        good += round(link, &device, seed ^ rounds);
+        rounds += 1;
+        // The first one is undisturbed, and shows that everything works.
+        if vandal.is_none() {
+            assert_eq!(good, OPERATIONS, "without a hostile neighbour");
+            let own = std::env::current_exe().unwrap();
+            let mut command = Command::new(own);
+            command.env(VICTIMS, &victims);
+            command.env("SOFTVERBS_HOSTILE_SEED", seed.to_string());
+            vandal = Some(command.spawn().unwrap());
+        }
+    }
+    link.say("end");
+    link.expect("whole");
+    let mut vandal = vandal.unwrap();
+    assert!(
+        vandal.try_wait().unwrap().is_none(),
+        "the neighbour ended early"
+    );
+    vandal.kill().unwrap();
+    vandal.wait().unwrap();
+    eprintln!("{rounds} rounds, {good} good completions of {OPERATIONS} a round");
+    assert!(rounds > 3);
+    assert!(!PANICKED.load(Ordering::Relaxed), "the device panicked");
+}
+
+fn survivor_child(link: &mut Link) {
+    let begin = Instant::now();
+    watch(begin);
+    let device = Device::new();
+    let mut rounds = 0;
+    while link.hear() == "round" {
+        ROUND.store(begin.elapsed().as_millis() as u64, Ordering::Relaxed);
+        round(link, &device, rounds);
+        rounds += 1;
+    }
+    assert!(!PANICKED.load(Ordering::Relaxed), "the device panicked");
+    link.say("whole");
+}
+
+/// What stays over all rounds.
+struct Device {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    cq: *mut ibv_cq,
+}
+
+impl Device {
+    fn new() -> Self {
+        let context = open();
+        // SAFETY: live objects.
+        unsafe {
+            let pd = (verbs().ibv_alloc_pd)(context);
+            let cq = (verbs().ibv_create_cq)(context, 4096, null_mut(), null_mut(), 0);
+            assert!(!pd.is_null() && !cq.is_null());
+            Self { context, pd, cq }
+        }
+    }
+}
+
+const OPERATIONS: u64 = 60;
+const LEN: usize = 64 << 10;
+const ALL: u32 = IBV_ACCESS_LOCAL_WRITE
+    | IBV_ACCESS_REMOTE_READ
+    | IBV_ACCESS_REMOTE_WRITE
+    | IBV_ACCESS_REMOTE_ATOMIC;
+
+/// Moves a queue pair on; how it went is told by what happens later.
+fn modify(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: u32) {
+    // SAFETY: live queue pair, valid attributes.
+    unsafe { (verbs().ibv_modify_qp)(qp, attr, mask.cast_signed()) };
+}
+
+/// One connection with all operations on it. Returns how many completed well.
+fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    // Memory that a peer may be led astray to lies in mappings of its own.
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: objects of one device, each gone after its last use; all zeros is a value of each structure.
+    unsafe {
+        let memory = libc::mmap(null_mut(), LEN, protection, flags, -1, 0);
+        assert_ne!(memory, libc::MAP_FAILED);
+        let mr = ibv_reg_mr(verbs(), device.pd, memory, LEN, ALL);
+        assert!(!mr.is_null());
+        let mut init: ibv_qp_init_attr = std::mem::zeroed();
+        init.send_cq = device.cq;
+        init.recv_cq = device.cq;
+        init.qp_type = IBV_QPT_RC;
+        init.cap.max_send_wr = 128;
+        init.cap.max_recv_wr = 128;
+        init.cap.max_send_sge = 1;
+        init.cap.max_recv_sge = 1;
+        let qp = (verbs().ibv_create_qp)(device.pd, &raw mut init);
+        assert!(!qp.is_null());
+        let mut attr: ibv_qp_attr = std::mem::zeroed();
+        attr.qp_state = IBV_QPS_INIT;
+        attr.port_num = 1;
+        attr.qp_access_flags = ALL;
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        modify(qp, &mut attr, mask);
+        for _ in 0..OPERATIONS {
+            let mut sge = sge_of(mr, 0, 16 << 10);
+            let mut wr = ibv_recv_wr {
+                sg_list: &raw mut sge,
+                num_sge: 1,
+                ..ibv_recv_wr::default()
+            };
+            let mut bad = null_mut();
+            ibv_post_recv(qp, &raw mut wr, &raw mut bad);
+        }
+        link.say_numbers((*qp).qp_num.into(), (*mr).rkey.into());
+        let (qpn, rkey) = link.numbers();
+        link.say_numbers(memory as u64, 0);
+        let (addr, _) = link.numbers();
+        connect(device, qp, qpn as u32);
+        link.say("connected");
+        link.expect("connected");
+        let mut posted = 0;
+        for _ in 0..OPERATIONS {
+            let opcode = [
+                IBV_WR_SEND,
+                IBV_WR_RDMA_WRITE,
+                IBV_WR_RDMA_READ,
+                IBV_WR_ATOMIC_FETCH_AND_ADD,
+            ][random.below(4) as usize];
+            let len = match opcode {
+                IBV_WR_ATOMIC_FETCH_AND_ADD => 8,
+                _ => 1 << random.below(14),
+            };
+            let mut sge = sge_of(mr, 32 << 10, len);
+            let mut wr: ibv_send_wr = std::mem::zeroed();
+            wr.opcode = opcode;
+            wr.send_flags = IBV_SEND_SIGNALED;
+            wr.sg_list = &raw mut sge;
+            wr.num_sge = 1;
+            let to = addr + (16 << 10);
+            if opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
+                wr.wr.atomic.remote_addr = to;
+                wr.wr.atomic.rkey = rkey as u32;
+                wr.wr.atomic.compare_add = 1;
+            } else {
+                wr.wr.rdma.remote_addr = to;
+                wr.wr.rdma.rkey = rkey as u32;
+            }
+            let mut bad = null_mut();
+            if ibv_post_send(qp, &raw mut wr, &raw mut bad) == 0 {
+                posted += 1;
+            }
+        }
+        let good = poll(device, qp, posted);
+        link.say("over");
+        link.expect("over");
+        // A region that a neighbour pretends to use is not free at once, and the call says so.
+        let mut code = (verbs().ibv_dereg_mr)(mr);
+        for _ in 0..3 {
+            if code == libc::EBUSY {
+                code = (verbs().ibv_dereg_mr)(mr);
+            }
+        }
+        assert!(code == 0 || code == libc::EBUSY, "{code}");
+        assert_eq!((verbs().ibv_destroy_qp)(qp), 0);
+        if code == 0 {
+            assert_eq!(libc::munmap(memory, LEN), 0);
+        }
+        good
+    }
+}
+
+/// # Safety
+/// `mr` must be live.
+unsafe fn sge_of(mr: *mut ibv_mr, from: u64, length: u32) -> ibv_sge {
+    // SAFETY: the caller promises that.
+    unsafe {
+        ibv_sge {
+            addr: (*mr).addr as u64 + from,
+            length,
+            lkey: (*mr).lkey,
+        }
+    }
+}
+
+/// # Safety
+/// Both must be live.
+unsafe fn connect(device: &Device, qp: *mut ibv_qp, dest: u32) {
+    // SAFETY: the caller promises that; all zeros is a value of each structure.
+    unsafe {
+        let mut attr: ibv_qp_attr = std::mem::zeroed();
+        attr.qp_state = IBV_QPS_RTR;
+        attr.path_mtu = IBV_MTU_1024;
+        attr.dest_qp_num = dest;
+        attr.max_dest_rd_atomic = 1;
+        attr.min_rnr_timer = 1;
+        attr.ah_attr.is_global = 1;
+        attr.ah_attr.port_num = 1;
+        let gid = &raw mut attr.ah_attr.grh.dgid;
+        assert_eq!((verbs().ibv_query_gid)(device.context, 1, 0, gid), 0);
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        modify(qp, &mut attr, mask);
+        attr.qp_state = IBV_QPS_RTS;
+        attr.timeout = 10;
+        attr.retry_cnt = 3;
+        attr.rnr_retry = 3;
+        attr.max_rd_atomic = 1;
+        let mask = IBV_QP_STATE
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC;
+        modify(qp, &mut attr, mask);
+    }
+}
+
+/// Polls for some time, or until all requests have completed; how many did so well.
+///
+/// # Safety
+/// Both must be live.
+unsafe fn poll(device: &Device, qp: *mut ibv_qp, posted: u64) -> u64 {
+    let begin = Instant::now();
+    let (mut good, mut done) = (0, 0);
+    // SAFETY: the caller promises live objects; room for 16.
+    unsafe {
+        let mut wcs: [ibv_wc; 16] = std::mem::zeroed();
+        while done < posted && begin.elapsed() < Duration::from_millis(500) {
+            let count = ibv_poll_cq(device.cq, 16, wcs.as_mut_ptr());
+            assert!((0..=16).contains(&count));
+            for wc in &wcs[..count as usize] {
+                let mine = wc.qp_num == (*qp).qp_num;
+                // The opcode of a failed one says nothing.
+                if mine && (wc.status != IBV_WC_SUCCESS || wc.opcode & IBV_WC_RECV == 0) {
+                    done += 1;
+                    good += u64::from(wc.status == IBV_WC_SUCCESS);
+                }
+            }
+        }
+    }
+    good
+}
