@@ -332,7 +332,8 @@ impl Seen {
             && at.is_multiple_of(32)
             && (arena::AT..SEGMENT_SIZE).contains(&at)
             && count as usize <= (SEGMENT_SIZE - at) / stride;
-        good.then_some(Self {
+        // Not `then_some`: a count of 0 has no mask.
+        good.then(|| Self {
             word_at: entry + qp_layout::PARKED,
             at,
             mask: count - 1,
@@ -417,5 +418,18 @@ impl Seen {
                 Err(_) => return false,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::OwnSegment;
+
+    #[test]
+    fn nothing_was_parked_ever() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        segment.back(qp_layout::AT, qp_layout::STRIDE).unwrap();
+        assert!(Seen::read(&segment.map, qp_layout::AT).is_none());
     }
 }
