@@ -134,8 +134,12 @@ impl Process {
             if cookie == 0 || cookie == map.u64(at + announce::GRANTED).load(Ordering::Relaxed) {
                 continue;
             }
+            // One that has ended leaves its wish behind, and its place may be another's by now, which
+            // nobody here has to do with.
+            if self.cookie_of(slot) != Some(cookie) {
+                continue;
+            }
             let granted = self.peer(slot).and_then(|peer| {
-                // One that died before, or lies about itself, gets none.
                 if peer.identity.cookie == cookie {
                     self.grant_ring(&peer)?;
                     peer.ring_process();
