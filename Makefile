@@ -58,7 +58,7 @@ check-conformance: all deps ## whole programs on the embedded device
 check-verbs: deps ## other people's verbs programs and rdma-core's tests on the embedded device; OPTIONS=--newer
 	@tests/verbs/check $(OPTIONS)
 
-check-fault: ## processes killed at every instruction of every path of the embedded device; OPTIONS=--seed N
+check-fault: ## 2,000 processes killed at random, and at every instruction of each call; OPTIONS="--seed N"
 	@tests/fault/check --all $(OPTIONS)
 
 check-vm: all deps ## the same shared object on a real verbs device, in a virtual machine

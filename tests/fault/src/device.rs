@@ -239,6 +239,7 @@ pub(crate) struct Wc {
     pub(crate) opcode: u32,
     pub(crate) len: usize,
     pub(crate) imm: u32,
+    pub(crate) number: u32,
 }
 
 /// A completion queue and its channel.
@@ -261,6 +262,7 @@ impl Queue {
                 status: wc.status,
                 opcode: wc.opcode,
                 len: wc.byte_len as usize,
+                number: wc.qp_num,
                 imm: wc.__bindgen_anon_1.bindgen_union_field,
             }));
         }
@@ -538,5 +540,12 @@ impl Region {
     pub(crate) fn deregister(&self) -> Result<(), std::io::Error> {
         // SAFETY: live; the caller registers it anew before it is used again.
         check(unsafe { (verbs().ibv_dereg_mr)(self.mr) })
+    }
+
+    /// Deregisters it and gives the memory back.
+    pub(crate) fn release(self) {
+        self.deregister().expect("ibv_dereg_mr");
+        // SAFETY: the mapping of `Device::region`, which nothing refers to any more.
+        unsafe { libc::munmap(self.at.cast(), self.len) };
     }
 }

@@ -121,3 +121,31 @@ pub(crate) fn readable(fd: RawFd, patience: Duration) -> bool {
     // SAFETY: one writable element, a readable time, no mask.
     unsafe { libc::ppoll(&raw mut poll, 1, &raw const wait, std::ptr::null()) > 0 }
 }
+
+/// Which of them become readable within `patience`.
+pub(crate) fn ready(fds: &[RawFd], patience: Duration) -> Vec<usize> {
+    let mut polls: Vec<_> = fds
+        .iter()
+        .map(|&fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    let wait = libc::timespec {
+        tv_sec: patience.as_secs().cast_signed(),
+        tv_nsec: i64::from(patience.subsec_nanos()),
+    };
+    // SAFETY: as many writable elements as given, a readable time, no mask.
+    unsafe {
+        libc::ppoll(
+            polls.as_mut_ptr(),
+            polls.len() as libc::nfds_t,
+            &raw const wait,
+            std::ptr::null(),
+        )
+    };
+    (0..polls.len())
+        .filter(|&i| polls[i].revents != 0)
+        .collect()
+}

@@ -4,18 +4,23 @@
 #[allow(unsafe_code, reason = "verbs is a C interface")]
 mod device;
 mod guard;
+#[allow(unsafe_code, reason = "a clock is a system call")]
+mod kills;
 mod leftovers;
 #[allow(unsafe_code, reason = "pipes of this process")]
 mod link;
 mod notice;
 mod options;
 mod random;
+#[allow(unsafe_code, reason = "signals are system calls")]
+mod signals;
 #[allow(unsafe_code, reason = "ptrace is a system call")]
 mod steps;
 
 use options::Options;
 
-const USAGE: &str = "fault steps [--seed N] [--sample VICTIMS] [--path NAME]";
+const USAGE: &str = "fault steps [--seed N] [--sample VICTIMS] [--path NAME]
+fault kills [--seed N] [--kills N] [--minutes M] [--processes 2-8]";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -25,6 +30,10 @@ fn main() {
     };
     match command.as_str() {
         "victim" => return steps::victim::run(rest),
+        "worker" => {
+            signals::be_nice();
+            return kills::worker::run(rest);
+        }
         "bystander" => return steps::bystander::run(rest),
         _ => {}
     }
@@ -35,6 +44,7 @@ fn main() {
     guard::start();
     let good = match command.as_str() {
         "steps" => steps::run(&options),
+        "kills" => kills::run(&options),
         _ => {
             eprintln!("{USAGE}");
             std::process::exit(2);

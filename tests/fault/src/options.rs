@@ -5,6 +5,11 @@ use crate::random;
 /// What a run is asked for.
 pub(crate) struct Options {
     pub(crate) seed: u64,
+    /// Random kills, and the minutes after which there are no more of them.
+    pub(crate) kills: usize,
+    pub(crate) minutes: f64,
+    /// How many processes; two to eight in turn without it.
+    pub(crate) processes: Option<usize>,
     /// Victims for each path of a walk; all without it.
     pub(crate) sample: Option<usize>,
     pub(crate) path: Option<String>,
@@ -14,6 +19,9 @@ impl Options {
     pub(crate) fn read(arguments: &[String]) -> Result<Self, String> {
         let mut options = Self {
             seed: random::seed(),
+            kills: 2000,
+            minutes: 1e6,
+            processes: None,
             sample: None,
             path: None,
         };
@@ -23,6 +31,11 @@ impl Options {
             let bad = |_| format!("{name} {value} is no number");
             match name.as_str() {
                 "--seed" => options.seed = value.parse().map_err(bad)?,
+                "--kills" => options.kills = value.parse().map_err(bad)?,
+                "--processes" => options.processes = Some(value.parse().map_err(bad)?),
+                "--minutes" => {
+                    options.minutes = value.parse().map_err(|_| format!("{name} {value}"))?;
+                }
                 "--sample" => options.sample = Some(value.parse().map_err(bad)?),
                 "--path" => options.path = Some(value.clone()),
                 _ => return Err(format!("{name} is unknown")),

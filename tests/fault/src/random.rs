@@ -25,6 +25,11 @@ impl Random {
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         (self.next() >> 11) % n
     }
+
+    /// A number from `from` to below `to`.
+    pub(crate) fn range(&mut self, from: usize, to: usize) -> usize {
+        from + self.below((to - from) as u64) as usize
+    }
 }
 
 /// A seed for whoever gave none.

@@ -1,0 +1,301 @@
+//! A process that keeps everything going with all others, until it is killed.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdma_core_sys::IBV_WC_SUCCESS;
+
+use super::bond::{Bond, Common, Sums};
+use super::layout::{Kind, MOST, ROOM, id_of, parts_of, target};
+use super::now_ns;
+use crate::device::{Device, Region, Wc};
+use crate::leftovers;
+use crate::link::{Gone, Link, numbers};
+use crate::notice::Way;
+use crate::random::Random;
+
+/// Receives of the shared queue.
+const SHARED: usize = 16;
+/// Messages that the shared queue takes until each of its receives must have been used once more: all
+/// others, and those of claims that came back and lie behind.
+const AGE: u64 = 8 * SHARED as u64;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+type Commands = Arc<Mutex<VecDeque<String>>>;
+
+struct Worker {
+    common: Common,
+    way: Way,
+    bonds: Vec<Option<Bond>>,
+    shared_region: Region,
+    /// How many messages the shared queue had taken when each receive was posted, and when that was.
+    posted: Vec<(u64, Instant)>,
+    taken: u64,
+    link: Link,
+    /// Descriptors before there were others.
+    base: usize,
+}
+
+/// `worker NUMBER SEED WAY`. Its commands:
+/// `make OTHER NONCE`, answered by `made OTHER NONCE ...` with its numbers;
+/// `peer OTHER NONCE ...` with the other's, answered by `joined`;
+/// `go OTHER NONCE` when both have joined, or one is dead, answered by `up` after the first message;
+/// `drop OTHER NONCE` for one that never was connected, answered by `clean`; `show`; `stop`.
+/// It says `dead OTHER NONCE TIME` at the first error, and `clean OTHER NONCE` when nothing is left.
+pub(crate) fn run(arguments: &[String]) {
+    let given = numbers(&arguments.join(" "));
+    crate::signals::be_interruptible();
+    let commands = Commands::default();
+    listen(&commands);
+    let device = Device::open();
+    let mut worker = Worker {
+        common: Common {
+            device,
+            queue: device.queue(4096),
+            shared: device.shared(SHARED as u32),
+            handle: device.handle(),
+            target: device.region(target::LEN),
+            number: given[0] as u8,
+            random: Random::new(given[1]),
+            sums: Sums::default(),
+        },
+        way: Way::of(given[2]),
+        bonds: (0..MOST).map(|_| None).collect(),
+        shared_region: device.region(SHARED * ROOM),
+        posted: vec![(0, Instant::now()); SHARED],
+        taken: 0,
+        link: Link::of_child(),
+        base: 0,
+    };
+    (0..SHARED).for_each(|place| worker.post_shared(place));
+    worker.base = leftovers::count().0;
+    worker.link.say("ready");
+    let mut wcs = Vec::new();
+    loop {
+        while let Some(command) = lock(&commands).pop_front() {
+            if command == "stop" {
+                worker.say_sums();
+                worker.link.say("stopped");
+                return;
+            }
+            if command == "show" {
+                worker.show();
+                continue;
+            }
+            worker.obey(&command);
+        }
+        // Who was told of others has to send first.
+        worker.go_on();
+        let way = worker.way_now();
+        way.wait(&worker.common.queue, &mut wcs, Duration::from_millis(500));
+        let idle = wcs.is_empty();
+        for wc in wcs.drain(..) {
+            worker.take(&wc);
+        }
+        if idle && way == Way::Polls {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn lock(commands: &Commands) -> std::sync::MutexGuard<'_, VecDeque<String>> {
+    commands.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes commands as they come. The main thread may sleep in a call without a limit, so it is interrupted
+/// until it has looked.
+fn listen(commands: &Commands) {
+    let commands = Arc::clone(commands);
+    let main = crate::signals::this_thread();
+    std::thread::spawn(move || {
+        let mut link = Link::of_child();
+        loop {
+            match link.hear_within(Duration::from_secs(60)) {
+                Ok(Some(line)) => lock(&commands).push_back(line),
+                Ok(None) => {}
+                // Whoever started this process is gone.
+                Err(Gone) => std::process::exit(1),
+            }
+            while !lock(&commands).is_empty() {
+                main.interrupt();
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    });
+}
+
+impl Worker {
+    /// A connection that has all its completions brings no more; its other queue pair is in ERR with the next
+    /// look at it.
+    fn way_now(&self) -> Way {
+        if self.bonds.iter().flatten().any(Bond::is_flushed) {
+            Way::Polls
+        } else {
+            self.way
+        }
+    }
+
+    fn post_shared(&mut self, place: usize) {
+        let id = id_of(0, Kind::SharedReceive, place);
+        let at = place * ROOM;
+        self.common
+            .shared
+            .receive(id, &self.shared_region, at, ROOM);
+        self.posted[place] = (self.taken, Instant::now());
+    }
+
+    fn obey(&mut self, command: &str) {
+        let (verb, rest) = command.split_once(' ').expect("a command");
+        let given = numbers(rest);
+        let (other, nonce) = (given[0] as usize, given[1] as u32);
+        let device = self.common.device;
+        match verb {
+            "make" => {
+                assert!(self.bonds[other].is_none(), "two connections");
+                let bond = Bond::new(&self.common, other as u8, nonce);
+                let target = &self.common.target;
+                let made = format!(
+                    "made {other} {nonce} {} {} {}",
+                    bond.numbers(),
+                    target.addr(0),
+                    target.rkey()
+                );
+                self.bonds[other] = Some(bond);
+                self.link.say(&made);
+            }
+            "peer" => {
+                let bond = self.bonds[other].as_mut().expect("a connection");
+                bond.connect(&device, &given[2..]);
+                self.link.say(&format!("joined {other} {nonce}"));
+            }
+            "go" => {
+                if let Some(bond) = self.bonds[other].as_mut() {
+                    bond.goes = true;
+                }
+            }
+            _ => {
+                let bond = self.bonds[other].take().expect("a connection");
+                assert!(bond.nonce == nonce && !bond.connected);
+                self.clean(bond);
+            }
+        }
+    }
+
+    fn take(&mut self, wc: &Wc) {
+        let (nonce, kind, place) = parts_of(wc.id);
+        if kind == Kind::SharedReceive {
+            self.take_shared(wc, place);
+            return;
+        }
+        let at = self
+            .bonds
+            .iter()
+            .position(|bond| bond.as_ref().is_some_and(|bond| bond.nonce == nonce));
+        let at = at.unwrap_or_else(|| panic!("a completion of nobody's: {wc:?}"));
+        let Some(bond) = self.bonds[at].as_mut() else {
+            return;
+        };
+        if wc.status != IBV_WC_SUCCESS {
+            if bond.failed.is_none() {
+                self.link.say(&format!("dead {at} {nonce} {}", now_ns()));
+            }
+            bond.note_error(kind, wc);
+            return;
+        }
+        let first = kind == Kind::Receive && !bond.heard_anything();
+        bond.complete(kind, place, wc, &mut self.common);
+        if first {
+            self.link.say(&format!("up {at} {nonce}"));
+        }
+    }
+
+    fn take_shared(&mut self, wc: &Wc, place: usize) {
+        assert_eq!(wc.status, IBV_WC_SUCCESS, "a receive of the shared queue");
+        let bond = self
+            .bonds
+            .iter_mut()
+            .flatten()
+            .find(|bond| bond.on_shared.number() == wc.number);
+        let bond = bond.unwrap_or_else(|| panic!("a message of nobody's: {wc:?}"));
+        bond.receive(1, &self.shared_region.read(place * ROOM, wc.len));
+        self.common.sums.shared += 1;
+        self.common.sums.bytes += wc.len as u64;
+        self.taken += 1;
+        self.post_shared(place);
+        let now = self.taken;
+        // A living process that has claimed one may be kept from running for some time.
+        let late = self
+            .posted
+            .iter()
+            .position(|(taken, at)| now - taken > AGE && at.elapsed() > PATIENCE);
+        assert_eq!(late, None, "a receive of the shared queue got lost");
+    }
+
+    /// Sends what may be sent, and lets go of the dead.
+    fn go_on(&mut self) {
+        for at in 0..MOST {
+            let Some(bond) = self.bonds[at].as_mut() else {
+                continue;
+            };
+            if bond.failed.is_some() {
+                if bond.is_over()
+                    && self.is_quiet()
+                    && let Some(bond) = self.bonds[at].take()
+                {
+                    self.clean(bond);
+                }
+            } else {
+                bond.pump(&mut self.common.random);
+            }
+        }
+    }
+
+    /// What came last for a queue pair that is to be destroyed is taken first.
+    fn is_quiet(&mut self) -> bool {
+        let mut wcs = Vec::new();
+        self.common.queue.poll(&mut wcs);
+        for wc in &wcs {
+            self.take(wc);
+        }
+        wcs.is_empty()
+    }
+
+    fn clean(&mut self, bond: Bond) {
+        let (other, nonce) = (bond.other, bond.nonce);
+        bond.destroy(&self.common.device);
+        let others = self.bonds.iter().flatten().count() + 1;
+        let (fds, maps) = leftovers::count();
+        // Of each other process, one that joins included: its segment and two rings; its pidfd, the ring
+        // from it, its doorbell and that of its channel.
+        assert!(
+            maps <= 1 + 3 * (others + 1) && fds <= self.base + 4 * (others + 1),
+            "{others} others, {maps} mappings, {} descriptors",
+            fds - self.base
+        );
+        self.say_sums();
+        self.link.say(&format!("clean {other} {nonce}"));
+    }
+
+    /// For whoever looks for the cause of a failure.
+    fn show(&self) {
+        let number = self.common.number;
+        let used: Vec<u64> = self.posted.iter().map(|at| self.taken - at.0).collect();
+        eprintln!(
+            "process {number}, {:?}, messages since each shared receive was posted {used:?}",
+            self.way
+        );
+        for bond in self.bonds.iter().flatten() {
+            eprintln!("  {}", bond.show());
+        }
+    }
+
+    /// What was checked since the last time.
+    fn say_sums(&mut self) {
+        let sums = std::mem::take(&mut self.common.sums);
+        self.link.say(&format!(
+            "sums {} {} {} {} {} {}",
+            sums.messages, sums.shared, sums.datagrams, sums.accesses, sums.atomics, sums.bytes
+        ));
+    }
+}
