@@ -1,6 +1,7 @@
-"""A peer that is stopped, or killed: tests/conformance/c/peers.c on each release of libfabric."""
+"""A peer that is stopped, or killed: tests/conformance/c/peers.c and early.c on each release of libfabric."""
 
 import os
+import random
 import subprocess
 import tempfile
 import unittest
@@ -10,6 +11,7 @@ from lib import programs
 from . import common
 
 SOURCE = programs.TOP / "tests" / "conformance" / "c" / "peers.c"
+EARLY = SOURCE.with_name("early.c")
 
 
 class Peers(unittest.TestCase):
@@ -17,7 +19,9 @@ class Peers(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.program = os.path.join(cls.folder.name, "peers")
-        subprocess.run(["gcc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", cls.program, SOURCE, "-lfabric"], check=True)
+        cls.early = os.path.join(cls.folder.name, "early")
+        for program, source in ((cls.program, SOURCE), (cls.early, EARLY)):
+            subprocess.run(["gcc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-lfabric"], check=True)
 
     @classmethod
     def tearDownClass(cls):
@@ -45,6 +49,11 @@ class Peers(unittest.TestCase):
     @common.per_release
     def test_a_peer_killed_in_the_middle_of_writes(self, libfabric):
         ended = self.peers(libfabric, "busy")
+        self.assertEqual(ended.status, 0, ended)
+
+    @common.per_release
+    def test_clients_killed_while_they_connect(self, libfabric):
+        ended = programs.run([self.early, "weft", "127.0.0.1", "40", str(random.randrange(10**6))], libfabric.env(), seconds=120)
         self.assertEqual(ended.status, 0, ended)
 
     def test_over_ipv6(self):
