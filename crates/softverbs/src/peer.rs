@@ -40,6 +40,14 @@ struct Doorbell {
     pipe: OwnedFd,
 }
 
+/// Who sends: what its rings are signed with, and its segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Signature<'a> {
+    pub(crate) slot: u32,
+    pub(crate) cookie: u64,
+    pub(crate) segment: &'a Mapping,
+}
+
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Push {
@@ -134,12 +142,7 @@ impl Peer {
 
     /// Puts a message into the ring towards the peer.
     #[inline]
-    pub(crate) fn push(
-        &self,
-        own: (u32, u64),
-        header: &Header,
-        fill: impl FnOnce(*mut u8),
-    ) -> Push {
+    pub(crate) fn push(&self, own: Signature<'_>, header: &Header, fill: impl Fn(*mut u8)) -> Push {
         let mut out = self.out.lock();
         if out.is_none() {
             match self.open_ring(own) {
@@ -150,17 +153,18 @@ impl Peer {
         let Some(producer) = out.as_mut() else {
             return Push::Full;
         };
-        if producer.push(header, fill) {
+        // Under the lock, so that who finds that the receiver is asked already can rely on it.
+        if producer.push_or_ask(header, fill, || signal::may_sleep(own.segment)) {
             Push::Sent
         } else {
-            producer.wait();
             Push::Full
         }
     }
 
     /// The ring that the peer made for this process. A peer that has not made one is asked to.
     #[cold]
-    fn open_ring(&self, (own_slot, own_cookie): (u32, u64)) -> Res<Option<Producer>> {
+    fn open_ring(&self, own: Signature<'_>) -> Res<Option<Producer>> {
+        let (own_slot, own_cookie) = (own.slot, own.cookie);
         let at = announce::AT + announce::STRIDE * own_slot as usize;
         let granted = self.map.u64(at + announce::GRANTED);
         if granted.load(Ordering::Acquire) != own_cookie {

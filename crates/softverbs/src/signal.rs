@@ -15,6 +15,11 @@ pub(crate) fn will_sleep(own: &Mapping) {
     own.u32(header::SLEEPS).store(1, Ordering::SeqCst);
 }
 
+/// Whether the process says in its own segment that it may sleep.
+pub(crate) fn may_sleep(own: &Mapping) -> bool {
+    own.u32(header::SLEEPS).load(Ordering::Relaxed) != 0
+}
+
 /// Whether the process of this segment may sleep and nobody else rings it. What it may wait for
 /// was published before.
 pub(crate) fn must_ring(map: &Mapping) -> bool {

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) use pool::Pool;
 
 use crate::cq::Cq;
-use crate::peer::Peer;
+use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
 use crate::region::Regions;
 use crate::registry::{Entry, Registry};
@@ -236,8 +236,12 @@ impl Process {
 
     /// What a sender signs its ring with.
     #[inline]
-    pub(crate) fn signature(&self) -> (u32, u64) {
-        (self.slot, self.identity.cookie)
+    pub(crate) fn signature(&self) -> Signature<'_> {
+        Signature {
+            slot: self.slot,
+            cookie: self.identity.cookie,
+            segment: &self.segment.map,
+        }
     }
 
     /// Wakes whoever may wait for something of this process.
