@@ -54,7 +54,7 @@ WEAKENED = [
     Bug(LOCK, "released with Relaxed", S + "sync.rs", "held.store(0, Ordering::Release)", "held.store(0, Ordering::Relaxed)"),
     Bug(STRIPE, "taken with Relaxed", S + "region/atomic.rs", "compare_exchange(held, own, Ordering::SeqCst", "compare_exchange(held, own, Ordering::Relaxed"),
     Bug(STRIPE, "released with Relaxed", S + "region/atomic.rs", "compare_exchange(self.own, 0, Ordering::Release", "compare_exchange(self.own, 0, Ordering::Relaxed"),
-    Bug(REMOTE, "no fence behind the hazard", S + "region/remote.rs", "                    fence(Ordering::SeqCst);\n", ""),
+    Bug(REMOTE, "no fence behind the hazard", S + "region/remote.rs", "            .store(u64::from(key.0) | 1 << 32, Ordering::Relaxed);\n        fence(Ordering::SeqCst);\n", "            .store(u64::from(key.0) | 1 << 32, Ordering::Relaxed);\n"),
     Bug(REMOTE, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
     Bug(REMOTE, "the hazard cleared with Relaxed", S + "region/remote.rs", "store(0, Ordering::Release)", "store(0, Ordering::Relaxed)"),
     Bug(REMOTE, "no acquire behind the wait", S + "region/hazard.rs", "    // What initiators did under their hazards is done.\n    fence(Ordering::Acquire);\n", ""),

@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::region::Hazards;
 use crate::registry::Entry;
 use crate::ring::{Header, Producer, RING_SIZE};
 use crate::segment::Mapping;
@@ -31,6 +32,7 @@ pub(crate) struct Peer {
     dead: AtomicBool,
     out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
+    pub(crate) hazards: Hazards,
 }
 
 #[derive(Debug)]
@@ -105,6 +107,7 @@ impl Peer {
             dead: AtomicBool::new(false),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
+            hazards: Hazards::new(),
         })
     }
 

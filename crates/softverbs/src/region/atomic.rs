@@ -107,7 +107,7 @@ pub(crate) fn change(
     target: Target,
     change: Change,
 ) -> Result<u64, AccessError> {
-    let hazard = Hazard::publish(&peer.map, process.slot, target.key).ok_or(AccessError::Dead)?;
+    let hazard = Hazard::publish(&peer.hazards, &peer.map, process.slot, target.key);
     let at = resolve(&peer.map, target, target.addr, 8, IBV_ACCESS_REMOTE_ATOMIC)
         .ok_or(AccessError::Remote)?;
     if !peer.check_alive() {

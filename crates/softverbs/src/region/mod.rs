@@ -20,7 +20,7 @@ pub(crate) use advise::advise;
 pub(crate) use atomic::{Change, change};
 #[cfg(any(test, fuzzing))]
 pub(crate) use remote::resolve;
-pub(crate) use remote::{AccessError, Direction, Target, blame, copy};
+pub(crate) use remote::{AccessError, Direction, Hazards, Target, blame, copy};
 pub(crate) use table::{Key, Regions};
 #[cfg(all(test, loom))]
 pub(crate) use {atomic::Stripe, remote::Hazard};
