@@ -16,6 +16,9 @@ use crate::sys::{self, Errno, Identity, PidFd, Res};
 /// How long a peer is taken to live after it was seen alive. A pid can't come back so soon.
 const FRESH_NS: u64 = 1_000_000;
 
+/// Doorbells of one peer that are kept open; the oldest goes first.
+const DOORBELLS: usize = 64;
+
 /// A process and what is mapped of it. Kept while a queue pair is connected to it.
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -232,6 +235,9 @@ impl Peer {
         if let Ok(pipe) = sys::open_doorbell(self.identity.pid, fd, inode) {
             sys::ring_fd(pipe.as_raw_fd());
             doorbells.retain(|b| b.fd != fd);
+            if doorbells.len() >= DOORBELLS {
+                doorbells.remove(0);
+            }
             doorbells.push(Doorbell { fd, inode, pipe });
         }
     }

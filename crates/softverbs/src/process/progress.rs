@@ -33,6 +33,9 @@ const LIVENESS_TICKS: u64 = 2_000_000;
 /// How long a sender that was rung is left alone: about 40 microseconds, more on slow clocks.
 const PULL_TICKS: u64 = 100_000;
 
+/// Batches of messages from each ring that are taken before sleeping: what all rings hold.
+const ROUNDS: usize = 32;
+
 /// Who looks for parked messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Puller {
@@ -350,8 +353,15 @@ impl Process {
         heavy_fence();
         self.look_at_peers();
         self.progress();
-        while self.rings_ready() {
+        for _ in 0..ROUNDS {
+            if !self.rings_ready() {
+                break;
+            }
             self.progress();
+        }
+        // Whoever keeps sending must not keep the caller from what it has got: it comes back.
+        if self.rings_ready() {
+            self.doorbell.ring();
         }
         self.pull_all_parked();
         self.arm_timer();

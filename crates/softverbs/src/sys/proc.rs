@@ -57,12 +57,14 @@ pub(crate) fn machine_id() -> u64 {
     })
 }
 
-/// Opens the file behind a descriptor of another process.
+/// Opens the file behind a descriptor of another process, which may be any file: no terminal
+/// becomes this process's, and nothing is waited for.
 pub(crate) fn open_fd_of(pid: u32, fd: RawFd, flags: libc::c_int) -> Res<OwnedFd> {
+    const OPEN: libc::c_int = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
     let path =
         std::ffi::CString::new(format!("/proc/{pid}/fd/{fd}")).map_err(|_| Errno(libc::EINVAL))?;
     // SAFETY: a C string.
-    let fd = check(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) })?;
+    let fd = check(unsafe { libc::open(path.as_ptr(), flags | OPEN) })?;
     // SAFETY: fresh and owned by nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
