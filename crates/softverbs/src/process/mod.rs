@@ -126,6 +126,9 @@ impl Process {
             .store(doorbell.read_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(header::DOORBELL_INODE)
             .store(doorbell.inode(), Ordering::Release);
+        // Descriptors can be polled before any call that sleeps. From now on the process is rung, or
+        // its doorbell is readable already, until such a call.
+        signal::will_sleep(map);
         let fork = fork::Guard::new()?;
         let slot = registry.join(Entry {
             identity,

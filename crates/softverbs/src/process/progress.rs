@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use super::Process;
 use crate::cq::Cq;
 use crate::peer::{Peer, Push};
+use crate::qp::Qp;
 use crate::ring::Header;
 use crate::sync::heavy_fence;
 use crate::sys;
@@ -132,6 +133,10 @@ impl Process {
         self.will_sleep();
         // What it waits for may have come before the peer could see that it is waited for.
         heavy_fence();
+        // A queue may have been armed before.
+        if let Some(deadline) = self.qps.get(index).and_then(Qp::deadline) {
+            self.timer.arm(deadline);
+        }
     }
 
     #[cold]
@@ -348,7 +353,7 @@ impl Process {
     /// whatever wakes it: after it, nothing that is there already goes unnoticed.
     pub(crate) fn prepare_sleep(&self) {
         self.doorbell.drain();
-        self.drain_timer();
+        self.timer.disarm();
         self.will_sleep();
         heavy_fence();
         self.look_at_peers();
@@ -370,10 +375,6 @@ impl Process {
     /// Whoever sleeps wakes up for the next retry.
     fn arm_timer(&self) {
         self.timer.arm(self.next_deadline());
-    }
-
-    fn drain_timer(&self) {
-        self.timer.arm(0);
     }
 
     /// After a completion queue was armed: a message that came before is not rung for any more.

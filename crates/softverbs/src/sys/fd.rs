@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, PoisonError};
 
 use super::{Res, check};
 
@@ -98,9 +99,13 @@ fn pipe_of(fd: RawFd) -> Res<u64> {
     Ok(stat.st_ino)
 }
 
-/// A one-shot timer descriptor.
+/// A one-shot timer descriptor that several threads set.
 #[derive(Debug)]
-pub(crate) struct Timer(OwnedFd);
+pub(crate) struct Timer {
+    fd: OwnedFd,
+    /// When it goes off, or 0.
+    at: Mutex<u64>,
+}
 
 impl Timer {
     pub(crate) fn new() -> Res<Self> {
@@ -111,12 +116,34 @@ impl Timer {
                 libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
             )
         })?;
-        // SAFETY: fresh and owned by nobody else.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self {
+            // SAFETY: fresh and owned by nobody else.
+            fd: unsafe { OwnedFd::from_raw_fd(fd) },
+            at: Mutex::new(0),
+        })
     }
 
-    /// Readable once at this time of the monotonic clock, in nanoseconds; 0 disarms.
+    /// Readable at this time of the monotonic clock, in nanoseconds, at the latest; 0 is never. What
+    /// another thread asked for stays: it may know of what this one does not.
     pub(crate) fn arm(&self, at: u64) {
+        let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        if at != 0 && (*armed == 0 || at < *armed) {
+            *armed = at;
+            self.set(at);
+        }
+    }
+
+    /// Neither readable nor armed. Whoever calls this looks afterwards what is to be waited for, and
+    /// arms it again.
+    pub(crate) fn disarm(&self) {
+        let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        if *armed != 0 {
+            *armed = 0;
+            self.set(0);
+        }
+    }
+
+    fn set(&self, at: u64) {
         let spec = libc::itimerspec {
             it_interval: libc::timespec {
                 tv_sec: 0,
@@ -130,7 +157,7 @@ impl Timer {
         // SAFETY: a readable structure.
         unsafe {
             libc::timerfd_settime(
-                self.0.as_raw_fd(),
+                self.fd.as_raw_fd(),
                 libc::TFD_TIMER_ABSTIME,
                 &raw const spec,
                 std::ptr::null_mut(),
@@ -139,7 +166,7 @@ impl Timer {
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
