@@ -55,6 +55,9 @@ impl Channel {
     fn pop(&self) -> Option<&'static Cq> {
         let mut events = self.events.lock();
         let cq = self.process.cqs.get(events.pop_front()?)?;
+        // Under the lock: who destroys the queue either drops the event or waits for its
+        // acknowledgement.
+        cq.event_taken();
         if events.is_empty() {
             // Readable means that there is an event; whoever else rang is looked for right away.
             self.pipe.drain();
@@ -64,7 +67,6 @@ impl Channel {
             self.process.after_arming(&self.pipe);
             self.process.progress();
         }
-        cq.event_taken();
         Some(cq)
     }
 
