@@ -158,7 +158,7 @@ impl Producer {
     /// room without a ring: then the ring must be looked at once more.
     #[cold]
     fn ask(&self, may_sleep: impl FnOnce() -> bool) -> bool {
-        if !signal::ask(&self.map, WAITING_AT) {
+        if !signal::ask(&self.map, WAITING_AT, signal::ANYBODY) {
             return false;
         }
         // Who says meanwhile that it sleeps runs a heavy fence and looks as well.

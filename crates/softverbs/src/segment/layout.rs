@@ -97,7 +97,7 @@ pub(crate) mod qp {
     pub(crate) const PD: usize = 32;
     /// u32: `min_rnr_timer`, 0–31.
     pub(crate) const RNR_TIMER: usize = 36;
-    /// u32, by both: a sender waits for a receive.
+    /// u32, by both: number of the queue pair that waits for a receive or another state, or 0.
     pub(crate) const WAITING: usize = 40;
     /// u32: index of the shared receive queue + 1, or 0.
     pub(crate) const SRQ: usize = 44;
