@@ -86,6 +86,7 @@ fn child() -> &'static Stranger {
                 cookie,
             },
             segment_fd: segment.fd(),
+            segment_inode: segment.inode().unwrap(),
             node: process.node,
         };
         let slot = Registry::open().unwrap().join(entry).unwrap();

@@ -108,7 +108,6 @@ impl Process {
 
     fn create() -> Res<Self> {
         let barriers = barriers_work();
-        let registry = Registry::open()?;
         let identity = Identity {
             pid: std::process::id(),
             start_time: sys::own_start_time().ok_or(Errno(libc::ENODEV))?,
@@ -130,9 +129,10 @@ impl Process {
         // its doorbell is readable already, until such a call.
         signal::will_sleep(map);
         let fork = fork::Guard::new()?;
-        let slot = registry.join(Entry {
+        let (registry, slot) = Registry::enter(Entry {
             identity,
             segment_fd: segment.fd(),
+            segment_inode: segment.inode()?,
             node,
         })?;
         Ok(Self {
@@ -216,7 +216,9 @@ impl Process {
 
     /// Whether the process in `slot` may still do something.
     pub(crate) fn lives(&self, slot: u32) -> bool {
-        self.registry.lookup(slot).is_some()
+        // The registry is a file that anybody may spoil.
+        let known = self.peers().get(&slot).cloned();
+        known.is_some_and(|peer| peer.check_alive()) || self.registry.may_live(slot)
     }
 
     /// What tells the living process in `slot` from others of that slot.

@@ -92,9 +92,10 @@ fn holder(slot: u32, cookie: u64) -> u64 {
 
 fn lives(process: &Process, held: u64) -> bool {
     let slot = ((held >> 48) as u32).wrapping_sub(1);
-    process
-        .cookie_of(slot)
-        .is_some_and(|cookie| holder(slot, cookie) == held)
+    match process.cookie_of(slot) {
+        Some(cookie) => holder(slot, cookie) == held,
+        None => process.lives(slot),
+    }
 }
 
 /// Changes a word of a peer's region; what it was before. The address is a multiple of 8.

@@ -16,6 +16,23 @@ pub(crate) struct Identity {
     pub(crate) cookie: u64,
 }
 
+/// Whether a process that exists has this file open by this descriptor, which it has not after it
+/// executed another program. True where that can't be known.
+pub(crate) fn has_open(pid: u32, fd: RawFd, inode: u64) -> bool {
+    match fs::metadata(format!("/proc/{pid}/fd/{fd}")) {
+        Ok(file) => file.ino() == inode,
+        // One whose first thread has ended shows nothing, and goes on.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => leader_ended(pid),
+        Err(_) => true,
+    }
+}
+
+/// Whether the first thread of a process has ended and others have not.
+fn leader_ended(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| parse_stat(&stat).is_some_and(|(_, zombie)| zombie))
+}
+
 /// The start time of a process that exists and is no zombie.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -30,13 +47,22 @@ pub(crate) fn own_start_time() -> Option<u64> {
 }
 
 fn parse_start_time(stat: &str) -> Option<u64> {
+    parse_stat(stat).map(|(start_time, _)| start_time)
+}
+
+/// The start time of a process that runs, and whether its first thread does not.
+fn parse_stat(stat: &str) -> Option<(u64, bool)> {
     // The command, in parentheses, may hold anything.
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
     let state = fields.next()?;
-    if matches!(state, "Z" | "X" | "x") {
-        return None;
+    let threads: u32 = fields.nth(16)?.parse().ok()?;
+    let start_time = fields.nth(1)?.parse().ok()?;
+    match state {
+        "X" | "x" => None,
+        // The first thread waits for the others, which go on.
+        "Z" => (threads > 1).then_some((start_time, true)),
+        _ => Some((start_time, false)),
     }
-    fields.nth(18)?.parse().ok()
 }
 
 /// The inode of one of this process's namespaces.
@@ -51,8 +77,12 @@ pub(crate) fn machine_id() -> u64 {
         .filter(|id| id.len() > 8)
         .or_else(|| fs::read("/proc/sys/kernel/random/boot_id").ok())
         .unwrap_or_default();
-    // FNV-1a: any spread of the bits will do.
-    text.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+    hash(&text)
+}
+
+/// FNV-1a, the same in every program: any spread of the bits will do.
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
@@ -102,6 +132,11 @@ mod tests {
         let tail = "S 1 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 777 1 1";
         assert_eq!(parse_start_time(&format!("5 (a b) c) {tail}")), Some(777));
         assert_eq!(parse_start_time("5 (a) Z 1"), None);
+        let zombie = |threads: u32| {
+            format!("5 (a) Z 1 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 {threads} 0 777 0 0")
+        };
+        assert_eq!(parse_start_time(&zombie(1)), None);
+        assert_eq!(parse_stat(&zombie(2)), Some((777, true)));
         assert_eq!(parse_start_time("rubbish"), None);
     }
 
@@ -119,5 +154,41 @@ mod tests {
         child.wait().unwrap();
         assert!(!pidfd.alive());
         assert!(PidFd::open(child.id()).is_err());
+    }
+
+    /// Its first thread waits for the others like a child that nobody waited for.
+    #[test]
+    fn a_process_without_its_first_thread_lives() {
+        extern "C" fn rest(_: *mut libc::c_void) -> *mut libc::c_void {
+            loop {
+                // SAFETY: no memory is passed.
+                unsafe { libc::pause() };
+            }
+        }
+        // SAFETY: the child makes a thread and ends its first one; it is killed below.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                let mut thread = std::mem::zeroed();
+                let no = std::ptr::null_mut();
+                libc::pthread_create(&raw mut thread, std::ptr::null(), rest, no);
+                libc::syscall(libc::SYS_exit, 0);
+            }
+            let pid = child.cast_unsigned();
+            let path = format!("/proc/{pid}/stat");
+            while !fs::read_to_string(&path).unwrap().contains(") Z ") {
+                std::thread::yield_now();
+            }
+            assert!(start_time(pid).is_some());
+            assert!(has_open(pid, 5, 1));
+            libc::kill(child, libc::SIGKILL);
+            // It is there until it was waited for, and does not live.
+            while start_time(pid).is_some() {
+                std::thread::yield_now();
+            }
+            assert!(!has_open(pid, 5, 1));
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
     }
 }
