@@ -5,6 +5,7 @@
 mod common;
 
 use std::collections::HashSet;
+use std::os::unix::process::CommandExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,6 +24,7 @@ fn main() {
             failing_child,
         ),
         ("retries_end_while_asleep", retries_parent, idle_child),
+        ("another_program", another_parent, another_child),
         ("events_and_destroyed_queues", destroyed_parent, nothing),
     ]);
 }
@@ -78,6 +80,28 @@ fn failing_child(link: &mut Link) {
     assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
     link.say("failed");
     link.expect("done");
+}
+
+/// The other process executes another program: it keeps its pid, and nothing else.
+fn another_parent(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 9);
+    let (addr, rkey) = link.numbers();
+    let wc = end.sleep(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_WR_FLUSH_ERR, 9));
+    assert_eq!(end.async_event(), IBV_EVENT_QP_FATAL);
+    end.rdma(IBV_WR_RDMA_WRITE, &receive, 8, addr, rkey as u32, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_WR_FLUSH_ERR);
+    link.kill();
+}
+
+fn another_child(link: &mut Link) {
+    let end = End::connect(link, 16, 16, 1);
+    let target = end.buffer(&[0; 8]);
+    link.say_numbers(target.addr(), u64::from(target.rkey()));
+    let error = std::process::Command::new("sleep").arg("60").exec();
+    panic!("{error}");
 }
 
 fn nothing(_link: &mut Link) {}

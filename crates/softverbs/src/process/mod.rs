@@ -72,6 +72,8 @@ pub(crate) struct Process {
     /// When the peers' lives were last looked at, in the processor's ticks.
     liveness_tick: AtomicU64,
     doorbell: Pipe,
+    /// Nobody writes; see [`header::LIFE`].
+    _life: Pipe,
     timer: Timer,
     /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
     pub(crate) wake: Epoll,
@@ -115,7 +117,7 @@ impl Process {
         };
         let node = emulated_node();
         let segment = OwnSegment::create(identity.cookie, node, barriers)?;
-        let doorbell = Pipe::new()?;
+        let (doorbell, life) = (Pipe::new()?, Pipe::new()?);
         let timer = Timer::new()?;
         let wake = Epoll::new()?;
         wake.add(doorbell.read_fd(), progress::TOKEN_DOORBELL)?;
@@ -125,6 +127,10 @@ impl Process {
             .store(doorbell.read_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(header::DOORBELL_INODE)
             .store(doorbell.inode(), Ordering::Release);
+        map.u32(header::LIFE)
+            .store(life.read_fd().cast_unsigned(), Ordering::Relaxed);
+        map.u64(header::LIFE_INODE)
+            .store(life.inode(), Ordering::Relaxed);
         // Descriptors can be polled before any call that sleeps. From now on the process is rung, or
         // its doorbell is readable already, until such a call.
         signal::will_sleep(map);
@@ -164,6 +170,7 @@ impl Process {
             graves_count: AtomicU32::new(0),
             liveness_tick: AtomicU64::new(0),
             doorbell,
+            _life: life,
             timer,
             wake,
             fork,
@@ -203,15 +210,11 @@ impl Process {
             self.request_burial(&old);
         }
         let peer = Arc::new(Peer::open(&entry, slot, self.slot)?);
-        let mut peers = self.peers();
-        let known = peers.entry(slot).or_insert_with(|| Arc::clone(&peer));
-        if Arc::ptr_eq(known, &peer)
-            && let Some(pidfd) = peer.pidfd()
-        {
-            self.wake
-                .add(pidfd, progress::TOKEN_PEER | u64::from(slot))?;
-        }
-        Ok(Arc::clone(known))
+        // In the set before it can be used: nobody would see the end of it otherwise. Who reads the set
+        // in between finds no peer of that slot, and looks again.
+        peer.watch(&self.wake, progress::TOKEN_PEER | u64::from(slot))?;
+        self.peers().insert(slot, Arc::clone(&peer));
+        Ok(peer)
     }
 
     /// Whether the process in `slot` may still do something.

@@ -311,9 +311,7 @@ impl Process {
     /// may hold.
     pub(crate) fn request_burial(&self, peer: &Arc<Peer>) {
         peer.mark_dead();
-        if let Some(pidfd) = peer.pidfd() {
-            self.wake.remove(pidfd);
-        }
+        peer.unwatch(&self.wake);
         let mut peers = self.peers();
         if peers.get(&peer.slot).is_some_and(|p| Arc::ptr_eq(p, peer)) {
             peers.remove(&peer.slot);

@@ -40,6 +40,9 @@ pub(crate) mod header {
     /// u32, u64: the doorbell's descriptor and inode.
     pub(crate) const DOORBELL: usize = 0x184;
     pub(crate) const DOORBELL_INODE: usize = 0x188;
+    /// u32, u64: descriptor and inode of a pipe that hangs up when the owner's program ends.
+    pub(crate) const LIFE: usize = 0x190;
+    pub(crate) const LIFE_INODE: usize = 0x198;
     /// u64 each, by peers: one bit for each process that may have hazards here.
     pub(crate) const VISITORS: usize = 0x200;
     pub(crate) const END: usize = 0x1000;

@@ -80,6 +80,15 @@ pub(crate) fn open_doorbell(pid: u32, fd: RawFd, inode: u64) -> Res<OwnedFd> {
     Ok(file)
 }
 
+/// Opens the pipe by which a peer's program shows that it runs, as [`open_doorbell`].
+pub(crate) fn open_life(pid: u32, fd: RawFd, inode: u64) -> Res<OwnedFd> {
+    let file = super::open_fd_of(pid, fd, libc::O_RDONLY)?;
+    if pipe_of(file.as_raw_fd())? != inode {
+        return Err(super::Errno(libc::ESTALE));
+    }
+    Ok(file)
+}
+
 /// The inode of a pipe without a name: only those of one filesystem have their own.
 ///
 /// # Errors

@@ -6,11 +6,12 @@ mod memfd;
 mod proc;
 mod vm;
 
-pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, open_doorbell, ring_fd};
+pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, open_doorbell, open_life, ring_fd};
 pub(crate) use lock::{lock, locked, unlock};
 pub(crate) use memfd::{create as memfd_create, fallocate, inode_of, sealed_size};
 pub(crate) use proc::{
-    Identity, PidFd, has_open, hash, machine_id, namespace, open_fd_of, own_start_time, start_time,
+    Identity, OpenFile, PidFd, has_open, hash, machine_id, namespace, open_fd_of, own_start_time,
+    start_time,
 };
 pub(crate) use vm::{
     MAX_IOV, as_local, page_end, pages_huge, pages_usable, readable_locally, same_page_offset,

@@ -1,5 +1,6 @@
 //! What `/proc` says about processes, and reaching into them.
 
+use std::ffi::CString;
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
@@ -24,6 +25,47 @@ pub(crate) fn has_open(pid: u32, fd: RawFd, inode: u64) -> bool {
         // One whose first thread has ended shows nothing, and goes on.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => leader_ended(pid),
         Err(_) => true,
+    }
+}
+
+/// A file that another process has open.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pid: u32,
+    path: CString,
+    device: u64,
+    inode: u64,
+}
+
+impl OpenFile {
+    /// The one that was opened by `fd` of that process.
+    ///
+    /// # Errors
+    /// What the kernel says of looking at it.
+    pub(crate) fn new(pid: u32, fd: RawFd, file: &OwnedFd) -> Res<Self> {
+        // SAFETY: all zeros is a value of it.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: writable structure.
+        check(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
+        let path = CString::new(format!("/proc/{pid}/fd/{fd}"));
+        Ok(Self {
+            pid,
+            path: path.map_err(|_| Errno(libc::EINVAL))?,
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        })
+    }
+
+    /// As [`has_open`].
+    pub(crate) fn is_open(&self) -> bool {
+        // SAFETY: all zeros is a value of it.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: a C string and a writable structure.
+        match check(unsafe { libc::stat(self.path.as_ptr(), &raw mut stat) }) {
+            Ok(_) => (stat.st_dev, stat.st_ino) == (self.device, self.inode),
+            Err(Errno(libc::ENOENT)) => leader_ended(self.pid),
+            Err(_) => true,
+        }
     }
 }
 
@@ -91,8 +133,7 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
 /// becomes this process's, and nothing is waited for.
 pub(crate) fn open_fd_of(pid: u32, fd: RawFd, flags: libc::c_int) -> Res<OwnedFd> {
     const OPEN: libc::c_int = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
-    let path =
-        std::ffi::CString::new(format!("/proc/{pid}/fd/{fd}")).map_err(|_| Errno(libc::EINVAL))?;
+    let path = CString::new(format!("/proc/{pid}/fd/{fd}")).map_err(|_| Errno(libc::EINVAL))?;
     // SAFETY: a C string.
     let fd = check(unsafe { libc::open(path.as_ptr(), flags | OPEN) })?;
     // SAFETY: fresh and owned by nobody else.
