@@ -332,7 +332,7 @@ impl Seen {
             && at.is_multiple_of(32)
             && (arena::AT..SEGMENT_SIZE).contains(&at)
             && count as usize <= (SEGMENT_SIZE - at) / stride;
-        good.then_some(Self {
+        good.then(|| Self {
             word_at: entry + qp_layout::PARKED,
             at,
             mask: count - 1,
