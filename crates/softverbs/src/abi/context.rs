@@ -35,11 +35,7 @@ impl Context {
 
     /// The process, unless this is a forked child of it.
     pub(crate) fn live(&self) -> Res<&'static Process> {
-        if self.process.forked() {
-            Err(Errno(libc::EIO))
-        } else {
-            Ok(self.process)
-        }
+        self.process.live()
     }
 }
 
@@ -96,7 +92,8 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     status(|| {
         // SAFETY: the caller promises a live context.
         let this = unsafe { Context::from_ptr(context) };
-        if this.children.load(Ordering::Relaxed) > 0 && !this.process.forked() {
+        this.live()?;
+        if this.children.load(Ordering::Relaxed) > 0 {
             // A close succeeds over what is left (`ibv_open_device(3)`; perftest does so): it no
             // longer works, and its memory stays for pointers that the application still has.
             crate::qp::abandon(this.process, context);

@@ -135,11 +135,9 @@ pub(crate) fn create_channel(
 /// `channel` must be live, and is gone after success.
 pub(crate) unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> Res<()> {
     // SAFETY: the caller promises a live channel.
-    if unsafe { Channel::from_ptr(channel) }
-        .users
-        .load(Ordering::Relaxed)
-        > 0
-    {
+    let this = unsafe { Channel::from_ptr(channel) };
+    this.process.live()?;
+    if this.users.load(Ordering::Relaxed) > 0 {
         return Err(Errno(libc::EBUSY));
     }
     // SAFETY: made by `Box::into_raw` in `create_channel`.

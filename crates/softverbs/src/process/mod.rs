@@ -184,6 +184,19 @@ impl Process {
         self.fork.forked()
     }
 
+    /// The process itself, for a call on one of its objects.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child.
+    #[inline]
+    pub(crate) fn live(&self) -> Res<&Self> {
+        if self.forked() {
+            Err(Errno(libc::EIO))
+        } else {
+            Ok(self)
+        }
+    }
+
     fn peers(&self) -> MutexGuard<'_, HashMap<u32, Arc<Peer>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
