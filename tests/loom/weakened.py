@@ -19,6 +19,7 @@ S = "crates/softverbs/src/"
 
 RING = "ring::messages_arrive_whole_in_order_and_their_slots_are_used_again"
 ROOM = "ring::a_sender_that_waits_for_room_finds_it_or_is_rung"
+AGAIN = "ring::a_sender_that_waits_for_room_once_more_finds_it_or_is_rung"
 LOCK = "lock::the_lock_of_a_process_excludes"
 STRIPE = "lock::the_lock_of_an_address_excludes_processes"
 REMOTE = "region::no_initiator_uses_memory_after_its_deregistration"
@@ -48,11 +49,12 @@ WEAKENED = [
     Bug(RING, "the place read with Relaxed", S + "ring/producer.rs", "u32(CONSUMED_AT).load(Ordering::Acquire)", "u32(CONSUMED_AT).load(Ordering::Relaxed)"),
     Bug(ROOM, "no light fence", S + "sync.rs", *NO_LIGHT),
     Bug(ROOM, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(AGAIN, "no second look", S + "ring/producer.rs", "        look\n    }\n}", "        false\n    }\n}"),
     Bug(LOCK, "taken with Relaxed", S + "sync.rs", "compare_exchange(0, 1, Ordering::Acquire", "compare_exchange(0, 1, Ordering::Relaxed"),
     Bug(LOCK, "released with Relaxed", S + "sync.rs", "held.store(0, Ordering::Release)", "held.store(0, Ordering::Relaxed)"),
     Bug(STRIPE, "taken with Relaxed", S + "region/atomic.rs", "compare_exchange(held, own, Ordering::SeqCst", "compare_exchange(held, own, Ordering::Relaxed"),
     Bug(STRIPE, "released with Relaxed", S + "region/atomic.rs", "compare_exchange(self.own, 0, Ordering::Release", "compare_exchange(self.own, 0, Ordering::Relaxed"),
-    Bug(REMOTE, "no fence behind the hazard", S + "region/remote.rs", "                    fence(Ordering::SeqCst);\n", ""),
+    Bug(REMOTE, "no fence behind the hazard", S + "region/remote.rs", "            .store(u64::from(key.0) | 1 << 32, Ordering::Relaxed);\n        fence(Ordering::SeqCst);\n", "            .store(u64::from(key.0) | 1 << 32, Ordering::Relaxed);\n"),
     Bug(REMOTE, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
     Bug(REMOTE, "the hazard cleared with Relaxed", S + "region/remote.rs", "store(0, Ordering::Release)", "store(0, Ordering::Relaxed)"),
     Bug(REMOTE, "no acquire behind the wait", S + "region/hazard.rs", "    // What initiators did under their hazards is done.\n    fence(Ordering::Acquire);\n", ""),

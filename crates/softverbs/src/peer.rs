@@ -4,17 +4,20 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::region::Directs;
+use crate::region::{Directs, Hazards};
 use crate::registry::Entry;
 use crate::ring::{Header, Producer, RING_SIZE};
 use crate::segment::Mapping;
 use crate::segment::layout::{self, SEGMENT_SIZE, announce, cq, header};
 use crate::signal;
 use crate::sync::Lock;
-use crate::sys::{self, Errno, Identity, PidFd, Res};
+use crate::sys::{self, Epoll, Errno, Identity, OpenFile, PidFd, Res};
 
 /// How long a peer is taken to live after it was seen alive. A pid can't come back so soon.
 const FRESH_NS: u64 = 1_000_000;
+
+/// Doorbells of one peer that are kept open; the oldest goes first.
+const DOORBELLS: usize = 64;
 
 /// A process and what is mapped of it. Kept while a queue pair is connected to it.
 #[derive(Debug)]
@@ -27,12 +30,24 @@ pub(crate) struct Peer {
     /// The peer runs barriers before it sleeps.
     pub(crate) barriers: bool,
     /// `None` for this process itself.
-    pidfd: Option<PidFd>,
+    life: Option<Life>,
     checked: AtomicU64,
     dead: AtomicBool,
     out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
+    pub(crate) hazards: Hazards,
     directs: Directs,
+}
+
+/// How the end of a process is seen, and that of its program: one that executes another keeps its
+/// pid, and its memory is another one's.
+#[derive(Debug)]
+struct Life {
+    pidfd: PidFd,
+    /// Hangs up when the program ends, unless a forked child keeps it open.
+    pipe: OwnedFd,
+    /// Is there as long as the program runs.
+    segment: OpenFile,
 }
 
 #[derive(Debug)]
@@ -40,6 +55,14 @@ struct Doorbell {
     fd: RawFd,
     inode: u64,
     pipe: OwnedFd,
+}
+
+/// Who sends: what its rings are signed with, and its segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Signature<'a> {
+    pub(crate) slot: u32,
+    pub(crate) cookie: u64,
+    pub(crate) segment: &'a Mapping,
 }
 
 /// What became of a message.
@@ -71,12 +94,26 @@ impl Peer {
             return Err(Errno(libc::EPROTO));
         }
         let map = Mapping::new(&file, SEGMENT_SIZE)?;
+        let segment = OpenFile::new(pid, entry.segment_fd, &file)?;
         let whole = map.u64(header::MAGIC).load(Ordering::Acquire) == layout::MAGIC
             && map.u64(header::SIZE).load(Ordering::Relaxed) == SEGMENT_SIZE as u64
             && map.u64(header::COOKIE).load(Ordering::Relaxed) == entry.identity.cookie;
         if !whole {
             return Err(Errno(libc::EPROTO));
         }
+        let life = match pidfd {
+            None => None,
+            Some(pidfd) => {
+                let fd = map.u32(header::LIFE).load(Ordering::Relaxed);
+                let inode = map.u64(header::LIFE_INODE).load(Ordering::Relaxed);
+                let pipe = sys::open_life(pid, fd.cast_signed(), inode)?;
+                Some(Life {
+                    pidfd,
+                    pipe,
+                    segment,
+                })
+            }
+        };
         // The pidfd is of the process that the registry means, not of a later one of that pid.
         if sys::start_time(pid) != Some(entry.identity.start_time) {
             return Err(Errno(libc::ESRCH));
@@ -94,33 +131,50 @@ impl Peer {
             node: entry.node,
             barriers: map.u32(header::BARRIERS).load(Ordering::Relaxed) == 1,
             map: Arc::new(map),
-            pidfd,
+            life,
             checked: AtomicU64::new(0),
             dead: AtomicBool::new(false),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
+            hazards: Hazards::new(),
             directs: Directs::default(),
         })
     }
 
-    /// Readable when the process has ended; `None` for this process itself.
-    pub(crate) fn pidfd(&self) -> Option<RawFd> {
-        self.pidfd.as_ref().map(PidFd::fd)
+    /// Has `set` readable with `token` when the process or its program has ended.
+    ///
+    /// # Errors
+    /// What the kernel says of a set; nothing is in it then.
+    pub(crate) fn watch(&self, set: &Epoll, token: u64) -> Res<()> {
+        let Some(life) = &self.life else {
+            return Ok(());
+        };
+        set.add(life.pidfd.fd(), token)?;
+        set.add(life.pipe.as_raw_fd(), token)
+            .inspect_err(|_| set.remove(life.pidfd.fd()))
     }
 
-    /// Whether the process lives. Costs a system call once in a millisecond.
+    /// Takes back [`Self::watch`].
+    pub(crate) fn unwatch(&self, set: &Epoll) {
+        if let Some(life) = &self.life {
+            set.remove(life.pidfd.fd());
+            set.remove(life.pipe.as_raw_fd());
+        }
+    }
+
+    /// Whether the process lives, and its program. Costs two system calls once in a millisecond.
     pub(crate) fn check_alive(&self) -> bool {
         if self.dead.load(Ordering::Relaxed) {
             return false;
         }
-        let Some(pidfd) = &self.pidfd else {
+        let Some(life) = &self.life else {
             return true;
         };
         let now = sys::now_ns();
         if now.wrapping_sub(self.checked.load(Ordering::Relaxed)) < FRESH_NS {
             return true;
         }
-        if pidfd.alive() {
+        if life.pidfd.alive() && life.segment.is_open() {
             self.checked.store(now, Ordering::Relaxed);
             return true;
         }
@@ -147,12 +201,7 @@ impl Peer {
 
     /// Puts a message into the ring towards the peer.
     #[inline]
-    pub(crate) fn push(
-        &self,
-        own: (u32, u64),
-        header: &Header,
-        fill: impl FnOnce(*mut u8),
-    ) -> Push {
+    pub(crate) fn push(&self, own: Signature<'_>, header: &Header, fill: impl Fn(*mut u8)) -> Push {
         let mut out = self.out.lock();
         if out.is_none() {
             match self.open_ring(own) {
@@ -163,17 +212,18 @@ impl Peer {
         let Some(producer) = out.as_mut() else {
             return Push::Full;
         };
-        if producer.push(header, fill) {
+        // Under the lock, so that who finds that the receiver is asked already can rely on it.
+        if producer.push_or_ask(header, fill, || signal::may_sleep(own.segment)) {
             Push::Sent
         } else {
-            producer.wait();
             Push::Full
         }
     }
 
     /// The ring that the peer made for this process. A peer that has not made one is asked to.
     #[cold]
-    fn open_ring(&self, (own_slot, own_cookie): (u32, u64)) -> Res<Option<Producer>> {
+    fn open_ring(&self, own: Signature<'_>) -> Res<Option<Producer>> {
+        let (own_slot, own_cookie) = (own.slot, own.cookie);
         let at = announce::AT + announce::STRIDE * own_slot as usize;
         let granted = self.map.u64(at + announce::GRANTED);
         if granted.load(Ordering::Acquire) != own_cookie {
@@ -238,6 +288,9 @@ impl Peer {
         if let Ok(pipe) = sys::open_doorbell(self.identity.pid, fd, inode) {
             sys::ring_fd(pipe.as_raw_fd());
             doorbells.retain(|b| b.fd != fd);
+            if doorbells.len() >= DOORBELLS {
+                doorbells.remove(0);
+            }
             doorbells.push(Doorbell { fd, inode, pipe });
         }
     }

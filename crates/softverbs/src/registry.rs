@@ -1,26 +1,34 @@
 //! The list of processes that have the device open: a small file that all of them find by name.
 //!
-//! It is read and written with `pread` and `pwrite` under a lock on the open file, and never
-//! mapped, so truncating it can hurt nobody. Whoever takes the lock may meet entries of dead
-//! processes, and takes their places.
+//! It is read and written with `pread` and `pwrite`, and never mapped, so truncating it can hurt
+//! nobody. Who has a place holds a lock on the bytes of its entry for as long as it has the file open;
+//! nobody waits for such a lock. Readers take none: an entry has a checksum.
 
 use std::fs::{File, OpenOptions};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::segment::layout::MAX_PROCESSES;
+use crate::sync::pause;
 use crate::sys::{self, Errno, Identity, Res};
 
-/// Bytes of an entry: pid u32, segment fd u32, start time u64, cookie u64, node u32, valid u32.
+/// Bytes of an entry: pid u32, segment fd u32, start time u64, cookie u64, node u32, valid u32,
+/// segment's inode u64, and at the end a u64 that sums up the rest.
 const ENTRY: usize = 64;
-const VALID: u32 = 0x7667_7401;
+const SUM: usize = 56;
+const VALID: u32 = 0x7667_7402;
+
+/// How often an entry is read that does not sum up: it is being written.
+const READS: u32 = 50;
 
 /// What the registry says about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) identity: Identity,
     pub(crate) segment_fd: RawFd,
+    pub(crate) segment_inode: u64,
     pub(crate) node: u32,
 }
 
@@ -33,6 +41,9 @@ impl Entry {
         bytes[16..24].copy_from_slice(&self.identity.cookie.to_ne_bytes());
         bytes[24..28].copy_from_slice(&self.node.to_ne_bytes());
         bytes[28..32].copy_from_slice(&VALID.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&self.segment_inode.to_ne_bytes());
+        let sum = sum(&bytes);
+        bytes[SUM..].copy_from_slice(&sum.to_ne_bytes());
         bytes
     }
 
@@ -41,20 +52,37 @@ impl Entry {
             u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-        (u32_at(28) == VALID && u32_at(0) != 0).then(|| Self {
+        let valid = u32_at(28) == VALID && u32_at(0) != 0 && u64_at(SUM) == sum(bytes);
+        valid.then(|| Self {
             identity: Identity {
                 pid: u32_at(0),
                 start_time: u64_at(8),
                 cookie: u64_at(16),
             },
             segment_fd: u32_at(4).cast_signed(),
+            segment_inode: u64_at(32),
             node: u32_at(24),
         })
     }
 
+    /// Whether the process runs, and still the program that entered itself.
     fn lives(&self) -> bool {
-        sys::start_time(self.identity.pid) == Some(self.identity.start_time)
+        let Identity {
+            pid, start_time, ..
+        } = self.identity;
+        sys::start_time(pid) == Some(start_time)
+            && sys::has_open(pid, self.segment_fd, self.segment_inode)
     }
+}
+
+/// Where a place lies in the file.
+fn bytes_of(slot: u32) -> Range<u64> {
+    let at = u64::from(slot) * ENTRY as u64;
+    at..at + ENTRY as u64
+}
+
+fn sum(bytes: &[u8; ENTRY]) -> u64 {
+    sys::hash(&bytes[..SUM])
 }
 
 /// The registry's file, open.
@@ -63,28 +91,14 @@ pub(crate) struct Registry {
     file: File,
 }
 
-/// Holds the registry's lock.
-struct Locked<'a>(&'a File);
-
-impl<'a> Locked<'a> {
-    fn new(file: &'a File) -> Res<Self> {
-        // A lock of the open file, not of the process: it is released when the holder dies, and
-        // another descriptor of the same file does not release it.
-        loop {
-            match file.lock() {
-                Ok(()) => return Ok(Self(file)),
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        // The lock goes with the file at the latest.
-        let _ = self.0.unlock();
-    }
+/// What a place holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Taken(Entry),
+    /// Its process is gone.
+    Ended,
+    /// Nothing that is an entry.
+    Empty,
 }
 
 impl Registry {
@@ -103,10 +117,25 @@ impl Registry {
         Err(last)
     }
 
+    /// Opens the registry and enters this process; its slot.
+    ///
+    /// # Errors
+    /// As [`Self::open`] and [`Self::join`].
+    pub(crate) fn enter(entry: Entry) -> Res<(Self, u32)> {
+        loop {
+            let registry = Self::open()?;
+            let slot = registry.join(entry)?;
+            // Somebody may have removed it in between: then others look elsewhere.
+            if registry.is_there() {
+                return Ok((registry, slot));
+            }
+        }
+    }
+
     fn open_in(directory: &Path) -> Res<Self> {
         // Processes in other namespaces can't be reached, so they are other hosts.
         let name = format!(
-            "softverbs.{}.{}.{}",
+            "softverbs2.{}.{}.{}",
             sys::effective_uid(),
             sys::namespace("net"),
             sys::namespace("pid"),
@@ -142,35 +171,76 @@ impl Registry {
         ))
     }
 
-    fn read(&self, slot: usize) -> Option<Entry> {
+    fn read(&self, slot: u32) -> Place {
         let mut bytes = [0; ENTRY];
-        self.file
-            .read_exact_at(&mut bytes, (slot * ENTRY) as u64)
-            .ok()?;
-        Entry::from_bytes(&bytes)
+        for round in 0..READS {
+            if self
+                .file
+                .read_exact_at(&mut bytes, bytes_of(slot).start)
+                .is_err()
+                || bytes == [0; ENTRY]
+            {
+                return Place::Empty;
+            }
+            if let Some(entry) = Entry::from_bytes(&bytes) {
+                return if entry.lives() {
+                    Place::Taken(entry)
+                } else {
+                    Place::Ended
+                };
+            }
+            pause(round);
+        }
+        Place::Empty
     }
 
-    /// Enters this process; its slot.
+    /// Enters this process; its slot, which it keeps as long as the file is open.
     ///
     /// # Errors
     /// `ENOMEM` where all places are taken by living processes.
     pub(crate) fn join(&self, entry: Entry) -> Res<u32> {
-        let _lock = Locked::new(&self.file)?;
         // Start at a place of one's own, so that a number rarely comes back soon.
-        let start = entry.identity.pid as usize % MAX_PROCESSES;
-        let slot = (0..MAX_PROCESSES)
-            .map(|i| (start + i) % MAX_PROCESSES)
-            .find(|&slot| self.read(slot).is_none_or(|other| !other.lives()))
-            .ok_or(Errno(libc::ENOMEM))?;
-        self.file
-            .write_all_at(&entry.to_bytes(), (slot * ENTRY) as u64)?;
-        Ok(slot as u32)
+        let count = MAX_PROCESSES as u32;
+        let start = entry.identity.pid % count;
+        for slot in (0..count).map(|i| (start + i) % count) {
+            if matches!(self.read(slot), Place::Taken(_))
+                || sys::lock(&self.file, bytes_of(slot)).is_err()
+            {
+                continue;
+            }
+            // Somebody may have been faster, and have been in the middle of it.
+            if matches!(self.read(slot), Place::Taken(_)) {
+                sys::unlock(&self.file, bytes_of(slot))?;
+                continue;
+            }
+            self.file
+                .write_all_at(&entry.to_bytes(), bytes_of(slot).start)?;
+            return Ok(slot);
+        }
+        Err(Errno(libc::ENOMEM))
     }
 
     /// The living process in `slot`.
     pub(crate) fn lookup(&self, slot: u32) -> Option<Entry> {
-        let _lock = Locked::new(&self.file).ok()?;
-        self.read(slot as usize).filter(Entry::lives)
+        match self.read(slot) {
+            Place::Taken(entry) => Some(entry),
+            Place::Ended | Place::Empty => None,
+        }
+    }
+
+    /// Whether a process that had `slot` may still do something. Somebody may have spoiled its
+    /// entry; its lock stays.
+    pub(crate) fn may_live(&self, slot: u32) -> bool {
+        match self.read(slot) {
+            Place::Taken(_) => true,
+            Place::Ended => false,
+            Place::Empty => sys::locked(&self.file, bytes_of(slot)),
+        }
+    }
+
+    /// Whether the file still is where others look for it.
+    fn is_there(&self) -> bool {
+        self.file.metadata().is_ok_and(|meta| meta.nlink() > 0)
     }
 }
 
@@ -180,7 +250,8 @@ impl AsRawFd for Registry {
     }
 }
 
-/// Where the registry may be, best first. Nothing cleans the first two while processes run.
+/// Where the registry may be, best first. Some systems clean them when a user's last session ends:
+/// then processes go on as they are, and do not find those that come later.
 fn directories() -> Vec<PathBuf> {
     let mut list = vec![PathBuf::from("/dev/shm")];
     list.extend(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from));
@@ -192,38 +263,92 @@ fn directories() -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
-    fn entry(pid: u32, start_time: u64) -> Entry {
+    fn entry(file: &File, start_time: u64) -> Entry {
         Entry {
             identity: Identity {
-                pid,
+                pid: std::process::id(),
                 start_time,
                 cookie: 9,
             },
-            segment_fd: 5,
+            segment_fd: file.as_raw_fd(),
+            segment_inode: file.metadata().unwrap().ino(),
             node: 1,
         }
     }
 
     #[test]
     fn entries_survive_their_bytes() {
-        let e = entry(77, u64::MAX - 3);
+        let (_, file) = Registry::anonymous().unwrap();
+        let e = entry(&file, u64::MAX - 3);
         assert_eq!(Entry::from_bytes(&e.to_bytes()), Some(e));
         assert_eq!(Entry::from_bytes(&[0; ENTRY]), None);
         assert_eq!(Entry::from_bytes(&[0xff; ENTRY]), None);
+        for byte in 0..ENTRY {
+            let mut torn = e.to_bytes();
+            torn[byte] ^= 0x10;
+            assert_eq!(Entry::from_bytes(&torn), None);
+        }
     }
 
     #[test]
     fn places_of_the_dead_are_taken() {
-        let directory = std::env::temp_dir().join(format!("softverbs-test-{}", sys::random()));
-        std::fs::create_dir(&directory).unwrap();
-        let registry = Registry::open_in(&directory).unwrap();
-        let me = entry(std::process::id(), sys::own_start_time().unwrap());
-        let dead = entry(me.identity.pid, 1);
+        let (registry, file) = Registry::anonymous().unwrap();
+        let me = entry(&file, sys::own_start_time().unwrap());
+        let dead = entry(&file, 1);
         let first = registry.join(dead).unwrap();
         assert_eq!(registry.lookup(first), None);
+        assert!(!registry.may_live(first));
         assert_eq!(registry.join(me).unwrap(), first);
         assert_eq!(registry.lookup(first), Some(me));
-        assert_ne!(registry.join(me).unwrap(), first);
+        assert!(registry.may_live(first));
+        let second = registry.join(me).unwrap();
+        assert_ne!(second, first);
+        // The process goes on as another program.
+        let elsewhere = Entry {
+            segment_inode: me.segment_inode + 1,
+            ..me
+        };
+        let at = u64::from(second) * ENTRY as u64;
+        file.write_all_at(&elsewhere.to_bytes(), at).unwrap();
+        assert_eq!(registry.lookup(second), None);
+        assert!(!registry.may_live(second));
+    }
+
+    /// One that is stopped while it has a lock, whichever, keeps nobody from anything but its place.
+    #[test]
+    fn nobody_waits_for_a_lock() {
+        let directory = std::env::temp_dir().join(format!("softverbs-test-{}", sys::random()));
+        std::fs::create_dir(&directory).unwrap();
+        let open = || Registry::open_in(&directory).unwrap();
+        let (stopped, registry) = (open(), open());
+        let me = entry(&registry.file, sys::own_start_time().unwrap());
+        stopped.file.lock().unwrap();
+        let slot = stopped.join(me).unwrap();
+        // It got no further than the lock.
+        let at = u64::from(slot) * ENTRY as u64;
+        stopped.file.write_all_at(&[0; ENTRY], at).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let other = registry.join(me).unwrap();
+                tell.send((other, registry.lookup(other))).unwrap();
+            });
+            let limit = std::time::Duration::from_secs(20);
+            let got = told.recv_timeout(limit);
+            // Who waits shall end before the test does.
+            stopped.file.unlock().unwrap();
+            let (other, found) = got.expect("it waits");
+            assert_ne!(other, slot);
+            assert_eq!(found, Some(me));
+        });
+        // Who spoils the file does not make the living dead.
+        registry.file.set_len(0).unwrap();
+        assert_eq!(registry.lookup(slot), None);
+        assert!(registry.may_live(slot));
+        drop(stopped);
+        assert!(!registry.may_live(slot));
+        assert!(registry.is_there());
         std::fs::remove_dir_all(directory).unwrap();
+        assert!(!registry.is_there());
     }
 }

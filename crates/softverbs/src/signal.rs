@@ -15,6 +15,11 @@ pub(crate) fn will_sleep(own: &Mapping) {
     own.u32(header::SLEEPS).store(1, Ordering::SeqCst);
 }
 
+/// Whether the process says in its own segment that it may sleep.
+pub(crate) fn may_sleep(own: &Mapping) -> bool {
+    own.u32(header::SLEEPS).load(Ordering::Relaxed) != 0
+}
+
 /// Whether the process of this segment may sleep and nobody else rings it. What it may wait for
 /// was published before.
 pub(crate) fn must_ring(map: &Mapping) -> bool {
@@ -39,16 +44,20 @@ pub(crate) fn must_notify(map: &Mapping, at: usize, solicited: bool, barriers: b
         && word.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT
 }
 
-/// Says in the owner's segment that this process waits for what the word at `at` is about. True
-/// where nobody had said so: that is to be followed by a heavy fence and one more look.
-pub(crate) fn ask(map: &Mapping, at: usize) -> bool {
+/// For [`ask`], where many ask by one word and nobody takes it back.
+pub(crate) const ANYBODY: u32 = 1;
+
+/// Says in the owner's segment that `who` (not 0) waits for what the word at `at` is about. True
+/// where that was not said: that is to be followed by a heavy fence and one more look.
+pub(crate) fn ask(map: &Mapping, at: usize, who: u32) -> bool {
     let word = map.u32(at);
-    word.load(Ordering::Relaxed) == 0 && word.swap(1, Ordering::AcqRel) == 0
+    word.load(Ordering::Relaxed) != who && word.swap(who, Ordering::AcqRel) != who
 }
 
-/// Takes [`ask`] back.
-pub(crate) fn stop_asking(map: &Mapping, at: usize) {
-    map.u32(at).store(0, Ordering::Relaxed);
+/// Takes [`ask`] back, unless somebody else asks by now.
+pub(crate) fn stop_asking(map: &Mapping, at: usize, who: u32) {
+    let word = map.u32(at);
+    let _ = word.compare_exchange(who, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 /// Whether somebody asks; behind a fence after what it waits for.
@@ -98,5 +107,26 @@ impl Attention {
         self.seen.store(count, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::OwnSegment;
+
+    #[test]
+    fn nobody_takes_back_what_somebody_else_asks() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let (map, at) = (&segment.map, qp::AT + qp::WAITING);
+        assert!(ask(map, at, 5));
+        assert!(!ask(map, at, 5));
+        // The entry is of another queue pair by now.
+        assert!(ask(map, at, 6));
+        stop_asking(map, at, 5);
+        assert!(asked(map, at));
+        assert!(ask(map, at, 6));
+        stop_asking(map, at, 6);
+        assert!(!asked(map, at));
     }
 }

@@ -63,6 +63,7 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live handle, whose domain is live.
         unsafe {
+            Context::from_ptr((*ah).context).live()?;
             Pd::from_ptr((*ah).pd)
                 .children
                 .fetch_sub(1, Ordering::Relaxed);

@@ -41,11 +41,7 @@ impl Context {
 
     /// The process, unless this is a forked child of it.
     pub(crate) fn live(&self) -> Res<&'static Process> {
-        if self.process.forked() {
-            Err(Errno(libc::EIO))
-        } else {
-            Ok(self.process)
-        }
+        self.process.live()
     }
 }
 
@@ -55,10 +51,10 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             return Err(Errno(libc::EINVAL));
         }
         let process = Process::open()?;
-        let (slot, cookie) = process.signature();
+        let signature = process.signature();
         let origin = Origin {
-            slot,
-            cookie,
+            slot: signature.slot,
+            cookie: signature.cookie,
             context: process.next_context.fetch_add(1, Ordering::Relaxed),
         };
         make(device, process, origin, origin.to_file()?)
@@ -128,7 +124,8 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     status(|| {
         // SAFETY: the caller promises a live context.
         let this = unsafe { Context::from_ptr(context) };
-        if this.children.load(Ordering::Relaxed) > 0 && !this.process.forked() {
+        this.live()?;
+        if this.children.load(Ordering::Relaxed) > 0 {
             // A close succeeds over what is left (`ibv_open_device(3)`; perftest does so): it no
             // longer works, and its memory stays for pointers that the application still has.
             crate::qp::abandon(this.process, context);

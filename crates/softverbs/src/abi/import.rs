@@ -146,7 +146,7 @@ fn import_foreign(
     key: Key,
 ) -> Res<(Key, u64)> {
     let peer = other(process, owner.origin)?;
-    let granted = region::granted(&peer.map, process.slot, key)
+    let granted = region::granted(&peer, process.slot, key)
         .filter(|granted| granted.pd == their_domain)
         .ok_or(Errno(libc::EINVAL))?;
     let direct = granted.direct;

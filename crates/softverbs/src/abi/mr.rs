@@ -163,11 +163,9 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
                 Key((*mr).handle),
             )
         };
-        let process = context.process;
-        if !process.forked() {
-            process.end_region(key)?;
-            domain.children.fetch_sub(1, Ordering::Relaxed);
-        }
+        let process = context.live()?;
+        process.end_region(key)?;
+        domain.children.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: made by `Box::into_raw` in `register`.
         drop(unsafe { Box::from_raw(mr) });
         Ok(())

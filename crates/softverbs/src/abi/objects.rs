@@ -8,7 +8,7 @@ use super::context::Context;
 use super::{guard, non_null, pointer, status};
 use crate::cq::{self, Cq, CqInit};
 use crate::events;
-use crate::qp::{self, QpInit};
+use crate::qp::{self, Qp, QpInit};
 use crate::srq::{self, Srq};
 use crate::sys::{Errno, Res};
 
@@ -108,8 +108,12 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 }
 
 pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
-    // SAFETY: the caller promises a live queue.
-    status(|| cq::resize(unsafe { Cq::from_ptr(cq) }, cqe))
+    status(|| {
+        // SAFETY: the caller promises a live queue.
+        let cq = unsafe { Cq::from_ptr(cq) };
+        cq.process().live()?;
+        cq::resize(cq, cqe)
+    })
 }
 
 pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
@@ -123,11 +127,10 @@ pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
 pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live queue.
-        if unsafe { Cq::from_ptr(cq) }.process().forked() {
-            return Ok(());
+        unsafe {
+            Cq::from_ptr(cq).process().live()?;
+            cq::destroy(cq)
         }
-        // SAFETY: as above.
-        unsafe { cq::destroy(cq) }
     })
 }
 
@@ -257,7 +260,10 @@ pub(super) unsafe extern "C" fn modify_qp(
 
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller promises a live queue pair.
-    status(|| unsafe { qp::destroy(qp) })
+    status(|| unsafe {
+        Qp::from_ptr(qp).process().live()?;
+        qp::destroy(qp)
+    })
 }
 
 pub(super) unsafe extern "C" fn create_srq(
@@ -318,21 +324,32 @@ pub(super) unsafe extern "C" fn modify_srq(
     status(|| {
         non_null(attr)?;
         // SAFETY: the caller promises a live queue and valid attributes.
-        unsafe { srq::modify(Srq::from_ptr(srq), &*attr, mask.cast_unsigned()) }
+        unsafe {
+            let srq = Srq::from_ptr(srq);
+            srq.process().live()?;
+            srq::modify(srq, &*attr, mask.cast_unsigned())
+        }
     })
 }
 
 pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live queue and a writable structure.
-        unsafe { attr.write(srq::query(Srq::from_ptr(srq))) };
+        unsafe {
+            let srq = Srq::from_ptr(srq);
+            srq.process().live()?;
+            attr.write(srq::query(srq));
+        }
         Ok(())
     })
 }
 
 pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: the caller promises a live queue.
-    status(|| unsafe { srq::destroy(srq) })
+    status(|| unsafe {
+        Srq::from_ptr(srq).process().live()?;
+        srq::destroy(srq)
+    })
 }
 
 pub(super) unsafe extern "C" fn post_srq_recv(

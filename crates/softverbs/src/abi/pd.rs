@@ -77,6 +77,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
         let (this, context) = unsafe { (Pd::from_ptr(pd), Context::from_ptr((*pd).context)) };
+        context.live()?;
         if this.children.load(Ordering::Relaxed) > 0 {
             return Err(Errno(libc::EBUSY));
         }

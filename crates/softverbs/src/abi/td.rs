@@ -44,6 +44,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
         unsafe {
+            Context::from_ptr((*td).context).live()?;
             if (*td.cast::<Td>()).users.load(Ordering::Relaxed) > 0 {
                 return Err(Errno(libc::EBUSY));
             }

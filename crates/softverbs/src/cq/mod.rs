@@ -423,6 +423,8 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
     if this.users.load(Ordering::Relaxed) > 0 {
         return Err(Errno(libc::EBUSY));
     }
+    // What can fail comes first.
+    let empty = Ring::new(1)?;
     let context = this.context();
     if let Some(channel) = this.channel() {
         channel.detach(this.index);
@@ -442,8 +444,16 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
         libc::pthread_mutex_destroy(&raw mut (*cq).mutex);
         libc::pthread_cond_destroy(&raw mut (*cq).cond);
     }
-    *this.ring.lock() = Ring::new(1)?;
+    *this.ring.lock() = empty;
     this.armed.store(ARMED_NOT, Ordering::Relaxed);
+    // Nobody rings what may be another pipe by then.
+    this.tell(ARMED_NOT);
+    let map = &this.process().segment.map;
+    let at = layout::AT + layout::STRIDE * this.index as usize;
+    map.u32(at + layout::DOORBELL)
+        .store(u32::MAX, Ordering::Relaxed);
+    map.u64(at + layout::DOORBELL_INODE)
+        .store(0, Ordering::Relaxed);
     this.channel.store(std::ptr::null_mut(), Ordering::Relaxed);
     context.children.fetch_sub(1, Ordering::Relaxed);
     this.process().cqs.give(this.index);

@@ -59,7 +59,8 @@ impl Origin {
     }
 
     pub(crate) fn is_of(self, process: &Process) -> bool {
-        (self.slot, self.cookie) == process.signature()
+        let own = process.signature();
+        (self.slot, self.cookie) == (own.slot, own.cookie)
     }
 }
 

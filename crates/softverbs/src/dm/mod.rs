@@ -67,7 +67,7 @@ impl Buffer {
     }
 
     fn of(file: OwnedFd, map: Mapping, len: usize) -> Res<Self> {
-        let inode = sys::inode_of(file.as_raw_fd())?;
+        let inode = sys::inode_of(&file)?;
         Ok(Self {
             file,
             map,
@@ -330,7 +330,7 @@ impl Shown {
     /// `EACCES` where that is closed to this process, `ESTALE` where it is another file by now.
     pub(crate) fn open(&self, pid: u32) -> Res<OwnedFd> {
         let file = sys::open_fd_of(pid, self.fd.cast_signed(), libc::O_RDWR)?;
-        if sys::inode_of(file.as_raw_fd())? != self.inode {
+        if sys::inode_of(&file)? != self.inode {
             return Err(Errno(libc::ESTALE));
         }
         sys::sealed_size(&file)?;

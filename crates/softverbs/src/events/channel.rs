@@ -55,6 +55,9 @@ impl Channel {
     fn pop(&self) -> Option<&'static Cq> {
         let mut events = self.events.lock();
         let cq = self.process.cqs.get(events.pop_front()?)?;
+        // Under the lock: who destroys the queue either drops the event or waits for its
+        // acknowledgement.
+        cq.event_taken();
         if events.is_empty() {
             // Readable means that there is an event; whoever else rang is looked for right away.
             self.pipe.drain();
@@ -64,7 +67,6 @@ impl Channel {
             self.process.after_arming(&self.pipe);
             self.process.progress();
         }
-        cq.event_taken();
         Some(cq)
     }
 
@@ -133,11 +135,9 @@ pub(crate) fn create_channel(
 /// `channel` must be live, and is gone after success.
 pub(crate) unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> Res<()> {
     // SAFETY: the caller promises a live channel.
-    if unsafe { Channel::from_ptr(channel) }
-        .users
-        .load(Ordering::Relaxed)
-        > 0
-    {
+    let this = unsafe { Channel::from_ptr(channel) };
+    this.process.live()?;
+    if this.users.load(Ordering::Relaxed) > 0 {
         return Err(Errno(libc::EBUSY));
     }
     // SAFETY: made by `Box::into_raw` in `create_channel`.

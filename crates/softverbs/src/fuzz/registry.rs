@@ -1,6 +1,7 @@
 //! The registry's file, which any process of the user can write.
 
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use super::Input;
 use crate::registry::{Entry, Registry};
@@ -19,7 +20,8 @@ pub fn registry(data: &[u8]) {
             start_time: sys::own_start_time().unwrap(),
             cookie: 9,
         },
-        segment_fd: 5,
+        segment_fd: file.as_raw_fd(),
+        segment_inode: file.metadata().unwrap().ino(),
         node: 1,
     };
     while !input.is_empty() {

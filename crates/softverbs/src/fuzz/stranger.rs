@@ -18,7 +18,7 @@ use crate::segment::layout::{
     Credit, StateWord, announce, arena, cq, desc, header, qp, qp_num, region, srq, stripe,
 };
 use crate::segment::{Mapping, OwnSegment};
-use crate::sys::{self, Identity};
+use crate::sys::{self, Identity, Pipe};
 
 const INDEX: u32 = 2;
 const QP: usize = qp::AT + qp::STRIDE * INDEX as usize;
@@ -66,6 +66,11 @@ fn child() -> &'static Stranger {
         map.u64(at + announce::GRANTED)
             .store(process.identity.cookie, Ordering::Release);
         let memory = Box::leak(vec![0u8; 1 << 16].into_boxed_slice()).as_ptr() as u64;
+        let life = Pipe::new().unwrap();
+        map.u32(header::LIFE)
+            .store(life.read_fd().cast_unsigned(), Ordering::Relaxed);
+        map.u64(header::LIFE_INODE)
+            .store(life.inode(), Ordering::Relaxed);
         // SAFETY: the child calls nothing but what may be called after fork, and ends with this process.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
@@ -86,11 +91,12 @@ fn child() -> &'static Stranger {
                 cookie,
             },
             segment_fd: segment.fd(),
+            segment_inode: segment.inode().unwrap(),
             node: process.node,
         };
         let slot = Registry::open().unwrap().join(entry).unwrap();
-        // The child has the descriptor, and keeps it.
-        drop(file);
+        // The child has the descriptors, and keeps them.
+        drop((file, life));
         Stranger {
             slot,
             segment,

@@ -6,7 +6,7 @@ use loom::thread;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_sge};
 
 use super::{Memory, check};
-use crate::region::{Hazard, Key, Range, Regions, Target, resolve};
+use crate::region::{Hazard, Hazards, Key, Range, Regions, Target, resolve};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_PROCESSES, announce, header};
 use crate::sync::atomic::Ordering;
@@ -60,7 +60,8 @@ fn no_initiator_uses_memory_after_its_deregistration() {
                 pd: PD,
                 qp: 2,
             };
-            let hazard = Hazard::publish(map, VISITOR, key).unwrap();
+            let hazards = Hazards::new();
+            let hazard = Hazard::publish(&hazards, map, VISITOR, key);
             if let Some(place) = resolve(map, target, OLD, 8, IBV_ACCESS_REMOTE_READ) {
                 assert_eq!(place.addr, OLD);
                 assert_eq!(theirs.read(), 1);

@@ -1,11 +1,14 @@
 //! The ring between two processes.
 
+use std::sync::Arc;
+
 use loom::thread;
 
 use super::{Memory, check};
 use crate::ring::{CONSUMED_AT, Consumer, Header, Producer, RING_SIZE, SLOT, SLOTS, WAITING_AT};
 use crate::segment::Mapping;
-use crate::sync::{heavy_fence, light_fence, pause};
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::{light_fence, pause};
 
 const COOKIE: u64 = 7;
 
@@ -73,10 +76,48 @@ fn a_sender_that_waits_for_room_finds_it_or_is_rung() {
             light_fence(true);
             consumer.sender_waits()
         });
-        producer.wait();
-        heavy_fence();
-        let found = producer.push(&message(number), |_| {});
+        let found = producer.push_or_ask(&message(number), |_| {}, || true);
         let rung = receiver.join().unwrap();
         assert!(found || rung);
+    });
+}
+
+/// A sender that was rung and finds too little room waits again. Who publishes the rest in between
+/// must ring or be seen.
+#[test]
+fn a_sender_that_waits_for_room_once_more_finds_it_or_is_rung() {
+    check(|| {
+        let (mut producer, mut consumer) = ring();
+        let bell = Arc::new(AtomicU32::new(0));
+        let theirs = Arc::clone(&bell);
+        let mut number = 0;
+        while producer.push(&message(number), |_| {}) {
+            number += 1;
+        }
+        // Needs the whole ring.
+        let long = Header {
+            len: SLOT as u32,
+            ..message(number)
+        };
+        let receiver = thread::spawn(move || {
+            for batch in [1, number - 1] {
+                for _ in 0..batch {
+                    let message = consumer.peek().unwrap().unwrap();
+                    consumer.advance(&message);
+                }
+                assert!(consumer.publish());
+                light_fence(true);
+                if consumer.sender_waits() {
+                    theirs.swap(1, Ordering::AcqRel);
+                }
+            }
+        });
+        let mut found = false;
+        for _ in 0..2 {
+            bell.swap(0, Ordering::AcqRel);
+            found = found || producer.push_or_ask(&long, |_| {}, || true);
+        }
+        receiver.join().unwrap();
+        assert!(found || bell.load(Ordering::Acquire) == 1);
     });
 }

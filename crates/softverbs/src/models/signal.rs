@@ -88,7 +88,7 @@ fn a_sender_without_a_receive_finds_one_or_is_rung() {
             light_fence(true);
             signal::asked(&own, QP + qp::WAITING)
         });
-        signal::ask(&map, QP + qp::WAITING);
+        signal::ask(&map, QP + qp::WAITING, 9);
         heavy_fence();
         let seen = Credit::from_word(map.u64(QP + qp::CREDIT).load(Ordering::Acquire));
         if seen == credit {

@@ -21,7 +21,7 @@ use rdma_core_sys::IBV_ACCESS_FLUSH_PERSISTENT;
 use crate::cq::Cq;
 use crate::dm::Buffers;
 use crate::mw::{Owner, Windows};
-use crate::peer::Peer;
+use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
 use crate::region::{Description, Key, Range, Regions};
 use crate::registry::{Entry, Registry};
@@ -83,6 +83,8 @@ pub(crate) struct Process {
     /// When the peers' lives were last looked at, in the processor's ticks.
     liveness_tick: AtomicU64,
     doorbell: Pipe,
+    /// Nobody writes; see [`header::LIFE`].
+    _life: Pipe,
     timer: Timer,
     /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
     pub(crate) wake: Epoll,
@@ -119,7 +121,6 @@ impl Process {
 
     fn create() -> Res<Self> {
         let barriers = barriers_work();
-        let registry = Registry::open()?;
         let identity = Identity {
             pid: std::process::id(),
             start_time: sys::own_start_time().ok_or(Errno(libc::ENODEV))?,
@@ -127,7 +128,7 @@ impl Process {
         };
         let node = emulated_node();
         let segment = OwnSegment::create(identity.cookie, node, barriers)?;
-        let doorbell = Pipe::new()?;
+        let (doorbell, life) = (Pipe::new()?, Pipe::new()?);
         let timer = Timer::new()?;
         let wake = Epoll::new()?;
         wake.add(doorbell.read_fd(), progress::TOKEN_DOORBELL)?;
@@ -137,10 +138,18 @@ impl Process {
             .store(doorbell.read_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(header::DOORBELL_INODE)
             .store(doorbell.inode(), Ordering::Release);
+        map.u32(header::LIFE)
+            .store(life.read_fd().cast_unsigned(), Ordering::Relaxed);
+        map.u64(header::LIFE_INODE)
+            .store(life.inode(), Ordering::Relaxed);
+        // Descriptors can be polled before any call that sleeps. From now on the process is rung, or
+        // its doorbell is readable already, until such a call.
+        signal::will_sleep(map);
         let fork = fork::Guard::new()?;
-        let slot = registry.join(Entry {
+        let (registry, slot) = Registry::enter(Entry {
             identity,
             segment_fd: segment.fd(),
+            segment_inode: segment.inode()?,
             node,
         })?;
         Ok(Self {
@@ -177,6 +186,7 @@ impl Process {
             graves_count: AtomicU32::new(0),
             liveness_tick: AtomicU64::new(0),
             doorbell,
+            _life: life,
             timer,
             wake,
             fork,
@@ -188,6 +198,19 @@ impl Process {
     #[inline]
     pub(crate) fn forked(&self) -> bool {
         self.fork.forked()
+    }
+
+    /// The process itself, for a call on one of its objects.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child.
+    #[inline]
+    pub(crate) fn live(&self) -> Res<&Self> {
+        if self.forked() {
+            Err(Errno(libc::EIO))
+        } else {
+            Ok(self)
+        }
     }
 
     fn peers(&self) -> MutexGuard<'_, HashMap<u32, Arc<Peer>>> {
@@ -216,20 +239,18 @@ impl Process {
             self.request_burial(&old);
         }
         let peer = Arc::new(Peer::open(&entry, slot, self.slot)?);
-        let mut peers = self.peers();
-        let known = peers.entry(slot).or_insert_with(|| Arc::clone(&peer));
-        if Arc::ptr_eq(known, &peer)
-            && let Some(pidfd) = peer.pidfd()
-        {
-            self.wake
-                .add(pidfd, progress::TOKEN_PEER | u64::from(slot))?;
-        }
-        Ok(Arc::clone(known))
+        // In the set before it can be used: nobody would see the end of it otherwise. Who reads the set
+        // in between finds no peer of that slot, and looks again.
+        peer.watch(&self.wake, progress::TOKEN_PEER | u64::from(slot))?;
+        self.peers().insert(slot, Arc::clone(&peer));
+        Ok(peer)
     }
 
     /// Whether the process in `slot` may still do something.
     pub(crate) fn lives(&self, slot: u32) -> bool {
-        self.registry.lookup(slot).is_some()
+        // The registry is a file that anybody may spoil.
+        let known = self.peers().get(&slot).cloned();
+        known.is_some_and(|peer| peer.check_alive()) || self.registry.may_live(slot)
     }
 
     /// What tells the living process in `slot` from others of that slot.
@@ -314,8 +335,12 @@ impl Process {
 
     /// What a sender signs its ring with.
     #[inline]
-    pub(crate) fn signature(&self) -> (u32, u64) {
-        (self.slot, self.identity.cookie)
+    pub(crate) fn signature(&self) -> Signature<'_> {
+        Signature {
+            slot: self.slot,
+            cookie: self.identity.cookie,
+            segment: &self.segment.map,
+        }
     }
 
     /// Wakes whoever may wait for something of this process.

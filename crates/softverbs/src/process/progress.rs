@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use super::Process;
 use crate::cq::Cq;
 use crate::peer::{Peer, Push};
+use crate::qp::Qp;
 use crate::ring::Header;
 use crate::sync::heavy_fence;
 use crate::sys;
@@ -32,6 +33,9 @@ const LIVENESS_TICKS: u64 = 2_000_000;
 
 /// How long a sender that was rung is left alone: about 40 microseconds, more on slow clocks.
 const PULL_TICKS: u64 = 100_000;
+
+/// Batches of messages from each ring that are taken before sleeping: what all rings hold.
+const ROUNDS: usize = 32;
 
 /// Who looks for parked messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +133,10 @@ impl Process {
         self.will_sleep();
         // What it waits for may have come before the peer could see that it is waited for.
         heavy_fence();
+        // A queue may have been armed before.
+        if let Some(deadline) = self.qps.get(index).and_then(Qp::deadline) {
+            self.timer.arm(deadline);
+        }
     }
 
     #[cold]
@@ -303,9 +311,7 @@ impl Process {
     /// may hold.
     pub(crate) fn request_burial(&self, peer: &Arc<Peer>) {
         peer.mark_dead();
-        if let Some(pidfd) = peer.pidfd() {
-            self.wake.remove(pidfd);
-        }
+        peer.unwatch(&self.wake);
         let mut peers = self.peers();
         if peers.get(&peer.slot).is_some_and(|p| Arc::ptr_eq(p, peer)) {
             peers.remove(&peer.slot);
@@ -345,13 +351,20 @@ impl Process {
     /// whatever wakes it: after it, nothing that is there already goes unnoticed.
     pub(crate) fn prepare_sleep(&self) {
         self.doorbell.drain();
-        self.drain_timer();
+        self.timer.disarm();
         self.will_sleep();
         heavy_fence();
         self.look_at_peers();
         self.progress();
-        while self.rings_ready() {
+        for _ in 0..ROUNDS {
+            if !self.rings_ready() {
+                break;
+            }
             self.progress();
+        }
+        // Whoever keeps sending must not keep the caller from what it has got: it comes back.
+        if self.rings_ready() {
+            self.doorbell.ring();
         }
         self.pull_all_parked();
         self.arm_timer();
@@ -360,10 +373,6 @@ impl Process {
     /// Whoever sleeps wakes up for the next retry.
     fn arm_timer(&self) {
         self.timer.arm(self.next_deadline());
-    }
-
-    fn drain_timer(&self) {
-        self.timer.arm(0);
     }
 
     /// After a completion queue was armed: a message that came before is not rung for any more.

@@ -67,8 +67,8 @@ impl Connection {
 
     /// Asks the owner to ring when it posts a receive or changes the state. True where it was not
     /// asked before: that is to be followed by a heavy fence and one more look.
-    pub(super) fn ask_to_ring(&self) -> bool {
-        let fresh = signal::ask(&self.peer.map, self.at + layout::WAITING);
+    pub(super) fn ask_to_ring(&self, own: u32) -> bool {
+        let fresh = signal::ask(&self.peer.map, self.at + layout::WAITING, own);
         // The owner of a shared queue looks for the queue pairs that wait.
         let shared = self
             .srq
@@ -77,9 +77,14 @@ impl Connection {
         fresh || shared
     }
 
-    /// Nothing waits any more.
-    pub(super) fn stop_asking(&self) {
-        signal::stop_asking(&self.peer.map, self.at + layout::WAITING);
+    /// Nothing of the queue pair `own` waits any more. Where the other end is not connected to it any
+    /// more, the word may be about another one.
+    pub(super) fn stop_asking(&self, own: u32) {
+        let word = self.peer.map.u64(self.at + layout::STATE);
+        let word = StateWord(word.load(Ordering::Acquire));
+        if word.dest() == own && word.incarnation() == self.word.incarnation() {
+            signal::stop_asking(&self.peer.map, self.at + layout::WAITING, own);
+        }
     }
 
     pub(super) fn rnr_timer(&self) -> u32 {
@@ -180,10 +185,10 @@ impl Qp {
 
     /// Asks the other end's owner, if there is one, to ring when its queue pair's state changes;
     /// as [`Connection::ask_to_ring`].
-    pub(super) fn ask_for_state(sq: &SendQueue) -> bool {
+    pub(super) fn ask_for_state(&self, sq: &SendQueue) -> bool {
         let Some(peer) = &sq.peer else { return false };
         let (_, index) = split_qp_num(sq.dest);
-        signal::ask(&peer.map, entry_at(index) + layout::WAITING)
+        signal::ask(&peer.map, entry_at(index) + layout::WAITING, self.number())
     }
 }
 

@@ -130,7 +130,6 @@ impl Qp {
             return;
         }
         self.fail(&mut sq, IBV_WC_WR_FLUSH_ERR);
-        drop(sq);
         self.raise(event);
     }
 
@@ -146,6 +145,7 @@ impl Qp {
         }
     }
 
+    /// What others cause is raised under a lock of the queue pair: none any more when it is destroyed.
     pub(super) fn raise(&self, event: ibv_event_type) {
         self.events.fetch_add(1, Ordering::Relaxed);
         self.context()
@@ -221,7 +221,6 @@ impl Qp {
         );
         if live {
             self.fail(&mut sq, IBV_WC_RETRY_EXC_ERR);
-            drop(sq);
             self.raise(IBV_EVENT_QP_FATAL);
         }
     }

@@ -405,8 +405,8 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
         // SAFETY: a completion queue's memory stays.
         unsafe { &*cq }.users.fetch_sub(1, Ordering::Relaxed);
     }
-    let raised = this.events.load(Ordering::Relaxed);
     let unread = context.events.forget(Element::Qp(qp));
+    let raised = this.events.load(Ordering::Relaxed);
     // SAFETY: the object is live until its index is given back below.
     let pd = unsafe {
         libc::pthread_mutex_lock(&raw mut (*qp).mutex);

@@ -606,7 +606,9 @@ impl Qp {
         });
         match pushed {
             Push::Sent => {
-                conn.peer.notify_cq(conn.recv_cq, solicited);
+                // A receive that fails for it counts as solicited too.
+                let fails = matches!(header.op, op::TOO_LONG | op::UNWRITABLE);
+                conn.peer.notify_cq(conn.recv_cq, solicited || fails);
                 if sq.claim.take().is_none() {
                     sq.claimed = sq.claimed.wrapping_add(1);
                 } else {

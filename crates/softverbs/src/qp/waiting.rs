@@ -49,8 +49,8 @@ impl Qp {
     #[cold]
     pub(super) fn note_wait(&self, sq: &mut SendQueue, reason: Reason) -> bool {
         let fresh = match (&sq.conn, reason) {
-            (Some(conn), Reason::Receive) => conn.ask_to_ring(),
-            (_, Reason::Connection) => Self::ask_for_state(sq),
+            (Some(conn), Reason::Receive) => conn.ask_to_ring(self.number()),
+            (_, Reason::Connection) => self.ask_for_state(sq),
             _ => false,
         };
         if sq.wait.is_some_and(|wait| wait.reason == reason) {
@@ -129,7 +129,7 @@ impl Qp {
         }
         let waits = sq.executed != sq.head;
         if !waits && let Some(conn) = &sq.conn {
-            conn.stop_asking();
+            conn.stop_asking(self.number());
         }
         waits && self.state() == IBV_QPS_RTS
     }

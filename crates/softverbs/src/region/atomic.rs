@@ -106,9 +106,10 @@ fn holder(slot: u32, cookie: u64) -> u64 {
 
 fn lives(process: &Process, held: u64) -> bool {
     let slot = ((held >> 48) as u32).wrapping_sub(1);
-    process
-        .cookie_of(slot)
-        .is_some_and(|cookie| holder(slot, cookie) == held)
+    match process.cookie_of(slot) {
+        Some(cookie) => holder(slot, cookie) == held,
+        None => process.lives(slot),
+    }
 }
 
 /// Changes a word of a peer's region; what it was before. The address is a multiple of 8.
@@ -121,7 +122,7 @@ pub(crate) fn change(
     target: Target,
     change: Change,
 ) -> Result<u64, AccessError> {
-    let hazard = Hazard::publish(&peer.map, process.slot, target.key).ok_or(AccessError::Dead)?;
+    let hazard = Hazard::publish(&peer.hazards, &peer.map, process.slot, target.key);
     let place =
         resolve(&peer.map, target, target.addr, 8, change.right()).ok_or(AccessError::Remote)?;
     // What is done with a word follows its address, not the key: a region of all memory may lead to a

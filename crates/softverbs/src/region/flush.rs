@@ -53,7 +53,7 @@ pub(crate) fn flush(
     flush: Flush,
 ) -> Result<(), AccessError> {
     let right = flush.right().ok_or(AccessError::Remote)?;
-    let hazard = Hazard::publish(&peer.map, own_slot, target.key).ok_or(AccessError::Dead)?;
+    let hazard = Hazard::publish(&peer.hazards, &peer.map, own_slot, target.key);
     let at = region::AT + region::STRIDE * target.key.index();
     let (addr, len) = match flush.len {
         Some(len) => (target.addr, len),

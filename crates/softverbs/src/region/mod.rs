@@ -24,7 +24,9 @@ pub(crate) use direct::{Direct, Directs};
 pub(crate) use flush::{Flush, flush};
 #[cfg(any(test, fuzzing))]
 pub(crate) use remote::resolve;
-pub(crate) use remote::{AccessError, Direction, Target, blame, copy, granted, may_invalidate};
+pub(crate) use remote::{
+    AccessError, Direction, Hazards, Target, blame, copy, granted, may_invalidate,
+};
 pub(crate) use table::{Description, Key, Regions};
 #[cfg(all(test, loom))]
 pub(crate) use {atomic::Stripe, remote::Hazard};

@@ -1,7 +1,5 @@
 //! The initiator's side: copies into and out of a peer's regions, without the peer's help.
 
-use std::time::{Duration, Instant};
-
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 use super::direct::{self, Direct};
@@ -9,7 +7,7 @@ use super::{Description, Key, Range};
 use crate::peer::Peer;
 use crate::segment::Mapping;
 use crate::segment::layout::{announce, region};
-use crate::sync::atomic::{Ordering, fence};
+use crate::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::sync::pause;
 use crate::sys::{self, MAX_IOV};
 
@@ -46,39 +44,63 @@ pub(crate) enum AccessError {
     Refused,
 }
 
+/// Which of this process's hazard words at one owner its threads are using. Private: the words
+/// themselves are only written, as anybody may have left anything in them.
+#[derive(Debug)]
+pub(crate) struct Hazards {
+    taken: AtomicU32,
+}
+
+impl Hazards {
+    pub(crate) fn new() -> Self {
+        Self {
+            taken: AtomicU32::new(0),
+        }
+    }
+
+    fn take(&self) -> u32 {
+        let mut round = 0u32;
+        // More threads than words at one peer take turns; each turn is one bounded copy.
+        loop {
+            let taken = self.taken.load(Ordering::Relaxed);
+            let number = taken.trailing_ones();
+            if (number as usize) < announce::HAZARD_COUNT {
+                let more = taken | 1 << number;
+                if self
+                    .taken
+                    .compare_exchange(taken, more, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    return number;
+                }
+            }
+            pause(round);
+            round = round.saturating_add(1);
+        }
+    }
+}
+
 /// A thread's word in the owner's segment (`map`) that says which key it is using.
 pub(crate) struct Hazard<'a> {
+    hazards: &'a Hazards,
+    number: u32,
     map: &'a Mapping,
     at: usize,
 }
 
-/// How long all words may be taken: each holder has them for one bounded copy. A peer that fills them
-/// with rubbish gets nothing more from this process.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 impl<'a> Hazard<'a> {
-    /// `None` where no word became free.
-    pub(crate) fn publish(map: &'a Mapping, own_slot: u32, key: Key) -> Option<Self> {
+    pub(crate) fn publish(hazards: &'a Hazards, map: &'a Mapping, own_slot: u32, key: Key) -> Self {
+        let number = hazards.take();
         let base = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
-        let value = u64::from(key.0) | 1 << 32;
-        // More threads than words at one peer take turns.
-        let mut begin = None;
-        loop {
-            for at in (0..announce::HAZARD_COUNT).map(|i| base + 8 * i) {
-                let word = map.u64(at);
-                if word.load(Ordering::Relaxed) == 0
-                    && word
-                        .compare_exchange(0, value, Ordering::SeqCst, Ordering::Relaxed)
-                        .is_ok()
-                {
-                    fence(Ordering::SeqCst);
-                    return Some(Self { map, at });
-                }
-            }
-            if begin.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-                return None;
-            }
-            pause(64);
+        let at = base + 8 * number as usize;
+        map.u64(at)
+            .store(u64::from(key.0) | 1 << 32, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Self {
+            hazards,
+            number,
+            map,
+            at,
         }
     }
 }
@@ -86,6 +108,8 @@ impl<'a> Hazard<'a> {
 impl Drop for Hazard<'_> {
     fn drop(&mut self) {
         self.map.u64(self.at).store(0, Ordering::Release);
+        let taken = &self.hazards.taken;
+        taken.fetch_and(!(1 << self.number), Ordering::Release);
     }
 }
 
@@ -140,8 +164,9 @@ pub(crate) fn resolve(
 }
 
 /// What a peer registered under a key, if that is alive and not a window's; for who imports it.
-pub(crate) fn granted(map: &Mapping, own_slot: u32, key: Key) -> Option<Description> {
-    let hazard = Hazard::publish(map, own_slot, key)?;
+pub(crate) fn granted(peer: &Peer, own_slot: u32, key: Key) -> Option<Description> {
+    let map = &peer.map;
+    let hazard = Hazard::publish(&peer.hazards, map, own_slot, key);
     let at = region::AT + region::STRIDE * key.index();
     let live = key.0 != 0 && map.u32(at + region::KEY).load(Ordering::Acquire) == key.0;
     let u64_at = |part: usize| map.u64(at + part).load(Ordering::Relaxed);
@@ -185,7 +210,7 @@ pub(crate) fn copy(
     let mut left: u64 = local.iter().map(|piece| piece.iov_len as u64).sum();
     while left > 0 {
         let (batch, count, bytes) = pieces.next(PIECE);
-        let hazard = Hazard::publish(&peer.map, own_slot, target.key).ok_or(AccessError::Dead)?;
+        let hazard = Hazard::publish(&peer.hazards, &peer.map, own_slot, target.key);
         let place = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
         let batch = &batch[..count];
         match peer.direct(place.direct.stamp) {
@@ -282,15 +307,31 @@ mod tests {
     use crate::segment::OwnSegment;
 
     #[test]
-    fn hazards_that_a_peer_keeps_are_not_awaited_for_ever() {
+    fn hazards_do_not_depend_on_what_their_words_hold() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let words = announce::AT + announce::STRIDE * 3 + announce::HAZARDS;
+        let map = &segment.map;
+        let word =
+            |i: usize| map.u64(announce::AT + announce::STRIDE * 3 + announce::HAZARDS + 8 * i);
         for i in 0..announce::HAZARD_COUNT {
-            segment.map.u64(words + 8 * i).store(77, Ordering::Relaxed);
+            word(i).store(77, Ordering::Relaxed);
         }
-        assert!(Hazard::publish(&segment.map, 3, Key(5)).is_none());
-        segment.map.u64(words + 8).store(0, Ordering::Relaxed);
-        assert!(Hazard::publish(&segment.map, 3, Key(5)).is_some());
+        let hazards = Hazards::new();
+        let publish = || Hazard::publish(&hazards, map, 3, Key(5));
+        let mut all: Vec<_> = (0..announce::HAZARD_COUNT).map(|_| publish()).collect();
+        for i in 0..announce::HAZARD_COUNT {
+            assert_eq!(word(i).load(Ordering::Relaxed), 5 | 1 << 32);
+        }
+        std::thread::scope(|scope| {
+            let one_more = scope.spawn(|| drop(publish()));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!one_more.is_finished());
+            all.pop();
+            one_more.join().unwrap();
+        });
+        drop(all);
+        for i in 0..announce::HAZARD_COUNT {
+            assert_eq!(word(i).load(Ordering::Relaxed), 0);
+        }
     }
 
     #[test]

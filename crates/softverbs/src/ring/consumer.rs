@@ -79,9 +79,8 @@ impl Consumer {
             let (header, slots) = Header::from_words([first, word(1), word(2), word(3)]);
             let to_end = SLOTS - self.tail % SLOTS;
             if header.op == op::PAD {
-                // At the ring's beginning there is nothing to fill: such a message could be followed by
-                // itself for ever.
-                if slots != to_end || to_end == SLOTS {
+                // None is as long as the ring, so no more than one is gone past here.
+                if slots != to_end || slots == SLOTS {
                     return Err(Broken);
                 }
                 self.tail = self.tail.wrapping_add(slots);

@@ -297,6 +297,25 @@ mod tests {
         }
     }
 
+    /// Whoever writes such ones without end would keep a receiver in one look.
+    #[test]
+    fn a_filler_as_long_as_the_ring_is_rubbish() {
+        let file = memfd_create(c"ring", RING_SIZE).unwrap();
+        fallocate(file.as_raw_fd(), 0, RING_SIZE).unwrap();
+        let mut consumer = Consumer::new(Mapping::new(&file, RING_SIZE).unwrap(), 42);
+        let map = Mapping::new(&file, RING_SIZE).unwrap();
+        let filler = Header {
+            op: op::PAD,
+            ..Header::default()
+        };
+        for (i, word) in filler.to_words(0, SLOTS).into_iter().enumerate().rev() {
+            map.u64(slot_at(0) + 8 * i)
+                .store(word, std::sync::atomic::Ordering::Release);
+        }
+        assert!(consumer.ready());
+        assert!(consumer.peek().is_err());
+    }
+
     /// A deterministic sequence of numbers, so that a failure can be repeated.
     pub(super) struct Random(pub(super) u64);
 

@@ -7,6 +7,8 @@ use super::{
     slot_at, slots_for,
 };
 use crate::segment::{Mapping, layout};
+use crate::signal;
+use crate::sync::{heavy_fence, light_fence};
 
 /// Writes messages.
 #[derive(Debug)]
@@ -140,9 +142,31 @@ impl Producer {
         self.head = self.head.wrapping_add(slots);
     }
 
-    /// Asks the receiver to ring when it has taken something. The caller runs a heavy fence and
-    /// tries again before it relies on it.
-    pub(crate) fn wait(&self) {
-        self.map.u32(WAITING_AT).store(1, Ordering::Relaxed);
+    /// As [`Self::push`]; where there is no room, the receiver is asked to ring when it has taken
+    /// something. `may_sleep` says whether this process relies on that before it tries again.
+    #[inline]
+    pub(crate) fn push_or_ask(
+        &mut self,
+        header: &Header,
+        fill: impl Fn(*mut u8),
+        may_sleep: impl FnOnce() -> bool,
+    ) -> bool {
+        self.push(header, &fill) || self.ask(may_sleep) && self.push(header, &fill)
+    }
+
+    /// True where the receiver could not know before that it is asked, so that it may have made
+    /// room without a ring: then the ring must be looked at once more.
+    #[cold]
+    fn ask(&self, may_sleep: impl FnOnce() -> bool) -> bool {
+        if !signal::ask(&self.map, WAITING_AT, signal::ANYBODY) {
+            return false;
+        }
+        // Who says meanwhile that it sleeps runs a heavy fence and looks as well.
+        light_fence(true);
+        let look = may_sleep();
+        if look {
+            heavy_fence();
+        }
+        look
     }
 }

@@ -45,6 +45,9 @@ pub(crate) mod header {
     /// u32, u64: the doorbell's descriptor and inode.
     pub(crate) const DOORBELL: usize = 0x184;
     pub(crate) const DOORBELL_INODE: usize = 0x188;
+    /// u32, u64: descriptor and inode of a pipe that hangs up when the owner's program ends.
+    pub(crate) const LIFE: usize = 0x190;
+    pub(crate) const LIFE_INODE: usize = 0x198;
     /// u32: entries of buffers that were ever in use.
     pub(crate) const BUFFERS: usize = 0x1c0;
     /// u64 each, by peers: one bit for each process that may have hazards here.
@@ -104,7 +107,7 @@ pub(crate) mod qp {
     pub(crate) const PD: usize = 32;
     /// u32: `min_rnr_timer`, 0–31.
     pub(crate) const RNR_TIMER: usize = 36;
-    /// u32, by both: a sender waits for a receive.
+    /// u32, by both: number of the queue pair that waits for a receive or another state, or 0.
     pub(crate) const WAITING: usize = 40;
     /// u32: index of the shared receive queue + 1, or 0.
     pub(crate) const SRQ: usize = 44;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::arena::Arena;
 use super::layout::{self, SEGMENT_SIZE, header};
 use super::mapping::Mapping;
-use crate::sys::{Errno, Res, fallocate, memfd_create};
+use crate::sys::{Errno, Res, fallocate, inode_of, memfd_create};
 
 /// This process's segment: the file, its mapping, and what of it has pages and is in use.
 #[derive(Debug)]
@@ -56,6 +56,12 @@ impl OwnSegment {
         map.u64(header::MAGIC)
             .store(layout::MAGIC, Ordering::Release);
         Ok(segment)
+    }
+
+    /// # Errors
+    /// What the kernel says of looking at an open file.
+    pub(crate) fn inode(&self) -> Res<u64> {
+        inode_of(&self.file)
     }
 
     pub(crate) fn fd(&self) -> RawFd {

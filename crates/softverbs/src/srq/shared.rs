@@ -152,7 +152,7 @@ impl Shared {
     /// Asks the owner to ring when it posts a receive. True where it was not asked before: that is to
     /// be followed by a fence and one more look.
     pub(crate) fn ask_to_ring(&self, map: &Mapping) -> bool {
-        signal::ask(map, self.at + layout::WAITING)
+        signal::ask(map, self.at + layout::WAITING, signal::ANYBODY)
     }
 }
 

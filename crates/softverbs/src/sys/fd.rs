@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, PoisonError};
 
 use super::{Res, check};
 
@@ -20,7 +21,7 @@ impl Pipe {
         check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) })?;
         // SAFETY: the call made both, and nothing else owns them.
         let (read, write) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
-        let inode = inode_of(read.as_raw_fd())?;
+        let inode = pipe_of(read.as_raw_fd())?;
         Ok(Self { read, write, inode })
     }
 
@@ -72,24 +73,48 @@ pub(crate) fn ring_fd(fd: RawFd) {
 /// Opens a peer's doorbell, if the descriptor still is the pipe with that inode. It is opened for
 /// reading too, so that a write never raises SIGPIPE.
 pub(crate) fn open_doorbell(pid: u32, fd: RawFd, inode: u64) -> Res<OwnedFd> {
-    let file = super::open_fd_of(pid, fd, libc::O_RDWR | libc::O_NONBLOCK)?;
-    if inode_of(file.as_raw_fd())? != inode {
+    let file = super::open_fd_of(pid, fd, libc::O_RDWR)?;
+    if pipe_of(file.as_raw_fd())? != inode {
         return Err(super::Errno(libc::ESTALE));
     }
     Ok(file)
 }
 
-pub(crate) fn inode_of(fd: RawFd) -> Res<u64> {
-    // SAFETY: all zeros is a value of it.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: writable structure.
-    check(unsafe { libc::fstat(fd, &raw mut stat) })?;
+/// Opens the pipe by which a peer's program shows that it runs, as [`open_doorbell`].
+pub(crate) fn open_life(pid: u32, fd: RawFd, inode: u64) -> Res<OwnedFd> {
+    let file = super::open_fd_of(pid, fd, libc::O_RDONLY)?;
+    if pipe_of(file.as_raw_fd())? != inode {
+        return Err(super::Errno(libc::ESTALE));
+    }
+    Ok(file)
+}
+
+/// The inode of a pipe without a name: only those of one filesystem have their own.
+///
+/// # Errors
+/// `ESTALE` for anything else.
+fn pipe_of(fd: RawFd) -> Res<u64> {
+    const PIPEFS: libc::__fsword_t = 0x5049_5045;
+    // SAFETY: all zeros is a value of both.
+    let (mut stat, mut system): (libc::stat, libc::statfs) = unsafe { std::mem::zeroed() };
+    // SAFETY: writable structures.
+    unsafe {
+        check(libc::fstat(fd, &raw mut stat))?;
+        check(libc::fstatfs(fd, &raw mut system))?;
+    }
+    if stat.st_mode & libc::S_IFMT != libc::S_IFIFO || system.f_type != PIPEFS {
+        return Err(super::Errno(libc::ESTALE));
+    }
     Ok(stat.st_ino)
 }
 
-/// A one-shot timer descriptor.
+/// A one-shot timer descriptor that several threads set.
 #[derive(Debug)]
-pub(crate) struct Timer(OwnedFd);
+pub(crate) struct Timer {
+    fd: OwnedFd,
+    /// When it goes off, or 0.
+    at: Mutex<u64>,
+}
 
 impl Timer {
     pub(crate) fn new() -> Res<Self> {
@@ -100,12 +125,34 @@ impl Timer {
                 libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
             )
         })?;
-        // SAFETY: fresh and owned by nobody else.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self {
+            // SAFETY: fresh and owned by nobody else.
+            fd: unsafe { OwnedFd::from_raw_fd(fd) },
+            at: Mutex::new(0),
+        })
     }
 
-    /// Readable once at this time of the monotonic clock, in nanoseconds; 0 disarms.
+    /// Readable at this time of the monotonic clock, in nanoseconds, at the latest; 0 is never. What
+    /// another thread asked for stays: it may know of what this one does not.
     pub(crate) fn arm(&self, at: u64) {
+        let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        if at != 0 && (*armed == 0 || at < *armed) {
+            *armed = at;
+            self.set(at);
+        }
+    }
+
+    /// Neither readable nor armed. Whoever calls this looks afterwards what is to be waited for, and
+    /// arms it again.
+    pub(crate) fn disarm(&self) {
+        let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        if *armed != 0 {
+            *armed = 0;
+            self.set(0);
+        }
+    }
+
+    fn set(&self, at: u64) {
         let spec = libc::itimerspec {
             it_interval: libc::timespec {
                 tv_sec: 0,
@@ -119,7 +166,7 @@ impl Timer {
         // SAFETY: a readable structure.
         unsafe {
             libc::timerfd_settime(
-                self.0.as_raw_fd(),
+                self.fd.as_raw_fd(),
                 libc::TFD_TIMER_ABSTIME,
                 &raw const spec,
                 std::ptr::null_mut(),
@@ -128,7 +175,7 @@ impl Timer {
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
@@ -200,4 +247,36 @@ pub(crate) fn epoll_readable(fd: RawFd, timeout_ms: i32) -> Res<bool> {
 #[allow(dead_code, reason = "tests only")]
 pub(crate) fn count_entries(path: &str) -> usize {
     fs::read_dir(path).map_or(0, Iterator::count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_pipe_itself_is_a_doorbell() {
+        let pid = std::process::id();
+        let pipe = Pipe::new().unwrap();
+        let bell = open_doorbell(pid, pipe.read_fd(), pipe.inode()).unwrap();
+        ring_fd(bell.as_raw_fd());
+        assert!(pipe.drain());
+        let stale = Err(super::super::Errno(libc::ESTALE));
+        let number = |fd| open_doorbell(pid, fd, pipe.inode()).map(drop);
+        assert_eq!(number(Pipe::new().unwrap().read_fd()), stale);
+        // Another filesystem may have the number of the inode for one of its own.
+        let path = std::env::temp_dir().join(format!("softverbs-fifo-{}", crate::sys::random()));
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a C string.
+        check(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }).unwrap();
+        let fifo = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(
+            pipe_of(fifo.as_raw_fd()),
+            Err(super::super::Errno(libc::ESTALE))
+        );
+    }
 }

@@ -1,14 +1,19 @@
 //! System calls, wrapped so that the rest of the crate sees owned descriptors and errnos.
 
 mod fd;
+mod lock;
 mod memfd;
 mod proc;
 mod vm;
 
-pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, inode_of, open_doorbell, ring_fd};
-pub(crate) use memfd::{create as memfd_create, fallocate, read_sealed, sealed_file, sealed_size};
+pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, open_doorbell, open_life, ring_fd};
+pub(crate) use lock::{lock, locked, unlock};
+pub(crate) use memfd::{
+    create as memfd_create, fallocate, inode_of, read_sealed, sealed_file, sealed_size,
+};
 pub(crate) use proc::{
-    Identity, PidFd, machine_id, namespace, open_fd_of, own_start_time, start_time,
+    Identity, OpenFile, PidFd, has_open, hash, machine_id, namespace, open_fd_of, own_start_time,
+    start_time,
 };
 pub(crate) use vm::{
     MAX_IOV, as_local, file_behind, page_end, pages_huge, pages_usable, readable_locally,

@@ -1,0 +1,46 @@
+//! Locks on parts of a file, none of which is waited for.
+//!
+//! They are of the open file, not of the process: another descriptor of the same file does not release
+//! one, and the file is closed at the latest when the process ends or executes another program.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use super::{Res, check};
+
+/// # Errors
+/// `EAGAIN` where another open file has it.
+pub(crate) fn lock(file: &File, bytes: Range<u64>) -> Res<()> {
+    call(file, libc::F_OFD_SETLK, libc::F_WRLCK, bytes).map(drop)
+}
+
+/// # Errors
+/// What the kernel says of a file that can't be locked.
+pub(crate) fn unlock(file: &File, bytes: Range<u64>) -> Res<()> {
+    call(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
+}
+
+/// Whether another open file has it.
+pub(crate) fn locked(file: &File, bytes: Range<u64>) -> bool {
+    call(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)
+        .is_ok_and(|kind| i32::from(kind) != libc::F_UNLCK)
+}
+
+fn call(
+    file: &File,
+    command: libc::c_int,
+    kind: libc::c_int,
+    bytes: Range<u64>,
+) -> Res<libc::c_short> {
+    let mut lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: bytes.start.cast_signed(),
+        l_len: (bytes.end - bytes.start).cast_signed(),
+        l_pid: 0,
+    };
+    // SAFETY: a structure that lives as long as the call.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) })?;
+    Ok(lock.l_type)
+}

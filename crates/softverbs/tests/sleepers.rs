@@ -1,0 +1,179 @@
+//! Programs that sleep on descriptors, and threads that share a channel.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+mod common;
+
+use std::collections::HashSet;
+use std::os::unix::process::CommandExt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::*;
+use rdma_core_sys::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn main() {
+    run(&[
+        // Of the parent's process, before anything else of it has slept.
+        (
+            "a_remote_failure_is_seen_asleep",
+            failed_parent,
+            failing_child,
+        ),
+        ("retries_end_while_asleep", retries_parent, idle_child),
+        ("another_program", another_parent, another_child),
+        ("events_and_destroyed_queues", destroyed_parent, nothing),
+    ]);
+}
+
+/// Whether the descriptor becomes readable.
+fn readable(fd: i32) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one element.
+    unsafe { libc::poll(&raw mut poll, 1, LIMIT.as_millis() as i32) == 1 }
+}
+
+/// Arms, posts, and sleeps on the descriptor without another look at the device.
+fn retries_parent(link: &mut Link) {
+    let mut end = End::create(link, 16, 16, 1);
+    end.rnr_retry = 1;
+    end.join(link);
+    let mut buffer = end.buffer(&[1; 8]);
+    // SAFETY: live queue.
+    assert_eq!(unsafe { ibv_req_notify_cq(end.cq, 0) }, 0);
+    end.send(&mut buffer, 8, None, IBV_SEND_SIGNALED, 6);
+    // SAFETY: live channel.
+    assert!(readable(unsafe { (*end.channel).fd }), "no clock was set");
+    let wc = end.sleep(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_RNR_RETRY_EXC_ERR, 6));
+    link.say("done");
+}
+
+fn idle_child(link: &mut Link) {
+    let _end = End::connect(link, 16, 16, 1);
+    link.expect("done");
+}
+
+/// The other end fails this one's queue pair; nothing here was ever armed.
+fn failed_parent(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    link.say("go");
+    link.expect("failed");
+    // SAFETY: live context.
+    assert!(readable(unsafe { (*end.context).async_fd }), "nobody rang");
+    assert_eq!(end.async_event(), IBV_EVENT_QP_ACCESS_ERR);
+    link.say("done");
+}
+
+fn failing_child(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    let buffer = end.buffer(&[1; 8]);
+    link.expect("go");
+    end.rdma(IBV_WR_RDMA_WRITE, &buffer, 8, 0x1000, 0x00de_ad00, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
+    link.say("failed");
+    link.expect("done");
+}
+
+/// The other process executes another program: it keeps its pid, and nothing else.
+fn another_parent(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 9);
+    let (addr, rkey) = link.numbers();
+    let wc = end.sleep(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_WR_FLUSH_ERR, 9));
+    assert_eq!(end.async_event(), IBV_EVENT_QP_FATAL);
+    end.rdma(IBV_WR_RDMA_WRITE, &receive, 8, addr, rkey as u32, None);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_WR_FLUSH_ERR);
+    link.kill();
+}
+
+fn another_child(link: &mut Link) {
+    let end = End::connect(link, 16, 16, 1);
+    let target = end.buffer(&[0; 8]);
+    link.say_numbers(target.addr(), u64::from(target.rkey()));
+    let error = std::process::Command::new("sleep").arg("60").exec();
+    panic!("{error}");
+}
+
+fn nothing(_link: &mut Link) {}
+
+/// A queue is destroyed before its event is given out, or waits for the event's acknowledgement.
+fn destroyed_parent(_link: &mut Link) {
+    let first = End::with(4, 4, 1);
+    let channel = first.channel as usize;
+    let (over, gone) = (AtomicBool::new(false), Mutex::new(HashSet::new()));
+    // SAFETY: objects of this test, live as long as they are used; a queue is not after it was
+    // destroyed, which is what is looked for.
+    unsafe {
+        let fd = (*first.channel).fd;
+        libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+                    let channel = channel as *mut ibv_comp_channel;
+                    let got = (verbs().ibv_get_cq_event)(channel, &raw mut cq, &raw mut context);
+                    if got == 0 {
+                        assert!(
+                            !gone.lock().unwrap().contains(&(cq as usize)),
+                            "an event of a destroyed queue"
+                        );
+                        (verbs().ibv_ack_cq_events)(cq, 1);
+                    }
+                }
+            });
+            for _ in 0..4000 {
+                let cq = (verbs().ibv_create_cq)(
+                    first.context,
+                    8,
+                    std::ptr::null_mut(),
+                    channel as *mut ibv_comp_channel,
+                    0,
+                );
+                assert!(!cq.is_null());
+                gone.lock().unwrap().remove(&(cq as usize));
+                assert_eq!(ibv_req_notify_cq(cq, 0), 0);
+                complete(&first, cq);
+                assert_eq!((verbs().ibv_destroy_cq)(cq), 0);
+                gone.lock().unwrap().insert(cq as usize);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+/// A completion, and with it an event, on `cq`; the queue pair that made it is gone afterwards.
+///
+/// # Safety
+/// `cq` must be live.
+unsafe fn complete(first: &End, cq: *mut ibv_cq) {
+    // SAFETY: all zeros is a value of the structures; live objects of one context.
+    unsafe {
+        let mut init: ibv_qp_init_attr = std::mem::zeroed();
+        init.send_cq = cq;
+        init.recv_cq = cq;
+        init.qp_type = IBV_QPT_RC;
+        init.cap.max_recv_wr = 1;
+        init.cap.max_recv_sge = 1;
+        let qp = (verbs().ibv_create_qp)(first.pd, &raw mut init);
+        assert!(!qp.is_null());
+        let mut end = End::of_parts(first.context, first.channel, first.pd, cq, qp);
+        end.enter_init();
+        let mut attr: ibv_qp_attr = std::mem::zeroed();
+        attr.qp_state = IBV_QPS_ERR;
+        end.modify(&mut attr, IBV_QP_STATE);
+        let mut wr: ibv_recv_wr = std::mem::zeroed();
+        let mut bad = std::ptr::null_mut();
+        assert_eq!(ibv_post_recv(qp, &raw mut wr, &raw mut bad), 0);
+        assert_eq!((verbs().ibv_destroy_qp)(qp), 0);
+    }
+}
