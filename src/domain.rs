@@ -1,12 +1,19 @@
 //! A domain: a device opened for use, with its protection domain.
 
+#![allow(unsafe_code, reason = "asks the kernel for random bytes")]
+
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::errno::Result;
+use parking_lot::Mutex;
+
+use crate::errno::{FiErrno, Result};
+use crate::helper::Helper;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
-use crate::mr::{DescRule, Form, implicit_region};
+use crate::mr::{DescRule, Directory, Form, implicit_region};
 use crate::msg::Tuning;
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
@@ -50,10 +57,16 @@ pub struct Domain {
     pd: Arc<Pd>,
     config: DomainConfig,
     max_msg_size: usize,
+    /// The directory of each protection domain that has one.
+    directories: Mutex<Vec<(Arc<Pd>, Arc<Directory>)>>,
+    /// The application's keys of live regions.
+    keys_in_use: Mutex<HashSet<u64>>,
+    generation: AtomicU64,
     /// The whole address space, for local buffers that have no descriptor.
     implicit: Option<Mr>,
     keepalive: Option<Arc<Keepalive>>,
     shared: SharedIds,
+    helper: Helper,
 }
 
 impl Domain {
@@ -88,9 +101,13 @@ impl Domain {
             pd,
             config,
             max_msg_size,
+            directories: Mutex::default(),
+            keys_in_use: Mutex::default(),
+            generation: AtomicU64::new(1),
             implicit,
             keepalive,
             shared: SharedIds::default(),
+            helper: Helper::default(),
         }))
     }
 
@@ -109,10 +126,39 @@ impl Domain {
         &self.pd
     }
 
+    /// The key directory of a protection domain of this domain, made on the first call.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering memory.
+    pub(crate) fn directory(&self, pd: &Arc<Pd>) -> Result<Arc<Directory>> {
+        let mut directories = self.directories.lock();
+        if let Some((_, directory)) = directories.iter().find(|(of, _)| Arc::ptr_eq(of, pd)) {
+            return Ok(Arc::clone(directory));
+        }
+        let directory = Directory::new(pd, random()?)?;
+        directories.push((Arc::clone(pd), Arc::clone(&directory)));
+        Ok(directory)
+    }
+
+    /// The application's keys of live regions.
+    pub(crate) fn keys_in_use(&self) -> &Mutex<HashSet<u64>> {
+        &self.keys_in_use
+    }
+
+    /// The generation of a new region: no other one has it.
+    pub(crate) fn next_generation(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// The lkey in `pd` of the whole address space, where the device has such a region.
     pub(crate) fn implicit_lkey(&self, pd: &Arc<Pd>) -> Option<u32> {
         let region = self.implicit.as_ref()?;
         Arc::ptr_eq(region.pd(), pd).then(|| region.lkey())
+    }
+
+    /// Who goes on with what waits when nobody else does.
+    pub(crate) fn helper(&self) -> &Helper {
+        &self.helper
     }
 
     /// What looks after the domain's connections, where the device doesn't.
@@ -129,6 +175,17 @@ impl Domain {
     pub fn config(&self) -> &DomainConfig {
         &self.config
     }
+}
+
+/// A number that no other domain has, as good as certainly.
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer has that size.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if usize::try_from(got) != Ok(bytes.len()) {
+        return Err(FiErrno::last());
+    }
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// A region of everything, where the device was seen to have that.

@@ -7,7 +7,7 @@
 //! Layers, each using only those above it in this list:
 //! - [`errno`], [`flags`], [`log`], [`wire`]: values and formats;
 //! - [`verbs`]: owners of verbs and connection manager objects, the only module that calls a verb;
-//! - `keepalive`: asks silent peers for a sign of life;
+//! - `keepalive`: asks silent peers for a sign of life; `helper`: progress for what waits;
 //! - [`domain`], [`mr`]: protection domains and memory regions;
 //! - [`queue`]: completion queues and event queues;
 //! - [`msg`]: connected endpoints.
@@ -23,6 +23,7 @@ pub mod fuzz;
 #[cfg(all(test, not(fuzzing)))]
 #[allow(unreachable_pub, reason = "public for the fuzz targets")]
 mod fuzz;
+mod helper;
 mod keepalive;
 pub mod log;
 pub mod mr;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use libc::iovec;
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
-use weft::mr::{Access, Region, RegionConfig};
+use weft::mr::{Access, Buffer, Region, RegionConfig};
 
 use crate::domain::Domain;
 use crate::fabric::header;
@@ -49,6 +49,7 @@ struct Wish {
     len: usize,
     access: u64,
     offset: u64,
+    requested_key: u64,
     flags: u64,
     context: *mut c_void,
 }
@@ -76,9 +77,12 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
         }
         let user = domain.users.add()?;
         let config = RegionConfig {
-            addr: wish.addr,
-            len: wish.len,
+            buffers: &[Buffer {
+                addr: wish.addr,
+                len: wish.len,
+            }],
             access,
+            requested_key: wish.requested_key,
         };
         // SAFETY: the application keeps the memory until it closes the region (fi_mr(3)).
         let region = unsafe { Region::register(&domain.engine, &config)? };
@@ -99,14 +103,14 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
     })
 }
 
-/// `fi_mr_reg`. The requested key means nothing: keys are the provider's.
+/// `fi_mr_reg`
 pub(crate) unsafe extern "C" fn reg(
     domain: *mut fid,
     buf: *const c_void,
     len: usize,
     access: u64,
     offset: u64,
-    _requested_key: u64,
+    requested_key: u64,
     flags: u64,
     out: *mut *mut fid_mr,
     context: *mut c_void,
@@ -116,6 +120,7 @@ pub(crate) unsafe extern "C" fn reg(
         len,
         access,
         offset,
+        requested_key,
         flags,
         context,
     };
@@ -142,7 +147,7 @@ pub(crate) unsafe extern "C" fn regv(
     count: usize,
     access: u64,
     offset: u64,
-    _requested_key: u64,
+    requested_key: u64,
     flags: u64,
     out: *mut *mut fid_mr,
     context: *mut c_void,
@@ -157,6 +162,7 @@ pub(crate) unsafe extern "C" fn regv(
         len: iov.iov_len,
         access,
         offset,
+        requested_key,
         flags,
         context,
     };
@@ -219,6 +225,7 @@ unsafe fn read_attr(version: u32, attr: *const fi_mr_attr, flags: u64) -> Result
             len: iov.iov_len,
             access: (*attr).access,
             offset: (*attr).offset,
+            requested_key: (*attr).requested_key,
             flags,
             context: (*attr).context,
         })

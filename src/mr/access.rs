@@ -3,6 +3,8 @@
 use bitflags::bitflags;
 use rdma_core_sys as sys;
 
+use crate::wire::records;
+
 bitflags! {
     /// The access flags of `fi_mr(3)`, with libfabric's values.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -44,6 +46,21 @@ impl Access {
             }
         }
         rights
+    }
+
+    /// What the key directory says of it; atomics as for [`Self::verbs_rights`].
+    pub(crate) fn published(self, atomics: bool) -> u8 {
+        let mut bits = 0;
+        if self.contains(Self::REMOTE_READ) {
+            bits |= records::access::READ;
+        }
+        if self.contains(Self::REMOTE_WRITE) {
+            bits |= records::access::WRITE;
+            if atomics {
+                bits |= records::access::ATOMIC;
+            }
+        }
+        bits
     }
 
     /// Whether peers reach the region: without that its key means nothing.

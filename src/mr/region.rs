@@ -1,50 +1,135 @@
-//! A memory region: one registration, its key, and the descriptor of local operations.
+//! A memory region: its registrations, its key, and the descriptor of local operations.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use rdma_core_sys as sys;
+
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::mr::Access;
+use crate::mr::keys::kind;
+use crate::mr::{Access, Mode};
 use crate::verbs::{Mr, Pd};
+use crate::wire::records::{Entry, MAX_SEGMENTS};
 
-/// What to register.
+/// One buffer.
 #[derive(Clone, Copy, Debug)]
-pub struct RegionConfig {
+pub struct Buffer {
     /// First byte.
     pub addr: *const c_void,
     /// Bytes.
     pub len: usize,
+}
+
+/// What to register.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionConfig<'a> {
+    /// The memory: one buffer.
+    pub buffers: &'a [Buffer],
     /// What it may be used for. None at all is allowed and gives a region of no use.
     pub access: Access,
+    /// The key, where keys are the application's and peers reach the region.
+    pub requested_key: u64,
 }
 
 /// Marks a live region: a descriptor that points elsewhere is refused in most cases.
 const MAGIC: u32 = 0x7765_6672;
 const DEAD: u32 = 0xdead_6672;
 
-/// A registered memory region in the native form: its key is the rkey, its addresses are virtual
-/// addresses.
+/// A registered memory region in the form of its domain.
 ///
-/// Dropping it deregisters it: from then on its key is invalid. Thread safe.
+/// Dropping it ends it: when that returns, no operation through its key reaches the memory. Thread safe.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Region {
     magic: u32,
+    /// Of the only buffer.
     lkey: u32,
-    mr: Mr,
+    pd: Arc<Pd>,
+    mrs: Mutex<Vec<Mr>>,
+    key: Key,
     access: Access,
+    /// Of a published application's key. Given back when it is revoked.
+    _key_in_use: Option<KeyInUse>,
     domain: Arc<Domain>,
+}
+
+/// The key of a region.
+#[derive(Debug)]
+enum Key {
+    /// The rkey, known to nobody but whom the application tells.
+    Native(u32),
+    /// In the directory.
+    Published(u64),
+    /// No peer reaches the region, and it has what was asked for.
+    Unused(u64),
+}
+
+/// An application's key, in use until this is dropped.
+#[derive(Debug)]
+struct KeyInUse {
+    key: u64,
+    domain: Arc<Domain>,
+}
+
+impl KeyInUse {
+    /// # Errors
+    /// `EKEYREJECTED`: out of range. `ENOKEY`: in use.
+    fn take(domain: &Arc<Domain>, key: u64) -> Result<Self> {
+        if key >> 48 >= kind::RESERVED {
+            return Err(FiErrno::EKEYREJECTED);
+        }
+        if !domain.keys_in_use().lock().insert(key) {
+            return Err(FiErrno::ENOKEY);
+        }
+        Ok(Self {
+            key,
+            domain: Arc::clone(domain),
+        })
+    }
+}
+
+impl Drop for KeyInUse {
+    fn drop(&mut self) {
+        self.domain.keys_in_use().lock().remove(&self.key);
+    }
+}
+
+impl RegionConfig<'_> {
+    /// The first address and all bytes, if the form can express them.
+    fn check(&self) -> Result<(u64, u64)> {
+        let [first, ..] = self.buffers else {
+            return Err(FiErrno::EINVAL);
+        };
+        if self.buffers.len() > MAX_SEGMENTS {
+            return Err(FiErrno::EINVAL);
+        }
+        let mut total = 0_u64;
+        for buffer in self.buffers {
+            let end = (buffer.addr as u64).checked_add(buffer.len as u64);
+            total = total
+                .checked_add(buffer.len as u64)
+                .ok_or(FiErrno::EINVAL)?;
+            if end.is_none() || buffer.len == 0 {
+                return Err(FiErrno::EINVAL);
+            }
+        }
+        let start = first.addr as u64;
+        start.checked_add(total).ok_or(FiErrno::EINVAL)?;
+        Ok((start, total))
+    }
 }
 
 impl Region {
     /// Registers memory. Blocks for as long as pinning takes.
     ///
     /// # Errors
-    /// - `EINVAL`: length 0 where the device refuses it.
+    /// - `EINVAL`: no buffer or more than one, one of no bytes, addresses that overflow.
+    /// - `ENOKEY`: the requested key is in use. `EKEYREJECTED`: it is none that can be chosen.
     /// - `ENOMEM`: the limit of locked memory or the device's own is reached; a log line says
     ///   which limit to raise.
     /// - `EFAULT`: the memory is not there, or may not be written while `access` needs that.
@@ -52,25 +137,71 @@ impl Region {
     /// # Safety
     /// The memory must stay the caller's until the region is dropped: devices and peers access
     /// it as `access` says.
-    pub unsafe fn register(domain: &Arc<Domain>, config: &RegionConfig) -> Result<Arc<Self>> {
-        let rights = config
-            .access
-            .verbs_rights(domain.device().attr().atomic_cap != 0);
+    pub unsafe fn register(domain: &Arc<Domain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
+        let (start, len) = config.check()?;
+        let &[buffer] = config.buffers else {
+            return Err(FiErrno::EINVAL);
+        };
+        let mode = domain.config().form.mode;
+        let in_use = if config.access.is_remote() && !mode.contains(Mode::PROV_KEY) {
+            Some(KeyInUse::take(domain, config.requested_key)?)
+        } else {
+            None
+        };
+        let atomics = domain.device().attr().atomic_cap != 0;
+        let mut rights = config.access.verbs_rights(atomics);
+        if !mode.contains(Mode::ALLOCATED) {
+            rights |= sys::IBV_ACCESS_ON_DEMAND;
+        }
         // SAFETY: as this function.
-        let mr = unsafe { Mr::register(domain.pd(), config.addr, config.len, rights) }
-            .inspect_err(|&error| explain(error, config))?;
+        let mr = unsafe { Mr::register(domain.pd(), buffer.addr, buffer.len, rights) }
+            .inspect_err(|&error| explain(error, buffer.len))?;
+        let generation = domain.next_generation();
+        let key = match (&in_use, config.access.is_remote()) {
+            (_, false) if !mode.contains(Mode::PROV_KEY) => Key::Unused(config.requested_key),
+            (None, _) if mode.contains(Mode::VIRT_ADDR) => Key::Native(mr.rkey()),
+            (None, false) => Key::Unused(mr.rkey().into()),
+            (None, true) => {
+                let number = generation & 0xffff_ffff_ffff;
+                Key::Published(kind::HANDLE << 48 | number)
+            }
+            (Some(in_use), _) => Key::Published(in_use.key),
+        };
+        if let Key::Published(key) = key {
+            domain.directory(domain.pd())?.insert(&Entry {
+                key,
+                addr: start,
+                len,
+                rkey: mr.rkey(),
+                access: config.access.published(atomics),
+                segments: 0,
+                generation,
+                start: if mode.contains(Mode::VIRT_ADDR) {
+                    start
+                } else {
+                    0
+                },
+                cell: 0,
+            })?;
+        }
         Ok(Arc::new(Self {
             magic: MAGIC,
             lkey: mr.lkey(),
-            mr,
+            pd: Arc::clone(domain.pd()),
+            mrs: Mutex::new(vec![mr]),
+            key,
             access: config.access,
+            _key_in_use: in_use,
             domain: Arc::clone(domain),
         }))
     }
 
     /// The key for peers (`fi_mr_key(3)`).
     pub fn key(&self) -> u64 {
-        u64::from(self.mr.rkey())
+        match self.key {
+            Key::Native(rkey) => rkey.into(),
+            Key::Published(key) | Key::Unused(key) => key,
+        }
     }
 
     /// The descriptor for local operations (`fi_mr_desc(3)`): valid as long as the region.
@@ -92,6 +223,11 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         self.magic = DEAD;
+        if let Key::Published(key) = self.key
+            && let Ok(directory) = self.domain.directory(&self.pd)
+        {
+            directory.revoke(Some(key), std::mem::take(self.mrs.get_mut()));
+        }
     }
 }
 
@@ -99,6 +235,9 @@ impl Drop for Region {
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Desc(pub *mut c_void);
+
+// SAFETY: a number until it is followed, and a region may be used by any thread.
+unsafe impl Send for Desc {}
 
 impl Desc {
     /// No region: will do for inject, for what goes inline, and for length 0.
@@ -118,7 +257,7 @@ impl Desc {
         }
         // SAFETY: the caller promises a live region.
         let region = unsafe { &*self.0.cast::<Region>() };
-        if region.magic != MAGIC || !std::ptr::eq(Arc::as_ptr(region.mr.pd()), pd) {
+        if region.magic != MAGIC || !std::ptr::eq(Arc::as_ptr(&region.pd), pd) {
             return Err(FiErrno::EINVAL);
         }
         Ok(region.lkey)
@@ -126,16 +265,15 @@ impl Desc {
 }
 
 /// Says what to raise when memory can't be locked, since `ENOMEM` alone tells a user nothing.
-fn explain(error: FiErrno, config: &RegionConfig) {
+fn explain(error: FiErrno, len: usize) {
     if error != FiErrno::ENOMEM && error != FiErrno::EPERM {
         return;
     }
     let limit = memlock_limit().map_or("unlimited".to_owned(), |bytes| format!("{bytes} bytes"));
     warn_log!(
         Mr,
-        "registering {} bytes failed: {error}. The limit of locked memory (RLIMIT_MEMLOCK) is {limit}: \
-         raise it with 'ulimit -l', LimitMEMLOCK= of the service, or /etc/security/limits.conf",
-        config.len
+        "registering {len} bytes failed: {error}. The limit of locked memory (RLIMIT_MEMLOCK) is {limit}: \
+         raise it with 'ulimit -l', LimitMEMLOCK= of the service, or /etc/security/limits.conf"
     );
 }
 

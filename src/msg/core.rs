@@ -14,21 +14,25 @@ use parking_lot::Mutex;
 
 use super::lengths::Lengths;
 use super::recv::RxSide;
+use super::remote::{OTHER_PARTS, Teller};
+use super::request::Taken;
 use super::send::TxSide;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::log::{self, Level, Subsystem, info_log, warn_log};
+use crate::mr::{ConnectionBlock, Mode};
 use crate::msg::{EndpointConfig, SharedRx};
-use crate::queue::slots::{FailureListener, Rings};
+use crate::queue::slots::{FailureListener, Own, Rings};
 use crate::queue::{CmTarget, CompletionQueue, EqError, Event, EventQueue, WrId};
 use crate::verbs::{
     AsyncEvent, AsyncListener, CmEvent, CmEventKind, CmId, ConnParam, Qp, QpConfig, Sge,
 };
 use crate::wire::cm_data::CmData;
+use crate::wire::introduction::Introduction;
 
 /// Requests of the engine's own that the send queue has room for: the marker behind all others at
-/// the end, and the probe of a silent peer.
-pub(super) const OWN_REQUESTS: usize = 2;
+/// the end, the probe of a silent peer, what key directories need, and further parts of an operation.
+pub(super) const OWN_REQUESTS: usize = 2 + Own::MOST + OTHER_PARTS;
 /// How long the end of a connection waits for the device to flush what was posted.
 const FLUSH_WAIT: Duration = Duration::from_millis(200);
 
@@ -132,6 +136,12 @@ pub(crate) struct Control {
     pub(crate) src: Option<SocketAddr>,
     pub(crate) dst: Option<SocketAddr>,
     pub(crate) data: CmData,
+    /// This side's connection block, once there is a queue pair.
+    pub(super) block: Option<Arc<ConnectionBlock>>,
+    /// What the peer of a request said of itself.
+    pub(super) introduction: Option<Introduction>,
+    /// Tells the peer of revocations, once connected.
+    pub(super) teller: Option<Arc<Teller>>,
 }
 
 /// See the module.
@@ -154,7 +164,13 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(domain: &Arc<Domain>, config: EndpointConfig, id: Option<CmId>) -> Arc<Self> {
+    pub(crate) fn new(
+        domain: &Arc<Domain>,
+        config: EndpointConfig,
+        request: Option<Taken>,
+    ) -> Arc<Self> {
+        let (id, introduction) = request.unzip();
+        let introduction = introduction.flatten();
         let rx_size = if config.shared_rx { 0 } else { config.rx_size };
         let rings = Arc::new(Rings::new(config.tx_size, rx_size));
         let control = Control {
@@ -170,6 +186,9 @@ impl Core {
             src: config.src,
             dst: config.dst,
             data: CmData::EMPTY,
+            block: None,
+            introduction,
+            teller: None,
         };
         let core = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -381,6 +400,14 @@ impl Core {
         let listener: Weak<dyn AsyncListener> = self.weak();
         self.domain.device().listen(qp.object(), listener);
         control.qp = Some(Arc::clone(&qp));
+        let directory = self.domain.directory(self.domain.pd());
+        match directory.and_then(|directory| directory.block()) {
+            Ok(block) => control.block = Some(Arc::new(block)),
+            Err(error) => {
+                self.drop_qp(control);
+                return Err(error);
+            }
+        }
         let ready = self.open_sides(control, &qp);
         if ready.is_err() {
             self.drop_qp(control);
@@ -445,6 +472,9 @@ impl Core {
 
     /// Destroys the queue pair.
     fn drop_qp(&self, control: &mut Control) {
+        if let (Some(_), Some(block)) = (control.teller.take(), &control.block) {
+            block.leave();
+        }
         if let Some(qp) = control.qp.take() {
             self.domain.device().unlisten(qp.object());
             if let (Some(srx), Some(binding), Some(place)) =
@@ -454,8 +484,22 @@ impl Core {
             }
         }
         // each side holds the queue pair
-        *self.tx.lock() = None;
+        let tx = self.tx.lock().take();
+        drop(tx);
         *self.rx.lock() = None;
+        control.block = None;
+    }
+
+    /// Application data with this side's introduction behind it.
+    fn introducing(&self, control: &Control, data: CmData) -> CmData {
+        match &control.block {
+            Some(block) => data.introducing(Introduction {
+                application_keys: !self.domain.config().form.mode.contains(Mode::PROV_KEY),
+                block_addr: block.addr(),
+                block_rkey: block.rkey(),
+            }),
+            None => data,
+        }
     }
 
     /// Begins to connect.
@@ -497,7 +541,7 @@ impl Core {
         }
         let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         self.tune(id);
-        id.accept(&self.conn_param(data)).inspect_err(|error| {
+        id.accept(&self.conn_param(self.introducing(&control, data))).inspect_err(|error| {
             info_log!(EpCtrl, "rdma_accept: {error}");
             self.state.set(State::Disconnected);
         })
@@ -572,7 +616,11 @@ impl Core {
     }
 
     fn established(&self, eq: &EventQueue, data: CmData) {
-        let qp = self.control.lock().qp.clone();
+        let (qp, asked) = {
+            let control = self.control.lock();
+            (control.qp.clone(), control.introduction)
+        };
+        self.introduced(data.introduction().or(asked));
         if let Some(qp) = &qp
             && !self.domain.device().attr().iwarp
             && let Err(error) = qp.set_min_rnr_timer(self.domain.config().tuning.min_rnr_timer)
@@ -611,7 +659,8 @@ impl Core {
         let control = self.control.lock();
         let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         self.set_ack_timeout(id);
-        id.connect(&self.conn_param(control.data))
+        let data = self.introducing(&control, control.data);
+        id.connect(&self.conn_param(data))
     }
 
     /// Completes what has come in, before the queue pair is moved to its error state: the peer was told
@@ -634,6 +683,7 @@ impl Core {
             (control.tx.clone(), control.rx.clone())
         };
         if let Some(side) = self.tx.lock().as_mut() {
+            side.give_up(&self.rings);
             side.post_marker(&self.rings.tx);
         }
         let deadline = Instant::now() + FLUSH_WAIT;
@@ -642,7 +692,12 @@ impl Core {
                 let _ = binding.cq.progress();
             }
             if self.rings.tx.outstanding() + self.rings.rx.outstanding() == 0 {
-                return;
+                let mut tx = self.tx.lock();
+                let Some(side) = tx.as_mut().filter(|side| !side.waiting.is_empty()) else {
+                    return;
+                };
+                side.give_up(&self.rings);
+                side.post_marker(&self.rings.tx);
             }
             if Instant::now() >= deadline {
                 info_log!(EpCtrl, "flushing takes long: {:?}", self.rings);
@@ -773,6 +828,23 @@ impl FailureListener for Core {
     fn operation_failed(&self) {
         if self.state.change(State::Connected, State::Disconnected) {
             self.push_shutdown();
+        }
+    }
+
+    fn resume(&self) {
+        if !self.state.is(State::Connected) {
+            return;
+        }
+        // who has the lock goes on by itself, or comes again
+        if let Some(mut tx) = self.tx.try_lock()
+            && let Some(side) = tx.as_mut()
+        {
+            side.resume(&self.rings);
+        }
+        if let Some(control) = self.control.try_lock()
+            && let Some(teller) = &control.teller
+        {
+            teller.tell_again();
         }
     }
 }

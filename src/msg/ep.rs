@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bitflags::bitflags;
 
 use super::core::{Core, CqBinding, OWN_REQUESTS, State};
+use super::request::Taken;
 use super::send::MAX_IOV;
 use crate::Token;
 use crate::domain::Domain;
@@ -14,7 +15,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::msg::{ConnectRequest, LengthOption, SharedRx};
 use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
-use crate::verbs::{CmId, Device};
+use crate::verbs::Device;
 
 bitflags! {
     /// What a completion queue is bound for, with libfabric's values.
@@ -129,13 +130,13 @@ impl Endpoint {
         Ok(Self::new(domain, config, None))
     }
 
-    fn new(domain: &Arc<Domain>, config: EndpointConfig, id: Option<CmId>) -> Arc<Self> {
+    fn new(domain: &Arc<Domain>, config: EndpointConfig, request: Option<Taken>) -> Arc<Self> {
         let config = clip(domain, config);
         Arc::new(Self {
             alias: false,
             tx_op_flags: AtomicU64::new(config.tx_op_flags.bits()),
             rx_op_flags: AtomicU64::new(config.rx_op_flags.bits()),
-            core: Core::new(domain, config, id),
+            core: Core::new(domain, config, request),
         })
     }
 
@@ -162,7 +163,7 @@ impl Endpoint {
         if !request.is_on(domain.device()) {
             return Err((FiErrno::EDOMAIN, request));
         }
-        Ok(Self::new(domain, config, request.take_id()))
+        Ok(Self::new(domain, config, request.take()))
     }
 
     /// Binds the event queue for connection events.

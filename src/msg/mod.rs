@@ -7,6 +7,7 @@ mod keepalive;
 mod lengths;
 mod pep;
 mod recv;
+mod remote;
 mod request;
 mod rma;
 mod send;

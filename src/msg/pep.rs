@@ -211,7 +211,7 @@ impl CmTarget for Core {
                 if let Some(id) = event.new_id.take() {
                     eq.push(Event::ConnReq {
                         pep: self.token,
-                        request: Some(ConnectRequest::new(id)),
+                        request: Some(ConnectRequest::new(id, event.data.introduction())),
                         data: event.data,
                         attachment: None,
                     });

@@ -6,6 +6,10 @@ use std::sync::Arc;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{CmId, Device, known_device};
 use crate::wire::cm_data::CmData;
+use crate::wire::introduction::Introduction;
+
+/// An identifier, and what the peer said of itself.
+pub(crate) type Taken = (CmId, Option<Introduction>);
 
 /// A peer's request for a connection. Answered by making an endpoint of it and accepting there,
 /// or by [`Self::reject`]; dropping it rejects without data.
@@ -13,11 +17,16 @@ use crate::wire::cm_data::CmData;
 pub struct ConnectRequest {
     /// `None` once it is answered.
     id: Option<CmId>,
+    /// What the peer says of itself.
+    introduction: Option<Introduction>,
 }
 
 impl ConnectRequest {
-    pub(crate) fn new(id: CmId) -> Self {
-        Self { id: Some(id) }
+    pub(crate) fn new(id: CmId, introduction: Option<Introduction>) -> Self {
+        Self {
+            id: Some(id),
+            introduction,
+        }
     }
 
     fn id(&self) -> Result<&CmId> {
@@ -29,9 +38,9 @@ impl ConnectRequest {
         self.id.as_ref().is_some_and(|id| id.is_on(device))
     }
 
-    /// Hands the identifier to who accepts.
-    pub(crate) fn take_id(mut self) -> Option<CmId> {
-        self.id.take()
+    /// Hands the identifier, and what the peer said of itself, to who accepts.
+    pub(crate) fn take(mut self) -> Option<Taken> {
+        Some((self.id.take()?, self.introduction))
     }
 
     /// Turns the peer down and hands it `data`.

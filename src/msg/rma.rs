@@ -37,8 +37,7 @@ impl<'a> Transmit<'a> {
             opcode,
             local,
             remote_addr: addr,
-            // native keys have 32 bits
-            rkey: u32::try_from(key).map_err(|_| FiErrno::EKEYREJECTED)?,
+            key,
             data: 0,
             context,
             flags,

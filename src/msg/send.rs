@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -11,12 +12,14 @@ use libc::iovec;
 
 use super::atomic::Scratch;
 use super::core::{Core, CqBinding, State};
+use super::remote::{Remote, Waiting};
 use super::slab::Slab;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::mr::keys::Piece;
 use crate::mr::{Desc, LocalKeys, Use};
 use crate::msg::{Endpoint, LengthOption};
-use crate::queue::slots::{Slot, SlotRing};
+use crate::queue::slots::{Rings, Slot, SlotRing};
 use crate::queue::{CompletionQueue, WrId};
 use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
 
@@ -84,6 +87,27 @@ impl<'a> LocalIov<'a> {
             count,
             lifetime: PhantomData,
         })
+    }
+
+    /// Buffers that live for `'a`, and as many descriptors.
+    pub(crate) fn borrowed(iov: &'a [iovec], desc: &'a [Desc]) -> Self {
+        Self {
+            iov: iov.as_ptr(),
+            desc: desc.as_ptr(),
+            count: iov.len().min(desc.len()),
+            lifetime: PhantomData,
+        }
+    }
+
+    /// The buffers and as many descriptors, for later; what is in the buffers is not copied.
+    pub(crate) fn to_owned(self) -> (Vec<iovec>, Vec<Desc>) {
+        let desc = if self.desc.is_null() || self.count == 0 {
+            vec![Desc::NULL; self.count]
+        } else {
+            // SAFETY: whoever made this promised as many descriptors as buffers, for `'a`.
+            unsafe { std::slice::from_raw_parts(self.desc, self.count) }.to_vec()
+        };
+        (self.iov().to_vec(), desc)
     }
 
     /// How many buffers.
@@ -209,7 +233,7 @@ pub(crate) struct Transmit<'a> {
     pub(crate) opcode: SendOpcode,
     pub(crate) local: LocalIov<'a>,
     pub(crate) remote_addr: u64,
-    pub(crate) rkey: u32,
+    pub(crate) key: u64,
     pub(crate) data: u64,
     pub(crate) context: usize,
     pub(crate) flags: Flags,
@@ -229,7 +253,7 @@ impl<'a> Transmit<'a> {
             opcode: SendOpcode::Send,
             local,
             remote_addr: 0,
-            rkey: 0,
+            key: 0,
             data: 0,
             context,
             flags,
@@ -269,6 +293,33 @@ impl<'a> Transmit<'a> {
     }
 }
 
+/// The peer's memory, as its device knows it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    addr: u64,
+    rkey: u32,
+}
+
+impl Target {
+    /// Of an operation whose key is the device's own, or that has none.
+    #[inline]
+    pub(super) fn native(op: &Transmit<'_>) -> Self {
+        Self {
+            addr: op.remote_addr,
+            // native keys have 32 bits
+            rkey: op.key as u32,
+        }
+    }
+
+    #[inline]
+    pub(super) fn of(piece: &Piece) -> Self {
+        Self {
+            addr: piece.addr,
+            rkey: piece.rkey,
+        }
+    }
+}
+
 /// What a completion says of an operation, unless it is an atomic.
 #[inline]
 pub(super) fn completion_flags(opcode: SendOpcode) -> Flags {
@@ -283,8 +334,8 @@ pub(super) fn completion_flags(opcode: SendOpcode) -> Flags {
 /// The transmit side of an endpoint that has a queue pair.
 #[derive(Debug)]
 pub(crate) struct TxSide {
-    qp: Arc<Qp>,
-    cq: Arc<CompletionQueue>,
+    pub(super) qp: Arc<Qp>,
+    pub(super) cq: Arc<CompletionQueue>,
     place: WrId,
     selective: bool,
     iov_limit: usize,
@@ -300,6 +351,12 @@ pub(crate) struct TxSide {
     slab: Option<Slab>,
     local: LocalKeys,
     scratch: Option<Scratch>,
+    /// Whether all keys of the peer are its application's.
+    pub(super) application_keys: bool,
+    /// A peer that has introduced itself.
+    pub(super) remote: Option<Box<Remote>>,
+    /// What waits for a key to be looked up, and what was posted behind that.
+    pub(super) waiting: VecDeque<Waiting>,
 }
 
 impl TxSide {
@@ -335,15 +392,39 @@ impl TxSide {
                 true => Some(Scratch::new(core.domain.pd())?),
                 false => None,
             },
+            application_keys: false,
+            remote: None,
+            waiting: VecDeque::new(),
         })
     }
 
-    /// Posts an operation.
+    /// Whether the operation's key, if it has one, is the device's own.
+    #[inline]
+    pub(super) fn is_native(&self, op: &Transmit<'_>) -> bool {
+        (op.key >> 32 == 0 && !self.application_keys)
+            || matches!(op.opcode, SendOpcode::Send | SendOpcode::SendImm)
+    }
+
+    /// Posts an operation, or lets it wait.
     ///
     /// # Safety
     /// As [`Endpoint::send`].
     #[inline]
-    unsafe fn post(&mut self, ring: &SlotRing, op: &Transmit<'_>) -> Result<()> {
+    unsafe fn submit(&mut self, rings: &Rings, op: &Transmit<'_>) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe {
+            if self.is_native(op) && self.waiting.is_empty() {
+                let len = self.check(op)?;
+                self.post(&rings.tx, op, len, Target::native(op))
+            } else {
+                self.submit_resolved(rings, op)
+            }
+        }
+    }
+
+    /// Checks what can be checked without the peer; gives the length.
+    #[inline]
+    pub(super) fn check(&self, op: &Transmit<'_>) -> Result<usize> {
         let len = op.local.len();
         if op.local.count() > self.iov_limit {
             return Err(FiErrno::EINVAL);
@@ -353,18 +434,29 @@ impl TxSide {
         if len > self.max_len[kind] || (inject && len > self.max_inject[kind]) {
             return Err(FiErrno::EMSGSIZE);
         }
-        if ring.is_full() && !self.make_room(ring)? {
-            return Err(FiErrno::EAGAIN);
-        }
-        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        Ok(len)
+    }
+
+    /// The device's form of an operation's local buffers, and whether they go inline.
+    ///
+    /// # Safety
+    /// As [`Endpoint::send`].
+    #[inline]
+    unsafe fn gather<'b>(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+        sges: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+    ) -> Result<(&'b [Sge], bool)> {
         let inline = len <= self.max_inline && op.opcode.sends_data();
         let sges = if inline {
             // SAFETY: as this function.
-            unsafe { op.local.sges(None, &mut sges) }?
+            unsafe { op.local.sges(None, sges) }?
         } else if op.opcode.is_atomic() && op.local.count() == 0 {
             let scratch = self.scratch.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
             std::slice::from_ref(sges[0].write(scratch.sge()))
-        } else if inject && op.opcode.sends_data() {
+        } else if op.flags.contains(Flags::INJECT) && op.opcode.sends_data() {
             let slab = self.slab.as_mut().ok_or(FiErrno::EMSGSIZE)?;
             let (to, lkey) = slab.slot(ring.next_index());
             // SAFETY: the slot is free and has room for what inject takes; buffers as this function.
@@ -382,9 +474,30 @@ impl TxSide {
                 Use::Sink
             };
             // SAFETY: as this function.
-            unsafe { op.local.sges(Some((&mut self.local, to)), &mut sges) }
+            unsafe { op.local.sges(Some((&mut self.local, to)), sges) }
                 .inspect_err(|_| self.local.refused())?
         };
+        Ok((sges, inline))
+    }
+
+    /// Posts an operation whose target is known, in one request.
+    ///
+    /// # Safety
+    /// As [`Endpoint::send`].
+    #[inline]
+    pub(super) unsafe fn post(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+        target: Target,
+    ) -> Result<()> {
+        if ring.is_full() && !self.make_room(ring)? {
+            return Err(FiErrno::EAGAIN);
+        }
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        // SAFETY: as this function.
+        let (sges, inline) = unsafe { self.gather(ring, op, len, &mut sges) }?;
         let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
         let signaled = visible || self.counted || self.unsignaled + 1 >= self.period;
         let number = ring.push(Slot {
@@ -404,8 +517,8 @@ impl TxSide {
             fence: op.flags.contains(Flags::FENCE),
             // the size of remote data is 4 bytes
             imm: op.data as u32,
-            remote_addr: op.remote_addr,
-            rkey: op.rkey,
+            remote_addr: target.addr,
+            rkey: target.rkey,
             compare_add: op.compare_add,
             swap: op.swap,
         };
@@ -420,10 +533,151 @@ impl TxSide {
         Ok(())
     }
 
+    /// Posts an operation as several requests, each to its piece of the target; the last one is the
+    /// operation's own.
+    ///
+    /// # Safety
+    /// As [`Endpoint::send`].
+    pub(super) unsafe fn post_pieces(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+        pieces: &[Piece],
+    ) -> Result<()> {
+        if ring.is_full() && !self.make_room(ring)? {
+            return Err(FiErrno::EAGAIN);
+        }
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        // SAFETY: as this function.
+        let (mut rest, inline) = unsafe { self.gather(ring, op, len, &mut sges) }?;
+        // bytes of the first of `rest` that are taken already
+        let mut taken = 0;
+        let mut last = 0;
+        for (index, piece) in pieces.iter().enumerate() {
+            let mut part = [Sge::default(); MAX_IOV];
+            let mut count = 0;
+            let mut left = piece.len;
+            while left > 0
+                && let Some((first, others)) = rest.split_first()
+                && let Some(place) = part.get_mut(count)
+            {
+                let bytes = left.min(u64::from(first.length - taken)) as u32;
+                *place = Sge {
+                    addr: first.addr + u64::from(taken),
+                    length: bytes,
+                    lkey: first.lkey,
+                };
+                count += 1;
+                left -= u64::from(bytes);
+                taken += bytes;
+                if taken == first.length {
+                    (rest, taken) = (others, 0);
+                }
+            }
+            let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
+            let more = piece
+                .last
+                .then_some(self.unsignaled as usize + pieces.len());
+            let signaled = piece.last
+                && (visible || self.counted || more.is_some_and(|n| n >= self.period as usize));
+            last = ring.push(Slot {
+                context: op.context,
+                flags: op.kind,
+                visible: piece.last && visible,
+                reports_failure: !op.silent,
+                signaled,
+                part: !piece.last,
+                ..Slot::default()
+            });
+            let request = SendRequest {
+                wr_id: self.place.send(last),
+                opcode: if piece.last {
+                    op.opcode
+                } else {
+                    op.opcode.without_imm()
+                },
+                sges: &part[..count],
+                inline,
+                signaled,
+                fence: index == 0 && op.flags.contains(Flags::FENCE),
+                imm: op.data as u32,
+                remote_addr: piece.addr,
+                rkey: piece.rkey,
+                compare_add: 0,
+                swap: 0,
+            };
+            // SAFETY: as this function.
+            if let Err(error) = unsafe { self.qp.post_send(&request) } {
+                ring.unpush();
+                if index == 0 {
+                    self.local.refused();
+                    return Err(post_errno(error));
+                }
+                // half an operation can't be taken back: it ends with the connection
+                let _ = self.qp.set_error();
+                let _ = self.post_failure(ring, op, error);
+                break;
+            }
+            self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        }
+        self.local.posted(last, ring.tail());
+        Ok(())
+    }
+
+    /// Lets an operation fail in its place among the others: a request that does nothing takes it.
+    pub(super) fn post_failure(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        error: FiErrno,
+    ) -> Result<()> {
+        if ring.is_full() && !self.make_room(ring)? {
+            return Err(FiErrno::EAGAIN);
+        }
+        let number = ring.push(Slot {
+            context: op.context,
+            flags: op.kind,
+            visible: true,
+            reports_failure: true,
+            signaled: true,
+            refused: Some(error),
+            ..Slot::default()
+        });
+        let request = SendRequest {
+            wr_id: self.place.send(number),
+            opcode: SendOpcode::Write,
+            sges: &[],
+            inline: false,
+            signaled: true,
+            fence: false,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+        };
+        // SAFETY: no buffers.
+        if let Err(error) = unsafe { self.qp.post_send(&request) } {
+            ring.unpush();
+            return Err(post_errno(error));
+        }
+        self.unsignaled = 0;
+        Ok(())
+    }
+
+    /// Lets the domain's thread go on with what waits, should nobody else.
+    pub(super) fn wake_helper(&self) {
+        if let Some(remote) = &self.remote {
+            let rings = Arc::downgrade(remote.rings());
+            self.cq.domain().helper().add(rings, &self.cq);
+        }
+    }
+
     /// The application may never read its queue, when it injects only: looks for completions.
     #[cold]
-    fn make_room(&self, ring: &SlotRing) -> Result<bool> {
-        self.cq.progress()?;
+    pub(super) fn make_room(&self, ring: &SlotRing) -> Result<bool> {
+        self.cq.poll_quietly()?;
         Ok(!ring.is_full())
     }
 
@@ -467,7 +721,7 @@ impl Core {
         let mut tx = self.tx.lock();
         let side = tx.as_mut().ok_or(FiErrno::ENOCQ)?;
         // SAFETY: as this function.
-        unsafe { side.post(&self.rings.tx, op) }
+        unsafe { side.submit(&self.rings, op) }
     }
 
     #[cold]

@@ -29,6 +29,7 @@ mod atomic;
 mod connect;
 mod counters;
 mod keepalive;
+mod keys;
 mod local;
 mod processes;
 mod shared;
@@ -63,11 +64,18 @@ struct Buffer {
 
 impl Buffer {
     fn new(domain: &Arc<Domain>, len: usize, access: Access) -> Self {
+        Self::with_key(domain, len, access, 0)
+    }
+
+    fn with_key(domain: &Arc<Domain>, len: usize, access: Access, requested_key: u64) -> Self {
         let memory = vec![0; len];
         let config = RegionConfig {
-            addr: memory.as_ptr().cast(),
-            len,
+            buffers: &[crate::mr::Buffer {
+                addr: memory.as_ptr().cast(),
+                len,
+            }],
             access,
+            requested_key,
         };
         // SAFETY: the region is dropped before the memory, which never moves.
         let region = unsafe { Region::register(domain, &config) }.expect("a region");

@@ -4,6 +4,7 @@
 //! when nobody reads waits in a backlog: by a `trywait` that looks, by a post that makes room, by
 //! the end of a connection. Errors wait there too, and whatever came after them.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rdma_core_sys as sys;
 
 use crate::domain::Domain;
@@ -20,7 +21,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::{info_log, warn_log};
 use crate::queue::shared::{SharedId, SharedSlots};
-use crate::queue::slots::{Rings, Slot};
+use crate::queue::slots::{Own, Rings, Slot};
 use crate::queue::wait::{WaitSet, deadline};
 use crate::queue::{Completion, CompletionError, EntryWriter, WaitKind};
 use crate::verbs::{AsyncEvent, AsyncListener, CompChannel, Cq, Wc};
@@ -77,6 +78,8 @@ struct Inner {
     reserved: usize,
     /// Reads in vain, wrapping.
     vain: u32,
+    /// Whether an endpoint has something to go on with, after what was polled.
+    resumable: Cell<bool>,
 }
 
 /// An endpoint's place in the table that `wr_id` refers to.
@@ -103,7 +106,16 @@ impl Attachment {
         if id.generation() == self.generation | WrId::PROBE
             && let Some(rings) = &self.rings
         {
-            rings.probe_done(wc.status() == sys::IBV_WC_SUCCESS);
+            let success = wc.status() == sys::IBV_WC_SUCCESS;
+            match Own::of(id.0 as u32) {
+                None => rings.probe_done(success),
+                Some(own) => {
+                    rings.own.end(own, success);
+                    if !success {
+                        rings.tell_failure();
+                    }
+                }
+            }
         }
     }
 }
@@ -127,6 +139,11 @@ impl WrId {
     /// The id of the probe.
     pub(crate) fn probe(self) -> u64 {
         self.0 | u64::from(Self::PROBE) << 32
+    }
+
+    /// The id of a request of the engine's own.
+    pub(crate) fn own(self, own: Own) -> u64 {
+        self.probe() | own as u64
     }
 
     /// The id of the send of this number.
@@ -213,6 +230,16 @@ impl Completion {
     }
 }
 
+/// An operation that was refused here, for what the device would have refused it for.
+#[cold]
+fn refusal(slot: &Slot, error: FiErrno) -> Entry {
+    let mut entry = failure(slot, sys::IBV_WC_REM_ACCESS_ERR, 0);
+    if let Entry::Failed(failed) = &mut entry {
+        failed.err = error;
+    }
+    entry
+}
+
 impl Inner {
     /// What a work completion means to the application; `None` if it means nothing.
     #[inline]
@@ -223,17 +250,25 @@ impl Inner {
             _ if id.is_shared() => return self.digest_shared(id, wc),
             Some(place) => {
                 place.stray(id, wc);
+                if place.rings.as_ref().is_some_and(|rings| rings.is_waiting()) {
+                    self.resumable.set(true);
+                }
                 return None;
             }
             None => return None,
         };
         let rings = place.rings.as_ref()?;
+        if rings.is_waiting() {
+            self.resumable.set(true);
+        }
         let recv = id.0 & WrId::RECV != 0;
         let ring = if recv { &rings.rx } else { &rings.tx };
         // the low half is the number
         let slot = ring.complete(id.0 as u32)?;
-        if let Some(counters) = rings.counters() {
-            let success = wc.status() == sys::IBV_WC_SUCCESS;
+        if let Some(counters) = rings.counters()
+            && !slot.part
+        {
+            let success = wc.status() == sys::IBV_WC_SUCCESS && slot.refused.is_none();
             // a receive that a write consumed got no message
             if !(success && recv && wc.is_recv_rdma()) {
                 counters.count(slot.flags, success);
@@ -241,8 +276,15 @@ impl Inner {
         }
         if wc.status() != sys::IBV_WC_SUCCESS {
             rings.tell_failure();
-            let reported = slot.visible || slot.reports_failure;
+            let reported = if recv {
+                slot.visible || slot.reports_failure
+            } else {
+                rings.reports_failure(&slot)
+            };
             return reported.then(|| failure(&slot, wc.status(), wc.vendor_err()));
+        }
+        if let Some(error) = slot.refused {
+            return Some(refusal(&slot, error));
         }
         if !slot.visible {
             return None;
@@ -381,6 +423,9 @@ impl CompletionQueue {
         if inner.backlog.is_empty() {
             count += self.poll(&mut inner, max - count, writer)?;
         }
+        if inner.resumable.get() {
+            inner = self.resume(inner);
+        }
         if count > 0 {
             Ok(count)
         } else if inner.backlog.is_empty() {
@@ -393,6 +438,25 @@ impl CompletionQueue {
         } else {
             Err(FiErrno::EAVAIL)
         }
+    }
+
+    /// Lets endpoints go on with what waits. Gives the lock back and takes it again.
+    #[cold]
+    fn resume<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+        inner.resumable.set(false);
+        let places = inner.endpoints.iter();
+        let waiting: Vec<_> = places
+            .filter_map(|place| place.rings.as_ref().filter(|rings| rings.is_waiting()))
+            .cloned()
+            .collect();
+        drop(inner);
+        for owner in waiting
+            .iter()
+            .filter_map(|rings| rings.owner.get()?.upgrade())
+        {
+            owner.resume();
+        }
+        self.inner.lock()
     }
 
     /// Who reads without sleeping looks after silent peers now and then. No lock may be held.
@@ -447,6 +511,17 @@ impl CompletionQueue {
     /// Moves what the device has into the backlog, if that isn't longer than the queue. Says
     /// whether anything is there to be read.
     pub(crate) fn progress(&self) -> Result<bool> {
+        let mut inner = self.inner.lock();
+        let mut result = self.progress_locked(&mut inner)?;
+        if inner.resumable.get() {
+            inner = self.resume(inner);
+            result = !inner.backlog.is_empty();
+        }
+        Ok(result)
+    }
+
+    /// The same, without letting endpoints go on: for who holds a lock of one.
+    pub(crate) fn poll_quietly(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         self.progress_locked(&mut inner)
     }
@@ -756,10 +831,13 @@ impl CompletionQueue {
         let directions = [(tx, &rings.tx), (rx, &rings.rx)];
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
             while let Some(slot) = ring.abandon() {
-                if let Some(counters) = rings.counters() {
+                if let Some(counters) = rings.counters()
+                    && !slot.part
+                {
                     counters.count(slot.flags, false);
                 }
-                if slot.visible || slot.reports_failure {
+                let sent = std::ptr::eq(ring, &rings.tx);
+                if (sent && rings.reports_failure(&slot)) || (!sent && slot.reports_failure) {
                     let entry = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
                     inner.backlog.push_back(entry);
                 }

@@ -9,13 +9,14 @@
 
 #![allow(unsafe_code, reason = "slots are shared without a lock")]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use crate::errno::Result;
+use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::queue::{Counter, Counters};
 use crate::sync::{AtomicU32, UnsafeCell};
+use crate::wire::records::MAX_SEGMENTS;
 
 /// What is remembered of a request.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,6 +30,10 @@ pub(crate) struct Slot {
     pub(crate) reports_failure: bool,
     /// Whether the device reports success.
     pub(crate) signaled: bool,
+    /// Whether another request of the same operation follows it.
+    pub(crate) part: bool,
+    /// The operation fails although its request does nothing and succeeds.
+    pub(crate) refused: Option<FiErrno>,
     /// Set by the poller.
     pub(crate) done: bool,
 }
@@ -55,7 +60,16 @@ unsafe impl Sync for SlotRing {}
 impl SlotRing {
     /// A ring for `depth` requests, and one of the engine's own besides.
     pub(crate) fn new(depth: usize) -> Self {
-        let size = (depth + 1).next_power_of_two();
+        Self::with_more(depth, 1)
+    }
+
+    /// The same, and for further parts of the last operation.
+    pub(crate) fn for_parts(depth: usize) -> Self {
+        Self::with_more(depth, MAX_SEGMENTS)
+    }
+
+    fn with_more(depth: usize, more: usize) -> Self {
+        let size = (depth + more).next_power_of_two();
         Self {
             slots: (0..size).map(|_| UnsafeCell::default()).collect(),
             mask: size as u32 - 1,
@@ -173,6 +187,8 @@ impl SlotRing {
 pub(crate) trait FailureListener: Send + Sync {
     /// An operation completed in error. Called with the completion queue's lock held.
     fn operation_failed(&self);
+    /// Goes on with operations that wait. Called without a lock.
+    fn resume(&self) {}
 }
 
 /// Both rings of an endpoint, as its completion queues see it.
@@ -183,6 +199,11 @@ pub(crate) struct Rings {
     pub(crate) probe: Probe,
     /// Receives of a shared context that completed here, wrapping.
     shared_done: AtomicU32,
+    pub(crate) own: OwnRequests,
+    /// Whether operations wait to be posted, or a revocation to be told: who polls goes on with it.
+    waiting: AtomicBool,
+    /// Whether the operation whose other parts still come was reported as failed. Poller only.
+    broken_off: AtomicBool,
     counted: AtomicBool,
     counters: Counters,
 }
@@ -197,6 +218,111 @@ pub(crate) struct Probe {
     pub(crate) answered: AtomicU32,
 }
 
+/// A request of the engine's own, one of a kind at a time; but revocations, so that what is posted after
+/// one follows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Own {
+    /// Reads the peer's key directory.
+    Lookup = 1,
+    /// Tells the peer which of its revocations are acted upon.
+    Acknowledge = 2,
+    /// Tells the peer of this side's revocations.
+    Revocation = 3,
+}
+
+impl Own {
+    pub(crate) const COUNT: usize = 3;
+    /// How many revocations may be under way.
+    pub(crate) const REVOCATIONS: u32 = 8;
+    /// How many requests of all kinds.
+    pub(crate) const MOST: usize = Self::COUNT - 1 + Self::REVOCATIONS as usize;
+
+    pub(crate) fn of(number: u32) -> Option<Self> {
+        [Self::Lookup, Self::Acknowledge, Self::Revocation]
+            .into_iter()
+            .find(|own| *own as u32 == number)
+    }
+}
+
+/// How far such a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Progress {
+    Idle,
+    UnderWay,
+    Done,
+    Failed,
+}
+
+/// How far the engine's own requests are. Posters begin them, pollers end them.
+#[derive(Debug, Default)]
+pub(crate) struct OwnRequests {
+    states: [AtomicU8; Own::COUNT],
+    telling: AtomicU32,
+    wanted: AtomicBool,
+}
+
+impl OwnRequests {
+    fn state(&self, own: Own) -> &AtomicU8 {
+        &self.states[own as usize - 1]
+    }
+
+    /// Before it is posted.
+    pub(crate) fn begin(&self, own: Own) {
+        let under_way = Progress::UnderWay as u8;
+        self.state(own).store(under_way, Ordering::Release);
+    }
+
+    /// Before a revocation is posted; `false` where too many are under way.
+    pub(crate) fn begin_revocation(&self) -> bool {
+        let more = |count: u32| (count < Own::REVOCATIONS).then_some(count + 1);
+        self.telling
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+            .is_ok()
+    }
+
+    /// It has come to its end.
+    pub(crate) fn end(&self, own: Own, success: bool) {
+        if own == Own::Revocation {
+            self.telling.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let end = if success {
+            Progress::Done
+        } else {
+            Progress::Failed
+        };
+        self.state(own).store(end as u8, Ordering::Release);
+    }
+
+    pub(crate) fn is_under_way(&self, own: Own) -> bool {
+        self.state(own).load(Ordering::Acquire) == Progress::UnderWay as u8
+    }
+
+    /// How far it is; its end is told once.
+    pub(crate) fn take(&self, own: Own) -> Progress {
+        let state = self.state(own);
+        let progress = match state.load(Ordering::Acquire) {
+            1 => return Progress::UnderWay,
+            2 => Progress::Done,
+            3 => Progress::Failed,
+            _ => return Progress::Idle,
+        };
+        state.store(Progress::Idle as u8, Ordering::Release);
+        progress
+    }
+
+    /// A revocation has to be told, or was.
+    pub(crate) fn want(&self, wanted: bool) {
+        self.wanted.store(wanted, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst)
+    }
+}
+
 impl std::fmt::Debug for Rings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rings")
@@ -209,11 +335,14 @@ impl std::fmt::Debug for Rings {
 impl Rings {
     pub(crate) fn new(tx: usize, rx: usize) -> Self {
         Self {
-            tx: SlotRing::new(tx),
+            tx: SlotRing::for_parts(tx),
             rx: SlotRing::new(rx),
             owner: OnceLock::new(),
             probe: Probe::default(),
             shared_done: AtomicU32::new(0),
+            own: OwnRequests::default(),
+            waiting: AtomicBool::new(false),
+            broken_off: AtomicBool::new(false),
             counted: AtomicBool::new(false),
             counters: Counters::default(),
         }
@@ -248,6 +377,24 @@ impl Rings {
             .progress_mark()
             .wrapping_add(self.shared_done.load(Ordering::Relaxed));
         u64::from(self.tx.progress_mark()) << 32 | u64::from(received)
+    }
+
+    /// Whether whoever polls should go on with what waits.
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_waiting(&self, waiting: bool) {
+        self.waiting.store(waiting, Ordering::Relaxed);
+    }
+
+    /// Whether the failure of a transmit request is to be reported: of an operation of several requests,
+    /// the first that fails. Poller only.
+    pub(crate) fn reports_failure(&self, slot: &Slot) -> bool {
+        let told = self.broken_off.load(Ordering::Relaxed);
+        self.broken_off.store(slot.part, Ordering::Relaxed);
+        slot.reports_failure && !told
     }
 
     /// The probe has come to its end.

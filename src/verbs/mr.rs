@@ -49,6 +49,32 @@ impl Mr {
         })
     }
 
+    /// Takes all rights away, so that the key stays taken and is of no use to anybody: `ibv_rereg_mr(3)`.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device can't; nothing has changed. Others: the registration may be of no use, and
+    /// can only be dropped.
+    pub fn revoke_rights(&mut self) -> Result<()> {
+        let rereg = self.pd.device().backend().verbs.ibv_rereg_mr;
+        let rereg = rereg.ok_or(FiErrno::EOPNOTSUPP)?;
+        // SAFETY: the registration is live; with this flag alone the other arguments are not used.
+        let ret = unsafe {
+            rereg(
+                self.raw,
+                sys::IBV_REREG_MR_CHANGE_ACCESS.cast_signed(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                0,
+                0,
+            )
+        };
+        if ret == 0 {
+            return Ok(());
+        }
+        // `enum ibv_rereg_mr_err_code` is negative, the reason is in errno
+        Err(FiErrno::last())
+    }
+
     /// The protection domain that it is in.
     #[inline]
     pub fn pd(&self) -> &Arc<Pd> {

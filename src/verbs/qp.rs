@@ -90,6 +90,16 @@ impl SendOpcode {
         (self as u32) > Self::Read as u32
     }
 
+    /// The same operation without immediate data.
+    #[inline]
+    pub(crate) fn without_imm(self) -> Self {
+        match self {
+            Self::SendImm => Self::Send,
+            Self::WriteImm => Self::Write,
+            other => other,
+        }
+    }
+
     /// The same operation with immediate data; what reads has none.
     #[inline]
     pub(crate) fn with_imm(self) -> Self {
@@ -162,7 +172,7 @@ pub struct Qp {
     raw: *mut sys::ibv_qp,
     limits: QpLimits,
     id: Arc<CmId>,
-    _pd: Arc<Pd>,
+    pd: Arc<Pd>,
     _send_cq: Arc<Cq>,
     _recv_cq: Arc<Cq>,
     _srq: Option<Arc<Srq>>,
@@ -216,11 +226,16 @@ impl Qp {
                 max_inline: attr.cap.max_inline_data as usize,
             },
             id: Arc::clone(id),
-            _pd: Arc::clone(pd),
+            pd: Arc::clone(pd),
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
             _srq: srq.map(Arc::clone),
         })
+    }
+
+    /// The protection domain that it is in.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
     }
 
     /// What it offers.

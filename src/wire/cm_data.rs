@@ -1,28 +1,35 @@
-//! The connection manager's private data: one byte of length, then that many bytes of the
-//! application's data. The rest, where the transport pads, means nothing.
+//! The connection manager's private data: one byte of length, that many bytes of the application's data,
+//! and an [`Introduction`]. The rest, where the transport pads, means nothing.
 //!
-//! This is byte for byte what libfabric's `verbs` provider sends for RC endpoints over IP
-//! addresses (`prov/verbs/src/verbs_cm.c`), so the two understand each other.
+//! Up to the introduction this is byte for byte what libfabric's `verbs` provider sends for RC endpoints
+//! over IP addresses (`prov/verbs/src/verbs_cm.c`), and it ignores what follows, so the two understand each
+//! other.
 
+use super::introduction::{INTRODUCTION_SIZE, Introduction};
 use crate::errno::{FiErrno, Result};
 
 /// What rdma_cm leaves to its user in a connection request over an IP address, in bytes.
 pub const PRIVATE_DATA_SIZE: usize = 56;
 
-/// The most application data that fits, in bytes: `FI_OPT_CM_DATA_SIZE`.
-pub const CM_DATA_SIZE: usize = PRIVATE_DATA_SIZE - 1;
+/// The most application data that is taken, in bytes: `FI_OPT_CM_DATA_SIZE`.
+pub const CM_DATA_SIZE: usize = MAX_CM_DATA - INTRODUCTION_SIZE;
+
+/// The most application data that a peer may send, who leaves no room for an introduction.
+pub const MAX_CM_DATA: usize = PRIVATE_DATA_SIZE - 1;
 
 /// Application data of a connection request, of its acceptance or of its rejection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CmData {
-    /// The length byte and the data, as they go over the wire.
+    /// The length byte, the data and the introduction, as they go over the wire.
     bytes: [u8; PRIVATE_DATA_SIZE],
+    introduction: Option<Introduction>,
 }
 
 impl CmData {
     /// No data.
     pub const EMPTY: Self = Self {
         bytes: [0; PRIVATE_DATA_SIZE],
+        introduction: None,
     };
 
     /// From an application's data.
@@ -30,14 +37,36 @@ impl CmData {
     /// # Errors
     /// `EINVAL`: longer than [`CM_DATA_SIZE`], as `fi_connect(3)` asks.
     pub fn new(data: &[u8]) -> Result<Self> {
+        if data.len() > CM_DATA_SIZE {
+            return Err(FiErrno::EINVAL);
+        }
+        Ok(Self::clipped(data))
+    }
+
+    /// As much of `data` as fits.
+    fn clipped(data: &[u8]) -> Self {
         let mut this = Self::EMPTY;
-        this.bytes
-            .get_mut(1..1 + data.len())
-            .ok_or(FiErrno::EINVAL)?
-            .copy_from_slice(data);
-        // the slice above exists, so the length fits
-        this.bytes[0] = data.len() as u8;
-        Ok(this)
+        let (length, room) = this.bytes.split_at_mut(1);
+        let count = data.len().min(room.len());
+        room[..count].copy_from_slice(&data[..count]);
+        // at most MAX_CM_DATA
+        length[0] = count as u8;
+        this
+    }
+
+    /// The same data with an introduction behind it.
+    pub fn introducing(mut self, introduction: Introduction) -> Self {
+        let end = 1 + usize::from(self.bytes[0]);
+        if let Some(room) = self.bytes.get_mut(end..end + INTRODUCTION_SIZE) {
+            room.copy_from_slice(&introduction.encode());
+            self.introduction = Some(introduction);
+        }
+        self
+    }
+
+    /// What the peer says of itself, if it is one of us.
+    pub fn introduction(&self) -> Option<Introduction> {
+        self.introduction
     }
 
     /// From private data that a peer sent. A peer may send anything: a length that says more
@@ -46,8 +75,13 @@ impl CmData {
         let Some((&length, data)) = private_data.split_first() else {
             return Self::EMPTY;
         };
-        let length = usize::from(length).min(data.len()).min(CM_DATA_SIZE);
-        Self::new(&data[..length]).unwrap_or(Self::EMPTY)
+        let length = usize::from(length).min(data.len()).min(MAX_CM_DATA);
+        let (data, rest) = data.split_at(length);
+        let this = Self::clipped(data);
+        match Introduction::decode(rest) {
+            Some(introduction) => this.introducing(introduction),
+            None => this,
+        }
     }
 
     /// The application's data.
@@ -57,7 +91,9 @@ impl CmData {
 
     /// What goes over the wire.
     pub fn encoded(&self) -> &[u8] {
-        &self.bytes[..=usize::from(self.bytes[0])]
+        let end = 1 + usize::from(self.bytes[0]);
+        let more = self.introduction.map_or(0, |_| INTRODUCTION_SIZE);
+        &self.bytes[..end + more]
     }
 }
 
@@ -85,6 +121,32 @@ mod tests {
     }
 
     #[test]
+    fn an_introduction_goes_along_with_every_length() {
+        let introduction = Introduction {
+            application_keys: true,
+            block_addr: 0x1234_5678_9abc,
+            block_rkey: 7,
+        };
+        for length in 0..=CM_DATA_SIZE {
+            let data = vec![0xa5; length];
+            let sent = CmData::new(&data).unwrap().introducing(introduction);
+            assert_eq!(sent.encoded().len(), 1 + length + INTRODUCTION_SIZE);
+            let mut padded = sent.encoded().to_vec();
+            padded.resize(196, 0);
+            let got = CmData::decode(&padded);
+            assert_eq!(got.data(), data);
+            assert_eq!(got.introduction(), Some(introduction));
+        }
+    }
+
+    #[test]
+    fn other_providers_may_send_more() {
+        let mut bytes = [0x11; PRIVATE_DATA_SIZE];
+        bytes[0] = MAX_CM_DATA as u8;
+        assert_eq!(CmData::decode(&bytes).data(), &bytes[1..]);
+    }
+
+    #[test]
     fn too_much_is_refused() {
         assert_eq!(CmData::new(&[0; CM_DATA_SIZE + 1]), Err(FiErrno::EINVAL));
         assert_eq!(CmData::new(&[0; 4096]), Err(FiErrno::EINVAL));
@@ -95,6 +157,7 @@ mod tests {
         assert_eq!(CmData::decode(&[]), CmData::EMPTY);
         assert_eq!(CmData::decode(&[255]).data(), b"");
         assert_eq!(CmData::decode(&[255, 1, 2]).data(), [1, 2]);
-        assert_eq!(CmData::decode(&[255; 200]).data().len(), CM_DATA_SIZE);
+        assert_eq!(CmData::decode(&[255; 200]).data().len(), MAX_CM_DATA);
+        assert_eq!(CmData::decode(&[255; 200]).introduction(), None);
     }
 }

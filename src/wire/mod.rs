@@ -1,3 +1,5 @@
 //! Formats of what goes over the wire; `docs/protocol.md` is their description.
 
 pub mod cm_data;
+pub mod introduction;
+pub mod records;

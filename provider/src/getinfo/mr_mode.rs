@@ -57,9 +57,6 @@ pub(crate) struct Able {
     pub(crate) on_demand: bool,
 }
 
-/// Bits that no form does without yet: other keys and addresses than the device's.
-const REQUIRED: Mode = Mode::VIRT_ADDR.union(Mode::PROV_KEY);
-
 /// Bits that forms have.
 const KNOWN: Mode = Mode::NATIVE.union(Mode::LOCAL);
 
@@ -102,9 +99,7 @@ pub(crate) fn forms(
 
 /// Whether a device can do a form.
 fn works(mode: Mode, able: &impl Fn() -> Able) -> bool {
-    mode.contains(REQUIRED)
-        && KNOWN.contains(mode)
-        && (mode.contains(Mode::ALLOCATED) || able().on_demand)
+    KNOWN.contains(mode) && (mode.contains(Mode::ALLOCATED) || able().on_demand)
 }
 
 /// What the application offers.
@@ -164,7 +159,7 @@ impl Offered {
             Self::Bits { bits, exact: true } => vec![MrMode::plain(bits)],
             Self::Bits { bits, exact: false } => {
                 let native = bits & (Mode::NATIVE | Mode::LOCAL);
-                let mut least = REQUIRED;
+                let mut least = Mode::empty();
                 if !bits.contains(Mode::ALLOCATED) || !able().on_demand {
                     least |= Mode::ALLOCATED;
                 }

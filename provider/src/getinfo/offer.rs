@@ -49,8 +49,8 @@ pub(crate) const MSG_ORDER: u64 = FI_ORDER_RAR
 /// Each queue completes in the order of its posts.
 pub(crate) const COMP_ORDER: u64 = FI_ORDER_STRICT;
 
-/// Bytes of an rkey.
-pub(crate) const MR_KEY_SIZE: usize = 4;
+/// Bytes of a key: an rkey has 4, a handle or an application's key 8.
+pub(crate) const MR_KEY_SIZE: usize = 8;
 /// Counters of a domain: no device sets a limit, memory does.
 pub(crate) const CNTR_CNT: usize = 65_536;
 /// Bytes of verbs' immediate data.
@@ -110,7 +110,7 @@ fn depth(greatest: usize, wanted: Option<usize>) -> (usize, usize) {
 const DEFAULT_DEPTH: usize = 384;
 const DEFAULT_INJECT: usize = 64;
 /// Bytes of `ibv_wc.vendor_err`, and the most private data that a rejection carries.
-pub(crate) const MAX_ERR_DATA: usize = weft::wire::cm_data::CM_DATA_SIZE;
+pub(crate) const MAX_ERR_DATA: usize = weft::wire::cm_data::MAX_CM_DATA;
 
 impl Offer {
     /// Asks a device for its limits, as they are now.

@@ -1,0 +1,325 @@
+//! The key directory of a protection domain, as its owner sees it: the keys that peers may look up, the
+//! connection blocks through which they find it, and the registrations of closed regions that wait until
+//! no peer can use their keys any more. `docs/protocol.md` has the bytes and the order of writing them.
+//!
+//! Its lock is a leaf but for the peers' send queues: nothing else is taken under it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rdma_core_sys as sys;
+
+use super::table::Table;
+use super::words::Words;
+use crate::errno::Result;
+use crate::log::{info_log, warn_log};
+use crate::verbs::{Mr, Pd};
+use crate::wire::records::{Block, Entry, Header, WORDS};
+
+/// Connection blocks per registration.
+const SLAB: usize = 64;
+/// Registrations of closed regions that may wait for acknowledgements.
+const PARKED: usize = 4096;
+/// How long a close waits for them when there are more.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A connected endpoint, to whom revocations are told. Called with the directory's lock held: it may post
+/// and poll, and must not call the directory.
+pub(crate) trait Peer: Send + Sync {
+    /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the *revision* of
+    /// the peer's connection block, now or soon.
+    fn tell_revocations(&self);
+    /// Ends the connection: the peer does not acknowledge.
+    fn sever(&self);
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    header: Words,
+    pd: Arc<Pd>,
+    domain: u64,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    table: Table,
+    revocations: u64,
+    blocks: Vec<Arc<Words>>,
+    free: Vec<(usize, usize)>,
+    peers: Vec<(Weak<dyn Peer>, BlockPlace)>,
+    /// With the count of revocations that must be acknowledged before it may go, oldest first.
+    parked: VecDeque<(u64, Vec<Mr>)>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner")
+            .field("revocations", &self.revocations)
+            .field("parked", &self.parked.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a connection block lies.
+#[derive(Clone, Debug)]
+struct BlockPlace {
+    words: Arc<Words>,
+    index: usize,
+    slab: usize,
+}
+
+/// A connection block, the endpoint's own. Given back when dropped.
+#[derive(Debug)]
+pub(crate) struct ConnectionBlock {
+    directory: Arc<Directory>,
+    place: BlockPlace,
+}
+
+impl ConnectionBlock {
+    pub(crate) fn addr(&self) -> u64 {
+        self.place.words.addr(self.place.index)
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.place.words.rkey()
+    }
+
+    /// The peer's count of revocations, as far as it has told.
+    #[inline]
+    pub(crate) fn revision(&self) -> u64 {
+        self.place.words.load(self.place.index + Block::REVISION)
+    }
+
+    /// Where the directory's count of revocations lies: address and lkey.
+    pub(crate) fn revocations(&self) -> (u64, u32) {
+        let header = &self.directory.header;
+        (header.addr(4), header.lkey())
+    }
+
+    /// Puts a word where the device can send it from; gives address and lkey.
+    pub(crate) fn stage(&self, value: u64) -> (u64, u32) {
+        let index = self.place.index + 4;
+        self.place.words.store(index, value);
+        (self.place.words.addr(index), self.place.words.lkey())
+    }
+
+    /// Revocations are told to `peer` from now on, until it is dropped or forgotten.
+    pub(crate) fn join(&self, peer: Weak<dyn Peer>) {
+        let mut inner = self.directory.inner.lock();
+        inner.peers.push((peer, self.place.clone()));
+    }
+
+    /// The peer has gone: its queue pair can do nothing any more.
+    pub(crate) fn leave(&self) {
+        let mut inner = self.directory.inner.lock();
+        let index = self.place.index;
+        let words = &self.place.words;
+        inner
+            .peers
+            .retain(|(_, place)| place.index != index || !Arc::ptr_eq(&place.words, words));
+        inner.sweep();
+    }
+}
+
+impl Drop for ConnectionBlock {
+    fn drop(&mut self) {
+        self.leave();
+        let place = (self.place.slab, self.place.index);
+        self.directory.inner.lock().free.push(place);
+    }
+}
+
+impl Directory {
+    /// An empty one. `domain` is the domain's number.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering memory.
+    pub(crate) fn new(pd: &Arc<Pd>, domain: u64) -> Result<Arc<Self>> {
+        let this = Self {
+            header: Words::new(pd, WORDS, sys::IBV_ACCESS_REMOTE_READ)?,
+            pd: Arc::clone(pd),
+            domain,
+            inner: Mutex::new(Inner {
+                table: Table::new(pd)?,
+                revocations: 0,
+                blocks: Vec::new(),
+                free: Vec::new(),
+                peers: Vec::new(),
+                parked: VecDeque::new(),
+            }),
+        };
+        {
+            let inner = this.inner.lock();
+            this.publish(&inner.table, 0);
+        }
+        Ok(Arc::new(this))
+    }
+
+    fn publish(&self, table: &Table, revocations: u64) {
+        let header = Header {
+            table_addr: table.addr(),
+            table_rkey: table.rkey(),
+            log2: table.log2(),
+            moves: table.moves(),
+            revocations,
+            cells_rkey: 0,
+            domain: self.domain,
+        };
+        self.header.write(0, &header.encode());
+    }
+
+    /// Lets peers find an entry. Its key is in no other one.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering a larger table.
+    pub(crate) fn insert(&self, entry: &Entry) -> Result<()> {
+        let mut inner = self.inner.lock();
+        let revocations = inner.revocations;
+        inner
+            .table
+            .insert(entry, |table| self.publish(table, revocations))
+    }
+
+    /// A region's keys end: `key`, if it was published, and its registrations. When this returns no peer
+    /// reaches the memory, and no key of it is given to another region before every peer knows.
+    pub(crate) fn revoke(&self, key: Option<u64>, mut mrs: Vec<Mr>) {
+        // first of all: without rights, or gone where the device can't do that
+        mrs.retain_mut(|mr| match mr.revoke_rights() {
+            Ok(()) => true,
+            Err(error) => {
+                info_log!(Mr, "a closed region's key is free at once: {error}");
+                false
+            }
+        });
+        let mut inner = self.inner.lock();
+        if let Some(key) = key {
+            inner.table.remove(key);
+        }
+        inner.revocations += 1;
+        let revocations = inner.revocations;
+        self.publish(&inner.table, revocations);
+        self.tell(&mut inner);
+        if !mrs.is_empty() {
+            inner.parked.push_back((revocations, mrs));
+        }
+        inner.sweep();
+        if inner.parked.len() > PARKED {
+            self.press(inner);
+        }
+    }
+
+    fn tell(&self, inner: &mut Inner) {
+        inner.peers.retain(|(peer, place)| {
+            let Some(peer) = peer.upgrade() else {
+                return false;
+            };
+            if place.acknowledged() != 0 {
+                peer.tell_revocations();
+            }
+            true
+        });
+    }
+
+    /// Waits for peers that do not acknowledge, for a bounded time, then ends their connections.
+    fn press<'a>(&'a self, mut inner: parking_lot::MutexGuard<'a, Inner>) {
+        let Some(&(wanted, _)) = inner.parked.front() else {
+            return;
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            parking_lot::MutexGuard::unlocked(&mut inner, || {
+                std::thread::sleep(Duration::from_micros(200));
+            });
+            self.tell(&mut inner);
+            inner.sweep();
+            if inner
+                .parked
+                .front()
+                .is_none_or(|(first, _)| *first > wanted)
+            {
+                return;
+            }
+        }
+        let late = inner.peers.iter().filter(|(_, place)| place.lags(wanted));
+        for peer in late.filter_map(|(peer, _)| peer.upgrade()) {
+            warn_log!(
+                Mr,
+                "a peer does not acknowledge that keys were revoked: its connection is ended"
+            );
+            peer.sever();
+        }
+        inner.peers.retain(|(_, place)| !place.lags(wanted));
+        inner.sweep();
+    }
+
+    /// A connection block for an endpoint.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering memory.
+    pub(crate) fn block(self: &Arc<Self>) -> Result<ConnectionBlock> {
+        let mut inner = self.inner.lock();
+        if inner.free.is_empty() {
+            let rights = sys::IBV_ACCESS_LOCAL_WRITE
+                | sys::IBV_ACCESS_REMOTE_WRITE
+                | sys::IBV_ACCESS_REMOTE_READ;
+            let slab = inner.blocks.len();
+            let words = Words::new(&self.pd, SLAB * WORDS, rights)?;
+            inner.blocks.push(Arc::new(words));
+            inner
+                .free
+                .extend((0..SLAB).rev().map(|i| (slab, i * WORDS)));
+        }
+        // there is one: they were just made
+        let (slab, index) = inner.free.pop().ok_or(crate::errno::FiErrno::ENOMEM)?;
+        let words = Arc::clone(&inner.blocks[slab]);
+        drop(inner);
+        for word in 0..WORDS {
+            words.store(index + word, 0);
+        }
+        let block = Block {
+            header_addr: self.header.addr(0),
+            header_rkey: self.header.rkey(),
+        };
+        words.write(index + Block::OWNERS, &block.encode());
+        Ok(ConnectionBlock {
+            directory: Arc::clone(self),
+            place: BlockPlace { words, index, slab },
+        })
+    }
+
+    /// Registrations of closed regions that wait, for tests.
+    #[cfg(test)]
+    pub(crate) fn parked(&self) -> usize {
+        let mut inner = self.inner.lock();
+        inner.sweep();
+        inner.parked.len()
+    }
+}
+
+impl BlockPlace {
+    fn acknowledged(&self) -> u64 {
+        self.words.load(self.index + Block::ACKNOWLEDGED)
+    }
+
+    /// Whether its peer may still act on what was so before revocation number `wanted`.
+    fn lags(&self, wanted: u64) -> bool {
+        let acknowledged = self.acknowledged();
+        acknowledged != 0 && acknowledged - 1 < wanted
+    }
+}
+
+impl Inner {
+    /// Frees what every peer knows to be gone.
+    fn sweep(&mut self) {
+        self.peers.retain(|(peer, _)| peer.strong_count() != 0);
+        while let Some((wanted, _)) = self.parked.front() {
+            if self.peers.iter().any(|(_, place)| place.lags(*wanted)) {
+                return;
+            }
+            self.parked.pop_front();
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! One key looked up in a peer's directory: which words to READ next, and what those that came mean.
+//! `docs/protocol.md`, "Looking a key up". It does no I/O itself.
+//!
+//! Everything that is read is the peer's: it is copied, decoded and bounded before it counts, and whatever
+//! it says, a look-up ends.
+
+use super::table::{REACH, home};
+use crate::wire::records::{
+    Bad, Block, Entry, Header, MAX_LIST_WORDS, RECORD_SIZE, Segment, WORDS,
+};
+
+/// Entries that are read at once.
+const WINDOW: usize = 4;
+/// The most words that one read brings.
+pub(crate) const READ_WORDS: usize = if WINDOW * WORDS > MAX_LIST_WORDS {
+    WINDOW * WORDS
+} else {
+    MAX_LIST_WORDS
+};
+/// How often a record that was caught half written is read again.
+const TORN: u32 = 100;
+/// How often a look-up begins anew because the directory has changed.
+const RESTARTS: u32 = 16;
+
+/// Words of the peer's memory to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Read {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) words: usize,
+}
+
+/// A key of a peer, looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Resolved {
+    pub(crate) entry: Entry,
+    pub(crate) cells_rkey: u32,
+    /// More than one buffer.
+    pub(crate) segments: Box<[Segment]>,
+}
+
+/// How far a look-up is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Read [`Lookup::read`] next.
+    More,
+    /// There it is.
+    Found(Resolved),
+    /// The peer has no such key.
+    Missing,
+    /// The peer's directory makes no sense.
+    Broken,
+}
+
+/// The peer's directory, as far as look-ups so far have seen it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Map {
+    block: (u64, u32),
+    header_at: Option<(u64, u32)>,
+    header: Option<Header>,
+}
+
+impl Map {
+    /// `addr` and `rkey` of the peer's connection block.
+    pub(crate) fn new(addr: u64, rkey: u32) -> Self {
+        Self {
+            block: (addr, rkey),
+            header_at: None,
+            header: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    Block,
+    /// Also after a miss: with what the header said before.
+    Header(Option<Header>),
+    /// From this slot on.
+    Window(Header, usize),
+    List(Entry),
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lookup {
+    key: u64,
+    stage: Stage,
+    torn: u32,
+    restarts: u32,
+}
+
+impl Lookup {
+    pub(crate) fn new(key: u64, map: &Map) -> Self {
+        let stage = match (map.header_at, map.header) {
+            (_, Some(header)) => Stage::Window(header, home(key, header.log2)),
+            (Some(_), None) => Stage::Header(None),
+            (None, None) => Stage::Block,
+        };
+        Self {
+            key,
+            stage,
+            torn: 0,
+            restarts: 0,
+        }
+    }
+
+    pub(crate) fn key(&self) -> u64 {
+        self.key
+    }
+
+    /// What to read next. Addresses that overflow are the peer's lie: its device refuses them.
+    pub(crate) fn read(&self, map: &Map) -> Read {
+        let (addr, rkey, words) = match self.stage {
+            Stage::Block => (map.block.0, map.block.1, WORDS),
+            Stage::Header(_) => {
+                let (addr, rkey) = map.header_at.unwrap_or_default();
+                (addr, rkey, WORDS)
+            }
+            Stage::Window(header, slot) => {
+                let offset = (slot as u64).wrapping_mul(RECORD_SIZE as u64);
+                let addr = header.table_addr.wrapping_add(offset);
+                (addr, header.table_rkey, self.window(header, slot) * WORDS)
+            }
+            Stage::List(entry) => {
+                let words = 2 + 3 * usize::from(entry.segments);
+                (entry.addr, entry.rkey, words.min(READ_WORDS))
+            }
+        };
+        Read { addr, rkey, words }
+    }
+
+    /// How many entries there are to read from `slot` on, at most a window.
+    fn window(&self, header: Header, slot: usize) -> usize {
+        let end = home(self.key, header.log2) + REACH;
+        WINDOW.min(end.saturating_sub(slot))
+    }
+
+    /// The words that were asked for have come.
+    pub(crate) fn feed(&mut self, map: &mut Map, words: &[u64]) -> Outcome {
+        let result = match self.stage {
+            Stage::Block => self.block(map, words),
+            Stage::Header(before) => self.header(map, words, before),
+            Stage::Window(header, slot) => self.entries(map, words, header, slot),
+            Stage::List(entry) => Segment::decode_list(words, &entry)
+                .map(|segments| Outcome::Found(found(map, entry, segments))),
+        };
+        match result {
+            Ok(outcome) => outcome,
+            Err(Bad::Foreign) => Outcome::Broken,
+            Err(Bad::Torn) => {
+                self.torn += 1;
+                if let Stage::List(_) = self.stage {
+                    // its entry may have gone
+                    return self.restart(map);
+                }
+                if self.torn < TORN {
+                    Outcome::More
+                } else {
+                    Outcome::Broken
+                }
+            }
+        }
+    }
+
+    fn block(&mut self, map: &mut Map, words: &[u64]) -> Result<Outcome, Bad> {
+        let words = words.first_chunk().ok_or(Bad::Foreign)?;
+        let block = Block::decode(words).ok_or(Bad::Torn)?;
+        if block.header_addr == 0 {
+            return Ok(Outcome::Missing);
+        }
+        map.header_at = Some((block.header_addr, block.header_rkey));
+        self.stage = Stage::Header(None);
+        Ok(Outcome::More)
+    }
+
+    fn header(
+        &mut self,
+        map: &mut Map,
+        words: &[u64],
+        before: Option<Header>,
+    ) -> Result<Outcome, Bad> {
+        let words = words.first_chunk().ok_or(Bad::Foreign)?;
+        let header = Header::decode(words)?;
+        map.header = Some(header);
+        let changed = before.is_none_or(|before| {
+            before.moves != header.moves
+                || before.table_addr != header.table_addr
+                || before.table_rkey != header.table_rkey
+        });
+        if !changed {
+            return Ok(Outcome::Missing);
+        }
+        if before.is_some() {
+            self.restarts += 1;
+            if self.restarts > RESTARTS {
+                return Ok(Outcome::Broken);
+            }
+        }
+        self.stage = Stage::Window(header, home(self.key, header.log2));
+        Ok(Outcome::More)
+    }
+
+    fn entries(
+        &mut self,
+        map: &Map,
+        words: &[u64],
+        header: Header,
+        slot: usize,
+    ) -> Result<Outcome, Bad> {
+        let count = self.window(header, slot);
+        for record in words.as_chunks::<WORDS>().0.iter().take(count) {
+            let Some(entry) = Entry::decode(record)? else {
+                self.stage = Stage::Header(Some(header));
+                return Ok(Outcome::More);
+            };
+            if entry.key != self.key {
+                continue;
+            }
+            if entry.segments == 0 {
+                return Ok(Outcome::Found(found(map, entry, Vec::new())));
+            }
+            self.stage = Stage::List(entry);
+            return Ok(Outcome::More);
+        }
+        let next = slot + count;
+        self.stage = if self.window(header, next) == 0 {
+            Stage::Header(Some(header))
+        } else {
+            Stage::Window(header, next)
+        };
+        Ok(Outcome::More)
+    }
+
+    fn restart(&mut self, map: &Map) -> Outcome {
+        self.restarts += 1;
+        if self.restarts > RESTARTS {
+            return Outcome::Broken;
+        }
+        self.stage = Self::new(self.key, map).stage;
+        Outcome::More
+    }
+}
+
+fn found(map: &Map, entry: Entry, segments: Vec<Segment>) -> Resolved {
+    Resolved {
+        entry,
+        cells_rkey: map.header.map_or(0, |header| header.cells_rkey),
+        segments: segments.into_boxed_slice(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer that answers with whatever comes to its mind: every look-up ends, and what it finds does not
+    /// overflow.
+    #[test]
+    fn a_lookup_ends_whatever_the_peer_says() {
+        let mut state = 7_u64;
+        let mut next = move || {
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            state ^ state >> 29
+        };
+        let mut ends = [0_u32; 3];
+        for round in 0..3000_u64 {
+            let key = next();
+            let mut map = Map::new(next(), next() as u32);
+            let mut lookup = Lookup::new(key, &map);
+            let mut reads = 0;
+            let outcome = loop {
+                let read = lookup.read(&map);
+                assert!(read.words <= READ_WORDS && read.words > 0);
+                let mut words: Vec<u64> = (0..read.words).map(|_| next()).collect();
+                match (next() % 8, lookup.stage) {
+                    (0, _) => {}
+                    (_, Stage::Block) => words[2..8].copy_from_slice(
+                        &Block {
+                            header_addr: next(),
+                            header_rkey: 1,
+                        }
+                        .encode(),
+                    ),
+                    (_, Stage::Header(_)) => {
+                        let header = Header {
+                            log2: (next() % 42) as u32,
+                            moves: next() % 3,
+                            ..Header::default()
+                        };
+                        words.copy_from_slice(&header.encode());
+                    }
+                    (kind, Stage::Window(..)) => {
+                        for record in words.as_chunks_mut::<WORDS>().0 {
+                            let entry = Entry {
+                                key: if next() % 16 == 0 { key } else { next() },
+                                segments: (next() % 9) as u16 * (round % 2) as u16,
+                                len: next(),
+                                ..Entry::default()
+                            };
+                            *record = if kind == 1 {
+                                [0; WORDS]
+                            } else {
+                                entry.encode()
+                            };
+                        }
+                    }
+                    (_, Stage::List(entry)) => {
+                        let segments = vec![Segment::default(); usize::from(entry.segments)];
+                        words = Segment::encode_list(entry.generation, &segments);
+                    }
+                }
+                reads += 1;
+                assert!(reads < 4000, "it goes on and on");
+                match lookup.feed(&mut map, &words) {
+                    Outcome::More => {}
+                    outcome => break outcome,
+                }
+            };
+            match outcome {
+                Outcome::Found(found) => {
+                    assert_eq!(found.entry.key, key);
+                    assert!(found.entry.start.checked_add(found.entry.len).is_some());
+                    ends[0] += 1;
+                }
+                Outcome::Missing => ends[1] += 1,
+                _ => ends[2] += 1,
+            }
+        }
+        assert!(ends.iter().all(|count| *count > 10), "{ends:?}");
+    }
+}

@@ -1,0 +1,260 @@
+//! The table of a key directory: hashed entries that peers read by RDMA READ while they change.
+//! `docs/protocol.md`, "The key directory".
+
+use std::sync::Arc;
+
+use rdma_core_sys as sys;
+
+use super::words::Words;
+use crate::errno::{FiErrno, Result};
+use crate::verbs::Pd;
+use crate::wire::records::{Entry, WORDS};
+
+/// The most places beyond its home that an entry may lie.
+pub(crate) const REACH: usize = 60;
+/// Home slots of the first table, as a base-2 logarithm.
+const FIRST: u32 = 6;
+/// A table may not grow further than that many home slots (of 64 bytes each).
+const LAST: u32 = 32;
+
+/// Where a key belongs in a table of 2^`log2` home slots.
+pub(crate) fn home(key: u64, log2: u32) -> usize {
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - log2)) as usize
+}
+
+/// Entries of one directory. One writer: its owner's lock is held.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pd: Arc<Pd>,
+    words: Words,
+    log2: u32,
+    used: usize,
+    moves: u64,
+    /// Outgrown ones, all zeros: peers may read them still.
+    old: Vec<Words>,
+}
+
+fn allocate(pd: &Arc<Pd>, log2: u32) -> Result<Words> {
+    let slots = (1_usize << log2) + REACH;
+    Words::new(pd, slots * WORDS, sys::IBV_ACCESS_REMOTE_READ)
+}
+
+impl Table {
+    pub(crate) fn new(pd: &Arc<Pd>) -> Result<Self> {
+        Ok(Self {
+            pd: Arc::clone(pd),
+            words: allocate(pd, FIRST)?,
+            log2: FIRST,
+            used: 0,
+            moves: 0,
+            old: Vec::new(),
+        })
+    }
+
+    pub(crate) fn addr(&self) -> u64 {
+        self.words.addr(0)
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.words.rkey()
+    }
+
+    pub(crate) fn log2(&self) -> u32 {
+        self.log2
+    }
+
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves
+    }
+
+    fn slots(&self) -> usize {
+        (1 << self.log2) + REACH
+    }
+
+    fn get(&self, slot: usize) -> [u64; WORDS] {
+        self.words.read(slot * WORDS)
+    }
+
+    fn is_free(&self, slot: usize) -> bool {
+        self.get(slot) == [0; WORDS]
+    }
+
+    fn put(&self, slot: usize, record: &[u64; WORDS]) {
+        self.words.write(slot * WORDS, record);
+    }
+
+    /// The slot that has this key.
+    fn find(&self, key: u64) -> Option<usize> {
+        let home = home(key, self.log2);
+        (home..=home + REACH)
+            .take_while(|slot| *slot < self.slots() && !self.is_free(*slot))
+            .find(|slot| self.get(*slot)[0] == key)
+    }
+
+    /// Enters an entry, whose key is in no other one; `publish` is called when the table has moved, and must
+    /// make that known before it returns.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering a larger table; nothing has changed then.
+    pub(crate) fn insert(&mut self, entry: &Entry, publish: impl FnOnce(&Self)) -> Result<()> {
+        let record = entry.encode();
+        if self.used < 1 << (self.log2 - 1)
+            && let Some(slot) = place(&self.words, self.log2, entry.key)
+        {
+            self.put(slot, &record);
+            self.used += 1;
+            return Ok(());
+        }
+        self.grow(&record, publish)
+    }
+
+    /// Moves everything, and one more entry, into a larger table.
+    fn grow(&mut self, more: &[u64; WORDS], publish: impl FnOnce(&Self)) -> Result<()> {
+        for log2 in self.log2 + 1..=LAST {
+            let larger = allocate(&self.pd, log2)?;
+            let records = (0..self.slots()).map(|slot| self.get(slot));
+            let mut records = records.filter(|record| *record != [0; WORDS]);
+            let placed = records
+                .by_ref()
+                .chain(std::iter::once(*more))
+                .all(|record| {
+                    place(&larger, log2, record[0])
+                        .map(|slot| larger.write(slot * WORDS, &record))
+                        .is_some()
+                });
+            if !placed {
+                continue;
+            }
+            let old = std::mem::replace(&mut self.words, larger);
+            let slots = self.slots();
+            self.log2 = log2;
+            self.used += 1;
+            self.moves += 1;
+            publish(self);
+            for slot in 0..slots {
+                old.write(slot * WORDS, &[0; WORDS]);
+            }
+            self.old.push(old);
+            return Ok(());
+        }
+        Err(FiErrno::ENOMEM)
+    }
+
+    /// Takes the entry of a key out; says whether there was one.
+    pub(crate) fn remove(&mut self, key: u64) -> bool {
+        let Some(mut gap) = self.find(key) else {
+            return false;
+        };
+        let mut slot = gap + 1;
+        while slot < self.slots() && !self.is_free(slot) {
+            let record = self.get(slot);
+            if home(record[0], self.log2) <= gap {
+                self.put(gap, &record);
+                gap = slot;
+                self.moves += 1;
+            }
+            slot += 1;
+        }
+        self.put(gap, &[0; WORDS]);
+        self.used -= 1;
+        true
+    }
+}
+
+/// The first free slot for a key, if it lies within reach.
+fn place(words: &Words, log2: u32, key: u64) -> Option<usize> {
+    let home = home(key, log2);
+    (home..home + REACH).find(|slot| words.read::<WORDS>(slot * WORDS) == [0; WORDS])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::verbs::devices;
+
+    fn pd() -> Arc<Pd> {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        Pd::alloc(&device).unwrap()
+    }
+
+    fn entry(key: u64, generation: u64) -> Entry {
+        Entry {
+            key,
+            generation,
+            len: 1,
+            ..Entry::default()
+        }
+    }
+
+    /// What a reader finds.
+    fn lookup(table: &Table, key: u64) -> Option<u64> {
+        let slot = table.find(key)?;
+        let found = Entry::decode(&table.get(slot)).unwrap().unwrap();
+        Some(found.generation)
+    }
+
+    #[test]
+    fn it_agrees_with_a_map_through_growth_and_removal() {
+        let mut table = Table::new(&pd()).unwrap();
+        let mut map = HashMap::new();
+        let mut state = 1_u64;
+        let mut published = 0;
+        for generation in 0..20_000 {
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            // dense keys, sparse ones, and those that share a home
+            let key = match state >> 62 {
+                0 => state >> 33 & 1023,
+                1 => state >> 20 & 0xfff << 40,
+                _ => (state >> 33 & 0x3ff) << 54,
+            };
+            if map.remove(&key).is_some() {
+                assert!(table.remove(key));
+                assert!(!table.remove(key), "twice");
+            } else {
+                map.insert(key, generation);
+                let new = entry(key, generation);
+                table
+                    .insert(&new, |table| published = table.log2())
+                    .unwrap();
+            }
+            assert_eq!(lookup(&table, key), map.get(&key).copied());
+        }
+        for (key, generation) in &map {
+            assert_eq!(lookup(&table, *key), Some(*generation));
+        }
+        assert_eq!(table.used, map.len());
+        assert_eq!(published, table.log2());
+        // an outgrown table has nothing left
+        assert!(!table.old.is_empty());
+        for words in &table.old {
+            assert!(
+                (0..(1 << FIRST) + REACH)
+                    .all(|slot| words.read::<WORDS>(slot * WORDS) == [0; WORDS])
+            );
+        }
+        for key in map.into_keys() {
+            assert!(table.remove(key));
+        }
+        assert!((0..table.slots()).all(|slot| table.is_free(slot)));
+    }
+
+    #[test]
+    fn a_place_beyond_the_reach_makes_it_grow() {
+        let mut table = Table::new(&pd()).unwrap();
+        // 100 keys of one home in every table of fewer than 2^20 slots
+        let inverse = 0xf1de_83e1_9937_733d_u64;
+        assert_eq!(inverse.wrapping_mul(0x9e37_79b9_7f4a_7c15), 1);
+        for i in 0..31_u64 {
+            let key = (i << 40).wrapping_mul(inverse);
+            assert_eq!(home(key, FIRST), 0);
+            table.insert(&entry(key, i), |_| {}).unwrap();
+        }
+        for i in 0..31_u64 {
+            assert_eq!(lookup(&table, (i << 40).wrapping_mul(inverse)), Some(i));
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Registered words that peers read, and some write.
+
+#![allow(unsafe_code, reason = "memory shared with a device")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::errno::Result;
+use crate::verbs::{Mr, Pd};
+
+/// Words of 64 bits, little-endian to whoever reads them from outside, with one registration over all. No
+/// Rust reference ever covers them but those of atomics, so a peer may write where it has the right.
+#[derive(Debug)]
+pub(crate) struct Words {
+    // deregistered first
+    mr: Mr,
+    memory: Box<[AtomicU64]>,
+}
+
+impl Words {
+    /// So many words, zero, with `ibv_access_flags`.
+    ///
+    /// # Errors
+    /// Those of `ibv_reg_mr(3)`.
+    pub(crate) fn new(pd: &Arc<Pd>, count: usize, rights: u32) -> Result<Self> {
+        let zeros = vec![0_u64; count].into_boxed_slice();
+        // SAFETY: both types have one size and alignment, and zero is a value of each.
+        let memory = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [AtomicU64]) };
+        let addr = memory.as_ptr().cast();
+        // SAFETY: the registration is dropped before the memory; only atomics are ever used on it.
+        let mr = unsafe { Mr::register(pd, addr, count * 8, rights) }?;
+        Ok(Self { mr, memory })
+    }
+
+    /// The address of a word.
+    pub(crate) fn addr(&self, index: usize) -> u64 {
+        (&raw const self.memory[index]) as u64
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.mr.lkey()
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.mr.rkey()
+    }
+
+    /// A word as it is now.
+    #[inline]
+    pub(crate) fn load(&self, index: usize) -> u64 {
+        u64::from_le(self.memory[index].load(Ordering::Acquire))
+    }
+
+    /// Writes a word.
+    #[inline]
+    pub(crate) fn store(&self, index: usize, value: u64) {
+        self.memory[index].store(value.to_le(), Ordering::Release);
+    }
+
+    /// Words from `index` on.
+    pub(crate) fn read<const N: usize>(&self, index: usize) -> [u64; N] {
+        std::array::from_fn(|i| self.load(index + i))
+    }
+
+    /// Writes a record whose last word is its checksum (or zeros), so that a reader sees the old one, the
+    /// new one, or one whose checksum is wrong.
+    pub(crate) fn write(&self, index: usize, record: &[u64]) {
+        let Some((last, rest)) = record.split_last() else {
+            return;
+        };
+        self.store(index + rest.len(), 0);
+        fence(Ordering::SeqCst);
+        for (i, word) in rest.iter().enumerate() {
+            self.store(index + i, *word);
+        }
+        fence(Ordering::SeqCst);
+        self.store(index + rest.len(), *last);
+    }
+}

@@ -1,0 +1,693 @@
+//! Operations on keys that are not the device's own: looking them up in the peer's directory, checking,
+//! splitting, and keeping what is posted behind a look-up in order. `docs/protocol.md`, "The key directory".
+//!
+//! All of it is the transmit side's and runs under its lock. What the device reports of the engine's own
+//! requests comes by way of [`Own`], whoever polls. [`TxSide::resume`] goes on with what waits: who posts calls
+//! it, who reads the completion queue, and a thread of the domain while anything waits.
+
+#![allow(unsafe_code, reason = "posts requests")]
+
+use std::sync::Arc;
+
+use libc::iovec;
+use rdma_core_sys as sys;
+
+use super::atomic::ATOMIC_SIZE;
+use super::core::Core;
+use super::send::{LocalIov, Target, Transmit, TxSide};
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::log::info_log;
+use crate::mr::keys::{KeyCache, Need, Piece, kind};
+use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS};
+use crate::mr::{ConnectionBlock, Desc, Peer, Words};
+use crate::queue::slots::{Own, Progress, Rings, SlotRing};
+use crate::queue::{CompletionQueue, WrId};
+use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
+use crate::wire::introduction::Introduction;
+use crate::wire::records::{Block, MAX_SEGMENTS};
+
+/// How often the completion queue is polled for the answer to a look-up before its operation waits.
+#[cfg(not(test))]
+fn polls() -> u32 {
+    256
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Tests let operations wait on a device that answers at once.
+    pub(super) static POLLS: std::cell::Cell<u32> = const { std::cell::Cell::new(256) };
+}
+
+#[cfg(test)]
+fn polls() -> u32 {
+    POLLS.get()
+}
+
+/// A peer that has introduced itself, as an initiator sees it.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    peer: Introduction,
+    block: Arc<ConnectionBlock>,
+    /// The peer's count of revocations that the kept keys take into account.
+    revision: u64,
+    /// Whether the peer has been told that keys are looked up.
+    announced: bool,
+    /// Whether it must still be told of `revision`.
+    owes: bool,
+    map: Map,
+    kept: KeyCache,
+    lookup: Option<Lookup>,
+    /// Where reads go; made by the first look-up.
+    scratch: Option<Words>,
+    /// Whether what is being read is for a look-up that was given up.
+    astray: bool,
+    poster: Poster,
+    rings: Arc<Rings>,
+}
+
+/// An operation that waits for a look-up, or for another one that does.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    opcode: SendOpcode,
+    iov: Vec<iovec>,
+    desc: Vec<Desc>,
+    /// What `iov` refers to, if it is a copy: injected data.
+    _copy: Vec<u8>,
+    remote_addr: u64,
+    key: u64,
+    data: u64,
+    context: usize,
+    flags: Flags,
+    silent: bool,
+    compare_add: u64,
+    swap: u64,
+    kind: Flags,
+}
+
+// SAFETY: the buffers are the caller's until completion (fi_rma(3)), from whichever thread that comes.
+unsafe impl Send for Waiting {}
+
+impl Waiting {
+    /// # Safety
+    /// As [`super::Endpoint::send`].
+    unsafe fn new(op: &Transmit<'_>) -> Self {
+        let inject = op.flags.contains(Flags::INJECT) && op.opcode.sends_data();
+        let (iov, desc, copy);
+        if inject {
+            let mut bytes = vec![0; op.local.len()];
+            // SAFETY: the buffers are readable, and there is room for them.
+            unsafe { op.local.copy_to(bytes.as_mut_ptr()) };
+            iov = vec![iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            }];
+            desc = vec![Desc::NULL];
+            copy = bytes;
+        } else {
+            (iov, desc) = op.local.to_owned();
+            copy = Vec::new();
+        }
+        Self {
+            opcode: op.opcode,
+            iov,
+            desc,
+            _copy: copy,
+            remote_addr: op.remote_addr,
+            key: op.key,
+            data: op.data,
+            context: op.context,
+            flags: op.flags,
+            silent: op.silent,
+            compare_add: op.compare_add,
+            swap: op.swap,
+            kind: op.kind,
+        }
+    }
+
+    fn transmit(&self) -> Transmit<'_> {
+        Transmit {
+            opcode: self.opcode,
+            local: LocalIov::borrowed(&self.iov, &self.desc),
+            remote_addr: self.remote_addr,
+            key: self.key,
+            data: self.data,
+            context: self.context,
+            flags: self.flags,
+            silent: self.silent,
+            compare_add: self.compare_add,
+            swap: self.swap,
+            kind: self.kind,
+        }
+    }
+}
+
+/// What is known of an operation's key.
+#[derive(Clone, Copy)]
+enum Known {
+    /// One request.
+    One(Piece),
+    /// Several, from this offset of the region on.
+    Many(u64),
+    /// It can't be done: the errno.
+    Refused(FiErrno),
+    /// Not yet.
+    Pending,
+}
+
+/// What an operation does with the peer's memory, and with how many bytes of it.
+#[inline]
+fn need(op: &Transmit<'_>, len: usize) -> (Need, u64) {
+    if op.opcode == SendOpcode::Read {
+        (Need::Read, len as u64)
+    } else if !op.opcode.is_atomic() {
+        (Need::Write, len as u64)
+    } else if op.kind.contains(Flags::READ) {
+        (Need::FetchAtomic, ATOMIC_SIZE as u64)
+    } else {
+        (Need::Atomic, ATOMIC_SIZE as u64)
+    }
+}
+
+impl Remote {
+    fn new(
+        peer: Introduction,
+        block: &Arc<ConnectionBlock>,
+        poster: Poster,
+        rings: &Arc<Rings>,
+    ) -> Self {
+        Self {
+            peer,
+            block: Arc::clone(block),
+            revision: block.revision(),
+            announced: false,
+            owes: false,
+            map: Map::new(peer.block_addr, peer.block_rkey),
+            kept: KeyCache::default(),
+            lookup: None,
+            scratch: None,
+            astray: false,
+            poster,
+            rings: Arc::clone(rings),
+        }
+    }
+
+    pub(super) fn rings(&self) -> &Arc<Rings> {
+        &self.rings
+    }
+
+    /// What a key that is kept says.
+    #[inline]
+    fn find(&self, op: &Transmit<'_>, len: usize) -> Option<Known> {
+        if self.block.revision() != self.revision {
+            return None;
+        }
+        let resolved = self.kept.get(op.key)?;
+        let (need, len) = need(op, len);
+        Some(match resolved.offset(op.remote_addr, len, need) {
+            Err(error) => Known::Refused(error),
+            Ok(offset) => {
+                let mut pieces = resolved.pieces(offset, len);
+                match pieces.next() {
+                    // where addresses count from 0, only the base tells
+                    Some(piece)
+                        if op.opcode.is_atomic()
+                            && !(piece.last && piece.addr.is_multiple_of(len)) =>
+                    {
+                        Known::Refused(FiErrno::EINVAL)
+                    }
+                    Some(piece) if piece.last => Known::One(piece),
+                    _ => Known::Many(offset),
+                }
+            }
+        })
+    }
+}
+
+/// The parts of a transmit side that the engine's own requests need.
+#[derive(Clone, Debug)]
+pub(super) struct Poster {
+    pub(super) qp: Arc<Qp>,
+    pub(super) cq: Arc<CompletionQueue>,
+    pub(super) place: WrId,
+}
+
+impl Poster {
+    /// Posts a request of the engine's own; says whether it could be.
+    ///
+    /// # Safety
+    /// The buffer stays until it is complete.
+    unsafe fn post(
+        &self,
+        rings: &Rings,
+        own: Own,
+        opcode: SendOpcode,
+        sge: Sge,
+        to: (u64, u32),
+    ) -> bool {
+        if own != Own::Revocation {
+            rings.own.begin(own);
+        }
+        let request = SendRequest {
+            wr_id: self.place.own(own),
+            opcode,
+            sges: &[sge],
+            inline: false,
+            signaled: true,
+            fence: false,
+            imm: 0,
+            remote_addr: to.0,
+            rkey: to.1,
+            compare_add: 0,
+            swap: 0,
+        };
+        // SAFETY: the caller's promise.
+        let posted = unsafe { self.qp.post_send(&request) };
+        if let Err(error) = posted {
+            rings.own.end(own, false);
+            info_log!(EpCtrl, "{own:?} could not be posted: {error}");
+        }
+        posted.is_ok()
+    }
+}
+
+impl Remote {
+    /// Forgets what the peer may have revoked, and owes it an acknowledgement.
+    fn catch_up(&mut self) {
+        let revision = self.block.revision();
+        if revision != self.revision {
+            self.revision = revision;
+            self.kept.clear();
+            self.owes = self.announced;
+            if let Some(lookup) = &self.lookup {
+                // what it has read may be from before
+                self.lookup = Some(Lookup::new(lookup.key(), &self.map));
+                self.astray = true;
+            }
+        }
+    }
+
+    /// Tells the peer which of its revocations are acted upon: behind everything that was posted before.
+    fn acknowledge(&mut self) {
+        if !self.owes || self.rings.own.is_under_way(Own::Acknowledge) {
+            return;
+        }
+        let (addr, lkey) = self.block.stage(self.revision.wrapping_add(1));
+        let sge = Sge {
+            addr,
+            length: 8,
+            lkey,
+        };
+        let to = self
+            .peer
+            .block_addr
+            .wrapping_add(Block::ACKNOWLEDGED as u64 * 8);
+        let to = (to, self.peer.block_rkey);
+        // SAFETY: the block lives as long as the queue pair, and the word is written again only when this
+        // has completed.
+        self.owes = !unsafe {
+            self.poster
+                .post(&self.rings, Own::Acknowledge, SendOpcode::Write, sge, to)
+        };
+    }
+
+    /// Posts the next read of the look-up under way.
+    fn read_on(&mut self) -> Result<()> {
+        self.astray = false;
+        let Some(lookup) = &self.lookup else {
+            return Ok(());
+        };
+        if self.scratch.is_none() {
+            let rights = sys::IBV_ACCESS_LOCAL_WRITE;
+            self.scratch = Some(Words::new(self.poster.qp.pd(), READ_WORDS, rights)?);
+        }
+        let Some(scratch) = &self.scratch else {
+            return Ok(());
+        };
+        let read = lookup.read(&self.map);
+        let sge = Sge {
+            addr: scratch.addr(0),
+            length: read.words as u32 * 8,
+            lkey: scratch.lkey(),
+        };
+        // SAFETY: the words live as long as the transmit side, which outlives its queue pair's requests.
+        let posted = unsafe {
+            let from = (read.addr, read.rkey);
+            self.poster
+                .post(&self.rings, Own::Lookup, SendOpcode::Read, sge, from)
+        };
+        if posted { Ok(()) } else { Err(FiErrno::EIO) }
+    }
+
+    /// Goes on with looking `key` up, and waits a little: `Some` when it has come to an end.
+    fn look_up(&mut self, key: u64) -> Option<Result<()>> {
+        self.catch_up();
+        if !self.announced {
+            self.announced = true;
+            self.owes = true;
+        }
+        self.acknowledge();
+        if self.lookup.is_none() {
+            self.lookup = Some(Lookup::new(key, &self.map));
+        }
+        let mut polls = 0;
+        loop {
+            match self.rings.own.take(Own::Lookup) {
+                // nothing has been read for this one yet, or what was is not of use any more
+                Progress::Idle => {
+                    if let Err(error) = self.read_on() {
+                        self.lookup = None;
+                        return Some(Err(error));
+                    }
+                }
+                Progress::UnderWay => {
+                    if polls >= self::polls() {
+                        return None;
+                    }
+                    polls += 1;
+                    let _ = self.poster.cq.poll_quietly();
+                }
+                Progress::Failed => {
+                    self.lookup = None;
+                    return Some(Err(FiErrno::EIO));
+                }
+                Progress::Done if self.astray => {}
+                Progress::Done => {
+                    if let Some(end) = self.took_in(key) {
+                        return Some(end);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A read has come: what it says, if that is the end.
+    fn took_in(&mut self, key: u64) -> Option<Result<()>> {
+        let revision = self.block.revision();
+        if revision != self.revision {
+            self.catch_up();
+            return None;
+        }
+        let (Some(lookup), Some(scratch)) = (&mut self.lookup, &self.scratch) else {
+            return Some(Err(FiErrno::EIO));
+        };
+        let count = lookup.read(&self.map).words;
+        let words: [u64; READ_WORDS] = scratch.read(0);
+        let outcome = lookup.feed(&mut self.map, &words[..count]);
+        let found = lookup.key() == key;
+        match outcome {
+            Outcome::More => return None,
+            Outcome::Found(resolved) => self.kept.insert(resolved),
+            Outcome::Missing if found => {
+                self.lookup = None;
+                return Some(Err(FiErrno::EKEYREJECTED));
+            }
+            Outcome::Broken if found => {
+                self.lookup = None;
+                return Some(Err(FiErrno::EIO));
+            }
+            Outcome::Missing | Outcome::Broken => {}
+        }
+        self.lookup = (!found).then(|| Lookup::new(key, &self.map));
+        found.then_some(Ok(()))
+    }
+}
+
+impl TxSide {
+    /// Posts an operation whose key may have to be looked up, or that comes after one.
+    ///
+    /// # Safety
+    /// As [`super::Endpoint::send`].
+    #[inline(never)]
+    pub(super) unsafe fn submit_resolved(
+        &mut self,
+        rings: &Rings,
+        op: &Transmit<'_>,
+    ) -> Result<()> {
+        let len = self.check(op)?;
+        if self.waiting.is_empty()
+            && let Some(remote) = &self.remote
+            && let Some(Known::One(piece)) = remote.find(op, len)
+        {
+            // SAFETY: as this function.
+            return unsafe { self.post(&rings.tx, op, len, Target::of(&piece)) };
+        }
+        self.resume(rings);
+        if self.waiting.is_empty() {
+            if self.is_native(op) {
+                // SAFETY: as this function.
+                return unsafe { self.post(&rings.tx, op, len, Target::native(op)) };
+            }
+            if self.remote.is_none() || self.is_senseless(op.key) {
+                return Err(FiErrno::EKEYREJECTED);
+            }
+            if rings.tx.is_full() && !self.make_room(&rings.tx)? {
+                return Err(FiErrno::EAGAIN);
+            }
+            match self.resolve(op, len) {
+                Known::Pending => {}
+                // SAFETY: as this function.
+                known => return unsafe { self.post_known(&rings.tx, op, len, known) },
+            }
+        }
+        if rings.tx.outstanding() as usize + self.waiting.len() >= rings.tx.depth() as usize {
+            return Err(FiErrno::EAGAIN);
+        }
+        // SAFETY: as this function.
+        self.waiting.push_back(unsafe { Waiting::new(op) });
+        rings.set_waiting(true);
+        self.wake_helper();
+        Ok(())
+    }
+
+    /// Whether no key of the peer looks like this.
+    fn is_senseless(&self, key: u64) -> bool {
+        !self.application_keys && key >> 48 != kind::HANDLE
+    }
+
+    fn resolve(&mut self, op: &Transmit<'_>, len: usize) -> Known {
+        let Some(remote) = &mut self.remote else {
+            return Known::Refused(FiErrno::EKEYREJECTED);
+        };
+        loop {
+            if let Some(known) = remote.find(op, len) {
+                return known;
+            }
+            match remote.look_up(op.key) {
+                None => return Known::Pending,
+                Some(Ok(())) => {}
+                Some(Err(error)) => return Known::Refused(error),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`super::Endpoint::send`].
+    unsafe fn post_known(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+        known: Known,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe {
+            match known {
+                Known::One(piece) => self.post(ring, op, len, Target::of(&piece)),
+                Known::Many(offset) => self.post_many(ring, op, len, offset),
+                Known::Refused(error) => self.post_failure(ring, op, error),
+                Known::Pending => Err(FiErrno::EAGAIN),
+            }
+        }
+    }
+
+    /// Posts an operation that touches several buffers of a kept key.
+    ///
+    /// # Safety
+    /// As [`super::Endpoint::send`].
+    unsafe fn post_many(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+        offset: u64,
+    ) -> Result<()> {
+        let mut pieces = [Piece::default(); MAX_SEGMENTS];
+        let kept = self
+            .remote
+            .as_ref()
+            .and_then(|remote| remote.kept.get(op.key));
+        let found = kept
+            .ok_or(FiErrno::EKEYREJECTED)?
+            .pieces(offset, len as u64);
+        let mut count = 0;
+        for (to, piece) in pieces.iter_mut().zip(found) {
+            *to = piece;
+            count += 1;
+        }
+        // SAFETY: as this function.
+        unsafe { self.post_pieces(ring, op, len, &pieces[..count]) }
+    }
+
+    /// Goes on with what waits, as far as that is possible now.
+    pub(super) fn resume(&mut self, rings: &Rings) {
+        if let Some(remote) = &mut self.remote
+            && remote.announced
+        {
+            remote.catch_up();
+            remote.acknowledge();
+        }
+        while let Some(waiting) = self.waiting.pop_front() {
+            let op = waiting.transmit();
+            // SAFETY: whoever posted it promised that the buffers stay until completion.
+            if !unsafe { self.retry(rings, &op) } {
+                self.waiting.push_front(waiting);
+                return;
+            }
+        }
+        rings.set_waiting(false);
+    }
+
+    /// Posts an operation that has waited; says whether that is done.
+    ///
+    /// # Safety
+    /// As [`super::Endpoint::send`].
+    unsafe fn retry(&mut self, rings: &Rings, op: &Transmit<'_>) -> bool {
+        if rings.tx.is_full() {
+            return false;
+        }
+        let len = op.local.len();
+        let result = if self.is_native(op) {
+            // SAFETY: as this function.
+            unsafe { self.post(&rings.tx, op, len, Target::native(op)) }
+        } else {
+            match self.resolve(op, len) {
+                Known::Pending => return false,
+                // SAFETY: as this function.
+                known => unsafe { self.post_known(&rings.tx, op, len, known) },
+            }
+        };
+        match result {
+            Ok(()) => true,
+            Err(FiErrno::EAGAIN) => false,
+            Err(error) => self.post_failure(&rings.tx, op, error).is_ok(),
+        }
+    }
+
+    /// The connection has ended: what waits takes its place among what is flushed, as far as there is room.
+    pub(super) fn give_up(&mut self, rings: &Rings) {
+        while let Some(waiting) = self.waiting.pop_front() {
+            let op = waiting.transmit();
+            let full = rings.tx.is_full();
+            if full
+                || self
+                    .post_failure(&rings.tx, &op, FiErrno::ECANCELED)
+                    .is_err()
+            {
+                self.waiting.push_front(waiting);
+                return;
+            }
+        }
+        rings.set_waiting(false);
+    }
+}
+
+impl Core {
+    /// What the peer said of itself when it was connected.
+    pub(super) fn introduced(&self, peer: Option<Introduction>) {
+        let mut control = self.control.lock();
+        let (Some(peer), Some(block), Some(qp)) = (peer, control.block.clone(), control.qp.clone())
+        else {
+            return;
+        };
+        let side = match (&control.tx, control.tx_place) {
+            (Some(binding), Some(place)) => Some((binding, place)),
+            _ => control.rx.as_ref().zip(control.rx_place),
+        };
+        if let Some((binding, place)) = side {
+            let poster = Poster {
+                qp,
+                cq: Arc::clone(&binding.cq),
+                place,
+            };
+            if let Some(side) = self.tx.lock().as_mut() {
+                side.application_keys = peer.application_keys;
+                let remote = Remote::new(peer, &block, poster.clone(), &self.rings);
+                side.remote = Some(Box::new(remote));
+            }
+            let teller = Arc::new(Teller {
+                poster,
+                peer,
+                source: block.revocations(),
+                rings: Arc::clone(&self.rings),
+            });
+            let weak = Arc::downgrade(&teller);
+            block.join(weak);
+            control.teller = Some(teller);
+        }
+    }
+}
+
+/// Tells a peer of revocations.
+#[derive(Debug)]
+pub(crate) struct Teller {
+    poster: Poster,
+    peer: Introduction,
+    /// Where the count of revocations lies: address and lkey.
+    source: (u64, u32),
+    rings: Arc<Rings>,
+}
+
+impl Teller {
+    /// Tells what could not be told when it happened.
+    pub(super) fn tell_again(&self) {
+        if self.rings.own.is_wanted() {
+            self.tell_revocations();
+        }
+    }
+}
+
+impl Peer for Teller {
+    fn tell_revocations(&self) {
+        let own = &self.rings.own;
+        // before looking, so that whoever ends the one under way tells again
+        own.want(true);
+        let mut polls = 0;
+        while !own.begin_revocation() {
+            if polls == 256 {
+                self.rings.set_waiting(true);
+                let rings = Arc::downgrade(&self.rings);
+                self.poster.cq.domain().helper().add(rings, &self.poster.cq);
+                return;
+            }
+            polls += 1;
+            // the application may have no reason to read this queue
+            let _ = self.poster.cq.poll_quietly();
+        }
+        own.want(false);
+        let (addr, lkey) = self.source;
+        let sge = Sge {
+            addr,
+            length: 8,
+            lkey,
+        };
+        let to = self
+            .peer
+            .block_addr
+            .wrapping_add(Block::REVISION as u64 * 8);
+        // SAFETY: the directory's header lives as long as its domain, which outlives the queue pair.
+        unsafe {
+            let to = (to, self.peer.block_rkey);
+            self.poster
+                .post(&self.rings, Own::Revocation, SendOpcode::Write, sge, to);
+        }
+    }
+
+    fn sever(&self) {
+        let _ = self.poster.qp.set_error();
+    }
+}
+
+/// Requests of the engine's own that a queue pair must have room for besides those of [`Own`]: the other
+/// parts of the last operation.
+pub(super) const OTHER_PARTS: usize = MAX_SEGMENTS - 1;

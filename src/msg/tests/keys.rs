@@ -1,0 +1,411 @@
+//! Application keys and addresses that count from 0, through the key directory.
+
+use std::collections::HashMap;
+
+use super::*;
+use crate::msg::remote::POLLS;
+use crate::msg::{AtomicKind, AtomicOp};
+
+/// What a region of a domain is for here.
+const TARGET: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+fn kind(mode: Mode) -> DomainConfig {
+    DomainConfig {
+        form: Form::new(mode, false),
+        ..DomainConfig::default()
+    }
+}
+
+/// Two connected ends whose regions have this form.
+fn in_form(mode: Mode) -> (Side, Side) {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (_pep, addr) = listener(&device, &eq);
+    let mut client_config = config(CLIENT);
+    client_config.src = Some(address(&device));
+    let domain = || Domain::open(&device, kind(mode)).unwrap();
+    let client = Side::new_in(domain(), client_config, false);
+    client.ep.connect(Some(addr), b"hello").unwrap();
+    let (request, _) = pump(&client, || {
+        let taken = eq.read(false, |event| match event {
+            Event::ConnReq { request, .. } => Ok((request.take(), ())),
+            other => panic!("{other:?}"),
+        });
+        taken.ok()
+    });
+    let server = domain();
+    let ep = Endpoint::from_request(&server, config(SERVER), request.unwrap());
+    let server = Side::bound(server, ep.map_err(|(error, _)| error).unwrap(), false);
+    server.ep.accept(b"welcome").unwrap();
+    assert!(matches!(next_event(&client.eq), Ok(Told::Connected(..))));
+    assert!(matches!(next_event(&server.eq), Ok(Told::Connected(..))));
+    (client, server)
+}
+
+/// Every combination of the bits that decide on keys and addresses.
+fn forms() -> Vec<Mode> {
+    let choices = [Mode::VIRT_ADDR, Mode::PROV_KEY];
+    (0..4)
+        .map(|mask| {
+            let chosen = choices
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| mask >> i & 1 == 1);
+            chosen.fold(Mode::ALLOCATED | Mode::LOCAL, |mode, (_, bit)| mode | *bit)
+        })
+        .collect()
+}
+
+impl Side {
+    fn write(&self, from: &Buffer, len: usize, addr: u64, key: u64, context: usize) -> Result<()> {
+        let (iov, desc) = from.part(0, len);
+        // SAFETY: tests keep their buffers until completion.
+        unsafe {
+            let local = LocalIov::single(&iov, &desc);
+            self.ep.write(local, addr, key, context)
+        }
+    }
+
+    fn read(&self, into: &Buffer, len: usize, addr: u64, key: u64, context: usize) -> Result<()> {
+        let (iov, desc) = into.part(0, len);
+        // SAFETY: as above.
+        unsafe {
+            let local = LocalIov::single(&iov, &desc);
+            self.ep.read(local, addr, key, context)
+        }
+    }
+
+    /// The error that an operation ends with.
+    fn refused(&self, context: usize) -> FiErrno {
+        let error = self.completion().unwrap_err();
+        assert_eq!(error.completion.context, context);
+        error.err
+    }
+}
+
+/// How the form counts the first byte of a region.
+fn start(side: &Side, buffer: &Buffer) -> u64 {
+    let mode = side.domain.config().form.mode;
+    if mode.contains(Mode::VIRT_ADDR) {
+        buffer.addr()
+    } else {
+        0
+    }
+}
+
+#[test]
+fn what_is_written_and_read_is_what_is_there() {
+    for mode in forms() {
+        let (client, server) = in_form(mode);
+        let mut source = Buffer::all(&client.domain, 70_000);
+        let back = Buffer::with_key(&client.domain, 70_000, Access::READ, 0);
+        let target = Buffer::with_key(&server.domain, 70_000, TARGET, 77);
+        let (base, key) = (start(&server, &target), target.region.key());
+        assert!(mode.contains(Mode::PROV_KEY) || key == 77);
+        for (i, len) in [0, 1, 8, 64, 65, 4096, 60_000].into_iter().enumerate() {
+            source.fill(i as u8 + 1);
+            let at = base + 10_000;
+            client.write(&source, len, at, key, 1).unwrap();
+            assert_eq!(client.completion().unwrap().context, 1);
+            assert!(
+                target.memory[10_000..][..len] == source.memory[..len],
+                "{mode:?} {len}"
+            );
+            client.read(&back, len, at, key, 2).unwrap();
+            assert_eq!(client.completion().unwrap().context, 2);
+            assert!(
+                back.memory[..len] == source.memory[..len],
+                "{mode:?} {len} back"
+            );
+        }
+        // SAFETY: inject is done with the buffer when it returns.
+        unsafe {
+            client
+                .ep
+                .inject_write(b"injected".as_ptr().cast(), 8, base, key)
+        }
+        .unwrap();
+        let land = Buffer::all(&server.domain, 8);
+        server.recv(&land, 8, 3).unwrap();
+        let (iov, desc) = source.part(0, 16);
+        // SAFETY: the buffer outlives the operation.
+        unsafe {
+            let local = LocalIov::single(&iov, &desc);
+            client.ep.write_data(local, 0xfeed, base + 8, key, 4)
+        }
+        .unwrap();
+        assert_eq!(server.completion().unwrap().data, 0xfeed);
+        assert_eq!(&target.memory[..8], b"injected");
+        assert_eq!(target.memory[8..24], source.memory[..16]);
+    }
+}
+
+#[test]
+fn what_is_refused_leaves_the_connection_whole_and_keeps_its_place() {
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let source = Buffer::all(&client.domain, 4096);
+    let target = Buffer::with_key(&server.domain, 1000, TARGET, 1);
+    let _unwritable = Buffer::with_key(&server.domain, 1000, Access::REMOTE_READ, 2);
+    let _unreadable = Buffer::with_key(&server.domain, 1000, Access::REMOTE_WRITE, 3);
+    for polls in [256, 0] {
+        POLLS.set(polls);
+        client.write(&source, 1000, 0, 1, 0).unwrap();
+        client.write(&source, 1000, 1, 1, 1).unwrap(); // one byte too many
+        client.write(&source, 8, 0, 99, 2).unwrap(); // no such key
+        client.write(&source, 8, 0, 2, 3).unwrap();
+        client.read(&source, 8, 0, 3, 4).unwrap();
+        client.read(&source, 8, u64::MAX - 3, 1, 5).unwrap(); // wraps around
+        client.read(&source, 1000, 0, 1, 6).unwrap();
+        assert_eq!(client.completion().unwrap().context, 0);
+        assert_eq!(client.refused(1), FiErrno::EACCES);
+        assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
+        assert_eq!(client.refused(3), FiErrno::EACCES);
+        assert_eq!(client.refused(4), FiErrno::EACCES);
+        assert_eq!(client.refused(5), FiErrno::EACCES);
+        assert_eq!(client.completion().unwrap().context, 6);
+    }
+    POLLS.set(256);
+    client.write(&source, 1000, 0, 1, 7).unwrap();
+    client.completion().unwrap();
+    drop(target);
+}
+
+#[test]
+fn keys_that_cannot_be_chosen_are_refused() {
+    let domain = Domain::open(&device(), kind(Mode::ALLOCATED)).unwrap();
+    let memory = [0_u8; 64];
+    let register = |key: u64, access: Access| {
+        let buffers = [crate::mr::Buffer {
+            addr: memory.as_ptr().cast(),
+            len: 64,
+        }];
+        let config = RegionConfig {
+            buffers: &buffers,
+            access,
+            requested_key: key,
+        };
+        // SAFETY: the regions are dropped before the memory.
+        unsafe { Region::register(&domain, &config) }
+    };
+    let read = Access::REMOTE_READ;
+    let first = register(5, read).unwrap();
+    assert_eq!(register(5, read).err(), Some(FiErrno::ENOKEY));
+    for key in [0xfffd << 48, 0xfffe << 48 | 1, u64::MAX] {
+        assert_eq!(register(key, read).err(), Some(FiErrno::EKEYREJECTED));
+    }
+    assert_eq!(
+        register(0xfffd << 48, Access::RECV).unwrap().key(),
+        0xfffd << 48
+    );
+    register(0xfffd_0000_0000_0000 - 1, read).unwrap();
+    // a region that no peer reaches has no use for its key
+    let local = register(5, Access::RECV).unwrap();
+    drop(first);
+    let again = register(5, read).unwrap();
+    assert_eq!((local.key(), again.key()), (5, 5));
+}
+
+#[test]
+fn a_key_that_is_used_again_means_the_new_region() {
+    for polls in [256, 0] {
+        POLLS.set(polls);
+        let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+        let mut source = Buffer::all(&client.domain, 512);
+        let directory = server.domain.directory(server.domain.pd()).unwrap();
+        for round in 0..50 {
+            let target = Buffer::with_key(&server.domain, 512, TARGET, 9);
+            source.fill(round);
+            client.write(&source, 512, 0, 9, 1).unwrap();
+            client.completion().unwrap();
+            assert!(target.memory == source.memory, "round {round}");
+            drop(target);
+            client.write(&source, 512, 0, 9, 2).unwrap();
+            assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
+            if round > 1 {
+                // acknowledged, as far as it was told
+                assert!(directory.parked() <= 1, "{}", directory.parked());
+            }
+        }
+    }
+    POLLS.set(256);
+}
+
+#[test]
+fn many_keys_are_told_apart() {
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let source = Buffer::all(&client.domain, 8);
+    let target = Buffer::with_key(&server.domain, 8 * 3000, TARGET, u64::MAX >> 2);
+    let mut regions = HashMap::new();
+    for i in 0..3000_u64 {
+        let buffers = [crate::mr::Buffer {
+            addr: target.memory[8 * i as usize..].as_ptr().cast(),
+            len: 8,
+        }];
+        let config = RegionConfig {
+            buffers: &buffers,
+            access: TARGET,
+            requested_key: i << 20,
+        };
+        // SAFETY: the regions are dropped before the memory.
+        let region = unsafe { Region::register(&server.domain, &config) }.unwrap();
+        regions.insert(i, region);
+        if i % 3 == 2 {
+            // while the table grows under the reader
+            regions.remove(&(i / 2));
+            client.write(&source, 8, 0, i << 20, 1).unwrap();
+            client.completion().unwrap();
+        }
+    }
+    for i in 0..3000_u64 {
+        // SAFETY: inject is done with the buffer when it returns.
+        let written = unsafe {
+            let value = (i + 1).to_ne_bytes();
+            client.ep.inject_write(value.as_ptr().cast(), 8, 0, i << 20)
+        };
+        written.unwrap();
+        if !regions.contains_key(&i) {
+            assert_eq!(client.refused(0), FiErrno::EKEYREJECTED);
+        }
+    }
+    client.read(&source, 0, 0, 0, 5).unwrap();
+    client.completion().unwrap();
+    for i in 0..3000_u64 {
+        let word = target.memory[8 * i as usize..][..8].try_into().unwrap();
+        let expected = if regions.contains_key(&i) { i + 1 } else { 0 };
+        assert_eq!(u64::from_ne_bytes(word), expected, "key {i}");
+    }
+    drop(regions);
+}
+
+/// Whatever is posted behind an operation that waits for its key waits too.
+#[test]
+fn order_is_kept_behind_a_lookup() {
+    POLLS.set(0);
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let target = Buffer::with_key(&server.domain, 4096, TARGET, 4);
+    let land = Buffer::all(&server.domain, 4096);
+    for slot in 0..40 {
+        server.recv(&land, 8, slot).unwrap();
+    }
+    let source = Buffer::all(&client.domain, 4096);
+    for round in 0..20_u64 {
+        let key = if round == 0 { 4 } else { 1000 + round };
+        client.write(&source, 4096, 0, key, 1).unwrap();
+        let mut value = round.to_ne_bytes();
+        // SAFETY: inject is done with the buffer when it returns.
+        unsafe {
+            client
+                .ep
+                .inject_write(value.as_ptr().cast(), 8, 0, 4)
+                .unwrap();
+            client.ep.inject(value.as_ptr().cast(), 8).unwrap();
+        }
+        value.fill(0xff);
+        client.send(&source, 8, 2).unwrap();
+        assert_eq!(server.completion().unwrap().context, 2 * round as usize);
+        assert_eq!(server.completion().unwrap().context, 2 * round as usize + 1);
+        assert_eq!(
+            target.memory[..8],
+            round.to_ne_bytes(),
+            "the message overtook the write"
+        );
+        if round == 0 {
+            assert_eq!(client.completion().unwrap().context, 1);
+        } else {
+            assert_eq!(client.refused(1), FiErrno::EKEYREJECTED);
+        }
+        assert_eq!(client.completion().unwrap().context, 2);
+    }
+    POLLS.set(256);
+}
+
+/// Nobody reads the initiator's queue, and the operation comes to its end all the same.
+#[test]
+fn what_waits_needs_nobody_to_go_on() {
+    POLLS.set(0);
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let target = Buffer::with_key(&server.domain, 8, TARGET, 4);
+    // SAFETY: inject is done with the buffer when it returns.
+    unsafe { client.ep.inject_write(b"by itsel".as_ptr().cast(), 8, 0, 4) }.unwrap();
+    let start = Instant::now();
+    let word = target.memory.as_ptr().cast::<u64>();
+    // SAFETY: the memory is there; the device writes to it.
+    while unsafe { word.read_volatile() } != u64::from_ne_bytes(*b"by itsel") {
+        assert!(start.elapsed() < LIMIT, "it still waits");
+        std::thread::yield_now();
+    }
+    POLLS.set(256);
+}
+
+/// Closing with operations that wait completes them.
+#[test]
+fn what_waits_when_the_connection_ends_is_cancelled() {
+    POLLS.set(0);
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let source = Buffer::all(&client.domain, 64);
+    let _target = Buffer::with_key(&server.domain, 64, TARGET, 4);
+    for context in 0..10 {
+        client.write(&source, 64, 0, 4, context).unwrap();
+    }
+    client.ep.close();
+    for context in 0..10 {
+        match client.completion() {
+            Ok(done) => assert_eq!(done.context, context),
+            Err(error) => {
+                assert_eq!(error.completion.context, context);
+                assert_eq!(error.err, FiErrno::ECANCELED);
+            }
+        }
+    }
+    POLLS.set(256);
+}
+
+/// The base of a region decides where an aligned address lies.
+#[test]
+fn atomics_go_through_the_directory() {
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let result = Buffer::all(&client.domain, 8);
+    let target = Buffer::with_key(&server.domain, 64, TARGET, 1);
+    let _write_only = Buffer::with_key(&server.domain, 64, Access::REMOTE_WRITE, 2);
+    let _read_only = Buffer::with_key(&server.domain, 64, Access::REMOTE_READ, 3);
+    let aligned = target.addr().next_multiple_of(8) - target.addr();
+    let (iov, desc) = result.part(0, 8);
+    let fetch = |addr: u64, key: u64, context: usize| {
+        let op = (AtomicOp::Add(5), AtomicKind::Fetch);
+        let local = LocalIov::single(&iov, &desc);
+        // SAFETY: the buffers outlive the operations.
+        unsafe { client.ep.atomic(op, local, (addr, key), context, None) }.unwrap();
+    };
+    fetch(aligned, 1, 0);
+    client.completion().unwrap();
+    fetch(aligned, 1, 1);
+    client.completion().unwrap();
+    assert_eq!(result.memory, 5_u64.to_ne_bytes());
+    assert_eq!(target.memory[aligned as usize..][..8], 10_u64.to_ne_bytes());
+    for (addr, key, error) in [
+        (64, 1, FiErrno::EACCES), // behind the end
+        (0, 2, FiErrno::EACCES),  // fetching reads
+        (0, 3, FiErrno::EACCES),
+        (0, 9, FiErrno::EKEYREJECTED),
+    ] {
+        fetch(addr, key, 7);
+        assert_eq!(client.refused(7), error, "{addr} {key}");
+    }
+    // a base that is not aligned
+    let buffers = [crate::mr::Buffer {
+        addr: target.memory[aligned as usize + 1..].as_ptr().cast(),
+        len: 32,
+    }];
+    let config = RegionConfig {
+        buffers: &buffers,
+        access: TARGET,
+        requested_key: 8,
+    };
+    // SAFETY: the region is dropped before the memory.
+    let crooked = unsafe { Region::register(&server.domain, &config) }.unwrap();
+    fetch(8, 8, 9);
+    assert_eq!(client.refused(9), FiErrno::EINVAL);
+    drop(crooked);
+    fetch(aligned, 1, 10);
+    client.completion().unwrap();
+}

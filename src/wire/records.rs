@@ -1,0 +1,423 @@
+//! Records that peers read out of each other's memory: connection blocks, directory headers, entries,
+//! segment lists. `docs/protocol.md`, "The key directory", has the words.
+//!
+//! A record is a slice of words as they lie in memory, little-endian. What comes from a peer is decoded here
+//! once, and means nothing beyond what decoding has checked.
+
+/// Words of a connection block, a header or an entry.
+pub const WORDS: usize = 8;
+/// Bytes of one.
+pub const RECORD_SIZE: usize = WORDS * 8;
+/// Buffers of a region, at most.
+pub const MAX_SEGMENTS: usize = 8;
+/// Words of the longest segment list: generation, segments, checksum.
+pub const MAX_LIST_WORDS: usize = 2 + 3 * MAX_SEGMENTS;
+
+const HEADER_MAGIC: u64 = 0x0001_7269_6474_6677;
+
+/// The checksum of a record's words: against torn reads, not against malice.
+pub fn checksum(words: &[u64]) -> u64 {
+    words.iter().fold(0x9e37_79b9_7f4a_7c15, |sum: u64, word| {
+        (sum ^ word)
+            .wrapping_mul(0xff51_afd7_ed55_8ccd)
+            .rotate_left(31)
+    })
+}
+
+/// Whether the last word is the checksum of those before it.
+fn is_whole(words: &[u64]) -> bool {
+    words
+        .split_last()
+        .is_some_and(|(sum, rest)| *sum == checksum(rest))
+}
+
+/// Ends a record of 8 words with its checksum.
+fn sealed(mut words: [u64; WORDS]) -> [u64; WORDS] {
+    words[WORDS - 1] = checksum(&words[..WORDS - 1]);
+    words
+}
+
+/// The low half of a word, where rkeys are.
+fn low(word: u64) -> u32 {
+    word as u32
+}
+
+/// What the owner of a connection block says in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Block {
+    /// Address of the directory's header; 0 where nothing is published yet.
+    pub header_addr: u64,
+    /// rkey of it.
+    pub header_rkey: u32,
+}
+
+impl Block {
+    /// The index of the word that the peer writes its count of revocations to.
+    pub const REVISION: usize = 0;
+    /// The index of the word that the peer acknowledges in.
+    pub const ACKNOWLEDGED: usize = 1;
+    /// The index of the first of the owner's words.
+    pub const OWNERS: usize = 2;
+
+    /// The owner's words: from [`Self::OWNERS`] to the end.
+    pub fn encode(self) -> [u64; WORDS - Self::OWNERS] {
+        let (addr, rkey) = (self.header_addr, u64::from(self.header_rkey));
+        [addr, rkey, 0, 0, 0, checksum(&[addr, rkey])]
+    }
+
+    /// `None`: read while it was written.
+    pub fn decode(words: &[u64; WORDS]) -> Option<Self> {
+        let [_, _, addr, rkey, .., sum] = *words;
+        (sum == checksum(&[addr, rkey])).then_some(Self {
+            header_addr: addr,
+            header_rkey: low(rkey),
+        })
+    }
+}
+
+/// The header of a directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Address of the table.
+    pub table_addr: u64,
+    /// rkey of the table.
+    pub table_rkey: u32,
+    /// Base-2 logarithm of its home slots, 1 to 40.
+    pub log2: u32,
+    /// How often entries have changed their places.
+    pub moves: u64,
+    /// How many keys were revoked.
+    pub revocations: u64,
+    /// rkey of the event cells.
+    pub cells_rkey: u32,
+    /// The domain's number.
+    pub domain: u64,
+}
+
+impl Header {
+    /// The words.
+    pub fn encode(&self) -> [u64; WORDS] {
+        sealed([
+            HEADER_MAGIC,
+            self.table_addr,
+            u64::from(self.table_rkey) | u64::from(self.log2) << 32,
+            self.moves,
+            self.revocations,
+            self.cells_rkey.into(),
+            self.domain,
+            0,
+        ])
+    }
+
+    /// # Errors
+    /// See [`Bad`].
+    pub fn decode(words: &[u64; WORDS]) -> Result<Self, Bad> {
+        if !is_whole(words) {
+            return Err(Bad::Torn);
+        }
+        let log2 = (words[2] >> 32) as u32;
+        if words[0] != HEADER_MAGIC || !(1..=40).contains(&log2) {
+            return Err(Bad::Foreign);
+        }
+        Ok(Self {
+            table_addr: words[1],
+            table_rkey: low(words[2]),
+            log2,
+            moves: words[3],
+            revocations: words[4],
+            cells_rkey: low(words[5]),
+            domain: words[6],
+        })
+    }
+}
+
+/// Why a record is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bad {
+    /// It was read while it was written: read it again.
+    Torn,
+    /// It says what this version does not understand, or what can't be.
+    Foreign,
+}
+
+/// What peers may do with a region.
+pub mod access {
+    /// RMA reads, and the fetching part of atomics.
+    pub const READ: u8 = 1;
+    /// RMA writes.
+    pub const WRITE: u8 = 2;
+    /// Atomics.
+    pub const ATOMIC: u8 = 4;
+}
+
+const SEGMENTED: u64 = 1 << 40;
+
+/// An entry: a published key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// The key.
+    pub key: u64,
+    /// Address of the first byte as the rkey counts, or of the segment list.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// rkey of the buffer, or of the segment list.
+    pub rkey: u32,
+    /// Of [`access`].
+    pub access: u8,
+    /// Number of segments; 0: one buffer, and no list.
+    pub segments: u16,
+    /// Of this registration: no two of a domain have the same.
+    pub generation: u64,
+    /// By which address applications call the first byte.
+    pub start: u64,
+    /// Address of the event cell; 0: events are not counted.
+    pub cell: u64,
+}
+
+impl Entry {
+    /// The words.
+    pub fn encode(&self) -> [u64; WORDS] {
+        let mut bits = u64::from(self.rkey) | u64::from(self.access) << 32;
+        if self.segments != 0 {
+            bits |= SEGMENTED | u64::from(self.segments) << 48;
+        }
+        sealed([
+            self.key,
+            self.addr,
+            self.len,
+            bits,
+            self.generation,
+            self.start,
+            self.cell,
+            0,
+        ])
+    }
+
+    /// `Ok(None)`: the place is free.
+    ///
+    /// # Errors
+    /// See [`Bad`]. An entry whose addresses or lengths overflow is foreign.
+    pub fn decode(words: &[u64; WORDS]) -> Result<Option<Self>, Bad> {
+        if *words == [0; WORDS] {
+            return Ok(None);
+        }
+        if !is_whole(words) {
+            return Err(Bad::Torn);
+        }
+        let bits = words[3];
+        let segments = (bits >> 48) as u16;
+        let this = Self {
+            key: words[0],
+            addr: words[1],
+            len: words[2],
+            rkey: low(bits),
+            access: (bits >> 32) as u8,
+            segments,
+            generation: words[4],
+            start: words[5],
+            cell: words[6],
+        };
+        let segmented = bits & SEGMENTED != 0;
+        let bounded = this.start.checked_add(this.len).is_some()
+            && (segmented || this.addr.checked_add(this.len).is_some());
+        if !bounded || segmented != (segments != 0) || usize::from(segments) > MAX_SEGMENTS {
+            return Err(Bad::Foreign);
+        }
+        Ok(Some(this))
+    }
+}
+
+/// One buffer of a region of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// Address of its first byte, as the rkey counts.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// rkey of it.
+    pub rkey: u32,
+}
+
+impl Segment {
+    /// Appends segments to a record.
+    pub fn encode_all(segments: &[Self], words: &mut Vec<u64>) {
+        for segment in segments {
+            words.extend([segment.addr, segment.len, segment.rkey.into()]);
+        }
+    }
+
+    /// The segments of as many words as they take.
+    ///
+    /// # Errors
+    /// Foreign: addresses overflow, or the lengths don't add up to `total`.
+    pub fn decode_all(words: &[u64], total: u64) -> Result<Vec<Self>, Bad> {
+        let mut sum = 0_u64;
+        let mut segments = Vec::new();
+        for chunk in words.chunks_exact(3) {
+            let segment = Self {
+                addr: chunk[0],
+                len: chunk[1],
+                rkey: low(chunk[2]),
+            };
+            let end = segment.addr.checked_add(segment.len);
+            sum = sum.checked_add(segment.len).ok_or(Bad::Foreign)?;
+            end.ok_or(Bad::Foreign)?;
+            segments.push(segment);
+        }
+        if sum != total || segments.is_empty() {
+            return Err(Bad::Foreign);
+        }
+        Ok(segments)
+    }
+
+    /// The words of a segment list.
+    pub fn encode_list(generation: u64, segments: &[Self]) -> Vec<u64> {
+        let mut words = vec![generation];
+        Self::encode_all(segments, &mut words);
+        words.push(checksum(&words));
+        words
+    }
+
+    /// The list that belongs to `entry`.
+    ///
+    /// # Errors
+    /// See [`Bad`]. One of another generation is torn: the entry has gone meanwhile.
+    pub fn decode_list(words: &[u64], entry: &Entry) -> Result<Vec<Self>, Bad> {
+        if !is_whole(words) || words[0] != entry.generation {
+            return Err(Bad::Torn);
+        }
+        Self::decode_all(&words[1..words.len() - 1], entry.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers without a pattern.
+    fn numbers(seed: u64) -> impl FnMut() -> u64 {
+        let mut state = seed;
+        move || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) ^ mixed >> 31
+        }
+    }
+
+    #[test]
+    fn entries_survive_being_written_and_read() {
+        let mut next = numbers(1);
+        for _ in 0..10_000 {
+            let entry = Entry {
+                key: next(),
+                addr: next() >> 1,
+                len: next() >> 2,
+                rkey: next() as u32,
+                access: next() as u8 & 7,
+                segments: (next() % (MAX_SEGMENTS as u64 + 1)) as u16,
+                generation: next(),
+                start: next() >> 1,
+                cell: next(),
+            };
+            assert_eq!(Entry::decode(&entry.encode()), Ok(Some(entry)));
+        }
+        assert_eq!(Entry::decode(&[0; WORDS]), Ok(None));
+    }
+
+    /// Every mixture of two states of a place is noticed, free ones included.
+    #[test]
+    fn a_torn_entry_is_noticed() {
+        let mut next = numbers(2);
+        let mut random = || Entry {
+            key: next(),
+            addr: next() >> 1,
+            len: next() >> 2,
+            rkey: next() as u32,
+            generation: next(),
+            ..Entry::default()
+        };
+        for _ in 0..200 {
+            let (old, new) = (random().encode(), random().encode());
+            for (from, to) in [(old, new), ([0; WORDS], new), (old, [0; WORDS])] {
+                for mask in 1..255_u32 {
+                    let torn: [u64; WORDS] =
+                        std::array::from_fn(|i| if mask >> i & 1 == 1 { to[i] } else { from[i] });
+                    if torn != from && torn != to {
+                        assert_eq!(Entry::decode(&torn), Err(Bad::Torn));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rubbish_is_refused_whatever_its_checksum() {
+        let mut next = numbers(3);
+        for _ in 0..100_000 {
+            let mut words: [u64; WORDS] = std::array::from_fn(|_| next());
+            assert_eq!(Entry::decode(&words), Err(Bad::Torn));
+            assert_eq!(Header::decode(&words), Err(Bad::Torn));
+            assert_eq!(Block::decode(&words), None);
+            words[7] = checksum(&words[..7]);
+            if let Ok(Some(entry)) = Entry::decode(&words) {
+                // what is believed does not overflow
+                assert!(entry.start.checked_add(entry.len).is_some());
+                assert!(usize::from(entry.segments) <= MAX_SEGMENTS);
+            }
+            assert_eq!(Header::decode(&words), Err(Bad::Foreign));
+        }
+    }
+
+    #[test]
+    fn segment_lists_belong_to_their_entry() {
+        let segments: Vec<_> = (1..=MAX_SEGMENTS as u64)
+            .map(|i| Segment {
+                addr: i << 20,
+                len: i * 100,
+                rkey: i as u32,
+            })
+            .collect();
+        let entry = Entry {
+            len: segments.iter().map(|s| s.len).sum(),
+            segments: MAX_SEGMENTS as u16,
+            generation: 7,
+            ..Entry::default()
+        };
+        let words = Segment::encode_list(7, &segments);
+        assert_eq!(words.len(), MAX_LIST_WORDS);
+        assert_eq!(Segment::decode_list(&words, &entry), Ok(segments));
+        let later = Entry {
+            generation: 8,
+            ..entry
+        };
+        assert_eq!(Segment::decode_list(&words, &later), Err(Bad::Torn));
+        let longer = Entry {
+            len: entry.len + 1,
+            ..entry
+        };
+        assert_eq!(Segment::decode_list(&words, &longer), Err(Bad::Foreign));
+        assert_eq!(Segment::decode_list(&words[1..], &entry), Err(Bad::Torn));
+    }
+
+    #[test]
+    fn headers_and_blocks_survive() {
+        let header = Header {
+            table_addr: 0x7f00_0000_1000,
+            table_rkey: 0xdead_beef,
+            log2: 20,
+            moves: 3,
+            revocations: 9,
+            cells_rkey: 77,
+            domain: u64::MAX,
+        };
+        assert_eq!(Header::decode(&header.encode()), Ok(header));
+        let block = Block {
+            header_addr: 0x1234,
+            header_rkey: 5,
+        };
+        let mut words = [11; WORDS];
+        words[Block::OWNERS..].copy_from_slice(&block.encode());
+        assert_eq!(Block::decode(&words), Some(block));
+    }
+}
