@@ -44,21 +44,40 @@ fn header(sources: &[PathBuf]) -> Result<cbindgen::Bindings, cbindgen::Error> {
         ),
         include_guard: Some("WEFT_H".to_owned()),
         no_includes: true,
-        sys_includes: vec![
-            "stdint.h".to_owned(),
-            "rdma/fabric.h".to_owned(),
-            "rdma/providers/fi_prov.h".to_owned(),
-        ],
+        sys_includes: vec!["stddef.h".to_owned(), "stdint.h".to_owned()],
+        // libfabric's header has the calls of fi_mr(3) as static functions: declaring them after it changes
+        // nothing, and the symbols are for programs that have no such header.
+        after_includes: Some(
+            "\n#ifndef WEFT_STANDALONE\n\
+             #include <rdma/fi_domain.h>\n\
+             #include <rdma/providers/fi_prov.h>\n\
+             #else\n\
+             struct fi_provider;\n\
+             struct fid;\n\
+             struct fid_domain;\n\
+             struct fid_mr;\n\
+             struct fi_mr_attr;\n\
+             struct iovec;\n\
+             #endif"
+                .to_owned(),
+        ),
         cpp_compat: true,
         documentation_style: cbindgen::DocumentationStyle::C,
         usize_is_size_t: true,
         ..cbindgen::Config::default()
     };
     // libfabric's structures come from its own headers, where they have no typedef.
-    config
-        .export
-        .rename
-        .insert("fi_provider".to_owned(), "struct fi_provider".to_owned());
+    for name in [
+        "fi_provider",
+        "fid",
+        "fid_domain",
+        "fid_mr",
+        "fi_mr_attr",
+        "iovec",
+    ] {
+        let spelled = format!("struct {name}");
+        config.export.rename.insert(name.to_owned(), spelled);
+    }
     let builder = sources.iter().fold(
         cbindgen::Builder::new().with_config(config),
         |builder, source| builder.with_src(source),

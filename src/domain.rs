@@ -13,7 +13,7 @@ use crate::errno::{FiErrno, Result};
 use crate::helper::Helper;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
-use crate::mr::{DescRule, Directory, Form, implicit_region};
+use crate::mr::{DescRule, Directory, Form, Mapped, implicit_region};
 use crate::msg::Tuning;
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
@@ -62,6 +62,7 @@ pub struct Domain {
     /// The application's keys of live regions.
     keys_in_use: Mutex<HashSet<u64>>,
     generation: AtomicU64,
+    mapped: Mapped,
     /// The whole address space, for local buffers that have no descriptor.
     implicit: Option<Mr>,
     keepalive: Option<Arc<Keepalive>>,
@@ -104,6 +105,7 @@ impl Domain {
             directories: Mutex::default(),
             keys_in_use: Mutex::default(),
             generation: AtomicU64::new(1),
+            mapped: Mapped::default(),
             implicit,
             keepalive,
             shared: SharedIds::default(),
@@ -143,6 +145,32 @@ impl Domain {
     /// The application's keys of live regions.
     pub(crate) fn keys_in_use(&self) -> &Mutex<HashSet<u64>> {
         &self.keys_in_use
+    }
+
+    /// Maps a raw key of a peer (`fi_mr_map_raw(3)`): the result is a key for operations of this domain's
+    /// endpoints that are connected to the peer.
+    ///
+    /// # Errors
+    /// `EINVAL`: no raw key, or one that was truncated, changed, or made by another version.
+    pub fn map_raw(&self, raw: &[u8]) -> Result<u64> {
+        self.mapped.map(raw)
+    }
+
+    /// Undoes [`Self::map_raw`].
+    ///
+    /// # Errors
+    /// `EINVAL`: the key is not mapped.
+    pub fn unmap_key(&self, key: u64) -> Result<()> {
+        self.mapped.unmap(key)
+    }
+
+    /// Whether keys are mapped: the domain is in use then.
+    pub fn has_mapped_keys(&self) -> bool {
+        !self.mapped.is_empty()
+    }
+
+    pub(crate) fn mapped(&self) -> &Mapped {
+        &self.mapped
     }
 
     /// The generation of a new region: no other one has it.

@@ -7,6 +7,7 @@ use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::domain::{Domain as Engine, DomainConfig, Threading};
 use weft::errno::{FiErrno, Result};
+use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
 use crate::fabric::{self, header};
 use crate::ffi::alloc::str_of;
@@ -25,6 +26,7 @@ pub(crate) struct Domain {
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close),
+    control: Some(control),
     ..stub::fid::<FI_ENOSYS>() // binding an event queue, for asynchronous registration, comes with FI_REG_MR
 };
 
@@ -157,10 +159,59 @@ unsafe fn open_body(
     Ok(())
 }
 
+unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: a fid by the contract of fi_control(3).
+    let domain = match unsafe { Object::<Domain>::checked(handle) } {
+        Ok(domain) => domain,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&domain.poison, || {
+        match command.cast_unsigned() {
+            // SAFETY: the argument is NULL or a pointer to that structure.
+            FI_MAP_RAW_MR => unsafe { map_raw(&domain.engine, arg.cast())? },
+            FI_UNMAP_KEY => {
+                // SAFETY: the argument is NULL or a pointer to a key.
+                let key = unsafe { arg.cast::<u64>().as_ref() }.ok_or(FiErrno::EINVAL)?;
+                domain.engine.unmap_key(*key)?;
+            }
+            _ => return Err(FiErrno::ENOSYS), // FI_QUEUE_WORK and its kin: FI_TRIGGER is not offered
+        }
+        Ok(0)
+    })
+}
+
+/// `fi_mr_map_raw`. The base address says nothing that the key does not.
+///
+/// # Safety
+/// `map` is NULL or points to such a structure; the key has as many bytes as it says.
+unsafe fn map_raw(domain: &Engine, map: *const fi_mr_map_raw) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let map = map.as_ref().ok_or(FiErrno::EINVAL)?;
+        if map.flags != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        if map.raw_key.is_null() || map.key.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        let size = map.key_size.min(MAX_RAW_KEY_SIZE);
+        let raw = std::slice::from_raw_parts(map.raw_key, size);
+        *map.key = domain.map_raw(raw)?;
+    }
+    Ok(())
+}
+
 unsafe extern "C" fn close(handle: *mut fid) -> c_int {
     guard::entry(|| {
         // SAFETY: a fid by the contract of fi_close(3).
-        unsafe { Object::<Domain>::close(handle, |_| Ok(()))? };
+        unsafe {
+            Object::<Domain>::close(handle, |domain| {
+                if domain.engine.has_mapped_keys() {
+                    return Err(FiErrno::EBUSY);
+                }
+                Ok(())
+            })?;
+        }
         Ok(0)
     })
 }

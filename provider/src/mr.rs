@@ -6,7 +6,8 @@ use std::sync::Arc;
 use libc::iovec;
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
-use weft::mr::{Access, Buffer, Region, RegionConfig};
+use weft::mr::{Access, Buffer, Mode, Region, RegionConfig};
+use weft::wire::records::MAX_SEGMENTS;
 
 use crate::domain::Domain;
 use crate::fabric::header;
@@ -17,13 +18,14 @@ use crate::ffi::{guard, stub};
 
 /// A registered region.
 pub(crate) struct Mr {
-    _region: Arc<Region>,
+    region: Arc<Region>,
     _domain: User,
 }
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close),
-    // Binding, enabling, refreshing and raw keys belong to mr_mode bits that are not offered.
+    control: Some(control),
+    // Binding belongs to mr_mode bits that are not offered.
     ..stub::fid::<FI_ENOSYS>()
 };
 
@@ -45,8 +47,8 @@ const NO_CACHE: u64 = 1 << 60;
 
 /// What a registration asks for.
 struct Wish {
-    addr: *const c_void,
-    len: usize,
+    buffers: [Buffer; MAX_SEGMENTS],
+    count: usize,
     access: u64,
     offset: u64,
     requested_key: u64,
@@ -77,10 +79,7 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
         }
         let user = domain.users.add()?;
         let config = RegionConfig {
-            buffers: &[Buffer {
-                addr: wish.addr,
-                len: wish.len,
-            }],
+            buffers: wish.buffers.get(..wish.count).ok_or(FiErrno::EINVAL)?,
             access,
             requested_key: wish.requested_key,
         };
@@ -90,10 +89,14 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
             fid_mr {
                 fid: header(FI_CLASS_MR, &FID_OPS, wish.context),
                 mem_desc: region.desc(),
-                key: region.key(),
+                key: if domain.engine.config().form.mode.contains(Mode::RAW) {
+                    FI_KEY_NOTAVAIL // fi_mr_raw_attr has it
+                } else {
+                    region.key()
+                },
             },
             Mr {
-                _region: region,
+                region,
                 _domain: user,
             },
         );
@@ -115,9 +118,11 @@ pub(crate) unsafe extern "C" fn reg(
     out: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
+    let mut buffers = [NO_BUFFER; MAX_SEGMENTS];
+    buffers[0] = Buffer { addr: buf, len };
     let wish = Wish {
-        addr: buf,
-        len,
+        buffers,
+        count: 1,
         access,
         offset,
         requested_key,
@@ -128,16 +133,32 @@ pub(crate) unsafe extern "C" fn reg(
     unsafe { register(domain, &wish, out) }
 }
 
-/// The one buffer of a list: `mr_iov_limit` is 1.
+const NO_BUFFER: Buffer = Buffer {
+    addr: std::ptr::null(),
+    len: 0,
+};
+
+/// The buffers of a list, and how many there are.
+///
+/// # Errors
+/// `EINVAL`: NULL, none, or more than `mr_iov_limit`.
 ///
 /// # Safety
 /// `iov` is NULL or has `count` elements.
-unsafe fn single(iov: *const iovec, count: usize) -> Result<iovec> {
-    if iov.is_null() || count != 1 {
+unsafe fn buffers(iov: *const iovec, count: usize) -> Result<([Buffer; MAX_SEGMENTS], usize)> {
+    if iov.is_null() || !(1..=MAX_SEGMENTS).contains(&count) {
         return Err(FiErrno::EINVAL);
     }
-    // SAFETY: not NULL, one element.
-    Ok(unsafe { *iov })
+    // SAFETY: not NULL, `count` elements.
+    let list = unsafe { std::slice::from_raw_parts(iov, count) };
+    let mut buffers = [NO_BUFFER; MAX_SEGMENTS];
+    for (to, from) in buffers.iter_mut().zip(list) {
+        *to = Buffer {
+            addr: from.iov_base,
+            len: from.iov_len,
+        };
+    }
+    Ok((buffers, count))
 }
 
 /// `fi_mr_regv`
@@ -153,13 +174,13 @@ pub(crate) unsafe extern "C" fn regv(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the contract of fi_mr_regv(3).
-    let iov = match unsafe { single(iov, count) } {
-        Ok(iov) => iov,
+    let (buffers, count) = match unsafe { buffers(iov, count) } {
+        Ok(list) => list,
         Err(errno) => return -errno.code(),
     };
     let wish = Wish {
-        addr: iov.iov_base,
-        len: iov.iov_len,
+        buffers,
+        count,
         access,
         offset,
         requested_key,
@@ -197,7 +218,10 @@ unsafe fn read_attr(version: u32, attr: *const fi_mr_attr, flags: u64) -> Result
     }
     // SAFETY: not NULL; fields are read only where the version has them.
     unsafe {
-        let iov = single((*attr).__bindgen_anon_1.mr_iov, (*attr).iov_count)?;
+        if flags & !NO_CACHE != 0 {
+            return Err(FiErrno::EBADFLAGS); // FI_MR_DMABUF: there are no buffers to be read
+        }
+        let (buffers, count) = buffers((*attr).__bindgen_anon_1.mr_iov, (*attr).iov_count)?;
         if version >= fi_version(1, 5) && (*attr).auth_key_size != 0 {
             return Err(FiErrno::EINVAL); // more than the domain's auth_key_size, which is 0
         }
@@ -221,8 +245,8 @@ unsafe fn read_attr(version: u32, attr: *const fi_mr_attr, flags: u64) -> Result
             return Err(FiErrno::ENOSYS); // sub-regions are not there yet
         }
         Ok(Wish {
-            addr: iov.iov_base,
-            len: iov.iov_len,
+            buffers,
+            count,
             access: (*attr).access,
             offset: (*attr).offset,
             requested_key: (*attr).requested_key,
@@ -230,6 +254,50 @@ unsafe fn read_attr(version: u32, attr: *const fi_mr_attr, flags: u64) -> Result
             context: (*attr).context,
         })
     }
+}
+
+unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: a fid by the contract of fi_control(3).
+    let mr = match unsafe { Object::<Mr>::checked(handle) } {
+        Ok(mr) => mr,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&mr.poison, || match command.cast_unsigned() {
+        // SAFETY: the argument is NULL or a pointer to that structure.
+        FI_GET_RAW_MR => unsafe { raw_attr(&mr.region, arg.cast()) }.map(|()| 0),
+        _ => Err(FiErrno::ENOSYS), // enabling and refreshing belong to bits that are not offered
+    })
+}
+
+/// `fi_mr_raw_attr`
+///
+/// # Safety
+/// `attr` is NULL or points to such a structure, whose pointers are NULL or valid; there is as much room
+/// for the key as it says.
+unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let attr = attr.as_ref().ok_or(FiErrno::EINVAL)?;
+        if attr.flags != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        if attr.key_size.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        let (base, key) = region.raw_key()?;
+        let room = attr.key_size.replace(key.len());
+        if room < key.len() {
+            return Err(FiErrno::ETOOSMALL);
+        }
+        if attr.raw_key.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        std::ptr::copy_nonoverlapping(key.as_ptr(), attr.raw_key, key.len());
+        if !attr.base_addr.is_null() {
+            *attr.base_addr = base;
+        }
+    }
+    Ok(())
 }
 
 unsafe extern "C" fn close(handle: *mut fid) -> c_int {

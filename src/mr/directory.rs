@@ -51,7 +51,7 @@ struct Inner {
     free: Vec<(usize, usize)>,
     peers: Vec<(Weak<dyn Peer>, BlockPlace)>,
     /// With the count of revocations that must be acknowledged before it may go, oldest first.
-    parked: VecDeque<(u64, Vec<Mr>)>,
+    parked: VecDeque<(u64, Parked)>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -61,6 +61,15 @@ impl std::fmt::Debug for Inner {
             .field("parked", &self.parked.len())
             .finish_non_exhaustive()
     }
+}
+
+/// What must stay while a peer may act on what was so before.
+#[derive(Debug, Default)]
+pub(crate) struct Parked {
+    /// Registrations of the memory: they lose their rights.
+    pub(crate) mrs: Vec<Mr>,
+    /// A segment list that a peer may be about to read.
+    pub(crate) list: Option<Words>,
 }
 
 /// Where a connection block lies.
@@ -183,11 +192,11 @@ impl Directory {
             .insert(entry, |table| self.publish(table, revocations))
     }
 
-    /// A region's keys end: `key`, if it was published, and its registrations. When this returns no peer
+    /// A published region ends: its key, and its registrations. When this returns no peer
     /// reaches the memory, and no key of it is given to another region before every peer knows.
-    pub(crate) fn revoke(&self, key: Option<u64>, mut mrs: Vec<Mr>) {
+    pub(crate) fn revoke(&self, key: u64, mut parked: Parked) {
         // first of all: without rights, or gone where the device can't do that
-        mrs.retain_mut(|mr| match mr.revoke_rights() {
+        parked.mrs.retain_mut(|mr| match mr.revoke_rights() {
             Ok(()) => true,
             Err(error) => {
                 info_log!(Mr, "a closed region's key is free at once: {error}");
@@ -195,15 +204,13 @@ impl Directory {
             }
         });
         let mut inner = self.inner.lock();
-        if let Some(key) = key {
-            inner.table.remove(key);
-        }
+        inner.table.remove(key);
         inner.revocations += 1;
         let revocations = inner.revocations;
         self.publish(&inner.table, revocations);
         self.tell(&mut inner);
-        if !mrs.is_empty() {
-            inner.parked.push_back((revocations, mrs));
+        if !parked.mrs.is_empty() || parked.list.is_some() {
+            inner.parked.push_back((revocations, parked));
         }
         inner.sweep();
         if inner.parked.len() > PARKED {
@@ -253,6 +260,11 @@ impl Directory {
         }
         inner.peers.retain(|(_, place)| !place.lags(wanted));
         inner.sweep();
+    }
+
+    /// The domain's number, which raw keys carry.
+    pub(crate) fn number(&self) -> u64 {
+        self.domain
     }
 
     /// A connection block for an endpoint.

@@ -12,6 +12,8 @@ use crate::wire::records::{Segment, access};
 pub(crate) mod kind {
     /// A handle of the peer's directory.
     pub(crate) const HANDLE: u64 = 0xfffd;
+    /// Made by mapping a raw key.
+    pub(crate) const MAPPED: u64 = 0xfffe;
     /// The first that an application can't choose.
     pub(crate) const RESERVED: u64 = HANDLE;
 }

@@ -63,9 +63,9 @@ impl LocalKeys {
     pub(crate) unsafe fn lkey(&mut self, desc: Desc, iov: &libc::iovec, to: Use) -> Result<u32> {
         match self.rule {
             // SAFETY: as this function.
-            DescRule::Required => unsafe { desc.lkey(&self.pd) },
+            DescRule::Required => unsafe { desc.lkey(&self.pd, iov) },
             // SAFETY: as this function.
-            DescRule::Optional if !desc.0.is_null() => unsafe { desc.lkey(&self.pd) },
+            DescRule::Optional if !desc.0.is_null() => unsafe { desc.lkey(&self.pd, iov) },
             _ => match self.implicit {
                 Some(lkey) => Ok(lkey),
                 // SAFETY: as this function.

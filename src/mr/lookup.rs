@@ -71,6 +71,13 @@ impl Map {
     }
 }
 
+impl Map {
+    /// The number of the domain whose directory it is, once that is known.
+    pub(crate) fn domain(&self) -> Option<u64> {
+        self.header.map(|header| header.domain)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Block,

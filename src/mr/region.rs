@@ -5,16 +5,16 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::mr::keys::kind;
-use crate::mr::{Access, Mode};
+use crate::mr::{Access, Mode, Parked, Words};
 use crate::verbs::{Mr, Pd};
-use crate::wire::records::{Entry, MAX_SEGMENTS};
+use crate::wire::raw_key::RawKey;
+use crate::wire::records::{Entry, MAX_SEGMENTS, Segment};
 
 /// One buffer.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ pub struct Buffer {
 /// What to register.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionConfig<'a> {
-    /// The memory: one buffer.
+    /// The memory: one buffer, or up to [`MAX_SEGMENTS`] that peers address as if one followed the other.
     pub buffers: &'a [Buffer],
     /// What it may be used for. None at all is allowed and gives a region of no use.
     pub access: Access,
@@ -50,7 +50,12 @@ pub struct Region {
     /// Of the only buffer.
     lkey: u32,
     pd: Arc<Pd>,
-    mrs: Mutex<Vec<Mr>>,
+    mrs: Vec<Mr>,
+    /// First address, length and lkey of each of several buffers.
+    parts: Box<[(u64, u64, u32)]>,
+    /// What peers are told of several buffers.
+    list: Option<Words>,
+    entry: Entry,
     key: Key,
     access: Access,
     /// Of a published application's key. Given back when it is revoked.
@@ -67,6 +72,26 @@ enum Key {
     Published(u64),
     /// No peer reaches the region, and it has what was asked for.
     Unused(u64),
+}
+
+impl Key {
+    fn number(&self) -> u64 {
+        match *self {
+            Self::Native(rkey) => rkey.into(),
+            Self::Published(key) | Self::Unused(key) => key,
+        }
+    }
+}
+
+/// Addresses, lengths and lkeys of several buffers; nothing of a single one.
+fn parts(buffers: &[Buffer], mrs: &[Mr]) -> Box<[(u64, u64, u32)]> {
+    if mrs.len() < 2 {
+        return Box::default();
+    }
+    let parts = buffers.iter().zip(mrs);
+    parts
+        .map(|(buffer, mr)| (buffer.addr as u64, buffer.len as u64, mr.lkey()))
+        .collect()
 }
 
 /// An application's key, in use until this is dropped.
@@ -128,7 +153,7 @@ impl Region {
     /// Registers memory. Blocks for as long as pinning takes.
     ///
     /// # Errors
-    /// - `EINVAL`: no buffer or more than one, one of no bytes, addresses that overflow.
+    /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`], one of no bytes, addresses that overflow.
     /// - `ENOKEY`: the requested key is in use. `EKEYREJECTED`: it is none that can be chosen.
     /// - `ENOMEM`: the limit of locked memory or the device's own is reached; a log line says
     ///   which limit to raise.
@@ -139,9 +164,6 @@ impl Region {
     /// it as `access` says.
     pub unsafe fn register(domain: &Arc<Domain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
         let (start, len) = config.check()?;
-        let &[buffer] = config.buffers else {
-            return Err(FiErrno::EINVAL);
-        };
         let mode = domain.config().form.mode;
         let in_use = if config.access.is_remote() && !mode.contains(Mode::PROV_KEY) {
             Some(KeyInUse::take(domain, config.requested_key)?)
@@ -153,26 +175,40 @@ impl Region {
         if !mode.contains(Mode::ALLOCATED) {
             rights |= sys::IBV_ACCESS_ON_DEMAND;
         }
-        // SAFETY: as this function.
-        let mr = unsafe { Mr::register(domain.pd(), buffer.addr, buffer.len, rights) }
-            .inspect_err(|&error| explain(error, buffer.len))?;
+        let pd = domain.pd();
+        let register = |buffer: &Buffer| {
+            // SAFETY: as this function.
+            unsafe { Mr::register(pd, buffer.addr, buffer.len, rights) }
+                .inspect_err(|&error| explain(error, buffer.len))
+        };
+        let mrs = config.buffers.iter().map(register);
+        let mrs = mrs.collect::<Result<Vec<_>>>()?;
+        let first = mrs.first().ok_or(FiErrno::EINVAL)?;
+        let (lkey, rkey) = (first.lkey(), first.rkey());
+        let many = mrs.len() > 1;
         let generation = domain.next_generation();
         let key = match (&in_use, config.access.is_remote()) {
             (_, false) if !mode.contains(Mode::PROV_KEY) => Key::Unused(config.requested_key),
-            (None, _) if mode.contains(Mode::VIRT_ADDR) => Key::Native(mr.rkey()),
-            (None, false) => Key::Unused(mr.rkey().into()),
+            (None, _) if mode.contains(Mode::VIRT_ADDR) && !many => Key::Native(rkey),
+            (None, false) => Key::Unused(rkey.into()),
             (None, true) => {
                 let number = generation & 0xffff_ffff_ffff;
                 Key::Published(kind::HANDLE << 48 | number)
             }
             (Some(in_use), _) => Key::Published(in_use.key),
         };
-        if let Key::Published(key) = key {
-            domain.directory(domain.pd())?.insert(&Entry {
-                key,
+        let mut this = Self {
+            magic: MAGIC,
+            lkey,
+            pd: Arc::clone(pd),
+            parts: parts(config.buffers, &mrs),
+            mrs,
+            list: None,
+            entry: Entry {
+                key: key.number(),
                 addr: start,
                 len,
-                rkey: mr.rkey(),
+                rkey,
                 access: config.access.published(atomics),
                 segments: 0,
                 generation,
@@ -182,31 +218,81 @@ impl Region {
                     0
                 },
                 cell: 0,
-            })?;
-        }
-        Ok(Arc::new(Self {
-            magic: MAGIC,
-            lkey: mr.lkey(),
-            pd: Arc::clone(domain.pd()),
-            mrs: Mutex::new(vec![mr]),
-            key,
+            },
+            key: Key::Unused(0),
             access: config.access,
             _key_in_use: in_use,
             domain: Arc::clone(domain),
-        }))
+        };
+        if many {
+            // at most MAX_SEGMENTS
+            this.entry.segments = this.mrs.len() as u16;
+        }
+        if let Key::Published(_) = key {
+            this.publish()?;
+        }
+        this.key = key;
+        Ok(Arc::new(this))
+    }
+
+    /// Lets peers find it.
+    fn publish(&mut self) -> Result<()> {
+        if self.entry.segments != 0 {
+            let words = Segment::encode_list(self.entry.generation, &self.segments());
+            let list = Words::new(&self.pd, words.len(), sys::IBV_ACCESS_REMOTE_READ)?;
+            list.write(0, &words);
+            (self.entry.addr, self.entry.rkey) = (list.addr(0), list.rkey());
+            self.list = Some(list);
+        }
+        self.domain.directory(&self.pd)?.insert(&self.entry)
+    }
+
+    /// Its buffers, if there are several, as peers address them.
+    fn segments(&self) -> Vec<Segment> {
+        let parts = self.parts.iter().zip(&self.mrs);
+        parts
+            .map(|(&(addr, len, _), mr)| Segment {
+                addr,
+                len,
+                rkey: mr.rkey(),
+            })
+            .collect()
+    }
+
+    /// The raw key (`fi_mr_raw_attr(3)`), and the address by which peers call the first byte.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others, where it is the domain's first.
+    pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
+        let raw = RawKey {
+            domain: self.domain.directory(&self.pd)?.number(),
+            published: matches!(self.key, Key::Published(_)),
+            entry: self.entry,
+            segments: self.segments(),
+        };
+        Ok((self.entry.start, raw.encode()))
     }
 
     /// The key for peers (`fi_mr_key(3)`).
     pub fn key(&self) -> u64 {
-        match self.key {
-            Key::Native(rkey) => rkey.into(),
-            Key::Published(key) | Key::Unused(key) => key,
-        }
+        self.key.number()
     }
 
     /// The descriptor for local operations (`fi_mr_desc(3)`): valid as long as the region.
     pub fn desc(self: &Arc<Self>) -> *mut c_void {
         Arc::as_ptr(self).cast_mut().cast()
+    }
+
+    /// The lkey of the one of several buffers that a local one lies in.
+    fn part(&self, iov: &libc::iovec) -> Result<u32> {
+        let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
+        let inside = |&&(start, whole, _): &&(u64, u64, u32)| {
+            addr.checked_sub(start)
+                .and_then(|offset| offset.checked_add(len))
+                .is_some_and(|end| end <= whole)
+        };
+        let part = self.parts.iter().find(inside).ok_or(FiErrno::EINVAL)?;
+        Ok(part.2)
     }
 
     /// What it may be used for.
@@ -226,7 +312,11 @@ impl Drop for Region {
         if let Key::Published(key) = self.key
             && let Ok(directory) = self.domain.directory(&self.pd)
         {
-            directory.revoke(Some(key), std::mem::take(self.mrs.get_mut()));
+            let parked = Parked {
+                mrs: std::mem::take(&mut self.mrs),
+                list: self.list.take(),
+            };
+            directory.revoke(key, parked);
         }
     }
 }
@@ -246,12 +336,12 @@ impl Desc {
     /// The lkey with which `pd` reaches the region.
     ///
     /// # Errors
-    /// `EINVAL`: NULL, not a region, or of another protection domain.
+    /// `EINVAL`: NULL, not a region, or of another protection domain; of several buffers, none has it all.
     ///
     /// # Safety
     /// NULL, or a pointer that [`Region::desc`] of a live region gave.
     #[inline]
-    pub(crate) unsafe fn lkey(self, pd: &Pd) -> Result<u32> {
+    pub(crate) unsafe fn lkey(self, pd: &Pd, iov: &libc::iovec) -> Result<u32> {
         if self.0.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -260,7 +350,10 @@ impl Desc {
         if region.magic != MAGIC || !std::ptr::eq(Arc::as_ptr(&region.pd), pd) {
             return Err(FiErrno::EINVAL);
         }
-        Ok(region.lkey)
+        if region.parts.is_empty() {
+            return Ok(region.lkey);
+        }
+        region.part(iov)
     }
 }
 

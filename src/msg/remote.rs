@@ -19,12 +19,13 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::info_log;
 use crate::mr::keys::{KeyCache, Need, Piece, kind};
-use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS};
+use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::mr::{ConnectionBlock, Desc, Peer, Words};
 use crate::queue::slots::{Own, Progress, Rings, SlotRing};
 use crate::queue::{CompletionQueue, WrId};
 use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
 use crate::wire::introduction::Introduction;
+use crate::wire::raw_key::RawKey;
 use crate::wire::records::{Block, MAX_SEGMENTS};
 
 /// How often the completion queue is polled for the answer to a look-up before its operation waits.
@@ -202,25 +203,25 @@ impl Remote {
         if self.block.revision() != self.revision {
             return None;
         }
-        let resolved = self.kept.get(op.key)?;
-        let (need, len) = need(op, len);
-        Some(match resolved.offset(op.remote_addr, len, need) {
-            Err(error) => Known::Refused(error),
-            Ok(offset) => {
-                let mut pieces = resolved.pieces(offset, len);
-                match pieces.next() {
-                    // where addresses count from 0, only the base tells
-                    Some(piece)
-                        if op.opcode.is_atomic()
-                            && !(piece.last && piece.addr.is_multiple_of(len)) =>
-                    {
-                        Known::Refused(FiErrno::EINVAL)
-                    }
-                    Some(piece) if piece.last => Known::One(piece),
-                    _ => Known::Many(offset),
-                }
-            }
-        })
+        Some(known(self.kept.get(op.key)?, op, len))
+    }
+}
+
+/// What a key that was looked up says of an operation.
+#[inline]
+fn known(resolved: &Resolved, op: &Transmit<'_>, len: usize) -> Known {
+    let (need, len) = need(op, len);
+    let offset = match resolved.offset(op.remote_addr, len, need) {
+        Ok(offset) => offset,
+        Err(error) => return Known::Refused(error),
+    };
+    match resolved.pieces(offset, len).next() {
+        // where addresses count from 0, only the base tells
+        Some(piece) if op.opcode.is_atomic() && !(piece.last && piece.addr.is_multiple_of(len)) => {
+            Known::Refused(FiErrno::EINVAL)
+        }
+        Some(piece) if piece.last => Known::One(piece),
+        _ => Known::Many(offset),
     }
 }
 
@@ -381,6 +382,25 @@ impl Remote {
         }
     }
 
+    /// Makes `mapped` stand for the registration that a raw key describes. As [`Self::look_up`].
+    fn alias(&mut self, mapped: u64, raw: &RawKey) -> Option<Result<()>> {
+        self.catch_up();
+        if self.kept.get(raw.entry.key).is_none()
+            && let Err(error) = self.look_up(raw.entry.key)?
+        {
+            return Some(Err(error));
+        }
+        // what was looked up may be forgotten again by now
+        let kept = self.kept.get(raw.entry.key)?;
+        if kept.entry.generation != raw.entry.generation || self.map.domain() != Some(raw.domain) {
+            return Some(Err(FiErrno::EKEYREJECTED));
+        }
+        let mut alias = kept.clone();
+        alias.entry.key = mapped;
+        self.kept.insert(alias);
+        Some(Ok(()))
+    }
+
     /// A read has come: what it says, if that is the end.
     fn took_in(&mut self, key: u64) -> Option<Result<()>> {
         let revision = self.block.revision();
@@ -438,7 +458,8 @@ impl TxSide {
                 // SAFETY: as this function.
                 return unsafe { self.post(&rings.tx, op, len, Target::native(op)) };
             }
-            if self.remote.is_none() || self.is_senseless(op.key) {
+            if op.key >> 48 != kind::MAPPED && (self.remote.is_none() || self.is_senseless(op.key))
+            {
                 return Err(FiErrno::EKEYREJECTED);
             }
             if rings.tx.is_full() && !self.make_room(&rings.tx)? {
@@ -466,12 +487,35 @@ impl TxSide {
     }
 
     fn resolve(&mut self, op: &Transmit<'_>, len: usize) -> Known {
+        let raw = if op.key >> 48 == kind::MAPPED {
+            self.cq.domain().mapped().get(op.key)
+        } else {
+            None
+        };
+        if let Some(raw) = raw.as_ref().filter(|raw| !raw.published) {
+            let native = Resolved {
+                entry: raw.entry,
+                cells_rkey: 0,
+                segments: raw.segments.clone().into(),
+            };
+            return known(&native, op, len);
+        }
         let Some(remote) = &mut self.remote else {
             return Known::Refused(FiErrno::EKEYREJECTED);
         };
         loop {
             if let Some(known) = remote.find(op, len) {
                 return known;
+            }
+            if op.key >> 48 == kind::MAPPED {
+                let Some(raw) = &raw else {
+                    return Known::Refused(FiErrno::EKEYREJECTED);
+                };
+                match remote.alias(op.key, raw) {
+                    None => return Known::Pending,
+                    Some(Ok(())) => continue,
+                    Some(Err(error)) => return Known::Refused(error),
+                }
             }
             match remote.look_up(op.key) {
                 None => return Known::Pending,

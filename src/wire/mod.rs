@@ -2,4 +2,5 @@
 
 pub mod cm_data;
 pub mod introduction;
+pub mod raw_key;
 pub mod records;

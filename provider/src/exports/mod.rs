@@ -2,8 +2,13 @@
 //! from this module.
 
 mod init;
+mod mr;
 
 pub use init::{fi_prov_ini, weft_version};
+pub use mr::{
+    fi_mr_bind, fi_mr_desc, fi_mr_enable, fi_mr_key, fi_mr_map_raw, fi_mr_raw_attr, fi_mr_refresh,
+    fi_mr_reg, fi_mr_regattr, fi_mr_regv, fi_mr_unmap_key,
+};
 
 #[cfg(test)]
 mod tests {

@@ -103,7 +103,7 @@ pub(crate) fn info(
         (*domain).__bindgen_anon_1.data_progress = terms.data_progress;
         (*domain).resource_mgmt = FI_RM_ENABLED;
         (*domain).mr_mode = terms.mr.bits;
-        (*domain).mr_key_size = offer::MR_KEY_SIZE;
+        (*domain).mr_key_size = terms.mr.key_size();
         (*domain).cq_data_size = terms.cq_data_size;
         (*domain).cq_cnt = offer.cq_cnt;
         (*domain).ep_cnt = offer.ep_cnt;
@@ -113,7 +113,7 @@ pub(crate) fn info(
         (*domain).max_ep_tx_ctx = 1;
         (*domain).max_ep_rx_ctx = 1;
         (*domain).max_ep_srx_ctx = offer.shared_rx.iter().count();
-        (*domain).mr_iov_limit = 1;
+        (*domain).mr_iov_limit = offer::MR_IOV_LIMIT;
         (*domain).caps = offer::DOMAIN_CAPS;
         (*domain).max_err_data = offer::MAX_ERR_DATA;
         (*domain).mr_cnt = offer.mr_cnt;

@@ -5,8 +5,10 @@
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::mr::{Form, Mode};
+use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
 use super::hints::Hints;
+use super::offer::MR_KEY_SIZE;
 
 /// What an endpoint's registrations need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,15 @@ impl MrMode {
         }
     }
 
+    /// Bytes of its keys (`mr_key_size`).
+    pub(crate) fn key_size(self) -> usize {
+        if self.mode.contains(Mode::RAW) {
+            MAX_RAW_KEY_SIZE
+        } else {
+            MR_KEY_SIZE
+        }
+    }
+
     /// The form for the engine. Descriptors are valid or NULL from API 1.22 on (fi_mr(3) there).
     pub(crate) fn form(self, version: u32) -> Form {
         Form::new(self.mode, version >= fi_version(1, 22))
@@ -58,10 +69,10 @@ pub(crate) struct Able {
 }
 
 /// Bits that forms have.
-const KNOWN: Mode = Mode::NATIVE.union(Mode::LOCAL);
+const KNOWN: Mode = Mode::NATIVE.union(Mode::LOCAL).union(Mode::RAW);
 
 /// Bits that a form has only where it is forced or said to be the form of an object already.
-const SPECIAL: Mode = Mode::empty();
+const SPECIAL: Mode = Mode::RAW;
 
 /// The forms for an application of API `version`, best first. `forced` leaves only that one.
 ///

@@ -85,6 +85,8 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
     check_domain(&domain, offer)?;
     let caps = capabilities(offer.primary_caps, hints.caps, tx.caps, rx.caps)?;
 
+    need(domain.mr_key_size <= mr.key_size(), "mr_key_size")?;
+
     // Remote CQ data of an RMA write arrives with a receive, so an application must support that
     // mode to have both. Without it the data is left out, and an answer without data is honest.
     let offered_mode = hints.mode.unwrap_or(!0);
@@ -269,7 +271,6 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
     need(domain.data_progress <= FI_PROGRESS_MANUAL, "data_progress")?;
     need(domain.resource_mgmt <= FI_RM_ENABLED, "resource_mgmt")?;
     need(domain.av_type <= FI_AV_TABLE, "av_type")?; // connected endpoints use no vector at all
-    need(domain.mr_key_size <= offer::MR_KEY_SIZE, "mr_key_size")?;
     subset(domain.caps, offer::DOMAIN_CAPS, "domain_attr->caps")?;
     need(domain.auth_key_size == 0, "domain_attr->auth_key_size")?;
     need(
@@ -286,7 +287,7 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
     )?;
     need(domain.cntr_cnt <= offer::CNTR_CNT, "cntr_cnt")?;
     need(
-        domain.mr_cnt <= offer.mr_cnt && domain.mr_iov_limit <= 1,
+        domain.mr_cnt <= offer.mr_cnt && domain.mr_iov_limit <= offer::MR_IOV_LIMIT,
         "mr_cnt, mr_iov_limit",
     )?;
     need(domain.max_err_data <= offer::MAX_ERR_DATA, "max_err_data")

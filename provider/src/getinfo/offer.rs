@@ -51,6 +51,8 @@ pub(crate) const COMP_ORDER: u64 = FI_ORDER_STRICT;
 
 /// Bytes of a key: an rkey has 4, a handle or an application's key 8.
 pub(crate) const MR_KEY_SIZE: usize = 8;
+/// Buffers of a region.
+pub(crate) const MR_IOV_LIMIT: usize = weft::wire::records::MAX_SEGMENTS;
 /// Counters of a domain: no device sets a limit, memory does.
 pub(crate) const CNTR_CNT: usize = 65_536;
 /// Bytes of verbs' immediate data.

@@ -409,3 +409,195 @@ fn atomics_go_through_the_directory() {
     fetch(aligned, 1, 10);
     client.completion().unwrap();
 }
+
+/// A region of several buffers, each of its own length, and the memory.
+fn scattered(domain: &Arc<Domain>, key: u64, lens: &[usize]) -> (Arc<Region>, Vec<Vec<u8>>) {
+    let memory: Vec<Vec<u8>> = lens.iter().map(|len| vec![0; *len]).collect();
+    let buffers: Vec<_> = memory
+        .iter()
+        .map(|buffer| crate::mr::Buffer {
+            addr: buffer.as_ptr().cast(),
+            len: buffer.len(),
+        })
+        .collect();
+    let config = RegionConfig {
+        buffers: &buffers,
+        access: Access::all(),
+        requested_key: key,
+    };
+    // SAFETY: tests drop the region before the memory.
+    let region = unsafe { Region::register(domain, &config) }.unwrap();
+    (region, memory)
+}
+
+#[test]
+fn several_buffers_are_one_region() {
+    for mode in forms() {
+        let (client, server) = in_form(mode);
+        let mut source = Buffer::all(&client.domain, 20_000);
+        let back = Buffer::with_key(&client.domain, 20_000, Access::all(), 1);
+        let lens = [5000, 1, 300, 64, 9000, 7, 8, 620];
+        let total: usize = lens.iter().sum();
+        let (region, memory) = scattered(&server.domain, 6, &lens);
+        let base = if mode.contains(Mode::VIRT_ADDR) {
+            memory[0].as_ptr() as u64
+        } else {
+            0
+        };
+        let key = region.key();
+        for (i, (at, len)) in [
+            (0, total),
+            (4999, 3),
+            (5000, 1),
+            (4990, 400),
+            (0, 0),
+            (total - 1, 1),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            source.fill(i as u8 * 7 + 1);
+            client
+                .write(&source, len, base + at as u64, key, 1)
+                .unwrap();
+            assert_eq!(client.completion().unwrap().context, 1);
+            let flat: Vec<u8> = memory.iter().flatten().copied().collect();
+            assert!(
+                flat[at..at + len] == source.memory[..len],
+                "{mode:?} {at} {len}"
+            );
+            client.read(&back, len, base + at as u64, key, 2).unwrap();
+            assert_eq!(client.completion().unwrap().context, 2);
+            assert!(
+                back.memory[..len] == source.memory[..len],
+                "{mode:?} {at} {len} back"
+            );
+        }
+        client
+            .write(&source, 2, base + total as u64 - 1, key, 3)
+            .unwrap();
+        assert_eq!(client.refused(3), FiErrno::EACCES);
+        // remote data comes once, with the last part; inject is copied
+        let land = Buffer::all(&server.domain, 8);
+        server.recv(&land, 8, 4).unwrap();
+        let (iov, desc) = source.part(0, 6000);
+        // SAFETY: the buffer outlives the operation; inject is done with its own when it returns.
+        unsafe {
+            let local = LocalIov::single(&iov, &desc);
+            client.ep.write_data(local, 0xda7a, base, key, 5).unwrap();
+            client
+                .ep
+                .inject_write([9_u8; 60].as_ptr().cast(), 60, base + 4980, key)
+                .unwrap();
+        }
+        assert_eq!(server.completion().unwrap().data, 0xda7a);
+        assert_eq!(client.completion().unwrap().context, 5);
+        client.read(&back, 60, base + 4980, key, 6).unwrap();
+        client.completion().unwrap();
+        assert_eq!(back.memory[..60], [9; 60]);
+        super::transfer::no_completion(&server);
+        // as local buffers each is found by its address
+        let iov = libc::iovec {
+            iov_base: memory[4].as_ptr().cast_mut().cast(),
+            iov_len: 9000,
+        };
+        let desc = Desc(region.desc());
+        client.recv(&back, 9000, 7).unwrap();
+        // SAFETY: the buffer outlives the operation.
+        unsafe { server.ep.send(LocalIov::single(&iov, &desc), 8) }.unwrap();
+        assert_eq!(client.completion().unwrap().len, 9000);
+        assert!(back.memory[..9000] == memory[4]);
+        server.completion().unwrap();
+        let beyond = libc::iovec {
+            iov_len: 9001,
+            ..iov
+        };
+        // SAFETY: it is refused before anything is read.
+        let refused = unsafe { server.ep.send(LocalIov::single(&beyond, &desc), 9) };
+        assert_eq!(refused, Err(FiErrno::EINVAL));
+        // small queues: parts take room beyond the application's own
+        for round in 0..200 {
+            client.write(&source, total, base, key, round).unwrap();
+            assert_eq!(client.completion().unwrap().context, round);
+        }
+        drop(region);
+    }
+}
+
+/// One error for the whole operation when a part of it breaks the connection.
+#[test]
+fn a_broken_operation_of_several_parts_is_told_once() {
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let source = Buffer::all(&client.domain, 3000);
+    let (region, memory) = scattered(&server.domain, 6, &[1000, 1000, 1000]);
+    client.write(&source, 3000, 0, 6, 1).unwrap();
+    client.completion().unwrap();
+    server.ep.shutdown().unwrap();
+    let mut posted = 0;
+    while posted < 5 && client.write(&source, 3000, 0, 6, posted).is_ok() {
+        posted += 1;
+    }
+    client.ep.close();
+    for context in 0..posted {
+        let error = client.completion().unwrap_err();
+        assert_eq!(error.completion.context, context);
+    }
+    super::transfer::no_completion(&client);
+    drop(region);
+    drop(memory);
+}
+
+#[test]
+fn raw_keys_are_mapped_and_used() {
+    for mode in forms() {
+        let (client, server) = in_form(mode);
+        let source = Buffer::all(&client.domain, 4096);
+        let target = Buffer::with_key(&server.domain, 4096, TARGET, 3);
+        let (base, raw) = target.region.raw_key().unwrap();
+        assert_eq!(base, start(&server, &target));
+        let key = client.domain.map_raw(&raw).unwrap();
+        let again = client.domain.map_raw(&raw).unwrap();
+        assert_ne!(key, again);
+        assert!(client.domain.has_mapped_keys());
+        for key in [key, again, key] {
+            client.write(&source, 4096, base, key, 1).unwrap();
+            client.completion().unwrap();
+            client.write(&source, 4096, base + 1, key, 2).unwrap();
+            assert_eq!(client.refused(2), FiErrno::EACCES);
+        }
+        assert!(target.memory == source.memory);
+        // what is not mapped, is of another domain, or is forged
+        client
+            .write(&source, 8, base, 0xfffe_ffff_ffff_ffff, 3)
+            .unwrap();
+        assert_eq!(client.refused(3), FiErrno::EKEYREJECTED);
+        for len in 0..raw.len() {
+            assert_eq!(client.domain.map_raw(&raw[..len]), Err(FiErrno::EINVAL));
+        }
+        if target.region.key() >> 32 != 0 || !mode.contains(Mode::PROV_KEY) {
+            let mut forged = crate::wire::raw_key::RawKey::decode(&raw).unwrap();
+            forged.entry.generation += 1;
+            let stale = client.domain.map_raw(&forged.encode()).unwrap();
+            client.write(&source, 8, base, stale, 4).unwrap();
+            assert_eq!(client.refused(4), FiErrno::EKEYREJECTED);
+            forged.entry.generation -= 1;
+            forged.domain ^= 1;
+            let foreign = client.domain.map_raw(&forged.encode()).unwrap();
+            client.write(&source, 8, base, foreign, 5).unwrap();
+            assert_eq!(client.refused(5), FiErrno::EKEYREJECTED);
+            // the same key registered anew is not the region that was mapped
+            drop(target);
+            let _anew = Buffer::with_key(&server.domain, 4096, TARGET, 3);
+            client.write(&source, 8, base, key, 6).unwrap();
+            assert_eq!(client.refused(6), FiErrno::EKEYREJECTED);
+            for key in [stale, foreign] {
+                client.domain.unmap_key(key).unwrap();
+            }
+        }
+        for key in [key, again] {
+            client.domain.unmap_key(key).unwrap();
+            assert_eq!(client.domain.unmap_key(key), Err(FiErrno::EINVAL));
+        }
+        assert!(!client.domain.has_mapped_keys());
+    }
+}

@@ -268,9 +268,27 @@ unsafe fn regions(setup: &Setup) {
             iov_base: buf,
             iov_len: 64,
         }; 2];
+        for count in [0, 9, usize::MAX] {
+            assert_eq!(
+                regv(fid, iov.as_ptr(), count, ACCESS, 0, 0, 0, out, null_mut()),
+                INVALID
+            );
+        }
+        let mut empty = iov;
+        empty[1].iov_len = 0;
         assert_eq!(
-            regv(fid, iov.as_ptr(), 2, ACCESS, 0, 0, 0, out, null_mut()),
+            regv(fid, empty.as_ptr(), 2, ACCESS, 0, 0, 0, out, null_mut()),
             INVALID
+        );
+        assert_eq!(
+            reg(fid, buf, 0, ACCESS, 0, 0, 0, out, null_mut()),
+            INVALID,
+            "no bytes"
+        );
+        assert_eq!(
+            reg(fid, buf, usize::MAX, ACCESS, 0, 0, 0, out, null_mut()),
+            INVALID,
+            "the addresses overflow"
         );
         assert_eq!(
             regv(fid, null(), 1, ACCESS, 0, 0, 0, out, null_mut()),
@@ -292,7 +310,66 @@ unsafe fn regions(setup: &Setup) {
         assert_eq!(regattr(fid, &raw const attr, 0, out), 0);
         assert_eq!(bind(mr, setup.eq, 0), -FI_ENOSYS);
         assert_eq!(control(mr, FI_ENABLE, null_mut()), -FI_ENOSYS);
+        raw_keys(setup, mr);
         assert_eq!(close(mr), 0);
+    }
+}
+
+/// Raw keys: the size is told, what is not one is refused, and mapped ones keep the domain open.
+unsafe fn raw_keys(setup: &Setup, mr: *mut fid_mr) {
+    // SAFETY: see `run`.
+    unsafe {
+        let (mut base, mut size, mut bytes) = (0_u64, 0_usize, [0_u8; 512]);
+        let mut attr = fi_mr_raw_attr {
+            flags: 0,
+            base_addr: &raw mut base,
+            raw_key: bytes.as_mut_ptr(),
+            key_size: &raw mut size,
+        };
+        let arg = (&raw mut attr).cast();
+        assert_eq!(control(mr, FI_GET_RAW_MR, null_mut()), INVALID);
+        assert_eq!(control(mr, FI_GET_RAW_MR, arg), -FI_ETOOSMALL);
+        let needed = size;
+        assert!((8..=512).contains(&needed));
+        size = needed - 1;
+        assert_eq!(control(mr, FI_GET_RAW_MR, arg), -FI_ETOOSMALL);
+        assert_eq!((size, bytes[0]), (needed, 0), "nothing is written");
+        assert_eq!(control(mr, FI_GET_RAW_MR, arg), 0);
+
+        let domain = setup.domain;
+        let mut key = 0_u64;
+        let mut map = fi_mr_map_raw {
+            flags: 0,
+            base_addr: base,
+            raw_key: bytes.as_mut_ptr(),
+            key_size: needed,
+            key: &raw mut key,
+        };
+        let arg: *mut c_void = (&raw mut map).cast();
+        assert_eq!(control(domain, FI_MAP_RAW_MR, null_mut()), INVALID);
+        for length in [0, 7, needed - 1] {
+            map.key_size = length;
+            assert_eq!(control(domain, FI_MAP_RAW_MR, arg), INVALID, "truncated");
+        }
+        map.key_size = needed;
+        bytes[4] ^= 1;
+        assert_eq!(
+            control(domain, FI_MAP_RAW_MR, arg),
+            INVALID,
+            "another version"
+        );
+        bytes[4] ^= 1;
+        bytes[30] ^= 1;
+        assert_eq!(control(domain, FI_MAP_RAW_MR, arg), INVALID, "forged");
+        bytes[30] ^= 1;
+        map.flags = 1;
+        assert_eq!(control(domain, FI_MAP_RAW_MR, arg), FLAGS);
+        map.flags = 0;
+        let unmap = (&raw mut key).cast();
+        assert_eq!(control(domain, FI_UNMAP_KEY, unmap), INVALID, "unknown");
+        assert_eq!(control(domain, FI_MAP_RAW_MR, arg), 0);
+        assert_eq!(control(domain, FI_UNMAP_KEY, unmap), 0);
+        assert_eq!(control(domain, FI_UNMAP_KEY, unmap), INVALID, "twice");
     }
 }
 

@@ -91,8 +91,14 @@ fn cases() -> Vec<Case> {
             |p| p.ep.max_order_war_size = 1,
             NONE,
         ),
-        ask("no mr_mode at all", |p| p.domain.mr_mode = 0, NONE),
-        ask("scalable", |p| p.domain.mr_mode = FI_MR_SCALABLE, NONE),
+        ask("no mr_mode at all", |p| p.domain.mr_mode = 0, 0),
+        ask("scalable", |p| p.domain.mr_mode = FI_MR_SCALABLE, 0),
+        ask(
+            "scalable beside another bit",
+            |p| p.domain.mr_mode = FI_MR_SCALABLE | FI_MR_LOCAL,
+            NONE,
+        ),
+        ask("raw keys", |p| p.domain.mr_mode |= FI_MR_RAW, 0),
         ask(
             "more mr_mode bits than are used",
             |p| p.domain.mr_mode |= FI_MR_ENDPOINT | FI_MR_RAW | FI_MR_MMU_NOTIFY,
@@ -105,6 +111,16 @@ fn cases() -> Vec<Case> {
             0,
         ),
         ask("a long key", |p| p.domain.mr_key_size = 64, NONE),
+        ask(
+            "a long key with the bit for it",
+            |p| {
+                p.domain.mr_key_size = 64;
+                p.domain.mr_mode |= FI_MR_RAW;
+            },
+            0,
+        ),
+        ask("eight buffers", |p| p.domain.mr_iov_limit = 8, 0),
+        ask("nine buffers", |p| p.domain.mr_iov_limit = 9, NONE),
         ask("much remote data", |p| p.domain.cq_data_size = 9, NONE),
         ask(
             "all the queues of the world",

@@ -1,0 +1,129 @@
+//! Raw keys: what `fi_mr_raw_attr` gives and `fi_mr_map_raw` takes. `docs/protocol.md`, "Raw keys".
+
+use super::records::{Bad, Entry, MAX_SEGMENTS, RECORD_SIZE, Segment, WORDS, checksum};
+
+const MAGIC: u64 = 0x0001_7761_7274_6677;
+/// Words before the segments: magic, domain, size, the entry.
+const HEAD: usize = 3 + WORDS;
+
+/// Bytes of the longest raw key.
+pub const MAX_RAW_KEY_SIZE: usize = (HEAD + 3 * MAX_SEGMENTS + 1) * 8;
+const _: () = assert!(MAX_RAW_KEY_SIZE == 24 + RECORD_SIZE + 24 * MAX_SEGMENTS + 8);
+
+/// A region, as its owner describes it to those who shall use it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawKey {
+    /// Number of the domain whose directory has the region.
+    pub domain: u64,
+    /// Whether the directory has it, under the entry's key; else that is the device's rkey.
+    pub published: bool,
+    /// The region. Of several buffers, its address and rkey mean nothing: the segments have them.
+    pub entry: Entry,
+    /// Its buffers, if there are several.
+    pub segments: Vec<Segment>,
+}
+
+impl RawKey {
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let flags = u64::from(self.published);
+        let mut words = vec![MAGIC, self.domain, flags];
+        words.extend(self.entry.encode());
+        Segment::encode_all(&self.segments, &mut words);
+        words.push(checksum(&words));
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// Bytes that an application got from somewhere. There may be more of them than the key has.
+    ///
+    /// # Errors
+    /// Torn: truncated, or changed on the way. Foreign: of another version, or it says what can't be.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Bad> {
+        let chunks = bytes.as_chunks::<8>().0.iter();
+        let words: Vec<u64> = chunks.map(|chunk| u64::from_le_bytes(*chunk)).collect();
+        let (head, rest) = words.split_first_chunk::<HEAD>().ok_or(Bad::Torn)?;
+        if head[0] != MAGIC || head[2] > 1 {
+            return Err(Bad::Foreign);
+        }
+        let (_, record) = head.split_last_chunk::<WORDS>().ok_or(Bad::Torn)?;
+        let entry = Entry::decode(record)?.ok_or(Bad::Foreign)?;
+        let count = 3 * usize::from(entry.segments);
+        let (listed, after) = rest.split_at_checked(count).ok_or(Bad::Torn)?;
+        if after.first() != Some(&checksum(&words[..HEAD + count])) {
+            return Err(Bad::Torn);
+        }
+        let segments = match count {
+            0 => Vec::new(),
+            _ => Segment::decode_all(listed, entry.len)?,
+        };
+        Ok(Self {
+            domain: head[1],
+            published: head[2] == 1,
+            entry,
+            segments,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> Vec<RawKey> {
+        (0..=MAX_SEGMENTS as u64)
+            .filter(|count| *count != 1)
+            .map(|count| {
+                let segments: Vec<_> = (0..count)
+                    .map(|i| Segment {
+                        addr: i << 30,
+                        len: 100 + i,
+                        rkey: i as u32,
+                    })
+                    .collect();
+                let sum = segments.iter().map(|segment| segment.len).sum();
+                RawKey {
+                    domain: 0x1234_5678_9abc_def0,
+                    published: count != 0,
+                    entry: Entry {
+                        key: 77,
+                        addr: 0x1000,
+                        len: if count == 0 { 64 } else { sum },
+                        segments: count as u16,
+                        generation: 5,
+                        access: 3,
+                        ..Entry::default()
+                    },
+                    segments,
+                }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn raw_keys_survive_and_longer_buffers_do_no_harm() {
+        for key in keys() {
+            let mut bytes = key.encode();
+            assert!(bytes.len() <= MAX_RAW_KEY_SIZE);
+            assert_eq!(RawKey::decode(&bytes), Ok(key.clone()));
+            bytes.resize(MAX_RAW_KEY_SIZE + 5, 0xaa);
+            assert_eq!(RawKey::decode(&bytes), Ok(key));
+        }
+        let longest = keys().last().unwrap().encode().len();
+        assert_eq!(longest, MAX_RAW_KEY_SIZE);
+    }
+
+    #[test]
+    fn every_truncation_and_every_changed_byte_is_noticed() {
+        for key in keys() {
+            let bytes = key.encode();
+            for len in 0..bytes.len() {
+                assert!(RawKey::decode(&bytes[..len]).is_err(), "{len} bytes");
+            }
+            for at in 0..bytes.len() {
+                let mut changed = bytes.clone();
+                changed[at] ^= 1 << (at % 8);
+                assert!(RawKey::decode(&changed).is_err(), "byte {at}");
+            }
+        }
+    }
+}
