@@ -541,10 +541,11 @@ impl Core {
         }
         let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         self.tune(id);
-        id.accept(&self.conn_param(self.introducing(&control, data))).inspect_err(|error| {
-            info_log!(EpCtrl, "rdma_accept: {error}");
-            self.state.set(State::Disconnected);
-        })
+        id.accept(&self.conn_param(self.introducing(&control, data)))
+            .inspect_err(|error| {
+                info_log!(EpCtrl, "rdma_accept: {error}");
+                self.state.set(State::Disconnected);
+            })
     }
 
     /// What an accepting side sets; a connecting one needs the traffic class for its route already.

@@ -6,7 +6,9 @@ use std::ptr::{null, null_mut};
 use abi_tests::call;
 use abi_tests::fabric::{getinfo, hints};
 use abi_tests::load::Lib;
-use abi_tests::objects::{Setup, bind, close, control, cq_attr, open_cq, open_ep, register};
+use abi_tests::objects::{
+    Setup, bind, close, control, cq_attr, open_cq, open_domain, open_ep, register,
+};
 use libfabric_sys::*;
 
 const INVALID: i32 = -FI_EINVAL;
@@ -317,59 +319,60 @@ unsafe fn regions(setup: &Setup) {
 
 /// Raw keys: the size is told, what is not one is refused, and mapped ones keep the domain open.
 unsafe fn raw_keys(setup: &Setup, mr: *mut fid_mr) {
+    let (mut base, mut size, mut bytes) = (0_u64, 0_usize, [0_u8; 512]);
+    let (size, bytes) = (&raw mut size, bytes.as_mut_ptr());
+    let mut attr = fi_mr_raw_attr {
+        flags: 0,
+        base_addr: &raw mut base,
+        raw_key: bytes,
+        key_size: size,
+    };
+    let attr = &raw mut attr;
     // SAFETY: see `run`.
     unsafe {
-        let (mut base, mut size, mut bytes) = (0_u64, 0_usize, [0_u8; 512]);
-        let mut attr = fi_mr_raw_attr {
-            flags: 0,
-            base_addr: &raw mut base,
-            raw_key: bytes.as_mut_ptr(),
-            key_size: &raw mut size,
-        };
-        let arg = (&raw mut attr).cast();
         assert_eq!(control(mr, FI_GET_RAW_MR, null_mut()), INVALID);
-        assert_eq!(control(mr, FI_GET_RAW_MR, arg), -FI_ETOOSMALL);
-        let needed = size;
+        assert_eq!(control(mr, FI_GET_RAW_MR, attr.cast()), -FI_ETOOSMALL);
+        let needed = *size;
         assert!((8..=512).contains(&needed));
-        size = needed - 1;
-        assert_eq!(control(mr, FI_GET_RAW_MR, arg), -FI_ETOOSMALL);
-        assert_eq!((size, bytes[0]), (needed, 0), "nothing is written");
-        assert_eq!(control(mr, FI_GET_RAW_MR, arg), 0);
+        *size = needed - 1;
+        assert_eq!(control(mr, FI_GET_RAW_MR, attr.cast()), -FI_ETOOSMALL);
+        assert_eq!((*size, *bytes), (needed, 0), "nothing is written");
+        assert_eq!(control(mr, FI_GET_RAW_MR, attr.cast()), 0);
 
-        let domain = setup.domain;
-        let mut key = 0_u64;
-        let mut map = fi_mr_map_raw {
-            flags: 0,
-            base_addr: base,
-            raw_key: bytes.as_mut_ptr(),
-            key_size: needed,
-            key: &raw mut key,
+        // a domain of its own, so that nothing else keeps it open
+        let domain = open_domain(setup.fabric, setup.info.first());
+        let mut mapped = 0_u64;
+        let key = &raw mut mapped;
+        let map = |length: usize, flags: u64| {
+            let mut map = fi_mr_map_raw {
+                flags,
+                base_addr: 0,
+                raw_key: bytes,
+                key_size: length,
+                key,
+            };
+            control(domain, FI_MAP_RAW_MR, (&raw mut map).cast())
         };
-        let arg: *mut c_void = (&raw mut map).cast();
         assert_eq!(control(domain, FI_MAP_RAW_MR, null_mut()), INVALID);
         for length in [0, 7, needed - 1] {
-            map.key_size = length;
-            assert_eq!(control(domain, FI_MAP_RAW_MR, arg), INVALID, "truncated");
+            assert_eq!(map(length, 0), INVALID, "truncated");
         }
-        map.key_size = needed;
-        bytes[4] ^= 1;
+        for (at, what) in [(6, "another version"), (30, "forged")] {
+            *bytes.add(at) ^= 1;
+            assert_eq!(map(needed, 0), INVALID, "{what}");
+            *bytes.add(at) ^= 1;
+        }
+        assert_eq!(map(needed, 1), FLAGS);
         assert_eq!(
-            control(domain, FI_MAP_RAW_MR, arg),
+            control(domain, FI_UNMAP_KEY, key.cast()),
             INVALID,
-            "another version"
+            "unknown"
         );
-        bytes[4] ^= 1;
-        bytes[30] ^= 1;
-        assert_eq!(control(domain, FI_MAP_RAW_MR, arg), INVALID, "forged");
-        bytes[30] ^= 1;
-        map.flags = 1;
-        assert_eq!(control(domain, FI_MAP_RAW_MR, arg), FLAGS);
-        map.flags = 0;
-        let unmap = (&raw mut key).cast();
-        assert_eq!(control(domain, FI_UNMAP_KEY, unmap), INVALID, "unknown");
-        assert_eq!(control(domain, FI_MAP_RAW_MR, arg), 0);
-        assert_eq!(control(domain, FI_UNMAP_KEY, unmap), 0);
-        assert_eq!(control(domain, FI_UNMAP_KEY, unmap), INVALID, "twice");
+        assert_eq!(map(needed, 0), 0);
+        assert_eq!(close(domain), -FI_EBUSY, "a key is mapped");
+        assert_eq!(control(domain, FI_UNMAP_KEY, key.cast()), 0);
+        assert_eq!(control(domain, FI_UNMAP_KEY, key.cast()), INVALID, "twice");
+        assert_eq!(close(domain), 0);
     }
 }
 

@@ -8,6 +8,7 @@ mod endpoint;
 mod fault;
 mod hints;
 mod listing;
+mod matrix;
 mod order;
 mod slots;
 mod transfer;
@@ -25,6 +26,7 @@ fn main() {
         "hints" => hints::run(&lib),
         "bad-input" => bad_input::run(&lib),
         "endpoint" => endpoint::run(&lib),
+        "matrix" => matrix::run(&lib),
         "slots" => slots::run(&lib),
         "order" => order::run(&lib),
         "fault" => fault::run(&lib, &rest[0]),

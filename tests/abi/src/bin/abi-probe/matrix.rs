@@ -1,0 +1,553 @@
+//! One form of regions, whole: `matrix`, with the form forced by `FI_WEFT_MR_MODE`. A line `ok NAME` or
+//! `FAILED NAME` for each way to register and each operation, and `mode 0x...` for what `fi_getinfo`
+//! returned.
+//!
+//! For each pair: contents and addressing, the key, access that was not granted, one byte out of bounds,
+//! after closing, another region in its place, memory that is backed only after it was registered.
+
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+
+use abi_tests::call;
+use abi_tests::fabric::hints;
+use abi_tests::load::Lib;
+use abi_tests::objects::{Setup, bind, close, control, register};
+use abi_tests::pair::{Pair, completion};
+use libfabric_sys::*;
+
+/// Bytes of a page, and of the first buffer.
+const PAGE: usize = 4096;
+/// Buffers of a region of several: the second begins at another page, and the third is not aligned to one.
+const LENS: [usize; 3] = [PAGE, 64, 1000];
+/// The application's key.
+const KEY: u64 = 0x1234_5678_9abc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Reg,
+    Regv,
+    Regattr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Op {
+    Write,
+    Read,
+    Atomic,
+    WriteData,
+}
+
+impl Op {
+    /// The right at the target that it needs, and the one that does not help it.
+    fn rights(self) -> (u64, u64) {
+        match self {
+            Self::Read => (FI_REMOTE_READ, FI_REMOTE_WRITE),
+            _ => (FI_REMOTE_WRITE, FI_REMOTE_READ),
+        }
+    }
+}
+
+struct World<'a> {
+    lib: &'a Lib,
+    setup: Setup,
+    mode: i32,
+    pair: Option<Pair>,
+    /// This side's buffer, and its region where that is needed.
+    local: Box<[u8; 2 * PAGE]>,
+    local_mr: *mut fid_mr,
+}
+
+/// An exposed region.
+struct Target {
+    mr: *mut fid_mr,
+    /// Its memory: pieces of one mapping.
+    pieces: Vec<(*mut u8, usize)>,
+    /// By what peers name it.
+    base: u64,
+    key: u64,
+    mapped: bool,
+}
+
+impl Target {
+    fn len(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.1).sum()
+    }
+
+    /// The address of a byte.
+    fn byte(&self, mut at: usize) -> *mut u8 {
+        for (start, len) in &self.pieces {
+            if at < *len {
+                // SAFETY: inside the piece.
+                return unsafe { start.add(at) };
+            }
+            at -= len;
+        }
+        panic!("beyond the region");
+    }
+
+    fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        // SAFETY: mapped memory that the device may write to.
+        (at..at + len)
+            .map(|at| unsafe { self.byte(at).read_volatile() })
+            .collect()
+    }
+}
+
+/// A mapping of 4 pages at `at`, or anywhere.
+fn map(at: *mut u8) -> *mut u8 {
+    let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
+    // SAFETY: a new mapping, or in the place of one that nobody uses.
+    let new = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
+        libc::mmap(
+            at.cast(),
+            4 * PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(new, libc::MAP_FAILED);
+    new.cast()
+}
+
+fn unmap(at: *mut u8) {
+    // SAFETY: of `map`.
+    assert_eq!(unsafe { libc::munmap(at.cast(), 4 * PAGE) }, 0);
+}
+
+impl World<'_> {
+    fn has(&self, bit: i32) -> bool {
+        self.mode & bit != 0
+    }
+
+    /// Keys that the device checks alone: what it refuses ends the connection.
+    fn is_native(&self, how: How) -> bool {
+        self.has(FI_MR_PROV_KEY)
+            && self.has(FI_MR_VIRT_ADDR)
+            && !self.has(FI_MR_RAW)
+            && how == How::Reg
+    }
+
+    fn connect(&mut self) {
+        // SAFETY: fids as they are opened.
+        unsafe {
+            if let Some(pair) = self.pair.take() {
+                pair.close();
+                // what was flushed
+                let mut entry = std::mem::zeroed::<fi_cq_data_entry>();
+                loop {
+                    let ret = call!(
+                        (*self.setup.cq).ops,
+                        read,
+                        self.setup.cq,
+                        (&raw mut entry).cast(),
+                        1
+                    );
+                    if ret == -(FI_EAGAIN as isize) {
+                        break;
+                    }
+                    let mut error = std::mem::zeroed::<fi_cq_err_entry>();
+                    if ret < 0 {
+                        call!(
+                            (*self.setup.cq).ops,
+                            readerr,
+                            self.setup.cq,
+                            &raw mut error,
+                            0
+                        );
+                    }
+                }
+                let mut buf = [0_u64; 16];
+                let mut number = 0;
+                let eq = self.setup.eq;
+                while call!(
+                    (*eq).ops,
+                    read,
+                    eq,
+                    &raw mut number,
+                    buf.as_mut_ptr().cast(),
+                    128,
+                    0
+                ) > 0
+                {}
+            }
+            let (cq, info) = (self.setup.cq, self.setup.info.first());
+            let pair = Pair::connect(self.lib, &self.setup, info, |ep, _| {
+                assert_eq!(bind(ep, cq, FI_TRANSMIT | FI_RECV), 0);
+            });
+            self.pair = Some(pair);
+        }
+    }
+
+    fn pair(&self) -> &Pair {
+        self.pair.as_ref().expect("connected")
+    }
+
+    /// Registers 3 of the 4 pages at `memory`, or one buffer of them.
+    unsafe fn expose(&self, how: How, access: u64, memory: *mut u8) -> Target {
+        let domain = self.setup.domain;
+        let mut mr = null_mut();
+        // SAFETY: the caller keeps the memory; pieces lie inside it.
+        unsafe {
+            let places = [memory, memory.add(PAGE), memory.add(2 * PAGE + 8)];
+            let pieces: Vec<_> = match how {
+                How::Reg => vec![(memory, 2 * PAGE)],
+                How::Regv | How::Regattr => places.into_iter().zip(LENS).collect(),
+            };
+            let iov: Vec<_> = pieces
+                .iter()
+                .map(|(start, len)| libc::iovec {
+                    iov_base: start.cast::<c_void>(),
+                    iov_len: *len,
+                })
+                .collect();
+            let fid = &raw mut (*domain).fid;
+            let ops = (*domain).mr;
+            let ret = match how {
+                How::Reg => call!(
+                    ops,
+                    reg,
+                    fid,
+                    memory.cast(),
+                    2 * PAGE,
+                    access,
+                    0,
+                    KEY,
+                    0,
+                    &raw mut mr,
+                    null_mut()
+                ),
+                How::Regv => call!(
+                    ops,
+                    regv,
+                    fid,
+                    iov.as_ptr(),
+                    iov.len(),
+                    access,
+                    0,
+                    KEY,
+                    0,
+                    &raw mut mr,
+                    null_mut()
+                ),
+                How::Regattr => {
+                    let mut attr = std::mem::zeroed::<fi_mr_attr>();
+                    attr.__bindgen_anon_1.mr_iov = iov.as_ptr();
+                    attr.iov_count = iov.len();
+                    attr.access = access;
+                    attr.requested_key = KEY;
+                    call!(ops, regattr, fid, &raw const attr, 0, &raw mut mr)
+                }
+            };
+            assert_eq!(ret, 0, "registering by {how:?}");
+            let mut base = if self.has(FI_MR_VIRT_ADDR) {
+                memory as u64
+            } else {
+                0
+            };
+            let mut key = (*mr).key;
+            if self.has(FI_MR_RAW) {
+                assert_eq!(key, FI_KEY_NOTAVAIL);
+                (base, key) = self.mapped(mr, base);
+            } else if !self.has(FI_MR_PROV_KEY) {
+                assert_eq!(key, KEY, "the application's key");
+                let twice = call!(
+                    ops,
+                    reg,
+                    fid,
+                    memory.cast(),
+                    8,
+                    access,
+                    0,
+                    KEY,
+                    0,
+                    &raw mut mr,
+                    null_mut()
+                );
+                assert_eq!(twice, -FI_ENOKEY, "the key is in use");
+            }
+            Target {
+                mr,
+                pieces,
+                base,
+                key,
+                mapped: self.has(FI_MR_RAW),
+            }
+        }
+    }
+
+    unsafe fn mapped(&self, mr: *mut fid_mr, expected: u64) -> (u64, u64) {
+        // SAFETY: open fids.
+        unsafe {
+            let limit = (*(*self.setup.info.first()).domain_attr).mr_key_size;
+            let (mut base, mut size, mut key) = (0_u64, limit, 0_u64);
+            let mut bytes = vec![0_u8; limit];
+            let mut attr = fi_mr_raw_attr {
+                flags: 0,
+                base_addr: &raw mut base,
+                raw_key: bytes.as_mut_ptr(),
+                key_size: &raw mut size,
+            };
+            assert_eq!(control(mr, FI_GET_RAW_MR, (&raw mut attr).cast()), 0);
+            assert_eq!(base, expected);
+            let mut map = fi_mr_map_raw {
+                flags: 0,
+                base_addr: base,
+                raw_key: bytes.as_mut_ptr(),
+                key_size: size,
+                key: &raw mut key,
+            };
+            let ret = control(self.setup.domain, FI_MAP_RAW_MR, (&raw mut map).cast());
+            assert_eq!(ret, 0, "fi_mr_map_raw");
+            (base, key)
+        }
+    }
+
+    unsafe fn hide(&self, target: &Target) {
+        // SAFETY: open fids.
+        unsafe {
+            assert_eq!(close(target.mr), 0, "closing the region");
+            if target.mapped {
+                let mut key = target.key;
+                assert_eq!(
+                    control(self.setup.domain, FI_UNMAP_KEY, (&raw mut key).cast()),
+                    0
+                );
+            }
+        }
+    }
+
+    /// One operation of `len` bytes at an offset; `Err` is the errno that it ends with.
+    unsafe fn run(&mut self, op: Op, target: &Target, at: u64, len: usize) -> Result<(), c_int> {
+        // SAFETY: connected endpoints, and a buffer that outlives the operation.
+        unsafe {
+            let ep = self.pair().client;
+            let buf = self.local.as_mut_ptr().cast::<c_void>();
+            let desc = if self.local_mr.is_null() {
+                null_mut()
+            } else {
+                (*self.local_mr).mem_desc
+            };
+            let (addr, key) = (target.base + at, target.key);
+            let ret = match op {
+                Op::Write => call!((*ep).rma, write, ep, buf, len, desc, 0, addr, key, buf),
+                Op::Read => call!((*ep).rma, read, ep, buf, len, desc, 0, addr, key, buf),
+                Op::WriteData => {
+                    let server = self.pair().server;
+                    let posted = call!(
+                        (*server).msg,
+                        recv,
+                        server,
+                        null_mut(),
+                        0,
+                        null_mut(),
+                        0,
+                        null_mut()
+                    );
+                    assert_eq!(posted, 0, "fi_recv");
+                    call!(
+                        (*ep).rma,
+                        writedata,
+                        ep,
+                        buf,
+                        len,
+                        desc,
+                        0xda7a,
+                        0,
+                        addr,
+                        key,
+                        buf
+                    )
+                }
+                Op::Atomic => call!(
+                    (*ep).atomic,
+                    write,
+                    ep,
+                    buf,
+                    len / 8,
+                    desc,
+                    0,
+                    addr,
+                    key,
+                    FI_UINT64,
+                    FI_SUM,
+                    buf
+                ),
+            };
+            if ret != 0 {
+                return Err((-ret) as c_int);
+            }
+            let mut left = if op == Op::WriteData { 2 } else { 1 };
+            while left > 0 {
+                match completion(self.setup.cq) {
+                    Ok(entry) if entry.op_context == buf => left -= 1,
+                    Ok(entry) => {
+                        assert_eq!(entry.flags & FI_REMOTE_CQ_DATA, FI_REMOTE_CQ_DATA);
+                        assert_eq!(entry.data, 0xda7a);
+                        left -= 1;
+                    }
+                    Err((error, context)) if context == buf => return Err(error),
+                    // a receive that was flushed, when the connection has broken
+                    Err(_) => {}
+                }
+            }
+            Ok(())
+        }
+    }
+
+    /// The operation moves what it should.
+    unsafe fn moves(&mut self, op: Op, target: &Target, at: usize, len: usize, seed: u8) {
+        let pattern: Vec<u8> = (0..len)
+            .map(|i| (i as u8).wrapping_mul(37) ^ seed)
+            .collect();
+        // SAFETY: mapped memory; the caller's promise else.
+        unsafe {
+            match op {
+                Op::Write | Op::WriteData => {
+                    self.local[..len].copy_from_slice(&pattern);
+                    assert_eq!(self.run(op, target, at as u64, len), Ok(()));
+                    assert!(target.bytes(at, len) == pattern, "{op:?} at {at}");
+                }
+                Op::Read => {
+                    for (i, byte) in pattern.iter().enumerate() {
+                        target.byte(at + i).write_volatile(*byte);
+                    }
+                    self.local.fill(0);
+                    assert_eq!(self.run(op, target, at as u64, len), Ok(()));
+                    assert!(self.local[..len] == pattern, "{op:?} at {at}");
+                }
+                Op::Atomic => {
+                    let cell = target.byte(at).cast::<u64>();
+                    cell.write_volatile(1000);
+                    self.local[..8].copy_from_slice(&u64::from(seed).to_ne_bytes());
+                    assert_eq!(self.run(op, target, at as u64, 8), Ok(()));
+                    assert_eq!(cell.read_volatile(), 1000 + u64::from(seed));
+                }
+            }
+        }
+    }
+
+    /// The operation is refused; the connection ends where only the device could tell.
+    unsafe fn refused(
+        &mut self,
+        op: Op,
+        how: How,
+        target: &Target,
+        at: u64,
+        len: usize,
+        what: &str,
+    ) {
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.run(op, target, at, len) };
+        assert!(result.is_err(), "{what} was not refused");
+        if self.is_native(how) || op == Op::WriteData {
+            // (with data, the receive that waits for it still does)
+            self.connect();
+        } else {
+            let known = [FI_EACCES, FI_EKEYREJECTED, FI_EINVAL];
+            assert!(known.contains(&result.unwrap_err()), "{what}: {result:?}");
+        }
+    }
+
+    unsafe fn case(&mut self, how: How, op: Op) {
+        let all = FI_REMOTE_READ | FI_REMOTE_WRITE;
+        let memory = map(null_mut());
+        self.connect();
+        // SAFETY: the memory is there while it is used; fids as they are opened.
+        unsafe {
+            let target = self.expose(how, all, memory);
+            let len = target.len();
+            let size = if op == Op::Atomic { 8 } else { 64 };
+            self.moves(op, &target, 0, size, 1);
+            self.moves(op, &target, len - 1000, size, 2);
+            if op != Op::Atomic {
+                self.moves(op, &target, 0, len, 3);
+                self.moves(op, &target, PAGE - 3, 7, 4);
+                self.moves(op, &target, len - 1, 1, 5);
+            }
+            self.refused(
+                op,
+                how,
+                &target,
+                (len - size + 8) as u64,
+                size,
+                "beyond the end",
+            );
+            if op != Op::Atomic {
+                self.refused(
+                    op,
+                    how,
+                    &target,
+                    (len - size + 1) as u64,
+                    size,
+                    "one byte too many",
+                );
+            }
+            self.moves(op, &target, 8, size, 6);
+            self.hide(&target);
+            self.refused(op, how, &target, 0, size, "a closed region");
+            let (right, wrong) = op.rights();
+            let limited = self.expose(how, wrong, memory);
+            self.refused(op, how, &limited, 0, size, "what was not granted");
+            self.hide(&limited);
+            // the same key, where it is the application's
+            let again = self.expose(how, right, memory);
+            self.moves(op, &again, 16, size, 7);
+            self.hide(&again);
+            if !self.has(FI_MR_ALLOCATED) {
+                unmap(memory);
+                let early = self.expose(how, all, memory);
+                map(memory);
+                self.moves(op, &early, 24, size, 8);
+                self.hide(&early);
+            }
+        }
+        unmap(memory);
+    }
+}
+
+pub(crate) fn run(lib: &Lib) {
+    let hints = hints(lib);
+    // SAFETY: hints have all their parts.
+    let setup = unsafe {
+        let info = hints.first();
+        (*info).caps = FI_MSG | FI_RMA | FI_ATOMIC;
+        (*(*info).domain_attr).mr_mode = 0xffc; // every bit that is not one of the two old names
+        Setup::new(lib, Some("127.0.0.1"), None, FI_SOURCE, &hints)
+    };
+    // SAFETY: a whole info; fids as they are opened.
+    unsafe {
+        let mode = (*(*setup.info.first()).domain_attr).mr_mode;
+        println!("mode {mode:#x}");
+        let mut world = World {
+            lib,
+            setup,
+            mode,
+            pair: None,
+            local: Box::new([0; 2 * PAGE]),
+            local_mr: null_mut(),
+        };
+        if world.has(FI_MR_LOCAL) {
+            let access = FI_READ | FI_WRITE | FI_SEND | FI_RECV;
+            let (buf, len) = (world.local.as_mut_ptr(), world.local.len());
+            world.local_mr = register(world.setup.domain, buf, len, access);
+        }
+        for how in [How::Reg, How::Regv, How::Regattr] {
+            for op in [Op::Write, Op::Read, Op::Atomic, Op::WriteData] {
+                let name = format!("{how:?} {op:?}");
+                let ended = catch_unwind(AssertUnwindSafe(|| world.case(how, op)));
+                println!("{} {name}", if ended.is_ok() { "ok" } else { "FAILED" });
+            }
+        }
+        if let Some(pair) = world.pair.take() {
+            pair.close();
+        }
+        if !world.local_mr.is_null() {
+            assert_eq!(close(world.local_mr), 0);
+        }
+        world.setup.close();
+    }
+}
