@@ -33,6 +33,7 @@ mod keys;
 mod local;
 mod processes;
 mod shared;
+mod stale;
 mod transfer;
 mod tuning;
 

@@ -7,9 +7,9 @@ use crate::msg::remote::POLLS;
 use crate::msg::{AtomicKind, AtomicOp};
 
 /// What a region of a domain is for here.
-const TARGET: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+pub(super) const TARGET: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-fn kind(mode: Mode) -> DomainConfig {
+pub(super) fn kind(mode: Mode) -> DomainConfig {
     DomainConfig {
         form: Form::new(mode, false),
         ..DomainConfig::default()
@@ -19,12 +19,18 @@ fn kind(mode: Mode) -> DomainConfig {
 /// Two connected ends whose regions have this form.
 fn in_form(mode: Mode) -> (Side, Side) {
     let device = device();
+    let domain = || Domain::open(&device, kind(mode)).unwrap();
+    connect(domain(), domain())
+}
+
+/// Two connected ends in these domains.
+pub(super) fn connect(client: Arc<Domain>, server: Arc<Domain>) -> (Side, Side) {
+    let device = Arc::clone(client.device());
     let eq = EventQueue::open(EqConfig::default()).unwrap();
     let (_pep, addr) = listener(&device, &eq);
     let mut client_config = config(CLIENT);
     client_config.src = Some(address(&device));
-    let domain = || Domain::open(&device, kind(mode)).unwrap();
-    let client = Side::new_in(domain(), client_config, false);
+    let client = Side::new_in(client, client_config, false);
     client.ep.connect(Some(addr), b"hello").unwrap();
     let (request, _) = pump(&client, || {
         let taken = eq.read(false, |event| match event {
@@ -33,7 +39,6 @@ fn in_form(mode: Mode) -> (Side, Side) {
         });
         taken.ok()
     });
-    let server = domain();
     let ep = Endpoint::from_request(&server, config(SERVER), request.unwrap());
     let server = Side::bound(server, ep.map_err(|(error, _)| error).unwrap(), false);
     server.ep.accept(b"welcome").unwrap();
