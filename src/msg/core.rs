@@ -114,6 +114,7 @@ pub(crate) struct CqBinding {
 #[derive(Debug)]
 pub(crate) struct EarlyRecv {
     pub(crate) number: u32,
+    pub(crate) context: usize,
     pub(crate) sges: Vec<Sge>,
 }
 

@@ -384,15 +384,6 @@ impl Endpoint {
         self.core.lengths.set(option, value)
     }
 
-    /// Asks for a receive with this context to be taken back (`fi_cancel(3)`).
-    ///
-    /// # Errors
-    /// `ENOSYS`: verbs can't take a posted receive back.
-    pub fn cancel(&self, context: usize) -> Result<()> {
-        let _ = context;
-        Err(FiErrno::ENOSYS)
-    }
-
     /// The domain it belongs to.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.core.domain

@@ -126,9 +126,31 @@ impl Core {
         let early = side.early.as_mut().ok_or(FiErrno::EOPBADSTATE)?;
         early.push_back(EarlyRecv {
             number,
+            context,
             sges: sges.to_vec(),
         });
         side.local.posted(number, ring.tail());
+        Ok(())
+    }
+
+    /// Takes back the oldest receive of this context that the device doesn't have.
+    fn cancel(&self, context: usize) -> Result<()> {
+        let control = self.control.lock();
+        if self.state.is(State::Closed) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let number = {
+            let mut rx = self.rx.lock();
+            let early = rx.as_mut().and_then(|side| side.early.as_mut());
+            let early = early.ok_or(FiErrno::ENOENT)?;
+            let found = early.iter().position(|recv| recv.context == context);
+            let recv = found.and_then(|at| early.remove(at));
+            recv.ok_or(FiErrno::ENOENT)?.number
+        };
+        // it is in no list any more, so nobody else completes it: closing needs the lock that is held
+        if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
+            binding.cq.cancel(place, number);
+        }
         Ok(())
     }
 }
@@ -165,5 +187,15 @@ impl Endpoint {
         }
         // SAFETY: as this function.
         unsafe { self.core.receive(local, context, flags) }
+    }
+
+    /// Takes back a receive with this context (`fi_cancel(3)`); it completes with `ECANCELED`. Verbs
+    /// can't take back what a device has, so that is possible only as long as the endpoint waits for
+    /// one: enabled without a source address, before the peer's address is resolved.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none, it is complete, or the device has it. `EOPBADSTATE`: closed.
+    pub fn cancel(&self, context: usize) -> Result<()> {
+        self.core.cancel(context)
     }
 }

@@ -811,6 +811,26 @@ impl CompletionQueue {
         }
     }
 
+    /// A receive that no device ever had completes as cancelled.
+    pub(crate) fn cancel(&self, id: WrId, number: u32) {
+        let mut inner = self.inner.lock();
+        let place = inner.endpoints.get(id.index());
+        let Some(rings) = place.and_then(|place| place.rings.as_ref()) else {
+            return;
+        };
+        let Some(slot) = rings.rx.complete(number) else {
+            return;
+        };
+        if let Some(counters) = rings.counters() {
+            counters.count(slot.flags, false);
+        }
+        let entry = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
+        inner.backlog.push_back(entry);
+        if let Some(wait) = &self.wait {
+            wait.wake();
+        }
+    }
+
     /// Takes an endpoint out, when its queue pair is gone: what it still had under way completes
     /// as flushed.
     pub(crate) fn detach(&self, id: WrId, completions: usize, tx: bool, rx: bool) {

@@ -91,6 +91,59 @@ fn a_receive_posted_before_there_is_a_queue_pair_is_used() {
     assert_eq!(target.memory, source.memory);
 }
 
+/// What the device doesn't have yet can be taken back, and nothing else.
+#[test]
+fn a_receive_that_waits_for_a_queue_pair_is_cancelled() {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (_pep, addr) = listener(&device, &eq);
+    let client = Side::new(&device, config(CLIENT), false);
+    assert_eq!(client.ep.cancel(1), Err(FiErrno::ENOENT));
+    client.ep.enable().unwrap();
+    let target = Buffer::all(&client.domain, 8);
+    for context in [1, 2, 2, 3] {
+        client.recv(&target, 8, context).unwrap();
+    }
+    assert_eq!(client.ep.cancel(4), Err(FiErrno::ENOENT));
+    no_completion(&client);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.completion());
+        std::thread::sleep(Duration::from_millis(20));
+        client.ep.cancel(2).unwrap();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(
+            (error.completion.context, error.err),
+            (2, FiErrno::ECANCELED)
+        );
+        assert_eq!(error.completion.flags, Flags::RECV | Flags::MSG);
+    });
+    client.ep.cancel(1).unwrap();
+    assert_eq!(client.completion().unwrap_err().completion.context, 1);
+    assert_eq!(client.ep.cancel(1), Err(FiErrno::ENOENT), "twice");
+
+    client.ep.connect(Some(addr), b"hello").unwrap();
+    let server = accept(&device, &client, &eq);
+    for side in [&client, &server] {
+        assert!(matches!(next_event(&side.eq), Ok(Told::Connected(..))));
+    }
+    for context in [2, 3] {
+        assert_eq!(client.ep.cancel(context), Err(FiErrno::ENOENT), "posted");
+    }
+    let source = Buffer::all(&server.domain, 8);
+    // the others take the messages, in their order, and the slots are all free again
+    for context in [2, 3].into_iter().chain(10..200) {
+        if context >= 10 {
+            client.recv(&target, 8, context).unwrap();
+        }
+        server.send(&source, 8, 0).unwrap();
+        server.completion().unwrap();
+        assert_eq!(client.completion().unwrap().context, context);
+    }
+    client.ep.close();
+    no_completion(&client);
+    assert_eq!(client.ep.cancel(1), Err(FiErrno::EOPBADSTATE));
+}
+
 #[test]
 fn several_buffers_make_one_message() {
     let (client, server) = connected(false, |_| {});
