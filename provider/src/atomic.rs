@@ -63,16 +63,19 @@ fn supported(family: Family, datatype: fi_datatype, op: fi_op) -> Result<()> {
     }
 }
 
+/// The longest list that is looked at: a wrong count must not be followed.
+const LONGEST: usize = 16;
+
 /// The one element of a vector of operands or of a buffer.
 ///
 /// # Errors
-/// `EINVAL`: none. `EMSGSIZE`: more than one.
+/// `EINVAL`: none, or a list longer than any endpoint takes. `EMSGSIZE`: more than one.
 ///
 /// # Safety
 /// `iov` has `count` elements or is NULL.
 #[inline]
 unsafe fn single(iov: *const fi_ioc, count: usize) -> Result<(*mut c_void, usize)> {
-    if iov.is_null() || count == 0 {
+    if iov.is_null() || !(1..=LONGEST).contains(&count) {
         return Err(FiErrno::EINVAL);
     }
     // SAFETY: the caller's promise.
@@ -94,7 +97,7 @@ unsafe fn single(iov: *const fi_ioc, count: usize) -> Result<(*mut c_void, usize
 /// # Safety
 /// `iov` has `count` elements or is NULL.
 unsafe fn target(iov: *const fi_rma_ioc, count: usize) -> Result<(u64, u64)> {
-    if iov.is_null() || count == 0 {
+    if iov.is_null() || !(1..=LONGEST).contains(&count) {
         return Err(FiErrno::EINVAL);
     }
     // SAFETY: the caller's promise.

@@ -39,12 +39,9 @@ const _: () = {
 /// `iov` is NULL or has `count` elements.
 #[inline(always)]
 unsafe fn remote<'a>(iov: *const fi_rma_iov, count: usize) -> Result<&'a [RemoteIov]> {
-    if iov.is_null() {
-        return if count == 0 {
-            Ok(&[])
-        } else {
-            Err(FiErrno::EINVAL)
-        };
+    // a slice must not be made of a count that can't be true; the limit is 1
+    if iov.is_null() || count != 1 {
+        return Err(FiErrno::EINVAL);
     }
     // SAFETY: the caller's promise; the two have one layout, asserted above.
     Ok(unsafe { std::slice::from_raw_parts(iov.cast(), count) })

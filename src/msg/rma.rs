@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 
-use super::send::{Transmit, buffer, completion_flags};
+use super::send::{MAX_IOV, Transmit, buffer, completion_flags};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::Desc;
@@ -59,7 +59,8 @@ impl<'a> Transmit<'a> {
         let &[target] = remote else {
             return Err(FiErrno::EINVAL);
         };
-        if target.len != local.len() {
+        // the endpoint's own limit comes later; this one keeps a wrong count from being followed
+        if local.count() > MAX_IOV || target.len != local.len() {
             return Err(FiErrno::EINVAL);
         }
         Self::rma(opcode, local, target.addr, target.key, context, flags)

@@ -26,7 +26,9 @@ use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
 /// The most buffers that an operation has here.
 pub(crate) const MAX_IOV: usize = 16;
 
-/// Flags that `fi_sendmsg`, `fi_writemsg` take.
+/// Flags that `fi_sendmsg`, `fi_writemsg` take. `FI_MORE` changes nothing: held back, a request would
+/// move only when the application calls again, though data progress is the device's (`FI_PROGRESS_AUTO`), and
+/// a refusal (`EAGAIN`) could no longer be told by the call that posted it.
 const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT)
     .union(Flags::INJECT_COMPLETE)
@@ -425,10 +427,11 @@ impl TxSide {
     /// Checks what can be checked without the peer; gives the length.
     #[inline]
     pub(super) fn check(&self, op: &Transmit<'_>) -> Result<usize> {
-        let len = op.local.len();
+        // before the list is looked at: a wrong count may be longer than the list
         if op.local.count() > self.iov_limit {
             return Err(FiErrno::EINVAL);
         }
+        let len = op.local.len();
         let inject = op.flags.contains(Flags::INJECT);
         let kind = usize::from(!op.opcode.is_send());
         if len > self.max_len[kind] || (inject && len > self.max_inject[kind]) {
