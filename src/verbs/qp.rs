@@ -176,6 +176,9 @@ pub struct Qp {
     _send_cq: Arc<Cq>,
     _recv_cq: Arc<Cq>,
     _srq: Option<Arc<Srq>>,
+    /// `send_flags` of the request posted last.
+    #[cfg(test)]
+    pub(crate) posted_flags: std::sync::atomic::AtomicU32,
 }
 
 // SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
@@ -230,6 +233,8 @@ impl Qp {
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
             _srq: srq.map(Arc::clone),
+            #[cfg(test)]
+            posted_flags: Default::default(),
         })
     }
 
@@ -334,6 +339,9 @@ impl Qp {
         if request.fence {
             flags |= sys::IBV_SEND_FENCE;
         }
+        #[cfg(test)]
+        self.posted_flags
+            .store(flags, std::sync::atomic::Ordering::Relaxed);
         let mut wr = sys::ibv_send_wr {
             wr_id: request.wr_id,
             sg_list: request.sges.as_ptr().cast_mut(),

@@ -356,6 +356,45 @@ fn flags_that_mean_nothing_are_refused() {
     }
 }
 
+/// softverbs keeps its requests in order anyway, so only the request tells: on hardware the flag is what
+/// makes it wait for the reads and atomics before it.
+#[test]
+fn a_fence_reaches_the_device() {
+    let (client, server) = connected(false, |_| {});
+    let source = Buffer::all(&client.domain, 256);
+    let target = Buffer::all(&server.domain, 256);
+    let (iov, desc) = source.part(0, 256);
+    let local = LocalIov::single(&iov, &desc);
+    let remote = [RemoteIov {
+        addr: target.addr(),
+        len: 256,
+        key: target.region.key(),
+    }];
+    let ep = &client.ep;
+    let fenced = || {
+        let control = ep.core.control.lock();
+        let flags = &control.qp.as_ref().unwrap().posted_flags;
+        flags.load(std::sync::atomic::Ordering::Relaxed) & rdma_core_sys::IBV_SEND_FENCE != 0
+    };
+    for flags in [Flags::FENCE, Flags::empty(), Flags::FENCE | Flags::MORE] {
+        let expected = flags.contains(Flags::FENCE);
+        server.recv(&target, 256, 0).unwrap();
+        // SAFETY: the buffers outlive the operations.
+        unsafe {
+            ep.send_msg(local, 0, 1, flags).unwrap();
+            assert_eq!(fenced(), expected, "send");
+            ep.write_msg(local, &remote, 0, 2, flags).unwrap();
+            assert_eq!(fenced(), expected, "write");
+            ep.read_msg(local, &remote, 3, flags).unwrap();
+            assert_eq!(fenced(), expected, "read");
+        }
+        server.completion().unwrap();
+        for context in 1..=3 {
+            assert_eq!(client.completion().unwrap().context, context);
+        }
+    }
+}
+
 #[test]
 fn a_descriptor_is_needed_where_the_device_reads() {
     let (client, server) = connected(false, |_| {});

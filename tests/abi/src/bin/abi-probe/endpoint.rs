@@ -1,8 +1,14 @@
 //! What a pair of connected endpoints can do, one file per part of the man pages.
 
 mod atomics;
+mod closing;
+mod ends;
+mod levels;
+mod manage;
+mod misuse;
 mod options;
 mod shared;
+mod threads;
 mod waiting;
 
 use abi_tests::fabric::{Infos, hints};
@@ -23,5 +29,10 @@ pub(crate) fn run(lib: &Lib) {
     options::run(lib);
     waiting::run(lib);
     atomics::run(lib);
+    levels::run(lib);
+    manage::run(lib);
+    misuse::run(lib);
+    closing::run(lib);
+    threads::run(lib);
     println!("endpoints do what the man pages say");
 }

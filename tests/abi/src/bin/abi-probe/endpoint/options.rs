@@ -88,10 +88,29 @@ unsafe fn lengths(lib: &Lib, setup: &Setup) {
             assert_eq!(get(ep, FI_OPT_MAX_ATOMIC_SIZE), (0, 8));
             assert_eq!(get(ep, FI_OPT_CM_DATA_SIZE), (0, 55));
             assert_eq!(set(ep, FI_OPT_CM_DATA_SIZE, 10), -FI_ENOPROTOOPT);
-            for name in [FI_OPT_MAX_TAGGED_SIZE, FI_OPT_MIN_MULTI_RECV, 9999] {
+            for name in [
+                FI_OPT_MIN_MULTI_RECV, // a verbs receive takes one message
+                FI_OPT_BUFFERED_MIN,
+                FI_OPT_BUFFERED_LIMIT,
+                FI_OPT_SEND_BUF_SIZE,
+                FI_OPT_RECV_BUF_SIZE,
+                FI_OPT_TX_SIZE,
+                FI_OPT_RX_SIZE,
+                FI_OPT_XPU_TRIGGER,
+                FI_OPT_MAX_TAGGED_SIZE,
+                FI_OPT_INJECT_TAGGED_SIZE,
+                FI_OPT_INJECT_ATOMIC_SIZE + 1,
+                9999,
+                u32::MAX,
+            ] {
                 assert_eq!(get(ep, name).0, -FI_ENOPROTOOPT);
                 assert_eq!(set(ep, name, 1), -FI_ENOPROTOOPT);
             }
+            assert_eq!(get(ep, FI_OPT_INJECT_ATOMIC_SIZE), (0, 8));
+            for name in [FI_OPT_MAX_ATOMIC_SIZE, FI_OPT_INJECT_ATOMIC_SIZE] {
+                assert_eq!(set(ep, name, 4), -FI_ENOPROTOOPT, "verbs has one size");
+            }
+            choices(ep);
             let one = 1_usize;
             let short = call!(
                 (*ep).ops,
@@ -116,6 +135,49 @@ unsafe fn lengths(lib: &Lib, setup: &Setup) {
         let ret = call!((*client).rma, inject, client, buf, 11, 0, 0, 0);
         assert_eq!(ret, long, "only messages were given the other limit");
         pair.close();
+    }
+}
+
+/// Options that say what may be used: what isn't used may be forbidden.
+unsafe fn choices(ep: *mut fid_ep) {
+    // SAFETY: an open endpoint, and values of the sizes that are passed.
+    unsafe {
+        let call = (*(*ep).ops).setopt.expect("a slot");
+        let set = |name: u32, value: *const c_void, len| {
+            call(ep.cast(), 0, name.cast_signed(), value, len)
+        };
+        let p2p = |value: u32| set(FI_OPT_FI_HMEM_P2P, (&raw const value).cast(), 4);
+        for value in [
+            FI_HMEM_P2P_ENABLED,
+            FI_HMEM_P2P_PREFERRED,
+            FI_HMEM_P2P_DISABLED,
+        ] {
+            assert_eq!(p2p(value), 0);
+        }
+        assert_eq!(p2p(FI_HMEM_P2P_REQUIRED), -FI_EOPNOTSUPP);
+        assert_eq!(set(FI_OPT_FI_HMEM_P2P, null(), 4), INVALID);
+        for name in [FI_OPT_CUDA_API_PERMITTED, FI_OPT_SHARED_MEMORY_PERMITTED] {
+            for value in [false, true] {
+                let value = (&raw const value).cast();
+                assert_eq!(set(name, value, 1), 0);
+                assert_eq!(set(name, value, 8), INVALID, "a bool has one byte");
+            }
+            assert_eq!(set(name, null(), 1), INVALID);
+        }
+        let value = 1_usize;
+        let (value, name) = ((&raw const value).cast(), FI_OPT_MAX_MSG_SIZE.cast_signed());
+        assert_eq!(call(ep.cast(), 1, name, value, 8), -FI_ENOPROTOOPT, "level");
+        // What belongs to other fids, and what is nothing.
+        for command in [
+            FI_BACKLOG,
+            FI_GETWAIT,
+            FI_GETFIDFLAG,
+            FI_QUEUE_WORK,
+            FI_REFRESH,
+            9999,
+        ] {
+            assert_eq!(control(ep, command, null_mut()), -FI_ENOSYS, "{command}");
+        }
     }
 }
 
