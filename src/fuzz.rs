@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use crate::queue::slots::{Slot, SlotRing};
-use crate::wire::cm_data::{CM_DATA_SIZE, CmData};
+use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
 
 /// Private data decodes to at most as many bytes as are there, and what an application hands in comes out
 /// at the other end, padded or not.
@@ -13,7 +13,7 @@ use crate::wire::cm_data::{CM_DATA_SIZE, CmData};
 /// Where that is not so.
 pub fn cm_data(data: &[u8]) {
     let decoded = CmData::decode(data);
-    assert!(decoded.data().len() <= data.len().saturating_sub(1).min(CM_DATA_SIZE));
+    assert!(decoded.data().len() <= data.len().saturating_sub(1).min(MAX_CM_DATA));
     assert!(
         data.get(1..)
             .unwrap_or_default()

@@ -13,7 +13,7 @@ use rdma_core_sys as sys;
 
 use super::table::Table;
 use super::words::Words;
-use crate::errno::Result;
+use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
 use crate::verbs::{Mr, Pd};
 use crate::wire::records::{Block, Entry, Header, WORDS};
@@ -198,6 +198,15 @@ impl Directory {
         // first of all: without rights, or gone where the device can't do that
         parked.mrs.retain_mut(|mr| match mr.revoke_rights() {
             Ok(()) => true,
+            // Its key is dead and stays taken. Somebody who was stopped in the middle of an access was waited
+            // for as long as the device waits, and deregistering now would only wait again.
+            Err(FiErrno::EBUSY) => {
+                warn_log!(
+                    Mr,
+                    "a region is closed while a stopped peer has an access to it under way"
+                );
+                true
+            }
             Err(error) => {
                 info_log!(Mr, "a closed region's key is free at once: {error}");
                 false
@@ -285,7 +294,7 @@ impl Directory {
                 .extend((0..SLAB).rev().map(|i| (slab, i * WORDS)));
         }
         // there is one: they were just made
-        let (slab, index) = inner.free.pop().ok_or(crate::errno::FiErrno::ENOMEM)?;
+        let (slab, index) = inner.free.pop().ok_or(FiErrno::ENOMEM)?;
         let words = Arc::clone(&inner.blocks[slab]);
         drop(inner);
         for word in 0..WORDS {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 use common::*;
 use rdma_core_sys::*;
@@ -198,7 +198,6 @@ fn inline(link: &mut Link) {
         eio(ibv_post_recv(qp, room(), room()));
         eio(ibv_post_srq_recv(o.srq, room(), room()));
         eio(x.query_port.unwrap()(context, 1, room(), size_of::<ibv_port_attr>()));
-        eio(x.query_device_ex.unwrap()(context, null(), room(), size_of::<ibv_device_attr_ex>()));
         none(x.create_qp_ex.unwrap()(context, room()));
         none(x.create_cq_ex.unwrap()(context, room()));
         none(x.create_srq_ex.unwrap()(context, room()));
