@@ -1,6 +1,7 @@
 //! Messages and RMA between two connected ends.
 
 use super::*;
+use crate::msg::send::MAX_IOV;
 
 pub(super) fn readable(fd: i32) -> bool {
     let mut entry = libc::pollfd {
@@ -169,8 +170,24 @@ fn several_buffers_make_one_message() {
         server.ep.recv(into, 1).unwrap();
         let from = LocalIov::from_raw(iov.as_ptr(), desc.as_ptr().cast(), 4).unwrap();
         client.ep.send(from, 2).unwrap();
-        let too_many = LocalIov::from_raw(iov.as_ptr(), desc.as_ptr().cast(), 5).unwrap();
-        assert_eq!(client.ep.send(too_many, 2), Err(FiErrno::EINVAL));
+    }
+    // a count over the limit is refused before the list, which is shorter, is looked at
+    for count in [5, MAX_IOV + 1, usize::MAX] {
+        // SAFETY: see above.
+        unsafe {
+            let too_many = LocalIov::from_raw(iov.as_ptr(), desc.as_ptr().cast(), count).unwrap();
+            let refused = Err(FiErrno::EINVAL);
+            assert_eq!(client.ep.send(too_many, 2), refused);
+            assert_eq!(client.ep.write(too_many, 0, 0, 2), refused);
+            assert_eq!(client.ep.read(too_many, 0, 0, 2), refused);
+            assert_eq!(server.ep.recv(too_many, 2), refused);
+            if count > MAX_IOV {
+                let remote = [RemoteIov::default()];
+                let flags = Flags::empty();
+                assert_eq!(client.ep.write_msg(too_many, &remote, 0, 2, flags), refused);
+                assert_eq!(client.ep.read_msg(too_many, &remote, 2, flags), refused);
+            }
+        }
     }
     assert_eq!(server.completion().unwrap().len, 2000);
     assert_eq!(target.memory[..2000], source.memory[..2000]);
