@@ -77,11 +77,13 @@ fn resources() -> [usize; 4] {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let of_files = maps.lines().filter(|line| line.contains("softverbs"));
+    // AddressSanitizer's allocator maps a piece of each of its arenas at a time and keeps what is freed
+    let sanitized = std::env::var_os("ASAN_OPTIONS").is_some();
     [
         count("/proc/self/fd"),
         count("/proc/self/task"),
         of_files.count(),
-        maps.lines().count(),
+        if sanitized { 0 } else { maps.lines().count() },
     ]
 }
 
