@@ -30,7 +30,7 @@ demo: all deps ## build, list the provider, move data between two processes, pri
 	@tests/tools/demo
 
 # The tiers in the order in which they run. Each is an executable that prints `N passed, N failed, N skipped` last.
-TIERS := fast fuzz abi mr conformance verbs fault vm
+TIERS := fast fuzz abi mr conformance verbs sanitize fault vm
 
 check: all deps ## every test of every tier; the last line is the total
 	@tests/tools/tiers $(TIERS)
@@ -48,6 +48,9 @@ TARGET  ?=
 fuzz: deps ## one fuzz target, TARGET=stranger, for SECONDS=60
 	@test -n "$(TARGET)" || { echo "weft: say which: make fuzz TARGET=NAME SECONDS=60"; exit 2; }
 	@tests/fuzz/check --target '$(TARGET)' --seconds '$(or $(SECONDS),60)'
+
+check-sanitize: all deps ## the loaded object under AddressSanitizer and Valgrind, and planted bugs; OPTIONS=--long
+	@tests/sanitize/check $(OPTIONS)
 
 check-abi: all deps ## the shared object as three releases of libfabric load it, and bad input
 	@tests/tools/tiers abi
@@ -120,4 +123,4 @@ clean: ## remove everything that was built (downloads in the cache stay)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-.PHONY: all demo check check-fast check-loom check-fuzz fuzz check-abi check-mr check-conformance check-verbs check-fault check-vm vm vm-shell bench bench-count bench-vm check-long check-fabtests install uninstall deps bindings header clean help
+.PHONY: all demo check check-fast check-loom check-fuzz fuzz check-sanitize check-abi check-mr check-conformance check-verbs check-fault check-vm vm vm-shell bench bench-count bench-vm check-long check-fabtests install uninstall deps bindings header clean help

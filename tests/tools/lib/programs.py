@@ -28,6 +28,8 @@ class Libfabric:
         env = {key: value for key, value in os.environ.items() if not key.startswith(("FI_", "LD_", "SOFTVERBS_"))}
         env["FI_PROVIDER_PATH"] = str(provider_path or PROVIDER.parent)
         env["LC_ALL"] = "C"
+        # what a tier sets for the programs alone, not for the scripts that start them: LD_PRELOAD and the like
+        env.update({key.removeprefix("WEFT_ENV_"): value for key, value in os.environ.items() if key.startswith("WEFT_ENV_")})
         if self.library:
             env["LD_LIBRARY_PATH"] = self.library
         env.update(more)
