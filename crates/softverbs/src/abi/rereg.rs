@@ -134,6 +134,8 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
         // Its file would have to be found anew.
         return Err(Errno(libc::EOPNOTSUPP));
     }
+    // Before the key is good again: whoever finds it so finds the receives poisoned.
+    process.poison_receives(key.0);
     let left = to.direct.stamp;
     to.direct = process.buffers.cover(to.range.addr, to.range.len);
     let changed = process
@@ -147,7 +149,6 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
     };
     process.buffers.uncover(&process.segment, gone);
     changed?;
-    process.poison_receives(key.0);
     // SAFETY: as above; the object is the caller's, who lets nobody else use it meanwhile.
     unsafe {
         if change.flags & DOMAIN != 0 {

@@ -36,6 +36,8 @@ const PULL_TICKS: u64 = 100_000;
 
 /// Batches of messages from each ring that are taken before sleeping: what all rings hold.
 const ROUNDS: usize = 32;
+/// After how long receives are flushed that a sender was writing into, if it is done.
+const FLUSH_NS: u64 = 1_000_000;
 
 /// Who looks for parked messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,10 +105,16 @@ impl Process {
         self.doorbell.ring();
     }
 
+    /// As [`Self::request_flush`], where a sender is still writing: soon.
+    pub(crate) fn flush_again(&self) {
+        self.closing.store(true, Ordering::Release);
+    }
+
     #[cold]
     fn flush_closing(&self) {
         self.closing.store(false, Ordering::Relaxed);
-        std::sync::atomic::fence(Ordering::SeqCst);
+        // Senders publish a message, fence lightly, and look whether the state still is what it was.
+        heavy_fence();
         for qp in self.qps.iter() {
             qp.flush_closing();
         }
@@ -273,8 +281,8 @@ impl Process {
         self.doorbell.ring();
     }
 
-    /// When the next waiting request gives up or tries again by itself, or an event is held back no
-    /// longer; 0 for never.
+    /// When the next waiting request gives up or tries again by itself, an event is held back no longer, or receives
+    /// can be flushed; 0 for never.
     fn next_deadline(&self) -> u64 {
         let waiting = self.waiting.lock().clone();
         let moderated = self.moderated.lock().clone();
@@ -284,7 +292,12 @@ impl Process {
         let events = moderated
             .into_iter()
             .filter_map(|index| self.cqs.get(index)?.held_until());
-        requests.chain(events).min().unwrap_or(0)
+        // A sender that writes into a receive is soon done.
+        let flushes = self
+            .closing
+            .load(Ordering::Relaxed)
+            .then(|| sys::now_ns() + FLUSH_NS);
+        requests.chain(events).chain(flushes).min().unwrap_or(0)
     }
 
     /// Finds out which peers have ended.
@@ -383,7 +396,8 @@ impl Process {
             pipe.ring();
         }
         // A caller may poll the descriptor without asking for an event first.
-        if !self.waiting.lock().is_empty() || !self.moderated.lock().is_empty() {
+        let closing = self.closing.load(Ordering::Relaxed);
+        if closing || !self.waiting.lock().is_empty() || !self.moderated.lock().is_empty() {
             self.arm_timer();
         }
     }

@@ -7,11 +7,13 @@ use rdma_core_sys::{
     IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE,
 };
 
+use super::push::Receive;
 use super::request::PieceList;
 use super::{MAX_SGE, Qp, SendQueue, entry_at};
 use crate::peer::Peer;
+use crate::region::Key;
 use crate::segment::layout::{
-    Credit, SEGMENT_SIZE, StateWord, arena, desc, qp as layout, split_qp_num,
+    Credit, MAX_QPS, SEGMENT_SIZE, StateWord, arena, desc, qp as layout, region, split_qp_num,
 };
 use crate::signal;
 use crate::srq::Shared;
@@ -20,7 +22,8 @@ use crate::srq::Shared;
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: Arc<Peer>,
-    /// Its entry in its owner's segment.
+    /// Its index, and its entry in its owner's segment.
+    pub(super) index: u32,
     pub(super) at: usize,
     pub(super) word: StateWord,
     pub(super) pd: u32,
@@ -53,6 +56,25 @@ impl Connection {
     pub(super) fn current(&self) -> bool {
         let word = self.peer.map.u64(self.at + layout::STATE);
         word.load(Ordering::Acquire) == self.word.0 && !self.peer.is_dead()
+    }
+
+    /// Whether the other end still is the one that was connected and takes messages, in whatever state.
+    #[cold]
+    pub(super) fn lives_on(&self) -> bool {
+        let word = self.peer.map.u64(self.at + layout::STATE);
+        let word = StateWord(word.load(Ordering::Acquire));
+        word.incarnation() == self.word.incarnation()
+            && word.dest() == self.word.dest()
+            && receives(word.state())
+            && !self.peer.is_dead()
+    }
+
+    /// How many messages the other end took, if it takes no more and has said so.
+    #[cold]
+    pub(super) fn taken(&self) -> Option<u32> {
+        let word = self.peer.map.u64(self.at + layout::TAKEN);
+        let word = word.load(Ordering::Acquire);
+        ((word >> 32) as u32 == self.word.incarnation()).then_some(word as u32)
     }
 
     #[inline]
@@ -102,25 +124,39 @@ impl Connection {
         (pieces != desc::POISONED).then(|| map.u32(at + desc::TOTAL).load(Ordering::Relaxed))
     }
 
-    /// The first `len` bytes of the receive with this number, as pieces of the owner's memory.
-    pub(super) fn receive_pieces(&self, number: u32, len: usize) -> PieceList {
+    /// The first `len` bytes of the receive with this number; copied once.
+    pub(super) fn receive(&self, number: u32, len: usize) -> Receive {
         let at = self.descriptor(number);
         let map = &self.peer.map;
         let most = ((self.desc_stride - desc::FIRST) / desc::PIECE).min(MAX_SGE as usize);
         let count = map.u32(at + desc::PIECES).load(Ordering::Relaxed) as usize;
         let mut left = len;
         let mut list = PieceList::new();
+        let mut keys = [0; MAX_SGE as usize];
+        let mut used = 0;
         for i in 0..count.min(most) {
             let piece = at + desc::FIRST + desc::PIECE * i;
             let addr = map.u64(piece).load(Ordering::Relaxed);
             let room = map.u32(piece + 8).load(Ordering::Relaxed) as usize;
             let take = room.min(left);
             if take > 0 {
+                keys[used] = map.u32(piece + desc::LKEY).load(Ordering::Relaxed);
+                used += 1;
                 list.push(addr, take);
                 left -= take;
             }
         }
-        list
+        Receive { pieces: list, keys }
+    }
+
+    /// Under a hazard: whether the receive with this number may still be written, by a piece with this key.
+    pub(super) fn still_named(&self, number: u32, key: u32) -> bool {
+        let map = &self.peer.map;
+        let entry = region::AT + region::STRIDE * Key(key).index();
+        // A region that changes first has its receives poisoned, and then gets its key back.
+        let valid = key != 0 && map.u32(entry + region::KEY).load(Ordering::Acquire) == key;
+        let pieces = map.u32(self.descriptor(number) + desc::PIECES);
+        valid && pieces.load(Ordering::Relaxed) != desc::POISONED
     }
 
     #[inline]
@@ -164,6 +200,8 @@ impl Qp {
         let conn = read(&peer, index, self.number())?;
         if known != Some(conn.word.incarnation()) {
             self.give_claim_back(sq);
+            // What was copied went to the receive of another life.
+            sq.pushed = false;
             sq.claimed = 0;
             sq.sent = 0;
             sq.credit = Credit {
@@ -228,6 +266,7 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
     };
     Ok(Connection {
         peer: Arc::clone(peer),
+        index: index % MAX_QPS as u32,
         at,
         word,
         pd: map.u32(at + layout::PD).load(Ordering::Relaxed),

@@ -8,8 +8,13 @@ use rdma_core_sys::*;
 use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue};
 use crate::events::Element;
 use crate::peer::{Peer, Push};
+use crate::region::{await_receive, receive_in_use};
 use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
+use crate::sys::{self, Res};
+
+/// How long receives of a failed queue pair are kept for a sender that is writing into one.
+const PATIENCE_NS: u64 = 5_000_000_000;
 
 impl Qp {
     /// Moves the queue pair to ERR and flushes both queues; the first waiting request, if there
@@ -46,16 +51,37 @@ impl Qp {
     pub(crate) fn flush_closing(&self) {
         let slot = {
             let rq = self.rq.lock();
-            if rq.flow != Flow::Closing {
+            match rq.flow {
+                Flow::Open | Flow::Closed => return,
+                Flow::Closing => Some(split_qp_num(rq.dest).0),
+                Flow::Refusing => None,
+            }
+        };
+        if let Some(slot) = slot {
+            self.process().drain_ring_of(slot);
+        }
+        let mut rq = self.rq.lock();
+        if matches!(rq.flow, Flow::Closing | Flow::Refusing) {
+            self.flush_unless_written(&mut rq);
+        }
+    }
+
+    /// Flushes the receives of a failed queue pair, or does so later where a sender is writing into one.
+    fn flush_unless_written(&self, rq: &mut RecvQueue) {
+        let process = self.process();
+        let lives = rq.peer.as_ref().is_some_and(|peer| !peer.is_dead());
+        if lives && receive_in_use(&process.segment, self.index) {
+            let now = sys::now_ns();
+            if rq.patience == 0 {
+                rq.patience = now + PATIENCE_NS;
+            }
+            // One that is stopped is awaited as long as by a deregistration, which then says so.
+            if now < rq.patience {
+                process.flush_again();
                 return;
             }
-            split_qp_num(rq.dest).0
-        };
-        self.process().drain_ring_of(slot);
-        let mut rq = self.rq.lock();
-        if rq.flow == Flow::Closing {
-            self.flush_receives(&mut rq);
         }
+        self.flush_receives(rq);
     }
 
     fn flush_receives(&self, rq: &mut RecvQueue) {
@@ -63,6 +89,8 @@ impl Qp {
             return;
         }
         rq.flow = Flow::Closed;
+        rq.patience = 0;
+        self.tell_taken(rq);
         while rq.next != rq.head {
             let posted = rq.posted[rq.next as usize & (rq.posted.len() - 1)];
             rq.next = rq.next.wrapping_add(1);
@@ -72,6 +100,19 @@ impl Qp {
             // It takes no more of the shared receives.
             self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
+    }
+
+    /// Tells the other end what was taken; that is final.
+    fn tell_taken(&self, rq: &RecvQueue) {
+        let count = if rq.srq.is_null() {
+            rq.next
+        } else {
+            rq.received
+        };
+        let word = u64::from(rq.incarnation) << 32 | u64::from(count);
+        self.map()
+            .u64(self.at() + layout::TAKEN)
+            .store(word, Ordering::Release);
     }
 
     /// A request of an unreliable queue pair failed: it sends no more, and still receives.
@@ -140,8 +181,9 @@ impl Qp {
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
         self.fail_locked(&mut sq, &mut rq, IBV_WC_WR_FLUSH_ERR);
-        if self.state() == IBV_QPS_ERR {
-            self.flush_receives(&mut rq);
+        if self.state() == IBV_QPS_ERR && rq.flow != Flow::Closed {
+            rq.flow = Flow::Refusing;
+            self.flush_unless_written(&mut rq);
         }
     }
 
@@ -234,6 +276,9 @@ impl Qp {
         let number = self.number();
         self.process()
             .with_windows(|windows, owner| windows.release(owner, number));
+        if rq.flow != Flow::Closed {
+            self.tell_taken(&rq);
+        }
         let old = StateWord(self.word.load(Ordering::Relaxed));
         let word = StateWord::new(IBV_QPS_RESET, 0, 0, old.incarnation().wrapping_add(1));
         let (map, at) = (self.map(), self.at());
@@ -271,6 +316,7 @@ impl Qp {
         rq.dest = 0;
         rq.incarnation = word.incarnation();
         rq.flow = Flow::Open;
+        rq.patience = 0;
         rq.received = 0;
         self.send_done.store(0, Ordering::Relaxed);
         self.recv_done.store(0, Ordering::Relaxed);
@@ -285,6 +331,15 @@ impl Qp {
         {
             sender.ring_process();
         }
+    }
+
+    /// Waits until nobody writes into receives of the last life any more. Only after [`Self::reset`].
+    ///
+    /// # Errors
+    /// `EBUSY` where somebody still does after some seconds; the call can be repeated.
+    pub(super) fn await_writers(&self) -> Res<()> {
+        let process = self.process();
+        await_receive(&process.segment, self.index, |slot| process.lives(slot))
     }
 
     pub(super) fn set_state(&self, state: u32) {

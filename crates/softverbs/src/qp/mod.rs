@@ -14,6 +14,7 @@ mod modify;
 mod object;
 mod parked;
 mod pull;
+mod push;
 mod quick;
 mod recv;
 mod request;
@@ -201,6 +202,9 @@ struct RecvQueue {
     /// This queue is among those that will look for parked messages.
     pulls: bool,
     flow: Flow,
+    /// Until when a sender is awaited that writes into a receive of the failed queue pair, in nanoseconds of
+    /// the monotonic clock; 0 for none.
+    patience: u64,
 }
 
 /// What becomes of messages and receives.
@@ -211,6 +215,8 @@ enum Flow {
     /// The queue pair has failed. What the other end had published until then is still taken, at the next
     /// progress; its sends were successful.
     Closing,
+    /// As that, but nothing more is taken: receives only wait for a sender that writes into one.
+    Refusing,
     /// Receives are flushed.
     Closed,
 }

@@ -15,7 +15,8 @@ use crate::sys::{Errno, Res};
 ///
 /// # Errors
 /// `EINVAL` for an illegal transition, a missing or surplus attribute, or a value out of range;
-/// the queue pair is as it was.
+/// the queue pair is as it was. `EBUSY` where it is in RESET, but a process that is stopped may still write into its
+/// receives.
 ///
 /// # Safety
 /// `qp` must be live, `attr` valid where `mask` says so.
@@ -53,7 +54,10 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
         remember(&mut attributes, attr, mask);
     }
     match to {
-        IBV_QPS_RESET => this.reset(),
+        IBV_QPS_RESET => {
+            this.reset();
+            this.await_writers()?;
+        }
         IBV_QPS_ERR => this.fail(&mut this.sq.lock(), IBV_WC_WR_FLUSH_ERR),
         _ => this.apply(attr, mask, to),
     }

@@ -121,6 +121,7 @@ impl RecvQueue {
             dest: 0,
             incarnation: 0,
             flow: Flow::Open,
+            patience: 0,
             received: 0,
             pulls: false,
         })
@@ -200,6 +201,7 @@ fn blank(index: u32) -> Qp {
             dest: 0,
             incarnation: 0,
             flow: Flow::Open,
+            patience: 0,
             received: 0,
             pulls: false,
         }),
@@ -363,6 +365,10 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
 /// `ibv_destroy_qp`: waits until the application has acknowledged every asynchronous event that
 /// it got.
 ///
+/// # Errors
+/// `EBUSY` where a process that is stopped may still write into its receives; it is in RESET then, and the call can be
+/// repeated.
+///
 /// # Safety
 /// `qp` must be live, and is gone afterwards.
 pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
@@ -378,6 +384,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
         this.finish_datagrams();
     }
     this.reset();
+    this.await_writers()?;
     let (desc_at, desc_len, send_cq, recv_cq, srq) = {
         let mut sq = this.sq.lock();
         if let Some((at, len)) = sq.parked.take_place() {
@@ -433,6 +440,8 @@ pub(crate) fn abandon(process: &Process, context: *mut ibv_context) {
         let theirs = unsafe { (*qp.as_ptr()).context };
         if qp.state() != DESTROYED && theirs == context {
             qp.reset();
+            // A close succeeds over what is left.
+            let _ = qp.await_writers();
             qp.state.store(DESTROYED, Ordering::Relaxed);
         }
     }

@@ -68,7 +68,7 @@ impl Parked {
 
 impl SendQueue {
     /// Number of the next message of this connection.
-    fn next_number(&self) -> u32 {
+    pub(super) fn next_number(&self) -> u32 {
         let shared = self.conn.as_ref().is_some_and(|conn| conn.srq.is_some());
         if shared { self.sent } else { self.claimed }
     }

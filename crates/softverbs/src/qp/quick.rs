@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
+use super::send::outcome;
 use super::{Qp, SendQueue};
 use crate::peer::Push;
 use crate::ring::{Header, MAX_PAYLOAD, copy, flag, op};
@@ -74,9 +75,15 @@ impl Qp {
         if pushed != Push::Sent {
             return false;
         }
+        let status = outcome(conn, IBV_QPT_RC, sq.claimed);
         conn.peer.notify_cq(conn.recv_cq, solicited);
         sq.claimed = sq.claimed.wrapping_add(1);
         sq.head = sq.head.wrapping_add(1);
+        if status != IBV_WC_SUCCESS {
+            let len = u64::from(sge.length);
+            self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, len, status);
+            return true;
+        }
         sq.executed = sq.head;
         if sq.signal_all || wr.send_flags & IBV_SEND_SIGNALED != 0 {
             self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_SUCCESS, sge.length);

@@ -138,6 +138,8 @@ impl Qp {
                 Some(addr) => {
                     map.u64(piece).store(addr, Ordering::Relaxed);
                     map.u32(piece + 8).store(sge.length, Ordering::Relaxed);
+                    map.u32(piece + desc::LKEY)
+                        .store(sge.lkey, Ordering::Relaxed);
                 }
                 None => good = false,
             }
@@ -334,6 +336,9 @@ impl Qp {
             op::SEND | op::SEND_IMM | op::SEND_INV if message.inside > 0 => {
                 self.scatter(receive.sges, receive.pd, ring, message)
             }
+            op::SEND | op::SEND_IMM | op::SEND_INV if !self.all_valid(receive, header.len) => {
+                IBV_WC_LOC_PROT_ERR
+            }
             op::SEND | op::SEND_IMM | op::SEND_INV | op::WRITE_IMM => IBV_WC_SUCCESS,
             op::TOO_LONG => IBV_WC_LOC_LEN_ERR,
             op::UNWRITABLE => IBV_WC_LOC_PROT_ERR,
@@ -341,6 +346,22 @@ impl Qp {
         };
         self.push_receive(rq, receive, header, status);
         status
+    }
+
+    /// Whether the receive's first `len` bytes still are regions, as the sender found them.
+    #[cold]
+    fn all_valid(&self, receive: &Receive<'_>, len: u32) -> bool {
+        let mut left = len;
+        receive.sges.iter().all(|sge| {
+            let used = left > 0;
+            left -= left.min(sge.length);
+            !used
+                || self
+                    .process()
+                    .regions
+                    .local(sge, receive.pd, true)
+                    .is_some()
+        })
     }
 
     /// Makes the completion of a message that is where it belongs.

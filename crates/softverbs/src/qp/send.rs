@@ -4,17 +4,18 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::conn::Unreachable;
+use super::conn::{Connection, Unreachable};
+use super::push::Unpushed;
 use super::request::{PieceList, Request, completion_opcode, fetches, offered, operands};
 use super::waiting::{Reason, Step, no_receive};
 use super::{MAX_MESSAGE, Operands, Qp, SendQueue, Stored};
 use crate::cq::{Cqe, Retires};
 use crate::peer::Push;
-use crate::region::{self, AccessError, Change, Direction, Flush, Key, Target, blame};
+use crate::region::{self, AccessError, Change, Direction, Flush, Key, Target};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::segment::layout::qp_access;
-use crate::sync::Guard;
-use crate::sys::{self, Errno, Res};
+use crate::sync::{Guard, light_fence};
+use crate::sys::{Errno, Res};
 
 /// `ibv_post_send`.
 ///
@@ -555,16 +556,23 @@ impl Qp {
         if request.len > MAX_PAYLOAD as u64 {
             match self.push_payload(sq, request) {
                 Ok(()) => header.flags |= flag::PUSHED,
-                Err(AccessError::Remote) => {
-                    header.op = op::UNWRITABLE;
-                    return self.refuse(sq, request, header, IBV_WC_REM_OP_ERR);
+                // What it is now says what becomes of the request.
+                Err(Unpushed::Moved) if sq.kind == IBV_QPT_RC => {
+                    return Step::Wait(Reason::Connection);
                 }
-                Err(AccessError::Local) => return Step::Done(IBV_WC_LOC_PROT_ERR),
-                Err(AccessError::Dead) if sq.kind == IBV_QPT_UC => {
-                    return Step::Done(IBV_WC_SUCCESS);
-                }
-                Err(AccessError::Dead) => return Step::Done(IBV_WC_RETRY_EXC_ERR),
-                Err(AccessError::Refused) => return Step::Done(IBV_WC_LOC_QP_OP_ERR),
+                Err(Unpushed::Moved) => return Step::Done(IBV_WC_SUCCESS),
+                Err(Unpushed::Access(error)) => match error {
+                    AccessError::Remote => {
+                        header.op = op::UNWRITABLE;
+                        return self.refuse(sq, request, header, IBV_WC_REM_OP_ERR);
+                    }
+                    AccessError::Dead if sq.kind == IBV_QPT_UC => {
+                        return Step::Done(IBV_WC_SUCCESS);
+                    }
+                    AccessError::Local => return Step::Done(IBV_WC_LOC_PROT_ERR),
+                    AccessError::Dead => return Step::Done(IBV_WC_RETRY_EXC_ERR),
+                    AccessError::Refused => return Step::Done(IBV_WC_LOC_QP_OP_ERR),
+                },
             }
         }
         self.publish_message(sq, request, header)
@@ -606,6 +614,7 @@ impl Qp {
         });
         match pushed {
             Push::Sent => {
+                let status = outcome(conn, sq.kind, sq.next_number());
                 // A receive that fails for it counts as solicited too.
                 let fails = matches!(header.op, op::TOO_LONG | op::UNWRITABLE);
                 conn.peer.notify_cq(conn.recv_cq, solicited || fails);
@@ -615,44 +624,34 @@ impl Qp {
                     sq.sent = sq.sent.wrapping_add(1);
                 }
                 sq.pushed = false;
-                Step::Done(IBV_WC_SUCCESS)
+                Step::Done(status)
             }
             Push::Full => Step::Wait(Reason::Room),
             Push::NoMemory => Step::Done(IBV_WC_LOC_QP_OP_ERR),
         }
     }
+}
 
-    /// Copies a payload that is too long for the ring straight into the receive.
-    fn push_payload(&self, sq: &mut SendQueue, request: &Request<'_>) -> Result<(), AccessError> {
-        if sq.pushed {
-            return Ok(());
-        }
-        let Some(conn) = &sq.conn else {
-            return Err(AccessError::Dead);
-        };
-        if !conn.peer.check_alive() {
-            return Err(AccessError::Dead);
-        }
-        let remote = conn.receive_pieces(sq.claim.unwrap_or(sq.claimed), request.len as usize);
-        let remote = remote.as_slice();
-        let there: u64 = remote.iter().map(|piece| piece.iov_len as u64).sum();
-        if there < request.len {
-            return Err(AccessError::Remote);
-        }
-        let copied = sys::vm_write(conn.peer.identity.pid, request.pieces, remote);
-        match copied {
-            Ok(n) if n as u64 == request.len => {
-                sq.pushed = true;
-                Ok(())
-            }
-            Ok(_) => Err(blame(request.pieces, Direction::Write)),
-            Err(error) => Err(match error.0 {
-                libc::EFAULT => blame(request.pieces, Direction::Write),
-                libc::ESRCH => AccessError::Dead,
-                libc::EPERM | libc::ENOSYS => AccessError::Refused,
-                _ => AccessError::Remote,
-            }),
-        }
+/// What became of a message with this number that was just published. An owner that fails its queue pair says so
+/// first, fences heavily, and then takes what is there: who finds the state as it was can rely on that.
+#[inline]
+pub(super) fn outcome(conn: &Connection, kind: u32, number: u32) -> ibv_wc_status {
+    light_fence(conn.peer.barriers);
+    if conn.current() {
+        IBV_WC_SUCCESS
+    } else {
+        outcome_after_change(conn, kind, number)
+    }
+}
+
+/// As on a wire, nobody knows whether the message was taken that is not acknowledged in the end.
+#[cold]
+fn outcome_after_change(conn: &Connection, kind: u32, number: u32) -> ibv_wc_status {
+    let taken = |count: u32| number.wrapping_sub(count).cast_signed() < 0;
+    if kind != IBV_QPT_RC || conn.lives_on() || conn.taken().is_some_and(taken) {
+        IBV_WC_SUCCESS
+    } else {
+        IBV_WC_RETRY_EXC_ERR
     }
 }
 

@@ -12,14 +12,70 @@ use crate::sys::{Errno, Res};
 /// How long is waited for initiators.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What a hazard says is in use: a key, and where it is that of a receive, the queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Use(u64);
+
+impl From<Key> for Use {
+    fn from(key: Key) -> Self {
+        Self(u64::from(key.0) | 1 << 32)
+    }
+}
+
+impl Use {
+    /// A receive of the queue pair with this index is written by its key.
+    pub(crate) fn of_receive(qp: u32, key: Key) -> Self {
+        Self(Self::from(key).0 | (u64::from(qp & 0x3fff) + 1) << 33)
+    }
+
+    pub(super) fn to_word(self) -> u64 {
+        self.0
+    }
+
+    fn names_key(self, key: Key) -> bool {
+        self.0 & 0x1_ffff_ffff == Self::from(key).0
+    }
+
+    fn names_receive(self, qp: u32) -> bool {
+        self.0 >> 33 == u64::from(qp) + 1
+    }
+}
+
 /// Waits until no living process uses `key`, which is dead already.
 ///
 /// # Errors
 /// `EBUSY` where one still does after some seconds.
 pub(super) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> Res<()> {
+    wait_for(segment, |used| used.names_key(key), lives)
+}
+
+/// Waits until no living process writes into receives of the queue pair with this index, which takes no more
+/// messages.
+///
+/// # Errors
+/// `EBUSY` where one still does after some seconds.
+pub(crate) fn await_receive(segment: &OwnSegment, qp: u32, lives: impl Fn(u32) -> bool) -> Res<()> {
+    fence(Ordering::SeqCst);
+    wait_for(segment, |used| used.names_receive(qp), lives)
+}
+
+/// Whether some process says that it writes into receives of the queue pair with this index, which takes no more
+/// messages.
+pub(crate) fn receive_in_use(segment: &OwnSegment, qp: u32) -> bool {
+    fence(Ordering::SeqCst);
+    let found = find(segment, |used| used.names_receive(qp)).is_some();
+    fence(Ordering::Acquire);
+    found
+}
+
+fn wait_for(
+    segment: &OwnSegment,
+    named: impl Fn(Use) -> bool,
+    lives: impl Fn(u32) -> bool,
+) -> Res<()> {
     let begin = Instant::now();
     let mut round = 0u32;
-    while let Some((visitor, word)) = find(segment, key) {
+    while let Some((visitor, word)) = find(segment, &named) {
         round += 1;
         if round > 100 {
             if !lives(visitor) {
@@ -41,7 +97,7 @@ pub(super) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) 
 pub(super) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> bool {
     // Once for each word that there is; who writes the same ones again is no initiator.
     for _ in 0..layout::MAX_PROCESSES * announce::HAZARD_COUNT {
-        let Some((visitor, word)) = find(segment, key) else {
+        let Some((visitor, word)) = find(segment, |used| used.names_key(key)) else {
             fence(Ordering::Acquire);
             return false;
         };
@@ -53,9 +109,8 @@ pub(super) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> boo
     true
 }
 
-/// A process that uses `key` now, and where in the segment it says so.
-fn find(segment: &OwnSegment, key: Key) -> Option<(u32, usize)> {
-    let wanted = u64::from(key.0) | 1 << 32;
+/// A process that uses what is `named` now, and where in the segment it says so.
+fn find(segment: &OwnSegment, named: impl Fn(Use) -> bool) -> Option<(u32, usize)> {
     (0..layout::MAX_PROCESSES / 64).find_map(|word| {
         let mut visitors = segment
             .map
@@ -67,7 +122,7 @@ fn find(segment: &OwnSegment, key: Key) -> Option<(u32, usize)> {
             let at = announce::AT + announce::STRIDE * slot + announce::HAZARDS;
             let found = (0..announce::HAZARD_COUNT)
                 .map(|i| at + 8 * i)
-                .find(|&at| segment.map.u64(at).load(Ordering::Relaxed) == wanted);
+                .find(|&at| named(Use(segment.map.u64(at).load(Ordering::Relaxed))));
             if let Some(at) = found {
                 return Some((slot as u32, at));
             }

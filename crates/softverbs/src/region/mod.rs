@@ -19,14 +19,16 @@ mod table;
 
 pub(crate) use access::Range;
 pub(crate) use advise::advise;
+#[cfg(all(test, loom))]
+pub(crate) use atomic::Stripe;
 pub(crate) use atomic::{Change, change};
 pub(crate) use direct::{Direct, Directs};
 pub(crate) use flush::{Flush, flush};
+pub(crate) use hazard::{Use, await_receive, receive_in_use};
 #[cfg(any(test, fuzzing))]
 pub(crate) use remote::resolve;
 pub(crate) use remote::{
-    AccessError, Direction, Hazards, Target, blame, copy, granted, may_invalidate,
+    AccessError, Direction, Hazard, Hazards, MOST_AT_ONCE, Pieces, Target, copy, granted,
+    may_invalidate, write_bytes,
 };
 pub(crate) use table::{Description, Key, Regions};
-#[cfg(all(test, loom))]
-pub(crate) use {atomic::Stripe, remote::Hazard};

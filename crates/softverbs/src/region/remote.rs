@@ -3,6 +3,7 @@
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 use super::direct::{self, Direct};
+use super::hazard::Use;
 use super::{Description, Key, Range};
 use crate::peer::Peer;
 use crate::segment::Mapping;
@@ -12,7 +13,7 @@ use crate::sync::pause;
 use crate::sys::{self, MAX_IOV};
 
 /// Most bytes that are copied under one hazard: a deregistration never waits for more.
-const PIECE: usize = 1 << 20;
+pub(crate) const MOST_AT_ONCE: usize = 1 << 20;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +81,7 @@ impl Hazards {
     }
 }
 
-/// A thread's word in the owner's segment (`map`) that says which key it is using.
+/// A thread's word in the owner's segment (`map`) that says what it is using.
 pub(crate) struct Hazard<'a> {
     hazards: &'a Hazards,
     number: u32,
@@ -89,12 +90,16 @@ pub(crate) struct Hazard<'a> {
 }
 
 impl<'a> Hazard<'a> {
-    pub(crate) fn publish(hazards: &'a Hazards, map: &'a Mapping, own_slot: u32, key: Key) -> Self {
+    pub(crate) fn publish(
+        hazards: &'a Hazards,
+        map: &'a Mapping,
+        own_slot: u32,
+        what: impl Into<Use>,
+    ) -> Self {
         let number = hazards.take();
         let base = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
         let at = base + 8 * number as usize;
-        map.u64(at)
-            .store(u64::from(key.0) | 1 << 32, Ordering::Relaxed);
+        map.u64(at).store(what.into().to_word(), Ordering::Relaxed);
         fence(Ordering::SeqCst);
         Self {
             hazards,
@@ -209,7 +214,7 @@ pub(crate) fn copy(
     // The whole range first, so that a request that goes too far changes nothing.
     let mut left: u64 = local.iter().map(|piece| piece.iov_len as u64).sum();
     while left > 0 {
-        let (batch, count, bytes) = pieces.next(PIECE);
+        let (batch, count, bytes) = pieces.next(MOST_AT_ONCE);
         let hazard = Hazard::publish(&peer.hazards, &peer.map, own_slot, target.key);
         let place = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
         let batch = &batch[..count];
@@ -233,10 +238,32 @@ fn move_bytes(
     direction: Direction,
 ) -> Result<(), AccessError> {
     let remote = [sys::as_local(base, bytes)];
-    let moved = match direction {
-        Direction::Write => sys::vm_write(peer.identity.pid, local, &remote),
-        Direction::Read => sys::vm_read(peer.identity.pid, local, &remote),
-    };
+    match direction {
+        Direction::Write => write_bytes(peer, local, &remote, bytes),
+        Direction::Read => {
+            let moved = sys::vm_read(peer.identity.pid, local, &remote);
+            judge(moved, local, bytes, direction)
+        }
+    }
+}
+
+/// Copies `bytes` bytes to the peer's memory, where both lists have as many.
+pub(crate) fn write_bytes(
+    peer: &Peer,
+    local: &[libc::iovec],
+    remote: &[libc::iovec],
+    bytes: usize,
+) -> Result<(), AccessError> {
+    let moved = sys::vm_write(peer.identity.pid, local, remote);
+    judge(moved, local, bytes, Direction::Write)
+}
+
+fn judge(
+    moved: sys::Res<usize>,
+    local: &[libc::iovec],
+    bytes: usize,
+    direction: Direction,
+) -> Result<(), AccessError> {
     match moved {
         Ok(n) if n == bytes => Ok(()),
         Ok(_) => Err(blame(local, direction)),
@@ -250,7 +277,7 @@ fn move_bytes(
 }
 
 /// Which side's memory was missing.
-pub(crate) fn blame(local: &[libc::iovec], direction: Direction) -> AccessError {
+fn blame(local: &[libc::iovec], direction: Direction) -> AccessError {
     let there = local.iter().all(|piece| match direction {
         Direction::Write => sys::readable_locally(piece.iov_base as u64, piece.iov_len),
         Direction::Read => sys::writable_locally(piece.iov_base as u64, piece.iov_len),

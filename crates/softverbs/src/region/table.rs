@@ -176,6 +176,13 @@ impl Regions {
         entry.stamp.store(0, Ordering::Relaxed);
         entry.holder.store(key.0, Ordering::Relaxed);
         entry.null.store(key.0, Ordering::Release);
+        // Senders look whether it is valid, when it is that of a receive; nobody gets access by it.
+        let (map, at) = (&segment.map, shared_at(key.index()));
+        for part in [region::IOVA, region::LEN, region::ADDR] {
+            map.u64(at + part).store(0, Ordering::Relaxed);
+        }
+        map.u32(at + region::ACCESS).store(0, Ordering::Relaxed);
+        map.u32(at + region::KEY).store(key.0, Ordering::Release);
         Ok(key)
     }
 
@@ -541,7 +548,11 @@ mod tests {
         let key = regions.register_null(&segment, 7).unwrap();
         assert!(regions.describe(key).is_none());
         let map = &segment.map;
-        assert_eq!(map.u32(shared_at(key.index())).load(Ordering::Relaxed), 0);
+        let entry = |part: usize| {
+            map.u32(shared_at(key.index()) + part)
+                .load(Ordering::Relaxed)
+        };
+        assert_eq!((entry(region::KEY), entry(region::ACCESS)), (key.0, 0));
         let source = regions
             .local(&sge(u64::MAX - 9, 1 << 30, key), 7, false)
             .unwrap();

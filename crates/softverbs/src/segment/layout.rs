@@ -66,7 +66,8 @@ pub(crate) mod announce {
     pub(crate) const GRANTED: usize = 8;
     /// u32, by the owner: descriptor of the ring.
     pub(crate) const FD: usize = 16;
-    /// u64 each, by the sender: the key that one of its threads is using, `| 1 << 32`, or 0.
+    /// u64 each, by the sender: what one of its threads is using, or 0: the key (32 bits), a one, and the index + 1
+    /// of the queue pair whose receive it writes (15 bits).
     pub(crate) const HAZARDS: usize = 64;
     pub(crate) const HAZARD_COUNT: usize = 8;
     pub(crate) const END: usize = AT + STRIDE * MAX_PROCESSES;
@@ -122,6 +123,9 @@ pub(crate) mod qp {
     pub(crate) const PARKED_AT: usize = 80;
     pub(crate) const PARKED_COUNT: usize = 88;
     pub(crate) const PARKED_STRIDE: usize = 92;
+    /// u64, by the owner: how many messages were taken (32 bits) in the life with this incarnation (24), when it
+    /// takes no more.
+    pub(crate) const TAKEN: usize = 96;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_QPS;
 }
 
@@ -208,12 +212,14 @@ pub(crate) mod arena {
 pub(crate) const SEGMENT_SIZE: usize = arena::AT + arena::LEN;
 
 /// A receive descriptor: u32 total length, u32 number of pieces, u64 unused, then the pieces:
-/// u64 address, u32 length, u32 unused.
+/// u64 address, u32 length, u32 the key that it was posted with.
 pub(crate) mod desc {
     pub(crate) const TOTAL: usize = 0;
     pub(crate) const PIECES: usize = 4;
     pub(crate) const FIRST: usize = 16;
     pub(crate) const PIECE: usize = 16;
+    /// In a piece.
+    pub(crate) const LKEY: usize = 12;
     /// In the place of the number of pieces: the owner may not write one of them.
     pub(crate) const POISONED: u32 = u32::MAX;
 

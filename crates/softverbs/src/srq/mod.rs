@@ -179,6 +179,8 @@ impl Srq {
                 Some(addr) => {
                     map.u64(piece).store(addr, Ordering::Relaxed);
                     map.u32(piece + 8).store(sge.length, Ordering::Relaxed);
+                    map.u32(piece + desc::LKEY)
+                        .store(sge.lkey, Ordering::Relaxed);
                 }
                 None => good = false,
             }

@@ -1,0 +1,105 @@
+//! Payload that is too long for the ring: the sender copies it straight into the receive.
+//!
+//! The receive may go away at any time: its region is deregistered, or its queue pair fails, is reset or
+//! destroyed. So each part is copied under a hazard that names both, and only if they were still good after it
+//! was published; their owner makes them invalid first and then waits for the hazard.
+
+use super::conn::Connection;
+use super::request::{PieceList, Request};
+use super::{MAX_SGE, Qp, SendQueue};
+use crate::region::{AccessError, Hazard, Key, MOST_AT_ONCE, Pieces, Use, write_bytes};
+
+/// Why a payload is not in the receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unpushed {
+    /// The receive can't take it.
+    Access(AccessError),
+    /// The other end is in another state now. A part may have been copied.
+    Moved,
+}
+
+impl From<AccessError> for Unpushed {
+    fn from(error: AccessError) -> Self {
+        Self::Access(error)
+    }
+}
+
+/// Where a payload goes: pieces of the owner's memory, and the keys that they were posted with.
+pub(super) struct Receive {
+    pub(super) pieces: PieceList,
+    pub(super) keys: [u32; MAX_SGE as usize],
+}
+
+impl Qp {
+    /// Copies a payload that is too long for the ring straight into the receive.
+    pub(super) fn push_payload(
+        &self,
+        sq: &mut SendQueue,
+        request: &Request<'_>,
+    ) -> Result<(), Unpushed> {
+        if sq.pushed {
+            return Ok(());
+        }
+        let Some(conn) = &sq.conn else {
+            return Err(Unpushed::Moved);
+        };
+        let number = sq.claim.unwrap_or(sq.claimed);
+        let receive = conn.receive(number, request.len as usize);
+        let there: u64 = receive
+            .pieces
+            .as_slice()
+            .iter()
+            .map(|piece| piece.iov_len as u64)
+            .sum();
+        if there < request.len {
+            return Err(AccessError::Remote.into());
+        }
+        self.copy_to(conn, number, &receive, request)?;
+        sq.pushed = true;
+        Ok(())
+    }
+
+    fn copy_to(
+        &self,
+        conn: &Connection,
+        number: u32,
+        receive: &Receive,
+        request: &Request<'_>,
+    ) -> Result<(), Unpushed> {
+        let mut local = Pieces::new(request.pieces);
+        let mut remote = Pieces::new(receive.pieces.as_slice());
+        let mut at = 0;
+        while at < receive.pieces.as_slice().len() {
+            // Neighbours of one region go together.
+            let key = receive.keys[at];
+            let mut left = 0;
+            while at < receive.pieces.as_slice().len() && receive.keys[at] == key {
+                left += receive.pieces.as_slice()[at].iov_len;
+                at += 1;
+            }
+            while left > 0 {
+                let (from, from_count, bytes) = local.next(left.min(MOST_AT_ONCE));
+                let (to, to_count, room) = remote.next(bytes);
+                if bytes == 0 || room != bytes {
+                    return Err(AccessError::Remote.into());
+                }
+                let what = Use::of_receive(conn.index, Key(key));
+                let peer = &conn.peer;
+                let hazard = Hazard::publish(&peer.hazards, &peer.map, self.process().slot, what);
+                if !conn.current() && !conn.lives_on() {
+                    return Err(Unpushed::Moved);
+                }
+                if !conn.still_named(number, key) {
+                    return Err(AccessError::Remote.into());
+                }
+                if !peer.check_alive() {
+                    return Err(AccessError::Dead.into());
+                }
+                write_bytes(peer, &from[..from_count], &to[..to_count], bytes)?;
+                drop(hazard);
+                left -= bytes;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,295 @@
+//! Receives that are taken back while messages are on their way: nothing reaches their memory afterwards, and
+//! no send that was not delivered succeeds.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use rdma_core_sys::*;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn main() {
+    let cases: &[Case] = &[
+        ("a_deregistered_receive", wait_for_child, deregistered),
+        ("a_shared_receive", wait_for_child, shared),
+        ("a_null_receive", wait_for_child, null),
+        ("a_long_copy_and_error", wait_for_child, |link| {
+            raced(link, Way::Error)
+        }),
+        ("a_long_copy_and_reset", wait_for_child, |link| {
+            raced(link, Way::Reset)
+        }),
+        ("a_long_copy_and_dereg", wait_for_child, |link| {
+            raced(link, Way::Deregister)
+        }),
+        ("sends_to_one_that_fails", wait_for_child, counted),
+    ];
+    run(cases);
+}
+
+/// Both ends are of one process.
+fn wait_for_child(link: &mut Link) {
+    link.expect("done");
+}
+
+fn connect(a: &mut End, b: &mut End) {
+    let (x, y) = (a.address(), b.address());
+    a.enter_rtr(y);
+    b.enter_rtr(x);
+    a.enter_rts();
+    b.enter_rts();
+}
+
+fn pair() -> (End, End) {
+    let (mut a, mut b) = (End::with(16, 64, 4), End::with(16, 64, 4));
+    connect(&mut a, &mut b);
+    (a, b)
+}
+
+const LENGTHS: [usize; 3] = [4096, 65536, 5 << 20];
+
+fn deregistered(link: &mut Link) {
+    for len in LENGTHS {
+        let (mut a, mut b) = pair();
+        let mut source = a.buffer(&vec![7; len]);
+        let target = b.buffer(&vec![0; len]);
+        b.recv(&target, 1);
+        let bytes = b.deregister(target);
+        a.send(&mut source, len, None, IBV_SEND_SIGNALED, 6);
+        assert_eq!(b.wait(LIMIT).status, IBV_WC_LOC_PROT_ERR, "{len}");
+        assert!(bytes.iter().all(|&byte| byte == 0), "{len}");
+        if len > 8192 {
+            assert_eq!(a.wait(LIMIT).status, IBV_WC_REM_OP_ERR, "{len}");
+        }
+    }
+    // One piece of three is gone.
+    let (mut a, mut b) = pair();
+    let mut source = a.buffer(&[7; 60000]);
+    let first = b.buffer(&[0; 20000]);
+    let gone = b.buffer(&[0; 20000]);
+    let mut sges = [&first, &gone, &first].map(|buffer| ibv_sge {
+        addr: buffer.addr(),
+        length: 20000,
+        lkey: buffer.lkey(),
+    });
+    let mut wr = ibv_recv_wr {
+        wr_id: 1,
+        next: std::ptr::null_mut(),
+        sg_list: sges.as_mut_ptr(),
+        num_sge: 3,
+    };
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: a live queue pair, a chain of one.
+    assert_eq!(unsafe { ibv_post_recv(b.qp, &raw mut wr, &raw mut bad) }, 0);
+    let bytes = b.deregister(gone);
+    a.send(&mut source, 60000, None, IBV_SEND_SIGNALED, 6);
+    assert_eq!(b.wait(LIMIT).status, IBV_WC_LOC_PROT_ERR);
+    assert!(bytes.iter().all(|&byte| byte == 0));
+    link.say("done");
+}
+
+fn shared(link: &mut Link) {
+    for len in LENGTHS {
+        let (mut a, first) = (End::with(16, 16, 1), End::with(16, 16, 1));
+        let srq = first.create_srq(4);
+        let mut b = first.on_srq(srq);
+        connect(&mut a, &mut b);
+        let mut source = a.buffer(&vec![7; len]);
+        let target = b.buffer(&vec![0; len]);
+        assert_eq!(post_srq(srq, &target, 1), 0);
+        let bytes = b.deregister(target);
+        a.send(&mut source, len, None, IBV_SEND_SIGNALED, 6);
+        assert_eq!(b.wait(LIMIT).status, IBV_WC_LOC_PROT_ERR, "{len}");
+        assert!(bytes.iter().all(|&byte| byte == 0), "{len}");
+    }
+    link.say("done");
+}
+
+/// A null region takes long messages too.
+fn null(link: &mut Link) {
+    let (mut a, mut b) = pair();
+    // SAFETY: a live domain; the call is in the context's extension.
+    let mr = unsafe {
+        let ops = verbs_get_ctx(b.context).unwrap();
+        (*ops).alloc_null_mr.unwrap()(b.pd)
+    };
+    assert!(!mr.is_null());
+    for len in [100usize, 100_000] {
+        let mut source = a.buffer(&vec![7; len]);
+        let mut sge = ibv_sge {
+            addr: 12345,
+            length: len as u32,
+            // SAFETY: live.
+            lkey: unsafe { (*mr).lkey },
+        };
+        let mut wr = ibv_recv_wr {
+            wr_id: 1,
+            next: std::ptr::null_mut(),
+            sg_list: &raw mut sge,
+            num_sge: 1,
+        };
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: a live queue pair, a chain of one.
+        assert_eq!(unsafe { ibv_post_recv(b.qp, &raw mut wr, &raw mut bad) }, 0);
+        a.send(&mut source, len, None, IBV_SEND_SIGNALED, 6);
+        assert_eq!(b.wait(LIMIT).status, IBV_WC_SUCCESS, "{len}");
+        assert_eq!(a.wait(LIMIT).status, IBV_WC_SUCCESS, "{len}");
+    }
+    link.say("done");
+}
+
+/// Lets another thread use an end.
+struct Lent<T>(T);
+// SAFETY: verbs' calls are safe from any thread, and only one thread has it.
+unsafe impl<T> Send for Lent<T> {}
+
+impl<T> Lent<T> {
+    fn get(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Error,
+    Reset,
+    Deregister,
+}
+
+/// A long message is on its way when its receive is taken back.
+fn raced(link: &mut Link, way: Way) {
+    const LEN: usize = 6 << 20;
+    let mut reached = 0;
+    for round in 0..60u32 {
+        let (a, mut b) = pair();
+        let mut source = a.buffer(&vec![7; LEN]);
+        let mut target = b.buffer(&vec![0; LEN]);
+        b.recv(&target, 1);
+        let begun = AtomicBool::new(false);
+        let mut lent = Lent(a);
+        std::thread::scope(|scope| {
+            let begun = &begun;
+            let from = Lent(&mut source);
+            let sender = scope.spawn(move || {
+                let mut from = from;
+                begun.store(true, Ordering::Release);
+                lent.get().send(from.get(), LEN, None, IBV_SEND_SIGNALED, 6);
+                lent.get().wait(LIMIT).status
+            });
+            while !begun.load(Ordering::Acquire) {}
+            // Anywhere in the copy.
+            let until = Instant::now() + Duration::from_micros(u64::from(round) * 30);
+            while Instant::now() < until {}
+            let memory = match way {
+                Way::Error => {
+                    let mut attr = attributes(IBV_QPS_ERR);
+                    b.modify(&mut attr, IBV_QP_STATE);
+                    let _ = b.wait(LIMIT);
+                    target.fill(9);
+                    target.again().leak()
+                }
+                Way::Reset => {
+                    let mut attr = attributes(IBV_QPS_RESET);
+                    b.modify(&mut attr, IBV_QP_STATE);
+                    target.fill(9);
+                    target.again().leak()
+                }
+                Way::Deregister => {
+                    let same = target.again();
+                    let memory = b.deregister(same);
+                    target.fill(9);
+                    // The sender learns by its own completion; the receive by its owner's look.
+                    let _ = b.wait(LIMIT);
+                    memory
+                }
+            };
+            if way == Way::Reset {
+                // It waits for the next life, which does not come.
+                b.enter_init();
+                let mut attr = attributes(IBV_QPS_ERR);
+                b.modify(&mut attr, IBV_QP_STATE);
+            }
+            std::thread::sleep(Duration::from_millis(3));
+            assert!(memory.iter().all(|&byte| byte == 9), "round {round}");
+            if way == Way::Reset {
+                // SAFETY: live; nothing else uses it. Its sender finds nobody.
+                assert_eq!(unsafe { (verbs().ibv_destroy_qp)(b.qp) }, 0);
+            }
+            reached += u32::from(sender.join().unwrap() != IBV_WC_SUCCESS);
+        });
+    }
+    eprintln!("{reached} of 60 were not delivered");
+    link.say("done");
+}
+
+fn attributes(state: u32) -> ibv_qp_attr {
+    // SAFETY: all zeros is a value of it.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = state;
+    attr
+}
+
+/// The receiver fails while messages come: as many are received as were sent with success.
+fn counted(link: &mut Link) {
+    const LEN: usize = 8192;
+    let sent = AtomicU32::new(0);
+    let (mut a, mut b) = pair();
+    let mut source = a.buffer(&[7; LEN]);
+    let target = b.buffer(&[0; LEN]);
+    for round in 0..400u32 {
+        for end in [&mut a, &mut b] {
+            end.modify(&mut attributes(IBV_QPS_RESET), IBV_QP_STATE);
+            end.enter_init();
+        }
+        connect(&mut a, &mut b);
+        for id in 0..64 {
+            b.recv(&target, id);
+        }
+        sent.store(0, Ordering::Relaxed);
+        let mut lent = Lent(&mut a);
+        let mut received = 0;
+        std::thread::scope(|scope| {
+            let from = Lent(&mut source);
+            let count = &sent;
+            let sender = scope.spawn(move || {
+                let mut from = from;
+                for id in 0..64 {
+                    lent.get()
+                        .send(from.get(), LEN, None, IBV_SEND_SIGNALED, id);
+                    if lent.get().wait(LIMIT).status != IBV_WC_SUCCESS {
+                        return;
+                    }
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            while count.load(Ordering::Relaxed) < round % 32 {
+                if let Some(wc) = b.poll() {
+                    received += u32::from(wc.status == IBV_WC_SUCCESS);
+                }
+            }
+            let mut attr = attributes(IBV_QPS_ERR);
+            b.modify(&mut attr, IBV_QP_STATE);
+            let mut flushed = 0;
+            while received + flushed < 64 {
+                let wc = b.wait(LIMIT);
+                if wc.status == IBV_WC_SUCCESS {
+                    received += 1;
+                } else {
+                    flushed += 1;
+                }
+            }
+            sender.join().unwrap();
+        });
+        let sent = sent.load(Ordering::Relaxed);
+        assert!(
+            sent <= received,
+            "round {round}: {sent} sent, {received} received"
+        );
+    }
+    link.say("done");
+}
