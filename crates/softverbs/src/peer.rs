@@ -33,6 +33,8 @@ pub(crate) struct Peer {
     life: Option<Life>,
     checked: AtomicU64,
     dead: AtomicBool,
+    /// Datagrams to it were lost for want of room, and are until there is some.
+    loses: AtomicBool,
     out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
     pub(crate) hazards: Hazards,
@@ -69,8 +71,10 @@ pub(crate) struct Signature<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Push {
     Sent,
-    /// The ring is full, or not made yet; the peer will ring this process when that changes.
+    /// The ring is full; the peer will ring this process when that changes.
     Full,
+    /// The ring is not made yet; as above.
+    Unmade,
     /// The ring can't be opened.
     NoMemory,
 }
@@ -134,6 +138,7 @@ impl Peer {
             life,
             checked: AtomicU64::new(0),
             dead: AtomicBool::new(false),
+            loses: AtomicBool::new(false),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
             hazards: Hazards::new(),
@@ -199,6 +204,18 @@ impl Peer {
         self.dead.store(true, Ordering::Relaxed);
     }
 
+    /// Whether a datagram that finds no room is lost at once.
+    pub(crate) fn loses_datagrams(&self) -> bool {
+        self.loses.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn set_loses_datagrams(&self, loses: bool) {
+        if self.loses_datagrams() != loses {
+            self.loses.store(loses, Ordering::Relaxed);
+        }
+    }
+
     /// Puts a message into the ring towards the peer.
     #[inline]
     pub(crate) fn push(&self, own: Signature<'_>, header: &Header, fill: impl Fn(*mut u8)) -> Push {
@@ -210,7 +227,7 @@ impl Peer {
             }
         }
         let Some(producer) = out.as_mut() else {
-            return Push::Full;
+            return Push::Unmade;
         };
         // Under the lock, so that who finds that the receiver is asked already can rely on it.
         if producer.push_or_ask(header, fill, || signal::may_sleep(own.segment)) {
@@ -297,8 +314,8 @@ impl Peer {
 
     /// Moves one of the peer's queue pairs to ERR, if it still is in the state that `word` says,
     /// and tells the peer.
-    pub(crate) fn fail_qp(&self, at: usize, word: layout::StateWord, error_state: u32) {
-        if signal::move_state(&self.map, at, word, word.with_state(error_state)) {
+    pub(crate) fn fail_qp(&self, at: usize, word: layout::StateWord, fault: layout::Fault) {
+        if signal::move_state(&self.map, at, word, word.failed(fault)) {
             signal::call_attention(&self.map);
             self.ring_process();
         }

@@ -25,6 +25,11 @@ fn main() {
             next_child,
         ),
         ("another_node", node_parent, node_child),
+        (
+            "a_silent_process_and_datagrams",
+            silent_parent,
+            silent_child,
+        ),
     ];
     run(cases);
 }
@@ -191,6 +196,65 @@ fn claim_child(link: &mut Link) {
         }
     }
     link.say("there");
+}
+
+/// Who does not look for datagrams loses them in the end, and holds up nobody.
+fn silent_parent(link: &mut Link) {
+    let mut end = datagram_end();
+    let other = end.exchange(link);
+    let (ah, own) = (address_handle(&end, other), end.address());
+    let own_ah = address_handle(&end, own);
+    let here = end.buffer(&[0; 4136]);
+    let buffer = end.buffer(&[9; 4096]);
+    link.expect("ready");
+    let to_itself = |end: &mut End| {
+        end.recv(&here, 7);
+        send_datagram(end, &buffer, 32, (own_ah, own.qpn, QKEY));
+        let mut seen = [end.wait(LIMIT), end.wait(LIMIT)].map(|wc| (wc.status, wc.opcode));
+        seen.sort_unstable();
+        assert_eq!(
+            seen,
+            [(IBV_WC_SUCCESS, IBV_WC_SEND), (IBV_WC_SUCCESS, IBV_WC_RECV)]
+        );
+    };
+    let to_other = |end: &mut End, count: u32| {
+        for _ in 0..count {
+            send_datagram(end, &buffer, 4096, (ah, other.qpn, QKEY));
+            assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        }
+    };
+    // No ring is made yet: the first ones are kept, and those that are too many are lost.
+    to_other(&mut end, 200);
+    to_itself(&mut end);
+    link.say("look");
+    // What is kept goes out when this process looks again.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    while std::time::Instant::now() < until {
+        assert!(end.poll().is_none());
+    }
+    link.expect("got");
+    // The ring is full in the end.
+    to_other(&mut end, 200);
+    to_itself(&mut end);
+    link.say("over");
+}
+
+fn silent_child(link: &mut Link) {
+    let mut end = datagram_end();
+    let buffers: Vec<_> = (0..3).map(|_| end.buffer(&[0; 4136])).collect();
+    for (id, buffer) in buffers.iter().enumerate() {
+        end.recv(buffer, id as u64);
+    }
+    end.exchange(link);
+    link.say("ready");
+    link.expect("look");
+    for buffer in &buffers {
+        let wc = end.wait(LIMIT);
+        assert_eq!((wc.status, wc.byte_len), (IBV_WC_SUCCESS, 4136));
+        assert_eq!(buffer.bytes()[40..], [9; 4096]);
+    }
+    link.say("got");
+    link.expect("over");
 }
 
 /// The first datagrams to a process wait for its ring.

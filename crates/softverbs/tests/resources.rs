@@ -20,6 +20,7 @@ fn main() {
         ("open_close_cycles", wait_for_child, cycles_child),
         ("refused_memory", wait_for_child, refused_child),
         ("many_connections", wait_for_child, many_child),
+        ("no_memory_for_a_queue", wait_for_child, no_memory_child),
     ];
     run(cases);
 }
@@ -196,8 +197,8 @@ fn everything() -> Result<(), i32> {
         };
         to.enter_init();
         from.enter_init();
-        to.enter_rtr(from.address());
-        from.enter_rtr(to.address());
+        zero(to.try_enter_rtr(from.address()))?;
+        zero(from.try_enter_rtr(to.address()))?;
         to.enter_rts();
         from.enter_rts();
         let mut sge = ibv_sge {
@@ -309,6 +310,43 @@ fn refused_child(link: &mut Link) {
     }
     eprintln!("{calls} calls, each refused once");
     assert!(calls > 20, "{calls} calls");
+    link.say("done");
+}
+
+/// Queues as large as an application can ask for, where the process may have no more memory.
+fn no_memory_child(link: &mut Link) {
+    let end = End::with(4, 4, 1);
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = status.split(' ').next().unwrap().parse().unwrap();
+    // SAFETY: live objects, valid attributes; plain data.
+    unsafe {
+        let mut init: ibv_srq_init_attr = std::mem::zeroed();
+        init.attr.max_wr = 1 << 15;
+        init.attr.max_sge = 32;
+        let mut qp_init: ibv_qp_init_attr = std::mem::zeroed();
+        qp_init.send_cq = end.cq;
+        qp_init.recv_cq = end.cq;
+        qp_init.qp_type = IBV_QPT_RC;
+        qp_init.cap.max_recv_wr = 1 << 15;
+        qp_init.cap.max_recv_sge = 32;
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::getrlimit(libc::RLIMIT_AS, &raw mut limit);
+        let small = libc::rlimit {
+            rlim_cur: pages * 4096 + (4 << 20),
+            rlim_max: limit.rlim_max,
+        };
+        libc::setrlimit(libc::RLIMIT_AS, &raw const small);
+        let refused = [
+            (verbs().ibv_create_srq)(end.pd, &raw mut init).is_null() && errno() == libc::ENOMEM,
+            (verbs().ibv_create_qp)(end.pd, &raw mut qp_init).is_null() && errno() == libc::ENOMEM,
+            (verbs().ibv_resize_cq)(end.cq, 1 << 20) == libc::ENOMEM,
+        ];
+        libc::setrlimit(libc::RLIMIT_AS, &raw const limit);
+        assert_eq!(refused, [true; 3]);
+        let srq = (verbs().ibv_create_srq)(end.pd, &raw mut init);
+        assert!(!srq.is_null());
+        assert_eq!((verbs().ibv_destroy_srq)(srq), 0);
+    }
     link.say("done");
 }
 

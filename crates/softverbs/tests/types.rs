@@ -160,6 +160,12 @@ fn unreliable_parent(link: &mut Link) {
     link.expect("again");
     end.send(&mut buffer, 8, Some(3), IBV_SEND_SIGNALED, 1);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.expect("short");
+    for len in [9, 100_000, 8] {
+        let mut buffer = end.buffer(&bytes_of(len));
+        end.send(&mut buffer, len, Some(4), IBV_SEND_SIGNALED, 1);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
     link.expect("done");
     // Nobody hears of the other end's death.
     link.kill();
@@ -192,6 +198,13 @@ fn unreliable_child(link: &mut Link) {
     link.say("again");
     let wc = end.wait(LIMIT);
     assert_eq!((wc.wr_id, wc.imm), (3, Some(3)));
+    // What is too long is dropped, and the receive stays.
+    end.recv(&small, 4);
+    link.say("short");
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 4));
+    assert_eq!((wc.byte_len, wc.imm), (8, Some(4)));
+    assert_eq!(end.state(), IBV_QPS_RTS);
     link.say("done");
     link.wait_end();
 }
@@ -288,6 +301,7 @@ fn atomics_child(link: &mut Link) {
     link.expect("over");
     assert!(end.poll().is_none());
     assert_eq!(end.state(), IBV_QPS_ERR);
+    assert_eq!(end.async_event(), IBV_EVENT_QP_REQ_ERR);
 }
 
 const SHARED: usize = 300;

@@ -28,6 +28,7 @@ fn main() {
             raced(link, Way::Deregister)
         }),
         ("sends_to_one_that_fails", wait_for_child, counted),
+        ("a_failed_queue_pair_stays_so", wait_for_child, failed),
     ];
     run(cases);
 }
@@ -290,6 +291,54 @@ fn counted(link: &mut Link) {
             sent <= received,
             "round {round}: {sent} sent, {received} received"
         );
+    }
+    link.say("done");
+}
+
+/// One thread fails the queue pair while another one brings it up.
+fn failed(link: &mut Link) {
+    let (mut a, mut b) = pair();
+    for round in 0..4000u32 {
+        for end in [&mut a, &mut b] {
+            end.modify(&mut attributes(IBV_QPS_RESET), IBV_QP_STATE);
+            end.enter_init();
+        }
+        let (x, y) = (a.address(), b.address());
+        a.enter_rtr(y);
+        b.enter_rtr(x);
+        let go = AtomicU32::new(0);
+        let meet = |go: &AtomicU32| {
+            go.fetch_add(1, Ordering::AcqRel);
+            while go.load(Ordering::Acquire) < 2 {}
+        };
+        let qp = Lent(b.qp);
+        std::thread::scope(|scope| {
+            let go = &go;
+            scope.spawn(move || {
+                let mut qp = qp;
+                let mut attr = attributes(IBV_QPS_RTS);
+                attr.timeout = 14;
+                let mask = IBV_QP_STATE
+                    | IBV_QP_TIMEOUT
+                    | IBV_QP_RETRY_CNT
+                    | IBV_QP_RNR_RETRY
+                    | IBV_QP_SQ_PSN
+                    | IBV_QP_MAX_QP_RD_ATOMIC;
+                meet(go);
+                // SAFETY: live queue pair, valid attributes. It may be too late for it.
+                unsafe { (verbs().ibv_modify_qp)(*qp.get(), &raw mut attr, mask.cast_signed()) };
+            });
+            meet(go);
+            for _ in 0..round % 64 {
+                std::hint::spin_loop();
+            }
+            let mut attr = attributes(IBV_QPS_ERR);
+            let mask = IBV_QP_STATE.cast_signed();
+            // SAFETY: as above.
+            let ret = unsafe { (verbs().ibv_modify_qp)(b.qp, &raw mut attr, mask) };
+            assert_eq!(ret, 0);
+        });
+        assert_eq!(b.state(), IBV_QPS_ERR, "round {round}");
     }
     link.say("done");
 }

@@ -23,7 +23,12 @@ pub fn srq(data: &[u8]) {
     let ring_at = segment.take(8 * count as usize).unwrap();
     let desc_at = segment.take(stride * count as usize).unwrap();
     // As if the queue had been in use for long, so that positions wrap.
-    let mut order = Order::starting(map, ring_at, count as usize, input.edgy() as u32 | 1);
+    let mut order = Order::starting(
+        map,
+        ring_at,
+        vec![0; count as usize].into(),
+        input.edgy() as u32 | 1,
+    );
     map.u32(layout::AT + layout::HINT)
         .store(order.position(), Ordering::Relaxed);
     map.u32(layout::AT + layout::COUNT)

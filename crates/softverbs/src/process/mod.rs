@@ -25,7 +25,6 @@ use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
 use crate::region::{Description, Key, Range, Regions};
 use crate::registry::{Entry, Registry};
-use crate::ring::Header;
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
 use crate::signal::{self, Attention};
@@ -64,7 +63,7 @@ pub(crate) struct Process {
     waiting: Lock<Vec<u32>>,
     waiting_count: AtomicU32,
     /// Messages without payload that found no room in a ring, and belong to no request.
-    late: Lock<Vec<(Arc<Peer>, Header)>>,
+    late: Lock<Vec<progress::Late>>,
     late_count: AtomicU32,
     /// Completion queues that hold an event back, see [`Cq::moderate`].
     moderated: Lock<Vec<u32>>,

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use super::Process;
 use crate::cq::Cq;
 use crate::peer::{Peer, Push};
-use crate::qp::Qp;
+use crate::qp::{Qp, notify_datagram};
 use crate::ring::Header;
 use crate::sync::heavy_fence;
 use crate::sys;
@@ -38,6 +38,17 @@ const PULL_TICKS: u64 = 100_000;
 const ROUNDS: usize = 32;
 /// After how long receives are flushed that a sender was writing into, if it is done.
 const FLUSH_NS: u64 = 1_000_000;
+
+/// Datagrams that are kept for one process that has not made a ring yet.
+const KEPT: usize = 64;
+
+/// A message that belongs to no request and found no room.
+#[derive(Debug)]
+pub(super) struct Late {
+    peer: Arc<Peer>,
+    header: Header,
+    payload: Box<[u8]>,
+}
 
 /// Who looks for parked messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,17 +191,75 @@ impl Process {
     /// Sends a message when there is room for it; it belongs to no request. Takes no other lock.
     #[cold]
     pub(crate) fn push_later(&self, peer: &Arc<Peer>, header: Header) {
-        let mut late = self.late.lock();
-        late.push((Arc::clone(peer), header));
+        self.add_late(&mut self.late.lock(), peer, header, Box::default());
+    }
+
+    fn add_late(&self, late: &mut Vec<Late>, peer: &Arc<Peer>, header: Header, payload: Box<[u8]>) {
+        late.push(Late {
+            peer: Arc::clone(peer),
+            header,
+            payload,
+        });
         self.late_count.store(late.len() as u32, Ordering::Relaxed);
+    }
+
+    /// As [`Self::push_later`], for a datagram to a process that has not made a ring yet. False where there are too
+    /// many already.
+    #[cold]
+    pub(crate) fn keep_datagram(
+        &self,
+        peer: &Arc<Peer>,
+        header: Header,
+        gather: impl FnOnce(*mut u8),
+    ) -> bool {
+        let mut late = self.late.lock();
+        let same = late.iter().filter(|one| Arc::ptr_eq(&one.peer, peer));
+        let Ok(mut payload) = sys::zeroed::<u8>(header.len as usize) else {
+            return false;
+        };
+        if same.count() >= KEPT || late.try_reserve(1).is_err() {
+            return false;
+        }
+        gather(payload.as_mut_ptr());
+        self.add_late(&mut late, peer, header, payload);
+        true
+    }
+
+    /// Whether messages that belong to no request wait for room.
+    pub(crate) fn has_late(&self) -> bool {
+        self.late_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether some of them are for this peer, after another try: what comes later is to stay behind them.
+    #[cold]
+    pub(crate) fn has_late_for(&self, peer: &Arc<Peer>) -> bool {
+        self.push_late();
+        let late = self.late.lock();
+        late.iter().any(|one| Arc::ptr_eq(&one.peer, peer))
     }
 
     #[cold]
     fn push_late(&self) {
         let mut late = self.late.lock();
-        late.retain(|(peer, header)| {
-            !peer.is_dead() && peer.push(self.signature(), header, |_| {}) == Push::Full
-        });
+        late.retain(
+            |Late {
+                 peer,
+                 header,
+                 payload,
+             }| {
+                if peer.is_dead() {
+                    return false;
+                }
+                let pushed = peer.push(self.signature(), header, |to| {
+                    // SAFETY: the place has room for the message, whose payload this is.
+                    unsafe { to.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
+                });
+                if pushed == Push::Sent {
+                    notify_datagram(peer, header);
+                }
+                matches!(pushed, Push::Full | Push::Unmade)
+            },
+        );
         self.late_count.store(late.len() as u32, Ordering::Relaxed);
     }
 
@@ -341,8 +410,12 @@ impl Process {
         self.doorbell.ring();
     }
 
+    /// Deals with peers that have ended. The caller holds no lock.
     #[cold]
-    fn bury_all(&self) {
+    pub(crate) fn bury_all(&self) {
+        if self.graves_count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
         let graves = {
             let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
             self.graves_count.store(0, Ordering::Relaxed);

@@ -30,13 +30,23 @@ const PATIENCE_NS: u64 = 200_000_000;
 /// A work request with this bit in its key sends the queue pair's own.
 const OWN_QKEY: u32 = 1 << 31;
 
+/// Rings for a datagram that was published, where its receiver sleeps.
+pub(crate) fn notify(peer: &Peer, header: &Header) {
+    if header.flags & flag::DATAGRAM != 0 {
+        let (_, index) = split_qp_num(header.dst_qpn);
+        let cq = peer.map.u32(entry_at(index) + layout::RECV_CQ);
+        let solicited = header.flags & flag::SOLICITED != 0;
+        peer.notify_cq(cq.load(Ordering::Relaxed), solicited);
+    }
+}
+
 impl Qp {
     pub(super) fn run_datagram(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
         if request.len > MAX_DATAGRAM {
             return Step::Done(IBV_WC_LOC_LEN_ERR);
         }
         let to = &request.operands;
-        let (slot, index) = split_qp_num(to.qpn);
+        let (slot, _) = split_qp_num(to.qpn);
         let known = sq
             .peer
             .as_ref()
@@ -66,17 +76,35 @@ impl Qp {
             },
             src_qpn: self.number(),
         };
-        let pushed = peer.push(self.process().signature(), &header, |to| {
-            // SAFETY: the place has room for the message.
-            unsafe { request.gather(to) };
-        });
+        let process = self.process();
+        let pushed = if process.has_late() && process.has_late_for(peer) {
+            Push::Unmade
+        } else {
+            peer.push(process.signature(), &header, |to| {
+                // SAFETY: the place has room for the message.
+                unsafe { request.gather(to) };
+            })
+        };
         match pushed {
             Push::Sent => {
-                let entry = peer.map.u32(entry_at(index) + layout::RECV_CQ);
-                peer.notify_cq(entry.load(Ordering::Relaxed), solicited);
+                peer.set_loses_datagrams(false);
+                notify(peer, &header);
                 Step::Done(IBV_WC_SUCCESS)
             }
+            Push::Full if peer.loses_datagrams() => Step::Done(IBV_WC_SUCCESS),
             Push::Full => Step::Wait(Reason::Room),
+            Push::Unmade if !peer.loses_datagrams() && !self.waited_for_ring(sq) => {
+                Step::Wait(Reason::Ring)
+            }
+            Push::Unmade => {
+                // A receive there may still take it, when both look again. Others go on.
+                peer.set_loses_datagrams(true);
+                process.keep_datagram(peer, header, |to| {
+                    // SAFETY: as above.
+                    unsafe { request.gather(to) };
+                });
+                Step::Done(IBV_WC_SUCCESS)
+            }
             // A process that gives no ring can't be reached.
             Push::NoMemory => Step::Done(IBV_WC_SUCCESS),
         }
@@ -87,9 +115,10 @@ impl Qp {
     pub(super) fn finish_datagrams(&self) {
         let process = self.process();
         let until = sys::now_ns() + PATIENCE_NS;
-        while self.waits() && sys::now_ns() < until {
+        let waits = || self.waits() || process.has_late();
+        while waits() && sys::now_ns() < until {
             process.prepare_sleep();
-            if !self.waits() {
+            if !waits() {
                 break;
             }
             // Whoever makes the ring or the room rings.

@@ -10,7 +10,7 @@ use crate::events::Element;
 use crate::peer::{Peer, Push};
 use crate::region::{await_receive, receive_in_use};
 use crate::ring::{Header, flag, op};
-use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
+use crate::segment::layout::{Credit, Fault, StateWord, qp as layout, split_qp_num};
 use crate::sys::{self, Res};
 
 /// How long receives of a failed queue pair are kept for a sender that is writing into one.
@@ -157,7 +157,8 @@ impl Qp {
                 ..Header::default()
             };
             let process = self.process();
-            if conn.peer.push(process.signature(), &header, |_| {}) == Push::Full {
+            let pushed = conn.peer.push(process.signature(), &header, |_| {});
+            if matches!(pushed, Push::Full | Push::Unmade) {
                 process.push_later(&conn.peer, header);
             }
         }
@@ -210,7 +211,10 @@ impl Qp {
             && ours.state() != IBV_QPS_ERR
             && shared.incarnation() == ours.incarnation()
         {
-            self.fail_asynchronously(IBV_EVENT_QP_ACCESS_ERR);
+            self.fail_asynchronously(match shared.fault() {
+                Fault::Access => IBV_EVENT_QP_ACCESS_ERR,
+                Fault::Request => IBV_EVENT_QP_REQ_ERR,
+            });
         }
     }
 

@@ -23,6 +23,7 @@ mod state;
 mod waiting;
 mod window;
 
+pub(crate) use datagram::notify as notify_datagram;
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
 pub(crate) use recv::{deliver, post_recv};

@@ -43,25 +43,24 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
         return Err(Errno(libc::EINVAL));
     }
     check(attr, mask)?;
-    {
-        let mut attributes = this.attributes();
-        if to == IBV_QPS_RESET {
-            let cap = attributes.attr.cap;
-            // SAFETY: all zeros is a value of it.
-            attributes.attr = unsafe { std::mem::zeroed() };
-            attributes.attr.cap = cap;
-        }
-        remember(&mut attributes, attr, mask);
-    }
     match to {
         IBV_QPS_RESET => {
+            {
+                let mut attributes = this.attributes();
+                let cap = attributes.attr.cap;
+                // SAFETY: all zeros is a value of it.
+                attributes.attr = unsafe { std::mem::zeroed() };
+                attributes.attr.cap = cap;
+            }
             this.reset();
-            this.await_writers()?;
+            this.await_writers()
         }
-        IBV_QPS_ERR => this.fail(&mut this.sq.lock(), IBV_WC_WR_FLUSH_ERR),
-        _ => this.apply(attr, mask, to),
+        IBV_QPS_ERR => {
+            this.fail(&mut this.sq.lock(), IBV_WC_WR_FLUSH_ERR);
+            Ok(())
+        }
+        _ => this.apply(attr, mask, from, to),
     }
-    Ok(())
 }
 
 fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
@@ -155,24 +154,45 @@ impl Qp {
         self.attributes().attr.cap
     }
 
-    fn apply(&self, attr: &ibv_qp_attr, mask: u32, to: ibv_qp_state) {
+    /// # Errors
+    /// `EINVAL` where the queue pair is not in `from` any more, `EMFILE` and the like where the other end's process
+    /// can't be opened for want of something.
+    fn apply(
+        &self,
+        attr: &ibv_qp_attr,
+        mask: u32,
+        from: ibv_qp_state,
+        to: ibv_qp_state,
+    ) -> Res<()> {
         let process = self.process();
         // Before any lock: it may open a process.
-        let peer = (mask & IBV_QP_DEST_QPN != 0)
-            .then(|| process.peer(split_qp_num(attr.dest_qp_num).0).ok())
-            .flatten();
+        let mut peer = None;
+        if mask & IBV_QP_DEST_QPN != 0 {
+            match process.peer(split_qp_num(attr.dest_qp_num).0) {
+                Ok(found) => peer = Some(found),
+                Err(error) if is_ours(error) => return Err(error),
+                // Nobody is there, as may be on a wire.
+                Err(_) => {}
+            }
+            // What an ended process of that place had claimed is not the newcomer's.
+            process.bury_all();
+        }
         if let Some(peer) = &peer {
             // It is there before the other end may send. Where there is no room for it now, the
             // other end asks again.
             let _ = process.grant_ring(peer);
         }
         let mut sq = self.sq.lock();
-        let from = self.state();
+        let mut rq = self.rq.lock();
+        if self.state() != from {
+            // Another thread failed it, or changed it.
+            return Err(Errno(libc::EINVAL));
+        }
+        remember(&mut self.attributes(), attr, mask);
         if to != IBV_QPS_RTS {
             // Nothing is sent in other states, but what is on its way.
             let _ = self.take_back(&mut sq);
         }
-        let mut rq = self.rq.lock();
         if mask & IBV_QP_DEST_QPN != 0 {
             sq.dest = attr.dest_qp_num;
             rq.dest = attr.dest_qp_num;
@@ -208,9 +228,14 @@ impl Qp {
         }
         // Senders may wait for this state.
         self.wake_sender(rq.peer.as_ref());
+        let ended = rq.peer.clone().filter(|peer| peer.is_dead());
         drop(rq);
         let waits = sq.executed != sq.head;
         drop(sq);
+        if let Some(peer) = ended {
+            // Its burial may have missed this queue pair.
+            process.request_burial(&peer);
+        }
         if to == IBV_QPS_RTS && from == IBV_QPS_SQD && waits {
             process.wait(self.index);
             self.go_on();
@@ -219,7 +244,16 @@ impl Qp {
             // Requests run when they are posted, so the queue is drained already.
             self.raise(IBV_EVENT_SQ_DRAINED);
         }
+        Ok(())
     }
+}
+
+/// Whether opening a peer failed for want of something here, whatever the peer is.
+fn is_ours(error: Errno) -> bool {
+    matches!(
+        error.0,
+        libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC
+    )
 }
 
 /// `ibv_query_qp`.

@@ -22,7 +22,7 @@ use crate::process::Process;
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout};
 use crate::srq::Srq;
 use crate::sync::Lock;
-use crate::sys::{Errno, Res, random};
+use crate::sys::{Errno, Res, random, zeroed};
 
 /// Attributes of a new queue pair.
 pub(crate) struct QpInit {
@@ -30,14 +30,6 @@ pub(crate) struct QpInit {
     pub(crate) attr: ibv_qp_init_attr,
     /// Operations by `ibv_wr_*`, or `None` where those calls will not be used.
     pub(crate) operations: Option<u64>,
-}
-
-fn zeroed<T: Clone + Default>(count: usize) -> Res<Box<[T]>> {
-    let mut list = Vec::new();
-    list.try_reserve_exact(count)
-        .map_err(|_| Errno(libc::ENOMEM))?;
-    list.resize(count, T::default());
-    Ok(list.into_boxed_slice())
 }
 
 impl SendQueue {

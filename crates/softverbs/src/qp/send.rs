@@ -13,7 +13,7 @@ use crate::cq::{Cqe, Retires};
 use crate::peer::Push;
 use crate::region::{self, AccessError, Change, Direction, Flush, Key, Target};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
-use crate::segment::layout::qp_access;
+use crate::segment::layout::{Fault, qp_access};
 use crate::sync::{Guard, light_fence};
 use crate::sys::{Errno, Res};
 
@@ -369,7 +369,7 @@ impl Qp {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote | AccessError::Dead) if sq.kind == IBV_QPT_UC => IBV_WC_SUCCESS,
             Err(AccessError::Remote) => {
-                conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+                conn.peer.fail_qp(conn.at, conn.word, Fault::Access);
                 IBV_WC_REM_ACCESS_ERR
             }
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
@@ -399,7 +399,7 @@ impl Qp {
             _ => Change::Swap(operands.compare_add, operands.swap),
         };
         let result = if !operands.remote_addr.is_multiple_of(8) {
-            conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+            conn.peer.fail_qp(conn.at, conn.word, Fault::Request);
             return Step::Done(IBV_WC_REM_INV_REQ_ERR);
         } else if conn.word.access() & change.right() == 0 {
             Err(AccessError::Remote)
@@ -420,7 +420,7 @@ impl Qp {
                 IBV_WC_SUCCESS
             }
             Err(AccessError::Remote) => {
-                conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+                conn.peer.fail_qp(conn.at, conn.word, Fault::Access);
                 IBV_WC_REM_ACCESS_ERR
             }
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
@@ -457,7 +457,7 @@ impl Qp {
         Step::Done(match result {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote) => {
-                conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+                conn.peer.fail_qp(conn.at, conn.word, Fault::Access);
                 IBV_WC_REM_ACCESS_ERR
             }
             Err(AccessError::Local | AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
@@ -549,6 +549,10 @@ impl Qp {
                 Some(_) => None,
             };
             if let Some((op, status)) = error {
+                if op == op::TOO_LONG && sq.kind == IBV_QPT_UC {
+                    // Class D of 9.9.3: dropped, and the receive stays for the next one.
+                    return Step::Done(IBV_WC_SUCCESS);
+                }
                 header.op = op;
                 return self.refuse(sq, request, header, status);
             }
@@ -624,9 +628,16 @@ impl Qp {
                     sq.sent = sq.sent.wrapping_add(1);
                 }
                 sq.pushed = false;
+                sq.lossy = false;
                 Step::Done(status)
             }
-            Push::Full => Step::Wait(Reason::Room),
+            Push::Full if sq.kind == IBV_QPT_UC && sq.lossy => {
+                sq.pushed = false;
+                Step::Done(IBV_WC_SUCCESS)
+            }
+            Push::Full | Push::Unmade => Step::Wait(Reason::Room),
+            // The ring of one that is ending can't be opened either.
+            Push::NoMemory if !conn.peer.check_alive() => Step::Done(IBV_WC_RETRY_EXC_ERR),
             Push::NoMemory => Step::Done(IBV_WC_LOC_QP_OP_ERR),
         }
     }

@@ -25,6 +25,8 @@ pub(super) enum Reason {
     Room,
     /// Somebody still uses the key that the request ended.
     Hazard,
+    /// There is no ring for a datagram.
+    Ring,
 }
 
 /// Since when, and for how long, the first request waits.
@@ -58,7 +60,7 @@ impl Qp {
         }
         let now = sys::now_ns();
         let (deadline, left) = match reason {
-            Reason::Receive if sq.kind == IBV_QPT_UC => (now + UC_PATIENCE_NS, 0),
+            Reason::Receive | Reason::Room if sq.kind != IBV_QPT_RC => (now + LOSS_NS, 0),
             Reason::Receive if sq.rnr_retry == 7 => (0, 0),
             Reason::Receive if sq.rnr_retry == 0 => (u64::MAX, 0),
             Reason::Receive => (now + self.rnr_ns(sq), sq.rnr_retry - 1),
@@ -67,6 +69,7 @@ impl Qp {
                 let once = 4096u64 << sq.timeout.min(31);
                 (now + once * (u64::from(sq.retry_cnt) + 1), 0)
             }
+            Reason::Ring => (now + RING_NS, 0),
             Reason::Room => (0, 0),
             Reason::Hazard => (now + HAZARD_DELAY_NS, HAZARD_ROUNDS),
         };
@@ -178,6 +181,8 @@ impl Qp {
         let stored = sq.stored[slot];
         let len = stored_len(sq, slot);
         sq.wait = None;
+        // If it was in a receive already and is lost, the next one is not there.
+        sq.pushed = false;
         self.finish(sq, stored.wr_id, stored.opcode, stored.flags, len, status);
     }
 
@@ -188,7 +193,7 @@ impl Qp {
             _ => self.rnr_ns(sq),
         };
         let wait = sq.wait.as_mut()?;
-        let lost = sq.kind == IBV_QPT_UC && wait.reason != Reason::Hazard;
+        let lost = sq.kind != IBV_QPT_RC && wait.reason != Reason::Hazard;
         if wait.is_over() {
             return Some(give_up(wait.reason));
         }
@@ -199,8 +204,16 @@ impl Qp {
         if now < wait.deadline {
             return None;
         }
+        if wait.reason == Reason::Ring {
+            // The request itself looks when it is tried.
+            return None;
+        }
         if lost {
-            sq.lossy = true;
+            if sq.kind == IBV_QPT_UC {
+                sq.lossy = true;
+            } else if let Some(peer) = &sq.peer {
+                peer.set_loses_datagrams(true);
+            }
             return Some(IBV_WC_SUCCESS);
         }
         if wait.left == 0 {
@@ -209,6 +222,12 @@ impl Qp {
         wait.left -= 1;
         wait.deadline = now + delay;
         None
+    }
+
+    /// Whether the first request has waited for a ring as long as it may.
+    pub(super) fn waited_for_ring(&self, sq: &SendQueue) -> bool {
+        sq.wait
+            .is_some_and(|wait| wait.reason == Reason::Ring && sys::now_ns() >= wait.deadline)
     }
 
     /// Whether requests wait.
@@ -257,9 +276,13 @@ fn receive_there(sq: &SendQueue) -> bool {
     }
 }
 
-/// How long a message of an unreliable connection waits for a receive. On a wire it would be lost at
+/// How long an unreliable message waits for a receive or for room. On a wire it would be lost at
 /// once; here the receiver may just not have had the processor.
-const UC_PATIENCE_NS: u64 = 100_000_000;
+const LOSS_NS: u64 = 100_000_000;
+
+/// How long the first datagram to a process that never looked waits for it. On a wire a receive would take it all
+/// the same.
+const RING_NS: u64 = 1_000_000_000;
 
 /// There is no receive for the message. A connection that has lost one for that loses the following
 /// ones without waiting, until there is a receive again.
@@ -279,7 +302,7 @@ const HAZARD_ROUNDS: u8 = 250;
 fn give_up(reason: Reason) -> ibv_wc_status {
     match reason {
         Reason::Receive => IBV_WC_RNR_RETRY_EXC_ERR,
-        Reason::Connection | Reason::Room => IBV_WC_RETRY_EXC_ERR,
+        Reason::Connection | Reason::Room | Reason::Ring => IBV_WC_RETRY_EXC_ERR,
         Reason::Hazard => IBV_WC_LOC_QP_OP_ERR,
     }
 }

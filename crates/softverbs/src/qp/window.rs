@@ -9,6 +9,7 @@ use super::waiting::{Reason, Step};
 use super::{Operands, Qp, SendQueue};
 use crate::mw::{Bind, Progress};
 use crate::region::{self, Key, Target};
+use crate::segment::layout::Fault;
 use crate::sys::{Errno, Res};
 
 /// What a binding names, kept in the fields that other requests have for other things.
@@ -115,7 +116,7 @@ impl Qp {
         };
         // Its owner looks at its own list again when the message comes.
         if !region::may_invalidate(&conn.peer.map, target) {
-            conn.peer.fail_qp(conn.at, conn.word, IBV_QPS_ERR);
+            conn.peer.fail_qp(conn.at, conn.word, Fault::Access);
             return Step::Done(IBV_WC_REM_ACCESS_ERR);
         }
         self.run_message(sq, request)

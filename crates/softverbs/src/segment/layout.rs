@@ -336,6 +336,15 @@ pub(crate) fn qp_access(flags: u32) -> u32 {
     flags & remote | (flags & flush) >> 2
 }
 
+/// Why a peer moved a queue pair to ERR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// An access that is not allowed.
+    Access,
+    /// A request that can't be.
+    Request,
+}
+
 /// A queue pair's state as peers see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateWord(pub(crate) u64);
@@ -370,6 +379,22 @@ impl StateWord {
     #[inline]
     pub(crate) fn incarnation(self) -> u32 {
         (self.0 >> 40) as u32
+    }
+
+    /// In ERR, by a peer: the reason has the place of what that one may do.
+    #[must_use]
+    pub(crate) fn failed(self, fault: Fault) -> Self {
+        let reason = u64::from(fault == Fault::Request) << 32;
+        Self(self.with_state(rdma_core_sys::IBV_QPS_ERR).0 & !(0xff << 32) | reason)
+    }
+
+    /// What a peer that moved it to ERR said.
+    pub(crate) fn fault(self) -> Fault {
+        if self.access() == 1 {
+            Fault::Request
+        } else {
+            Fault::Access
+        }
     }
 
     #[must_use]
@@ -429,6 +454,12 @@ mod tests {
         let error = word.with_state(6);
         assert_eq!((error.state(), error.dest()), (6, 0xab_cdef));
         assert_eq!(error.incarnation(), 0x12_3456);
+        for fault in [Fault::Access, Fault::Request] {
+            let failed = word.failed(fault);
+            assert_eq!((failed.state(), failed.fault()), (6, fault));
+            assert_eq!(failed.dest(), 0xab_cdef);
+            assert_eq!(failed.incarnation(), 0x12_3456);
+        }
     }
 
     #[test]

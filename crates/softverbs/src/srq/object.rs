@@ -13,7 +13,7 @@ use crate::events::Element;
 use crate::qp::{MAX_SGE, MAX_WR};
 use crate::segment::layout::{desc, srq as layout};
 use crate::sync::Lock;
-use crate::sys::{Errno, Res};
+use crate::sys::{Errno, Res, zeroed};
 
 fn blank(index: u32) -> Srq {
     Srq {
@@ -47,6 +47,13 @@ pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'
     let count = attr.max_wr.next_power_of_two() as usize;
     let max_sge = attr.max_sge.max(1) as usize;
     let desc_stride = desc::stride(max_sge);
+    let mut free = Vec::new();
+    free.try_reserve_exact(count)
+        .map_err(|_| Errno(libc::ENOMEM))?;
+    free.extend((0..attr.max_wr).rev());
+    let posted = zeroed::<Posted>(count)?;
+    let sges = zeroed::<ibv_sge>(count * max_sge)?;
+    let order = zeroed::<u32>(count)?;
     let srq = process.srqs.take(blank).ok_or(Errno(libc::ENOMEM))?;
     let places = segment
         .back(srq.at(), layout::STRIDE)
@@ -88,10 +95,10 @@ pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'
         // A limit is set by `ibv_modify_srq` only.
         limit: 0,
         pd: domain.number,
-        free: (0..attr.max_wr).rev().collect(),
-        order: super::Order::new(map, ring_at, count),
-        posted: vec![Posted::default(); count].into_boxed_slice(),
-        sges: vec![ibv_sge::default(); count * max_sge].into_boxed_slice(),
+        free,
+        order: super::Order::new(map, ring_at, order),
+        posted,
+        sges,
         desc_at,
         desc_stride,
     };

@@ -17,20 +17,20 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// An order of up to `count` receives (a power of two) with its words at `at`.
-    pub(crate) fn new(map: &Mapping, at: usize, count: usize) -> Self {
+    /// An order of up to as many receives as there are `places` (a power of two) with its words at `at`.
+    pub(crate) fn new(map: &Mapping, at: usize, places: Box<[u32]>) -> Self {
         // The position is never that of an empty word.
-        Self::starting(map, at, count, 1)
+        Self::starting(map, at, places, 1)
     }
 
     /// The same as it is after so many receives.
-    pub(crate) fn starting(map: &Mapping, at: usize, count: usize, position: u32) -> Self {
-        for place in 0..count {
+    pub(crate) fn starting(map: &Mapping, at: usize, places: Box<[u32]>, position: u32) -> Self {
+        for place in 0..places.len() {
             map.u64(at + 8 * place).store(0, Ordering::Relaxed);
         }
         Self {
             at,
-            places: vec![0; count].into_boxed_slice(),
+            places,
             head: position,
             followed: position,
         }

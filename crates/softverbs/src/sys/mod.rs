@@ -90,3 +90,15 @@ pub(crate) fn random() -> u64 {
         now_ns() ^ (u64::from(std::process::id()) << 32)
     }
 }
+
+/// A list of so many defaults.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn zeroed<T: Clone + Default>(count: usize) -> Res<Box<[T]>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count)
+        .map_err(|_| Errno(libc::ENOMEM))?;
+    list.resize(count, T::default());
+    Ok(list.into_boxed_slice())
+}

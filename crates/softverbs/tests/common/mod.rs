@@ -471,6 +471,11 @@ impl End {
     }
 
     pub fn enter_rtr(&mut self, other: Address) {
+        let ret = self.try_enter_rtr(other);
+        assert_eq!(ret, 0, "{}", std::io::Error::from_raw_os_error(ret));
+    }
+
+    pub fn try_enter_rtr(&mut self, other: Address) -> c_int {
         // SAFETY: all zeros is a value of it; a GID is 16 bytes.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
         attr.qp_state = IBV_QPS_RTR;
@@ -486,16 +491,15 @@ impl End {
                 .cast::<u128>()
                 .write_unaligned(other.gid);
         }
-        self.modify(
-            &mut attr,
-            IBV_QP_STATE
-                | IBV_QP_AV
-                | IBV_QP_PATH_MTU
-                | IBV_QP_DEST_QPN
-                | IBV_QP_RQ_PSN
-                | IBV_QP_MAX_DEST_RD_ATOMIC
-                | IBV_QP_MIN_RNR_TIMER,
-        );
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        // SAFETY: live queue pair, valid attributes.
+        unsafe { (verbs().ibv_modify_qp)(self.qp, &raw mut attr, mask.cast_signed()) }
     }
 
     pub fn enter_rts(&mut self) {
