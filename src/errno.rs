@@ -109,9 +109,17 @@ impl FiErrno {
 
     /// The result of a verb that returns 0 or an errno. Some drivers return -1 and set `errno`,
     /// or a negated errno; both are understood.
+    #[inline]
     pub(crate) fn from_verb(ret: i32) -> Result<()> {
+        if ret == 0 {
+            return Ok(());
+        }
+        Self::refused(ret)
+    }
+
+    #[cold]
+    fn refused(ret: i32) -> Result<()> {
         match ret {
-            0 => Ok(()),
             -1 => Err(Self::last()),
             ret => Err(Self::new(ret.saturating_abs())),
         }

@@ -77,7 +77,7 @@ impl Core {
     ///
     /// # Safety
     /// As [`Endpoint::recv`].
-    #[inline]
+    #[inline(always)]
     unsafe fn receive(&self, local: LocalIov<'_>, context: usize, flags: Flags) -> Result<()> {
         if self.config.shared_rx {
             // its receives are posted to the shared context
@@ -172,7 +172,7 @@ impl Core {
 #[allow(clippy::missing_safety_doc, reason = "said once, above")]
 impl Endpoint {
     /// `fi_recv`, `fi_recvv`.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn recv(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
         let flags = self.rx_op_flags();
         // SAFETY: as this function.

@@ -128,7 +128,7 @@ impl<'a> LocalIov<'a> {
     }
 
     /// Bytes in all.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         // no memory is longer than usize counts; rubbish saturates and is refused as too long
         self.iov()
@@ -145,7 +145,7 @@ impl<'a> LocalIov<'a> {
     ///
     /// # Safety
     /// As [`LocalKeys::lkey`] for each buffer. Lengths fit 32 bits.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn sges<'b>(
         &self,
         keys: Option<(&mut LocalKeys, Use)>,
@@ -163,7 +163,7 @@ impl<'a> LocalIov<'a> {
     ///
     /// # Safety
     /// As [`Self::sges`].
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn recv_sges<'b>(
         &self,
         keys: &mut LocalKeys,
@@ -716,8 +716,19 @@ impl Core {
     ///
     /// # Safety
     /// As [`Endpoint::send`].
-    #[inline]
+    #[inline(never)]
     pub(crate) unsafe fn transmit(&self, op: &Transmit<'_>) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.transmit_here(op) }
+    }
+
+    /// As [`Self::transmit`], for the calls that are worth a copy in which their kind, flags and number of buffers are
+    /// known.
+    ///
+    /// # Safety
+    /// As [`Endpoint::send`].
+    #[inline(always)]
+    unsafe fn transmit_here(&self, op: &Transmit<'_>) -> Result<()> {
         if !self.state.is(State::Connected) {
             return Err(self.why_not_connected());
         }
@@ -757,11 +768,11 @@ impl Core {
 #[allow(clippy::missing_safety_doc, reason = "said once, above")]
 impl Endpoint {
     /// `fi_send`, `fi_sendv`.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn send(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
         let op = Transmit::send(local, context, self.tx_op_flags());
         // SAFETY: as this function.
-        unsafe { self.core.transmit(&op) }
+        unsafe { self.core.transmit_here(&op) }
     }
 
     /// `fi_senddata`: the low 32 bits of `data` go along.
@@ -787,12 +798,12 @@ impl Endpoint {
     }
 
     /// `fi_inject`: no completion, and the buffer is free on return.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn inject(&self, buf: *const c_void, len: usize) -> Result<()> {
         let iov = buffer(buf, len);
         let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), 0, Flags::empty());
         // SAFETY: as this function.
-        unsafe { self.core.transmit(&op.injected()) }
+        unsafe { self.core.transmit_here(&op.injected()) }
     }
 
     /// `fi_injectdata`.

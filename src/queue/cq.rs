@@ -242,7 +242,7 @@ fn refusal(slot: &Slot, error: FiErrno) -> Entry {
 
 impl Inner {
     /// What a work completion means to the application; `None` if it means nothing.
-    #[inline]
+    #[inline(always)]
     fn digest(&self, wc: &Wc) -> Option<Entry> {
         let id = WrId(wc.wr_id());
         let place = match self.endpoints.get(id.index()) {
@@ -303,7 +303,14 @@ impl Inner {
         Some(Entry::Done(completion))
     }
 
+    /// As [`Self::digest`], where it is not worth a copy of its own.
+    #[cold]
+    fn digest_late(&self, wc: &Wc) -> Option<Entry> {
+        self.digest(wc)
+    }
+
     /// The same for a receive of a shared context.
+    #[inline(never)]
     fn digest_shared(&self, id: WrId, wc: &Wc) -> Option<Entry> {
         let sharer = self.shared.get(id.index())?.as_ref()?;
         // the context's generation has more bits than go over the device and back
@@ -539,7 +546,7 @@ impl CompletionQueue {
                 .poll(&mut buffer, BATCH)
                 .map_err(|_| self.overran())?;
             for wc in wcs {
-                if let Some(entry) = inner.digest(wc) {
+                if let Some(entry) = inner.digest_late(wc) {
                     inner.backlog.push_back(entry);
                 }
             }

@@ -121,7 +121,7 @@ impl SlotRing {
 
     /// Enters a request *before* it is posted, because its completion may be polled before
     /// posting returns. Gives its number. Poster only, and only where there is room.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&self, slot: Slot) -> u32 {
         let head = self.head.load(Ordering::Relaxed);
         // SAFETY: there is room, so the slot is the poster's.

@@ -327,7 +327,7 @@ impl Qp {
     ///
     /// # Safety
     /// Inline data must be readable now; the rest stay the caller's until completion.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_send(&self, request: &SendRequest<'_>) -> Result<()> {
         let mut flags = 0;
         if request.inline {
@@ -372,7 +372,7 @@ impl Qp {
     ///
     /// # Safety
     /// The buffers stay the caller's until completion.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
         let mut wr = sys::ibv_recv_wr {
             wr_id: request.wr_id,
