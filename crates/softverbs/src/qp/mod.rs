@@ -40,6 +40,7 @@ use crate::abi::Context;
 use crate::cq::Cq;
 use crate::peer::Peer;
 use crate::process::Process;
+use crate::region::Seen;
 use crate::segment::Mapping;
 use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
 use crate::signal;
@@ -143,6 +144,7 @@ struct SendQueue {
     timeout: u8,
     retry_cnt: u8,
     rnr_retry: u8,
+    seen: Seen,
 }
 
 // SAFETY: the completion queue's memory is never freed.

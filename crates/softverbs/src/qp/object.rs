@@ -19,6 +19,7 @@ use crate::abi::{Context, Pd};
 use crate::cq::Cq;
 use crate::events::Element;
 use crate::process::Process;
+use crate::region::Seen;
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout};
 use crate::srq::Srq;
 use crate::sync::Lock;
@@ -70,6 +71,7 @@ impl SendQueue {
             timeout: 0,
             retry_cnt: 0,
             rnr_retry: 0,
+            seen: Seen::default(),
         })
     }
 }
@@ -172,6 +174,7 @@ fn blank(index: u32) -> Qp {
             timeout: 0,
             retry_cnt: 0,
             rnr_retry: 0,
+            seen: Seen::default(),
         }),
         rq: Lock::new(RecvQueue {
             max_wr: 0,

@@ -50,7 +50,7 @@ impl Qp {
         let addr = if inline {
             sge.addr
         } else {
-            match process.regions.local(sge, sq.pd, false) {
+            match process.regions.local_again(&mut sq.seen, sge, sq.pd, false) {
                 Some(addr) => addr,
                 None => return false,
             }

@@ -15,6 +15,7 @@ mod hazard;
 mod null;
 pub(crate) mod odp;
 mod remote;
+mod seen;
 mod table;
 
 pub(crate) use access::Range;
@@ -31,4 +32,5 @@ pub(crate) use remote::{
     AccessError, Direction, Hazard, Hazards, MOST_AT_ONCE, Pieces, Target, copy, granted,
     may_invalidate, write_bytes,
 };
+pub(crate) use seen::Seen;
 pub(crate) use table::{Description, Key, Regions};

@@ -83,6 +83,8 @@ const CHUNK: usize = if cfg!(all(test, loom)) { 64 } else { 1024 };
 #[derive(Debug)]
 pub(crate) struct Regions {
     chunks: Box<[OnceLock<Box<[Entry]>>]>,
+    /// Counts keys that became invalid, so that what was seen of any is not taken for true any more.
+    pub(super) changes: AtomicU64,
     free: Mutex<Free>,
     /// Keys come back at once, as some drivers' do (`SOFTVERBS_REUSE_KEYS=1`): for tests of programs that
     /// must not use stale ones.
@@ -103,6 +105,7 @@ impl Regions {
     pub(crate) fn new() -> Self {
         Self {
             chunks: (0..MAX_REGIONS / CHUNK).map(|_| OnceLock::new()).collect(),
+            changes: AtomicU64::new(1),
             free: Mutex::new(Free {
                 used: std::collections::VecDeque::new(),
                 // Index 0 stays unused: a key of 0 is nobody's.
@@ -328,6 +331,7 @@ impl Regions {
             entry.key.store(0, Ordering::Relaxed);
             entry.null.store(0, Ordering::Relaxed);
         }
+        self.changes.fetch_add(1, Ordering::Release);
         let at = shared_at(key.index());
         segment
             .map

@@ -1,0 +1,118 @@
+//! The region that a queue named last. Most requests of a queue name the same one, and naming it again costs a
+//! comparison instead of a look-up.
+
+use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
+
+use super::{Key, Regions};
+use crate::sync::atomic::Ordering;
+
+/// What was found in the table; 0 in `changes` where nothing was.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// What [`Regions::changes`] was before the table was looked at.
+    changes: u64,
+    start: u64,
+    len: u64,
+    addr: u64,
+    lkey: u32,
+    pd: u32,
+    writable: bool,
+}
+
+impl Regions {
+    /// As [`Self::local`], where `seen` is the caller's own. A key that became invalid is noticed as by that.
+    #[inline(always)]
+    pub(crate) fn local_again(
+        &self,
+        seen: &mut Seen,
+        sge: &ibv_sge,
+        pd: u32,
+        write: bool,
+    ) -> Option<u64> {
+        let offset = sge.addr.wrapping_sub(seen.start);
+        // Behind `kill`, which counts after it has made the key invalid, the numbers differ.
+        let same = seen.lkey == sge.lkey
+            && seen.changes == self.changes.load(Ordering::Acquire)
+            && seen.pd == pd
+            && (seen.writable || !write)
+            && offset <= seen.len
+            && u64::from(sge.length) <= seen.len - offset;
+        if same {
+            return Some(seen.addr.wrapping_add(offset));
+        }
+        self.local_first(seen, sge, pd, write)
+    }
+
+    #[inline(never)]
+    fn local_first(&self, seen: &mut Seen, sge: &ibv_sge, pd: u32, write: bool) -> Option<u64> {
+        let changes = self.changes.load(Ordering::Acquire);
+        let found = self.local(sge, pd, write);
+        // Null regions have no description, and are not noted.
+        if found.is_some()
+            && let Some(region) = self.describe(Key(sge.lkey))
+        {
+            *seen = Seen {
+                changes,
+                start: region.range.iova,
+                len: region.range.len,
+                addr: region.range.addr,
+                lkey: sge.lkey,
+                pd: region.pd,
+                writable: region.access & IBV_ACCESS_LOCAL_WRITE != 0,
+            };
+        }
+        found
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::Range;
+    use super::*;
+    use crate::segment::OwnSegment;
+
+    #[test]
+    fn what_was_seen_is_as_good_as_a_look_up() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let regions = Regions::new();
+        let range = Range {
+            addr: 0x5000,
+            len: 0x100,
+            iova: 0x9000,
+        };
+        let register = |access| regions.register(&segment, 7, range, access).unwrap();
+        let (first, second) = (register(IBV_ACCESS_LOCAL_WRITE), register(0));
+        let mut seen = Seen::default();
+        let mut ask = |key: Key, addr, length, pd, write| {
+            let sge = ibv_sge {
+                addr,
+                length,
+                lkey: key.0,
+            };
+            let found = regions.local_again(&mut seen, &sge, pd, write);
+            assert_eq!(found, regions.local(&sge, pd, write));
+            found
+        };
+        for key in [first, second] {
+            for _ in 0..2 {
+                assert_eq!(ask(key, 0x9010, 0xf0, 7, false), Some(0x5010));
+                assert_eq!(ask(key, 0x9010, 0xf1, 7, false), None);
+                assert_eq!(ask(key, 0x8fff, 2, 7, false), None);
+                assert_eq!(ask(key, u64::MAX, 2, 7, false), None);
+                assert_eq!(ask(key, 0x9000, 1, 8, false), None);
+                assert_eq!(ask(Key(key.0 ^ 1), 0x9000, 1, 7, false), None);
+                assert_eq!(ask(Key(0), 0x9000, 1, 7, false), None);
+                assert_eq!(ask(key, 0x9010, 8, 7, true).is_some(), key == first);
+            }
+        }
+        assert_eq!(ask(first, 0x9010, 8, 7, true), Some(0x5010));
+        regions.deregister(&segment, first, |_| true).unwrap();
+        assert_eq!(ask(first, 0x9010, 8, 7, true), None);
+        assert_eq!(ask(second, 0x9010, 8, 7, false), Some(0x5010));
+        // One that changes keeps its key.
+        let mut to = regions.describe(second).unwrap();
+        to.range.addr = 0x7000;
+        regions.change(&segment, second, &to, |_| true).unwrap();
+        assert_eq!(ask(second, 0x9010, 8, 7, false), Some(0x7010));
+    }
+}
