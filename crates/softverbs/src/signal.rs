@@ -35,7 +35,7 @@ pub(crate) fn arm(own: &Mapping, at: usize, armed: u32) {
 
 /// Whether the owner of a completion queue, whose entry is at `at`, must be woken for a message
 /// that was published before. `barriers` is what it says of itself.
-#[inline]
+#[inline(always)]
 pub(crate) fn must_notify(map: &Mapping, at: usize, solicited: bool, barriers: bool) -> bool {
     light_fence(barriers);
     let word = map.u32(at + cq::ARMED);

@@ -177,8 +177,13 @@ impl Cq {
     }
 
     /// Adds a completion. `solicited` as the message has it; errors always are.
-    #[inline]
     pub(crate) fn push(&self, cqe: Cqe, solicited: bool) {
+        self.push_in_place(cqe, solicited);
+    }
+
+    /// As [`Self::push`], for the few places where a call and a copy of the completion are worth saving.
+    #[inline(always)]
+    pub(crate) fn push_in_place(&self, cqe: Cqe, solicited: bool) {
         let mut ring = self.ring.lock();
         if ring.len() >= ring.capacity {
             self.overrun(ring);

@@ -100,7 +100,10 @@ impl Process {
         for _ in 0..most {
             match attached.consumer.peek() {
                 Ok(Some(message)) => {
-                    crate::qp::deliver(self, &attached.peer, &attached.consumer, &message);
+                    let (from, ring) = (&attached.peer, &attached.consumer);
+                    if !crate::qp::deliver_quickly(self, from, ring, &message) {
+                        crate::qp::deliver(self, from, ring, &message);
+                    }
                     attached.consumer.advance(&message);
                 }
                 Ok(None) => break,

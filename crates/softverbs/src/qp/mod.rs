@@ -26,6 +26,7 @@ mod window;
 pub(crate) use datagram::notify as notify_datagram;
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
+pub(crate) use quick::deliver_quickly;
 pub(crate) use recv::{deliver, post_recv};
 pub(crate) use send::post_send;
 pub(crate) use window::bind_mw;
@@ -208,6 +209,7 @@ struct RecvQueue {
     /// Until when a sender is awaited that writes into a receive of the failed queue pair, in nanoseconds of
     /// the monotonic clock; 0 for none.
     patience: u64,
+    seen: Seen,
 }
 
 /// What becomes of messages and receives.

@@ -118,6 +118,7 @@ impl RecvQueue {
             patience: 0,
             received: 0,
             pulls: false,
+            seen: Seen::default(),
         })
     }
 }
@@ -199,6 +200,7 @@ fn blank(index: u32) -> Qp {
             patience: 0,
             received: 0,
             pulls: false,
+            seen: Seen::default(),
         }),
         attr: Mutex::new(Attributes { attr, init }),
         batch: extended::Batch::default(),

@@ -1,5 +1,5 @@
-//! The way of most messages: of one piece, on a reliable connection on which nothing waits, with a receive that is
-//! known to be there and long enough. It does what the general way does ([`super::send`]), with a third of the
+//! The way of most messages: of one piece, on a connection on which nothing waits, into a receive of one piece that
+//! is there and long enough. It does what the general way does ([`super::send`], [`super::recv`]), with a third of the
 //! instructions; whatever is not plain is left to that, untouched.
 
 use std::sync::atomic::Ordering;
@@ -7,9 +7,12 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::send::outcome;
-use super::{Qp, SendQueue};
-use crate::peer::Push;
-use crate::ring::{Header, MAX_PAYLOAD, copy, flag, op};
+use super::{Posted, Qp, RecvQueue, SendQueue};
+use crate::cq::{Cqe, Retires};
+use crate::peer::{Peer, Push};
+use crate::process::Process;
+use crate::ring::{Consumer, Header, MAX_PAYLOAD, Message, copy, flag, op};
+use crate::segment::layout::desc;
 
 impl Qp {
     /// Sends `wr`, or does nothing and says so.
@@ -90,4 +93,115 @@ impl Qp {
         }
         true
     }
+
+    /// Posts a receive, or does nothing and says so. The caller tells peers.
+    ///
+    /// # Safety
+    /// `wr` must be a valid receive.
+    #[inline(always)]
+    pub(super) unsafe fn receive_quickly(&self, rq: &mut RecvQueue, wr: &ibv_recv_wr) -> bool {
+        let number = rq.head;
+        let plain = wr.num_sge == 1
+            && matches!(self.state(), IBV_QPS_INIT..=IBV_QPS_SQE)
+            && rq.srq.is_null()
+            && number.wrapping_sub(self.recv_done.load(Ordering::Acquire)) < rq.max_wr;
+        if !plain {
+            return false;
+        }
+        // SAFETY: the caller promises a valid list of one.
+        let sge = unsafe { &*wr.sg_list };
+        let regions = &self.process().regions;
+        let Some(addr) = regions.local_again(&mut rq.seen, sge, rq.pd, true) else {
+            return false;
+        };
+        let slot = number as usize & rq.posted.len().wrapping_sub(1);
+        let (Some(posted), Some(kept)) = (
+            rq.posted.get_mut(slot),
+            rq.sges.get_mut(slot * rq.max_sge as usize),
+        ) else {
+            return false;
+        };
+        *kept = *sge;
+        *posted = Posted {
+            wr_id: wr.wr_id,
+            total: sge.length,
+            pieces: 1,
+        };
+        const LEN: usize = (desc::FIRST + desc::PIECE) / 4;
+        let shared = rq.desc_at + rq.desc_stride * slot;
+        let map = self.map();
+        let words = map.u32s::<LEN>(shared);
+        words[desc::TOTAL / 4].store(sge.length, Ordering::Relaxed);
+        words[desc::PIECES / 4].store(1, Ordering::Relaxed);
+        words[(desc::FIRST + 8) / 4].store(sge.length, Ordering::Relaxed);
+        words[(desc::FIRST + desc::LKEY) / 4].store(sge.lkey, Ordering::Relaxed);
+        map.u64(shared + desc::FIRST).store(addr, Ordering::Relaxed);
+        rq.least = rq.least.min(sge.length);
+        rq.head = number.wrapping_add(1);
+        true
+    }
+}
+
+/// Completes the receive that `message` took, or does nothing and says so. As [`super::deliver`].
+#[inline(always)]
+pub(crate) fn deliver_quickly(
+    process: &Process,
+    from: &Peer,
+    ring: &Consumer,
+    message: &Message,
+) -> bool {
+    let header = &message.header;
+    if header.op > op::SEND_IMM || header.flags & !flag::SOLICITED != 0 {
+        return false;
+    }
+    let Some(qp) = process.qp_by_num(header.dst_qpn) else {
+        return false;
+    };
+    let mut rq = qp.rq.lock();
+    let rq = &mut *rq;
+    let number = rq.next;
+    let plain =
+        qp.means(rq, from, header) && rq.srq.is_null() && header.msn == number && number != rq.head;
+    let slot = number as usize & rq.posted.len().wrapping_sub(1);
+    let (Some(posted), Some(sge)) = (rq.posted.get(slot), rq.sges.get(slot * rq.max_sge as usize))
+    else {
+        return false;
+    };
+    let whole = message.inside == header.len as usize;
+    if !plain || !whole || posted.pieces != 1 || message.inside > sge.length as usize {
+        return false;
+    }
+    if message.inside > 0 {
+        // The region may have gone since the receive was posted.
+        let seen = &mut rq.seen;
+        let Some(addr) = process.regions.local_again(seen, sge, rq.pd, true) else {
+            return false;
+        };
+        let to = std::ptr::without_provenance_mut(addr as usize);
+        // SAFETY: inside a region that the application registered for this and has not
+        // deregistered; the ring is a mapping of this crate's.
+        unsafe { ring.copy_payload(message, 0, to, message.inside) };
+    }
+    let done = number.wrapping_add(1);
+    rq.next = done;
+    let cqe = Cqe {
+        wr_id: posted.wr_id,
+        qp_num: qp.number(),
+        src_qp: header.src_qpn,
+        byte_len: header.len,
+        imm: header.imm,
+        wc_flags: if header.op == op::SEND_IMM {
+            IBV_WC_WITH_IMM
+        } else {
+            0
+        },
+        opcode: IBV_WC_RECV,
+        status: IBV_WC_SUCCESS,
+        done,
+        retires: Retires::Recv,
+        ..Cqe::default()
+    };
+    // SAFETY: a queue pair in use holds its completion queues.
+    unsafe { &*rq.cq }.push_in_place(cqe, header.flags & flag::SOLICITED != 0);
+    true
 }

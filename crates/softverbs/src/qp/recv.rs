@@ -38,6 +38,11 @@ pub(crate) unsafe fn post_recv(
     let mut next = wr;
     // SAFETY: the caller promises a valid chain.
     while let Some(receive) = unsafe { next.as_ref() } {
+        // SAFETY: as above.
+        if unsafe { this.receive_quickly(&mut rq, receive) } {
+            next = receive.next;
+            continue;
+        }
         if let Err(error) = this.post_one_recv(&mut rq, receive) {
             // SAFETY: the caller promises a writable pointer.
             unsafe { *bad = next };
@@ -97,7 +102,7 @@ impl Qp {
             && std::ptr::eq(self.rq.lock().srq, srq)
     }
 
-    #[inline]
+    #[inline(never)]
     fn post_one_recv(&self, rq: &mut RecvQueue, wr: &ibv_recv_wr) -> Res<()> {
         let pieces = wr.num_sge.cast_unsigned();
         let state = self.state();
@@ -206,7 +211,7 @@ impl Qp {
 
 /// Completes the receive that a message took. `from` is the process that sent it; what does not
 /// fit together is dropped, or fails the queue pair.
-#[inline]
+#[inline(never)]
 pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, message: &Message) {
     let header = &message.header;
     if header.flags & flag::SHARED != 0 {
@@ -294,7 +299,7 @@ pub(super) struct Receive<'a> {
 impl Qp {
     /// Whether a message comes from the connected queue pair, in this life of both.
     #[inline]
-    fn means(&self, rq: &RecvQueue, from: &Peer, header: &Header) -> bool {
+    pub(super) fn means(&self, rq: &RecvQueue, from: &Peer, header: &Header) -> bool {
         (receives(self.state()) || rq.flow == Flow::Closing)
             && header.incarnation == rq.incarnation
             && header.src_qpn == rq.dest

@@ -70,13 +70,13 @@ impl Consumer {
     #[inline]
     pub(crate) fn peek(&mut self) -> Result<Option<Message>, Broken> {
         loop {
-            let at = slot_at(self.tail);
-            let first = self.map.u64(at).load(Ordering::Acquire);
+            let [first, rest @ ..] = self.map.words::<4>(slot_at(self.tail));
+            let first = first.load(Ordering::Acquire);
             if first as u32 != sequence(self.tail) {
                 return Ok(None);
             }
-            let word = |i: usize| self.map.u64(at + 8 * i).load(Ordering::Relaxed);
-            let (header, slots) = Header::from_words([first, word(1), word(2), word(3)]);
+            let [second, third, fourth] = rest.map(|word| word.load(Ordering::Relaxed));
+            let (header, slots) = Header::from_words([first, second, third, fourth]);
             let to_end = SLOTS - self.tail % SLOTS;
             if header.op == op::PAD {
                 // None is as long as the ring, so no more than one is gone past here.
@@ -102,7 +102,7 @@ impl Consumer {
     ///
     /// # Safety
     /// `to` must be writable for `len` bytes and not lie in the ring.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn copy_payload(
         &self,
         message: &Message,

@@ -129,13 +129,13 @@ impl Producer {
 
     #[inline]
     fn publish(&mut self, header: &Header, slots: u32) {
-        let at = slot_at(self.head);
-        let words = header.to_words(self.head, slots);
-        for (i, word) in words.iter().enumerate().skip(1) {
-            self.map.u64(at + 8 * i).store(*word, Ordering::Relaxed);
+        let [first, rest @ ..] = header.to_words(self.head, slots);
+        let [first_at, rest_at @ ..] = self.map.words::<4>(slot_at(self.head));
+        for (word, at) in rest.into_iter().zip(rest_at) {
+            at.store(word, Ordering::Relaxed);
         }
-        self.map.u64(at).store(words[0], Ordering::Release);
-        debug_assert_eq!(words[0] as u32, sequence(self.head));
+        first_at.store(first, Ordering::Release);
+        debug_assert_eq!(first as u32, sequence(self.head));
         if slots > 1 {
             self.stale.note(self.head, slots);
         }

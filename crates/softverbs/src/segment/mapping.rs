@@ -74,6 +74,26 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
     }
 
+    /// Words that follow one another, from `at` on; else as [`Self::u64`]. Checked once for all of them.
+    #[inline(always)]
+    pub(crate) fn words<const N: usize>(&self, at: usize) -> [&AtomicU64; N] {
+        assert!(at.is_multiple_of(8) && at <= self.len - 8 * N);
+        // SAFETY: all inside the mapping; else as above.
+        std::array::from_fn(|i| unsafe {
+            AtomicU64::from_ptr(self.base.as_ptr().add(at + 8 * i).cast())
+        })
+    }
+
+    /// As [`Self::words`], of four bytes each.
+    #[inline(always)]
+    pub(crate) fn u32s<const N: usize>(&self, at: usize) -> [&AtomicU32; N] {
+        assert!(at.is_multiple_of(4) && at <= self.len - 4 * N);
+        // SAFETY: as above.
+        std::array::from_fn(|i| unsafe {
+            AtomicU32::from_ptr(self.base.as_ptr().add(at + 4 * i).cast())
+        })
+    }
+
     /// The address of `len` bytes at `at`, for raw copies.
     ///
     /// # Panics

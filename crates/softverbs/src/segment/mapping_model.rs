@@ -93,6 +93,14 @@ impl Mapping {
             .or_insert_with(|| Box::leak(Box::new(AtomicU64::new(0))))
     }
 
+    pub(crate) fn words<const N: usize>(&self, at: usize) -> [&AtomicU64; N] {
+        std::array::from_fn(|i| self.u64(at + 8 * i))
+    }
+
+    pub(crate) fn u32s<const N: usize>(&self, at: usize) -> [&AtomicU32; N] {
+        std::array::from_fn(|i| self.u32(at + 4 * i))
+    }
+
     /// Not memory: a model keeps what it copies in cells of its own, which loom watches.
     pub(crate) fn bytes(&self, at: usize, len: usize) -> *mut u8 {
         assert!(len <= self.len && at <= self.len - len);
