@@ -31,6 +31,10 @@ pub(crate) const MAX_CQE: i32 = 1 << 22;
 /// Polls in vain before a thread begins to let others run: more than a busy peer's answer takes.
 const PATIENCE: u32 = 4096;
 
+/// Every so many polls one looks at the clock. Who polls ten times a second still sees in less than half of one that a
+/// peer has died.
+const POLLS_PER_LOOK: u32 = 4;
+
 /// A completion, as it waits to be polled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cqe {
@@ -80,6 +84,8 @@ pub(crate) struct Cq {
     filled: AtomicBool,
     /// Polls that found nothing since the last one that did; about, as threads may count at once.
     in_vain: AtomicU32,
+    /// Polls; about, too.
+    polls: AtomicU32,
     stamps: AtomicBool,
     moderation: Lock<moderation::Moderation>,
     /// Between `ibv_start_poll` and `ibv_end_poll`, and the completion that is read then.
@@ -247,6 +253,21 @@ impl Cq {
         self.ring.lock().overrun
     }
 
+    /// Whether there is something to be taken or told. What another thread adds meanwhile is for the next poll, or
+    /// rings (see [`Self::push`]).
+    #[inline]
+    fn may_have_some(&self) -> bool {
+        self.filled.load(Ordering::Relaxed)
+    }
+
+    /// Whether this poll is one of those that look at the clock: that costs as much as all the rest of a poll.
+    #[inline]
+    fn time_to_look(&self) -> bool {
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        polls.is_multiple_of(POLLS_PER_LOOK)
+    }
+
     /// Counts a poll that found nothing. Whoever spins where all processors are taken keeps the
     /// very process from running that it waits for; so it lets others run now and then, which
     /// costs a system call where nobody wants to.
@@ -359,6 +380,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
             }),
             filled: AtomicBool::new(false),
             in_vain: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
             stamps: AtomicBool::new(false),
             moderation: Lock::default(),
             polled: AtomicBool::new(false),

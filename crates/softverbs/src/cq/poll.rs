@@ -20,18 +20,26 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
         return -1;
     }
     let most = most.max(0).cast_unsigned();
-    // SAFETY: the caller promises room.
-    let got = unsafe { take(cq, process, most, wc) };
-    if got > 0 || most == 0 {
-        return got;
+    let mut last = false;
+    loop {
+        let got = if cq.may_have_some() {
+            // SAFETY: the caller promises room.
+            unsafe { take(cq, process, most, wc) }
+        } else {
+            0
+        };
+        if got > 0 || most == 0 {
+            return got;
+        }
+        if last {
+            if got == 0 {
+                cq.in_vain();
+            }
+            return got;
+        }
+        last = true;
+        process.progress_of_poll(cq.time_to_look());
     }
-    process.progress();
-    // SAFETY: as above.
-    let got = unsafe { take(cq, process, most, wc) };
-    if got == 0 {
-        cq.in_vain();
-    }
-    got
 }
 
 /// The next completion for `ibv_start_poll` and `ibv_next_poll`.
@@ -64,12 +72,8 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
 
 /// # Safety
 /// `wc` must have room for `most`.
-#[inline]
+#[inline(always)]
 unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
-    // What another thread adds meanwhile is for the next poll, or rings (see `Cq::push`).
-    if !cq.filled.load(Ordering::Relaxed) {
-        return 0;
-    }
     let mut ring = cq.ring.lock();
     let count = ring.len().min(most);
     if count != 0 {

@@ -78,24 +78,28 @@ impl Incoming {
 
 impl Process {
     /// Takes what is in the rings, and makes rings that senders asked for.
-    #[inline]
-    pub(super) fn drain_rings(&self) {
+    /// True where there was something.
+    #[inline(always)]
+    pub(super) fn drain_rings(&self) -> bool {
+        let mut any = false;
         for line in self.incoming.lines() {
             if let Some(mut ring) = line.ring.try_lock()
                 && let Some(attached) = ring.as_mut()
                 && attached.consumer.ready()
             {
-                self.drain(attached, BATCH);
+                any |= self.drain(attached, BATCH);
             }
         }
         let wanted = self.segment.map.u32(header::WANTED);
         if wanted.load(Ordering::Relaxed) != self.incoming.seen.load(Ordering::Relaxed) {
             self.grant_rings();
         }
+        any
     }
 
-    #[inline]
-    fn drain(&self, attached: &mut Attached, most: usize) {
+    /// Takes at most so many messages; true where there was one.
+    #[inline(never)]
+    fn drain(&self, attached: &mut Attached, most: usize) -> bool {
         let mut broken = false;
         for _ in 0..most {
             match attached.consumer.peek() {
@@ -113,7 +117,8 @@ impl Process {
                 }
             }
         }
-        if attached.consumer.publish() {
+        let any = attached.consumer.publish();
+        if any {
             light_fence(attached.peer.barriers);
             if attached.consumer.sender_waits() {
                 attached.peer.ring_process();
@@ -123,6 +128,7 @@ impl Process {
             // Its sender writes rubbish: the same as if it had ended.
             self.request_burial(&attached.peer);
         }
+        any
     }
 
     /// Makes the rings that senders asked for.

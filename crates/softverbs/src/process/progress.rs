@@ -61,9 +61,17 @@ impl Process {
     /// Takes messages from the rings, goes on with requests that waited, and notices what peers
     /// did and that they ended. Costs some loads where there is nothing to do, and a system
     /// call about once in a millisecond.
-    #[inline]
     pub(crate) fn progress(&self) {
-        self.drain_rings();
+        self.progress_of_poll(true);
+    }
+
+    /// As [`Self::progress`]; with `look` false, without what takes the clock (the end of peers, parked messages that are
+    /// overdue), and where there were messages without anything else: they are what the caller polls for.
+    #[inline(always)]
+    pub(crate) fn progress_of_poll(&self, look: bool) {
+        if self.drain_rings() && !look {
+            return;
+        }
         if self.attention.called(&self.segment.map) {
             self.attend();
         }
@@ -79,6 +87,19 @@ impl Process {
         if self.moderated_count.load(Ordering::Relaxed) > 0 {
             self.raise_moderated();
         }
+        if look {
+            self.look_at_clock();
+        }
+        if self.graves_count.load(Ordering::Relaxed) > 0 {
+            self.bury_all();
+        }
+        if self.closing.load(Ordering::Relaxed) {
+            self.flush_closing();
+        }
+    }
+
+    #[inline]
+    fn look_at_clock(&self) {
         let now = ticks();
         if self.pulls_count.load(Ordering::Relaxed) > 0 {
             self.pull_parked(now);
@@ -86,12 +107,6 @@ impl Process {
         if now.wrapping_sub(self.liveness_tick.load(Ordering::Relaxed)) > LIVENESS_TICKS {
             self.liveness_tick.store(now, Ordering::Relaxed);
             self.look_at_peers();
-        }
-        if self.graves_count.load(Ordering::Relaxed) > 0 {
-            self.bury_all();
-        }
-        if self.closing.load(Ordering::Relaxed) {
-            self.flush_closing();
         }
     }
 
