@@ -24,6 +24,7 @@ LOCK = "lock::the_lock_of_a_process_excludes"
 STRIPE = "lock::the_lock_of_an_address_excludes_processes"
 REMOTE = "region::no_initiator_uses_memory_after_its_deregistration"
 LOCAL = "region::a_local_key_leads_to_its_own_region_or_nowhere"
+SEEN = "region::a_region_that_was_seen_is_not_found_behind_its_change"
 CHANGED = "region::a_key_whose_region_changes_leads_to_one_or_the_other"
 SLEEP = "signal::a_process_that_sleeps_finds_its_work_or_is_rung"
 ONE = "signal::of_several_suppliers_one_rings"
@@ -43,10 +44,10 @@ WEAKENED = [
     Bug(SLOTS, "requests looked for with Relaxed", "src/queue/slots.rs", "        let mut tail = self.tail.load(Ordering::Relaxed);\n        let head = self.head.load(Ordering::Acquire);", "        let mut tail = self.tail.load(Ordering::Relaxed);\n        let head = self.head.load(Ordering::Relaxed);"),
     Bug(SLOTS, "a slot given back with Relaxed", "src/queue/slots.rs", "self.tail.store(tail, Ordering::Release)", "self.tail.store(tail, Ordering::Relaxed)"),
     Bug(SLOTS, "room looked for with Relaxed", "src/queue/slots.rs", "    pub(crate) fn is_full(&self) -> bool {\n        let tail = self.tail.load(Ordering::Acquire);", "    pub(crate) fn is_full(&self) -> bool {\n        let tail = self.tail.load(Ordering::Relaxed);"),
-    Bug(RING, "a message published with Relaxed", S + "ring/producer.rs", "store(words[0], Ordering::Release)", "store(words[0], Ordering::Relaxed)"),
-    Bug(RING, "a message looked at with Relaxed", S + "ring/consumer.rs", "let first = self.map.u64(at).load(Ordering::Acquire);", "let first = self.map.u64(at).load(Ordering::Relaxed);"),
+    Bug(RING, "a message published with Relaxed", S + "ring/producer.rs", "store(first, Ordering::Release)", "store(first, Ordering::Relaxed)"),
+    Bug(RING, "a message looked at with Relaxed", S + "ring/consumer.rs", "let first = first.load(Ordering::Acquire);", "let first = first.load(Ordering::Relaxed);"),
     Bug(RING, "the place told with Relaxed", S + "ring/consumer.rs", "store(self.tail, Ordering::Release)", "store(self.tail, Ordering::Relaxed)"),
-    Bug(RING, "the place read with Relaxed", S + "ring/producer.rs", "u32(CONSUMED_AT).load(Ordering::Acquire)", "u32(CONSUMED_AT).load(Ordering::Relaxed)"),
+    Bug(RING, "the place read with Relaxed", S + "ring/producer.rs", "self.map.u32(CONSUMED_AT).load(Ordering::Acquire)", "self.map.u32(CONSUMED_AT).load(Ordering::Relaxed)"),
     Bug(ROOM, "no light fence", S + "sync.rs", *NO_LIGHT),
     Bug(ROOM, "no heavy fence", S + "sync.rs", *NO_HEAVY),
     Bug(AGAIN, "no second look", S + "ring/producer.rs", "        look\n    }\n}", "        false\n    }\n}"),
@@ -65,6 +66,8 @@ WEAKENED = [
     Bug(CHANGED, "the version counted behind the words", S + "region/table.rs", "        self.version.fetch_add(1, Ordering::Relaxed);\n        fence(Ordering::Release);\n", "        fence(Ordering::Release);\n"),
     Bug(CHANGED, "no second look at the version", S + "region/table.rs", "let unchanged = entry.version.load(Ordering::Relaxed) == version;", "let unchanged = true;"),
     Bug(CHANGED, "no fence behind the version", S + "region/table.rs", "        fence(Ordering::Release);\n        self.access", "        self.access"),
+    Bug(SEEN, "keys that end are not counted", S + "region/table.rs", "        self.changes.fetch_add(1, Ordering::Release);\n", ""),
+    Bug(SEEN, "the count read behind the table", S + "region/seen.rs", "                changes,\n", "                changes: self.changes.load(Ordering::Acquire),\n"),
     Bug(SLEEP, "no fence of who rings", S + "signal.rs", "pub(crate) fn must_ring(map: &Mapping) -> bool {\n    fence(Ordering::SeqCst);", "pub(crate) fn must_ring(map: &Mapping) -> bool {"),
     Bug(SLEEP, "no heavy fence", S + "sync.rs", *NO_HEAVY),
     Bug(ONE, "the word cleared without an exchange", S + "signal.rs", "word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::AcqRel) != 0", "word.load(Ordering::Relaxed) != 0 && { word.store(0, Ordering::Release); true }"),

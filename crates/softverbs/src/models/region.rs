@@ -6,10 +6,10 @@ use loom::thread;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_sge};
 
 use super::{Memory, check};
-use crate::region::{Hazard, Hazards, Key, Range, Regions, Target, resolve};
+use crate::region::{Hazard, Hazards, Key, Range, Regions, Seen, Target, resolve};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_PROCESSES, announce, header};
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
 const PD: u32 = 7;
@@ -116,6 +116,35 @@ fn a_key_whose_region_changes_leads_to_one_or_the_other() {
         to.range.addr = NEW;
         to.range.iova = OLD + 0x80;
         regions.change(&segment, key, &to, |_| true).unwrap();
+        user.join().unwrap();
+    });
+}
+
+/// Who sees that a region has changed finds the new one, whatever it found before.
+#[test]
+fn a_region_that_was_seen_is_not_found_behind_its_change() {
+    check(|| {
+        let (segment, regions, key) = owner();
+        let told = Arc::new(AtomicU32::new(0));
+        let (theirs, hears) = (Arc::clone(&regions), Arc::clone(&told));
+        let user = thread::spawn(move || {
+            let sge = ibv_sge {
+                addr: OLD,
+                length: 8,
+                lkey: key.0,
+            };
+            let mut seen = Seen::default();
+            let found = theirs.local_again(&mut seen, &sge, PD, true);
+            assert!(matches!(found, None | Some(OLD | NEW)), "{found:x?}");
+            if hears.load(Ordering::Acquire) != 0 {
+                let found = theirs.local_again(&mut seen, &sge, PD, true);
+                assert_eq!(found, Some(NEW));
+            }
+        });
+        let mut to = regions.describe(key).unwrap();
+        to.range.addr = NEW;
+        regions.change(&segment, key, &to, |_| true).unwrap();
+        told.store(1, Ordering::Release);
         user.join().unwrap();
     });
 }
