@@ -14,7 +14,7 @@ use super::setup;
 
 const LOCAL: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// `FI_OPT_CM_DATA_SIZE`
-const LIMIT: usize = 55;
+const LIMIT: usize = 35;
 const STATE: i32 = -FI_EOPBADSTATE;
 
 fn sockaddr(addr: SocketAddrV4) -> libc::sockaddr_in {

@@ -86,7 +86,7 @@ unsafe fn lengths(lib: &Lib, setup: &Setup) {
                 assert_eq!(get(ep, name), (0, value), "nothing changed");
             }
             assert_eq!(get(ep, FI_OPT_MAX_ATOMIC_SIZE), (0, 8));
-            assert_eq!(get(ep, FI_OPT_CM_DATA_SIZE), (0, 55));
+            assert_eq!(get(ep, FI_OPT_CM_DATA_SIZE), (0, 35));
             assert_eq!(set(ep, FI_OPT_CM_DATA_SIZE, 10), -FI_ENOPROTOOPT);
             for name in [
                 FI_OPT_MIN_MULTI_RECV, // a verbs receive takes one message
