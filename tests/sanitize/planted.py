@@ -51,7 +51,7 @@ PLANTED = [
     Bug(
         "memory that nobody has any more",
         SLOTS,
-        "        let size = (depth + 1).next_power_of_two();\n",
+        "        let size = (depth + more).next_power_of_two();\n",
         "",
         "std::ptr::write_volatile(libc::malloc(4321).cast::<u8>(), 1);",
         r"leak of (4321|8642) byte",
