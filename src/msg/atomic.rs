@@ -9,7 +9,7 @@
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
-use super::send::Transmit;
+use super::transmit::Transmit;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::msg::{Endpoint, LocalIov};

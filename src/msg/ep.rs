@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
 
-use super::core::{Core, CqBinding, OWN_REQUESTS, State};
+use super::core::{Core, CqBinding};
+use super::enable::OWN_REQUESTS;
+use super::local::MAX_IOV;
 use super::request::Taken;
-use super::send::MAX_IOV;
+use super::state::State;
 use crate::Token;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};

@@ -7,7 +7,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::core::{Core, State};
+use super::core::Core;
+use super::state::State;
 use crate::keepalive::Member;
 use crate::log::info_log;
 use crate::verbs::{SendOpcode, SendRequest};

@@ -6,8 +6,10 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use super::core::{Core, EarlyRecv, State};
-use super::send::{MAX_IOV, post_errno};
+use super::core::{Core, EarlyRecv};
+use super::local::MAX_IOV;
+use super::state::State;
+use super::tx::post_errno;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;

@@ -14,7 +14,9 @@ use rdma_core_sys as sys;
 
 use super::atomic::ATOMIC_SIZE;
 use super::core::Core;
-use super::send::{LocalIov, Target, Transmit, TxSide};
+use super::local::LocalIov;
+use super::transmit::{Target, Transmit};
+use super::tx::TxSide;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::info_log;

@@ -4,7 +4,8 @@
 
 use std::ffi::c_void;
 
-use super::send::{MAX_IOV, Transmit, buffer, completion_flags};
+use super::local::{MAX_IOV, buffer};
+use super::transmit::{Transmit, completion_flags};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::Desc;

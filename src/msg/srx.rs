@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::local::MAX_IOV;
 use super::recv::MSG_FLAGS;
-use super::send::{MAX_IOV, post_errno};
+use super::tx::post_errno;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;

@@ -3,17 +3,21 @@
 mod cntr;
 mod completion;
 mod cq;
+mod cq_bind;
+mod cq_wait;
+mod digest;
 mod eq;
 pub(crate) mod shared;
 pub(crate) mod slots;
 mod wait;
+mod wr_id;
 
 pub use cntr::Counter;
 pub(crate) use cntr::Counters;
 pub use completion::{Completion, CompletionError, EntryWriter};
-pub(crate) use cq::WrId;
 pub use cq::{CompletionQueue, CqConfig};
 pub(crate) use eq::CmTarget;
 pub use eq::{EqConfig, EqError, Event, EventQueue};
 pub use wait::WaitKind;
 pub(crate) use wait::own;
+pub(crate) use wr_id::WrId;

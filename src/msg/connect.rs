@@ -1,0 +1,246 @@
+//! Connecting and accepting: the steps of the connection manager.
+
+use std::net::SocketAddr;
+
+use super::core::{Control, Core};
+use super::state::State;
+use crate::errno::{FiErrno, Result};
+use crate::log::{self, Level, Subsystem, info_log, warn_log};
+use crate::mr::Mode;
+use crate::queue::{CmTarget, EqError, Event, EventQueue};
+use crate::verbs::{CmEvent, CmEventKind, CmId, ConnParam};
+use crate::wire::cm_data::CmData;
+use crate::wire::introduction::Introduction;
+
+impl Core {
+    fn conn_param(&self, data: CmData) -> ConnParam {
+        let tuning = &self.domain.config().tuning;
+        ConnParam {
+            data,
+            retry_count: tuning.retry_count,
+            rnr_retry_count: tuning.rnr_retry_count,
+        }
+    }
+
+    /// Application data with this side's introduction behind it.
+    fn introducing(&self, control: &Control, data: CmData) -> CmData {
+        match &control.block {
+            Some(block) => data.introducing(Introduction {
+                application_keys: !self.domain.config().form.mode.contains(Mode::PROV_KEY),
+                block_addr: block.addr(),
+                block_rkey: block.rkey(),
+            }),
+            None => data,
+        }
+    }
+
+    /// Begins to connect.
+    pub(crate) fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
+        let data = CmData::new(data)?;
+        if self.control.lock().passive {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        self.enable()?;
+        let mut control = self.control.lock();
+        let peer = peer.or(control.dst).ok_or(FiErrno::EINVAL)?;
+        if !self.state.change(State::Enabled, State::Connecting) {
+            return Err(match self.state.get() {
+                State::Connected => FiErrno::EISCONN,
+                _ => FiErrno::EOPBADSTATE,
+            });
+        }
+        control.dst = Some(peer);
+        control.data = data;
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        let src = control.src.filter(|_| !control.bound);
+        self.set_traffic_class(id);
+        id.resolve_addr(src, peer).inspect_err(|error| {
+            info_log!(EpCtrl, "rdma_resolve_addr({peer}): {error}");
+            self.state.set(State::Enabled);
+        })
+    }
+
+    /// Accepts the request that the endpoint was made of.
+    pub(crate) fn accept(&self, data: &[u8]) -> Result<()> {
+        let data = CmData::new(data)?;
+        if !self.control.lock().passive {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        self.enable()?;
+        let control = self.control.lock();
+        if !self.state.change(State::Enabled, State::Accepting) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        self.tune(id);
+        id.accept(&self.conn_param(self.introducing(&control, data)))
+            .inspect_err(|error| {
+                info_log!(EpCtrl, "rdma_accept: {error}");
+                self.state.set(State::Disconnected);
+            })
+    }
+
+    /// What an accepting side sets; a connecting one needs the traffic class for its route already.
+    fn tune(&self, id: &CmId) {
+        self.set_traffic_class(id);
+        self.set_ack_timeout(id);
+    }
+
+    fn set_traffic_class(&self, id: &CmId) {
+        if let Some(class) = self.domain.config().tuning.traffic_class
+            && let Err(error) = id.set_type_of_service(class)
+        {
+            warn_log!(EpCtrl, "traffic class {class} is not taken: {error}");
+        }
+    }
+
+    fn set_ack_timeout(&self, id: &CmId) {
+        if let Err(error) = id.set_ack_timeout(self.domain.config().tuning.ack_timeout) {
+            info_log!(
+                EpCtrl,
+                "{}: the connection manager keeps its acknowledgement timeout: {error}",
+                self.domain.device().name()
+            );
+        }
+    }
+
+    fn push_error(&self, eq: &EventQueue, err: FiErrno, event: &CmEvent) {
+        eq.push_error(EqError {
+            owner: self.config.token,
+            err,
+            prov_errno: event.status,
+            data: event.data,
+            context: 0,
+        });
+    }
+
+    /// The connection can't be made.
+    fn fail_connecting(&self, eq: &EventQueue, err: FiErrno, event: &CmEvent) {
+        if self.state.change(State::Connecting, State::Disconnected)
+            || self.state.change(State::Accepting, State::Disconnected)
+        {
+            self.push_error(eq, err, event);
+        }
+    }
+
+    fn established(&self, eq: &EventQueue, data: CmData) {
+        let (qp, asked) = {
+            let control = self.control.lock();
+            (control.qp.clone(), control.introduction)
+        };
+        self.introduced(data.introduction().or(asked));
+        if let Some(qp) = &qp
+            && !self.domain.device().attr().iwarp
+            && let Err(error) = qp.set_min_rnr_timer(self.domain.config().tuning.min_rnr_timer)
+        {
+            info_log!(EpCtrl, "the RNR timer stays as it is: {error}");
+        }
+        if let Some(qp) = &qp
+            && log::enabled(Level::Info, Subsystem::EpCtrl)
+            && let Ok(attr) = qp.query()
+        {
+            info_log!(EpCtrl, "connected, queue pair {}: {attr:?}", qp.number());
+        }
+        if self.state.change(State::Connecting, State::Connected)
+            || self.state.change(State::Accepting, State::Connected)
+        {
+            let ep = self.config.token;
+            eq.push(Event::Connected { ep, data });
+            if let Some(keepalive) = self.domain.keepalive() {
+                keepalive.join(self.weak());
+            }
+        }
+    }
+
+    /// The next step after the peer's address was resolved.
+    fn addr_resolved(&self) -> Result<()> {
+        let mut control = self.control.lock();
+        if control.qp.is_none() {
+            self.create_qp(&mut control)?;
+        }
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        id.resolve_route()
+    }
+
+    /// The next step after the route was resolved.
+    fn route_resolved(&self) -> Result<()> {
+        let control = self.control.lock();
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        self.set_ack_timeout(id);
+        let data = self.introducing(&control, control.data);
+        id.connect(&self.conn_param(data))
+    }
+}
+
+impl CmTarget for Core {
+    fn cm_event(&self, event: CmEvent, eq: &EventQueue) {
+        let result = match event.kind {
+            CmEventKind::AddrResolved => self.addr_resolved(),
+            CmEventKind::RouteResolved => self.route_resolved(),
+            CmEventKind::Established => {
+                self.established(eq, event.data);
+                Ok(())
+            }
+            CmEventKind::Disconnected => {
+                if self.state.change(State::Connected, State::Disconnected) {
+                    self.push_shutdown();
+                } else {
+                    self.fail_connecting(eq, FiErrno::ECONNABORTED, &event);
+                }
+                Ok(())
+            }
+            CmEventKind::Rejected => Err(FiErrno::ECONNREFUSED),
+            CmEventKind::Unreachable => Err(unreachable_errno(event.status)),
+            CmEventKind::DeviceRemoval => {
+                warn_log!(EpCtrl, "{}: device removed", self.domain.device().name());
+                if self.state.change(State::Connected, State::Disconnected) {
+                    self.push_shutdown();
+                    Ok(())
+                } else {
+                    Err(FiErrno::ENODEV)
+                }
+            }
+            CmEventKind::AddrChange => {
+                info_log!(
+                    EpCtrl,
+                    "the interface of a connection has changed its address"
+                );
+                Ok(())
+            }
+            CmEventKind::ConnectRequest | CmEventKind::Other => Ok(()),
+        };
+        if let Err(error) = result {
+            self.fail_connecting(eq, error, &event);
+        }
+    }
+
+    fn before_shutdown(&self) {
+        {
+            let control = self.control.lock();
+            if self.state.is(State::Closed) {
+                return;
+            }
+            Self::take_in(&control);
+            if let Some(id) = &control.id {
+                // answers the peer, or tells it where this side noticed first
+                let _ = id.disconnect();
+            }
+        }
+        self.settle();
+    }
+}
+
+/// Why a peer was not reached: the connection manager's status is an errno here, except that some
+/// versions put the kernel's own reasons there.
+fn unreachable_errno(status: i32) -> FiErrno {
+    match status {
+        libc::EHOSTUNREACH
+        | libc::ENETUNREACH
+        | libc::EADDRNOTAVAIL
+        | libc::ENODEV
+        | libc::ECONNREFUSED
+        | libc::ECONNRESET
+        | libc::ENETDOWN => FiErrno::new(status),
+        _ => FiErrno::ETIMEDOUT,
+    }
+}

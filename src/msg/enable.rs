@@ -1,0 +1,259 @@
+//! From bound to ready: places in the queues, the queue pair, the two sides that post; and back.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use super::core::{Control, Core};
+use super::recv::RxSide;
+use super::remote::OTHER_PARTS;
+use super::state::State;
+use super::tx::TxSide;
+use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
+use crate::queue::slots::Own;
+use crate::verbs::{AsyncListener, Qp, QpConfig};
+
+/// Requests of the engine's own that the send queue has room for: the marker behind all others at
+/// the end, the probe of a silent peer, what key directories need, and further parts of an operation.
+pub(super) const OWN_REQUESTS: usize = 2 + Own::MOST + OTHER_PARTS;
+
+impl Core {
+    /// Goes from idle to enabled; nothing to do if it is further on.
+    pub(crate) fn enable(&self) -> Result<()> {
+        let mut control = self.control.lock();
+        match self.state.get() {
+            State::Idle => {}
+            State::Closed => return Err(FiErrno::EOPBADSTATE),
+            _ => return Ok(()),
+        }
+        if self.eq.get().is_none() {
+            return Err(FiErrno::ENOEQ);
+        }
+        if (control.tx.is_none() && control.rx.is_none())
+            || (self.config.needs_tx && control.tx.is_none())
+            || (self.config.needs_rx && control.rx.is_none())
+        {
+            return Err(FiErrno::ENOCQ);
+        }
+        if self.config.shared_rx && control.srx.is_none() {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let id = Arc::clone(control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?);
+        if let Some(src) = control.src.filter(|_| !control.bound)
+            && !src.ip().is_unspecified()
+        {
+            id.bind_addr(src)?;
+            control.bound = true;
+        }
+        self.attach(&mut control)?;
+        let ready = if id.has_device() {
+            self.create_qp(&mut control)
+        } else {
+            self.defer(&control)
+        };
+        if let Err(error) = ready {
+            self.detach(&mut control);
+            return Err(error);
+        }
+        self.state.set(State::Enabled);
+        Ok(())
+    }
+
+    /// Takes places in the completion queues' tables.
+    fn attach(&self, control: &mut Control) -> Result<()> {
+        let tx = control.tx.as_ref().map(|b| Arc::clone(&b.cq));
+        let rx = control.rx.as_ref().map(|b| Arc::clone(&b.cq));
+        let shared = match (&tx, &rx) {
+            (Some(tx), Some(rx)) => Arc::ptr_eq(tx, rx),
+            _ => false,
+        };
+        if let Some(counters) = self.rings.counters() {
+            let (tx, rx) = (tx.as_ref(), rx.as_ref());
+            counters
+                .tx()
+                .for_each(|counter| tx.into_iter().for_each(|cq| counter.watch(cq)));
+            if let (Some(counter), Some(cq)) = (counters.rx(), rx) {
+                counter.watch(cq);
+            }
+        }
+        let (tx_room, rx_room) = self.rooms();
+        if let Some(cq) = &tx {
+            let room = if shared { tx_room + rx_room } else { tx_room };
+            control.tx_place = Some(cq.attach(&self.rings, room)?);
+        }
+        if shared {
+            control.rx_place = control.tx_place;
+        } else if let Some(cq) = &rx {
+            match cq.attach(&self.rings, rx_room) {
+                Ok(place) => control.rx_place = Some(place),
+                Err(error) => {
+                    self.detach(control);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Completions that each direction may have under way.
+    fn rooms(&self) -> (usize, usize) {
+        let rx = if self.config.shared_rx {
+            0 // the context's, once per queue
+        } else {
+            self.config.rx_size
+        };
+        (self.config.tx_size + OWN_REQUESTS, rx)
+    }
+
+    /// Gives the places back; what was under way completes as flushed. The queue pair must be
+    /// gone.
+    pub(super) fn detach(&self, control: &mut Control) {
+        let tx = control.tx_place.take().zip(control.tx.as_ref());
+        let rx = control.rx_place.take().zip(control.rx.as_ref());
+        let (tx_room, rx_room) = self.rooms();
+        match (tx, rx) {
+            (Some((place, tx)), Some((_, rx))) if Arc::ptr_eq(&tx.cq, &rx.cq) => {
+                tx.cq.detach(place, tx_room + rx_room, true, true);
+            }
+            (tx, rx) => {
+                if let Some((place, binding)) = tx {
+                    binding.cq.detach(place, tx_room, true, false);
+                }
+                if let Some((place, binding)) = rx {
+                    binding.cq.detach(place, rx_room, false, true);
+                }
+            }
+        }
+    }
+
+    /// The identifier has no device before the peer's address is resolved: receives wait here.
+    fn defer(&self, control: &Control) -> Result<()> {
+        if !self.config.shared_rx
+            && let (Some(binding), Some(place)) = (&control.rx, control.rx_place)
+        {
+            let side = RxSide::new(
+                &self.domain,
+                binding.selective,
+                place,
+                None,
+                Some(VecDeque::new()),
+            );
+            *self.rx.lock() = Some(side);
+        }
+        Ok(())
+    }
+
+    /// Makes the queue pair, and both sides ready for posting.
+    pub(super) fn create_qp(&self, control: &mut Control) -> Result<()> {
+        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        if !id.is_on(self.domain.device()) {
+            info_log!(
+                EpCtrl,
+                "{:?} is not an address of {}, but of {:?}",
+                id.local_addr(),
+                self.domain.device().name(),
+                id.device_name()
+            );
+            return Err(FiErrno::EADDRNOTAVAIL);
+        }
+        let (tx, rx) = (control.tx.as_ref(), control.rx.as_ref());
+        let any = tx.or(rx).ok_or(FiErrno::ENOCQ)?;
+        let send_cq = tx.unwrap_or(any).cq.cq();
+        let recv_cq = rx.unwrap_or(any).cq.cq();
+        let config = self.qp_config(tx.is_some(), rx.is_some());
+        let srq = control.srx.as_ref().map(|srx| srx.srq());
+        let qp = Qp::create(id, self.domain.pd(), send_cq, recv_cq, srq, &config)?;
+        let qp = Arc::new(qp);
+        let listener: Weak<dyn AsyncListener> = self.weak();
+        self.domain.device().listen(qp.object(), listener);
+        control.qp = Some(Arc::clone(&qp));
+        let directory = self.domain.directory(self.domain.pd());
+        match directory.and_then(|directory| directory.block()) {
+            Ok(block) => control.block = Some(Arc::new(block)),
+            Err(error) => {
+                self.drop_qp(control);
+                return Err(error);
+            }
+        }
+        let ready = self.open_sides(control, &qp);
+        if ready.is_err() {
+            self.drop_qp(control);
+        }
+        ready
+    }
+
+    /// What to ask the device for. Queues have room for the engine's own requests.
+    fn qp_config(&self, tx: bool, rx: bool) -> QpConfig {
+        QpConfig {
+            // as many as the device has at most: the configuration was clipped
+            max_send_wr: self.config.tx_size + OWN_REQUESTS,
+            max_recv_wr: if self.config.shared_rx {
+                0
+            } else if rx {
+                self.config.rx_size
+            } else {
+                1
+            },
+            max_send_sge: if tx { self.config.tx_iov_limit } else { 1 },
+            max_recv_sge: match (self.config.shared_rx, rx) {
+                (true, _) => 0,
+                (false, true) => self.config.rx_iov_limit,
+                (false, false) => 1,
+            },
+            max_inline: self
+                .config
+                .inject_size
+                .min(self.domain.device().max_inline()),
+        }
+    }
+
+    fn open_sides(&self, control: &Control, qp: &Arc<Qp>) -> Result<()> {
+        if let (Some(binding), Some(place)) = (&control.tx, control.tx_place) {
+            let side = TxSide::new(self, binding, place, qp)?;
+            *self.tx.lock() = Some(side);
+        }
+        if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
+            if let Some(srx) = &control.srx {
+                binding
+                    .cq
+                    .share(place, qp.number(), srx.slots(), binding.selective);
+                return Ok(());
+            }
+            let mut rx = self.rx.lock();
+            let early = rx.as_mut().and_then(RxSide::take_early);
+            let mut side = RxSide::new(
+                &self.domain,
+                binding.selective,
+                place,
+                Some(Arc::clone(qp)),
+                None,
+            );
+            if let Some(old) = rx.take() {
+                side.inherit(old);
+            }
+            side.post_early(early.unwrap_or_default())?;
+            *rx = Some(side);
+        }
+        Ok(())
+    }
+
+    /// Destroys the queue pair.
+    pub(super) fn drop_qp(&self, control: &mut Control) {
+        if let (Some(_), Some(block)) = (control.teller.take(), &control.block) {
+            block.leave();
+        }
+        if let Some(qp) = control.qp.take() {
+            self.domain.device().unlisten(qp.object());
+            if let (Some(srx), Some(binding), Some(place)) =
+                (&control.srx, &control.rx, control.rx_place)
+            {
+                binding.cq.unshare(place, srx.slots());
+            }
+        }
+        // each side holds the queue pair
+        let tx = self.tx.lock().take();
+        drop(tx);
+        *self.rx.lock() = None;
+        control.block = None;
+    }
+}

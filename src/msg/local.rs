@@ -1,0 +1,216 @@
+//! The local memory of an operation, as C passes it.
+
+#![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use libc::iovec;
+
+use crate::errno::{FiErrno, Result};
+use crate::mr::{Desc, LocalKeys, Use};
+use crate::verbs::Sge;
+
+/// The most buffers that an operation has here.
+pub(crate) const MAX_IOV: usize = 16;
+
+/// The local memory of one operation: buffers, and the descriptors of the regions they lie in.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalIov<'a> {
+    iov: *const iovec,
+    desc: *const Desc,
+    count: usize,
+    lifetime: PhantomData<&'a [iovec]>,
+}
+
+impl<'a> LocalIov<'a> {
+    /// No buffer at all.
+    pub const NONE: LocalIov<'static> = LocalIov {
+        iov: std::ptr::null(),
+        desc: std::ptr::null(),
+        count: 0,
+        lifetime: PhantomData,
+    };
+
+    /// One buffer. A NULL descriptor will do for inject, for what goes inline, and for length 0.
+    #[inline]
+    pub fn single(iov: &'a iovec, desc: &'a Desc) -> Self {
+        Self {
+            iov,
+            desc,
+            count: 1,
+            lifetime: PhantomData,
+        }
+    }
+
+    /// C's way: `count` buffers, and as many descriptors unless `desc` is NULL.
+    ///
+    /// # Errors
+    /// `EINVAL`: NULL with a count.
+    ///
+    /// # Safety
+    /// `iov`, and `desc` if it isn't NULL, point to `count` elements that live for `'a`.
+    #[inline]
+    pub unsafe fn from_raw(
+        iov: *const iovec,
+        desc: *const *mut c_void,
+        count: usize,
+    ) -> Result<Self> {
+        if count != 0 && iov.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        Ok(Self {
+            iov,
+            desc: desc.cast(),
+            count,
+            lifetime: PhantomData,
+        })
+    }
+
+    /// Buffers that live for `'a`, and as many descriptors.
+    pub(crate) fn borrowed(iov: &'a [iovec], desc: &'a [Desc]) -> Self {
+        Self {
+            iov: iov.as_ptr(),
+            desc: desc.as_ptr(),
+            count: iov.len().min(desc.len()),
+            lifetime: PhantomData,
+        }
+    }
+
+    /// The buffers and as many descriptors, for later; what is in the buffers is not copied.
+    pub(crate) fn to_owned(self) -> (Vec<iovec>, Vec<Desc>) {
+        let desc = if self.desc.is_null() || self.count == 0 {
+            vec![Desc::NULL; self.count]
+        } else {
+            // SAFETY: whoever made this promised as many descriptors as buffers, for `'a`.
+            unsafe { std::slice::from_raw_parts(self.desc, self.count) }.to_vec()
+        };
+        (self.iov().to_vec(), desc)
+    }
+
+    /// How many buffers.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    #[inline]
+    fn iov(&self) -> &'a [iovec] {
+        if self.count == 0 {
+            return &[];
+        }
+        // SAFETY: whoever made this promised `count` elements for `'a`.
+        unsafe { std::slice::from_raw_parts(self.iov, self.count) }
+    }
+
+    /// Bytes in all.
+    #[inline(always)]
+    pub(crate) fn len(&self) -> usize {
+        // no memory is longer than usize counts; rubbish saturates and is refused as too long
+        self.iov()
+            .iter()
+            .fold(0_usize, |sum, iov| sum.saturating_add(iov.iov_len))
+    }
+
+    /// The device's form of the buffers, without those of no length, which some devices take for
+    /// 2 GiB. `keys` are needed where the device reaches the memory itself.
+    ///
+    /// # Errors
+    /// `EINVAL`: more buffers than fit, or a descriptor that is needed and wrong. Else those of
+    /// registering a buffer.
+    ///
+    /// # Safety
+    /// As [`LocalKeys::lkey`] for each buffer. Lengths fit 32 bits.
+    #[inline(always)]
+    pub(crate) unsafe fn sges<'b>(
+        &self,
+        keys: Option<(&mut LocalKeys, Use)>,
+        out: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+    ) -> Result<&'b [Sge]> {
+        // SAFETY: as this function.
+        unsafe { self.sges_but(keys, out, |iov| iov.iov_len == 0) }
+    }
+
+    /// As [`Self::sges`], of a receive: a buffer at NULL is left out too. It has room for nothing, which
+    /// is enough for a message without data; fabtests' `fi_shared_ctx` posts such receives.
+    ///
+    /// # Errors
+    /// As [`Self::sges`].
+    ///
+    /// # Safety
+    /// As [`Self::sges`].
+    #[inline(always)]
+    pub(crate) unsafe fn recv_sges<'b>(
+        &self,
+        keys: &mut LocalKeys,
+        out: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+    ) -> Result<&'b [Sge]> {
+        // SAFETY: as this function.
+        unsafe {
+            self.sges_but(Some((keys, Use::Sink)), out, |iov| {
+                iov.iov_len == 0 || iov.iov_base.is_null()
+            })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn sges_but<'b>(
+        &self,
+        mut keys: Option<(&mut LocalKeys, Use)>,
+        out: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+        left_out: impl Fn(&iovec) -> bool,
+    ) -> Result<&'b [Sge]> {
+        let mut count = 0;
+        for (index, iov) in self.iov().iter().enumerate() {
+            if left_out(iov) {
+                continue;
+            }
+            let lkey = match &mut keys {
+                None => 0,
+                // SAFETY: there are as many descriptors as buffers, or none at all; else as this
+                // function.
+                Some((keys, to)) => unsafe {
+                    let desc = if self.desc.is_null() {
+                        Desc::NULL
+                    } else {
+                        *self.desc.add(index)
+                    };
+                    keys.lkey(desc, iov, *to)
+                }?,
+            };
+            out.get_mut(count).ok_or(FiErrno::EINVAL)?.write(Sge {
+                addr: iov.iov_base as u64,
+                length: iov.iov_len as u32,
+                lkey,
+            });
+            count += 1;
+        }
+        // SAFETY: the first `count` were written.
+        Ok(unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), count) })
+    }
+
+    /// Copies the bytes to `to`.
+    ///
+    /// # Safety
+    /// `to` has room for [`Self::len`] bytes, and the buffers are readable.
+    pub(crate) unsafe fn copy_to(&self, to: *mut u8) {
+        let mut offset = 0;
+        for iov in self.iov().iter().filter(|iov| iov.iov_len != 0) {
+            // SAFETY: as this function.
+            unsafe {
+                std::ptr::copy_nonoverlapping(iov.iov_base.cast(), to.add(offset), iov.iov_len);
+            }
+            offset += iov.iov_len;
+        }
+    }
+}
+
+/// C's form of a buffer that is only read.
+#[inline]
+pub(crate) fn buffer(buf: *const c_void, len: usize) -> iovec {
+    iovec {
+        iov_base: buf.cast_mut(),
+        iov_len: len,
+    }
+}

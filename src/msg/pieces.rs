@@ -1,0 +1,150 @@
+//! Operations that are posted otherwise than as one request: to several pieces of the target, or to fail in their
+//! place.
+
+#![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
+
+use std::mem::MaybeUninit;
+
+use super::local::MAX_IOV;
+use super::transmit::Transmit;
+use super::tx::{TxSide, post_errno};
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::mr::keys::Piece;
+use crate::queue::slots::{Slot, SlotRing};
+use crate::verbs::{SendOpcode, SendRequest, Sge};
+
+impl TxSide {
+    /// Posts an operation as several requests, each to its piece of the target; the last one is the
+    /// operation's own.
+    ///
+    /// # Safety
+    /// As [`crate::msg::Endpoint::send`].
+    pub(super) unsafe fn post_pieces(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+        pieces: &[Piece],
+    ) -> Result<()> {
+        if ring.is_full() && !self.make_room(ring)? {
+            return Err(FiErrno::EAGAIN);
+        }
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        // SAFETY: as this function.
+        let (mut rest, inline) = unsafe { self.gather(ring, op, len, &mut sges) }?;
+        // bytes of the first of `rest` that are taken already
+        let mut taken = 0;
+        let mut last = 0;
+        for (index, piece) in pieces.iter().enumerate() {
+            let mut part = [Sge::default(); MAX_IOV];
+            let mut count = 0;
+            let mut left = piece.len;
+            while left > 0
+                && let Some((first, others)) = rest.split_first()
+                && let Some(place) = part.get_mut(count)
+            {
+                let bytes = left.min(u64::from(first.length - taken)) as u32;
+                *place = Sge {
+                    addr: first.addr + u64::from(taken),
+                    length: bytes,
+                    lkey: first.lkey,
+                };
+                count += 1;
+                left -= u64::from(bytes);
+                taken += bytes;
+                if taken == first.length {
+                    (rest, taken) = (others, 0);
+                }
+            }
+            let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
+            let more = piece
+                .last
+                .then_some(self.unsignaled as usize + pieces.len());
+            let signaled = piece.last
+                && (visible || self.counted || more.is_some_and(|n| n >= self.period as usize));
+            last = ring.push(Slot {
+                context: op.context,
+                flags: op.kind,
+                visible: piece.last && visible,
+                reports_failure: !op.silent,
+                signaled,
+                part: !piece.last,
+                ..Slot::default()
+            });
+            let request = SendRequest {
+                wr_id: self.place.send(last),
+                opcode: if piece.last {
+                    op.opcode
+                } else {
+                    op.opcode.without_imm()
+                },
+                sges: &part[..count],
+                inline,
+                signaled,
+                fence: index == 0 && op.flags.contains(Flags::FENCE),
+                imm: op.data as u32,
+                remote_addr: piece.addr,
+                rkey: piece.rkey,
+                compare_add: 0,
+                swap: 0,
+            };
+            // SAFETY: as this function.
+            if let Err(error) = unsafe { self.qp.post_send(&request) } {
+                ring.unpush();
+                if index == 0 {
+                    self.local.refused();
+                    return Err(post_errno(error));
+                }
+                // half an operation can't be taken back: it ends with the connection
+                let _ = self.qp.set_error();
+                let _ = self.post_failure(ring, op, error);
+                break;
+            }
+            self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        }
+        self.local.posted(last, ring.tail());
+        Ok(())
+    }
+
+    /// Lets an operation fail in its place among the others: a request that does nothing takes it.
+    pub(super) fn post_failure(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        error: FiErrno,
+    ) -> Result<()> {
+        if ring.is_full() && !self.make_room(ring)? {
+            return Err(FiErrno::EAGAIN);
+        }
+        let number = ring.push(Slot {
+            context: op.context,
+            flags: op.kind,
+            visible: true,
+            reports_failure: true,
+            signaled: true,
+            refused: Some(error),
+            ..Slot::default()
+        });
+        let request = SendRequest {
+            wr_id: self.place.send(number),
+            opcode: SendOpcode::Write,
+            sges: &[],
+            inline: false,
+            signaled: true,
+            fence: false,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+        };
+        // SAFETY: no buffers.
+        if let Err(error) = unsafe { self.qp.post_send(&request) } {
+            ring.unpush();
+            return Err(post_errno(error));
+        }
+        self.unsignaled = 0;
+        Ok(())
+    }
+}

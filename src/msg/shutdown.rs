@@ -1,0 +1,168 @@
+//! The end of a connection and of an endpoint, and what tells of it.
+
+use std::time::{Duration, Instant};
+
+use super::core::{Control, Core};
+use super::state::State;
+use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
+use crate::queue::Event;
+use crate::queue::slots::FailureListener;
+use crate::verbs::{AsyncEvent, AsyncListener};
+use crate::wire::cm_data::CmData;
+
+/// How long the end of a connection waits for the device to flush what was posted.
+const FLUSH_WAIT: Duration = Duration::from_millis(200);
+
+impl Core {
+    /// Ends the connection.
+    pub(crate) fn shutdown(&self) -> Result<()> {
+        let control = self.control.lock();
+        if !self.state.change(State::Connected, State::Disconnected) {
+            return Err(FiErrno::ENOTCONN);
+        }
+        Self::take_in(&control);
+        if let Some(id) = &control.id {
+            let _ = id.disconnect();
+        }
+        self.push_shutdown();
+        Ok(())
+    }
+
+    /// Tells of the end of the connection. The state was changed by the caller, so it is told
+    /// once.
+    pub(super) fn push_shutdown(&self) {
+        if let Some(eq) = self.eq.get() {
+            let event = Event::Shutdown {
+                ep: self.config.token,
+            };
+            eq.push_prepared(event, self.weak());
+        }
+    }
+
+    /// Completes what has come in, before the queue pair is moved to its error state: the peer was told
+    /// that it has arrived, and a device may complete it only when it is asked.
+    pub(super) fn take_in(control: &Control) {
+        for binding in [&control.tx, &control.rx].into_iter().flatten() {
+            let _ = binding.cq.progress();
+        }
+    }
+
+    /// Waits, for a short time at most, until the device has flushed what was posted, and moves
+    /// that to the completion queues' backlogs.
+    pub(super) fn settle(&self) {
+        let (tx, rx) = {
+            let control = self.control.lock();
+            let Some(qp) = &control.qp else {
+                return;
+            };
+            let _ = qp.set_error();
+            (control.tx.clone(), control.rx.clone())
+        };
+        if let Some(side) = self.tx.lock().as_mut() {
+            side.give_up(&self.rings);
+            side.post_marker(&self.rings.tx);
+        }
+        let deadline = Instant::now() + FLUSH_WAIT;
+        loop {
+            for binding in [&tx, &rx].into_iter().flatten() {
+                let _ = binding.cq.progress();
+            }
+            if self.rings.tx.outstanding() + self.rings.rx.outstanding() == 0 {
+                let mut tx = self.tx.lock();
+                let Some(side) = tx.as_mut().filter(|side| !side.waiting.is_empty()) else {
+                    return;
+                };
+                side.give_up(&self.rings);
+                side.post_marker(&self.rings.tx);
+            }
+            if Instant::now() >= deadline {
+                info_log!(EpCtrl, "flushing takes long: {:?}", self.rings);
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Takes everything apart. Idempotent.
+    pub(crate) fn close(&self) {
+        let connected = {
+            let mut registry = self.eq.get().map(|eq| eq.registry());
+            let control = self.control.lock();
+            let old = self.state.get();
+            if old == State::Closed {
+                return;
+            }
+            self.state.set(State::Closed);
+            if let (Some(registry), Some(id)) = (&mut registry, &control.id) {
+                registry.remove(id.object(), self.config.token);
+            }
+            if control.passive
+                && matches!(old, State::Idle | State::Enabled)
+                && let Some(id) = &control.id
+            {
+                // never accepted
+                let _ = id.reject(&CmData::EMPTY);
+            }
+            let connected = matches!(
+                old,
+                State::Connecting | State::Accepting | State::Connected | State::Disconnected
+            );
+            if connected && let Some(id) = &control.id {
+                Self::take_in(&control);
+                // fails where the connection never came to be, or has ended
+                let _ = id.disconnect();
+            }
+            connected
+        };
+        if connected {
+            self.settle();
+        }
+        let mut control = self.control.lock();
+        self.drop_qp(&mut control);
+        self.detach(&mut control);
+        control.id = None;
+        control.tx = None;
+        control.rx = None;
+        control.srx = None;
+    }
+}
+
+impl FailureListener for Core {
+    fn operation_failed(&self) {
+        if self.state.change(State::Connected, State::Disconnected) {
+            self.push_shutdown();
+        }
+    }
+
+    fn resume(&self) {
+        if !self.state.is(State::Connected) {
+            return;
+        }
+        // who has the lock goes on by itself, or comes again
+        if let Some(mut tx) = self.tx.try_lock()
+            && let Some(side) = tx.as_mut()
+        {
+            side.resume(&self.rings);
+        }
+        if let Some(control) = self.control.try_lock()
+            && let Some(teller) = &control.teller
+        {
+            teller.tell_again();
+        }
+    }
+}
+
+impl AsyncListener for Core {
+    fn async_event(&self, event: AsyncEvent) {
+        match event {
+            AsyncEvent::QpError | AsyncEvent::DeviceFatal => self.operation_failed(),
+            AsyncEvent::QpEstablished => {
+                if let Some(id) = &self.control.lock().id {
+                    let _ = id.notify_established();
+                }
+            }
+            AsyncEvent::CqError | AsyncEvent::Other(_) => {}
+        }
+    }
+}

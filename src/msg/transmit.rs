@@ -1,0 +1,123 @@
+//! One operation of the transmit side, before it is posted.
+
+use super::local::LocalIov;
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::mr::keys::Piece;
+use crate::verbs::SendOpcode;
+
+/// Flags that `fi_sendmsg`, `fi_writemsg` take. `FI_MORE` changes nothing: held back, a request would
+/// move only when the application calls again, though data progress is the device's (`FI_PROGRESS_AUTO`), and
+/// a refusal (`EAGAIN`) could no longer be told by the call that posted it.
+const MSG_FLAGS: Flags = Flags::COMPLETION
+    .union(Flags::INJECT)
+    .union(Flags::INJECT_COMPLETE)
+    .union(Flags::TRANSMIT_COMPLETE)
+    .union(Flags::DELIVERY_COMPLETE)
+    .union(Flags::REMOTE_CQ_DATA)
+    .union(Flags::MORE)
+    .union(Flags::FENCE);
+
+/// One operation of the transmit side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transmit<'a> {
+    pub(crate) opcode: SendOpcode,
+    pub(crate) local: LocalIov<'a>,
+    pub(crate) remote_addr: u64,
+    pub(crate) key: u64,
+    pub(crate) data: u64,
+    pub(crate) context: usize,
+    pub(crate) flags: Flags,
+    /// An inject call: it never completes visibly.
+    pub(crate) silent: bool,
+    /// Operands of an atomic.
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
+    /// What its completion says of it.
+    pub(crate) kind: Flags,
+}
+
+impl<'a> Transmit<'a> {
+    #[inline]
+    pub(super) fn send(local: LocalIov<'a>, context: usize, flags: Flags) -> Self {
+        Self {
+            opcode: SendOpcode::Send,
+            local,
+            remote_addr: 0,
+            key: 0,
+            data: 0,
+            context,
+            flags,
+            silent: false,
+            compare_add: 0,
+            swap: 0,
+            kind: completion_flags(SendOpcode::Send),
+        }
+    }
+
+    /// Lets `data` go along.
+    #[inline]
+    pub(crate) fn with_data(mut self, data: u64) -> Self {
+        self.opcode = self.opcode.with_imm();
+        self.data = data;
+        self
+    }
+
+    /// Makes it an inject call.
+    #[inline]
+    pub(crate) fn injected(mut self) -> Self {
+        self.flags |= Flags::INJECT;
+        self.silent = true;
+        self
+    }
+
+    /// As a call with flags asks.
+    #[inline]
+    pub(crate) fn with_flags_checked(mut self, data: u64) -> Result<Self> {
+        if self.flags.intersects(MSG_FLAGS.complement()) {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        if self.flags.contains(Flags::REMOTE_CQ_DATA) {
+            self = self.with_data(data);
+        }
+        Ok(self)
+    }
+}
+
+/// The peer's memory, as its device knows it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+}
+
+impl Target {
+    /// Of an operation whose key is the device's own, or that has none.
+    #[inline]
+    pub(super) fn native(op: &Transmit<'_>) -> Self {
+        Self {
+            addr: op.remote_addr,
+            // native keys have 32 bits
+            rkey: op.key as u32,
+        }
+    }
+
+    #[inline]
+    pub(super) fn of(piece: &Piece) -> Self {
+        Self {
+            addr: piece.addr,
+            rkey: piece.rkey,
+        }
+    }
+}
+
+/// What a completion says of an operation, unless it is an atomic.
+#[inline]
+pub(super) fn completion_flags(opcode: SendOpcode) -> Flags {
+    match opcode {
+        SendOpcode::Send | SendOpcode::SendImm => Flags::SEND.union(Flags::MSG),
+        SendOpcode::Write | SendOpcode::WriteImm => Flags::RMA.union(Flags::WRITE),
+        SendOpcode::Read => Flags::RMA.union(Flags::READ),
+        SendOpcode::CompareSwap | SendOpcode::FetchAdd => Flags::ATOMIC.union(Flags::READ),
+    }
+}

@@ -1,0 +1,304 @@
+//! The transmit side of an endpoint: what sends, RMA and atomics post through.
+
+#![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
+
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use super::atomic::Scratch;
+use super::core::{Core, CqBinding};
+use super::local::MAX_IOV;
+use super::remote::{Remote, Waiting};
+use super::slab::Slab;
+use super::state::State;
+use super::transmit::{Target, Transmit};
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::mr::{LocalKeys, Use};
+use crate::msg::LengthOption;
+use crate::queue::slots::{Rings, Slot, SlotRing};
+use crate::queue::{CompletionQueue, WrId};
+use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
+
+/// The transmit side of an endpoint that has a queue pair.
+#[derive(Debug)]
+pub(crate) struct TxSide {
+    pub(super) qp: Arc<Qp>,
+    pub(super) cq: Arc<CompletionQueue>,
+    pub(super) place: WrId,
+    pub(super) selective: bool,
+    iov_limit: usize,
+    max_inline: usize,
+    /// Of messages, and of RMA.
+    max_inject: [usize; 2],
+    max_len: [usize; 2],
+    /// Every so many unsignaled requests one is signaled, so that their slots become free.
+    pub(super) period: u32,
+    pub(super) unsignaled: u32,
+    /// Counted operations are all signaled: nobody would poll for the last ones otherwise.
+    pub(super) counted: bool,
+    slab: Option<Slab>,
+    pub(super) local: LocalKeys,
+    scratch: Option<Scratch>,
+    /// Whether all keys of the peer are its application's.
+    pub(super) application_keys: bool,
+    /// A peer that has introduced itself.
+    pub(super) remote: Option<Box<Remote>>,
+    /// What waits for a key to be looked up, and what was posted behind that.
+    pub(super) waiting: VecDeque<Waiting>,
+}
+
+impl TxSide {
+    pub(crate) fn new(core: &Core, binding: &CqBinding, place: WrId, qp: &Arc<Qp>) -> Result<Self> {
+        let config = &core.config;
+        let max_inline = qp.limits().max_inline;
+        let slab = if max_inline < config.inject_size {
+            let slots = core.rings.tx.capacity();
+            Some(Slab::new(core.domain.pd(), slots, config.inject_size)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            qp: Arc::clone(qp),
+            cq: Arc::clone(&binding.cq),
+            place,
+            selective: binding.selective,
+            iov_limit: config.tx_iov_limit,
+            max_inline,
+            max_inject: [LengthOption::InjectMsg, LengthOption::InjectRma]
+                .map(|option| core.lengths.get(option)),
+            max_len: [LengthOption::MaxMsg, LengthOption::MaxRma]
+                .map(|option| core.lengths.get(option)),
+            period: (core.rings.tx.depth() / 4).max(1),
+            unsignaled: 0,
+            counted: core
+                .rings
+                .counters()
+                .is_some_and(|c| c.tx().next().is_some()),
+            slab,
+            local: LocalKeys::new(&core.domain, core.domain.pd()),
+            scratch: match config.atomics {
+                true => Some(Scratch::new(core.domain.pd())?),
+                false => None,
+            },
+            application_keys: false,
+            remote: None,
+            waiting: VecDeque::new(),
+        })
+    }
+
+    /// Whether the operation's key, if it has one, is the device's own.
+    #[inline]
+    pub(super) fn is_native(&self, op: &Transmit<'_>) -> bool {
+        (op.key >> 32 == 0 && !self.application_keys)
+            || matches!(op.opcode, SendOpcode::Send | SendOpcode::SendImm)
+    }
+
+    /// Posts an operation, or lets it wait.
+    ///
+    /// # Safety
+    /// As [`crate::msg::Endpoint::send`].
+    #[inline]
+    unsafe fn submit(&mut self, rings: &Rings, op: &Transmit<'_>) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe {
+            if self.is_native(op) && self.waiting.is_empty() {
+                let len = self.check(op)?;
+                self.post(&rings.tx, op, len, Target::native(op))
+            } else {
+                self.submit_resolved(rings, op)
+            }
+        }
+    }
+
+    /// Checks what can be checked without the peer; gives the length.
+    #[inline]
+    pub(super) fn check(&self, op: &Transmit<'_>) -> Result<usize> {
+        // before the list is looked at: a wrong count may be longer than the list
+        if op.local.count() > self.iov_limit {
+            return Err(FiErrno::EINVAL);
+        }
+        let len = op.local.len();
+        let inject = op.flags.contains(Flags::INJECT);
+        let kind = usize::from(!op.opcode.is_send());
+        if len > self.max_len[kind] || (inject && len > self.max_inject[kind]) {
+            return Err(FiErrno::EMSGSIZE);
+        }
+        Ok(len)
+    }
+
+    /// The device's form of an operation's local buffers, and whether they go inline.
+    ///
+    /// # Safety
+    /// As [`crate::msg::Endpoint::send`].
+    #[inline]
+    pub(super) unsafe fn gather<'b>(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+        sges: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+    ) -> Result<(&'b [Sge], bool)> {
+        let inline = len <= self.max_inline && op.opcode.sends_data();
+        let sges = if inline {
+            // SAFETY: as this function.
+            unsafe { op.local.sges(None, sges) }?
+        } else if op.opcode.is_atomic() && op.local.count() == 0 {
+            let scratch = self.scratch.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
+            std::slice::from_ref(sges[0].write(scratch.sge()))
+        } else if op.flags.contains(Flags::INJECT) && op.opcode.sends_data() {
+            let slab = self.slab.as_mut().ok_or(FiErrno::EMSGSIZE)?;
+            let (to, lkey) = slab.slot(ring.next_index());
+            // SAFETY: the slot is free and has room for what inject takes; buffers as this function.
+            unsafe { op.local.copy_to(to) };
+            let addr = to as u64;
+            std::slice::from_ref(sges[0].write(Sge {
+                addr,
+                length: len as u32,
+                lkey,
+            }))
+        } else {
+            let to = if op.opcode.sends_data() {
+                Use::Source
+            } else {
+                Use::Sink
+            };
+            // SAFETY: as this function.
+            unsafe { op.local.sges(Some((&mut self.local, to)), sges) }
+                .inspect_err(|_| self.local.refused())?
+        };
+        Ok((sges, inline))
+    }
+
+    /// Posts an operation whose target is known, in one request.
+    ///
+    /// # Safety
+    /// As [`crate::msg::Endpoint::send`].
+    #[inline]
+    pub(super) unsafe fn post(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+        target: Target,
+    ) -> Result<()> {
+        if ring.is_full() && !self.make_room(ring)? {
+            return Err(FiErrno::EAGAIN);
+        }
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        // SAFETY: as this function.
+        let (sges, inline) = unsafe { self.gather(ring, op, len, &mut sges) }?;
+        let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
+        let signaled = visible || self.counted || self.unsignaled + 1 >= self.period;
+        let number = ring.push(Slot {
+            context: op.context,
+            flags: op.kind,
+            visible,
+            reports_failure: !op.silent,
+            signaled,
+            ..Slot::default()
+        });
+        let request = SendRequest {
+            wr_id: self.place.send(number),
+            opcode: op.opcode,
+            sges,
+            inline,
+            signaled,
+            fence: op.flags.contains(Flags::FENCE),
+            // the size of remote data is 4 bytes
+            imm: op.data as u32,
+            remote_addr: target.addr,
+            rkey: target.rkey,
+            compare_add: op.compare_add,
+            swap: op.swap,
+        };
+        // SAFETY: as this function; what is not inline stays until completion.
+        if let Err(error) = unsafe { self.qp.post_send(&request) } {
+            ring.unpush();
+            self.local.refused();
+            return Err(post_errno(error));
+        }
+        self.local.posted(number, ring.tail());
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        Ok(())
+    }
+
+    /// Lets the domain's thread go on with what waits, should nobody else.
+    pub(super) fn wake_helper(&self) {
+        if let Some(remote) = &self.remote {
+            let rings = Arc::downgrade(remote.rings());
+            self.cq.domain().helper().add(rings, &self.cq);
+        }
+    }
+
+    /// The application may never read its queue, when it injects only: looks for completions.
+    #[cold]
+    pub(super) fn make_room(&self, ring: &SlotRing) -> Result<bool> {
+        self.cq.poll_quietly()?;
+        Ok(!ring.is_full())
+    }
+
+    /// Posts a request that does nothing behind all others: on a queue pair in its error state it
+    /// is flushed last, so what was not reported before it has succeeded.
+    pub(crate) fn post_marker(&mut self, ring: &SlotRing) {
+        if ring.outstanding() == 0 || ring.outstanding() > ring.depth() {
+            return;
+        }
+        let number = ring.push(Slot {
+            signaled: true,
+            ..Slot::default()
+        });
+        let request = SendRequest::empty(self.place.send(number), SendOpcode::Send);
+        // SAFETY: no buffers.
+        if unsafe { self.qp.post_send(&request) }.is_err() {
+            ring.unpush();
+        }
+    }
+}
+
+/// A device that says its queue is full means: not now.
+pub(crate) fn post_errno(error: FiErrno) -> FiErrno {
+    if error == FiErrno::ENOMEM {
+        FiErrno::EAGAIN
+    } else {
+        error
+    }
+}
+
+impl Core {
+    /// Posts an operation of the transmit side.
+    ///
+    /// # Safety
+    /// As [`crate::msg::Endpoint::send`].
+    #[inline(never)]
+    pub(crate) unsafe fn transmit(&self, op: &Transmit<'_>) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.transmit_here(op) }
+    }
+
+    /// As [`Self::transmit`], for the calls that are worth a copy in which their kind, flags and number of buffers are
+    /// known.
+    ///
+    /// # Safety
+    /// As [`crate::msg::Endpoint::send`].
+    #[inline(always)]
+    pub(super) unsafe fn transmit_here(&self, op: &Transmit<'_>) -> Result<()> {
+        if !self.state.is(State::Connected) {
+            return Err(self.why_not_connected());
+        }
+        let mut tx = self.tx.lock();
+        let side = tx.as_mut().ok_or(FiErrno::ENOCQ)?;
+        // SAFETY: as this function.
+        unsafe { side.submit(&self.rings, op) }
+    }
+
+    #[cold]
+    fn why_not_connected(&self) -> FiErrno {
+        match self.state.get() {
+            State::Idle | State::Closed => FiErrno::EOPBADSTATE,
+            State::Disconnected => FiErrno::ESHUTDOWN,
+            _ => FiErrno::ENOTCONN,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Which endpoints and shared receive contexts complete in a queue, and how much room that takes.
+
+use std::sync::Arc;
+
+use rdma_core_sys as sys;
+
+use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
+use crate::queue::cq::CompletionQueue;
+use crate::queue::digest::{Attachment, Inner, Sharer, failure};
+use crate::queue::shared::SharedSlots;
+use crate::queue::slots::Rings;
+use crate::queue::wr_id::WrId;
+
+impl CompletionQueue {
+    /// Gives an endpoint a place in the table, and room for `completions` more.
+    ///
+    /// # Errors
+    /// `ENOSPC`: 65,536 endpoints are bound.
+    pub(crate) fn attach(&self, rings: &Arc<Rings>, completions: usize) -> Result<WrId> {
+        let mut inner = self.inner.lock();
+        let free = inner
+            .endpoints
+            .iter()
+            .position(|place| place.rings.is_none());
+        let index = free.unwrap_or(inner.endpoints.len());
+        let short = u16::try_from(index).map_err(|_| FiErrno::ENOSPC)?;
+        if free.is_none() {
+            inner.endpoints.push(Attachment::default());
+        }
+        self.reserve(&mut inner, completions);
+        let place = &mut inner.endpoints[index];
+        place.rings = Some(Arc::clone(rings));
+        place.selective = false;
+        Ok(WrId::base(short, place.generation))
+    }
+
+    /// Makes room for so many completions more.
+    fn reserve(&self, inner: &mut Inner, completions: usize) {
+        inner.reserved += completions;
+        let wanted = inner.reserved.min(self.cq.device().attr().max_cqe);
+        if wanted > self.cq.cqe()
+            && let Err(error) = self.cq.resize(wanted)
+        {
+            info_log!(
+                Cq,
+                "a completion queue stays at {} entries: {error}",
+                self.cq.cqe()
+            );
+        }
+    }
+
+    /// Queue pair `number`, of the endpoint at a place, takes receives of a shared context, and they
+    /// complete here.
+    pub(crate) fn share(&self, id: WrId, number: u32, slots: &Arc<SharedSlots>, selective: bool) {
+        let mut inner = self.inner.lock();
+        let index = usize::from(slots.id().index);
+        if inner.shared.len() <= index {
+            inner.shared.resize_with(index + 1, || None);
+        }
+        let entry = &mut inner.shared[index];
+        match entry {
+            Some(sharer) if Arc::ptr_eq(&sharer.slots, slots) => sharer.users += 1,
+            _ => {
+                let slots = Arc::clone(slots);
+                let room = slots.depth();
+                *entry = Some(Sharer { slots, users: 1 });
+                self.reserve(&mut inner, room);
+            }
+        }
+        // a place's index has 16 bits
+        let place = id.index() as u16;
+        match inner.sharing.binary_search_by_key(&number, |entry| entry.0) {
+            Ok(at) => inner.sharing[at].1 = place,
+            Err(at) => inner.sharing.insert(at, (number, place)),
+        }
+        if let Some(place) = inner.endpoints.get_mut(id.index()) {
+            place.selective = selective;
+        }
+    }
+
+    /// Undoes [`Self::share`], if it was done. The queue pair must be in its error state: what it had received is taken
+    /// from the device first, because a device forgets that when the queue pair goes, and the receives
+    /// with it.
+    pub(crate) fn unshare(&self, id: WrId, slots: &Arc<SharedSlots>) {
+        let mut inner = self.inner.lock();
+        let mine = |entry: &(u32, u16)| usize::from(entry.1) == id.index();
+        let Some(at) = inner.sharing.iter().position(mine) else {
+            return;
+        };
+        let _ = self.drain_locked(&mut inner, usize::MAX);
+        inner.sharing.remove(at);
+        let index = usize::from(slots.id().index);
+        if let Some(Some(sharer)) = inner.shared.get_mut(index)
+            && Arc::ptr_eq(&sharer.slots, slots)
+        {
+            sharer.users -= 1;
+            if sharer.users == 0 {
+                inner.shared[index] = None;
+                inner.reserved -= slots.depth();
+            }
+        }
+    }
+
+    /// A receive that no device ever had completes as cancelled.
+    pub(crate) fn cancel(&self, id: WrId, number: u32) {
+        let mut inner = self.inner.lock();
+        let place = inner.endpoints.get(id.index());
+        let Some(rings) = place.and_then(|place| place.rings.as_ref()) else {
+            return;
+        };
+        let Some(slot) = rings.rx.complete(number) else {
+            return;
+        };
+        if let Some(counters) = rings.counters() {
+            counters.count(slot.flags, false);
+        }
+        let entry = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
+        inner.backlog.push_back(entry);
+        if let Some(wait) = &self.wait {
+            wait.wake();
+        }
+    }
+
+    /// Takes an endpoint out, when its queue pair is gone: what it still had under way completes
+    /// as flushed.
+    pub(crate) fn detach(&self, id: WrId, completions: usize, tx: bool, rx: bool) {
+        let mut inner = self.inner.lock();
+        // completions that the device still holds come before those that are made up here
+        let _ = self.progress_locked(&mut inner);
+        let Some(place) = inner.endpoints.get_mut(id.index()) else {
+            return;
+        };
+        if place.generation != id.generation() {
+            return;
+        }
+        let Some(rings) = place.rings.take() else {
+            return;
+        };
+        place.generation = place.generation.wrapping_add(1) & WrId::GENERATIONS;
+        inner.reserved -= completions;
+        let directions = [(tx, &rings.tx), (rx, &rings.rx)];
+        for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
+            while let Some(slot) = ring.abandon() {
+                if let Some(counters) = rings.counters()
+                    && !slot.part
+                {
+                    counters.count(slot.flags, false);
+                }
+                let sent = std::ptr::eq(ring, &rings.tx);
+                if (sent && rings.reports_failure(&slot)) || (!sent && slot.reports_failure) {
+                    let entry = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
+                    inner.backlog.push_back(entry);
+                }
+            }
+        }
+        if let Some(wait) = &self.wait
+            && !inner.backlog.is_empty()
+        {
+            wait.wake();
+        }
+    }
+}

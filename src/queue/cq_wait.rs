@@ -1,0 +1,155 @@
+//! Waiting for completions: `fi_cq_sread`, `fi_cq_signal`, `fi_trywait`, poll sets and counters.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::errno::{FiErrno, Result};
+use crate::queue::cq::CompletionQueue;
+use crate::queue::wait::{WaitSet, deadline};
+use crate::queue::{EntryWriter, WaitKind};
+
+impl CompletionQueue {
+    /// Waits until `threshold` completions (at least 1, at most `max`) were read, and returns how
+    /// many were; fewer when the time is over or [`Self::signal`] was called in between. `timeout`
+    /// of `None` waits for ever.
+    ///
+    /// # Errors
+    /// - `EAGAIN`: none came in time, or the queue was signalled.
+    /// - `EAVAIL`: as for [`Self::read`].
+    /// - `EINTR`: a signal handler ran.
+    /// - `ENOSYS`: the queue was opened without a wait object.
+    pub fn sread<W: EntryWriter>(
+        &self,
+        max: usize,
+        threshold: usize,
+        timeout: Option<Duration>,
+        writer: &mut W,
+    ) -> Result<usize> {
+        let wait = self.wait.as_ref().ok_or(FiErrno::ENOSYS)?;
+        let threshold = threshold.clamp(1, max.max(1));
+        let deadline = deadline(timeout);
+        let mut count = 0;
+        let end = loop {
+            match self.read(max - count, writer) {
+                Ok(more) => count += more,
+                Err(FiErrno::EAGAIN) => {}
+                Err(error) => break error,
+            }
+            if count >= threshold {
+                return Ok(count);
+            }
+            if self.take_signal(wait) {
+                break FiErrno::EAGAIN;
+            }
+            match self.arm(wait) {
+                Err(FiErrno::EAGAIN) => continue,
+                Err(error) => break error,
+                Ok(()) => {}
+            }
+            match wait.wait(deadline) {
+                Ok(true) => {}
+                Ok(false) => break FiErrno::EAGAIN,
+                Err(error) => break error,
+            }
+        };
+        if count > 0 { Ok(count) } else { Err(end) }
+    }
+
+    /// Wakes one thread that waits in [`Self::sread`], now or when it next tries
+    /// (`fi_cq_signal`).
+    ///
+    /// # Errors
+    /// `ENOSYS`: the queue was opened without a wait object.
+    pub fn signal(&self) -> Result<()> {
+        let wait = self.wait.as_ref().ok_or(FiErrno::ENOSYS)?;
+        self.signaled.store(true, Ordering::Release);
+        wait.wake();
+        Ok(())
+    }
+
+    fn take_signal(&self, wait: &WaitSet) -> bool {
+        let signaled = self.signaled.swap(false, Ordering::AcqRel);
+        if signaled {
+            wait.clear();
+        }
+        signaled
+    }
+
+    /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
+    ///
+    /// # Errors
+    /// - `EAGAIN`: there is something to read; don't wait.
+    /// - `EINVAL`: no wait object.
+    pub fn trywait(&self) -> Result<()> {
+        let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
+        if self.take_signal(wait) {
+            return Err(FiErrno::EAGAIN);
+        }
+        self.arm(wait)
+    }
+
+    /// Makes the next completion wake, then looks whether one came before that.
+    fn arm(&self, wait: &WaitSet) -> Result<()> {
+        if let Some(keepalive) = self.domain.keepalive() {
+            keepalive.woken();
+        }
+        let mut inner = self.inner.lock();
+        if !self.signaled.load(Ordering::Acquire) {
+            // what it stood for is in the backlog, and was or will be read
+            wait.clear();
+            if self.signaled.load(Ordering::Acquire) {
+                wait.wake();
+            }
+        }
+        if !inner.backlog.is_empty() {
+            return Err(FiErrno::EAGAIN);
+        }
+        self.cq.drain_channel();
+        self.cq.arm()?;
+        match self.progress_locked(&mut inner) {
+            Ok(false) => Ok(()),
+            // a failure is for the reader to find
+            Ok(true) | Err(_) => Err(FiErrno::EAGAIN),
+        }
+    }
+
+    /// Makes the next completion wake those who wait for a counter, if it has a channel, and takes in what
+    /// came before. Who waits on the queue itself is told, because the channel's event is taken away.
+    pub(crate) fn arm_for_counter(&self) {
+        let mut inner = self.inner.lock();
+        if self.channel.is_some() {
+            self.cq.drain_channel();
+            // what fails is for the queue's reader to find
+            let _ = self.cq.arm();
+        }
+        let something = self.progress_locked(&mut inner);
+        if let Some(wait) = &self.wait
+            && !matches!(something, Ok(false))
+        {
+            wait.wake();
+        }
+    }
+
+    /// What becomes readable when a completion comes after it was armed.
+    pub(crate) fn channel_fd(&self) -> Option<RawFd> {
+        self.channel.as_ref().map(|channel| channel.fd())
+    }
+
+    /// Makes progress, and says whether there is anything to read (`fi_poll(3)`).
+    pub fn poll_ready(&self) -> bool {
+        // a failure is to be read too
+        self.progress().unwrap_or(true)
+    }
+
+    /// The descriptor to poll for reading, if the queue has a wait object. It belongs to the
+    /// queue.
+    pub fn fd(&self) -> Option<RawFd> {
+        self.wait.as_ref().map(WaitSet::fd)
+    }
+
+    /// How it can be waited on.
+    pub fn wait_kind(&self) -> WaitKind {
+        self.kind
+    }
+}

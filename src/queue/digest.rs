@@ -1,0 +1,282 @@
+//! From work completions to what the application reads.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rdma_core_sys as sys;
+
+use crate::errno::FiErrno;
+use crate::flags::Flags;
+use crate::queue::shared::SharedSlots;
+use crate::queue::slots::{Own, Rings, Slot};
+use crate::queue::wr_id::WrId;
+use crate::queue::{Completion, CompletionError};
+use crate::verbs::Wc;
+
+/// What waits in the backlog.
+#[derive(Debug)]
+pub(super) enum Entry {
+    Done(Completion),
+    Failed(CompletionError),
+}
+
+/// What a completion queue's lock protects.
+#[derive(Debug, Default)]
+pub(super) struct Inner {
+    pub(super) backlog: VecDeque<Entry>,
+    pub(super) endpoints: Vec<Attachment>,
+    /// Shared receive contexts whose receives may complete here, by their index.
+    pub(super) shared: Vec<Option<Sharer>>,
+    /// Queue pairs that take receives of those, in order of their numbers, with their places.
+    pub(super) sharing: Vec<(u32, u16)>,
+    /// Completions that the bound endpoints may have under way.
+    pub(super) reserved: usize,
+    /// Reads in vain, wrapping.
+    pub(super) vain: u32,
+    /// Whether an endpoint has something to go on with, after what was polled.
+    pub(super) resumable: Cell<bool>,
+}
+
+/// An endpoint's place in the table that `wr_id` refers to.
+#[derive(Debug, Default)]
+pub(super) struct Attachment {
+    pub(super) generation: u16,
+    pub(super) rings: Option<Arc<Rings>>,
+    /// Whether receives of a shared context complete visibly only where they were selected.
+    pub(super) selective: bool,
+}
+
+/// A shared receive context, as a queue sees it.
+#[derive(Debug)]
+pub(super) struct Sharer {
+    pub(super) slots: Arc<SharedSlots>,
+    /// Endpoints of this queue that take its receives.
+    pub(super) users: usize,
+}
+
+impl Attachment {
+    /// A completion of another generation: the probe's, or of an endpoint that has gone.
+    #[cold]
+    fn stray(&self, id: WrId, wc: &Wc) {
+        if id.generation() == self.generation | WrId::PROBE
+            && let Some(rings) = &self.rings
+        {
+            let success = wc.status() == sys::IBV_WC_SUCCESS;
+            match Own::of(id.0 as u32) {
+                None => rings.probe_done(success),
+                Some(own) => {
+                    rings.own.end(own, success);
+                    if !success {
+                        rings.tell_failure();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The reason of a failure in libfabric's terms.
+pub(super) fn status_errno(status: u32, recv: bool) -> FiErrno {
+    match status {
+        sys::IBV_WC_LOC_LEN_ERR if recv => FiErrno::ETRUNC,
+        sys::IBV_WC_LOC_LEN_ERR => FiErrno::EMSGSIZE,
+        sys::IBV_WC_LOC_QP_OP_ERR => FiErrno::EINVAL,
+        sys::IBV_WC_LOC_PROT_ERR | sys::IBV_WC_LOC_ACCESS_ERR | sys::IBV_WC_MW_BIND_ERR => {
+            FiErrno::EACCES
+        }
+        sys::IBV_WC_WR_FLUSH_ERR => FiErrno::ECANCELED,
+        sys::IBV_WC_REM_ACCESS_ERR => FiErrno::EKEYREJECTED,
+        sys::IBV_WC_REM_INV_REQ_ERR | sys::IBV_WC_REM_OP_ERR => FiErrno::EREMOTEIO,
+        sys::IBV_WC_RETRY_EXC_ERR | sys::IBV_WC_RESP_TIMEOUT_ERR => FiErrno::ETIMEDOUT,
+        sys::IBV_WC_RNR_RETRY_EXC_ERR => FiErrno::ENORX,
+        _ => FiErrno::EIO,
+    }
+}
+
+pub(super) fn failure(slot: &Slot, status: u32, vendor_err: u32) -> Entry {
+    Entry::Failed(CompletionError {
+        completion: Completion {
+            context: slot.context,
+            flags: slot.flags,
+            len: 0,
+            buf: 0,
+            data: 0,
+            tag: 0,
+        },
+        olen: 0,
+        err: status_errno(status, slot.flags.contains(Flags::RECV)),
+        prov_errno: status as i32,
+        vendor_err,
+    })
+}
+
+impl Completion {
+    /// What a receive's work completion says.
+    #[inline]
+    fn received(&mut self, wc: &Wc) {
+        self.len = wc.byte_len();
+        if wc.is_recv_rdma() {
+            self.flags = Flags::RMA | Flags::REMOTE_WRITE;
+        }
+        if let Some(imm) = wc.imm() {
+            self.flags |= Flags::REMOTE_CQ_DATA;
+            self.data = imm.into();
+        }
+    }
+}
+
+/// An operation that was refused here, for what the device would have refused it for.
+#[cold]
+fn refusal(slot: &Slot, error: FiErrno) -> Entry {
+    let mut entry = failure(slot, sys::IBV_WC_REM_ACCESS_ERR, 0);
+    if let Entry::Failed(failed) = &mut entry {
+        failed.err = error;
+    }
+    entry
+}
+
+impl Inner {
+    /// What a work completion means to the application; `None` if it means nothing.
+    #[inline(always)]
+    pub(super) fn digest(&self, wc: &Wc) -> Option<Entry> {
+        let id = WrId(wc.wr_id());
+        let place = match self.endpoints.get(id.index()) {
+            Some(place) if place.generation == id.generation() => place,
+            _ if id.is_shared() => return self.digest_shared(id, wc),
+            Some(place) => {
+                place.stray(id, wc);
+                if place.rings.as_ref().is_some_and(|rings| rings.is_waiting()) {
+                    self.resumable.set(true);
+                }
+                return None;
+            }
+            None => return None,
+        };
+        let rings = place.rings.as_ref()?;
+        if rings.is_waiting() {
+            self.resumable.set(true);
+        }
+        let recv = id.0 & WrId::RECV != 0;
+        let ring = if recv { &rings.rx } else { &rings.tx };
+        // the low half is the number
+        let slot = ring.complete(id.0 as u32)?;
+        if let Some(counters) = rings.counters()
+            && !slot.part
+        {
+            let success = wc.status() == sys::IBV_WC_SUCCESS && slot.refused.is_none();
+            // a receive that a write consumed got no message
+            if !(success && recv && wc.is_recv_rdma()) {
+                counters.count(slot.flags, success);
+            }
+        }
+        if wc.status() != sys::IBV_WC_SUCCESS {
+            rings.tell_failure();
+            let reported = if recv {
+                slot.visible || slot.reports_failure
+            } else {
+                rings.reports_failure(&slot)
+            };
+            return reported.then(|| failure(&slot, wc.status(), wc.vendor_err()));
+        }
+        if let Some(error) = slot.refused {
+            return Some(refusal(&slot, error));
+        }
+        if !slot.visible {
+            return None;
+        }
+        let mut completion = Completion {
+            context: slot.context,
+            flags: slot.flags,
+            len: 0,
+            buf: 0,
+            data: 0,
+            tag: 0,
+        };
+        if recv {
+            completion.received(wc);
+        }
+        Some(Entry::Done(completion))
+    }
+
+    /// As [`Self::digest`], where it is not worth a copy of its own.
+    #[cold]
+    pub(super) fn digest_late(&self, wc: &Wc) -> Option<Entry> {
+        self.digest(wc)
+    }
+
+    /// The same for a receive of a shared context.
+    #[inline(never)]
+    fn digest_shared(&self, id: WrId, wc: &Wc) -> Option<Entry> {
+        let sharer = self.shared.get(id.index())?.as_ref()?;
+        // the context's generation has more bits than go over the device and back
+        if (sharer.slots.id().generation & WrId::GENERATIONS) | WrId::PROBE != id.generation() {
+            return None;
+        }
+        // the low half is the number
+        let recv = sharer.slots.complete(id.0 as u32)?;
+        let number = wc.qp_num();
+        let known = self.sharing.binary_search_by_key(&number, |entry| entry.0);
+        let place = known
+            .ok()
+            .and_then(|at| self.sharing.get(at))
+            .and_then(|entry| self.endpoints.get(usize::from(entry.1)));
+        let rings = place.and_then(|place| place.rings.as_ref());
+        let success = wc.status() == sys::IBV_WC_SUCCESS;
+        let slot = Slot {
+            context: recv.context,
+            flags: Flags::RECV.union(Flags::MSG),
+            ..Slot::default()
+        };
+        if let Some(rings) = rings {
+            rings.shared_done();
+            if let Some(counters) = rings.counters()
+                && !(success && wc.is_recv_rdma())
+            {
+                counters.count(slot.flags, success);
+            }
+        }
+        if !success {
+            if let Some(rings) = rings {
+                rings.tell_failure();
+            }
+            return Some(failure(&slot, wc.status(), wc.vendor_err()));
+        }
+        if place.is_some_and(|place| place.selective) && !recv.selected {
+            return None;
+        }
+        let mut completion = Completion {
+            context: slot.context,
+            flags: slot.flags,
+            len: 0,
+            buf: 0,
+            data: 0,
+            tag: 0,
+        };
+        completion.received(wc);
+        Some(Entry::Done(completion))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flushed_is_cancelled_and_the_rest_has_a_reason() {
+        assert_eq!(
+            status_errno(sys::IBV_WC_WR_FLUSH_ERR, true),
+            FiErrno::ECANCELED
+        );
+        assert_eq!(status_errno(sys::IBV_WC_LOC_LEN_ERR, true), FiErrno::ETRUNC);
+        assert_eq!(
+            status_errno(sys::IBV_WC_RETRY_EXC_ERR, false),
+            FiErrno::ETIMEDOUT
+        );
+        assert_eq!(
+            status_errno(sys::IBV_WC_REM_ACCESS_ERR, false),
+            FiErrno::EKEYREJECTED
+        );
+        assert_eq!(status_errno(9999, false), FiErrno::EIO);
+    }
+}
