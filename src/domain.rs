@@ -13,7 +13,7 @@ use crate::errno::{FiErrno, Result};
 use crate::helper::Helper;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
-use crate::mr::{DescRule, Directory, Form, Mapped, implicit_region};
+use crate::mr::{DescRule, Directory, Form, Mapped, Mode, implicit_region};
 use crate::msg::Tuning;
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
@@ -137,9 +137,19 @@ impl Domain {
         if let Some((_, directory)) = directories.iter().find(|(of, _)| Arc::ptr_eq(of, pd)) {
             return Ok(Arc::clone(directory));
         }
-        let directory = Directory::new(pd, random()?)?;
+        let events = self.config.form.mode.contains(Mode::RMA_EVENT);
+        let directory = Directory::new(pd, random()?, events)?;
         directories.push((Arc::clone(pd), Arc::clone(&directory)));
         Ok(directory)
+    }
+
+    /// The owner of a protection domain of its own has gone.
+    pub(crate) fn forget(&self, pd: &Arc<Pd>) {
+        let mut directories = self.directories.lock();
+        let gone = directories.extract_if(.., |(of, _)| Arc::ptr_eq(of, pd));
+        let gone: Vec<_> = gone.collect();
+        drop(directories);
+        drop(gone);
     }
 
     /// The application's keys of live regions.

@@ -5,11 +5,15 @@ use std::sync::Arc;
 
 use libc::iovec;
 use libfabric_sys::*;
+use parking_lot::Mutex;
 use weft::errno::{FiErrno, Result};
+use weft::flags::Flags;
 use weft::mr::{Access, Buffer, Mode, Region, RegionConfig};
 use weft::wire::records::MAX_SEGMENTS;
 
+use crate::cntr::Cntr;
 use crate::domain::Domain;
+use crate::ep::Ep;
 use crate::fabric::header;
 use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::log::warning;
@@ -18,14 +22,17 @@ use crate::ffi::{guard, stub};
 
 /// A registered region.
 pub(crate) struct Mr {
+    // first: what is bound to it is held until it has gone
     region: Arc<Region>,
+    /// The counters and the endpoint that it is bound to.
+    bound: Mutex<Vec<User>>,
     _domain: User,
 }
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close),
+    bind: Some(bind),
     control: Some(control),
-    // Binding belongs to mr_mode bits that are not offered.
     ..stub::fid::<FI_ENOSYS>()
 };
 
@@ -69,8 +76,8 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
         if out.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        if wish.flags & !NO_CACHE != 0 {
-            // FI_RMA_EVENT, FI_RMA_PMEM, FI_HMEM_*, FI_MR_*: none of them is offered.
+        if wish.flags & !(NO_CACHE | FI_RMA_EVENT) != 0 {
+            // FI_RMA_PMEM, FI_HMEM_*, FI_MR_*: none of them is offered.
             return Err(FiErrno::EBADFLAGS);
         }
         let access = Access::from_bits(wish.access).ok_or(FiErrno::EINVAL)?;
@@ -82,6 +89,7 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
             buffers: wish.buffers.get(..wish.count).ok_or(FiErrno::EINVAL)?,
             access,
             requested_key: wish.requested_key,
+            counted: wish.flags & FI_RMA_EVENT != 0,
         };
         // SAFETY: the application keeps the memory until it closes the region (fi_mr(3)).
         let region = unsafe { Region::register(&domain.engine, &config)? };
@@ -89,14 +97,11 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
             fid_mr {
                 fid: header(FI_CLASS_MR, &FID_OPS, wish.context),
                 mem_desc: region.desc(),
-                key: if domain.engine.config().form.mode.contains(Mode::RAW) {
-                    FI_KEY_NOTAVAIL // fi_mr_raw_attr has it
-                } else {
-                    region.key()
-                },
+                key: key(&region),
             },
             Mr {
                 region,
+                bound: Mutex::default(),
                 _domain: user,
             },
         );
@@ -104,6 +109,15 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
         unsafe { *out = object.as_ptr().cast() };
         Ok(0)
     })
+}
+
+/// What `fi_mr_key` says.
+fn key(region: &Region) -> u64 {
+    if region.domain().config().form.mode.contains(Mode::RAW) {
+        FI_KEY_NOTAVAIL // fi_mr_raw_attr has it
+    } else {
+        region.key() // FI_KEY_NOTAVAIL before it is enabled
+    }
 }
 
 /// `fi_mr_reg`
@@ -218,7 +232,7 @@ unsafe fn read_attr(version: u32, attr: *const fi_mr_attr, flags: u64) -> Result
     }
     // SAFETY: not NULL; fields are read only where the version has them.
     unsafe {
-        if flags & !NO_CACHE != 0 {
+        if flags & !(NO_CACHE | FI_RMA_EVENT) != 0 {
             return Err(FiErrno::EBADFLAGS); // FI_MR_DMABUF: there are no buffers to be read
         }
         let (buffers, count) = buffers((*attr).__bindgen_anon_1.mr_iov, (*attr).iov_count)?;
@@ -256,6 +270,45 @@ unsafe fn read_attr(version: u32, attr: *const fi_mr_attr, flags: u64) -> Result
     }
 }
 
+/// `fi_mr_bind`
+unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    // SAFETY: fids by the contract of fi_mr_bind(3).
+    let mr = match unsafe { Object::<Mr>::checked(handle) } {
+        Ok(mr) => mr,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&mr.poison, || {
+        if other.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: not NULL, a fid.
+        let class = unsafe { (*other).fclass };
+        let user = match class {
+            FI_CLASS_CNTR => {
+                // SAFETY: as above.
+                let cntr = unsafe { Object::<Cntr>::checked(other)? };
+                let user = cntr.users.add()?;
+                let kinds = Flags::from_bits_retain(flags);
+                mr.region.bind_counter(&cntr.engine, kinds)?;
+                user
+            }
+            FI_CLASS_EP => {
+                // SAFETY: as above.
+                let ep = unsafe { Object::<Ep>::checked(other)? };
+                if flags != 0 {
+                    return Err(FiErrno::EBADFLAGS);
+                }
+                let user = ep.users.add()?;
+                mr.region.bind_endpoint(&ep.engine)?;
+                user
+            }
+            _ => return Err(FiErrno::EINVAL),
+        };
+        mr.bound.lock().push(user);
+        Ok(0)
+    })
+}
+
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     // SAFETY: a fid by the contract of fi_control(3).
     let mr = match unsafe { Object::<Mr>::checked(handle) } {
@@ -265,7 +318,13 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
     guard::on(&mr.poison, || match command.cast_unsigned() {
         // SAFETY: the argument is NULL or a pointer to that structure.
         FI_GET_RAW_MR => unsafe { raw_attr(&mr.region, arg.cast()) }.map(|()| 0),
-        _ => Err(FiErrno::ENOSYS), // enabling and refreshing belong to bits that are not offered
+        FI_ENABLE => {
+            let _bound = mr.bound.lock();
+            mr.region.enable()?;
+            mr.update(|c| c.key = key(&mr.region));
+            Ok(0)
+        }
+        _ => Err(FiErrno::ENOSYS), // refreshing belongs to a bit that is not offered
     })
 }
 

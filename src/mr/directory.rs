@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
+use super::event::{Cell, Cells};
 use super::table::Table;
 use super::words::Words;
 use crate::errno::{FiErrno, Result};
@@ -41,6 +42,8 @@ pub(crate) struct Directory {
     header: Words,
     pd: Arc<Pd>,
     domain: u64,
+    /// Where events are counted.
+    cells: Option<Arc<Cells>>,
     inner: Mutex<Inner>,
 }
 
@@ -70,6 +73,14 @@ pub(crate) struct Parked {
     pub(crate) mrs: Vec<Mr>,
     /// A segment list that a peer may be about to read.
     pub(crate) list: Option<Words>,
+    /// What a peer may be about to add to.
+    pub(crate) cell: Option<Arc<Cell>>,
+}
+
+impl Parked {
+    fn is_empty(&self) -> bool {
+        self.mrs.is_empty() && self.list.is_none() && self.cell.is_none()
+    }
 }
 
 /// Where a connection block lies.
@@ -142,15 +153,19 @@ impl Drop for ConnectionBlock {
 }
 
 impl Directory {
-    /// An empty one. `domain` is the domain's number.
+    /// An empty one. `domain` is the domain's number; `events`: regions may count what peers do.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering memory.
-    pub(crate) fn new(pd: &Arc<Pd>, domain: u64) -> Result<Arc<Self>> {
+    pub(crate) fn new(pd: &Arc<Pd>, domain: u64, events: bool) -> Result<Arc<Self>> {
         let this = Self {
             header: Words::new(pd, WORDS, sys::IBV_ACCESS_REMOTE_READ)?,
             pd: Arc::clone(pd),
             domain,
+            cells: match events {
+                true => Some(Cells::new(pd)?),
+                false => None,
+            },
             inner: Mutex::new(Inner {
                 table: Table::new(pd)?,
                 revocations: 0,
@@ -174,7 +189,7 @@ impl Directory {
             log2: table.log2(),
             moves: table.moves(),
             revocations,
-            cells_rkey: 0,
+            cells_rkey: self.cells.as_ref().map_or(0, |cells| cells.rkey()),
             domain: self.domain,
         };
         self.header.write(0, &header.encode());
@@ -218,7 +233,7 @@ impl Directory {
         let revocations = inner.revocations;
         self.publish(&inner.table, revocations);
         self.tell(&mut inner);
-        if !parked.mrs.is_empty() || parked.list.is_some() {
+        if !parked.is_empty() {
             inner.parked.push_back((revocations, parked));
         }
         inner.sweep();
@@ -269,6 +284,15 @@ impl Directory {
         }
         inner.peers.retain(|(_, place)| !place.lags(wanted));
         inner.sweep();
+    }
+
+    /// A cell for a region whose events are counted.
+    ///
+    /// # Errors
+    /// `ENOMEM`: all are taken. `EOPNOTSUPP`: made without.
+    pub(crate) fn event_cell(&self) -> Result<Arc<Cell>> {
+        let cells = self.cells.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
+        cells.take()
     }
 
     /// The domain's number, which raw keys carry.

@@ -3,6 +3,7 @@
 //! One endpoint's own, used under its lock: finding a kept key takes a hash and one or two cache lines, no
 //! lock that others share, and no allocation.
 
+use super::event::Event;
 use super::lookup::Resolved;
 use super::table::home;
 use crate::errno::FiErrno;
@@ -101,6 +102,14 @@ pub(crate) enum Need {
 }
 
 impl Need {
+    /// As what a region counts it.
+    pub(crate) fn event(self) -> Event {
+        match self {
+            Self::Read => Event::Read,
+            Self::Write | Self::Atomic | Self::FetchAtomic => Event::Write,
+        }
+    }
+
     fn rights(self) -> u8 {
         match self {
             Self::Read => access::READ,

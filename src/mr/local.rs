@@ -15,7 +15,7 @@ use rdma_core_sys as sys;
 
 use crate::domain::Domain;
 use crate::errno::Result;
-use crate::mr::{Desc, DescRule};
+use crate::mr::{Desc, DescRule, Place};
 use crate::verbs::{Mr, Pd};
 
 /// What a device does with a local buffer.
@@ -31,7 +31,7 @@ pub(crate) enum Use {
 #[derive(Debug)]
 pub(crate) struct LocalKeys {
     rule: DescRule,
-    pd: Arc<Pd>,
+    place: Place,
     /// Of the domain's implicit region.
     implicit: Option<u32>,
     /// Registrations of the operation that is being posted.
@@ -44,7 +44,7 @@ impl LocalKeys {
     pub(crate) fn new(domain: &Domain, pd: &Arc<Pd>) -> Self {
         Self {
             rule: domain.config().form.desc,
-            pd: Arc::clone(pd),
+            place: Place::new(domain, pd),
             implicit: domain.implicit_lkey(pd),
             taken: Vec::new(),
             held: VecDeque::new(),
@@ -63,9 +63,9 @@ impl LocalKeys {
     pub(crate) unsafe fn lkey(&mut self, desc: Desc, iov: &libc::iovec, to: Use) -> Result<u32> {
         match self.rule {
             // SAFETY: as this function.
-            DescRule::Required => unsafe { desc.lkey(&self.pd, iov) },
+            DescRule::Required => unsafe { desc.lkey(&self.place, iov) },
             // SAFETY: as this function.
-            DescRule::Optional if !desc.0.is_null() => unsafe { desc.lkey(&self.pd, iov) },
+            DescRule::Optional if !desc.0.is_null() => unsafe { desc.lkey(&self.place, iov) },
             _ => match self.implicit {
                 Some(lkey) => Ok(lkey),
                 // SAFETY: as this function.
@@ -81,7 +81,7 @@ impl LocalKeys {
             Use::Sink => sys::IBV_ACCESS_LOCAL_WRITE,
         };
         // SAFETY: the caller's promise; the registration is held until the operation is complete.
-        let mr = unsafe { Mr::register(&self.pd, iov.iov_base, iov.iov_len, rights) }?;
+        let mr = unsafe { Mr::register(&self.place.pd, iov.iov_base, iov.iov_len, rights) }?;
         let lkey = mr.lkey();
         self.taken.push(mr);
         Ok(lkey)

@@ -1,7 +1,10 @@
 //! Memory regions: libfabric's access and mode bits turned into verbs registrations.
 
 mod access;
+mod desc;
 mod directory;
+mod event;
+mod exposed;
 pub(crate) mod keys;
 mod local;
 pub(crate) mod lookup;
@@ -12,9 +15,12 @@ mod table;
 mod words;
 
 pub use access::Access;
+pub use desc::Desc;
+pub(crate) use desc::Place;
 pub(crate) use directory::{ConnectionBlock, Directory, Parked, Peer};
+pub(crate) use event::{Cell, Watch};
 pub(crate) use local::{LocalKeys, Use, implicit_region};
 pub(crate) use mapped::Mapped;
 pub use mode::{DescRule, Form, Mode};
-pub use region::{Buffer, Desc, Region, RegionConfig};
+pub use region::{Buffer, Region, RegionConfig};
 pub(crate) use words::Words;

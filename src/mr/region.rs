@@ -1,20 +1,24 @@
-//! A memory region: its registrations, its key, and the descriptor of local operations.
+//! A memory region: from registration through binding and enabling to its end.
 
-#![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
+#![allow(unsafe_code, reason = "takes buffers as C passes them")]
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use rdma_core_sys as sys;
+use parking_lot::Mutex;
 
+use super::desc::{DEAD, MAGIC};
+use super::event::{Cell, Event, Watch};
+use super::exposed::Exposed;
+use super::keys::kind;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
-use crate::log::warn_log;
-use crate::mr::keys::kind;
-use crate::mr::{Access, Mode, Parked, Words};
-use crate::verbs::{Mr, Pd};
-use crate::wire::raw_key::RawKey;
-use crate::wire::records::{Entry, MAX_SEGMENTS, Segment};
+use crate::flags::Flags;
+use crate::mr::{Access, Mode};
+use crate::msg::Endpoint;
+use crate::queue::Counter;
+use crate::verbs::Pd;
+use crate::wire::records::MAX_SEGMENTS;
 
 /// One buffer.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +30,7 @@ pub struct Buffer {
 }
 
 /// What to register.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct RegionConfig<'a> {
     /// The memory: one buffer, or up to [`MAX_SEGMENTS`] that peers address as if one followed the other.
     pub buffers: &'a [Buffer],
@@ -34,11 +38,16 @@ pub struct RegionConfig<'a> {
     pub access: Access,
     /// The key, where keys are the application's and peers reach the region.
     pub requested_key: u64,
+    /// Whether counters will be bound that count what peers do to it (`FI_RMA_EVENT`). It is made disabled.
+    pub counted: bool,
 }
 
-/// Marks a live region: a descriptor that points elsewhere is refused in most cases.
-const MAGIC: u32 = 0x7765_6672;
-const DEAD: u32 = 0xdead_6672;
+/// A buffer as numbers: what is there is reached by devices only.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    pub(super) addr: u64,
+    pub(super) len: u64,
+}
 
 /// A registered memory region in the form of its domain.
 ///
@@ -46,52 +55,42 @@ const DEAD: u32 = 0xdead_6672;
 #[derive(Debug)]
 #[repr(C)]
 pub struct Region {
-    magic: u32,
-    /// Of the only buffer.
-    lkey: u32,
-    pd: Arc<Pd>,
-    mrs: Vec<Mr>,
-    /// First address, length and lkey of each of several buffers.
-    parts: Box<[(u64, u64, u32)]>,
-    /// What peers are told of several buffers.
-    list: Option<Words>,
-    entry: Entry,
-    key: Key,
+    pub(super) magic: u32,
     access: Access,
-    /// Of a published application's key. Given back when it is revoked.
+    /// Once it is enabled. Dropped before all else.
+    pub(super) exposed: OnceLock<Exposed>,
+    /// Registrations for local use in further protection domains, made when first needed.
+    pub(super) elsewhere: Mutex<Vec<Exposed>>,
+    pub(super) buffers: Box<[Range]>,
+    len: u64,
+    pub(super) requested_key: u64,
+    counted: bool,
+    bindings: Mutex<Bindings>,
+    /// Of an application's key of a region that peers reach.
     _key_in_use: Option<KeyInUse>,
     domain: Arc<Domain>,
 }
 
-/// The key of a region.
-#[derive(Debug)]
-enum Key {
-    /// The rkey, known to nobody but whom the application tells.
-    Native(u32),
-    /// In the directory.
-    Published(u64),
-    /// No peer reaches the region, and it has what was asked for.
-    Unused(u64),
+/// What was bound to a region before it was enabled.
+#[derive(Debug, Default)]
+struct Bindings {
+    /// By what they count.
+    counters: Vec<(Event, Arc<Counter>)>,
+    /// The protection domain of the endpoint.
+    endpoint: Option<Arc<Pd>>,
+    /// What the counters follow.
+    cell: Option<Arc<Cell>>,
 }
 
-impl Key {
-    fn number(&self) -> u64 {
-        match *self {
-            Self::Native(rkey) => rkey.into(),
-            Self::Published(key) | Self::Unused(key) => key,
+impl Bindings {
+    /// Its counters count nothing any more.
+    fn leave(&mut self) {
+        if let Some(cell) = self.cell.take() {
+            for (_, counter) in &self.counters {
+                counter.leave(&cell);
+            }
         }
     }
-}
-
-/// Addresses, lengths and lkeys of several buffers; nothing of a single one.
-fn parts(buffers: &[Buffer], mrs: &[Mr]) -> Box<[(u64, u64, u32)]> {
-    if mrs.len() < 2 {
-        return Box::default();
-    }
-    let parts = buffers.iter().zip(mrs);
-    parts
-        .map(|(buffer, mr)| (buffer.addr as u64, buffer.len as u64, mr.lkey()))
-        .collect()
 }
 
 /// An application's key, in use until this is dropped.
@@ -125,8 +124,8 @@ impl Drop for KeyInUse {
 }
 
 impl RegionConfig<'_> {
-    /// The first address and all bytes, if the form can express them.
-    fn check(&self) -> Result<(u64, u64)> {
+    /// The number of all bytes, if the form can express them.
+    fn check(&self) -> Result<u64> {
         let [first, ..] = self.buffers else {
             return Err(FiErrno::EINVAL);
         };
@@ -145,15 +144,21 @@ impl RegionConfig<'_> {
         }
         let start = first.addr as u64;
         start.checked_add(total).ok_or(FiErrno::EINVAL)?;
-        Ok((start, total))
+        Ok(total)
     }
 }
 
 impl Region {
-    /// Registers memory. Blocks for as long as pinning takes.
+    /// What no region's key is: `FI_KEY_NOTAVAIL`.
+    pub const NO_KEY: u64 = u64::MAX;
+
+    /// Registers memory. Blocks for as long as pinning takes. Where the form has endpoints' regions
+    /// ([`Mode::ENDPOINT`]), and where events are counted, it comes disabled: nothing is registered before
+    /// [`Self::enable`].
     ///
     /// # Errors
     /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`], one of no bytes, addresses that overflow.
+    /// - `EBADFLAGS`: counted, and the form has no events ([`Mode::RMA_EVENT`]).
     /// - `ENOKEY`: the requested key is in use. `EKEYREJECTED`: it is none that can be chosen.
     /// - `ENOMEM`: the limit of locked memory or the device's own is reached; a log line says
     ///   which limit to raise.
@@ -163,136 +168,174 @@ impl Region {
     /// The memory must stay the caller's until the region is dropped: devices and peers access
     /// it as `access` says.
     pub unsafe fn register(domain: &Arc<Domain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
-        let (start, len) = config.check()?;
+        let len = config.check()?;
         let mode = domain.config().form.mode;
+        if config.counted && !mode.contains(Mode::RMA_EVENT) {
+            return Err(FiErrno::EBADFLAGS);
+        }
         let in_use = if config.access.is_remote() && !mode.contains(Mode::PROV_KEY) {
             Some(KeyInUse::take(domain, config.requested_key)?)
         } else {
             None
         };
-        let atomics = domain.device().attr().atomic_cap != 0;
-        let mut rights = config.access.verbs_rights(atomics);
-        if !mode.contains(Mode::ALLOCATED) {
-            rights |= sys::IBV_ACCESS_ON_DEMAND;
-        }
-        let pd = domain.pd();
-        let register = |buffer: &Buffer| {
-            // SAFETY: as this function.
-            unsafe { Mr::register(pd, buffer.addr, buffer.len, rights) }
-                .inspect_err(|&error| explain(error, buffer.len))
-        };
-        let mrs = config.buffers.iter().map(register);
-        let mrs = mrs.collect::<Result<Vec<_>>>()?;
-        let first = mrs.first().ok_or(FiErrno::EINVAL)?;
-        let (lkey, rkey) = (first.lkey(), first.rkey());
-        let many = mrs.len() > 1;
-        let generation = domain.next_generation();
-        let key = match (&in_use, config.access.is_remote()) {
-            (_, false) if !mode.contains(Mode::PROV_KEY) => Key::Unused(config.requested_key),
-            (None, _) if mode.contains(Mode::VIRT_ADDR) && !many => Key::Native(rkey),
-            (None, false) => Key::Unused(rkey.into()),
-            (None, true) => {
-                let number = generation & 0xffff_ffff_ffff;
-                Key::Published(kind::HANDLE << 48 | number)
-            }
-            (Some(in_use), _) => Key::Published(in_use.key),
-        };
-        let mut this = Self {
+        let buffers = config.buffers.iter().map(|buffer| Range {
+            addr: buffer.addr as u64,
+            len: buffer.len as u64,
+        });
+        let this = Arc::new(Self {
             magic: MAGIC,
-            lkey,
-            pd: Arc::clone(pd),
-            parts: parts(config.buffers, &mrs),
-            mrs,
-            list: None,
-            entry: Entry {
-                key: key.number(),
-                addr: start,
-                len,
-                rkey,
-                access: config.access.published(atomics),
-                segments: 0,
-                generation,
-                start: if mode.contains(Mode::VIRT_ADDR) {
-                    start
-                } else {
-                    0
-                },
-                cell: 0,
-            },
-            key: Key::Unused(0),
             access: config.access,
+            exposed: OnceLock::new(),
+            elsewhere: Mutex::default(),
+            buffers: buffers.collect(),
+            len,
+            requested_key: config.requested_key,
+            counted: config.counted,
+            bindings: Mutex::default(),
             _key_in_use: in_use,
             domain: Arc::clone(domain),
+        });
+        if !config.counted && !mode.contains(Mode::ENDPOINT) {
+            this.enable()?;
+        }
+        Ok(this)
+    }
+
+    /// Lets a counter count what peers do to the region from when it is enabled (`fi_mr_bind(3)`): writes and
+    /// atomics, reads, or both.
+    ///
+    /// # Errors
+    /// - `EOPNOTSUPP`: the form has no events.
+    /// - `EBADFLAGS`: `kinds` are others than `REMOTE_WRITE` and `REMOTE_READ`, or none.
+    /// - `EDOMAIN`: a counter of another domain.
+    /// - `EOPBADSTATE`: enabled already.
+    /// - `EINVAL`: registered without the intention, or one of the kinds has a counter.
+    pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
+        if !self.mode().contains(Mode::RMA_EVENT) {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        let known = Flags::REMOTE_WRITE | Flags::REMOTE_READ;
+        if kinds.is_empty() || kinds.intersects(known.complement()) {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        if !Arc::ptr_eq(counter.domain(), &self.domain) {
+            return Err(FiErrno::EDOMAIN);
+        }
+        let mut bindings = self.bindings.lock();
+        if self.is_enabled() {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let events: Vec<_> = [
+            (Flags::REMOTE_WRITE, Event::Write),
+            (Flags::REMOTE_READ, Event::Read),
+        ]
+        .into_iter()
+        .filter(|(kind, _)| kinds.contains(*kind))
+        .map(|(_, event)| event)
+        .collect();
+        let taken = |event: &Event| bindings.counters.iter().any(|(other, _)| other == event);
+        if !self.counted || events.iter().any(taken) {
+            return Err(FiErrno::EINVAL);
+        }
+        for event in events {
+            bindings.counters.push((event, Arc::clone(counter)));
+        }
+        Ok(())
+    }
+
+    /// Binds the endpoint through which peers will reach the region, and no other (`fi_mr_bind(3)`).
+    ///
+    /// # Errors
+    /// - `EOPNOTSUPP`: regions of this form are not endpoints'.
+    /// - `EDOMAIN`: an endpoint of another domain.
+    /// - `EOPBADSTATE`: enabled already.
+    /// - `EINVAL`: one is bound.
+    pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
+        if !self.mode().contains(Mode::ENDPOINT) {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        if !Arc::ptr_eq(endpoint.domain(), &self.domain) {
+            return Err(FiErrno::EDOMAIN);
+        }
+        let mut bindings = self.bindings.lock();
+        if self.is_enabled() {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        if bindings.endpoint.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        bindings.endpoint = Some(Arc::clone(endpoint.pd()));
+        Ok(())
+    }
+
+    /// Makes it reachable (`fi_mr_enable(3)`): registers it, and publishes its key. Blocks as
+    /// [`Self::register`] does. Nothing can be bound any more.
+    ///
+    /// # Errors
+    /// - `EOPBADSTATE`: enabled already, or its form needs an endpoint and none is bound.
+    /// - those of [`Self::register`] that registering has; it stays disabled then.
+    pub fn enable(&self) -> Result<()> {
+        let mut bindings = self.bindings.lock();
+        if self.is_enabled() {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let endpoint = bindings.endpoint.clone();
+        let pd = if self.mode().contains(Mode::ENDPOINT) {
+            endpoint.as_ref().ok_or(FiErrno::EOPBADSTATE)?
+        } else {
+            self.domain.pd()
         };
-        if many {
-            // at most MAX_SEGMENTS
-            this.entry.segments = this.mrs.len() as u16;
+        let mut cell = None;
+        if self.access.is_remote() && !bindings.counters.is_empty() {
+            cell = Some(self.domain.directory(pd)?.event_cell()?);
         }
-        if let Key::Published(_) = key {
-            this.publish()?;
+        if let Some(cell) = &cell {
+            // before peers find it, so that none of their operations is missed
+            for (event, counter) in &bindings.counters {
+                counter.follow(Watch::new(cell, *event));
+            }
+            bindings.cell = Some(Arc::clone(cell));
         }
-        this.key = key;
-        Ok(Arc::new(this))
+        match Exposed::new(self, pd, cell) {
+            Ok(exposed) => {
+                // nobody else can have set it: the bindings are locked
+                let _ = self.exposed.set(exposed);
+                Ok(())
+            }
+            Err(error) => {
+                bindings.leave();
+                Err(error)
+            }
+        }
     }
 
-    /// Lets peers find it.
-    fn publish(&mut self) -> Result<()> {
-        if self.entry.segments != 0 {
-            let words = Segment::encode_list(self.entry.generation, &self.segments());
-            let list = Words::new(&self.pd, words.len(), sys::IBV_ACCESS_REMOTE_READ)?;
-            list.write(0, &words);
-            (self.entry.addr, self.entry.rkey) = (list.addr(0), list.rkey());
-            self.list = Some(list);
-        }
-        self.domain.directory(&self.pd)?.insert(&self.entry)
-    }
-
-    /// Its buffers, if there are several, as peers address them.
-    fn segments(&self) -> Vec<Segment> {
-        let parts = self.parts.iter().zip(&self.mrs);
-        parts
-            .map(|(&(addr, len, _), mr)| Segment {
-                addr,
-                len,
-                rkey: mr.rkey(),
-            })
-            .collect()
+    /// Whether peers, if it is for them, reach it.
+    pub fn is_enabled(&self) -> bool {
+        self.exposed.get().is_some()
     }
 
     /// The raw key (`fi_mr_raw_attr(3)`), and the address by which peers call the first byte.
     ///
     /// # Errors
-    /// `ENOMEM` and others, where it is the domain's first.
+    /// `EOPBADSTATE`: not enabled. `ENOMEM` and others, where it is the domain's first.
     pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
-        let raw = RawKey {
-            domain: self.domain.directory(&self.pd)?.number(),
-            published: matches!(self.key, Key::Published(_)),
-            entry: self.entry,
-            segments: self.segments(),
-        };
-        Ok((self.entry.start, raw.encode()))
+        let exposed = self.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
+        let raw = exposed.raw_key(self)?;
+        Ok((self.first_address(), raw.encode()))
     }
 
-    /// The key for peers (`fi_mr_key(3)`).
+    /// The key for peers (`fi_mr_key(3)`); before it is enabled [`Self::NO_KEY`], where the provider chooses it.
     pub fn key(&self) -> u64 {
-        self.key.number()
+        match self.exposed.get() {
+            Some(exposed) => exposed.key(),
+            None if self.mode().contains(Mode::PROV_KEY) => Self::NO_KEY,
+            None => self.requested_key,
+        }
     }
 
     /// The descriptor for local operations (`fi_mr_desc(3)`): valid as long as the region.
     pub fn desc(self: &Arc<Self>) -> *mut c_void {
         Arc::as_ptr(self).cast_mut().cast()
-    }
-
-    /// The lkey of the one of several buffers that a local one lies in.
-    fn part(&self, iov: &libc::iovec) -> Result<u32> {
-        let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
-        let inside = |&&(start, whole, _): &&(u64, u64, u32)| {
-            addr.checked_sub(start)
-                .and_then(|offset| offset.checked_add(len))
-                .is_some_and(|end| end <= whole)
-        };
-        let part = self.parts.iter().find(inside).ok_or(FiErrno::EINVAL)?;
-        Ok(part.2)
     }
 
     /// What it may be used for.
@@ -304,79 +347,41 @@ impl Region {
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
+
+    pub(super) fn mode(&self) -> Mode {
+        self.domain.config().form.mode
+    }
+
+    /// Whether the device has atomics.
+    pub(super) fn atomics(&self) -> bool {
+        self.domain.device().attr().atomic_cap != 0
+    }
+
+    /// The address of the first buffer.
+    pub(super) fn start(&self) -> u64 {
+        self.buffers.first().map_or(0, |buffer| buffer.addr)
+    }
+
+    /// Bytes of all buffers.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// By which address peers call the first byte.
+    pub(super) fn first_address(&self) -> u64 {
+        if self.mode().contains(Mode::VIRT_ADDR) {
+            self.start()
+        } else {
+            0
+        }
+    }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
         self.magic = DEAD;
-        if let Key::Published(key) = self.key
-            && let Ok(directory) = self.domain.directory(&self.pd)
-        {
-            let parked = Parked {
-                mrs: std::mem::take(&mut self.mrs),
-                list: self.list.take(),
-            };
-            directory.revoke(key, parked);
-        }
+        // revoked first: what was executed before that is counted
+        drop(self.exposed.take());
+        self.bindings.get_mut().leave();
     }
-}
-
-/// A descriptor as the application passes it: what [`Region::desc`] gave, or NULL.
-#[derive(Clone, Copy, Debug)]
-#[repr(transparent)]
-pub struct Desc(pub *mut c_void);
-
-// SAFETY: a number until it is followed, and a region may be used by any thread.
-unsafe impl Send for Desc {}
-
-impl Desc {
-    /// No region: will do for inject, for what goes inline, and for length 0.
-    pub const NULL: Self = Self(std::ptr::null_mut());
-
-    /// The lkey with which `pd` reaches the region.
-    ///
-    /// # Errors
-    /// `EINVAL`: NULL, not a region, or of another protection domain; of several buffers, none has it all.
-    ///
-    /// # Safety
-    /// NULL, or a pointer that [`Region::desc`] of a live region gave.
-    #[inline]
-    pub(crate) unsafe fn lkey(self, pd: &Pd, iov: &libc::iovec) -> Result<u32> {
-        if self.0.is_null() {
-            return Err(FiErrno::EINVAL);
-        }
-        // SAFETY: the caller promises a live region.
-        let region = unsafe { &*self.0.cast::<Region>() };
-        if region.magic != MAGIC || !std::ptr::eq(Arc::as_ptr(&region.pd), pd) {
-            return Err(FiErrno::EINVAL);
-        }
-        if region.parts.is_empty() {
-            return Ok(region.lkey);
-        }
-        region.part(iov)
-    }
-}
-
-/// Says what to raise when memory can't be locked, since `ENOMEM` alone tells a user nothing.
-fn explain(error: FiErrno, len: usize) {
-    if error != FiErrno::ENOMEM && error != FiErrno::EPERM {
-        return;
-    }
-    let limit = memlock_limit().map_or("unlimited".to_owned(), |bytes| format!("{bytes} bytes"));
-    warn_log!(
-        Mr,
-        "registering {len} bytes failed: {error}. The limit of locked memory (RLIMIT_MEMLOCK) is {limit}: \
-         raise it with 'ulimit -l', LimitMEMLOCK= of the service, or /etc/security/limits.conf"
-    );
-}
-
-/// The soft limit of locked memory in bytes, `None` if there is none.
-fn memlock_limit() -> Option<u64> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the structure is writable.
-    let ret = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    (ret == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }

@@ -22,7 +22,7 @@ use crate::mr::ConnectionBlock;
 use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::slots::{FailureListener, Rings};
 use crate::queue::{CmTarget, CompletionQueue, EventQueue, WrId};
-use crate::verbs::{CmId, Qp, Sge};
+use crate::verbs::{CmId, Pd, Qp, Sge};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
 
@@ -73,6 +73,8 @@ pub(crate) struct Control {
 pub(crate) struct Core {
     this: Weak<Self>,
     pub(crate) domain: Arc<Domain>,
+    /// The domain's, or its own where regions are endpoints'.
+    pub(crate) pd: Arc<Pd>,
     pub(crate) config: EndpointConfig,
     pub(crate) state: AtomicState,
     pub(crate) rings: Arc<Rings>,
@@ -90,6 +92,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(
         domain: &Arc<Domain>,
+        pd: Arc<Pd>,
         config: EndpointConfig,
         request: Option<Taken>,
     ) -> Arc<Self> {
@@ -117,6 +120,7 @@ impl Core {
         let core = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             domain: Arc::clone(domain),
+            pd,
             state: AtomicState::new(State::Idle),
             lengths: Lengths::new(domain.max_msg_size(), config.inject_size),
             config,

@@ -131,13 +131,7 @@ impl Core {
         if !self.config.shared_rx
             && let (Some(binding), Some(place)) = (&control.rx, control.rx_place)
         {
-            let side = RxSide::new(
-                &self.domain,
-                binding.selective,
-                place,
-                None,
-                Some(VecDeque::new()),
-            );
+            let side = RxSide::new(self, binding.selective, place, None, Some(VecDeque::new()));
             *self.rx.lock() = Some(side);
         }
         Ok(())
@@ -162,12 +156,12 @@ impl Core {
         let recv_cq = rx.unwrap_or(any).cq.cq();
         let config = self.qp_config(tx.is_some(), rx.is_some());
         let srq = control.srx.as_ref().map(|srx| srx.srq());
-        let qp = Qp::create(id, self.domain.pd(), send_cq, recv_cq, srq, &config)?;
+        let qp = Qp::create(id, &self.pd, send_cq, recv_cq, srq, &config)?;
         let qp = Arc::new(qp);
         let listener: Weak<dyn AsyncListener> = self.weak();
         self.domain.device().listen(qp.object(), listener);
         control.qp = Some(Arc::clone(&qp));
-        let directory = self.domain.directory(self.domain.pd());
+        let directory = self.domain.directory(&self.pd);
         match directory.and_then(|directory| directory.block()) {
             Ok(block) => control.block = Some(Arc::new(block)),
             Err(error) => {
@@ -221,13 +215,7 @@ impl Core {
             }
             let mut rx = self.rx.lock();
             let early = rx.as_mut().and_then(RxSide::take_early);
-            let mut side = RxSide::new(
-                &self.domain,
-                binding.selective,
-                place,
-                Some(Arc::clone(qp)),
-                None,
-            );
+            let mut side = RxSide::new(self, binding.selective, place, Some(Arc::clone(qp)), None);
             if let Some(old) = rx.take() {
                 side.inherit(old);
             }

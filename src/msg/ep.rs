@@ -15,9 +15,10 @@ use crate::Token;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::mr::Mode;
 use crate::msg::{ConnectRequest, LengthOption, SharedRx};
 use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
-use crate::verbs::Device;
+use crate::verbs::{Device, Pd};
 
 bitflags! {
     /// What a completion queue is bound for, with libfabric's values.
@@ -127,18 +128,32 @@ impl Endpoint {
     /// Makes an endpoint that will connect to a peer.
     ///
     /// # Errors
-    /// `ENOMEM`.
+    /// `ENOMEM`: the device has no protection domain left for an endpoint that needs its own.
     pub fn open(domain: &Arc<Domain>, config: EndpointConfig) -> Result<Arc<Self>> {
-        Ok(Self::new(domain, config, None))
+        Ok(Self::new(domain, Self::own_pd(domain)?, config, None))
     }
 
-    fn new(domain: &Arc<Domain>, config: EndpointConfig, request: Option<Taken>) -> Arc<Self> {
+    /// The protection domain of a new endpoint.
+    fn own_pd(domain: &Arc<Domain>) -> Result<Arc<Pd>> {
+        if domain.config().form.mode.contains(Mode::ENDPOINT) {
+            Pd::alloc(domain.device())
+        } else {
+            Ok(Arc::clone(domain.pd()))
+        }
+    }
+
+    fn new(
+        domain: &Arc<Domain>,
+        pd: Arc<Pd>,
+        config: EndpointConfig,
+        request: Option<Taken>,
+    ) -> Arc<Self> {
         let config = clip(domain, config);
         Arc::new(Self {
             alias: false,
             tx_op_flags: AtomicU64::new(config.tx_op_flags.bits()),
             rx_op_flags: AtomicU64::new(config.rx_op_flags.bits()),
-            core: Core::new(domain, config, request),
+            core: Core::new(domain, pd, config, request),
         })
     }
 
@@ -156,7 +171,8 @@ impl Endpoint {
     /// Makes an endpoint that will accept a request.
     ///
     /// # Errors
-    /// Gives the request back with `EDOMAIN` if it came in by another device than the domain's.
+    /// Gives the request back: with `EDOMAIN` if it came in by another device than the domain's, with `ENOMEM`
+    /// if the device has no protection domain left for an endpoint that needs its own.
     pub fn from_request(
         domain: &Arc<Domain>,
         config: EndpointConfig,
@@ -165,7 +181,10 @@ impl Endpoint {
         if !request.is_on(domain.device()) {
             return Err((FiErrno::EDOMAIN, request));
         }
-        Ok(Self::new(domain, config, request.take()))
+        match Self::own_pd(domain) {
+            Ok(pd) => Ok(Self::new(domain, pd, config, request.take())),
+            Err(error) => Err((error, request)),
+        }
     }
 
     /// Binds the event queue for connection events.
@@ -384,6 +403,11 @@ impl Endpoint {
             return Err(FiErrno::EOPBADSTATE);
         }
         self.core.lengths.set(option, value)
+    }
+
+    /// The protection domain of its queue pair.
+    pub(crate) fn pd(&self) -> &Arc<Pd> {
+        &self.core.pd
     }
 
     /// The domain it belongs to.

@@ -6,6 +6,7 @@
 use std::mem::MaybeUninit;
 
 use super::local::MAX_IOV;
+use super::remote::EventTarget;
 use super::transmit::Transmit;
 use super::tx::{TxSide, post_errno};
 use crate::errno::{FiErrno, Result};
@@ -15,8 +16,8 @@ use crate::queue::slots::{Slot, SlotRing};
 use crate::verbs::{SendOpcode, SendRequest, Sge};
 
 impl TxSide {
-    /// Posts an operation as several requests, each to its piece of the target; the last one is the
-    /// operation's own.
+    /// Posts an operation as several requests, each to its piece of the target, and behind them the one that
+    /// counts it; the last one's completion is the operation's.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`].
@@ -26,6 +27,7 @@ impl TxSide {
         op: &Transmit<'_>,
         len: usize,
         pieces: &[Piece],
+        event: Option<EventTarget>,
     ) -> Result<()> {
         if ring.is_full() && !self.make_room(ring)? {
             return Err(FiErrno::EAGAIN);
@@ -33,63 +35,68 @@ impl TxSide {
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: as this function.
         let (mut rest, inline) = unsafe { self.gather(ring, op, len, &mut sges) }?;
+        let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
+        let count = pieces.len() + usize::from(event.is_some());
+        let signaled =
+            visible || self.counted || self.unsignaled as usize + count >= self.period as usize;
         // bytes of the first of `rest` that are taken already
         let mut taken = 0;
         let mut last = 0;
-        for (index, piece) in pieces.iter().enumerate() {
+        for index in 0..count {
             let mut part = [Sge::default(); MAX_IOV];
-            let mut count = 0;
-            let mut left = piece.len;
-            while left > 0
-                && let Some((first, others)) = rest.split_first()
-                && let Some(place) = part.get_mut(count)
-            {
-                let bytes = left.min(u64::from(first.length - taken)) as u32;
-                *place = Sge {
-                    addr: first.addr + u64::from(taken),
-                    length: bytes,
-                    lkey: first.lkey,
-                };
-                count += 1;
-                left -= u64::from(bytes);
-                taken += bytes;
-                if taken == first.length {
-                    (rest, taken) = (others, 0);
+            let is_last = index + 1 == count;
+            let request = match (pieces.get(index), event) {
+                (Some(piece), _) => {
+                    let used = if op.opcode.is_atomic() {
+                        part[0] = rest.first().copied().unwrap_or_default();
+                        1
+                    } else {
+                        cut(&mut rest, &mut taken, piece.len, &mut part)
+                    };
+                    SendRequest {
+                        opcode: if piece.last {
+                            op.opcode
+                        } else {
+                            op.opcode.without_imm()
+                        },
+                        sges: &part[..used],
+                        inline,
+                        fence: index == 0 && op.flags.contains(Flags::FENCE),
+                        imm: op.data as u32,
+                        remote_addr: piece.addr,
+                        rkey: piece.rkey,
+                        compare_add: op.compare_add,
+                        swap: op.swap,
+                        ..SendRequest::empty(0, op.opcode)
+                    }
                 }
-            }
-            let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
-            let more = piece
-                .last
-                .then_some(self.unsignaled as usize + pieces.len());
-            let signaled = piece.last
-                && (visible || self.counted || more.is_some_and(|n| n >= self.period as usize));
+                (None, Some(event)) => {
+                    part[0] = event.sink;
+                    SendRequest {
+                        sges: &part[..1],
+                        remote_addr: event.addr,
+                        rkey: event.rkey,
+                        compare_add: 1,
+                        ..SendRequest::empty(0, SendOpcode::FetchAdd)
+                    }
+                }
+                (None, None) => break,
+            };
             last = ring.push(Slot {
                 context: op.context,
                 flags: op.kind,
-                visible: piece.last && visible,
+                visible: is_last && visible,
                 reports_failure: !op.silent,
-                signaled,
-                part: !piece.last,
+                signaled: is_last && signaled,
+                part: !is_last,
                 ..Slot::default()
             });
             let request = SendRequest {
                 wr_id: self.place.send(last),
-                opcode: if piece.last {
-                    op.opcode
-                } else {
-                    op.opcode.without_imm()
-                },
-                sges: &part[..count],
-                inline,
-                signaled,
-                fence: index == 0 && op.flags.contains(Flags::FENCE),
-                imm: op.data as u32,
-                remote_addr: piece.addr,
-                rkey: piece.rkey,
-                compare_add: 0,
-                swap: 0,
+                signaled: is_last && signaled,
+                ..request
             };
-            // SAFETY: as this function.
+            // SAFETY: as this function; the sink lives as long as the queue pair.
             if let Err(error) = unsafe { self.qp.post_send(&request) } {
                 ring.unpush();
                 if index == 0 {
@@ -101,7 +108,11 @@ impl TxSide {
                 let _ = self.post_failure(ring, op, error);
                 break;
             }
-            self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+            self.unsignaled = if is_last && signaled {
+                0
+            } else {
+                self.unsignaled + 1
+            };
         }
         self.local.posted(last, ring.tail());
         Ok(())
@@ -147,4 +158,29 @@ impl TxSide {
         self.unsignaled = 0;
         Ok(())
     }
+}
+
+/// Cuts `len` bytes off local buffers, of whose first one `taken` bytes are gone already; says how many `part`
+/// has of them.
+fn cut(rest: &mut &[Sge], taken: &mut u32, len: u64, part: &mut [Sge; MAX_IOV]) -> usize {
+    let mut count = 0;
+    let mut left = len;
+    while left > 0
+        && let Some((first, others)) = rest.split_first()
+        && let Some(place) = part.get_mut(count)
+    {
+        let bytes = left.min(u64::from(first.length - *taken)) as u32;
+        *place = Sge {
+            addr: first.addr + u64::from(*taken),
+            length: bytes,
+            lkey: first.lkey,
+        };
+        count += 1;
+        left -= u64::from(bytes);
+        *taken += bytes;
+        if *taken == first.length {
+            (*rest, *taken) = (others, 0);
+        }
+    }
+    count
 }

@@ -10,7 +10,6 @@ use super::core::{Core, EarlyRecv};
 use super::local::MAX_IOV;
 use super::state::State;
 use super::tx::post_errno;
-use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::LocalKeys;
@@ -35,7 +34,7 @@ pub(crate) struct RxSide {
 
 impl RxSide {
     pub(crate) fn new(
-        domain: &Domain,
+        core: &Core,
         selective: bool,
         place: WrId,
         qp: Option<Arc<Qp>>,
@@ -46,7 +45,7 @@ impl RxSide {
             place,
             qp,
             early,
-            local: LocalKeys::new(domain, domain.pd()),
+            local: LocalKeys::new(&core.domain, &core.pd),
         }
     }
 

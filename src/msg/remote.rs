@@ -28,7 +28,7 @@ use crate::queue::{CompletionQueue, WrId};
 use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
 use crate::wire::introduction::Introduction;
 use crate::wire::raw_key::RawKey;
-use crate::wire::records::{Block, MAX_SEGMENTS};
+use crate::wire::records::{Block, Entry, MAX_SEGMENTS};
 
 /// How often the completion queue is polled for the answer to a look-up before its operation waits.
 #[cfg(not(test))]
@@ -61,7 +61,7 @@ pub(crate) struct Remote {
     map: Map,
     kept: KeyCache,
     lookup: Option<Lookup>,
-    /// Where reads go; made by the first look-up.
+    /// Where reads go, and behind them what event cells were before; made by the first look-up.
     scratch: Option<Words>,
     /// Whether what is being read is for a look-up that was given up.
     astray: bool,
@@ -150,7 +150,7 @@ impl Waiting {
 enum Known {
     /// One request.
     One(Piece),
-    /// Several, from this offset of the region on.
+    /// Several, from this offset of the region on: it has more than one buffer there, or counts.
     Many(u64),
     /// It can't be done: the errno.
     Refused(FiErrno),
@@ -222,7 +222,7 @@ fn known(resolved: &Resolved, op: &Transmit<'_>, len: usize) -> Known {
         Some(piece) if op.opcode.is_atomic() && !(piece.last && piece.addr.is_multiple_of(len)) => {
             Known::Refused(FiErrno::EINVAL)
         }
-        Some(piece) if piece.last => Known::One(piece),
+        Some(piece) if piece.last && resolved.entry.cell == 0 => Known::One(piece),
         _ => Known::Many(offset),
     }
 }
@@ -322,7 +322,7 @@ impl Remote {
         };
         if self.scratch.is_none() {
             let rights = sys::IBV_ACCESS_LOCAL_WRITE;
-            self.scratch = Some(Words::new(self.poster.qp.pd(), READ_WORDS, rights)?);
+            self.scratch = Some(Words::new(self.poster.qp.pd(), READ_WORDS + 1, rights)?);
         }
         let Some(scratch) = &self.scratch else {
             return Ok(());
@@ -496,7 +496,11 @@ impl TxSide {
         };
         if let Some(raw) = raw.as_ref().filter(|raw| !raw.published) {
             let native = Resolved {
-                entry: raw.entry,
+                // counted regions are published
+                entry: Entry {
+                    cell: 0,
+                    ..raw.entry
+                },
                 cells_rkey: 0,
                 segments: raw.segments.clone().into(),
             };
@@ -547,7 +551,7 @@ impl TxSide {
         }
     }
 
-    /// Posts an operation that touches several buffers of a kept key.
+    /// Posts an operation that touches several buffers of a kept key, or is counted.
     ///
     /// # Safety
     /// As [`super::Endpoint::send`].
@@ -559,20 +563,29 @@ impl TxSide {
         offset: u64,
     ) -> Result<()> {
         let mut pieces = [Piece::default(); MAX_SEGMENTS];
-        let kept = self
-            .remote
-            .as_ref()
-            .and_then(|remote| remote.kept.get(op.key));
-        let found = kept
-            .ok_or(FiErrno::EKEYREJECTED)?
-            .pieces(offset, len as u64);
+        let remote = self.remote.as_ref().ok_or(FiErrno::EKEYREJECTED)?;
+        let kept = remote.kept.get(op.key).ok_or(FiErrno::EKEYREJECTED)?;
+        let (need, len_there) = need(op, len);
+        let found = kept.pieces(offset, len_there);
+        let event = match (kept.entry.cell, &remote.scratch) {
+            (0, _) | (_, None) => None,
+            (cell, Some(scratch)) => Some(EventTarget {
+                addr: cell.wrapping_add(need.event().offset()),
+                rkey: kept.cells_rkey,
+                sink: Sge {
+                    addr: scratch.addr(READ_WORDS),
+                    length: ATOMIC_SIZE as u32,
+                    lkey: scratch.lkey(),
+                },
+            }),
+        };
         let mut count = 0;
         for (to, piece) in pieces.iter_mut().zip(found) {
             *to = piece;
             count += 1;
         }
         // SAFETY: as this function.
-        unsafe { self.post_pieces(ring, op, len, &pieces[..count]) }
+        unsafe { self.post_pieces(ring, op, len, &pieces[..count], event) }
     }
 
     /// Goes on with what waits, as far as that is possible now.
@@ -734,6 +747,15 @@ impl Peer for Teller {
     }
 }
 
+/// The event cell that counts an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EventTarget {
+    pub(super) addr: u64,
+    pub(super) rkey: u32,
+    /// Where the count before goes, which nobody reads.
+    pub(super) sink: Sge,
+}
+
 /// Requests of the engine's own that a queue pair must have room for besides those of [`Own`]: the other
-/// parts of the last operation.
-pub(super) const OTHER_PARTS: usize = MAX_SEGMENTS - 1;
+/// parts of the last operation, its event among them.
+pub(super) const OTHER_PARTS: usize = MAX_SEGMENTS;

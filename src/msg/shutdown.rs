@@ -1,5 +1,6 @@
 //! The end of a connection and of an endpoint, and what tells of it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::core::{Control, Core};
@@ -125,6 +126,10 @@ impl Core {
         control.tx = None;
         control.rx = None;
         control.srx = None;
+        drop(control);
+        if !Arc::ptr_eq(&self.pd, self.domain.pd()) {
+            self.domain.forget(&self.pd);
+        }
     }
 }
 

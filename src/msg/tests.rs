@@ -28,9 +28,11 @@ use crate::wire::cm_data::CM_DATA_SIZE;
 mod atomic;
 mod connect;
 mod counters;
+mod events;
 mod keepalive;
 mod keys;
 mod local;
+mod own_regions;
 mod processes;
 mod shared;
 mod stale;
@@ -77,6 +79,7 @@ impl Buffer {
             }],
             access,
             requested_key,
+            ..RegionConfig::default()
         };
         // SAFETY: the region is dropped before the memory, which never moves.
         let region = unsafe { Region::register(domain, &config) }.expect("a region");

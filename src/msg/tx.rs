@@ -55,7 +55,7 @@ impl TxSide {
         let max_inline = qp.limits().max_inline;
         let slab = if max_inline < config.inject_size {
             let slots = core.rings.tx.capacity();
-            Some(Slab::new(core.domain.pd(), slots, config.inject_size)?)
+            Some(Slab::new(&core.pd, slots, config.inject_size)?)
         } else {
             None
         };
@@ -77,9 +77,9 @@ impl TxSide {
                 .counters()
                 .is_some_and(|c| c.tx().next().is_some()),
             slab,
-            local: LocalKeys::new(&core.domain, core.domain.pd()),
+            local: LocalKeys::new(&core.domain, &core.pd),
             scratch: match config.atomics {
-                true => Some(Scratch::new(core.domain.pd())?),
+                true => Some(Scratch::new(&core.pd)?),
                 false => None,
             },
             application_keys: false,

@@ -6,7 +6,8 @@
 //!
 //! Who sleeps on a counter is woken by the channels of those queues, and by whoever moves the counter
 //! meanwhile: a poller of the queues, or the application. A queue that can't be waited on has no channel
-//! (the kernel allows a process only some hundred); who sleeps looks after it every millisecond.
+//! (the kernel allows a process only some hundred); who sleeps looks after it every millisecond, and so after
+//! the event cells of regions (`mr/event.rs`), which peers move without a word.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -19,6 +20,7 @@ use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::info_log;
+use crate::mr::{Cell, Watch};
 use crate::queue::wait::{Timer, WaitSet, deadline};
 use crate::queue::{CompletionQueue, WaitKind};
 
@@ -44,6 +46,10 @@ pub struct Counter {
     reads: AtomicU32,
     /// The queues whose polling moves it.
     queues: Mutex<Vec<Weak<CompletionQueue>>>,
+    /// Whether it follows event cells.
+    follows: AtomicBool,
+    /// The words of event cells that it follows.
+    watches: Mutex<Vec<Watch>>,
 }
 
 impl Counter {
@@ -70,6 +76,8 @@ impl Counter {
             errors: AtomicU64::new(0),
             reads: AtomicU32::new(0),
             queues: Mutex::default(),
+            follows: AtomicBool::new(false),
+            watches: Mutex::default(),
         }))
     }
 
@@ -121,8 +129,9 @@ impl Counter {
         self.changed();
     }
 
-    /// Sets the value.
+    /// Sets the value. What peers did before is forgotten, what they do from now on is counted.
     pub fn set(&self, value: u64) {
+        self.take_events();
         self.value.store(value, Ordering::Release);
         self.changed();
     }
@@ -203,6 +212,7 @@ impl Counter {
         // a change is either seen by who waits, or its maker sees that somebody does
         fence(Ordering::SeqCst);
         self.for_queues(CompletionQueue::arm_for_counter);
+        self.take_events();
         if let Some(timer) = self.timer.get() {
             timer.set(LOOK);
         }
@@ -244,13 +254,53 @@ impl Counter {
     fn wake_by(&self, wait: &WaitSet, queue: &CompletionQueue) -> Result<()> {
         match queue.channel_fd() {
             Some(fd) => wait.add(fd),
-            None if self.timer.get().is_some() => Ok(()),
-            None => {
-                let timer = Timer::new()?;
-                wait.add(timer.fd())?;
-                // under the lock of the queues: nobody else sets it
-                let _ = self.timer.set(timer);
-                Ok(())
+            None => self.wake_by_time(wait),
+        }
+    }
+
+    /// Under the lock of the queues, so that there is one timer.
+    fn wake_by_time(&self, wait: &WaitSet) -> Result<()> {
+        if self.timer.get().is_none() {
+            let timer = Timer::new()?;
+            wait.add(timer.fd())?;
+            let _ = self.timer.set(timer);
+        }
+        Ok(())
+    }
+
+    /// Counts what a word of an event cell counts from now on.
+    pub(crate) fn follow(&self, watch: Watch) {
+        if let Some(wait) = &self.wait {
+            let _queues = self.queues.lock();
+            if let Err(error) = self.wake_by_time(wait) {
+                info_log!(
+                    Cq,
+                    "peers' operations can't wake those who wait for a counter: {error}"
+                );
+            }
+        }
+        self.watches.lock().push(watch);
+        self.follows.store(true, Ordering::Release);
+    }
+
+    /// Counts what a cell says for the last time.
+    pub(crate) fn leave(&self, cell: &Arc<Cell>) {
+        self.take_events();
+        let mut watches = self.watches.lock();
+        watches.retain(|watch| !watch.is_of(cell));
+        self.follows.store(!watches.is_empty(), Ordering::Release);
+    }
+
+    /// Takes over what event cells say.
+    #[inline]
+    fn take_events(&self) {
+        if self.follows.load(Ordering::Acquire) {
+            let mut watches = self.watches.lock();
+            let count = watches.iter_mut().map(Watch::take);
+            let count = count.fold(0_u64, u64::wrapping_add);
+            if count != 0 {
+                // under the lock, so that who sets the value meanwhile comes before or after
+                self.add(count);
             }
         }
     }
@@ -270,6 +320,7 @@ impl Counter {
             // a queue that has failed tells who reads it
             let _ = queue.progress();
         });
+        self.take_events();
         if let Some(keepalive) = self.domain.keepalive()
             && self
                 .reads

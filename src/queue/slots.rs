@@ -63,9 +63,9 @@ impl SlotRing {
         Self::with_more(depth, 1)
     }
 
-    /// The same, and for further parts of the last operation.
+    /// The same, and for further parts of the last operation, its event among them.
     pub(crate) fn for_parts(depth: usize) -> Self {
-        Self::with_more(depth, MAX_SEGMENTS)
+        Self::with_more(depth, MAX_SEGMENTS + 1)
     }
 
     fn with_more(depth: usize, more: usize) -> Self {

@@ -197,7 +197,7 @@ impl Entry {
     /// `Ok(None)`: the place is free.
     ///
     /// # Errors
-    /// See [`Bad`]. An entry whose addresses or lengths overflow is foreign.
+    /// See [`Bad`]. An entry whose addresses or lengths overflow, or whose event cell is not aligned, is foreign.
     pub fn decode(words: &[u64; WORDS]) -> Result<Option<Self>, Bad> {
         if *words == [0; WORDS] {
             return Ok(None);
@@ -221,7 +221,12 @@ impl Entry {
         let segmented = bits & SEGMENTED != 0;
         let bounded = this.start.checked_add(this.len).is_some()
             && (segmented || this.addr.checked_add(this.len).is_some());
-        if !bounded || segmented != (segments != 0) || usize::from(segments) > MAX_SEGMENTS {
+        let countable = this.cell.is_multiple_of(8);
+        if !bounded
+            || !countable
+            || segmented != (segments != 0)
+            || usize::from(segments) > MAX_SEGMENTS
+        {
             return Err(Bad::Foreign);
         }
         Ok(Some(this))
@@ -318,7 +323,7 @@ mod tests {
                 segments: (next() % (MAX_SEGMENTS as u64 + 1)) as u16,
                 generation: next(),
                 start: next() >> 1,
-                cell: next(),
+                cell: next() & !7,
             };
             assert_eq!(Entry::decode(&entry.encode()), Ok(Some(entry)));
         }

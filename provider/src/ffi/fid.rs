@@ -48,7 +48,7 @@ pub(crate) struct Object<K: Kind> {
     body: ManuallyDrop<K>,
 }
 
-// SAFETY: `c` is written by us only before the object is handed out and after it is closed, when the
+// SAFETY: `c` is written by us before the object is handed out, in `update`, and after it is closed, when the
 // application may no longer use it (fi_close(3)); the body answers for itself.
 unsafe impl<K: Kind + Sync + Send> Sync for Object<K> {}
 
@@ -114,6 +114,14 @@ impl<K: Kind> Object<K> {
         }
         // SAFETY: only `open` makes fids with this table, at the start of an `Object<K>`.
         Ok(unsafe { &*handle.cast::<Self>() })
+    }
+
+    /// Changes what the application reads of an open object. Calls for one object come one at a time: its
+    /// caller holds a lock of the body.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut K::C)) {
+        // SAFETY: writers are one at a time by the caller's lock; the application reads a field of an object
+        // that it has just called to change, which it must have ordered itself.
+        change(unsafe { &mut *self.c.get() });
     }
 
     /// As [`Object::checked`], for the fast path: no check at all, as libfabric's own providers do.

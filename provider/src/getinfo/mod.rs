@@ -89,6 +89,7 @@ fn find(
 fn all_terms(version: u32, hints: &Hints, offer: &Offer) -> Vec<Terms> {
     let able = || mr_mode::Able {
         on_demand: offer.on_demand(),
+        events: offer.events,
     };
     let forced = param::values().mr_mode;
     let forms = mr_mode::forms(version, hints, able, forced).inspect_err(|_| {
@@ -172,6 +173,7 @@ pub(crate) unsafe fn form(
     let offer = Offer::of(device)?;
     let able = || mr_mode::Able {
         on_demand: offer.on_demand(),
+        events: offer.events,
     };
     let forms = mr_mode::forms(version, &hints, able, None).map_err(open)?;
     forms

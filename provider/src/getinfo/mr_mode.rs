@@ -66,13 +66,19 @@ impl MrMode {
 pub(crate) struct Able {
     /// Memory that isn't there yet when it is registered (`FI_MR_ALLOCATED` off).
     pub(crate) on_demand: bool,
+    /// What peers do to a region can be counted (`FI_MR_RMA_EVENT`).
+    pub(crate) events: bool,
 }
 
 /// Bits that forms have.
-const KNOWN: Mode = Mode::NATIVE.union(Mode::LOCAL).union(Mode::RAW);
+const KNOWN: Mode = Mode::NATIVE
+    .union(Mode::LOCAL)
+    .union(Mode::RAW)
+    .union(Mode::RMA_EVENT)
+    .union(Mode::ENDPOINT);
 
-/// Bits that a form has only where it is forced or said to be the form of an object already.
-const SPECIAL: Mode = Mode::RAW;
+/// Bits that no form has merely because they were offered: forms with one of them come last.
+const SPECIAL: Mode = Mode::RAW.union(Mode::RMA_EVENT).union(Mode::ENDPOINT);
 
 /// The forms for an application of API `version`, best first. `forced` leaves only that one.
 ///
@@ -86,7 +92,14 @@ pub(crate) fn forms(
     forced: Option<Mode>,
 ) -> Result<Vec<MrMode>> {
     let offered = offers(version, hints)?;
-    let mut forms = offered.forms(&able);
+    // the capability needs the bit
+    let caps = hints.caps | hints.rx.map_or(0, |rx| rx.caps);
+    let needed = if caps & FI_RMA_EVENT != 0 {
+        Mode::RMA_EVENT
+    } else {
+        Mode::empty()
+    };
+    let mut forms = offered.forms(&able, needed);
     if let Some(forced) = forced {
         // one that was offered, by whatever name
         forms = match offered {
@@ -101,7 +114,7 @@ pub(crate) fn forms(
                 .collect(),
         };
     }
-    forms.retain(|form| works(form.mode, &able));
+    forms.retain(|form| form.mode.contains(needed) && works(form.mode, &able));
     if forms.is_empty() {
         return Err(FiErrno::ENODATA);
     }
@@ -110,7 +123,9 @@ pub(crate) fn forms(
 
 /// Whether a device can do a form.
 fn works(mode: Mode, able: &impl Fn() -> Able) -> bool {
-    KNOWN.contains(mode) && (mode.contains(Mode::ALLOCATED) || able().on_demand)
+    KNOWN.contains(mode)
+        && (mode.contains(Mode::ALLOCATED) || able().on_demand)
+        && (!mode.contains(Mode::RMA_EVENT) || able().events)
 }
 
 /// What the application offers.
@@ -164,22 +179,23 @@ fn offers(version: u32, hints: &Hints) -> Result<Offered> {
 }
 
 impl Offered {
-    /// Every form of these that weft knows, whether the device can do it or not, best first.
-    fn forms(self, able: &impl Fn() -> Able) -> Vec<MrMode> {
+    /// Every form of these that weft knows, whether the device can do it or not, best first. Each has `needed`,
+    /// where that was offered by its own name.
+    fn forms(self, able: &impl Fn() -> Able, needed: Mode) -> Vec<MrMode> {
         match self {
             Self::Bits { bits, exact: true } => vec![MrMode::plain(bits)],
             Self::Bits { bits, exact: false } => {
-                let native = bits & (Mode::NATIVE | Mode::LOCAL);
+                let native = bits & (Mode::NATIVE | Mode::LOCAL | needed);
                 let mut least = Mode::empty();
                 if !bits.contains(Mode::ALLOCATED) || !able().on_demand {
                     least |= Mode::ALLOCATED;
                 }
                 let mut modes = vec![native];
-                modes.push(native & least);
+                modes.push(native & (least | needed));
                 modes.extend(
                     SPECIAL
                         .iter()
-                        .filter(|bit| bits.contains(*bit))
+                        .filter(|bit| bits.contains(*bit) && !needed.contains(*bit))
                         .map(|bit| native | bit),
                 );
                 modes.dedup();
@@ -230,8 +246,14 @@ mod tests {
         }
     }
 
-    const PAGING: Able = Able { on_demand: true };
-    const PINNING: Able = Able { on_demand: false };
+    const PAGING: Able = Able {
+        on_demand: true,
+        events: true,
+    };
+    const PINNING: Able = Able {
+        on_demand: false,
+        events: true,
+    };
     const VERSIONS: [u32; 5] = [
         fi_version(1, 4),
         fi_version(1, 5),

@@ -2,6 +2,7 @@
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
+use weft::mr::Mode;
 
 use crate::ffi::log::info;
 
@@ -83,7 +84,13 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
 
     check_ep(&ep, offer)?;
     check_domain(&domain, offer)?;
-    let caps = capabilities(offer.primary_caps, hints.caps, tx.caps, rx.caps)?;
+    // the form counts, so the endpoint does
+    let counts = if mr.mode.contains(Mode::RMA_EVENT) {
+        FI_RMA_EVENT
+    } else {
+        0
+    };
+    let caps = capabilities(offer.primary_caps, hints.caps | counts, tx.caps, rx.caps)?;
 
     need(domain.mr_key_size <= mr.key_size(), "mr_key_size")?;
 
@@ -176,7 +183,7 @@ fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64,
     )?;
     subset(
         rx,
-        offer::PRIMARY_CAPS | offer::RX_MODIFIERS | offer::DOMAIN_CAPS,
+        offer::PRIMARY_CAPS | offer::RX_MODIFIERS | offer::RX_SECONDARY | offer::DOMAIN_CAPS,
         "rx_attr->caps",
     )?;
     // What a side asks for is asked for. (With caps 0, all is there already.)
@@ -196,7 +203,8 @@ fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64,
     // A modifier of a capability that isn't there means nothing.
     let narrowed = |all: u64| if given & all == 0 { all } else { given & all };
     let modifiers = narrowed(message) | narrowed(rma);
-    let secondary = offer::DOMAIN_CAPS | (asked & offer::TX_SECONDARY);
+    let secondary =
+        offer::DOMAIN_CAPS | ((asked | rx) & (offer::TX_SECONDARY | offer::RX_SECONDARY));
     let side = |wanted: u64, modifiers_of_side: u64, secondary_of_side: u64| {
         let all = primary | (modifiers & modifiers_of_side) | (secondary & secondary_of_side);
         let side_modifiers = wanted & modifiers_of_side;
@@ -211,7 +219,7 @@ fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64,
     Ok((
         primary | modifiers | secondary,
         side(tx, offer::TX_MODIFIERS, offer::TX_SECONDARY),
-        side(rx, offer::RX_MODIFIERS, 0),
+        side(rx, offer::RX_MODIFIERS, offer::RX_SECONDARY),
     ))
 }
 

@@ -20,9 +20,11 @@ pub(crate) const RX_MODIFIERS: u64 = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
 /// Secondary capabilities of the transmit side: verbs has a fence bit.
 pub(crate) const TX_SECONDARY: u64 = FI_FENCE;
+/// Of the receive side: it counts what peers do to regions.
+pub(crate) const RX_SECONDARY: u64 = FI_RMA_EVENT;
 /// Everything that hints may ask for.
 pub(crate) const CAPS: u64 =
-    PRIMARY_CAPS | TX_MODIFIERS | RX_MODIFIERS | DOMAIN_CAPS | TX_SECONDARY;
+    PRIMARY_CAPS | TX_MODIFIERS | RX_MODIFIERS | DOMAIN_CAPS | TX_SECONDARY | RX_SECONDARY;
 
 /// Operation flags that may be made a default. A verbs send completes when the peer's device has
 /// acknowledged it, which covers each of the three levels below it.
@@ -68,6 +70,8 @@ pub(crate) struct Offer {
     pub(crate) protocol: u32,
     /// Those of [`PRIMARY_CAPS`] that it has.
     pub(crate) primary_caps: u64,
+    /// Whether peers can count what they do: the device's atomics are atomic among all of its queue pairs.
+    pub(crate) events: bool,
     pub(crate) max_msg_size: usize,
     /// Greatest and default depth of the transmit queue.
     pub(crate) tx_size: (usize, usize),
@@ -143,6 +147,7 @@ impl Offer {
                 0 => PRIMARY_CAPS & !FI_ATOMIC,
                 _ => PRIMARY_CAPS,
             },
+            events: attr.atomic_cap != 0,
             max_msg_size: port.max_msg_size,
             tx_size: depth(limits.tx_size, params.tx_size),
             rx_size: depth(limits.rx_size, params.rx_size),

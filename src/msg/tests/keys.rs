@@ -17,7 +17,7 @@ pub(super) fn kind(mode: Mode) -> DomainConfig {
 }
 
 /// Two connected ends whose regions have this form.
-fn in_form(mode: Mode) -> (Side, Side) {
+pub(super) fn in_form(mode: Mode) -> (Side, Side) {
     let device = device();
     let domain = || Domain::open(&device, kind(mode)).unwrap();
     connect(domain(), domain())
@@ -62,7 +62,14 @@ fn forms() -> Vec<Mode> {
 }
 
 impl Side {
-    fn write(&self, from: &Buffer, len: usize, addr: u64, key: u64, context: usize) -> Result<()> {
+    pub(super) fn write(
+        &self,
+        from: &Buffer,
+        len: usize,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()> {
         let (iov, desc) = from.part(0, len);
         // SAFETY: tests keep their buffers until completion.
         unsafe {
@@ -71,7 +78,14 @@ impl Side {
         }
     }
 
-    fn read(&self, into: &Buffer, len: usize, addr: u64, key: u64, context: usize) -> Result<()> {
+    pub(super) fn read(
+        &self,
+        into: &Buffer,
+        len: usize,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()> {
         let (iov, desc) = into.part(0, len);
         // SAFETY: as above.
         unsafe {
@@ -81,7 +95,7 @@ impl Side {
     }
 
     /// The error that an operation ends with.
-    fn refused(&self, context: usize) -> FiErrno {
+    pub(super) fn refused(&self, context: usize) -> FiErrno {
         let error = self.completion().unwrap_err();
         assert_eq!(error.completion.context, context);
         error.err
@@ -188,6 +202,7 @@ fn keys_that_cannot_be_chosen_are_refused() {
             buffers: &buffers,
             access,
             requested_key: key,
+            ..RegionConfig::default()
         };
         // SAFETY: the regions are dropped before the memory.
         unsafe { Region::register(&domain, &config) }
@@ -250,6 +265,7 @@ fn many_keys_are_told_apart() {
             buffers: &buffers,
             access: TARGET,
             requested_key: i << 20,
+            ..RegionConfig::default()
         };
         // SAFETY: the regions are dropped before the memory.
         let region = unsafe { Region::register(&server.domain, &config) }.unwrap();
@@ -405,6 +421,7 @@ fn atomics_go_through_the_directory() {
         buffers: &buffers,
         access: TARGET,
         requested_key: 8,
+        ..RegionConfig::default()
     };
     // SAFETY: the region is dropped before the memory.
     let crooked = unsafe { Region::register(&server.domain, &config) }.unwrap();
@@ -416,7 +433,11 @@ fn atomics_go_through_the_directory() {
 }
 
 /// A region of several buffers, each of its own length, and the memory.
-fn scattered(domain: &Arc<Domain>, key: u64, lens: &[usize]) -> (Arc<Region>, Vec<Vec<u8>>) {
+pub(super) fn scattered(
+    domain: &Arc<Domain>,
+    key: u64,
+    lens: &[usize],
+) -> (Arc<Region>, Vec<Vec<u8>>) {
     let memory: Vec<Vec<u8>> = lens.iter().map(|len| vec![0; *len]).collect();
     let buffers: Vec<_> = memory
         .iter()
@@ -429,6 +450,7 @@ fn scattered(domain: &Arc<Domain>, key: u64, lens: &[usize]) -> (Arc<Region>, Ve
         buffers: &buffers,
         access: Access::all(),
         requested_key: key,
+        ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.
     let region = unsafe { Region::register(domain, &config) }.unwrap();

@@ -310,8 +310,13 @@ unsafe fn regions(setup: &Setup) {
         assert!(mr.is_null());
         attr.iface = FI_HMEM_SYSTEM;
         assert_eq!(regattr(fid, &raw const attr, 0, out), 0);
-        assert_eq!(bind(mr, setup.eq, 0), -FI_ENOSYS);
-        assert_eq!(control(mr, FI_ENABLE, null_mut()), -FI_ENOSYS);
+        assert_eq!(
+            bind(mr, setup.eq, 0),
+            INVALID,
+            "neither counter nor endpoint"
+        );
+        assert_eq!(control(mr, FI_ENABLE, null_mut()), -FI_EOPBADSTATE, "it is");
+        assert_eq!(control(mr, 9999, null_mut()), -FI_ENOSYS);
         raw_keys(setup, mr);
         assert_eq!(close(mr), 0);
     }

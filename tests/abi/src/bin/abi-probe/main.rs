@@ -10,6 +10,7 @@ mod hints;
 mod listing;
 mod matrix;
 mod order;
+mod regions;
 mod slots;
 mod transfer;
 
@@ -29,6 +30,7 @@ fn main() {
         "matrix" => matrix::run(&lib),
         "slots" => slots::run(&lib),
         "order" => order::run(&lib),
+        "regions" => regions::run(&lib),
         "fault" => fault::run(&lib, &rest[0]),
         "serve" => transfer::serve(&lib),
         "access" => transfer::access(&lib, &rest[0]),

@@ -3,7 +3,8 @@
 //! returned.
 //!
 //! For each pair: contents and addressing, the key, access that was not granted, one byte out of bounds,
-//! after closing, another region in its place, memory that is backed only after it was registered.
+//! after closing, another region in its place, memory that is backed only after it was registered, events
+//! counted one by one, and that one endpoint's region is no other one's.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,6 +57,8 @@ struct World<'a> {
     /// This side's buffer, and its region where that is needed.
     local: Box<[u8; 2 * PAGE]>,
     local_mr: *mut fid_mr,
+    /// What counts peers' writes and reads, where events are counted.
+    counters: [*mut fid_cntr; 2],
 }
 
 /// An exposed region.
@@ -67,6 +70,8 @@ struct Target {
     base: u64,
     key: u64,
     mapped: bool,
+    /// What it was made of, to make it again.
+    from: (How, u64, *mut u8),
 }
 
 impl Target {
@@ -127,7 +132,7 @@ impl World<'_> {
     fn is_native(&self, how: How) -> bool {
         self.has(FI_MR_PROV_KEY)
             && self.has(FI_MR_VIRT_ADDR)
-            && !self.has(FI_MR_RAW)
+            && !self.has(FI_MR_RAW | FI_MR_RMA_EVENT)
             && how == How::Reg
     }
 
@@ -136,7 +141,21 @@ impl World<'_> {
         unsafe {
             if let Some(pair) = self.pair.take() {
                 pair.close();
-                // what was flushed
+            }
+            self.drain();
+            let (cq, info) = (self.setup.cq, self.setup.info.first());
+            let pair = Pair::connect(self.lib, &self.setup, info, |ep, _| {
+                assert_eq!(bind(ep, cq, FI_TRANSMIT | FI_RECV), 0);
+            });
+            self.pair = Some(pair);
+        }
+    }
+
+    /// Reads what was flushed, and the events of its end, of a pair that is closed.
+    fn drain(&mut self) {
+        // SAFETY: open queues.
+        unsafe {
+            {
                 let mut entry = std::mem::zeroed::<fi_cq_data_entry>();
                 loop {
                     let ret = call!(
@@ -174,11 +193,6 @@ impl World<'_> {
                 ) > 0
                 {}
             }
-            let (cq, info) = (self.setup.cq, self.setup.info.first());
-            let pair = Pair::connect(self.lib, &self.setup, info, |ep, _| {
-                assert_eq!(bind(ep, cq, FI_TRANSMIT | FI_RECV), 0);
-            });
-            self.pair = Some(pair);
         }
     }
 
@@ -206,6 +220,11 @@ impl World<'_> {
                 .collect();
             let fid = &raw mut (*domain).fid;
             let ops = (*domain).mr;
+            let flags = if self.has(FI_MR_RMA_EVENT) {
+                FI_RMA_EVENT
+            } else {
+                0
+            };
             let ret = match how {
                 How::Reg => call!(
                     ops,
@@ -216,7 +235,7 @@ impl World<'_> {
                     access,
                     0,
                     KEY,
-                    0,
+                    flags,
                     &raw mut mr,
                     null_mut()
                 ),
@@ -229,7 +248,7 @@ impl World<'_> {
                     access,
                     0,
                     KEY,
-                    0,
+                    flags,
                     &raw mut mr,
                     null_mut()
                 ),
@@ -239,10 +258,11 @@ impl World<'_> {
                     attr.iov_count = iov.len();
                     attr.access = access;
                     attr.requested_key = KEY;
-                    call!(ops, regattr, fid, &raw const attr, 0, &raw mut mr)
+                    call!(ops, regattr, fid, &raw const attr, flags, &raw mut mr)
                 }
             };
             assert_eq!(ret, 0, "registering by {how:?}");
+            self.enable(mr);
             let mut base = if self.has(FI_MR_VIRT_ADDR) {
                 memory as u64
             } else {
@@ -275,8 +295,42 @@ impl World<'_> {
                 base,
                 key,
                 mapped: self.has(FI_MR_RAW),
+                from: (how, access, memory),
             }
         }
+    }
+
+    /// Binds what the form has regions bound to, and enables the region.
+    unsafe fn enable(&self, mr: *mut fid_mr) {
+        // SAFETY: open fids.
+        unsafe {
+            let early = !self.has(FI_MR_RMA_EVENT | FI_MR_ENDPOINT);
+            if self.has(FI_MR_RMA_EVENT) {
+                for (counter, kind) in self.counters.iter().zip([FI_REMOTE_WRITE, FI_REMOTE_READ]) {
+                    assert_eq!(bind(mr, *counter, kind), 0, "binding a counter");
+                }
+            }
+            if self.has(FI_MR_ENDPOINT) {
+                assert_eq!(bind(mr, self.pair().server, 0), 0, "binding the endpoint");
+            }
+            if !early {
+                if self.has(FI_MR_PROV_KEY) {
+                    assert_eq!((*mr).key, FI_KEY_NOTAVAIL, "a disabled region has no key");
+                }
+                assert_eq!(control(mr, FI_ENABLE, null_mut()), 0, "enabling");
+            }
+        }
+    }
+
+    /// What the counters say.
+    unsafe fn counts(&self) -> [u64; 2] {
+        self.counters.map(|counter| {
+            if counter.is_null() {
+                return 0;
+            }
+            // SAFETY: an open counter.
+            unsafe { call!((*counter).ops, read, counter) }
+        })
     }
 
     unsafe fn mapped(&self, mr: *mut fid_mr, expected: u64) -> (u64, u64) {
@@ -306,10 +360,18 @@ impl World<'_> {
         }
     }
 
-    unsafe fn hide(&self, target: &Target) {
+    unsafe fn hide(&self, target: &mut Target) {
         // SAFETY: open fids.
         unsafe {
+            if self.has(FI_MR_ENDPOINT) {
+                let server = self.pair().server;
+                assert_eq!(close(server), -FI_EBUSY, "its region is bound to it");
+            }
+            if self.has(FI_MR_RMA_EVENT) {
+                assert_eq!(close(self.counters[0]), -FI_EBUSY, "it counts");
+            }
             assert_eq!(close(target.mr), 0, "closing the region");
+            target.mr = null_mut();
             if target.mapped {
                 let mut key = target.key;
                 assert_eq!(
@@ -405,6 +467,7 @@ impl World<'_> {
             .collect();
         // SAFETY: mapped memory; the caller's promise else.
         unsafe {
+            let before = self.counts();
             match op {
                 Op::Write | Op::WriteData => {
                     self.local[..len].copy_from_slice(&pattern);
@@ -427,28 +490,56 @@ impl World<'_> {
                     assert_eq!(cell.read_volatile(), 1000 + u64::from(seed));
                 }
             }
+            if self.has(FI_MR_RMA_EVENT) {
+                let read = u64::from(op == Op::Read);
+                let [writes, reads] = self.counts();
+                assert_eq!(
+                    (writes, reads),
+                    (before[0] + 1 - read, before[1] + read),
+                    "events of {op:?} at {at}"
+                );
+            }
         }
     }
 
-    /// The operation is refused; the connection ends where only the device could tell.
-    unsafe fn refused(
-        &mut self,
-        op: Op,
-        how: How,
-        target: &Target,
-        at: u64,
-        len: usize,
-        what: &str,
-    ) {
+    /// The operation is refused, and not counted. The connection ends where only the device could tell; then an
+    /// endpoint's region ends with its endpoint, and is made again.
+    unsafe fn refused(&mut self, op: Op, target: &mut Target, at: u64, len: usize, what: &str) {
         // SAFETY: the caller's promise.
-        let result = unsafe { self.run(op, target, at, len) };
-        assert!(result.is_err(), "{what} was not refused");
-        if self.is_native(how) || op == Op::WriteData {
-            // (with data, the receive that waits for it still does)
+        unsafe {
+            let before = self.counts();
+            let result = self.run(op, target, at, len);
+            assert!(result.is_err(), "{what} was not refused");
+            assert_eq!(self.counts(), before, "{what} was counted");
+            let (how, access, memory) = target.from;
+            if self.is_native(how) || op == Op::WriteData {
+                // (with data, the receive that waits for it still does)
+                let again = self.has(FI_MR_ENDPOINT) && !target.mr.is_null();
+                if again {
+                    self.hide(target);
+                }
+                self.connect();
+                if again {
+                    *target = self.expose(how, access, memory);
+                }
+            } else {
+                let known = [FI_EACCES, FI_EKEYREJECTED, FI_EINVAL];
+                assert!(known.contains(&result.unwrap_err()), "{what}: {result:?}");
+            }
+        }
+    }
+
+    /// Another endpoint of the same domain does not give access to the region.
+    unsafe fn refused_elsewhere(&mut self, op: Op, target: &mut Target, len: usize) {
+        // SAFETY: fids as they are opened.
+        unsafe {
+            let own = self.pair.take();
             self.connect();
-        } else {
-            let known = [FI_EACCES, FI_EKEYREJECTED, FI_EINVAL];
-            assert!(known.contains(&result.unwrap_err()), "{what}: {result:?}");
+            let result = self.run(op, target, 0, len);
+            assert!(result.is_err(), "another endpoint gave access");
+            let other = std::mem::replace(&mut self.pair, own);
+            other.expect("connected").close();
+            self.drain();
         }
     }
 
@@ -458,7 +549,7 @@ impl World<'_> {
         self.connect();
         // SAFETY: the memory is there while it is used; fids as they are opened.
         unsafe {
-            let target = self.expose(how, all, memory);
+            let mut target = self.expose(how, all, memory);
             let len = target.len();
             let size = if op == Op::Atomic { 8 } else { 64 };
             self.moves(op, &target, 0, size, 1);
@@ -470,8 +561,7 @@ impl World<'_> {
             }
             self.refused(
                 op,
-                how,
-                &target,
+                &mut target,
                 (len - size + 8) as u64,
                 size,
                 "beyond the end",
@@ -479,30 +569,33 @@ impl World<'_> {
             if op != Op::Atomic {
                 self.refused(
                     op,
-                    how,
-                    &target,
+                    &mut target,
                     (len - size + 1) as u64,
                     size,
                     "one byte too many",
                 );
             }
             self.moves(op, &target, 8, size, 6);
-            self.hide(&target);
-            self.refused(op, how, &target, 0, size, "a closed region");
+            if self.has(FI_MR_ENDPOINT) {
+                self.refused_elsewhere(op, &mut target, size);
+                self.moves(op, &target, 16, size, 6);
+            }
+            self.hide(&mut target);
+            self.refused(op, &mut target, 0, size, "a closed region");
             let (right, wrong) = op.rights();
-            let limited = self.expose(how, wrong, memory);
-            self.refused(op, how, &limited, 0, size, "what was not granted");
-            self.hide(&limited);
+            let mut limited = self.expose(how, wrong, memory);
+            self.refused(op, &mut limited, 0, size, "what was not granted");
+            self.hide(&mut limited);
             // the same key, where it is the application's
-            let again = self.expose(how, right, memory);
+            let mut again = self.expose(how, right, memory);
             self.moves(op, &again, 16, size, 7);
-            self.hide(&again);
+            self.hide(&mut again);
             if !self.has(FI_MR_ALLOCATED) {
                 unmap(memory);
-                let early = self.expose(how, all, memory);
+                let mut early = self.expose(how, all, memory);
                 map(memory);
                 self.moves(op, &early, 24, size, 8);
-                self.hide(&early);
+                self.hide(&mut early);
             }
         }
         unmap(memory);
@@ -529,7 +622,18 @@ pub(crate) fn run(lib: &Lib) {
             pair: None,
             local: Box::new([0; 2 * PAGE]),
             local_mr: null_mut(),
+            counters: [null_mut(); 2],
         };
+        if world.has(FI_MR_RMA_EVENT) {
+            let caps = (*world.setup.info.first()).caps;
+            assert_eq!(caps & FI_RMA_EVENT, FI_RMA_EVENT);
+            for counter in &mut world.counters {
+                let domain = world.setup.domain;
+                let (attr, context) = (null_mut(), null_mut());
+                let ret = call!((*domain).ops, cntr_open, domain, attr, counter, context);
+                assert_eq!(ret, 0, "fi_cntr_open");
+            }
+        }
         if world.has(FI_MR_LOCAL) {
             let access = FI_READ | FI_WRITE | FI_SEND | FI_RECV;
             let (buf, len) = (world.local.as_mut_ptr(), world.local.len());
@@ -547,6 +651,11 @@ pub(crate) fn run(lib: &Lib) {
         }
         if !world.local_mr.is_null() {
             assert_eq!(close(world.local_mr), 0);
+        }
+        for counter in world.counters {
+            if !counter.is_null() {
+                assert_eq!(close(counter), 0);
+            }
         }
         world.setup.close();
     }

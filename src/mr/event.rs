@@ -1,0 +1,188 @@
+//! Event cells: words that initiators add 1 to behind each operation on a region whose accesses are counted
+//! (`FI_RMA_EVENT`), and that the region's counters take over. `docs/protocol.md`, "Counted events".
+//!
+//! A cell is 16 bytes: writes and atomics, then reads. It only grows, and serves another region when no peer
+//! can be about to add to it for the one before; so what counts is how far it has moved since a counter last
+//! looked. Peers have the right to add to every cell of a protection domain: a count is as true as they are.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rdma_core_sys as sys;
+
+use super::words::Words;
+use crate::errno::{FiErrno, Result};
+use crate::verbs::Pd;
+
+/// Regions of a protection domain that count events at the same time, at most.
+const CELLS: usize = 1 << 16;
+/// Words of a cell.
+const WORDS: usize = 2;
+
+/// What a word of a cell counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// RMA writes, and atomics of either kind.
+    Write = 0,
+    /// RMA reads.
+    Read = 1,
+}
+
+impl Event {
+    /// Where its word lies, in bytes from the beginning of the cell.
+    pub(crate) fn offset(self) -> u64 {
+        self as u64 * 8
+    }
+}
+
+/// The cells of a protection domain. Thread safe.
+#[derive(Debug)]
+pub(crate) struct Cells {
+    words: Words,
+    free: Mutex<Free>,
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    back: Vec<u32>,
+    /// The first that was never used.
+    next: u32,
+}
+
+impl Cells {
+    /// All of them, registered once: they never move.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering memory.
+    pub(crate) fn new(pd: &Arc<Pd>) -> Result<Arc<Self>> {
+        let rights = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_ATOMIC;
+        Ok(Arc::new(Self {
+            words: Words::new(pd, CELLS * WORDS, rights)?,
+            free: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.words.rkey()
+    }
+
+    /// A cell of one's own, until it is dropped.
+    ///
+    /// # Errors
+    /// `ENOMEM`: all are taken.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Arc<Cell>> {
+        let mut free = self.free.lock();
+        let index = match free.back.pop() {
+            Some(index) => index,
+            None if (free.next as usize) < CELLS => {
+                free.next += 1;
+                free.next - 1
+            }
+            None => return Err(FiErrno::ENOMEM),
+        };
+        drop(free);
+        Ok(Arc::new(Cell {
+            cells: Arc::clone(self),
+            index,
+        }))
+    }
+}
+
+/// One of them. Given back when the last who holds it drops it.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    cells: Arc<Cells>,
+    index: u32,
+}
+
+impl Cell {
+    /// Its address.
+    pub(crate) fn addr(&self) -> u64 {
+        self.cells.words.addr(self.index as usize * WORDS)
+    }
+
+    /// How far it has moved; wraps.
+    #[inline]
+    pub(crate) fn load(&self, event: Event) -> u64 {
+        let word = self.index as usize * WORDS + event as usize;
+        self.cells.words.load(word)
+    }
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        self.cells.free.lock().back.push(self.index);
+    }
+}
+
+/// A word that somebody follows.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    cell: Arc<Cell>,
+    event: Event,
+    seen: u64,
+}
+
+impl Watch {
+    /// What comes from now on.
+    pub(crate) fn new(cell: &Arc<Cell>, event: Event) -> Self {
+        Self {
+            seen: cell.load(event),
+            cell: Arc::clone(cell),
+            event,
+        }
+    }
+
+    /// Whether it follows a word of this cell.
+    pub(crate) fn is_of(&self, cell: &Arc<Cell>) -> bool {
+        Arc::ptr_eq(&self.cell, cell)
+    }
+
+    /// How many events came since this was last asked.
+    #[inline]
+    pub(crate) fn take(&mut self) -> u64 {
+        let now = self.cell.load(self.event);
+        now.wrapping_sub(std::mem::replace(&mut self.seen, now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::devices;
+
+    #[test]
+    fn a_cell_is_given_out_again_only_when_nobody_holds_it() {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let cells = Cells::new(&Pd::alloc(&device).unwrap()).unwrap();
+        let all: Vec<_> = (0..CELLS).map(|_| cells.take().unwrap()).collect();
+        assert_eq!(cells.take().err(), Some(FiErrno::ENOMEM));
+        let mut places: Vec<_> = all.iter().map(|cell| cell.addr()).collect();
+        places.sort_unstable();
+        assert!(places.windows(2).all(|pair| pair[1] - pair[0] == 16));
+        let held = Arc::clone(&all[7]);
+        let (held_at, other_at) = (held.addr(), all[8].addr());
+        let mut all = all;
+        all.drain(7..9);
+        let again = cells.take().unwrap();
+        assert_eq!(again.addr(), other_at);
+        assert!(cells.take().is_err(), "somebody holds {held_at:#x}");
+        drop(held);
+        assert_eq!(cells.take().unwrap().addr(), held_at);
+    }
+
+    #[test]
+    fn what_came_before_does_not_count_and_wrapping_does_no_harm() {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let cells = Cells::new(&Pd::alloc(&device).unwrap()).unwrap();
+        let cell = cells.take().unwrap();
+        let word = cell.index as usize * WORDS;
+        cells.words.store(word, u64::MAX - 1);
+        let mut watch = Watch::new(&cell, Event::Write);
+        assert_eq!(watch.take(), 0);
+        cells.words.store(word, 3);
+        cells.words.store(word + 1, 77);
+        assert_eq!(watch.take(), 5);
+        assert_eq!(watch.take(), 0);
+    }
+}

@@ -1,0 +1,323 @@
+//! Regions whose accesses are counted (`FI_RMA_EVENT`).
+
+use super::keys::{TARGET, connect, in_form, kind};
+use super::*;
+use crate::msg::{AtomicKind, AtomicOp};
+use crate::queue::Counter;
+
+/// Forms with events: handles, application keys, zero-based addresses.
+fn forms() -> [Mode; 3] {
+    let all = Mode::LOCAL | Mode::ALLOCATED | Mode::RMA_EVENT;
+    [all, all | Mode::PROV_KEY, all | Mode::NATIVE]
+}
+
+/// A region over `memory` that is disabled as yet.
+fn disabled(domain: &Arc<Domain>, memory: &[&[u8]], access: Access, key: u64) -> Arc<Region> {
+    let buffers: Vec<_> = memory
+        .iter()
+        .map(|part| crate::mr::Buffer {
+            addr: part.as_ptr().cast(),
+            len: part.len(),
+        })
+        .collect();
+    let config = RegionConfig {
+        buffers: &buffers,
+        access,
+        requested_key: key,
+        counted: true,
+    };
+    // SAFETY: tests drop the region before the memory.
+    unsafe { Region::register(domain, &config) }.unwrap()
+}
+
+/// A counter bound to a region for these kinds.
+fn counter(region: &Region, kinds: Flags) -> Arc<Counter> {
+    let counter = Counter::open(region.domain(), WaitKind::Fd).unwrap();
+    region.bind_counter(&counter, kinds).unwrap();
+    counter
+}
+
+fn start(region: &Region, memory: &[u8]) -> u64 {
+    let mode = region.domain().config().form.mode;
+    match mode.contains(Mode::VIRT_ADDR) {
+        true => memory.as_ptr() as u64,
+        false => 0,
+    }
+}
+
+fn add(side: &Side, result: &Buffer, addr: u64, key: u64, kind: AtomicKind) {
+    let (iov, desc) = result.part(0, 8);
+    let local = match kind {
+        AtomicKind::Fetch => LocalIov::single(&iov, &desc),
+        AtomicKind::Base => LocalIov::NONE,
+    };
+    // SAFETY: the buffers outlive the operation.
+    unsafe {
+        let op = (AtomicOp::Add(1), kind);
+        side.ep.atomic(op, local, (addr, key), 3, None).unwrap();
+    }
+}
+
+#[test]
+fn each_operation_counts_once_and_none_else() {
+    for mode in forms() {
+        let (client, server) = in_form(mode);
+        let source = Buffer::all(&client.domain, 4096);
+        let memory = vec![0_u64; 512];
+        // SAFETY: plain numbers, as bytes.
+        let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), 4096) };
+        let region = disabled(&server.domain, &[memory], TARGET, 7);
+        let writes = counter(&region, Flags::REMOTE_WRITE);
+        let reads = counter(&region, Flags::REMOTE_READ);
+        region.enable().unwrap();
+        let uncounted = Buffer::with_key(&server.domain, 64, TARGET, 8);
+        let (base, key) = (start(&region, memory), region.key());
+        assert_eq!((writes.read(), reads.read()), (0, 0));
+        let seen = || (writes.read(), reads.read());
+        // the completion of an operation comes behind its event
+        for len in [0, 1, 64, 65, 4096] {
+            let before = seen();
+            client.write(&source, len, base, key, 1).unwrap();
+            assert_eq!(client.completion().unwrap().context, 1);
+            assert_eq!(seen(), (before.0 + 1, before.1), "{mode:?} write {len}");
+            client.read(&source, len, base, key, 2).unwrap();
+            assert_eq!(client.completion().unwrap().context, 2);
+            assert_eq!(seen(), (before.0 + 1, before.1 + 1), "{mode:?} read {len}");
+        }
+        add(&client, &source, base, key, AtomicKind::Fetch);
+        add(&client, &source, base, key, AtomicKind::Base);
+        assert_eq!(client.completion().unwrap().context, 3);
+        assert_eq!(client.completion().unwrap().context, 3);
+        assert_eq!(seen(), (7, 5));
+        // remote data: the receive is the data's, not the event's
+        let land = Buffer::all(&server.domain, 8);
+        for slot in 0..3 {
+            server.recv(&land, 8, slot).unwrap();
+        }
+        let (iov, desc) = source.part(0, 16);
+        // SAFETY: the buffer outlives the operation; inject is done with its own when it returns.
+        unsafe {
+            let local = LocalIov::single(&iov, &desc);
+            client.ep.write_data(local, 0xda7a, base, key, 4).unwrap();
+            let injected = [7_u8; 8];
+            let from = injected.as_ptr().cast();
+            client.ep.inject_write(from, 8, base, key).unwrap();
+        }
+        assert_eq!(client.completion().unwrap().context, 4);
+        assert_eq!(server.completion().unwrap().data, 0xda7a);
+        super::transfer::no_completion(&server);
+        assert_eq!(writes.wait(9, Some(LIMIT)), Ok(()));
+        // what is refused has not happened; others' operations are none of this region's
+        client.write(&source, 8, base + 4090, key, 5).unwrap();
+        assert_eq!(client.refused(5), FiErrno::EACCES);
+        let other = if mode.contains(Mode::VIRT_ADDR) {
+            uncounted.addr()
+        } else {
+            0
+        };
+        client
+            .write(&source, 8, other, uncounted.region.key(), 6)
+            .unwrap();
+        client.completion().unwrap();
+        assert_eq!(seen(), (9, 5));
+        // what the application sets is the application's
+        writes.set(100);
+        assert_eq!(writes.read(), 100);
+        writes.add(10);
+        client.write(&source, 8, base, key, 7).unwrap();
+        client.completion().unwrap();
+        assert_eq!(writes.read(), 111);
+        // what came before a value was set is forgotten with it
+        client.write(&source, 8, base, key, 8).unwrap();
+        client.completion().unwrap();
+        writes.set(0);
+        assert_eq!(writes.read(), 0);
+        drop(region);
+        assert_eq!(writes.read(), 0);
+    }
+}
+
+/// More operations than the queue has room for, from several peers, without reading the counter meanwhile.
+#[test]
+fn many_operations_of_many_peers_are_all_counted() {
+    const EACH: u64 = 5000;
+    let mode = forms()[0];
+    let device = device();
+    let server = Domain::open(&device, kind(mode)).unwrap();
+    let memory = [0_u8; 64];
+    let parts = [&memory[..5], &memory[5..6], &memory[6..]];
+    let region = disabled(&server, &parts, TARGET, 1);
+    let both = counter(&region, Flags::REMOTE_WRITE | Flags::REMOTE_READ);
+    region.enable().unwrap();
+    let sides: Vec<_> = (0..3)
+        .map(|_| {
+            let client = Domain::open(&device, kind(mode)).unwrap();
+            connect(client, Arc::clone(&server))
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for (client, _) in &sides {
+            scope.spawn(|| {
+                let source = Buffer::all(&client.domain, 64);
+                let (mut posted, mut done) = (0, 0);
+                while done < EACH {
+                    let result = match posted {
+                        EACH => Err(FiErrno::EAGAIN),
+                        n if n % 3 == 0 => client.read(&source, 64, 0, 1, 1),
+                        n if n % 3 == 1 => client.write(&source, 64, 0, 1, 1),
+                        _ => client.write(&source, 1, 9, 1, 1),
+                    };
+                    match result {
+                        Ok(()) => posted += 1,
+                        Err(error) => {
+                            assert_eq!(error, FiErrno::EAGAIN);
+                            client.completion().unwrap();
+                            done += 1;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(both.read(), 3 * EACH);
+    drop(region);
+}
+
+/// Nobody polls anything at the target: who waits is woken all the same.
+#[test]
+fn who_waits_is_woken() {
+    let (client, server) = in_form(forms()[0]);
+    let source = Buffer::all(&client.domain, 8);
+    let memory = [0_u8; 8];
+    let region = disabled(&server.domain, &[&memory], TARGET, 1);
+    let writes = counter(&region, Flags::REMOTE_WRITE);
+    region.enable().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| writes.wait(2, Some(LIMIT)));
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(30));
+            client.write(&source, 8, 0, 1, 1).unwrap();
+            client.completion().unwrap();
+        }
+        assert_eq!(waiting.join().unwrap(), Ok(()));
+    });
+    // by the descriptor
+    let mut poll = libc::pollfd {
+        fd: writes.fd().unwrap(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let start = Instant::now();
+    let mut told = false;
+    while writes.read() < 3 {
+        assert!(start.elapsed() < LIMIT, "nobody was woken");
+        if writes.trywait().is_ok() {
+            if !told {
+                client.write(&source, 8, 0, 1, 1).unwrap();
+                told = true;
+            }
+            // SAFETY: one descriptor.
+            assert!(unsafe { libc::poll(&raw mut poll, 1, 10_000) } >= 0);
+        }
+    }
+    drop(region);
+}
+
+#[test]
+fn bindings_have_their_time_and_their_kinds() {
+    let domain = Domain::open(&device(), kind(forms()[2])).unwrap();
+    let memory = [0_u8; 64];
+    let region = disabled(&domain, &[&memory], TARGET, 1);
+    let open = || Counter::open(&domain, WaitKind::None).unwrap();
+    let (first, second) = (open(), open());
+    assert!(!region.is_enabled());
+    assert_eq!(region.key(), Region::NO_KEY);
+    assert_eq!(region.raw_key().err(), Some(FiErrno::EOPBADSTATE));
+    for kinds in [
+        Flags::empty(),
+        Flags::REMOTE_WRITE | Flags::SEND,
+        Flags::WRITE,
+    ] {
+        let refused = region.bind_counter(&first, kinds);
+        assert_eq!(refused, Err(FiErrno::EBADFLAGS));
+    }
+    region.bind_counter(&first, Flags::REMOTE_WRITE).unwrap();
+    let both = Flags::REMOTE_WRITE | Flags::REMOTE_READ;
+    assert_eq!(
+        region.bind_counter(&second, both),
+        Err(FiErrno::EINVAL),
+        "one has a counter"
+    );
+    region.bind_counter(&second, Flags::REMOTE_READ).unwrap();
+    let foreign = Domain::open(&device(), kind(forms()[2])).unwrap();
+    let stranger = Counter::open(&foreign, WaitKind::None).unwrap();
+    assert_eq!(
+        region.bind_counter(&stranger, Flags::REMOTE_READ),
+        Err(FiErrno::EDOMAIN)
+    );
+    region.enable().unwrap();
+    assert_ne!(region.key(), Region::NO_KEY);
+    assert_eq!(region.enable(), Err(FiErrno::EOPBADSTATE));
+    assert_eq!(
+        region.bind_counter(&second, Flags::REMOTE_READ),
+        Err(FiErrno::EOPBADSTATE)
+    );
+    // without the intention it is enabled at once
+    let plain = Buffer::with_key(&domain, 8, TARGET, 2);
+    assert!(plain.region.is_enabled());
+    assert_eq!(
+        plain.region.bind_counter(&first, Flags::REMOTE_READ),
+        Err(FiErrno::EOPBADSTATE)
+    );
+    // nor can it be had where the form has no events
+    let without = Domain::open(&device(), kind(Mode::NATIVE)).unwrap();
+    let buffers = [crate::mr::Buffer {
+        addr: memory.as_ptr().cast(),
+        len: 64,
+    }];
+    let config = RegionConfig {
+        buffers: &buffers,
+        access: TARGET,
+        requested_key: 0,
+        counted: true,
+    };
+    // SAFETY: it is refused.
+    let refused = unsafe { Region::register(&without, &config) };
+    assert_eq!(refused.err(), Some(FiErrno::EBADFLAGS));
+    let plain = Buffer::with_key(&without, 8, TARGET, 2);
+    let cntr = Counter::open(&without, WaitKind::None).unwrap();
+    assert_eq!(
+        plain.region.bind_counter(&cntr, Flags::REMOTE_READ),
+        Err(FiErrno::EOPNOTSUPP)
+    );
+}
+
+/// Before it is enabled a region serves this side's operations, by the descriptor that it keeps.
+#[test]
+fn a_disabled_region_is_for_this_side_only() {
+    let (client, server) = in_form(forms()[0]);
+    let source = Buffer::all(&client.domain, 4096);
+    // more than goes inline
+    let memory = [3_u8; 4096];
+    let region = disabled(&server.domain, &[&memory], Access::all(), 1);
+    client.write(&source, 8, 0, 1, 1).unwrap();
+    assert_eq!(client.refused(1), FiErrno::EKEYREJECTED);
+    let iov = libc::iovec {
+        iov_base: memory.as_ptr().cast_mut().cast(),
+        iov_len: 4096,
+    };
+    let desc = Desc(region.desc());
+    for enabled in [false, true] {
+        if enabled {
+            region.enable().unwrap();
+        }
+        client.recv(&source, 4096, 2).unwrap();
+        // SAFETY: the buffer outlives the operation.
+        unsafe { server.ep.send(LocalIov::single(&iov, &desc), 3) }.unwrap();
+        assert_eq!(client.completion().unwrap().context, 2);
+        assert_eq!(server.completion().unwrap().context, 3);
+    }
+    client.write(&source, 8, 0, 1, 1).unwrap();
+    client.completion().unwrap();
+    drop(region);
+}
