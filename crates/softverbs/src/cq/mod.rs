@@ -7,7 +7,7 @@ mod poll;
 pub(crate) use moderation::{
     MAX_COUNT as MAX_MODERATION_COUNT, MAX_PERIOD as MAX_MODERATION_PERIOD,
 };
-pub(crate) use poll::{poll_cq, req_notify};
+pub(crate) use poll::{Poll, poll_cq, req_notify};
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;

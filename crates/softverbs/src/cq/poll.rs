@@ -19,26 +19,88 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
     if process.forked() {
         return -1;
     }
-    let most = most.max(0).cast_unsigned();
-    let mut last = false;
-    loop {
-        let got = if cq.may_have_some() {
-            // SAFETY: the caller promises room.
-            unsafe { take(cq, process, most, wc) }
-        } else {
-            0
-        };
-        if got > 0 || most == 0 {
+    let mut poll = Poll {
+        cq,
+        wc,
+        most: most.max(0).cast_unsigned(),
+        got: 0,
+    };
+    if cq.may_have_some() {
+        // SAFETY: the caller promises room.
+        let got = unsafe { take(cq, process, poll.most, wc) };
+        if got > 0 {
             return got;
         }
-        if last {
-            if got == 0 {
-                cq.in_vain();
-            }
-            return got;
+    }
+    if poll.most == 0 {
+        return 0;
+    }
+    process.progress_of_poll(cq.time_to_look(), &mut poll);
+    if poll.got > 0 {
+        cq.in_vain.store(0, Ordering::Relaxed);
+        return poll.got.cast_signed();
+    }
+    let got = if cq.may_have_some() {
+        // SAFETY: the caller promises room.
+        unsafe { take(cq, process, poll.most, wc) }
+    } else {
+        0
+    };
+    if got == 0 {
+        cq.in_vain();
+    }
+    got
+}
+
+/// A poll of an empty queue, which has messages taken from the rings. A completion made meanwhile need not go through
+/// the queue.
+pub(crate) struct Poll {
+    cq: *const Cq,
+    wc: *mut ibv_wc,
+    most: u32,
+    got: u32,
+}
+
+impl Poll {
+    /// Takes no completion: for progress that nobody polls for.
+    pub(crate) fn none() -> Self {
+        Self {
+            cq: std::ptr::null(),
+            wc: std::ptr::null_mut(),
+            most: 0,
+            got: 0,
         }
-        last = true;
-        process.progress_of_poll(cq.time_to_look());
+    }
+
+    /// Where a receive's completion on `cq` may be written at once, its place in the receive queue given back; `None`
+    /// where it has to go into the queue. The caller holds the receive queue, and no completion before this one
+    /// is kept back by anybody.
+    #[inline(always)]
+    pub(crate) fn place(&mut self, cq: &Cq) -> Option<Place> {
+        // What others have put into the queue comes first. They did that, or it was polled, before they let go of the
+        // receive queue. Who asked for an event has it from the queue.
+        let direct = std::ptr::eq(self.cq, cq)
+            && self.got < self.most
+            && !cq.filled.load(Ordering::Acquire)
+            && !cq.is_armed();
+        if !direct {
+            return None;
+        }
+        // SAFETY: `got` is below `most`, for which `poll_cq`'s caller has room.
+        let place = unsafe { self.wc.add(self.got as usize) };
+        self.got += 1;
+        Some(Place(place))
+    }
+}
+
+/// Room for one completion.
+pub(crate) struct Place(*mut ibv_wc);
+
+impl Place {
+    #[inline(always)]
+    pub(crate) fn put(self, cqe: &Cqe) {
+        // SAFETY: made for one completion by `Poll::place`.
+        unsafe { write(self.0, cqe) };
     }
 }
 
@@ -88,7 +150,8 @@ unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
         return -1;
     }
     if ring.len() == 0 && !ring.overrun {
-        cq.filled.store(false, Ordering::Relaxed);
+        // Behind what the completions gave back, for who looks at this alone.
+        cq.filled.store(false, Ordering::Release);
     }
     count.cast_signed()
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Process;
+use crate::cq::Poll;
 use crate::peer::Peer;
 use crate::ring::{Consumer, RING_SIZE, SLOTS};
 use crate::segment::Mapping;
@@ -80,14 +81,14 @@ impl Process {
     /// Takes what is in the rings, and makes rings that senders asked for.
     /// True where there was something.
     #[inline(always)]
-    pub(super) fn drain_rings(&self) -> bool {
+    pub(super) fn drain_rings(&self, poll: &mut Poll) -> bool {
         let mut any = false;
         for line in self.incoming.lines() {
             if let Some(mut ring) = line.ring.try_lock()
                 && let Some(attached) = ring.as_mut()
                 && attached.consumer.ready()
             {
-                any |= self.drain(attached, BATCH);
+                any |= self.drain(attached, BATCH, poll);
             }
         }
         let wanted = self.segment.map.u32(header::WANTED);
@@ -99,13 +100,13 @@ impl Process {
 
     /// Takes at most so many messages; true where there was one.
     #[inline(never)]
-    fn drain(&self, attached: &mut Attached, most: usize) -> bool {
+    fn drain(&self, attached: &mut Attached, most: usize, poll: &mut Poll) -> bool {
         let mut broken = false;
         for _ in 0..most {
             match attached.consumer.peek() {
                 Ok(Some(message)) => {
                     let (from, ring) = (&attached.peer, &attached.consumer);
-                    if !crate::qp::deliver_quickly(self, from, ring, &message) {
+                    if !crate::qp::deliver_quickly(self, from, ring, &message, poll) {
                         crate::qp::deliver(self, from, ring, &message);
                     }
                     attached.consumer.advance(&message);
@@ -183,7 +184,7 @@ impl Process {
                 return Ok(());
             }
             // What an ended process of that slot had sent was sent.
-            self.drain(old, SLOTS as usize);
+            self.drain(old, SLOTS as usize, &mut Poll::none());
         }
         let file = sys::memfd_create(c"softverbs-ring", RING_SIZE)?;
         sys::fallocate(file.as_raw_fd(), 0, RING_SIZE)?;
@@ -208,7 +209,7 @@ impl Process {
         for line in self.incoming.lines().filter(|line| line.slot == slot) {
             if let Some(attached) = line.ring.lock().as_mut() {
                 // No more than a ring holds: its sender may go on.
-                self.drain(attached, SLOTS as usize);
+                self.drain(attached, SLOTS as usize, &mut Poll::none());
             }
         }
     }
@@ -221,7 +222,7 @@ impl Process {
                 && Arc::ptr_eq(&attached.peer, peer)
             {
                 // No more than a ring holds: one that wrote rubbish may live, and go on.
-                self.drain(attached, SLOTS as usize);
+                self.drain(attached, SLOTS as usize, &mut Poll::none());
                 *ring = None;
             }
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::Process;
-use crate::cq::Cq;
+use crate::cq::{Cq, Poll};
 use crate::peer::{Peer, Push};
 use crate::qp::{Qp, notify_datagram};
 use crate::ring::Header;
@@ -62,14 +62,15 @@ impl Process {
     /// did and that they ended. Costs some loads where there is nothing to do, and a system
     /// call about once in a millisecond.
     pub(crate) fn progress(&self) {
-        self.progress_of_poll(true);
+        self.progress_of_poll(true, &mut Poll::none());
     }
 
     /// As [`Self::progress`]; with `look` false, without what takes the clock (the end of peers, parked messages that are
     /// overdue), and where there were messages without anything else: they are what the caller polls for.
+    /// Their completions may go to `poll` at once.
     #[inline(always)]
-    pub(crate) fn progress_of_poll(&self, look: bool) {
-        if self.drain_rings() && !look {
+    pub(crate) fn progress_of_poll(&self, look: bool, poll: &mut Poll) {
+        if self.drain_rings(poll) && !look {
             return;
         }
         if self.attention.called(&self.segment.map) {

@@ -8,7 +8,7 @@ use rdma_core_sys::*;
 
 use super::send::outcome;
 use super::{Posted, Qp, RecvQueue, SendQueue};
-use crate::cq::{Cqe, Retires};
+use crate::cq::{Cqe, Poll, Retires};
 use crate::peer::{Peer, Push};
 use crate::process::Process;
 use crate::ring::{Consumer, Header, MAX_PAYLOAD, Message, copy, flag, op};
@@ -142,13 +142,15 @@ impl Qp {
     }
 }
 
-/// Completes the receive that `message` took, or does nothing and says so. As [`super::deliver`].
+/// Completes the receive that `message` took, or does nothing and says so. As [`super::deliver`], but the completion may
+/// go to `poll` at once.
 #[inline(always)]
 pub(crate) fn deliver_quickly(
     process: &Process,
     from: &Peer,
     ring: &Consumer,
     message: &Message,
+    poll: &mut Poll,
 ) -> bool {
     let header = &message.header;
     if header.op > op::SEND_IMM || header.flags & !flag::SOLICITED != 0 {
@@ -202,6 +204,13 @@ pub(crate) fn deliver_quickly(
         ..Cqe::default()
     };
     // SAFETY: a queue pair in use holds its completion queues.
-    unsafe { &*rq.cq }.push_in_place(cqe, header.flags & flag::SOLICITED != 0);
+    let cq = unsafe { &*rq.cq };
+    match poll.place(cq) {
+        Some(place) => {
+            place.put(&cqe);
+            qp.recv_polled(done);
+        }
+        None => cq.push_in_place(cqe, header.flags & flag::SOLICITED != 0),
+    }
     true
 }

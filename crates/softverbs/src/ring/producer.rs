@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SLOTS, WAITING_AT, fits, op, sequence,
+    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SLOT, SLOTS, WAITING_AT, fits, op, sequence,
     slot_at, slots_for,
 };
 use crate::segment::{Mapping, layout};
@@ -76,8 +76,32 @@ impl Producer {
 
     /// Publishes a message; `fill` gets the place of its payload, if it has one in the ring.
     /// False, with nothing done, where the ring has no room.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, header: &Header, fill: impl FnOnce(*mut u8)) -> bool {
+        if header.inside() <= SLOT - HEADER {
+            self.push_one(header, fill)
+        } else {
+            self.push_many(*header, fill)
+        }
+    }
+
+    /// Of one slot, which always fits before the ring's end. In place, so that the header never is in memory but there.
+    #[inline(always)]
+    fn push_one(&mut self, header: &Header, fill: impl FnOnce(*mut u8)) -> bool {
+        let inside = header.inside();
+        if !self.room(2) {
+            return false;
+        }
+        if inside > 0 {
+            fill(self.map.bytes(slot_at(self.head) + HEADER, inside));
+        }
+        self.clear(self.head.wrapping_add(1));
+        self.publish(header, 1);
+        true
+    }
+
+    #[inline(never)]
+    fn push_many(&mut self, header: Header, fill: impl FnOnce(*mut u8)) -> bool {
         let inside = header.inside();
         let slots = slots_for(inside);
         let to_end = SLOTS - self.head % SLOTS;
@@ -94,11 +118,9 @@ impl Producer {
             self.clear(self.head.wrapping_add(pad));
             self.publish(&filler, pad);
         }
-        if inside > 0 {
-            fill(self.map.bytes(slot_at(self.head) + HEADER, inside));
-        }
+        fill(self.map.bytes(slot_at(self.head) + HEADER, inside));
         self.clear(self.head.wrapping_add(slots));
-        self.publish(header, slots);
+        self.publish(&header, slots);
         true
     }
 
@@ -127,7 +149,7 @@ impl Producer {
         self.map.u64(slot_at(position)).store(0, Ordering::Relaxed);
     }
 
-    #[inline]
+    #[inline(always)]
     fn publish(&mut self, header: &Header, slots: u32) {
         let [first, rest @ ..] = header.to_words(self.head, slots);
         let [first_at, rest_at @ ..] = self.map.words::<4>(slot_at(self.head));
@@ -151,7 +173,13 @@ impl Producer {
         fill: impl Fn(*mut u8),
         may_sleep: impl FnOnce() -> bool,
     ) -> bool {
-        self.push(header, &fill) || self.ask(may_sleep) && self.push(header, &fill)
+        self.push(header, &fill) || self.ask(may_sleep) && self.push_again(*header, fill)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_again(&mut self, header: Header, fill: impl Fn(*mut u8)) -> bool {
+        self.push(&header, fill)
     }
 
     /// True where the receiver could not know before that it is asked, so that it may have made
