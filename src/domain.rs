@@ -13,7 +13,7 @@ use crate::errno::{FiErrno, Result};
 use crate::helper::Helper;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
-use crate::mr::{DescRule, Directory, Form, Mapped, Mode, implicit_region};
+use crate::mr::{DescRule, Directory, Form, Mapped, Mode, Paging, implicit_region};
 use crate::msg::Tuning;
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
@@ -57,6 +57,7 @@ pub struct Domain {
     pd: Arc<Pd>,
     config: DomainConfig,
     max_msg_size: usize,
+    paging: Paging,
     /// The directory of each protection domain that has one.
     directories: Mutex<Vec<(Arc<Pd>, Arc<Directory>)>>,
     /// The application's keys of live regions.
@@ -80,6 +81,10 @@ impl Domain {
         config.tuning.check()?;
         let pd = Pd::alloc(device)?;
         let max_msg_size = device.port(1)?.max_msg_size;
+        let mode = config.form.mode;
+        // found by trying, and only where it matters
+        let on_demand = !mode.contains(Mode::ALLOCATED)
+            && device.behaviour().is_ok_and(|seen| seen.odp.works());
         if log::enabled(Level::Info, Subsystem::Domain) {
             show_behaviour(device);
         }
@@ -102,6 +107,7 @@ impl Domain {
             pd,
             config,
             max_msg_size,
+            paging: mode.paging(on_demand),
             directories: Mutex::default(),
             keys_in_use: Mutex::default(),
             generation: AtomicU64::new(1),
@@ -150,6 +156,11 @@ impl Domain {
         let gone: Vec<_> = gone.collect();
         drop(directories);
         drop(gone);
+    }
+
+    /// How its regions hold on to their pages.
+    pub(crate) fn paging(&self) -> Paging {
+        self.paging
     }
 
     /// The application's keys of live regions.

@@ -324,8 +324,39 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
             mr.update(|c| c.key = key(&mr.region));
             Ok(0)
         }
-        _ => Err(FiErrno::ENOSYS), // refreshing belongs to a bit that is not offered
+        // SAFETY: as above.
+        FI_REFRESH => unsafe { refresh(&mr.region, arg.cast()) }.map(|()| 0),
+        _ => Err(FiErrno::ENOSYS), // what belongs to other fids
     })
+}
+
+/// `fi_mr_refresh`
+///
+/// # Safety
+/// `modify` is NULL or points to such a structure, whose list has as many elements as it says.
+unsafe fn refresh(region: &Region, modify: *const fi_mr_modify) -> Result<()> {
+    if modify.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    // SAFETY: the caller's promise; only fields that every release has are read.
+    unsafe {
+        if (*modify).flags != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let attr = &raw const (*modify).attr;
+        let (iov, count) = ((*attr).__bindgen_anon_1.mr_iov, (*attr).iov_count);
+        if iov.is_null() || count == 0 || count > isize::MAX as usize / size_of::<iovec>() {
+            return Err(FiErrno::EINVAL);
+        }
+        let ranges: Vec<_> = std::slice::from_raw_parts(iov, count)
+            .iter()
+            .map(|range| Buffer {
+                addr: range.iov_base,
+                len: range.iov_len,
+            })
+            .collect();
+        region.refresh(&ranges)
+    }
 }
 
 /// `fi_mr_raw_attr`

@@ -71,6 +71,8 @@ impl std::fmt::Debug for Inner {
 pub(crate) struct Parked {
     /// Registrations of the memory: they lose their rights.
     pub(crate) mrs: Vec<Mr>,
+    /// Registrations of memory that has others now: they keep their rights until they go.
+    pub(crate) replaced: Vec<Arc<Mr>>,
     /// A segment list that a peer may be about to read.
     pub(crate) list: Option<Words>,
     /// What a peer may be about to add to.
@@ -79,7 +81,10 @@ pub(crate) struct Parked {
 
 impl Parked {
     fn is_empty(&self) -> bool {
-        self.mrs.is_empty() && self.list.is_none() && self.cell.is_none()
+        self.mrs.is_empty()
+            && self.replaced.is_empty()
+            && self.list.is_none()
+            && self.cell.is_none()
     }
 }
 
@@ -227,8 +232,18 @@ impl Directory {
                 false
             }
         });
+        self.change(parked, |table| table.remove(key));
+    }
+
+    /// A published region has other registrations now. What was there before serves until every peer knows.
+    pub(crate) fn replace(&self, entry: &Entry, parked: Parked) {
+        self.change(parked, |table| table.replace(entry));
+    }
+
+    /// Changes the table, and makes every peer look again.
+    fn change(&self, parked: Parked, change: impl FnOnce(&mut Table) -> bool) {
         let mut inner = self.inner.lock();
-        inner.table.remove(key);
+        change(&mut inner.table);
         inner.revocations += 1;
         let revocations = inner.revocations;
         self.publish(&inner.table, revocations);

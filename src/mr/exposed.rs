@@ -5,12 +5,14 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
 use super::event::Cell;
 use super::keys::kind;
-use super::region::Region;
-use super::{Directory, Mode, Parked, Words};
+use super::pieces::Pieces;
+use super::region::{Range, Region};
+use super::{Directory, Mode, Paging, Parked, Words};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::verbs::{Mr, Pd};
@@ -20,14 +22,16 @@ use crate::wire::records::{Entry, Segment};
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Exposed {
-    /// Of the only buffer.
-    lkey: u32,
+    /// Of the only buffer, where that stays as it is.
+    lkey: Option<u32>,
     pd: Arc<Pd>,
+    /// Of each buffer, unless they are registered piece by piece.
     mrs: Vec<Mr>,
+    pieces: Option<Pieces>,
     /// First address, length and lkey of each of several buffers.
     parts: Box<[(u64, u64, u32)]>,
-    /// What peers are told of several buffers.
-    list: Option<Words>,
+    /// What peers are told of several buffers or pieces. Locked from a change to its publication.
+    list: Mutex<Option<Words>>,
     entry: Entry,
     key: Key,
     /// Where it is published.
@@ -55,19 +59,35 @@ impl Key {
     }
 }
 
+/// Registrations of a region's buffers.
+enum Memory {
+    Fixed(Vec<Mr>),
+    Pieces(Pieces),
+}
+
 /// Registers the buffers of a region with these `ibv_access_flags`.
-fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Vec<Mr>> {
-    if !region.mode().contains(Mode::ALLOCATED) {
-        rights |= sys::IBV_ACCESS_ON_DEMAND;
+fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Memory> {
+    match region.domain().paging() {
+        Paging::Pinned => {}
+        Paging::OnDemand => rights |= sys::IBV_ACCESS_ON_DEMAND,
+        Paging::Refreshed { whole } => {
+            let pieces = Pieces::new(pd, &region.buffers, rights)
+                .inspect_err(|&error| explain(error, region.len()))?;
+            if whole && pieces.segments_now().iter().any(|part| part.absent) {
+                return Err(FiErrno::EFAULT);
+            }
+            return Ok(Memory::Pieces(pieces));
+        }
     }
     let buffers = region.buffers.iter();
-    buffers
+    let mrs = buffers
         .map(|buffer| {
             // SAFETY: who registered the region promised that the memory stays (`Region::register`).
             unsafe { Mr::register(pd, buffer.addr as *const _, buffer.len as usize, rights) }
                 .inspect_err(|&error| explain(error, buffer.len))
         })
-        .collect()
+        .collect::<Result<_>>()?;
+    Ok(Memory::Fixed(mrs))
 }
 
 impl Exposed {
@@ -77,8 +97,8 @@ impl Exposed {
     /// Those of `ibv_reg_mr(3)`.
     pub(super) fn local(region: &Region, pd: &Arc<Pd>) -> Result<Self> {
         let rights = region.access().verbs_rights(false) & sys::IBV_ACCESS_LOCAL_WRITE;
-        let mrs = register(region, pd, rights)?;
-        Ok(Self::of(region, pd, mrs, Key::Unused(0), 0))
+        let memory = register(region, pd, rights)?;
+        Ok(Self::of(region, pd, memory, Key::Unused(0), 0))
     }
 
     /// For everything that the region is for; peers find it when this returns. `cell` is where they count.
@@ -89,22 +109,27 @@ impl Exposed {
         let mode = region.mode();
         let remote = region.access().is_remote();
         let rights = region.access().verbs_rights(region.atomics());
-        let mrs = register(region, pd, rights)?;
-        let rkey = mrs.first().ok_or(FiErrno::EINVAL)?.rkey();
+        let memory = register(region, pd, rights)?;
+        // alone, and the same for good
+        let rkey = match &memory {
+            Memory::Fixed(mrs) => mrs.first().filter(|_| mrs.len() == 1).map(Mr::rkey),
+            Memory::Pieces(_) => None,
+        };
         let generation = region.domain().next_generation();
         let key = if !mode.contains(Mode::PROV_KEY) {
             match remote {
                 true => Key::Published(region.requested_key),
                 false => Key::Unused(region.requested_key),
             }
-        } else if mode.contains(Mode::VIRT_ADDR) && mrs.len() == 1 && cell.is_none() {
+        } else if let Some(rkey) = rkey.filter(|_| mode.contains(Mode::VIRT_ADDR) && cell.is_none())
+        {
             Key::Native(rkey)
         } else if remote {
             Key::Published(kind::HANDLE << 48 | (generation & 0xffff_ffff_ffff))
         } else {
-            Key::Unused(rkey.into())
+            Key::Unused(rkey.unwrap_or_default().into())
         };
-        let mut this = Self::of(region, pd, mrs, key, generation);
+        let mut this = Self::of(region, pd, memory, key, generation);
         this.entry.cell = cell.as_ref().map_or(0, |cell| cell.addr());
         this.cell = cell;
         if let Key::Published(_) = key {
@@ -113,18 +138,23 @@ impl Exposed {
         Ok(this)
     }
 
-    fn of(region: &Region, pd: &Arc<Pd>, mrs: Vec<Mr>, key: Key, generation: u64) -> Self {
+    fn of(region: &Region, pd: &Arc<Pd>, memory: Memory, key: Key, generation: u64) -> Self {
+        let (mrs, pieces) = match memory {
+            Memory::Fixed(mrs) => (mrs, None),
+            Memory::Pieces(pieces) => (Vec::new(), Some(pieces)),
+        };
         let first = mrs.first();
         let several = mrs.len() > 1;
         let buffers = region.buffers.iter().zip(&mrs);
         let parts = buffers.filter(|_| several);
         Self {
-            lkey: first.map_or(0, Mr::lkey),
+            lkey: first.filter(|_| !several).map(Mr::lkey),
             pd: Arc::clone(pd),
             parts: parts
                 .map(|(buffer, mr)| (buffer.addr, buffer.len, mr.lkey()))
                 .collect(),
-            list: None,
+            list: Mutex::default(),
+            pieces,
             entry: Entry {
                 key: key.number(),
                 addr: region.start(),
@@ -147,15 +177,83 @@ impl Exposed {
     /// Lets peers find it.
     fn publish(&mut self, region: &Region) -> Result<()> {
         let directory = region.domain().directory(&self.pd)?;
-        if self.entry.segments != 0 {
-            let words = Segment::encode_list(self.entry.generation, &self.segments());
-            let list = Words::new(&self.pd, words.len(), sys::IBV_ACCESS_REMOTE_READ)?;
-            list.write(0, &words);
-            (self.entry.addr, self.entry.rkey) = (list.addr(0), list.rkey());
-            self.list = Some(list);
-        }
-        directory.insert(&self.entry)?;
+        let segments = match &self.pieces {
+            Some(pieces) => pieces.segments_now(),
+            None => self.segments(),
+        };
+        let (entry, list) = self.described(&segments)?;
+        directory.insert(&entry)?;
+        self.list = Mutex::new(list);
         self.directory = Some(directory);
+        Ok(())
+    }
+
+    /// What the directory says of the region, and what that refers to. No segments: it has one buffer.
+    fn described(&self, segments: &[Segment]) -> Result<(Entry, Option<Words>)> {
+        let (addr, rkey) = match segments {
+            [] => return Ok((self.entry, None)),
+            [whole] if !whole.absent => (whole.addr, whole.rkey),
+            _ => {
+                let words = Segment::encode_list(self.entry.generation, segments);
+                let list = Words::new(&self.pd, words.len(), sys::IBV_ACCESS_REMOTE_READ)?;
+                list.write(0, &words);
+                let entry = Entry {
+                    addr: list.addr(0),
+                    rkey: list.rkey(),
+                    // at most MAX_SEGMENTS
+                    segments: segments.len() as u16,
+                    ..self.entry
+                };
+                return Ok((entry, Some(list)));
+            }
+        };
+        let entry = Entry {
+            addr,
+            rkey,
+            segments: 0,
+            ..self.entry
+        };
+        Ok((entry, None))
+    }
+
+    /// Registers what of these ranges is there now, and publishes it. They lie in the region's buffers.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering; nothing has changed then.
+    pub(super) fn refresh(&self, ranges: &[Range]) -> Result<()> {
+        let Some(pieces) = &self.pieces else {
+            return Ok(());
+        };
+        let mut published = self.list.lock();
+        let change = pieces.refresh(ranges)?;
+        let Some(directory) = &self.directory else {
+            drop(pieces.make(change));
+            return Ok(());
+        };
+        let (entry, list) = self.described(&pieces.segments(&change))?;
+        let parked = Parked {
+            replaced: pieces.make(change),
+            list: std::mem::replace(&mut *published, list),
+            ..Parked::default()
+        };
+        directory.replace(&entry, parked);
+        Ok(())
+    }
+
+    /// Lets the device fetch the pages of these ranges. They lie in the region's buffers.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn prefetch(&self, region: &Region, ranges: &[Range]) -> Result<()> {
+        let write = region.access().verbs_rights(false) & sys::IBV_ACCESS_LOCAL_WRITE != 0;
+        for range in ranges {
+            let inside = |(buffer, _): &(&Range, &Mr)| {
+                buffer.addr <= range.addr && range.addr + range.len <= buffer.addr + buffer.len
+            };
+            if let Some((_, mr)) = region.buffers.iter().zip(&self.mrs).find(inside) {
+                mr.prefetch(range.addr, range.len, write)?;
+            }
+        }
         Ok(())
     }
 
@@ -167,6 +265,7 @@ impl Exposed {
                 addr,
                 len,
                 rkey: mr.rkey(),
+                absent: false,
             })
             .collect()
     }
@@ -195,14 +294,17 @@ impl Exposed {
     /// `EINVAL`: of several buffers, none has it all.
     #[inline]
     pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<u32> {
-        if self.parts.is_empty() {
-            return Ok(self.lkey);
+        match self.lkey {
+            Some(lkey) => Ok(lkey),
+            None => self.part(iov),
         }
-        self.part(iov)
     }
 
-    /// The lkey of the one of several buffers that a local one lies in.
+    /// The lkey of the one of several buffers or pieces that a local one lies in.
     fn part(&self, iov: &libc::iovec) -> Result<u32> {
+        if let Some(pieces) = &self.pieces {
+            return pieces.lkey(iov);
+        }
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
         let inside = |&&(start, whole, _): &&(u64, u64, u32)| {
             addr.checked_sub(start)
@@ -217,10 +319,13 @@ impl Exposed {
 impl Drop for Exposed {
     fn drop(&mut self) {
         if let Some(directory) = self.directory.take() {
+            let mut mrs = std::mem::take(&mut self.mrs);
+            mrs.extend(self.pieces.take().into_iter().flat_map(Pieces::into_all));
             let parked = Parked {
-                mrs: std::mem::take(&mut self.mrs),
-                list: self.list.take(),
+                mrs,
+                list: self.list.get_mut().take(),
                 cell: self.cell.take(),
+                ..Parked::default()
             };
             directory.revoke(self.key.number(), parked);
         }

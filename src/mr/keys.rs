@@ -137,6 +137,12 @@ impl Resolved {
         Ok(offset)
     }
 
+    /// Whether some of these bytes are not there. The range lies inside the region.
+    #[inline]
+    pub(crate) fn is_absent(&self, offset: u64, len: u64) -> bool {
+        !self.segments.is_empty() && self.pieces(offset, len).any(|piece| piece.absent)
+    }
+
     /// The pieces of `len` bytes from `offset` on, in order: address, rkey, bytes. At least one, even of no
     /// bytes. The range lies inside the region.
     pub(crate) fn pieces(&self, offset: u64, len: u64) -> Pieces<'_> {
@@ -155,6 +161,8 @@ pub(crate) struct Piece {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
     pub(crate) len: u64,
+    /// Whether there is memory behind it.
+    pub(crate) absent: bool,
     /// Whether there is no other behind it.
     pub(crate) last: bool,
 }
@@ -180,6 +188,7 @@ impl Iterator for Pieces<'_> {
             addr: entry.addr,
             len: entry.len,
             rkey: entry.rkey,
+            absent: false,
         };
         let segments = if self.resolved.segments.is_empty() {
             std::slice::from_ref(&whole)
@@ -197,6 +206,7 @@ impl Iterator for Pieces<'_> {
             // both were checked not to overflow
             addr: segment.addr.wrapping_add(self.offset),
             rkey: segment.rkey,
+            absent: segment.absent && len != 0,
             len,
             last: len == left,
         };
@@ -301,6 +311,7 @@ mod tests {
                 addr: (i as u64 + 1) << 20,
                 len: *len,
                 rkey: i as u32,
+                absent: false,
             })
             .collect();
         // the address of each byte

@@ -1,6 +1,8 @@
 //! Memory regions: libfabric's access and mode bits turned into verbs registrations.
 
 mod access;
+mod backed;
+mod cover;
 mod desc;
 mod directory;
 mod event;
@@ -10,6 +12,8 @@ mod local;
 pub(crate) mod lookup;
 mod mapped;
 mod mode;
+mod pieces;
+mod refresh;
 mod region;
 mod table;
 mod words;
@@ -21,6 +25,7 @@ pub(crate) use directory::{ConnectionBlock, Directory, Parked, Peer};
 pub(crate) use event::{Cell, Watch};
 pub(crate) use local::{LocalKeys, Use, implicit_region};
 pub(crate) use mapped::Mapped;
+pub(crate) use mode::Paging;
 pub use mode::{DescRule, Form, Mode};
 pub use region::{Buffer, Region, RegionConfig};
 pub(crate) use words::Words;

@@ -17,6 +17,8 @@ bitflags! {
         const ALLOCATED = 1 << 5;
         /// `FI_MR_PROV_KEY`: keys are the provider's; else the application's.
         const PROV_KEY = 1 << 6;
+        /// `FI_MR_MMU_NOTIFY`: the application says where pages have changed.
+        const MMU_NOTIFY = 1 << 7;
         /// `FI_MR_RMA_EVENT`: regions whose accesses are counted are made disabled.
         const RMA_EVENT = 1 << 8;
         /// `FI_MR_ENDPOINT`: regions belong to endpoints.
@@ -27,6 +29,34 @@ bitflags! {
 impl Mode {
     /// What an rkey alone can express.
     pub const NATIVE: Self = Self::VIRT_ADDR.union(Self::ALLOCATED).union(Self::PROV_KEY);
+}
+
+/// How regions of a form hold on to their pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Paging {
+    /// Pinned when they are registered.
+    Pinned,
+    /// By the device, when they are used.
+    OnDemand,
+    /// Pinned as far as they are there; the application says when that has changed. `whole`: all must be
+    /// there at first.
+    Refreshed { whole: bool },
+}
+
+impl Mode {
+    /// On a device that has on-demand paging or not.
+    pub(crate) fn paging(self, on_demand: bool) -> Paging {
+        match (
+            self.contains(Self::ALLOCATED),
+            self.contains(Self::MMU_NOTIFY),
+        ) {
+            (true, false) => Paging::Pinned,
+            (true, true) => Paging::Refreshed { whole: true },
+            (false, true) if !on_demand => Paging::Refreshed { whole: false },
+            // without both the device refuses
+            (false, _) => Paging::OnDemand,
+        }
+    }
 }
 
 /// What descriptors of local buffers mean (`fi_mr(3)`, `FI_MR_LOCAL`).

@@ -140,6 +140,15 @@ impl Table {
         Err(FiErrno::ENOMEM)
     }
 
+    /// Puts another entry in the place of the one with its key; says whether there was one.
+    pub(crate) fn replace(&mut self, entry: &Entry) -> bool {
+        let slot = self.find(entry.key);
+        if let Some(slot) = slot {
+            self.put(slot, &entry.encode());
+        }
+        slot.is_some()
+    }
+
     /// Takes the entry of a key out; says whether there was one.
     pub(crate) fn remove(&mut self, key: u64) -> bool {
         let Some(mut gap) = self.find(key) else {

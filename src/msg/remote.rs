@@ -217,6 +217,9 @@ fn known(resolved: &Resolved, op: &Transmit<'_>, len: usize) -> Known {
         Ok(offset) => offset,
         Err(error) => return Known::Refused(error),
     };
+    if resolved.is_absent(offset, len) {
+        return Known::Refused(FiErrno::EACCES);
+    }
     match resolved.pieces(offset, len).next() {
         // where addresses count from 0, only the base tells
         Some(piece) if op.opcode.is_atomic() && !(piece.last && piece.addr.is_multiple_of(len)) => {

@@ -34,6 +34,7 @@ mod keys;
 mod local;
 mod own_regions;
 mod processes;
+mod refresh;
 mod shared;
 mod stale;
 mod transfer;

@@ -11,6 +11,9 @@ use super::Pd;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
+/// `IBV_ADVISE_MR_FLAG_FLUSH`, of an enumeration without a binding.
+const ADVISE_FLUSH: u32 = 1;
+
 /// A registration. Thread safe.
 #[derive(Debug)]
 pub struct Mr {
@@ -47,6 +50,40 @@ impl Mr {
             raw,
             pd: Arc::clone(pd),
         })
+    }
+
+    /// Lets the device fetch pages of an on-demand registration: `ibv_advise_mr(3)`, waited for. A device without
+    /// that call fetches them when they are used.
+    ///
+    /// # Errors
+    /// The device's: `EFAULT` where no memory is.
+    pub fn prefetch(&self, addr: u64, len: u64, write: bool) -> Result<()> {
+        let advice = if write {
+            sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
+        } else {
+            sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
+        };
+        let (mut at, end) = (addr, addr.saturating_add(len));
+        while at < end {
+            // a list's element has 32 bits of length
+            let length = (end - at).min(1 << 30) as u32;
+            let mut sge = sys::ibv_sge {
+                addr: at,
+                length,
+                lkey: self.lkey(),
+            };
+            // SAFETY: a live protection domain, and one element.
+            let ret = unsafe {
+                let flags = ADVISE_FLUSH;
+                sys::ibv_advise_mr(self.pd.raw(), advice, flags, &raw mut sge, 1)
+            };
+            match FiErrno::from_verb(ret) {
+                Err(FiErrno::EOPNOTSUPP) => return Ok(()),
+                result => result?,
+            }
+            at += u64::from(length);
+        }
+        Ok(())
     }
 
     /// Takes all rights away, so that the key stays taken and is of no use to anybody: `ibv_rereg_mr(3)`.

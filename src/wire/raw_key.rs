@@ -78,6 +78,7 @@ mod tests {
                         addr: i << 30,
                         len: 100 + i,
                         rkey: i as u32,
+                        absent: false,
                     })
                     .collect();
                 let sum = segments.iter().map(|segment| segment.len).sum();

@@ -242,13 +242,18 @@ pub struct Segment {
     pub len: u64,
     /// rkey of it.
     pub rkey: u32,
+    /// Whether nothing is there: it can't be accessed.
+    pub absent: bool,
 }
+
+const ABSENT: u64 = 1 << 32;
 
 impl Segment {
     /// Appends segments to a record.
     pub fn encode_all(segments: &[Self], words: &mut Vec<u64>) {
         for segment in segments {
-            words.extend([segment.addr, segment.len, segment.rkey.into()]);
+            let absent = if segment.absent { ABSENT } else { 0 };
+            words.extend([segment.addr, segment.len, u64::from(segment.rkey) | absent]);
         }
     }
 
@@ -264,6 +269,7 @@ impl Segment {
                 addr: chunk[0],
                 len: chunk[1],
                 rkey: low(chunk[2]),
+                absent: chunk[2] & ABSENT != 0,
             };
             let end = segment.addr.checked_add(segment.len);
             sum = sum.checked_add(segment.len).ok_or(Bad::Foreign)?;
@@ -381,6 +387,7 @@ mod tests {
                 addr: i << 20,
                 len: i * 100,
                 rkey: i as u32,
+                absent: i % 3 == 1,
             })
             .collect();
         let entry = Entry {

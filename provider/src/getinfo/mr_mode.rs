@@ -74,6 +74,7 @@ pub(crate) struct Able {
 const KNOWN: Mode = Mode::NATIVE
     .union(Mode::LOCAL)
     .union(Mode::RAW)
+    .union(Mode::MMU_NOTIFY)
     .union(Mode::RMA_EVENT)
     .union(Mode::ENDPOINT);
 
@@ -124,7 +125,7 @@ pub(crate) fn forms(
 /// Whether a device can do a form.
 fn works(mode: Mode, able: &impl Fn() -> Able) -> bool {
     KNOWN.contains(mode)
-        && (mode.contains(Mode::ALLOCATED) || able().on_demand)
+        && (mode.intersects(Mode::ALLOCATED | Mode::MMU_NOTIFY) || able().on_demand)
         && (!mode.contains(Mode::RMA_EVENT) || able().events)
 }
 
@@ -185,7 +186,13 @@ impl Offered {
         match self {
             Self::Bits { bits, exact: true } => vec![MrMode::plain(bits)],
             Self::Bits { bits, exact: false } => {
-                let native = bits & (Mode::NATIVE | Mode::LOCAL | needed);
+                let mut native = bits & (Mode::NATIVE | Mode::LOCAL | needed);
+                let mut needed = needed;
+                if !native.contains(Mode::ALLOCATED) && !able().on_demand {
+                    // somebody must say where pages have come
+                    needed |= Mode::MMU_NOTIFY;
+                    native |= bits & Mode::MMU_NOTIFY;
+                }
                 let mut least = Mode::empty();
                 if !bits.contains(Mode::ALLOCATED) || !able().on_demand {
                     least |= Mode::ALLOCATED;
@@ -302,7 +309,8 @@ mod tests {
         every_offer(|version, bits, _, able, answer| {
             let Ok(answer) = answer else { return };
             for (index, form) in answer.iter().enumerate() {
-                assert!(form.mode.contains(Mode::ALLOCATED) || able.on_demand);
+                let pages = Mode::ALLOCATED | Mode::MMU_NOTIFY;
+                assert!(form.mode.intersects(pages) || able.on_demand);
                 assert!(
                     !answer[..index].contains(form),
                     "{bits:#x} gave {form:?} twice"
@@ -365,6 +373,28 @@ mod tests {
         let both = offering(FI_MR_BASIC | FI_MR_LOCAL, 0);
         assert!(forms(fi_version(1, 8), &both, || PINNING, None).is_ok());
         assert!(forms(fi_version(1, 9), &both, || PINNING, None).is_err());
+    }
+
+    /// Without on-demand paging somebody must say where pages have come; with it nobody has to.
+    #[test]
+    fn pages_are_there_or_told_of() {
+        let version = fi_version(1, 21);
+        let answer = |bits, able: Able| {
+            let list = forms(version, &offering(bits, 0), || able, None);
+            list.map(|list| list.iter().map(|form| form.bits).collect::<Vec<_>>())
+        };
+        let all = FI_MR_MMU_NOTIFY | FI_MR_PROV_KEY;
+        assert_eq!(answer(0, PINNING), Err(FiErrno::ENODATA));
+        assert_eq!(answer(FI_MR_PROV_KEY, PINNING), Err(FiErrno::ENODATA));
+        assert_eq!(answer(all, PINNING), Ok(vec![all, FI_MR_MMU_NOTIFY]));
+        assert_eq!(answer(all, PAGING), Ok(vec![FI_MR_PROV_KEY, 0]));
+        let both = all | FI_MR_ALLOCATED;
+        let pinned = FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+        assert_eq!(answer(both, PINNING), Ok(vec![pinned, FI_MR_ALLOCATED]));
+        let mut exact = offering(all, 0);
+        exact.exact = true;
+        let answer = forms(version, &exact, || PINNING, None).unwrap();
+        assert_eq!(answer[0].bits, all);
     }
 
     #[test]

@@ -129,11 +129,8 @@ impl World<'_> {
     }
 
     /// Keys that the device checks alone: what it refuses ends the connection.
-    fn is_native(&self, how: How) -> bool {
-        self.has(FI_MR_PROV_KEY)
-            && self.has(FI_MR_VIRT_ADDR)
-            && !self.has(FI_MR_RAW | FI_MR_RMA_EVENT)
-            && how == How::Reg
+    fn is_native(&self, target: &Target) -> bool {
+        self.has(FI_MR_PROV_KEY) && !target.mapped && target.key >> 32 == 0
     }
 
     fn connect(&mut self) {
@@ -319,6 +316,31 @@ impl World<'_> {
                 }
                 assert_eq!(control(mr, FI_ENABLE, null_mut()), 0, "enabling");
             }
+        }
+    }
+
+    /// Says that the region's pages are others now.
+    unsafe fn refresh(&self, target: &Target) {
+        let pieces = target.pieces.iter();
+        let mut iov: Vec<_> = pieces
+            .map(|(start, len)| libc::iovec {
+                iov_base: start.cast::<c_void>(),
+                iov_len: *len,
+            })
+            .collect();
+        // SAFETY: an open region, and a list of that length.
+        unsafe {
+            let mut modify = std::mem::zeroed::<fi_mr_modify>();
+            modify.attr.__bindgen_anon_1.mr_iov = iov.as_ptr();
+            modify.attr.iov_count = iov.len();
+            let modify = &raw mut modify;
+            assert_eq!(control(target.mr, FI_REFRESH, modify.cast()), 0, "refresh");
+            iov[0].iov_len += PAGE;
+            assert_eq!(
+                control(target.mr, FI_REFRESH, modify.cast()),
+                -FI_EINVAL,
+                "more than the region"
+            );
         }
     }
 
@@ -512,7 +534,7 @@ impl World<'_> {
             assert!(result.is_err(), "{what} was not refused");
             assert_eq!(self.counts(), before, "{what} was counted");
             let (how, access, memory) = target.from;
-            if self.is_native(how) || op == Op::WriteData {
+            if self.is_native(target) || op == Op::WriteData {
                 // (with data, the receive that waits for it still does)
                 let again = self.has(FI_MR_ENDPOINT) && !target.mr.is_null();
                 if again {
@@ -594,6 +616,9 @@ impl World<'_> {
                 unmap(memory);
                 let mut early = self.expose(how, all, memory);
                 map(memory);
+                if self.has(FI_MR_MMU_NOTIFY) {
+                    self.refresh(&early);
+                }
                 self.moves(op, &early, 24, size, 8);
                 self.hide(&mut early);
             }

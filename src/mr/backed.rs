@@ -1,0 +1,74 @@
+//! Which parts of the address space are mapped: `/proc/self/maps` (proc(5)).
+
+use std::io::Result as IoResult;
+
+/// The parts of a range that can be read, and written if that is asked for: first byte, and the one behind the
+/// last. Neighbours are one. What is mapped may have no page yet: registering makes it.
+///
+/// # Errors
+/// Where `/proc` is closed.
+pub(super) fn runs(start: u64, end: u64, write: bool) -> IoResult<Vec<(u64, u64)>> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    Ok(parse(&maps, start, end, write))
+}
+
+fn parse(maps: &str, start: u64, end: u64, write: bool) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for line in maps.lines() {
+        let mut words = line.split(' ');
+        let (Some(range), Some(rights)) = (words.next(), words.next()) else {
+            continue;
+        };
+        let Some((from, to)) = range.split_once('-') else {
+            continue;
+        };
+        let number = |text| u64::from_str_radix(text, 16);
+        let (Ok(from), Ok(to)) = (number(from), number(to)) else {
+            continue;
+        };
+        if !rights.starts_with('r') || (write && !rights.starts_with("rw")) {
+            continue;
+        }
+        let (from, to) = (from.max(start), to.min(end));
+        match runs.last_mut() {
+            _ if from >= to => {}
+            Some(last) if last.1 == from => last.1 = to,
+            _ => runs.push((from, to)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+1000-3000 rw-p 00000000 00:00 0
+3000-5000 r--p 00000000 fe:01 123                        /a file
+5000-6000 ---p 00000000 00:00 0
+6000-7000 rw-s 00000000 00:01 9                          /dev/zero (deleted)
+8000-9000 rw-p 00000000 00:00 0                          [heap]
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0  [vsyscall]
+rubbish
+";
+
+    #[test]
+    fn runs_have_the_rights_and_the_bounds() {
+        let all = parse(MAPS, 0, u64::MAX, false);
+        assert_eq!(all, [(0x1000, 0x5000), (0x6000, 0x7000), (0x8000, 0x9000)]);
+        let written = parse(MAPS, 0, u64::MAX, true);
+        assert_eq!(written[0], (0x1000, 0x3000));
+        assert_eq!(written.len(), 3);
+        assert_eq!(parse(MAPS, 0x2010, 0x2011, true), [(0x2010, 0x2011)]);
+        assert_eq!(parse(MAPS, 0x5000, 0x6000, false), []);
+    }
+
+    #[test]
+    fn what_is_there_is_found() {
+        let memory = vec![0_u8; 100_000];
+        let start = memory.as_ptr() as u64;
+        let found = runs(start, start + 100_000, true).unwrap();
+        assert_eq!(found, [(start, start + 100_000)]);
+    }
+}

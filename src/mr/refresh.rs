@@ -1,0 +1,52 @@
+//! `fi_mr_refresh(3)`: the pages of a region are others now, or are there at last.
+
+use super::region::Range;
+use super::{Paging, Region};
+use crate::errno::{FiErrno, Result};
+use crate::mr::Buffer;
+
+impl Region {
+    /// Takes note of the pages that these ranges have now. On-demand regions have them fetched; pinned ones are
+    /// registered anew there and published, then what was registered before goes. Blocks for as long as
+    /// pinning takes.
+    ///
+    /// # Errors
+    /// - `EINVAL`: no range, one of no bytes, or one that does not lie in a buffer of the region; nothing has
+    ///   changed.
+    /// - `EOPBADSTATE`: not enabled.
+    /// - `EOPNOTSUPP`: pinned for good: the form is without [`Mode::MMU_NOTIFY`](super::Mode::MMU_NOTIFY).
+    /// - `ENOMEM`: locked memory, or more parts with gaps between them than a region has; it is as it was.
+    pub fn refresh(&self, ranges: &[Buffer]) -> Result<()> {
+        let inside = |range: &Buffer| {
+            let (addr, len) = (range.addr as u64, range.len as u64);
+            let end = addr.checked_add(len);
+            let mut buffers = self.buffers.iter();
+            len != 0
+                && end.is_some_and(|end| {
+                    buffers.any(|buffer| buffer.addr <= addr && end <= buffer.addr + buffer.len)
+                })
+        };
+        if ranges.is_empty() || !ranges.iter().all(inside) {
+            return Err(FiErrno::EINVAL);
+        }
+        let ranges: Vec<_> = ranges
+            .iter()
+            .map(|range| Range {
+                addr: range.addr as u64,
+                len: range.len as u64,
+            })
+            .collect();
+        let exposed = self.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
+        match self.domain().paging() {
+            Paging::Pinned => Err(FiErrno::EOPNOTSUPP),
+            Paging::OnDemand => exposed.prefetch(self, &ranges),
+            Paging::Refreshed { .. } => {
+                exposed.refresh(&ranges)?;
+                let elsewhere = self.elsewhere.lock();
+                elsewhere
+                    .iter()
+                    .try_for_each(|local| local.refresh(&ranges))
+            }
+        }
+    }
+}
