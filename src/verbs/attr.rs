@@ -64,6 +64,8 @@ pub enum LinkLayer {
 /// A port as it was when asked (`ibv_query_port(3)`).
 #[derive(Clone, Debug)]
 pub struct Port {
+    /// Its number; ports count from 1.
+    pub number: u8,
     /// Whether it is `IBV_PORT_ACTIVE`.
     pub active: bool,
     /// The MTU in use, in bytes.

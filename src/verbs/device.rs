@@ -332,13 +332,8 @@ impl Device {
         FiErrno::from_verb(unsafe {
             sys::ibv_query_port(&self.backend.verbs, self.context, number, &raw mut attr)
         })?;
-        let mut gid = sys::ibv_gid::default();
-        // SAFETY: as above; `gid` is writable.
-        let ret =
-            unsafe { (self.backend.verbs.ibv_query_gid)(self.context, number, 0, &raw mut gid) };
-        // SAFETY: the raw form of a GID is all of it.
-        let raw = unsafe { std::mem::transmute_copy::<sys::ibv_gid, [u8; 16]>(&gid) };
         Ok(Port {
+            number,
             active: attr.state == sys::IBV_PORT_ACTIVE,
             active_mtu: mtu_bytes(attr.active_mtu),
             max_msg_size: attr.max_msg_sz as usize,
@@ -349,8 +344,19 @@ impl Device {
                 _ => LinkLayer::Unspecified,
             },
             lid: attr.lid,
-            gid: (ret == 0).then_some(raw),
+            gid: self.gid(number, 0),
         })
+    }
+
+    /// An entry of a port's GID table; `None` where it has none of this index.
+    pub fn gid(&self, port: u8, index: u8) -> Option<[u8; 16]> {
+        let mut gid = sys::ibv_gid::default();
+        let query = self.backend.verbs.ibv_query_gid;
+        // SAFETY: the context is live and of this backend, `gid` writable.
+        let ret = unsafe { query(self.context, port, index.into(), &raw mut gid) };
+        // SAFETY: the raw form of a GID is all of it.
+        let raw = unsafe { std::mem::transmute_copy::<sys::ibv_gid, [u8; 16]>(&gid) };
+        (ret == 0).then_some(raw)
     }
 
     /// Where it sits on the PCI bus, if it does.

@@ -26,6 +26,16 @@ const PARAMS: &[Param] = &[
         help: c"Only offer the verbs devices of this comma-separated list of names (default: all)",
     },
     Param {
+        name: c"interface",
+        kind: FI_PARAM_STRING,
+        help: c"Only offer addresses of the network interfaces of this comma-separated list of names (default: all)",
+    },
+    Param {
+        name: c"gid_index",
+        kind: FI_PARAM_INT,
+        help: c"Only offer the address of this entry of a RoCE port's GID table, 0 to 255 (default: all)",
+    },
+    Param {
         name: c"softverbs",
         kind: FI_PARAM_BOOL,
         help: c"Offer the embedded software device soft0 (default: yes)",
@@ -91,6 +101,8 @@ const PARAMS: &[Param] = &[
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     pub(crate) devices: Option<Vec<String>>,
+    pub(crate) interfaces: Option<Vec<String>>,
+    pub(crate) gid_index: Option<u8>,
     pub(crate) softverbs: Option<bool>,
     pub(crate) tx_size: Option<usize>,
     pub(crate) rx_size: Option<usize>,
@@ -107,6 +119,8 @@ static VALUES: OnceLock<Values> = OnceLock::new();
 pub(crate) fn values() -> &'static Values {
     static UNSET: Values = Values {
         devices: None,
+        interfaces: None,
+        gid_index: None,
         softverbs: None,
         tx_size: None,
         rx_size: None,
@@ -156,12 +170,9 @@ pub(crate) fn init() {
         }
     }
     let _ = VALUES.set(Values {
-        devices: text(c"device").map(|list| {
-            list.split(',')
-                .map(|name| name.trim().to_owned())
-                .filter(|name| !name.is_empty())
-                .collect()
-        }),
+        devices: names(c"device"),
+        interfaces: names(c"interface"),
+        gid_index: small(c"gid_index", 255),
         // libfabric's booleans are C ints.
         softverbs: get::<c_int>(c"softverbs", 0).map(|on| on != 0),
         tx_size: get(c"tx_size", 0),
@@ -212,6 +223,17 @@ fn small(name: &CStr, most: u8) -> Option<u8> {
         );
     }
     taken
+}
+
+fn names(name: &CStr) -> Option<Vec<String>> {
+    let list = text(name)?;
+    let names = list.split(',').map(str::trim);
+    Some(
+        names
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect(),
+    )
 }
 
 fn text(name: &CStr) -> Option<String> {

@@ -5,6 +5,7 @@ mod hints;
 pub(crate) mod mr_mode;
 mod negotiate;
 mod offer;
+mod own;
 mod resolve;
 
 use std::ffi::{c_char, c_int};
@@ -71,9 +72,10 @@ fn find(
                 continue;
             }
         };
+        let own = offer.addresses();
         for terms in all_terms(version, hints, &offer) {
             for path in &paths {
-                for path in resolve::of_device(&device, offer.host_only, path, hints.format) {
+                for path in resolve::of_device(&own, offer.host_only, path, hints.format) {
                     list.push(build::info(version, hints, &offer, &terms, &path)?);
                 }
             }

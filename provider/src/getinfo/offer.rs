@@ -7,6 +7,7 @@ use weft::errno::Result;
 use weft::msg::Limits;
 use weft::verbs::{Device, LinkLayer, Port};
 
+use super::own::{self, OwnAddresses};
 use crate::ffi::nic::Nic;
 use crate::ffi::param;
 
@@ -66,6 +67,9 @@ pub(crate) struct Offer {
     pub(crate) device: Arc<Device>,
     /// Whether it only reaches this host's own addresses.
     pub(crate) host_only: bool,
+    /// The port that it speaks of, and whether its GIDs are addresses.
+    port: u8,
+    has_ip_gids: bool,
     pub(crate) fabric_name: String,
     pub(crate) protocol: u32,
     /// Those of [`PRIMARY_CAPS`] that it has.
@@ -137,6 +141,8 @@ impl Offer {
         let limits = Limits::of(device);
         let max_inline = device.max_inline();
         Ok(Self {
+            port: port.number,
+            has_ip_gids: own::has_ip_gids(port.link_layer, host_only),
             fabric_name: fabric_name(&port, host_only),
             protocol: if attr.iwarp {
                 FI_PROTO_IWARP
@@ -169,6 +175,11 @@ impl Offer {
 }
 
 impl Offer {
+    /// The addresses that it is offered at, as they are now.
+    pub(crate) fn addresses(&self) -> OwnAddresses {
+        OwnAddresses::of(&self.device, self.port, self.has_ip_gids)
+    }
+
     /// Whether memory that isn't there yet can be registered, found by trying.
     pub(crate) fn on_demand(&self) -> bool {
         let seen = self.device.behaviour();

@@ -2,13 +2,12 @@
 
 use std::ffi::{CStr, c_char};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::Arc;
 
 use libfabric_sys::{FI_NUMERICHOST, FI_SOURCE};
 use weft::errno::{FiErrno, Result};
-use weft::verbs::Device;
 
 use super::hints::Hints;
+use super::own::OwnAddresses;
 use crate::addr::{self, Format};
 
 /// What an endpoint starts from and goes to, as far as it is known.
@@ -137,16 +136,16 @@ fn route(dst: SocketAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// The paths of `device` among what was asked for: source addresses that are its own, destinations
+/// The paths of a device among what was asked for: source addresses that are its own, destinations
 /// that it reaches.
 pub(crate) fn of_device(
-    device: &Arc<Device>,
+    own: &OwnAddresses,
     host_only: bool,
     path: &Path,
     format: Option<Format>,
 ) -> Vec<Path> {
     if let Some(dst) = path.dst {
-        if dst.ip().is_unspecified() || (host_only && !device.has_address(dst.ip())) {
+        if dst.ip().is_unspecified() || (host_only && !own.has(dst.ip())) {
             return Vec::new();
         }
         let src = match path.src {
@@ -156,7 +155,7 @@ pub(crate) fn of_device(
                 None => return Vec::new(),
             },
         };
-        if src.is_ipv4() != dst.is_ipv4() || !device.has_address(src.ip()) {
+        if src.is_ipv4() != dst.is_ipv4() || !own.has(src.ip()) {
             return Vec::new();
         }
         return vec![Path {
@@ -167,36 +166,31 @@ pub(crate) fn of_device(
     match path.src {
         Some(src) if src.ip().is_unspecified() => {
             // A wildcard of a family that the device has an address of.
-            let has = |family: &dyn Fn(&SocketAddr) -> bool| {
-                device.addresses().iter().any(|own| family(&own.addr))
-            };
-            let fits = if src.is_ipv4() {
-                has(&|addr| addr.is_ipv4())
-            } else {
-                has(&|addr| addr.is_ipv6())
-            };
-            fits.then_some(*path).into_iter().collect()
+            let family = own.iter().filter(|own| own.is_ipv4() == src.is_ipv4());
+            let family = family.map(|own| SocketAddr::new(own.ip(), src.port()));
+            if own.are_some() {
+                // one would listen on those too that are left out
+                return family.map(from).collect();
+            }
+            family.take(1).map(|_| *path).collect()
         }
-        Some(src) => device
-            .has_address(src.ip())
-            .then_some(*path)
-            .into_iter()
-            .collect(),
+        Some(src) => own.has(src.ip()).then_some(*path).into_iter().collect(),
         None => {
-            let mut own = device
-                .addresses()
+            let mut own = own
                 .iter()
-                .map(|own| own.addr)
                 .filter(|addr| format.is_none_or(|format| format.fits(addr)))
                 .collect::<Vec<_>>();
             own.sort_by_key(rank);
-            own.into_iter()
-                .map(|src| Path {
-                    src: Some(src),
-                    dst: None,
-                })
-                .collect()
+            own.into_iter().map(from).collect()
         }
+    }
+}
+
+/// From an address, to anywhere.
+fn from(src: SocketAddr) -> Path {
+    Path {
+        src: Some(src),
+        dst: None,
     }
 }
 
@@ -258,6 +252,21 @@ mod tests {
             ),
             Err(FiErrno::ENODATA)
         );
+    }
+
+    #[test]
+    fn a_wildcard_is_the_addresses_that_are_offered_where_some_are_not() {
+        let addr = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let paths = |some| {
+            let own = OwnAddresses::of_list(&["10.77.0.1:0", "[fd77::1]:0"].map(addr), some);
+            let found = of_device(&own, false, &from(addr("0.0.0.0:7471")), None);
+            found
+                .into_iter()
+                .map(|path| path.src.unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(paths(false), [addr("0.0.0.0:7471")]);
+        assert_eq!(paths(true), [addr("10.77.0.1:7471")]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import unittest
 
 from lib import programs, spaces
@@ -99,6 +100,33 @@ class Listing(unittest.TestCase):
         for options in (["-t", "FI_EP_DGRAM"], ["-d", "no-such-domain"], ["-f", "no-such-fabric"]):
             shown = self.fi_info(libfabric, "-p", "weft", *options)
             self.assertRegex(shown.text, rf"fi_getinfo: -{ENODATA}\b", shown)
+
+    def sources(self, **env):
+        shown = self.fi_info(programs.SYSTEM, "-p", "weft", "-d", "soft0", "-v", **env)
+        return set(re.findall(r"src_addr: fi_sockaddr_\w+://(\S+):0", shown.out)), shown
+
+    def test_only_addresses_of_the_named_interfaces_are_offered(self):
+        local = {"127.0.0.1", "[::1]"}
+        every, shown = self.sources()
+        self.assertLessEqual(local, every, shown)
+        self.assertEqual(self.sources(FI_WEFT_INTERFACE="no-such-if, lo")[0], local)
+        others, shown = self.sources(FI_WEFT_INTERFACE=",".join(name for _, name in socket.if_nameindex() if name != "lo"))
+        self.assertEqual(others, every - local, shown)
+        _, shown = self.sources(FI_WEFT_INTERFACE="no-such-if")
+        self.assertRegex(shown.text, rf"fi_getinfo: -{ENODATA}\b", shown)
+
+    def test_soft0_has_no_gids_to_choose_from(self):
+        self.assertEqual(self.sources(FI_WEFT_GID_INDEX="7")[0], self.sources()[0])
+
+    def test_soft0_can_be_left_out(self):
+        shown = self.fi_info(programs.SYSTEM, "-p", "weft", "-d", "soft0", FI_WEFT_SOFTVERBS="0")
+        self.assertRegex(shown.text, rf"fi_getinfo: -{ENODATA}\b", shown)
+
+    def test_only_named_devices_are_offered(self):
+        shown = self.fi_info(programs.SYSTEM, "-p", "weft", FI_WEFT_DEVICE="no-such-device, soft0")
+        self.assertIn("soft0", {entry["domain"] for entry in common.infos(shown.out)}, shown)
+        shown = self.fi_info(programs.SYSTEM, "-p", "weft", FI_WEFT_DEVICE="no-such-device")
+        self.assertRegex(shown.text, rf"fi_getinfo: -{ENODATA}\b", shown)
 
     @common.per_release
     def test_getinfo_is_quick(self, libfabric):

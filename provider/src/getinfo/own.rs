@@ -1,0 +1,91 @@
+//! The addresses of a device that are offered: all, unless the parameters `interface` and `gid_index` leave some out.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use weft::verbs::{Device, DeviceAddress, LinkLayer};
+
+use crate::ffi::param;
+
+/// The addresses of a device that are offered.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnAddresses {
+    list: Vec<DeviceAddress>,
+    /// Whether some were left out.
+    some: bool,
+}
+
+impl OwnAddresses {
+    /// Those that the parameters leave. `port` has the GID table.
+    pub(crate) fn of(device: &Arc<Device>, port: u8, has_ip_gids: bool) -> Self {
+        let params = param::values();
+        let gid = params
+            .gid_index
+            .filter(|_| has_ip_gids)
+            .map(|index| device.gid(port, index).and_then(address_of_gid));
+        let mut list = device.addresses();
+        let all = list.len();
+        list.retain(|own| {
+            params
+                .interfaces
+                .as_ref()
+                .is_none_or(|names| names.contains(&own.interface))
+                && gid.is_none_or(|gid| gid == Some(own.addr.ip()))
+        });
+        let some = list.len() != all;
+        Self { list, some }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_list(list: &[SocketAddr], some: bool) -> Self {
+        let list = list.iter().map(|&addr| DeviceAddress {
+            addr,
+            prefix_len: 24,
+            interface: "v0".to_owned(),
+            loopback: false,
+        });
+        Self {
+            list: list.collect(),
+            some,
+        }
+    }
+
+    /// Whether they have this one.
+    pub(crate) fn has(&self, ip: IpAddr) -> bool {
+        self.list.iter().any(|own| own.addr.ip() == ip)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = SocketAddr> {
+        self.list.iter().map(|own| own.addr)
+    }
+
+    /// Whether a wildcard address would mean more than these.
+    pub(crate) fn are_some(&self) -> bool {
+        self.some
+    }
+}
+
+/// Whether the GIDs of such a port are IP addresses: on RoCE they are (InfiniBand annex A17.4.1.2).
+pub(crate) fn has_ip_gids(layer: LinkLayer, host_only: bool) -> bool {
+    layer == LinkLayer::Ethernet && !host_only
+}
+
+/// The IP address that a GID stands for.
+fn address_of_gid(gid: [u8; 16]) -> Option<IpAddr> {
+    let ip = IpAddr::from(gid).to_canonical();
+    (!ip.is_unspecified()).then_some(ip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gid_is_an_ipv6_address_or_an_ipv4_address_in_one() {
+        let gid = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap().octets();
+        let ip = |text: &str| Some(text.parse().unwrap());
+        assert_eq!(address_of_gid(gid("::ffff:10.77.0.1")), ip("10.77.0.1"));
+        assert_eq!(address_of_gid(gid("fd77::1")), ip("fd77::1"));
+        assert_eq!(address_of_gid(gid("::")), None);
+    }
+}
