@@ -207,3 +207,12 @@ survivor() {
 	cat /tmp/survivor
 	return $survivor_status
 }
+
+# Those of fabtests' message endpoint tests whose command matches, on rxe0. fabtests PATTERN [OPTION...]
+fabtests() {
+	folder=$WEFT_PROJECT/build/vm/fabtests
+	only=$1
+	shift
+	WEFT_PROVIDER=$WEFT_DIR/libweft-fi.so python3 "$WEFT_PROJECT/tests/conformance/check-fabtests" --suite msg --prov weft \
+		--node "$(rxe_addr4)" --fabtests "$folder" --env FI_WEFT_DEVICE=rxe0 --here --only "$only" "$@"
+}

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 
+from . import fabtests
 from . import image as images
 
 CASES = images.HERE / "cases"
@@ -14,7 +15,9 @@ WEFT_DIR = PROJECT / os.environ.get("WEFT_PROVIDER_DIR", "build/lib/libfabric")
 WEFT_SO = WEFT_DIR / "libweft-fi.so"
 
 # One boot serves all cases of a group.
-GUESTS = ("one", "old", "pair")
+GUESTS = ("one", "large", "old", "pair")
+# MiB of those that need more than the usual
+MEMORY = {"large": 6144}
 
 
 @dataclasses.dataclass
@@ -33,6 +36,8 @@ class Case:
         """Why the case cannot run, or nothing."""
         if "weft" in self.needs.split() and not WEFT_SO.exists():
             return f"{WEFT_SO.relative_to(PROJECT)} is not built"
+        if "fabtests" in self.needs.split() and not fabtests.ready():
+            return "fabtests could not be downloaded"
         return ""
 
 

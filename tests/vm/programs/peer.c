@@ -41,7 +41,7 @@ static struct fi_info *get_hints(const struct options *opt)
 	if (!hints)
 		fail("fi_allocinfo", -FI_ENOMEM);
 	hints->ep_attr->type = FI_EP_MSG;
-	hints->caps = FI_MSG | FI_RMA;
+	hints->caps = FI_MSG | FI_RMA | (strcmp(opt->test, "atomic") ? 0 : FI_ATOMIC);
 	hints->mode = 0;
 	hints->addr_format = strchr(opt->address, ':') ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
 	/* all that the C provider asks for on a verbs device: the native form of keys */
@@ -254,7 +254,7 @@ int eq_poll(struct fid_eq *eq, uint32_t *event, int *err)
 	return 1;
 }
 
-static void wait_tx(struct peer *p, const char *what)
+void peer_wait_tx(struct peer *p, const char *what)
 {
 	struct done d;
 	while (!cq_poll(p->tx, &d))
@@ -274,7 +274,7 @@ void peer_post_rx(struct peer *p, int slot)
 void peer_send(struct peer *p, size_t len)
 {
 	check("fi_send", fi_send(p->ep, peer_tx_area(p), len, fi_mr_desc(p->mr), 0, NULL));
-	wait_tx(p, "send");
+	peer_wait_tx(p, "send");
 }
 
 int peer_recv(struct peer *p, size_t len)
@@ -295,11 +295,11 @@ int peer_recv(struct peer *p, size_t len)
 void peer_write(struct peer *p, size_t len)
 {
 	check("fi_write", fi_write(p->ep, peer_rma_area(p), len, fi_mr_desc(p->mr), 0, p->remote_addr, p->remote_key, NULL));
-	wait_tx(p, "write");
+	peer_wait_tx(p, "write");
 }
 
 void peer_read(struct peer *p, size_t len)
 {
 	check("fi_read", fi_read(p->ep, peer_rma_area(p), len, fi_mr_desc(p->mr), 0, p->remote_addr, p->remote_key, NULL));
-	wait_tx(p, "read");
+	peer_wait_tx(p, "read");
 }

@@ -69,6 +69,7 @@ char *peer_rma_area(struct peer *p);
 void peer_post_rx(struct peer *p, int slot);
 void peer_send(struct peer *p, size_t len);  /* sends the send area and waits for the completion */
 int peer_recv(struct peer *p, size_t len);   /* waits for a receive of exactly `len` bytes, gives its slot */
+void peer_wait_tx(struct peer *p, const char *what); /* the one operation under way has completed well */
 void peer_write(struct peer *p, size_t len); /* the RMA area to the peer's, completed */
 void peer_read(struct peer *p, size_t len);
 
@@ -80,5 +81,6 @@ int test_survive(const struct options *opt);
 int test_watch(const struct options *opt);
 int test_bench(const struct options *opt);
 int test_register(const struct options *opt);
+int test_atomic(const struct options *opt);
 
 #endif
