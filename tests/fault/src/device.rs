@@ -6,20 +6,24 @@ use std::ffi::c_int;
 use rdma_core_sys::*;
 
 /// What peers may do with a region or through a queue pair.
-const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
+pub(crate) const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_WRITE
-    | IBV_ACCESS_REMOTE_ATOMIC;
+    | IBV_ACCESS_REMOTE_ATOMIC
+    | IBV_ACCESS_MW_BIND
+    | IBV_ACCESS_FLUSH_GLOBAL;
+/// And of these what a queue pair may be given.
+const QP_ACCESS: u32 = ACCESS & !(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 
 /// Key of all datagram queue pairs here.
-const QKEY: u32 = 0x1234_5678;
+pub(crate) const QKEY: u32 = 0x1234_5678;
 
-fn verbs() -> &'static VerbsFns {
+pub(crate) fn verbs() -> &'static VerbsFns {
     &softverbs::backend().verbs
 }
 
 /// The result of a call that returns an errno value.
-fn check(ret: c_int) -> Result<(), std::io::Error> {
+pub(crate) fn check(ret: c_int) -> Result<(), std::io::Error> {
     if ret == 0 {
         Ok(())
     } else {
@@ -27,7 +31,7 @@ fn check(ret: c_int) -> Result<(), std::io::Error> {
     }
 }
 
-fn last_error() -> std::io::Error {
+pub(crate) fn last_error() -> std::io::Error {
     std::io::Error::last_os_error()
 }
 
@@ -59,19 +63,29 @@ impl Device {
         }
     }
 
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.context
+    }
+
+    pub(crate) fn pd(&self) -> *mut ibv_pd {
+        self.pd
+    }
+
+    pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
+        // SAFETY: live context.
+        let channel = unsafe { (verbs().ibv_create_comp_channel)(self.context) };
+        assert!(!channel.is_null(), "{}", last_error());
+        channel
+    }
+
     /// A completion queue, with a channel of its own whose descriptor does not block.
     pub(crate) fn queue(&self, entries: c_int) -> Queue {
-        // SAFETY: live context; the descriptor is the channel's.
-        unsafe {
-            let channel = (verbs().ibv_create_comp_channel)(self.context);
-            assert!(!channel.is_null(), "{}", last_error());
-            let cq =
-                (verbs().ibv_create_cq)(self.context, entries, std::ptr::null_mut(), channel, 0);
-            assert!(!cq.is_null(), "{}", last_error());
-            let queue = Queue { cq, channel };
-            queue.set_blocking(false);
-            queue
-        }
+        let channel = self.channel();
+        let none = std::ptr::null_mut();
+        // SAFETY: live context and channel.
+        let cq = unsafe { (verbs().ibv_create_cq)(self.context, entries, none, channel, 0) };
+        assert!(!cq.is_null(), "{}", last_error());
+        Queue::of(cq, channel)
     }
 
     pub(crate) fn shared(&self, receives: u32) -> Shared {
@@ -136,15 +150,7 @@ impl Device {
             (verbs().ibv_create_qp)(self.pd, &raw mut init)
         };
         assert!(!qp.is_null(), "{}", last_error());
-        let pair = Pair { qp };
-        pair.enter_init(kind);
-        if kind == IBV_QPT_UD {
-            let mut attr = Pair::attributes(IBV_QPS_RTR);
-            pair.modify(&mut attr, IBV_QP_STATE);
-            attr.qp_state = IBV_QPS_RTS;
-            pair.modify(&mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
-        }
-        pair
+        Pair::start(qp, kind)
     }
 
     fn gid(&self) -> ibv_gid {
@@ -185,13 +191,10 @@ impl Device {
         attr.ah_attr.is_global = 1;
         attr.ah_attr.port_num = 1;
         attr.ah_attr.grh.dgid = self.gid();
-        let mask = IBV_QP_STATE
-            | IBV_QP_AV
-            | IBV_QP_PATH_MTU
-            | IBV_QP_DEST_QPN
-            | IBV_QP_RQ_PSN
-            | IBV_QP_MAX_DEST_RD_ATOMIC
-            | IBV_QP_MIN_RNR_TIMER;
+        let mut mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+        if pair.kind == IBV_QPT_RC {
+            mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+        }
         pair.modify(&mut attr, mask);
     }
 
@@ -201,12 +204,10 @@ impl Device {
         attr.retry_cnt = retries.count;
         attr.rnr_retry = 7;
         attr.max_rd_atomic = 1;
-        let mask = IBV_QP_STATE
-            | IBV_QP_TIMEOUT
-            | IBV_QP_RETRY_CNT
-            | IBV_QP_RNR_RETRY
-            | IBV_QP_SQ_PSN
-            | IBV_QP_MAX_QP_RD_ATOMIC;
+        let mut mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+        if pair.kind == IBV_QPT_RC {
+            mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+        }
         pair.modify(&mut attr, mask);
     }
 
@@ -231,6 +232,12 @@ pub(crate) struct Handle {
     ah: *mut ibv_ah,
 }
 
+impl Handle {
+    pub(crate) fn ah(self) -> *mut ibv_ah {
+        self.ah
+    }
+}
+
 /// A completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wc {
@@ -250,6 +257,16 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    pub(crate) fn of(cq: *mut ibv_cq, channel: *mut ibv_comp_channel) -> Self {
+        let queue = Self { cq, channel };
+        queue.set_blocking(false);
+        queue
+    }
+
+    pub(crate) fn cq(&self) -> *mut ibv_cq {
+        self.cq
+    }
+
     /// Adds what is there to `to`.
     pub(crate) fn poll(&self, to: &mut Vec<Wc>) {
         // SAFETY: live queue, room for sixteen.
@@ -321,6 +338,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    pub(crate) fn srq(&self) -> *mut ibv_srq {
+        self.srq
+    }
+
     pub(crate) fn receive(&self, id: u64, region: &Region, offset: usize, len: usize) {
         let mut sge = region.piece(offset, len);
         let mut wr = receive_of(id, &mut sge);
@@ -358,9 +379,27 @@ pub(crate) enum Op {
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
     qp: *mut ibv_qp,
+    kind: ibv_qp_type,
 }
 
 impl Pair {
+    /// Takes a new queue pair to INIT; one of datagrams to RTS.
+    pub(crate) fn start(qp: *mut ibv_qp, kind: ibv_qp_type) -> Self {
+        let pair = Self { qp, kind };
+        pair.enter_init();
+        if kind == IBV_QPT_UD {
+            let mut attr = Self::attributes(IBV_QPS_RTR);
+            pair.modify(&mut attr, IBV_QP_STATE);
+            attr.qp_state = IBV_QPS_RTS;
+            pair.modify(&mut attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
+        }
+        pair
+    }
+
+    pub(crate) fn qp(&self) -> *mut ibv_qp {
+        self.qp
+    }
+
     pub(crate) fn number(&self) -> u32 {
         // SAFETY: live.
         unsafe { (*self.qp).qp_num }
@@ -379,15 +418,15 @@ impl Pair {
         check(ret).expect("ibv_modify_qp");
     }
 
-    fn enter_init(&self, kind: ibv_qp_type) {
+    fn enter_init(&self) {
         let mut attr = Self::attributes(IBV_QPS_INIT);
         attr.port_num = 1;
         let mut mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
-        if kind == IBV_QPT_UD {
+        if self.kind == IBV_QPT_UD {
             attr.qkey = QKEY;
             mask |= IBV_QP_QKEY;
         } else {
-            attr.qp_access_flags = ACCESS & !IBV_ACCESS_LOCAL_WRITE;
+            attr.qp_access_flags = QP_ACCESS;
             mask |= IBV_QP_ACCESS_FLAGS;
         }
         self.modify(&mut attr, mask);
@@ -498,7 +537,11 @@ impl Region {
         self.at as u64 + offset as u64
     }
 
-    fn piece(&self, offset: usize, len: usize) -> ibv_sge {
+    pub(crate) fn mr(&self) -> *mut ibv_mr {
+        self.mr
+    }
+
+    pub(crate) fn piece(&self, offset: usize, len: usize) -> ibv_sge {
         assert!(offset + len <= self.len);
         ibv_sge {
             addr: self.addr(offset),

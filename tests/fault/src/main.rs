@@ -3,6 +3,8 @@
 
 #[allow(unsafe_code, reason = "verbs is a C interface")]
 mod device;
+#[allow(unsafe_code, reason = "verbs is a C interface")]
+mod extended;
 mod guard;
 #[allow(unsafe_code, reason = "a clock is a system call")]
 mod kills;

@@ -1,5 +1,7 @@
 //! The paths that are walked, one instruction after the other.
 
+use rdma_core_sys::{IBV_QPT_RC, IBV_QPT_UC};
+
 /// One call of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
@@ -22,13 +24,40 @@ pub(crate) enum Path {
     Swap,
     /// With a wrong key: both queue pairs fail.
     WriteRefused,
+    /// On an unreliable connection.
+    SendUnreliable,
+    /// Batches by `ibv_wr_*`: a message with its bytes inside,
+    BuildInline,
+    /// a write and a message of two pieces behind it,
+    BuildBatch,
+    /// a datagram,
+    BuildDatagram,
+    /// an atomic, an atomic write, a flush,
+    BuildAdd,
+    BuildAtomicWrite,
+    BuildFlush,
+    /// a window that is bound and invalidated,
+    BuildBind,
+    /// and one that is given up.
+    BuildAbort,
     Receive,
     /// The survivor's message waits for it.
     ReceiveAwaited,
     SharedReceiveAwaited,
     PollMessage,
+    /// By `ibv_start_poll`, `ibv_next_poll` and `ibv_end_poll`: a message and an own request.
+    PollExtended,
     PollSend,
     PollFlush,
+    /// The survivor's message waits in its segment, and the victim takes it from there: through its
+    /// own receives, one that is held meanwhile, and through a shared queue.
+    Pull,
+    PullLarge,
+    PullShared,
+    /// `ibv_resize_cq` with completions inside.
+    Resize,
+    /// `ibv_rereg_mr` of the region that the survivor writes to.
+    Reregister,
     Arm,
     GetEvent,
     Deregister,
@@ -52,7 +81,7 @@ pub(crate) enum Delivers {
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 28] = [
+    pub(crate) const ALL: [Self; 43] = [
         Self::SendFirst,
         Self::SendInline,
         Self::SendRing,
@@ -68,12 +97,27 @@ impl Path {
         Self::Add,
         Self::Swap,
         Self::WriteRefused,
+        Self::SendUnreliable,
+        Self::BuildInline,
+        Self::BuildBatch,
+        Self::BuildDatagram,
+        Self::BuildAdd,
+        Self::BuildAtomicWrite,
+        Self::BuildFlush,
+        Self::BuildBind,
+        Self::BuildAbort,
         Self::Receive,
         Self::ReceiveAwaited,
         Self::SharedReceiveAwaited,
         Self::PollMessage,
+        Self::PollExtended,
         Self::PollSend,
         Self::PollFlush,
+        Self::Pull,
+        Self::PullLarge,
+        Self::PullShared,
+        Self::Resize,
+        Self::Reregister,
         Self::Arm,
         Self::GetEvent,
         Self::Deregister,
@@ -98,9 +142,12 @@ impl Path {
             | Self::SendRing
             | Self::SendLarge
             | Self::SendWakes
+            | Self::SendUnreliable
+            | Self::BuildInline
+            | Self::BuildBatch
             | Self::WriteImm => Delivers::Message,
             Self::SendShared | Self::SendSharedLarge => Delivers::Shared,
-            Self::Datagram | Self::DatagramFirst => Delivers::Datagram,
+            Self::Datagram | Self::DatagramFirst | Self::BuildDatagram => Delivers::Datagram,
             _ => Delivers::Nothing,
         }
     }
@@ -108,9 +155,15 @@ impl Path {
     /// Bytes of what the call sends or writes.
     pub(crate) fn len(self) -> usize {
         match self {
-            Self::SendRing | Self::PollMessage | Self::Datagram => 1500,
-            Self::SendLarge | Self::SendSharedLarge => 100_000,
-            Self::Write | Self::WriteImm | Self::Read => 20_000,
+            Self::SendRing
+            | Self::PollMessage
+            | Self::PollExtended
+            | Self::Pull
+            | Self::PullShared
+            | Self::Datagram
+            | Self::BuildDatagram => 1500,
+            Self::SendLarge | Self::SendSharedLarge | Self::PullLarge => 100_000,
+            Self::Write | Self::WriteImm | Self::Read | Self::BuildBatch => 20_000,
             _ => 48,
         }
     }
@@ -132,8 +185,75 @@ impl Path {
     pub(crate) fn is_awaited(self) -> bool {
         matches!(
             self,
-            Self::ReceiveAwaited | Self::SharedReceiveAwaited | Self::Connect
+            Self::ReceiveAwaited
+                | Self::SharedReceiveAwaited
+                | Self::Connect
+                | Self::Pull
+                | Self::PullLarge
+                | Self::PullShared
         )
+    }
+
+    /// Whether that request goes to the queue pair with the shared queue.
+    pub(crate) fn is_awaited_on_shared(self) -> bool {
+        matches!(self, Self::SharedReceiveAwaited | Self::PullShared)
+    }
+
+    /// Whether the call itself takes that request, so that it has succeeded when the call returns.
+    pub(crate) fn takes_awaited(self) -> bool {
+        matches!(self, Self::Pull | Self::PullLarge | Self::PullShared)
+    }
+
+    /// Whether it comes to a receive that was posted before.
+    pub(crate) fn is_sent_to(self) -> bool {
+        matches!(self, Self::PollMessage | Self::PollExtended)
+    }
+
+    /// What kind of queue pair the connection without a shared queue has.
+    pub(crate) fn kind(self) -> u32 {
+        if self == Self::SendUnreliable {
+            IBV_QPT_UC
+        } else {
+            IBV_QPT_RC
+        }
+    }
+
+    /// Whether the survivor hears of the end by the connection without a shared queue.
+    pub(crate) fn is_reliable(self) -> bool {
+        self.kind() == IBV_QPT_RC
+    }
+
+    /// Whether the call is one of `ibv_wr_*`.
+    pub(crate) fn builds(self) -> bool {
+        matches!(
+            self,
+            Self::BuildInline
+                | Self::BuildBatch
+                | Self::BuildDatagram
+                | Self::BuildAdd
+                | Self::BuildAtomicWrite
+                | Self::BuildFlush
+                | Self::BuildBind
+                | Self::BuildAbort
+        )
+    }
+
+    /// Whether it writes to the survivor's region,
+    pub(crate) fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::WriteImm | Self::BuildBatch)
+    }
+
+    /// or takes its word from 0 to 1.
+    pub(crate) fn changes_word(self) -> bool {
+        matches!(
+            self,
+            Self::Add | Self::Swap | Self::BuildAdd | Self::BuildAtomicWrite
+        )
+    }
+
+    /// Whether its message has an immediate.
+    pub(crate) fn has_imm(self) -> bool {
+        matches!(self, Self::SendRing | Self::BuildBatch)
     }
 
     /// Whether the victim may let go of the connection in good order: then the survivor hears of it when

@@ -177,7 +177,7 @@ impl Survivor {
         self.target.fill(UNTOUCHED);
         self.target.write(0, &0u64.to_ne_bytes());
         let pairs = Pairs {
-            rc: self.device.pair(IBV_QPT_RC, &self.queue, None),
+            rc: self.device.pair(path.kind(), &self.queue, None),
             on_shared: self
                 .device
                 .pair(IBV_QPT_RC, &self.queue, Some(&self.shared)),
@@ -195,7 +195,7 @@ impl Survivor {
         }
         let (mut victim, pid, theirs) = self.start(round, &pairs);
         let mut ids: Vec<u64> = Vec::new();
-        if path.is_connected() {
+        if path.is_connected() && path.is_reliable() {
             ids.extend(OWN_AT..OWN_AT + OWN);
         }
         if path.is_awaited() {
@@ -272,14 +272,14 @@ impl Survivor {
         self.scratch
             .write(ROOM, &pattern(round.tag ^ 2, path.len()));
         if path.is_awaited() {
-            let pair = if path == Path::SharedReceiveAwaited {
+            let pair = if path.is_awaited_on_shared() {
                 &pairs.on_shared
             } else {
                 &pairs.rc
             };
-            pair.post(AWAITED, Op::Send, &self.scratch, ROOM, 48);
+            pair.post(AWAITED, Op::Send, &self.scratch, ROOM, path.len());
         }
-        if path == Path::PollMessage {
+        if path.is_sent_to() {
             let op = Op::Send;
             pairs.rc.post(AWAITED, op, &self.scratch, ROOM, path.len());
         }
@@ -330,13 +330,14 @@ impl Survivor {
             }
         };
         let mut wcs = Vec::new();
-        if round.path.lets_go() || !round.path.is_connected() {
+        let path = round.path;
+        if path.lets_go() || !path.is_connected() || !path.is_reliable() {
             for _ in 0..3 {
                 std::thread::sleep(Duration::from_millis(2));
                 self.queue.poll(&mut wcs);
                 take(book, &mut wcs);
             }
-            if round.path.is_connected() && !book.has(ids) {
+            if path.is_connected() && path.is_reliable() && !book.has(ids) {
                 ids.push(PROBE);
                 pairs.rc.post(PROBE, Op::Send, &self.scratch, ROOM, 48);
             }
@@ -397,7 +398,7 @@ impl Survivor {
                         "payload of message {i}: {wc:?}"
                     );
                 }
-                if wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM || path == Path::SendRing && i >= warm {
+                if wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM || path.has_imm() && i >= warm {
                     assert_eq!(wc.imm, round.tag as u32);
                 }
             }
@@ -410,11 +411,17 @@ impl Survivor {
         }
         let written = self.check_target(round, ended);
         assert!(
-            written || !(delivered && path == Path::WriteImm),
+            written || !(delivered && path.writes()),
             "a notice without its data"
         );
+        if ended && path.takes_awaited() {
+            let status = book.0[&AWAITED].status;
+            assert_eq!(status, IBV_WC_SUCCESS, "a message that was taken");
+        }
         if path.is_connected() && !path.lets_go() {
-            assert_eq!(pairs.rc.state(), IBV_QPS_ERR);
+            if path.is_reliable() {
+                assert_eq!(pairs.rc.state(), IBV_QPS_ERR);
+            }
             if path != Path::Connect {
                 self.wait_for_error(&pairs.on_shared);
             }
@@ -438,7 +445,7 @@ impl Survivor {
 
     /// The target of writes: all of it or nothing, and nothing around it.
     fn check_target(&self, round: &Round, ended: bool) -> bool {
-        let writes = matches!(round.path, Path::Write | Path::WriteImm);
+        let writes = round.path.writes();
         let len = if writes { round.path.len() } else { 48 };
         let found = self.target.read(WRITTEN_AT - AROUND, len + 2 * AROUND);
         let (before, rest) = found.split_at(AROUND);
@@ -449,7 +456,6 @@ impl Survivor {
             "bytes around the target"
         );
         let written = inside == pattern(round.tag, len);
-        let writes = matches!(round.path, Path::Write | Path::WriteImm);
         assert!(written || untouched(inside), "half of a write");
         assert!(!written || writes, "a write that nobody asked for");
         assert!(written || !writes || !ended, "a write that got lost");
@@ -461,7 +467,7 @@ impl Survivor {
         let word = format!("add {} {}", self.target.addr(0), self.target.rkey());
         self.bystander.say(&word);
         let word = self.bystander.hear_numbers()[0];
-        let changes = matches!(round.path, Path::Add | Path::Swap);
+        let changes = round.path.changes_word();
         assert!(
             word == 0 && !(changes && ended) || word == 1 && changes,
             "the word is {word}"

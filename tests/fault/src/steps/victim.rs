@@ -2,6 +2,8 @@
 
 use rdma_core_sys::{IBV_QPT_RC, IBV_QPT_UD};
 
+use std::time::Duration;
+
 use super::path::Path;
 use super::trace;
 use crate::device::{Device, Op, Pair, Queue, Region, Retries};
@@ -32,19 +34,30 @@ pub(crate) fn run(arguments: &[String]) {
         return;
     }
     let device = Device::open();
-    let queue = device.queue(256);
+    let queue = if path == Path::PollExtended {
+        device.extended_queue(256)
+    } else {
+        device.queue(256)
+    };
     let region = device.region(REGION);
     region.write(0, &pattern(tag, path.len()));
     let shared = device.shared(16);
-    let rc = device.pair(IBV_QPT_RC, &queue, None);
-    let on_shared = device.pair(IBV_QPT_RC, &queue, Some(&shared));
-    let ud = device.pair(IBV_QPT_UD, &queue, None);
+    let pair = |kind, shared| {
+        if path.builds() {
+            device.builder_pair(kind, &queue, shared)
+        } else {
+            device.pair(kind, &queue, shared)
+        }
+    };
+    let rc = pair(path.kind(), None);
+    let on_shared = pair(IBV_QPT_RC, Some(&shared));
+    let ud = pair(IBV_QPT_UD, None);
     let handle = device.handle();
     if path.is_connected() && path != Path::Connect {
         device.connect(&rc, theirs[0], RETRIES);
         device.connect(&on_shared, theirs[1], RETRIES);
     }
-    if path == Path::PollMessage {
+    if path.is_sent_to() {
         rc.receive(1, &region, RECEIVES, 4096);
     }
     link.say(&format!(
@@ -71,7 +84,9 @@ pub(crate) fn run(arguments: &[String]) {
     };
     let doomed = device.region(4096);
     match path {
-        Path::SendFirst | Path::SendInline | Path::SendWakes => post(&rc, Op::Inline),
+        Path::SendFirst | Path::SendInline | Path::SendWakes | Path::SendUnreliable => {
+            post(&rc, Op::Inline);
+        }
         Path::SendRing => post(&rc, Op::SendImm(tag as u32)),
         Path::SendLarge => post(&rc, Op::Send),
         Path::SendShared | Path::SendSharedLarge => post(&on_shared, Op::Send),
@@ -101,7 +116,89 @@ pub(crate) fn run(arguments: &[String]) {
             shared.receive(1, &region, RECEIVES, 4096);
             trace::end();
         }
+        Path::BuildInline => {
+            trace::begin();
+            rc.batch().send(7, None).inline(&region, 0, len).post();
+            trace::end();
+        }
+        Path::BuildBatch => {
+            trace::begin();
+            let batch = rc.batch().write(7, addr, rkey).piece(&region, 0, len);
+            let batch = batch.send(8, Some(tag as u32));
+            batch.pieces(&region, 0, len).post();
+            trace::end();
+        }
+        Path::BuildDatagram => {
+            trace::begin();
+            let batch = ud.batch().send(7, None).to(handle, theirs[2]);
+            batch.piece(&region, 0, len).post();
+            trace::end();
+        }
+        Path::BuildAdd => {
+            trace::begin();
+            let batch = rc.batch().add(7, addr - 4096, rkey);
+            batch.piece(&region, 0, 8).post();
+            trace::end();
+        }
+        Path::BuildAtomicWrite => {
+            trace::begin();
+            rc.batch().atomic_write(7, addr - 4096, rkey, 1).post();
+            trace::end();
+        }
+        Path::BuildFlush => {
+            trace::begin();
+            rc.batch().flush(7, addr, rkey, len).post();
+            trace::end();
+        }
+        Path::BuildBind => {
+            let window = device.window();
+            trace::begin();
+            let batch = rc.batch();
+            batch.bind_and_invalidate(7, window, &region).post();
+            trace::end();
+        }
+        Path::BuildAbort => {
+            trace::begin();
+            let batch = rc.batch().send(7, None);
+            batch.inline(&region, 0, len).give_up();
+            trace::end();
+        }
         Path::PollMessage => poll(&queue),
+        Path::PollExtended => {
+            rc.post(7, Op::Read(addr, rkey), &region, 0, len);
+            trace::begin();
+            let count = queue.poll_extended();
+            assert_eq!(count, 2);
+            trace::end();
+        }
+        Path::Pull | Path::PullLarge | Path::PullShared => {
+            if path == Path::PullShared {
+                shared.receive(1, &region, RECEIVES, len);
+            } else {
+                rc.receive(1, &region, RECEIVES, len);
+            }
+            // The sender, who was rung, has the first chance.
+            std::thread::sleep(Duration::from_millis(2));
+            let mut wcs = Vec::with_capacity(16);
+            trace::begin();
+            // Not every poll in vain looks for it.
+            while wcs.is_empty() {
+                queue.poll(&mut wcs);
+            }
+            trace::end();
+        }
+        Path::Resize => {
+            rc.post(7, Op::Read(addr, rkey), &region, 0, len);
+            rc.post(8, Op::Read(addr, rkey), &region, 0, len);
+            trace::begin();
+            queue.resize(512);
+            trace::end();
+        }
+        Path::Reregister => {
+            trace::begin();
+            region.change_access();
+            trace::end();
+        }
         Path::PollSend => {
             rc.post(7, Op::Read(addr, rkey), &region, 0, len);
             poll(&queue);
