@@ -6,6 +6,7 @@ use rdma_core_sys::{IBV_QPS_ERR, IBV_QPT_RC, IBV_QPT_UD, IBV_WC_RECV_RDMA_WITH_I
 
 use super::layout::{Kind, ROOM, id_of, own, target};
 use super::message::{HEADER, Header, tag};
+use super::moment;
 use crate::device::{Device, Handle, Op, Pair, Queue, Region, Retries, Shared, Wc};
 use crate::random::{Random, pattern};
 
@@ -73,6 +74,8 @@ pub(crate) struct Bond {
     datagrams: (u64, u64),
     datagram_busy: bool,
     access_busy: bool,
+    /// No new requests, until everything has been looked at.
+    pub(crate) rests: bool,
     written: u64,
     swapped: Option<u64>,
     added: Option<u32>,
@@ -110,6 +113,7 @@ impl Bond {
             datagrams: (0, 0),
             datagram_busy: false,
             access_busy: false,
+            rests: false,
             written: 0,
             swapped: None,
             added: None,
@@ -160,7 +164,7 @@ impl Bond {
 
     /// Sends what may be sent.
     pub(crate) fn pump(&mut self, random: &mut Random) {
-        if !self.goes || self.failed.is_some() {
+        if !self.goes || self.failed.is_some() || self.rests {
             return;
         }
         for which in 0..2 {
@@ -220,6 +224,9 @@ impl Bond {
         };
         self.region.write(at, &header.to_bytes());
         let op = if len <= 64 { Op::Inline } else { Op::Send };
+        if which == 1 && choice >= 8 {
+            moment::note_post();
+        }
         let (pair, kind) = if which == 0 {
             (&self.rc, Kind::Send)
         } else {
@@ -231,7 +238,7 @@ impl Bond {
 
     /// Now and then a datagram, and one of the operations that the other takes no part in.
     fn access(&mut self, handle: Handle, random: &mut Random) {
-        if self.failed.is_some() {
+        if self.failed.is_some() || self.rests {
             return;
         }
         if !self.datagram_busy && random.below(4) == 0 {
@@ -257,10 +264,10 @@ impl Bond {
             return;
         }
         self.access_busy = true;
-        self.outstanding += 1;
         let me = usize::from(self.me);
         match random.below(3) {
             0 => {
+                self.outstanding += 1;
                 self.written += 1;
                 let (at, len) = self.slice();
                 let bytes = pattern(self.written, len);
@@ -271,6 +278,7 @@ impl Bond {
                     .post(id, op, &self.region, own::WRITTEN_AT + at, len);
             }
             1 => {
+                self.outstanding += 1;
                 let word = self.addr + (target::SWAPPED_AT + 8 * me) as u64;
                 // The first one finds out what an earlier process of this number left.
                 let old = self.swapped.unwrap_or(0);
@@ -281,8 +289,14 @@ impl Bond {
             _ => {
                 let word = self.addr + (target::ADDED_AT + 8 * (me / 2)) as u64;
                 let op = Op::Add(word, self.rkey, 1 << (32 * (me % 2)));
-                let id = id_of(self.nonce, Kind::Add, 0);
-                self.rc.post(id, op, &self.region, own::RESULT_AT, 8);
+                // Many at once, so that those of the other process fall between them.
+                self.outstanding += own::ADDITIONS;
+                moment::note_post();
+                for place in 0..own::ADDITIONS {
+                    let id = id_of(self.nonce, Kind::Add, place);
+                    let at = own::RESULT_AT + 8 * place;
+                    self.rc.post(id, op, &self.region, at, 8);
+                }
             }
         }
     }
@@ -368,7 +382,7 @@ impl Bond {
                 self.accessed();
             }
             Kind::Add => {
-                let found = self.region.read_word(own::RESULT_AT);
+                let found = self.region.read_word(own::RESULT_AT + 8 * place);
                 let shift = 32 * (self.me % 2);
                 let (mine, their) = ((found >> shift) as u32, (found >> (32 - shift)) as u32);
                 let expected = self.added.unwrap_or(mine);
@@ -380,7 +394,8 @@ impl Bond {
                 self.added = Some(mine.wrapping_add(1));
                 self.their_added = their;
                 common.sums.atomics += 1;
-                self.accessed();
+                self.outstanding -= 1;
+                self.access_busy = place + 1 < own::ADDITIONS;
             }
             Kind::SharedReceive => unreachable!("the worker's"),
         }
@@ -439,6 +454,12 @@ impl Bond {
             self.heard.elapsed(),
             self.streams
         )
+    }
+
+    /// Whether all its requests have a completion.
+    pub(crate) fn is_idle(&self) -> bool {
+        let sends = self.streams.iter().map(|stream| stream.free.len()).sum();
+        !self.access_busy && !self.datagram_busy && 2 * own::SENDS == sends
     }
 
     /// Whether everything of a failed connection has its completion.

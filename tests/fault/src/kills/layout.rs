@@ -39,7 +39,9 @@ pub(crate) mod own {
     pub(crate) const WRITTEN_AT: usize = DATAGRAM_AT + 4096;
     pub(crate) const READ_AT: usize = WRITTEN_AT + SLICE;
     pub(crate) const RESULT_AT: usize = (READ_AT + SLICE).next_multiple_of(8);
-    pub(crate) const LEN: usize = RESULT_AT + 64;
+    /// Additions that are posted at once.
+    pub(crate) const ADDITIONS: usize = 16;
+    pub(crate) const LEN: usize = RESULT_AT + 8 * ADDITIONS;
 }
 
 /// What a completion is of.

@@ -1,9 +1,11 @@
 //! Two to eight processes that all talk to each other, and one of them is killed at a random moment,
 //! again and again. The killed one is started anew; the others go on.
 
+mod audit;
 mod bond;
 mod layout;
 mod message;
+mod moment;
 pub(crate) mod worker;
 
 use std::process::Child;
@@ -33,6 +35,8 @@ struct Worker {
     link: Link,
     way: Way,
     killed: bool,
+    /// How far it is with what all do together: `rests`, `audited`.
+    said: String,
 }
 
 /// What two processes have with each other, as far as this one has told them.
@@ -56,6 +60,9 @@ struct Owed {
     /// It was connected, so it has to notice by itself.
     notices: bool,
 }
+
+/// Kills between two looks at what adds up.
+const AUDITED: usize = 12;
 
 struct Run<'a> {
     workers: Vec<Worker>,
@@ -140,7 +147,7 @@ impl Run<'_> {
                 self.introduce(low, high);
             }
         }
-        let mut done = 0;
+        let (mut done, mut kept) = (0, 0);
         while done < kills && begin.elapsed() < left {
             guard::expect(&format!("{count} processes, kill {done}"));
             // Some while connections are made, most of them while all is going on.
@@ -159,7 +166,8 @@ impl Run<'_> {
             if count > 3 && second != victims[0] && self.random.below(6) == 0 {
                 victims.push(second);
             }
-            self.kill(&victims)?;
+            let in_a_post = self.random.below(3) == 0;
+            self.kill(&victims, in_a_post)?;
             done += victims.len();
             self.wait_until(|run| run.owed.is_empty(), "notice of the dead")?;
             for &victim in &victims {
@@ -176,9 +184,30 @@ impl Run<'_> {
                     }
                 }
             }
+            kept += victims.len();
+            if kept >= AUDITED {
+                kept = 0;
+                self.audit()?;
+            }
         }
-        self.wait_until(|run| run.all_up(), "all connections")?;
+        self.audit()?;
         Ok((done, self.stop()?))
+    }
+
+    /// Nobody keeps a receive of anybody's shared queue when nothing goes on.
+    fn audit(&mut self) -> Result<(), String> {
+        self.wait_until(|run| run.all_up(), "all connections")?;
+        for (command, answer) in [("rest", "rests"), ("audit", "audited")] {
+            for worker in &mut self.workers {
+                worker.link.say(command);
+            }
+            let all = |run: &Self| run.workers.iter().all(|worker| worker.said == answer);
+            self.wait_until(all, answer)?;
+        }
+        for worker in &mut self.workers {
+            worker.link.say("resume");
+        }
+        Ok(())
     }
 
     fn start(&mut self, number: usize) -> Worker {
@@ -195,6 +224,7 @@ impl Run<'_> {
             link,
             way: Way::of(way),
             killed: false,
+            said: String::new(),
         }
     }
 
@@ -225,7 +255,18 @@ impl Run<'_> {
         (0..count).all(|low| (low + 1..count).all(|high| self.between[low][high].up == [true; 2]))
     }
 
-    fn kill(&mut self, victims: &[usize]) -> Result<(), String> {
+    /// Kills them now, or has the first one end itself in the middle of a post.
+    fn kill(&mut self, victims: &[usize], in_a_post: bool) -> Result<(), String> {
+        if in_a_post {
+            let delay = self.random.below(60_000);
+            let worker = &mut self.workers[victims[0]];
+            worker.link.say(&format!("die {delay}"));
+            worker.killed = true;
+            let begin = Instant::now();
+            while matches!(worker.child.try_wait(), Ok(None)) && begin.elapsed() < LIMIT {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
         let killed = now_ns();
         for &victim in victims {
             let child = &mut self.workers[victim].child;
@@ -319,9 +360,16 @@ impl Run<'_> {
     /// A line of process `from`.
     fn hear(&mut self, from: usize, line: &str) -> Result<(), String> {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
-        if verb == "sums" {
-            self.add(rest);
-            return Ok(());
+        match verb {
+            "sums" => {
+                self.add(rest);
+                return Ok(());
+            }
+            "rests" | "audited" => {
+                line.clone_into(&mut self.workers[from].said);
+                return Ok(());
+            }
+            _ => {}
         }
         let given = numbers(rest);
         if given.len() < 2 {

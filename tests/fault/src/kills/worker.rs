@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::IBV_WC_SUCCESS;
 
+use super::audit::Audit;
 use super::bond::{Bond, Common, Sums};
 use super::layout::{Kind, MOST, ROOM, id_of, parts_of, target};
-use super::now_ns;
+use super::{moment, now_ns};
 use crate::device::{Device, Region, Wc};
 use crate::leftovers;
 use crate::link::{Gone, Link, numbers};
@@ -35,14 +36,18 @@ struct Worker {
     link: Link,
     /// Descriptors before there were others.
     base: usize,
+    /// Nothing new is sent; whether that was answered.
+    rests: Option<bool>,
 }
 
 /// `worker NUMBER SEED WAY`. Its commands:
 /// `make OTHER NONCE`, answered by `made OTHER NONCE ...` with its numbers;
 /// `peer OTHER NONCE ...` with the other's, answered by `joined`;
 /// `go OTHER NONCE` when both have joined, or one is dead, answered by `up` after the first message;
-/// `drop OTHER NONCE` for one that never was connected, answered by `clean`; `show`; `stop`.
-/// It says `dead OTHER NONCE TIME` at the first error, and `clean OTHER NONCE` when nothing is left.
+/// `drop OTHER NONCE` for one that never was connected, answered by `clean`;
+/// `rest`, answered by `rests` when all its requests have completed; then `audit`, answered by `audited`; `resume`;
+/// `die NANOSECONDS` in the next post, at this time after its beginning; `show`; `stop`.
+/// It says `dead OTHER NONCE TIME KIND STATUS` at the first error, and `clean OTHER NONCE` when nothing is left.
 pub(crate) fn run(arguments: &[String]) {
     let given = numbers(&arguments.join(" "));
     crate::signals::be_interruptible();
@@ -67,6 +72,7 @@ pub(crate) fn run(arguments: &[String]) {
         taken: 0,
         link: Link::of_child(),
         base: 0,
+        rests: None,
     };
     (0..SHARED).for_each(|place| worker.post_shared(place));
     worker.base = leftovers::count().0;
@@ -79,11 +85,13 @@ pub(crate) fn run(arguments: &[String]) {
                 worker.link.say("stopped");
                 return;
             }
-            if command == "show" {
-                worker.show();
-                continue;
+            match command.as_str() {
+                "show" => worker.show(),
+                "rest" => worker.rest(true),
+                "resume" => worker.rest(false),
+                "audit" => worker.audit(),
+                _ => worker.obey(&command),
             }
-            worker.obey(&command);
         }
         // Who was told of others has to send first.
         worker.go_on();
@@ -112,7 +120,12 @@ fn listen(commands: &Commands) {
         let mut link = Link::of_child();
         loop {
             match link.hear_within(Duration::from_secs(60)) {
-                Ok(Some(line)) => lock(&commands).push_back(line),
+                Ok(Some(line)) => {
+                    if let Some(delay) = line.strip_prefix("die ") {
+                        moment::end_in_a_post(delay.parse().expect("a number"));
+                    }
+                    lock(&commands).push_back(line);
+                }
                 Ok(None) => {}
                 // Whoever started this process is gone.
                 Err(Gone) => std::process::exit(1),
@@ -129,7 +142,7 @@ impl Worker {
     /// A connection that has all its completions brings no more; its other queue pair is in ERR with the next
     /// look at it.
     fn way_now(&self) -> Way {
-        if self.bonds.iter().flatten().any(Bond::is_flushed) {
+        if self.rests.is_some() || self.bonds.iter().flatten().any(Bond::is_flushed) {
             Way::Polls
         } else {
             self.way
@@ -182,6 +195,33 @@ impl Worker {
         }
     }
 
+    fn rest(&mut self, rests: bool) {
+        self.rests = rests.then_some(false);
+        for bond in self.bonds.iter_mut().flatten() {
+            bond.rests = rests;
+        }
+    }
+
+    /// Every receive of the shared queue is there: no process that was killed keeps one.
+    fn audit(&mut self) {
+        while !self.is_quiet() {}
+        let mut audit = Audit::begin(&self.common, SHARED);
+        let mut wcs = Vec::new();
+        while !audit.is_over(SHARED) {
+            self.common.queue.poll(&mut wcs);
+            for wc in wcs.drain(..) {
+                if !audit.take(&wc) {
+                    self.take(&wc);
+                }
+            }
+            std::thread::yield_now();
+        }
+        for place in audit.end() {
+            self.post_shared(place);
+        }
+        self.link.say("audited");
+    }
+
     fn take(&mut self, wc: &Wc) {
         let (nonce, kind, place) = parts_of(wc.id);
         if kind == Kind::SharedReceive {
@@ -198,7 +238,9 @@ impl Worker {
         };
         if wc.status != IBV_WC_SUCCESS {
             if bond.failed.is_none() {
-                self.link.say(&format!("dead {at} {nonce} {}", now_ns()));
+                let (kind, status) = (kind as u8, wc.status);
+                let dead = format!("dead {at} {nonce} {} {kind} {status}", now_ns());
+                self.link.say(&dead);
             }
             bond.note_error(kind, wc);
             return;
@@ -248,6 +290,11 @@ impl Worker {
             } else {
                 bond.pump(&mut self.common.random);
             }
+        }
+        let idle = self.bonds.iter().flatten().all(Bond::is_idle);
+        if self.rests == Some(false) && idle {
+            self.rests = Some(true);
+            self.link.say("rests");
         }
     }
 
