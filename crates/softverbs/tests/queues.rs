@@ -24,6 +24,7 @@ fn main() {
             next_parent,
             next_child,
         ),
+        ("a_queue_that_drains", drain_parent, drain_child),
         ("another_node", node_parent, node_child),
         (
             "a_silent_process_and_datagrams",
@@ -377,4 +378,107 @@ fn lid(end: &End) -> u16 {
 fn node(end: &End) -> u16 {
     let gid = end.address().gid.to_ne_bytes();
     u16::from_be_bytes([gid[14], gid[15]]) & 0xfff
+}
+
+/// RTS to SQD, with or without an event at its end.
+fn drain(end: &mut End, tells: bool) {
+    // SAFETY: all zeros is a value of it.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_SQD;
+    attr.en_sqd_async_notify = tells.into();
+    end.modify(&mut attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY);
+}
+
+fn is_draining(end: &End) -> bool {
+    // SAFETY: all zeros is a value of both; live queue pair.
+    unsafe {
+        let mut attr: ibv_qp_attr = std::mem::zeroed();
+        let mut init: ibv_qp_init_attr = std::mem::zeroed();
+        let mask = IBV_QP_STATE.cast_signed();
+        let query = verbs().ibv_query_qp;
+        assert_eq!(query(end.qp, &raw mut attr, mask, &raw mut init), 0);
+        assert_eq!(attr.qp_state, IBV_QPS_SQD);
+        attr.sq_draining != 0
+    }
+}
+
+/// An asynchronous event, if there is one now. The descriptor may be readable without one.
+fn event_now(end: &mut End) -> Option<u32> {
+    // SAFETY: a live context; all zeros is a value of the event, which is acknowledged once.
+    unsafe {
+        let fd = (*end.context).async_fd;
+        libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
+        let mut event: ibv_async_event = std::mem::zeroed();
+        if (verbs().ibv_get_async_event)(end.context, &raw mut event) != 0 {
+            return None;
+        }
+        (verbs().ibv_ack_async_event)(&raw mut event);
+        Some(event.event_type)
+    }
+}
+
+fn drain_parent(link: &mut Link) {
+    let mut end = End::connect(link, 16, 16, 1);
+    let mut first = end.buffer(&[1; 20]);
+    let mut second = end.buffer(&[2; 20_000]);
+    // Nothing has begun.
+    drain(&mut end, true);
+    assert_eq!(event_now(&mut end), Some(IBV_EVENT_SQ_DRAINED));
+    assert!(!is_draining(&end));
+    end.enter_rts_again();
+    // The first message waits for its receive, and so has begun; the second one comes later.
+    end.send(&mut first, 20, None, IBV_SEND_SIGNALED, 1);
+    drain(&mut end, true);
+    assert!(is_draining(&end));
+    assert_eq!(event_now(&mut end), None);
+    end.send(&mut second, 20_000, None, IBV_SEND_SIGNALED, 2);
+    assert!(end.poll().is_none());
+    link.say("go on");
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 1));
+    assert_eq!(event_now(&mut end), Some(IBV_EVENT_SQ_DRAINED));
+    assert!(!is_draining(&end));
+    link.expect("one");
+    assert!(end.poll().is_none());
+    assert_eq!(event_now(&mut end), None);
+    end.enter_rts_again();
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 2));
+    link.expect("both");
+    // Who does not ask hears nothing.
+    drain(&mut end, false);
+    assert_eq!(event_now(&mut end), None);
+    // What waited when it failed is flushed, without that event.
+    end.enter_rts_again();
+    end.send(&mut first, 20, None, IBV_SEND_SIGNALED, 3);
+    drain(&mut end, true);
+    // SAFETY: all zeros is a value of it.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_ERR;
+    end.modify(&mut attr, IBV_QP_STATE);
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.wr_id), (IBV_WC_WR_FLUSH_ERR, 3));
+    assert_eq!(event_now(&mut end), None);
+}
+
+fn drain_child(link: &mut Link) {
+    let mut end = End::create(link, 16, 16, 1);
+    end.join(link);
+    link.expect("go on");
+    let buffers = [end.buffer(&[0; 20_000]), end.buffer(&[0; 20_000])];
+    for (i, buffer) in buffers.iter().enumerate() {
+        end.recv(buffer, i as u64);
+    }
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.byte_len), (IBV_WC_SUCCESS, 20));
+    // Long enough for it to be taken out of the sender's memory.
+    for _ in 0..20 {
+        assert!(end.poll().is_none(), "what has not begun was sent");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    link.say("one");
+    let wc = end.wait(LIMIT);
+    assert_eq!((wc.status, wc.byte_len), (IBV_WC_SUCCESS, 20_000));
+    link.say("both");
+    link.wait_end();
 }

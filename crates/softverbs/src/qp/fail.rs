@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
+use super::drain::Drain;
 use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue};
 use crate::events::Element;
 use crate::peer::{Peer, Push};
@@ -310,6 +311,7 @@ impl Qp {
         sq.pushed = false;
         sq.lossy = false;
         sq.wait = None;
+        sq.drain = Drain::default();
         sq.peer = None;
         sq.conn = None;
         sq.dest = 0;

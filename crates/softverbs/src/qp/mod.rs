@@ -8,6 +8,7 @@
 
 mod conn;
 mod datagram;
+mod drain;
 mod extended;
 mod fail;
 mod modify;
@@ -141,6 +142,7 @@ struct SendQueue {
     /// Messages that took a receive of a shared queue, wrapping.
     sent: u32,
     wait: Option<waiting::Wait>,
+    drain: drain::Drain,
     parked: parked::Parked,
     timeout: u8,
     retry_cnt: u8,

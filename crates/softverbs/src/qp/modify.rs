@@ -189,8 +189,8 @@ impl Qp {
             return Err(Errno(libc::EINVAL));
         }
         remember(&mut self.attributes(), attr, mask);
-        if to != IBV_QPS_RTS {
-            // Nothing is sent in other states, but what is on its way.
+        if (from, to) != (IBV_QPS_RTS, IBV_QPS_RTS) {
+            // In other states only what is on its way is sent; back in RTS, all that waits.
             let _ = self.take_back(&mut sq);
         }
         if mask & IBV_QP_DEST_QPN != 0 {
@@ -226,6 +226,11 @@ impl Qp {
         if self.publish(word) {
             self.set_state(to);
         }
+        if (from, to) == (IBV_QPS_RTS, IBV_QPS_SQD) {
+            let tells = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
+            self.begin_drain(&mut sq, tells);
+            self.note_drained(&mut sq);
+        }
         // Senders may wait for this state.
         self.wake_sender(rq.peer.as_ref());
         let ended = rq.peer.clone().filter(|peer| peer.is_dead());
@@ -239,10 +244,6 @@ impl Qp {
         if to == IBV_QPS_RTS && from == IBV_QPS_SQD && waits {
             process.wait(self.index);
             self.go_on();
-        }
-        if to == IBV_QPS_SQD && from == IBV_QPS_RTS && mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 {
-            // Requests run when they are posted, so the queue is drained already.
-            self.raise(IBV_EVENT_SQ_DRAINED);
         }
         Ok(())
     }
@@ -271,12 +272,14 @@ pub(crate) unsafe fn query(
         return Err(Errno(libc::EIO));
     }
     this.notice_failure();
+    let draining = this.is_draining(&this.sq.lock());
     let attributes = this.attributes();
     // SAFETY: the caller promises writable outputs; plain data.
     unsafe {
         attr.copy_from(&raw const attributes.attr, 1);
         (*attr).qp_state = this.state();
         (*attr).cur_qp_state = this.state();
+        (*attr).sq_draining = u8::from(draining);
         init.write(attributes.init);
     }
     Ok(())

@@ -10,6 +10,7 @@ use rdma_core_sys::{
     ibv_sge,
 };
 
+use super::drain::Drain;
 use super::parked::Parked;
 use super::{
     Attributes, DESTROYED, Flow, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue,
@@ -67,6 +68,7 @@ impl SendQueue {
             pushed: false,
             sent: 0,
             wait: None,
+            drain: Drain::default(),
             parked: Parked::new(),
             timeout: 0,
             retry_cnt: 0,
@@ -171,6 +173,7 @@ fn blank(index: u32) -> Qp {
             pushed: false,
             sent: 0,
             wait: None,
+            drain: Drain::default(),
             parked: Parked::new(),
             timeout: 0,
             retry_cnt: 0,

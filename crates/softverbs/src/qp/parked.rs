@@ -55,6 +55,11 @@ impl Parked {
         self.generation = old.generation;
     }
 
+    /// Position behind the last message that has an entry.
+    pub(super) fn end(&self) -> u32 {
+        self.to
+    }
+
     #[inline]
     pub(super) fn live(&self) -> bool {
         self.word.is_some()
@@ -103,13 +108,14 @@ impl Qp {
         let written = sq.parked.to.wrapping_sub(sq.executed);
         if sq.parked.incarnation != incarnation
             || sq.parked.number != number
-            || written > sq.head.wrapping_sub(sq.executed)
+            || written > self.runs_to(sq).wrapping_sub(sq.executed)
         {
             sq.parked.to = sq.executed;
             sq.parked.incarnation = incarnation;
             sq.parked.number = number;
         }
-        while sq.parked.to != sq.head && self.write_entry(sq, sq.parked.to) {
+        let end = self.runs_to(sq);
+        while sq.parked.to != end && self.write_entry(sq, sq.parked.to) {
             sq.parked.to = sq.parked.to.wrapping_add(1);
         }
         let count = sq.parked.to.wrapping_sub(sq.executed);

@@ -223,7 +223,9 @@ impl Qp {
             self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_WR_FLUSH_ERR, 0);
         } else {
             self.store(sq, wr, operands, sges, len);
-            self.park_another(sq);
+            if state == IBV_QPS_RTS {
+                self.park_another(sq);
+            }
         }
     }
 

@@ -91,7 +91,7 @@ impl Qp {
     pub(crate) fn go_on(&self) -> bool {
         let mut sq = self.sq.lock();
         let sq = &mut *sq;
-        while sq.executed != sq.head && self.state() == IBV_QPS_RTS {
+        while self.goes_on(sq) {
             if sq.parked.live() {
                 let mut over = None;
                 if self.parked_untouched(sq) && !receive_there(sq) {
@@ -130,11 +130,13 @@ impl Qp {
                 return true;
             }
         }
-        let waits = sq.executed != sq.head;
-        if !waits && let Some(conn) = &sq.conn {
+        if sq.executed == sq.head
+            && let Some(conn) = &sq.conn
+        {
             conn.stop_asking(self.number());
         }
-        waits && self.state() == IBV_QPS_RTS
+        self.note_drained(sq);
+        false
     }
 
     /// Tries the first request that waits.
@@ -232,15 +234,14 @@ impl Qp {
 
     /// Whether requests wait.
     pub(crate) fn waits(&self) -> bool {
-        let sq = self.sq.lock();
-        sq.executed != sq.head && self.state() == IBV_QPS_RTS
+        self.goes_on(&self.sq.lock())
     }
 
     /// When the first request's patience ends.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let sq = self.sq.lock();
         let deadline = sq.wait.as_ref()?.deadline;
-        (deadline != 0 && sq.executed != sq.head).then_some(deadline)
+        (deadline != 0 && self.goes_on(&sq)).then_some(deadline)
     }
 
     /// The status of a request whose queue pair allows no retries.

@@ -526,6 +526,14 @@ impl End {
         );
     }
 
+    /// From SQD back to RTS.
+    pub fn enter_rts_again(&mut self) {
+        // SAFETY: all zeros is a value of it.
+        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.qp_state = IBV_QPS_RTS;
+        self.modify(&mut attr, IBV_QP_STATE);
+    }
+
     pub fn join_early(&mut self, link: &mut Link) {
         let other = self.exchange(link);
         self.enter_rtr(other);
