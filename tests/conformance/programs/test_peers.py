@@ -1,4 +1,4 @@
-"""A peer that is stopped, or killed: tests/conformance/c/peers.c and early.c on each release of libfabric."""
+"""Peers that are stopped, or killed, and processes that fork: the programs in tests/conformance/c."""
 
 import os
 import random
@@ -10,25 +10,26 @@ from lib import programs
 
 from . import common
 
-SOURCE = programs.TOP / "tests" / "conformance" / "c" / "peers.c"
-EARLY = SOURCE.with_name("early.c")
+SOURCES = programs.TOP / "tests" / "conformance" / "c"
 
 
 class Peers(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
-        cls.program = os.path.join(cls.folder.name, "peers")
-        cls.early = os.path.join(cls.folder.name, "early")
-        for program, source in ((cls.program, SOURCE), (cls.early, EARLY)):
+        for source in SOURCES.glob("*.c"):
+            program = os.path.join(cls.folder.name, source.stem)
             subprocess.run(["gcc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-lfabric"], check=True)
 
     @classmethod
     def tearDownClass(cls):
         cls.folder.cleanup()
 
+    def run_program(self, libfabric, name, *arguments):
+        return programs.run([os.path.join(self.folder.name, name), *arguments], libfabric.env(), seconds=150)
+
     def peers(self, libfabric, mode, provider="weft", node="127.0.0.1"):
-        return programs.run([self.program, mode, provider, node], libfabric.env(), seconds=90)
+        return self.run_program(libfabric, "peers", mode, provider, node)
 
     @common.per_release
     def test_one_sided_operations_while_the_target_is_stopped(self, libfabric):
@@ -53,7 +54,23 @@ class Peers(unittest.TestCase):
 
     @common.per_release
     def test_clients_killed_while_they_connect(self, libfabric):
-        ended = programs.run([self.early, "weft", "127.0.0.1", "40", str(random.randrange(10**6))], libfabric.env(), seconds=120)
+        ended = self.run_program(libfabric, "early", "weft", "127.0.0.1", "40", str(random.randrange(10**6)))
+        self.assertEqual(ended.status, 0, ended)
+
+    def test_peers_killed_in_the_middle_of_large_transfers(self):
+        for mode in ("send", "recv", "write", "read"):
+            with self.subTest(survivor=mode):
+                ended = self.run_program(programs.SYSTEM, "killed", mode, "weft", "127.0.0.1", "5")
+                self.assertEqual(ended.status, 0, ended)
+                self.assertEqual(ended.out.count("then FI_SHUTDOWN"), 5, ended)
+
+    def test_a_sender_into_a_shared_context_is_killed(self):
+        ended = self.run_program(programs.SYSTEM, "shared", "weft", "127.0.0.1", "4")
+        self.assertEqual(ended.status, 0, ended)
+
+    @common.per_release
+    def test_fork_with_endpoints_open(self, libfabric):
+        ended = self.run_program(libfabric, "forked", "weft", "127.0.0.1")
         self.assertEqual(ended.status, 0, ended)
 
     def test_over_ipv6(self):
