@@ -249,7 +249,7 @@ impl Endpoint {
     }
 
     /// Lets a counter count the operations of these kinds that end: `SEND`, `RECV`, `READ`, `WRITE`.
-    /// None at all binds nothing. Completion queues are needed all the same; bound with selective
+    /// None at all binds nothing. Completion queues are needed all the same (`fi_endpoint(3)`, `fi_ep_bind`); bound with selective
     /// completion they stay empty.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Connections: how they come to be, are refused, and end.
 
 use super::*;
+use crate::queue::Counter;
 
 #[test]
 fn a_device_is_listed_with_its_addresses() {
@@ -198,6 +199,12 @@ fn what_must_be_bound_is_asked_for() {
     let eq = EventQueue::open(EqConfig::default()).unwrap();
     ep.bind_eq(&eq).unwrap();
     assert_eq!(ep.bind_eq(&eq), Err(FiErrno::EINVAL));
+    assert_eq!(ep.enable(), Err(FiErrno::ENOCQ));
+    // counters don't do: fi_endpoint(3) wants a queue that can tell of failures, "even if the endpoint is configured to
+    // suppress successful completions"
+    let counter = Counter::open(&domain, WaitKind::None).unwrap();
+    let kinds = Flags::SEND | Flags::RECV | Flags::READ | Flags::WRITE;
+    ep.bind_counter(&counter, kinds).unwrap();
     assert_eq!(ep.enable(), Err(FiErrno::ENOCQ));
     let cq = open_cq(&domain);
     assert_eq!(
