@@ -12,7 +12,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -26,6 +26,8 @@ use crate::queue::{CompletionQueue, WaitKind};
 
 /// Reads of a counter between two looks at the clock, for silent peers.
 const READS: u32 = 32;
+/// Between two looks at a counter that has no wait object.
+const PAUSE: Duration = Duration::from_micros(20);
 /// How often who sleeps looks after queues that can't wake.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -142,15 +144,18 @@ impl Counter {
         self.changed();
     }
 
-    /// Waits until the value is at least `threshold`. `None` waits for ever.
+    /// Waits until the value is at least `threshold`. `None` waits for ever. A counter without a wait object is
+    /// looked at again and again: `fi_cntr(3)` has no use for that, but programs do it (fabtests' `fi_multi_mr`), and
+    /// other providers let them.
     ///
     /// # Errors
     /// - `EAVAIL`: the number of failures has changed meanwhile.
     /// - `ETIMEDOUT`: the time is over.
     /// - `EINTR`: a signal handler ran.
-    /// - `EINVAL`: the counter was opened without waiting.
     pub fn wait(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
-        let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
+        let Some(wait) = &self.wait else {
+            return self.look_until(threshold, timeout);
+        };
         let deadline = deadline(timeout);
         let errors = self.errors.load(Ordering::Acquire);
         self.progress();
@@ -174,6 +179,25 @@ impl Counter {
                 self.progress();
                 over = true;
             }
+        }
+    }
+
+    /// As [`Self::wait`], without sleeping for long.
+    fn look_until(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
+        let deadline = deadline(timeout);
+        let errors = self.errors.load(Ordering::Acquire);
+        loop {
+            self.progress();
+            if self.value.load(Ordering::Acquire) >= threshold {
+                return Ok(());
+            }
+            if self.errors.load(Ordering::Acquire) != errors {
+                return Err(FiErrno::EAVAIL);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(FiErrno::ETIMEDOUT);
+            }
+            std::thread::sleep(PAUSE);
         }
     }
 

@@ -54,7 +54,23 @@ fn a_value_is_read_set_and_waited_for() {
     assert_eq!(counter.wait(1000, Some(LIMIT)), Err(FiErrno::EAVAIL));
     failing.join().unwrap();
     let unwaited = Counter::open(&domain, WaitKind::None).unwrap();
-    assert_eq!(unwaited.wait(0, None), Err(FiErrno::EINVAL));
+    assert_eq!(unwaited.wait(0, None), Ok(()));
+    let start = Instant::now();
+    assert_eq!(unwaited.wait(1, short), Err(FiErrno::ETIMEDOUT));
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    assert_eq!(unwaited.trywait(), Err(FiErrno::EINVAL));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(LATER);
+            unwaited.add(3);
+        });
+        assert_eq!(unwaited.wait(3, Some(LIMIT)), Ok(()));
+        scope.spawn(|| {
+            std::thread::sleep(LATER);
+            unwaited.add_errors(1);
+        });
+        assert_eq!(unwaited.wait(4, Some(LIMIT)), Err(FiErrno::EAVAIL));
+    });
 }
 
 /// Every kind by itself, also what is injected, and without reading the queue.
