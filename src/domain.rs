@@ -42,6 +42,9 @@ pub struct DomainConfig {
     pub tuning: Tuning,
     /// The form of its memory regions.
     pub form: Form,
+    /// Whether what peers do to regions can be counted (`FI_RMA_EVENT`) although the form has no bit for it: counters
+    /// are bound to regions that are enabled already.
+    pub events: bool,
     /// Whether local buffers without a descriptor are registered for their operation only, even where the
     /// device could reach them through one implicit on-demand region.
     pub register_each: bool,
@@ -143,8 +146,7 @@ impl Domain {
         if let Some((_, directory)) = directories.iter().find(|(of, _)| Arc::ptr_eq(of, pd)) {
             return Ok(Arc::clone(directory));
         }
-        let events = self.config.form.mode.contains(Mode::RMA_EVENT);
-        let directory = Directory::new(pd, random()?, events)?;
+        let directory = Directory::new(pd, random()?, self.counts())?;
         directories.push((Arc::clone(pd), Arc::clone(&directory)));
         Ok(directory)
     }
@@ -161,6 +163,11 @@ impl Domain {
     /// How its regions hold on to their pages.
     pub(crate) fn paging(&self) -> Paging {
         self.paging
+    }
+
+    /// Whether what peers do to its regions can be counted.
+    pub(crate) fn counts(&self) -> bool {
+        self.config.events || self.config.form.mode.contains(Mode::RMA_EVENT)
     }
 
     /// The application's keys of live regions.

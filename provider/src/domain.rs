@@ -131,7 +131,7 @@ unsafe fn open_body(
         .find(|device| device.name() == name)
         .ok_or(FiErrno::ENODEV)?;
     // SAFETY: as above.
-    let form = unsafe { getinfo::form(fabric.api_version, info, &device)? };
+    let (form, events) = unsafe { getinfo::form(fabric.api_version, info, &device)? };
     let user = users.add()?;
     let engine = Engine::open(
         &device,
@@ -139,6 +139,7 @@ unsafe fn open_body(
             threading: threading_of(threading),
             tuning: param::values().tuning(),
             form,
+            events,
             ..DomainConfig::default()
         },
     )?;

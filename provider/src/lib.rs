@@ -29,6 +29,7 @@ mod fabric;
 mod ffi;
 mod getinfo;
 mod mr;
+mod mr_attr;
 mod msg;
 mod option;
 mod pep;

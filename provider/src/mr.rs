@@ -9,22 +9,21 @@ use parking_lot::Mutex;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
 use weft::mr::{Access, Buffer, Mode, Region, RegionConfig};
-use weft::wire::records::MAX_SEGMENTS;
 
 use crate::cntr::Cntr;
 use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::fabric::header;
 use crate::ffi::fid::{Kind, Object, User};
-use crate::ffi::log::warning;
 use crate::ffi::param::fault_point;
 use crate::ffi::{guard, stub};
+use crate::mr_attr::{Wish, check_flags};
 
 /// A registered region.
 pub(crate) struct Mr {
     // first: what is bound to it is held until it has gone
     region: Arc<Region>,
-    /// The counters and the endpoint that it is bound to.
+    /// The counters and the endpoint that it is bound to, and the region that it is a part of.
     bound: Mutex<Vec<User>>,
     _domain: User,
 }
@@ -48,24 +47,9 @@ impl Kind for Mr {
     }
 }
 
-/// A flag of libfabric's own layers (`OFI_MR_NOCACHE`), which ofi_rxm sets: explicit registrations are not
-/// cached here anyway.
-const NO_CACHE: u64 = 1 << 60;
-
-/// What a registration asks for.
-struct Wish {
-    buffers: [Buffer; MAX_SEGMENTS],
-    count: usize,
-    access: u64,
-    offset: u64,
-    requested_key: u64,
-    flags: u64,
-    context: *mut c_void,
-}
-
 /// # Safety
 /// `handle` is NULL or a fid; the memory is the application's (fi_mr(3)).
-unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_int {
+unsafe fn register(handle: *mut fid, wish: Result<Wish>, out: *mut *mut fid_mr) -> c_int {
     // SAFETY: the caller's promise.
     let domain = match unsafe { Object::<Domain>::checked(handle) } {
         Ok(domain) => domain,
@@ -73,16 +57,21 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
     };
     guard::on(&domain.poison, || {
         fault_point("mr_reg");
+        let wish = wish?;
         if out.is_null() {
             return Err(FiErrno::EINVAL);
-        }
-        if wish.flags & !(NO_CACHE | FI_RMA_EVENT) != 0 {
-            // FI_RMA_PMEM, FI_HMEM_*, FI_MR_*: none of them is offered.
-            return Err(FiErrno::EBADFLAGS);
         }
         let access = Access::from_bits(wish.access).ok_or(FiErrno::EINVAL)?;
         if wish.offset != 0 {
             return Err(FiErrno::EINVAL); // reserved, must be 0 (fi_mr(3))
+        }
+        let mut bound = Vec::new();
+        let mut base = None;
+        if !wish.base.is_null() {
+            // SAFETY: a region by the contract of fi_mr_regattr(3).
+            let of = unsafe { Object::<Mr>::checked(wish.base)? };
+            bound.push(of.users.add()?);
+            base = Some(&of.region);
         }
         let user = domain.users.add()?;
         let config = RegionConfig {
@@ -90,6 +79,8 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
             access,
             requested_key: wish.requested_key,
             counted: wish.flags & FI_RMA_EVENT != 0,
+            dmabuf: wish.dmabuf,
+            base,
         };
         // SAFETY: the application keeps the memory until it closes the region (fi_mr(3)).
         let region = unsafe { Region::register(&domain.engine, &config)? };
@@ -101,7 +92,7 @@ unsafe fn register(handle: *mut fid, wish: &Wish, out: *mut *mut fid_mr) -> c_in
             },
             Mr {
                 region,
-                bound: Mutex::default(),
+                bound: Mutex::new(bound),
                 _domain: user,
             },
         );
@@ -132,47 +123,16 @@ pub(crate) unsafe extern "C" fn reg(
     out: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    let mut buffers = [NO_BUFFER; MAX_SEGMENTS];
-    buffers[0] = Buffer { addr: buf, len };
     let wish = Wish {
-        buffers,
-        count: 1,
         access,
         offset,
         requested_key,
         flags,
         context,
+        ..Wish::buffer(buf, len)
     };
     // SAFETY: the contract of fi_mr_reg(3).
-    unsafe { register(domain, &wish, out) }
-}
-
-const NO_BUFFER: Buffer = Buffer {
-    addr: std::ptr::null(),
-    len: 0,
-};
-
-/// The buffers of a list, and how many there are.
-///
-/// # Errors
-/// `EINVAL`: NULL, none, or more than `mr_iov_limit`.
-///
-/// # Safety
-/// `iov` is NULL or has `count` elements.
-unsafe fn buffers(iov: *const iovec, count: usize) -> Result<([Buffer; MAX_SEGMENTS], usize)> {
-    if iov.is_null() || !(1..=MAX_SEGMENTS).contains(&count) {
-        return Err(FiErrno::EINVAL);
-    }
-    // SAFETY: not NULL, `count` elements.
-    let list = unsafe { std::slice::from_raw_parts(iov, count) };
-    let mut buffers = [NO_BUFFER; MAX_SEGMENTS];
-    for (to, from) in buffers.iter_mut().zip(list) {
-        *to = Buffer {
-            addr: from.iov_base,
-            len: from.iov_len,
-        };
-    }
-    Ok((buffers, count))
+    unsafe { register(domain, check_flags(flags).map(|()| wish), out) }
 }
 
 /// `fi_mr_regv`
@@ -188,21 +148,19 @@ pub(crate) unsafe extern "C" fn regv(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the contract of fi_mr_regv(3).
-    let (buffers, count) = match unsafe { buffers(iov, count) } {
-        Ok(list) => list,
-        Err(errno) => return -errno.code(),
-    };
-    let wish = Wish {
-        buffers,
-        count,
-        access,
-        offset,
-        requested_key,
-        flags,
-        context,
-    };
-    // SAFETY: as above.
-    unsafe { register(domain, &wish, out) }
+    unsafe {
+        let wish = check_flags(flags).and_then(|()| {
+            Ok(Wish {
+                access,
+                offset,
+                requested_key,
+                flags,
+                context,
+                ..Wish::list(iov, count)?
+            })
+        });
+        register(domain, wish, out)
+    }
 }
 
 /// `fi_mr_regattr`. The attributes have the layout of the application's API version.
@@ -213,60 +171,10 @@ pub(crate) unsafe extern "C" fn regattr(
     out: *mut *mut fid_mr,
 ) -> c_int {
     // SAFETY: the contract of fi_mr_regattr(3).
-    let wish = unsafe {
-        Object::<Domain>::checked(domain)
-            .and_then(|domain| read_attr(domain.api_version, attr, flags))
-    };
-    match wish {
-        // SAFETY: as above.
-        Ok(wish) => unsafe { register(domain, &wish, out) },
-        Err(errno) => -errno.code(),
-    }
-}
-
-/// # Safety
-/// `attr` is NULL or has the size that `fi_mr_attr` has in API `version`.
-unsafe fn read_attr(version: u32, attr: *const fi_mr_attr, flags: u64) -> Result<Wish> {
-    if attr.is_null() {
-        return Err(FiErrno::EINVAL);
-    }
-    // SAFETY: not NULL; fields are read only where the version has them.
     unsafe {
-        if flags & !(NO_CACHE | FI_RMA_EVENT) != 0 {
-            return Err(FiErrno::EBADFLAGS); // FI_MR_DMABUF: there are no buffers to be read
-        }
-        let (buffers, count) = buffers((*attr).__bindgen_anon_1.mr_iov, (*attr).iov_count)?;
-        if version >= fi_version(1, 5) && (*attr).auth_key_size != 0 {
-            return Err(FiErrno::EINVAL); // more than the domain's auth_key_size, which is 0
-        }
-        // The interface came with 1.10; before that nothing is behind the key.
-        if version >= fi_version(1, 10) && (*attr).iface != FI_HMEM_SYSTEM {
-            warning!(
-                FI_LOG_MR,
-                "memory interface {} is not available",
-                match (*attr).iface {
-                    FI_HMEM_CUDA => "FI_HMEM_CUDA",
-                    FI_HMEM_ROCR => "FI_HMEM_ROCR",
-                    FI_HMEM_ZE => "FI_HMEM_ZE",
-                    FI_HMEM_NEURON => "FI_HMEM_NEURON",
-                    FI_HMEM_SYNAPSEAI => "FI_HMEM_SYNAPSEAI",
-                    _ => "(unknown)",
-                }
-            );
-            return Err(FiErrno::ENOSYS);
-        }
-        if version >= fi_version(2, 0) && !(*attr).base_mr.is_null() {
-            return Err(FiErrno::ENOSYS); // sub-regions are not there yet
-        }
-        Ok(Wish {
-            buffers,
-            count,
-            access: (*attr).access,
-            offset: (*attr).offset,
-            requested_key: (*attr).requested_key,
-            flags,
-            context: (*attr).context,
-        })
+        let wish = Object::<Domain>::checked(domain)
+            .and_then(|domain| Wish::attributes(domain.api_version, attr, flags));
+        register(domain, wish, out)
     }
 }
 

@@ -30,12 +30,21 @@ pub(crate) struct Exposed {
     pieces: Option<Pieces>,
     /// First address, length and lkey of each of several buffers.
     parts: Box<[(u64, u64, u32)]>,
-    /// What peers are told of several buffers or pieces. Locked from a change to its publication.
-    list: Mutex<Option<Words>>,
+    /// What peers are told. Locked from a change to its publication.
+    told: Mutex<Told>,
     entry: Entry,
     key: Key,
     /// Where it is published.
     directory: Option<Arc<Directory>>,
+}
+
+/// What the directory says of a region, and what that refers to.
+#[derive(Debug, Default)]
+struct Told {
+    entry: Entry,
+    /// The parts, if it has several.
+    list: Option<Words>,
+    /// Where what peers do is counted.
     cell: Option<Arc<Cell>>,
 }
 
@@ -67,6 +76,21 @@ enum Memory {
 
 /// Registers the buffers of a region with these `ibv_access_flags`.
 fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Memory> {
+    if let Some((fd, offset)) = &region.dmabuf {
+        let (addr, len) = (region.start(), region.len() as usize);
+        let mr = Mr::register_dmabuf(pd, (fd, *offset), len, addr, rights);
+        let mr = mr.map_err(|error| {
+            warn_log!(
+                Mr,
+                "memory of the kernel (dmabuf) can't be registered: {error}"
+            );
+            match error {
+                FiErrno::EOPNOTSUPP => FiErrno::ENOSYS,
+                error => error,
+            }
+        });
+        return Ok(Memory::Fixed(vec![mr?]));
+    }
     match region.domain().paging() {
         Paging::Pinned => {}
         Paging::OnDemand => rights |= sys::IBV_ACCESS_ON_DEMAND,
@@ -121,7 +145,8 @@ impl Exposed {
                 true => Key::Published(region.requested_key),
                 false => Key::Unused(region.requested_key),
             }
-        } else if let Some(rkey) = rkey.filter(|_| mode.contains(Mode::VIRT_ADDR) && cell.is_none())
+        } else if let Some(rkey) =
+            rkey.filter(|_| mode.contains(Mode::VIRT_ADDR) && !(remote && region.domain().counts()))
         {
             Key::Native(rkey)
         } else if remote {
@@ -130,10 +155,8 @@ impl Exposed {
             Key::Unused(rkey.unwrap_or_default().into())
         };
         let mut this = Self::of(region, pd, memory, key, generation);
-        this.entry.cell = cell.as_ref().map_or(0, |cell| cell.addr());
-        this.cell = cell;
         if let Key::Published(_) = key {
-            this.publish(region)?;
+            this.publish(region, cell)?;
         }
         Ok(this)
     }
@@ -153,7 +176,7 @@ impl Exposed {
             parts: parts
                 .map(|(buffer, mr)| (buffer.addr, buffer.len, mr.lkey()))
                 .collect(),
-            list: Mutex::default(),
+            told: Mutex::default(),
             pieces,
             entry: Entry {
                 key: key.number(),
@@ -170,28 +193,31 @@ impl Exposed {
             mrs,
             key,
             directory: None,
-            cell: None,
         }
     }
 
     /// Lets peers find it.
-    fn publish(&mut self, region: &Region) -> Result<()> {
+    fn publish(&mut self, region: &Region, cell: Option<Arc<Cell>>) -> Result<()> {
         let directory = region.domain().directory(&self.pd)?;
         let segments = match &self.pieces {
             Some(pieces) => pieces.segments_now(),
             None => self.segments(),
         };
-        let (entry, list) = self.described(&segments)?;
-        directory.insert(&entry)?;
-        self.list = Mutex::new(list);
+        let told = self.described(&segments, cell)?;
+        directory.insert(&told.entry)?;
+        self.told = Mutex::new(told);
         self.directory = Some(directory);
         Ok(())
     }
 
-    /// What the directory says of the region, and what that refers to. No segments: it has one buffer.
-    fn described(&self, segments: &[Segment]) -> Result<(Entry, Option<Words>)> {
+    /// What the directory shall say of the region. No segments: it has one buffer.
+    fn described(&self, segments: &[Segment], cell: Option<Arc<Cell>>) -> Result<Told> {
+        let counted = Entry {
+            cell: cell.as_ref().map_or(0, |cell| cell.addr()),
+            ..self.entry
+        };
         let (addr, rkey) = match segments {
-            [] => return Ok((self.entry, None)),
+            [] => (counted.addr, counted.rkey),
             [whole] if !whole.absent => (whole.addr, whole.rkey),
             _ => {
                 let words = Segment::encode_list(self.entry.generation, segments);
@@ -202,18 +228,33 @@ impl Exposed {
                     rkey: list.rkey(),
                     // at most MAX_SEGMENTS
                     segments: segments.len() as u16,
-                    ..self.entry
+                    ..counted
                 };
-                return Ok((entry, Some(list)));
+                let list = Some(list);
+                return Ok(Told { entry, list, cell });
             }
         };
         let entry = Entry {
             addr,
             rkey,
             segments: 0,
-            ..self.entry
+            ..counted
         };
-        Ok((entry, None))
+        Ok(Told {
+            entry,
+            list: None,
+            cell,
+        })
+    }
+
+    /// Counts what peers do from when they know of it.
+    pub(super) fn count(&self, cell: &Arc<Cell>) {
+        if let Some(directory) = &self.directory {
+            let mut told = self.told.lock();
+            told.entry.cell = cell.addr();
+            told.cell = Some(Arc::clone(cell));
+            directory.replace(&told.entry, Parked::default());
+        }
     }
 
     /// Registers what of these ranges is there now, and publishes it. They lie in the region's buffers.
@@ -224,19 +265,20 @@ impl Exposed {
         let Some(pieces) = &self.pieces else {
             return Ok(());
         };
-        let mut published = self.list.lock();
+        let mut told = self.told.lock();
         let change = pieces.refresh(ranges)?;
         let Some(directory) = &self.directory else {
             drop(pieces.make(change));
             return Ok(());
         };
-        let (entry, list) = self.described(&pieces.segments(&change))?;
+        let new = self.described(&pieces.segments(&change), told.cell.clone())?;
+        let old = std::mem::replace(&mut *told, new);
         let parked = Parked {
             replaced: pieces.make(change),
-            list: std::mem::replace(&mut *published, list),
+            list: old.list,
             ..Parked::default()
         };
-        directory.replace(&entry, parked);
+        directory.replace(&told.entry, parked);
         Ok(())
     }
 
@@ -321,10 +363,11 @@ impl Drop for Exposed {
         if let Some(directory) = self.directory.take() {
             let mut mrs = std::mem::take(&mut self.mrs);
             mrs.extend(self.pieces.take().into_iter().flat_map(Pieces::into_all));
+            let told = std::mem::take(self.told.get_mut());
             let parked = Parked {
                 mrs,
-                list: self.list.get_mut().take(),
-                cell: self.cell.take(),
+                list: told.list,
+                cell: told.cell,
                 ..Parked::default()
             };
             directory.revoke(self.key.number(), parked);

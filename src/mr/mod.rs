@@ -27,5 +27,5 @@ pub(crate) use local::{LocalKeys, Use, implicit_region};
 pub(crate) use mapped::Mapped;
 pub(crate) use mode::Paging;
 pub use mode::{DescRule, Form, Mode};
-pub use region::{Buffer, Region, RegionConfig};
+pub use region::{Buffer, Dmabuf, Region, RegionConfig};
 pub(crate) use words::Words;

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "takes buffers as C passes them")]
 
 use std::ffi::c_void;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -40,6 +41,19 @@ pub struct RegionConfig<'a> {
     pub requested_key: u64,
     /// Whether counters will be bound that count what peers do to it (`FI_RMA_EVENT`). It is made disabled.
     pub counted: bool,
+    /// The memory is the kernel's, behind this descriptor; the one buffer says by which addresses it is called.
+    pub dmabuf: Option<Dmabuf>,
+    /// It is a part of this region (`base_mr`), with a key and rights of its own.
+    pub base: Option<&'a Arc<Region>>,
+}
+
+/// Memory that a descriptor of the kernel stands for.
+#[derive(Clone, Copy, Debug)]
+pub struct Dmabuf {
+    /// The descriptor; it need not stay open.
+    pub fd: RawFd,
+    /// Where in it the memory begins, in bytes.
+    pub offset: u64,
 }
 
 /// A buffer as numbers: what is there is reached by devices only.
@@ -68,6 +82,10 @@ pub struct Region {
     bindings: Mutex<Bindings>,
     /// Of an application's key of a region that peers reach.
     _key_in_use: Option<KeyInUse>,
+    /// A descriptor of the kernel's memory, and where in it the region begins.
+    pub(super) dmabuf: Option<(OwnedFd, u64)>,
+    /// What it is a part of.
+    _base: Option<Arc<Region>>,
     domain: Arc<Domain>,
 }
 
@@ -144,8 +162,33 @@ impl RegionConfig<'_> {
         }
         let start = first.addr as u64;
         start.checked_add(total).ok_or(FiErrno::EINVAL)?;
+        if self.dmabuf.is_some() && (self.buffers.len() != 1 || self.base.is_some()) {
+            return Err(FiErrno::EINVAL);
+        }
+        if let Some(base) = self.base {
+            let inside = |part: &Buffer| {
+                base.buffers.iter().any(|whole| {
+                    let end = part.addr as u64 + part.len as u64;
+                    whole.addr <= part.addr as u64 && end <= whole.addr + whole.len
+                })
+            };
+            if !self.buffers.iter().all(inside) {
+                return Err(FiErrno::EINVAL);
+            }
+        }
         Ok(total)
     }
+}
+
+/// A descriptor of one's own for the same file.
+fn duplicate(fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: a number; what is no descriptor is refused.
+    let new = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if new < 0 {
+        return Err(FiErrno::last());
+    }
+    // SAFETY: just made, nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(new) })
 }
 
 impl Region {
@@ -157,8 +200,10 @@ impl Region {
     /// [`Self::enable`].
     ///
     /// # Errors
-    /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`], one of no bytes, addresses that overflow.
-    /// - `EBADFLAGS`: counted, and the form has no events ([`Mode::RMA_EVENT`]).
+    /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`], one of no bytes, addresses that overflow; a part that
+    ///   does not lie in a buffer of its base, or whose base is of another domain.
+    /// - `ENOSYS`: the device can't register the kernel's memory; a log line says so.
+    /// - `EBADFLAGS`: counted, and the domain has no events.
     /// - `ENOKEY`: the requested key is in use. `EKEYREJECTED`: it is none that can be chosen.
     /// - `ENOMEM`: the limit of locked memory or the device's own is reached; a log line says
     ///   which limit to raise.
@@ -170,9 +215,19 @@ impl Region {
     pub unsafe fn register(domain: &Arc<Domain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
         let len = config.check()?;
         let mode = domain.config().form.mode;
-        if config.counted && !mode.contains(Mode::RMA_EVENT) {
+        if config.counted && !domain.counts() {
             return Err(FiErrno::EBADFLAGS);
         }
+        if config
+            .base
+            .is_some_and(|base| !Arc::ptr_eq(base.domain(), domain))
+        {
+            return Err(FiErrno::EINVAL);
+        }
+        let dmabuf = match config.dmabuf {
+            Some(memory) => Some((duplicate(memory.fd)?, memory.offset)),
+            None => None,
+        };
         let in_use = if config.access.is_remote() && !mode.contains(Mode::PROV_KEY) {
             Some(KeyInUse::take(domain, config.requested_key)?)
         } else {
@@ -193,25 +248,29 @@ impl Region {
             counted: config.counted,
             bindings: Mutex::default(),
             _key_in_use: in_use,
+            dmabuf,
+            _base: config.base.map(Arc::clone),
             domain: Arc::clone(domain),
         });
-        if !config.counted && !mode.contains(Mode::ENDPOINT) {
+        let waits = config.counted && mode.contains(Mode::RMA_EVENT);
+        if !waits && !mode.contains(Mode::ENDPOINT) {
             this.enable()?;
         }
         Ok(this)
     }
 
-    /// Lets a counter count what peers do to the region from when it is enabled (`fi_mr_bind(3)`): writes and
-    /// atomics, reads, or both.
+    /// Lets a counter count what peers do to the region (`fi_mr_bind(3)`): writes and atomics, reads, or both. In
+    /// a form with [`Mode::RMA_EVENT`] before it is enabled; else at any time, and from then on.
     ///
     /// # Errors
-    /// - `EOPNOTSUPP`: the form has no events.
+    /// - `EOPNOTSUPP`: the domain has no events.
+    /// - `ENOMEM`: all event cells are taken.
     /// - `EBADFLAGS`: `kinds` are others than `REMOTE_WRITE` and `REMOTE_READ`, or none.
     /// - `EDOMAIN`: a counter of another domain.
-    /// - `EOPBADSTATE`: enabled already.
-    /// - `EINVAL`: registered without the intention, or one of the kinds has a counter.
+    /// - `EOPBADSTATE`: enabled already, in a form with that bit.
+    /// - `EINVAL`: registered without the intention, in such a form; or one of the kinds has a counter.
     pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
-        if !self.mode().contains(Mode::RMA_EVENT) {
+        if !self.domain.counts() {
             return Err(FiErrno::EOPNOTSUPP);
         }
         let known = Flags::REMOTE_WRITE | Flags::REMOTE_READ;
@@ -222,7 +281,8 @@ impl Region {
             return Err(FiErrno::EDOMAIN);
         }
         let mut bindings = self.bindings.lock();
-        if self.is_enabled() {
+        let announced = self.mode().contains(Mode::RMA_EVENT);
+        if announced && self.is_enabled() {
             return Err(FiErrno::EOPBADSTATE);
         }
         let events: Vec<_> = [
@@ -234,8 +294,19 @@ impl Region {
         .map(|(_, event)| event)
         .collect();
         let taken = |event: &Event| bindings.counters.iter().any(|(other, _)| other == event);
-        if !self.counted || events.iter().any(taken) {
+        if (announced && !self.counted) || events.iter().any(taken) {
             return Err(FiErrno::EINVAL);
+        }
+        if let Some(exposed) = self.exposed.get().filter(|_| self.access.is_remote()) {
+            let cell = match &bindings.cell {
+                Some(cell) => Arc::clone(cell),
+                None => self.domain.directory(exposed.pd())?.event_cell()?,
+            };
+            for event in &events {
+                counter.follow(Watch::new(&cell, *event));
+            }
+            exposed.count(&cell);
+            bindings.cell = Some(cell);
         }
         for event in events {
             bindings.counters.push((event, Arc::clone(counter)));

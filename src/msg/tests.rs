@@ -33,6 +33,7 @@ mod keepalive;
 mod keys;
 mod local;
 mod own_regions;
+mod parts;
 mod processes;
 mod refresh;
 mod shared;

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "calls verbs")]
 
 use std::ffi::c_void;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use rdma_core_sys as sys;
@@ -43,6 +44,33 @@ impl Mr {
         let verbs = &pd.device().backend().verbs;
         // SAFETY: the protection domain is live and of this backend; the memory is the caller's.
         let raw = unsafe { sys::ibv_reg_mr(verbs, pd.raw(), addr.cast_mut(), len, access) };
+        if raw.is_null() {
+            return Err(FiErrno::last());
+        }
+        Ok(Self {
+            raw,
+            pd: Arc::clone(pd),
+        })
+    }
+
+    /// `ibv_reg_dmabuf_mr(3)`: `len` bytes of the kernel's memory behind a descriptor, from an offset on, called by
+    /// addresses from `iova` on.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device can't. `EBADF`, `EINVAL`: not such a descriptor.
+    pub fn register_dmabuf(
+        pd: &Arc<Pd>,
+        (fd, offset): (&OwnedFd, u64),
+        len: usize,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self> {
+        let register = pd.device().backend().verbs.ibv_reg_dmabuf_mr;
+        let register = register.ok_or(FiErrno::EOPNOTSUPP)?;
+        let access = access.cast_signed();
+        // SAFETY: a live protection domain and an open descriptor; the memory is the kernel's and stays as long
+        // as the registration (ibv_reg_mr(3)).
+        let raw = unsafe { register(pd.raw(), offset, len, iova, fd.as_raw_fd(), access) };
         if raw.is_null() {
             return Err(FiErrno::last());
         }

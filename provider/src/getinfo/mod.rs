@@ -156,7 +156,7 @@ pub(crate) unsafe fn for_request(
     Ok(info)
 }
 
-/// The form of regions of a domain that is opened with `info`.
+/// The form of regions of a domain that is opened with `info`, and whether what peers do to them is counted.
 ///
 /// # Errors
 /// `EINVAL`: one that the device doesn't have.
@@ -167,7 +167,7 @@ pub(crate) unsafe fn form(
     version: u32,
     info: *const fi_info,
     device: &Arc<Device>,
-) -> Result<Form> {
+) -> Result<(Form, bool)> {
     let open = |_| FiErrno::EINVAL;
     // SAFETY: the caller's promise.
     let mut hints = unsafe { Hints::read(info) }.map_err(open)?;
@@ -180,7 +180,7 @@ pub(crate) unsafe fn form(
     let forms = mr_mode::forms(version, &hints, able, None).map_err(open)?;
     forms
         .first()
-        .map(|mr| mr.form(version))
+        .map(|mr| (mr.form(version), mr_mode::counts(&hints)))
         .ok_or(FiErrno::EINVAL)
 }
 

@@ -93,14 +93,11 @@ pub(crate) fn forms(
     forced: Option<Mode>,
 ) -> Result<Vec<MrMode>> {
     let offered = offers(version, hints)?;
-    // the capability needs the bit
-    let caps = hints.caps | hints.rx.map_or(0, |rx| rx.caps);
-    let needed = if caps & FI_RMA_EVENT != 0 {
-        Mode::RMA_EVENT
-    } else {
-        Mode::empty()
-    };
-    let mut forms = offered.forms(&able, needed);
+    let counting = counts(hints);
+    if counting && !able().events {
+        return Err(FiErrno::ENODATA);
+    }
+    let mut forms = offered.forms(&able, counting);
     if let Some(forced) = forced {
         // one that was offered, by whatever name
         forms = match offered {
@@ -115,11 +112,16 @@ pub(crate) fn forms(
                 .collect(),
         };
     }
-    forms.retain(|form| form.mode.contains(needed) && works(form.mode, &able));
+    forms.retain(|form| works(form.mode, &able));
     if forms.is_empty() {
         return Err(FiErrno::ENODATA);
     }
     Ok(forms)
+}
+
+/// Whether what peers do to regions shall be counted.
+pub(crate) fn counts(hints: &Hints) -> bool {
+    (hints.caps | hints.rx.map_or(0, |rx| rx.caps)) & FI_RMA_EVENT != 0
 }
 
 /// Whether a device can do a form.
@@ -180,14 +182,17 @@ fn offers(version: u32, hints: &Hints) -> Result<Offered> {
 }
 
 impl Offered {
-    /// Every form of these that weft knows, whether the device can do it or not, best first. Each has `needed`,
-    /// where that was offered by its own name.
-    fn forms(self, able: &impl Fn() -> Able, needed: Mode) -> Vec<MrMode> {
+    /// Every form of these that weft knows, whether the device can do it or not, best first. `counting`: each has
+    /// the bit for that where it was offered; where it was not, the form with the fewest bits comes first, because no
+    /// key is the device's own then.
+    fn forms(self, able: &impl Fn() -> Able, counting: bool) -> Vec<MrMode> {
         match self {
             Self::Bits { bits, exact: true } => vec![MrMode::plain(bits)],
             Self::Bits { bits, exact: false } => {
+                let announced = bits.contains(Mode::RMA_EVENT);
+                let mut needed = Mode::empty();
+                needed.set(Mode::RMA_EVENT, counting && announced);
                 let mut native = bits & (Mode::NATIVE | Mode::LOCAL | needed);
-                let mut needed = needed;
                 if !native.contains(Mode::ALLOCATED) && !able().on_demand {
                     // somebody must say where pages have come
                     needed |= Mode::MMU_NOTIFY;
@@ -197,8 +202,10 @@ impl Offered {
                 if !bits.contains(Mode::ALLOCATED) || !able().on_demand {
                     least |= Mode::ALLOCATED;
                 }
-                let mut modes = vec![native];
-                modes.push(native & (least | needed));
+                let mut modes = vec![native, native & (least | needed)];
+                if counting && !announced {
+                    modes.reverse();
+                }
                 modes.extend(
                     SPECIAL
                         .iter()
@@ -395,6 +402,31 @@ mod tests {
         exact.exact = true;
         let answer = forms(version, &exact, || PINNING, None).unwrap();
         assert_eq!(answer[0].bits, all);
+    }
+
+    #[test]
+    fn events_are_counted_with_the_bit_or_without() {
+        let version = fi_version(1, 21);
+        let answer = |bits, able: Able| {
+            let mut hints = offering(bits, 0);
+            hints.caps = FI_RMA | FI_RMA_EVENT;
+            let list = forms(version, &hints, || able, None);
+            list.map(|list| list.iter().map(|form| form.bits).collect::<Vec<_>>())
+        };
+        let native = Mode::NATIVE.bits().cast_signed() | FI_MR_LOCAL;
+        assert_eq!(answer(native, PAGING), Ok(vec![0, native]));
+        assert_eq!(answer(native, PINNING), Ok(vec![FI_MR_ALLOCATED, native]));
+        let announced = native | FI_MR_RMA_EVENT;
+        assert_eq!(
+            answer(announced, PAGING),
+            Ok(vec![announced, FI_MR_RMA_EVENT])
+        );
+        let without = Able {
+            events: false,
+            ..PAGING
+        };
+        assert_eq!(answer(native, without), Err(FiErrno::ENODATA));
+        assert_eq!(answer(announced, without), Err(FiErrno::ENODATA));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use weft::mr::Mode;
 use crate::ffi::log::info;
 
 use super::hints::{DomainHints, EpHints, Hints, Side};
-use super::mr_mode::MrMode;
+use super::mr_mode::{self, MrMode};
 use super::offer::{self, Offer};
 
 /// The outcome, as far as it depends on the hints.
@@ -85,7 +85,7 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
     check_ep(&ep, offer)?;
     check_domain(&domain, offer)?;
     // the form counts, so the endpoint does
-    let counts = if mr.mode.contains(Mode::RMA_EVENT) {
+    let counts = if mr.mode.contains(Mode::RMA_EVENT) || mr_mode::counts(hints) {
         FI_RMA_EVENT
     } else {
         0

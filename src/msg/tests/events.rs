@@ -25,6 +25,7 @@ fn disabled(domain: &Arc<Domain>, memory: &[&[u8]], access: Access, key: u64) ->
         access,
         requested_key: key,
         counted: true,
+        ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.
     unsafe { Region::register(domain, &config) }.unwrap()
@@ -223,6 +224,40 @@ fn who_waits_is_woken() {
     drop(region);
 }
 
+/// In a domain that counts without the form's bit, regions are counted from binding on, whatever their key.
+#[test]
+fn regions_that_are_enabled_can_be_counted() {
+    for mode in [Mode::LOCAL | Mode::ALLOCATED, Mode::LOCAL | Mode::NATIVE] {
+        let device = device();
+        let events = DomainConfig {
+            events: true,
+            ..kind(mode)
+        };
+        let server = Domain::open(&device, events).unwrap();
+        let (client, server) = connect(Domain::open(&device, kind(mode)).unwrap(), server);
+        let source = Buffer::all(&client.domain, 8);
+        let target = Buffer::with_key(&server.domain, 64, TARGET, 9);
+        let (addr, key) = (start(&target.region, &target.memory), target.region.key());
+        client.write(&source, 8, addr, key, 1).unwrap();
+        client.completion().unwrap();
+        let writes = counter(&target.region, Flags::REMOTE_WRITE);
+        for _ in 0..3 {
+            client.write(&source, 8, addr, key, 1).unwrap();
+            client.completion().unwrap();
+            client.read(&source, 8, addr, key, 1).unwrap();
+            client.completion().unwrap();
+        }
+        assert_eq!(writes.read(), 3, "{mode:?}");
+        let reads = counter(&target.region, Flags::REMOTE_READ);
+        client.read(&source, 8, addr, key, 1).unwrap();
+        client.completion().unwrap();
+        assert_eq!((writes.read(), reads.read()), (3, 1));
+        client.write(&source, 8, addr + 60, key, 2).unwrap();
+        assert_eq!(client.refused(2), FiErrno::EACCES, "no key is native");
+        drop(target);
+    }
+}
+
 #[test]
 fn bindings_have_their_time_and_their_kinds() {
     let domain = Domain::open(&device(), kind(forms()[2])).unwrap();
@@ -280,6 +315,7 @@ fn bindings_have_their_time_and_their_kinds() {
         access: TARGET,
         requested_key: 0,
         counted: true,
+        ..RegionConfig::default()
     };
     // SAFETY: it is refused.
     let refused = unsafe { Region::register(&without, &config) };

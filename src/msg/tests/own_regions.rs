@@ -20,6 +20,7 @@ fn unbound(domain: &Arc<Domain>, memory: &[u8], key: u64, counted: bool) -> Arc<
         access: Access::all(),
         requested_key: key,
         counted,
+        ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.
     unsafe { Region::register(domain, &config) }.unwrap()

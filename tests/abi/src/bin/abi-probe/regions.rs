@@ -1,7 +1,7 @@
 //! Regions that are bound and enabled: what `fi_getinfo` says of them, the errnos of each step, and the order of
 //! closing (`fi_mr(3)`, `fi_mr_bind`, `fi_mr_enable`).
 
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use abi_tests::call;
 use abi_tests::fabric::{Infos, getinfo, hints};
@@ -9,6 +9,7 @@ use abi_tests::load::Lib;
 use abi_tests::objects::{
     Setup, bind, close, control, cq_attr, open_cq, open_domain, open_ep, open_eq, open_fabric,
 };
+use libfabric_sys::layout::mr_attr_size;
 use libfabric_sys::*;
 
 const INVALID: i32 = -FI_EINVAL;
@@ -17,6 +18,16 @@ const BUSY: i32 = -FI_EBUSY;
 const STATE: i32 = -FI_EOPBADSTATE;
 const BASIC: i32 = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
+
+/// API versions whose `fi_mr_attr` ends at different places, or means something else.
+const VERSIONS: [u32; 6] = [
+    fi_version(1, 9),
+    fi_version(1, 17),
+    fi_version(1, 19),
+    fi_version(1, 20),
+    fi_version(2, 0),
+    fi_version(2, 5),
+];
 
 /// Hints that offer these bits and ask for these capabilities.
 fn asking(lib: &Lib, mr_mode: i32, caps: u64) -> Infos {
@@ -53,15 +64,25 @@ fn forms(lib: &Lib, mr_mode: i32, caps: u64) -> Vec<(i32, u64)> {
 pub(crate) fn run(lib: &Lib) {
     offered(lib);
     counted(lib);
+    counted_at_once(lib);
     owned(lib);
     plain(lib);
+    for version in VERSIONS
+        .into_iter()
+        .filter(|version| *version <= lib.version)
+    {
+        attributes(lib, version);
+    }
     println!("regions are bound and enabled in their order");
 }
 
-/// The capability needs the bit, and the bit alone is not chosen.
+/// The capability comes with the bit where that is offered, and the bit alone is not chosen.
 fn offered(lib: &Lib) {
     let rma = FI_MSG | FI_RMA;
-    assert!(forms(lib, BASIC, rma | FI_RMA_EVENT).is_empty());
+    let without = forms(lib, BASIC, rma | FI_RMA_EVENT);
+    let (first, caps) = without[0];
+    assert_eq!(first & (FI_MR_VIRT_ADDR | FI_MR_PROV_KEY), 0, "fewest bits");
+    assert_eq!(caps & FI_RMA_EVENT, FI_RMA_EVENT);
     let asked = forms(lib, BASIC | FI_MR_RMA_EVENT, rma | FI_RMA_EVENT);
     assert!(!asked.is_empty());
     for (mode, caps) in asked {
@@ -155,6 +176,31 @@ fn counted(lib: &Lib) {
     setup.close();
 }
 
+/// Without the bit counters are bound to regions that are enabled already.
+fn counted_at_once(lib: &Lib) {
+    let setup = open(lib, BASIC, FI_MSG | FI_RMA | FI_RMA_EVENT);
+    let mut memory = [0_u8; 64];
+    // SAFETY: fids as they are opened; the memory outlives its regions.
+    unsafe {
+        let (writes, reads) = (counter(&setup), counter(&setup));
+        for flags in [0, FI_RMA_EVENT] {
+            let mr = reg(&setup, &mut memory, flags).expect("a region");
+            assert_ne!((*mr).key, FI_KEY_NOTAVAIL, "enabled");
+            assert_eq!(control(mr, FI_ENABLE, null_mut()), STATE);
+            assert_eq!(bind(mr, writes, FI_REMOTE_WRITE), 0);
+            assert_eq!(bind(mr, reads, FI_REMOTE_WRITE), INVALID, "it has one");
+            assert_eq!(bind(mr, reads, FI_REMOTE_READ), 0);
+            assert_eq!(bind(mr, reads, FI_SEND), FLAGS);
+            assert_eq!(close(writes), BUSY);
+            assert_eq!(close(mr), 0);
+        }
+        for cntr in [writes, reads] {
+            assert_eq!(close(cntr), 0);
+        }
+    }
+    setup.close();
+}
+
 fn owned(lib: &Lib) {
     // forms with endpoints' regions come last
     let hints = asking(lib, BASIC | FI_MR_ENDPOINT, FI_MSG | FI_RMA);
@@ -222,4 +268,211 @@ fn plain(lib: &Lib) {
         assert_eq!(close(mr), 0);
     }
     setup.close();
+}
+
+/// Attributes that end where the memory of this process does: what is read behind them ends it.
+struct Edge {
+    pages: *mut u8,
+    attr: *mut fi_mr_attr,
+    size: usize,
+}
+
+impl Edge {
+    const PAGE: usize = 4096;
+
+    fn new(version: u32) -> Self {
+        // the interface and all behind it came with 1.10
+        let size = if version < fi_version(1, 10) {
+            std::mem::offset_of!(fi_mr_attr, iface)
+        } else {
+            mr_attr_size(version)
+        };
+        // SAFETY: a new mapping, whose second page is taken away.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let pages = libc::mmap(null_mut(), 2 * Self::PAGE, rights, flags, -1, 0);
+            assert_ne!(pages, libc::MAP_FAILED);
+            let pages = pages.cast::<u8>();
+            let second = pages.add(Self::PAGE).cast();
+            assert_eq!(libc::mprotect(second, Self::PAGE, libc::PROT_NONE), 0);
+            let attr = pages.add(Self::PAGE - size).cast();
+            Self { pages, attr, size }
+        }
+    }
+
+    /// As much of the attributes as the version has.
+    unsafe fn put(&self, attr: &fi_mr_attr) -> *const fi_mr_attr {
+        // SAFETY: so much is there.
+        unsafe {
+            let from = std::ptr::from_ref(attr).cast::<u8>();
+            std::ptr::copy_nonoverlapping(from, self.attr.cast(), self.size);
+        }
+        self.attr
+    }
+}
+
+impl Drop for Edge {
+    fn drop(&mut self) {
+        // SAFETY: of `new`.
+        unsafe { libc::munmap(self.pages.cast(), 2 * Self::PAGE) };
+    }
+}
+
+/// Every field of `fi_mr_attr` and every flag, as an application of API `version` passes them.
+fn attributes(lib: &Lib, version: u32) {
+    let hints = asking(lib, BASIC, FI_MSG | FI_RMA);
+    let list = getinfo(
+        lib,
+        version,
+        Some("127.0.0.1"),
+        None,
+        FI_SOURCE,
+        Some(&hints),
+    );
+    let info = list.expect("a list");
+    let edge = Edge::new(version);
+    let mut memory = [0_u8; 4096];
+    // SAFETY: fids as they are opened; the memory outlives its regions.
+    unsafe {
+        let fabric = open_fabric(lib, info.first());
+        let domain = open_domain(fabric, info.first());
+        let other = open_domain(fabric, info.first());
+        let iov = [libc::iovec {
+            iov_base: memory.as_mut_ptr().cast(),
+            iov_len: memory.len(),
+        }];
+        let mut plain = std::mem::zeroed::<fi_mr_attr>();
+        plain.__bindgen_anon_1.mr_iov = iov.as_ptr();
+        plain.iov_count = 1;
+        plain.access = REMOTE;
+        plain.context = (&raw mut memory).cast();
+        let register = |domain: *mut fid_domain, attr: &fi_mr_attr, flags: u64| {
+            let mut mr: *mut fid_mr = null_mut();
+            let regattr = (*(*domain).mr).regattr.expect("a slot");
+            let ret = regattr(&raw mut (*domain).fid, edge.put(attr), flags, &raw mut mr);
+            if ret == 0 { Ok(mr) } else { Err(ret) }
+        };
+        let accepted = |attr: &fi_mr_attr, flags: u64| {
+            let mr = register(domain, attr, flags).expect("a region");
+            assert_eq!((*mr).fid.context, plain.context);
+            assert_eq!(close(mr), 0);
+        };
+        let refused = |attr: &fi_mr_attr, flags: u64, errno: i32, what: &str| {
+            let answer = register(domain, attr, flags).err();
+            assert_eq!(answer, Some(errno), "{what}, version {version:#x}");
+        };
+        accepted(&plain, 0);
+        accepted(&plain, FI_HMEM_HOST_ALLOC);
+        refused(&plain, FI_HMEM_DEVICE_ONLY, INVALID, "no device has memory");
+        refused(
+            &plain,
+            FI_RMA_PMEM,
+            FLAGS,
+            "a capability that is not offered",
+        );
+        refused(&plain, 1 << 3, FLAGS, "no flag of registrations");
+        let offset = fi_mr_attr { offset: 8, ..plain };
+        refused(&offset, 0, INVALID, "an offset");
+        for count in [0, 9] {
+            let wrong = fi_mr_attr {
+                iov_count: count,
+                ..plain
+            };
+            refused(&wrong, 0, INVALID, "a wrong count");
+        }
+        let mut secret = [7_u8; 16];
+        let keyed = fi_mr_attr {
+            auth_key_size: secret.len(),
+            auth_key: secret.as_mut_ptr(),
+            ..plain
+        };
+        refused(&keyed, 0, INVALID, "the domain has no authorization keys");
+
+        // behind what 1.9 has
+        let device = fi_mr_attr {
+            iface: FI_HMEM_CUDA,
+            ..plain
+        };
+        if version >= fi_version(1, 10) {
+            for iface in [FI_HMEM_CUDA, FI_HMEM_ROCR, FI_HMEM_ZE, FI_HMEM_NEURON, 77] {
+                let device = fi_mr_attr { iface, ..plain };
+                refused(&device, 0, -FI_ENOSYS, "no such memory");
+            }
+        } else {
+            accepted(&device, 0);
+        }
+        // since 1.20
+        let fd = libc::memfd_create(c"memory".as_ptr(), 0);
+        let kernel = fi_mr_dmabuf {
+            fd,
+            offset: 0,
+            len: 4096,
+            base_addr: null_mut(),
+        };
+        let mut dmabuf = plain;
+        dmabuf.__bindgen_anon_1.dmabuf = &raw const kernel;
+        if version >= fi_version(1, 20) {
+            refused(&dmabuf, FI_MR_DMABUF, -FI_ENOSYS, "soft0 has no such call");
+            let wrong = fi_mr_dmabuf { fd: -1, ..kernel };
+            dmabuf.__bindgen_anon_1.dmabuf = &raw const wrong;
+            refused(&dmabuf, FI_MR_DMABUF, -libc::EBADF, "no descriptor");
+            let wrong = fi_mr_dmabuf {
+                offset: 8,
+                base_addr: std::ptr::without_provenance_mut(usize::MAX - 4),
+                ..kernel
+            };
+            dmabuf.__bindgen_anon_1.dmabuf = &raw const wrong;
+            refused(&dmabuf, FI_MR_DMABUF, INVALID, "addresses that overflow");
+            dmabuf.__bindgen_anon_1.dmabuf = null();
+            refused(&dmabuf, FI_MR_DMABUF, INVALID, "NULL");
+        } else {
+            refused(&dmabuf, FI_MR_DMABUF, FLAGS, "there was no such flag");
+        }
+        libc::close(fd);
+        // since 2.0
+        let paged = |page_size: usize| fi_mr_attr { page_size, ..plain };
+        accepted(&paged(4096), 0);
+        let base = register(domain, &plain, 0).expect("a region");
+        let part = |offset: usize, len: usize| libc::iovec {
+            iov_base: iov[0].iov_base.byte_add(offset),
+            iov_len: len,
+        };
+        let of = |iov: &libc::iovec, base: *mut fid_mr| {
+            let mut attr = plain;
+            attr.__bindgen_anon_1.mr_iov = iov;
+            attr.base_mr = base;
+            attr.sub_mr_cnt = 1;
+            attr
+        };
+        let inside = part(64, 128);
+        let sub = register(domain, &of(&inside, base), 0).expect("a part");
+        if version >= fi_version(2, 0) {
+            refused(&paged(4097), 0, INVALID, "no page has this size");
+            assert_eq!(close(base), BUSY, "it has a part");
+            let below = register(domain, &of(&inside, sub), 0).expect("a part of a part");
+            assert_eq!(close(sub), BUSY);
+            assert_eq!(close(below), 0);
+            refused(&of(&part(0, 64), sub), 0, INVALID, "not inside");
+            refused(&of(&part(4000, 97), base), 0, INVALID, "beyond the end");
+            refused(&of(&inside, domain.cast()), 0, INVALID, "no region");
+            let foreign = register(other, &plain, 0).expect("a region");
+            refused(&of(&inside, foreign), 0, INVALID, "another domain's");
+            assert_eq!(close(foreign), 0);
+            let mut both = dmabuf;
+            both.__bindgen_anon_1.dmabuf = &raw const kernel;
+            both.base_mr = base;
+            refused(&both, FI_MR_DMABUF, INVALID, "both at once");
+            assert_eq!(close(sub), 0);
+            assert_eq!(close(base), 0);
+        } else {
+            accepted(&paged(4097), 0);
+            assert_eq!(close(base), 0, "there were no parts");
+            assert_eq!(close(sub), 0);
+        }
+        for domain in [domain, other] {
+            assert_eq!(close(domain), 0);
+        }
+        assert_eq!(close(fabric), 0);
+    }
 }

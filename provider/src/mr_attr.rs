@@ -1,0 +1,212 @@
+//! What a registration asks for, whichever call it comes by: `fi_mr_reg`, `fi_mr_regv`, `fi_mr_regattr`.
+
+use std::ffi::c_void;
+use std::fs;
+use std::path::Path;
+
+use libc::iovec;
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+use weft::mr::{Buffer, Dmabuf};
+use weft::wire::records::MAX_SEGMENTS;
+
+use crate::ffi::log::warning;
+
+/// A flag of libfabric's own layers (`OFI_MR_NOCACHE`), which ofi_rxm sets: explicit registrations are not
+/// cached here anyway.
+const NO_CACHE: u64 = 1 << 60;
+
+/// Flags that every call takes. The last two tell whose memory it is; all memory here is the host's.
+const FLAGS: u64 = NO_CACHE | FI_RMA_EVENT | FI_HMEM_HOST_ALLOC | FI_HMEM_DEVICE_ONLY;
+
+/// What a registration asks for.
+pub(crate) struct Wish {
+    pub(crate) buffers: [Buffer; MAX_SEGMENTS],
+    pub(crate) count: usize,
+    pub(crate) access: u64,
+    pub(crate) offset: u64,
+    pub(crate) requested_key: u64,
+    pub(crate) flags: u64,
+    pub(crate) context: *mut c_void,
+    /// The memory is that of a descriptor of the kernel.
+    pub(crate) dmabuf: Option<Dmabuf>,
+    /// The region that it is a part of, or NULL.
+    pub(crate) base: *const fid_mr,
+}
+
+const NO_BUFFER: Buffer = Buffer {
+    addr: std::ptr::null(),
+    len: 0,
+};
+
+impl Default for Wish {
+    fn default() -> Self {
+        Self {
+            buffers: [NO_BUFFER; MAX_SEGMENTS],
+            count: 0,
+            access: 0,
+            offset: 0,
+            requested_key: 0,
+            flags: 0,
+            context: std::ptr::null_mut(),
+            dmabuf: None,
+            base: std::ptr::null(),
+        }
+    }
+}
+
+impl Wish {
+    /// With one buffer.
+    pub(crate) fn buffer(addr: *const c_void, len: usize) -> Self {
+        let mut this = Self {
+            count: 1,
+            ..Self::default()
+        };
+        this.buffers[0] = Buffer { addr, len };
+        this
+    }
+
+    /// With the buffers of a list.
+    ///
+    /// # Errors
+    /// `EINVAL`: NULL, none, or more than `mr_iov_limit`.
+    ///
+    /// # Safety
+    /// `iov` is NULL or has `count` elements.
+    pub(crate) unsafe fn list(iov: *const iovec, count: usize) -> Result<Self> {
+        if iov.is_null() || !(1..=MAX_SEGMENTS).contains(&count) {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: not NULL, `count` elements.
+        let list = unsafe { std::slice::from_raw_parts(iov, count) };
+        let mut this = Self {
+            count,
+            ..Self::default()
+        };
+        for (to, from) in this.buffers.iter_mut().zip(list) {
+            *to = Buffer {
+                addr: from.iov_base,
+                len: from.iov_len,
+            };
+        }
+        Ok(this)
+    }
+
+    /// As attributes say it, which have the layout of API `version`.
+    ///
+    /// # Errors
+    /// - `EINVAL`: NULL, wrong buffers, an authorization key (the domain's size of them is 0), a size that no
+    ///   page has, a part of another region together with a descriptor of the kernel.
+    /// - `EBADFLAGS`: as [`check_flags`].
+    /// - `ENOSYS`: a memory interface that is not there; a log line names it.
+    ///
+    /// # Safety
+    /// `attr` is NULL or has the size that `fi_mr_attr` has in that version.
+    pub(crate) unsafe fn attributes(
+        version: u32,
+        attr: *const fi_mr_attr,
+        flags: u64,
+    ) -> Result<Self> {
+        if attr.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        let is_dmabuf = version >= fi_version(1, 20) && flags & FI_MR_DMABUF != 0;
+        check_flags(if is_dmabuf {
+            flags & !FI_MR_DMABUF
+        } else {
+            flags
+        })?;
+        // SAFETY: not NULL; fields are read only where the version has them.
+        unsafe {
+            let memory = (*attr).__bindgen_anon_1;
+            let mut this = if is_dmabuf {
+                Self::dmabuf(memory.dmabuf, (*attr).iov_count)?
+            } else {
+                Self::list(memory.mr_iov, (*attr).iov_count)?
+            };
+            if version >= fi_version(1, 5) && (*attr).auth_key_size != 0 {
+                return Err(FiErrno::EINVAL);
+            }
+            // The interface came with 1.10; before that nothing is behind the key.
+            if version >= fi_version(1, 10) {
+                check_interface((*attr).iface)?;
+            }
+            if version >= fi_version(2, 0) {
+                this.base = (*attr).base_mr;
+                if !is_page_size((*attr).page_size) || (is_dmabuf && !this.base.is_null()) {
+                    return Err(FiErrno::EINVAL);
+                }
+                // sub_mr_cnt: how many parts there will be, which changes nothing here
+            }
+            this.access = (*attr).access;
+            this.offset = (*attr).offset;
+            this.requested_key = (*attr).requested_key;
+            this.flags = flags;
+            this.context = (*attr).context;
+            Ok(this)
+        }
+    }
+
+    /// # Safety
+    /// `dmabuf` is NULL or has `count` elements.
+    unsafe fn dmabuf(dmabuf: *const fi_mr_dmabuf, count: usize) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let Some(from) = (unsafe { dmabuf.as_ref() }).filter(|_| count == 1) else {
+            return Err(FiErrno::EINVAL);
+        };
+        let start = (from.base_addr.addr() as u64).checked_add(from.offset);
+        let start = start.ok_or(FiErrno::EINVAL)?;
+        let addr = std::ptr::without_provenance(start as usize); // the device's to call it by
+        let mut this = Self::buffer(addr, from.len);
+        this.dmabuf = Some(Dmabuf {
+            fd: from.fd,
+            offset: from.offset,
+        });
+        Ok(this)
+    }
+}
+
+/// # Errors
+/// - `EBADFLAGS`: one that belongs to a capability which is not offered (`FI_RMA_PMEM`), to another call, or to
+///   nothing.
+/// - `EINVAL`: memory that only a device reaches, when there is no device with memory.
+pub(crate) fn check_flags(flags: u64) -> Result<()> {
+    if flags & !FLAGS != 0 {
+        return Err(FiErrno::EBADFLAGS);
+    }
+    if flags & FI_HMEM_DEVICE_ONLY != 0 {
+        return Err(FiErrno::EINVAL);
+    }
+    Ok(())
+}
+
+fn check_interface(iface: fi_hmem_iface) -> Result<()> {
+    if iface == FI_HMEM_SYSTEM {
+        return Ok(());
+    }
+    warning!(
+        FI_LOG_MR,
+        "memory interface {} is not available",
+        match iface {
+            FI_HMEM_CUDA => "FI_HMEM_CUDA",
+            FI_HMEM_ROCR => "FI_HMEM_ROCR",
+            FI_HMEM_ZE => "FI_HMEM_ZE",
+            FI_HMEM_NEURON => "FI_HMEM_NEURON",
+            FI_HMEM_SYNAPSEAI => "FI_HMEM_SYNAPSEAI",
+            _ => "(unknown)",
+        }
+    );
+    Err(FiErrno::ENOSYS)
+}
+
+/// Whether pages can have this size; 0 leaves it to the provider, which leaves it to the device in any case
+/// (fi_mr(3), `page_size`: a hint).
+fn is_page_size(size: usize) -> bool {
+    // SAFETY: no arguments that matter.
+    let base = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let huge = || {
+        let pages = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", size / 1024);
+        size.is_power_of_two() && fs::exists(Path::new(&pages)).unwrap_or(false)
+    };
+    size == 0 || usize::try_from(base) == Ok(size) || huge()
+}
