@@ -7,7 +7,8 @@
 //!
 //! Lock order, outermost first: incoming ring, send queue, receive queue, shared receive queue,
 //! completion queue, channel; outgoing ring, windows, buffers and the waiting list are leaves. Nobody waits for another process
-//! while holding any of them.
+//! while holding any of them. Before all: memberships of XRC domains, handles on a target, targets held; who has one of these may wait
+//! for a lock of the registry, with a bound.
 
 #[allow(unsafe_code, reason = "the C entry points of verbs")]
 pub mod abi;
@@ -54,6 +55,8 @@ mod srq;
 mod sync;
 #[allow(unsafe_code, reason = "system calls")]
 mod sys;
+#[allow(unsafe_code, reason = "domains are C objects")]
+mod xrc;
 
 use std::sync::OnceLock;
 

@@ -237,6 +237,18 @@ impl Peer {
         }
     }
 
+    /// Has the ring towards the peer opened, or asked for.
+    #[cold]
+    pub(crate) fn prepare_ring(&self, own: Signature<'_>) {
+        let mut out = self.out.lock();
+        // What can't be opened is tried again by who sends.
+        if out.is_none()
+            && let Ok(producer) = self.open_ring(own)
+        {
+            *out = producer;
+        }
+    }
+
     /// The ring that the peer made for this process. A peer that has not made one is asked to.
     #[cold]
     fn open_ring(&self, own: Signature<'_>) -> Res<Option<Producer>> {

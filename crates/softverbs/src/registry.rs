@@ -2,7 +2,8 @@
 //!
 //! It is read and written with `pread` and `pwrite`, and never mapped, so truncating it can hurt
 //! nobody. Who has a place holds a lock on the bytes of its entry for as long as it has the file open;
-//! nobody waits for such a lock. Readers take none: an entry has a checksum.
+//! nobody waits for such a lock. Readers take none: an entry has a checksum. Behind the processes are the XRC domains
+//! (`crate::xrc`).
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -10,13 +11,13 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::segment::layout::MAX_PROCESSES;
+use crate::segment::layout::MAX_PLACES;
 use crate::sync::pause;
 use crate::sys::{self, Errno, Identity, Res};
 
 /// Bytes of an entry: pid u32, segment fd u32, start time u64, cookie u64, node u32, valid u32,
 /// segment's inode u64, and at the end a u64 that sums up the rest.
-const ENTRY: usize = 64;
+pub(crate) const ENTRY: usize = 64;
 const SUM: usize = 56;
 const VALID: u32 = 0x7667_7402;
 
@@ -135,7 +136,7 @@ impl Registry {
     fn open_in(directory: &Path) -> Res<Self> {
         // Processes in other namespaces can't be reached, so they are other hosts.
         let name = format!(
-            "softverbs2.{}.{}.{}",
+            "softverbs3.{}.{}.{}",
             sys::effective_uid(),
             sys::namespace("net"),
             sys::namespace("pid"),
@@ -200,7 +201,7 @@ impl Registry {
     /// `ENOMEM` where all places are taken by living processes.
     pub(crate) fn join(&self, entry: Entry) -> Res<u32> {
         // Start at a place of one's own, so that a number rarely comes back soon.
-        let count = MAX_PROCESSES as u32;
+        let count = MAX_PLACES as u32;
         let start = entry.identity.pid % count;
         for slot in (0..count).map(|i| (start + i) % count) {
             if matches!(self.read(slot), Place::Taken(_))
@@ -236,6 +237,11 @@ impl Registry {
             Place::Ended => false,
             Place::Empty => sys::locked(&self.file, bytes_of(slot)),
         }
+    }
+
+    /// The file, for what else lies in it.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Whether the file still is where others look for it.

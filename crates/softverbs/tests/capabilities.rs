@@ -25,6 +25,11 @@ const TESTED: &[(u32, &str, &str)] = &[
         "IBV_WC_RNR_RETRY_EXC_ERR",
     ),
     (
+        IBV_DEVICE_XRC,
+        include_str!("xrc.rs"),
+        "one_connection_for_several_processes",
+    ),
+    (
         IBV_DEVICE_MEM_WINDOW,
         include_str!("windows.rs"),
         "for kind in [IBV_MW_TYPE_1, IBV_MW_TYPE_2]",

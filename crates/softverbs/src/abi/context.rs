@@ -83,6 +83,10 @@ pub(super) fn make(
         verbs.dealloc_td = Some(td::dealloc_td);
         verbs.alloc_parent_domain = Some(td::alloc_parent_domain);
         verbs.create_srq_ex = Some(objects::create_srq_ex);
+        verbs.get_srq_num = Some(objects::get_srq_num);
+        verbs.open_xrcd = Some(objects::open_xrcd);
+        verbs.close_xrcd = Some(objects::close_xrcd);
+        verbs.open_qp = Some(objects::open_qp);
         verbs.advise_mr = Some(mr::advise_mr);
         verbs.alloc_null_mr = Some(mr::alloc_null_mr);
         verbs.alloc_dm = Some(dm::alloc_dm);
@@ -129,6 +133,7 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
             // A close succeeds over what is left (`ibv_open_device(3)`; perftest does so): it no
             // longer works, and its memory stays for pointers that the application still has.
             crate::qp::abandon(this.process, context);
+            crate::srq::abandon(this.process, context);
             return Ok(());
         }
         // SAFETY: made by `Box::into_raw` in `open_device`, and no object refers to it.

@@ -9,8 +9,9 @@ use super::{guard, non_null, pointer, status};
 use crate::cq::{self, Cq, CqInit};
 use crate::events;
 use crate::qp::{self, Qp, QpInit};
-use crate::srq::{self, Srq};
+use crate::srq::{self, Srq, SrqInit, XrcInit};
 use crate::sys::{Errno, Res};
+use crate::xrc;
 
 pub(super) unsafe extern "C" fn create_comp_channel(
     context: *mut ibv_context,
@@ -195,10 +196,19 @@ pub(super) unsafe extern "C" fn create_qp_ex(
             let ex = &mut *init;
             let flags = ex.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && ex.create_flags != 0;
             let known = IBV_QP_INIT_ATTR_PD
+                | IBV_QP_INIT_ATTR_XRCD
                 | IBV_QP_INIT_ATTR_CREATE_FLAGS
                 | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
             if ex.comp_mask & !known != 0 || flags {
                 return Err(Errno(libc::EOPNOTSUPP));
+            }
+            if ex.qp_type == IBV_QPT_XRC_RECV {
+                if ex.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || ex.xrcd.is_null() {
+                    return Err(Errno(libc::EINVAL));
+                }
+                // It sends nothing, and what it receives is not its own.
+                ex.cap = ibv_qp_cap::default();
+                return qp::create_target(ex.xrcd, ex.qp_context).map(Qp::as_ptr);
             }
             if ex.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
                 return Err(Errno(libc::EINVAL));
@@ -276,7 +286,11 @@ pub(super) unsafe extern "C" fn create_srq(
         // SAFETY: the caller promises a live domain and a valid structure.
         unsafe {
             Context::from_ptr((*pd).context).live()?;
-            let srq = srq::create(pd, &*init)?;
+            let srq = srq::create(&SrqInit {
+                pd,
+                basic: *init,
+                xrc: None,
+            })?;
             let limit = (*init).attr.srq_limit;
             (*init).attr = srq::query(srq);
             (*init).attr.srq_limit = limit;
@@ -295,11 +309,29 @@ pub(super) unsafe extern "C" fn create_srq_ex(
         unsafe {
             Context::from_ptr(context).live()?;
             let ex = &mut *init;
-            let known = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
-            let typed = ex.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
-            if ex.comp_mask & !known != 0 || typed && ex.srq_type != IBV_SRQT_BASIC {
+            let known = IBV_SRQ_INIT_ATTR_TYPE
+                | IBV_SRQ_INIT_ATTR_PD
+                | IBV_SRQ_INIT_ATTR_XRCD
+                | IBV_SRQ_INIT_ATTR_CQ;
+            let kind = if ex.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 {
+                ex.srq_type
+            } else {
+                IBV_SRQT_BASIC
+            };
+            if ex.comp_mask & !known != 0 || !matches!(kind, IBV_SRQT_BASIC | IBV_SRQT_XRC) {
                 return Err(Errno(libc::EOPNOTSUPP));
             }
+            let needed = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+            let xrc = if kind == IBV_SRQT_BASIC {
+                None
+            } else if ex.comp_mask & needed != needed || ex.xrcd.is_null() || ex.cq.is_null() {
+                return Err(Errno(libc::EINVAL));
+            } else {
+                Some(XrcInit {
+                    xrcd: ex.xrcd,
+                    cq: ex.cq,
+                })
+            };
             if ex.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
                 return Err(Errno(libc::EINVAL));
             }
@@ -308,10 +340,56 @@ pub(super) unsafe extern "C" fn create_srq_ex(
                 srq_context: ex.srq_context,
                 attr: ex.attr,
             };
-            let srq = srq::create(ex.pd, &basic)?;
+            let srq = srq::create(&SrqInit {
+                pd: ex.pd,
+                basic,
+                xrc,
+            })?;
             ex.attr.max_wr = srq::query(srq).max_wr;
             ex.attr.max_sge = srq::query(srq).max_sge;
             Ok(srq.as_ptr())
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    status(|| {
+        // SAFETY: the caller promises a live queue and a writable number.
+        unsafe {
+            let srq = Srq::from_ptr(srq);
+            srq.process().live()?;
+            number.write(srq::number_of(srq)?);
+        }
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    init: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
+    pointer(|| {
+        non_null(init)?;
+        // SAFETY: the caller promises a live context and valid attributes.
+        unsafe { xrc::open(context, &*init) }
+    })
+}
+
+pub(super) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    // SAFETY: the caller promises a live domain.
+    status(|| unsafe { xrc::close(xrcd) })
+}
+
+pub(super) unsafe extern "C" fn open_qp(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_open_attr,
+) -> *mut ibv_qp {
+    pointer(|| {
+        non_null(attr)?;
+        // SAFETY: the caller promises a live context and valid attributes.
+        unsafe {
+            Context::from_ptr(context).live()?;
+            qp::open_target(&*attr).map(Qp::as_ptr)
         }
     })
 }

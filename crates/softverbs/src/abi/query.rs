@@ -50,6 +50,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
         | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_XRC
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
     attr.max_sge = MAX_SGE.cast_signed();
     attr.max_sge_rd = MAX_SGE.cast_signed();
@@ -107,6 +108,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         full.orig_attr = device_attr(context);
         full.phys_port_cnt_ex = 1;
         full.odp_caps = odp::caps();
+        full.xrc_odp_caps = odp::xrc_caps();
         full.cq_mod_caps.max_cq_count = cq::MAX_MODERATION_COUNT;
         full.cq_mod_caps.max_cq_period = cq::MAX_MODERATION_PERIOD;
         full.max_dm_size = dm::MAX_DM;

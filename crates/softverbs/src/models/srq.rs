@@ -12,7 +12,7 @@ const DESC_AT: usize = arena::AT + 4096;
 
 fn queue(count: u32) -> (Mapping, Order) {
     let map = Mapping::model(SEGMENT_SIZE);
-    let order = Order::new(&map, arena::AT, vec![0; count as usize].into());
+    let order = Order::starting(&map, arena::AT, vec![0; count as usize].into(), 1);
     for index in 0..count as usize {
         map.prepare([DESC_AT + desc::stride(1) * index + desc::TOTAL], []);
     }

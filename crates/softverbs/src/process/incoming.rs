@@ -214,6 +214,15 @@ impl Process {
         }
     }
 
+    /// Takes what all others have sent until now. The caller holds no lock of a queue.
+    pub(crate) fn drain_all_rings(&self) {
+        for line in self.incoming.lines() {
+            if let Some(attached) = line.ring.lock().as_mut() {
+                self.drain(attached, SLOTS as usize, &mut Poll::none());
+            }
+        }
+    }
+
     /// Takes everything that an ended process had sent, and lets its ring go.
     pub(super) fn close_ring_of(&self, peer: &Arc<Peer>) {
         for line in self.incoming.lines().filter(|line| line.slot == peer.slot) {

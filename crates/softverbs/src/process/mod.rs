@@ -49,6 +49,7 @@ pub(crate) struct Process {
     /// Source of contexts' numbers.
     pub(crate) next_context: AtomicU32,
     pub(crate) imports: crate::dm::Imports,
+    pub(crate) domains: crate::xrc::Domains,
     pub(crate) qps: Pool<Qp>,
     pub(crate) cqs: Pool<Cq>,
     pub(crate) srqs: Pool<Srq>,
@@ -162,9 +163,11 @@ impl Process {
             files: Mutex::default(),
             next_context: AtomicU32::new(1),
             imports: crate::dm::Imports::default(),
+            domains: crate::xrc::Domains::default(),
             qps: Pool::new(2, MAX_QPS),
             cqs: Pool::new(0, MAX_CQS),
-            srqs: Pool::new(0, MAX_SRQS),
+            // A request without a number of a shared receive queue reaches none.
+            srqs: Pool::new(1, MAX_SRQS),
             next_pd: AtomicU32::new(1),
             registry,
             peers: Mutex::new(HashMap::new()),
@@ -210,6 +213,11 @@ impl Process {
         } else {
             Ok(self)
         }
+    }
+
+    /// The registry, for what else lies there.
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.registry
     }
 
     fn peers(&self) -> MutexGuard<'_, HashMap<u32, Arc<Peer>>> {

@@ -154,6 +154,9 @@ impl Process {
         for qp in self.qps.iter() {
             qp.notice_overrun();
         }
+        for srq in self.srqs.iter() {
+            srq.notice_overrun();
+        }
     }
 
     /// Has a queue pair tried again at each progress. Its first request waits.

@@ -11,7 +11,8 @@ use super::push::Receive;
 use super::request::PieceList;
 use super::{MAX_SGE, Qp, SendQueue, entry_at};
 use crate::peer::Peer;
-use crate::region::Key;
+use crate::region::{Key, Use};
+use crate::segment::Mapping;
 use crate::segment::layout::{
     Credit, MAX_QPS, SEGMENT_SIZE, StateWord, arena, desc, qp as layout, region, split_qp_num,
 };
@@ -21,8 +22,11 @@ use crate::srq::Shared;
 /// The other end as it was when its state word was read; copied once and checked.
 #[derive(Debug)]
 pub(super) struct Connection {
+    /// Whose memory and receives it leads to.
     pub(super) peer: Arc<Peer>,
-    /// Its index, and its entry in its owner's segment.
+    /// What the state word lies in: the peer's segment, or a target's domain.
+    state: Arc<Mapping>,
+    /// Its index, and its entry there.
     pub(super) index: u32,
     pub(super) at: usize,
     pub(super) word: StateWord,
@@ -30,9 +34,19 @@ pub(super) struct Connection {
     pub(super) recv_cq: u32,
     /// Where it takes its receives, unless it has a queue of its own.
     pub(super) srq: Option<Shared>,
+    /// The shared receive queue of an XRC request.
+    pub(super) delivery: Delivery,
     desc_at: usize,
     desc_mask: u32,
     desc_stride: usize,
+}
+
+/// Which shared receive queue a request of XRC names, and what says that it still is that one. All 0 for other connections.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Delivery {
+    pub(super) number: u32,
+    pub(super) stamp_at: usize,
+    pub(super) stamp: u32,
 }
 
 /// Why the other end can't be reached.
@@ -42,6 +56,8 @@ pub(super) enum Unreachable {
     Yet,
     /// It never will be again.
     Gone,
+    /// What the request names can't be reached through it.
+    Invalid,
 }
 
 /// Whether an end takes messages in this state.
@@ -51,28 +67,79 @@ pub(super) fn receives(state: u32) -> bool {
 }
 
 impl Connection {
+    #[expect(clippy::too_many_arguments, reason = "all of it was read at once")]
+    pub(super) fn through_target(
+        peer: Arc<Peer>,
+        state: Arc<Mapping>,
+        at: usize,
+        word: StateWord,
+        srq: Shared,
+        pd: u32,
+        recv_cq: u32,
+        delivery: Delivery,
+    ) -> Self {
+        Self {
+            peer,
+            state,
+            index: 0,
+            at,
+            word,
+            pd,
+            recv_cq,
+            desc_at: srq.desc_at,
+            desc_mask: srq.mask(),
+            desc_stride: srq.desc_stride,
+            srq: Some(srq),
+            delivery,
+        }
+    }
+
+    /// Whether it leads to the shared receive queue of this number.
+    #[inline]
+    pub(super) fn leads_to(&self, number: u32) -> bool {
+        self.delivery.number == number
+    }
+
+    /// Whether the shared receive queue still is what it was; true where an XRC request does not name one.
+    #[inline]
+    pub(super) fn still_delivers(&self) -> bool {
+        let Delivery {
+            stamp_at, stamp, ..
+        } = self.delivery;
+        stamp_at == 0 || self.peer.map.u32(stamp_at).load(Ordering::Acquire) == stamp
+    }
+
+    /// What a hazard names while the receive is written.
+    pub(super) fn used_receive(&self, key: Key) -> Use {
+        match &self.srq {
+            Some(srq) if self.delivery.stamp_at != 0 => Use::of_shared_receive(srq.number, key),
+            _ => Use::of_receive(self.index, key),
+        }
+    }
+
     /// Whether what was read is still true.
     #[inline]
     pub(super) fn current(&self) -> bool {
-        let word = self.peer.map.u64(self.at + layout::STATE);
+        let word = self.state.u64(self.at + layout::STATE);
         word.load(Ordering::Acquire) == self.word.0 && !self.peer.is_dead()
     }
 
     /// Whether the other end still is the one that was connected and takes messages, in whatever state.
     #[cold]
     pub(super) fn lives_on(&self) -> bool {
-        let word = self.peer.map.u64(self.at + layout::STATE);
+        let word = self.state.u64(self.at + layout::STATE);
         let word = StateWord(word.load(Ordering::Acquire));
         word.incarnation() == self.word.incarnation()
             && word.dest() == self.word.dest()
             && receives(word.state())
             && !self.peer.is_dead()
+            && self.still_delivers()
     }
 
     /// How many messages the other end took, if it takes no more and has said so.
     #[cold]
     pub(super) fn taken(&self) -> Option<u32> {
-        let word = self.peer.map.u64(self.at + layout::TAKEN);
+        let word = self.state.u64(self.at + layout::TAKEN);
         let word = word.load(Ordering::Acquire);
         ((word >> 32) as u32 == self.word.incarnation()).then_some(word as u32)
     }
@@ -90,7 +157,7 @@ impl Connection {
     /// Asks the owner to ring when it posts a receive or changes the state. True where it was not
     /// asked before: that is to be followed by a heavy fence and one more look.
     pub(super) fn ask_to_ring(&self, own: u32) -> bool {
-        let fresh = signal::ask(&self.peer.map, self.at + layout::WAITING, own);
+        let fresh = signal::ask(&self.state, self.at + layout::WAITING, own);
         // The owner of a shared queue looks for the queue pairs that wait.
         let shared = self
             .srq
@@ -102,16 +169,15 @@ impl Connection {
     /// Nothing of the queue pair `own` waits any more. Where the other end is not connected to it any
     /// more, the word may be about another one.
     pub(super) fn stop_asking(&self, own: u32) {
-        let word = self.peer.map.u64(self.at + layout::STATE);
+        let word = self.state.u64(self.at + layout::STATE);
         let word = StateWord(word.load(Ordering::Acquire));
         if word.dest() == own && word.incarnation() == self.word.incarnation() {
-            signal::stop_asking(&self.peer.map, self.at + layout::WAITING, own);
+            signal::stop_asking(&self.state, self.at + layout::WAITING, own);
         }
     }
 
     pub(super) fn rnr_timer(&self) -> u32 {
-        self.peer
-            .map
+        self.state
             .u32(self.at + layout::RNR_TIMER)
             .load(Ordering::Relaxed)
     }
@@ -224,6 +290,9 @@ impl Qp {
     /// Asks the other end's owner, if there is one, to ring when its queue pair's state changes;
     /// as [`Connection::ask_to_ring`].
     pub(super) fn ask_for_state(&self, sq: &SendQueue) -> bool {
+        if sq.route.is_some() {
+            return self.ask_target(sq);
+        }
         let Some(peer) = &sq.peer else { return false };
         let (_, index) = split_qp_num(sq.dest);
         signal::ask(&peer.map, entry_at(index) + layout::WAITING, self.number())
@@ -266,6 +335,8 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
     };
     Ok(Connection {
         peer: Arc::clone(peer),
+        state: Arc::clone(map),
+        delivery: Delivery::default(),
         index: index % MAX_QPS as u32,
         at,
         word,

@@ -42,10 +42,12 @@ pub(super) fn operations(kind: u32) -> u64 {
     let fetches = IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
-    let rest = IBV_QP_EX_WITH_SEND_WITH_INV | IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_FLUSH;
+    let rest = IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_FLUSH;
     let windows = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
+    let remote_windows = IBV_QP_EX_WITH_SEND_WITH_INV;
     u64::from(match kind {
-        IBV_QPT_RC => sends | writes | fetches | windows | rest,
+        IBV_QPT_RC => sends | writes | fetches | windows | remote_windows | rest,
+        IBV_QPT_XRC_SEND => sends | writes | fetches | rest,
         IBV_QPT_UC => sends | writes | windows,
         IBV_QPT_UD => sends,
         _ => 0,
@@ -67,6 +69,7 @@ pub(super) unsafe fn fill(object: *mut ibv_qp_ex, kind: u32, asked: u64) {
     object.wr_set_sge_list = Some(set_sge_list);
     object.wr_set_inline_data = Some(set_inline_data);
     object.wr_set_inline_data_list = Some(set_inline_data_list);
+    object.wr_set_xrc_srqn = (kind == IBV_QPT_XRC_SEND).then_some(set_xrc_srqn as _);
     object.wr_set_ud_addr = (kind == IBV_QPT_UD).then_some(set_ud_addr as _);
     object.wr_send = wants(IBV_QP_EX_WITH_SEND).then_some(send as _);
     object.wr_send_imm = wants(IBV_QP_EX_WITH_SEND_WITH_IMM).then_some(send_imm as _);
@@ -297,6 +300,10 @@ unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, 
         part.wr.wr.ud.remote_qpn = qpn;
         part.wr.wr.ud.remote_qkey = qkey;
     });
+}
+
+unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
+    last(qp, |part, _, _| part.wr.qp_type.xrc.remote_srqn = srqn);
 }
 
 unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {

@@ -199,7 +199,7 @@ impl Qp {
 
     /// Follows a peer that moved the shared state to ERR.
     pub(crate) fn notice_failure(&self) {
-        if self.state() == DESTROYED {
+        if self.state() == DESTROYED || self.notice_target() {
             return;
         }
         let shared = StateWord(
@@ -215,6 +215,7 @@ impl Qp {
             self.fail_asynchronously(match shared.fault() {
                 Fault::Access => IBV_EVENT_QP_ACCESS_ERR,
                 Fault::Request => IBV_EVENT_QP_REQ_ERR,
+                Fault::Fatal | Fault::Asked => IBV_EVENT_QP_FATAL,
             });
         }
     }
@@ -242,7 +243,12 @@ impl Qp {
         if self.state() == DESTROYED {
             return;
         }
+        self.initiator_died(peer);
         let mut sq = self.sq.lock();
+        if sq.route.is_some() {
+            self.route_lost(&mut sq, peer);
+            return;
+        }
         if !sq.peer.as_ref().is_some_and(|p| Arc::ptr_eq(p, peer)) {
             return;
         }
@@ -314,6 +320,9 @@ impl Qp {
         sq.drain = Drain::default();
         sq.peer = None;
         sq.conn = None;
+        if let Some(route) = &mut sq.route {
+            route.forget();
+        }
         sq.dest = 0;
         rq.head = 0;
         rq.next = 0;

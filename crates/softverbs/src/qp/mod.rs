@@ -23,20 +23,25 @@ mod send;
 mod state;
 mod waiting;
 mod window;
+mod xrc_send;
+mod xrc_target;
 
 pub(crate) use datagram::notify as notify_datagram;
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
 pub(crate) use quick::deliver_quickly;
-pub(crate) use recv::{deliver, post_recv};
+pub(crate) use recv::{Inbox, Receive, deliver, post_recv};
 pub(crate) use send::post_send;
 pub(crate) use window::bind_mw;
+pub(crate) use xrc_target::{create as create_target, open as open_target};
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma_core_sys::{ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge};
+use rdma_core_sys::{
+    IBV_QPT_RC, IBV_QPT_XRC_SEND, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
+};
 
 use crate::abi::Context;
 use crate::cq::Cq;
@@ -65,7 +70,7 @@ pub(crate) struct Qp {
     object: UnsafeCell<ibv_qp_ex>,
     index: u32,
     process: AtomicPtr<Process>,
-    /// `ibv_qp_state`, or [`DESTROYED`]. Changed while both queues are locked.
+    /// `ibv_qp_state`, [`TARGET`], or [`DESTROYED`]. Changed while both queues are locked.
     state: AtomicU32,
     /// What the owner last stored in the shared state word.
     word: AtomicU64,
@@ -77,11 +82,15 @@ pub(crate) struct Qp {
     sq: Lock<SendQueue>,
     rq: Lock<RecvQueue>,
     attr: Mutex<Attributes>,
+    /// What an XRC target is a handle on.
+    target: Mutex<Option<xrc_target::Handle>>,
     batch: extended::Batch,
 }
 
 /// A state that no queue pair of the application is in.
 const DESTROYED: u32 = 0xff;
+/// That of a handle on an XRC target, whose state is in its domain.
+const TARGET: u32 = 0xfe;
 
 // SAFETY: the C object is written by this crate only at creation and under its own mutex; the
 // application may not post or modify after destroying it (`ibv_create_qp(3)`).
@@ -122,8 +131,10 @@ struct SendQueue {
     stored: Box<[Stored]>,
     sges: Box<[ibv_sge]>,
     inline: Box<[u8]>,
-    /// The process that the other end belongs to, once it is known.
+    /// The process that the other end belongs to, once it is known; of a target, one that holds it.
     peer: Option<Arc<Peer>>,
+    /// Of an XRC queue pair.
+    route: Option<Box<xrc_send::Route>>,
     conn: Option<conn::Connection>,
     dest: u32,
     /// Emulated node of the other end, by its address.
@@ -173,7 +184,7 @@ struct Operands {
     /// Of atomics.
     compare_add: u64,
     swap: u64,
-    /// Of datagrams.
+    /// Of datagrams; of XRC requests, the shared receive queue.
     node: u32,
     flow: u32,
     qpn: u32,
@@ -274,6 +285,12 @@ impl Qp {
     #[inline]
     fn number(&self) -> u32 {
         crate::segment::layout::qp_num(self.process().slot, self.index)
+    }
+
+    /// Whether the other end answers, so that a failed request is one of the queue pair.
+    #[inline]
+    fn is_reliable(kind: u32) -> bool {
+        matches!(kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
     }
 
     #[inline]

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::state::transition_allowed;
-use super::{Attributes, Qp};
+use super::state::{meaningful, transition_allowed};
+use super::{Qp, TARGET};
 use crate::abi::gid;
 use crate::process::MAX_NODES;
 use crate::segment::layout::{StateWord, qp as layout, qp_access, split_qp_num};
@@ -26,6 +26,12 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
     if this.process().forked() {
         return Err(Errno(libc::EIO));
     }
+    // SAFETY: live, and the type never changes.
+    let kind = unsafe { (*qp).qp_type };
+    let mask = meaningful(kind, mask);
+    if this.state() == TARGET {
+        return this.modify_target(attr, mask);
+    }
     // What a peer did to it comes first.
     this.notice_failure();
     let from = this.state();
@@ -37,8 +43,6 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
     } else {
         from
     };
-    // SAFETY: live, and the type never changes.
-    let kind = unsafe { (*qp).qp_type };
     if !transition_allowed(kind, from, to, mask) {
         return Err(Errno(libc::EINVAL));
     }
@@ -63,7 +67,7 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
     }
 }
 
-fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
+pub(super) fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
     let ok = |bit: u32, good: bool| mask & bit == 0 || good;
     let mtus = IBV_MTU_256..=IBV_MTU_4096;
     let most_rd = crate::abi::MAX_RD_ATOMIC;
@@ -116,8 +120,7 @@ fn node_by_lid(lid: u16) -> Option<u32> {
         .then(|| u32::from(lid) - 1)
 }
 
-fn remember(attributes: &mut Attributes, attr: &ibv_qp_attr, mask: u32) {
-    let to = &mut attributes.attr;
+pub(super) fn remember(to: &mut ibv_qp_attr, attr: &ibv_qp_attr, mask: u32) {
     macro_rules! copy {
         ($($bit:ident: $($field:ident),+;)+) => {$(
             if mask & $bit != 0 {
@@ -188,7 +191,7 @@ impl Qp {
             // Another thread failed it, or changed it.
             return Err(Errno(libc::EINVAL));
         }
-        remember(&mut self.attributes(), attr, mask);
+        remember(&mut self.attributes().attr, attr, mask);
         if (from, to) != (IBV_QPS_RTS, IBV_QPS_RTS) {
             // In other states only what is on its way is sent; back in RTS, all that waits.
             let _ = self.take_back(&mut sq);
@@ -235,6 +238,10 @@ impl Qp {
         self.wake_sender(rq.peer.as_ref());
         let ended = rq.peer.clone().filter(|peer| peer.is_dead());
         drop(rq);
+        if mask & IBV_QP_DEST_QPN != 0 && sq.route.is_some() {
+            // Its end shall be noticed though nothing is sent. One that is not there yet is looked for again.
+            let _ = self.find_target(&mut sq);
+        }
         let waits = sq.executed != sq.head;
         drop(sq);
         if let Some(peer) = ended {
@@ -270,6 +277,10 @@ pub(crate) unsafe fn query(
     let this = unsafe { Qp::from_ptr(qp) };
     if this.process().forked() {
         return Err(Errno(libc::EIO));
+    }
+    if this.state() == TARGET {
+        // SAFETY: as promised here.
+        return unsafe { this.query_target(attr, init) };
     }
     this.notice_failure();
     let draining = this.is_draining(&this.sq.lock());

@@ -5,20 +5,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rdma_core_sys::{
-    IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UD, IBV_QPT_XRC_RECV,
-    IBV_QPT_XRC_SEND, ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_sge,
+    IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UD, IBV_QPT_XRC_SEND,
+    ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
 };
 
 use super::drain::Drain;
 use super::parked::Parked;
+use super::xrc_send::Route;
 use super::{
     Attributes, DESTROYED, Flow, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue,
-    Stored, extended, state,
+    Stored, TARGET, extended, state,
 };
 use crate::abi::{Context, Pd};
 use crate::cq::Cq;
-use crate::events::Element;
 use crate::process::Process;
 use crate::region::Seen;
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout};
@@ -54,6 +53,7 @@ impl SendQueue {
             sges: zeroed::<ibv_sge>(count * max_sge as usize)?,
             inline: zeroed::<u8>(count * cap.max_inline_data as usize)?,
             peer: None,
+            route: (init.qp_type == IBV_QPT_XRC_SEND).then(|| Box::new(Route::new())),
             conn: None,
             dest: 0,
             dest_node: None,
@@ -126,7 +126,7 @@ impl RecvQueue {
 }
 
 /// An object of no use yet.
-fn blank(index: u32) -> Qp {
+pub(super) fn blank(index: u32) -> Qp {
     // SAFETY: all zeros is a value of each of the C structures.
     let (object, attr, init) = unsafe {
         (
@@ -159,6 +159,7 @@ fn blank(index: u32) -> Qp {
             sges: Box::new([]),
             inline: Box::new([]),
             peer: None,
+            route: None,
             conn: None,
             dest: 0,
             dest_node: None,
@@ -206,6 +207,7 @@ fn blank(index: u32) -> Qp {
             seen: Seen::default(),
         }),
         attr: Mutex::new(Attributes { attr, init }),
+        target: Mutex::new(None),
         batch: extended::Batch::default(),
     }
 }
@@ -213,10 +215,7 @@ fn blank(index: u32) -> Qp {
 fn check(init: &ibv_qp_init_attr) -> Res<()> {
     if !state::known_type(init.qp_type) {
         // Types of other devices are not wrong, only not offered.
-        let elsewhere = matches!(
-            init.qp_type,
-            IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER
-        );
+        let elsewhere = matches!(init.qp_type, IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER);
         return Err(Errno(if elsewhere {
             libc::EOPNOTSUPP
         } else {
@@ -224,8 +223,10 @@ fn check(init: &ibv_qp_init_attr) -> Res<()> {
         }));
     }
     let cap = &init.cap;
+    let receives = init.qp_type != IBV_QPT_XRC_SEND;
     let good = !init.send_cq.is_null()
-        && !init.recv_cq.is_null()
+        && (!init.recv_cq.is_null() || !receives)
+        && (init.srq.is_null() || receives)
         && cap.max_send_wr <= MAX_WR
         && cap.max_recv_wr <= MAX_WR
         && cap.max_send_sge <= MAX_SGE
@@ -252,6 +253,11 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
         return Err(Errno(libc::EOPNOTSUPP));
     }
     if !init.attr.srq.is_null() {
+        init.attr.cap.max_recv_wr = 0;
+        init.attr.cap.max_recv_sge = 0;
+    }
+    if init.attr.qp_type == IBV_QPT_XRC_SEND {
+        init.attr.recv_cq = std::ptr::null_mut();
         init.attr.cap.max_recv_wr = 0;
         init.attr.cap.max_recv_sge = 0;
     }
@@ -301,10 +307,10 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
         libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
     }
     for cq in [init.attr.send_cq, init.attr.recv_cq] {
-        // SAFETY: the caller promises live queues.
-        unsafe { Cq::from_ptr(cq) }
-            .users
-            .fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller promises live queues, or NULL for one that is not needed.
+        if let Some(cq) = unsafe { cq.cast::<Cq>().as_ref() } {
+            cq.users.fetch_add(1, Ordering::Relaxed);
+        }
     }
     // SAFETY: the caller promises NULL or a live queue.
     let srq = unsafe { init.attr.srq.cast::<Srq>().as_ref() };
@@ -331,12 +337,8 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     let map = qp.map();
     let at = qp.at();
     // SAFETY: as above.
-    let (recv_cq, send_cq) = unsafe {
-        (
-            Cq::from_ptr(init.attr.recv_cq).index(),
-            Cq::from_ptr(init.attr.send_cq).index(),
-        )
-    };
+    let index_of = |cq: *mut ibv_cq| unsafe { cq.cast::<Cq>().as_ref() }.map_or(0, Cq::index);
+    let (recv_cq, send_cq) = (index_of(init.attr.recv_cq), index_of(init.attr.send_cq));
     map.u32(at + layout::RECV_CQ)
         .store(recv_cq, Ordering::Relaxed);
     map.u32(at + layout::SEND_CQ)
@@ -374,6 +376,9 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
 pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     // SAFETY: the caller promises a live queue pair.
     let this = unsafe { Qp::from_ptr(qp) };
+    if this.state() == TARGET {
+        return this.destroy_target();
+    }
     let process = this.process();
     let context = this.context();
     // What has arrived is acknowledged, as a device would have done long ago: an application may
@@ -409,22 +414,14 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     }
     process.segment.give(desc_at, desc_len);
     for cq in [send_cq, recv_cq] {
-        // SAFETY: a completion queue's memory stays.
-        unsafe { &*cq }.users.fetch_sub(1, Ordering::Relaxed);
-    }
-    let unread = context.events.forget(Element::Qp(qp));
-    let raised = this.events.load(Ordering::Relaxed);
-    // SAFETY: the object is live until its index is given back below.
-    let pd = unsafe {
-        libc::pthread_mutex_lock(&raw mut (*qp).mutex);
-        while (*qp).events_completed.wrapping_add(unread) != raised {
-            libc::pthread_cond_wait(&raw mut (*qp).cond, &raw mut (*qp).mutex);
+        // SAFETY: NULL, or a completion queue, whose memory stays.
+        if let Some(cq) = unsafe { cq.as_ref() } {
+            cq.users.fetch_sub(1, Ordering::Relaxed);
         }
-        libc::pthread_mutex_unlock(&raw mut (*qp).mutex);
-        libc::pthread_mutex_destroy(&raw mut (*qp).mutex);
-        libc::pthread_cond_destroy(&raw mut (*qp).cond);
-        Pd::from_ptr((*qp).pd)
-    };
+    }
+    this.await_acknowledgements();
+    // SAFETY: the object is live until its index is given back below.
+    let pd = unsafe { Pd::from_ptr((*qp).pd) };
     pd.children.fetch_sub(1, Ordering::Relaxed);
     context.children.fetch_sub(1, Ordering::Relaxed);
     process.qps.give(this.index);
@@ -439,6 +436,11 @@ pub(crate) fn abandon(process: &Process, context: *mut ibv_context) {
         // SAFETY: live or in the pool; the context is written before a queue pair is handed out.
         let theirs = unsafe { (*qp.as_ptr()).context };
         if qp.state() != DESTROYED && theirs == context {
+            if qp.state() == TARGET {
+                qp.abandon_target();
+                qp.state.store(DESTROYED, Ordering::Relaxed);
+                continue;
+            }
             qp.reset();
             // A close succeeds over what is left.
             let _ = qp.await_writers();

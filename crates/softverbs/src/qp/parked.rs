@@ -100,7 +100,9 @@ impl Qp {
         let Some(incarnation) = sq.conn.as_ref().map(|conn| conn.word.incarnation()) else {
             return false;
         };
-        if sq.claim.is_some() || !parkable(sq, sq.executed) || !self.place_entries(sq) {
+        // A target has no owner that would take them.
+        let nobody = sq.route.is_some() || sq.claim.is_some();
+        if nobody || !parkable(sq, sq.executed) || !self.place_entries(sq) {
             return false;
         }
         // Entries that were written before are still good for the same messages.

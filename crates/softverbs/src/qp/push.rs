@@ -7,7 +7,7 @@
 use super::conn::Connection;
 use super::request::{PieceList, Request};
 use super::{MAX_SGE, Qp, SendQueue};
-use crate::region::{AccessError, Hazard, Key, MOST_AT_ONCE, Pieces, Use, write_bytes};
+use crate::region::{AccessError, Hazard, Key, MOST_AT_ONCE, Pieces, write_bytes};
 
 /// Why a payload is not in the receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,10 +83,10 @@ impl Qp {
                 if bytes == 0 || room != bytes {
                     return Err(AccessError::Remote.into());
                 }
-                let what = Use::of_receive(conn.index, Key(key));
+                let what = conn.used_receive(Key(key));
                 let peer = &conn.peer;
                 let hazard = Hazard::publish(&peer.hazards, &peer.map, self.process().slot, what);
-                if !conn.current() && !conn.lives_on() {
+                if !conn.current() && !conn.lives_on() || !conn.still_delivers() {
                     return Err(Unpushed::Moved);
                 }
                 if !conn.still_named(number, key) {

@@ -7,13 +7,13 @@ use rdma_core_sys::*;
 
 use super::conn::receives;
 use super::{Flow, Posted, Qp, RecvQueue};
-use crate::cq::{Cqe, Retires};
+use crate::cq::{Cq, Cqe, Retires};
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::ring::{Consumer, Header, Message, flag, op};
-use crate::segment::layout::{Credit, desc, qp as layout, split_qp_num};
+use crate::segment::layout::{Credit, desc, qp as layout, split_qp_num, xrc};
 use crate::signal;
-use crate::srq::Srq;
+use crate::srq::{Srq, Taken, deliver_xrc};
 use crate::sync::light_fence;
 use crate::sys::{Errno, Res};
 
@@ -250,6 +250,10 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
     let Some(srq) = process.srqs.get(number) else {
         return;
     };
+    if xrc::split_target(header.dst_qpn).is_some() {
+        deliver_xrc(process, srq, from, ring, message);
+        return;
+    }
     let qp = process
         .qp_by_num(header.dst_qpn)
         .filter(|_| header.op != op::RETURN);
@@ -271,14 +275,7 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
         return;
     };
     rq.received = rq.received.wrapping_add(1);
-    let receive = Receive {
-        wr_id: taken.wr_id,
-        total: taken.total,
-        pd: taken.pd,
-        sges: taken.sges(),
-        done: 0,
-        retires: Retires::Nothing,
-    };
+    let receive = Receive::shared(&taken);
     let status = qp.complete_message(&rq, &receive, ring, message);
     drop(rq);
     if status != IBV_WC_SUCCESS {
@@ -287,13 +284,34 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
 }
 
 /// A receive that a message goes to.
-pub(super) struct Receive<'a> {
+pub(crate) struct Receive<'a> {
     pub(super) wr_id: u64,
     pub(super) total: u32,
     pub(super) pd: u32,
     pub(super) sges: &'a [ibv_sge],
     pub(super) done: u32,
     pub(super) retires: Retires,
+}
+
+impl<'a> Receive<'a> {
+    /// One of a shared queue.
+    pub(crate) fn shared(taken: &'a Taken) -> Self {
+        Self {
+            wr_id: taken.wr_id,
+            total: taken.total,
+            pd: taken.pd,
+            sges: taken.sges(),
+            done: 0,
+            retires: Retires::Nothing,
+        }
+    }
+}
+
+/// Where completions of messages go, and the number of the queue pair that they name.
+pub(crate) struct Inbox<'a> {
+    pub(crate) process: &'a Process,
+    pub(crate) cq: &'a Cq,
+    pub(crate) number: u32,
 }
 
 impl Qp {
@@ -325,6 +343,16 @@ impl Qp {
     }
 
     #[inline(always)]
+    fn inbox(&self, rq: &RecvQueue) -> Inbox<'_> {
+        Inbox {
+            process: self.process(),
+            // SAFETY: a queue pair in use holds its completion queues, whose memory stays.
+            cq: unsafe { &*rq.cq },
+            number: self.number(),
+        }
+    }
+
+    #[inline(always)]
     fn complete_message(
         &self,
         rq: &RecvQueue,
@@ -332,41 +360,10 @@ impl Qp {
         ring: &Consumer,
         message: &Message,
     ) -> ibv_wc_status {
-        let header = &message.header;
-        let status = match header.op {
-            op::SEND | op::SEND_IMM | op::SEND_INV if header.len > receive.total => {
-                IBV_WC_LOC_LEN_ERR
-            }
-            op::SEND_INV if !self.invalidate_remotely(header.imm) => IBV_WC_LOC_QP_OP_ERR,
-            op::SEND | op::SEND_IMM | op::SEND_INV if message.inside > 0 => {
-                self.scatter(receive.sges, receive.pd, ring, message)
-            }
-            op::SEND | op::SEND_IMM | op::SEND_INV if !self.all_valid(receive, header.len) => {
-                IBV_WC_LOC_PROT_ERR
-            }
-            op::SEND | op::SEND_IMM | op::SEND_INV | op::WRITE_IMM => IBV_WC_SUCCESS,
-            op::TOO_LONG => IBV_WC_LOC_LEN_ERR,
-            op::UNWRITABLE => IBV_WC_LOC_PROT_ERR,
-            _ => IBV_WC_LOC_QP_OP_ERR,
-        };
-        self.push_receive(rq, receive, header, status);
-        status
-    }
-
-    /// Whether the receive's first `len` bytes still are regions, as the sender found them.
-    #[cold]
-    fn all_valid(&self, receive: &Receive<'_>, len: u32) -> bool {
-        let mut left = len;
-        receive.sges.iter().all(|sge| {
-            let used = left > 0;
-            left -= left.min(sge.length);
-            !used
-                || self
-                    .process()
-                    .regions
-                    .local(sge, receive.pd, true)
-                    .is_some()
-        })
+        self.inbox(rq)
+            .complete_message(receive, ring, message, |rkey| {
+                self.invalidate_remotely(rkey)
+            })
     }
 
     /// Makes the completion of a message that is where it belongs.
@@ -378,6 +375,55 @@ impl Qp {
         header: &Header,
         status: ibv_wc_status,
     ) {
+        self.inbox(rq).push_receive(receive, header, status);
+    }
+}
+
+impl Inbox<'_> {
+    /// Puts a message into its receive and makes the completion, whose status it returns. `invalidate` ends the window
+    /// that the message names; false where it is none.
+    #[inline(always)]
+    pub(crate) fn complete_message(
+        &self,
+        receive: &Receive<'_>,
+        ring: &Consumer,
+        message: &Message,
+        invalidate: impl Fn(u32) -> bool,
+    ) -> ibv_wc_status {
+        let header = &message.header;
+        let status = match header.op {
+            op::SEND | op::SEND_IMM | op::SEND_INV if header.len > receive.total => {
+                IBV_WC_LOC_LEN_ERR
+            }
+            op::SEND_INV if !invalidate(header.imm) => IBV_WC_LOC_QP_OP_ERR,
+            op::SEND | op::SEND_IMM | op::SEND_INV if message.inside > 0 => {
+                self.scatter(receive.sges, receive.pd, ring, message)
+            }
+            op::SEND | op::SEND_IMM | op::SEND_INV if !self.all_valid(receive, header.len) => {
+                IBV_WC_LOC_PROT_ERR
+            }
+            op::SEND | op::SEND_IMM | op::SEND_INV | op::WRITE_IMM => IBV_WC_SUCCESS,
+            op::TOO_LONG => IBV_WC_LOC_LEN_ERR,
+            op::UNWRITABLE => IBV_WC_LOC_PROT_ERR,
+            _ => IBV_WC_LOC_QP_OP_ERR,
+        };
+        self.push_receive(receive, header, status);
+        status
+    }
+
+    /// Whether the receive's first `len` bytes still are regions, as the sender found them.
+    #[cold]
+    fn all_valid(&self, receive: &Receive<'_>, len: u32) -> bool {
+        let mut left = len;
+        receive.sges.iter().all(|sge| {
+            let used = left > 0;
+            left -= left.min(sge.length);
+            !used || self.process.regions.local(sge, receive.pd, true).is_some()
+        })
+    }
+
+    #[inline(always)]
+    fn push_receive(&self, receive: &Receive<'_>, header: &Header, status: ibv_wc_status) {
         let (opcode, wc_flags) = match header.op {
             op::SEND_IMM => (IBV_WC_RECV, IBV_WC_WITH_IMM),
             op::SEND_INV => (IBV_WC_RECV, IBV_WC_WITH_INV),
@@ -386,7 +432,7 @@ impl Qp {
         };
         let cqe = Cqe {
             wr_id: receive.wr_id,
-            qp_num: self.number(),
+            qp_num: self.number,
             src_qp: header.src_qpn,
             byte_len: header.len,
             imm: header.imm,
@@ -397,8 +443,7 @@ impl Qp {
             retires: receive.retires,
             ..Cqe::default()
         };
-        // SAFETY: a queue pair in use holds its completion queues.
-        unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
+        self.cq.push(cqe, header.flags & flag::SOLICITED != 0);
     }
 
     /// Copies a payload from the ring into the receive's pieces.
@@ -417,7 +462,7 @@ impl Qp {
                 continue;
             }
             // The region may have gone since the receive was posted.
-            let Some(addr) = self.process().regions.local(sge, pd, true) else {
+            let Some(addr) = self.process.regions.local(sge, pd, true) else {
                 return IBV_WC_LOC_PROT_ERR;
             };
             // SAFETY: inside a region that the application registered for this and has not

@@ -65,6 +65,13 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
     if kind != IBV_QPT_UD {
         // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
         let rdma = unsafe { wr.wr.rdma };
+        // Of another queue pair it is whatever the application left there.
+        let qpn = if kind == IBV_QPT_XRC_SEND {
+            // SAFETY: as above.
+            unsafe { wr.qp_type.xrc }.remote_srqn
+        } else {
+            0
+        };
         // A flush has its length and kind where atomics have their operands.
         if is_atomic(wr.opcode) || wr.opcode == IBV_WR_FLUSH {
             // SAFETY: as above.
@@ -74,12 +81,14 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
                 rkey: atomic.rkey,
                 compare_add: atomic.compare_add,
                 swap: atomic.swap,
+                qpn,
                 ..Operands::default()
             });
         }
         return Ok(Operands {
             remote_addr: rdma.remote_addr,
             rkey: rdma.rkey,
+            qpn,
             ..Operands::default()
         });
     }
@@ -184,6 +193,18 @@ pub(super) fn offered(kind: u32, opcode: u32) -> bool {
                 | IBV_WR_RDMA_WRITE_WITH_IMM
                 | IBV_WR_BIND_MW
                 | IBV_WR_LOCAL_INV
+        ),
+        IBV_QPT_XRC_SEND => matches!(
+            opcode,
+            IBV_WR_SEND
+                | IBV_WR_SEND_WITH_IMM
+                | IBV_WR_RDMA_WRITE
+                | IBV_WR_RDMA_WRITE_WITH_IMM
+                | IBV_WR_RDMA_READ
+                | IBV_WR_ATOMIC_CMP_AND_SWP
+                | IBV_WR_ATOMIC_FETCH_AND_ADD
+                | IBV_WR_ATOMIC_WRITE
+                | IBV_WR_FLUSH
         ),
         IBV_QPT_UD => matches!(opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM),
         _ => false,

@@ -283,7 +283,7 @@ impl Qp {
         sq.executed = sq.executed.wrapping_add(1);
         if status != IBV_WC_SUCCESS {
             self.complete_send(sq, wr_id, opcode, status, 0);
-            if sq.kind == IBV_QPT_RC {
+            if Self::is_reliable(sq.kind) {
                 self.fail(sq, IBV_WC_WR_FLUSH_ERR);
             } else {
                 self.fail_sends(sq);
@@ -326,12 +326,21 @@ impl Qp {
         if matches!(request.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV) {
             return self.run_window(sq, request);
         }
-        match self.reach(sq) {
+        let reached = if sq.kind == IBV_QPT_XRC_SEND {
+            self.reach_shared(sq, request.operands.qpn)
+        } else {
+            self.reach(sq)
+        };
+        match reached {
             Ok(()) => {}
             // An unreliable sender never hears what became of its message.
             Err(_) if sq.kind == IBV_QPT_UC => return Step::Done(IBV_WC_SUCCESS),
             Err(Unreachable::Yet) => return Step::Wait(Reason::Connection),
             Err(Unreachable::Gone) => return Step::Done(IBV_WC_RETRY_EXC_ERR),
+            Err(Unreachable::Invalid) => {
+                self.refuse_route(sq);
+                return Step::Done(IBV_WC_REM_INV_REQ_ERR);
+            }
         }
         match request.opcode {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => self.run_message(sq, request),
@@ -371,7 +380,7 @@ impl Qp {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote | AccessError::Dead) if sq.kind == IBV_QPT_UC => IBV_WC_SUCCESS,
             Err(AccessError::Remote) => {
-                conn.peer.fail_qp(conn.at, conn.word, Fault::Access);
+                self.fail_other_end(sq, Fault::Access);
                 IBV_WC_REM_ACCESS_ERR
             }
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
@@ -401,7 +410,7 @@ impl Qp {
             _ => Change::Swap(operands.compare_add, operands.swap),
         };
         let result = if !operands.remote_addr.is_multiple_of(8) {
-            conn.peer.fail_qp(conn.at, conn.word, Fault::Request);
+            self.fail_other_end(sq, Fault::Request);
             return Step::Done(IBV_WC_REM_INV_REQ_ERR);
         } else if conn.word.access() & change.right() == 0 {
             Err(AccessError::Remote)
@@ -422,7 +431,7 @@ impl Qp {
                 IBV_WC_SUCCESS
             }
             Err(AccessError::Remote) => {
-                conn.peer.fail_qp(conn.at, conn.word, Fault::Access);
+                self.fail_other_end(sq, Fault::Access);
                 IBV_WC_REM_ACCESS_ERR
             }
             Err(AccessError::Local) => IBV_WC_LOC_PROT_ERR,
@@ -459,7 +468,7 @@ impl Qp {
         Step::Done(match result {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote) => {
-                conn.peer.fail_qp(conn.at, conn.word, Fault::Access);
+                self.fail_other_end(sq, Fault::Access);
                 IBV_WC_REM_ACCESS_ERR
             }
             Err(AccessError::Local | AccessError::Refused) => IBV_WC_LOC_QP_OP_ERR,
@@ -563,7 +572,7 @@ impl Qp {
             match self.push_payload(sq, request) {
                 Ok(()) => header.flags |= flag::PUSHED,
                 // What it is now says what becomes of the request.
-                Err(Unpushed::Moved) if sq.kind == IBV_QPT_RC => {
+                Err(Unpushed::Moved) if Self::is_reliable(sq.kind) => {
                     return Step::Wait(Reason::Connection);
                 }
                 Err(Unpushed::Moved) => return Step::Done(IBV_WC_SUCCESS),
@@ -594,7 +603,13 @@ impl Qp {
         status: ibv_wc_status,
     ) -> Step {
         match self.publish_message(sq, request, header) {
-            Step::Done(IBV_WC_SUCCESS) if sq.kind == IBV_QPT_RC => Step::Done(status),
+            Step::Done(IBV_WC_SUCCESS) if Self::is_reliable(sq.kind) => {
+                if sq.route.is_some() {
+                    // A target has nobody else who would find out.
+                    self.fail_other_end(sq, Fault::Request);
+                }
+                Step::Done(status)
+            }
             other => other,
         }
     }
@@ -650,7 +665,7 @@ impl Qp {
 #[inline]
 pub(super) fn outcome(conn: &Connection, kind: u32, number: u32) -> ibv_wc_status {
     light_fence(conn.peer.barriers);
-    if conn.current() {
+    if conn.current() && conn.still_delivers() {
         IBV_WC_SUCCESS
     } else {
         outcome_after_change(conn, kind, number)
@@ -661,7 +676,7 @@ pub(super) fn outcome(conn: &Connection, kind: u32, number: u32) -> ibv_wc_statu
 #[cold]
 fn outcome_after_change(conn: &Connection, kind: u32, number: u32) -> ibv_wc_status {
     let taken = |count: u32| number.wrapping_sub(count).cast_signed() < 0;
-    if kind != IBV_QPT_RC || conn.lives_on() || conn.taken().is_some_and(taken) {
+    if !Qp::is_reliable(kind) || conn.lives_on() || conn.taken().is_some_and(taken) {
         IBV_WC_SUCCESS
     } else {
         IBV_WC_RETRY_EXC_ERR

@@ -12,8 +12,8 @@ use rdma_core_sys::{
     IBV_QP_RNR_RETRY as RNR_RETRY, IBV_QP_RQ_PSN as RQ_PSN, IBV_QP_SQ_PSN as SQ_PSN,
     IBV_QP_STATE as STATE, IBV_QP_TIMEOUT as TIMEOUT, IBV_QPS_ERR as ERR, IBV_QPS_INIT as INIT,
     IBV_QPS_RESET as RESET, IBV_QPS_RTR as RTR, IBV_QPS_RTS as RTS, IBV_QPS_SQD as SQD,
-    IBV_QPS_SQE as SQE, IBV_QPT_RC as RC, IBV_QPT_UC as UC, IBV_QPT_UD as UD, ibv_qp_state,
-    ibv_qp_type,
+    IBV_QPS_SQE as SQE, IBV_QPT_RC as RC, IBV_QPT_UC as UC, IBV_QPT_UD as UD,
+    IBV_QPT_XRC_RECV as XRC_RECV, IBV_QPT_XRC_SEND as XRC_SEND, ibv_qp_state, ibv_qp_type,
 };
 
 /// Attributes that a transition must have, and those that it may have.
@@ -33,7 +33,7 @@ fn attributes(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Option
         },
         (INIT, RTR) => match kind {
             UD => (0, PKEY | QKEY),
-            UC => (AV | MTU | DEST | RQ_PSN, ALT | ACCESS | PKEY),
+            UC | XRC_SEND => (AV | MTU | DEST | RQ_PSN, ALT | ACCESS | PKEY),
             _ => (
                 AV | MTU | DEST | RQ_PSN | DEST_RD | RNR_TIMER,
                 ALT | ACCESS | PKEY,
@@ -42,6 +42,11 @@ fn attributes(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Option
         (RTR, RTS) => match kind {
             UD => (SQ_PSN, CUR | QKEY),
             UC => (SQ_PSN, CUR | ALT | ACCESS | MIG),
+            XRC_SEND => (
+                TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | RD,
+                CUR | ALT | ACCESS | MIG,
+            ),
+            XRC_RECV => (TIMEOUT | SQ_PSN, CUR | ALT | ACCESS | RNR_TIMER | MIG),
             _ => (
                 TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | RD,
                 CUR | ALT | ACCESS | RNR_TIMER | MIG,
@@ -49,13 +54,21 @@ fn attributes(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Option
         },
         (RTS | SQD, RTS) => match kind {
             UD => (0, CUR | QKEY),
-            UC => (0, CUR | ACCESS | ALT | MIG),
+            UC | XRC_SEND => (0, CUR | ACCESS | ALT | MIG),
             _ => (0, CUR | ACCESS | ALT | MIG | RNR_TIMER),
         },
         (RTS, SQD) => (0, NOTIFY),
         (SQD, SQD) => match kind {
             UD => (0, PKEY | QKEY),
             UC => (0, AV | ALT | ACCESS | PKEY | MIG),
+            XRC_SEND => (
+                0,
+                PORT | AV | TIMEOUT | RETRY | RNR_RETRY | RD | ALT | ACCESS | PKEY | MIG,
+            ),
+            XRC_RECV => (
+                0,
+                PORT | AV | TIMEOUT | DEST_RD | ALT | ACCESS | PKEY | RNR_TIMER | MIG,
+            ),
             _ => (
                 0,
                 PORT | AV
@@ -78,6 +91,16 @@ fn attributes(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Option
     })
 }
 
+/// The attributes that mean something to half a connection. The other half's are ignored, as the kernel's
+/// `modify_qp_mask` does it (`drivers/infiniband/core/uverbs_cmd.c`): programs set them for both alike.
+pub(crate) fn meaningful(kind: ibv_qp_type, mask: u32) -> u32 {
+    match kind {
+        XRC_SEND => mask & !(DEST_RD | RNR_TIMER),
+        XRC_RECV => mask & !(RD | RETRY | RNR_RETRY),
+        _ => mask,
+    }
+}
+
 /// Whether `ibv_modify_qp` may go from one state to another with these attributes.
 pub(crate) fn transition_allowed(
     kind: ibv_qp_type,
@@ -93,9 +116,9 @@ pub(crate) fn transition_allowed(
     })
 }
 
-/// Whether the type is one that [`transition_allowed`] knows.
+/// Whether queue pairs of this type have queues, and are offered.
 pub(crate) fn known_type(kind: ibv_qp_type) -> bool {
-    matches!(kind, RC | UC | UD)
+    matches!(kind, RC | UC | UD | XRC_SEND)
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ impl Qp {
         }
         let now = sys::now_ns();
         let (deadline, left) = match reason {
-            Reason::Receive | Reason::Room if sq.kind != IBV_QPT_RC => (now + LOSS_NS, 0),
+            Reason::Receive | Reason::Room if !Self::is_reliable(sq.kind) => (now + LOSS_NS, 0),
             Reason::Receive if sq.rnr_retry == 7 => (0, 0),
             Reason::Receive if sq.rnr_retry == 0 => (u64::MAX, 0),
             Reason::Receive => (now + self.rnr_ns(sq), sq.rnr_retry - 1),
@@ -195,7 +195,7 @@ impl Qp {
             _ => self.rnr_ns(sq),
         };
         let wait = sq.wait.as_mut()?;
-        let lost = sq.kind != IBV_QPT_RC && wait.reason != Reason::Hazard;
+        let lost = !Self::is_reliable(sq.kind) && wait.reason != Reason::Hazard;
         if wait.is_over() {
             return Some(give_up(wait.reason));
         }
@@ -268,7 +268,8 @@ pub(super) fn stored_len(sq: &SendQueue, slot: usize) -> u64 {
 /// Whether it is worth trying a request that waits for a receive: there is one, or the other end is
 /// not what it was.
 fn receive_there(sq: &SendQueue) -> bool {
-    let Some(conn) = sq.conn.as_ref().filter(|conn| Connection::current(conn)) else {
+    let good = |conn: &&Connection| conn.current() && conn.still_delivers();
+    let Some(conn) = sq.conn.as_ref().filter(good) else {
         return true;
     };
     match &conn.srq {

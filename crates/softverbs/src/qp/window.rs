@@ -116,7 +116,7 @@ impl Qp {
         };
         // Its owner looks at its own list again when the message comes.
         if !region::may_invalidate(&conn.peer.map, target) {
-            conn.peer.fail_qp(conn.at, conn.word, Fault::Access);
+            self.fail_other_end(sq, Fault::Access);
             return Step::Done(IBV_WC_REM_ACCESS_ERR);
         }
         self.run_message(sq, request)

@@ -28,6 +28,11 @@ impl Use {
         Self(Self::from(key).0 | (u64::from(qp & 0x3fff) + 1) << 33)
     }
 
+    /// A receive of the shared queue with this index is written by its key.
+    pub(crate) fn of_shared_receive(srq: u32, key: Key) -> Self {
+        Self(Self::of_receive(srq, key).0 | 1 << 48)
+    }
+
     pub(super) fn to_word(self) -> u64 {
         self.0
     }
@@ -38,6 +43,10 @@ impl Use {
 
     fn names_receive(self, qp: u32) -> bool {
         self.0 >> 33 == u64::from(qp) + 1
+    }
+
+    fn names_shared_receive(self, srq: u32) -> bool {
+        self.0 >> 33 == (u64::from(srq) + 1) | (1 << 15)
     }
 }
 
@@ -57,6 +66,19 @@ pub(super) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) 
 pub(crate) fn await_receive(segment: &OwnSegment, qp: u32, lives: impl Fn(u32) -> bool) -> Res<()> {
     fence(Ordering::SeqCst);
     wait_for(segment, |used| used.names_receive(qp), lives)
+}
+
+/// As [`await_receive`], of the shared queue with this index.
+///
+/// # Errors
+/// As there.
+pub(crate) fn await_shared_receive(
+    segment: &OwnSegment,
+    srq: u32,
+    lives: impl Fn(u32) -> bool,
+) -> Res<()> {
+    fence(Ordering::SeqCst);
+    wait_for(segment, |used| used.names_shared_receive(srq), lives)
 }
 
 /// Whether some process says that it writes into receives of the queue pair with this index, which takes no more

@@ -25,7 +25,7 @@ pub(crate) use atomic::Stripe;
 pub(crate) use atomic::{Change, change};
 pub(crate) use direct::{Direct, Directs};
 pub(crate) use flush::{Flush, flush};
-pub(crate) use hazard::{Use, await_receive, receive_in_use};
+pub(crate) use hazard::{Use, await_receive, await_shared_receive, receive_in_use};
 #[cfg(any(test, fuzzing))]
 pub(crate) use remote::resolve;
 pub(crate) use remote::{

@@ -34,3 +34,8 @@ pub(crate) fn caps() -> ibv_odp_caps {
         },
     }
 }
+
+/// As [`caps`], of XRC, which does what RC does.
+pub(crate) fn xrc_caps() -> u32 {
+    caps().per_transport_caps.rc_odp_caps
+}

@@ -12,6 +12,8 @@ pub(crate) const RING_MAGIC: u64 = 0x0001_676e_6972_766f;
 /// Processes of one user on one host, and so the bits of a queue pair number that name its owner.
 pub(crate) const MAX_PROCESSES: usize = 1 << PROCESS_BITS;
 pub(crate) const PROCESS_BITS: u32 = 10;
+/// Slots that processes have; the numbers of those above are XRC targets'.
+pub(crate) const MAX_PLACES: usize = 896;
 /// Queue pairs of one process; the rest of the 24 bits.
 pub(crate) const MAX_QPS: usize = 1 << QP_BITS;
 pub(crate) const QP_BITS: u32 = 14;
@@ -163,6 +165,12 @@ pub(crate) mod srq {
     pub(crate) const DESC_AT: usize = 8;
     pub(crate) const COUNT: usize = 16;
     pub(crate) const DESC_STRIDE: usize = 20;
+    /// u32, u32, u32, u32, by the owner, of one for XRC: unlike that of the last life, 0 out of use, stored last; number
+    /// of the XRC domain; protection domain; completion queue.
+    pub(crate) const STAMP: usize = 24;
+    pub(crate) const XRCD: usize = 28;
+    pub(crate) const PD: usize = 32;
+    pub(crate) const CQ: usize = 36;
     /// u32, by claimants: where the first receive may be that is not claimed.
     pub(crate) const HINT: usize = 64;
     /// u32, by both: a sender waits for a receive.
@@ -202,9 +210,67 @@ pub(crate) mod domain {
     pub(crate) const END: usize = AT + STRIDE * super::MAX_PDS;
 }
 
+/// One entry for each XRC domain, at its number: how others get at it while this process has it open.
+pub(crate) mod member {
+    pub(crate) const AT: usize = super::domain::END;
+    pub(crate) const STRIDE: usize = 32;
+    /// u64, u64, u32: the domain's cookie, 0 for none, stored last; its file's inode and descriptor.
+    pub(crate) const COOKIE: usize = 0;
+    pub(crate) const INODE: usize = 8;
+    pub(crate) const FD: usize = 16;
+    pub(crate) const END: usize = AT + STRIDE * super::xrc::MAX_DOMAINS;
+}
+
+/// The file of an XRC domain.
+pub(crate) mod xrc {
+    /// First word of it.
+    pub(crate) const MAGIC: u64 = 0x0001_6372_7874_666f;
+    pub(crate) const MAX_DOMAINS: usize = 1 << 9;
+    pub(crate) const TARGET_BITS: u32 = 12;
+    /// Targets of one domain. The last of all numbers is a special one.
+    pub(crate) const MAX_TARGETS: usize = (1 << TARGET_BITS) - 1;
+
+    /// Header: one page. After the magic u64 size, u64 cookie, u32 number, u32 node.
+    pub(crate) const SIZE_AT: usize = 8;
+    pub(crate) const COOKIE: usize = 16;
+    pub(crate) const NUMBER: usize = 24;
+    pub(crate) const NODE: usize = 28;
+    /// u32: entries that have pages.
+    pub(crate) const COUNT: usize = 64;
+
+    /// One entry for each target: first as [`super::qp`], of which it has state, timer, type and `WAITING`.
+    pub(crate) const AT: usize = 4096;
+    pub(crate) const STRIDE: usize = 512;
+    /// u64 each: one bit for each process that holds it.
+    pub(crate) const HOLDERS: usize = 128;
+    pub(crate) const HOLDER_WORDS: usize = super::MAX_PROCESSES / 64;
+    /// u32 each: `struct ibv_qp_attr`.
+    pub(crate) const ATTR: usize = 256;
+    pub(crate) const ATTR_WORDS: usize = size_of::<rdma_core_sys::ibv_qp_attr>() / 4;
+    const _: () = assert!(ATTR + 4 * ATTR_WORDS <= STRIDE);
+    pub(crate) const SIZE: usize = AT + STRIDE * (MAX_TARGETS + 1);
+
+    /// Where the entry of a target is.
+    pub(crate) fn entry_at(index: u32) -> usize {
+        AT + STRIDE * (index as usize % (MAX_TARGETS + 1))
+    }
+
+    /// The number of a target.
+    pub(crate) fn target_num(domain: u32, index: u32) -> u32 {
+        ((super::MAX_PLACES as u32) << super::QP_BITS) + (domain << TARGET_BITS) + index
+    }
+
+    /// Domain and index of a target's number; `None` for a queue pair of a process.
+    #[inline]
+    pub(crate) fn split_target(num: u32) -> Option<(u32, u32)> {
+        let rest = (num & 0xff_ffff).checked_sub((super::MAX_PLACES as u32) << super::QP_BITS)?;
+        Some((rest >> TARGET_BITS, rest & MAX_TARGETS as u32))
+    }
+}
+
 /// Receive descriptors.
 pub(crate) mod arena {
-    pub(crate) const AT: usize = super::domain::END.next_multiple_of(4096);
+    pub(crate) const AT: usize = super::member::END.next_multiple_of(4096);
     pub(crate) const LEN: usize = 256 << 20;
 }
 
@@ -336,13 +402,17 @@ pub(crate) fn qp_access(flags: u32) -> u32 {
     flags & remote | (flags & flush) >> 2
 }
 
-/// Why a peer moved a queue pair to ERR.
+/// Why a queue pair was moved to ERR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// An access that is not allowed.
-    Access,
+    Access = 0,
     /// A request that can't be.
-    Request,
+    Request = 1,
+    /// The other end is no more.
+    Fatal = 2,
+    /// Of a target: one of its owners wanted it.
+    Asked = 3,
 }
 
 /// A queue pair's state as peers see it.
@@ -384,16 +454,17 @@ impl StateWord {
     /// In ERR, by a peer: the reason has the place of what that one may do.
     #[must_use]
     pub(crate) fn failed(self, fault: Fault) -> Self {
-        let reason = u64::from(fault == Fault::Request) << 32;
+        let reason = (fault as u64) << 32;
         Self(self.with_state(rdma_core_sys::IBV_QPS_ERR).0 & !(0xff << 32) | reason)
     }
 
     /// What a peer that moved it to ERR said.
     pub(crate) fn fault(self) -> Fault {
-        if self.access() == 1 {
-            Fault::Request
-        } else {
-            Fault::Access
+        match self.access() {
+            1 => Fault::Request,
+            2 => Fault::Fatal,
+            3 => Fault::Asked,
+            _ => Fault::Access,
         }
     }
 
@@ -454,7 +525,7 @@ mod tests {
         let error = word.with_state(6);
         assert_eq!((error.state(), error.dest()), (6, 0xab_cdef));
         assert_eq!(error.incarnation(), 0x12_3456);
-        for fault in [Fault::Access, Fault::Request] {
+        for fault in [Fault::Access, Fault::Request, Fault::Fatal, Fault::Asked] {
             let failed = word.failed(fault);
             assert_eq!((failed.state(), failed.fault()), (6, fault));
             assert_eq!(failed.dest(), 0xab_cdef);
@@ -500,6 +571,18 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_targets_name_their_domain() {
+        for (domain, index) in [(0, 0), (1, 4094), (511, 7), (511, 4094)] {
+            let num = xrc::target_num(domain, index);
+            assert!(num < 0xff_ffff);
+            assert_eq!(xrc::split_target(num), Some((domain, index)));
+        }
+        let last = qp_num(MAX_PLACES as u32 - 1, MAX_QPS as u32 - 1);
+        assert_eq!(xrc::split_target(last), None);
+        assert_eq!(xrc::target_num(0, 0), last + 1);
+    }
+
+    #[test]
     fn parts_do_not_share_cache_lines() {
         for at in [
             announce::AT,
@@ -510,6 +593,7 @@ mod tests {
             stripe::AT,
             buffer::AT,
             domain::AT,
+            member::AT,
             arena::AT,
         ] {
             assert_eq!(at % 64, 0);

@@ -46,6 +46,8 @@ impl OwnSegment {
             layout::stripe::AT,
             layout::stripe::STRIDE * layout::stripe::COUNT,
         )?;
+        // A member of a domain is looked for here before it has shown anything.
+        segment.back(layout::member::AT, layout::member::END - layout::member::AT)?;
         let map = &segment.map;
         map.u64(header::SIZE)
             .store(SEGMENT_SIZE as u64, Ordering::Relaxed);

@@ -9,15 +9,17 @@
 mod object;
 mod order;
 mod shared;
+mod xrc;
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
 use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_recv_wr, ibv_sge, ibv_srq};
 
-pub(crate) use object::{create, destroy, modify, query};
+pub(crate) use object::{SrqInit, create, destroy, modify, query};
 pub(crate) use order::Order;
 pub(crate) use shared::Shared;
+pub(crate) use xrc::{XrcInit, abandon, deliver as deliver_xrc, number_of, split_srq_num};
 
 use crate::abi::Context;
 use crate::events::Element;
@@ -40,6 +42,8 @@ pub(crate) struct Srq {
     /// It is among those that will look for parked messages.
     pulls: AtomicBool,
     queue: Lock<Queue>,
+    /// What one for XRC has besides.
+    xrc: Lock<xrc::Part>,
 }
 
 // SAFETY: the C object is written by this crate only at creation and under its own mutex.

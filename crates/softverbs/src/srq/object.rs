@@ -7,7 +7,7 @@ use rdma_core_sys::{
     IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, ibv_pd, ibv_sge, ibv_srq, ibv_srq_attr, ibv_srq_init_attr,
 };
 
-use super::{Posted, Queue, Srq};
+use super::{Posted, Queue, Srq, XrcInit};
 use crate::abi::{Context, Pd};
 use crate::events::Element;
 use crate::qp::{MAX_SGE, MAX_WR};
@@ -25,17 +25,27 @@ fn blank(index: u32) -> Srq {
         events: AtomicU32::new(0),
         pulls: AtomicBool::new(false),
         queue: Lock::new(Queue::default()),
+        xrc: Lock::new(super::xrc::Part::default()),
     }
 }
 
-/// `ibv_create_srq`.
+/// Attributes of a new queue.
+pub(crate) struct SrqInit {
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) basic: ibv_srq_init_attr,
+    /// Of one for XRC.
+    pub(crate) xrc: Option<XrcInit>,
+}
+
+/// `ibv_create_srq`, `ibv_create_srq_ex`.
 ///
 /// # Errors
 /// `EINVAL` for sizes that are not offered, `ENOMEM`.
 ///
 /// # Safety
-/// The domain must be live.
-pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'static Srq> {
+/// The domains and the completion queue must be live.
+pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
+    let (pd, init) = (all.pd, &all.basic);
     let attr = &init.attr;
     if attr.max_wr == 0 || attr.max_wr > MAX_WR || attr.max_sge > MAX_SGE {
         return Err(Errno(libc::EINVAL));
@@ -57,15 +67,17 @@ pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'
     let srq = process.srqs.take(blank).ok_or(Errno(libc::ENOMEM))?;
     let places = segment
         .back(srq.at(), layout::STRIDE)
-        .and_then(|()| segment.take(8 * count))
-        .and_then(|ring_at| match segment.take(desc_stride * count) {
-            Ok(desc_at) => Ok((ring_at, desc_at)),
-            Err(error) => {
-                segment.give(ring_at, 8 * count);
-                Err(error)
-            }
-        });
-    let (ring_at, desc_at) = match places {
+        .and_then(|()| srq.take_order(segment, count, all.xrc.is_some()))
+        .and_then(
+            |(ring_at, position)| match segment.take(desc_stride * count) {
+                Ok(desc_at) => Ok((ring_at, position, desc_at)),
+                Err(error) => {
+                    srq.give_order(segment, ring_at, count, position);
+                    Err(error)
+                }
+            },
+        );
+    let (ring_at, position, desc_at) = match places {
         Ok(places) => places,
         Err(error) => {
             process.srqs.give(srq.index);
@@ -96,7 +108,7 @@ pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'
         limit: 0,
         pd: domain.number,
         free,
-        order: super::Order::new(map, ring_at, order),
+        order: super::Order::starting(map, ring_at, order, position),
         posted,
         sges,
         desc_at,
@@ -104,7 +116,8 @@ pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'
     };
     drop(queue);
     let at = srq.at();
-    map.u32(at + layout::HINT).store(1, Ordering::Relaxed);
+    map.u32(at + layout::HINT)
+        .store(position, Ordering::Relaxed);
     map.u32(at + layout::WAITING).store(0, Ordering::Relaxed);
     map.u32(at + layout::COUNT)
         .store(count as u32, Ordering::Relaxed);
@@ -116,6 +129,10 @@ pub(crate) unsafe fn create(pd: *mut ibv_pd, init: &ibv_srq_init_attr) -> Res<&'
         .store(ring_at as u64, Ordering::Release);
     domain.children.fetch_add(1, Ordering::Relaxed);
     context.children.fetch_add(1, Ordering::Relaxed);
+    if let Some(xrc) = &all.xrc {
+        // SAFETY: the caller promises live objects.
+        unsafe { srq.begin_xrc(xrc, domain.number) };
+    }
     Ok(srq)
 }
 
@@ -152,7 +169,8 @@ pub(crate) fn query(srq: &Srq) -> ibv_srq_attr {
 /// `ibv_destroy_srq`: waits until the application has acknowledged every event that it got.
 ///
 /// # Errors
-/// `EBUSY` while queue pairs use it.
+/// `EBUSY` while queue pairs use it; of one for XRC, where a process that is stopped may still write into its receives: nobody
+/// takes any more then, and the call can be repeated.
 ///
 /// # Safety
 /// `srq` must be live, and is gone after success.
@@ -164,12 +182,19 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
     }
     let context = this.context();
     let segment = &this.process().segment;
+    this.end_xrc()?;
     // Senders that come late find nothing.
     let map = &segment.map;
     map.u64(this.at() + layout::RING_AT)
         .store(0, Ordering::Release);
     let old = std::mem::take(&mut *this.queue.lock());
-    segment.give(old.order.at(), 8 * old.order.len());
+    old.order.clear(map);
+    this.give_order(
+        segment,
+        old.order.at(),
+        old.order.len(),
+        old.order.position(),
+    );
     segment.give(old.desc_at, old.desc_stride * old.order.len());
     let raised = this.events.load(Ordering::Relaxed);
     let unread = context.events.forget(Element::Srq(srq));
@@ -186,6 +211,7 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
     };
     pd.children.fetch_sub(1, Ordering::Relaxed);
     context.children.fetch_sub(1, Ordering::Relaxed);
+    this.leave_xrc();
     this.process().srqs.give(this.index);
     Ok(())
 }

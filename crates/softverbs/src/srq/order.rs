@@ -17,13 +17,8 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// An order of up to as many receives as there are `places` (a power of two) with its words at `at`.
-    pub(crate) fn new(map: &Mapping, at: usize, places: Box<[u32]>) -> Self {
-        // The position is never that of an empty word.
-        Self::starting(map, at, places, 1)
-    }
-
-    /// The same as it is after so many receives.
+    /// An order of up to as many receives as there are `places` (a power of two) with its words at `at`, whose first
+    /// receive has this position.
     pub(crate) fn starting(map: &Mapping, at: usize, places: Box<[u32]>, position: u32) -> Self {
         for place in 0..places.len() {
             map.u64(at + 8 * place).store(0, Ordering::Relaxed);
@@ -33,6 +28,13 @@ impl Order {
             places,
             head: position,
             followed: position,
+        }
+    }
+
+    /// Empties the words: who comes late finds nothing.
+    pub(crate) fn clear(&self, map: &Mapping) {
+        for place in 0..self.places.len() {
+            map.u64(self.at + 8 * place).store(0, Ordering::Release);
         }
     }
 
@@ -46,7 +48,6 @@ impl Order {
     }
 
     /// The position of the next receive.
-    #[cfg(any(test, fuzzing))]
     pub(crate) fn position(&self) -> u32 {
         self.head
     }

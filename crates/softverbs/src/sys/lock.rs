@@ -23,8 +23,20 @@ pub(crate) fn unlock(file: &File, bytes: Range<u64>) -> Res<()> {
 
 /// Whether another open file has it.
 pub(crate) fn locked(file: &File, bytes: Range<u64>) -> bool {
-    call(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)
-        .is_ok_and(|kind| i32::from(kind) != libc::F_UNLCK)
+    holder(file, bytes).is_some()
+}
+
+/// The bytes of some lock that another open file has among these, which may be more than these.
+pub(crate) fn holder(file: &File, bytes: Range<u64>) -> Option<Range<u64>> {
+    let lock = call(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes).ok()?;
+    let start = lock.l_start.cast_unsigned();
+    // 0 bytes are all up to the end of what a file can have.
+    let end = if lock.l_len == 0 {
+        u64::MAX
+    } else {
+        start.saturating_add(lock.l_len.cast_unsigned())
+    };
+    (i32::from(lock.l_type) != libc::F_UNLCK).then_some(start..end)
 }
 
 fn call(
@@ -32,7 +44,7 @@ fn call(
     command: libc::c_int,
     kind: libc::c_int,
     bytes: Range<u64>,
-) -> Res<libc::c_short> {
+) -> Res<libc::flock> {
     let mut lock = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
@@ -42,5 +54,5 @@ fn call(
     };
     // SAFETY: a structure that lives as long as the call.
     check(unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) })?;
-    Ok(lock.l_type)
+    Ok(lock)
 }

@@ -85,11 +85,16 @@ pub(crate) fn fallocate(fd: RawFd, offset: usize, len: usize) -> Res<()> {
 
 /// Tells an open file from others.
 pub(crate) fn inode_of(file: &OwnedFd) -> Res<u64> {
+    Ok(name_of(file)?.1)
+}
+
+/// Tells an open file from others of all devices: device and inode.
+pub(crate) fn name_of(file: &OwnedFd) -> Res<(u64, u64)> {
     // SAFETY: all zeros is a value of it.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: writable structure.
     check(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
-    Ok(stat.st_ino)
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 /// The size of a peer's file, if it is sealed as [`create`] does it and its pages are the kernel's

@@ -7,9 +7,9 @@ mod proc;
 mod vm;
 
 pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, open_doorbell, open_life, ring_fd};
-pub(crate) use lock::{lock, locked, unlock};
+pub(crate) use lock::{holder, lock, locked, unlock};
 pub(crate) use memfd::{
-    create as memfd_create, fallocate, inode_of, read_sealed, sealed_file, sealed_size,
+    create as memfd_create, fallocate, inode_of, name_of, read_sealed, sealed_file, sealed_size,
 };
 pub(crate) use proc::{
     Identity, OpenFile, PidFd, has_open, hash, machine_id, namespace, open_fd_of, own_start_time,

@@ -1,0 +1,335 @@
+//! Handles on XRC targets: `ibv_create_qp_ex` with `IBV_QPT_XRC_RECV`, `ibv_open_qp`, and what is done with either.
+//!
+//! A handle has no queues. It has a place among the queue pairs of its process, so that it is found when there may be an event
+//! for it; its number is the target's.
+
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use rdma_core_sys::*;
+
+use super::conn::receives;
+use super::object::blank;
+use super::state::transition_allowed;
+use super::{DESTROYED, Qp, TARGET, entry_at, modify};
+use crate::abi::Context;
+use crate::events::Element;
+use crate::peer::Peer;
+use crate::segment::layout::{Fault, StateWord, qp as layout, qp_access, split_qp_num};
+use crate::sys::{Errno, Res};
+use crate::xrc::{Attr, Target, Xrcd};
+
+/// What a handle is on.
+pub(super) struct Handle {
+    target: Target,
+    xrcd: &'static Xrcd,
+    /// The state word as this handle knows it: what differs is an event.
+    seen: StateWord,
+    /// The process of the initiator, once there is one.
+    initiator: Option<Arc<Peer>>,
+}
+
+impl Handle {
+    /// Has the end of the initiator's process noticed.
+    fn watch(&mut self) {
+        let process = self.target.membership().process;
+        self.initiator = if receives(self.seen.state()) {
+            process.peer(split_qp_num(self.seen.dest()).0).ok()
+        } else {
+            None
+        };
+    }
+
+    /// Whether the initiator was destroyed or reset before its process ended.
+    fn was_let_go(&self, peer: &Peer) -> bool {
+        let (_, index) = split_qp_num(self.seen.dest());
+        let theirs = peer.map.u64(entry_at(index) + layout::STATE);
+        let theirs = StateWord(theirs.load(Ordering::Acquire));
+        theirs.state() == IBV_QPS_RESET || theirs.dest() != self.target.number()
+    }
+}
+
+/// `ibv_create_qp_ex` of a target.
+///
+/// # Errors
+/// `ENOMEM`; `EBUSY` where another process makes one for seconds.
+///
+/// # Safety
+/// The handle on the domain must be live.
+pub(crate) unsafe fn create(xrcd: *mut ibv_xrcd, qp_context: *mut c_void) -> Res<&'static Qp> {
+    // SAFETY: the caller promises that; it can't be closed while this handle counts as its child.
+    let xrcd: &'static Xrcd = unsafe { Xrcd::from_ptr(xrcd) };
+    make(xrcd, qp_context, Target::create(&xrcd.membership)?)
+}
+
+/// `ibv_open_qp`.
+///
+/// # Errors
+/// `EINVAL` where the number is of no target of the domain, or attributes are missing; `EOPNOTSUPP` for those of later releases.
+///
+/// # Safety
+/// The handle on the domain must be live.
+pub(crate) unsafe fn open(attr: &ibv_qp_open_attr) -> Res<&'static Qp> {
+    let needed = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+    if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    if attr.comp_mask & needed != needed || attr.xrcd.is_null() || attr.qp_type != IBV_QPT_XRC_RECV
+    {
+        return Err(Errno(libc::EINVAL));
+    }
+    // SAFETY: as above.
+    let xrcd: &'static Xrcd = unsafe { Xrcd::from_ptr(attr.xrcd) };
+    let qp_context = if attr.comp_mask & IBV_QP_OPEN_ATTR_CONTEXT != 0 {
+        attr.qp_context
+    } else {
+        std::ptr::null_mut()
+    };
+    make(
+        xrcd,
+        qp_context,
+        Target::open(&xrcd.membership, attr.qp_num)?,
+    )
+}
+
+/// A C object for a target, which is given up where there is no room for one.
+fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'static Qp> {
+    let context = xrcd.context();
+    let process = target.membership().process;
+    let placed = match process.qps.take(blank) {
+        None => Err(Errno(libc::ENOMEM)),
+        Some(qp) => match process.segment.back(qp.at(), layout::STRIDE) {
+            Ok(()) => Ok(qp),
+            Err(error) => {
+                process.qps.give(qp.index);
+                Err(error)
+            }
+        },
+    };
+    let qp = match placed {
+        Ok(qp) => qp,
+        Err(error) => {
+            // Where that takes too long, the bit goes with the process.
+            let _ = target.close();
+            return Err(error);
+        }
+    };
+    qp.process
+        .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+    let object = qp.as_ptr();
+    // SAFETY: the object is not handed out yet; mutex and condition are initialised in place.
+    unsafe {
+        object.cast::<u8>().write_bytes(0, size_of::<ibv_qp_ex>());
+        (*object).context = context;
+        (*object).qp_context = qp_context;
+        (*object).handle = qp.index;
+        (*object).qp_num = target.number();
+        (*object).state = target.word().state();
+        (*object).qp_type = IBV_QPT_XRC_RECV;
+        libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
+        libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
+    }
+    qp.events.store(0, Ordering::Relaxed);
+    let mut handle = Handle {
+        seen: target.word(),
+        target,
+        xrcd,
+        initiator: None,
+    };
+    handle.watch();
+    *qp.handle() = Some(handle);
+    xrcd.children.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: a handle's context is live.
+    let owner = unsafe { Context::from_ptr(context) };
+    owner.children.fetch_add(1, Ordering::Relaxed);
+    qp.state.store(TARGET, Ordering::Release);
+    Ok(qp)
+}
+
+impl Qp {
+    fn handle(&self) -> MutexGuard<'_, Option<Handle>> {
+        self.target.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `ibv_modify_qp` of a target. As [`super::modify`].
+    pub(super) fn modify_target(&self, attr: &ibv_qp_attr, mask: u32) -> Res<()> {
+        self.notice_target();
+        let mut handle = self.handle();
+        let handle = handle.as_mut().ok_or(Errno(libc::EINVAL))?;
+        let target = &handle.target;
+        let old = target.word();
+        let from = old.state();
+        let to = if mask & IBV_QP_STATE != 0 {
+            attr.qp_state
+        } else {
+            from
+        };
+        if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from
+            || !transition_allowed(IBV_QPT_XRC_RECV, from, to, mask)
+        {
+            return Err(Errno(libc::EINVAL));
+        }
+        modify::check(attr, mask)?;
+        let new = match to {
+            IBV_QPS_RESET => {
+                target.put_attr(&Attr::default());
+                StateWord::new(to, 0, 0, old.incarnation().wrapping_add(1))
+            }
+            IBV_QPS_ERR => old.failed(Fault::Asked),
+            _ => {
+                let mut known = target.attr();
+                modify::remember(known.get(), attr, mask);
+                target.put_attr(&known);
+                if mask & IBV_QP_MIN_RNR_TIMER != 0 {
+                    target.set_rnr_timer(attr.min_rnr_timer);
+                }
+                let dest = if mask & IBV_QP_DEST_QPN != 0 {
+                    attr.dest_qp_num
+                } else {
+                    old.dest()
+                };
+                let access = qp_access(known.get().qp_access_flags);
+                StateWord::new(to, dest, access, old.incarnation())
+            }
+        };
+        if !target.change(old, new) {
+            // Somebody else has changed it meanwhile.
+            return Err(Errno(libc::EINVAL));
+        }
+        handle.seen = new;
+        handle.watch();
+        if let Some(initiator) = &handle.initiator {
+            // Most likely it sends here first. Where there is no room for a ring now, it asks again.
+            let _ = self.process().grant_ring(initiator);
+        }
+        // SAFETY: live; `ibv_qp.state` is a hint that C code reads without a lock.
+        unsafe { (*self.as_ptr()).state = to };
+        Ok(())
+    }
+
+    /// `ibv_query_qp` of a target.
+    ///
+    /// # Safety
+    /// The outputs must be writable.
+    pub(super) unsafe fn query_target(
+        &self,
+        attr: *mut ibv_qp_attr,
+        init: *mut ibv_qp_init_attr,
+    ) -> Res<()> {
+        self.notice_target();
+        let handle = self.handle();
+        let target = &handle.as_ref().ok_or(Errno(libc::EINVAL))?.target;
+        let state = target.word().state();
+        let mut known = target.attr();
+        // SAFETY: the caller promises writable outputs; plain data. The object is live.
+        unsafe {
+            attr.copy_from(&raw const *known.get(), 1);
+            (*attr).qp_state = state;
+            (*attr).cur_qp_state = state;
+            init.write(ibv_qp_init_attr {
+                qp_context: (*self.as_ptr()).qp_context,
+                qp_type: IBV_QPT_XRC_RECV,
+                ..Default::default()
+            });
+        }
+        Ok(())
+    }
+
+    /// `ibv_destroy_qp` of a target: waits until the application has acknowledged every event that it got.
+    ///
+    /// # Errors
+    /// `EBUSY` where another process has the domain's lock for seconds; nothing is done then.
+    pub(super) fn destroy_target(&self) -> Res<()> {
+        let (process, context) = (self.process(), self.context());
+        // What has happened is told before.
+        process.progress();
+        let xrcd = {
+            let mut handle = self.handle();
+            let there = handle.as_ref().ok_or(Errno(libc::EINVAL))?;
+            there.target.close()?;
+            let xrcd = there.xrcd;
+            self.state.store(DESTROYED, Ordering::Relaxed);
+            *handle = None;
+            xrcd
+        };
+        self.await_acknowledgements();
+        xrcd.children.fetch_sub(1, Ordering::Relaxed);
+        context.children.fetch_sub(1, Ordering::Relaxed);
+        process.qps.give(self.index);
+        Ok(())
+    }
+
+    /// The context is closed over it.
+    pub(super) fn abandon_target(&self) {
+        let gone = self.handle().take();
+        if let Some(handle) = gone {
+            // Where that takes too long, the bit goes with the process.
+            let _ = handle.target.close();
+            handle.xrcd.children.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Follows what others did to a target, and raises the event. False where this is no handle on one.
+    pub(super) fn notice_target(&self) -> bool {
+        if self.state() != TARGET {
+            return false;
+        }
+        let mut handle = self.handle();
+        let Some(handle) = handle.as_mut() else {
+            return true;
+        };
+        let (old, new) = (handle.seen, handle.target.word());
+        handle.seen = new;
+        let failed = new.state() == IBV_QPS_ERR
+            && (old.state() != IBV_QPS_ERR || old.incarnation() != new.incarnation());
+        if failed {
+            match new.fault() {
+                Fault::Access => self.raise(IBV_EVENT_QP_ACCESS_ERR),
+                Fault::Request => self.raise(IBV_EVENT_QP_REQ_ERR),
+                Fault::Fatal => self.raise(IBV_EVENT_QP_FATAL),
+                Fault::Asked => {}
+            }
+        } else if new != old && (new.dest() != old.dest() || handle.initiator.is_none()) {
+            // Another holder has connected it.
+            handle.watch();
+        }
+        true
+    }
+
+    /// A process has ended, which may be the initiator's.
+    pub(super) fn initiator_died(&self, peer: &Arc<Peer>) {
+        if self.state() != TARGET {
+            return;
+        }
+        let mut handle = self.handle();
+        let Some(handle) = handle.as_mut() else {
+            return;
+        };
+        let known = |initiator: &mut Arc<Peer>| Arc::ptr_eq(initiator, peer);
+        if handle.initiator.take_if(known).is_none() || handle.was_let_go(peer) {
+            return;
+        }
+        let word = handle.target.word();
+        if receives(word.state()) && word.dest() == handle.seen.dest() {
+            handle.target.fail(word, Fault::Fatal);
+        }
+    }
+
+    /// Forgets the events that were not read, and waits until those are acknowledged that were.
+    pub(super) fn await_acknowledgements(&self) {
+        let qp = self.as_ptr();
+        let unread = self.context().events.forget(Element::Qp(qp));
+        let raised = self.events.load(Ordering::Relaxed);
+        // SAFETY: the object is live until its index is given back.
+        unsafe {
+            libc::pthread_mutex_lock(&raw mut (*qp).mutex);
+            while (*qp).events_completed.wrapping_add(unread) != raised {
+                libc::pthread_cond_wait(&raw mut (*qp).cond, &raw mut (*qp).mutex);
+            }
+            libc::pthread_mutex_unlock(&raw mut (*qp).mutex);
+            libc::pthread_mutex_destroy(&raw mut (*qp).mutex);
+            libc::pthread_cond_destroy(&raw mut (*qp).cond);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Shared receive queues for XRC: they belong to a domain, have a completion queue of their own, and take messages from whoever
+//! is connected to a target of the domain.
+//!
+//! A stamp in the owner's segment says that the queue is in use. Who ends it clears the stamp, fences heavily, waits for those that copy into its
+//! receives, and takes what is in the rings; a sender looks at the stamp when it has published.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::{IBV_EVENT_SRQ_ERR, IBV_WC_SUCCESS, ibv_context, ibv_cq, ibv_xrcd};
+
+use super::Srq;
+use crate::cq::Cq;
+use crate::events::Element;
+use crate::peer::Peer;
+use crate::process::Process;
+use crate::qp::{Inbox, Receive};
+use crate::region::await_shared_receive;
+use crate::ring::{Consumer, Message, op};
+use crate::segment::OwnSegment;
+use crate::segment::layout::{Fault, MAX_PLACES, MAX_SRQS, StateWord, qp, srq as layout, xrc};
+use crate::sync::heavy_fence;
+use crate::sys::{Errno, Res};
+use crate::xrc::{Domain, Xrcd};
+
+const SRQ_BITS: u32 = MAX_SRQS.trailing_zeros();
+
+/// The number by which requests name a queue.
+pub(crate) fn srq_num(slot: u32, index: u32) -> u32 {
+    slot << SRQ_BITS | index
+}
+
+/// Slot and index of such a number; `None` where it can't be one.
+pub(crate) fn split_srq_num(num: u32) -> Option<(u32, u32)> {
+    let (slot, index) = (num >> SRQ_BITS, num & (MAX_SRQS as u32 - 1));
+    ((slot as usize) < MAX_PLACES && index != 0).then_some((slot, index))
+}
+
+/// What a queue for XRC is made with.
+pub(crate) struct XrcInit {
+    pub(crate) xrcd: *mut ibv_xrcd,
+    pub(crate) cq: *mut ibv_cq,
+}
+
+/// What a queue for XRC has besides. The words that are claimed stay with the index when one is destroyed: a sender that comes
+/// late finds nothing in them but receives of this number.
+#[derive(Default)]
+pub(super) struct Part {
+    xrcd: Option<&'static Xrcd>,
+    cq: Option<&'static Cq>,
+    /// Where the words are, how many, and the position of the next one.
+    kept: Option<(usize, usize, u32)>,
+    stamp: u32,
+}
+
+impl Srq {
+    /// Words for an order of `count` receives: where, and the position of the first.
+    pub(super) fn take_order(
+        &self,
+        segment: &OwnSegment,
+        count: usize,
+        stays: bool,
+    ) -> Res<(usize, u32)> {
+        let mut xrc = self.xrc.lock();
+        if !stays {
+            // The position is never that of an empty word.
+            return Ok((segment.take(8 * count)?, 1));
+        }
+        let (at, position) = match xrc.kept {
+            Some((at, room, position)) if room >= count => return Ok((at, position)),
+            // What is too small stays empty.
+            Some((_, _, position)) => (segment.take(8 * count)?, position),
+            None => (segment.take(8 * count)?, 1),
+        };
+        xrc.kept = Some((at, count, position));
+        Ok((at, position))
+    }
+
+    pub(super) fn give_order(&self, segment: &OwnSegment, at: usize, count: usize, position: u32) {
+        let mut xrc = self.xrc.lock();
+        match &mut xrc.kept {
+            // Later than any that a sender may have seen.
+            Some(kept) if kept.0 == at => kept.2 = position.wrapping_add(kept.1 as u32).max(1),
+            _ => segment.give(at, 8 * count),
+        }
+    }
+
+    /// Makes a queue known to senders.
+    ///
+    /// # Safety
+    /// The objects must be live.
+    pub(super) unsafe fn begin_xrc(&self, init: &XrcInit, pd: u32) {
+        // SAFETY: the caller promises live objects; the handle can't be closed while this queue counts as its child,
+        // and a completion queue's memory stays.
+        let (xrcd, cq): (&'static Xrcd, &'static Cq) =
+            unsafe { (Xrcd::from_ptr(init.xrcd), Cq::from_ptr(init.cq)) };
+        xrcd.children.fetch_add(1, Ordering::Relaxed);
+        cq.users.fetch_add(1, Ordering::Relaxed);
+        let stamp = {
+            let mut xrc = self.xrc.lock();
+            xrc.xrcd = Some(xrcd);
+            xrc.cq = Some(cq);
+            xrc.stamp = xrc.stamp.wrapping_add(1).max(1);
+            xrc.stamp
+        };
+        let (map, at) = (&self.process().segment.map, self.at());
+        let put = |part: usize, value: u32| map.u32(at + part).store(value, Ordering::Relaxed);
+        put(layout::XRCD, xrcd.membership.domain.number);
+        put(layout::PD, pd);
+        put(layout::CQ, cq.index());
+        map.u32(at + layout::STAMP).store(stamp, Ordering::Release);
+    }
+
+    /// Whether messages of XRC come here.
+    pub(crate) fn is_xrc(&self) -> bool {
+        self.xrc.lock().xrcd.is_some()
+    }
+
+    /// Has senders find the queue no more, and takes what they had published.
+    ///
+    /// # Errors
+    /// `EBUSY` where somebody still writes into a receive after some seconds; the call can be repeated.
+    pub(super) fn end_xrc(&self) -> Res<()> {
+        if !self.is_xrc() {
+            return Ok(());
+        }
+        let process = self.process();
+        self.hide();
+        heavy_fence();
+        await_shared_receive(&process.segment, self.index, |slot| process.lives(slot))?;
+        process.drain_all_rings();
+        Ok(())
+    }
+
+    fn hide(&self) {
+        let stamp = self.process().segment.map.u32(self.at() + layout::STAMP);
+        stamp.store(0, Ordering::SeqCst);
+    }
+
+    /// Lets the domain and the completion queue go.
+    pub(super) fn leave_xrc(&self) {
+        let mut xrc = self.xrc.lock();
+        if let Some(xrcd) = xrc.xrcd.take() {
+            xrcd.children.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(cq) = xrc.cq.take() {
+            cq.users.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A queue can't go on without a place for its completions.
+    pub(crate) fn notice_overrun(&self) {
+        let overrun = {
+            let xrc = self.xrc.lock();
+            xrc.cq.is_some_and(Cq::is_overrun)
+        };
+        let at = self.at() + layout::STAMP;
+        if overrun && self.process().segment.map.u32(at).swap(0, Ordering::SeqCst) != 0 {
+            self.events.fetch_add(1, Ordering::Relaxed);
+            self.context()
+                .events
+                .push(IBV_EVENT_SRQ_ERR, Element::Srq(self.as_ptr()));
+        }
+    }
+}
+
+/// Takes the queues of a context that is closed over them out of service.
+pub(crate) fn abandon(process: &Process, context: *mut ibv_context) {
+    for srq in process.srqs.iter() {
+        // SAFETY: live or in the pool; the context is written before a queue is handed out.
+        if unsafe { (*srq.as_ptr()).context } == context && srq.is_xrc() {
+            srq.hide();
+            srq.leave_xrc();
+        }
+    }
+}
+
+/// Completes the receive that a message through a target took, whatever became of the target since it was published.
+pub(crate) fn deliver(
+    process: &Process,
+    srq: &Srq,
+    from: &Arc<Peer>,
+    ring: &Consumer,
+    message: &Message,
+) {
+    let header = &message.header;
+    let index = header.msn & 0xffff;
+    // Held until the message is where it belongs: the handle can't go meanwhile.
+    let part = srq.xrc.lock();
+    let number = xrc::split_target(header.dst_qpn).map(|(domain, _)| domain);
+    let (Some(xrcd), Some(cq)) = (part.xrcd, part.cq) else {
+        // It was claimed in an earlier life, or never.
+        return;
+    };
+    let domain = &xrcd.membership.domain;
+    if header.op == op::RETURN || number != Some(domain.number) {
+        srq.give_back(index, from.slot);
+        return;
+    }
+    // Who did not claim it has nothing to give.
+    let Some(taken) = srq.take(index, from.slot) else {
+        return;
+    };
+    let receive = Receive::shared(&taken);
+    let inbox = Inbox {
+        process,
+        cq,
+        number: header.dst_qpn,
+    };
+    if inbox.complete_message(&receive, ring, message, |_| false) != IBV_WC_SUCCESS {
+        let domain = Arc::clone(domain);
+        drop(part);
+        fail_target(process, &domain, header.dst_qpn, header.incarnation);
+    }
+}
+
+/// A message could not be taken that came through this target, if that still is the same.
+#[cold]
+fn fail_target(process: &Process, domain: &Domain, number: u32, incarnation: u32) {
+    let entry = xrc::split_target(number).and_then(|(_, index)| domain.entry(index));
+    if let Some(at) = entry {
+        let word = StateWord(domain.map.u64(at + qp::STATE).load(Ordering::Acquire));
+        if word.incarnation() == incarnation && word.state() != rdma_core_sys::IBV_QPS_ERR {
+            domain.fail_target(process, at, word, Fault::Request);
+        }
+    }
+}
+
+/// `ibv_get_srq_num`.
+///
+/// # Errors
+/// `EINVAL` for a queue that is not for XRC.
+pub(crate) fn number_of(srq: &Srq) -> Res<u32> {
+    if srq.is_xrc() {
+        Ok(srq_num(srq.process().slot, srq.index))
+    } else {
+        Err(Errno(libc::EINVAL))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_name_their_owner() {
+        for (slot, index) in [(0, 1), (895, 16_383), (5, 77)] {
+            let num = srq_num(slot, index);
+            assert!(num < 1 << 24);
+            assert_eq!(split_srq_num(num), Some((slot, index)));
+        }
+        for none in [0, 7 << SRQ_BITS, 896 << SRQ_BITS | 1, u32::MAX] {
+            assert_eq!(split_srq_num(none), None);
+        }
+    }
+}

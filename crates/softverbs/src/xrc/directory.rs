@@ -1,0 +1,278 @@
+//! The registry's part about XRC domains: which number is which file, and who has it open.
+//!
+//! Membership is a lock on a byte that has no content: it can't be forged for a process that lives, and ends with it.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use crate::registry::ENTRY;
+use crate::segment::layout::xrc::MAX_DOMAINS;
+use crate::segment::layout::{MAX_PLACES, MAX_PROCESSES};
+use crate::sync::pause;
+use crate::sys::{self, Errno, Res};
+
+/// Entries lie behind those of the processes: node u32, valid u32, device u64, inode u64, cookie u64, and at the end a u64
+/// that sums up the rest.
+const ENTRIES_AT: u64 = (MAX_PROCESSES * ENTRY) as u64;
+const SUM: usize = 56;
+const VALID: u32 = 0x7867_7401;
+
+/// Where the locks are: no content reaches so far. One byte for each slot of each domain, one for each domain, and one for all.
+const MEMBERS_AT: u64 = 1 << 24;
+const CONTROL_AT: u64 = 1 << 26;
+const ALL_AT: u64 = 1 << 27;
+
+/// How long is waited for another process that has a lock; it takes some milliseconds at most.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a domain is found by: the emulated node and a file, or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub(crate) node: u32,
+    /// Device and inode; `None` for a domain that nobody else finds.
+    pub(crate) file: Option<(u64, u64)>,
+}
+
+/// A domain as the registry has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) name: Name,
+    /// Unlike that of any other domain; not 0.
+    pub(crate) cookie: u64,
+}
+
+impl Entry {
+    fn to_bytes(self) -> [u8; ENTRY] {
+        let mut bytes = [0; ENTRY];
+        let (device, inode) = self.name.file.unwrap_or((0, 0));
+        let kind = VALID | u32::from(self.name.file.is_some()) << 31;
+        bytes[0..4].copy_from_slice(&self.name.node.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&kind.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&device.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&inode.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&self.cookie.to_ne_bytes());
+        let sum = sys::hash(&bytes[..SUM]);
+        bytes[SUM..].copy_from_slice(&sum.to_ne_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+        let first = word(0)?;
+        let (node, kind) = (first as u32, (first >> 32) as u32);
+        let cookie = word(24)?;
+        let good =
+            kind & !(1 << 31) == VALID && cookie != 0 && word(SUM)? == sys::hash(&bytes[..SUM]);
+        let file = (word(8)?, word(16)?);
+        good.then_some(Self {
+            name: Name {
+                node,
+                file: (kind >> 31 == 1).then_some(file),
+            },
+            cookie,
+        })
+    }
+}
+
+/// Holds a lock of the registry until it is dropped.
+pub(crate) struct Held<'a> {
+    file: &'a File,
+    byte: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // What can't be released goes with the process.
+        let _ = sys::unlock(self.file, byte(self.byte));
+    }
+}
+
+fn byte(at: u64) -> Range<u64> {
+    at..at + 1
+}
+
+fn members(domain: u32) -> u64 {
+    MEMBERS_AT + u64::from(domain) * MAX_PROCESSES as u64
+}
+
+/// Takes a lock; waits for who has it, with a bound. Threads of one process must exclude each other by themselves.
+///
+/// # Errors
+/// `EBUSY` where somebody keeps it for seconds.
+fn hold(file: &File, at: u64) -> Res<Held<'_>> {
+    let begin = Instant::now();
+    let mut round = 64;
+    while let Err(error) = sys::lock(file, byte(at)) {
+        if !matches!(error, Errno(libc::EAGAIN | libc::EACCES)) {
+            return Err(error);
+        }
+        if begin.elapsed() > PATIENCE {
+            return Err(Errno(libc::EBUSY));
+        }
+        round += 8;
+        pause(round);
+    }
+    Ok(Held { file, byte: at })
+}
+
+/// Keeps others from opening domains.
+pub(crate) fn hold_all(file: &File) -> Res<Held<'_>> {
+    hold(file, ALL_AT)
+}
+
+/// Keeps others from making, opening and destroying targets of a domain.
+pub(crate) fn hold_domain(file: &File, domain: u32) -> Res<Held<'_>> {
+    // Neighbours of one process are apart, as one lock of two bytes names neither.
+    hold(file, CONTROL_AT + 2 * u64::from(domain))
+}
+
+/// The domain of this number, if there ever was one.
+pub(crate) fn read(file: &File, domain: u32) -> Option<Entry> {
+    let mut bytes = [0; ENTRY];
+    let at = ENTRIES_AT + u64::from(domain) * ENTRY as u64;
+    file.read_exact_at(&mut bytes, at).ok()?;
+    Entry::from_bytes(&bytes)
+}
+
+/// Enters a domain. Under [`hold_all`].
+pub(crate) fn write(file: &File, domain: u32, entry: Entry) -> Res<()> {
+    let at = ENTRIES_AT + u64::from(domain) * ENTRY as u64;
+    Ok(file.write_all_at(&entry.to_bytes(), at)?)
+}
+
+/// All numbers whose entry has this name; whether anybody is a member is another question.
+pub(crate) fn named(file: &File, name: Name) -> Vec<(u32, Entry)> {
+    (0..MAX_DOMAINS as u32)
+        .filter_map(|domain| Some((domain, read(file, domain)?)))
+        .filter(|(_, entry)| entry.name == name)
+        .collect()
+}
+
+/// Enters the process in `slot` as a member.
+///
+/// # Errors
+/// `EAGAIN` where somebody else keeps the byte.
+pub(crate) fn join(file: &File, domain: u32, slot: u32) -> Res<()> {
+    sys::lock(file, byte(members(domain) + u64::from(slot)))
+}
+
+pub(crate) fn leave(file: &File, domain: u32, slot: u32) {
+    // What can't be released goes with the process.
+    let _ = sys::unlock(file, byte(members(domain) + u64::from(slot)));
+}
+
+/// Whether the process in `slot`, not this one, is a member.
+pub(crate) fn is_member(file: &File, domain: u32, slot: u32) -> bool {
+    sys::locked(file, byte(members(domain) + u64::from(slot)))
+}
+
+/// Slots of the members that are not this process.
+pub(crate) fn others(file: &File, domain: u32) -> Vec<u32> {
+    let first = members(domain);
+    let end = first + MAX_PLACES as u64;
+    let mut found = Vec::new();
+    // The kernel names any one lock of a range, not the first.
+    let mut ranges = Vec::new();
+    ranges.push(first..end);
+    while let Some(range) = ranges.pop() {
+        let Some(held) = sys::holder(file, range.clone()) else {
+            continue;
+        };
+        // Somebody may have locked more than a byte.
+        let (from, to) = (held.start.max(range.start), held.end.min(range.end));
+        found.extend((from..to).map(|at| (at - first) as u32));
+        ranges.extend(
+            [range.start..from, to..range.end]
+                .into_iter()
+                .filter(|r| !r.is_empty()),
+        );
+    }
+    found
+}
+
+/// Whether anybody else is a member.
+pub(crate) fn is_open_elsewhere(file: &File, domain: u32) -> bool {
+    let first = members(domain);
+    sys::locked(file, first..first + MAX_PLACES as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    fn two() -> (File, File) {
+        let path = std::env::temp_dir().join(format!("softverbs-xrc-{}", sys::random()));
+        let open = || {
+            File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)
+                .unwrap()
+        };
+        let both = (open(), open());
+        std::fs::remove_file(&path).unwrap();
+        assert_ne!(both.0.as_raw_fd(), both.1.as_raw_fd());
+        both
+    }
+
+    #[test]
+    fn entries_survive_their_bytes() {
+        let (file, _) = two();
+        let name = |file| Name { node: 3, file };
+        for name in [name(None), name(Some((1, u64::MAX)))] {
+            let entry = Entry { name, cookie: 9 };
+            write(&file, 511, entry).unwrap();
+            assert_eq!(read(&file, 511), Some(entry));
+            assert_eq!(named(&file, name), [(511, entry)]);
+            for at in 0..ENTRY {
+                let mut torn = entry.to_bytes();
+                torn[at] ^= 0x10;
+                assert_eq!(Entry::from_bytes(&torn), None);
+            }
+        }
+        assert_eq!(read(&file, 0), None);
+        assert_eq!(Entry::from_bytes(&[0; 7]), None);
+    }
+
+    #[test]
+    fn members_are_those_who_hold_a_lock() {
+        let (mine, theirs) = two();
+        assert!(!is_open_elsewhere(&mine, 7));
+        for slot in [0, 5, 6, 895] {
+            join(&theirs, 7, slot).unwrap();
+        }
+        join(&theirs, 6, 895).unwrap();
+        join(&theirs, 8, 0).unwrap();
+        join(&mine, 7, 9).unwrap();
+        let mut found = others(&mine, 7);
+        found.sort_unstable();
+        assert_eq!(found, [0, 5, 6, 895]);
+        assert!(is_member(&mine, 7, 5) && !is_member(&mine, 7, 4) && !is_member(&mine, 7, 9));
+        assert_eq!(join(&mine, 7, 5), Err(Errno(libc::EAGAIN)));
+        leave(&theirs, 7, 5);
+        assert!(!is_member(&mine, 7, 5) && is_member(&mine, 7, 6));
+        // What a process has goes with it.
+        drop(theirs);
+        assert!(others(&mine, 7).is_empty() && !is_open_elsewhere(&mine, 6));
+    }
+
+    #[test]
+    fn one_waits_for_the_other() {
+        let (mine, theirs) = two();
+        let held = hold_domain(&mine, 3).unwrap();
+        let other = hold_domain(&theirs, 4).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| hold_domain(&theirs, 3).map(drop));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!waits.is_finished());
+            drop(held);
+            waits.join().unwrap().unwrap();
+        });
+        drop(other);
+    }
+}

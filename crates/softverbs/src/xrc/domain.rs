@@ -1,0 +1,299 @@
+//! The file of a domain: making it, joining it, and finding it by its number.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::directory::{self, Entry, Name};
+use crate::process::Process;
+use crate::segment::Mapping;
+use crate::segment::layout::member;
+use crate::segment::layout::xrc::{self as layout, MAX_DOMAINS, MAX_TARGETS};
+use crate::sync::atomic::Ordering;
+use crate::sys::{self, Errno, Res};
+
+/// Entries that get their pages at once.
+const STEP: u32 = 128;
+
+/// A domain, mapped. Whatever it holds may be wrong.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) number: u32,
+    pub(crate) node: u32,
+    cookie: u64,
+    file: OwnedFd,
+    pub(crate) map: Arc<Mapping>,
+}
+
+impl Domain {
+    fn create(number: u32, node: u32, cookie: u64) -> Res<Self> {
+        let file = sys::memfd_create(c"softverbs-xrc", layout::SIZE)?;
+        sys::fallocate(file.as_raw_fd(), 0, layout::AT)?;
+        let map = Mapping::new(&file, layout::SIZE)?;
+        map.u64(layout::SIZE_AT)
+            .store(layout::SIZE as u64, Ordering::Relaxed);
+        map.u64(layout::COOKIE).store(cookie, Ordering::Relaxed);
+        map.u32(layout::NUMBER).store(number, Ordering::Relaxed);
+        map.u32(layout::NODE).store(node, Ordering::Relaxed);
+        map.u64(0).store(layout::MAGIC, Ordering::Release);
+        Ok(Self {
+            number,
+            node,
+            cookie,
+            file,
+            map: Arc::new(map),
+        })
+    }
+
+    /// The file that the process in `slot` shows as that of the domain of this number and cookie.
+    fn open_from(process: &Process, slot: u32, number: u32, cookie: u64) -> Res<Self> {
+        let peer = process.peer(slot)?;
+        let at = member::AT + member::STRIDE * number as usize;
+        if peer.map.u64(at + member::COOKIE).load(Ordering::Acquire) != cookie {
+            return Err(Errno(libc::ENOENT));
+        }
+        let fd = peer.map.u32(at + member::FD).load(Ordering::Relaxed);
+        let inode = peer.map.u64(at + member::INODE).load(Ordering::Relaxed);
+        let file = sys::open_fd_of(peer.identity.pid, fd.cast_signed(), libc::O_RDWR)?;
+        if sys::sealed_size(&file)? != layout::SIZE || sys::inode_of(&file)? != inode {
+            return Err(Errno(libc::EPROTO));
+        }
+        let map = Mapping::new(&file, layout::SIZE)?;
+        let whole = map.u64(0).load(Ordering::Acquire) == layout::MAGIC
+            && map.u64(layout::SIZE_AT).load(Ordering::Relaxed) == layout::SIZE as u64
+            && map.u64(layout::COOKIE).load(Ordering::Relaxed) == cookie
+            && map.u32(layout::NUMBER).load(Ordering::Relaxed) == number;
+        if !whole {
+            return Err(Errno(libc::EPROTO));
+        }
+        Ok(Self {
+            number,
+            node: map.u32(layout::NODE).load(Ordering::Relaxed),
+            cookie,
+            file,
+            map: Arc::new(map),
+        })
+    }
+
+    /// Entries that have pages, and so may be looked at.
+    pub(crate) fn count(&self) -> u32 {
+        let count = self.map.u32(layout::COUNT).load(Ordering::Acquire);
+        count.min(MAX_TARGETS as u32)
+    }
+
+    /// Where the entry of the target with this index is, if there ever was one.
+    pub(crate) fn entry(&self, index: u32) -> Option<usize> {
+        (index < self.count()).then(|| layout::entry_at(index))
+    }
+
+    /// Gives more entries their pages. Under the domain's lock.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn grow(&self) -> Res<()> {
+        let count = self.count();
+        let more = (count + STEP).min(MAX_TARGETS as u32);
+        if more == count {
+            return Err(Errno(libc::ENOMEM));
+        }
+        let from = layout::entry_at(count);
+        sys::fallocate(
+            self.file.as_raw_fd(),
+            from,
+            layout::STRIDE * (more - count) as usize,
+        )?;
+        self.map.u32(layout::COUNT).store(more, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// This process's part in a domain, as long as any of its handles has it open.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) process: &'static Process,
+    /// Handles of this process on each target, by its index. Held while anything is done to holders' bits.
+    pub(super) held: Mutex<HashMap<u32, u32>>,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        // A child's lock is its parent's.
+        if self.process.forked() {
+            return;
+        }
+        let at = member::AT + member::STRIDE * self.domain.number as usize;
+        let map = &self.process.segment.map;
+        map.u64(at + member::COOKIE).store(0, Ordering::Release);
+        let file = self.process.registry().file();
+        directory::leave(file, self.domain.number, self.process.slot);
+    }
+}
+
+/// What a process knows of domains.
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    /// Those that are mapped, as initiator or member, by number.
+    mapped: Mutex<HashMap<u32, Weak<Domain>>>,
+    /// Those that it is a member of. Locked while it opens or closes one: the locks of the registry are the whole process's.
+    memberships: Mutex<HashMap<u32, Weak<Membership>>>,
+}
+
+impl Domains {
+    fn mapped(&self) -> MutexGuard<'_, HashMap<u32, Weak<Domain>>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn memberships(&self) -> MutexGuard<'_, HashMap<u32, Weak<Membership>>> {
+        self.memberships
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The domain of this number, if it lives.
+    pub(crate) fn find(&self, process: &Process, number: u32) -> Option<Arc<Domain>> {
+        let file = process.registry().file();
+        let entry = directory::read(file, number)?;
+        let known = self.mapped().get(&number).and_then(Weak::upgrade);
+        if let Some(domain) = known.filter(|domain| domain.cookie == entry.cookie) {
+            return Some(domain);
+        }
+        let domain = directory::others(file, number)
+            .into_iter()
+            .find_map(|slot| Domain::open_from(process, slot, number, entry.cookie).ok())?;
+        let domain = Arc::new(domain);
+        self.mapped().insert(number, Arc::downgrade(&domain));
+        Some(domain)
+    }
+
+    /// Opens the domain of this name, or makes it. A domain without a file is always a new one.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is none and `create` does not allow to make it, `EINVAL` where there is one and `exclusive`
+    /// wants none; `EBUSY` where somebody else opens one for seconds; `ENOMEM`, `EMFILE`.
+    pub(super) fn open(
+        &self,
+        process: &'static Process,
+        name: Name,
+        create: bool,
+        exclusive: bool,
+    ) -> Res<Arc<Membership>> {
+        let mut memberships = self.memberships();
+        let file = process.registry().file();
+        let _all = directory::hold_all(file)?;
+        if name.file.is_some() {
+            for (number, entry) in directory::named(file, name) {
+                let own = memberships.get(&number).and_then(Weak::upgrade);
+                let own = own.filter(|own| own.domain.cookie == entry.cookie);
+                let joined = match own {
+                    Some(own) => Some(own),
+                    None if !directory::is_open_elsewhere(file, number) => None,
+                    None => {
+                        if exclusive {
+                            return Err(Errno(libc::EINVAL));
+                        }
+                        self.join(process, number, entry)?
+                    }
+                };
+                if let Some(joined) = joined {
+                    if exclusive {
+                        return Err(Errno(libc::EINVAL));
+                    }
+                    memberships.insert(number, Arc::downgrade(&joined));
+                    return Ok(joined);
+                }
+            }
+            if !create {
+                return Err(Errno(libc::EAGAIN));
+            }
+        }
+        let made = self.make(process, name)?;
+        memberships.insert(made.domain.number, Arc::downgrade(&made));
+        Ok(made)
+    }
+
+    /// Takes part in a domain that somebody else has open. `None` where all of them end meanwhile.
+    fn join(
+        &self,
+        process: &'static Process,
+        number: u32,
+        entry: Entry,
+    ) -> Res<Option<Arc<Membership>>> {
+        let file = process.registry().file();
+        directory::join(file, number, process.slot)?;
+        let Some(domain) = self.find_among_others(process, number, entry) else {
+            directory::leave(file, number, process.slot);
+            return Ok(None);
+        };
+        super::target::forget(&domain, process.slot);
+        Ok(Some(Self::show(process, domain)?))
+    }
+
+    fn find_among_others(
+        &self,
+        process: &Process,
+        number: u32,
+        entry: Entry,
+    ) -> Option<Arc<Domain>> {
+        // What is mapped may be of members that have all ended, and the number may be free: somebody has to live.
+        if !directory::is_open_elsewhere(process.registry().file(), number) {
+            return None;
+        }
+        self.find(process, number)
+            .filter(|domain| domain.cookie == entry.cookie)
+    }
+
+    fn make(&self, process: &'static Process, name: Name) -> Res<Arc<Membership>> {
+        let file = process.registry().file();
+        // A number comes back late.
+        let start = sys::random() as u32;
+        for i in 0..MAX_DOMAINS as u32 {
+            let number = start.wrapping_add(i) % MAX_DOMAINS as u32;
+            let own = self.is_shown(process, number);
+            if own || directory::is_open_elsewhere(file, number) {
+                continue;
+            }
+            directory::join(file, number, process.slot)?;
+            let cookie = sys::random() | 1;
+            let made = directory::write(file, number, Entry { name, cookie })
+                .and_then(|()| Domain::create(number, name.node, cookie))
+                .inspect_err(|_| directory::leave(file, number, process.slot))?;
+            let domain = Arc::new(made);
+            self.mapped().insert(number, Arc::downgrade(&domain));
+            return Self::show(process, domain);
+        }
+        Err(Errno(libc::ENOMEM))
+    }
+
+    fn is_shown(&self, process: &Process, number: u32) -> bool {
+        let at = member::AT + member::STRIDE * number as usize;
+        // The owner's own word; who spoils it harms the domain only.
+        let cookie = process.segment.map.u64(at + member::COOKIE);
+        cookie.load(Ordering::Relaxed) != 0
+    }
+
+    /// Shows others the way to the domain's file.
+    fn show(process: &'static Process, domain: Arc<Domain>) -> Res<Arc<Membership>> {
+        let at = member::AT + member::STRIDE * domain.number as usize;
+        let inode = sys::inode_of(&domain.file).inspect_err(|_| {
+            directory::leave(process.registry().file(), domain.number, process.slot);
+        })?;
+        let map = &process.segment.map;
+        map.u64(at + member::INODE).store(inode, Ordering::Relaxed);
+        map.u32(at + member::FD)
+            .store(domain.file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
+        map.u64(at + member::COOKIE)
+            .store(domain.cookie, Ordering::Release);
+        Ok(Arc::new(Membership {
+            domain,
+            process,
+            held: Mutex::default(),
+        }))
+    }
+
+    /// Leaves a domain, with the last of its handles. Nobody opens one meanwhile.
+    pub(super) fn leave(&self, membership: Arc<Membership>) {
+        let _memberships = self.memberships();
+        drop(membership);
+    }
+}

@@ -1,0 +1,301 @@
+//! Target queue pairs: entries of a domain, and this process's handles on them.
+//!
+//! An entry is free if no living process holds it. Who makes, opens or destroys one has the domain's lock; who is killed in
+//! the middle leaves an entry that is as free or as held as its bits say.
+
+use std::sync::{Arc, PoisonError};
+
+use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_XRC_RECV, ibv_qp_attr};
+
+use super::directory;
+use super::{Domain, Membership};
+use crate::process::Process;
+use crate::segment::layout::xrc::{self as layout, MAX_TARGETS};
+use crate::segment::layout::{Fault, StateWord, qp, split_qp_num};
+use crate::signal;
+use crate::sync::atomic::{Ordering, fence};
+use crate::sys::{Errno, Res};
+
+/// One handle of this process on a target, or the look of its owner at it.
+#[derive(Debug)]
+pub(crate) struct Target {
+    membership: Arc<Membership>,
+    index: u32,
+    at: usize,
+}
+
+/// Slots of the processes whose bits are set in the entry at `at`; they may have ended.
+pub(crate) fn holders(domain: &Domain, at: usize) -> impl Iterator<Item = u32> + '_ {
+    (0..layout::HOLDER_WORDS).flat_map(move |word| {
+        let bits = domain
+            .map
+            .u64(at + layout::HOLDERS + 8 * word)
+            .load(Ordering::Acquire);
+        (0..64)
+            .filter(move |bit| bits >> bit & 1 == 1)
+            .map(move |bit| (64 * word + bit) as u32)
+    })
+}
+
+fn set_holder(domain: &Domain, at: usize, slot: u32, holds: bool) {
+    let word = at + layout::HOLDERS + 8 * (slot as usize / 64);
+    let bit = 1u64 << (slot % 64);
+    let word = domain.map.u64(word);
+    if holds {
+        word.fetch_or(bit, Ordering::AcqRel);
+    } else {
+        word.fetch_and(!bit, Ordering::AcqRel);
+    }
+}
+
+/// An ended process of this slot may have held targets.
+pub(super) fn forget(domain: &Domain, slot: u32) {
+    for index in 0..domain.count() {
+        set_holder(domain, layout::entry_at(index), slot, false);
+    }
+}
+
+/// Whether the process in `slot`, another one, is a member that lives.
+fn lives(process: &Process, domain: &Domain, slot: u32) -> bool {
+    directory::is_member(process.registry().file(), domain.number, slot) && process.lives(slot)
+}
+
+impl Domain {
+    /// A living process that holds the target whose entry is at `at`. It may be this one.
+    pub(crate) fn living_holder(&self, process: &Process, at: usize) -> Option<u32> {
+        holders(self, at).find(|&slot| slot == process.slot || lives(process, self, slot))
+    }
+
+    /// Moves a target to ERR, if it still is in the state that `word` says, and tells all that hold it.
+    #[cold]
+    pub(crate) fn fail_target(&self, process: &Process, at: usize, word: StateWord, fault: Fault) {
+        if signal::move_state(&self.map, at, word, word.failed(fault)) {
+            self.call_holders(process, at);
+        }
+    }
+
+    /// Has all that hold a target look at its state.
+    fn call_holders(&self, process: &Process, at: usize) {
+        for slot in holders(self, at) {
+            // One that can't be reached has ended.
+            if let Ok(peer) = process.peer(slot) {
+                signal::call_attention(&peer.map);
+                peer.ring_process();
+            }
+        }
+        self.wake_initiator(process, at);
+    }
+
+    /// Rings the initiator if it waits for this state.
+    fn wake_initiator(&self, process: &Process, at: usize) {
+        fence(Ordering::SeqCst);
+        let waiting = self.map.u32(at + qp::WAITING).load(Ordering::Relaxed);
+        if waiting != 0
+            && let Ok(peer) = process.peer(split_qp_num(waiting).0)
+        {
+            peer.ring_process();
+        }
+    }
+}
+
+impl Target {
+    /// Makes a target in RESET.
+    ///
+    /// # Errors
+    /// `ENOMEM` where the domain has as many as it can have; `EBUSY` where somebody else makes one for seconds.
+    pub(crate) fn create(membership: &Arc<Membership>) -> Res<Self> {
+        let (domain, process) = (&membership.domain, membership.process);
+        let mut held = membership.held();
+        let _one = directory::hold_domain(process.registry().file(), domain.number)?;
+        let free = |index: u32| {
+            let at = layout::entry_at(index);
+            !held.contains_key(&index)
+                && !holders(domain, at)
+                    .any(|slot| slot != process.slot && lives(process, domain, slot))
+        };
+        // Not the one that was just given back: its number may still be known.
+        let start = crate::sys::random() as u32;
+        let count = domain.count();
+        let mut order = (0..count).map(|i| start.wrapping_add(i) % count);
+        let index = match order.find(|&index| free(index)) {
+            Some(index) if count as usize == MAX_TARGETS => index,
+            // New ones first, as long as there are.
+            Some(index) if is_fresh(domain, index) => index,
+            found => match (0..count).find(|&index| is_fresh(domain, index) && free(index)) {
+                Some(index) => index,
+                None => match domain.grow() {
+                    Ok(()) => count,
+                    Err(error) => found.ok_or(error)?,
+                },
+            },
+        };
+        let at = layout::entry_at(index);
+        for word in 0..layout::HOLDER_WORDS {
+            let bits = domain.map.u64(at + layout::HOLDERS + 8 * word);
+            bits.store(0, Ordering::Relaxed);
+        }
+        let this = Self {
+            membership: Arc::clone(membership),
+            index,
+            at,
+        };
+        this.put_attr(&Attr::default());
+        let map = &domain.map;
+        map.u32(at + qp::TYPE)
+            .store(IBV_QPT_XRC_RECV, Ordering::Relaxed);
+        map.u32(at + qp::WAITING).store(0, Ordering::Relaxed);
+        set_holder(domain, at, process.slot, true);
+        held.insert(index, 1);
+        this.renew();
+        Ok(this)
+    }
+
+    /// Opens a target that somebody holds.
+    ///
+    /// # Errors
+    /// `EINVAL` where this is no target of the domain; `EBUSY` as [`Self::create`].
+    pub(crate) fn open(membership: &Arc<Membership>, num: u32) -> Res<Self> {
+        let (domain, process) = (&membership.domain, membership.process);
+        let none = Errno(libc::EINVAL);
+        let (number, index) = crate::segment::layout::xrc::split_target(num).ok_or(none)?;
+        if number != domain.number {
+            return Err(none);
+        }
+        let at = domain.entry(index).ok_or(none)?;
+        let mut held = membership.held();
+        let _one = directory::hold_domain(process.registry().file(), domain.number)?;
+        let known = held.get(&index).copied().unwrap_or(0);
+        let theirs =
+            || holders(domain, at).any(|slot| slot != process.slot && lives(process, domain, slot));
+        if known == 0 && !theirs() {
+            return Err(none);
+        }
+        set_holder(domain, at, process.slot, true);
+        held.insert(index, known + 1);
+        Ok(Self {
+            membership: Arc::clone(membership),
+            index,
+            at,
+        })
+    }
+
+    /// Gives the handle up; with the last one that lives the target ends.
+    ///
+    /// # Errors
+    /// `EBUSY` as [`Self::create`]: nothing is done then.
+    pub(crate) fn close(&self) -> Res<()> {
+        let (domain, process) = (&self.membership.domain, self.membership.process);
+        let mut held = self.membership.held();
+        let _one = directory::hold_domain(process.registry().file(), domain.number)?;
+        match held.get_mut(&self.index) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => {
+                held.remove(&self.index);
+                set_holder(domain, self.at, process.slot, false);
+                if !holders(domain, self.at).any(|slot| lives(process, domain, slot)) {
+                    self.renew();
+                    domain.wake_initiator(process, self.at);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the next life, in RESET.
+    fn renew(&self) {
+        let state = self.membership.domain.map.u64(self.at + qp::STATE);
+        let old = StateWord(state.load(Ordering::Relaxed));
+        let word = StateWord::new(IBV_QPS_RESET, 0, 0, old.incarnation().wrapping_add(1));
+        state.store(word.0, Ordering::Release);
+    }
+
+    pub(crate) fn membership(&self) -> &Arc<Membership> {
+        &self.membership
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        layout::target_num(self.membership.domain.number, self.index)
+    }
+
+    pub(crate) fn word(&self) -> StateWord {
+        let state = self.membership.domain.map.u64(self.at + qp::STATE);
+        StateWord(state.load(Ordering::Acquire))
+    }
+
+    /// Moves it from one state word to another and tells an initiator that waits; false where it is in another state
+    /// meanwhile.
+    pub(crate) fn change(&self, from: StateWord, to: StateWord) -> bool {
+        let domain = &self.membership.domain;
+        let done = signal::move_state(&domain.map, self.at, from, to);
+        if done {
+            domain.wake_initiator(self.membership.process, self.at);
+        }
+        done
+    }
+
+    /// As [`Domain::fail_target`].
+    pub(crate) fn fail(&self, word: StateWord, fault: Fault) {
+        if word.state() != IBV_QPS_ERR {
+            let domain = &self.membership.domain;
+            domain.fail_target(self.membership.process, self.at, word, fault);
+        }
+    }
+
+    pub(crate) fn set_rnr_timer(&self, timer: u8) {
+        self.membership
+            .domain
+            .map
+            .u32(self.at + qp::RNR_TIMER)
+            .store(timer.into(), Ordering::Relaxed);
+    }
+
+    /// What holders have set; anything, where somebody has spoiled it.
+    pub(crate) fn attr(&self) -> Attr {
+        let mut attr = Attr::default();
+        let map = &self.membership.domain.map;
+        for (i, word) in attr.0.iter_mut().enumerate() {
+            let at = self.at + layout::ATTR + 4 * i;
+            *word = map.u32(at).load(Ordering::Relaxed);
+        }
+        attr
+    }
+
+    pub(crate) fn put_attr(&self, attr: &Attr) {
+        let map = &self.membership.domain.map;
+        for (i, word) in attr.0.iter().enumerate() {
+            let at = self.at + layout::ATTR + 4 * i;
+            map.u32(at).store(*word, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Attributes as words, none of which is undefined: what the structure leaves between its fields is 0.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attr([u32; layout::ATTR_WORDS]);
+
+impl Default for Attr {
+    fn default() -> Self {
+        Self([0; layout::ATTR_WORDS])
+    }
+}
+
+impl Attr {
+    pub(crate) fn get(&mut self) -> &mut ibv_qp_attr {
+        const { assert!(align_of::<ibv_qp_attr>() <= align_of::<Attr>()) };
+        // SAFETY: as large and aligned as the structure, of which any bytes are a value; its fields are numbers.
+        unsafe { &mut *(&raw mut self.0).cast::<ibv_qp_attr>() }
+    }
+}
+
+/// Whether an entry never was in use.
+fn is_fresh(domain: &Domain, index: u32) -> bool {
+    let state = domain.map.u64(layout::entry_at(index) + qp::STATE);
+    state.load(Ordering::Relaxed) == 0
+}
+
+impl Membership {
+    fn held(&self) -> std::sync::MutexGuard<'_, std::collections::HashMap<u32, u32>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

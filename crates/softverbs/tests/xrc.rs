@@ -1,0 +1,442 @@
+//! XRC between processes: what arrives, what is refused, and what is left when any of them is killed.
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+#[path = "xrc/actor.rs"]
+mod actor;
+mod common;
+#[path = "xrc/fleet.rs"]
+mod fleet;
+
+use actor::ROOM;
+use fleet::{ACTOR, Actor, Place, connect};
+use rdma_core_sys::*;
+
+const CREATE: i32 = libc::O_CREAT;
+const EXCLUSIVE: i32 = libc::O_CREAT | libc::O_EXCL;
+
+const CASES: &[(&str, fn())] = &[
+    ("messages_of_all_kinds", messages),
+    ("one_connection_for_several_processes", several_processes),
+    ("rdma_goes_to_the_queues_owner", rdma),
+    ("domains_by_file", domains),
+    ("what_is_in_use_stays", busy),
+    ("targets_are_held", held),
+    ("numbers_that_lead_nowhere", nowhere),
+    ("receives_that_do_not_fit", too_short),
+    ("a_message_waits_for_its_receive", waits),
+    ("deaths_in_every_order", deaths),
+    ("an_initiators_end_is_told_to_all", initiator_ends),
+];
+
+fn main() {
+    if std::env::var_os(ACTOR).is_some() {
+        return actor::run();
+    }
+    let asked: Vec<_> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with('-'))
+        .collect();
+    if std::env::args().any(|a| a == "--list") {
+        // A runner asks twice: for all, and for those that are ignored. None is.
+        let ignored = std::env::args().any(|a| a == "--ignored");
+        for case in CASES.iter().filter(|_| !ignored) {
+            println!("{}: test", case.0);
+        }
+        return;
+    }
+    let wanted = |name: &str| asked.is_empty() || asked.iter().any(|a| name.contains(a.as_str()));
+    for (name, test) in CASES.iter().filter(|case| wanted(case.0)) {
+        let begin = std::time::Instant::now();
+        test();
+        println!("test {name} ... ok ({} ms)", begin.elapsed().as_millis());
+    }
+}
+
+/// A process with a domain, a shared receive queue of eight receives, and the queue's number.
+fn receiver(place: &Place) -> (Actor, u32) {
+    let mut actor = Actor::start();
+    actor.does(&place.open(CREATE));
+    let number = actor.number("srq 8");
+    for i in 0..8 {
+        actor.does(&format!("receive {i} {ROOM}"));
+    }
+    (actor, number)
+}
+
+fn messages() {
+    let place = Place::new();
+    let (mut receiver, srq) = receiver(&place);
+    let mut sender = Actor::start();
+    let target = receiver.number("target");
+    let qp = connect(&mut sender, &mut receiver, target);
+    for (i, len) in [1, 0, 64, 4000, 8192, 8193, ROOM - 1]
+        .into_iter()
+        .enumerate()
+    {
+        sender.does(&format!("send {qp} {srq} {i} {len}"));
+        sender.sent(i as u64, IBV_WC_SUCCESS);
+        receiver.got(i as u64, i as u64, len, target);
+    }
+    sender.does(&format!("batch {qp} {srq} 7 40"));
+    sender.sent(7, IBV_WC_SUCCESS);
+    receiver.got(7, 7, 40, target);
+    receiver.does(&format!("receive 3 {ROOM}"));
+    sender.does(&format!("send_imm {qp} {srq} 9 100 0 0 77"));
+    sender.sent(9, IBV_WC_SUCCESS);
+    assert_eq!(receiver.ask("awaken"), format!("3 0 100 77 {target}"));
+    assert_eq!(receiver.ask("holds 3 9 100"), "true");
+}
+
+fn several_processes() {
+    let place = Place::new();
+    let mut all: Vec<_> = (0..4).map(|_| receiver(&place)).collect();
+    let mut sender = Actor::start();
+    let target = all[0].0.number("target");
+    let qp = connect(&mut sender, &mut all[0].0, target);
+    for round in 0..8u64 {
+        for (i, (_, srq)) in all.iter().enumerate() {
+            let number = 10 * i as u64 + round;
+            sender.does(&format!("send {qp} {srq} {number} 300"));
+            sender.sent(number, IBV_WC_SUCCESS);
+        }
+    }
+    for (i, (receiver, _)) in all.iter_mut().enumerate() {
+        for round in 0..8 {
+            receiver.got(round, 10 * i as u64 + round, 300, target);
+        }
+    }
+}
+
+fn rdma() {
+    let place = Place::new();
+    let (mut first, first_srq) = receiver(&place);
+    let (mut second, second_srq) = receiver(&place);
+    let mut sender = Actor::start();
+    let target = first.number("target");
+    let qp = connect(&mut sender, &mut first, target);
+    for (receiver, srq) in [(&mut first, first_srq), (&mut second, second_srq)] {
+        let memory = receiver.ask("memory");
+        receiver.does("clear 0");
+        sender.does(&format!("write {qp} {srq} 5 50000 {memory}"));
+        sender.sent(5, IBV_WC_SUCCESS);
+        assert_eq!(receiver.ask("holds 0 5 50000"), "true");
+        sender.does(&format!("read {qp} {srq} 6 50000 {memory}"));
+        sender.sent(6, IBV_WC_SUCCESS);
+        assert_eq!(sender.ask("holds 8 5 50000"), "true");
+        receiver.does("clear 0");
+        sender.does(&format!("write_imm {qp} {srq} 7 1000 {memory} 99"));
+        sender.sent(7, IBV_WC_SUCCESS);
+        assert_eq!(receiver.ask("received"), format!("0 0 1000 99 {target}"));
+        assert_eq!(receiver.ask("holds 0 7 1000"), "true");
+        receiver.does("clear 0");
+        sender.does(&format!("add {qp} {srq} 8 8 {memory} 40"));
+        sender.sent(8, IBV_WC_SUCCESS);
+        sender.does(&format!("swap {qp} {srq} 9 8 {memory} 40 42"));
+        sender.sent(9, IBV_WC_SUCCESS);
+        assert_eq!(
+            (receiver.ask("word 0"), sender.ask("word 8")),
+            ("42".into(), "40".into())
+        );
+    }
+    // A key is good in the process of the queue that the request names, and in no other.
+    let memory = first.ask("memory");
+    let (addr, rkey) = memory.split_once(' ').unwrap();
+    let wrong = rkey.parse::<u32>().unwrap() ^ 1;
+    sender.does(&format!("write {qp} {second_srq} 10 8 {addr} {wrong}"));
+    sender.sent(10, IBV_WC_REM_ACCESS_ERR);
+    first.event(IBV_EVENT_QP_ACCESS_ERR, target);
+}
+
+fn domains() {
+    let place = Place::new();
+    let (mut a, mut b) = (Actor::start(), Actor::start());
+    let mut elsewhere = Actor::on_node(1);
+    a.refuses(&place.open(0), libc::EAGAIN);
+    a.does(&place.open(EXCLUSIVE));
+    b.refuses(&place.open(EXCLUSIVE), libc::EINVAL);
+    elsewhere.refuses(&place.open(0), libc::EAGAIN);
+    b.does(&place.open(0));
+    b.does(&place.open(CREATE));
+    let (target, other) = (a.number("target"), b.number("target"));
+    assert_ne!(target, other);
+    assert_eq!(b.number(&format!("hold {target}")), target);
+    b.refuses(&format!("hold {}", target + 1000), libc::EINVAL);
+    // A private one is another.
+    let mut c = Actor::start();
+    c.does("domain - 64");
+    c.refuses(&format!("hold {target}"), libc::EINVAL);
+    // The last one's end is the domain's.
+    a.kill();
+    b.does(&place.open(0));
+    b.kill();
+    c.refuses(&place.open(0), libc::EAGAIN);
+    c.does(&place.open(EXCLUSIVE));
+}
+
+fn busy() {
+    let place = Place::new();
+    let (mut a, _) = receiver(&place);
+    a.refuses("leave", libc::EBUSY);
+    let target = a.number("target");
+    a.does("end_srq");
+    a.refuses("leave", libc::EBUSY);
+    a.does(&format!("destroy {target}"));
+    a.does("leave");
+    let mut b = Actor::start();
+    b.refuses(&place.open(0), libc::EAGAIN);
+}
+
+fn held() {
+    let place = Place::new();
+    let (mut a, srq) = receiver(&place);
+    let (mut b, _) = receiver(&place);
+    let mut sender = Actor::start();
+    let target = a.number("target");
+    assert_eq!(b.number(&format!("hold {target}")), target);
+    let qp = connect(&mut sender, &mut b, target);
+    assert_eq!(
+        a.ask(&format!("state {target}")),
+        format!("{IBV_QPS_RTS} {qp}")
+    );
+    // The creator gives it up, and it is still there.
+    a.does(&format!("destroy {target}"));
+    sender.does(&format!("send {qp} {srq} 1 100"));
+    sender.sent(1, IBV_WC_SUCCESS);
+    a.got(0, 1, 100, target);
+    // All that hold it hear of it.
+    assert_eq!(a.number(&format!("hold {target}")), target);
+    let memory = a.ask("memory");
+    let (addr, _) = memory.split_once(' ').unwrap();
+    sender.does(&format!("write {qp} {srq} 2 8 {addr} 0"));
+    sender.sent(2, IBV_WC_REM_ACCESS_ERR);
+    a.event(IBV_EVENT_QP_ACCESS_ERR, target);
+    b.event(IBV_EVENT_QP_ACCESS_ERR, target);
+    assert_eq!(
+        (a.ask("events"), b.ask("events")),
+        ("none".into(), "none".into())
+    );
+    // Any of them sets it up again.
+    a.does(&format!("reset {target}"));
+    sender.does(&format!("reset {qp}"));
+    for command in ["init", "rtr", "rts"] {
+        let to = if command == "rtr" {
+            format!(" {qp}")
+        } else {
+            String::new()
+        };
+        a.does(&format!("{command} {target}{to}"));
+        let to = if command == "rtr" {
+            format!(" {target}")
+        } else {
+            String::new()
+        };
+        sender.does(&format!("{command} {qp}{to}"));
+    }
+    sender.does(&format!("send {qp} {srq} 3 100"));
+    sender.sent(3, IBV_WC_SUCCESS);
+    a.got(1, 3, 100, target);
+    // One of them fails it, which is no event; its initiator finds out.
+    b.does(&format!("fail {target}"));
+    sender.does(&format!("send {qp} {srq} 4 100"));
+    sender.sent(4, IBV_WC_RETRY_EXC_ERR);
+    assert_eq!(a.ask("events"), "none");
+    // With the last one it ends.
+    a.does(&format!("destroy {target}"));
+    b.does(&format!("destroy {target}"));
+    a.refuses(&format!("hold {target}"), libc::EINVAL);
+}
+
+fn nowhere() {
+    let place = Place::new();
+    let other_place = Place::new();
+    let (mut a, srq) = receiver(&place);
+    let (mut stranger, other_srq) = receiver(&other_place);
+    let mut sender = Actor::start();
+    for (i, wrong) in [0, srq + 1, other_srq, 0xff_ffff].into_iter().enumerate() {
+        let target = a.number("target");
+        let qp = connect(&mut sender, &mut a, target);
+        sender.does(&format!("send {qp} {srq} 1 10"));
+        sender.sent(1, IBV_WC_SUCCESS);
+        a.got(i as u64, 1, 10, target);
+        let memory = a.ask("memory");
+        let verb = if i % 2 == 0 { "send" } else { "write" };
+        sender.does(&format!("{verb} {qp} {wrong} 2 10 {memory}"));
+        sender.sent(2, IBV_WC_REM_INV_REQ_ERR);
+        a.event(IBV_EVENT_QP_REQ_ERR, target);
+        a.does(&format!("destroy {target}"));
+    }
+    // One that was there and is no more.
+    let target = a.number("target");
+    let qp = connect(&mut sender, &mut a, target);
+    sender.does(&format!("send {qp} {srq} 3 10"));
+    sender.sent(3, IBV_WC_SUCCESS);
+    a.got(4, 3, 10, target);
+    a.does("end_srq");
+    sender.does(&format!("send {qp} {srq} 4 10"));
+    sender.sent(4, IBV_WC_REM_INV_REQ_ERR);
+    a.event(IBV_EVENT_QP_REQ_ERR, target);
+    assert_eq!(stranger.ask("events"), "none");
+}
+
+fn too_short() {
+    let place = Place::new();
+    let mut a = Actor::start();
+    a.does(&place.open(CREATE));
+    let srq = a.number("srq 8");
+    let mut sender = Actor::start();
+    let target = a.number("target");
+    let qp = connect(&mut sender, &mut a, target);
+    a.does("receive 0 10");
+    sender.does(&format!("send {qp} {srq} 1 11"));
+    sender.sent(1, IBV_WC_REM_INV_REQ_ERR);
+    let wanted = format!("0 {IBV_WC_LOC_LEN_ERR} ");
+    assert!(a.ask("received").starts_with(&wanted));
+    a.event(IBV_EVENT_QP_REQ_ERR, target);
+}
+
+fn waits() {
+    let place = Place::new();
+    let mut a = Actor::start();
+    a.does(&place.open(CREATE));
+    let srq = a.number("srq 8");
+    let mut sender = Actor::start();
+    let target = a.number("target");
+    let qp = connect(&mut sender, &mut a, target);
+    for (i, len) in [50, 100_000].into_iter().enumerate() {
+        sender.does(&format!("send {qp} {srq} {i} {len}"));
+        sender.say("sent");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        a.does(&format!("receive {i} {ROOM}"));
+        assert_eq!(a.ask("awaken"), format!("{i} 0 {len} 0 {target}"));
+        assert_eq!(a.ask(&format!("holds {i} {i} {len}")), "true");
+        assert_eq!(sender.hear(), format!("{i} {IBV_WC_SUCCESS}"));
+    }
+    // Who holds the target gives it up meanwhile.
+    sender.does(&format!("send {qp} {srq} 9 10"));
+    sender.say("sent");
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    a.does(&format!("destroy {target}"));
+    assert_eq!(sender.hear(), format!("9 {IBV_WC_RETRY_EXC_ERR}"));
+}
+
+/// Who makes the domain, who makes the target, who holds it besides, and who owns a queue, are killed in every order, while
+/// an initiator sends to a fifth process's queue.
+fn deaths() {
+    let mut orders = vec![vec![]];
+    for next in 0..4usize {
+        let longer = orders.iter().flat_map(|order: &Vec<usize>| {
+            (0..=order.len()).map(move |at| {
+                let mut order = order.clone();
+                order.insert(at, next);
+                order
+            })
+        });
+        orders = longer.collect();
+    }
+    assert_eq!(orders.len(), 24);
+    for order in orders {
+        kill_in(&order);
+    }
+}
+
+fn kill_in(order: &[usize]) {
+    const MAKER: usize = 3;
+    const OWNER: usize = 2;
+    let place = Place::new();
+    let mut maker = Actor::start();
+    maker.does(&place.open(EXCLUSIVE));
+    let mut creator = Actor::start();
+    creator.does(&place.open(0));
+    let target = creator.number("target");
+    let mut holder = Actor::start();
+    holder.does(&place.open(0));
+    assert_eq!(holder.number(&format!("hold {target}")), target);
+    let (owner, owners_srq) = receiver(&place);
+    let (mut survivor, srq) = receiver(&place);
+    let mut sender = Actor::start();
+    let qp = connect(&mut sender, &mut creator, target);
+    let mut owner = Some(owner);
+    for verb in ["send", "send"] {
+        sender.does(&format!("{verb} {qp} {owners_srq} 1 10"));
+        sender.sent(1, IBV_WC_SUCCESS);
+    }
+    let mut roles = [Some(creator), Some(holder), owner.take(), Some(maker)];
+    let (mut posted, mut alive) = (0, true);
+    for &victim in order {
+        roles[victim].take().unwrap().kill();
+        let there = roles[0].is_some() || roles[1].is_some();
+        if there {
+            // A receive comes round each time.
+            let number = 100 + posted;
+            sender.does(&format!("send {qp} {srq} {number} 3000"));
+            sender.sent(number, IBV_WC_SUCCESS);
+            survivor.got(posted % 8, number, 3000, target);
+            survivor.does(&format!("receive {} {ROOM}", posted % 8));
+            posted += 1;
+        } else if alive {
+            alive = false;
+            sender.event(IBV_EVENT_QP_FATAL, qp);
+            sender.does(&format!("send {qp} {srq} 7 10"));
+            sender.sent(7, IBV_WC_WR_FLUSH_ERR);
+        }
+        // Late openers find the domain as long as the survivor has it.
+        let mut late = Actor::start();
+        late.does(&place.open(0));
+        if there {
+            assert_eq!(late.number(&format!("hold {target}")), target);
+            late.does(&format!("destroy {target}"));
+        } else {
+            late.refuses(&format!("hold {target}"), libc::EINVAL);
+        }
+        let _ = (OWNER, MAKER);
+    }
+    // Life goes on: another target in the same domain, and a request to the queue that died.
+    let next = survivor.number("target");
+    let qp = connect(&mut sender, &mut survivor, next);
+    sender.does(&format!("send {qp} {srq} 50 20"));
+    sender.sent(50, IBV_WC_SUCCESS);
+    survivor.got(posted % 8, 50, 20, next);
+    sender.does(&format!("send {qp} {owners_srq} 51 20"));
+    sender.sent(51, IBV_WC_REM_INV_REQ_ERR);
+    survivor.event(IBV_EVENT_QP_REQ_ERR, next);
+    survivor.does(&format!("destroy {next}"));
+    survivor.does("end_srq");
+    survivor.does("leave");
+}
+
+fn initiator_ends() {
+    let place = Place::new();
+    let (mut a, srq) = receiver(&place);
+    let mut b = Actor::start();
+    b.does(&place.open(0));
+    let target = a.number("target");
+    assert_eq!(b.number(&format!("hold {target}")), target);
+    let mut sender = Actor::start();
+    let qp = connect(&mut sender, &mut a, target);
+    for i in 0..8 {
+        sender.does(&format!("send {qp} {srq} {i} 10"));
+        sender.sent(i, IBV_WC_SUCCESS);
+    }
+    // It waits for a receive, which nobody shall have to wait for afterwards.
+    sender.does(&format!("send {qp} {srq} 8 10"));
+    sender.kill();
+    a.event(IBV_EVENT_QP_FATAL, target);
+    b.event(IBV_EVENT_QP_FATAL, target);
+    for i in 0..8 {
+        a.got(i, i, 10, target);
+    }
+    a.does(&format!("receive 0 {ROOM}"));
+    let mut next = Actor::start();
+    a.does(&format!("reset {target}"));
+    let qp = connect(&mut next, &mut a, target);
+    next.does(&format!("send {qp} {srq} 20 10"));
+    next.sent(20, IBV_WC_SUCCESS);
+    a.got(0, 20, 10, target);
+    // One that lets go first is not missed.
+    next.does(&format!("destroy {qp}"));
+    next.kill();
+    assert_eq!(
+        (a.ask("events"), b.ask("events")),
+        ("none".into(), "none".into())
+    );
+}

@@ -1,0 +1,146 @@
+//! Processes that do as they are told, and what tests tell them.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use rdma_core_sys::*;
+
+/// Makes a process of this program an actor.
+pub(crate) const ACTOR: &str = "SOFTVERBS_TEST_ACTOR";
+
+/// An actor as the test sees it.
+pub(crate) struct Actor {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Actor {
+    pub(crate) fn start() -> Self {
+        Self::on_node(0)
+    }
+
+    pub(crate) fn on_node(node: u32) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .env(ACTOR, "1")
+            .env("SOFTVERBS_NODE", node.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let to = child.stdin.take().unwrap();
+        let from = BufReader::new(child.stdout.take().unwrap());
+        Self { child, to, from }
+    }
+
+    /// Has it do something, without waiting for the end of it.
+    pub(crate) fn say(&mut self, command: &str) {
+        writeln!(self.to, "{command}").unwrap();
+    }
+
+    pub(crate) fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.from.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "an actor has ended");
+        line.trim_end().to_owned()
+    }
+
+    pub(crate) fn ask(&mut self, command: &str) -> String {
+        self.say(command);
+        self.hear()
+    }
+
+    /// Something that must succeed.
+    #[track_caller]
+    pub(crate) fn does(&mut self, command: &str) {
+        assert_eq!(self.ask(command), "ok", "{command}");
+    }
+
+    #[track_caller]
+    pub(crate) fn number(&mut self, command: &str) -> u32 {
+        let reply = self.ask(command);
+        reply
+            .parse()
+            .unwrap_or_else(|_| panic!("{command}: {reply}"))
+    }
+
+    #[track_caller]
+    pub(crate) fn refuses(&mut self, command: &str, errno: i32) {
+        assert_eq!(self.ask(command), format!("errno {errno}"), "{command}");
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// What became of the next request.
+    #[track_caller]
+    pub(crate) fn sent(&mut self, message: u64, status: u32) {
+        assert_eq!(self.ask("sent"), format!("{message} {status}"));
+    }
+
+    /// The next receive has this message, through this target.
+    #[track_caller]
+    pub(crate) fn got(&mut self, place: u64, message: u64, len: usize, target: u32) {
+        let wanted = format!("{place} {IBV_WC_SUCCESS} {len} 0 {target}");
+        assert_eq!(self.ask("received"), wanted);
+        assert_eq!(self.ask(&format!("holds {place} {message} {len}")), "true");
+    }
+
+    #[track_caller]
+    pub(crate) fn event(&mut self, event: u32, qp: u32) {
+        assert_eq!(self.ask("event"), format!("{event} {qp}"));
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A file for a domain, removed in the end.
+pub(crate) struct Place(pub(crate) String);
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("softverbs-xrc-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        Self(path.to_str().unwrap().to_owned())
+    }
+
+    pub(crate) fn open(&self, flags: i32) -> String {
+        format!("domain {} {flags}", self.0)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Connects an initiator, which is made for it, through a target; the initiator's number.
+pub(crate) fn connect(initiator: &mut Actor, holder: &mut Actor, target: u32) -> u32 {
+    let source = initiator.number("initiator 7");
+    for command in [
+        format!("init {target}"),
+        format!("rtr {target} {source}"),
+        format!("rts {target}"),
+    ] {
+        holder.does(&command);
+    }
+    for command in [
+        format!("init {source}"),
+        format!("rtr {source} {target}"),
+        format!("rts {source}"),
+    ] {
+        initiator.does(&command);
+    }
+    source
+}
