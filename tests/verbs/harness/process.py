@@ -77,10 +77,10 @@ def run_one(argv, env, limit):
     return (f"hung for {limit} s" if code is None else explain(code)), text
 
 
-def run_pair(argv, port, env, limit):
-    """Runs `argv` as a server and, once it listens on `port`, again as its client.
+def run_pair(argv, port, env, limit, others=None, clients=1):
+    """Runs `argv` as a server and, once it listens on `port`, `others` (default: again) as so many clients.
 
-    Returns (why it failed or None, server's output, client's output).
+    Returns (why it failed or None, server's output, clients' output).
     """
     deadline = time.monotonic() + limit
     server = Program(argv, env)
@@ -91,9 +91,11 @@ def run_pair(argv, port, env, limit):
             if time.monotonic() > deadline:
                 return f"server did not listen within {limit} s", server.text() + server.where(), ""
             time.sleep(0.02)
-        client = Program(argv + ["127.0.0.1"], env)
+        started = [Program((others or argv) + ["127.0.0.1"], env) for _ in range(clients)]
         try:
-            client_code = client.wait(deadline)
+            codes = [client.wait(deadline) for client in started]
+            # The first that did not end well stands for all.
+            client_code = next((code for code in codes if code != 0), 0)
             # A client that failed leaves its server waiting: give it a moment, not all the time.
             server_code = server.wait(deadline if client_code == 0 else time.monotonic() + 2)
             why = None
@@ -101,9 +103,11 @@ def run_pair(argv, port, env, limit):
                 hung = "hung: " if time.monotonic() >= deadline else ""
                 why = f"{hung}server {explain(server_code)}, client {explain(client_code)}"
             server_text = server.text() + (server.where() if server_code is None else "")
-            client_text = client.text() + (client.where() if client_code is None else "")
+            client_text = "".join(
+                client.text() + (client.where() if code is None else "") for client, code in zip(started, codes))
             return why, server_text, client_text
         finally:
-            client.kill()
+            for client in started:
+                client.kill()
     finally:
         server.kill()

@@ -23,22 +23,24 @@ PINGPONG = [
     "ibv_srq_pingpong", "ibv_srq_pingpong -c", "ibv_srq_pingpong -c -e",
     "ibv_srq_pingpong -c -q 1 -s 1", "ibv_srq_pingpong -c -q 64 -n 100 -r 300",
     "ibv_srq_pingpong -c -s 65536 -n 200",
-    "ibv_xsrq_pingpong", "ibv_xsrq_pingpong -e",
+    "ibv_xsrq_pingpong", "ibv_xsrq_pingpong -e", "ibv_xsrq_pingpong -o", "ibv_xsrq_pingpong -s 65536 -n 100",
+    # All clients are in one XRC domain with their server.
+    "ibv_xsrq_pingpong -c 4 -n 100", "ibv_xsrq_pingpong -c 4 -n 100 -e",
 ]
 
 PERFTEST = [
     "ib_send_lat", "ib_send_lat -e", "ib_send_lat -a -n 10", "ib_send_lat -I 64 -s 64",
     "ib_send_lat --use_old_post_send", "ib_send_lat -c UC", "ib_send_lat -c UD",
-    "ib_send_lat --use-srq",
+    "ib_send_lat --use-srq", "ib_send_lat -c XRC", "ib_send_lat -c XRC -e", "ib_send_lat -c XRC -a -n 10",
     "ib_send_bw", "ib_send_bw -e", "ib_send_bw -a -n 10", "ib_send_bw -b", "ib_send_bw -q 8 -n 500",
     "ib_send_bw --use_old_post_send", "ib_send_bw -c UC", "ib_send_bw -c UD -s 1024",
-    "ib_send_bw --use-srq -q 4 -n 500", "ib_send_bw -s 8 -n 5000", "ib_send_bw -r 8 -t 8 -n 500",
-    "ib_write_lat", "ib_write_lat -I 64 -s 64", "ib_write_lat -c UC",
-    "ib_write_bw", "ib_write_bw -a -n 10", "ib_write_bw -b", "ib_write_bw -c UC",
+    "ib_send_bw --use-srq -q 4 -n 500", "ib_send_bw -c XRC", "ib_send_bw -c XRC -b -q 4 -n 500", "ib_send_bw -s 8 -n 5000", "ib_send_bw -r 8 -t 8 -n 500",
+    "ib_write_lat", "ib_write_lat -I 64 -s 64", "ib_write_lat -c UC", "ib_write_lat -c XRC",
+    "ib_write_bw", "ib_write_bw -a -n 10", "ib_write_bw -b", "ib_write_bw -c UC", "ib_write_bw -c XRC",
     "ib_write_bw -q 8 -n 500", "ib_write_bw -l 16 -n 1600",
-    "ib_read_lat", "ib_read_lat -e",
+    "ib_read_lat", "ib_read_lat -e", "ib_read_lat -c XRC", "ib_read_bw -c XRC -b",
     "ib_read_bw", "ib_read_bw -a -n 10", "ib_read_bw -b", "ib_read_bw -q 8 -n 500",
-    "ib_atomic_lat", "ib_atomic_lat -A CMP_AND_SWAP", "ib_atomic_lat -e",
+    "ib_atomic_lat", "ib_atomic_lat -c XRC", "ib_atomic_bw -c XRC -b", "ib_atomic_lat -A CMP_AND_SWAP", "ib_atomic_lat -e",
     "ib_atomic_bw", "ib_atomic_bw -A CMP_AND_SWAP", "ib_atomic_bw -b", "ib_atomic_bw -q 8 -n 500",
 ]
 
@@ -60,7 +62,14 @@ def run(name, world, limit):
     else:
         pingpong = argv[0].endswith("_pingpong")
         options = ["-d", DEVICE, "-p", str(PORT)] + (["-g", "0"] if pingpong else ["-F", "-x", "0"])
-        why, server, client = process.run_pair(world.command(argv + options), PORT, world.env, limit)
+        others, clients = world.command(argv + options), 1
+        if argv[0] == "ibv_xsrq_pingpong" and "-c" in argv:
+            at = argv.index("-c")
+            clients = int(argv[at + 1])
+            # Only the server is told how many come.
+            others = world.command(argv[:at] + argv[at + 2:] + options)
+        command = world.command(argv + options)
+        why, server, client = process.run_pair(command, PORT, world.env, limit, others, clients)
         output = f"server:\n{server}\nclient:\n{client}"
         check = exchanged if pingpong else measured
         why = why or check(argv, server, "server") or check(argv, client, "client")
@@ -83,7 +92,9 @@ def listed(argv, output):
 def exchanged(argv, output, side):
     """Whether a ping-pong says that it moved its bytes."""
     if argv[0] == "ibv_xsrq_pingpong":
-        return None if re.search(r"\d+ bytes in", output) or side == "client" else f"{side} gives no result"
+        ends = len(re.findall(r"^success$", output, re.MULTILINE))
+        wanted = int(argv[argv.index("-c") + 1]) if "-c" in argv and side == "client" else 1
+        return None if ends == wanted else f"{ends} of {wanted} {side}s had success"
     found = re.search(r"^(\d+) bytes in [\d.]+ seconds", output, re.MULTILINE)
     if not found or int(found[1]) == 0:
         return f"{side} gives no result"
