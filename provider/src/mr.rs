@@ -79,6 +79,7 @@ unsafe fn register(handle: *mut fid, wish: Result<Wish>, out: *mut *mut fid_mr) 
             access,
             requested_key: wish.requested_key,
             counted: wish.flags & FI_RMA_EVENT != 0,
+            once: wish.flags & FI_MR_SINGLE_USE != 0,
             dmabuf: wish.dmabuf,
             base,
         };

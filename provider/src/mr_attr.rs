@@ -17,7 +17,8 @@ use crate::ffi::log::warning;
 const NO_CACHE: u64 = 1 << 60;
 
 /// Flags that every call takes. The last two tell whose memory it is; all memory here is the host's.
-const FLAGS: u64 = NO_CACHE | FI_RMA_EVENT | FI_HMEM_HOST_ALLOC | FI_HMEM_DEVICE_ONLY;
+const FLAGS: u64 =
+    NO_CACHE | FI_RMA_EVENT | FI_MR_SINGLE_USE | FI_HMEM_HOST_ALLOC | FI_HMEM_DEVICE_ONLY;
 
 /// What a registration asks for.
 pub(crate) struct Wish {

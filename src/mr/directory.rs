@@ -112,6 +112,11 @@ impl ConnectionBlock {
         self.place.words.rkey()
     }
 
+    /// A number that no other connection has, as good as certainly.
+    pub(crate) fn token(&self) -> u64 {
+        self.directory.domain ^ self.addr()
+    }
+
     /// The peer's count of revocations, as far as it has told.
     #[inline]
     pub(crate) fn revision(&self) -> u64 {

@@ -145,9 +145,9 @@ impl Exposed {
                 true => Key::Published(region.requested_key),
                 false => Key::Unused(region.requested_key),
             }
-        } else if let Some(rkey) =
-            rkey.filter(|_| mode.contains(Mode::VIRT_ADDR) && !(remote && region.domain().counts()))
-        {
+        } else if let Some(rkey) = rkey.filter(|_| {
+            mode.contains(Mode::VIRT_ADDR) && !(remote && (region.domain().counts() || region.once))
+        }) {
             Key::Native(rkey)
         } else if remote {
             Key::Published(kind::HANDLE << 48 | (generation & 0xffff_ffff_ffff))
@@ -186,6 +186,7 @@ impl Exposed {
                 access: region.access().published(region.atomics()),
                 // at most MAX_SEGMENTS
                 segments: if several { mrs.len() as u16 } else { 0 },
+                once: region.once,
                 generation,
                 start: region.first_address(),
                 cell: 0,
@@ -201,6 +202,12 @@ impl Exposed {
         let directory = region.domain().directory(&self.pd)?;
         let segments = match &self.pieces {
             Some(pieces) => pieces.segments_now(),
+            None if region.once && self.parts.is_empty() => vec![Segment {
+                addr: self.entry.addr,
+                len: self.entry.len,
+                rkey: self.entry.rkey,
+                absent: false,
+            }],
             None => self.segments(),
         };
         let told = self.described(&segments, cell)?;
@@ -218,10 +225,16 @@ impl Exposed {
         };
         let (addr, rkey) = match segments {
             [] => (counted.addr, counted.rkey),
-            [whole] if !whole.absent => (whole.addr, whole.rkey),
+            [whole] if !whole.absent && !counted.once => (whole.addr, whole.rkey),
             _ => {
                 let words = Segment::encode_list(self.entry.generation, segments);
-                let list = Words::new(&self.pd, words.len(), sys::IBV_ACCESS_REMOTE_READ)?;
+                let (mut room, mut rights) = (words.len(), sys::IBV_ACCESS_REMOTE_READ);
+                if counted.once {
+                    // the claim
+                    room += 1;
+                    rights |= sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_ATOMIC;
+                }
+                let list = Words::new(&self.pd, room, rights)?;
                 list.write(0, &words);
                 let entry = Entry {
                     addr: list.addr(0),
@@ -316,7 +329,10 @@ impl Exposed {
         Ok(RawKey {
             domain: region.domain().directory(&self.pd)?.number(),
             published: self.directory.is_some(),
-            entry: self.entry,
+            entry: Entry {
+                once: false, // the directory says so
+                ..self.entry
+            },
             segments: self.segments(),
         })
     }

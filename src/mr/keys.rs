@@ -45,6 +45,11 @@ impl KeyCache {
     /// A kept key.
     #[inline]
     pub(crate) fn get(&self, key: u64) -> Option<&Resolved> {
+        self.entries.get(self.index(key)?)
+    }
+
+    #[inline]
+    fn index(&self, key: u64) -> Option<usize> {
         let mask = self.slots.len() - 1;
         let mut slot = home(key, self.log2);
         loop {
@@ -53,10 +58,16 @@ impl KeyCache {
                 return None;
             }
             if kept == key {
-                return self.entries.get(index as usize - 1);
+                return Some(index as usize - 1);
             }
             slot += 1;
         }
+    }
+
+    /// A kept key, to be changed.
+    pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut Resolved> {
+        let index = self.index(key)?;
+        self.entries.get_mut(index)
     }
 
     /// Keeps a key that is not kept yet.
@@ -237,6 +248,7 @@ mod tests {
             },
             cells_rkey: 0,
             segments: Box::default(),
+            used: false,
         }
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Read {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
     pub(crate) words: usize,
+    /// Not a read: a word that is 0 becomes [`Map::token`], and what it was comes.
+    pub(crate) claim: bool,
 }
 
 /// A key of a peer, looked up.
@@ -37,6 +39,8 @@ pub(crate) struct Resolved {
     pub(crate) cells_rkey: u32,
     /// More than one buffer.
     pub(crate) segments: Box<[Segment]>,
+    /// Whether the one access that it allows is posted.
+    pub(crate) used: bool,
 }
 
 /// How far a look-up is.
@@ -58,12 +62,15 @@ pub(crate) struct Map {
     block: (u64, u32),
     header_at: Option<(u64, u32)>,
     header: Option<Header>,
+    /// What this connection claims with: no other one has it, and it is not 0.
+    pub(crate) token: u64,
 }
 
 impl Map {
     /// `addr` and `rkey` of the peer's connection block.
-    pub(crate) fn new(addr: u64, rkey: u32) -> Self {
+    pub(crate) fn new(addr: u64, rkey: u32, token: u64) -> Self {
         Self {
+            token: token.max(1),
             block: (addr, rkey),
             header_at: None,
             header: None,
@@ -85,6 +92,8 @@ enum Stage {
     Header(Option<Header>),
     /// From this slot on.
     Window(Header, usize),
+    /// Before the list of what may be accessed once.
+    Claim(Entry),
     List(Entry),
 }
 
@@ -129,12 +138,18 @@ impl Lookup {
                 let addr = header.table_addr.wrapping_add(offset);
                 (addr, header.table_rkey, self.window(header, slot) * WORDS)
             }
+            Stage::Claim(entry) => (entry.claim_addr(), entry.rkey, 1),
             Stage::List(entry) => {
                 let words = 2 + 3 * usize::from(entry.segments);
                 (entry.addr, entry.rkey, words.min(READ_WORDS))
             }
         };
-        Read { addr, rkey, words }
+        Read {
+            addr,
+            rkey,
+            words,
+            claim: matches!(self.stage, Stage::Claim(_)),
+        }
     }
 
     /// How many entries there are to read from `slot` on, at most a window.
@@ -149,6 +164,14 @@ impl Lookup {
             Stage::Block => self.block(map, words),
             Stage::Header(before) => self.header(map, words, before),
             Stage::Window(header, slot) => self.entries(map, words, header, slot),
+            Stage::Claim(entry) => match words.first() {
+                Some(&before) if before == 0 || before == map.token => {
+                    self.stage = Stage::List(entry);
+                    Ok(Outcome::More)
+                }
+                // somebody's, or used
+                _ => Ok(Outcome::Missing),
+            },
             Stage::List(entry) => Segment::decode_list(words, &entry)
                 .map(|segments| Outcome::Found(found(map, entry, segments))),
         };
@@ -227,7 +250,11 @@ impl Lookup {
             if entry.segments == 0 {
                 return Ok(Outcome::Found(found(map, entry, Vec::new())));
             }
-            self.stage = Stage::List(entry);
+            self.stage = if entry.once {
+                Stage::Claim(entry)
+            } else {
+                Stage::List(entry)
+            };
             return Ok(Outcome::More);
         }
         let next = slot + count;
@@ -254,6 +281,7 @@ fn found(map: &Map, entry: Entry, segments: Vec<Segment>) -> Resolved {
         entry,
         cells_rkey: map.header.map_or(0, |header| header.cells_rkey),
         segments: segments.into_boxed_slice(),
+        used: false,
     }
 }
 
@@ -275,7 +303,7 @@ mod tests {
         let mut ends = [0_u32; 3];
         for round in 0..3000_u64 {
             let key = next();
-            let mut map = Map::new(next(), next() as u32);
+            let mut map = Map::new(next(), next() as u32, 7);
             let mut lookup = Lookup::new(key, &map);
             let mut reads = 0;
             let outcome = loop {
@@ -314,6 +342,7 @@ mod tests {
                             };
                         }
                     }
+                    (_, Stage::Claim(_)) => words[0] = next() % 2,
                     (_, Stage::List(entry)) => {
                         let segments = vec![Segment::default(); usize::from(entry.segments)];
                         words = Segment::encode_list(entry.generation, &segments);

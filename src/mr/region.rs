@@ -15,7 +15,7 @@ use super::keys::kind;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::{Access, Mode};
+use crate::mr::{Access, Mode, Paging};
 use crate::msg::Endpoint;
 use crate::queue::Counter;
 use crate::verbs::Pd;
@@ -41,6 +41,8 @@ pub struct RegionConfig<'a> {
     pub requested_key: u64,
     /// Whether counters will be bound that count what peers do to it (`FI_RMA_EVENT`). It is made disabled.
     pub counted: bool,
+    /// Whether it may be accessed once, by one peer (`FI_MR_SINGLE_USE`).
+    pub once: bool,
     /// The memory is the kernel's, behind this descriptor; the one buffer says by which addresses it is called.
     pub dmabuf: Option<Dmabuf>,
     /// It is a part of this region (`base_mr`), with a key and rights of its own.
@@ -79,6 +81,7 @@ pub struct Region {
     len: u64,
     pub(super) requested_key: u64,
     counted: bool,
+    pub(super) once: bool,
     bindings: Mutex<Bindings>,
     /// Of an application's key of a region that peers reach.
     _key_in_use: Option<KeyInUse>,
@@ -203,7 +206,8 @@ impl Region {
     /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`], one of no bytes, addresses that overflow; a part that
     ///   does not lie in a buffer of its base, or whose base is of another domain.
     /// - `ENOSYS`: the device can't register the kernel's memory; a log line says so.
-    /// - `EBADFLAGS`: counted, and the domain has no events.
+    /// - `EBADFLAGS`: counted, and the domain has no events; to be accessed once, and the device has no atomics or the
+    ///   form has [`Mode::MMU_NOTIFY`] and pins.
     /// - `ENOKEY`: the requested key is in use. `EKEYREJECTED`: it is none that can be chosen.
     /// - `ENOMEM`: the limit of locked memory or the device's own is reached; a log line says
     ///   which limit to raise.
@@ -216,6 +220,10 @@ impl Region {
         let len = config.check()?;
         let mode = domain.config().form.mode;
         if config.counted && !domain.counts() {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let follows = matches!(domain.paging(), Paging::Refreshed { .. });
+        if config.once && (follows || domain.device().attr().atomic_cap == 0) {
             return Err(FiErrno::EBADFLAGS);
         }
         if config
@@ -246,6 +254,7 @@ impl Region {
             len,
             requested_key: config.requested_key,
             counted: config.counted,
+            once: config.once && config.access.is_remote(),
             bindings: Mutex::default(),
             _key_in_use: in_use,
             dmabuf,
@@ -268,7 +277,8 @@ impl Region {
     /// - `EBADFLAGS`: `kinds` are others than `REMOTE_WRITE` and `REMOTE_READ`, or none.
     /// - `EDOMAIN`: a counter of another domain.
     /// - `EOPBADSTATE`: enabled already, in a form with that bit.
-    /// - `EINVAL`: registered without the intention, in such a form; or one of the kinds has a counter.
+    /// - `EINVAL`: registered without the intention, in such a form; to be accessed once; or one of the kinds has a
+    ///   counter.
     pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         if !self.domain.counts() {
             return Err(FiErrno::EOPNOTSUPP);
@@ -294,7 +304,7 @@ impl Region {
         .map(|(_, event)| event)
         .collect();
         let taken = |event: &Event| bindings.counters.iter().any(|(other, _)| other == event);
-        if (announced && !self.counted) || events.iter().any(taken) {
+        if (announced && !self.counted) || self.once || events.iter().any(taken) {
             return Err(FiErrno::EINVAL);
         }
         if let Some(exposed) = self.exposed.get().filter(|_| self.access.is_remote()) {

@@ -150,7 +150,8 @@ impl Waiting {
 enum Known {
     /// One request.
     One(Piece),
-    /// Several, from this offset of the region on: it has more than one buffer there, or counts.
+    /// Several, from this offset of the region on: it has more than one buffer there, or counts, or may be accessed
+    /// once only.
     Many(u64),
     /// It can't be done: the errno.
     Refused(FiErrno),
@@ -185,7 +186,7 @@ impl Remote {
             revision: block.revision(),
             announced: false,
             owes: false,
-            map: Map::new(peer.block_addr, peer.block_rkey),
+            map: Map::new(peer.block_addr, peer.block_rkey, block.token()),
             kept: KeyCache::default(),
             lookup: None,
             scratch: None,
@@ -217,6 +218,9 @@ fn known(resolved: &Resolved, op: &Transmit<'_>, len: usize) -> Known {
         Ok(offset) => offset,
         Err(error) => return Known::Refused(error),
     };
+    if resolved.used {
+        return Known::Refused(FiErrno::EKEYREJECTED);
+    }
     if resolved.is_absent(offset, len) {
         return Known::Refused(FiErrno::EACCES);
     }
@@ -225,7 +229,9 @@ fn known(resolved: &Resolved, op: &Transmit<'_>, len: usize) -> Known {
         Some(piece) if op.opcode.is_atomic() && !(piece.last && piece.addr.is_multiple_of(len)) => {
             Known::Refused(FiErrno::EINVAL)
         }
-        Some(piece) if piece.last && resolved.entry.cell == 0 => Known::One(piece),
+        Some(piece) if piece.last && resolved.entry.cell == 0 && !resolved.entry.once => {
+            Known::One(piece)
+        }
         _ => Known::Many(offset),
     }
 }
@@ -250,6 +256,7 @@ impl Poster {
         opcode: SendOpcode,
         sge: Sge,
         to: (u64, u32),
+        swap: u64,
     ) -> bool {
         if own != Own::Revocation {
             rings.own.begin(own);
@@ -265,7 +272,7 @@ impl Poster {
             remote_addr: to.0,
             rkey: to.1,
             compare_add: 0,
-            swap: 0,
+            swap,
         };
         // SAFETY: the caller's promise.
         let posted = unsafe { self.qp.post_send(&request) };
@@ -313,7 +320,7 @@ impl Remote {
         // has completed.
         self.owes = !unsafe {
             self.poster
-                .post(&self.rings, Own::Acknowledge, SendOpcode::Write, sge, to)
+                .post(&self.rings, Own::Acknowledge, SendOpcode::Write, sge, to, 0)
         };
     }
 
@@ -339,8 +346,13 @@ impl Remote {
         // SAFETY: the words live as long as the transmit side, which outlives its queue pair's requests.
         let posted = unsafe {
             let from = (read.addr, read.rkey);
+            let opcode = if read.claim {
+                SendOpcode::CompareSwap
+            } else {
+                SendOpcode::Read
+            };
             self.poster
-                .post(&self.rings, Own::Lookup, SendOpcode::Read, sge, from)
+                .post(&self.rings, Own::Lookup, opcode, sge, from, self.map.token)
         };
         if posted { Ok(()) } else { Err(FiErrno::EIO) }
     }
@@ -402,6 +414,11 @@ impl Remote {
         }
         let mut alias = kept.clone();
         alias.entry.key = mapped;
+        if alias.entry.once
+            && let Some(kept) = self.kept.get_mut(raw.entry.key)
+        {
+            kept.used = true; // by that name, or not at all
+        }
         self.kept.insert(alias);
         Some(Ok(()))
     }
@@ -502,10 +519,12 @@ impl TxSide {
                 // counted regions are published
                 entry: Entry {
                     cell: 0,
+                    once: false,
                     ..raw.entry
                 },
                 cells_rkey: 0,
                 segments: raw.segments.clone().into(),
+                used: false,
             };
             return known(&native, op, len);
         }
@@ -570,11 +589,21 @@ impl TxSide {
         let kept = remote.kept.get(op.key).ok_or(FiErrno::EKEYREJECTED)?;
         let (need, len_there) = need(op, len);
         let found = kept.pieces(offset, len_there);
-        let event = match (kept.entry.cell, &remote.scratch) {
-            (0, _) | (_, None) => None,
-            (cell, Some(scratch)) => Some(EventTarget {
-                addr: cell.wrapping_add(need.event().offset()),
-                rkey: kept.cells_rkey,
+        let once = kept.entry.once;
+        // the claim of a region that was accessed is nobody's any more
+        let counter = if once {
+            Some((kept.entry.claim_addr(), kept.entry.rkey))
+        } else if kept.entry.cell != 0 {
+            let addr = kept.entry.cell.wrapping_add(need.event().offset());
+            Some((addr, kept.cells_rkey))
+        } else {
+            None
+        };
+        let event = match (counter, &remote.scratch) {
+            (None, _) | (_, None) => None,
+            (Some((addr, rkey)), Some(scratch)) => Some(EventTarget {
+                addr,
+                rkey,
                 sink: Sge {
                     addr: scratch.addr(READ_WORDS),
                     length: ATOMIC_SIZE as u32,
@@ -588,7 +617,14 @@ impl TxSide {
             count += 1;
         }
         // SAFETY: as this function.
-        unsafe { self.post_pieces(ring, op, len, &pieces[..count], event) }
+        unsafe { self.post_pieces(ring, op, len, &pieces[..count], event) }?;
+        if once
+            && let Some(remote) = &mut self.remote
+            && let Some(kept) = remote.kept.get_mut(op.key)
+        {
+            kept.used = true;
+        }
+        Ok(())
     }
 
     /// Goes on with what waits, as far as that is possible now.
@@ -741,7 +777,7 @@ impl Peer for Teller {
         unsafe {
             let to = (to, self.peer.block_rkey);
             self.poster
-                .post(&self.rings, Own::Revocation, SendOpcode::Write, sge, to);
+                .post(&self.rings, Own::Revocation, SendOpcode::Write, sge, to, 0);
         }
     }
 

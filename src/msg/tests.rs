@@ -37,6 +37,7 @@ mod parts;
 mod processes;
 mod refresh;
 mod shared;
+mod single;
 mod stale;
 mod transfer;
 mod tuning;

@@ -151,6 +151,7 @@ pub mod access {
 }
 
 const SEGMENTED: u64 = 1 << 40;
+const ONCE: u64 = 1 << 41;
 
 /// An entry: a published key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -167,6 +168,8 @@ pub struct Entry {
     pub access: u8,
     /// Number of segments; 0: one buffer, and no list.
     pub segments: u16,
+    /// Whether it may be accessed once only. It has a list then, with a claim behind it.
+    pub once: bool,
     /// Of this registration: no two of a domain have the same.
     pub generation: u64,
     /// By which address applications call the first byte.
@@ -176,11 +179,20 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Where its list of segments has the claim, if it may be accessed once only.
+    pub fn claim_addr(&self) -> u64 {
+        let words = 2 + 3 * u64::from(self.segments);
+        self.addr.wrapping_add(words * 8)
+    }
+
     /// The words.
     pub fn encode(&self) -> [u64; WORDS] {
         let mut bits = u64::from(self.rkey) | u64::from(self.access) << 32;
         if self.segments != 0 {
             bits |= SEGMENTED | u64::from(self.segments) << 48;
+        }
+        if self.once {
+            bits |= ONCE;
         }
         sealed([
             self.key,
@@ -214,16 +226,19 @@ impl Entry {
             rkey: low(bits),
             access: (bits >> 32) as u8,
             segments,
+            once: bits & ONCE != 0,
             generation: words[4],
             start: words[5],
             cell: words[6],
         };
         let segmented = bits & SEGMENTED != 0;
+        let claimable = segmented || !this.once;
         let bounded = this.start.checked_add(this.len).is_some()
             && (segmented || this.addr.checked_add(this.len).is_some());
         let countable = this.cell.is_multiple_of(8);
         if !bounded
             || !countable
+            || !claimable
             || segmented != (segments != 0)
             || usize::from(segments) > MAX_SEGMENTS
         {
@@ -327,11 +342,22 @@ mod tests {
                 rkey: next() as u32,
                 access: next() as u8 & 7,
                 segments: (next() % (MAX_SEGMENTS as u64 + 1)) as u16,
+                once: false,
                 generation: next(),
                 start: next() >> 1,
                 cell: next() & !7,
             };
             assert_eq!(Entry::decode(&entry.encode()), Ok(Some(entry)));
+            let once = Entry {
+                once: true,
+                ..entry
+            };
+            // the claim is behind the list
+            let expected = match entry.segments {
+                0 => Err(Bad::Foreign),
+                _ => Ok(Some(once)),
+            };
+            assert_eq!(Entry::decode(&once.encode()), expected);
         }
         assert_eq!(Entry::decode(&[0; WORDS]), Ok(None));
     }

@@ -67,6 +67,7 @@ pub(crate) fn run(lib: &Lib) {
     counted_at_once(lib);
     owned(lib);
     plain(lib);
+    keys(lib);
     for version in VERSIONS
         .into_iter()
         .filter(|version| *version <= lib.version)
@@ -364,6 +365,7 @@ fn attributes(lib: &Lib, version: u32) {
         };
         accepted(&plain, 0);
         accepted(&plain, FI_HMEM_HOST_ALLOC);
+        accepted(&plain, FI_MR_SINGLE_USE);
         refused(&plain, FI_HMEM_DEVICE_ONLY, INVALID, "no device has memory");
         refused(
             &plain,
@@ -475,4 +477,41 @@ fn attributes(lib: &Lib, version: u32) {
         }
         assert_eq!(close(fabric), 0);
     }
+}
+
+/// Keys that the application chooses.
+fn keys(lib: &Lib) {
+    let setup = open(lib, FI_MR_LOCAL | FI_MR_ALLOCATED, FI_MSG | FI_RMA);
+    let mut memory = [0_u8; 64];
+    // SAFETY: fids as they are opened; the memory outlives its regions.
+    unsafe {
+        let domain = setup.domain;
+        let buf = memory.as_mut_ptr().cast();
+        let with = |key: u64, access: u64| {
+            let mut mr: *mut fid_mr = null_mut();
+            let (fid, out) = (&raw mut (*domain).fid, &raw mut mr);
+            let reg = (*(*domain).mr).reg.expect("a slot");
+            let ret = reg(fid, buf, 64, access, 0, key, 0, out, null_mut());
+            if ret == 0 { Ok(mr) } else { Err(ret) }
+        };
+        for key in [0, 1, u64::from(u32::MAX) + 1, 0xfffc << 48 | 7] {
+            let mr = with(key, REMOTE).expect("a region");
+            assert_eq!((*mr).key, key);
+            assert_eq!(with(key, FI_REMOTE_READ).err(), Some(-FI_ENOKEY), "in use");
+            // what peers have no access to has no use for a key
+            let local = with(key, FI_SEND | FI_RECV).expect("a region");
+            assert_eq!((*local).key, key);
+            assert_eq!(close(local), 0);
+            assert_eq!(close(mr), 0);
+            let again = with(key, REMOTE).expect("free again");
+            assert_eq!(close(again), 0);
+        }
+        for key in [0xfffd << 48, 0xfffe << 48 | 1, FI_KEY_NOTAVAIL] {
+            let refused = with(key, REMOTE).err();
+            assert_eq!(refused, Some(-FI_EKEYREJECTED), "{key:#x}");
+            let local = with(key, FI_SEND).expect("its key is not looked at");
+            assert_eq!(close(local), 0);
+        }
+    }
+    setup.close();
 }
