@@ -3,13 +3,14 @@
 //! `weft-bench [--list] [--rounds N] [--tsv] [FILTER...]` runs the cases of the [`registry`] whose names contain one of the
 //! filters. Each subject is a pair of processes, one pinned to each of the first two processors, that stays for
 //! the whole run and sleeps while it is not its turn. `weft-bench count` runs each call many times for
-//! callgrind ([`count`]). `docs/performance.md` has the method and what was learned with it.
+//! callgrind ([`count`]), `weft-bench regions` measures registration and keys ([`regions`]). `docs/performance.md` has the method and what was learned with it.
 
 #![allow(unsafe_code, reason = "calls C libraries as applications do")]
 
 mod count;
 mod memory;
 mod op;
+mod regions;
 mod registry;
 mod run;
 mod stats;
@@ -23,6 +24,10 @@ fn main() -> ExitCode {
     match arguments.first().map(String::as_str) {
         Some("worker") => {
             worker::main(&arguments[1..]);
+            ExitCode::SUCCESS
+        }
+        Some("regions") => {
+            regions::main();
             ExitCode::SUCCESS
         }
         Some("count") => {

@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use rdma_core_sys::*;
 
-use self::common::{Address, End, verbs};
+pub(crate) use self::common::verbs;
+use self::common::{Address, End};
 use super::{Patience, Side, Subject, idle};
 use crate::memory::Memory;
 use crate::op::Op;
@@ -47,6 +48,11 @@ fn register(end: &End, memory: Memory) -> ibv_mr {
 }
 
 impl Device {
+    /// Its protection domain, live as long as this.
+    pub(crate) fn pd(&self) -> *mut ibv_pd {
+        self.end.pd
+    }
+
     pub(crate) fn open(side: Side) -> Self {
         let end = End::with(256, RECEIVES, 1);
         let outbox = register(&end, Memory::new(BUFFER));

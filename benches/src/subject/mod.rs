@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::op::Op;
 
-pub(crate) use device::Device;
+pub(crate) use device::{Device, verbs};
 pub(crate) use fabric::Fabric;
 
 /// The one that measures, or its counterpart.
