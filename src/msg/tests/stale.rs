@@ -167,7 +167,8 @@ fn stopped() {
             bystanders.push(bystander);
         }
     }
-    assert!(start.elapsed() < LIMIT, "{:?}", start.elapsed());
+    // a second of patience, and the work of five thousand registrations on a machine that may be busy
+    assert!(start.elapsed() < LIMIT * 6, "{:?}", start.elapsed());
     // SAFETY: as above.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGCONT) }, 0);
     server.ep.close();
