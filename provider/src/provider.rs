@@ -67,6 +67,7 @@ pub(crate) extern "C" fn init(caller: *const c_void) -> *mut fi_provider {
             unsafe { (*PROVIDER.0.get()).fi_version = host.version };
             guard::log_panics();
             weft::log::set_sink(&HostLog);
+            softverbs::set_log(|line| log::warning!(FI_LOG_CORE, "{line}"));
             param::init();
         });
         PROVIDER.0.get()

@@ -6,12 +6,13 @@
 //! writes what, and what happens when one of them dies.
 //!
 //! Lock order, outermost first: incoming ring, send queue, receive queue, shared receive queue,
-//! completion queue, channel; outgoing ring, windows, buffers and the waiting list are leaves. Nobody waits for another process
+//! completion queue, channel; outgoing ring, windows, buffers, lines to agents and the waiting list are leaves. Nobody waits for another process
 //! while holding any of them. Before all: memberships of XRC domains, handles on a target, targets held; who has one of these may wait
 //! for a lock of the registry, with a bound.
 
 #[allow(unsafe_code, reason = "the C entry points of verbs")]
 pub mod abi;
+mod agent;
 #[allow(unsafe_code, reason = "the C entry points of the connection manager")]
 mod cm;
 #[allow(unsafe_code, reason = "completion queues are C objects")]
@@ -25,6 +26,7 @@ pub mod fuzz;
 #[cfg(all(test, not(fuzzing)))]
 #[allow(unsafe_code, unreachable_pub, reason = "as above")]
 mod fuzz;
+mod log;
 #[cfg(all(test, loom))]
 #[allow(unsafe_code, reason = "what a lock protects is a cell of loom's")]
 mod models;
@@ -60,6 +62,7 @@ mod xrc;
 
 use std::sync::OnceLock;
 
+pub use log::set_log;
 use rdma_core_sys::Backend;
 
 /// The device as a table of functions. The same table on every call; opens nothing.

@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::agent::{self, Link, Opener};
 use crate::region::{Directs, Hazards};
 use crate::registry::Entry;
 use crate::ring::{Header, Producer, RING_SIZE};
@@ -29,6 +30,8 @@ pub(crate) struct Peer {
     pub(crate) map: Arc<Mapping>,
     /// The peer runs barriers before it sleeps.
     pub(crate) barriers: bool,
+    /// The kernel lets it copy between processes.
+    pub(crate) copies: bool,
     /// `None` for this process itself.
     life: Option<Life>,
     checked: AtomicU64,
@@ -39,6 +42,12 @@ pub(crate) struct Peer {
     doorbells: Mutex<Vec<Doorbell>>,
     pub(crate) hazards: Hazards,
     directs: Directs,
+    /// How its files are opened.
+    pub(crate) opener: Opener,
+    /// The kernel refuses copies: its agent makes them.
+    refuses: AtomicBool,
+    /// The line to its agent, where there is one.
+    link: Lock<Option<Arc<Link>>>,
 }
 
 /// How the end of a process is seen, and that of its program: one that executes another keeps its
@@ -93,7 +102,12 @@ impl Peer {
         } else {
             Some(PidFd::open(pid)?)
         };
-        let file = sys::open_fd_of(pid, entry.segment_fd, libc::O_RDWR)?;
+        let opener = Opener {
+            identity: entry.identity,
+            slot,
+            own_slot,
+        };
+        let file = opener.open(entry.segment_fd, libc::O_RDWR)?;
         if sys::sealed_size(&file)? != SEGMENT_SIZE {
             return Err(Errno(libc::EPROTO));
         }
@@ -110,7 +124,8 @@ impl Peer {
             Some(pidfd) => {
                 let fd = map.u32(header::LIFE).load(Ordering::Relaxed);
                 let inode = map.u64(header::LIFE_INODE).load(Ordering::Relaxed);
-                let pipe = sys::open_life(pid, fd.cast_signed(), inode)?;
+                let pipe = opener.open(fd.cast_signed(), libc::O_RDONLY)?;
+                sys::is_pipe(&pipe, inode)?;
                 Some(Life {
                     pidfd,
                     pipe,
@@ -129,11 +144,12 @@ impl Peer {
         }
         map.u64(header::VISITORS + 8 * (own_slot as usize / 64))
             .fetch_or(1 << (own_slot % 64), Ordering::SeqCst);
-        Ok(Self {
+        let peer = Self {
             identity: entry.identity,
             slot,
             node: entry.node,
             barriers: map.u32(header::BARRIERS).load(Ordering::Relaxed) == 1,
+            copies: map.u32(header::COPIES).load(Ordering::Relaxed) == 1,
             map: Arc::new(map),
             life,
             checked: AtomicU64::new(0),
@@ -143,7 +159,14 @@ impl Peer {
             doorbells: Mutex::new(Vec::new()),
             hazards: Hazards::new(),
             directs: Directs::default(),
-        })
+            opener,
+            refuses: AtomicBool::new(false),
+            link: Lock::new(None),
+        };
+        if peer.life.is_some() {
+            peer.probe();
+        }
+        Ok(peer)
     }
 
     /// Has `set` readable with `token` when the process or its program has ended.
@@ -161,6 +184,9 @@ impl Peer {
 
     /// Takes back [`Self::watch`].
     pub(crate) fn unwatch(&self, set: &Epoll) {
+        if let Some(link) = self.link() {
+            set.remove(link.fd());
+        }
         if let Some(life) = &self.life {
             set.remove(life.pidfd.fd());
             set.remove(life.pipe.as_raw_fd());
@@ -193,7 +219,62 @@ impl Peer {
         if stamp == 0 {
             return None;
         }
-        self.directs.get(&self.map, self.identity.pid, stamp)
+        self.directs.get(&self.map, &self.opener, stamp)
+    }
+
+    /// Whether the kernel refuses copies from and to its memory.
+    #[inline]
+    pub(crate) fn refuses(&self) -> bool {
+        self.refuses.load(Ordering::Relaxed)
+    }
+
+    /// The kernel refused a copy with this error; it will again.
+    #[cold]
+    pub(crate) fn set_refuses(&self, error: Errno) {
+        // Within a process nothing is refused in the end.
+        if self.life.is_some() && !self.refuses.swap(true, Ordering::Relaxed) {
+            agent::tell(&format!(
+                "the kernel refuses process_vm_readv and process_vm_writev (errno {})",
+                error.0
+            ));
+        }
+    }
+
+    /// Tries to read a word of the process's memory that it shows. A refusal is found out before the first request.
+    fn probe(&self) {
+        let mut word = 0u64;
+        let local = [sys::as_local((&raw mut word) as u64, 8)];
+        let addr = self.map.u64(header::PROBE).load(Ordering::Relaxed);
+        if let Err(error) = sys::vm_read(self.identity.pid, &local, &[sys::as_local(addr, 8)])
+            && sys::refused(error)
+        {
+            self.set_refuses(error);
+        }
+    }
+
+    /// The line to the process's agent, unless there is none.
+    pub(crate) fn link(&self) -> Option<Arc<Link>> {
+        self.link.lock().clone()
+    }
+
+    /// Another line to its agent, watched in `set` with `token`; the old one is let go.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED`, `EAGAIN`: later, perhaps; what else the system says.
+    pub(crate) fn open_link(&self, own_slot: u32, set: &Epoll, token: u64) -> Res<Arc<Link>> {
+        let link = Arc::new(Link::open(self.slot, &self.identity, own_slot)?);
+        set.add(link.fd(), token)?;
+        let mut slot = self.link.lock();
+        if let Some(other) = slot.as_ref().filter(|other| !other.is_broken()) {
+            set.remove(link.fd());
+            return Ok(Arc::clone(other));
+        }
+        let old = slot.replace(Arc::clone(&link));
+        drop(slot);
+        if let Some(old) = old {
+            set.remove(old.fd());
+        }
+        Ok(link)
     }
 
     pub(crate) fn is_dead(&self) -> bool {
@@ -265,7 +346,7 @@ impl Peer {
             return Ok(None);
         }
         let fd = self.map.u32(at + announce::FD).load(Ordering::Relaxed);
-        let file = sys::open_fd_of(self.identity.pid, fd.cast_signed(), libc::O_RDWR)?;
+        let file = self.opener.open(fd.cast_signed(), libc::O_RDWR)?;
         if sys::sealed_size(&file)? != RING_SIZE {
             return Err(Errno(libc::EPROTO));
         }
@@ -314,7 +395,10 @@ impl Peer {
             return;
         }
         // One that can't be opened belongs to a channel or process that is gone.
-        if let Ok(pipe) = sys::open_doorbell(self.identity.pid, fd, inode) {
+        let pipe = self.opener.open(fd, libc::O_RDWR);
+        if let Ok(pipe) = pipe
+            && sys::is_pipe(&pipe, inode).is_ok()
+        {
             sys::ring_fd(pipe.as_raw_fd());
             doorbells.retain(|b| b.fd != fd);
             if doorbells.len() >= DOORBELLS {

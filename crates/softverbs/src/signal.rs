@@ -90,6 +90,16 @@ pub(crate) fn call_attention(map: &Mapping) {
     map.u32(header::ATTENTION).fetch_add(1, Ordering::SeqCst);
 }
 
+/// Asks the process of this segment to run its agent. True where nobody has yet.
+pub(crate) fn call_agent(map: &Mapping) -> bool {
+    map.u32(header::AGENT).swap(1, Ordering::AcqRel) == 0
+}
+
+/// Whether somebody asked for the agent of this process since the last time; after a call for attention.
+pub(crate) fn agent_called(own: &Mapping) -> bool {
+    take(own.u32(header::AGENT))
+}
+
 /// What the owner has seen of [`call_attention`].
 #[derive(Debug, Default)]
 pub(crate) struct Attention {

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use common::*;
 use rdma_core_sys::*;
 
-fn main() {
+pub(crate) fn main() {
     let cases: &[Case] = &[
         ("every_call_of_the_table", |link| link.expect("done"), every),
         ("every_inline_call", |link| link.expect("done"), inline),

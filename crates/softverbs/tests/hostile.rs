@@ -21,7 +21,7 @@ const VICTIMS: &str = "SOFTVERBS_HOSTILE_VICTIMS";
 /// A round takes milliseconds, or as long as the retries of a send.
 const ROUND_LIMIT: Duration = Duration::from_secs(60);
 
-fn main() {
+pub(crate) fn main() {
     if let Ok(victims) = std::env::var(VICTIMS) {
         vandal(&victims);
     }

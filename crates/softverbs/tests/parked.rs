@@ -10,7 +10,7 @@ use rdma_core_sys::*;
 
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(20);
 
-fn main() {
+pub(crate) fn main() {
     let cases: &[Case] = &[
         ("a_sender_that_sleeps_elsewhere", away_parent, away_child),
         ("a_sleeping_receiver", away_parent, asleep_child),

@@ -10,7 +10,7 @@ use rdma_core_sys::*;
 
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(20);
 
-fn main() {
+pub(crate) fn main() {
     let cases: &[Case] = &[
         ("moderated_events", moderated_parent, moderated_child),
         ("a_claim_and_a_full_ring", claim_parent, claim_child),

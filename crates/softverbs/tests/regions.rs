@@ -17,7 +17,7 @@ const ALL: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_ATOMIC;
 
-fn main() {
+pub(crate) fn main() {
     let cases: &[Case] = &[
         ("on_demand_paging", on_demand_parent, on_demand_child),
         ("implicit_on_demand", implicit_parent, implicit_child),

@@ -15,7 +15,7 @@ use rdma_core_sys::*;
 
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(20);
 
-fn main() {
+pub(crate) fn main() {
     let cases: &[Case] = &[
         ("open_close_cycles", wait_for_child, cycles_child),
         ("refused_memory", wait_for_child, refused_child),

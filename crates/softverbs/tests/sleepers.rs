@@ -15,7 +15,7 @@ use rdma_core_sys::*;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn main() {
+pub(crate) fn main() {
     run(&[
         // Of the parent's process, before anything else of it has slept.
         (

@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
-mod common;
+pub(crate) mod common;
 
 use common::*;
 use rdma_core_sys::*;

@@ -10,7 +10,7 @@ use rdma_core_sys::*;
 
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
 
-fn main() {
+pub(crate) fn main() {
     let cases: &[Case] = &[
         ("datagrams", datagrams_parent, datagrams_child),
         (

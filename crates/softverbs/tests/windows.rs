@@ -17,7 +17,7 @@ const LEN: usize = 4096;
 const FROM: usize = 1000;
 const SHOWN: usize = 100;
 
-fn main() {
+pub(crate) fn main() {
     let cases: &[Case] = &[
         ("bounds_of_windows", bounds_parent, bounds_child),
         ("windows_end", ends_parent, ends_child),

@@ -13,7 +13,7 @@ use rdma_core_sys::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn main() {
+pub(crate) fn main() {
     let cases: &[Case] = &[
         ("a_deregistered_receive", wait_for_child, deregistered),
         ("a_shared_receive", wait_for_child, shared),

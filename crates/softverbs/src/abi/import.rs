@@ -157,7 +157,7 @@ fn import_foreign(
     let shown = Shown::read(&peer.map, index)
         .filter(|shown| shown.stamp == direct.stamp)
         .ok_or(Errno(libc::EINVAL))?;
-    let buffer = shown.import(peer.identity.pid)?;
+    let buffer = shown.import(&peer.opener)?;
     let (len, room) = (granted.range.len, buffer.len as u64);
     if direct.offset > room || len > room - direct.offset || len == 0 {
         return Err(Errno(libc::EPROTO));
@@ -209,7 +209,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
             let shown = Shown::read(&peer.map, handle);
             match shown.filter(|shown| shown.context == origin.context) {
                 Some(shown) => {
-                    let buffer = shown.import(peer.identity.pid)?;
+                    let buffer = shown.import(&peer.opener)?;
                     let segment = &process.segment;
                     Some(process.buffers.add(segment, buffer, origin.context)?)
                 }

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use import::{Imports, Origin};
 
+use crate::agent::Opener;
 use crate::region::Direct;
 use crate::segment::layout::{MAX_BUFFERS, buffer as layout, header};
 use crate::segment::{Mapping, OwnSegment};
@@ -261,6 +262,27 @@ impl Buffers {
         Direct::default()
     }
 
+    /// The buffer that `len` bytes at an address lie in, and where there.
+    pub(crate) fn find(&self, addr: u64, len: u64) -> Option<(Arc<Buffer>, u64)> {
+        let slots = self.lock();
+        slots.iter().flatten().find_map(|slot| {
+            let offset = addr.wrapping_sub(slot.buffer.addr());
+            let room = slot.buffer.len as u64;
+            (offset < room && len <= room - offset).then(|| (Arc::clone(&slot.buffer), offset))
+        })
+    }
+
+    /// The file with this descriptor, opened anew, if it is a buffer's.
+    pub(crate) fn reopen(&self, fd: i32) -> Option<OwnedFd> {
+        let slots = self.lock();
+        let mut fds = slots
+            .iter()
+            .flatten()
+            .map(|slot| slot.buffer.file.as_raw_fd());
+        fds.find(|&found| found == fd)
+            .and_then(|fd| sys::open_fd_of(std::process::id(), fd, libc::O_RDWR).ok())
+    }
+
     /// A region of a buffer, or of none, has gone.
     pub(crate) fn uncover(&self, segment: &OwnSegment, stamp: u64) {
         if stamp == 0 {
@@ -328,8 +350,8 @@ impl Shown {
     ///
     /// # Errors
     /// `EACCES` where that is closed to this process, `ESTALE` where it is another file by now.
-    pub(crate) fn open(&self, pid: u32) -> Res<OwnedFd> {
-        let file = sys::open_fd_of(pid, self.fd.cast_signed(), libc::O_RDWR)?;
+    pub(crate) fn open(&self, opener: &Opener) -> Res<OwnedFd> {
+        let file = opener.open(self.fd.cast_signed(), libc::O_RDWR)?;
         if sys::inode_of(&file)? != self.inode {
             return Err(Errno(libc::ESTALE));
         }
@@ -341,9 +363,9 @@ impl Shown {
     ///
     /// # Errors
     /// As [`Self::open`], and `EPROTO` where it is not as long as it says.
-    pub(crate) fn import(&self, pid: u32) -> Res<Buffer> {
+    pub(crate) fn import(&self, opener: &Opener) -> Res<Buffer> {
         let len = usize::try_from(self.len).map_err(|_| Errno(libc::EPROTO))?;
-        Buffer::import(self.open(pid)?, len)
+        Buffer::import(self.open(opener)?, len)
     }
 }
 
@@ -400,14 +422,23 @@ mod tests {
             .add(&segment, Buffer::create(1 << 21).unwrap(), 0)
             .unwrap();
         let shown = Shown::read(&segment.map, held.handle()).unwrap();
-        let second = shown.import(std::process::id()).unwrap();
+        let opener = Opener {
+            identity: sys::Identity {
+                pid: std::process::id(),
+                start_time: 0,
+                cookie: 0,
+            },
+            slot: 0,
+            own_slot: 0,
+        };
+        let second = shown.import(&opener).unwrap();
         held.buffer.map.u64(4096).store(77, Ordering::Relaxed);
         assert_eq!(second.map.u64(4096).load(Ordering::Relaxed), 77);
         // Imported, it is the one that is there already.
         let again = buffers.add(&segment, second, 0).unwrap();
         assert_eq!(again.stamp, held.stamp);
         let wrong = Shown { inode: 1, ..shown };
-        assert!(wrong.open(std::process::id()).is_err());
+        assert!(wrong.open(&opener).is_err());
         assert_eq!(Buffer::create(0).err(), Some(Errno(libc::EINVAL)));
         assert_eq!(Buffer::create(usize::MAX).err(), Some(Errno(libc::ENOMEM)));
     }

@@ -110,6 +110,7 @@ pub(crate) fn create_channel(
     let epoll = Epoll::new()?;
     epoll.add(pipe.read_fd(), 0)?;
     epoll.add(process.wake.fd(), 1)?;
+    process.channels.lock().push(pipe.read_fd());
     let channel = Box::new(Channel {
         object: ibv_comp_channel {
             context,
@@ -140,6 +141,8 @@ pub(crate) unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> Res<()> 
     if this.users.load(Ordering::Relaxed) > 0 {
         return Err(Errno(libc::EBUSY));
     }
+    let pipe = this.pipe.read_fd();
+    this.process.channels.lock().retain(|&fd| fd != pipe);
     // SAFETY: made by `Box::into_raw` in `create_channel`.
     drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
     Ok(())

@@ -10,6 +10,9 @@ use crate::segment::Mapping;
 use crate::segment::layout::{SEGMENT_SIZE, stripe};
 use crate::sync::Lock;
 
+/// Longer than any model runs.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
 #[test]
 fn the_lock_of_a_process_excludes() {
     check(|| {
@@ -41,7 +44,7 @@ fn the_lock_of_an_address_excludes_processes() {
         );
         let word = Memory::new(0);
         let add = |map: &Mapping, word: &Memory, own: u64| {
-            let held = Stripe::lock(map, 0x1000, own, |_| true).unwrap();
+            let held = Stripe::lock(map, 0x1000, own, PATIENCE, |_| true).unwrap();
             word.write(word.read() + 1);
             drop(held);
         };

@@ -72,6 +72,7 @@ struct Bound {
     region: Key,
     /// The number of the queue pair, or 0 for any.
     qp: u32,
+    what: Description,
 }
 
 /// All windows of this process, by index of their keys.
@@ -163,6 +164,7 @@ impl Windows {
             window.bound = Some(Bound {
                 region: bind.region,
                 qp,
+                what: to,
             });
             owner
                 .regions
@@ -233,6 +235,17 @@ impl Windows {
             return Err(Errno(libc::EBUSY));
         }
         Ok(then())
+    }
+
+    /// What a key that is a bound window's stands for, and the number of the only queue pair that it is good for, or 0.
+    pub(crate) fn describe(&self, key: Key) -> Option<(Description, u32)> {
+        if !self.any() {
+            return None;
+        }
+        let all = self.lock();
+        let window = all.get(&(key.index() as u32))?;
+        let bound = window.bound.filter(|_| window.key == key)?;
+        Some((bound.what, bound.qp))
     }
 
     /// Whether a key is a window's.

@@ -38,7 +38,7 @@ struct Attached {
     consumer: Consumer,
     peer: Arc<Peer>,
     /// What the sender opens through /proc.
-    _file: OwnedFd,
+    file: OwnedFd,
 }
 
 impl Incoming {
@@ -60,6 +60,18 @@ impl Incoming {
             // SAFETY: set before `count` was raised over it, and never freed.
             unsafe { &*line.load(Ordering::Relaxed) }
         })
+    }
+
+    /// The ring from a process, opened anew, if it has this descriptor.
+    pub(super) fn reopen(&self, slot: u32, pid: u32, fd: i32) -> Option<OwnedFd> {
+        let line = self.lines().find(|line| line.slot == slot)?;
+        let ring = line.ring.lock();
+        let attached = ring.as_ref()?;
+        let right = attached.peer.identity.pid == pid && attached.file.as_raw_fd() == fd;
+        // Under the lock, so that it is not closed meanwhile.
+        right
+            .then(|| sys::open_fd_of(std::process::id(), fd, libc::O_RDWR).ok())
+            .flatten()
     }
 
     fn line(&self, slot: u32) -> &Line {
@@ -199,7 +211,7 @@ impl Process {
         *ring = Some(Attached {
             consumer,
             peer: Arc::clone(peer),
-            _file: file,
+            file,
         });
         Ok(())
     }

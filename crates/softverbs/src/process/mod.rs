@@ -18,12 +18,13 @@ pub(crate) use pool::Pool;
 
 use rdma_core_sys::IBV_ACCESS_FLUSH_PERSISTENT;
 
+use crate::agent::{self, Agent, Link};
 use crate::cq::Cq;
 use crate::dm::Buffers;
 use crate::mw::{Owner, Windows};
 use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
-use crate::region::{Description, Key, Range, Regions};
+use crate::region::{AccessError, Description, Key, Range, Regions, Target};
 use crate::registry::{Entry, Registry};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
@@ -84,10 +85,15 @@ pub(crate) struct Process {
     liveness_tick: AtomicU64,
     doorbell: Pipe,
     /// Nobody writes; see [`header::LIFE`].
-    _life: Pipe,
+    life: Pipe,
     timer: Timer,
     /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
     pub(crate) wake: Epoll,
+    agent: Agent,
+    /// What [`header::PROBE`] leads to.
+    _probe: Box<u64>,
+    /// The channels' doorbells, which peers open.
+    pub(crate) channels: Lock<Vec<i32>>,
     fork: fork::Guard,
 }
 
@@ -110,6 +116,9 @@ impl Process {
         // Never dropped: objects of this process point to it, and so may its children's.
         let process: &'static Self = Box::leak(Box::new(Self::create()?));
         CURRENT.store(std::ptr::from_ref(process).cast_mut(), Ordering::Release);
+        if agent::needed_from_start() {
+            process.start_agent();
+        }
         Ok(process)
     }
 
@@ -145,6 +154,12 @@ impl Process {
         // Descriptors can be polled before any call that sleeps. From now on the process is rung, or
         // its doorbell is readable already, until such a call.
         signal::will_sleep(map);
+        let probe = Box::new(identity.cookie);
+        map.u64(header::PROBE)
+            .store(std::ptr::from_ref(&*probe) as u64, Ordering::Relaxed);
+        map.u32(header::COPIES)
+            .store(u32::from(sys::copies_allowed()), Ordering::Relaxed);
+        agent::allow_tracers();
         let fork = fork::Guard::new()?;
         let (registry, slot) = Registry::enter(Entry {
             identity,
@@ -188,9 +203,12 @@ impl Process {
             graves_count: AtomicU32::new(0),
             liveness_tick: AtomicU64::new(0),
             doorbell,
-            _life: life,
+            life,
             timer,
             wake,
+            agent: Agent::default(),
+            _probe: probe,
+            channels: Lock::new(Vec::new()),
             fork,
         })
     }
@@ -250,7 +268,109 @@ impl Process {
         // in between finds no peer of that slot, and looks again.
         peer.watch(&self.wake, progress::TOKEN_PEER | u64::from(slot))?;
         self.peers().insert(slot, Arc::clone(&peer));
+        if slot != self.slot && agent::needed_for(peer.copies) {
+            self.start_agent();
+        }
+        if peer.refuses() {
+            self.call_agent(&peer);
+        }
         Ok(peer)
+    }
+
+    /// Has this process's agent run. Without one its peers' requests fail, or wait in vain.
+    #[cold]
+    pub(crate) fn start_agent(&self) {
+        let Some(process) = Self::current().filter(|process| std::ptr::eq(*process, self)) else {
+            return;
+        };
+        // Who asked for it tries again when it is rung.
+        if let Ok(true) = self.agent.start(process) {
+            self.ring_all_peers();
+        }
+    }
+
+    /// Asks for the agent of a peer, once.
+    fn call_agent(&self, peer: &Peer) {
+        if signal::call_agent(&peer.map) {
+            signal::call_attention(&peer.map);
+            peer.ring_process();
+        }
+    }
+
+    /// The line to a peer's agent; `None` where that does not run yet, and is asked for.
+    ///
+    /// # Errors
+    /// [`AccessError::Dead`] where the peer has ended, [`AccessError::Refused`] where it can't be reached this way
+    /// either.
+    pub(crate) fn link_to(&self, peer: &Arc<Peer>) -> Result<Option<Arc<Link>>, AccessError> {
+        if let Some(link) = peer.link().filter(|link| !link.is_broken()) {
+            return Ok(Some(link));
+        }
+        if !peer.check_alive() {
+            return Err(AccessError::Dead);
+        }
+        let token = progress::TOKEN_LINK | u64::from(peer.slot);
+        match peer.open_link(self.slot, &self.wake, token) {
+            Ok(link) => Ok(Some(link)),
+            Err(Errno(libc::ECONNREFUSED | libc::EAGAIN)) => {
+                self.call_agent(peer);
+                Ok(None)
+            }
+            Err(_) => Err(AccessError::Refused),
+        }
+    }
+
+    /// The line to the agent of the process in `slot`, if there is one.
+    pub(crate) fn link_of(&self, slot: u32) -> Option<Arc<Link>> {
+        let peer = self.peers().get(&slot).cloned()?;
+        peer.link()
+    }
+
+    /// The address behind `len` bytes that a peer names, by private memory only. Behind a hazard of the key.
+    pub(crate) fn own_place(&self, target: Target, len: u64, right: u32) -> Option<u64> {
+        let (what, qp) = match self.regions.describe(target.key) {
+            Some(region) => (region, 0),
+            None => self.windows.describe(target.key)?,
+        };
+        let offset = target.addr.wrapping_sub(what.range.iova);
+        let room = what.range.len;
+        let allowed = what.access & right == right
+            && what.pd == target.pd
+            && (qp == 0 || qp == target.qp)
+            && offset <= room
+            && len <= room - offset;
+        allowed.then(|| what.range.addr.wrapping_add(offset))
+    }
+
+    /// The process that the registry has in `slot`, if it lives.
+    pub(crate) fn pid_of(&self, slot: u32) -> Option<u32> {
+        self.registry.lookup(slot).map(|entry| entry.identity.pid)
+    }
+
+    /// The file that this process shows under a descriptor to the process in `slot`, opened anew; `None` for all others
+    /// that it has open.
+    pub(crate) fn shown_file(&self, fd: i32, slot: u32, pid: u32) -> Option<OwnedFd> {
+        let open = |flags| sys::open_fd_of(std::process::id(), fd, flags).ok();
+        // None of these closes while the process lives.
+        if fd == self.segment.fd() || fd == self.doorbell.read_fd() {
+            return open(libc::O_RDWR);
+        }
+        if fd == self.life.read_fd() {
+            return open(libc::O_RDONLY);
+        }
+        // These are not closed while the locks are held.
+        let channels = self.channels.lock();
+        if channels.contains(&fd) {
+            return open(libc::O_RDWR);
+        }
+        drop(channels);
+        let files = self.files();
+        if files.values().any(|file| file.as_raw_fd() == fd) {
+            return open(libc::O_RDONLY);
+        }
+        drop(files);
+        let buffer = self.buffers.reopen(fd);
+        buffer.or_else(|| self.incoming.reopen(slot, pid, fd))
     }
 
     /// Whether the process in `slot` may still do something.

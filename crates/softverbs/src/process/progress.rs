@@ -8,6 +8,7 @@ use crate::cq::{Cq, Poll};
 use crate::peer::{Peer, Push};
 use crate::qp::{Qp, notify_datagram};
 use crate::ring::Header;
+use crate::signal;
 use crate::sync::heavy_fence;
 use crate::sys;
 
@@ -15,6 +16,8 @@ pub(super) const TOKEN_DOORBELL: u64 = 1;
 pub(super) const TOKEN_TIMER: u64 = 2;
 /// With the slot in the lower half.
 pub(super) const TOKEN_PEER: u64 = 1 << 32;
+/// Of the line to a peer's agent.
+pub(super) const TOKEN_LINK: u64 = 1 << 33;
 
 /// A cheap clock, for spacing out what costs more; about a nanosecond or less a tick.
 #[inline]
@@ -114,6 +117,9 @@ impl Process {
     /// Peers moved queue pairs of this process to ERR; their owner does the rest.
     #[cold]
     fn attend(&self) {
+        if signal::agent_called(&self.segment.map) {
+            self.start_agent();
+        }
         for qp in self.qps.iter() {
             qp.notice_failure();
         }
@@ -394,6 +400,18 @@ impl Process {
         while let Ok((tokens, n)) = self.wake.wait(0) {
             let mut any = false;
             for &token in &tokens[..n] {
+                if token & TOKEN_LINK != 0 {
+                    // Answers that nobody waits for any more; a line that broke is of no more use.
+                    if let Some(link) = self.link_of(token as u32) {
+                        if link.look() {
+                            // Not a round of progress more may follow before the caller sleeps.
+                            self.doorbell.ring();
+                        }
+                        if link.is_broken() {
+                            self.wake.remove(link.fd());
+                        }
+                    }
+                }
                 if token & TOKEN_PEER != 0 {
                     let peer = self.peers().get(&(token as u32)).cloned();
                     if let Some(peer) = peer {

@@ -145,7 +145,13 @@ impl Qp {
 
     /// A receive of a shared queue that was claimed for a request that will not be sent.
     pub(super) fn give_claim_back(&self, sq: &mut SendQueue) {
-        let Some(index) = sq.claim.take() else { return };
+        let claim = sq.claim.take();
+        let shared = sq.conn.as_ref().and_then(|conn| conn.srq.as_ref());
+        let claimed = claim.zip(shared).map(|(index, srq)| (srq.number, index));
+        if self.drop_errand(sq, claimed) {
+            return;
+        }
+        let Some(index) = claim else { return };
         if let Some(conn) = &sq.conn
             && let Some(srq) = &conn.srq
         {
@@ -315,6 +321,7 @@ impl Qp {
             least: 0,
         };
         sq.pushed = false;
+        sq.errand = None;
         sq.lossy = false;
         sq.wait = None;
         sq.drain = Drain::default();

@@ -9,6 +9,7 @@
 mod conn;
 mod datagram;
 mod drain;
+mod errand;
 mod extended;
 mod fail;
 mod modify;
@@ -150,6 +151,8 @@ struct SendQueue {
     claim: Option<u32>,
     /// The first waiting request's payload is in the receive already.
     pushed: bool,
+    /// What the other end's agent does for the first waiting request.
+    errand: Option<errand::Errand>,
     /// Messages that took a receive of a shared queue, wrapping.
     sent: u32,
     wait: Option<waiting::Wait>,
@@ -296,6 +299,21 @@ impl Qp {
     #[inline]
     fn state(&self) -> u32 {
         self.state.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The protection domain and rights of the queue pair `from`, of the process in `slot`, if that is the connected one in
+    /// this life; from private memory.
+    pub(crate) fn granted_to(&self, from: u32, incarnation: u32, slot: u32) -> Option<(u32, u32)> {
+        let word = StateWord(self.word.load(Ordering::Acquire));
+        let connected = conn::receives(self.state())
+            && word.dest() == from
+            && word.incarnation() == incarnation
+            && split_qp_num(from).0 == slot;
+        connected.then(|| (self.rq.lock().pd, word.access()))
     }
 
     fn attributes(&self) -> MutexGuard<'_, Attributes> {

@@ -2,6 +2,8 @@
 
 use rdma_core_sys::*;
 
+use std::sync::Arc;
+
 use super::conn::receives;
 use super::parked::{Entry, Seen};
 use super::recv::Receive;
@@ -67,7 +69,7 @@ impl Qp {
         }
     }
 
-    fn pull_one(&self, rq: &mut RecvQueue, peer: &Peer, seen: &Seen) -> Outcome {
+    fn pull_one(&self, rq: &mut RecvQueue, peer: &Arc<Peer>, seen: &Seen) -> Outcome {
         let word = seen.word(&peer.map);
         // Only one that was killed would hold a message still.
         if word.count() == 0 || word.is_held() || !receives(self.state()) {
@@ -97,7 +99,7 @@ impl Qp {
     fn pull_private(
         &self,
         rq: &mut RecvQueue,
-        peer: &Peer,
+        peer: &Arc<Peer>,
         seen: &Seen,
         word: ParkedWord,
         entry: &Entry,
@@ -122,6 +124,7 @@ impl Qp {
         }
         if !self.fetch(peer, entry, sges, rq.pd) {
             seen.let_go(&peer.map, word);
+            self.send_from_there(peer);
             return Outcome::Over;
         }
         if !seen.commit(&peer.map, word) {
@@ -144,7 +147,7 @@ impl Qp {
         &self,
         rq: &mut RecvQueue,
         srq: &Srq,
-        peer: &Peer,
+        peer: &Arc<Peer>,
         seen: &Seen,
         word: ParkedWord,
         entry: &Entry,
@@ -161,6 +164,7 @@ impl Qp {
             return if fetched {
                 Outcome::Again
             } else {
+                self.send_from_there(peer);
                 Outcome::Over
             };
         }
@@ -199,9 +203,29 @@ impl Qp {
         if left > 0 || !peer.check_alive() {
             return false;
         }
-        entry.len == 0
-            || sys::vm_read(peer.identity.pid, list.as_slice(), &entry.pieces)
-                == Ok(entry.len as usize)
+        if entry.len == 0 {
+            return true;
+        }
+        if peer.refuses() {
+            return false;
+        }
+        let copied = sys::vm_read(peer.identity.pid, list.as_slice(), &entry.pieces);
+        if let Err(error) = copied
+            && sys::refused(error)
+        {
+            peer.set_refuses(error);
+        }
+        copied == Ok(entry.len as usize)
+    }
+
+    /// The kernel does not let this process copy a parked message: its sender's agent sends it.
+    #[cold]
+    fn send_from_there(&self, peer: &Arc<Peer>) {
+        if peer.refuses()
+            && let Ok(Some(link)) = self.process().link_to(peer)
+        {
+            link.ask_to_go_on();
+        }
     }
 
     fn complete_pulled(&self, rq: &RecvQueue, receive: &Receive<'_>, entry: &Entry) {

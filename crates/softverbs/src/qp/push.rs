@@ -5,6 +5,7 @@
 //! was published; their owner makes them invalid first and then waits for the hazard.
 
 use super::conn::Connection;
+use super::errand::What;
 use super::request::{PieceList, Request};
 use super::{MAX_SGE, Qp, SendQueue};
 use crate::region::{AccessError, Hazard, Key, MOST_AT_ONCE, Pieces, write_bytes};
@@ -16,6 +17,8 @@ pub(super) enum Unpushed {
     Access(AccessError),
     /// The other end is in another state now. A part may have been copied.
     Moved,
+    /// The other end's agent is at it.
+    Asked,
 }
 
 impl From<AccessError> for Unpushed {
@@ -54,7 +57,21 @@ impl Qp {
         if there < request.len {
             return Err(AccessError::Remote.into());
         }
-        self.copy_to(conn, number, &receive, request)?;
+        let copied = if conn.peer.refuses() {
+            Err(AccessError::Refused.into())
+        } else {
+            self.copy_to(conn, number, &receive, request)
+        };
+        match copied {
+            Err(Unpushed::Access(AccessError::Refused)) => {
+                let what = What::Receive(number);
+                match self.by_agent(sq, what, request.pieces, request.len) {
+                    Some(done) => done.map(drop)?,
+                    None => return Err(Unpushed::Asked),
+                }
+            }
+            done => done?,
+        }
         sq.pushed = true;
         Ok(())
     }

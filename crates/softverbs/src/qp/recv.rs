@@ -7,9 +7,11 @@ use rdma_core_sys::*;
 
 use super::conn::receives;
 use super::{Flow, Posted, Qp, RecvQueue};
+use crate::agent::Places;
 use crate::cq::{Cq, Cqe, Retires};
 use crate::peer::Peer;
 use crate::process::Process;
+use crate::region::Key;
 use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{Credit, desc, qp as layout, split_qp_num, xrc};
 use crate::signal;
@@ -191,6 +193,47 @@ impl Qp {
                 .u64(self.at() + layout::CREDIT)
                 .store(credit.to_word(), Ordering::Release);
         }
+    }
+
+    /// Where `len` bytes from byte `skip` on of a receive go: that with this number, or of a shared queue that with this
+    /// index, which the process in `slot` claimed. `None` where it is not there, or too short, or a key is not valid.
+    pub(crate) fn receive_places(
+        &self,
+        number: u32,
+        skip: u64,
+        len: u32,
+        slot: u32,
+    ) -> Option<Places> {
+        let rq = self.rq.lock();
+        let taken;
+        let (sges, pd) = match rq.shared() {
+            Some(srq) => {
+                taken = srq.claimed(number, slot)?;
+                (taken.sges(), taken.pd)
+            }
+            None if number.wrapping_sub(rq.next) < rq.head.wrapping_sub(rq.next) => {
+                let at = number as usize & (rq.posted.len() - 1);
+                let first = at * rq.max_sge as usize;
+                (
+                    &rq.sges[first..first + rq.posted[at].pieces as usize],
+                    rq.pd,
+                )
+            }
+            None => return None,
+        };
+        let mut places = Places::default();
+        let (mut skip, mut left) = (skip, len);
+        for sge in sges {
+            let before = skip.min(u64::from(sge.length));
+            skip -= before;
+            let here = left.min(sge.length - before as u32);
+            if here > 0 {
+                let addr = self.process().regions.local(sge, pd, true)?;
+                places.push(addr.wrapping_add(before), here, Key(sge.lkey))?;
+                left -= here;
+            }
+        }
+        (left == 0).then_some(places)
     }
 
     /// Makes a completion without data of the receive that ended at `next`.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::conn::{Connection, Unreachable};
+use super::errand::What;
 use super::push::Unpushed;
 use super::request::{PieceList, Request, completion_opcode, fetches, offered, operands};
 use super::waiting::{Reason, Step, no_receive};
@@ -371,11 +372,23 @@ impl Qp {
             pd: conn.pd,
             qp: sq.dest,
         };
-        let result = if conn.word.access() & right == 0 {
+        let mut result = if conn.word.access() & right == 0 {
             Err(AccessError::Remote)
+        } else if sq.errand.is_some() {
+            Err(AccessError::Refused)
         } else {
             region::copy(&conn.peer, process.slot, target, request.pieces, way)
         };
+        if result == Err(AccessError::Refused) {
+            let what = match way {
+                Direction::Write => What::Write(target.key, target.addr),
+                Direction::Read => What::Read(target.key, target.addr),
+            };
+            match self.by_agent(sq, what, request.pieces, request.len) {
+                Some(done) => result = done.map(drop),
+                None => return Step::Wait(Reason::Agent),
+            }
+        }
         let status = match result {
             Ok(()) => IBV_WC_SUCCESS,
             Err(AccessError::Remote | AccessError::Dead) if sq.kind == IBV_QPT_UC => IBV_WC_SUCCESS,
@@ -422,6 +435,15 @@ impl Qp {
                 qp: sq.dest,
             };
             region::change(self.process(), &conn.peer, target, change)
+        };
+        let result = if result == Err(AccessError::Refused) {
+            let what = What::Change(Key(operands.rkey), operands.remote_addr, change);
+            match self.by_agent(sq, what, &[], 0) {
+                Some(done) => done,
+                None => return Step::Wait(Reason::Agent),
+            }
+        } else {
+            result
         };
         Step::Done(match result {
             Ok(_) if request.opcode == IBV_WR_ATOMIC_WRITE => IBV_WC_SUCCESS,
@@ -576,6 +598,7 @@ impl Qp {
                     return Step::Wait(Reason::Connection);
                 }
                 Err(Unpushed::Moved) => return Step::Done(IBV_WC_SUCCESS),
+                Err(Unpushed::Asked) => return Step::Wait(Reason::Agent),
                 Err(Unpushed::Access(error)) => match error {
                     AccessError::Remote => {
                         header.op = op::UNWRITABLE;

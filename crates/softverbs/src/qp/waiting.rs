@@ -3,6 +3,7 @@
 use rdma_core_sys::*;
 
 use super::conn::{Connection, rnr_delay_ns};
+use super::errand::patience_ns;
 use super::request::{PieceList, Request, fetches};
 use super::{Qp, SendQueue};
 use crate::sync::heavy_fence;
@@ -27,6 +28,8 @@ pub(super) enum Reason {
     Hazard,
     /// There is no ring for a datagram.
     Ring,
+    /// The other end's agent works on it.
+    Agent,
 }
 
 /// Since when, and for how long, the first request waits.
@@ -71,6 +74,10 @@ impl Qp {
             }
             Reason::Ring => (now + RING_NS, 0),
             Reason::Room => (0, 0),
+            Reason::Agent => match patience_ns(sq.kind) {
+                0 => (0, 0),
+                patience => (now + patience, 0),
+            },
             Reason::Hazard => (now + HAZARD_DELAY_NS, HAZARD_ROUNDS),
         };
         sq.wait = Some(Wait {
@@ -304,7 +311,7 @@ const HAZARD_ROUNDS: u8 = 250;
 fn give_up(reason: Reason) -> ibv_wc_status {
     match reason {
         Reason::Receive => IBV_WC_RNR_RETRY_EXC_ERR,
-        Reason::Connection | Reason::Room | Reason::Ring => IBV_WC_RETRY_EXC_ERR,
+        Reason::Connection | Reason::Room | Reason::Ring | Reason::Agent => IBV_WC_RETRY_EXC_ERR,
         Reason::Hazard => IBV_WC_LOC_QP_OP_ERR,
     }
 }

@@ -58,11 +58,12 @@ pub(crate) struct Stripe<'a> {
 
 impl<'a> Stripe<'a> {
     /// The lock for `addr` in the owner's segment (`map`), for the process that `own` names. `lives`
-    /// says whether another one may still do something. `None` where a stopped process keeps it.
+    /// says whether another one may still do something. `None` where another keeps it for as long as `patience`.
     pub(crate) fn lock(
         map: &'a Mapping,
         addr: u64,
         own: u64,
+        patience: Duration,
         lives: impl Fn(u64) -> bool,
     ) -> Option<Self> {
         // Neighbouring words have different locks.
@@ -83,7 +84,7 @@ impl<'a> Stripe<'a> {
             {
                 return Some(Self { map, at, own });
             }
-            if round > 1000 && begin.elapsed() > PATIENCE {
+            if round > 1000 && begin.elapsed() > patience {
                 return None;
             }
             pause(round);
@@ -143,32 +144,68 @@ pub(crate) fn change(
         return Err(AccessError::Dead);
     }
     let at = place.addr;
-    let own = holder(process.slot, process.identity.cookie);
-    let stripe =
-        Stripe::lock(&peer.map, at, own, |held| lives(process, held)).ok_or(AccessError::Dead)?;
-    let mut old = [0u8; 8];
-    let local = [sys::as_local(old.as_mut_ptr() as u64, 8)];
-    let remote = [sys::as_local(at, 8)];
-    let pid = peer.identity.pid;
-    whole(sys::vm_read(pid, &local, &remote))?;
-    let old = u64::from_ne_bytes(old);
-    if let Some(new) = change.apply(old) {
-        let new = new.to_ne_bytes();
-        let local = [sys::as_local(new.as_ptr() as u64, 8)];
-        whole(sys::vm_write(pid, &local, &remote))?;
+    if peer.refuses() {
+        return Err(AccessError::Refused);
     }
-    drop(stripe);
+    let old = change_ordinary(process, peer, at, change, PATIENCE)?;
     drop(hazard);
     Ok(old)
 }
 
-fn whole(copied: sys::Res<usize>) -> Result<(), AccessError> {
+/// Changes a word of this process's own memory for a peer; `own` is this process as a peer. The caller has a hazard of what
+/// allows it.
+///
+/// # Errors
+/// [`AccessError::Dead`] where another process keeps the word's lock, which is not waited for long;
+/// [`AccessError::Remote`] where the word is not there.
+pub(crate) fn change_own(
+    process: &Process,
+    own: &Peer,
+    addr: u64,
+    change: Change,
+) -> Result<u64, AccessError> {
+    match process.buffers.find(addr, 8) {
+        Some((buffer, offset)) => direct::change(&buffer.map, offset, |old| change.apply(old)),
+        None => change_ordinary(process, own, addr, change, Duration::from_millis(1)),
+    }
+}
+
+/// Changes a word that no device allocated, under its lock.
+fn change_ordinary(
+    process: &Process,
+    peer: &Peer,
+    at: u64,
+    change: Change,
+    patience: Duration,
+) -> Result<u64, AccessError> {
+    let own = holder(process.slot, process.identity.cookie);
+    let stripe = Stripe::lock(&peer.map, at, own, patience, |held| lives(process, held))
+        .ok_or(AccessError::Dead)?;
+    let mut old = [0u8; 8];
+    let local = [sys::as_local(old.as_mut_ptr() as u64, 8)];
+    let remote = [sys::as_local(at, 8)];
+    let pid = peer.identity.pid;
+    whole(peer, sys::vm_read(pid, &local, &remote))?;
+    let old = u64::from_ne_bytes(old);
+    if let Some(new) = change.apply(old) {
+        let new = new.to_ne_bytes();
+        let local = [sys::as_local(new.as_ptr() as u64, 8)];
+        whole(peer, sys::vm_write(pid, &local, &remote))?;
+    }
+    drop(stripe);
+    Ok(old)
+}
+
+fn whole(peer: &Peer, copied: sys::Res<usize>) -> Result<(), AccessError> {
     match copied {
         Ok(8) => Ok(()),
         Ok(_) => Err(AccessError::Remote),
         Err(error) => Err(match error.0 {
             libc::ESRCH => AccessError::Dead,
-            libc::EPERM | libc::ENOSYS => AccessError::Refused,
+            _ if sys::refused(error) => {
+                peer.set_refuses(error);
+                AccessError::Refused
+            }
             _ => AccessError::Remote,
         }),
     }

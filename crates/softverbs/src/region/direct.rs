@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::remote::{AccessError, Direction};
+use crate::agent::Opener;
 use crate::dm::Shown;
 use crate::segment::Mapping;
 use crate::sync::Lock;
@@ -27,20 +28,25 @@ impl Directs {
     /// The mapping of a buffer; `None` where the peer's descriptor can't be opened, or is not what
     /// its segment says.
     #[inline]
-    pub(crate) fn get(&self, segment: &Mapping, pid: u32, stamp: u64) -> Option<Arc<Mapping>> {
+    pub(crate) fn get(
+        &self,
+        segment: &Mapping,
+        opener: &Opener,
+        stamp: u64,
+    ) -> Option<Arc<Mapping>> {
         let known = self.0.lock();
         if let Some((_, map)) = known.iter().find(|known| known.0 == stamp) {
             return Some(Arc::clone(map));
         }
         drop(known);
-        self.open(segment, pid, stamp)
+        self.open(segment, opener, stamp)
     }
 
     #[cold]
-    fn open(&self, segment: &Mapping, pid: u32, stamp: u64) -> Option<Arc<Mapping>> {
+    fn open(&self, segment: &Mapping, opener: &Opener, stamp: u64) -> Option<Arc<Mapping>> {
         let index = stamp as u32 % crate::segment::layout::MAX_BUFFERS as u32;
         let shown = Shown::read(segment, index).filter(|shown| shown.stamp == stamp)?;
-        let file = shown.open(pid).ok()?;
+        let file = shown.open(opener).ok()?;
         let len = crate::sys::sealed_size(&file).ok()?;
         let map = Arc::new(Mapping::new(&file, len).ok()?);
         map.prefer_huge_pages();

@@ -73,7 +73,7 @@ pub(crate) fn flush(
 
 fn open(peer: &Peer, fd: u32) -> Res<OwnedFd> {
     let fd = fd.checked_sub(1).ok_or(Errno(libc::EINVAL))?;
-    sys::open_fd_of(peer.identity.pid, fd.cast_signed(), libc::O_RDWR)
+    peer.opener.open(fd.cast_signed(), libc::O_RDONLY)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ pub(crate) use access::Range;
 pub(crate) use advise::advise;
 #[cfg(all(test, loom))]
 pub(crate) use atomic::Stripe;
-pub(crate) use atomic::{Change, change};
+pub(crate) use atomic::{Change, change, change_own};
 pub(crate) use direct::{Direct, Directs};
 pub(crate) use flush::{Flush, flush};
 pub(crate) use hazard::{Use, await_receive, await_shared_receive, receive_in_use};

@@ -221,6 +221,7 @@ pub(crate) fn copy(
         match peer.direct(place.direct.stamp) {
             Some(there) => direct::copy(&there, place.direct.offset, batch, bytes, direction)?,
             None if !peer.check_alive() => return Err(AccessError::Dead),
+            None if peer.refuses() => return Err(AccessError::Refused),
             None => move_bytes(peer, batch, place.addr, bytes, direction)?,
         }
         drop(hazard);
@@ -242,7 +243,7 @@ fn move_bytes(
         Direction::Write => write_bytes(peer, local, &remote, bytes),
         Direction::Read => {
             let moved = sys::vm_read(peer.identity.pid, local, &remote);
-            judge(moved, local, bytes, direction)
+            judge(peer, moved, local, bytes, direction)
         }
     }
 }
@@ -255,10 +256,11 @@ pub(crate) fn write_bytes(
     bytes: usize,
 ) -> Result<(), AccessError> {
     let moved = sys::vm_write(peer.identity.pid, local, remote);
-    judge(moved, local, bytes, Direction::Write)
+    judge(peer, moved, local, bytes, Direction::Write)
 }
 
 fn judge(
+    peer: &Peer,
     moved: sys::Res<usize>,
     local: &[libc::iovec],
     bytes: usize,
@@ -270,7 +272,10 @@ fn judge(
         Err(error) => Err(match error.0 {
             libc::EFAULT => blame(local, direction),
             libc::ESRCH => AccessError::Dead,
-            libc::EPERM | libc::ENOSYS => AccessError::Refused,
+            _ if sys::refused(error) => {
+                peer.set_refuses(error);
+                AccessError::Refused
+            }
             _ => AccessError::Remote,
         }),
     }

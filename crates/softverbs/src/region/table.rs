@@ -12,7 +12,7 @@ use crate::sys::{Errno, Res};
 
 /// A 32-bit key: an index of 20 bits, and a generation that differs between two regions of one
 /// index. The low 8 bits belong to the generation, as a window's owner may choose those.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Key(pub(crate) u32);
 
 impl Key {

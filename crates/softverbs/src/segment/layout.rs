@@ -50,6 +50,12 @@ pub(crate) mod header {
     /// u32, u64: descriptor and inode of a pipe that hangs up when the owner's program ends.
     pub(crate) const LIFE: usize = 0x190;
     pub(crate) const LIFE_INODE: usize = 0x198;
+    /// u32: the kernel lets the owner copy between processes.
+    pub(crate) const COPIES: usize = 0x1a0;
+    /// u32, by peers: one of them needs the owner's agent. To be followed by a call for attention.
+    pub(crate) const AGENT: usize = 0x144;
+    /// u64: address of a copy of the cookie in the owner's memory, for trying to read it.
+    pub(crate) const PROBE: usize = 0x1a8;
     /// u32: entries of buffers that were ever in use.
     pub(crate) const BUFFERS: usize = 0x1c0;
     /// u64 each, by peers: one bit for each process that may have hazards here.

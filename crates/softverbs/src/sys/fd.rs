@@ -70,23 +70,16 @@ pub(crate) fn ring_fd(fd: RawFd) {
     unsafe { libc::write(fd, [1u8].as_ptr().cast(), 1) };
 }
 
-/// Opens a peer's doorbell, if the descriptor still is the pipe with that inode. It is opened for
-/// reading too, so that a write never raises SIGPIPE.
-pub(crate) fn open_doorbell(pid: u32, fd: RawFd, inode: u64) -> Res<OwnedFd> {
-    let file = super::open_fd_of(pid, fd, libc::O_RDWR)?;
-    if pipe_of(file.as_raw_fd())? != inode {
-        return Err(super::Errno(libc::ESTALE));
+/// Whether a file is the pipe with that inode.
+///
+/// # Errors
+/// `ESTALE` for anything else.
+pub(crate) fn is_pipe(file: &OwnedFd, inode: u64) -> Res<()> {
+    if pipe_of(file.as_raw_fd())? == inode {
+        Ok(())
+    } else {
+        Err(super::Errno(libc::ESTALE))
     }
-    Ok(file)
-}
-
-/// Opens the pipe by which a peer's program shows that it runs, as [`open_doorbell`].
-pub(crate) fn open_life(pid: u32, fd: RawFd, inode: u64) -> Res<OwnedFd> {
-    let file = super::open_fd_of(pid, fd, libc::O_RDONLY)?;
-    if pipe_of(file.as_raw_fd())? != inode {
-        return Err(super::Errno(libc::ESTALE));
-    }
-    Ok(file)
 }
 
 /// The inode of a pipe without a name: only those of one filesystem have their own.
@@ -206,6 +199,21 @@ impl Epoll {
         Ok(())
     }
 
+    /// Has a descriptor be readable with `token` once, until this is called again; it may be in or not.
+    pub(crate) fn add_once(&self, fd: RawFd, token: u64) -> Res<()> {
+        let mut event = libc::epoll_event {
+            events: (libc::EPOLLIN | libc::EPOLLONESHOT) as u32,
+            u64: token,
+        };
+        // SAFETY: a readable structure.
+        let ret = unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_MOD, fd, &raw mut event) };
+        if ret != 0 {
+            // SAFETY: as above.
+            check(unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
+        }
+        Ok(())
+    }
+
     /// Takes a descriptor out; it may not be in.
     pub(crate) fn remove(&self, fd: RawFd) {
         // SAFETY: a NULL event is allowed for this operation.
@@ -257,11 +265,15 @@ mod tests {
     fn only_the_pipe_itself_is_a_doorbell() {
         let pid = std::process::id();
         let pipe = Pipe::new().unwrap();
-        let bell = open_doorbell(pid, pipe.read_fd(), pipe.inode()).unwrap();
+        let open = |fd| {
+            let file = super::super::open_fd_of(pid, fd, libc::O_RDWR)?;
+            is_pipe(&file, pipe.inode()).map(|()| file)
+        };
+        let bell = open(pipe.read_fd()).unwrap();
         ring_fd(bell.as_raw_fd());
         assert!(pipe.drain());
         let stale = Err(super::super::Errno(libc::ESTALE));
-        let number = |fd| open_doorbell(pid, fd, pipe.inode()).map(drop);
+        let number = |fd| open(fd).map(drop);
         assert_eq!(number(Pipe::new().unwrap().read_fd()), stale);
         // Another filesystem may have the number of the inode for one of its own.
         let path = std::env::temp_dir().join(format!("softverbs-fifo-{}", crate::sys::random()));

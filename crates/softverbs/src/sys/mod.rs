@@ -1,12 +1,16 @@
 //! System calls, wrapped so that the rest of the crate sees owned descriptors and errnos.
 
 mod fd;
+mod line;
 mod lock;
 mod memfd;
 mod proc;
+mod reach;
+mod stage;
 mod vm;
 
-pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, open_doorbell, open_life, ring_fd};
+pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, ring_fd};
+pub(crate) use line::{Credentials, Line, Listener};
 pub(crate) use lock::{holder, lock, locked, unlock};
 pub(crate) use memfd::{
     create as memfd_create, fallocate, inode_of, name_of, read_sealed, sealed_file, sealed_size,
@@ -15,9 +19,11 @@ pub(crate) use proc::{
     Identity, OpenFile, PidFd, has_open, hash, machine_id, namespace, open_fd_of, own_start_time,
     start_time,
 };
+pub(crate) use reach::{allow_tracers, block_signals, dumpable, restore_signals, yama_restricts};
+pub(crate) use stage::Stage;
 pub(crate) use vm::{
-    MAX_IOV, as_local, file_behind, page_end, pages_huge, pages_usable, readable_locally,
-    same_page_offset, vm_read, vm_write, writable_locally, write_back,
+    MAX_IOV, as_local, copies_allowed, file_behind, page_end, pages_huge, pages_usable,
+    readable_locally, refused, same_page_offset, vm_read, vm_write, writable_locally, write_back,
 };
 
 use std::fmt;

@@ -1,0 +1,233 @@
+//! The agent: a thread that does for peers what the kernel does not let them do.
+//!
+//! It sleeps until somebody writes to it. What it reads was written by whoever is at the other end of a line, and the
+//! kernel says who that is; it is checked in [`super::access`].
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::wire::{Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request};
+use super::{Due, access, name};
+use crate::process::Process;
+use crate::segment::layout::MAX_PROCESSES;
+use crate::sys::{self, Credentials, Epoll, Errno, Line, Listener, Res, Stage};
+
+/// Most lines at a time: one for each process that there can be, and some for files.
+const LINES: usize = MAX_PROCESSES + 64;
+
+/// The epoll token of the name; lines have their index.
+const NAME: u64 = u64::MAX;
+/// Tokens of this process's own lines to others' agents: with the slot of the other one.
+const OWN: u64 = 1 << 32;
+
+/// How often progress is made for answers that are there; somebody else may be about to take them.
+const ROUNDS: u32 = 64;
+
+/// Whether this process's agent runs.
+#[derive(Debug, Default)]
+pub(crate) struct Agent(Mutex<bool>);
+
+impl Agent {
+    /// Has the agent run from now on; true where it did not before. It lasts as long as the process.
+    ///
+    /// # Errors
+    /// What the system says of a socket or thread; it can be tried again.
+    pub(crate) fn start(&self, process: &'static Process) -> Res<bool> {
+        let mut runs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *runs {
+            return Ok(false);
+        }
+        let listener = Listener::bind(&name(process.slot, &process.identity))?;
+        let set = Epoll::new()?;
+        set.add(listener.as_raw_fd(), NAME)?;
+        let server = Server {
+            process,
+            listener,
+            set,
+            clients: Vec::new(),
+        };
+        let all = sys::block_signals();
+        let spawned = std::thread::Builder::new()
+            .name("softverbs-agent".into())
+            .stack_size(256 << 10)
+            .spawn(move || server.run());
+        sys::restore_signals(&all);
+        spawned?;
+        *runs = true;
+        Ok(true)
+    }
+}
+
+/// What the thread has. Nobody else touches it.
+struct Server {
+    process: &'static Process,
+    listener: Listener,
+    set: Epoll,
+    clients: Vec<Option<Client>>,
+}
+
+/// Who is at the other end of a line.
+struct Client {
+    line: Line,
+    who: Credentials,
+    /// Its place in the registry, once it has said so and is the process that is there.
+    slot: Option<u32>,
+    stage: Option<Stage>,
+}
+
+impl Server {
+    fn run(mut self) {
+        loop {
+            match self.set.wait(-1) {
+                Ok((tokens, n)) => {
+                    for &token in &tokens[..n] {
+                        if token == NAME {
+                            self.admit();
+                        } else if token & OWN != 0 {
+                            self.go_on(token as u32);
+                        } else {
+                            self.attend(token as usize);
+                        }
+                    }
+                }
+                Err(Errno(libc::EINTR)) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Lets somebody in who has connected, if it is of the same user.
+    fn admit(&mut self) {
+        let line = match self.listener.accept() {
+            Ok(line) => line,
+            Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                // The name stays readable: not at once again.
+                std::thread::sleep(Duration::from_millis(20));
+                return;
+            }
+            Err(_) => return,
+        };
+        let Ok(who) = line.credentials() else { return };
+        if who.uid != sys::effective_uid() {
+            return;
+        }
+        let index = match self.clients.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if self.clients.len() < LINES => {
+                self.clients.push(None);
+                self.clients.len() - 1
+            }
+            None => return,
+        };
+        if self.set.add(line.as_raw_fd(), index as u64).is_ok() {
+            self.clients[index] = Some(Client {
+                line,
+                who,
+                slot: None,
+                stage: None,
+            });
+        }
+    }
+
+    /// Does one request of a line, or lets it go.
+    fn attend(&mut self, index: usize) {
+        let Some(client) = self.clients.get_mut(index).and_then(Option::as_mut) else {
+            return;
+        };
+        let process = self.process;
+        // A panic is of this request alone.
+        let done = catch_unwind(AssertUnwindSafe(|| client.serve(process)));
+        match done {
+            Ok(Ok(None)) => {}
+            Ok(Ok(Some(slot))) => self.go_on(slot),
+            // Closing takes it out of the set.
+            _ => self.clients[index] = None,
+        }
+    }
+
+    /// Makes progress for the process, which may sleep elsewhere, and again when the agent of the process in `slot` has
+    /// answered.
+    fn go_on(&mut self, slot: u32) {
+        let process = self.process;
+        for _ in 0..ROUNDS {
+            let link = catch_unwind(AssertUnwindSafe(|| {
+                process.progress();
+                process.link_of(slot)
+            }));
+            let Ok(Some(link)) = link else { return };
+            match link.due() {
+                Due::Nothing => return,
+                Due::Answer => {}
+                Due::Later => {
+                    // Closing takes it out of the set here as well.
+                    let _ = self.set.add_once(link.fd(), OWN | u64::from(slot));
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Does one request. The slot of who asks this process to go on, if it does.
+    ///
+    /// # Errors
+    /// Why the line can't go on.
+    fn serve(&mut self, process: &Process) -> Res<Option<u32>> {
+        let mut bytes = [0; REQUEST];
+        let file = match self.line.receive(&mut bytes) {
+            Err(Errno(libc::EAGAIN)) => return Ok(None),
+            done => done?,
+        };
+        let request = Request::of_bytes(&bytes).ok_or(Errno(libc::EPROTO))?;
+        let Some(slot) = self.slot else {
+            return self.greet(process, &request, file).map(|()| None);
+        };
+        match request.kind {
+            Kind::Hello => return Err(Errno(libc::EPROTO)),
+            Kind::GoOn => return Ok(Some(slot)),
+            Kind::Return => {
+                access::give_back(process, slot, &request);
+                return Ok(None);
+            }
+            Kind::File => {
+                let file = process.shown_file(request.a as i32, slot, self.who.pid);
+                self.answer(&request, Outcome::Done(0), file.as_ref())?;
+                return Ok(None);
+            }
+            _ => {}
+        }
+        let inside = (request.place as usize) < PLACES && request.len <= PLACE as u64;
+        let stage = self.stage.as_ref().filter(|_| inside);
+        let stage = stage.ok_or(Errno(libc::EPROTO))?;
+        let outcome = access::execute(process, slot, stage, &request);
+        self.answer(&request, outcome, None).map(|()| None)
+    }
+
+    fn greet(&mut self, process: &Process, request: &Request, file: Option<OwnedFd>) -> Res<()> {
+        let slot = u32::try_from(request.a).map_err(|_| Errno(libc::EPROTO))?;
+        let known = (slot as usize) < MAX_PROCESSES && process.pid_of(slot) == Some(self.who.pid);
+        if request.kind != Kind::Hello || !known {
+            return Err(Errno(libc::EPROTO));
+        }
+        self.stage = match file {
+            Some(file) => Some(Stage::of_file(file, PLACES * PLACE)?),
+            None => None,
+        };
+        self.slot = Some(slot);
+        Ok(())
+    }
+
+    fn answer(&self, request: &Request, outcome: Outcome, file: Option<&OwnedFd>) -> Res<()> {
+        let reply = Reply {
+            outcome,
+            place: request.place,
+            id: request.id,
+        };
+        let bytes: [u8; REPLY] = reply.to_bytes();
+        // One that does not read its answers is let go.
+        self.line.send(&bytes, file.map(AsFd::as_fd))
+    }
+}

@@ -1,0 +1,259 @@
+//! Lines between processes: sequenced-packet sockets with abstract names, and descriptors passed over them.
+
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::{Errno, Res, check};
+
+/// Who the kernel says is at the other end: the process that connected, or that listened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+}
+
+/// One end of a line. No call waits, and none raises SIGPIPE.
+#[derive(Debug)]
+pub(crate) struct Line(OwnedFd);
+
+/// A name that others connect to.
+#[derive(Debug)]
+pub(crate) struct Listener(OwnedFd);
+
+fn socket() -> Res<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no memory is passed.
+    let fd = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
+    // SAFETY: fresh and owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// An abstract name as an address, and how many bytes of it count.
+fn address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: all zeros is a value of it.
+    let mut address: libc::sockaddr_un = unsafe { zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let room = address.sun_path.len() - 1;
+    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let len = size_of::<libc::sa_family_t>() + 1 + name.len().min(room);
+    (address, len as libc::socklen_t)
+}
+
+impl Listener {
+    /// # Errors
+    /// `EADDRINUSE` where somebody has the name.
+    pub(crate) fn bind(name: &str) -> Res<Self> {
+        let fd = socket()?;
+        let (address, len) = address(name);
+        // SAFETY: an address of that length.
+        check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) })?;
+        // SAFETY: no memory is passed.
+        check(unsafe { libc::listen(fd.as_raw_fd(), libc::SOMAXCONN) })?;
+        Ok(Self(fd))
+    }
+
+    /// The next who has connected.
+    ///
+    /// # Errors
+    /// `EAGAIN` where nobody has.
+    pub(crate) fn accept(&self) -> Res<Line> {
+        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let null = std::ptr::null_mut();
+        // SAFETY: no address is asked for.
+        let fd =
+            check(unsafe { libc::accept4(self.0.as_raw_fd(), null, std::ptr::null_mut(), flags) })?;
+        // SAFETY: fresh and owned by nobody else.
+        Ok(Line(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsRawFd for Line {
+    fn as_raw_fd(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Line {
+    /// # Errors
+    /// `ECONNREFUSED` where nobody listens, `EAGAIN` where too many wait there.
+    pub(crate) fn connect(name: &str) -> Res<Self> {
+        let fd = socket()?;
+        let (address, len) = address(name);
+        // SAFETY: an address of that length.
+        check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), len) })?;
+        Ok(Self(fd))
+    }
+
+    /// # Errors
+    /// What the kernel says of asking.
+    pub(crate) fn credentials(&self) -> Res<Credentials> {
+        // SAFETY: all zeros is a value of it.
+        let mut found: libc::ucred = unsafe { zeroed() };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: a writable structure of that length.
+        check(unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut found).cast(),
+                &raw mut len,
+            )
+        })?;
+        Ok(Credentials {
+            pid: found.pid.cast_unsigned(),
+            uid: found.uid,
+        })
+    }
+
+    /// Sends one message, with a descriptor where there is one.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is no room, `EPIPE` and `ECONNRESET` where nobody is at the other end.
+    pub(crate) fn send(&self, bytes: &[u8], with: Option<BorrowedFd<'_>>) -> Res<()> {
+        let mut piece = libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let mut control = Control([0; CONTROL]);
+        // SAFETY: all zeros is a value of it.
+        let mut message: libc::msghdr = unsafe { zeroed() };
+        message.msg_iov = &raw mut piece;
+        message.msg_iovlen = 1;
+        if let Some(file) = with {
+            message.msg_control = (&raw mut control).cast();
+            // SAFETY: no memory is passed.
+            message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<i32>() as u32) } as _;
+            // SAFETY: the control buffer has room for one descriptor, and is aligned for its header.
+            unsafe {
+                let header = libc::CMSG_FIRSTHDR(&raw const message);
+                (*header).cmsg_level = libc::SOL_SOCKET;
+                (*header).cmsg_type = libc::SCM_RIGHTS;
+                (*header).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as _;
+                libc::CMSG_DATA(header)
+                    .cast::<i32>()
+                    .write_unaligned(file.as_raw_fd());
+            }
+        }
+        loop {
+            // SAFETY: the message names readable buffers that live as long as the call.
+            let n = unsafe {
+                libc::sendmsg(self.0.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+            };
+            match usize::try_from(n) {
+                Ok(n) if n == bytes.len() => return Ok(()),
+                Ok(_) => return Err(Errno(libc::EMSGSIZE)),
+                Err(_) if Errno::last().0 == libc::EINTR => {}
+                Err(_) => return Err(Errno::last()),
+            }
+        }
+    }
+
+    /// Takes one message of exactly `bytes`, and the descriptor that came with it.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is none, `EPIPE` where there will be none any more, `EPROTO` for one of another length.
+    pub(crate) fn receive(&self, bytes: &mut [u8]) -> Res<Option<OwnedFd>> {
+        let mut piece = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let mut control = Control([0; CONTROL]);
+        // SAFETY: all zeros is a value of it.
+        let mut message: libc::msghdr = unsafe { zeroed() };
+        message.msg_iov = &raw mut piece;
+        message.msg_iovlen = 1;
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = CONTROL as _;
+        let n = loop {
+            // SAFETY: the message names writable buffers that live as long as the call.
+            let n = unsafe {
+                libc::recvmsg(self.0.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC)
+            };
+            match usize::try_from(n) {
+                Ok(n) => break n,
+                Err(_) if Errno::last().0 == libc::EINTR => {}
+                Err(_) => return Err(Errno::last()),
+            }
+        };
+        // Whatever came, its descriptors are this process's now.
+        let file = taken(&message);
+        if n == 0 {
+            return Err(Errno(libc::EPIPE));
+        }
+        if n != bytes.len() || message.msg_flags & libc::MSG_TRUNC != 0 {
+            return Err(Errno(libc::EPROTO));
+        }
+        Ok(file)
+    }
+}
+
+/// Room for one descriptor: the kernel hands over no more than fit.
+const CONTROL: usize = 24;
+
+#[repr(C, align(8))]
+struct Control([u8; CONTROL]);
+
+/// The descriptor that came with a message.
+fn taken(message: &libc::msghdr) -> Option<OwnedFd> {
+    // SAFETY: the kernel filled the control buffer, and says how far.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(message);
+        let right = !header.is_null()
+            && (*header).cmsg_level == libc::SOL_SOCKET
+            && (*header).cmsg_type == libc::SCM_RIGHTS
+            && (*header).cmsg_len as usize >= libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
+        if !right {
+            return None;
+        }
+        let fd = libc::CMSG_DATA(header).cast::<i32>().read_unaligned();
+        (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn messages_and_descriptors_arrive_whole() {
+        let name = format!("softverbs-test.{}", crate::sys::random());
+        assert_eq!(Line::connect(&name).err(), Some(Errno(libc::ECONNREFUSED)));
+        let listener = Listener::bind(&name).unwrap();
+        assert_eq!(listener.accept().err(), Some(Errno(libc::EAGAIN)));
+        assert_eq!(Listener::bind(&name).err(), Some(Errno(libc::EADDRINUSE)));
+        let near = Line::connect(&name).unwrap();
+        let far = listener.accept().unwrap();
+        let me = Credentials {
+            pid: std::process::id(),
+            uid: crate::sys::effective_uid(),
+        };
+        assert_eq!((near.credentials(), far.credentials()), (Ok(me), Ok(me)));
+        let mut bytes = [0u8; 8];
+        assert_eq!(far.receive(&mut bytes).err(), Some(Errno(libc::EAGAIN)));
+        let file = crate::sys::memfd_create(c"test", 4096).unwrap();
+        near.send(&[7; 8], Some(file.as_fd())).unwrap();
+        let passed = far.receive(&mut bytes).unwrap().unwrap();
+        assert_eq!(bytes, [7; 8]);
+        let inode = crate::sys::inode_of;
+        assert_eq!(inode(&passed), inode(&file));
+        near.send(&[8; 8], None).unwrap();
+        assert!(far.receive(&mut bytes).unwrap().is_none());
+        for wrong in [7, 9] {
+            near.send(&[9; 9][..wrong], None).unwrap();
+            assert_eq!(far.receive(&mut bytes).err(), Some(Errno(libc::EPROTO)));
+        }
+        drop(near);
+        assert_eq!(far.receive(&mut bytes).err(), Some(Errno(libc::EPIPE)));
+        assert!(far.send(&[1; 8], None).is_err());
+    }
+}

@@ -1,0 +1,139 @@
+//! Copies through a file without a name, where the kernel allows none between memories. A copy meets missing
+//! memory as `process_vm_*` do, with `EFAULT`: nobody faults.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::{Errno, Res, fallocate, memfd_create, sealed_size};
+
+/// A sealed file of a size that both ends know.
+#[derive(Debug)]
+pub(crate) struct Stage(OwnedFd);
+
+impl Stage {
+    /// A fresh one of `len` bytes, with pages.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EMFILE`.
+    pub(crate) fn create(len: usize) -> Res<Self> {
+        let file = memfd_create(c"softverbs-stage", len)?;
+        fallocate(file.as_raw_fd(), 0, len)?;
+        Ok(Self(file))
+    }
+
+    /// Another process's, if its file is one.
+    ///
+    /// # Errors
+    /// `EPERM` where it is not sealed, or no ordinary memory; `EPROTO` for another size.
+    pub(crate) fn of_file(file: OwnedFd, len: usize) -> Res<Self> {
+        if sealed_size(&file)? != len {
+            return Err(Errno(libc::EPROTO));
+        }
+        Ok(Self(file))
+    }
+
+    /// Fills the place at `at` from pieces of this process's memory.
+    ///
+    /// # Errors
+    /// `EFAULT` where memory is missing; a part may have been copied.
+    pub(crate) fn fill(&self, at: usize, from: &[libc::iovec]) -> Res<()> {
+        // SAFETY: the kernel checks every address; the file's pages are its own.
+        whole(from, at, |list, at| unsafe {
+            libc::pwritev(
+                self.0.as_raw_fd(),
+                list.as_ptr(),
+                list.len() as libc::c_int,
+                at as libc::off_t,
+            )
+        })
+    }
+
+    /// Copies the place at `at` to pieces of this process's memory.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    pub(crate) fn empty(&self, at: usize, to: &[libc::iovec]) -> Res<()> {
+        // SAFETY: the kernel checks every address; the caller promises that the memory may be written.
+        whole(to, at, |list, at| unsafe {
+            libc::preadv(
+                self.0.as_raw_fd(),
+                list.as_ptr(),
+                list.len() as libc::c_int,
+                at as libc::off_t,
+            )
+        })
+    }
+}
+
+impl AsFd for Stage {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Both calls may do a part, up to a page that is missing.
+fn whole(
+    list: &[libc::iovec],
+    at: usize,
+    call: impl Fn(&[libc::iovec], usize) -> isize,
+) -> Res<()> {
+    let len: usize = list.iter().map(|piece| piece.iov_len).sum();
+    if len == 0 {
+        return Ok(());
+    }
+    loop {
+        match usize::try_from(call(list, at)) {
+            Ok(n) if n == len => return Ok(()),
+            Ok(_) => return Err(Errno(libc::EFAULT)),
+            Err(_) if Errno::last().0 == libc::EINTR => {}
+            Err(_) => return Err(Errno::last()),
+        }
+    }
+}
+
+/// Copies within this process, as [`super::vm_write`] of its own pid does where that is allowed. The number of bytes
+/// that both lists have is the same, and bounded.
+pub(super) fn copy_own(from: &[libc::iovec], to: &[libc::iovec]) -> Res<usize> {
+    let len = from.iter().map(|piece| piece.iov_len).sum();
+    // One for each call: a forked child would share any other with its parent.
+    let stage = Stage(memfd_create(c"softverbs-own", len)?);
+    stage.fill(0, from)?;
+    stage.empty(0, to)?;
+    Ok(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::as_local;
+    use super::*;
+
+    #[test]
+    fn copies_are_whole_or_an_error() {
+        let mut from = [7u8; 100];
+        let mut to = [0u8; 100];
+        let (a, b) = (from.as_mut_ptr() as u64, to.as_mut_ptr() as u64);
+        let list = [as_local(a, 60), as_local(a + 60, 40)];
+        let there = [as_local(b, 1), as_local(b + 1, 99)];
+        assert_eq!(copy_own(&list, &there), Ok(100));
+        assert_eq!(to, [7; 100]);
+        let missing = [as_local(b, 50), as_local(8, 50)];
+        assert_eq!(copy_own(&list, &missing), Err(Errno(libc::EFAULT)));
+        assert_eq!(copy_own(&missing, &list), Err(Errno(libc::EFAULT)));
+        let stage = Stage::create(4096).unwrap();
+        assert_eq!(stage.fill(4096 - 99, &list), Err(Errno(libc::EFAULT)));
+        assert_eq!(stage.fill(4096 - 100, &list), Ok(()));
+        assert_eq!(stage.empty(4096 - 99, &there), Err(Errno(libc::EFAULT)));
+    }
+
+    #[test]
+    fn other_files_are_no_stages() {
+        let good = || memfd_create(c"test", 8192).unwrap();
+        assert!(Stage::of_file(good(), 8192).is_ok());
+        assert_eq!(
+            Stage::of_file(good(), 4096).err(),
+            Some(Errno(libc::EPROTO))
+        );
+        let pipe = super::super::Pipe::new().unwrap();
+        let end = super::super::open_fd_of(std::process::id(), pipe.read_fd(), libc::O_RDWR);
+        assert!(Stage::of_file(end.unwrap(), 8192).is_err());
+    }
+}

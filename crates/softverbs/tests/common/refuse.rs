@@ -1,0 +1,92 @@
+//! Kernels that refuse: filters of system calls, users without privileges.
+
+#![allow(
+    unreachable_pub,
+    dead_code,
+    reason = "shared by programs, each of which uses a part"
+)]
+
+/// From now on this process and its children may not copy between processes: the kernel says `EPERM`.
+pub fn refuse_copies() {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let mut filter = [
+        // The number of the call is the first word of what the filter sees.
+        step(LOAD, 0, 0, 0),
+        step(EQUAL, 1, 0, libc::SYS_process_vm_readv as u32),
+        step(EQUAL, 0, 1, libc::SYS_process_vm_writev as u32),
+        step(RETURN, 0, 0, refusal),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: a filter that lives as long as the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program),
+            0
+        );
+        let mut byte = 0u8;
+        let piece = libc::iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let pid = std::process::id().cast_signed();
+        let read = libc::process_vm_readv(pid, &raw const piece, 1, &raw const piece, 1, 0);
+        assert_eq!(read, -1, "the filter refuses nothing");
+    }
+}
+
+/// The user without rights of most systems.
+pub const NOBODY: u32 = 65_534;
+
+/// This process is `NOBODY`'s from now on, where it was root's.
+pub fn become_nobody() {
+    // SAFETY: no memory is passed but a list of no groups.
+    unsafe {
+        if libc::geteuid() == 0 {
+            assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+            assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+            assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+        }
+        assert_ne!(libc::geteuid(), 0);
+    }
+}
+
+/// Whether other processes of the user may look into this one. A new program is one that they may, if they can read it.
+pub fn set_dumpable(dumpable: bool) {
+    // SAFETY: no memory is passed.
+    let ret = unsafe { libc::prctl(libc::PR_SET_DUMPABLE, u64::from(dumpable), 0, 0, 0) };
+    assert_eq!(ret, 0);
+}
+
+/// What the kernel says of reading a byte of another process's memory, which need not be there: 0 or an errno.
+pub fn reading(pid: i32) -> i32 {
+    let mut byte = 0u8;
+    let piece = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    // SAFETY: the local piece is this function's; nothing of the other process changes.
+    let n = unsafe { libc::process_vm_readv(pid, &raw const piece, 1, &raw const piece, 1, 0) };
+    if n == 1 { 0 } else { errno() }
+}
+
+/// What it says of opening one of its descriptors.
+pub fn opening(pid: i32, fd: i32) -> i32 {
+    match std::fs::File::open(format!("/proc/{pid}/fd/{fd}")) {
+        Ok(_) => 0,
+        Err(error) => error.raw_os_error().unwrap(),
+    }
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap()
+}

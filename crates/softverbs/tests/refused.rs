@@ -1,0 +1,213 @@
+//! The tests of other files where the kernel refuses copies between processes: whatever passes there passes here, by the
+//! owners' agents.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+#![allow(dead_code, reason = "each suite has what all share")]
+#![allow(
+    clippy::duplicate_mod,
+    reason = "each suite is a program of its own elsewhere"
+)]
+
+#[path = "direct.rs"]
+mod direct;
+#[path = "forked.rs"]
+mod forked;
+#[path = "hostile.rs"]
+mod hostile;
+#[path = "parked.rs"]
+mod parked;
+#[path = "queues.rs"]
+mod queues;
+#[path = "regions.rs"]
+mod regions;
+#[path = "resources.rs"]
+mod resources;
+#[path = "sleepers.rs"]
+mod sleepers;
+#[path = "two_processes.rs"]
+mod two_processes;
+#[path = "types.rs"]
+mod types;
+#[path = "windows.rs"]
+mod windows;
+#[path = "withdrawn.rs"]
+mod withdrawn;
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use rdma_core_sys::*;
+use two_processes::common::suites::{Suite, run_suites};
+use two_processes::common::{End, Link, refuse, run};
+
+/// What can't be as it is elsewhere:
+/// - `a_stopped_target`, `a_stopped_sender`: their agents are stopped with them;
+/// - `a_write_between`: the receiver takes no write that is behind a parked message, and an agent goes on with it.
+const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between";
+
+fn main() {
+    let suites: &[Suite] = &[
+        ("two_processes", two_processes::main),
+        ("types", types::main),
+        ("regions", regions::main),
+        ("windows", windows::main),
+        ("direct", direct::main),
+        ("parked", parked::main),
+        ("queues", queues::main),
+        ("withdrawn", withdrawn::main),
+        ("sleepers", sleepers::main),
+        ("forked", forked::main),
+        ("resources", resources::main),
+        ("hostile", hostile::main),
+        ("agents", agents),
+    ];
+    run_suites(suites, refuse::refuse_copies, NOT_HERE);
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What only agents do.
+fn agents() {
+    run(&[
+        ("said_once", said_parent, said_child),
+        ("a_stopped_owner", stopped_parent, stopped_child),
+        ("killed_under_requests", killed_parent, killed_child),
+        ("more_queues_than_places", many_parent, many_child),
+    ]);
+}
+
+/// One line in the log, whatever is done.
+fn said_parent(link: &mut Link) {
+    let lines = std::env::temp_dir().join(format!("softverbs-said-{}", std::process::id()));
+    let file = std::fs::File::create(&lines).unwrap();
+    // SAFETY: two descriptors of this process; what it says on its standard error stream is read below.
+    let old = unsafe {
+        let old = libc::dup(2);
+        assert!(libc::dup2(file.as_raw_fd(), 2) == 2);
+        old
+    };
+    for _ in 0..2 {
+        let mut end = End::connect(link, 8, 8, 1);
+        let (addr, rkey) = link.numbers();
+        let buffer = end.buffer(&[7; 64]);
+        for opcode in [IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ] {
+            end.rdma(opcode, &buffer, 64, addr, rkey as u32, None);
+            assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        }
+        link.say("next");
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::dup2(old, 2) }, 2);
+    let said = std::fs::read_to_string(&lines).unwrap();
+    std::fs::remove_file(&lines).unwrap();
+    assert_eq!(said.matches("slower copies").count(), 1, "{said}");
+}
+
+fn said_child(link: &mut Link) {
+    for _ in 0..2 {
+        let end = End::connect(link, 8, 8, 1);
+        let buffer = end.buffer(&[0; 64]);
+        link.say_numbers(buffer.addr(), buffer.rkey().into());
+        link.expect("next");
+        assert_eq!(buffer.bytes(), [7; 64]);
+    }
+}
+
+/// Requests wait for it, others go on, and none is lost.
+fn stopped_parent(link: &mut Link) {
+    let mut end = End::connect(link, 8, 8, 1);
+    let (addr, rkey) = link.numbers();
+    let buffer = end.buffer(&vec![9; 1 << 20]);
+    link.stop();
+    let begin = Instant::now();
+    end.rdma(IBV_WR_RDMA_WRITE, &buffer, 1 << 20, addr, rkey as u32, None);
+    assert!(begin.elapsed() < Duration::from_secs(2), "the post waits");
+    // A queue pair that ends under its request ends at once.
+    let other = End::with(8, 8, 1);
+    other.release(other.buffer(&[1; 8]));
+    while begin.elapsed() < Duration::from_millis(300) {
+        assert!(end.poll().is_none());
+    }
+    link.go_on();
+    assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+    link.say("written");
+    link.expect("seen");
+}
+
+fn stopped_child(link: &mut Link) {
+    let end = End::connect(link, 8, 8, 1);
+    let buffer = end.buffer(&vec![0; 1 << 20]);
+    link.say_numbers(buffer.addr(), buffer.rkey().into());
+    link.expect("written");
+    assert!(buffer.bytes().iter().all(|&byte| byte == 9));
+    link.say("seen");
+}
+
+/// The owner is killed while its agent copies: errors, and no hang.
+fn killed_parent(link: &mut Link) {
+    let mut end = End::connect(link, 64, 8, 1);
+    let (addr, rkey) = link.numbers();
+    let buffer = end.buffer(&vec![9; 4 << 20]);
+    for _ in 0..32 {
+        end.rdma(IBV_WR_RDMA_WRITE, &buffer, 4 << 20, addr, rkey as u32, None);
+    }
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.kill();
+    let mut statuses = Vec::new();
+    for _ in 1..32 {
+        statuses.push(end.sleep(LIMIT).status);
+    }
+    let failed = statuses.iter().position(|&status| status != IBV_WC_SUCCESS);
+    let failed = failed.expect("the dead one copies");
+    assert_eq!(statuses[failed], IBV_WC_RETRY_EXC_ERR);
+    let flushed = |&status: &u32| status == IBV_WC_WR_FLUSH_ERR;
+    assert!(statuses[failed + 1..].iter().all(flushed), "{statuses:?}");
+}
+
+fn killed_child(link: &mut Link) {
+    let end = End::connect(link, 64, 8, 1);
+    let buffer = end.buffer(&vec![0; 4 << 20]);
+    link.say_numbers(buffer.addr(), buffer.rkey().into());
+    link.wait_end();
+}
+
+const QUEUES: usize = 24;
+
+const PART: usize = 600 << 10;
+
+/// All get their turns.
+fn many_parent(link: &mut Link) {
+    let mut ends: Vec<_> = (0..QUEUES).map(|_| End::connect(link, 8, 8, 1)).collect();
+    let targets: Vec<_> = ends.iter().map(|_| link.numbers()).collect();
+    for _ in 0..10 {
+        let mut buffers = Vec::new();
+        for (i, end) in ends.iter_mut().enumerate() {
+            let buffer = end.buffer(&vec![i as u8 + 1; PART]);
+            let (addr, rkey) = targets[i];
+            end.rdma(IBV_WR_RDMA_WRITE, &buffer, PART, addr, rkey as u32, None);
+            buffers.push(buffer);
+        }
+        for (end, buffer) in ends.iter_mut().zip(buffers) {
+            assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+            end.release(buffer);
+        }
+    }
+    link.say("written");
+    link.expect("seen");
+}
+
+fn many_child(link: &mut Link) {
+    let ends: Vec<_> = (0..QUEUES).map(|_| End::connect(link, 8, 8, 1)).collect();
+    let buffers: Vec<_> = ends.iter().map(|end| end.buffer(&[0; PART])).collect();
+    for buffer in &buffers {
+        link.say_numbers(buffer.addr(), buffer.rkey().into());
+    }
+    link.expect("written");
+    for (i, buffer) in buffers.iter().enumerate() {
+        assert!(
+            buffer.bytes().iter().all(|&byte| byte == i as u8 + 1),
+            "{i}"
+        );
+    }
+    link.say("seen");
+}

@@ -1,0 +1,95 @@
+//! The tests of other files with processes that others may not look into (`PR_SET_DUMPABLE`), of a user without rights:
+//! neither their memory nor their descriptors can be reached, and whatever passes elsewhere passes here.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+#![allow(dead_code, reason = "each suite has what all share")]
+#![allow(
+    clippy::duplicate_mod,
+    reason = "each suite is a program of its own elsewhere"
+)]
+
+#[path = "direct.rs"]
+mod direct;
+#[path = "parked.rs"]
+mod parked;
+#[path = "queues.rs"]
+mod queues;
+#[path = "regions.rs"]
+mod regions;
+#[path = "sleepers.rs"]
+mod sleepers;
+#[path = "two_processes.rs"]
+mod two_processes;
+#[path = "types.rs"]
+mod types;
+#[path = "windows.rs"]
+mod windows;
+#[path = "withdrawn.rs"]
+mod withdrawn;
+
+use two_processes::common::suites::{Suite, run_suites};
+use two_processes::common::{Link, refuse, run};
+
+/// What can't be as it is elsewhere:
+/// - `a_stopped_target`, `a_stopped_sender`: their agents are stopped with them;
+/// - `a_write_between`: the receiver takes no write that is behind a parked message, and an agent goes on with it;
+/// - `flushes`: `nobody` can't make its file where the test has it;
+/// - `imported_objects`: the test passes a descriptor through `/proc`.
+const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between flushes imported_objects";
+
+fn main() {
+    let suites: &[Suite] = &[
+        ("refusals", refusals),
+        ("two_processes", two_processes::main),
+        ("types", types::main),
+        ("regions", regions::main),
+        ("windows", windows::main),
+        ("direct", direct::main),
+        ("parked", parked::main),
+        ("queues", queues::main),
+        ("withdrawn", withdrawn::main),
+        ("sleepers", sleepers::main),
+    ];
+    if !readable_by_all() {
+        eprintln!("skipped: other users can't run this program where it is");
+        return;
+    }
+    let prepare = || {
+        refuse::become_nobody();
+        refuse::set_dumpable(false);
+    };
+    run_suites(suites, prepare, NOT_HERE);
+}
+
+/// Whether a user without rights can run this program.
+fn readable_by_all() -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    let exe = std::env::current_exe().unwrap();
+    let all = |path: &std::path::Path, bits| {
+        std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & bits == bits)
+    };
+    all(&exe, 0o5) && exe.ancestors().skip(1).all(|above| all(above, 0o1))
+}
+
+/// The kernel does refuse what these processes need, and would not if they allowed it.
+fn refusals() {
+    fn parent(link: &mut Link) {
+        link.expect("undumpable");
+        let pid = link.pid();
+        assert_eq!(refuse::reading(pid), libc::EPERM);
+        assert_eq!(refuse::opening(pid, 0), libc::EACCES);
+        link.say("seen");
+        link.expect("dumpable");
+        assert_eq!(refuse::reading(pid), libc::EFAULT);
+        assert_eq!(refuse::opening(pid, 0), 0);
+        link.say("seen");
+    }
+    fn child(link: &mut Link) {
+        for (dumpable, said) in [(false, "undumpable"), (true, "dumpable")] {
+            refuse::set_dumpable(dumpable);
+            link.say(said);
+            link.expect("seen");
+        }
+    }
+    run(&[("the_kernel_refuses", parent, child)]);
+}
