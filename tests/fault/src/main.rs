@@ -14,6 +14,9 @@ mod link;
 mod notice;
 mod options;
 mod random;
+#[allow(unsafe_code, reason = "filters and users are set by system calls")]
+#[path = "../../../crates/softverbs/tests/common/refuse.rs"]
+mod refuse;
 #[allow(unsafe_code, reason = "signals are system calls")]
 mod signals;
 #[allow(unsafe_code, reason = "ptrace is a system call")]
@@ -22,7 +25,7 @@ mod steps;
 use options::Options;
 
 const USAGE: &str = "fault steps [--seed N] [--sample VICTIMS] [--path NAME]
-fault kills [--seed N] [--kills N] [--minutes M] [--processes 2-8]";
+fault kills [--seed N] [--kills N] [--minutes M] [--processes 2-8] [--refuse copies]";
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -43,6 +46,9 @@ fn main() {
         eprintln!("{error}\n{USAGE}");
         std::process::exit(2);
     });
+    if options.refuse {
+        refuse::refuse_copies();
+    }
     guard::start();
     let good = match command.as_str() {
         "steps" => steps::run(&options),

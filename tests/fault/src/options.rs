@@ -13,6 +13,8 @@ pub(crate) struct Options {
     /// Victims for each path of a walk; all without it.
     pub(crate) sample: Option<usize>,
     pub(crate) path: Option<String>,
+    /// The kernel refuses copies between processes.
+    pub(crate) refuse: bool,
 }
 
 impl Options {
@@ -24,6 +26,7 @@ impl Options {
             processes: None,
             sample: None,
             path: None,
+            refuse: false,
         };
         let mut words = arguments.iter();
         while let Some(name) = words.next() {
@@ -37,6 +40,7 @@ impl Options {
                     options.minutes = value.parse().map_err(|_| format!("{name} {value}"))?;
                 }
                 "--sample" => options.sample = Some(value.parse().map_err(bad)?),
+                "--refuse" if value == "copies" => options.refuse = true,
                 "--path" => options.path = Some(value.clone()),
                 _ => return Err(format!("{name} is unknown")),
             }
