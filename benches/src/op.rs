@@ -44,6 +44,10 @@ ops! {
     WriteStream = "write-stream",
     /// Reads, 64 at a time.
     ReadStream = "read-stream",
+    /// Additions to a word of the other's memory, one at a time.
+    Atomic = "atomic",
+    /// Registering memory on demand, and giving the region up.
+    Register = "register-on-demand",
     /// Processor time of a process that is connected and waits for a completion, per second.
     Idle = "idle",
     /// Half a round trip of a word between the two processors.

@@ -28,6 +28,8 @@ pub(crate) struct Case {
 const SIZES: [usize; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 /// An idle process may use this much of each second: what it costs to measure it.
 const IDLE_NS: f64 = 200_000.0;
+/// A region on demand, made and given up, whatever its length.
+const REGISTER_NS: f64 = 5_000.0;
 
 fn peer(kind: Kind, op: Op, target: impl Into<Option<f64>>) -> Peer {
     let target = target.into();
@@ -77,7 +79,12 @@ fn device() -> Vec<Case> {
         peers.extend(copies().into_iter().filter(|_| len > 512));
         cases.push(case("verbs", Device, Op::Pingpong, len, peers.clone()));
         cases.push(case("verbs", Device, Op::Stream, len, peers));
-        let by_kernel = |op| vec![peer(Machine, op, (len >= 1 << 20).then_some(1.1))];
+        let wanted = match len {
+            8 => Some(1.3),
+            len if len >= 1 << 20 => Some(1.1),
+            _ => None,
+        };
+        let by_kernel = |op| vec![peer(Machine, op, wanted)];
         cases.push(case(
             "verbs",
             Device,
@@ -88,6 +95,38 @@ fn device() -> Vec<Case> {
         cases.push(case("verbs", Device, Op::Read, len, by_kernel(Op::VmRead)));
     }
     cases.push(idle("verbs", Device));
+    cases.extend(direct());
+    cases
+}
+
+/// Memory that the device allocated, and registering on demand.
+fn direct() -> Vec<Case> {
+    use Kind::{Device, DeviceBuffer, Machine};
+    let few = |len| if len == 8 { Some(3.0) } else { None };
+    let copy = |len| if len >= 1 << 20 { Some(1.1) } else { None };
+    let mut cases = Vec::new();
+    for len in [8, 4 << 10, 1 << 20] {
+        let peers = vec![
+            peer(Machine, Op::Handover, few(len)),
+            peer(Machine, Op::Memcpy, copy(len)),
+        ];
+        cases.push(case("buffer", DeviceBuffer, Op::Write, len, peers));
+    }
+    let handover = |wanted| vec![peer(Machine, Op::Handover, wanted)];
+    cases.push(case(
+        "buffer",
+        DeviceBuffer,
+        Op::Atomic,
+        8,
+        handover(Some(3.0)),
+    ));
+    cases.push(case("verbs", Device, Op::Atomic, 8, handover(None)));
+    for len in [4 << 10, 1 << 20, 1 << 30, 1 << 40] {
+        cases.push(Case {
+            limit: Some(REGISTER_NS),
+            ..case("verbs", Device, Op::Register, len, Vec::new())
+        });
+    }
     cases
 }
 

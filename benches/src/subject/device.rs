@@ -33,7 +33,10 @@ pub(crate) struct Device {
 }
 
 fn register(end: &End, memory: Memory) -> ibv_mr {
-    let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+    let access = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_ATOMIC;
     // SAFETY: live domain; the memory is never freed.
     unsafe {
         let mr = (verbs().ibv_reg_mr)(
@@ -47,6 +50,19 @@ fn register(end: &End, memory: Memory) -> ibv_mr {
     }
 }
 
+/// Memory that the device allocates, never freed.
+fn allocate(end: &End) -> Memory {
+    let mut buf = std::ptr::null_mut();
+    let alloc = verbs().ibv_alloc_buf.expect("the device has it");
+    // SAFETY: live domain, a writable pointer.
+    let at = unsafe { alloc(end.pd, BUFFER, &raw mut buf) };
+    assert!(!at.is_null(), "{}", std::io::Error::last_os_error());
+    Memory {
+        at: at.cast(),
+        len: BUFFER,
+    }
+}
+
 impl Device {
     /// Its protection domain, live as long as this.
     pub(crate) fn pd(&self) -> *mut ibv_pd {
@@ -55,8 +71,19 @@ impl Device {
 
     pub(crate) fn open(side: Side) -> Self {
         let end = End::with(256, RECEIVES, 1);
-        let outbox = register(&end, Memory::new(BUFFER));
         let inbox = register(&end, Memory::new(BUFFER));
+        Self::of(side, end, inbox)
+    }
+
+    /// The same, where what the other end accesses is the device's memory.
+    pub(crate) fn open_with_buffer(side: Side) -> Self {
+        let end = End::with(256, RECEIVES, 1);
+        let inbox = register(&end, allocate(&end));
+        Self::of(side, end, inbox)
+    }
+
+    fn of(side: Side, end: End, inbox: ibv_mr) -> Self {
+        let outbox = register(&end, Memory::new(BUFFER));
         let sge = |mr: &ibv_mr| ibv_sge {
             addr: mr.addr as u64,
             length: BUFFER as u32,
@@ -108,7 +135,7 @@ impl Device {
     /// Posts a request.
     #[inline]
     pub(crate) fn post(&mut self, opcode: u32, len: usize, signaled: bool) {
-        let inline = len <= INLINE && opcode != IBV_WR_RDMA_READ;
+        let inline = len <= INLINE && matches!(opcode, IBV_WR_SEND | IBV_WR_RDMA_WRITE);
         let (sge, wr) = &mut *self.send;
         sge.length = len as u32;
         wr.opcode = opcode;
@@ -240,6 +267,38 @@ impl Device {
         begin.elapsed().as_nanos() as f64 / count as f64
     }
 
+    fn atomic(&mut self, count: u64) -> f64 {
+        if !self.side.is_first() {
+            return 0.0;
+        }
+        let (addr, rkey) = self.remote.expect("connected");
+        self.send.1.wr.atomic.remote_addr = addr;
+        self.send.1.wr.atomic.rkey = rkey;
+        self.send.1.wr.atomic.compare_add = 1;
+        let begin = Instant::now();
+        for _ in 0..count {
+            self.post(IBV_WR_ATOMIC_FETCH_AND_ADD, 8, true);
+            self.drain(0);
+        }
+        begin.elapsed().as_nanos() as f64 / count as f64
+    }
+
+    /// Addresses that need not be memory: nobody looks at them.
+    fn register_on_demand(&self, len: usize, count: u64) -> f64 {
+        let at = self.inbox.addr;
+        let access = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+        let begin = Instant::now();
+        for _ in 0..count {
+            // SAFETY: live domain; the region is never used.
+            unsafe {
+                let mr = (verbs().ibv_reg_mr)(self.end.pd, at, len, access.cast_signed());
+                assert!(!mr.is_null(), "{}", std::io::Error::last_os_error());
+                assert_eq!((verbs().ibv_dereg_mr)(mr), 0);
+            }
+        }
+        begin.elapsed().as_nanos() as f64 / count as f64
+    }
+
     /// A thread waits in `ibv_get_cq_event` meanwhile.
     fn idle(&mut self, seconds: u64) -> f64 {
         struct Waiter(*mut ibv_cq, *mut ibv_comp_channel);
@@ -295,6 +354,8 @@ impl Subject for Device {
             Op::Stream => self.stream(len, count),
             Op::Write => self.access(IBV_WR_RDMA_WRITE, len, count),
             Op::Read => self.access(IBV_WR_RDMA_READ, len, count),
+            Op::Atomic => self.atomic(count),
+            Op::Register => self.register_on_demand(len, count),
             Op::Idle => self.idle(count),
             other => panic!("verbs has no {other}"),
         }

@@ -44,6 +44,8 @@ pub(crate) enum Kind {
     Machine,
     /// softverbs by its own verbs.
     Device,
+    /// The same, where the other's memory is a buffer that the device allocated.
+    DeviceBuffer,
     /// weft's message endpoints on `soft0`.
     WeftMsg,
     /// libfabric's `tcp`, message endpoints.
@@ -52,9 +54,10 @@ pub(crate) enum Kind {
     Shm,
 }
 
-const NAMES: [(Kind, &str); 5] = [
+const NAMES: [(Kind, &str); 6] = [
     (Kind::Machine, "machine"),
     (Kind::Device, "softverbs"),
+    (Kind::DeviceBuffer, "softverbs-buffer"),
     (Kind::WeftMsg, "weft"),
     (Kind::Tcp, "tcp"),
     (Kind::Shm, "shm"),
@@ -84,6 +87,7 @@ impl Kind {
         match self {
             Self::Machine => Box::new(machine::Machine::open(side)),
             Self::Device => Box::new(Device::open(side)),
+            Self::DeviceBuffer => Box::new(Device::open_with_buffer(side)),
             Self::WeftMsg => Box::new(Fabric::open("weft", fabric::Endpoint::Msg, side)),
             Self::Tcp => Box::new(Fabric::open("tcp", fabric::Endpoint::Msg, side)),
             Self::Shm => Box::new(Fabric::open("shm", fabric::Endpoint::Rdm, side)),
