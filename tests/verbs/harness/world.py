@@ -3,12 +3,14 @@
 A newer one lives in a directory of the cache, unpacked and not installed, and its programs run there by
 chroot. Each has a drop-in of its own, made to look like its libibverbs.
 """
+import copy
 import glob
 import gzip
 import os
 import re
 import shutil
 import subprocess
+import sys
 
 from lib import cache, debian, install
 
@@ -32,6 +34,7 @@ class World:
 
     def __init__(self, name, root, dropin, tests, problem):
         self.name, self.root, self.problem = name, root, problem
+        self.prefix = []
         self.host = {"dropin": dropin, "tests": tests, "harness": HERE, "bin": STAND_INS}
         at = (lambda part: f"{SEEN}/{part}") if root else self.host.get
         self.tests = at("tests") if tests else None
@@ -46,10 +49,17 @@ class World:
         return [self.name, self.root, self.host["dropin"], self.host["tests"], self.problem]
 
     def title(self, name):
-        return f"[{self.name}] {name}" if self.name else name
+        words = [self.name] * bool(self.name) + ["refused"] * bool(self.prefix)
+        return f"[{' '.join(words)}] {name}" if words else name
 
     def command(self, argv):
-        return [install.find("chroot"), self.root, *argv] if self.root else argv
+        return [*self.prefix, *([install.find("chroot"), self.root] if self.root else []), *argv]
+
+    def refused(self):
+        """The same, where the kernel refuses copies between processes."""
+        other = copy.copy(self)
+        other.prefix = [sys.executable, os.path.join(TOP, "tests/tools/refuse")]
+        return other
 
     def mount(self):
         """Shows the host's parts inside the root. Only in a mount namespace of our own."""
