@@ -13,7 +13,7 @@ use crate::errno::{FiErrno, Result};
 use crate::helper::Helper;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
-use crate::mr::{DescRule, Directory, Form, Mapped, Mode, Paging, implicit_region};
+use crate::mr::{DescRule, Directory, Form, Mapped, Mode, Paging, Workers, implicit_region};
 use crate::msg::Tuning;
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
@@ -72,6 +72,7 @@ pub struct Domain {
     keepalive: Option<Arc<Keepalive>>,
     shared: SharedIds,
     helper: Helper,
+    workers: Workers,
 }
 
 impl Domain {
@@ -119,6 +120,7 @@ impl Domain {
             keepalive,
             shared: SharedIds::default(),
             helper: Helper::default(),
+            workers: Workers::default(),
         }))
     }
 
@@ -210,6 +212,11 @@ impl Domain {
     pub(crate) fn implicit_lkey(&self, pd: &Arc<Pd>) -> Option<u32> {
         let region = self.implicit.as_ref()?;
         Arc::ptr_eq(region.pd(), pd).then(|| region.lkey())
+    }
+
+    /// Threads that register memory.
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
     }
 
     /// Who goes on with what waits when nobody else does.

@@ -1,14 +1,16 @@
 //! `fid_domain`: an opened device.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::domain::{Domain as Engine, DomainConfig, Threading};
 use weft::errno::{FiErrno, Result};
+use weft::queue::EventQueue;
 use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
+use crate::eq::Eq;
 use crate::fabric::{self, header};
 use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, User};
@@ -21,13 +23,23 @@ pub(crate) struct Domain {
     pub(crate) engine: Arc<Engine>,
     /// The API version of the application.
     pub(crate) api_version: u32,
+    /// The event queue that was bound for registrations, which are asynchronous then.
+    events: OnceLock<(Arc<EventQueue>, User)>,
     _fabric: User,
+}
+
+impl Domain {
+    /// Where registrations tell that they are over, unless they block.
+    pub(crate) fn events(&self) -> Option<&Arc<EventQueue>> {
+        self.events.get().map(|(queue, _)| queue)
+    }
 }
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close),
+    bind: Some(bind),
     control: Some(control),
-    ..stub::fid::<FI_ENOSYS>() // binding an event queue, for asynchronous registration, comes with FI_REG_MR
+    ..stub::fid::<FI_ENOSYS>()
 };
 
 static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domain {
@@ -152,12 +164,36 @@ unsafe fn open_body(
         Domain {
             engine,
             api_version: fabric.api_version,
+            events: OnceLock::new(),
             _fabric: user,
         },
     );
     // SAFETY: not NULL; the object starts with its fid.
     unsafe { *out = object.as_ptr().cast() };
     Ok(())
+}
+
+/// `fi_domain_bind(3)`: an event queue, for asynchronous registration with `FI_REG_MR`. Without the flag nothing is told
+/// there, as domains have no other events.
+unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    // SAFETY: fids by the contract of fi_domain_bind(3).
+    let domain = match unsafe { Object::<Domain>::checked(handle) } {
+        Ok(domain) => domain,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&domain.poison, || {
+        // SAFETY: as above.
+        let eq = unsafe { Object::<Eq>::checked(other)? };
+        if flags & !FI_REG_MR != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        if flags == 0 {
+            return Ok(0);
+        }
+        let user = eq.users.add()?;
+        let bound = domain.events.set((Arc::clone(&eq.engine), user));
+        bound.map(|()| 0).map_err(|_| FiErrno::EINVAL) // one is bound
+    })
 }
 
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {

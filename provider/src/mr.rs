@@ -6,9 +6,11 @@ use std::sync::Arc;
 use libc::iovec;
 use libfabric_sys::*;
 use parking_lot::Mutex;
+use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
 use weft::mr::{Access, Buffer, Mode, Region, RegionConfig};
+use weft::queue::EventQueue;
 
 use crate::cntr::Cntr;
 use crate::domain::Domain;
@@ -25,6 +27,8 @@ pub(crate) struct Mr {
     region: Arc<Region>,
     /// The counters and the endpoint that it is bound to, and the region that it is a part of.
     bound: Mutex<Vec<User>>,
+    /// Where the end of its registration is told, if that is asynchronous.
+    events: Option<Arc<EventQueue>>,
     _domain: User,
 }
 
@@ -83,8 +87,14 @@ unsafe fn register(handle: *mut fid, wish: Result<Wish>, out: *mut *mut fid_mr) 
             dmabuf: wish.dmabuf,
             base,
         };
+        let events = domain.events();
         // SAFETY: the application keeps the memory until it closes the region (fi_mr(3)).
-        let region = unsafe { Region::register(&domain.engine, &config)? };
+        let region = unsafe {
+            match events {
+                None => Region::register(&domain.engine, &config)?,
+                Some(_) => Region::prepare(&domain.engine, &config)?,
+            }
+        };
         let object = Object::open(
             fid_mr {
                 fid: header(FI_CLASS_MR, &FID_OPS, wish.context),
@@ -94,13 +104,60 @@ unsafe fn register(handle: *mut fid, wish: Result<Wish>, out: *mut *mut fid_mr) 
             Mr {
                 region,
                 bound: Mutex::new(bound),
+                events: events.cloned(),
                 _domain: user,
             },
         );
         // SAFETY: not NULL; the object starts with its fid.
         unsafe { *out = object.as_ptr().cast() };
+        if let Some(events) = events {
+            // SAFETY: just opened, and the application's only when this returns.
+            register_later(unsafe { object.as_ref() }, events, wish.context)?;
+        }
         Ok(0)
     })
+}
+
+/// Has a worker register the region; then the event queue has an event of it, or an error. The application finds the
+/// region in its variable before either.
+fn register_later(mr: &Object<Mr>, events: &Arc<EventQueue>, context: *mut c_void) -> Result<()> {
+    let owner = token(mr);
+    let context = context.expose_provenance();
+    if mr.region.comes_disabled() {
+        tell(events, owner, context, Ok(())); // the application enables it
+        return Ok(());
+    }
+    let events = Arc::clone(events);
+    mr.region.enable_later(move |result| {
+        let handle: *const fid = std::ptr::with_exposed_provenance(owner.0);
+        // SAFETY: who closes the object waits for the end of this.
+        if let Ok(mr) = unsafe { Object::<Mr>::checked(handle) } {
+            let _bound = mr.bound.lock();
+            mr.update(|c| c.key = key(&mr.region));
+        }
+        tell(&events, owner, context, result);
+    })
+}
+
+fn token(mr: &Object<Mr>) -> Token {
+    Token(std::ptr::from_ref(mr).expose_provenance())
+}
+
+/// Puts `FI_MR_COMPLETE` or the error into the queue (fi_eq(3)).
+fn tell(events: &EventQueue, owner: Token, context: usize, result: Result<()>) {
+    if let Err(error) = result {
+        events.write_error(owner, error);
+        return;
+    }
+    let entry = fi_eq_entry {
+        fid: std::ptr::with_exposed_provenance_mut(owner.0),
+        context: std::ptr::with_exposed_provenance_mut(context),
+        data: 0,
+    };
+    const LEN: usize = size_of::<fi_eq_entry>();
+    // SAFETY: two pointers and a word, without gaps.
+    let bytes = unsafe { std::mem::transmute::<fi_eq_entry, [u8; LEN]>(entry) };
+    events.write(FI_MR_COMPLETE, &bytes, owner);
 }
 
 /// What `fi_mr_key` says.
@@ -227,6 +284,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
     guard::on(&mr.poison, || match command.cast_unsigned() {
         // SAFETY: the argument is NULL or a pointer to that structure.
         FI_GET_RAW_MR => unsafe { raw_attr(&mr.region, arg.cast()) }.map(|()| 0),
+        FI_ENABLE if !mr.region.comes_disabled() => Err(FiErrno::EOPBADSTATE),
         FI_ENABLE => {
             let _bound = mr.bound.lock();
             mr.region.enable()?;
@@ -302,7 +360,15 @@ unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
 unsafe extern "C" fn close(handle: *mut fid) -> c_int {
     guard::entry(|| {
         // SAFETY: a fid by the contract of fi_close(3).
-        unsafe { Object::<Mr>::close(handle, |_| Ok(()))? };
+        unsafe {
+            Object::<Mr>::close(handle, |mr| {
+                if let Some(events) = &mr.events {
+                    mr.region.settle();
+                    events.forget(Token(handle.expose_provenance()));
+                }
+                Ok(())
+            })?;
+        }
         Ok(0)
     })
 }

@@ -12,6 +12,7 @@ use super::desc::{DEAD, MAGIC};
 use super::event::{Cell, Event, Watch};
 use super::exposed::Exposed;
 use super::keys::kind;
+use super::pending::Pending;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -78,11 +79,13 @@ pub struct Region {
     /// Registrations for local use in further protection domains, made when first needed.
     pub(super) elsewhere: Mutex<Vec<Exposed>>,
     pub(super) buffers: Box<[Range]>,
-    len: u64,
+    pub(super) len: u64,
     pub(super) requested_key: u64,
     counted: bool,
     pub(super) once: bool,
     bindings: Mutex<Bindings>,
+    /// Its registration by a worker.
+    pub(super) pending: Arc<Pending>,
     /// Of an application's key of a region that peers reach.
     _key_in_use: Option<KeyInUse>,
     /// A descriptor of the kernel's memory, and where in it the region begins.
@@ -217,6 +220,22 @@ impl Region {
     /// The memory must stay the caller's until the region is dropped: devices and peers access
     /// it as `access` says.
     pub unsafe fn register(domain: &Arc<Domain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let this = unsafe { Self::prepare(domain, config)? };
+        if !this.comes_disabled() {
+            this.enable()?;
+        }
+        Ok(this)
+    }
+
+    /// As [`Self::register`], but registers nothing yet in any form. Never blocks.
+    ///
+    /// # Errors
+    /// Those of [`Self::register`] that registering has not.
+    ///
+    /// # Safety
+    /// As [`Self::register`].
+    pub unsafe fn prepare(domain: &Arc<Domain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
         let len = config.check()?;
         let mode = domain.config().form.mode;
         if config.counted && !domain.counts() {
@@ -245,7 +264,7 @@ impl Region {
             addr: buffer.addr as u64,
             len: buffer.len as u64,
         });
-        let this = Arc::new(Self {
+        Ok(Arc::new(Self {
             magic: MAGIC,
             access: config.access,
             exposed: OnceLock::new(),
@@ -256,16 +275,18 @@ impl Region {
             counted: config.counted,
             once: config.once && config.access.is_remote(),
             bindings: Mutex::default(),
+            pending: Arc::default(),
             _key_in_use: in_use,
             dmabuf,
             _base: config.base.map(Arc::clone),
             domain: Arc::clone(domain),
-        });
-        let waits = config.counted && mode.contains(Mode::RMA_EVENT);
-        if !waits && !mode.contains(Mode::ENDPOINT) {
-            this.enable()?;
-        }
-        Ok(this)
+        }))
+    }
+
+    /// Whether it is for the application to enable it.
+    pub fn comes_disabled(&self) -> bool {
+        let waits = self.counted && self.mode().contains(Mode::RMA_EVENT);
+        waits || self.mode().contains(Mode::ENDPOINT)
     }
 
     /// Lets a counter count what peers do to the region (`fi_mr_bind(3)`): writes and atomics, reads, or both. In

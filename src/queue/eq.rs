@@ -320,6 +320,39 @@ impl EventQueue {
         });
     }
 
+    /// Appends the failure of an operation of the provider's own that is about `owner`, and wakes who waits.
+    pub fn write_error(&self, owner: Token, err: FiErrno) {
+        self.push_error(EqError {
+            owner,
+            err,
+            prov_errno: 0,
+            data: CmData::EMPTY,
+            context: 0,
+        });
+    }
+
+    /// Drops what the queue holds of `owner`, which is about to be closed.
+    pub fn forget(&self, owner: Token) {
+        let mut gone = Vec::new();
+        {
+            let mut fifo = self.fifo.lock();
+            let mut kept = VecDeque::with_capacity(fifo.len());
+            for item in fifo.drain(..) {
+                if item.owner() == owner {
+                    gone.push(item);
+                } else {
+                    kept.push_back(item);
+                }
+            }
+            *fifo = kept;
+            if fifo.is_empty() {
+                self.wait.clear();
+            }
+        }
+        // dropping requests rejects them: not under the lock
+        drop(gone);
+    }
+
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
     ///
     /// # Errors
@@ -370,27 +403,6 @@ impl EventQueue {
         let mut fifo = self.fifo.lock();
         fifo.push_back(item);
         self.wait.wake();
-    }
-
-    fn forget(&self, owner: Token) {
-        let mut gone = Vec::new();
-        {
-            let mut fifo = self.fifo.lock();
-            let mut kept = VecDeque::with_capacity(fifo.len());
-            for item in fifo.drain(..) {
-                if item.owner() == owner {
-                    gone.push(item);
-                } else {
-                    kept.push_back(item);
-                }
-            }
-            *fifo = kept;
-            if fifo.is_empty() {
-                self.wait.clear();
-            }
-        }
-        // dropping requests rejects them: not under the lock
-        drop(gone);
     }
 
     /// Takes events of the connection manager until one has made an event of this queue.

@@ -18,6 +18,7 @@ fn whole(libfabric: Option<Libfabric>) {
         "hints",
         "order",
         "regions",
+        "asynchronous",
         "endpoint",
         "bad-input",
         "slots",

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "calls a C library as an application does")]
 
+mod asynchronous;
 mod bad_input;
 mod endpoint;
 mod fault;
@@ -30,6 +31,7 @@ fn main() {
         "matrix" => matrix::run(&lib),
         "slots" => slots::run(&lib),
         "order" => order::run(&lib),
+        "asynchronous" => asynchronous::run(&lib),
         "regions" => regions::run(&lib),
         "fault" => fault::run(&lib, &rest[0]),
         "serve" => transfer::serve(&lib),

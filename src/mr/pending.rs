@@ -1,0 +1,313 @@
+//! Registration in the background (`FI_REG_MR` bound to a domain's event queue): workers of the domain, and
+//! what a region knows of its own registration that one of them has.
+
+#![allow(unsafe_code, reason = "asks the kernel for pages")]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use rdma_core_sys as sys;
+
+use super::mode::Paging;
+use super::region::{Range, Region};
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+
+/// Most threads that register at the same time, or fetch the pages of one region.
+const MAX_WORKERS: usize = 8;
+/// A worker without work ends after this time.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of one region from which on several threads fetch its pages, and the share of each at a time.
+const LARGE: u64 = 64 << 20;
+const SHARE: u64 = 16 << 20;
+
+fn workers() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_WORKERS))
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that register regions; there are none while there is nothing to do. Thread safe.
+#[derive(Default)]
+pub(crate) struct Workers {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    running: usize,
+    stopped: bool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Workers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workers").finish_non_exhaustive()
+    }
+}
+
+impl Workers {
+    /// Has a worker do this. Where no thread can be had, it is done here and now.
+    fn submit(&self, job: Job) {
+        let mut state = self.shared.state.lock();
+        state.jobs.push_back(job);
+        if state.idle >= state.jobs.len() || state.running == workers() {
+            self.shared.changed.notify_one();
+            return;
+        }
+        state.threads.retain(|thread| !thread.is_finished());
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new()
+            .name("weft-register".to_owned())
+            .spawn(move || shared.run());
+        match thread {
+            Ok(thread) => {
+                state.running += 1;
+                state.threads.push(thread);
+            }
+            Err(_) if state.running > 0 => {}
+            Err(error) => {
+                warn_log!(Mr, "no thread for registrations, which block now: {error}");
+                let job = state.jobs.pop_back();
+                drop(state);
+                if let Some(job) = job {
+                    job();
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut state = self.state.lock();
+        while !state.stopped {
+            if let Some(job) = state.jobs.pop_front() {
+                drop(state);
+                job();
+                state = self.state.lock();
+                continue;
+            }
+            state.idle += 1;
+            let late = self.changed.wait_for(&mut state, PATIENCE).timed_out();
+            state.idle -= 1;
+            if late && state.jobs.is_empty() {
+                break;
+            }
+        }
+        state.running -= 1;
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        let (threads, jobs) = {
+            let mut state = self.shared.state.lock();
+            state.stopped = true;
+            self.shared.changed.notify_all();
+            (
+                std::mem::take(&mut state.threads),
+                std::mem::take(&mut state.jobs),
+            )
+        };
+        // none is left of a region that anybody holds: regions hold their domain
+        drop(jobs);
+        let own = std::thread::current().id();
+        for thread in threads {
+            if thread.thread().id() != own {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// How far a region's registration by a worker has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// There is none, or it is over.
+    #[default]
+    Settled,
+    Queued,
+    Running,
+}
+
+/// See [`Stage`]. Thread safe.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    stage: Mutex<Stage>,
+    changed: Condvar,
+}
+
+impl Pending {
+    /// True where the registration was not withdrawn.
+    fn begin(&self) -> bool {
+        let mut stage = self.stage.lock();
+        let queued = *stage == Stage::Queued;
+        if queued {
+            *stage = Stage::Running;
+        }
+        queued
+    }
+
+    fn end(&self) {
+        *self.stage.lock() = Stage::Settled;
+        self.changed.notify_all();
+    }
+}
+
+impl Region {
+    /// Has a worker of the domain enable the region, as [`Self::enable`] does, and then call `tell`. The pages
+    /// of a large one are fetched by several threads.
+    ///
+    /// Returns at once. `tell` runs on the worker, once, unless [`Self::settle`] is called before it begins; it
+    /// must not drop the region.
+    ///
+    /// # Errors
+    /// `EALREADY`: that was asked for already, and it is not over.
+    pub fn enable_later(
+        self: &Arc<Self>,
+        tell: impl FnOnce(Result<()>) + Send + 'static,
+    ) -> Result<()> {
+        let pending = Arc::clone(&self.pending);
+        {
+            let mut stage = pending.stage.lock();
+            if *stage != Stage::Settled {
+                return Err(FiErrno::EALREADY);
+            }
+            *stage = Stage::Queued;
+        }
+        // Weak: who has withdrawn it may drop it.
+        let region = Arc::downgrade(self);
+        self.domain().workers().submit(Box::new(move || {
+            if !pending.begin() {
+                return;
+            }
+            // Who drops the last one has waited for the end of this.
+            if let Some(region) = region.upgrade() {
+                region.fetch_pages();
+                tell(region.enable());
+                drop(region);
+            }
+            pending.end();
+        }));
+        Ok(())
+    }
+
+    /// After it, no worker has anything to do with the region: a registration that has not begun is withdrawn, one
+    /// that has is waited for. To be called before the region is dropped.
+    pub fn settle(&self) {
+        let mut stage = self.pending.stage.lock();
+        if *stage == Stage::Queued {
+            *stage = Stage::Settled;
+        }
+        while *stage == Stage::Running {
+            self.pending.changed.wait(&mut stage);
+        }
+    }
+
+    /// Has the pages of a large pinned region made by several threads, which pinning then finds. Only a help: what
+    /// can't be had is for the registration to refuse.
+    fn fetch_pages(&self) {
+        let pinned = self.domain().paging() == Paging::Pinned;
+        // the kernel's own memory has no pages to be made
+        if !pinned || self.len < LARGE || self.dmabuf.is_some() {
+            return;
+        }
+        let written = self.access().verbs_rights(false) & sys::IBV_ACCESS_LOCAL_WRITE != 0;
+        let advice = if written {
+            libc::MADV_POPULATE_WRITE
+        } else {
+            libc::MADV_POPULATE_READ
+        };
+        let shares: Vec<Range> = self.buffers.iter().flat_map(shares).collect();
+        let next = AtomicUsize::new(0);
+        let fetch = || {
+            while let Some(share) = shares.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let at = std::ptr::without_provenance_mut(share.addr as usize);
+                // SAFETY: whole pages of the caller's memory (`Region::register`); contents stay.
+                unsafe { libc::madvise(at, share.len as usize, advice) };
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..workers() {
+                let helper = std::thread::Builder::new().name("weft-fetch".to_owned());
+                if helper.spawn_scoped(scope, fetch).is_err() {
+                    break;
+                }
+            }
+            fetch();
+        });
+    }
+}
+
+/// The whole pages of a buffer, in parts.
+fn shares(buffer: &Range) -> impl Iterator<Item = Range> + use<> {
+    const PAGE: u64 = 4096;
+    let start = buffer.addr & !(PAGE - 1);
+    let end = (buffer.addr + buffer.len)
+        .checked_next_multiple_of(PAGE)
+        .unwrap_or(buffer.addr + buffer.len);
+    (start..end).step_by(SHARE as usize).map(move |addr| Range {
+        addr,
+        len: SHARE.min(end - addr),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_a_buffer_once() {
+        for (addr, len) in [
+            (0x1000, 1),
+            (0x1fff, 2),
+            (0x7000, SHARE),
+            (0x7001, 5 * SHARE),
+        ] {
+            let shares: Vec<_> = shares(&Range { addr, len }).collect();
+            assert!(shares[0].addr <= addr && addr - shares[0].addr < 4096);
+            let mut at = shares[0].addr;
+            for share in &shares {
+                assert_eq!(share.addr, at);
+                assert!(share.len > 0 && share.len <= SHARE);
+                at += share.len;
+            }
+            assert!(at >= addr + len && at - (addr + len) < 4096);
+        }
+    }
+
+    #[test]
+    fn workers_do_everything_once_and_end() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let pool = Workers::default();
+        for _ in 0..200 {
+            let count = Arc::clone(&count);
+            pool.submit(Box::new(move || {
+                count.fetch_add(1, Ordering::SeqCst);
+            }));
+        }
+        let begin = std::time::Instant::now();
+        while count.load(Ordering::SeqCst) < 200 {
+            assert!(begin.elapsed() < Duration::from_secs(30));
+            std::thread::yield_now();
+        }
+        assert!(pool.shared.state.lock().running <= workers());
+        let shared = Arc::clone(&pool.shared);
+        drop(pool);
+        let state = shared.state.lock();
+        assert_eq!((state.running, state.jobs.len()), (0, 0));
+    }
+}
