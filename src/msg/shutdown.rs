@@ -141,14 +141,23 @@ impl FailureListener for Core {
     }
 
     fn resume(&self) {
-        if !self.state.is(State::Connected) {
+        let connected = self.state.is(State::Connected);
+        if !connected && !self.state.is(State::Disconnected) {
             return;
         }
         // who has the lock goes on by itself, or comes again
         if let Some(mut tx) = self.tx.try_lock()
             && let Some(side) = tx.as_mut()
         {
-            side.resume(&self.rings);
+            if connected {
+                side.resume(&self.rings);
+            } else {
+                // the application may wait for its operation, and read the event queue when it has the error
+                side.give_up(&self.rings);
+            }
+        }
+        if !connected {
+            return;
         }
         if let Some(control) = self.control.try_lock()
             && let Some(teller) = &control.teller

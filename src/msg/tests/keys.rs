@@ -358,6 +358,24 @@ fn what_waits_needs_nobody_to_go_on() {
     POLLS.set(256);
 }
 
+/// The peer goes while operations wait for a key, and the initiator reads its completion queue and nothing else.
+#[test]
+fn what_waits_when_the_peer_goes_is_completed() {
+    POLLS.set(0);
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let source = Buffer::all(&client.domain, 64);
+    let _target = Buffer::with_key(&server.domain, 64, TARGET, 4);
+    server.ep.close();
+    for context in 0..3 {
+        client.write(&source, 64, 0, 4, context).unwrap();
+    }
+    for context in 0..3 {
+        let error = client.completion().expect_err("nobody is there");
+        assert_eq!(error.completion.context, context);
+    }
+    POLLS.set(256);
+}
+
 /// Closing with operations that wait completes them.
 #[test]
 fn what_waits_when_the_connection_ends_is_cancelled() {
