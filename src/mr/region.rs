@@ -68,7 +68,8 @@ pub(super) struct Range {
 
 /// A registered memory region in the form of its domain.
 ///
-/// Dropping it ends it: when that returns, no operation through its key reaches the memory. Thread safe.
+/// Dropping it ends it: when that returns, no operation through its key reaches the memory; but one that a stopped
+/// peer has under way may, which is waited for 5 s and then told in the log. Thread safe.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Region {
