@@ -33,6 +33,10 @@ CREDIT = "signal::a_sender_without_a_receive_finds_one_or_is_rung"
 FAILED = "signal::a_failed_queue_pair_stays_failed_and_its_owner_hears_of_it"
 CLAIM = "srq::each_receive_is_claimed_once_and_the_owner_knows_by_whom"
 ROUND = "srq::a_late_claimant_finds_the_receive_of_the_next_round"
+PARKED = "parked::what_was_not_taken_back_was_delivered_once"
+FAILS = "parked::a_sender_that_fails_knows_what_was_delivered"
+LATER = "parked::a_message_of_an_earlier_time_is_not_taken_for_a_later_one"
+HELD = "parked::the_receive_of_a_held_message_is_written_by_its_holder_alone"
 
 NO_LIGHT = "        fence(Ordering::SeqCst);\n    }\n}", "    }\n}"
 NO_HEAVY = "pub(crate) fn heavy_fence() {\n    fence(Ordering::SeqCst);", "pub(crate) fn heavy_fence() {\n    if true { return; }"
@@ -82,4 +86,15 @@ WEAKENED = [
     Bug(CLAIM, "a claim with Relaxed", S + "srq/shared.rs", "claimed, Ordering::AcqRel", "claimed, Ordering::Relaxed"),
     Bug(CLAIM, "a claim without an exchange", S + "srq/shared.rs", "            if map\n                .u64(place)\n                .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)\n                .is_ok()\n", "            map.u64(place).store(claimed, Ordering::Release);\n            if true\n"),
     Bug(ROUND, "a late claimant gives up", S + "srq/shared.rs", "            if ahead > 0 {\n                position = word.position().wrapping_sub(self.mask);\n                continue;", "            if ahead > 0 {\n                return None;"),
+    Bug(PARKED, "messages shown with Relaxed", S + "qp/parking.rs", "map.u64(at).store(word.0, Ordering::Release)", "map.u64(at).store(word.0, Ordering::Relaxed)"),
+    Bug(PARKED, "one added with Relaxed", S + "qp/parking.rs", "compare_exchange(old.0, new.0, Ordering::AcqRel", "compare_exchange(old.0, new.0, Ordering::Relaxed"),
+    Bug(PARKED, "looked at with Relaxed", S + "qp/parking.rs", "    ParkedWord(map.u64(at).load(Ordering::Acquire))\n}", "    ParkedWord(map.u64(at).load(Ordering::Relaxed))\n}"),
+    Bug(PARKED, "taken with Relaxed", S + "qp/parking.rs", "compare_exchange(word.0, rest, Ordering::AcqRel", "compare_exchange(word.0, rest, Ordering::Relaxed"),
+    Bug(PARKED, "taken back with Relaxed", S + "qp/parking.rs", "compare_exchange(now.0, empty.0, Ordering::AcqRel, Ordering::Acquire)", "compare_exchange(now.0, empty.0, Ordering::Relaxed, Ordering::Relaxed)"),
+    Bug(PARKED, "what is taken is not counted", S + "qp/parking.rs", "map_or(0, |word| word.taken(now))", "map_or(0, |_| 0)"),
+    Bug(FAILS, "withdrawn with Relaxed", S + "qp/parking.rs", "swap(empty.0, Ordering::AcqRel)", "swap(empty.0, Ordering::Relaxed)"),
+    Bug(LATER, "a generation that does not change", S + "qp/parking.rs", "        self.generation = empty.generation();\n        Some(self.count(now))", "        Some(self.count(now))"),
+    Bug(HELD, "taken back although it is held", S + "qp/parking.rs", "            if now.is_held() {\n                return None;\n            }\n", ""),
+    Bug(HELD, "let go with Relaxed", S + "qp/parking.rs", "compare_exchange(word.0, free, Ordering::AcqRel", "compare_exchange(word.0, free, Ordering::Relaxed"),
+    Bug(HELD, "held without an exchange", S + "qp/parking.rs", "    map.u64(at)\n        .compare_exchange(word.0, word.held().0, Ordering::AcqRel, Ordering::Relaxed)\n        .is_ok()\n", "    map.u64(at).store(word.held().0, Ordering::Release);\n    true\n"),
 ]

@@ -10,6 +10,7 @@
 //! has the list, and `make check-loom OPTIONS=--planted` goes through it.
 
 mod lock;
+mod parked;
 mod region;
 mod ring;
 mod signal;

@@ -15,6 +15,7 @@ mod fail;
 mod modify;
 mod object;
 mod parked;
+pub(crate) mod parking;
 mod pull;
 mod push;
 mod quick;

@@ -1,14 +1,15 @@
 //! Messages that wait for a receive, shown to the other end so that it can take them by itself
 //! when it has one, whatever this process does meanwhile. `docs/softverbs.md` has the protocol.
 //!
-//! One word decides: the receiver swaps it to one message fewer when it has copied the first, and
-//! that alone delivers it; the sender takes everything back by swapping the word to the next
+//! One word decides ([`super::parking`]): the receiver swaps it to one message fewer when it has copied the first,
+//! and that alone delivers it; the sender takes everything back by swapping the word to the next
 //! generation.
 
 use rdma_core_sys::{
     IBV_SEND_INLINE, IBV_SEND_SOLICITED, IBV_WC_SUCCESS, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
 };
 
+use super::parking::{self, Offer};
 use super::waiting::stored_len;
 use super::{Qp, SendQueue};
 use crate::segment::Mapping;
@@ -20,9 +21,7 @@ use crate::sync::atomic::Ordering;
 pub(super) struct Parked {
     /// Entries in the segment: where, how many bytes in all, and each.
     place: Option<(usize, usize, usize)>,
-    /// What the shared word held when it was last written, if messages are to be had.
-    word: Option<ParkedWord>,
-    generation: u32,
+    offer: Offer,
     /// Entries are written up to here,
     to: u32,
     /// for messages with these numbers, to this incarnation of the receiver.
@@ -36,8 +35,7 @@ impl Parked {
     pub(super) const fn new() -> Self {
         Self {
             place: None,
-            word: None,
-            generation: 0,
+            offer: Offer::new(),
             to: 0,
             number: 0,
             incarnation: 0,
@@ -52,7 +50,7 @@ impl Parked {
 
     /// For the next queue pair in the same place.
     pub(super) fn continue_after(&mut self, old: &Self) {
-        self.generation = old.generation;
+        self.offer.continue_after(&old.offer);
     }
 
     /// Position behind the last message that has an entry.
@@ -62,7 +60,7 @@ impl Parked {
 
     #[inline]
     pub(super) fn live(&self) -> bool {
-        self.word.is_some()
+        self.offer.is_live()
     }
 
     /// Where the entries lie and how many bytes they have, for giving the place back.
@@ -124,99 +122,67 @@ impl Qp {
         if count == 0 {
             return false;
         }
-        let word = ParkedWord::new(sq.parked.generation, count, sq.executed);
-        self.map()
-            .u64(self.parked_at())
-            .store(word.0, Ordering::Release);
-        sq.parked.word = Some(word);
+        let first = sq.executed;
+        let offer = &mut sq.parked.offer;
+        offer.show(self.map(), self.parked_at(), count, first);
         true
     }
 
     /// A request was added behind parked ones.
     #[cold]
     pub(super) fn park_another(&self, sq: &mut SendQueue) {
-        let Some(word) = sq.parked.word else { return };
+        if !sq.parked.live() {
+            return;
+        }
         let last = sq.head.wrapping_sub(1);
         if sq.parked.to != last || !self.write_entry(sq, last) {
             return;
         }
         sq.parked.to = sq.head;
-        let shared = self.map().u64(self.parked_at());
-        for (old, new) in [
-            (word, word.with_one_more()),
-            (word.held(), word.with_one_more().held()),
-            (word, word.with_one_more()),
-        ] {
-            if shared
-                .compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-            {
-                sq.parked.word = Some(new.let_go());
-                return;
-            }
+        if !sq.parked.offer.add(self.map(), self.parked_at()) {
+            sq.parked.news = true;
         }
-        // Some were taken: the receiver may not look again.
-        sq.parked.news = true;
     }
 
     /// Whether the receiver took nothing since the word was written.
     pub(super) fn parked_untouched(&self, sq: &SendQueue) -> bool {
-        let shared = self.map().u64(self.parked_at()).load(Ordering::Acquire);
-        sq.parked.word.is_some_and(|word| word.0 == shared)
+        let offer = &sq.parked.offer;
+        offer.is_untouched(self.map(), self.parked_at())
     }
 
     /// From now on the receiver takes nothing more; completes what it took. How many that was, or
     /// `None` while it copies a message to where this process would copy it too.
     pub(super) fn take_back(&self, sq: &mut SendQueue) -> Option<u32> {
-        let shared = self.map().u64(self.parked_at());
-        let mut word = ParkedWord(shared.load(Ordering::Acquire));
-        let empty = ParkedWord::new(sq.parked.generation.wrapping_add(1), 0, 0);
-        loop {
-            if word.is_held() {
-                return None;
-            }
-            match shared.compare_exchange(word.0, empty.0, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => break,
-                Err(now) => word = ParkedWord(now),
-            }
-        }
-        sq.parked.generation = empty.generation();
-        Some(self.count_back(sq, word))
+        let offer = &mut sq.parked.offer;
+        let taken = offer.take_back(self.map(), self.parked_at())?;
+        self.finish_taken(sq, taken);
+        Some(taken)
     }
 
     /// As [`Self::take_back`], for a queue pair that sends nothing more: a copy that is under way is
     /// for nothing.
     pub(super) fn take_all_back(&self, sq: &mut SendQueue) {
-        let word = self.withdraw(sq);
-        self.count_back(sq, word);
+        let offer = &mut sq.parked.offer;
+        let taken = offer.withdraw(self.map(), self.parked_at());
+        self.finish_taken(sq, taken);
     }
 
-    /// Completes what the receiver took until the word was `now`.
-    fn count_back(&self, sq: &mut SendQueue, now: ParkedWord) -> u32 {
+    /// Completes what the receiver took.
+    fn finish_taken(&self, sq: &mut SendQueue, count: u32) {
         sq.parked.news = false;
-        let Some(word) = sq.parked.word.take() else {
-            return 0;
-        };
-        let taken = word.taken(now);
-        for _ in 0..taken {
+        for _ in 0..count {
             self.finish_first(sq, IBV_WC_SUCCESS);
         }
-        sq.count_taken(taken);
-        taken
+        if count > 0 {
+            sq.count_taken(count);
+        }
     }
 
     /// As [`Self::take_all_back`], for a queue that is emptied.
     pub(super) fn forget_parked(&self, sq: &mut SendQueue) {
         sq.parked.news = false;
-        sq.parked.word = None;
-        self.withdraw(sq);
-    }
-
-    fn withdraw(&self, sq: &mut SendQueue) -> ParkedWord {
-        let empty = ParkedWord::new(sq.parked.generation.wrapping_add(1), 0, 0);
-        sq.parked.generation = empty.generation();
-        let shared = self.map().u64(self.parked_at());
-        ParkedWord(shared.swap(empty.0, Ordering::AcqRel))
+        let offer = &mut sq.parked.offer;
+        let _ = offer.withdraw(self.map(), self.parked_at());
     }
 
     /// Gets a place for entries, with the first message that waits.
@@ -350,7 +316,7 @@ impl Seen {
     }
 
     pub(super) fn word(&self, map: &Mapping) -> ParkedWord {
-        ParkedWord(map.u64(self.word_at).load(Ordering::Acquire))
+        parking::look(map, self.word_at)
     }
 
     /// The first message, if its entry makes sense.
@@ -386,46 +352,19 @@ impl Seen {
         })
     }
 
-    /// Keeps the sender from taking the first message back, until [`Self::commit`] or
-    /// [`Self::let_go`]. What is to be had then, or `None` where it is not any more.
+    /// [`parking::hold`].
     pub(super) fn hold(&self, map: &Mapping, word: ParkedWord) -> Option<ParkedWord> {
-        map.u64(self.word_at)
-            .compare_exchange(word.0, word.held().0, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
-            .then(|| word.held())
+        parking::hold(map, self.word_at, word)
     }
 
-    /// Gives a held message back.
+    /// [`parking::let_go`].
     pub(super) fn let_go(&self, map: &Mapping, held: ParkedWord) {
-        let shared = map.u64(self.word_at);
-        let mut word = held;
-        while let Err(now) =
-            shared.compare_exchange(word.0, word.let_go().0, Ordering::AcqRel, Ordering::Acquire)
-        {
-            if !ParkedWord(now).has_grown_from(word) {
-                return;
-            }
-            word = ParkedWord(now);
-        }
+        parking::let_go(map, self.word_at, held);
     }
 
-    /// Makes the first message this process's own. False where the sender has taken it back.
+    /// [`parking::commit`].
     pub(super) fn commit(&self, map: &Mapping, seen: ParkedWord) -> bool {
-        let shared = map.u64(self.word_at);
-        let mut word = seen;
-        loop {
-            match shared.compare_exchange(
-                word.0,
-                word.without_first().0,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                Ok(_) => return true,
-                // Another message was added behind it.
-                Err(now) if ParkedWord(now).has_grown_from(word) => word = ParkedWord(now),
-                Err(_) => return false,
-            }
-        }
+        parking::commit(map, self.word_at, seen)
     }
 }
 
