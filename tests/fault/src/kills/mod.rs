@@ -439,7 +439,6 @@ impl Run<'_> {
 
     /// Ends all in good order; what they have checked.
     fn stop(&mut self) -> Result<String, String> {
-        // All at once, as each sees the others' end.
         for worker in &mut self.workers {
             worker.link.say("stop");
         }

@@ -84,7 +84,10 @@ pub(crate) fn run(arguments: &[String]) {
             if command == "stop" {
                 worker.say_sums();
                 worker.link.say("stopped");
-                return;
+                // Its end is for whoever started it: the others have not stopped yet.
+                loop {
+                    std::thread::park();
+                }
             }
             match command.as_str() {
                 "show" => worker.show(),
