@@ -53,8 +53,8 @@ fn each_once(take_back: fn(&mut Offer, &Mapping) -> u32) {
     let memory = [Memory::new(1), Memory::new(2)];
     let at_receiver = memory.clone();
     let mut offer = Offer::new();
-    write_entry(&map, 0, 1);
     let receiver = thread::spawn(move || take(&theirs, &at_receiver, 3));
+    write_entry(&map, 0, 1);
     offer.show(&map, WORD, 1, 0);
     write_entry(&map, 1, 2);
     let added = offer.add(&map, WORD);
@@ -84,8 +84,6 @@ fn a_message_of_an_earlier_time_is_not_taken_for_a_later_one() {
     check(|| {
         let (map, theirs) = maps(1);
         let mut offer = Offer::new();
-        write_entry(&map, 0, 1);
-        offer.show(&map, WORD, 1, 0);
         let receiver = thread::spawn(move || {
             let word = parking::look(&theirs, WORD);
             if word.count() == 0 {
@@ -94,6 +92,8 @@ fn a_message_of_an_earlier_time_is_not_taken_for_a_later_one() {
             let message = entry(&theirs, word);
             parking::commit(&theirs, WORD, word).then_some(message)
         });
+        write_entry(&map, 0, 1);
+        offer.show(&map, WORD, 1, 0);
         let mut expected = Vec::new();
         if offer.take_back(&map, WORD) == Some(1) {
             expected.push(1);
