@@ -10,9 +10,10 @@ use libfuzzer_sys::fuzz_target;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 12] = [
+const TARGETS: [(&str, Target); 13] = [
     ("arena", softverbs::fuzz::arena),
     ("cm_message", softverbs::fuzz::cm_message),
+    ("parked", softverbs::fuzz::parked),
     ("regions", softverbs::fuzz::regions),
     ("registry", softverbs::fuzz::registry),
     ("ring", softverbs::fuzz::ring),

@@ -8,6 +8,7 @@ mod arena;
 mod device;
 mod input;
 mod packets;
+mod parked;
 mod region;
 mod registry;
 mod ring;
@@ -17,6 +18,7 @@ mod stranger;
 
 pub use arena::arena;
 pub use packets::cm_message;
+pub use parked::parked;
 pub use region::regions;
 pub use registry::registry;
 pub use ring::{ring, ring_rubbish};
@@ -51,6 +53,7 @@ mod tests {
     properties! {
         arena: 256 of 600;
         cm_message: 2000 of 300;
+        parked: 512 of 400;
         regions: 128 of 2000;
         registry: 200 of 400;
         ring: 128 of 4000;

@@ -31,6 +31,8 @@ mod xrc_target;
 pub(crate) use datagram::notify as notify_datagram;
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
+#[cfg(any(test, fuzzing))]
+pub(crate) use parked::Seen as ParkedSeen;
 pub(crate) use quick::deliver_quickly;
 pub(crate) use recv::{Inbox, Receive, deliver, post_recv};
 pub(crate) use send::post_send;

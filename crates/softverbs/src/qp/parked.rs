@@ -10,8 +10,9 @@ use rdma_core_sys::{
 };
 
 use super::parking::{self, Offer};
+use super::request::PieceList;
 use super::waiting::stored_len;
-use super::{Qp, SendQueue};
+use super::{MAX_SGE, Qp, SendQueue};
 use crate::segment::Mapping;
 use crate::segment::layout::{ParkedWord, SEGMENT_SIZE, arena, parked as layout, qp as qp_layout};
 use crate::sync::atomic::Ordering;
@@ -268,7 +269,7 @@ fn parkable(sq: &SendQueue, position: u32) -> bool {
 
 /// A sender's parked messages as the receiver sees them; copied once and checked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     word_at: usize,
     at: usize,
     mask: u32,
@@ -276,20 +277,19 @@ pub(super) struct Seen {
 }
 
 /// One of them.
-#[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) len: u32,
+pub(crate) struct Entry {
+    pub(crate) len: u32,
     pub(super) imm: Option<u32>,
     pub(super) solicited: bool,
     pub(super) number: u32,
     pub(super) incarnation: u32,
     /// Addresses in the sender's process, `len` bytes in all.
-    pub(super) pieces: Vec<libc::iovec>,
+    pub(crate) pieces: PieceList,
 }
 
 impl Seen {
     /// What the queue pair with its entry at `entry` has parked.
-    pub(super) fn read(map: &Mapping, entry: usize) -> Option<Self> {
+    pub(crate) fn read(map: &Mapping, entry: usize) -> Option<Self> {
         let at = map
             .u64(entry + qp_layout::PARKED_AT)
             .load(Ordering::Acquire) as usize;
@@ -315,30 +315,29 @@ impl Seen {
         })
     }
 
-    pub(super) fn word(&self, map: &Mapping) -> ParkedWord {
+    pub(crate) fn word(&self, map: &Mapping) -> ParkedWord {
         parking::look(map, self.word_at)
     }
 
     /// The first message, if its entry makes sense.
-    pub(super) fn first(&self, map: &Mapping, word: ParkedWord) -> Option<Entry> {
+    pub(crate) fn first(&self, map: &Mapping, word: ParkedWord) -> Option<Entry> {
         let at = self.at + self.stride * (word.first() & self.mask) as usize;
         let get = |offset: usize| map.u32(at + offset).load(Ordering::Relaxed);
         let len = get(layout::LEN);
         let count = get(layout::PIECES) as usize;
-        if count > (self.stride - layout::FIRST) / layout::PIECE
-            || u64::from(len) > super::MAX_MESSAGE
-        {
+        let most = (self.stride - layout::FIRST) / layout::PIECE;
+        if count > most.min(MAX_SGE as usize) || u64::from(len) > super::MAX_MESSAGE {
             return None;
         }
         let mut left = len as usize;
-        let mut pieces = Vec::with_capacity(count);
+        let mut pieces = PieceList::new();
         for i in 0..count {
             let piece = at + layout::FIRST + layout::PIECE * i;
             let addr = map.u64(piece).load(Ordering::Relaxed);
             let len = map.u32(piece + 8).load(Ordering::Relaxed) as usize;
             left = left.checked_sub(len)?;
             if len > 0 {
-                pieces.push(crate::sys::as_local(addr, len));
+                pieces.push(addr, len);
             }
         }
         let flags = get(layout::FLAGS);

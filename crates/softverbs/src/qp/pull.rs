@@ -209,7 +209,7 @@ impl Qp {
         if peer.refuses() {
             return false;
         }
-        let copied = sys::vm_read(peer.identity.pid, list.as_slice(), &entry.pieces);
+        let copied = sys::vm_read(peer.identity.pid, list.as_slice(), entry.pieces.as_slice());
         if let Err(error) = copied
             && sys::refused(error)
         {

@@ -109,7 +109,7 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
 }
 
 /// Pieces on the stack, without the cost of clearing them.
-pub(super) struct PieceList {
+pub(crate) struct PieceList {
     list: [MaybeUninit<libc::iovec>; MAX_SGE as usize],
     count: usize,
 }
@@ -130,7 +130,7 @@ impl PieceList {
     }
 
     #[inline]
-    pub(super) fn as_slice(&self) -> &[libc::iovec] {
+    pub(crate) fn as_slice(&self) -> &[libc::iovec] {
         // SAFETY: the first `count` were written.
         unsafe { std::slice::from_raw_parts(self.list.as_ptr().cast(), self.count) }
     }

@@ -1,0 +1,152 @@
+//! Messages that a sender has parked: as two ends use the word that keep to the rules, and with rubbish in the
+//! sender's segment.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use super::Input;
+use crate::qp::parking::{self, Offer};
+use crate::qp::{MAX_MESSAGE, MAX_SGE, ParkedSeen as Seen};
+use crate::segment::layout::{arena, parked as layout, qp};
+use crate::segment::{Mapping, OwnSegment};
+
+const QP: usize = qp::AT + qp::STRIDE;
+const WORD: usize = QP + qp::PARKED;
+/// Bytes of the arena that entries may lie in.
+const ROOM: usize = 1 << 16;
+
+fn segment() -> &'static Mutex<OwnSegment> {
+    static SEGMENT: OnceLock<Mutex<OwnSegment>> = OnceLock::new();
+    SEGMENT.get_or_init(|| {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        segment.back(qp::AT, 2 * qp::STRIDE).unwrap();
+        segment.back(arena::AT, ROOM).unwrap();
+        Mutex::new(segment)
+    })
+}
+
+/// Whatever a sender shows, what is made of it is a message of a length that there is, in as many pieces as a
+/// request has. What both ends do by the rules delivers each message once, in order.
+///
+/// # Panics
+/// Where that is not so.
+pub fn parked(data: &[u8]) {
+    let segment = segment().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut input = Input::new(data);
+    if input.u8().is_multiple_of(2) {
+        strange(&segment.map, &mut input);
+    } else {
+        honest(&segment.map, &mut input);
+    }
+}
+
+fn strange(map: &Mapping, input: &mut Input<'_>) {
+    let stride = layout::stride(1 + input.below(4));
+    let at = arena::AT + 32 * input.below(64);
+    map.u64(QP + qp::PARKED_AT)
+        .store(at as u64, Ordering::Relaxed);
+    map.u32(QP + qp::PARKED_COUNT).store(8, Ordering::Relaxed);
+    map.u32(QP + qp::PARKED_STRIDE)
+        .store(stride as u32, Ordering::Relaxed);
+    while !input.is_empty() {
+        match input.u8() % 12 {
+            0 => map.u64(QP + qp::PARKED_AT).store(
+                (arena::AT as u64).wrapping_add(input.edgy()),
+                Ordering::Relaxed,
+            ),
+            1 => map
+                .u32(QP + qp::PARKED_COUNT)
+                .store(input.edgy() as u32, Ordering::Relaxed),
+            2 => map
+                .u32(QP + qp::PARKED_STRIDE)
+                .store(input.edgy() as u32 & !31, Ordering::Relaxed),
+            3 => map.u64(WORD).store(input.edgy(), Ordering::Relaxed),
+            _ => {
+                let at = at + stride * input.below(8) + 4 * input.below(stride / 4);
+                map.u32(at).store(input.edgy() as u32, Ordering::Relaxed);
+            }
+        }
+        let Some(seen) = Seen::read(map, QP) else {
+            continue;
+        };
+        let Some(entry) = seen.first(map, seen.word(map)) else {
+            continue;
+        };
+        let pieces = entry.pieces.as_slice();
+        let total: usize = pieces.iter().map(|piece| piece.iov_len).sum();
+        assert_eq!(total, entry.len as usize);
+        assert!(u64::from(entry.len) <= MAX_MESSAGE && pieces.len() <= MAX_SGE as usize);
+    }
+}
+
+fn honest(map: &Mapping, input: &mut Input<'_>) {
+    map.u64(WORD).store(0, Ordering::Relaxed);
+    let mut offer = Offer::new();
+    // Numbers of what is shown, and what the receiver saw last, maybe long ago.
+    let mut shown: VecDeque<u32> = VecDeque::new();
+    let (mut first, mut next, mut taken) = (0u32, 0u32, 0u32);
+    let mut seen = parking::look(map, WORD);
+    while !input.is_empty() {
+        match input.u8() % 7 {
+            0 if !offer.is_live() => {
+                let count = 1 + input.below(3) as u32;
+                offer.show(map, WORD, count, first);
+                shown = (next..next + count).collect();
+                next += count;
+            }
+            1 if offer.is_live() => {
+                let untouched = offer.is_untouched(map, WORD);
+                if offer.add(map, WORD) {
+                    shown.push_back(next);
+                    next += 1;
+                } else {
+                    assert!(!untouched && taken > 0);
+                }
+            }
+            2 | 3 => {
+                let held = parking::look(map, WORD).is_held();
+                let back = if input.u8().is_multiple_of(2) {
+                    offer.take_back(map, WORD)
+                } else {
+                    Some(offer.withdraw(map, WORD))
+                };
+                let Some(count) = back else {
+                    assert!(held);
+                    continue;
+                };
+                assert_eq!(count, taken, "what was taken and what was taken back");
+                first = first.wrapping_add(count);
+                next -= shown.len() as u32;
+                shown.clear();
+                taken = 0;
+            }
+            4 => seen = parking::look(map, WORD),
+            5 => {
+                let now = parking::look(map, WORD);
+                if seen.count() > 0 && !seen.is_held() {
+                    let held = parking::hold(map, WORD, seen);
+                    assert_eq!(held.is_some(), now == seen);
+                    seen = held.unwrap_or(seen);
+                } else if seen.is_held() {
+                    parking::let_go(map, WORD, seen);
+                    seen = parking::look(map, WORD);
+                }
+            }
+            _ => {
+                if seen.count() == 0 {
+                    continue;
+                }
+                let now = parking::look(map, WORD);
+                let good = now == seen || now.has_grown_from(seen);
+                assert_eq!(parking::commit(map, WORD, seen), good);
+                if good {
+                    assert_eq!(seen.first(), first.wrapping_add(taken) & 0xffff);
+                    shown.pop_front().unwrap();
+                    taken += 1;
+                }
+                seen = parking::look(map, WORD);
+            }
+        }
+    }
+}
