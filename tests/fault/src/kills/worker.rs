@@ -319,9 +319,9 @@ impl Worker {
         let (fds, maps) = leftovers::count();
         // Where copies are refused there is an agent, and a line and its stage for either direction.
         let refused = refuse::reading(std::process::id().cast_signed()) != 0;
-        let (own, each) = if refused { (2, 8) } else { (0, 4) };
-        // Of each other process, one that joins included: its segment and two rings; its pidfd, the ring
-        // from it, its doorbell and that of its channel.
+        let (own, each) = if refused { (2, 9) } else { (0, 5) };
+        // Of each other process, one that joins included: its segment and two rings; its pidfd and its pipe of
+        // life, the ring from it, its doorbell and that of its channel.
         assert!(
             maps <= 1 + 3 * (others + 1) && fds <= self.base + own + each * (others + 1),
             "{others} others, {maps} mappings, {} descriptors",
