@@ -3,6 +3,7 @@
 mod atomics;
 mod closing;
 mod ends;
+mod errors;
 mod levels;
 mod manage;
 mod misuse;
@@ -32,6 +33,7 @@ pub(crate) fn run(lib: &Lib) {
     levels::run(lib);
     manage::run(lib);
     misuse::run(lib);
+    errors::run(lib);
     closing::run(lib);
     threads::run(lib);
     println!("endpoints do what the man pages say");
