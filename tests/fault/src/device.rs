@@ -1,9 +1,13 @@
 //! The device's objects as these programs use them. Every one is destroyed by name and none by going out
 //! of scope: most of these processes end by being killed.
 
+mod xrc;
+
 use std::ffi::c_int;
 
 use rdma_core_sys::*;
+
+pub(crate) use xrc::Domain;
 
 /// What peers may do with a region or through a queue pair.
 pub(crate) const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
@@ -192,7 +196,7 @@ impl Device {
         attr.ah_attr.port_num = 1;
         attr.ah_attr.grh.dgid = self.gid();
         let mut mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-        if pair.kind == IBV_QPT_RC {
+        if pair.kind != IBV_QPT_UC {
             mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
         }
         pair.modify(&mut attr, mask);
@@ -205,7 +209,7 @@ impl Device {
         attr.rnr_retry = 7;
         attr.max_rd_atomic = 1;
         let mut mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
-        if pair.kind == IBV_QPT_RC {
+        if pair.kind != IBV_QPT_UC {
             mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
         }
         pair.modify(&mut attr, mask);
@@ -461,6 +465,19 @@ impl Pair {
 
     /// Posts a signaled request with one piece.
     pub(crate) fn post(&self, id: u64, op: Op, region: &Region, offset: usize, len: usize) {
+        self.post_to(id, op, 0, region, offset, len);
+    }
+
+    /// As [`Self::post`], to the shared receive queue of this number.
+    pub(crate) fn post_to(
+        &self,
+        id: u64,
+        op: Op,
+        srq: u32,
+        region: &Region,
+        offset: usize,
+        len: usize,
+    ) {
         let mut sge = region.piece(offset, len);
         // SAFETY: all zeros is a value of it.
         let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
@@ -468,6 +485,7 @@ impl Pair {
         wr.sg_list = &raw mut sge;
         wr.num_sge = 1;
         wr.send_flags = IBV_SEND_SIGNALED;
+        wr.qp_type.xrc.remote_srqn = srq;
         wr.opcode = match op {
             Op::Send | Op::Inline | Op::Datagram(..) => IBV_WR_SEND,
             Op::SendImm(_) => IBV_WR_SEND_WITH_IMM,

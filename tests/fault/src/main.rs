@@ -21,10 +21,12 @@ mod refuse;
 mod signals;
 #[allow(unsafe_code, reason = "ptrace is a system call")]
 mod steps;
+mod targets;
 
 use options::Options;
 
 const USAGE: &str = "fault steps [--seed N] [--sample VICTIMS] [--path NAME]
+fault xrc [--seed N] [--sample VICTIMS] [--path NAME]
 fault kills [--seed N] [--kills N] [--minutes M] [--processes 2-8] [--refuse copies]";
 
 fn main() {
@@ -35,6 +37,7 @@ fn main() {
     };
     match command.as_str() {
         "victim" => return steps::victim::run(rest),
+        "xrc-victim" => return targets::victim::run(rest),
         "worker" => {
             signals::be_nice();
             return kills::worker::run(rest);
@@ -52,6 +55,7 @@ fn main() {
     guard::start();
     let good = match command.as_str() {
         "steps" => steps::run(&options),
+        "xrc" => targets::run(&options),
         "kills" => kills::run(&options),
         _ => {
             eprintln!("{USAGE}");

@@ -3,7 +3,7 @@
 pub(crate) mod bystander;
 mod path;
 mod survivor;
-mod trace;
+pub(crate) mod trace;
 pub(crate) mod victim;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

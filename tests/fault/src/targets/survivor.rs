@@ -1,0 +1,289 @@
+//! The process that has the domain. It starts the victims, steps through them, and goes on in what each left.
+
+use std::ffi::c_int;
+use std::time::Instant;
+
+use rdma_core_sys::{IBV_QPS_ERR, IBV_WC_SUCCESS};
+
+use super::Path;
+use crate::device::{Device, Domain, Op, Pair, Queue, Region, Retries, Shared, Wc};
+use crate::leftovers::Leftovers;
+use crate::link::Link;
+use crate::notice::LIMIT;
+use crate::random::pattern;
+use crate::steps::trace::{self, Stop};
+
+/// Receives of the shared queue, and bytes of each.
+const RECEIVES: u64 = 8;
+const ROOM: usize = 128 << 10;
+/// What is written has bytes around it that stay.
+const WRITTEN_AT: usize = 4096;
+const UNTOUCHED: u8 = 0x11;
+
+/// What became of a victim.
+pub(super) struct Outcome {
+    pub(super) steps: usize,
+    pub(super) ended: bool,
+    pub(super) delivered: bool,
+}
+
+pub(super) struct Survivor {
+    device: Device,
+    inbox: Queue,
+    outbox: Queue,
+    domain: Domain,
+    shared: Shared,
+    number: u32,
+    receives: Region,
+    target_region: Region,
+    scratch: Region,
+    file: String,
+    other_file: String,
+    leftovers: Leftovers,
+}
+
+/// A child that does not outlive a failed round.
+struct Victim(Option<c_int>);
+
+impl Victim {
+    fn kill(&mut self) {
+        if let Some(pid) = self.0.take() {
+            trace::kill(pid);
+        }
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn file(name: &str) -> String {
+    let path = std::env::temp_dir().join(format!("weft-fault-xrc-{}-{name}", std::process::id()));
+    std::fs::write(&path, "").expect("a file");
+    path.to_str().expect("a path").to_owned()
+}
+
+impl Survivor {
+    pub(super) fn new() -> Self {
+        let device = Device::open();
+        let (inbox, outbox) = (device.queue(64), device.queue(64));
+        let (file, other_file) = (file("domain"), file("other"));
+        let domain = device
+            .domain(&file, libc::O_CREAT | libc::O_EXCL)
+            .expect("a domain");
+        let (shared, number) = device.shared_in(domain, &inbox, RECEIVES as u32);
+        let survivor = Self {
+            device,
+            inbox,
+            outbox,
+            domain,
+            shared,
+            number,
+            receives: device.region(ROOM * RECEIVES as usize),
+            target_region: device.region(64 << 10),
+            scratch: device.region(ROOM),
+            file,
+            other_file,
+            leftovers: Leftovers::default(),
+        };
+        for id in 0..RECEIVES {
+            survivor.receive(id);
+        }
+        survivor
+    }
+
+    fn receive(&self, id: u64) {
+        let offset = ROOM * id as usize;
+        self.shared.receive(id, &self.receives, offset, ROOM);
+    }
+
+    /// Everything of the domain can be destroyed, and it goes.
+    pub(super) fn end(self) {
+        self.shared.destroy().expect("ibv_destroy_srq");
+        self.domain.leave().expect("ibv_close_xrcd");
+        let again = self.device.domain(&self.file, 0).map(|_| ());
+        let none = again.expect_err("a domain that nobody has");
+        assert_eq!(none.raw_os_error(), Some(libc::EAGAIN));
+        for file in [&self.file, &self.other_file] {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+
+    /// Starts a victim, kills it after so many instructions of its call, and checks what is left.
+    pub(super) fn round(&mut self, path: Path, most: usize, tag: u64) -> Outcome {
+        self.target_region.fill(UNTOUCHED);
+        let target = self.device.target(self.domain);
+        let (mut victim, pid) = self.start(path, &target, tag);
+        let mut got = Vec::new();
+        // A first message waits for the ring, which is made by who looks.
+        let begin = Instant::now();
+        while path.sends() && got.is_empty() {
+            self.inbox.poll(&mut got);
+            assert!(begin.elapsed() < LIMIT, "no message before the call");
+        }
+        assert_eq!(trace::wait(pid), Stop::Begins, "the victim");
+        let (mut steps, mut ended) = (0, false);
+        while steps < most && !ended {
+            match trace::step(pid) {
+                Stop::Stepped => steps += 1,
+                Stop::Ends => ended = true,
+                stop => panic!("the victim at instruction {steps}: {stop:?}"),
+            }
+        }
+        victim.kill();
+        self.domains(path);
+        if path.sends() {
+            self.wait_for_error(&target);
+        }
+        let delivered = self.check(path, tag, &mut got, ended);
+        let number = target.number();
+        self.device.drain_events();
+        target.destroy();
+        let gone = self.device.hold(self.domain, number).map(|_| ());
+        let gone = gone.expect_err("a dead process holds a target");
+        assert_eq!(gone.raw_os_error(), Some(libc::EINVAL));
+        self.go_on(tag, got);
+        self.leftovers.check();
+        Outcome {
+            steps,
+            ended,
+            delivered,
+        }
+    }
+
+    fn start(&self, path: Path, target: &Pair, tag: u64) -> (Victim, c_int) {
+        let arguments = [
+            "xrc-victim".to_owned(),
+            path.name(),
+            self.file.clone(),
+            self.other_file.clone(),
+            tag.to_string(),
+            self.number.to_string(),
+            target.number().to_string(),
+            self.target_region.addr(WRITTEN_AT).to_string(),
+            self.target_region.rkey().to_string(),
+        ];
+        let (child, mut link) = Link::start(&arguments);
+        let pid = child.id().cast_signed();
+        let victim = Victim(Some(pid));
+        let initiator = link.hear_numbers()[0] as u32;
+        if path.sends() {
+            self.device.connect_target(target, initiator);
+        }
+        link.say("go");
+        (victim, pid)
+    }
+
+    /// Nobody keeps a domain or a lock who has ended.
+    fn domains(&self, path: Path) {
+        let begin = Instant::now();
+        if path == Path::Make {
+            let flags = libc::O_CREAT | libc::O_EXCL;
+            let other = self.device.domain(&self.other_file, flags);
+            let other = other.expect("a domain of the dead");
+            other.leave().expect("ibv_close_xrcd");
+        }
+        let again = self.device.domain(&self.file, 0).expect("the own domain");
+        again.leave().expect("ibv_close_xrcd");
+        assert!(begin.elapsed() < LIMIT / 4, "a lock of the dead");
+    }
+
+    /// Who holds a target hears of its initiator's end.
+    fn wait_for_error(&self, target: &Pair) {
+        let begin = Instant::now();
+        let mut wcs = Vec::new();
+        while target.state() != IBV_QPS_ERR {
+            self.outbox.poll(&mut wcs);
+            assert!(begin.elapsed() < LIMIT, "a target of the dead");
+        }
+        assert!(wcs.is_empty(), "{wcs:?}");
+    }
+
+    /// What the victim sent is there whole or not at all.
+    fn check(&self, path: Path, tag: u64, got: &mut Vec<Wc>, ended: bool) -> bool {
+        self.inbox.poll(got);
+        let warm = usize::from(path.sends());
+        let sends = matches!(path, Path::Send | Path::SendLarge);
+        assert!(
+            got.len() >= warm && got.len() <= warm + usize::from(sends),
+            "{got:?}"
+        );
+        for (i, wc) in got.iter().enumerate() {
+            let (tag, len) = if i < warm {
+                (tag ^ 1, 48)
+            } else {
+                (tag, path.len())
+            };
+            assert_eq!((wc.status, wc.len), (IBV_WC_SUCCESS, len), "{wc:?}");
+            let bytes = self.receives.read(ROOM * wc.id as usize, len);
+            assert!(bytes == pattern(tag, len), "payload of message {i}");
+        }
+        let delivered = got.len() > warm;
+        assert!(delivered || !sends || !ended, "what was sent got lost");
+        let len = if path == Path::Write { path.len() } else { 48 };
+        let found = self.target_region.read(WRITTEN_AT - 16, len + 32);
+        let untouched = |bytes: &[u8]| bytes.iter().all(|&byte| byte == UNTOUCHED);
+        assert!(
+            untouched(&found[..16]) && untouched(&found[16 + len..]),
+            "around the target"
+        );
+        let written = found[16..16 + len] == pattern(tag, len);
+        assert!(
+            written || untouched(&found[16..16 + len]),
+            "half of a write"
+        );
+        assert!(
+            written == (path == Path::Write) || !ended,
+            "a write that got lost, or was not asked for"
+        );
+        delivered
+    }
+
+    /// A new connection through the same domain gets every receive of the shared queue.
+    fn go_on(&self, tag: u64, got: Vec<Wc>) {
+        for wc in got {
+            self.receive(wc.id);
+        }
+        let target = self.device.target(self.domain);
+        let initiator = self.device.initiator(&self.outbox);
+        self.device.connect_target(&target, initiator.number());
+        let retries = Retries {
+            timeout: 14,
+            count: 7,
+        };
+        self.device.connect(&initiator, target.number(), retries);
+        self.scratch.write(0, &pattern(tag, 300));
+        let mut seen = [false; RECEIVES as usize];
+        let mut wcs = Vec::new();
+        for id in 0..RECEIVES {
+            initiator.post_to(id, Op::Send, self.number, &self.scratch, 0, 300);
+        }
+        let begin = Instant::now();
+        let mut sent = Vec::new();
+        while wcs.len() < RECEIVES as usize || sent.len() < RECEIVES as usize {
+            self.inbox.poll(&mut wcs);
+            self.outbox.poll(&mut sent);
+            assert!(
+                begin.elapsed() < LIMIT,
+                "{} of {RECEIVES} receives are to be had",
+                wcs.len()
+            );
+        }
+        for wc in wcs.iter().chain(&sent) {
+            assert_eq!(wc.status, IBV_WC_SUCCESS, "{wc:?}");
+        }
+        for wc in wcs {
+            assert!(
+                !std::mem::replace(&mut seen[wc.id as usize], true),
+                "taken twice"
+            );
+            let bytes = self.receives.read(ROOM * wc.id as usize, 300);
+            assert!(bytes == pattern(tag, 300));
+            self.receive(wc.id);
+        }
+        initiator.destroy();
+        target.destroy();
+    }
+}
