@@ -36,15 +36,7 @@ impl Stage {
     /// # Errors
     /// `EFAULT` where memory is missing; a part may have been copied.
     pub(crate) fn fill(&self, at: usize, from: &[libc::iovec]) -> Res<()> {
-        // SAFETY: the kernel checks every address; the file's pages are its own.
-        whole(from, at, |list, at| unsafe {
-            libc::pwritev(
-                self.0.as_raw_fd(),
-                list.as_ptr(),
-                list.len() as libc::c_int,
-                at as libc::off_t,
-            )
-        })
+        self.whole(libc::SYS_pwritev, from, at)
     }
 
     /// Copies the place at `at` to pieces of this process's memory.
@@ -52,41 +44,34 @@ impl Stage {
     /// # Errors
     /// As [`Self::fill`].
     pub(crate) fn empty(&self, at: usize, to: &[libc::iovec]) -> Res<()> {
-        // SAFETY: the kernel checks every address; the caller promises that the memory may be written.
-        whole(to, at, |list, at| unsafe {
-            libc::preadv(
-                self.0.as_raw_fd(),
-                list.as_ptr(),
-                list.len() as libc::c_int,
-                at as libc::off_t,
-            )
-        })
+        self.whole(libc::SYS_preadv, to, at)
+    }
+
+    /// Both calls may do a part, up to a page that is missing. Not the C library's: sanitizers take its calls for the
+    /// program's own accesses, and a device reads whole pages.
+    fn whole(&self, call: libc::c_long, list: &[libc::iovec], at: usize) -> Res<()> {
+        let len: usize = list.iter().map(|piece| piece.iov_len).sum();
+        if len == 0 {
+            return Ok(());
+        }
+        let fd = self.0.as_raw_fd();
+        loop {
+            // SAFETY: the kernel checks every address; who lets memory be filled promises that it may be written. The
+            // file's pages are its own. Its places lie below 4 GiB, so the offset's upper half is 0 everywhere.
+            let ret = unsafe { libc::syscall(call, fd, list.as_ptr(), list.len(), at, 0) };
+            match usize::try_from(ret) {
+                Ok(n) if n == len => return Ok(()),
+                Ok(_) => return Err(Errno(libc::EFAULT)),
+                Err(_) if Errno::last().0 == libc::EINTR => {}
+                Err(_) => return Err(Errno::last()),
+            }
+        }
     }
 }
 
 impl AsFd for Stage {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// Both calls may do a part, up to a page that is missing.
-fn whole(
-    list: &[libc::iovec],
-    at: usize,
-    call: impl Fn(&[libc::iovec], usize) -> isize,
-) -> Res<()> {
-    let len: usize = list.iter().map(|piece| piece.iov_len).sum();
-    if len == 0 {
-        return Ok(());
-    }
-    loop {
-        match usize::try_from(call(list, at)) {
-            Ok(n) if n == len => return Ok(()),
-            Ok(_) => return Err(Errno(libc::EFAULT)),
-            Err(_) if Errno::last().0 == libc::EINTR => {}
-            Err(_) => return Err(Errno::last()),
-        }
     }
 }
 
