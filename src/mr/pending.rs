@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "asks the kernel for pages")]
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -174,6 +175,8 @@ impl Region {
     /// Returns at once. `tell` runs on the worker, once, unless [`Self::settle`] is called before it begins; it
     /// must not drop the region.
     ///
+    /// `tell` gets the errors of [`Self::enable`], and `EOTHER` for a panic in it.
+    ///
     /// # Errors
     /// `EALREADY`: that was asked for already, and it is not over.
     pub fn enable_later(
@@ -196,8 +199,12 @@ impl Region {
             }
             // Who drops the last one has waited for the end of this.
             if let Some(region) = region.upgrade() {
-                region.fetch_pages();
-                tell(region.enable());
+                // A panic here would leave the application without an event, and who closes the region waiting.
+                let enabled = catch_unwind(AssertUnwindSafe(|| {
+                    region.fetch_pages();
+                    region.enable()
+                }));
+                tell(enabled.unwrap_or(Err(FiErrno::EOTHER)));
                 drop(region);
             }
             pending.end();
