@@ -340,8 +340,6 @@ fn deaths() {
 }
 
 fn kill_in(order: &[usize]) {
-    const MAKER: usize = 3;
-    const OWNER: usize = 2;
     let place = Place::new();
     let mut maker = Actor::start();
     maker.does(&place.open(EXCLUSIVE));
@@ -388,7 +386,6 @@ fn kill_in(order: &[usize]) {
         } else {
             late.refuses(&format!("hold {target}"), libc::EINVAL);
         }
-        let _ = (OWNER, MAKER);
     }
     // Life goes on: another target in the same domain, and a request to the queue that died.
     let next = survivor.number("target");
