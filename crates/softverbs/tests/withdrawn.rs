@@ -29,6 +29,14 @@ pub(crate) fn main() {
         }),
         ("sends_to_one_that_fails", wait_for_child, counted),
         ("a_failed_queue_pair_stays_so", wait_for_child, failed),
+        ("sends_to_one_that_goes", wait_for_child, |link| {
+            let ways = [8, 8192, 65536].map(|len| (IBV_WR_SEND, len));
+            abandoned(link, &ways);
+        }),
+        ("accesses_to_one_that_goes", wait_for_child, |link| {
+            let both = [IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ];
+            abandoned(link, &both.map(|opcode| (opcode, 65536)));
+        }),
     ];
     run(cases);
 }
@@ -42,8 +50,9 @@ fn connect(a: &mut End, b: &mut End) {
     let (x, y) = (a.address(), b.address());
     a.enter_rtr(y);
     b.enter_rtr(x);
-    a.enter_rts();
-    b.enter_rts();
+    // Who finds nobody gives up after 34 ms.
+    a.enter_rts_within(10, 7);
+    b.enter_rts_within(10, 7);
 }
 
 fn pair() -> (End, End) {
@@ -291,6 +300,73 @@ fn counted(link: &mut Link) {
             sent <= received,
             "round {round}: {sent} sent, {received} received"
         );
+    }
+    link.say("done");
+}
+
+/// The other end is reset, and its memory deregistered, while requests run. As on a wire nobody answers any more: the
+/// error comes when the retries are over, never before, so that what succeeded can be polled first.
+fn abandoned(link: &mut Link, ways: &[(u32, usize)]) {
+    const TIMEOUT: u8 = 8;
+    const RETRIES: u8 = 7;
+    let patience = Duration::from_nanos((4096 << TIMEOUT) * (u64::from(RETRIES) + 1));
+    let (mut a, mut b) = (End::with(16, 64, 4), End::with(16, 64, 4));
+    for &(opcode, len) in ways {
+        let source = a.buffer(&vec![7; len]);
+        for round in 0..120u32 {
+            for end in [&mut a, &mut b] {
+                end.modify(&mut attributes(IBV_QPS_RESET), IBV_QP_STATE);
+                end.enter_init();
+            }
+            let (x, y) = (a.address(), b.address());
+            a.enter_rtr(y);
+            b.enter_rtr(x);
+            a.enter_rts_within(TIMEOUT, RETRIES);
+            b.enter_rts();
+            let target = b.buffer(&vec![0; len]);
+            for id in 0..64 {
+                b.recv(&target, id);
+            }
+            let (addr, rkey) = (target.addr(), target.rkey());
+            let done = AtomicU32::new(0);
+            std::thread::scope(|scope| {
+                let mut lent = Lent((&mut a, &source));
+                let done = &done;
+                let sender = scope.spawn(move || {
+                    let (a, source) = lent.get();
+                    loop {
+                        a.rdma(opcode, source, len, addr, rkey, None);
+                        let status = a.wait(LIMIT).status;
+                        if status != IBV_WC_SUCCESS {
+                            return (status, Instant::now());
+                        }
+                        done.fetch_add(1, Ordering::Release);
+                    }
+                });
+                let mut serve = || {
+                    if let Some(wc) = b.poll() {
+                        b.recv(&target, wc.wr_id);
+                    }
+                };
+                while done.load(Ordering::Acquire) < 1 {
+                    serve();
+                }
+                // Anywhere in a request.
+                let until = Instant::now() + Duration::from_nanos(u64::from(round) * 100);
+                while Instant::now() < until {
+                    serve();
+                }
+                let before = Instant::now();
+                b.modify(&mut attributes(IBV_QPS_RESET), IBV_QP_STATE);
+                b.deregister(target);
+                // What was polled already is not of the next life.
+                while b.poll().is_some() {}
+                let (status, at) = sender.join().unwrap();
+                assert_eq!(status, IBV_WC_RETRY_EXC_ERR, "{opcode} {len} {round}");
+                let waited = at - before;
+                assert!(waited >= patience, "{opcode} {len} {round}: {waited:?}");
+            });
+        }
     }
     link.say("done");
 }

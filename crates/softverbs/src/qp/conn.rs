@@ -136,6 +136,16 @@ impl Connection {
             && self.still_delivers()
     }
 
+    /// Whether the other end was destroyed or reset, whatever became of its process.
+    #[cold]
+    pub(super) fn let_go(&self) -> bool {
+        let word = self.state.u64(self.at + layout::STATE);
+        let word = StateWord(word.load(Ordering::Acquire));
+        word.state() == IBV_QPS_RESET
+            || word.dest() != self.word.dest()
+            || word.incarnation() != self.word.incarnation()
+    }
+
     /// How many messages the other end took, if it takes no more and has said so.
     #[cold]
     pub(super) fn taken(&self) -> Option<u32> {

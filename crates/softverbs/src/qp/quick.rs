@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::send::outcome;
+use super::send::{outcome, unanswered};
 use super::{Posted, Qp, RecvQueue, SendQueue};
 use crate::cq::{Cqe, Poll, Retires};
 use crate::peer::{Peer, Push};
@@ -79,6 +79,10 @@ impl Qp {
             return false;
         }
         let status = outcome(conn, IBV_QPT_RC, sq.claimed);
+        if unanswered(sq, status) {
+            // What is in the ring is of a life that has ended; the other way waits for the next.
+            return false;
+        }
         conn.peer.notify_cq(conn.recv_cq, solicited);
         sq.claimed = sq.claimed.wrapping_add(1);
         sq.head = sq.head.wrapping_add(1);

@@ -343,7 +343,7 @@ impl Qp {
                 return Step::Done(IBV_WC_REM_INV_REQ_ERR);
             }
         }
-        match request.opcode {
+        let step = match request.opcode {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => self.run_message(sq, request),
             IBV_WR_SEND_WITH_INV => self.run_send_inv(sq, request),
             IBV_WR_RDMA_WRITE => self.run_access(sq, request, Direction::Write),
@@ -353,6 +353,10 @@ impl Qp {
             }
             IBV_WR_FLUSH => self.run_flush(sq, request),
             _ => self.run_write_imm(sq, request),
+        };
+        match step {
+            Step::Done(status) if unanswered(sq, status) => Step::Wait(Reason::Connection),
+            step => step,
         }
     }
 
@@ -704,6 +708,23 @@ fn outcome_after_change(conn: &Connection, kind: u32, number: u32) -> ibv_wc_sta
     } else {
         IBV_WC_RETRY_EXC_ERR
     }
+}
+
+/// Whether a request failed because the other end was destroyed or reset while it ran. On a wire nobody answers it then,
+/// and it is sent again until its retries are over; so it waits that long here too, and completions of what the other
+/// end had acknowledged come first.
+#[inline]
+pub(super) fn unanswered(sq: &SendQueue, status: ibv_wc_status) -> bool {
+    status != IBV_WC_SUCCESS && unanswered_slowly(sq, status)
+}
+
+#[cold]
+fn unanswered_slowly(sq: &SendQueue, status: ibv_wc_status) -> bool {
+    let by_other_end = matches!(
+        status,
+        IBV_WC_RETRY_EXC_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR | IBV_WC_REM_INV_REQ_ERR
+    );
+    by_other_end && Qp::is_reliable(sq.kind) && sq.conn.as_ref().is_some_and(Connection::let_go)
 }
 
 /// Claims a receive of the other end's shared queue, unless one is claimed already. Its length is
