@@ -62,6 +62,20 @@ fn an_old_program_in_a_new_library() {
     );
 }
 
+/// As many connection requests wait as `FI_WEFT_BACKLOG` says.
+#[test]
+fn requests_that_wait() {
+    let provider = outside::provider_dir();
+    for (set, expected) in [(None, "128"), (Some("3"), "3"), (Some("700"), "700")] {
+        let mut command = probe(PROBE, &system(), &provider, "backlog");
+        command.arg(expected);
+        if let Some(set) = set {
+            command.env("FI_WEFT_BACKLOG", set);
+        }
+        must(command);
+    }
+}
+
 /// `fi_info -e` knows the provider's parameters.
 #[test]
 fn parameters_are_shown() {

@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "calls a C library as an application does")]
 
 mod asynchronous;
+mod backlog;
 mod bad_input;
 mod endpoint;
 mod fault;
@@ -34,6 +35,7 @@ fn main() {
         "asynchronous" => asynchronous::run(&lib),
         "regions" => regions::run(&lib),
         "fault" => fault::run(&lib, &rest[0]),
+        "backlog" => backlog::run(&lib, rest[0].parse().expect("a number")),
         "serve" => transfer::serve(&lib),
         "access" => transfer::access(&lib, &rest[0]),
         other => panic!("no role is called {other}"),
