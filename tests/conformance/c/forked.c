@@ -2,8 +2,8 @@
  *
  *   forked PROV NODE
  *
- * Some children write to their copy of the region and stay for a while, some end by exit(3), which runs the handlers and destructors that the
- * parent's libraries have registered, some by _exit(2). The parent's messages come back as they were sent, and its connection ends
+ * Some children write to their copy of the region and stay for a while, some call the endpoint, which must refuse, and close it; some end by
+ * exit(3), which runs the handlers and destructors that the parent's libraries have registered, some by _exit(2). The parent's messages come back as they were sent, and its connection ends
  * in order. Ends with 0, or says what went wrong. */
 #include "end.h"
 
@@ -53,6 +53,14 @@ static pid_t fork_now(struct end *end, int how)
 	memset(end->memory, 0xee, MEMORY);
 	if (how == 1)
 		usleep(200000);
+	if (how == 2) {
+		if (fi_send(end->ep, end->memory, LENGTH, fi_mr_desc(end->mr), 0, NULL) >= 0)
+			die("a child can send");
+		if (fi_recv(end->ep, end->memory, LENGTH, fi_mr_desc(end->mr), 0, NULL) >= 0)
+			die("a child can post a receive");
+		fi_shutdown(end->ep, 0);
+		fi_close(&end->ep->fid);
+	}
 	_exit(0);
 }
 

@@ -65,7 +65,7 @@ class Peers(unittest.TestCase):
                 self.assertEqual(ended.out.count("then FI_SHUTDOWN"), 5, ended)
 
     def test_a_sender_into_a_shared_context_is_killed(self):
-        ended = self.run_program(programs.SYSTEM, "shared", "weft", "127.0.0.1", "4")
+        ended = self.run_program(programs.SYSTEM, "shared", "weft", "127.0.0.1", "16")
         self.assertEqual(ended.status, 0, ended)
 
     @common.per_release
