@@ -74,6 +74,8 @@ pub(crate) struct Process {
     pulls: Lock<Vec<(progress::Puller, u64)>>,
     pulls_count: AtomicU32,
     attention: Attention,
+    /// A process was opened that queue pairs may be connected to already.
+    newcomers: AtomicBool,
     /// A completion queue was overrun, and its queue pairs do not know it yet.
     overrun: AtomicBool,
     /// A queue pair has failed, and its receives are not flushed yet.
@@ -197,6 +199,7 @@ impl Process {
             pulls: Lock::new(Vec::new()),
             pulls_count: AtomicU32::new(0),
             attention: Attention::default(),
+            newcomers: AtomicBool::new(false),
             overrun: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             graves: Mutex::new(Vec::new()),
@@ -255,7 +258,7 @@ impl Process {
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = self.registry.lookup(slot).ok_or(Errno(libc::ESRCH))?;
         // An older process of this slot is dealt with before its place is taken.
-        let old = self.peers().get(&slot).cloned();
+        let old = self.known_peer(slot);
         if let Some(old) = old {
             if old.identity == entry.identity && !old.is_dead() {
                 return Ok(old);
@@ -268,6 +271,12 @@ impl Process {
         // in between finds no peer of that slot, and looks again.
         peer.watch(&self.wake, progress::TOKEN_PEER | u64::from(slot))?;
         self.peers().insert(slot, Arc::clone(&peer));
+        if self.qps.iter().any(|qp| qp.may_miss(slot)) {
+            // The caller may hold locks of a queue pair.
+            self.newcomers.store(true, Ordering::Release);
+            signal::call_attention(&self.segment.map);
+            self.doorbell.ring();
+        }
         if slot != self.slot && agent::needed_for(peer.copies) {
             self.start_agent();
         }
@@ -275,6 +284,11 @@ impl Process {
             self.call_agent(&peer);
         }
         Ok(peer)
+    }
+
+    /// The process in `slot`, if it is open.
+    pub(crate) fn known_peer(&self, slot: u32) -> Option<Arc<Peer>> {
+        self.peers().get(&slot).cloned()
     }
 
     /// Has this process's agent run. Without one its peers' requests fail, or wait in vain.
@@ -322,7 +336,7 @@ impl Process {
 
     /// The line to the agent of the process in `slot`, if there is one.
     pub(crate) fn link_of(&self, slot: u32) -> Option<Arc<Link>> {
-        let peer = self.peers().get(&slot).cloned()?;
+        let peer = self.known_peer(slot)?;
         peer.link()
     }
 
@@ -376,7 +390,7 @@ impl Process {
     /// Whether the process in `slot` may still do something.
     pub(crate) fn lives(&self, slot: u32) -> bool {
         // The registry is a file that anybody may spoil.
-        let known = self.peers().get(&slot).cloned();
+        let known = self.known_peer(slot);
         known.is_some_and(|peer| peer.check_alive()) || self.registry.may_live(slot)
     }
 

@@ -120,8 +120,12 @@ impl Process {
         if signal::agent_called(&self.segment.map) {
             self.start_agent();
         }
+        let newcomers = self.newcomers.swap(false, Ordering::AcqRel);
         for qp in self.qps.iter() {
             qp.notice_failure();
+            if newcomers {
+                qp.find_sender();
+            }
         }
     }
 
@@ -413,7 +417,7 @@ impl Process {
                     }
                 }
                 if token & TOKEN_PEER != 0 {
-                    let peer = self.peers().get(&(token as u32)).cloned();
+                    let peer = self.known_peer(token as u32);
                     if let Some(peer) = peer {
                         self.request_burial(&peer);
                         any = true;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::drain::Drain;
+use super::recv::sender_slot;
 use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue};
 use crate::events::Element;
 use crate::peer::{Peer, Push};
@@ -44,7 +45,7 @@ impl Qp {
             self.process().request_flush();
         }
         // The other end finds out at once, if it waits for this one.
-        self.wake_sender(rq.peer.as_ref());
+        self.wake_sender(rq);
     }
 
     /// Takes the messages of a failed queue pair that were there before it failed, and flushes the rest of
@@ -255,23 +256,26 @@ impl Qp {
             self.route_lost(&mut sq, peer);
             return;
         }
-        if !sq.peer.as_ref().is_some_and(|p| Arc::ptr_eq(p, peer)) {
+        let mut rq = self.rq.lock();
+        let is_it =
+            |known: &Option<Arc<Peer>>| known.as_ref().is_some_and(|p| Arc::ptr_eq(p, peer));
+        if !is_it(&sq.peer) && !is_it(&rq.peer) {
             return;
         }
-        if sq.kind != IBV_QPT_RC {
-            // Unreliable: nobody hears of it, and what is sent is lost.
+        if is_it(&sq.peer) {
             sq.peer = None;
             sq.conn = None;
-            self.rq.lock().peer = None;
-            return;
         }
-        // A queue pair that was destroyed or reset before its process ended is missed only by
-        // requests, which wait as long as they would on a wire.
-        let let_go = self.was_let_go(peer, sq.dest);
-        sq.peer = None;
-        sq.conn = None;
-        self.rq.lock().peer = None;
-        if let_go {
+        if is_it(&rq.peer) {
+            rq.peer = None;
+        }
+        // Unreliable: nobody hears of it, and what is sent is lost. A queue pair that was destroyed or reset
+        // before its process ended is missed only by requests, which wait as long as they would on a wire.
+        if sq.kind != IBV_QPT_RC || self.was_let_go(peer, sq.dest) {
+            if rq.peer.is_none() {
+                // Another one may have its place already.
+                self.adopt_sender(&mut rq);
+            }
             return;
         }
         let live = matches!(
@@ -279,7 +283,7 @@ impl Qp {
             IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE
         );
         if live {
-            self.fail(&mut sq, IBV_WC_RETRY_EXC_ERR);
+            self.fail_locked(&mut sq, &mut rq, IBV_WC_RETRY_EXC_ERR);
             self.raise(IBV_EVENT_QP_FATAL);
         }
     }
@@ -334,6 +338,7 @@ impl Qp {
         rq.head = 0;
         rq.next = 0;
         rq.least = u32::MAX;
+        let slot = sender_slot(&rq);
         let sender = rq.peer.take();
         rq.dest = 0;
         rq.incarnation = word.incarnation();
@@ -349,7 +354,7 @@ impl Qp {
             }
         }
         if map.u32(at + layout::WAITING).swap(0, Ordering::SeqCst) != 0
-            && let Some(sender) = sender
+            && let Some(sender) = sender.or_else(|| self.process().peer(slot?).ok())
         {
             sender.ring_process();
         }

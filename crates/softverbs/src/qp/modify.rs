@@ -235,7 +235,11 @@ impl Qp {
             self.note_drained(&mut sq);
         }
         // Senders may wait for this state.
-        self.wake_sender(rq.peer.as_ref());
+        self.wake_sender(&mut rq);
+        if rq.peer.is_none() {
+            // Opened since it was looked for above; who opens it later finds this queue pair connected.
+            self.adopt_sender(&mut rq);
+        }
         let ended = rq.peer.clone().filter(|peer| peer.is_dead());
         drop(rq);
         if mask & IBV_QP_DEST_QPN != 0 && sq.route.is_some() {

@@ -13,7 +13,7 @@ use crate::peer::Peer;
 use crate::process::Process;
 use crate::region::Key;
 use crate::ring::{Consumer, Header, Message, flag, op};
-use crate::segment::layout::{Credit, desc, qp as layout, split_qp_num, xrc};
+use crate::segment::layout::{Credit, StateWord, desc, qp as layout, split_qp_num, xrc};
 use crate::signal;
 use crate::srq::{Srq, Taken, deliver_xrc};
 use crate::sync::light_fence;
@@ -61,7 +61,12 @@ pub(crate) unsafe fn post_recv(
     let map = this.map();
     map.u64(at + layout::CREDIT)
         .store(credit.to_word(), Ordering::Release);
-    light_fence(rq.peer.as_ref().is_none_or(|peer| peer.barriers));
+    // One that was not there when the queue pair was connected may be by now.
+    let barriers = match &rq.peer {
+        Some(peer) => peer.barriers,
+        None => rq.dest == 0,
+    };
+    light_fence(barriers);
     if signal::asks(map, at + layout::WAITING) {
         this.sender_waits(&mut rq);
     }
@@ -71,13 +76,48 @@ pub(crate) unsafe fn post_recv(
 impl Qp {
     /// Rings the other end's process if it asked for that; the state has changed.
     #[inline]
-    pub(super) fn wake_sender(&self, peer: Option<&Arc<Peer>>) {
-        light_fence(peer.is_none_or(|peer| peer.barriers));
-        if let Some(peer) = peer
-            && signal::asks(self.map(), self.at() + layout::WAITING)
+    pub(super) fn wake_sender(&self, rq: &mut RecvQueue) {
+        light_fence(rq.peer.as_ref().is_some_and(|peer| peer.barriers));
+        if signal::asks(self.map(), self.at() + layout::WAITING)
+            && let Some(peer) = self.sender(rq)
         {
             peer.ring_process();
         }
+    }
+
+    /// The process of the other end, which asks for something. It is opened where it was not there yet when the queue
+    /// pair was connected.
+    fn sender<'a>(&self, rq: &'a mut RecvQueue) -> Option<&'a Arc<Peer>> {
+        if rq.peer.is_none() {
+            rq.peer = sender_slot(rq).and_then(|slot| self.process().peer(slot).ok());
+        }
+        rq.peer.as_ref()
+    }
+
+    /// Whether a process that was opened in `slot` may be that of the other end, and missing here. Takes no lock.
+    pub(crate) fn may_miss(&self, slot: u32) -> bool {
+        let word = StateWord(self.word.load(Ordering::Relaxed));
+        receives(word.state()) && split_qp_num(word.dest()).0 == slot
+    }
+
+    /// A process was opened that may be that of the other end. The caller holds no lock of a queue.
+    pub(crate) fn find_sender(&self) {
+        if !receives(self.state()) {
+            return;
+        }
+        let mut rq = self.rq.lock();
+        if rq.peer.is_some() {
+            return;
+        }
+        self.adopt_sender(&mut rq);
+        if rq.peer.is_some() && signal::asks(self.map(), self.at() + layout::WAITING) {
+            self.sender_waits(&mut rq);
+        }
+    }
+
+    /// The process of the other end is the one that is open by now, if one is.
+    pub(super) fn adopt_sender(&self, rq: &mut RecvQueue) {
+        rq.peer = sender_slot(rq).and_then(|slot| self.process().known_peer(slot));
     }
 
     /// A receive was posted that a sender waits for. It is rung; where it does not hear, its parked
@@ -85,7 +125,7 @@ impl Qp {
     #[cold]
     fn sender_waits(&self, rq: &mut RecvQueue) {
         std::sync::atomic::fence(Ordering::SeqCst);
-        if let Some(peer) = &rq.peer {
+        if let Some(peer) = self.sender(rq) {
             peer.ring_process();
             self.pull_later(rq);
             // SAFETY: a queue pair in use holds its completion queues.
@@ -250,6 +290,12 @@ impl Qp {
         // SAFETY: a queue pair in use holds its completion queues.
         unsafe { &*rq.cq }.push(cqe, true);
     }
+}
+
+/// Where the process of a connected queue pair has its place.
+pub(super) fn sender_slot(rq: &RecvQueue) -> Option<u32> {
+    let connected = rq.dest != 0 && matches!(rq.kind, IBV_QPT_RC | IBV_QPT_UC);
+    connected.then(|| split_qp_num(rq.dest).0)
 }
 
 /// Completes the receive that a message took. `from` is the process that sent it; what does not

@@ -290,6 +290,17 @@ pub struct Address {
     pub gid: u128,
 }
 
+impl Address {
+    /// What [`End::say_address`] said.
+    pub fn parse(line: &str) -> Self {
+        let (qpn, gid) = line.split_once(' ').unwrap();
+        Self {
+            qpn: qpn.parse().unwrap(),
+            gid: gid.parse().unwrap(),
+        }
+    }
+}
+
 /// One end of a connection, with everything that it needs.
 pub struct End {
     pub context: *mut ibv_context,
@@ -368,8 +379,7 @@ impl End {
     pub fn of_type_in_reset(kind: u32) -> Self {
         let mut end = Self::of_type(kind, 16, 16, 1);
         if kind == IBV_QPT_RC {
-            // SAFETY: all zeros is a value of it, and RESET.
-            end.modify(&mut unsafe { std::mem::zeroed() }, IBV_QP_STATE);
+            end.reset();
         }
         end
     }
@@ -448,6 +458,11 @@ impl End {
         assert_eq!(ret, 0, "{}", std::io::Error::from_raw_os_error(ret));
     }
 
+    pub fn reset(&mut self) {
+        // SAFETY: all zeros is a value of it, and RESET.
+        self.modify(&mut unsafe { std::mem::zeroed() }, IBV_QP_STATE);
+    }
+
     pub fn enter_init(&mut self) {
         // SAFETY: all zeros is a value of it.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -474,14 +489,13 @@ impl End {
     }
 
     pub fn exchange(&self, link: &mut Link) -> Address {
+        self.say_address(link);
+        Address::parse(&link.hear())
+    }
+
+    pub fn say_address(&self, link: &mut Link) {
         let own = self.address();
         link.say(&format!("{} {}", own.qpn, own.gid));
-        let line = link.hear();
-        let (qpn, gid) = line.split_once(' ').unwrap();
-        Address {
-            qpn: qpn.parse().unwrap(),
-            gid: gid.parse().unwrap(),
-        }
     }
 
     pub fn enter_rtr(&mut self, other: Address) {

@@ -1,0 +1,170 @@
+//! A queue pair is connected while the process of its other end is not there: that comes later, in the place and with the
+//! number of one that has ended. It is found, its parked messages are taken, and its end is noticed.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+mod common;
+
+use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
+
+use common::*;
+use rdma_core_sys::*;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Set in all lives of the other process but the first.
+const AGAIN: &str = "SOFTVERBS_TEST_AGAIN";
+/// Another process of the machine may be given the place in between.
+const TRIES: u32 = 100;
+
+fn main() {
+    run(&[
+        ("is_rung", rung_parent, rung_child),
+        ("is_pulled_from", pulled_parent, pulled_child),
+        ("has_ended", ended_parent, ended_child),
+        ("is_open_already", open_parent, open_child),
+    ]);
+}
+
+/// The receiving end, in RTR before there is anybody with the number that it is connected to.
+fn early(link: &mut Link) -> End {
+    let mut end = End::with(4, 4, 1);
+    let mut first = opened(link);
+    for _ in 0..TRIES {
+        link.say("execute");
+        link.expect("new");
+        end.enter_rtr(first);
+        let second = opened(link);
+        if second.qpn == first.qpn {
+            end.say_address(link);
+            link.expect("connected");
+            return end;
+        }
+        end.reset();
+        end.enter_init();
+        first = second;
+    }
+    panic!("another process has the place each time");
+}
+
+fn opened(link: &mut Link) -> Address {
+    link.say("open");
+    Address::parse(&link.hear())
+}
+
+/// The other end, of a process that is what remains of one with the same number. It executes itself: the process keeps
+/// its pid, by which places are given, and for all others it has ended.
+fn late(link: &mut Link) -> End {
+    if std::env::var_os(AGAIN).is_some() {
+        link.say("new");
+    }
+    link.expect("open");
+    let mut end = End::with(4, 4, 1);
+    end.say_address(link);
+    let line = link.hear();
+    if line == "execute" {
+        let error = std::process::Command::new(std::env::current_exe().unwrap())
+            .env(AGAIN, "1")
+            .exec();
+        panic!("{error}");
+    }
+    end.enter_rtr(Address::parse(&line));
+    end.enter_rts();
+    link.say("connected");
+    end
+}
+
+/// It waits for a receive, and sleeps on its channel. What it sends can't be taken from it: it has to go on itself.
+fn rung_parent(link: &mut Link) {
+    let mut end = early(link);
+    let target = end.buffer(&[0; 8]);
+    // The first message has the ring made.
+    end.recv(&target, 0);
+    link.say_numbers(target.addr(), target.rkey().into());
+    assert_eq!(end.wait(LIMIT).opcode, IBV_WC_RECV);
+    link.expect("waits");
+    end.recv(&target, 1);
+    assert_eq!(end.wait(LIMIT).opcode, IBV_WC_RECV_RDMA_WITH_IMM);
+    assert_eq!(target.bytes(), [5; 8]);
+    link.expect("sent");
+}
+
+fn rung_child(link: &mut Link) {
+    let mut end = late(link);
+    let (addr, rkey) = link.numbers();
+    let mut source = end.buffer(&[5; 8]);
+    end.send(&mut source, 8, None, IBV_SEND_SIGNALED, 1);
+    assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+    let opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    end.rdma(opcode, &source, 8, addr, rkey as u32, Some(9));
+    assert!(end.poll().is_none());
+    link.say("waits");
+    assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+    link.say("sent");
+}
+
+/// It waits for a receive, and for something else.
+fn pulled_parent(link: &mut Link) {
+    let mut end = early(link);
+    link.expect("waits");
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 1);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    assert_eq!(receive.bytes(), [6; 8]);
+    link.say("taken");
+    link.expect("seen");
+}
+
+fn pulled_child(link: &mut Link) {
+    let mut end = late(link);
+    end.send_unregistered(&mut [6; 8], None, IBV_SEND_INLINE | IBV_SEND_SIGNALED, 2);
+    assert!(end.poll().is_none());
+    link.say("waits");
+    link.expect("taken");
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.say("seen");
+}
+
+/// It sends one message, which makes its ring, and ends. The receiver never sends.
+fn ended_parent(link: &mut Link) {
+    let mut end = early(link);
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 1);
+    end.recv(&receive, 2);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.expect("sent");
+    link.kill();
+    let flushed = end.sleep(LIMIT);
+    assert_eq!((flushed.wr_id, flushed.status), (2, IBV_WC_WR_FLUSH_ERR));
+    assert_eq!(end.state(), IBV_QPS_ERR);
+    assert_eq!(end.async_event(), IBV_EVENT_QP_FATAL);
+}
+
+fn ended_child(link: &mut Link) {
+    let mut end = late(link);
+    end.send_unregistered(&mut [7; 8], None, IBV_SEND_INLINE | IBV_SEND_SIGNALED, 2);
+    assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+    link.say("sent");
+    link.wait_end();
+}
+
+/// It is opened for another queue pair, and ends without a word to this one.
+fn open_parent(link: &mut Link) {
+    let mut end = early(link);
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 1);
+    let mut other = End::with(4, 4, 1);
+    other.join(link);
+    link.kill();
+    let begin = Instant::now();
+    let flushed = end.sleep(LIMIT);
+    assert_eq!((flushed.wr_id, flushed.status), (1, IBV_WC_WR_FLUSH_ERR));
+    assert!(begin.elapsed() < LIMIT);
+}
+
+fn open_child(link: &mut Link) {
+    let _end = late(link);
+    let mut other = End::with(4, 4, 1);
+    other.join(link);
+    link.wait_end();
+}
