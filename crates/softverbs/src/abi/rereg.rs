@@ -1,7 +1,8 @@
 //! `ibv_rereg_mr(3)`.
 //!
 //! What the page calls an input error leaves the region as it was. After any other error it must not
-//! be used, and here can't be: its key is dead until it is deregistered.
+//! be used, and here can't be: its key is dead until it is deregistered. Only where that error is `EBUSY` the call
+//! can also be repeated.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -74,7 +75,8 @@ pub(super) unsafe extern "C" fn rereg_mr(
     code.unwrap_or(IBV_REREG_MR_ERR_CMD)
 }
 
-/// What the region was; its key is dead from here on. `None` where it was dead already.
+/// What the region was; its key is dead from here on. `None` where it was dead already, but for one that a stopped
+/// initiator kept from being changed.
 ///
 /// # Errors
 /// `EINVAL` for a null region, which has no place to change, `EBUSY` where a window is bound to it.
@@ -89,7 +91,9 @@ unsafe fn begin(mr: *mut ibv_mr) -> Res<Option<Description>> {
         return Err(Errno(libc::EINVAL));
     }
     process.windows.unless_bound(key, || {
-        let before = regions.describe(key);
+        let before = regions
+            .describe(key)
+            .or_else(|| regions.describe_unchanged(key));
         regions.kill(&process.segment, key);
         before
     })

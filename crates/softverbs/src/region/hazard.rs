@@ -158,6 +158,58 @@ mod tests {
     use super::super::{Range, Regions};
     use super::*;
 
+    /// What gives up after its patience can be called again, and succeeds when nobody is left in between.
+    #[test]
+    fn who_was_refused_can_come_again() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let regions = Regions::new();
+        let range = |addr| Range {
+            addr,
+            len: 8,
+            iova: 0,
+        };
+        let register = || regions.register(&segment, 1, range(0x1000), 0).unwrap();
+        let (ended, changed) = (register(), register());
+        let word = |i: usize| {
+            let at = announce::AT + announce::STRIDE * 3 + announce::HAZARDS + 8 * i;
+            segment.map.u64(at)
+        };
+        let visitors = segment.map.u64(header::VISITORS);
+        visitors.store(1 << 3, Ordering::SeqCst);
+        for (i, key) in [ended, changed].into_iter().enumerate() {
+            word(i).store(Use::from(key).to_word(), Ordering::SeqCst);
+        }
+        let mut to = regions.describe(changed).unwrap();
+        to.range = range(0x2000);
+        let local = |key: Key| {
+            let sge = rdma_core_sys::ibv_sge {
+                addr: 0,
+                length: 8,
+                lkey: key.0,
+            };
+            regions.local(&sge, 1, false)
+        };
+        let busy = Err(Errno(libc::EBUSY));
+        std::thread::scope(|scope| {
+            let end = scope.spawn(|| regions.deregister(&segment, ended, |_| true));
+            assert_eq!(regions.change(&segment, changed, &to, |_| true), busy);
+            assert_eq!(end.join().unwrap(), busy);
+        });
+        assert_eq!((local(ended), local(changed)), (None, None));
+        assert_eq!(regions.describe_unchanged(ended).map(|was| was.pd), None);
+        let was = regions.describe_unchanged(changed).unwrap();
+        assert_eq!(was.range, range(0x1000));
+        for i in 0..2 {
+            word(i).store(0, Ordering::SeqCst);
+        }
+        regions.change(&segment, changed, &to, |_| true).unwrap();
+        assert_eq!(local(changed), Some(0x2000));
+        assert_eq!(regions.describe_unchanged(changed).map(|was| was.pd), None);
+        regions.deregister(&segment, ended, |_| true).unwrap();
+        let again = regions.deregister(&segment, ended, |_| true);
+        assert_eq!(again, Err(Errno(libc::EINVAL)));
+    }
+
     #[test]
     fn a_dead_visitor_is_not_awaited_and_a_living_one_is() {
         let segment = OwnSegment::create(1, 0, true).unwrap();

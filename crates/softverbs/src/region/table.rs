@@ -49,6 +49,8 @@ struct Entry {
     holder: AtomicU32,
     /// The key of a null region, which `key` does not have.
     null: AtomicU32,
+    /// The key, from when a change of its region has begun until it is made. It is dead then, and the rest as it was.
+    changing: AtomicU32,
 }
 
 impl Entry {
@@ -63,6 +65,24 @@ impl Entry {
         self.addr.store(what.range.addr, Ordering::Relaxed);
         self.stamp.store(what.direct.stamp, Ordering::Relaxed);
         self.offset.store(what.direct.offset, Ordering::Relaxed);
+    }
+
+    /// Everything but the key; of a reader who sees to it that this belongs together.
+    fn read(&self) -> Description {
+        Description {
+            access: self.access.load(Ordering::Relaxed),
+            pd: self.pd.load(Ordering::Relaxed),
+            range: Range {
+                addr: self.addr.load(Ordering::Relaxed),
+                len: self.len.load(Ordering::Relaxed),
+                iova: self.iova.load(Ordering::Relaxed),
+            },
+            direct: Direct {
+                stamp: self.stamp.load(Ordering::Relaxed),
+                offset: self.offset.load(Ordering::Relaxed),
+            },
+            file: 0,
+        }
     }
 }
 
@@ -250,6 +270,7 @@ impl Regions {
         let entry = self.make_entry(key.index());
         entry.write(what);
         entry.holder.store(key.0, Ordering::Relaxed);
+        entry.changing.store(0, Ordering::Relaxed);
         entry.key.store(key.0, Ordering::Release);
         Self::show(segment, key, what, 0);
     }
@@ -288,7 +309,8 @@ impl Regions {
     /// Makes a region another one under the same key: nobody uses the old one any more.
     ///
     /// # Errors
-    /// `EBUSY` where an initiator still does after some seconds; the key is dead then.
+    /// `EBUSY` where an initiator still does after some seconds; the key is dead then, and the call can be
+    /// repeated.
     pub(crate) fn change(
         &self,
         segment: &OwnSegment,
@@ -297,6 +319,8 @@ impl Regions {
         lives: impl Fn(u32) -> bool,
     ) -> Res<()> {
         self.kill(segment, key);
+        let entry = self.make_entry(key.index());
+        entry.changing.store(key.0, Ordering::Relaxed);
         hazard::wait(segment, key, lives)?;
         self.publish(segment, key, to);
         Ok(())
@@ -347,22 +371,19 @@ impl Regions {
         if entry.key.load(Ordering::Acquire) != key.0 || key.0 == 0 {
             return None;
         }
-        let found = Description {
-            access: entry.access.load(Ordering::Relaxed),
-            pd: entry.pd.load(Ordering::Relaxed),
-            range: Range {
-                addr: entry.addr.load(Ordering::Relaxed),
-                len: entry.len.load(Ordering::Relaxed),
-                iova: entry.iova.load(Ordering::Relaxed),
-            },
-            direct: Direct {
-                stamp: entry.stamp.load(Ordering::Relaxed),
-                offset: entry.offset.load(Ordering::Relaxed),
-            },
-            file: 0,
-        };
+        let found = entry.read();
         fence(Ordering::Acquire);
         (entry.version.load(Ordering::Relaxed) == version).then_some(found)
+    }
+
+    /// What a key stood for whose region was to be changed when an initiator used it for too long. Its owner's
+    /// calls for the region come one at a time.
+    pub(crate) fn describe_unchanged(&self, key: Key) -> Option<Description> {
+        let entry = self.entry(key.index())?;
+        let same = key.0 != 0
+            && entry.holder.load(Ordering::Relaxed) == key.0
+            && entry.changing.load(Ordering::Relaxed) == key.0;
+        same.then(|| entry.read())
     }
 
     /// The address behind a piece of a local region, or `None` where the key does not cover it.
