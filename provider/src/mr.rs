@@ -362,8 +362,8 @@ unsafe extern "C" fn close(handle: *mut fid) -> c_int {
         // SAFETY: a fid by the contract of fi_close(3).
         unsafe {
             Object::<Mr>::close(handle, |mr| {
+                mr.region.close()?;
                 if let Some(events) = &mr.events {
-                    mr.region.settle();
                     events.forget(Token(handle.expose_provenance()));
                 }
                 Ok(())

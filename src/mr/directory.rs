@@ -15,7 +15,7 @@ use super::event::{Cell, Cells};
 use super::table::Table;
 use super::words::Words;
 use crate::errno::{FiErrno, Result};
-use crate::log::{info_log, warn_log};
+use crate::log::warn_log;
 use crate::verbs::{Mr, Pd};
 use crate::wire::records::{Block, Entry, Header, WORDS};
 
@@ -55,6 +55,8 @@ struct Inner {
     peers: Vec<(Weak<dyn Peer>, BlockPlace)>,
     /// With the count of revocations that must be acknowledged before it may go, oldest first.
     parked: VecDeque<(u64, Parked)>,
+    /// Of those, registrations that somebody is in the middle of an access to, and generations of their regions.
+    stuck: Vec<(u64, Mr)>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -69,10 +71,12 @@ impl std::fmt::Debug for Inner {
 /// What must stay while a peer may act on what was so before.
 #[derive(Debug, Default)]
 pub(crate) struct Parked {
-    /// Registrations of the memory: they lose their rights.
+    /// Registrations of the memory, without rights.
     pub(crate) mrs: Vec<Mr>,
     /// Registrations of memory that has others now: they keep their rights until they go.
     pub(crate) replaced: Vec<Arc<Mr>>,
+    /// The generation of their region.
+    pub(crate) generation: u64,
     /// A segment list that a peer may be about to read.
     pub(crate) list: Option<Words>,
     /// What a peer may be about to add to.
@@ -183,6 +187,7 @@ impl Directory {
                 free: Vec::new(),
                 peers: Vec::new(),
                 parked: VecDeque::new(),
+                stuck: Vec::new(),
             }),
         };
         {
@@ -217,27 +222,29 @@ impl Directory {
             .insert(entry, |table| self.publish(table, revocations))
     }
 
-    /// A published region ends: its key, and its registrations. When this returns no peer
-    /// reaches the memory, and no key of it is given to another region before every peer knows.
-    pub(crate) fn revoke(&self, key: u64, mut parked: Parked) {
-        // first of all: without rights, or gone where the device can't do that
-        parked.mrs.retain_mut(|mr| match mr.revoke_rights() {
-            Ok(()) => true,
-            // Its key is dead and stays taken. Somebody who was stopped in the middle of an access was waited
-            // for as long as the device waits, and deregistering now would only wait again.
-            Err(FiErrno::EBUSY) => {
-                warn_log!(
-                    Mr,
-                    "a region is closed while a stopped peer has an access to it under way"
-                );
-                true
-            }
-            Err(error) => {
-                info_log!(Mr, "a closed region's key is free at once: {error}");
-                false
-            }
-        });
-        self.change(parked, |table| table.remove(key));
+    /// A published region is about to end: peers do not find its key any more, and forget it.
+    pub(crate) fn withdraw(&self, key: u64) {
+        self.change(Parked::default(), |table| table.remove(key));
+    }
+
+    /// The registrations that a region had before and that peers may still act upon.
+    pub(crate) fn take_replaced(&self, generation: u64) -> Vec<Mr> {
+        let mut inner = self.inner.lock();
+        let parked = inner.parked.iter_mut().map(|(_, parked)| parked);
+        let mut taken: Vec<Mr> = parked
+            .filter(|parked| parked.generation == generation)
+            .flat_map(|parked| std::mem::take(&mut parked.replaced))
+            .filter_map(Arc::into_inner)
+            .collect();
+        let stuck = inner.stuck.extract_if(.., |(of, _)| *of == generation);
+        taken.extend(stuck.map(|(_, mr)| mr));
+        taken
+    }
+
+    /// What is left of a region that was withdrawn and whose memory nobody reaches. No key of it is given to another
+    /// region before every peer knows.
+    pub(crate) fn park(&self, parked: Parked) {
+        self.change(parked, |_| false);
     }
 
     /// A published region has other registrations now. What was there before serves until every peer knows.
@@ -245,14 +252,15 @@ impl Directory {
         self.change(parked, |table| table.replace(entry));
     }
 
-    /// Changes the table, and makes every peer look again.
+    /// Changes the table, and where that has changed makes every peer look again.
     fn change(&self, parked: Parked, change: impl FnOnce(&mut Table) -> bool) {
         let mut inner = self.inner.lock();
-        change(&mut inner.table);
-        inner.revocations += 1;
+        if change(&mut inner.table) {
+            inner.revocations += 1;
+            self.publish(&inner.table, inner.revocations);
+            self.tell(&mut inner);
+        }
         let revocations = inner.revocations;
-        self.publish(&inner.table, revocations);
-        self.tell(&mut inner);
         if !parked.is_empty() {
             inner.parked.push_back((revocations, parked));
         }
@@ -355,6 +363,14 @@ impl Directory {
         })
     }
 
+    /// Registrations that keep rights although others have taken their place, for tests.
+    #[cfg(test)]
+    pub(crate) fn replaced(&self) -> usize {
+        let inner = self.inner.lock();
+        let parked = inner.parked.iter().map(|(_, parked)| parked.replaced.len());
+        parked.sum::<usize>() + inner.stuck.len()
+    }
+
     /// Registrations of closed regions that wait, for tests.
     #[cfg(test)]
     pub(crate) fn parked(&self) -> usize {
@@ -384,7 +400,82 @@ impl Inner {
             if self.peers.iter().any(|(_, place)| place.lags(*wanted)) {
                 return;
             }
-            self.parked.pop_front();
+            let Some((_, parked)) = self.parked.pop_front() else {
+                return;
+            };
+            // The others reach nothing; but behind one of these the memory may be written yet.
+            for mr in parked.replaced.into_iter().filter_map(Arc::into_inner) {
+                if let Err(busy) = mr.deregister() {
+                    self.stuck.push((parked.generation, busy));
+                }
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Access, Buffer, Form, Mode, Region, RegionConfig};
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::verbs::devices;
+
+    struct Silent;
+
+    impl Peer for Silent {
+        fn tell_revocations(&self) {}
+        fn sever(&self) {}
+    }
+
+    /// What a region had before it was refreshed keeps its rights for peers that have not acknowledged, but not
+    /// longer than the region lives.
+    #[test]
+    #[allow(unsafe_code, reason = "registers memory")]
+    fn a_closed_region_takes_what_was_replaced_along() {
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let mode = Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL;
+        let config = DomainConfig {
+            form: Form::new(mode, false),
+            ..DomainConfig::default()
+        };
+        let domain = Domain::open(&device, config).unwrap();
+        let directory = domain.directory(domain.pd()).unwrap();
+        let block = directory.block().unwrap();
+        let peer: Arc<dyn Peer> = Arc::new(Silent);
+        block.join(Arc::downgrade(&peer));
+        // it has looked something up, and is stopped from then on
+        let words = &block.place.words;
+        words.store(block.place.index + Block::ACKNOWLEDGED, 1);
+        let memory = vec![0_u8; 3 * 4096];
+        let register = |key| {
+            let buffers = [Buffer {
+                addr: memory.as_ptr().cast(),
+                len: memory.len(),
+            }];
+            let config = RegionConfig {
+                buffers: &buffers,
+                access: Access::all(),
+                requested_key: key,
+                ..RegionConfig::default()
+            };
+            // SAFETY: the memory is dropped last.
+            let region = unsafe { Region::register(&domain, &config) }.unwrap();
+            region.refresh(&buffers).unwrap();
+            region
+        };
+        let (first, second) = (register(1), register(2));
+        assert_eq!(directory.replaced(), 2);
+        first.close().unwrap();
+        assert_eq!(directory.replaced(), 1, "one is the other region's");
+        assert_eq!(
+            second.refresh(&[]).err(),
+            Some(FiErrno::EINVAL),
+            "still itself"
+        );
+        second.close().unwrap();
+        assert_eq!(directory.replaced(), 0);
+        assert!(directory.parked() > 0, "keys stay taken");
+        block.leave();
+        assert_eq!(directory.parked(), 0);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rdma_core_sys as sys;
 
 use super::event::Cell;
@@ -14,7 +14,7 @@ use super::pieces::Pieces;
 use super::region::{Range, Region};
 use super::{Directory, Mode, Paging, Parked, Words};
 use crate::errno::{FiErrno, Result};
-use crate::log::warn_log;
+use crate::log::{info_log, warn_log};
 use crate::verbs::{Mr, Pd};
 use crate::wire::raw_key::RawKey;
 use crate::wire::records::{Entry, Segment};
@@ -25,8 +25,8 @@ pub(crate) struct Exposed {
     /// Of the only buffer, where that stays as it is.
     lkey: Option<u32>,
     pd: Arc<Pd>,
-    /// Of each buffer, unless they are registered piece by piece.
-    mrs: Vec<Mr>,
+    /// Of each buffer, unless they are registered piece by piece. None once they have ended.
+    mrs: RwLock<Vec<Mr>>,
     pieces: Option<Pieces>,
     /// First address, length and lkey of each of several buffers.
     parts: Box<[(u64, u64, u32)]>,
@@ -46,6 +46,12 @@ struct Told {
     list: Option<Words>,
     /// Where what peers do is counted.
     cell: Option<Arc<Cell>>,
+    /// Peers find it no more. Nothing is changed then but to end it.
+    withdrawn: bool,
+    /// Nobody reaches its memory any more.
+    over: bool,
+    /// Registrations that have lost their rights, and wait for others to be withdrawn.
+    ended: Vec<Mr>,
 }
 
 /// The key of a region.
@@ -191,7 +197,7 @@ impl Exposed {
                 start: region.first_address(),
                 cell: 0,
             },
-            mrs,
+            mrs: RwLock::new(mrs),
             key,
             directory: None,
         }
@@ -244,7 +250,12 @@ impl Exposed {
                     ..counted
                 };
                 let list = Some(list);
-                return Ok(Told { entry, list, cell });
+                return Ok(Told {
+                    entry,
+                    list,
+                    cell,
+                    ..Told::default()
+                });
             }
         };
         let entry = Entry {
@@ -255,8 +266,8 @@ impl Exposed {
         };
         Ok(Told {
             entry,
-            list: None,
             cell,
+            ..Told::default()
         })
     }
 
@@ -273,12 +284,16 @@ impl Exposed {
     /// Registers what of these ranges is there now, and publishes it. They lie in the region's buffers.
     ///
     /// # Errors
-    /// `ENOMEM` and others of registering; nothing has changed then.
+    /// `ENOMEM` and others of registering; nothing has changed then. `EOPBADSTATE`: it was closed, as far as that
+    /// can be done.
     pub(super) fn refresh(&self, ranges: &[Range]) -> Result<()> {
         let Some(pieces) = &self.pieces else {
             return Ok(());
         };
         let mut told = self.told.lock();
+        if told.withdrawn {
+            return Err(FiErrno::EOPBADSTATE);
+        }
         let change = pieces.refresh(ranges)?;
         let Some(directory) = &self.directory else {
             drop(pieces.make(change));
@@ -288,6 +303,7 @@ impl Exposed {
         let old = std::mem::replace(&mut *told, new);
         let parked = Parked {
             replaced: pieces.make(change),
+            generation: self.entry.generation,
             list: old.list,
             ..Parked::default()
         };
@@ -301,11 +317,12 @@ impl Exposed {
     /// The device's.
     pub(super) fn prefetch(&self, region: &Region, ranges: &[Range]) -> Result<()> {
         let write = region.access().verbs_rights(false) & sys::IBV_ACCESS_LOCAL_WRITE != 0;
+        let mrs = self.mrs.read();
         for range in ranges {
             let inside = |(buffer, _): &(&Range, &Mr)| {
                 buffer.addr <= range.addr && range.addr + range.len <= buffer.addr + buffer.len
             };
-            if let Some((_, mr)) = region.buffers.iter().zip(&self.mrs).find(inside) {
+            if let Some((_, mr)) = region.buffers.iter().zip(&*mrs).find(inside) {
                 mr.prefetch(range.addr, range.len, write)?;
             }
         }
@@ -314,7 +331,8 @@ impl Exposed {
 
     /// Its buffers, if there are several, as peers address them.
     fn segments(&self) -> Vec<Segment> {
-        let parts = self.parts.iter().zip(&self.mrs);
+        let mrs = self.mrs.read();
+        let parts = self.parts.iter().zip(&*mrs);
         parts
             .map(|(&(addr, len, _), mr)| Segment {
                 addr,
@@ -374,19 +392,92 @@ impl Exposed {
     }
 }
 
-impl Drop for Exposed {
-    fn drop(&mut self) {
-        if let Some(directory) = self.directory.take() {
-            let mut mrs = std::mem::take(&mut self.mrs);
-            mrs.extend(self.pieces.take().into_iter().flat_map(Pieces::into_all));
-            let told = std::mem::take(self.told.get_mut());
+/// What is left of a registration that ends.
+enum End {
+    /// The registration, without rights: its key stays taken.
+    Revoked(Mr),
+    Gone,
+    /// Somebody is in the middle of an access.
+    Busy(Mr),
+}
+
+/// Nobody reaches the memory by it any more. `keep`: its key is to stay taken, where the device can do that.
+fn end(mut mr: Mr, keep: bool) -> End {
+    if keep {
+        match mr.revoke_rights() {
+            Ok(()) => return End::Revoked(mr),
+            Err(FiErrno::EBUSY) => return End::Busy(mr),
+            Err(error) => info_log!(Mr, "a closed region's key is free at once: {error}"),
+        }
+    }
+    match mr.deregister() {
+        Ok(()) => End::Gone,
+        Err(mr) => End::Busy(mr),
+    }
+}
+
+impl Exposed {
+    /// Ends it: when this has succeeded nobody reaches the memory through it.
+    ///
+    /// # Errors
+    /// `EBUSY`: somebody is in the middle of an access and was waited for in vain. No new one can begin. The call
+    /// can be repeated.
+    pub(super) fn end(&self) -> Result<()> {
+        let mut told = self.told.lock();
+        if told.over {
+            return Ok(());
+        }
+        if !told.withdrawn {
+            told.withdrawn = true;
+            if let Some(directory) = &self.directory {
+                directory.withdraw(self.key.number());
+            }
+        }
+        let mut mrs = self.mrs.write();
+        let mut left = std::mem::take(&mut *mrs);
+        left.extend(self.pieces.iter().flat_map(Pieces::take));
+        if let Some(directory) = &self.directory {
+            left.extend(directory.take_replaced(self.entry.generation));
+        }
+        // all of them, so that none gives access from here on
+        for mr in left {
+            match end(mr, self.directory.is_some()) {
+                End::Revoked(mr) => told.ended.push(mr),
+                End::Busy(mr) => mrs.push(mr),
+                End::Gone => {}
+            }
+        }
+        if !mrs.is_empty() {
+            return Err(FiErrno::EBUSY);
+        }
+        if let Some(directory) = &self.directory {
             let parked = Parked {
-                mrs,
-                list: told.list,
-                cell: told.cell,
+                mrs: std::mem::take(&mut told.ended),
+                list: told.list.take(),
+                cell: told.cell.take(),
                 ..Parked::default()
             };
-            directory.revoke(self.key.number(), parked);
+            directory.park(parked);
+        }
+        told.over = true;
+        Ok(())
+    }
+
+    /// Whether it has ended, or was to and could not yet.
+    pub(super) fn is_ending(&self) -> bool {
+        self.told.lock().withdrawn
+    }
+}
+
+impl Drop for Exposed {
+    fn drop(&mut self) {
+        if self.end().is_err() {
+            warn_log!(
+                Mr,
+                "a region is dropped while a stopped peer has an access to it under way"
+            );
+            // Their keys are dead and stay taken. To deregister them would only wait again.
+            self.mrs.get_mut().drain(..).for_each(std::mem::forget);
         }
     }
 }

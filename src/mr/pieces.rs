@@ -224,9 +224,10 @@ impl Pieces {
         Ok(lkey)
     }
 
-    /// All registrations, when nobody else holds one.
-    pub(super) fn into_all(self) -> Vec<Mr> {
-        let inner = self.inner.into_inner();
+    /// All registrations, which are nobody else's. Nothing is there any more behind it.
+    pub(super) fn take(&self) -> Vec<Mr> {
+        let _alone = self.changing.lock();
+        let inner = std::mem::take(&mut *self.inner.write());
         let mut all: Vec<Arc<Mr>> = Vec::new();
         let parts = inner.cover.parts().iter().map(|part| &part.by);
         for mr in parts.chain(&inner.merged) {

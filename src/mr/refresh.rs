@@ -13,7 +13,7 @@ impl Region {
     /// # Errors
     /// - `EINVAL`: no range, one of no bytes, or one that does not lie in a buffer of the region; nothing has
     ///   changed.
-    /// - `EOPBADSTATE`: not enabled.
+    /// - `EOPBADSTATE`: not enabled, or being closed.
     /// - `EOPNOTSUPP`: pinned for good: the form is without [`Mode::MMU_NOTIFY`](super::Mode::MMU_NOTIFY).
     /// - `ENOMEM`: locked memory, or more parts with gaps between them than a region has; it is as it was.
     pub fn refresh(&self, ranges: &[Buffer]) -> Result<()> {
@@ -37,6 +37,9 @@ impl Region {
             })
             .collect();
         let exposed = self.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
+        if exposed.is_ending() {
+            return Err(FiErrno::EOPBADSTATE);
+        }
         match self.domain().paging() {
             Paging::Pinned => Err(FiErrno::EOPNOTSUPP),
             Paging::OnDemand => exposed.prefetch(self, &ranges),

@@ -68,8 +68,8 @@ pub(super) struct Range {
 
 /// A registered memory region in the form of its domain.
 ///
-/// Dropping it ends it: when that returns, no operation through its key reaches the memory; but one that a stopped
-/// peer has under way may, which is waited for 5 s and then told in the log. Thread safe.
+/// [`Self::close`] ends it. Dropping one that was not closed does as much as one such call, and tells in the log if that
+/// was not enough. Thread safe.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Region {
@@ -105,6 +105,8 @@ struct Bindings {
     endpoint: Option<Arc<Pd>>,
     /// What the counters follow.
     cell: Option<Arc<Cell>>,
+    /// Nothing can be bound or enabled any more.
+    closing: bool,
 }
 
 impl Bindings {
@@ -298,7 +300,7 @@ impl Region {
     /// - `ENOMEM`: all event cells are taken.
     /// - `EBADFLAGS`: `kinds` are others than `REMOTE_WRITE` and `REMOTE_READ`, or none.
     /// - `EDOMAIN`: a counter of another domain.
-    /// - `EOPBADSTATE`: enabled already, in a form with that bit.
+    /// - `EOPBADSTATE`: enabled already, in a form with that bit; or being closed.
     /// - `EINVAL`: registered without the intention, in such a form; to be accessed once; or one of the kinds has a
     ///   counter.
     pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
@@ -314,7 +316,7 @@ impl Region {
         }
         let mut bindings = self.bindings.lock();
         let announced = self.mode().contains(Mode::RMA_EVENT);
-        if announced && self.is_enabled() {
+        if bindings.closing || (announced && self.is_enabled()) {
             return Err(FiErrno::EOPBADSTATE);
         }
         let events: Vec<_> = [
@@ -351,7 +353,7 @@ impl Region {
     /// # Errors
     /// - `EOPNOTSUPP`: regions of this form are not endpoints'.
     /// - `EDOMAIN`: an endpoint of another domain.
-    /// - `EOPBADSTATE`: enabled already.
+    /// - `EOPBADSTATE`: enabled already, or being closed.
     /// - `EINVAL`: one is bound.
     pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
         if !self.mode().contains(Mode::ENDPOINT) {
@@ -361,7 +363,7 @@ impl Region {
             return Err(FiErrno::EDOMAIN);
         }
         let mut bindings = self.bindings.lock();
-        if self.is_enabled() {
+        if bindings.closing || self.is_enabled() {
             return Err(FiErrno::EOPBADSTATE);
         }
         if bindings.endpoint.is_some() {
@@ -375,11 +377,11 @@ impl Region {
     /// [`Self::register`] does. Nothing can be bound any more.
     ///
     /// # Errors
-    /// - `EOPBADSTATE`: enabled already, or its form needs an endpoint and none is bound.
+    /// - `EOPBADSTATE`: enabled already or being closed, or its form needs an endpoint and none is bound.
     /// - those of [`Self::register`] that registering has; it stays disabled then.
     pub fn enable(&self) -> Result<()> {
         let mut bindings = self.bindings.lock();
-        if self.is_enabled() {
+        if bindings.closing || self.is_enabled() {
             return Err(FiErrno::EOPBADSTATE);
         }
         let endpoint = bindings.endpoint.clone();
@@ -410,6 +412,25 @@ impl Region {
                 Err(error)
             }
         }
+    }
+
+    /// Ends it: its key is revoked first of all, and when this has succeeded no operation, a peer's or one of this
+    /// side, reads or writes the memory through it. Withdraws a registration by a worker, or waits for it. After the
+    /// first call, whatever it answers, the region and its descriptor are good for nothing but to be closed.
+    ///
+    /// Blocks while somebody is in the middle of an access, for as long as the device waits: 5 s on softverbs, for a
+    /// process that was stopped (`SIGSTOP`, a debugger). One that was killed is not waited for.
+    ///
+    /// # Errors
+    /// `EBUSY`: it was waited for in vain, and the access may still be made. No new one can begin. To be called again.
+    pub fn close(&self) -> Result<()> {
+        self.settle();
+        let mut bindings = self.bindings.lock();
+        bindings.closing = true;
+        let exposed = self.exposed.get().map_or(Ok(()), Exposed::end);
+        let elsewhere = self.elsewhere.lock();
+        let all = elsewhere.iter().map(Exposed::end);
+        all.fold(exposed, |so_far, one| so_far.and(one))
     }
 
     /// Whether peers, if it is for them, reach it.

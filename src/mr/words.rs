@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::errno::Result;
+use crate::log::warn_log;
 use crate::verbs::{Mr, Pd};
 
 /// Words of 64 bits, little-endian to whoever reads them from outside, with one registration over all. No
 /// Rust reference ever covers them but those of atomics, so a peer may write where it has the right.
 #[derive(Debug)]
 pub(crate) struct Words {
-    // deregistered first
-    mr: Mr,
+    /// There until this is dropped.
+    mr: Option<Mr>,
     memory: Box<[AtomicU64]>,
 }
 
@@ -29,7 +30,10 @@ impl Words {
         let addr = memory.as_ptr().cast();
         // SAFETY: the registration is dropped before the memory; only atomics are ever used on it.
         let mr = unsafe { Mr::register(pd, addr, count * 8, rights) }?;
-        Ok(Self { mr, memory })
+        Ok(Self {
+            mr: Some(mr),
+            memory,
+        })
     }
 
     /// The address of a word.
@@ -38,11 +42,11 @@ impl Words {
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        self.mr.lkey()
+        self.mr.as_ref().map_or(0, Mr::lkey)
     }
 
     pub(crate) fn rkey(&self) -> u32 {
-        self.mr.rkey()
+        self.mr.as_ref().map_or(0, Mr::rkey)
     }
 
     /// A word as it is now.
@@ -75,5 +79,20 @@ impl Words {
         }
         fence(Ordering::SeqCst);
         self.store(index + rest.len(), *last);
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        let Some(Err(busy)) = self.mr.take().map(Mr::deregister) else {
+            return;
+        };
+        // What it writes later goes nowhere else.
+        warn_log!(
+            Mr,
+            "memory is kept: a stopped peer has an access to it under way"
+        );
+        std::mem::forget(busy);
+        std::mem::forget(std::mem::take(&mut self.memory));
     }
 }

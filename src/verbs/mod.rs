@@ -5,6 +5,8 @@
 //! the order in which the owners are dropped.
 
 mod attr;
+#[cfg(test)]
+mod buf;
 mod cm;
 mod cq;
 mod device;
@@ -16,6 +18,8 @@ mod sockaddr;
 mod srq;
 
 pub use attr::{DeviceAttr, LinkLayer, PciAddress, Port};
+#[cfg(test)]
+pub(crate) use buf::Buf;
 pub use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel};
 pub use cq::{CompChannel, Cq, Wc};
 pub use device::{AsyncEvent, Device, DeviceAddress, devices};

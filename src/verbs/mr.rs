@@ -18,6 +18,7 @@ const ADVISE_FLUSH: u32 = 1;
 /// A registration. Thread safe.
 #[derive(Debug)]
 pub struct Mr {
+    /// NULL once it is deregistered.
     raw: *mut sys::ibv_mr,
     pd: Arc<Pd>,
 }
@@ -117,8 +118,9 @@ impl Mr {
     /// Takes all rights away, so that the key stays taken and is of no use to anybody: `ibv_rereg_mr(3)`.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the device can't; nothing has changed. Others: the registration may be of no use, and
-    /// can only be dropped.
+    /// - `EOPNOTSUPP`: the device can't; nothing has changed.
+    /// - `EBUSY`: somebody is in the middle of an access. The key is dead, and the call can be repeated.
+    /// - Others: the registration may be of no use, and can only be deregistered.
     pub fn revoke_rights(&mut self) -> Result<()> {
         let rereg = self.pd.device().backend().verbs.ibv_rereg_mr;
         let rereg = rereg.ok_or(FiErrno::EOPNOTSUPP)?;
@@ -138,6 +140,27 @@ impl Mr {
         }
         // `enum ibv_rereg_mr_err_code` is negative, the reason is in errno
         Err(FiErrno::last())
+    }
+
+    /// Ends it: `ibv_dereg_mr(3)`. What else can go wrong than the error below is for the log, as nobody can do
+    /// anything about it.
+    ///
+    /// # Errors
+    /// Somebody is in the middle of an access (`EBUSY`): the key is dead, and the call can be repeated.
+    pub fn deregister(mut self) -> std::result::Result<(), Self> {
+        match self.end() {
+            Err(FiErrno::EBUSY) => Err(self),
+            result => {
+                self.raw = std::ptr::null_mut();
+                tell(result);
+                Ok(())
+            }
+        }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        // SAFETY: made by this backend; not used again once that has succeeded.
+        FiErrno::from_verb(unsafe { (self.pd.device().backend().verbs.ibv_dereg_mr)(self.raw) })
     }
 
     /// The protection domain that it is in.
@@ -161,10 +184,14 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: made by this backend, destroyed once.
-        let ret = unsafe { (self.pd.device().backend().verbs.ibv_dereg_mr)(self.raw) };
-        if let Err(error) = FiErrno::from_verb(ret) {
-            warn_log!(Mr, "ibv_dereg_mr: {error}");
+        if !self.raw.is_null() {
+            tell(self.end());
         }
+    }
+}
+
+fn tell(ended: Result<()>) {
+    if let Err(error) = ended {
+        warn_log!(Mr, "ibv_dereg_mr: {error}");
     }
 }

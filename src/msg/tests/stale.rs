@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::keys::{TARGET, connect, kind};
 use super::*;
+use crate::verbs::Buf;
 
 const ROLE: &str = "WEFT_TEST_STALE";
 const FORM: Mode = Mode::ALLOCATED.union(Mode::LOCAL);
@@ -35,7 +36,9 @@ fn role() {
     match role.as_str() {
         "reuse" => reuse(),
         "stopped" => stopped(),
-        addr => write_until_the_end(addr.parse().unwrap()),
+        "resumed" => resumed(),
+        "killed" => killed(),
+        writer => write_until_the_end(&Writer::parse(writer)),
     }
 }
 
@@ -49,12 +52,57 @@ fn a_stopped_initiator_holds_nobody_up_and_hurts_nobody() {
     assert!(start("stopped").wait().unwrap().success());
 }
 
-fn write(side: &Side, source: &Buffer) -> std::result::Result<(), FiErrno> {
-    let (iov, desc) = source.part(0, 64);
+#[test]
+fn a_region_is_closed_when_a_stopped_initiator_has_gone_on_and_not_before() {
+    assert!(start("resumed").wait().unwrap().success());
+}
+
+#[test]
+fn a_killed_initiator_is_not_waited_for() {
+    assert!(start("killed").wait().unwrap().success());
+}
+
+/// What an initiator is to do: write its bytes there until the connection ends.
+#[derive(Clone, Copy, Debug)]
+struct Writer {
+    to: SocketAddr,
+    form: Mode,
+    key: u64,
+    at: u64,
+    len: usize,
+}
+
+impl Writer {
+    fn start(&self) -> Child {
+        let Self {
+            to,
+            form,
+            key,
+            at,
+            len,
+        } = self;
+        start(&format!("{to} {} {key} {at} {len}", form.bits()))
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut words = text.split(' ');
+        let mut next = || words.next().unwrap();
+        Self {
+            to: next().parse().unwrap(),
+            form: Mode::from_bits_retain(next().parse().unwrap()),
+            key: next().parse().unwrap(),
+            at: next().parse().unwrap(),
+            len: next().parse().unwrap(),
+        }
+    }
+}
+
+fn write(side: &Side, source: &Buffer, to: &Writer) -> std::result::Result<(), FiErrno> {
+    let (iov, desc) = source.part(0, to.len);
     // SAFETY: the buffer outlives the operation.
     unsafe {
         let local = LocalIov::single(&iov, &desc);
-        side.ep.write(local, 0, KEY, 1)?;
+        side.ep.write(local, to.at, to.key, 1)?;
     }
     let mut done = false;
     let (mut waited, mut last) = (Duration::ZERO, Instant::now());
@@ -88,8 +136,15 @@ fn reuse() {
             scope.spawn(|| {
                 let mut source = Buffer::new(&client.domain, 64, Access::WRITE);
                 source.fill(0x5a);
+                let to = Writer {
+                    to: address(&device),
+                    form: FORM,
+                    key: KEY,
+                    at: 0,
+                    len: 64,
+                };
                 while !over.load(Ordering::Relaxed) {
-                    match write(&client, &source) {
+                    match write(&client, &source, &to) {
                         Ok(()) => written.fetch_add(1, Ordering::Relaxed),
                         Err(FiErrno::EKEYREJECTED) if client.ep.peer_addr().is_ok() => 0,
                         // the region went while the write was under way: that ends the connection
@@ -124,59 +179,225 @@ fn reuse() {
     );
 }
 
-/// The initiator of [`stopped`].
-fn write_until_the_end(addr: SocketAddr) {
-    let domain = Domain::open(&device(), kind(FORM)).unwrap();
+/// The initiator of the tests below.
+fn write_until_the_end(to: &Writer) {
+    let domain = Domain::open(&device(), kind(to.form)).unwrap();
     let client = Side::new_in(domain, config(CLIENT), false);
-    client.ep.connect(Some(addr), b"hello").unwrap();
+    client.ep.connect(Some(to.to), b"hello").unwrap();
     assert!(matches!(next_event(&client.eq), Ok(Told::Connected(..))));
-    let mut source = Buffer::new(&client.domain, 64, Access::WRITE);
-    source.fill(0x5a);
-    while matches!(write(&client, &source), Ok(()) | Err(FiErrno::EKEYREJECTED)) {}
+    let mut source = Buffer::new(&client.domain, to.len, Access::WRITE);
+    source.memory.fill(0x5a);
+    while matches!(
+        write(&client, &source, to),
+        Ok(()) | Err(FiErrno::EKEYREJECTED)
+    ) {}
+}
+
+/// Memory of the device, which initiators write to by plain copies: one that is stopped is in the middle of a
+/// copy more often than not.
+struct DeviceMemory {
+    domain: Arc<Domain>,
+    at: *mut u8,
+    len: usize,
+    _buf: Buf,
+}
+
+impl DeviceMemory {
+    fn new(domain: &Arc<Domain>, len: usize) -> Self {
+        let buf = Buf::alloc(domain.pd(), len);
+        Self {
+            domain: Arc::clone(domain),
+            at: buf.addr,
+            len,
+            _buf: buf,
+        }
+    }
+
+    fn register(&self) -> Arc<Region> {
+        let config = RegionConfig {
+            buffers: &[crate::mr::Buffer {
+                addr: self.at.cast(),
+                len: self.len,
+            }],
+            access: TARGET,
+            requested_key: KEY,
+            ..RegionConfig::default()
+        };
+        // SAFETY: the memory stays until the region is closed, below.
+        unsafe { Region::register(&self.domain, &config) }.unwrap()
+    }
+
+    fn clear(&self) {
+        // SAFETY: it is there; initiators may write at the same time.
+        (0..self.len).for_each(|i| unsafe { self.at.add(i).write_volatile(0) });
+    }
+
+    fn is_clear(&self) -> bool {
+        // SAFETY: as above.
+        (0..self.len).all(|i| unsafe { self.at.add(i).read_volatile() } == 0)
+    }
+}
+
+fn signal(child: &Child, signal: i32) {
+    // SAFETY: a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+/// The child does nothing any more when this returns.
+fn stop(child: &Child) {
+    signal(child, libc::SIGSTOP);
+    let mut status = 0;
+    // SAFETY: as above; the status is writable.
+    let who = unsafe { libc::waitpid(child.id() as i32, &raw mut status, libc::WUNTRACED) };
+    assert!(who == child.id() as i32 && libc::WIFSTOPPED(status));
+}
+
+/// An initiator that is stopped, and the other end.
+struct Caught {
+    child: Child,
+    server: Side,
+}
+
+/// An initiator that writes to all of `region`, stopped somewhere.
+fn stop_a_writer(memory: &DeviceMemory, region: &Arc<Region>, form: Mode) -> Caught {
+    let device = device();
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (_pep, to) = listener(&device, &eq);
+    let at = if form.contains(Mode::VIRT_ADDR) {
+        memory.at as u64
+    } else {
+        0
+    };
+    memory.clear();
+    let writer = Writer {
+        to,
+        form,
+        key: region.key(),
+        at,
+        len: memory.len,
+    };
+    let child = writer.start();
+    let (request, _) = next_request(&eq);
+    let ep = Endpoint::from_request(&memory.domain, config(SERVER), request);
+    let domain = Arc::clone(&memory.domain);
+    let server = Side::bound(domain, ep.map_err(|(error, _)| error).unwrap(), false);
+    server.ep.accept(b"welcome").unwrap();
+    assert!(matches!(next_event(&server.eq), Ok(Told::Connected(..))));
+    let start = Instant::now();
+    while memory.is_clear() {
+        assert!(start.elapsed() < LIMIT, "the initiator does not write");
+        std::thread::yield_now();
+    }
+    stop(&child);
+    Caught { child, server }
+}
+
+/// The peer goes on until it finds that the connection has ended.
+fn go_on(mut caught: Caught) {
+    signal(&caught.child, libc::SIGCONT);
+    caught.server.ep.close();
+    assert!(caught.child.wait().unwrap().success());
+}
+
+/// Stops initiators until one is found in the middle of a write, by a region that can't be closed. Those
+/// that were not must not write any more.
+fn catch(memory: &DeviceMemory, form: Mode) -> (Arc<Region>, Caught) {
+    for _ in 0..100 {
+        let region = memory.register();
+        let caught = stop_a_writer(memory, &region, form);
+        let start = Instant::now();
+        let closed = region.close();
+        assert!(start.elapsed() < LIMIT, "{:?}", start.elapsed());
+        match closed {
+            Err(FiErrno::EBUSY) => return (region, caught),
+            result => result.unwrap(),
+        }
+        memory.clear();
+        go_on(caught);
+        assert!(memory.is_clear(), "{form:?}: written after it was closed");
+    }
+    panic!("no initiator was stopped in the middle of a write");
+}
+
+/// Native keys, whose registrations end at once, and published ones, whose registrations lose their rights first.
+const FORMS: [Mode; 2] = [Mode::NATIVE.union(Mode::LOCAL), FORM];
+
+/// An initiator is stopped in the middle of writing. Closing is refused until it has gone on, and then nothing is
+/// written any more.
+fn resumed() {
+    for form in FORMS {
+        let domain = Domain::open(&device(), kind(form)).unwrap();
+        let memory = DeviceMemory::new(&domain, 1 << 20);
+        let (region, caught) = catch(&memory, form);
+        assert_eq!(region.enable(), Err(FiErrno::EOPBADSTATE));
+        assert_eq!(region.close(), Err(FiErrno::EBUSY), "{form:?}");
+        signal(&caught.child, libc::SIGCONT);
+        let start = Instant::now();
+        while let Err(error) = region.close() {
+            assert_eq!(error, FiErrno::EBUSY);
+            assert!(start.elapsed() < LIMIT, "{form:?}: busy for ever");
+        }
+        memory.clear();
+        go_on(caught);
+        assert!(memory.is_clear(), "{form:?}: written after it was closed");
+        assert_eq!(region.close(), Ok(()), "once more does no harm");
+        drop(region);
+        // the key can be had again
+        memory.register().close().unwrap();
+    }
+}
+
+/// As [`resumed`], but the initiator is killed.
+fn killed() {
+    for form in FORMS {
+        let domain = Domain::open(&device(), kind(form)).unwrap();
+        let memory = DeviceMemory::new(&domain, 1 << 20);
+        let (region, mut caught) = catch(&memory, form);
+        signal(&caught.child, libc::SIGKILL);
+        // not waited for: a zombie does nothing any more
+        let start = Instant::now();
+        while let Err(error) = region.close() {
+            assert_eq!(error, FiErrno::EBUSY);
+            assert!(start.elapsed() < LIMIT, "{form:?}: waits for the dead");
+        }
+        memory.clear();
+        assert!(!caught.child.wait().unwrap().success());
+        assert!(memory.is_clear(), "{form:?}: written after it was closed");
+        caught.server.ep.close();
+    }
 }
 
 /// The initiator is stopped in the middle of writing. Regions are closed and made, more of them than may
 /// wait for its acknowledgement; when it goes on, it reaches none.
 fn stopped() {
-    let device = device();
-    let eq = EventQueue::open(EqConfig::default()).unwrap();
-    let (_pep, addr) = listener(&device, &eq);
-    let mut child = start(&addr.to_string());
-    let (request, _) = next_request(&eq);
-    let domain = Domain::open(&device, kind(FORM)).unwrap();
-    let ep = Endpoint::from_request(&domain, config(SERVER), request);
-    let server = Side::bound(domain, ep.map_err(|(error, _)| error).unwrap(), false);
-    let target = Buffer::with_key(&server.domain, 64, TARGET, KEY);
-    server.ep.accept(b"welcome").unwrap();
-    assert!(matches!(next_event(&server.eq), Ok(Told::Connected(..))));
+    let domain = Domain::open(&device(), kind(FORM)).unwrap();
+    let memory = DeviceMemory::new(&domain, 64);
+    let region = memory.register();
+    let caught = stop_a_writer(&memory, &region, FORM);
     let start = Instant::now();
-    // SAFETY: the memory is there; the initiator writes to it.
-    while unsafe { target.memory.as_ptr().read_volatile() } == 0 {
-        assert!(start.elapsed() < LIMIT, "the initiator does not write");
-        std::thread::yield_now();
-    }
-    // SAFETY: a child that was not waited for.
-    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGSTOP) }, 0);
-    let start = Instant::now();
-    // An access that was under way is waited for with a bound, and may still come then (docs/protocol.md, "Stale
-    // keys"): the log says so, and the memory has to stay.
-    let Buffer { region, memory } = target;
-    drop(region);
+    let closed = region.close();
     assert!(start.elapsed() < LIMIT / 2, "{:?}", start.elapsed());
+    memory.clear();
     let mut bystanders = Vec::new();
     for key in 0..5000 {
-        let bystander = Buffer::with_key(&server.domain, 64, TARGET, 100 + key);
+        let bystander = Buffer::with_key(&domain, 64, TARGET, 100 + key);
         if key % 50 == 0 {
             bystanders.push(bystander);
         }
     }
     // a second of patience, and the work of five thousand registrations on a machine that may be busy
     assert!(start.elapsed() < LIMIT * 6, "{:?}", start.elapsed());
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGCONT) }, 0);
-    server.ep.close();
-    assert!(child.wait().unwrap().success());
-    drop(memory);
+    match closed {
+        Ok(()) => {
+            go_on(caught);
+            assert!(memory.is_clear(), "written after it was closed");
+        }
+        Err(error) => {
+            assert_eq!(error, FiErrno::EBUSY);
+            go_on(caught);
+            region.close().unwrap();
+        }
+    }
     for bystander in &bystanders {
         assert!(bystander.memory.iter().all(|byte| *byte == 0));
     }
