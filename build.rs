@@ -30,7 +30,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     sources.sort(); // the order of a directory is nobody's promise
 
     let out = Path::new(&std::env::var("OUT_DIR")?).join("weft.h");
-    header(&sources)?.write_to_file(out);
+    let mut text = Vec::new();
+    header(&sources)?.write(&mut text);
+    // C89 has no such comments
+    let text = String::from_utf8(text)?;
+    let text = text.replace("// extern \"C\"", "/* extern \"C\" */");
+    let text = text.replace("// __cplusplus", "/* __cplusplus */");
+    std::fs::write(out, text)?;
     Ok(())
 }
 
@@ -58,14 +64,22 @@ fn header(sources: &[PathBuf]) -> Result<cbindgen::Bindings, cbindgen::Error> {
              struct fid_mr;\n\
              struct fi_mr_attr;\n\
              struct iovec;\n\
-             #endif"
+             #endif\n\n\
+             /* The name of struct weft_mr_ops for fi_open_ops(3). */\n\
+             #define WEFT_MR_OPS \"weft_mr_ops\"\n\
+             /* Whether a table from fi_open_ops has a member. */\n\
+             #define WEFT_HAS_OP(ops, member) \\\n\
+             \x20 ((ops)->size > offsetof(struct weft_mr_ops, member) && (ops)->member)"
                 .to_owned(),
         ),
         cpp_compat: true,
+        style: cbindgen::Style::Tag,
         documentation_style: cbindgen::DocumentationStyle::C,
         usize_is_size_t: true,
         ..cbindgen::Config::default()
     };
+    // no exported function names it: it is behind a pointer
+    config.export.include.push("weft_mr_ops".to_owned());
     // libfabric's structures come from its own headers, where they have no typedef.
     for name in [
         "fi_provider",

@@ -19,9 +19,82 @@ struct fi_mr_attr;
 struct iovec;
 #endif
 
+/* The name of struct weft_mr_ops for fi_open_ops(3). */
+#define WEFT_MR_OPS "weft_mr_ops"
+/* Whether a table from fi_open_ops has a member. */
+#define WEFT_HAS_OP(ops, member) \
+  ((ops)->size > offsetof(struct weft_mr_ops, member) && (ops)->member)
+
+/*
+ Advice of weft_mr_ops.advise: make pages present, for reading.
+ */
+#define WEFT_ADVISE_PREFETCH 0
+
+/*
+ Advice: make pages present, for writing.
+ */
+#define WEFT_ADVISE_PREFETCH_WRITE 1
+
+/*
+ Advice: tell the device of pages that are present, and fault none in.
+ */
+#define WEFT_ADVISE_PREFETCH_NO_FAULT 2
+
+/*
+ Flag of weft_mr_ops.advise: return when it is done, with the errors of doing it.
+ */
+#define WEFT_ADVISE_FLUSH 1
+
+/*
+ Bytes of a region.
+ */
+struct weft_mr_range {
+  /*
+   The region: open, and of the same device.
+   */
+  struct fid_mr *mr;
+  /*
+   The virtual address of the first byte, whatever the form of the domain's regions.
+   */
+  uint64_t addr;
+  /*
+   Bytes.
+   */
+  size_t len;
+};
+
+/*
+ Calls beside those of fi_mr(3), from fi_open_ops(&domain->fid, WEFT_MR_OPS, 0, (void **) &ops, NULL). The table lives
+ as long as the provider is loaded and serves every domain. All calls are thread safe and return 0 or a negative errno
+ of fi_errno(3); outputs are written on success only. Later releases append members: see WEFT_HAS_OP.
+ */
+struct weft_mr_ops {
+  /*
+   Bytes of this table.
+   */
+  size_t size;
+  /*
+   ibv_advise_mr(3) with the advice, the flags and the ranges as they are. Ranges of more than 1 GiB go to the device in
+   parts. May block for as long as reading the pages takes.
+
+   -FI_EINVAL: no open domain or region, a region of another device, an unknown flag; no ranges.
+   -FI_EOPBADSTATE: a region that is not enabled, or not registered yet.
+   -FI_EOPNOTSUPP: an unknown advice; the device has no such call, or no on-demand paging.
+   -FI_ENOENT: a region that is not on demand.
+   -FI_EPERM: WEFT_ADVISE_PREFETCH_WRITE of a region that nobody may write to; a region of another domain.
+   -FI_EFAULT: with WEFT_ADVISE_FLUSH, a range outside its region, or memory that is not there.
+   These are what most drivers answer; the device's own errors are returned as they are.
+   */
+  int (*advise)(struct fid_domain *domain,
+                uint32_t advice,
+                uint32_t flags,
+                const struct weft_mr_range *ranges,
+                size_t count);
+};
+
 #ifdef __cplusplus
 extern "C" {
-#endif // __cplusplus
+#endif /* __cplusplus */
 
 /*
  Called by libfabric when it has loaded the library: finds the libfabric that called, by the return
@@ -154,7 +227,7 @@ int fi_mr_refresh(struct fid_mr *mr, const struct iovec *iov, size_t count, uint
 int fi_mr_enable(struct fid_mr *mr);
 
 #ifdef __cplusplus
-}  // extern "C"
-#endif  // __cplusplus
+}  /* extern "C" */
+#endif  /* __cplusplus */
 
 #endif  /* WEFT_H */

@@ -16,7 +16,7 @@ use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, stub};
-use crate::{atomic, cntr, cq, ep, getinfo, mr, poll, provider, srx};
+use crate::{atomic, cntr, cq, ep, getinfo, mr, mr_ops, poll, provider, srx};
 
 /// An open domain.
 pub(crate) struct Domain {
@@ -39,6 +39,7 @@ static FID_OPS: fi_ops = fi_ops {
     close: Some(close),
     bind: Some(bind),
     control: Some(control),
+    ops_open: Some(mr_ops::open),
     ..stub::fid::<FI_ENOSYS>()
 };
 

@@ -30,6 +30,7 @@ mod ffi;
 mod getinfo;
 mod mr;
 mod mr_attr;
+mod mr_ops;
 mod msg;
 mod option;
 mod pep;

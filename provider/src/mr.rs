@@ -32,6 +32,12 @@ pub(crate) struct Mr {
     _domain: User,
 }
 
+impl Mr {
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+}
+
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close),
     bind: Some(bind),

@@ -376,6 +376,16 @@ impl Exposed {
         }
     }
 
+    /// The lkey by which the device knows these bytes; where no buffer has them all, that of some buffer or none's, 0.
+    pub(super) fn lkey_at(&self, addr: u64, len: u64) -> u32 {
+        let iov = libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(addr as usize),
+            iov_len: len as usize,
+        };
+        let any = || self.mrs.read().first().map_or(0, Mr::lkey);
+        self.lkey(&iov).unwrap_or_else(|_| any())
+    }
+
     /// The lkey of the one of several buffers or pieces that a local one lies in.
     fn part(&self, iov: &libc::iovec) -> Result<u32> {
         if let Some(pieces) = &self.pieces {

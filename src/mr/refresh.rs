@@ -42,7 +42,8 @@ impl Region {
         }
         match self.domain().paging() {
             Paging::Pinned => Err(FiErrno::EOPNOTSUPP),
-            Paging::OnDemand => exposed.prefetch(self, &ranges),
+            Paging::OnDemand if self.is_on_demand() => exposed.prefetch(self, &ranges),
+            Paging::OnDemand => Ok(()), // its pages stay as they are
             Paging::Refreshed { .. } => {
                 exposed.refresh(&ranges)?;
                 let elsewhere = self.elsewhere.lock();

@@ -472,6 +472,11 @@ impl Region {
         &self.domain
     }
 
+    /// Whether the device takes its pages when they are used.
+    pub(super) fn is_on_demand(&self) -> bool {
+        matches!(self.domain.paging(), Paging::OnDemand) && self.dmabuf.is_none()
+    }
+
     pub(super) fn mode(&self) -> Mode {
         self.domain.config().form.mode
     }

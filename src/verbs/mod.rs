@@ -25,6 +25,7 @@ pub use cq::{CompChannel, Cq, Wc};
 pub use device::{AsyncEvent, Device, DeviceAddress, devices};
 pub(crate) use device::{AsyncListener, known_device};
 pub use mr::Mr;
+pub(crate) use mr::{Advised, FLUSH, NO_FAULT, advise};
 pub use pd::Pd;
 pub use qp::{Qp, QpConfig, QpLimits, QpState, RecvRequest, SendOpcode, SendRequest, Sge};
 pub use quirks::{Behaviour, Seen};

@@ -13,7 +13,37 @@ use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
 /// `IBV_ADVISE_MR_FLAG_FLUSH`, of an enumeration without a binding.
-const ADVISE_FLUSH: u32 = 1;
+pub(crate) const FLUSH: u32 = 1;
+/// The last of verbs' advices.
+pub(crate) const NO_FAULT: u32 = sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+
+/// Bytes that an advice is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Advised {
+    /// As requests name the first one.
+    pub(crate) addr: u64,
+    pub(crate) length: u32,
+    pub(crate) lkey: u32,
+}
+
+/// `ibv_advise_mr(3)`.
+///
+/// # Errors
+/// `EOPNOTSUPP`: the device has no such call. Others are the device's.
+pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, pieces: &[Advised]) -> Result<()> {
+    let mut list: Vec<_> = pieces
+        .iter()
+        .map(|piece| sys::ibv_sge {
+            addr: piece.addr,
+            length: piece.length,
+            lkey: piece.lkey,
+        })
+        .collect();
+    let count = u32::try_from(list.len()).map_err(|_| FiErrno::EINVAL)?;
+    // SAFETY: a live protection domain, and a list of that many; what keys stand for is the device's to check.
+    let ret = unsafe { sys::ibv_advise_mr(pd.raw(), advice, flags, list.as_mut_ptr(), count) };
+    FiErrno::from_verb(ret)
+}
 
 /// A registration. Thread safe.
 #[derive(Debug)]
@@ -96,17 +126,13 @@ impl Mr {
         while at < end {
             // a list's element has 32 bits of length
             let length = (end - at).min(1 << 30) as u32;
-            let mut sge = sys::ibv_sge {
+            let lkey = self.lkey();
+            let piece = Advised {
                 addr: at,
                 length,
-                lkey: self.lkey(),
+                lkey,
             };
-            // SAFETY: a live protection domain, and one element.
-            let ret = unsafe {
-                let flags = ADVISE_FLUSH;
-                sys::ibv_advise_mr(self.pd.raw(), advice, flags, &raw mut sge, 1)
-            };
-            match FiErrno::from_verb(ret) {
+            match advise(&self.pd, advice, FLUSH, &[piece]) {
                 Err(FiErrno::EOPNOTSUPP) => return Ok(()),
                 result => result?,
             }

@@ -3,6 +3,7 @@
 
 mod init;
 mod mr;
+pub mod mr_ops;
 
 pub use init::{fi_prov_ini, weft_version};
 pub use mr::{

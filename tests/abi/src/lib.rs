@@ -11,3 +11,4 @@ pub mod load;
 pub mod objects;
 pub mod outside;
 pub mod pair;
+pub mod weft;

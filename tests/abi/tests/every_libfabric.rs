@@ -18,6 +18,7 @@ fn whole(libfabric: Option<Libfabric>) {
         "hints",
         "order",
         "regions",
+        "advise",
         "asynchronous",
         "endpoint",
         "bad-input",
@@ -93,6 +94,22 @@ fn parameters_are_shown() {
     ] {
         assert!(text.contains(name), "no {name} in\n{text}");
     }
+}
+
+/// Advice where nothing is on demand, and about a region that is not there yet.
+#[test]
+fn advice_that_cannot_be_followed() {
+    let mut command = probe(PROBE, &system(), &outside::provider_dir(), "advise-refused");
+    command.env("SOFTVERBS_ODP", "0");
+    must(command);
+    let mut command = probe(
+        PROBE,
+        &system(),
+        &outside::provider_dir(),
+        "advise-disabled",
+    );
+    command.env("FI_WEFT_MR_MODE", "LOCAL,VIRT_ADDR,PROV_KEY,ENDPOINT");
+    must(command);
 }
 
 /// What a parameter says is what the queue pair has: read back from it when a connection is there.

@@ -27,6 +27,16 @@ class Symbols(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
+    def test_the_header_is_c89_and_cpp(self):
+        header = str(programs.TOP / "include" / "weft.h")
+        for compiler in (["gcc", "-x", "c", "-std=c89"], ["g++", "-x", "c++", "-std=c++11"]):
+            for standalone in ([], ["-DWEFT_STANDALONE"]):
+                # libfabric's own headers are newer than C89
+                if compiler[2] == "c" and not standalone:
+                    continue
+                flags = ["-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+                subprocess.run([*compiler, *flags, *standalone, header], check=True)
+
     def compare(self, libfabric, provider):
         ended = programs.run([self.program, str(programs.PROVIDER), provider], libfabric.env())
         self.assertEqual(ended.status, 0, ended)

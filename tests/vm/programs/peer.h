@@ -82,5 +82,6 @@ int test_watch(const struct options *opt);
 int test_bench(const struct options *opt);
 int test_register(const struct options *opt);
 int test_atomic(const struct options *opt);
+int test_advise(const struct options *opt);
 
 #endif

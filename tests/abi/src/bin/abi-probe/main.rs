@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "calls a C library as an application does")]
 
+mod advise;
 mod asynchronous;
 mod backlog;
 mod bad_input;
@@ -25,6 +26,9 @@ fn main() {
     let rest = args.collect::<Vec<_>>();
     let lib = Lib::open(&path);
     match role.as_str() {
+        "advise" => advise::run(&lib),
+        "advise-refused" => advise::refused(&lib),
+        "advise-disabled" => advise::disabled(&lib),
         "list" => listing::run(&lib),
         "hints" => hints::run(&lib),
         "bad-input" => bad_input::run(&lib),

@@ -1,0 +1,15 @@
+# needs: weft
+# Advice through weft: on rxe of Linux 7.2 no region of weft is on demand (18-weft-table), so each is ENOENT, and the device never hears of one,
+# because it would take a pinned region for one on demand and panic. Then ibv_advise_mr by itself: every advice, flag and error.
+run() {
+	with weft "$FIPEER" -s -p weft -d rxe0 advise 10.77.0.1 >/tmp/out || { cat /tmp/out; return 1; }
+	cat /tmp/out
+	for flags in 0 1; do
+		for advice in 0 1 2; do
+			grep -q "^pinned advice $advice flags $flags: -2 " /tmp/out || return 1
+		done
+		grep -q "^pinned advice 3 flags $flags: -95 " /tmp/out && grep -q "^none flags $flags: -22$" /tmp/out || return 1
+	done
+	[ "$(grep -c '^pinned advice . flags 2: -22 ' /tmp/out)" = 4 ] && grep -q '^closed .*: -22 ' /tmp/out || return 1
+	python3 "$WEFT_PROJECT/tests/vm/programs/advise.py"
+}
