@@ -21,7 +21,8 @@ static OPS: weft_mr_ops = weft_mr_ops {
     advise: Some(advise),
 };
 
-/// `fi_open_ops`. A name that is not known is `-FI_EINVAL`, as in libfabric's own providers that have such tables.
+/// `fi_open_ops`. A name that is not known is `-FI_ENOSYS`, as of a provider without tables: ofi_rxm asks each domain below
+/// it for its own, and takes any other error for the end.
 pub(crate) unsafe extern "C" fn open(
     handle: *mut fid,
     name: *const c_char,
@@ -45,7 +46,7 @@ pub(crate) unsafe extern "C" fn open(
         let name = unsafe { CStr::from_ptr(name) };
         if name != NAME {
             info!(FI_LOG_DOMAIN, "fi_open_ops: no {}", name.to_string_lossy());
-            return Err(FiErrno::EINVAL);
+            return Err(FiErrno::ENOSYS);
         }
         // SAFETY: not NULL.
         unsafe { *ops = (&raw const OPS).cast_mut().cast() };
