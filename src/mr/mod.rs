@@ -13,6 +13,7 @@ pub(crate) mod lookup;
 mod mapped;
 mod mode;
 mod ops;
+mod page;
 mod pending;
 mod pieces;
 mod refresh;

@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use rdma_core_sys as sys;
 
 use super::mode::Paging;
+use super::page;
 use super::region::{Range, Region};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
@@ -261,11 +262,8 @@ impl Region {
 
 /// The whole pages of a buffer, in parts.
 fn shares(buffer: &Range) -> impl Iterator<Item = Range> + use<> {
-    const PAGE: u64 = 4096;
-    let start = buffer.addr & !(PAGE - 1);
-    let end = (buffer.addr + buffer.len)
-        .checked_next_multiple_of(PAGE)
-        .unwrap_or(buffer.addr + buffer.len);
+    let start = page::floor(buffer.addr);
+    let end = page::ceil(buffer.addr + buffer.len).unwrap_or(buffer.addr + buffer.len);
     (start..end).step_by(SHARE as usize).map(move |addr| Range {
         addr,
         len: SHARE.min(end - addr),
@@ -285,14 +283,14 @@ mod tests {
             (0x7001, 5 * SHARE),
         ] {
             let shares: Vec<_> = shares(&Range { addr, len }).collect();
-            assert!(shares[0].addr <= addr && addr - shares[0].addr < 4096);
+            assert_eq!(shares[0].addr, page::floor(addr));
             let mut at = shares[0].addr;
             for share in &shares {
                 assert_eq!(share.addr, at);
                 assert!(share.len > 0 && share.len <= SHARE);
                 at += share.len;
             }
-            assert!(at >= addr + len && at - (addr + len) < 4096);
+            assert_eq!(Some(at), page::ceil(addr + len));
         }
     }
 

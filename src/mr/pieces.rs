@@ -14,16 +14,13 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rdma_core_sys as sys;
 
-use super::backed;
 use super::cover::Cover;
 use super::region::Range;
+use super::{backed, page};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::verbs::{Mr, Pd};
 use crate::wire::records::{MAX_SEGMENTS, Segment};
-
-/// Bytes of a page: what the kernel maps at once. Larger ones begin and end at multiples of it too.
-const PAGE: u64 = 4096;
 
 /// A registration, the same one wherever it is held.
 #[derive(Clone, Debug)]
@@ -98,12 +95,9 @@ impl Pieces {
         let alone = self.changing.lock();
         let mut inner = self.inner.read().clone();
         for range in ranges {
-            let first = range.addr & !(PAGE - 1);
-            let last = range
-                .addr
-                .saturating_add(range.len)
-                .checked_next_multiple_of(PAGE);
-            let last = last.unwrap_or(u64::MAX);
+            // larger pages begin and end at such places too
+            let first = page::floor(range.addr);
+            let last = page::ceil(range.addr.saturating_add(range.len)).unwrap_or(u64::MAX);
             for buffer in &self.buffers {
                 // both were checked not to overflow
                 let (start, end) = (first.max(buffer.addr), last.min(buffer.addr + buffer.len));

@@ -1,0 +1,43 @@
+//! Pages of the system.
+
+#![allow(unsafe_code, reason = "asks the system")]
+
+use std::sync::LazyLock;
+
+/// What the kernel maps at once.
+static SIZE: LazyLock<u64> = LazyLock::new(|| {
+    // SAFETY: no pointers.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // every system has pages, of a power of two
+    u64::try_from(size).map_or(4096, |size| size.max(1).next_power_of_two())
+});
+
+/// The first byte of the page that this one is in.
+pub(super) fn floor(addr: u64) -> u64 {
+    addr & !(*SIZE - 1)
+}
+
+/// The end of the last page of what ends here, if there are addresses behind it.
+pub(super) fn ceil(end: u64) -> Option<u64> {
+    end.checked_next_multiple_of(*SIZE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_those_that_the_kernel_maps() {
+        let size = ceil(1).unwrap();
+        for (addr, first, end) in [
+            (0, 0, 0),
+            (1, 0, size),
+            (size - 1, 0, size),
+            (size, size, size),
+            (size + 1, size, 2 * size),
+        ] {
+            assert_eq!((floor(addr), ceil(addr)), (first, Some(end)), "{addr}");
+        }
+        assert_eq!(ceil(u64::MAX), None);
+    }
+}
