@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
 use crate::helper::Helper;
 use crate::keepalive::{self, Keepalive};
@@ -48,6 +49,9 @@ pub struct DomainConfig {
     /// Whether local buffers without a descriptor are registered for their operation only, even where the
     /// device could reach them through one implicit on-demand region.
     pub register_each: bool,
+    /// Which endpoints may connect to those of this domain, and through which its regions are reached, unless they
+    /// have keys of their own.
+    pub auth: Option<AuthKey>,
     /// How often peers are looked after that have been silent: `None` for the engine's choice,
     /// zero for never.
     pub keepalive: Option<Duration>,
@@ -61,6 +65,8 @@ pub struct Domain {
     config: DomainConfig,
     max_msg_size: usize,
     paging: Paging,
+    /// The protection domains of authorization keys that are not the domain's own. They stay.
+    keyed: Mutex<Vec<(AuthKey, Arc<Pd>)>>,
     /// The directory of each protection domain that has one.
     directories: Mutex<Vec<(Arc<Pd>, Arc<Directory>)>>,
     /// The application's keys of live regions.
@@ -112,6 +118,7 @@ impl Domain {
             config,
             max_msg_size,
             paging: mode.paging(on_demand),
+            keyed: Mutex::default(),
             directories: Mutex::default(),
             keys_in_use: Mutex::default(),
             generation: AtomicU64::new(1),
@@ -137,6 +144,23 @@ impl Domain {
     /// The protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
+    }
+
+    /// The protection domain of an authorization key; `None` is the domain's own.
+    ///
+    /// # Errors
+    /// `ENOMEM`: the device has no more.
+    pub(crate) fn pd_of(&self, key: Option<&AuthKey>) -> Result<Arc<Pd>> {
+        let Some(key) = key.filter(|key| self.config.auth.as_ref() != Some(key)) else {
+            return Ok(Arc::clone(&self.pd));
+        };
+        let mut keyed = self.keyed.lock();
+        if let Some((_, pd)) = keyed.iter().find(|(of, _)| of == key) {
+            return Ok(Arc::clone(pd));
+        }
+        let pd = Pd::alloc(self.device())?;
+        keyed.push((key.clone(), Arc::clone(&pd)));
+        Ok(pd)
     }
 
     /// The key directory of a protection domain of this domain, made on the first call.

@@ -5,7 +5,7 @@
 //! (error numbers, flags) have libfabric's numeric values.
 //!
 //! Layers, each using only those above it in this list:
-//! - [`errno`], [`flags`], [`log`], [`wire`]: values and formats;
+//! - [`errno`], [`flags`], [`log`], [`wire`], [`auth`]: values and formats;
 //! - [`verbs`]: owners of verbs and connection manager objects, the only module that calls a verb;
 //! - `keepalive`: asks silent peers for a sign of life; `helper`: progress for what waits;
 //! - [`domain`], [`mr`]: protection domains and memory regions;
@@ -15,6 +15,7 @@
 //! The order in which locks are taken is in `docs/locking.md`, what goes over the wire in
 //! `docs/protocol.md`.
 
+pub mod auth;
 pub mod domain;
 pub mod errno;
 pub mod flags;

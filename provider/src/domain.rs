@@ -144,15 +144,16 @@ unsafe fn open_body(
         .find(|device| device.name() == name)
         .ok_or(FiErrno::ENODEV)?;
     // SAFETY: as above.
-    let (form, events) = unsafe { getinfo::form(fabric.api_version, info, &device)? };
+    let terms = unsafe { getinfo::domain_terms(fabric.api_version, info, &device)? };
     let user = users.add()?;
     let engine = Engine::open(
         &device,
         DomainConfig {
             threading: threading_of(threading),
             tuning: param::values().tuning(),
-            form,
-            events,
+            form: terms.form,
+            events: terms.events,
+            auth: terms.auth,
             ..DomainConfig::default()
         },
     )?;

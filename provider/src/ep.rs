@@ -128,6 +128,7 @@ impl Wish {
         // than the device has.
         unsafe {
             let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
+            let (_, auth) = getinfo::auth_keys(domain.api_version, info)?;
             let format = Format::of((*info).addr_format)?.unwrap_or(Format::Sockaddr);
             let address = |addr: *const c_void, len: usize| -> Result<Option<SocketAddr>> {
                 if addr.is_null() {
@@ -175,6 +176,7 @@ impl Wish {
                     rx_op_flags: op_flags(terms.rx_op_flags),
                     needs_tx: terms.tx_caps & (FI_SEND | FI_READ | FI_WRITE) != 0,
                     needs_rx: terms.rx_caps & FI_RECV != 0,
+                    auth,
                     src,
                     dst,
                 },

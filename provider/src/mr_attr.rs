@@ -6,11 +6,13 @@ use std::path::Path;
 
 use libc::iovec;
 use libfabric_sys::*;
+use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
 use weft::mr::{Buffer, Dmabuf};
 use weft::wire::records::MAX_SEGMENTS;
 
 use crate::ffi::log::warning;
+use crate::getinfo::auth_key;
 
 /// A flag of libfabric's own layers (`OFI_MR_NOCACHE`), which ofi_rxm sets: explicit registrations are not
 /// cached here anyway.
@@ -31,6 +33,8 @@ pub(crate) struct Wish {
     pub(crate) context: *mut c_void,
     /// The memory is that of a descriptor of the kernel.
     pub(crate) dmabuf: Option<Dmabuf>,
+    /// Its authorization key, unless it has the domain's.
+    pub(crate) auth: Option<AuthKey>,
     /// The region that it is a part of, or NULL.
     pub(crate) base: *const fid_mr,
 }
@@ -51,6 +55,7 @@ impl Default for Wish {
             flags: 0,
             context: std::ptr::null_mut(),
             dmabuf: None,
+            auth: None,
             base: std::ptr::null(),
         }
     }
@@ -96,8 +101,8 @@ impl Wish {
     /// As attributes say it, which have the layout of API `version`.
     ///
     /// # Errors
-    /// - `EINVAL`: NULL, wrong buffers, an authorization key (the domain's size of them is 0), a size that no
-    ///   page has, a part of another region together with a descriptor of the kernel.
+    /// - `EINVAL`: NULL, wrong buffers, an authorization key that is NULL or too long, a size that no page has, a part
+    ///   of another region together with a descriptor of the kernel.
     /// - `EBADFLAGS`: as [`check_flags`].
     /// - `ENOSYS`: a memory interface that is not there; a log line names it.
     ///
@@ -125,8 +130,8 @@ impl Wish {
             } else {
                 Self::list(memory.mr_iov, (*attr).iov_count)?
             };
-            if version >= fi_version(1, 5) && (*attr).auth_key_size != 0 {
-                return Err(FiErrno::EINVAL);
+            if version >= fi_version(1, 5) {
+                this.auth = auth_key((*attr).auth_key, (*attr).auth_key_size)?;
             }
             // The interface came with 1.10; before that nothing is behind the key.
             if version >= fi_version(1, 10) {

@@ -5,7 +5,6 @@ use std::ffi::{c_int, c_void};
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::msg::{ATOMIC_SIZE, LengthOption};
-use weft::wire::cm_data::CM_DATA_SIZE;
 
 use crate::ep::Ep;
 use crate::ffi::fid::Object;
@@ -57,10 +56,10 @@ pub(crate) unsafe extern "C" fn getopt_pep(
 ) -> c_int {
     guard::entry(|| {
         // SAFETY: the contract of fi_getopt(3).
-        unsafe { Object::<Pep>::checked(handle)? };
+        let pep = unsafe { Object::<Pep>::checked(handle)? };
         match (level.cast_unsigned(), name.cast_unsigned()) {
             // SAFETY: as above.
-            (FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE) => unsafe { answer(CM_DATA_SIZE, buf, len) },
+            (FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE) => unsafe { answer(pep.cm_data_size, buf, len) },
             _ => Err(FiErrno::ENOPROTOOPT),
         }
     })
@@ -80,7 +79,7 @@ pub(crate) unsafe extern "C" fn getopt(
             return Err(FiErrno::ENOPROTOOPT);
         }
         let value = match name.cast_unsigned() {
-            FI_OPT_CM_DATA_SIZE => CM_DATA_SIZE,
+            FI_OPT_CM_DATA_SIZE => ep.engine.cm_data_size(),
             FI_OPT_MAX_ATOMIC_SIZE | FI_OPT_INJECT_ATOMIC_SIZE if ep.engine.has_atomics() => {
                 ATOMIC_SIZE
             }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::msg::{ConnectRequest, PassiveEndpoint, PepConfig};
+use weft::wire::cm_data::{CM_DATA_SIZE, KEYED_CM_DATA_SIZE};
 
 use crate::addr::Format;
 use crate::eq::Eq;
@@ -24,6 +25,8 @@ pub(crate) struct Pep {
     pub(crate) engine: Arc<PassiveEndpoint>,
     pub(crate) format: Format,
     api_version: u32,
+    /// Bytes of data that go along with a connection, if its endpoints have the authorization keys of this one.
+    pub(crate) cm_data_size: usize,
     /// What it was opened with: requests are answered in kind.
     seed: Seed,
     eq: Mutex<Option<User>>,
@@ -119,6 +122,11 @@ pub(crate) unsafe extern "C" fn open(
             (*seed).handle = std::ptr::null_mut();
         }
         let api_version = fabric.api_version;
+        // SAFETY: as above.
+        let cm_data_size = match unsafe { getinfo::auth_keys(api_version, info)? } {
+            (None, None) => CM_DATA_SIZE,
+            _ => KEYED_CM_DATA_SIZE,
+        };
         let object = Object::open_with(|handle| {
             let engine = PassiveEndpoint::open(
                 &device,
@@ -141,6 +149,7 @@ pub(crate) unsafe extern "C" fn open(
                     engine,
                     format,
                     api_version,
+                    cm_data_size,
                     seed,
                     eq: Mutex::new(None),
                     _fabric: user,

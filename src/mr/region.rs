@@ -13,6 +13,7 @@ use super::event::{Cell, Event, Watch};
 use super::exposed::Exposed;
 use super::keys::kind;
 use super::pending::Pending;
+use crate::auth::AuthKey;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -46,6 +47,8 @@ pub struct RegionConfig<'a> {
     pub once: bool,
     /// The memory is the kernel's, behind this descriptor; the one buffer says by which addresses it is called.
     pub dmabuf: Option<Dmabuf>,
+    /// Only endpoints with this authorization key give access, not those with the domain's.
+    pub auth: Option<&'a AuthKey>,
     /// It is a part of this region (`base_mr`), with a key and rights of its own.
     pub base: Option<&'a Arc<Region>>,
 }
@@ -91,6 +94,10 @@ pub struct Region {
     _key_in_use: Option<KeyInUse>,
     /// A descriptor of the kernel's memory, and where in it the region begins.
     pub(super) dmabuf: Option<(OwnedFd, u64)>,
+    /// Its authorization key, if it is not the domain's, and the protection domain that it is in, unless that is an
+    /// endpoint's.
+    auth: Option<AuthKey>,
+    pd: Arc<Pd>,
     /// What it is a part of.
     _base: Option<Arc<Region>>,
     domain: Arc<Domain>,
@@ -254,6 +261,7 @@ impl Region {
         {
             return Err(FiErrno::EINVAL);
         }
+        let pd = domain.pd_of(config.auth)?;
         let dmabuf = match config.dmabuf {
             Some(memory) => Some((duplicate(memory.fd)?, memory.offset)),
             None => None,
@@ -281,6 +289,8 @@ impl Region {
             pending: Arc::default(),
             _key_in_use: in_use,
             dmabuf,
+            auth: config.auth.cloned(),
+            pd,
             _base: config.base.map(Arc::clone),
             domain: Arc::clone(domain),
         }))
@@ -354,7 +364,7 @@ impl Region {
     /// - `EOPNOTSUPP`: regions of this form are not endpoints'.
     /// - `EDOMAIN`: an endpoint of another domain.
     /// - `EOPBADSTATE`: enabled already, or being closed.
-    /// - `EINVAL`: one is bound.
+    /// - `EINVAL`: one is bound, or the region has an authorization key and the endpoint another.
     pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
         if !self.mode().contains(Mode::ENDPOINT) {
             return Err(FiErrno::EOPNOTSUPP);
@@ -366,7 +376,8 @@ impl Region {
         if bindings.closing || self.is_enabled() {
             return Err(FiErrno::EOPBADSTATE);
         }
-        if bindings.endpoint.is_some() {
+        let stranger = self.auth.is_some() && self.auth.as_ref() != endpoint.auth();
+        if stranger || bindings.endpoint.is_some() {
             return Err(FiErrno::EINVAL);
         }
         bindings.endpoint = Some(Arc::clone(endpoint.pd()));
@@ -388,7 +399,7 @@ impl Region {
         let pd = if self.mode().contains(Mode::ENDPOINT) {
             endpoint.as_ref().ok_or(FiErrno::EOPBADSTATE)?
         } else {
-            self.domain.pd()
+            &self.pd
         };
         let mut cell = None;
         if self.access.is_remote() && !bindings.counters.is_empty() {

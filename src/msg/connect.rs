@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 
 use super::core::{Control, Core};
 use super::state::State;
+use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
 use crate::log::{self, Level, Subsystem, info_log, warn_log};
 use crate::mr::Mode;
 use crate::queue::{CmTarget, EqError, Event, EventQueue};
 use crate::verbs::{CmEvent, CmEventKind, CmId, ConnParam};
-use crate::wire::cm_data::CmData;
+use crate::wire::cm_data::{CM_DATA_SIZE, CmData, KEYED_CM_DATA_SIZE};
 use crate::wire::introduction::Introduction;
 
 impl Core {
@@ -29,14 +30,41 @@ impl Core {
                 application_keys: !self.domain.config().form.mode.contains(Mode::PROV_KEY),
                 block_addr: block.addr(),
                 block_rkey: block.rkey(),
+                auth: self.auth().map(AuthKey::tag),
             }),
             None => data,
         }
     }
 
+    /// The endpoint's authorization key, or the domain's.
+    pub(super) fn auth(&self) -> Option<&AuthKey> {
+        let of_domain = self.domain.config().auth.as_ref();
+        self.config.auth.as_ref().or(of_domain)
+    }
+
+    pub(super) fn cm_data_size(&self) -> usize {
+        match self.auth() {
+            Some(_) => KEYED_CM_DATA_SIZE,
+            None => CM_DATA_SIZE,
+        }
+    }
+
+    /// The application's data for the peer.
+    fn data(&self, data: &[u8]) -> Result<CmData> {
+        if data.len() > self.cm_data_size() {
+            return Err(FiErrno::EINVAL);
+        }
+        CmData::new(data)
+    }
+
+    /// Whether a peer that says this of itself has another authorization key, or one side has none.
+    fn is_stranger(&self, peer: Option<&Introduction>) -> bool {
+        peer.and_then(|peer| peer.auth) != self.auth().map(AuthKey::tag)
+    }
+
     /// Begins to connect.
     pub(crate) fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
-        let data = CmData::new(data)?;
+        let data = self.data(data)?;
         if self.control.lock().passive {
             return Err(FiErrno::EOPBADSTATE);
         }
@@ -62,9 +90,15 @@ impl Core {
 
     /// Accepts the request that the endpoint was made of.
     pub(crate) fn accept(&self, data: &[u8]) -> Result<()> {
-        let data = CmData::new(data)?;
-        if !self.control.lock().passive {
-            return Err(FiErrno::EOPBADSTATE);
+        let data = self.data(data)?;
+        {
+            let control = self.control.lock();
+            if !control.passive {
+                return Err(FiErrno::EOPBADSTATE);
+            }
+            if self.is_stranger(control.introduction.as_ref()) {
+                return self.refuse(&control);
+            }
         }
         self.enable()?;
         let control = self.control.lock();
@@ -78,6 +112,32 @@ impl Core {
                 info_log!(EpCtrl, "rdma_accept: {error}");
                 self.state.set(State::Disconnected);
             })
+    }
+
+    /// Turns down a peer that has another authorization key.
+    fn refuse(&self, control: &Control) -> Result<()> {
+        let early = |from| self.state.change(from, State::Disconnected);
+        if !early(State::Idle) && !early(State::Enabled) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        warn_log!(EpCtrl, "a peer with another authorization key is refused");
+        if let Some(id) = &control.id {
+            // the peer may have gone already
+            let _ = id.reject(&CmData::EMPTY);
+        }
+        Err(FiErrno::EACCES)
+    }
+
+    /// A peer that does not look at authorization keys has accepted: ends that at once.
+    fn leave_stranger(&self) -> Result<()> {
+        warn_log!(
+            EpCtrl,
+            "the accepting peer has another authorization key: its connection is ended"
+        );
+        if let Some(id) = &self.control.lock().id {
+            let _ = id.disconnect();
+        }
+        Err(FiErrno::ECONNREFUSED)
     }
 
     /// What an accepting side sets; a connecting one needs the traffic class for its route already.
@@ -177,6 +237,12 @@ impl CmTarget for Core {
         let result = match event.kind {
             CmEventKind::AddrResolved => self.addr_resolved(),
             CmEventKind::RouteResolved => self.route_resolved(),
+            CmEventKind::Established
+                if self.state.is(State::Connecting)
+                    && self.is_stranger(event.data.introduction().as_ref()) =>
+            {
+                self.leave_stranger()
+            }
             CmEventKind::Established => {
                 self.established(eq, event.data);
                 Ok(())

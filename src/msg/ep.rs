@@ -12,6 +12,7 @@ use super::local::MAX_IOV;
 use super::request::Taken;
 use super::state::State;
 use crate::Token;
+use crate::auth::AuthKey;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -63,6 +64,8 @@ pub struct EndpointConfig {
     /// Whether its capabilities include receiving: enabling needs a completion queue for that
     /// then.
     pub needs_rx: bool,
+    /// Its authorization key, if it is not the domain's. Connects with endpoints of the same one only.
+    pub auth: Option<AuthKey>,
     /// This side's address, if it was chosen.
     pub src: Option<SocketAddr>,
     /// The peer's address, if it is known.
@@ -130,15 +133,20 @@ impl Endpoint {
     /// # Errors
     /// `ENOMEM`: the device has no protection domain left for an endpoint that needs its own.
     pub fn open(domain: &Arc<Domain>, config: EndpointConfig) -> Result<Arc<Self>> {
-        Ok(Self::new(domain, Self::own_pd(domain)?, config, None))
+        Ok(Self::new(
+            domain,
+            Self::pd_for(domain, &config)?,
+            config,
+            None,
+        ))
     }
 
     /// The protection domain of a new endpoint.
-    fn own_pd(domain: &Arc<Domain>) -> Result<Arc<Pd>> {
+    fn pd_for(domain: &Arc<Domain>, config: &EndpointConfig) -> Result<Arc<Pd>> {
         if domain.config().form.mode.contains(Mode::ENDPOINT) {
             Pd::alloc(domain.device())
         } else {
-            Ok(Arc::clone(domain.pd()))
+            domain.pd_of(config.auth.as_ref())
         }
     }
 
@@ -181,7 +189,7 @@ impl Endpoint {
         if !request.is_on(domain.device()) {
             return Err((FiErrno::EDOMAIN, request));
         }
-        match Self::own_pd(domain) {
+        match Self::pd_for(domain, &config) {
             Ok(pd) => Ok(Self::new(domain, pd, config, request.take())),
             Err(error) => Err((error, request)),
         }
@@ -290,7 +298,7 @@ impl Endpoint {
     /// how it ends.
     ///
     /// # Errors
-    /// - `EINVAL`: no address, or more data than fits.
+    /// - `EINVAL`: no address, or more data than [`Self::cm_data_size`].
     /// - `EOPBADSTATE`: it is connecting, connected, or made from a request.
     /// - as [`Self::enable`].
     pub fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
@@ -300,8 +308,9 @@ impl Endpoint {
     /// Accepts the request that it was made from; the event queue tells when it is connected.
     ///
     /// # Errors
-    /// - `EINVAL`: more data than fits.
-    /// - `EOPBADSTATE`: not made from a request, or accepted already.
+    /// - `EINVAL`: more data than [`Self::cm_data_size`].
+    /// - `EACCES`: the peer has another authorization key; it is refused.
+    /// - `EOPBADSTATE`: not made from a request, or accepted or refused already.
     /// - `ECONNABORTED` and others of the connection manager: the peer has gone.
     /// - as [`Self::enable`].
     pub fn accept(&self, data: &[u8]) -> Result<()> {
@@ -359,6 +368,16 @@ impl Endpoint {
             return Err(FiErrno::ENOTCONN);
         }
         id.peer_addr().ok_or(FiErrno::ENOTCONN)
+    }
+
+    /// Bytes of data that can go along when it connects.
+    pub fn cm_data_size(&self) -> usize {
+        self.core.cm_data_size()
+    }
+
+    /// Its authorization key.
+    pub(crate) fn auth(&self) -> Option<&AuthKey> {
+        self.core.auth()
     }
 
     /// Whether it was made with atomics.

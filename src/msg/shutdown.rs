@@ -1,12 +1,12 @@
 //! The end of a connection and of an endpoint, and what tells of it.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::core::{Control, Core};
 use super::state::State;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
+use crate::mr::Mode;
 use crate::queue::Event;
 use crate::queue::slots::FailureListener;
 use crate::verbs::{AsyncEvent, AsyncListener};
@@ -127,7 +127,8 @@ impl Core {
         control.rx = None;
         control.srx = None;
         drop(control);
-        if !Arc::ptr_eq(&self.pd, self.domain.pd()) {
+        // one of its own, not that of an authorization key
+        if self.domain.config().form.mode.contains(Mode::ENDPOINT) {
             self.domain.forget(&self.pd);
         }
     }

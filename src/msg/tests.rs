@@ -26,6 +26,7 @@ use crate::verbs::{Device, devices};
 use crate::wire::cm_data::CM_DATA_SIZE;
 
 mod atomic;
+mod auth;
 mod connect;
 mod counters;
 mod events;
@@ -129,6 +130,7 @@ fn config(token: Token) -> EndpointConfig {
         rx_op_flags: Flags::empty(),
         needs_tx: true,
         needs_rx: true,
+        auth: None,
         src: None,
         dst: None,
     }

@@ -5,7 +5,7 @@
 //! over IP addresses (`prov/verbs/src/verbs_cm.c`), and it ignores what follows, so the two understand each
 //! other.
 
-use super::introduction::{INTRODUCTION_SIZE, Introduction};
+use super::introduction::{INTRODUCTION_SIZE, Introduction, KEYED_SIZE};
 use crate::errno::{FiErrno, Result};
 
 /// What rdma_cm leaves to its user in a connection request over an IP address, in bytes.
@@ -13,6 +13,9 @@ pub const PRIVATE_DATA_SIZE: usize = 56;
 
 /// The most application data that is taken, in bytes: `FI_OPT_CM_DATA_SIZE`.
 pub const CM_DATA_SIZE: usize = MAX_CM_DATA - INTRODUCTION_SIZE;
+
+/// As [`CM_DATA_SIZE`], where the introduction tells of an authorization key.
+pub const KEYED_CM_DATA_SIZE: usize = MAX_CM_DATA - KEYED_SIZE;
 
 /// The most application data that a peer may send, who leaves no room for an introduction.
 pub const MAX_CM_DATA: usize = PRIVATE_DATA_SIZE - 1;
@@ -57,8 +60,9 @@ impl CmData {
     /// The same data with an introduction behind it.
     pub fn introducing(mut self, introduction: Introduction) -> Self {
         let end = 1 + usize::from(self.bytes[0]);
-        if let Some(room) = self.bytes.get_mut(end..end + INTRODUCTION_SIZE) {
-            room.copy_from_slice(&introduction.encode());
+        let size = introduction.size();
+        if let Some(room) = self.bytes.get_mut(end..end + size) {
+            room.copy_from_slice(&introduction.encode()[..size]);
             self.introduction = Some(introduction);
         }
         self
@@ -92,7 +96,7 @@ impl CmData {
     /// What goes over the wire.
     pub fn encoded(&self) -> &[u8] {
         let end = 1 + usize::from(self.bytes[0]);
-        let more = self.introduction.map_or(0, |_| INTRODUCTION_SIZE);
+        let more = self.introduction.as_ref().map_or(0, Introduction::size);
         &self.bytes[..end + more]
     }
 }
@@ -122,15 +126,22 @@ mod tests {
 
     #[test]
     fn an_introduction_goes_along_with_every_length() {
-        let introduction = Introduction {
+        let plain = Introduction {
             application_keys: true,
             block_addr: 0x1234_5678_9abc,
             block_rkey: 7,
+            auth: None,
         };
-        for length in 0..=CM_DATA_SIZE {
+        let keyed = Introduction {
+            auth: Some(0x1122_3344_5566_7788),
+            ..plain
+        };
+        let plain = (0..=CM_DATA_SIZE).map(|length| (length, plain));
+        let keyed = (0..=KEYED_CM_DATA_SIZE).map(|length| (length, keyed));
+        for (length, introduction) in plain.chain(keyed) {
             let data = vec![0xa5; length];
             let sent = CmData::new(&data).unwrap().introducing(introduction);
-            assert_eq!(sent.encoded().len(), 1 + length + INTRODUCTION_SIZE);
+            assert_eq!(sent.encoded().len(), 1 + length + introduction.size());
             let mut padded = sent.encoded().to_vec();
             padded.resize(196, 0);
             let got = CmData::decode(&padded);

@@ -118,6 +118,19 @@ pub(crate) fn info(
         (*domain).max_err_data = offer::MAX_ERR_DATA;
         (*domain).mr_cnt = offer.mr_cnt;
 
+        if let Some(key) = hints.ep.as_ref().and_then(|ep| ep.auth.as_ref()) {
+            (*ep).auth_key = alloc::bytes(key.bytes())?.cast();
+            (*ep).auth_key_size = key.bytes().len();
+        }
+        if let Some(key) = hints
+            .domain
+            .as_ref()
+            .and_then(|domain| domain.auth.as_ref())
+        {
+            (*domain).auth_key = alloc::bytes(key.bytes())?.cast();
+            (*domain).auth_key_size = key.bytes().len();
+        }
+
         let fabric = (*info).fabric_attr;
         (*fabric).name = alloc::string(&offer.fabric_name)?;
         (*fabric).prov_version = provider::version();

@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 
 use libfabric_sys::*;
+use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
 
 use crate::addr::Format;
@@ -25,7 +26,7 @@ pub(crate) struct Side {
 }
 
 /// `fi_ep_attr`
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct EpHints {
     pub(crate) kind: u32,
     pub(crate) protocol: u32,
@@ -37,7 +38,7 @@ pub(crate) struct EpHints {
     pub(crate) max_order_waw: usize,
     pub(crate) tx_ctx_cnt: usize,
     pub(crate) rx_ctx_cnt: usize,
-    pub(crate) auth_key_size: usize,
+    pub(crate) auth: Option<AuthKey>,
 }
 
 /// `fi_domain_attr`
@@ -53,7 +54,7 @@ pub(crate) struct DomainHints {
     pub(crate) mr_key_size: usize,
     pub(crate) cq_data_size: usize,
     pub(crate) caps: u64,
-    pub(crate) auth_key_size: usize,
+    pub(crate) auth: Option<AuthKey>,
     /// Counts that must be reached, each with its limit's name: cq, ep, tx, rx, counters, regions.
     pub(crate) cq_cnt: usize,
     pub(crate) ep_cnt: usize,
@@ -102,15 +103,35 @@ unsafe fn owned(text: *const std::ffi::c_char) -> Result<Option<String>> {
         .ok_or(FiErrno::ENODATA)
 }
 
+/// An authorization key; of no bytes it is none.
+///
+/// # Errors
+/// `EINVAL`: NULL, or too long.
+///
+/// # Safety
+/// `key` is NULL or has `size` bytes, unless that is more than a key has.
+pub(crate) unsafe fn auth_key(key: *const u8, size: usize) -> Result<Option<AuthKey>> {
+    if size == 0 {
+        return Ok(None);
+    }
+    if key.is_null() || size > AuthKey::MAX_SIZE {
+        return Err(FiErrno::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { std::slice::from_raw_parts(key, size) };
+    AuthKey::new(bytes).map(Some)
+}
+
 impl Hints {
-    /// Copies the hints out.
+    /// Copies the hints out, of an application that was built for API `version`.
     ///
     /// # Errors
-    /// `ENODATA` for a format of address that we don't speak, `EINVAL` for an address that is none.
+    /// `ENODATA` for a format of address that we don't speak and for an authorization key that is too long,
+    /// `FI_AV_AUTH_KEY` among these. `EINVAL` for an address that is none.
     ///
     /// # Safety
     /// `hints` is NULL or a valid `fi_info` of the host's release.
-    pub(crate) unsafe fn read(hints: *const fi_info) -> Result<Self> {
+    pub(crate) unsafe fn read(version: u32, hints: *const fi_info) -> Result<Self> {
         if hints.is_null() {
             return Ok(Self::default());
         }
@@ -118,6 +139,12 @@ impl Hints {
         // where they are, never a whole structure, whose size depends on the release.
         unsafe {
             let format = Format::of((*hints).addr_format)?;
+            let auth = |key: *const u8, size: usize| {
+                if version < fi_version(1, 5) {
+                    return Ok(None); // the fields are not looked at
+                }
+                auth_key(key, size).map_err(|_| FiErrno::ENODATA)
+            };
             let address =
                 |addr: *const std::ffi::c_void, len: usize| -> Result<Option<SocketAddr>> {
                     if addr.is_null() {
@@ -178,7 +205,7 @@ impl Hints {
                     max_order_waw: (*ep).max_order_waw_size,
                     tx_ctx_cnt: (*ep).tx_ctx_cnt,
                     rx_ctx_cnt: (*ep).rx_ctx_cnt,
-                    auth_key_size: (*ep).auth_key_size,
+                    auth: auth((*ep).auth_key, (*ep).auth_key_size)?,
                 });
             }
             let domain = (*hints).domain_attr;
@@ -194,7 +221,7 @@ impl Hints {
                     mr_key_size: (*domain).mr_key_size,
                     cq_data_size: (*domain).cq_data_size,
                     caps: (*domain).caps,
-                    auth_key_size: (*domain).auth_key_size,
+                    auth: auth((*domain).auth_key, (*domain).auth_key_size)?,
                     cq_cnt: (*domain).cq_cnt,
                     ep_cnt: (*domain).ep_cnt,
                     max_ep_tx_ctx: (*domain).max_ep_tx_ctx,

@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use libfabric_sys::{FI_PROV_ATTR_ONLY, FI_RESCAN, fi_info};
+use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
 use weft::mr::Form;
 use weft::verbs::Device;
@@ -41,7 +42,7 @@ pub(crate) unsafe extern "C" fn getinfo(
         }
         // SAFETY: the arguments are as fi_getinfo(3) has them.
         let list = unsafe {
-            let hints = Hints::read(hints)?;
+            let hints = Hints::read(version, hints)?;
             let node = resolve::argument(node);
             let service = resolve::argument(service);
             find(version, node, service, flags, &hints)?
@@ -130,7 +131,7 @@ pub(crate) unsafe fn for_request(
     handle: usize,
 ) -> Result<Info> {
     // SAFETY: the caller's promise.
-    let mut hints = unsafe { Hints::read(seed)? };
+    let mut hints = unsafe { Hints::read(version, seed)? };
     hints.handle = handle;
     if let Some(domain) = &mut hints.domain {
         // A passive endpoint on a wildcard address takes requests from any device.
@@ -156,21 +157,29 @@ pub(crate) unsafe fn for_request(
     Ok(info)
 }
 
-/// The form of regions of a domain that is opened with `info`, and whether what peers do to them is counted.
+/// What a domain that is opened with an info is like.
+pub(crate) struct DomainTerms {
+    pub(crate) form: Form,
+    /// Whether what peers do to its regions is counted.
+    pub(crate) events: bool,
+    pub(crate) auth: Option<AuthKey>,
+}
+
+/// What a domain that is opened with `info` will be like.
 ///
 /// # Errors
-/// `EINVAL`: one that the device doesn't have.
+/// `EINVAL`: a form of regions that the device doesn't have, or an authorization key that is too long.
 ///
 /// # Safety
 /// As [`check`].
-pub(crate) unsafe fn form(
+pub(crate) unsafe fn domain_terms(
     version: u32,
     info: *const fi_info,
     device: &Arc<Device>,
-) -> Result<(Form, bool)> {
+) -> Result<DomainTerms> {
     let open = |_| FiErrno::EINVAL;
     // SAFETY: the caller's promise.
-    let mut hints = unsafe { Hints::read(info) }.map_err(open)?;
+    let mut hints = unsafe { Hints::read(version, info) }.map_err(open)?;
     hints.exact = true;
     let offer = Offer::of(device)?;
     let able = || mr_mode::Able {
@@ -180,7 +189,11 @@ pub(crate) unsafe fn form(
     let forms = mr_mode::forms(version, &hints, able, None).map_err(open)?;
     forms
         .first()
-        .map(|mr| (mr.form(version), mr_mode::counts(&hints)))
+        .map(|mr| DomainTerms {
+            form: mr.form(version),
+            events: mr_mode::counts(&hints),
+            auth: hints.domain.as_ref().and_then(|domain| domain.auth.clone()),
+        })
         .ok_or(FiErrno::EINVAL)
 }
 
@@ -203,6 +216,26 @@ pub(crate) fn is_fabric(name: &str) -> bool {
         .any(|device| Offer::of(device).is_ok_and(|offer| offer.fabric_name == name))
 }
 
+/// The authorization keys that an info of an application of API `version` names: the domain's, and the endpoint's.
+///
+/// # Errors
+/// `EINVAL`: one that is too long.
+///
+/// # Safety
+/// As [`check`].
+pub(crate) unsafe fn auth_keys(
+    version: u32,
+    info: *const fi_info,
+) -> Result<(Option<AuthKey>, Option<AuthKey>)> {
+    // SAFETY: the caller's promise.
+    let hints = unsafe { Hints::read(version, info) }.map_err(|_| FiErrno::EINVAL)?;
+    Ok((
+        hints.domain.and_then(|domain| domain.auth),
+        hints.ep.and_then(|ep| ep.auth),
+    ))
+}
+
+pub(crate) use hints::auth_key;
 pub(crate) use negotiate::Terms;
 pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, SharedRxLimits, TX_OP_FLAGS};
 
@@ -221,7 +254,7 @@ pub(crate) unsafe fn check(
 ) -> Result<Terms> {
     let open = |_| FiErrno::EINVAL;
     // SAFETY: the caller's promise.
-    let mut hints = unsafe { Hints::read(info) }.map_err(open)?;
+    let mut hints = unsafe { Hints::read(version, info) }.map_err(open)?;
     hints.fabric_name = None;
     let offer = Offer::of(device)?;
     // The modes of an info are those agreed upon, which the application has accepted.

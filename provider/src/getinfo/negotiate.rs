@@ -80,7 +80,7 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
     let domain = hints.domain.clone().unwrap_or_default();
     let tx = hints.tx.unwrap_or_default();
     let rx = hints.rx.unwrap_or_default();
-    let ep = hints.ep.unwrap_or_default();
+    let ep = hints.ep.clone().unwrap_or_default();
 
     check_ep(&ep, offer)?;
     check_domain(&domain, offer)?;
@@ -256,8 +256,7 @@ fn check_ep(ep: &EpHints, offer: &Offer) -> Result<()> {
     need(
         ep.rx_ctx_cnt <= 1 || (ep.rx_ctx_cnt == FI_SHARED_CONTEXT && offer.shared_rx.is_some()),
         "rx_ctx_cnt",
-    )?;
-    need(ep.auth_key_size == 0, "ep_attr->auth_key_size")
+    )
 }
 
 /// Version of the format of connection data, as in `docs/protocol.md`.
@@ -280,7 +279,6 @@ fn check_domain(domain: &DomainHints, offer: &Offer) -> Result<()> {
     need(domain.resource_mgmt <= FI_RM_ENABLED, "resource_mgmt")?;
     need(domain.av_type <= FI_AV_TABLE, "av_type")?; // connected endpoints use no vector at all
     subset(domain.caps, offer::DOMAIN_CAPS, "domain_attr->caps")?;
-    need(domain.auth_key_size == 0, "domain_attr->auth_key_size")?;
     need(
         domain.cq_cnt <= offer.cq_cnt && domain.ep_cnt <= offer.ep_cnt,
         "cq_cnt, ep_cnt",

@@ -5,6 +5,7 @@
 
 mod advise;
 mod asynchronous;
+mod auth;
 mod backlog;
 mod bad_input;
 mod endpoint;

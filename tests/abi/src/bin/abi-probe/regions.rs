@@ -68,6 +68,7 @@ pub(crate) fn run(lib: &Lib) {
     owned(lib);
     plain(lib);
     keys(lib);
+    crate::auth::run(lib);
     for version in VERSIONS
         .into_iter()
         .filter(|version| *version <= lib.version)
@@ -383,13 +384,23 @@ fn attributes(lib: &Lib, version: u32) {
             };
             refused(&wrong, 0, INVALID, "a wrong count");
         }
-        let mut secret = [7_u8; 16];
-        let keyed = fi_mr_attr {
-            auth_key_size: secret.len(),
-            auth_key: secret.as_mut_ptr(),
+        let mut secret = [7_u8; 65];
+        let auth_key = secret.as_mut_ptr();
+        let keyed = |auth_key_size: usize| fi_mr_attr {
+            auth_key_size,
+            auth_key,
             ..plain
         };
-        refused(&keyed, 0, INVALID, "the domain has no authorization keys");
+        let (one, most, long, all) = (keyed(1), keyed(64), keyed(65), keyed(usize::MAX));
+        accepted(&one, 0);
+        accepted(&most, 0);
+        refused(&long, 0, INVALID, "a long authorization key");
+        refused(&all, 0, INVALID, "FI_AV_AUTH_KEY");
+        let nowhere = fi_mr_attr {
+            auth_key: null_mut(),
+            ..one
+        };
+        refused(&nowhere, 0, INVALID, "an authorization key at NULL");
 
         // behind what 1.9 has
         let device = fi_mr_attr {
