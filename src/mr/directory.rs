@@ -105,6 +105,7 @@ struct BlockPlace {
 pub(crate) struct ConnectionBlock {
     directory: Arc<Directory>,
     place: BlockPlace,
+    _cell: Option<Arc<Cell>>,
 }
 
 impl ConnectionBlock {
@@ -328,11 +329,11 @@ impl Directory {
         self.domain
     }
 
-    /// A connection block for an endpoint.
+    /// A connection block for an endpoint, in whose `cell` the peer counts what it does.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering memory.
-    pub(crate) fn block(self: &Arc<Self>) -> Result<ConnectionBlock> {
+    pub(crate) fn block(self: &Arc<Self>, cell: Option<Arc<Cell>>) -> Result<ConnectionBlock> {
         let mut inner = self.inner.lock();
         if inner.free.is_empty() {
             let rights = sys::IBV_ACCESS_LOCAL_WRITE
@@ -355,11 +356,13 @@ impl Directory {
         let block = Block {
             header_addr: self.header.addr(0),
             header_rkey: self.header.rkey(),
+            cell: cell.as_ref().map_or(0, |cell| cell.addr()),
         };
         words.write(index + Block::OWNERS, &block.encode());
         Ok(ConnectionBlock {
             directory: Arc::clone(self),
             place: BlockPlace { words, index, slab },
+            _cell: cell,
         })
     }
 
@@ -440,7 +443,7 @@ mod tests {
         };
         let domain = Domain::open(&device, config).unwrap();
         let directory = domain.directory(domain.pd()).unwrap();
-        let block = directory.block().unwrap();
+        let block = directory.block(None).unwrap();
         let peer: Arc<dyn Peer> = Arc::new(Silent);
         block.join(Arc::downgrade(&peer));
         // it has looked something up, and is stopped from then on

@@ -12,6 +12,7 @@ use rdma_core_sys as sys;
 
 use super::words::Words;
 use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
 use crate::verbs::Pd;
 
 /// Regions of a protection domain that count events at the same time, at most.
@@ -29,6 +30,18 @@ pub(crate) enum Event {
 }
 
 impl Event {
+    /// Those that a counter is bound for with these flags.
+    pub(crate) fn of(kinds: Flags) -> impl Iterator<Item = Self> + Clone {
+        let all = [
+            (Flags::REMOTE_WRITE, Self::Write),
+            (Flags::REMOTE_READ, Self::Read),
+        ];
+        let asked = all
+            .into_iter()
+            .filter(move |(kind, _)| kinds.contains(*kind));
+        asked.map(|(_, event)| event)
+    }
+
     /// Where its word lies, in bytes from the beginning of the cell.
     pub(crate) fn offset(self) -> u64 {
         self as u64 * 8

@@ -113,11 +113,19 @@ pub(crate) enum Need {
 }
 
 impl Need {
-    /// As what a region counts it.
+    /// As what a counter of the region counts it: `fi_mr(3)` has all atomics among the writes.
     pub(crate) fn event(self) -> Event {
         match self {
             Self::Read => Event::Read,
             Self::Write | Self::Atomic | Self::FetchAtomic => Event::Write,
+        }
+    }
+
+    /// As what a counter of the target's endpoint counts it: `fi_endpoint(3)` has atomics that fetch among the reads.
+    pub(crate) fn event_of_endpoint(self) -> Event {
+        match self {
+            Self::Read | Self::FetchAtomic => Event::Read,
+            Self::Write | Self::Atomic => Event::Write,
         }
     }
 

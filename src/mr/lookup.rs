@@ -62,6 +62,8 @@ pub(crate) struct Map {
     block: (u64, u32),
     header_at: Option<(u64, u32)>,
     header: Option<Header>,
+    /// Address of the event cell of the peer's endpoint, or 0.
+    pub(crate) cell: u64,
     /// What this connection claims with: no other one has it, and it is not 0.
     pub(crate) token: u64,
 }
@@ -74,6 +76,7 @@ impl Map {
             block: (addr, rkey),
             header_at: None,
             header: None,
+            cell: 0,
         }
     }
 }
@@ -200,6 +203,7 @@ impl Lookup {
             return Ok(Outcome::Missing);
         }
         map.header_at = Some((block.header_addr, block.header_rkey));
+        map.cell = block.cell;
         self.stage = Stage::Header(None);
         Ok(Outcome::More)
     }
@@ -316,6 +320,7 @@ mod tests {
                         &Block {
                             header_addr: next(),
                             header_rkey: 1,
+                            cell: next(),
                         }
                         .encode(),
                     ),

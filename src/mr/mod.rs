@@ -25,7 +25,7 @@ pub use access::Access;
 pub use desc::Desc;
 pub(crate) use desc::Place;
 pub(crate) use directory::{ConnectionBlock, Directory, Parked, Peer};
-pub(crate) use event::{Cell, Watch};
+pub(crate) use event::{Cell, Event, Watch};
 pub(crate) use local::{LocalKeys, Use, implicit_region};
 pub(crate) use mapped::Mapped;
 pub(crate) use mode::Paging;

@@ -329,14 +329,7 @@ impl Region {
         if bindings.closing || (announced && self.is_enabled()) {
             return Err(FiErrno::EOPBADSTATE);
         }
-        let events: Vec<_> = [
-            (Flags::REMOTE_WRITE, Event::Write),
-            (Flags::REMOTE_READ, Event::Read),
-        ]
-        .into_iter()
-        .filter(|(kind, _)| kinds.contains(*kind))
-        .map(|(_, event)| event)
-        .collect();
+        let events: Vec<_> = Event::of(kinds).collect();
         let taken = |event: &Event| bindings.counters.iter().any(|(other, _)| other == event);
         if (announced && !self.counted) || self.once || events.iter().any(taken) {
             return Err(FiErrno::EINVAL);

@@ -18,10 +18,10 @@ use super::state::{AtomicState, State};
 use super::tx::TxSide;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
-use crate::mr::ConnectionBlock;
+use crate::mr::{Cell, ConnectionBlock, Event};
 use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::slots::{FailureListener, Rings};
-use crate::queue::{CmTarget, CompletionQueue, EventQueue, WrId};
+use crate::queue::{CmTarget, CompletionQueue, Counter, EventQueue, WrId};
 use crate::verbs::{CmId, Pd, Qp, Sge};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
@@ -54,6 +54,9 @@ pub(crate) struct Control {
     pub(crate) rx: Option<CqBinding>,
     /// Where its receives come from, if they are not its own.
     pub(crate) srx: Option<Arc<SharedRx>>,
+    /// What counts the operations of the peer, and by which cell, once there is a queue pair.
+    pub(super) remote_counters: Vec<(Event, Arc<Counter>)>,
+    pub(super) cell: Option<Arc<Cell>>,
     /// Places in the tables of the queues, once enabled.
     pub(crate) tx_place: Option<WrId>,
     pub(crate) rx_place: Option<WrId>,
@@ -108,6 +111,8 @@ impl Core {
             tx: None,
             rx: None,
             srx: None,
+            remote_counters: Vec::new(),
+            cell: None,
             tx_place: None,
             rx_place: None,
             src: config.src,

@@ -10,6 +10,7 @@ use super::state::State;
 use super::tx::TxSide;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
+use crate::mr::{ConnectionBlock, Watch};
 use crate::queue::slots::Own;
 use crate::verbs::{AsyncListener, Qp, QpConfig};
 
@@ -161,8 +162,7 @@ impl Core {
         let listener: Weak<dyn AsyncListener> = self.weak();
         self.domain.device().listen(qp.object(), listener);
         control.qp = Some(Arc::clone(&qp));
-        let directory = self.domain.directory(&self.pd);
-        match directory.and_then(|directory| directory.block()) {
+        match self.connection_block(control) {
             Ok(block) => control.block = Some(Arc::new(block)),
             Err(error) => {
                 self.drop_qp(control);
@@ -174,6 +174,19 @@ impl Core {
             self.drop_qp(control);
         }
         ready
+    }
+
+    /// What the peer is to know of this side, and where it counts what it does.
+    fn connection_block(&self, control: &mut Control) -> Result<ConnectionBlock> {
+        let directory = self.domain.directory(&self.pd)?;
+        if control.cell.is_none() && !control.remote_counters.is_empty() {
+            let cell = directory.event_cell()?;
+            for (event, counter) in &control.remote_counters {
+                counter.follow(Watch::new(&cell, *event));
+            }
+            control.cell = Some(cell);
+        }
+        directory.block(control.cell.clone())
     }
 
     /// What to ask the device for. Queues have room for the engine's own requests.

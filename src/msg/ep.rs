@@ -16,7 +16,7 @@ use crate::auth::AuthKey;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::Mode;
+use crate::mr::{Event, Mode};
 use crate::msg::{ConnectRequest, LengthOption, SharedRx};
 use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
 use crate::verbs::{Device, Pd};
@@ -256,13 +256,13 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Lets a counter count the operations of these kinds that end: `SEND`, `RECV`, `READ`, `WRITE`.
-    /// None at all binds nothing. Completion queues are needed all the same (`fi_endpoint(3)`, `fi_ep_bind`); bound with selective
+    /// Lets a counter count the operations of these kinds that end: `SEND`, `RECV`, `READ`, `WRITE`, and those of the peer on
+    /// regions of this side, `REMOTE_READ` and `REMOTE_WRITE`. None at all binds nothing. Completion queues are needed all the same (`fi_endpoint(3)`, `fi_ep_bind`); bound with selective
     /// completion they stay empty.
     ///
     /// # Errors
     /// - `EINVAL`: a kind has a counter already.
-    /// - `ENOSYS`: what peers do to this side's memory: a device doesn't tell of that.
+    /// - `EOPNOTSUPP`: what the peer does to this side's memory, in a domain without events.
     /// - `EBADFLAGS`: anything else.
     /// - `EDOMAIN`: a counter of another domain.
     /// - `EOPBADSTATE`: enabled already.
@@ -270,17 +270,29 @@ impl Endpoint {
         if !Arc::ptr_eq(counter.domain(), self.domain()) {
             return Err(FiErrno::EDOMAIN);
         }
-        if kinds.intersects(Flags::REMOTE_READ | Flags::REMOTE_WRITE) {
-            return Err(FiErrno::ENOSYS);
-        }
-        if kinds.intersects(Counters::KINDS.complement()) {
+        let remote = Flags::REMOTE_READ | Flags::REMOTE_WRITE;
+        if kinds.intersects((Counters::KINDS | remote).complement()) {
             return Err(FiErrno::EBADFLAGS);
         }
-        let _control = self.core.control.lock();
+        if kinds.intersects(remote) && !self.domain().counts() {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        let mut control = self.core.control.lock();
         if !self.core.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
-        self.core.rings.bind_counter(counter, kinds)
+        let events = Event::of(kinds);
+        let mut bound = control.remote_counters.iter();
+        if bound.any(|(event, _)| events.clone().any(|new| new == *event)) {
+            return Err(FiErrno::EINVAL);
+        }
+        if kinds.intersects(Counters::KINDS) {
+            let own = kinds & Counters::KINDS;
+            self.core.rings.bind_counter(counter, own)?;
+        }
+        let events = events.map(|event| (event, Arc::clone(counter)));
+        control.remote_counters.extend(events);
+        Ok(())
     }
 
     /// Makes it ready: receives can be posted from now on. Connecting and accepting do it too.

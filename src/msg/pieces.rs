@@ -16,8 +16,8 @@ use crate::queue::slots::{Slot, SlotRing};
 use crate::verbs::{SendOpcode, SendRequest, Sge};
 
 impl TxSide {
-    /// Posts an operation as several requests, each to its piece of the target, and behind them the one that
-    /// counts it; the last one's completion is the operation's.
+    /// Posts an operation as several requests, each to its piece of the target, and behind them those that
+    /// count it; the last one's completion is the operation's.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`].
@@ -27,7 +27,7 @@ impl TxSide {
         op: &Transmit<'_>,
         len: usize,
         pieces: &[Piece],
-        event: Option<EventTarget>,
+        events: &[EventTarget],
     ) -> Result<()> {
         if ring.is_full() && !self.make_room(ring)? {
             return Err(FiErrno::EAGAIN);
@@ -36,7 +36,7 @@ impl TxSide {
         // SAFETY: as this function.
         let (mut rest, inline) = unsafe { self.gather(ring, op, len, &mut sges) }?;
         let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
-        let count = pieces.len() + usize::from(event.is_some());
+        let count = pieces.len() + events.len();
         let signaled =
             visible || self.counted || self.unsignaled as usize + count >= self.period as usize;
         // bytes of the first of `rest` that are taken already
@@ -45,6 +45,8 @@ impl TxSide {
         for index in 0..count {
             let mut part = [Sge::default(); MAX_IOV];
             let is_last = index + 1 == count;
+            let event = index.checked_sub(pieces.len());
+            let event = event.and_then(|index| events.get(index));
             let request = match (pieces.get(index), event) {
                 (Some(piece), _) => {
                     let used = if op.opcode.is_atomic() {

@@ -206,13 +206,13 @@ impl Remote {
         if self.block.revision() != self.revision {
             return None;
         }
-        Some(known(self.kept.get(op.key)?, op, len))
+        Some(known(self.kept.get(op.key)?, self.map.cell != 0, op, len))
     }
 }
 
-/// What a key that was looked up says of an operation.
+/// What a key that was looked up says of an operation; `counted`: the peer's endpoint counts it.
 #[inline]
-fn known(resolved: &Resolved, op: &Transmit<'_>, len: usize) -> Known {
+fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize) -> Known {
     let (need, len) = need(op, len);
     let offset = match resolved.offset(op.remote_addr, len, need) {
         Ok(offset) => offset,
@@ -229,7 +229,9 @@ fn known(resolved: &Resolved, op: &Transmit<'_>, len: usize) -> Known {
         Some(piece) if op.opcode.is_atomic() && !(piece.last && piece.addr.is_multiple_of(len)) => {
             Known::Refused(FiErrno::EINVAL)
         }
-        Some(piece) if piece.last && resolved.entry.cell == 0 && !resolved.entry.once => {
+        Some(piece)
+            if piece.last && resolved.entry.cell == 0 && !counted && !resolved.entry.once =>
+        {
             Known::One(piece)
         }
         _ => Known::Many(offset),
@@ -526,7 +528,7 @@ impl TxSide {
                 segments: raw.segments.clone().into(),
                 used: false,
             };
-            return known(&native, op, len);
+            return known(&native, false, op, len); // nor do such endpoints count
         }
         let Some(remote) = &mut self.remote else {
             return Known::Refused(FiErrno::EKEYREJECTED);
@@ -591,7 +593,7 @@ impl TxSide {
         let found = kept.pieces(offset, len_there);
         let once = kept.entry.once;
         // the claim of a region that was accessed is nobody's any more
-        let counter = if once {
+        let of_region = if once {
             Some((kept.entry.claim_addr(), kept.entry.rkey))
         } else if kept.entry.cell != 0 {
             let addr = kept.entry.cell.wrapping_add(need.event().offset());
@@ -599,25 +601,34 @@ impl TxSide {
         } else {
             None
         };
-        let event = match (counter, &remote.scratch) {
-            (None, _) | (_, None) => None,
-            (Some((addr, rkey)), Some(scratch)) => Some(EventTarget {
-                addr,
-                rkey,
-                sink: Sge {
-                    addr: scratch.addr(READ_WORDS),
-                    length: ATOMIC_SIZE as u32,
-                    lkey: scratch.lkey(),
-                },
-            }),
-        };
+        let of_endpoint = (remote.map.cell != 0).then(|| {
+            let offset = need.event_of_endpoint().offset();
+            (remote.map.cell.wrapping_add(offset), kept.cells_rkey)
+        });
+        let mut events = [EventTarget::default(); MOST_EVENTS];
+        let mut event_count = 0;
+        if let Some(scratch) = &remote.scratch {
+            let targets = of_region.into_iter().chain(of_endpoint);
+            for (event, (addr, rkey)) in events.iter_mut().zip(targets) {
+                *event = EventTarget {
+                    addr,
+                    rkey,
+                    sink: Sge {
+                        addr: scratch.addr(READ_WORDS),
+                        length: ATOMIC_SIZE as u32,
+                        lkey: scratch.lkey(),
+                    },
+                };
+                event_count += 1;
+            }
+        }
         let mut count = 0;
         for (to, piece) in pieces.iter_mut().zip(found) {
             *to = piece;
             count += 1;
         }
         // SAFETY: as this function.
-        unsafe { self.post_pieces(ring, op, len, &pieces[..count], event) }?;
+        unsafe { self.post_pieces(ring, op, len, &pieces[..count], &events[..event_count]) }?;
         if once
             && let Some(remote) = &mut self.remote
             && let Some(kept) = remote.kept.get_mut(op.key)
@@ -787,7 +798,7 @@ impl Peer for Teller {
 }
 
 /// The event cell that counts an operation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EventTarget {
     pub(super) addr: u64,
     pub(super) rkey: u32,
@@ -796,5 +807,8 @@ pub(super) struct EventTarget {
 }
 
 /// Requests of the engine's own that a queue pair must have room for besides those of [`Own`]: the other
-/// parts of the last operation, its event among them.
-pub(super) const OTHER_PARTS: usize = MAX_SEGMENTS;
+/// parts of the last operation, its events among them.
+pub(super) const OTHER_PARTS: usize = MAX_SEGMENTS - 1 + MOST_EVENTS;
+
+/// Cells that one operation counts in: the region's, and that of the endpoint.
+const MOST_EVENTS: usize = 2;

@@ -126,7 +126,14 @@ impl Core {
         control.tx = None;
         control.rx = None;
         control.srx = None;
+        let counters = std::mem::take(&mut control.remote_counters);
+        let cell = control.cell.take();
         drop(control);
+        if let Some(cell) = cell {
+            for (_, counter) in counters {
+                counter.leave(&cell);
+            }
+        }
         // one of its own, not that of an authorization key
         if self.domain.config().form.mode.contains(Mode::ENDPOINT) {
             self.domain.forget(&self.pd);

@@ -65,7 +65,7 @@ impl SlotRing {
 
     /// The same, and for further parts of the last operation, its event among them.
     pub(crate) fn for_parts(depth: usize) -> Self {
-        Self::with_more(depth, MAX_SEGMENTS + 1)
+        Self::with_more(depth, MAX_SEGMENTS + 2)
     }
 
     fn with_more(depth: usize, more: usize) -> Self {

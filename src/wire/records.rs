@@ -49,6 +49,8 @@ pub struct Block {
     pub header_addr: u64,
     /// rkey of it.
     pub header_rkey: u32,
+    /// Address of the event cell that every operation of this connection counts in; 0: they are not counted.
+    pub cell: u64,
 }
 
 impl Block {
@@ -62,15 +64,19 @@ impl Block {
     /// The owner's words: from [`Self::OWNERS`] to the end.
     pub fn encode(self) -> [u64; WORDS - Self::OWNERS] {
         let (addr, rkey) = (self.header_addr, u64::from(self.header_rkey));
-        [addr, rkey, 0, 0, 0, checksum(&[addr, rkey])]
+        let cell = self.cell;
+        [addr, rkey, 0, cell, 0, checksum(&[addr, rkey, cell])]
     }
 
     /// `None`: read while it was written.
     pub fn decode(words: &[u64; WORDS]) -> Option<Self> {
-        let [_, _, addr, rkey, .., sum] = *words;
-        (sum == checksum(&[addr, rkey])).then_some(Self {
+        let [_, _, addr, rkey, _, cell, _, sum] = *words;
+        // as an entry's: atomics go to words
+        let whole = sum == checksum(&[addr, rkey, cell]) && cell.is_multiple_of(8);
+        whole.then_some(Self {
             header_addr: addr,
             header_rkey: low(rkey),
+            cell,
         })
     }
 }
@@ -453,6 +459,7 @@ mod tests {
         let block = Block {
             header_addr: 0x1234,
             header_rkey: 5,
+            cell: 0x5678,
         };
         let mut words = [11; WORDS];
         words[Block::OWNERS..].copy_from_slice(&block.encode());

@@ -1,6 +1,6 @@
 //! Regions whose accesses are counted (`FI_RMA_EVENT`).
 
-use super::keys::{TARGET, connect, in_form, kind};
+use super::keys::{TARGET, connect, connect_with, in_form, kind};
 use super::*;
 use crate::msg::{AtomicKind, AtomicOp};
 use crate::queue::Counter;
@@ -355,5 +355,114 @@ fn a_disabled_region_is_for_this_side_only() {
     }
     client.write(&source, 8, 0, 1, 1).unwrap();
     client.completion().unwrap();
+    drop(region);
+}
+
+/// Counters of an endpoint count what its own peer does, to any region; those of regions count as ever.
+#[test]
+fn endpoints_count_what_their_peer_does() {
+    for mode in forms() {
+        let device = device();
+        let domain = || Domain::open(&device, kind(mode)).unwrap();
+        let server = domain();
+        let open = || Counter::open(&server, WaitKind::Fd).unwrap();
+        let (writes, reads, others, both) = (open(), open(), open(), open());
+        let (client, first) = connect_with(domain(), Arc::clone(&server), |side| {
+            let bind = |counter: &Arc<Counter>, kinds| side.ep.bind_counter(counter, kinds);
+            assert_eq!(bind(&writes, Flags::REMOTE_WRITE), Ok(()));
+            assert_eq!(bind(&reads, Flags::REMOTE_READ | Flags::SEND), Ok(()));
+            for taken in [Flags::REMOTE_WRITE, Flags::REMOTE_READ | Flags::RECV] {
+                assert_eq!(bind(&others, taken), Err(FiErrno::EINVAL));
+            }
+            let wrong = Flags::REMOTE_WRITE | Flags::FENCE;
+            assert_eq!(bind(&others, wrong), Err(FiErrno::EBADFLAGS));
+        });
+        let late = first.ep.bind_counter(&others, Flags::REMOTE_READ);
+        assert_eq!(late, Err(FiErrno::EOPBADSTATE));
+        let (second, _other) = connect_with(domain(), Arc::clone(&server), |side| {
+            let kinds = Flags::REMOTE_WRITE | Flags::REMOTE_READ;
+            side.ep.bind_counter(&others, kinds).unwrap();
+        });
+        let (third, _third) = connect(domain(), Arc::clone(&server));
+        let memory = vec![0_u64; 512];
+        // SAFETY: plain numbers, as bytes.
+        let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), 4096) };
+        let counted = disabled(&server, &[&memory[..1000], &memory[1000..]], TARGET, 7);
+        counted
+            .bind_counter(&both, Flags::REMOTE_WRITE | Flags::REMOTE_READ)
+            .unwrap();
+        counted.enable().unwrap();
+        let plain = Buffer::with_key(&server, 4096, TARGET, 8);
+        let plain_base = start(&plain.region, &plain.memory);
+        let regions = [
+            (start(&counted, memory), counted.key()),
+            (plain_base, plain.region.key()),
+        ];
+        let seen = || (writes.read(), reads.read(), others.read(), both.read());
+        assert_eq!(seen(), (0, 0, 0, 0));
+        let source = Buffer::all(&client.domain, 4096);
+        for (round, (base, key)) in (1..).zip(regions) {
+            // over both parts of the first region
+            client.write(&source, 4096, base, key, 1).unwrap();
+            client.completion().unwrap();
+            client.read(&source, 8, base, key, 2).unwrap();
+            client.completion().unwrap();
+            // a fetching atomic is a read to an endpoint, a write to a region; others are writes
+            add(&client, &source, base, key, AtomicKind::Fetch);
+            client.completion().unwrap();
+            add(&client, &source, base, key, AtomicKind::Base);
+            client.completion().unwrap();
+            client.write(&source, 8, base + 4090, key, 3).unwrap();
+            assert_eq!(client.refused(3), FiErrno::EACCES);
+            assert_eq!(seen(), (2 * round, 2 * round, 0, 4), "{mode:?}");
+        }
+        let (base, key) = regions[1];
+        let theirs = Buffer::all(&second.domain, 64);
+        second.write(&theirs, 64, base, key, 1).unwrap();
+        second.completion().unwrap();
+        let nobodys = Buffer::all(&third.domain, 64);
+        third.write(&nobodys, 64, base, key, 1).unwrap();
+        third.completion().unwrap();
+        assert_eq!(seen(), (4, 4, 1, 4), "each its own peer's");
+        first.ep.close();
+        assert_eq!(seen(), (4, 4, 1, 4));
+        drop(counted);
+    }
+}
+
+/// More than the queue has room for, of the longest form: several parts, and two events.
+#[test]
+fn what_is_counted_twice_does_not_overflow_the_queue() {
+    const COUNT: u64 = 3000;
+    let device = device();
+    let domain = || Domain::open(&device, kind(forms()[0])).unwrap();
+    let server = domain();
+    let counter = Counter::open(&server, WaitKind::None).unwrap();
+    let (client, _server) = connect_with(domain(), Arc::clone(&server), |side| {
+        side.ep.bind_counter(&counter, Flags::REMOTE_WRITE).unwrap();
+    });
+    let memory = [0_u8; 64];
+    let parts: Vec<_> = memory.chunks(8).collect();
+    let region = disabled(&server, &parts, TARGET, 1);
+    let of_region = self::counter(&region, Flags::REMOTE_WRITE);
+    region.enable().unwrap();
+    let source = Buffer::all(&client.domain, 64);
+    let (mut posted, mut done) = (0, 0);
+    while done < COUNT {
+        match client.write(&source, 64, 0, 1, 1) {
+            Ok(()) if posted < COUNT => posted += 1,
+            Ok(()) => panic!("one too many"),
+            Err(error) => {
+                assert_eq!(error, FiErrno::EAGAIN);
+                client.completion().unwrap();
+                done += 1;
+            }
+        }
+        while posted == COUNT && done < COUNT {
+            client.completion().unwrap();
+            done += 1;
+        }
+    }
+    assert_eq!((counter.read(), of_region.read()), (COUNT, COUNT));
     drop(region);
 }

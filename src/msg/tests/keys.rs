@@ -25,6 +25,15 @@ pub(super) fn in_form(mode: Mode) -> (Side, Side) {
 
 /// Two connected ends in these domains.
 pub(super) fn connect(client: Arc<Domain>, server: Arc<Domain>) -> (Side, Side) {
+    connect_with(client, server, |_| ())
+}
+
+/// As [`connect`]; `early` is called with the accepting one before it is enabled.
+pub(super) fn connect_with(
+    client: Arc<Domain>,
+    server: Arc<Domain>,
+    early: impl FnOnce(&Side),
+) -> (Side, Side) {
     let device = Arc::clone(client.device());
     let eq = EventQueue::open(EqConfig::default()).unwrap();
     let (_pep, addr) = listener(&device, &eq);
@@ -41,6 +50,7 @@ pub(super) fn connect(client: Arc<Domain>, server: Arc<Domain>) -> (Side, Side) 
     });
     let ep = Endpoint::from_request(&server, config(SERVER), request.unwrap());
     let server = Side::bound(server, ep.map_err(|(error, _)| error).unwrap(), false);
+    early(&server);
     server.ep.accept(b"welcome").unwrap();
     assert!(matches!(next_event(&client.eq), Ok(Told::Connected(..))));
     assert!(matches!(next_event(&server.eq), Ok(Told::Connected(..))));

@@ -166,6 +166,12 @@ fn counted(lib: &Lib) {
         assert_eq!(bind(other, reads, FI_REMOTE_READ), STATE);
         assert_eq!(close(other), 0);
         assert_eq!(close(mr), 0);
+        let ep = open_ep(&setup, setup.info.first());
+        assert_eq!(bind(ep, writes, FI_REMOTE_WRITE), 0);
+        assert_eq!(bind(ep, reads, REMOTE), INVALID, "it has one");
+        assert_eq!(bind(ep, reads, FI_REMOTE_READ), 0);
+        assert_eq!(close(writes), BUSY, "an endpoint is bound to it");
+        assert_eq!(close(ep), 0);
         // never enabled
         let mr = reg(&setup, &mut memory, FI_RMA_EVENT).expect("a region");
         assert_eq!(bind(mr, writes, REMOTE), 0);
@@ -264,6 +270,10 @@ fn plain(lib: &Lib) {
             -FI_EOPNOTSUPP,
             "without the endpoint's FI_RMA_EVENT"
         );
+        let ep = open_ep(&setup, setup.info.first());
+        let refused = bind(ep, cntr, FI_REMOTE_WRITE);
+        assert_eq!(refused, -FI_EOPNOTSUPP, "nor by the endpoint");
+        assert_eq!(close(ep), 0);
         assert_eq!(control(mr, FI_ENABLE, null_mut()), STATE);
         assert_eq!(reg(&setup, &mut memory, FI_RMA_EVENT).err(), Some(FLAGS));
         assert_eq!(close(cntr), 0);
