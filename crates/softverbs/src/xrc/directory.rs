@@ -17,6 +17,8 @@ use crate::sys::{self, Errno, Res};
 /// that sums up the rest.
 const ENTRIES_AT: u64 = (MAX_PROCESSES * ENTRY) as u64;
 const SUM: usize = 56;
+/// Bytes of an entry that are its name.
+const NAME: usize = 24;
 const VALID: u32 = 0x7867_7401;
 
 /// Where the locks are: no content reaches so far. One byte for each slot of each domain, one for each domain, and one for all.
@@ -35,6 +37,20 @@ pub(crate) struct Name {
     pub(crate) file: Option<(u64, u64)>,
 }
 
+impl Name {
+    /// How an entry of this name begins.
+    fn to_bytes(self) -> [u8; NAME] {
+        let mut bytes = [0; NAME];
+        let (device, inode) = self.file.unwrap_or((0, 0));
+        let kind = VALID | u32::from(self.file.is_some()) << 31;
+        bytes[0..4].copy_from_slice(&self.node.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&kind.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&device.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&inode.to_ne_bytes());
+        bytes
+    }
+}
+
 /// A domain as the registry has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -46,13 +62,8 @@ pub(crate) struct Entry {
 impl Entry {
     fn to_bytes(self) -> [u8; ENTRY] {
         let mut bytes = [0; ENTRY];
-        let (device, inode) = self.name.file.unwrap_or((0, 0));
-        let kind = VALID | u32::from(self.name.file.is_some()) << 31;
-        bytes[0..4].copy_from_slice(&self.name.node.to_ne_bytes());
-        bytes[4..8].copy_from_slice(&kind.to_ne_bytes());
-        bytes[8..16].copy_from_slice(&device.to_ne_bytes());
-        bytes[16..24].copy_from_slice(&inode.to_ne_bytes());
-        bytes[24..32].copy_from_slice(&self.cookie.to_ne_bytes());
+        bytes[..NAME].copy_from_slice(&self.name.to_bytes());
+        bytes[NAME..NAME + 8].copy_from_slice(&self.cookie.to_ne_bytes());
         let sum = sys::hash(&bytes[..SUM]);
         bytes[SUM..].copy_from_slice(&sum.to_ne_bytes());
         bytes
@@ -62,7 +73,7 @@ impl Entry {
         let word = |at: usize| Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
         let first = word(0)?;
         let (node, kind) = (first as u32, (first >> 32) as u32);
-        let cookie = word(24)?;
+        let cookie = word(NAME)?;
         let good =
             kind & !(1 << 31) == VALID && cookie != 0 && word(SUM)? == sys::hash(&bytes[..SUM]);
         let file = (word(8)?, word(16)?);
@@ -143,11 +154,33 @@ pub(crate) fn write(file: &File, domain: u32, entry: Entry) -> Res<()> {
 }
 
 /// All numbers whose entry has this name; whether anybody is a member is another question.
-pub(crate) fn named(file: &File, name: Name) -> Vec<(u32, Entry)> {
-    (0..MAX_DOMAINS as u32)
-        .filter_map(|domain| Some((domain, read(file, domain)?)))
-        .filter(|(_, entry)| entry.name == name)
-        .collect()
+///
+/// # Errors
+/// `ENOMEM`; what the system says of the read.
+pub(crate) fn named(file: &File, name: Name) -> Res<Vec<(u32, Entry)>> {
+    let mut all = sys::zeroed::<u8>(MAX_DOMAINS * ENTRY)?;
+    let there = read_what_is_there(file, &mut all)?;
+    let wanted = name.to_bytes();
+    Ok(all[..there]
+        .chunks_exact(ENTRY)
+        .enumerate()
+        .filter(|(_, bytes)| bytes.starts_with(&wanted))
+        .filter_map(|(domain, bytes)| Some((domain as u32, Entry::from_bytes(bytes)?)))
+        .collect())
+}
+
+/// The entries from the first one on, as far as the file has them; bytes.
+fn read_what_is_there(file: &File, into: &mut [u8]) -> Res<usize> {
+    let mut there = 0;
+    while there < into.len() {
+        match file.read_at(&mut into[there..], ENTRIES_AT + there as u64) {
+            Ok(0) => break,
+            Ok(count) => there += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(there)
 }
 
 /// Enters the process in `slot` as a member.
@@ -228,7 +261,11 @@ mod tests {
             let entry = Entry { name, cookie: 9 };
             write(&file, 511, entry).unwrap();
             assert_eq!(read(&file, 511), Some(entry));
-            assert_eq!(named(&file, name), [(511, entry)]);
+            write(&file, 7, entry).unwrap();
+            assert_eq!(named(&file, name).unwrap(), [(7, entry), (511, entry)]);
+            file.write_all_at(&[0; ENTRY], ENTRIES_AT + 7 * ENTRY as u64)
+                .unwrap();
+            assert_eq!(named(&file, name).unwrap(), [(511, entry)]);
             for at in 0..ENTRY {
                 let mut torn = entry.to_bytes();
                 torn[at] ^= 0x10;
@@ -236,6 +273,9 @@ mod tests {
             }
         }
         assert_eq!(read(&file, 0), None);
+        // A file that ends early has those that are there.
+        file.set_len(ENTRIES_AT + 511 * ENTRY as u64 + 10).unwrap();
+        assert!(named(&file, name(None)).unwrap().is_empty());
         assert_eq!(Entry::from_bytes(&[0; 7]), None);
     }
 

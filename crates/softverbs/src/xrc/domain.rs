@@ -182,7 +182,7 @@ impl Domains {
         let file = process.registry().file();
         let _all = directory::hold_all(file)?;
         if name.file.is_some() {
-            for (number, entry) in directory::named(file, name) {
+            for (number, entry) in directory::named(file, name)? {
                 let own = memberships.get(&number).and_then(Weak::upgrade);
                 let own = own.filter(|own| own.domain.cookie == entry.cookie);
                 let joined = match own {
