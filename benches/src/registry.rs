@@ -96,6 +96,24 @@ fn device() -> Vec<Case> {
     }
     cases.push(idle("verbs", Device));
     cases.extend(direct());
+    cases.extend(shared());
+    cases
+}
+
+/// Receives of a shared queue, and XRC, beside queue pairs with receives of their own.
+fn shared() -> Vec<Case> {
+    use Kind::{Device, DeviceShared, DeviceXrc};
+    let mut cases = Vec::new();
+    for len in [8, 512, 4 << 10, 64 << 10] {
+        for op in [Op::Pingpong, Op::Stream, Op::Write] {
+            let rc = |wanted| vec![peer(Device, op, wanted)];
+            // A shared receive has to be claimed where others may do so at the same time.
+            if op != Op::Write {
+                cases.push(case("srq", DeviceShared, op, len, rc(None)));
+            }
+            cases.push(case("xrc", DeviceXrc, op, len, rc(Some(1.1))));
+        }
+    }
     cases
 }
 

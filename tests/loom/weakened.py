@@ -33,6 +33,8 @@ CREDIT = "signal::a_sender_without_a_receive_finds_one_or_is_rung"
 FAILED = "signal::a_failed_queue_pair_stays_failed_and_its_owner_hears_of_it"
 CLAIM = "srq::each_receive_is_claimed_once_and_the_owner_knows_by_whom"
 ROUND = "srq::a_late_claimant_finds_the_receive_of_the_next_round"
+SKIPPED = "srq::a_place_that_was_not_looked_at_is_used_again"
+NO_ROOM = "srq::a_receive_that_can_t_be_written_has_no_room"
 PARKED = "parked::what_was_not_taken_back_was_delivered_once"
 FAILS = "parked::a_sender_that_fails_knows_what_was_delivered"
 LATER = "parked::a_message_of_an_earlier_time_is_not_taken_for_a_later_one"
@@ -82,8 +84,13 @@ WEAKENED = [
     Bug(FAILED, "no fence behind the count", S + "signal.rs", "        self.seen.store(count, Ordering::Relaxed);\n        fence(Ordering::SeqCst);", "        self.seen.store(count, Ordering::Relaxed);"),
     Bug(FAILED, "the state stored, not exchanged", S + "signal.rs", "    map.u64(at + qp::STATE)\n        .compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed)\n        .is_ok()", "    let word = map.u64(at + qp::STATE);\n    word.load(Ordering::Acquire) == from.0 && { word.store(to.0, Ordering::Release); true }"),
     Bug(FAILED, "called before moved", S + "signal.rs", "    map.u64(at + qp::STATE)\n        .compare_exchange(from.0,", "    call_attention(map);\n    map.u64(at + qp::STATE)\n        .compare_exchange(from.0,"),
-    Bug(CLAIM, "a receive appended with Relaxed", S + "srq/order.rs", "store(Word::posted(self.head, index).0, Ordering::Release)", "store(Word::posted(self.head, index).0, Ordering::Relaxed)"),
-    Bug(CLAIM, "a claim with Relaxed", S + "srq/shared.rs", "claimed, Ordering::AcqRel", "claimed, Ordering::Relaxed"),
+    Bug(CLAIM, "a receive appended with Relaxed", S + "srq/order.rs", "store(Word::posted(self.head, index, room).0, Ordering::Release)", "store(Word::posted(self.head, index, room).0, Ordering::Relaxed)"),
+    Bug(CLAIM, "a claim with Relaxed", S + "srq/shared.rs", "if map\n                .u64(place)\n                .compare_exchange(word.0, claimed, Ordering::AcqRel", "if map\n                .u64(place)\n                .compare_exchange(word.0, claimed, Ordering::Relaxed"),
+    Bug(CLAIM, "a quick claim with Relaxed", S + "srq/shared.rs", "&& cell\n                .compare_exchange(word.0, claimed, Ordering::AcqRel", "&& cell\n                .compare_exchange(word.0, claimed, Ordering::Relaxed"),
+    Bug(CLAIM, "a quick claim without an exchange", S + "srq/shared.rs", "            && cell\n                .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)\n                .is_ok();\n        if !first {\n", "            ;\n        if first {\n            cell.store(claimed, Ordering::Release);\n        } else {\n"),
+    Bug(SKIPPED, "a claim that a message told of is followed once more", S + "srq/order.rs", "    pub(crate) fn skip(&mut self) {\n        self.followed = self.followed.wrapping_add(1);", "    pub(crate) fn skip(&mut self) {"),
+    Bug(NO_ROOM, "a room that stays", S + "srq/order.rs", "let bare = Word::posted(position, index, 0).0;", "let bare = word.0;"),
+    Bug(NO_ROOM, "a room taken back without an exchange", S + "srq/order.rs", "                let _ = cell.compare_exchange(word.0, bare, Ordering::Release, Ordering::Relaxed);\n", "                cell.store(bare, Ordering::Release);\n"),
     Bug(CLAIM, "a claim without an exchange", S + "srq/shared.rs", "            if map\n                .u64(place)\n                .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)\n                .is_ok()\n", "            map.u64(place).store(claimed, Ordering::Release);\n            if true\n"),
     Bug(ROUND, "a late claimant gives up", S + "srq/shared.rs", "            if ahead > 0 {\n                position = word.position().wrapping_sub(self.mask);\n                continue;", "            if ahead > 0 {\n                return None;"),
     Bug(PARKED, "messages shown with Relaxed", S + "qp/parking.rs", "map.u64(at).store(word.0, Ordering::Release)", "map.u64(at).store(word.0, Ordering::Relaxed)"),

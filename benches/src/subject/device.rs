@@ -2,6 +2,7 @@
 
 #[path = "../../../crates/softverbs/tests/common/mod.rs"]
 mod common;
+mod shared;
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -11,6 +12,7 @@ use rdma_core_sys::*;
 
 pub(crate) use self::common::verbs;
 use self::common::{Address, End};
+use self::shared::Shared;
 use super::{Patience, Side, Subject, idle};
 use crate::memory::Memory;
 use crate::op::Op;
@@ -24,6 +26,8 @@ const INLINE: usize = 64;
 pub(crate) struct Device {
     side: Side,
     end: End,
+    /// The queue that receives are posted to, where the queue pair has none of its own.
+    shared: Option<Shared>,
     inbox: ibv_mr,
     send: Box<(ibv_sge, ibv_send_wr)>,
     recv: Box<(ibv_sge, ibv_recv_wr)>,
@@ -72,17 +76,31 @@ impl Device {
     pub(crate) fn open(side: Side) -> Self {
         let end = End::with(256, RECEIVES, 1);
         let inbox = register(&end, Memory::new(BUFFER));
-        Self::of(side, end, inbox)
+        Self::of(side, end, None, inbox)
     }
 
     /// The same, where what the other end accesses is the device's memory.
     pub(crate) fn open_with_buffer(side: Side) -> Self {
         let end = End::with(256, RECEIVES, 1);
         let inbox = register(&end, allocate(&end));
-        Self::of(side, end, inbox)
+        Self::of(side, end, None, inbox)
     }
 
-    fn of(side: Side, end: End, inbox: ibv_mr) -> Self {
+    /// The same, where receives are posted to a shared queue.
+    pub(crate) fn open_shared(side: Side) -> Self {
+        let (end, shared) = shared::rc();
+        let inbox = register(&end, Memory::new(BUFFER));
+        Self::of(side, end, Some(shared), inbox)
+    }
+
+    /// The same by XRC.
+    pub(crate) fn open_xrc(side: Side) -> Self {
+        let (end, shared) = shared::xrc();
+        let inbox = register(&end, Memory::new(BUFFER));
+        Self::of(side, end, Some(shared), inbox)
+    }
+
+    fn of(side: Side, end: End, shared: Option<Shared>, inbox: ibv_mr) -> Self {
         let outbox = register(&end, Memory::new(BUFFER));
         let sge = |mr: &ibv_mr| ibv_sge {
             addr: mr.addr as u64,
@@ -105,6 +123,7 @@ impl Device {
         let device = Self {
             side,
             end,
+            shared,
             inbox,
             send,
             recv,
@@ -121,13 +140,13 @@ impl Device {
     #[inline]
     pub(crate) fn post_recv(&self) {
         let mut bad = std::ptr::null_mut();
-        // SAFETY: live queue pair, a chain of one.
+        let wr = (&raw const self.recv.1).cast_mut();
+        // SAFETY: live queues, a chain of one.
         let ret = unsafe {
-            ibv_post_recv(
-                self.end.qp,
-                (&raw const self.recv.1).cast_mut(),
-                &raw mut bad,
-            )
+            match &self.shared {
+                None => ibv_post_recv(self.end.qp, wr, &raw mut bad),
+                Some(shared) => ibv_post_srq_recv(shared.srq, wr, &raw mut bad),
+            }
         };
         assert_eq!(ret, 0);
     }
@@ -331,7 +350,9 @@ impl Device {
 impl Subject for Device {
     fn address(&mut self) -> String {
         let Address { qpn, gid } = self.end.address();
-        format!("{qpn} {gid} {} {}", self.inbox.addr as u64, self.inbox.rkey)
+        let (target, srqn) = self.shared.as_ref().map_or((0, 0), Shared::numbers);
+        let (addr, rkey) = (self.inbox.addr as u64, self.inbox.rkey);
+        format!("{qpn} {gid} {addr} {rkey} {target} {srqn}")
     }
 
     fn connect(&mut self, other: &str) {
@@ -339,12 +360,20 @@ impl Subject for Device {
             .split(' ')
             .map(|word| word.parse().expect("a number"))
             .collect();
-        let [qpn, gid, addr, rkey] = words[..] else {
+        let [qpn, gid, addr, rkey, target, srqn] = words[..] else {
             panic!("{other}: not an end's address")
         };
         let qpn = qpn as u32;
         self.remote = Some((addr as u64, rkey as u32));
-        self.end.enter_rtr(Address { qpn, gid });
+        let other = Address { qpn, gid };
+        match &self.shared {
+            Some(shared) if shared.connect(&self.end, other) => {
+                let qpn = target as u32;
+                shared::enter_rtr(&mut self.end, Address { qpn, gid });
+                self.send.1.qp_type.xrc.remote_srqn = srqn as u32;
+            }
+            _ => self.end.enter_rtr(other),
+        }
         self.end.enter_rts();
     }
 

@@ -46,6 +46,10 @@ pub(crate) enum Kind {
     Device,
     /// The same, where the other's memory is a buffer that the device allocated.
     DeviceBuffer,
+    /// The same, where receives come from a shared queue.
+    DeviceShared,
+    /// The same by XRC.
+    DeviceXrc,
     /// weft's message endpoints on `soft0`.
     WeftMsg,
     /// libfabric's `tcp`, message endpoints.
@@ -54,10 +58,12 @@ pub(crate) enum Kind {
     Shm,
 }
 
-const NAMES: [(Kind, &str); 6] = [
+const NAMES: [(Kind, &str); 8] = [
     (Kind::Machine, "machine"),
     (Kind::Device, "softverbs"),
     (Kind::DeviceBuffer, "softverbs-buffer"),
+    (Kind::DeviceShared, "softverbs-srq"),
+    (Kind::DeviceXrc, "softverbs-xrc"),
     (Kind::WeftMsg, "weft"),
     (Kind::Tcp, "tcp"),
     (Kind::Shm, "shm"),
@@ -88,6 +94,8 @@ impl Kind {
             Self::Machine => Box::new(machine::Machine::open(side)),
             Self::Device => Box::new(Device::open(side)),
             Self::DeviceBuffer => Box::new(Device::open_with_buffer(side)),
+            Self::DeviceShared => Box::new(Device::open_shared(side)),
+            Self::DeviceXrc => Box::new(Device::open_xrc(side)),
             Self::WeftMsg => Box::new(Fabric::open("weft", fabric::Endpoint::Msg, side)),
             Self::Tcp => Box::new(Fabric::open("tcp", fabric::Endpoint::Msg, side)),
             Self::Shm => Box::new(Fabric::open("shm", fabric::Endpoint::Rdm, side)),

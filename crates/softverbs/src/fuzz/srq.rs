@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use super::Input;
 use crate::segment::OwnSegment;
 use crate::segment::layout::{SEGMENT_SIZE, arena, desc, srq as layout};
-use crate::srq::{Order, Shared};
+use crate::srq::{Claim, Order, Shared};
 
-/// Receives are claimed in the order in which they were posted, each once; the owner learns of the claims in that
-/// order, and by whom. Whatever the words hold, what is claimed is a descriptor of the queue.
+/// Receives are claimed in the order in which they were posted, each once, and the claimant learns their room; the owner learns
+/// of the claims in that order, and by whom. Whatever the words hold, what is claimed is a descriptor of the queue.
 ///
 /// # Panics
 /// Where that is not so.
@@ -45,7 +45,7 @@ pub fn srq(data: &[u8]) {
     let mut claimed = VecDeque::new();
     let mut honest = true;
     while !input.is_empty() {
-        match input.u8() % 8 {
+        match input.u8() % 10 {
             0..=2 => {
                 if order.is_full() {
                     // Only claims that were not followed yet are in the way.
@@ -53,8 +53,10 @@ pub fn srq(data: &[u8]) {
                     continue;
                 }
                 let Some(index) = free.pop() else { continue };
-                order.append(map, index);
-                posted.push_back(index);
+                let room = u32::from(input.u16());
+                order.append(map, index, room);
+                // More than goes through a ring is not said.
+                posted.push_back((index, room.min(0x3fff)));
             }
             3..=4 => {
                 let Some(shared) = Shared::read(map, 0) else {
@@ -63,10 +65,11 @@ pub fn srq(data: &[u8]) {
                 };
                 let slot = u32::from(input.u16() % 1024);
                 let got = shared.claim(map, slot);
-                assert!(got.is_none_or(|index| index <= shared.mask()));
+                assert!(got.is_none_or(|claim| claim.index <= shared.mask()));
                 if honest {
-                    assert_eq!(got, posted.pop_front());
-                    claimed.extend(got.map(|index| (index, slot)));
+                    let first = posted.pop_front();
+                    assert_eq!(got, first.map(|(index, room)| Claim { index, room }));
+                    claimed.extend(got.map(|claim| (claim.index, slot)));
                 }
             }
             5..=6 => {
@@ -77,6 +80,29 @@ pub fn srq(data: &[u8]) {
                 if let Some((index, slot)) = followed {
                     assert!(index < count && slot < 1 << 14);
                     free.push(index);
+                }
+            }
+            7 => {
+                // A message for the next one; who is not honest sends it unclaimed.
+                let next = order.next();
+                if !honest || !claimed.is_empty() {
+                    if honest {
+                        assert_eq!(next, claimed.pop_front().map(|(index, _)| index));
+                    }
+                    if let Some(index) = next {
+                        assert!(index < count);
+                        order.skip();
+                        free.push(index);
+                    }
+                }
+            }
+            8 => {
+                let which = input.below(count as usize) as u32;
+                order.hide_room(map, |index| index == which);
+                for (index, room) in &mut posted {
+                    if *index == which {
+                        *room = 0;
+                    }
                 }
             }
             _ => {

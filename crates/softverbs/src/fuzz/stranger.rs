@@ -227,6 +227,7 @@ impl Stranger {
                     imm: 7,
                     msn: input.edgy() as u32,
                     src_qpn: qp_num(self.slot, INDEX),
+                    life: 0,
                 };
                 producer.push(&header, |_| {});
             }

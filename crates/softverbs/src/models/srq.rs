@@ -5,7 +5,7 @@ use loom::thread;
 use super::check;
 use crate::segment::Mapping;
 use crate::segment::layout::{SEGMENT_SIZE, arena, desc, srq};
-use crate::srq::{Order, Shared};
+use crate::srq::{Claim, Order, Shared};
 use crate::sync::atomic::Ordering;
 
 const DESC_AT: usize = arena::AT + 4096;
@@ -31,14 +31,20 @@ fn queue(count: u32) -> (Mapping, Order) {
 fn post(map: &Mapping, order: &mut Order, index: u32, len: u32) {
     let at = DESC_AT + desc::stride(1) * index as usize;
     map.u32(at + desc::TOTAL).store(len, Ordering::Relaxed);
-    order.append(map, index);
+    order.append(map, index, len);
 }
 
-/// Claims one receive; its descriptor and the length that it says.
+/// Claims one receive; its descriptor and the length that it says. One claimant does so by the quick way.
 fn claim(map: &Mapping, slot: u32) -> Option<(u32, u32)> {
-    let index = Shared::read(map, 0).unwrap().claim(map, slot)?;
+    let shared = Shared::read(map, 0).unwrap();
+    let Claim { index, .. } = if slot == 3 {
+        shared.claim_quickly(map, slot)?
+    } else {
+        shared.claim(map, slot)?
+    };
     let at = DESC_AT + desc::stride(1) * index as usize;
-    Some((index, map.u32(at + desc::TOTAL).load(Ordering::Relaxed)))
+    let len = map.u32(at + desc::TOTAL).load(Ordering::Relaxed);
+    Some((index, len))
 }
 
 #[test]
@@ -94,5 +100,56 @@ fn a_late_claimant_finds_the_receive_of_the_next_round() {
             .into_iter()
             .filter_map(|(claim, slot)| claim.map(|_| slot));
         assert!(claimed.eq(followed));
+    });
+}
+
+/// A message tells the owner of a claim, whose word it does not read then; the place is used again, while others claim.
+#[test]
+fn a_place_that_was_not_looked_at_is_used_again() {
+    check(|| {
+        let (map, mut order) = queue(2);
+        post(&map, &mut order, 0, 100);
+        post(&map, &mut order, 1, 200);
+        let message = loom::sync::Arc::new(loom::sync::atomic::AtomicU32::new(0));
+        let sender = {
+            let (map, message) = (map.again(), message.clone());
+            thread::spawn(move || {
+                let first = claim(&map, 3);
+                assert_eq!(first, Some((0, 100)));
+                message.store(1, Ordering::Release);
+                claim(&map, 3)
+            })
+        };
+        let mut again = false;
+        if message.load(Ordering::Acquire) == 1 {
+            assert_eq!(order.next(), Some(0));
+            order.skip();
+            post(&map, &mut order, 0, 300);
+            again = true;
+        }
+        assert_eq!(sender.join().unwrap(), Some((1, 200)));
+        assert_eq!(order.follow(&map), Some((if again { 1 } else { 0 }, 3)));
+        let last = claim(&map, 4);
+        assert_eq!(last, again.then_some((0, 300)));
+    });
+}
+
+/// A receive's key ends while somebody claims it: either its room is gone, or it was claimed before.
+#[test]
+fn a_receive_that_can_t_be_written_has_no_room() {
+    check(|| {
+        let (map, mut order) = queue(2);
+        post(&map, &mut order, 0, 100);
+        let sender = {
+            let map = map.again();
+            thread::spawn(move || Shared::read(&map, 0).unwrap().claim(&map, 3).unwrap())
+        };
+        order.hide_room(&map, |_| true);
+        let followed = order.follow(&map);
+        let claim = sender.join().unwrap();
+        assert_eq!(claim.index, 0);
+        if followed.is_none() {
+            assert_eq!(claim.room, 0);
+        }
     });
 }

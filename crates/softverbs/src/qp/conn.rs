@@ -49,6 +49,14 @@ pub(super) struct Delivery {
     pub(super) stamp: u32,
 }
 
+impl Delivery {
+    /// What messages say of it, so that a late one is not taken for the queue's next life.
+    #[inline]
+    pub(super) fn life(&self) -> u8 {
+        self.stamp as u8
+    }
+}
+
 /// Why the other end can't be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unreachable {

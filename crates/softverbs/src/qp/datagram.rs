@@ -75,6 +75,7 @@ impl Qp {
                 to.qkey
             },
             src_qpn: self.number(),
+            life: 0,
         };
         let process = self.process();
         let pushed = if process.has_late() && process.has_late_for(peer) {

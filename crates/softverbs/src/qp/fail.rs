@@ -162,6 +162,7 @@ impl Qp {
                 dst_qpn: sq.dest,
                 msn: srq.number << 16 | index,
                 src_qpn: self.number(),
+                life: conn.delivery.life(),
                 ..Header::default()
             };
             let process = self.process();

@@ -12,7 +12,8 @@ use crate::cq::{Cqe, Poll, Retires};
 use crate::peer::{Peer, Push};
 use crate::process::Process;
 use crate::ring::{Consumer, Header, MAX_PAYLOAD, Message, copy, flag, op};
-use crate::segment::layout::desc;
+use crate::segment::layout::{desc, xrc};
+use crate::srq::{complete_quickly, deliver_xrc_quickly};
 
 impl Qp {
     /// Sends `wr`, or does nothing and says so.
@@ -28,14 +29,19 @@ impl Qp {
         let plain = (wr.opcode == IBV_WR_SEND || with_imm)
             && wr.num_sge == 1
             && sq.max_sge > 0
-            && sq.kind == IBV_QPT_RC
+            && matches!(sq.kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
             && self.state() == IBV_QPS_RTS
             && sq.executed == sq.head
             && sq.head.wrapping_sub(self.send_done.load(Ordering::Acquire)) < sq.max_wr
-            && sq.claimed != sq.credit.posted
-            && conn.srq.is_none()
             && conn.current();
         if !plain {
+            return false;
+        }
+        if conn.srq.is_some() {
+            // SAFETY: as the caller promises.
+            return unsafe { self.send_to_shared_quickly(sq, wr) };
+        }
+        if sq.claimed == sq.credit.posted {
             return false;
         }
         // SAFETY: the caller promises a valid list of one.
@@ -68,6 +74,7 @@ impl Qp {
             imm: wr.__bindgen_anon_1.bindgen_union_field,
             msn: sq.claimed,
             src_qpn: self.number(),
+            life: 0,
         };
         let pushed = conn.peer.push(process.signature(), &header, |to| {
             let from = std::ptr::without_provenance(addr as usize);
@@ -85,6 +92,95 @@ impl Qp {
         }
         conn.peer.notify_cq(conn.recv_cq, solicited);
         sq.claimed = sq.claimed.wrapping_add(1);
+        sq.head = sq.head.wrapping_add(1);
+        if status != IBV_WC_SUCCESS {
+            let len = u64::from(sge.length);
+            self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, len, status);
+            return true;
+        }
+        sq.executed = sq.head;
+        if sq.signal_all || wr.send_flags & IBV_SEND_SIGNALED != 0 {
+            self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_SUCCESS, sge.length);
+        }
+        true
+    }
+
+    /// As [`Self::send_quickly`], into a receive that others may claim too. What it claims stays the queue's where it can't send.
+    ///
+    /// # Safety
+    /// As there, whose conditions hold.
+    #[inline(never)]
+    unsafe fn send_to_shared_quickly(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> bool {
+        let Some(conn) = &sq.conn else {
+            return false;
+        };
+        let Some(srq) = &conn.srq else {
+            return false;
+        };
+        if sq.kind == IBV_QPT_XRC_SEND {
+            // SAFETY: a request on an XRC queue pair names a queue.
+            let number = unsafe { wr.qp_type.xrc.remote_srqn };
+            if !conn.leads_to(number) || !conn.still_delivers() {
+                return false;
+            }
+        }
+        // SAFETY: the caller promises a valid list of one.
+        let sge = unsafe { &*wr.sg_list };
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        let most = if inline {
+            sq.max_inline
+        } else {
+            MAX_PAYLOAD as u32
+        };
+        if sge.length > most.min(MAX_PAYLOAD as u32) || sq.claim.is_some() {
+            return false;
+        }
+        let process = self.process();
+        let addr = if inline {
+            sge.addr
+        } else {
+            match process.regions.local_again(&mut sq.seen, sge, sq.pd, false) {
+                Some(addr) => addr,
+                None => return false,
+            }
+        };
+        let Some(claim) = srq.claim_quickly(&conn.peer.map, process.slot) else {
+            return false;
+        };
+        sq.claim = Some(claim.index);
+        if sge.length > claim.room {
+            return false;
+        }
+        let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
+        let with_imm = wr.opcode == IBV_WR_SEND_WITH_IMM;
+        let header = Header {
+            op: if with_imm { op::SEND_IMM } else { op::SEND },
+            flags: flag::SHARED | if solicited { flag::SOLICITED } else { 0 },
+            dst_qpn: sq.dest,
+            incarnation: conn.word.incarnation(),
+            len: sge.length,
+            imm: wr.__bindgen_anon_1.bindgen_union_field,
+            msn: srq.number << 16 | claim.index,
+            src_qpn: self.number(),
+            life: conn.delivery.life(),
+        };
+        let pushed = conn.peer.push(process.signature(), &header, |to| {
+            let from = std::ptr::without_provenance(addr as usize);
+            // SAFETY: the place has room for the message; inside the application's registered buffer,
+            // or its inline data.
+            unsafe { copy(from, to, sge.length as usize) };
+        });
+        if pushed != Push::Sent {
+            return false;
+        }
+        let status = outcome(conn, sq.kind, sq.next_number());
+        sq.claim = None;
+        if unanswered(sq, status) {
+            // As above; whoever finds the message in the ring gives the claim back.
+            return false;
+        }
+        conn.peer.notify_cq(conn.recv_cq, solicited);
+        sq.sent = sq.sent.wrapping_add(1);
         sq.head = sq.head.wrapping_add(1);
         if status != IBV_WC_SUCCESS {
             let len = u64::from(sge.length);
@@ -158,7 +254,10 @@ pub(crate) fn deliver_quickly(
 ) -> bool {
     let header = &message.header;
     if header.op > op::SEND_IMM || header.flags & !flag::SOLICITED != 0 {
-        return false;
+        return header.op <= op::SEND_IMM
+            && header.flags & !(flag::SOLICITED | flag::SHARED) == 0
+            && message.inside == header.len as usize
+            && deliver_shared_quickly(process, from, ring, message, poll);
     }
     let Some(qp) = process.qp_by_num(header.dst_qpn) else {
         return false;
@@ -217,4 +316,35 @@ pub(crate) fn deliver_quickly(
         None => cq.push_in_place(cqe, header.flags & flag::SOLICITED != 0),
     }
     true
+}
+
+/// The same with a receive that the sender claimed of a shared queue.
+#[inline(never)]
+fn deliver_shared_quickly(
+    process: &Process,
+    from: &Peer,
+    ring: &Consumer,
+    message: &Message,
+    poll: &mut Poll,
+) -> bool {
+    let header = &message.header;
+    let Some(srq) = process.srqs.get(header.msn >> 16) else {
+        return false;
+    };
+    if xrc::split_target(header.dst_qpn).is_some() {
+        return deliver_xrc_quickly(srq, from, ring, message, poll);
+    }
+    let Some(qp) = process.qp_by_num(header.dst_qpn) else {
+        return false;
+    };
+    let mut rq = qp.rq.lock();
+    let its_own = rq.shared().is_some_and(|own| std::ptr::eq(own, srq));
+    if !its_own || !qp.means(&rq, from, header) {
+        return false;
+    }
+    // SAFETY: a queue pair in use holds its completion queues.
+    let cq = unsafe { &*rq.cq };
+    let done = complete_quickly(srq, cq, qp.number(), from, ring, message, poll);
+    rq.received = rq.received.wrapping_add(u32::from(done));
+    done
 }

@@ -552,6 +552,7 @@ impl Qp {
             imm: request.imm,
             msn,
             src_qpn: self.number(),
+            life: sq.conn.as_ref().map_or(0, |conn| conn.delivery.life()),
         }
     }
 
@@ -734,7 +735,7 @@ fn claim_shared(sq: &mut SendQueue, own_slot: u32) -> bool {
         && let Some(conn) = &sq.conn
         && let Some(srq) = &conn.srq
     {
-        sq.claim = srq.claim(&conn.peer.map, own_slot);
+        sq.claim = srq.claim(&conn.peer.map, own_slot).map(|claim| claim.index);
     }
     sq.claim.is_some()
 }

@@ -80,7 +80,10 @@ pub(crate) struct Header {
     /// Which of the receives it takes; of a shared queue, its descriptor and the queue's index above
     /// 16 bits; for UD the Q_Key.
     pub(crate) msn: u32,
+    /// 24 bits.
     pub(crate) src_qpn: u32,
+    /// Of an XRC shared receive queue, which life of it the sender means: the lowest bits of its stamp.
+    pub(crate) life: u8,
 }
 
 impl Header {
@@ -105,7 +108,9 @@ impl Header {
                 | u64::from(slots & 0xffff) << 48,
             u64::from(self.dst_qpn) | u64::from(self.incarnation) << 32,
             u64::from(self.len) | u64::from(self.imm) << 32,
-            u64::from(self.msn) | u64::from(self.src_qpn) << 32,
+            u64::from(self.msn)
+                | u64::from(self.src_qpn & 0xff_ffff) << 32
+                | u64::from(self.life) << 56,
         ]
     }
 
@@ -119,7 +124,8 @@ impl Header {
             len: words[2] as u32,
             imm: (words[2] >> 32) as u32,
             msn: words[3] as u32,
-            src_qpn: (words[3] >> 32) as u32,
+            src_qpn: (words[3] >> 32) as u32 & 0xff_ffff,
+            life: (words[3] >> 56) as u8,
         };
         (header, (words[0] >> 48) as u32)
     }
@@ -208,6 +214,7 @@ mod tests {
             imm: 0xdead_beef,
             msn: u32::MAX - 1,
             src_qpn: 0x65_4321,
+            life: 0x8f,
         };
         assert_eq!(Header::from_words(header.to_words(7, 130)), (header, 130));
     }

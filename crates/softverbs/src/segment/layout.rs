@@ -177,10 +177,10 @@ pub(crate) mod srq {
     pub(crate) const XRCD: usize = 28;
     pub(crate) const PD: usize = 32;
     pub(crate) const CQ: usize = 36;
+    /// u32, by both: a sender waits for a receive. Apart from the hint, as the owner looks here for each receive that it posts.
+    pub(crate) const WAITING: usize = 40;
     /// u32, by claimants: where the first receive may be that is not claimed.
     pub(crate) const HINT: usize = 64;
-    /// u32, by both: a sender waits for a receive.
-    pub(crate) const WAITING: usize = 68;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_SRQS;
 }
 

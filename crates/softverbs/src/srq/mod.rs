@@ -8,6 +8,7 @@
 
 mod object;
 mod order;
+mod quick;
 mod shared;
 mod xrc;
 
@@ -18,12 +19,18 @@ use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_recv_wr, ibv_sge, ibv_srq};
 
 pub(crate) use object::{SrqInit, create, destroy, modify, query};
 pub(crate) use order::Order;
+#[cfg(test)]
+pub(crate) use shared::Claim;
 pub(crate) use shared::Shared;
-pub(crate) use xrc::{XrcInit, abandon, deliver as deliver_xrc, number_of, split_srq_num};
+pub(crate) use xrc::{
+    XrcInit, abandon, complete_quickly, deliver as deliver_xrc,
+    deliver_quickly as deliver_xrc_quickly, number_of, split_srq_num,
+};
 
 use crate::abi::Context;
 use crate::events::Element;
 use crate::process::Process;
+use crate::region::Seen;
 use crate::segment::layout::{desc, srq as layout};
 use crate::signal;
 use crate::sync::Lock;
@@ -63,6 +70,8 @@ struct Posted {
     wr_id: u64,
     total: u32,
     pieces: u32,
+    /// What senders are told of its length: 0 where it can't be written.
+    room: u32,
     state: State,
 }
 
@@ -88,6 +97,7 @@ struct Queue {
     sges: Box<[ibv_sge]>,
     desc_at: usize,
     desc_stride: usize,
+    seen: Seen,
 }
 
 /// A receive that a message took, to be completed.
@@ -155,6 +165,7 @@ impl Srq {
         layout::AT + layout::STRIDE * self.index as usize
     }
 
+    #[inline(never)]
     fn post(&self, queue: &mut Queue, wr: &ibv_recv_wr) -> Res<()> {
         let pieces = wr.num_sge.cast_unsigned();
         if pieces > queue.max_sge {
@@ -198,6 +209,7 @@ impl Srq {
             wr_id: wr.wr_id,
             total,
             pieces,
+            room: if good { total } else { 0 },
             state: State::Posted,
         };
         self.publish(queue, index);
@@ -205,12 +217,15 @@ impl Srq {
     }
 
     /// Makes a receive known to senders, at the end of the order.
+    #[inline]
     fn publish(&self, queue: &mut Queue, index: u32) {
         if queue.order.is_full() {
             self.follow(queue);
         }
-        queue.posted[index as usize].state = State::Posted;
-        queue.order.append(&self.process().segment.map, index);
+        let posted = &mut queue.posted[index as usize];
+        posted.state = State::Posted;
+        let room = posted.room;
+        queue.order.append(&self.process().segment.map, index, room);
     }
 
     /// Learns who claimed what since the last time.
@@ -251,12 +266,13 @@ impl Srq {
         let map = &process.segment.map;
         let queue = self.queue.lock();
         let shared = Shared::read(map, self.index)?;
-        shared.claim_if(map, process.slot, |index| {
+        let claim = shared.claim_if(map, process.slot, |index| {
             queue
                 .posted
                 .get(index as usize)
                 .is_some_and(|posted| posted.total >= len)
-        })
+        });
+        claim.map(|claim| claim.index)
     }
 
     /// The next receive, for a message that claimed none, if it is long enough.
@@ -279,16 +295,25 @@ impl Srq {
 
     /// As [`crate::qp::Qp::poison_receives`].
     pub(crate) fn poison_receives(&self, lkey: u32) {
-        let queue = self.queue.lock();
-        for (index, posted) in queue.posted.iter().enumerate() {
+        let mut queue = self.queue.lock();
+        let queue = &mut *queue;
+        let map = &self.process().segment.map;
+        let mut any = false;
+        for (index, posted) in queue.posted.iter_mut().enumerate() {
             let first = index * queue.max_sge as usize;
             let sges = &queue.sges[first..first + posted.pieces as usize];
             let named = sges.iter().any(|sge| sge.lkey == lkey && sge.length > 0);
             if posted.state != State::Free && named {
                 let at = queue.desc_at + queue.desc_stride * index + desc::PIECES;
-                let map = &self.process().segment.map;
                 map.u32(at).store(desc::POISONED, Ordering::Relaxed);
+                posted.room = 0;
+                any = true;
             }
+        }
+        if any {
+            let posted = &queue.posted;
+            let poisoned = |index: u32| posted[index as usize].room == 0;
+            queue.order.hide_room(map, poisoned);
         }
     }
 
@@ -309,6 +334,7 @@ impl Srq {
         self.wake_senders();
     }
 
+    #[inline]
     fn wake_senders(&self) {
         fence(Ordering::SeqCst);
         let process = self.process();
@@ -362,6 +388,11 @@ pub(crate) unsafe fn post_srq_recv(
         let mut next = wr;
         // SAFETY: the caller promises a valid chain.
         while let Some(receive) = unsafe { next.as_ref() } {
+            // SAFETY: as above.
+            if unsafe { this.post_quickly(&mut queue, receive) } {
+                next = receive.next;
+                continue;
+            }
             if let Err(error) = this.post(&mut queue, receive) {
                 // SAFETY: the caller promises a writable pointer.
                 unsafe { *bad = next };

@@ -11,6 +11,7 @@ use super::{Posted, Queue, Srq, XrcInit};
 use crate::abi::{Context, Pd};
 use crate::events::Element;
 use crate::qp::{MAX_SGE, MAX_WR};
+use crate::region::Seen;
 use crate::segment::layout::{desc, srq as layout};
 use crate::sync::Lock;
 use crate::sys::{Errno, Res, zeroed};
@@ -113,6 +114,7 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
         sges,
         desc_at,
         desc_stride,
+        seen: Seen::default(),
     };
     drop(queue);
     let at = srq.at();

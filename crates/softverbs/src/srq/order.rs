@@ -62,13 +62,14 @@ impl Order {
         self.left() as usize >= self.places.len()
     }
 
-    /// Makes the receive with this descriptor known to senders, after all others. What it says was
+    /// Makes the receive with this descriptor, of `room` bytes, known to senders, after all others. What it says was
     /// written before.
-    pub(crate) fn append(&mut self, map: &Mapping, index: u32) {
+    #[inline]
+    pub(crate) fn append(&mut self, map: &Mapping, index: u32, room: u32) {
         let place = self.head as usize & (self.places.len() - 1);
         self.places[place] = index;
         map.u64(self.at + 8 * place)
-            .store(Word::posted(self.head, index).0, Ordering::Release);
+            .store(Word::posted(self.head, index, room).0, Ordering::Release);
         self.head = self.head.wrapping_add(1);
     }
 
@@ -80,11 +81,41 @@ impl Order {
         let place = self.followed as usize & (self.places.len() - 1);
         let word = Word(map.u64(self.at + 8 * place).load(Ordering::Acquire));
         let index = self.places[place];
-        if word == Word::posted(self.followed, index) {
+        if word.is_still(self.followed, index) {
             return None;
         }
         // Whatever else it says, this receive is not to be had any more.
         self.followed = self.followed.wrapping_add(1);
         Some((index, word.claimant()))
+    }
+
+    /// The first receive that is not known to be claimed.
+    #[inline]
+    pub(crate) fn next(&self) -> Option<u32> {
+        let place = self.followed as usize & self.places.len().wrapping_sub(1);
+        (self.followed != self.head).then(|| self.places.get(place).copied())?
+    }
+
+    /// That was claimed, by who has sent a message for it: the word need not be looked at.
+    #[inline]
+    pub(crate) fn skip(&mut self) {
+        self.followed = self.followed.wrapping_add(1);
+    }
+
+    /// Takes the room of receives back that nobody has claimed yet: who claims one looks at its descriptor.
+    pub(crate) fn hide_room(&self, map: &Mapping, of: impl Fn(u32) -> bool) {
+        let mut position = self.followed;
+        while position != self.head {
+            let place = position as usize & (self.places.len() - 1);
+            let index = self.places[place];
+            let cell = map.u64(self.at + 8 * place);
+            let word = Word(cell.load(Ordering::Relaxed));
+            if of(index) && word.is_still(position, index) {
+                let bare = Word::posted(position, index, 0).0;
+                // One that was claimed meanwhile is claimed.
+                let _ = cell.compare_exchange(word.0, bare, Ordering::Release, Ordering::Relaxed);
+            }
+            position = position.wrapping_add(1);
+        }
     }
 }

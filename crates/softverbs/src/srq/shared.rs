@@ -5,16 +5,31 @@ use crate::segment::layout::{MAX_SRQS, SEGMENT_SIZE, arena, desc, srq as layout}
 use crate::signal;
 use crate::sync::atomic::Ordering;
 
-/// A place in the order: position (32 bits), claimant's slot (14), state (2), descriptor (16).
+/// A place in the order: position (32 bits), claimant's slot (14), state (2), descriptor (16). While it is posted, the
+/// 14 bits are the receive's room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(pub(super) u64);
 
 const POSTED: u64 = 1;
 const CLAIMED: u64 = 2;
+/// The most that a word says of a receive's length: more than goes through a ring.
+const MOST_ROOM: u32 = 0x3fff;
+const _: () = assert!(MOST_ROOM as usize > crate::ring::MAX_PAYLOAD);
 
 impl Word {
-    pub(super) fn posted(position: u32, index: u32) -> Self {
-        Self(u64::from(position) << 32 | POSTED << 16 | u64::from(index & 0xffff))
+    /// A receive of `room` bytes; more than [`MOST_ROOM`] is not said.
+    pub(super) fn posted(position: u32, index: u32, room: u32) -> Self {
+        let room = u64::from(room.min(MOST_ROOM));
+        Self(u64::from(position) << 32 | room << 18 | POSTED << 16 | u64::from(index & 0xffff))
+    }
+
+    /// Whether it is the receive that was posted so, whatever its room, and nobody has claimed it.
+    pub(super) fn is_still(self, position: u32, index: u32) -> bool {
+        self.is_posted() && self.position() == position && self.index() == index & 0xffff
+    }
+
+    fn room(self) -> u32 {
+        self.claimant()
     }
 
     fn claimed(self, slot: u32) -> Self {
@@ -36,6 +51,14 @@ impl Word {
     fn index(self) -> u32 {
         self.0 as u32 & 0xffff
     }
+}
+
+/// A receive that was claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) index: u32,
+    /// Bytes that it has at least; the descriptor says the rest.
+    pub(crate) room: u32,
 }
 
 /// Where a queue is in its owner's segment; copied once and checked.
@@ -116,18 +139,43 @@ impl Shared {
         self.find(map).is_some()
     }
 
-    /// Claims the first receive that is to be had, for the process in `slot`; its descriptor.
-    pub(crate) fn claim(&self, map: &Mapping, slot: u32) -> Option<u32> {
+    /// Claims the first receive that is to be had, for the process in `slot`.
+    #[inline(never)]
+    pub(crate) fn claim(&self, map: &Mapping, slot: u32) -> Option<Claim> {
         self.claim_if(map, slot, |_| true)
     }
 
+    /// As [`Self::claim`], which it is where others are about.
+    #[inline(always)]
+    pub(crate) fn claim_quickly(&self, map: &Mapping, slot: u32) -> Option<Claim> {
+        let hint = map.u32(self.at + layout::HINT);
+        let position = hint.load(Ordering::Relaxed);
+        let cell = map.u64(self.ring_at + 8 * (position & self.mask) as usize);
+        let word = Word(cell.load(Ordering::Relaxed));
+        let claimed = word.claimed(slot).0;
+        let first = word.is_posted()
+            && word.position() == position
+            && cell
+                .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok();
+        if !first {
+            return self.claim(map, slot);
+        }
+        hint.store(position.wrapping_add(1), Ordering::Relaxed);
+        Some(Claim {
+            index: word.index() & self.mask,
+            room: word.room(),
+        })
+    }
+
     /// As [`Self::claim`], where the first receive is `good`.
+    #[inline]
     pub(crate) fn claim_if(
         &self,
         map: &Mapping,
         slot: u32,
         good: impl Fn(u32) -> bool,
-    ) -> Option<u32> {
+    ) -> Option<Claim> {
         // Others may be faster each time, but not for ever: they make the receives fewer.
         for _ in 0..=2 * self.mask + 1 {
             let (place, word) = self.find(map)?;
@@ -143,7 +191,8 @@ impl Shared {
             {
                 map.u32(self.at + layout::HINT)
                     .store(word.position().wrapping_add(1), Ordering::Relaxed);
-                return Some(index);
+                let room = word.room();
+                return Some(Claim { index, room });
             }
         }
         None
@@ -190,11 +239,15 @@ mod tests {
 
     #[test]
     fn words_keep_their_parts() {
-        let word = Word::posted(0xdead_beef, 32_767);
+        let word = Word::posted(0xdead_beef, 32_767, 8192);
         assert!(word.is_posted());
+        assert_eq!(word.room(), 8192);
+        assert_eq!(Word::posted(0, 0, u32::MAX).room(), MOST_ROOM);
+        assert!(word.is_still(0xdead_beef, 32_767) && !word.is_still(0xdead_beef, 32_766));
+        assert!(!word.is_still(0xdead_bee0, 32_767));
         assert_eq!((word.position(), word.index()), (0xdead_beef, 32_767));
         let claimed = word.claimed(1023);
-        assert!(!claimed.is_posted());
+        assert!(!claimed.is_posted() && !claimed.is_still(0xdead_beef, 32_767));
         assert_eq!((claimed.position(), claimed.index()), (0xdead_beef, 32_767));
         assert_eq!(claimed.claimant(), 1023);
         assert_ne!(claimed, word);

@@ -7,16 +7,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rdma_core_sys::{IBV_EVENT_SRQ_ERR, IBV_WC_SUCCESS, ibv_context, ibv_cq, ibv_xrcd};
+use rdma_core_sys::{
+    IBV_EVENT_SRQ_ERR, IBV_WC_RECV, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, ibv_context, ibv_cq, ibv_xrcd,
+};
 
 use super::Srq;
-use crate::cq::Cq;
+use crate::cq::{Cq, Cqe, Poll, Retires};
 use crate::events::Element;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::qp::{Inbox, Receive};
 use crate::region::await_shared_receive;
-use crate::ring::{Consumer, Message, op};
+use crate::ring::{Consumer, Message, flag, op};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{Fault, MAX_PLACES, MAX_SRQS, StateWord, qp, srq as layout, xrc};
 use crate::sync::heavy_fence;
@@ -192,6 +194,9 @@ pub(crate) fn deliver(
         // It was claimed in an earlier life, or never.
         return;
     };
+    if header.life != part.stamp as u8 {
+        return;
+    }
     let domain = &xrcd.membership.domain;
     if header.op == op::RETURN || number != Some(domain.number) {
         srq.give_back(index, from.slot);
@@ -212,6 +217,73 @@ pub(crate) fn deliver(
         drop(part);
         fail_target(process, &domain, header.dst_qpn, header.incarnation);
     }
+}
+
+/// As [`deliver`], by the way of [`crate::qp::deliver_quickly`]: does nothing and says so where that is not plain.
+#[inline(never)]
+pub(crate) fn deliver_quickly(
+    srq: &Srq,
+    from: &Peer,
+    ring: &Consumer,
+    message: &Message,
+    poll: &mut Poll,
+) -> bool {
+    let header = &message.header;
+    let part = srq.xrc.lock();
+    let number = xrc::split_target(header.dst_qpn).map(|(domain, _)| domain);
+    let (Some(xrcd), Some(cq)) = (part.xrcd, part.cq) else {
+        return false;
+    };
+    if number != Some(xrcd.membership.domain.number) || header.life != part.stamp as u8 {
+        return false;
+    }
+    complete_quickly(srq, cq, header.dst_qpn, from, ring, message, poll)
+}
+
+/// Completes the receive that a short message took. The caller keeps other messages from the queue's connection or handle
+/// meanwhile.
+#[inline(always)]
+pub(crate) fn complete_quickly(
+    srq: &Srq,
+    cq: &Cq,
+    number: u32,
+    from: &Peer,
+    ring: &Consumer,
+    message: &Message,
+    poll: &mut Poll,
+) -> bool {
+    let header = &message.header;
+    let len = message.inside;
+    let filled = srq.fill_quickly(header.msn & 0xffff, from.slot, len, |addr| {
+        let to = std::ptr::without_provenance_mut(addr as usize);
+        // SAFETY: inside a region that the application registered for this and has not
+        // deregistered; the ring is a mapping of this crate's.
+        unsafe { ring.copy_payload(message, 0, to, len) };
+    });
+    let Some(wr_id) = filled else {
+        return false;
+    };
+    let cqe = Cqe {
+        wr_id,
+        qp_num: number,
+        src_qp: header.src_qpn,
+        byte_len: header.len,
+        imm: header.imm,
+        wc_flags: if header.op == op::SEND_IMM {
+            IBV_WC_WITH_IMM
+        } else {
+            0
+        },
+        opcode: IBV_WC_RECV,
+        status: IBV_WC_SUCCESS,
+        retires: Retires::Nothing,
+        ..Cqe::default()
+    };
+    match poll.place(cq) {
+        Some(place) => place.put(&cqe),
+        None => cq.push_in_place(cqe, header.flags & flag::SOLICITED != 0),
+    }
+    true
 }
 
 /// A message could not be taken that came through this target, if that still is the same.
