@@ -150,6 +150,9 @@ enum Stage {
 pub(super) struct Pending {
     stage: Mutex<Stage>,
     changed: Condvar,
+    /// The registration is to panic.
+    #[cfg(test)]
+    panics: std::sync::atomic::AtomicBool,
 }
 
 impl Pending {
@@ -202,6 +205,8 @@ impl Region {
             if let Some(region) = region.upgrade() {
                 // A panic here would leave the application without an event, and who closes the region waiting.
                 let enabled = catch_unwind(AssertUnwindSafe(|| {
+                    #[cfg(test)]
+                    assert!(!pending.panics.load(Ordering::Relaxed), "planted");
                     region.fetch_pages();
                     region.enable()
                 }));
@@ -314,5 +319,40 @@ mod tests {
         drop(pool);
         let state = shared.state.lock();
         assert_eq!((state.running, state.jobs.len()), (0, 0));
+    }
+
+    /// The application gets its event all the same, and who closes the region is not kept waiting.
+    #[test]
+    fn a_panic_of_a_worker_is_an_error() {
+        use super::super::{Access, Buffer, RegionConfig};
+        use crate::domain::{Domain, DomainConfig};
+
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let memory = [0_u8; 4096];
+        let register = |panics| {
+            let buffers = [Buffer {
+                addr: memory.as_ptr().cast(),
+                len: memory.len(),
+            }];
+            let config = RegionConfig {
+                buffers: &buffers,
+                access: Access::all(),
+                requested_key: 1,
+                ..RegionConfig::default()
+            };
+            // SAFETY: the memory is dropped last.
+            let region = unsafe { Region::prepare(&domain, &config) }.unwrap();
+            region.pending.panics.store(panics, Ordering::Relaxed);
+            let (tell, told) = std::sync::mpsc::channel();
+            region
+                .enable_later(move |result| tell.send(result).unwrap())
+                .unwrap();
+            let told = told.recv_timeout(Duration::from_secs(30)).unwrap();
+            region.settle();
+            told
+        };
+        assert_eq!(register(true), Err(FiErrno::EOTHER));
+        assert_eq!(register(false), Ok(()), "the workers go on");
     }
 }
