@@ -46,6 +46,8 @@ pub struct DomainConfig {
     /// Whether what peers do to regions can be counted (`FI_RMA_EVENT`) although the form has no bit for it: counters
     /// are bound to regions that are enabled already.
     pub events: bool,
+    /// Whether regions may be made of memory that outlives a loss of power (`FI_RMA_PMEM`).
+    pub durable: bool,
     /// Whether local buffers without a descriptor are registered for their operation only, even where the
     /// device could reach them through one implicit on-demand region.
     pub register_each: bool,

@@ -45,6 +45,8 @@ bitflags! {
         const TRANSMIT_COMPLETE = 1 << 27;
         /// `FI_DELIVERY_COMPLETE`
         const DELIVERY_COMPLETE = 1 << 28;
+        /// `FI_COMMIT_COMPLETE`
+        const COMMIT_COMPLETE = 1 << 30;
         /// `FI_SELECTIVE_COMPLETION`: a flag of bindings only
         const SELECTIVE_COMPLETION = 1 << 59;
 

@@ -154,6 +154,7 @@ unsafe fn open_body(
             form: terms.form,
             events: terms.events,
             auth: terms.auth,
+            durable: terms.durable,
             ..DomainConfig::default()
         },
     )?;

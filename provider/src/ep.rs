@@ -171,6 +171,7 @@ impl Wish {
                     },
                     shared_rx: terms.shared_rx,
                     atomics: terms.caps & FI_ATOMIC != 0,
+                    durable: terms.caps & FI_RMA_PMEM != 0,
                     inject_size: terms.inject_size,
                     tx_op_flags: op_flags(terms.tx_op_flags),
                     rx_op_flags: op_flags(terms.rx_op_flags),
@@ -254,7 +255,7 @@ unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result
         return Err(FiErrno::EINVAL);
     }
     let (flags, transmit) = direction(arg.flags)?;
-    check_op_flags(flags, transmit)?;
+    check_op_flags(ep, flags, transmit)?;
     let engine = ep.engine.alias();
     let flags = Flags::from_bits_retain(flags);
     if transmit {
@@ -387,8 +388,10 @@ unsafe fn get_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
 
 /// # Errors
 /// `EBADFLAGS`: a flag that is no default.
-fn check_op_flags(flags: u64, transmit: bool) -> Result<()> {
-    let allowed = if transmit {
+fn check_op_flags(ep: &Ep, flags: u64, transmit: bool) -> Result<()> {
+    let allowed = if transmit && ep.engine.is_durable() {
+        getinfo::TX_OP_FLAGS | FI_COMMIT_COMPLETE
+    } else if transmit {
         getinfo::TX_OP_FLAGS
     } else {
         getinfo::RX_OP_FLAGS
@@ -405,7 +408,7 @@ unsafe fn set_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
     // SAFETY: the caller's promise.
     let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
     let (flags, transmit) = direction(*arg)?;
-    check_op_flags(flags, transmit)?;
+    check_op_flags(ep, flags, transmit)?;
     let flags = Flags::from_bits_retain(flags);
     if transmit {
         ep.engine.set_tx_op_flags(flags);

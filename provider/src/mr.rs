@@ -90,6 +90,7 @@ unsafe fn register(handle: *mut fid, wish: Result<Wish>, out: *mut *mut fid_mr) 
             requested_key: wish.requested_key,
             counted: wish.flags & FI_RMA_EVENT != 0,
             once: wish.flags & FI_MR_SINGLE_USE != 0,
+            persistent: wish.flags & FI_RMA_PMEM != 0,
             dmabuf: wish.dmabuf,
             auth: wish.auth.as_ref(),
             base,

@@ -19,8 +19,12 @@ use crate::getinfo::auth_key;
 const NO_CACHE: u64 = 1 << 60;
 
 /// Flags that every call takes. The last two tell whose memory it is; all memory here is the host's.
-const FLAGS: u64 =
-    NO_CACHE | FI_RMA_EVENT | FI_MR_SINGLE_USE | FI_HMEM_HOST_ALLOC | FI_HMEM_DEVICE_ONLY;
+const FLAGS: u64 = NO_CACHE
+    | FI_RMA_EVENT
+    | FI_RMA_PMEM
+    | FI_MR_SINGLE_USE
+    | FI_HMEM_HOST_ALLOC
+    | FI_HMEM_DEVICE_ONLY;
 
 /// What a registration asks for.
 pub(crate) struct Wish {
@@ -173,8 +177,7 @@ impl Wish {
 }
 
 /// # Errors
-/// - `EBADFLAGS`: one that belongs to a capability which is not offered (`FI_RMA_PMEM`), to another call, or to
-///   nothing.
+/// - `EBADFLAGS`: one that belongs to another call, or to nothing.
 /// - `EINVAL`: memory that only a device reaches, when there is no device with memory.
 pub(crate) fn check_flags(flags: u64) -> Result<()> {
     if flags & !FLAGS != 0 {

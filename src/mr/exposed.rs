@@ -17,7 +17,7 @@ use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
 use crate::verbs::{Mr, Pd};
 use crate::wire::raw_key::RawKey;
-use crate::wire::records::{Entry, Segment};
+use crate::wire::records::{Entry, Segment, access};
 
 /// See the module.
 #[derive(Debug)]
@@ -138,7 +138,10 @@ impl Exposed {
     pub(super) fn new(region: &Region, pd: &Arc<Pd>, cell: Option<Arc<Cell>>) -> Result<Self> {
         let mode = region.mode();
         let remote = region.access().is_remote();
-        let rights = region.access().verbs_rights(region.atomics());
+        let mut rights = region.access().verbs_rights(region.atomics());
+        if region.persistent {
+            rights |= sys::IBV_ACCESS_FLUSH_GLOBAL | sys::IBV_ACCESS_FLUSH_PERSISTENT;
+        }
         let memory = register(region, pd, rights)?;
         // alone, and the same for good
         let rkey = match &memory {
@@ -189,7 +192,7 @@ impl Exposed {
                 addr: region.start(),
                 len: region.len(),
                 rkey: first.map_or(0, Mr::rkey),
-                access: region.access().published(region.atomics()),
+                access: published(region),
                 // at most MAX_SEGMENTS
                 segments: if several { mrs.len() as u16 } else { 0 },
                 once: region.once,
@@ -400,6 +403,12 @@ impl Exposed {
         let part = self.parts.iter().find(inside).ok_or(FiErrno::EINVAL)?;
         Ok(part.2)
     }
+}
+
+/// What the directory says of the rights of a region.
+fn published(region: &Region) -> u8 {
+    let flush = if region.persistent { access::FLUSH } else { 0 };
+    region.access().published(region.atomics()) | flush
 }
 
 /// What is left of a registration that ends.

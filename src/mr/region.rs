@@ -45,6 +45,8 @@ pub struct RegionConfig<'a> {
     pub counted: bool,
     /// Whether it may be accessed once, by one peer (`FI_MR_SINGLE_USE`).
     pub once: bool,
+    /// Whether peers may make what they write there outlive a loss of power (`FI_RMA_PMEM`).
+    pub persistent: bool,
     /// The memory is the kernel's, behind this descriptor; the one buffer says by which addresses it is called.
     pub dmabuf: Option<Dmabuf>,
     /// Only endpoints with this authorization key give access, not those with the domain's.
@@ -87,6 +89,7 @@ pub struct Region {
     pub(super) requested_key: u64,
     counted: bool,
     pub(super) once: bool,
+    pub(super) persistent: bool,
     bindings: Mutex<Bindings>,
     /// Its registration by a worker.
     pub(super) pending: Arc<Pending>,
@@ -219,11 +222,12 @@ impl Region {
     /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`], one of no bytes, addresses that overflow; a part that
     ///   does not lie in a buffer of its base, or whose base is of another domain.
     /// - `ENOSYS`: the device can't register the kernel's memory; a log line says so.
-    /// - `EBADFLAGS`: counted, and the domain has no events; to be accessed once, and the device has no atomics or the
+    /// - `EBADFLAGS`: counted, and the domain has no events; persistent, and the domain has no such regions; to be accessed once, and the device has no atomics or the
     ///   form has [`Mode::MMU_NOTIFY`] and pins.
     /// - `ENOKEY`: the requested key is in use. `EKEYREJECTED`: it is none that can be chosen.
     /// - `ENOMEM`: the limit of locked memory or the device's own is reached; a log line says
     ///   which limit to raise.
+    /// - `EINVAL` too: the device has no way to make what is written to this memory persistent.
     /// - `EFAULT`: the memory is not there, or may not be written while `access` needs that.
     ///
     /// # Safety
@@ -249,6 +253,9 @@ impl Region {
         let len = config.check()?;
         let mode = domain.config().form.mode;
         if config.counted && !domain.counts() {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        if config.persistent && !domain.config().durable {
             return Err(FiErrno::EBADFLAGS);
         }
         let follows = matches!(domain.paging(), Paging::Refreshed { .. });
@@ -285,6 +292,7 @@ impl Region {
             requested_key: config.requested_key,
             counted: config.counted,
             once: config.once && config.access.is_remote(),
+            persistent: config.persistent && config.access.is_remote(),
             bindings: Mutex::default(),
             pending: Arc::default(),
             _key_in_use: in_use,

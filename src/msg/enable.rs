@@ -211,6 +211,7 @@ impl Core {
                 .config
                 .inject_size
                 .min(self.domain.device().max_inline()),
+            flush: self.config.durable && tx,
         }
     }
 

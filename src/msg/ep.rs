@@ -52,6 +52,8 @@ pub struct EndpointConfig {
     pub shared_rx: bool,
     /// Whether it has atomics: the device must have them.
     pub atomics: bool,
+    /// Whether writes can be made durable (`FI_RMA_PMEM`): the device must have flushes.
+    pub durable: bool,
     /// Bytes that inject must take.
     pub inject_size: usize,
     /// Default flags of transmit operations (`tx_attr->op_flags`).
@@ -390,6 +392,11 @@ impl Endpoint {
     /// Its authorization key.
     pub(crate) fn auth(&self) -> Option<&AuthKey> {
         self.core.auth()
+    }
+
+    /// Whether its writes can be made durable.
+    pub fn is_durable(&self) -> bool {
+        self.core.config.durable
     }
 
     /// Whether it was made with atomics.

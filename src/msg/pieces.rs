@@ -15,6 +15,55 @@ use crate::mr::keys::Piece;
 use crate::queue::slots::{Slot, SlotRing};
 use crate::verbs::{SendOpcode, SendRequest, Sge};
 
+/// The requests that make up an operation, in their order.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    pieces: usize,
+    /// A flush of each piece follows.
+    durable: bool,
+    /// Remote data goes along.
+    data: bool,
+    events: usize,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Piece(usize),
+    Flush(usize),
+    /// What tells the target, where that has to wait for the flushes.
+    Data,
+    Event(usize),
+}
+
+impl Plan {
+    fn count(self) -> usize {
+        let more = if self.durable {
+            self.pieces + usize::from(self.data)
+        } else {
+            0
+        };
+        self.pieces + more + self.events
+    }
+
+    /// The one at `index`, which is less than [`Self::count`].
+    fn part(self, index: usize) -> Part {
+        let behind = |count: usize| index.wrapping_sub(count);
+        if index < self.pieces {
+            return Part::Piece(index);
+        }
+        if !self.durable {
+            return Part::Event(behind(self.pieces));
+        }
+        let flushes = 2 * self.pieces;
+        match behind(flushes) {
+            _ if index < flushes => Part::Flush(behind(self.pieces)),
+            0 if self.data => Part::Data,
+            event => Part::Event(event - usize::from(self.data)),
+        }
+    }
+}
+
 impl TxSide {
     /// Posts an operation as several requests, each to its piece of the target, and behind them those that
     /// count it; the last one's completion is the operation's.
@@ -36,7 +85,13 @@ impl TxSide {
         // SAFETY: as this function.
         let (mut rest, inline) = unsafe { self.gather(ring, op, len, &mut sges) }?;
         let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
-        let count = pieces.len() + events.len();
+        let plan = Plan {
+            pieces: pieces.len(),
+            durable: op.is_durable(),
+            data: op.opcode == SendOpcode::WriteImm,
+            events: events.len(),
+        };
+        let count = plan.count();
         let signaled =
             visible || self.counted || self.unsignaled as usize + count >= self.period as usize;
         // bytes of the first of `rest` that are taken already
@@ -45,10 +100,11 @@ impl TxSide {
         for index in 0..count {
             let mut part = [Sge::default(); MAX_IOV];
             let is_last = index + 1 == count;
-            let event = index.checked_sub(pieces.len());
-            let event = event.and_then(|index| events.get(index));
-            let request = match (pieces.get(index), event) {
-                (Some(piece), _) => {
+            let empty = SendRequest::empty(0, op.opcode);
+            let mut flush = None;
+            let request = match plan.part(index) {
+                Part::Piece(index) => {
+                    let piece = &pieces[index];
                     let used = if op.opcode.is_atomic() {
                         part[0] = rest.first().copied().unwrap_or_default();
                         1
@@ -56,7 +112,7 @@ impl TxSide {
                         cut(&mut rest, &mut taken, piece.len, &mut part)
                     };
                     SendRequest {
-                        opcode: if piece.last {
+                        opcode: if piece.last && !plan.durable {
                             op.opcode
                         } else {
                             op.opcode.without_imm()
@@ -69,20 +125,28 @@ impl TxSide {
                         rkey: piece.rkey,
                         compare_add: op.compare_add,
                         swap: op.swap,
-                        ..SendRequest::empty(0, op.opcode)
+                        ..empty
                     }
                 }
-                (None, Some(event)) => {
-                    part[0] = event.sink;
+                Part::Flush(index) => {
+                    flush = Some(&pieces[index]);
+                    empty
+                }
+                // the target is told when all of it is durable
+                Part::Data => SendRequest {
+                    imm: op.data as u32,
+                    ..empty
+                },
+                Part::Event(index) => {
+                    part[0] = events[index].sink;
                     SendRequest {
                         sges: &part[..1],
-                        remote_addr: event.addr,
-                        rkey: event.rkey,
+                        remote_addr: events[index].addr,
+                        rkey: events[index].rkey,
                         compare_add: 1,
                         ..SendRequest::empty(0, SendOpcode::FetchAdd)
                     }
                 }
-                (None, None) => break,
             };
             last = ring.push(Slot {
                 context: op.context,
@@ -98,8 +162,16 @@ impl TxSide {
                 signaled: is_last && signaled,
                 ..request
             };
-            // SAFETY: as this function; the sink lives as long as the queue pair.
-            if let Err(error) = unsafe { self.qp.post_send(&request) } {
+            let posted = match flush {
+                Some(piece) => {
+                    let (to, len) = ((piece.addr, piece.rkey), piece.len as usize);
+                    let (wr_id, signaled) = (request.wr_id, request.signaled);
+                    self.qp.post_flush(wr_id, to, len, signaled)
+                }
+                // SAFETY: as this function; the sink lives as long as the queue pair.
+                None => unsafe { self.qp.post_send(&request) },
+            };
+            if let Err(error) = posted {
                 ring.unpush();
                 if index == 0 {
                     self.local.refused();
@@ -185,4 +257,35 @@ fn cut(rest: &mut &[Sge], taken: &mut u32, len: u64, part: &mut [Sge; MAX_IOV]) 
         }
     }
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_has_each_part_once_and_in_order() {
+        use Part::{Data, Event, Flush, Piece};
+        for pieces in 1..=3 {
+            for events in 0..=2 {
+                for (durable, data) in [(false, false), (false, true), (true, false), (true, true)]
+                {
+                    let plan = Plan {
+                        pieces,
+                        durable,
+                        data,
+                        events,
+                    };
+                    let mut wanted: Vec<_> = (0..pieces).map(Piece).collect();
+                    if durable {
+                        wanted.extend((0..pieces).map(Flush));
+                        wanted.extend(data.then_some(Data));
+                    }
+                    wanted.extend((0..events).map(Event));
+                    let parts: Vec<_> = (0..plan.count()).map(|index| plan.part(index)).collect();
+                    assert_eq!(parts, wanted);
+                }
+            }
+        }
+    }
 }

@@ -28,7 +28,7 @@ use crate::queue::{CompletionQueue, WrId};
 use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
 use crate::wire::introduction::Introduction;
 use crate::wire::raw_key::RawKey;
-use crate::wire::records::{Block, Entry, MAX_SEGMENTS};
+use crate::wire::records::{Block, Entry, MAX_SEGMENTS, access};
 
 /// How often the completion queue is polled for the answer to a look-up before its operation waits.
 #[cfg(not(test))]
@@ -153,6 +153,8 @@ enum Known {
     /// Several, from this offset of the region on: it has more than one buffer there, or counts, or may be accessed
     /// once only.
     Many(u64),
+    /// The device's own key, and what is written there is to be made durable.
+    Native,
     /// It can't be done: the errno.
     Refused(FiErrno),
     /// Not yet.
@@ -220,6 +222,13 @@ fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize) -> K
     };
     if resolved.used {
         return Known::Refused(FiErrno::EKEYREJECTED);
+    }
+    if op.is_durable() {
+        return match resolved.entry.access & access::FLUSH {
+            0 => Known::Refused(FiErrno::EACCES),
+            _ if resolved.is_absent(offset, len) => Known::Refused(FiErrno::EACCES),
+            _ => Known::Many(offset),
+        };
     }
     if resolved.is_absent(offset, len) {
         return Known::Refused(FiErrno::EACCES);
@@ -482,8 +491,8 @@ impl TxSide {
                 // SAFETY: as this function.
                 return unsafe { self.post(&rings.tx, op, len, Target::native(op)) };
             }
-            if op.key >> 48 != kind::MAPPED && (self.remote.is_none() || self.is_senseless(op.key))
-            {
+            let looked_up = !self.has_native_key(op) && op.key >> 48 != kind::MAPPED;
+            if looked_up && (self.remote.is_none() || self.is_senseless(op.key)) {
                 return Err(FiErrno::EKEYREJECTED);
             }
             if rings.tx.is_full() && !self.make_room(&rings.tx)? {
@@ -511,6 +520,9 @@ impl TxSide {
     }
 
     fn resolve(&mut self, op: &Transmit<'_>, len: usize) -> Known {
+        if self.has_native_key(op) {
+            return Known::Native;
+        }
         let raw = if op.key >> 48 == kind::MAPPED {
             self.cq.domain().mapped().get(op.key)
         } else {
@@ -569,6 +581,16 @@ impl TxSide {
             match known {
                 Known::One(piece) => self.post(ring, op, len, Target::of(&piece)),
                 Known::Many(offset) => self.post_many(ring, op, len, offset),
+                Known::Native => {
+                    let piece = Piece {
+                        addr: op.remote_addr,
+                        rkey: Target::native(op).rkey,
+                        len: len as u64,
+                        last: true,
+                        ..Piece::default()
+                    };
+                    self.post_pieces(ring, op, len, &[piece], &[])
+                }
                 Known::Refused(error) => self.post_failure(ring, op, error),
                 Known::Pending => Err(FiErrno::EAGAIN),
             }
@@ -807,8 +829,8 @@ pub(super) struct EventTarget {
 }
 
 /// Requests of the engine's own that a queue pair must have room for besides those of [`Own`]: the other
-/// parts of the last operation, its events among them.
-pub(super) const OTHER_PARTS: usize = MAX_SEGMENTS - 1 + MOST_EVENTS;
+/// parts of the last operation: a write to each segment, a flush of each, remote data behind them, events.
+pub(super) const OTHER_PARTS: usize = 2 * MAX_SEGMENTS + MOST_EVENTS;
 
 /// Cells that one operation counts in: the region's, and that of the endpoint.
 const MOST_EVENTS: usize = 2;

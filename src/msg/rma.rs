@@ -120,8 +120,13 @@ impl Endpoint {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        let op = Transmit::rma_msg(SendOpcode::Write, local, remote, context, flags)?;
-        let op = op.with_flags_checked(data)?;
+        let durable = flags & Flags::COMMIT_COMPLETE;
+        if !durable.is_empty() && !self.is_durable() {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let op = Transmit::rma_msg(SendOpcode::Write, local, remote, context, flags - durable)?;
+        let mut op = op.with_flags_checked(data)?;
+        op.flags |= durable;
         // SAFETY: as this function.
         unsafe { self.core.transmit(&op) }
     }

@@ -29,6 +29,7 @@ mod atomic;
 mod auth;
 mod connect;
 mod counters;
+mod durable;
 mod events;
 mod keepalive;
 mod keys;
@@ -125,6 +126,7 @@ fn config(token: Token) -> EndpointConfig {
         rx_iov_limit: 4,
         shared_rx: false,
         atomics: true,
+        durable: false,
         inject_size: 64,
         tx_op_flags: Flags::empty(),
         rx_op_flags: Flags::empty(),

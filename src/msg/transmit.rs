@@ -71,6 +71,14 @@ impl<'a> Transmit<'a> {
         self
     }
 
+    /// Whether it completes only when what it writes would outlive a loss of power.
+    #[inline]
+    pub(super) fn is_durable(&self) -> bool {
+        self.flags.contains(Flags::COMMIT_COMPLETE)
+            && matches!(self.opcode, SendOpcode::Write | SendOpcode::WriteImm)
+            && self.local.len() != 0
+    }
+
     /// As a call with flags asks.
     #[inline]
     pub(crate) fn with_flags_checked(mut self, data: u64) -> Result<Self> {

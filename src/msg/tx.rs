@@ -88,10 +88,16 @@ impl TxSide {
         })
     }
 
-    /// Whether the operation's key, if it has one, is the device's own.
+    /// Whether the operation's key is the device's own.
+    #[inline]
+    pub(super) fn has_native_key(&self, op: &Transmit<'_>) -> bool {
+        op.key >> 32 == 0 && !self.application_keys
+    }
+
+    /// Whether it is one request of the device's, to be posted as it is.
     #[inline]
     pub(super) fn is_native(&self, op: &Transmit<'_>) -> bool {
-        (op.key >> 32 == 0 && !self.application_keys)
+        (self.has_native_key(op) && !op.is_durable())
             || matches!(op.opcode, SendOpcode::Send | SendOpcode::SendImm)
     }
 

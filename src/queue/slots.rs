@@ -63,9 +63,9 @@ impl SlotRing {
         Self::with_more(depth, 1)
     }
 
-    /// The same, and for further parts of the last operation, its event among them.
+    /// The same, and for further parts of the last operation: writes, flushes, remote data, events.
     pub(crate) fn for_parts(depth: usize) -> Self {
-        Self::with_more(depth, MAX_SEGMENTS + 2)
+        Self::with_more(depth, 2 * MAX_SEGMENTS + 3)
     }
 
     fn with_more(depth: usize, more: usize) -> Self {

@@ -462,6 +462,19 @@ impl CmId {
         Ok(unsafe { (*self.raw).qp })
     }
 
+    /// As [`Self::create_qp`], with what only the extended attributes can ask for. Those have the protection domain.
+    pub(super) fn create_qp_ex(
+        &self,
+        attr: &mut sys::ibv_qp_init_attr_ex,
+    ) -> Result<*mut sys::ibv_qp> {
+        let create = self.backend.cm.rdma_create_qp_ex;
+        let create = create.ok_or(FiErrno::EOPNOTSUPP)?;
+        // SAFETY: live; identifier and protection domain are on one device.
+        FiErrno::from_call(unsafe { create(self.raw, attr) })?;
+        // SAFETY: live; the call has set it.
+        Ok(unsafe { (*self.raw).qp })
+    }
+
     pub(super) fn destroy_qp(&self) {
         // SAFETY: live, with a queue pair, whose one owner calls this once.
         unsafe { (self.backend.cm.rdma_destroy_qp)(self.raw) }

@@ -27,6 +27,8 @@ pub struct QpConfig {
     pub max_recv_sge: usize,
     /// Bytes inline.
     pub max_inline: usize,
+    /// Whether it flushes ([`Qp::post_flush`]).
+    pub flush: bool,
 }
 
 /// How large it became.
@@ -170,6 +172,8 @@ pub struct RecvRequest<'a> {
 #[derive(Debug)]
 pub struct Qp {
     raw: *mut sys::ibv_qp,
+    /// Where it was made for flushes.
+    flush: Option<FlushCalls>,
     limits: QpLimits,
     id: Arc<CmId>,
     pd: Arc<Pd>,
@@ -179,6 +183,37 @@ pub struct Qp {
     /// `send_flags` of the request posted last.
     #[cfg(test)]
     pub(crate) posted_flags: std::sync::atomic::AtomicU32,
+    /// How many flushes were posted.
+    #[cfg(test)]
+    pub(crate) flushes: std::sync::atomic::AtomicUsize,
+}
+
+/// What a flush is posted by (`ibv_wr_post(3)`).
+#[derive(Clone, Copy, Debug)]
+struct FlushCalls {
+    qp: *mut sys::ibv_qp_ex,
+    start: unsafe extern "C" fn(*mut sys::ibv_qp_ex),
+    flush: unsafe extern "C" fn(*mut sys::ibv_qp_ex, u32, u64, usize, u8, u8),
+    complete: unsafe extern "C" fn(*mut sys::ibv_qp_ex) -> c_int,
+}
+
+impl FlushCalls {
+    /// # Safety
+    /// A live queue pair of this backend.
+    unsafe fn of(id: &CmId, raw: *mut sys::ibv_qp) -> Option<Self> {
+        let convert = id.backend().verbs.ibv_qp_to_qp_ex?;
+        // SAFETY: the caller's promise; NULL where it was not made by extended attributes.
+        unsafe {
+            let qp = convert(raw);
+            let calls = qp.as_ref()?;
+            Some(Self {
+                qp,
+                start: calls.wr_start?,
+                flush: calls.wr_flush?,
+                complete: calls.wr_complete?,
+            })
+        }
+    }
 }
 
 // SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
@@ -202,13 +237,44 @@ fn init_attr(config: &QpConfig, send_cq: &Cq, recv_cq: &Cq) -> sys::ibv_qp_init_
     attr
 }
 
+/// A queue pair that can flush too, as large as `attr` says, which tells how large it became.
+fn create_flushing(
+    id: &CmId,
+    pd: &Pd,
+    attr: &mut sys::ibv_qp_init_attr,
+) -> Result<*mut sys::ibv_qp> {
+    let operations = sys::IBV_QP_EX_WITH_SEND
+        | sys::IBV_QP_EX_WITH_SEND_WITH_IMM
+        | sys::IBV_QP_EX_WITH_RDMA_WRITE
+        | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+        | sys::IBV_QP_EX_WITH_RDMA_READ
+        | sys::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        | sys::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        | sys::IBV_QP_EX_WITH_FLUSH;
+    let mut extended = sys::ibv_qp_init_attr_ex {
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+        comp_mask: sys::IBV_QP_INIT_ATTR_PD | sys::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        pd: pd.raw(),
+        send_ops_flags: operations.into(),
+        ..Default::default()
+    };
+    let raw = id.create_qp_ex(&mut extended)?;
+    attr.cap = extended.cap;
+    Ok(raw)
+}
+
 impl Qp {
     /// `rdma_create_qp(3)`: on an identifier that is bound to the device of `pd`. With `srq` it takes
     /// its receives there, and has none of its own.
     ///
     /// # Errors
     /// `EINVAL`: the identifier has no device, another device, or a queue pair; or the device
-    /// refuses the size. `ENOMEM`.
+    /// refuses the size. `ENOMEM`. `EOPNOTSUPP`: it is to flush, and the device can't.
     pub fn create(
         id: &Arc<CmId>,
         pd: &Arc<Pd>,
@@ -222,9 +288,20 @@ impl Qp {
         }
         let mut attr = init_attr(config, send_cq, recv_cq);
         attr.srq = srq.map_or(std::ptr::null_mut(), |srq| srq.raw());
-        let raw = id.create_qp(pd, &mut attr)?;
+        let (raw, flush) = if config.flush {
+            let raw = create_flushing(id, pd, &mut attr)?;
+            // SAFETY: just made.
+            let Some(calls) = (unsafe { FlushCalls::of(id, raw) }) else {
+                id.destroy_qp();
+                return Err(FiErrno::EOPNOTSUPP);
+            };
+            (raw, Some(calls))
+        } else {
+            (id.create_qp(pd, &mut attr)?, None)
+        };
         Ok(Self {
             raw,
+            flush,
             limits: QpLimits {
                 max_inline: attr.cap.max_inline_data as usize,
             },
@@ -235,6 +312,8 @@ impl Qp {
             _srq: srq.map(Arc::clone),
             #[cfg(test)]
             posted_flags: Default::default(),
+            #[cfg(test)]
+            flushes: Default::default(),
         })
     }
 
@@ -365,6 +444,37 @@ impl Qp {
         FiErrno::from_verb(unsafe { sys::ibv_post_send(self.raw, &raw mut wr, &raw mut bad) })
     }
 
+    /// Makes `len` bytes at the peer's `addr` outlive a loss of power: what was written there before it on this queue
+    /// pair (`ibv_wr_flush`, `ibv_wr_post(3)`).
+    ///
+    /// # Errors
+    /// `ENOMEM`: the queue is full. `EOPNOTSUPP`: not made for it.
+    pub fn post_flush(
+        &self,
+        wr_id: u64,
+        (addr, rkey): (u64, u32),
+        len: usize,
+        signaled: bool,
+    ) -> Result<()> {
+        let calls = self.flush.ok_or(FiErrno::EOPNOTSUPP)?;
+        #[cfg(test)]
+        self.flushes
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let flags = if signaled { sys::IBV_SEND_SIGNALED } else { 0 };
+        // both, as persistence alone does not order what is visible; the values fit
+        let placement = (sys::IBV_FLUSH_GLOBAL | sys::IBV_FLUSH_PERSISTENT) as u8;
+        let level = sys::IBV_FLUSH_RANGE as u8;
+        // SAFETY: the queue pair is live and was made with these operations, which are called between start and
+        // complete, as ibv_wr_post(3) wants it; threads exclude each other from start on.
+        FiErrno::from_verb(unsafe {
+            (calls.start)(calls.qp);
+            (*calls.qp).wr_id = wr_id;
+            (*calls.qp).wr_flags = flags;
+            (calls.flush)(calls.qp, rkey, addr, len, placement, level);
+            (calls.complete)(calls.qp)
+        })
+    }
+
     /// `ibv_post_recv(3)` of one request.
     ///
     /// # Errors
@@ -404,6 +514,7 @@ pub(super) fn probe_max_inline(device: &Arc<Device>) -> Result<usize> {
             max_send_sge: 1,
             max_recv_sge: 1,
             max_inline,
+            flush: false,
         };
         let mut attr = init_attr(&config, &cq, &cq);
         // SAFETY: protection domain and queue are live and of this backend.

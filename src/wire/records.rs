@@ -154,6 +154,8 @@ pub mod access {
     pub const WRITE: u8 = 2;
     /// Atomics.
     pub const ATOMIC: u8 = 4;
+    /// Making what was written outlive a loss of power.
+    pub const FLUSH: u8 = 8;
 }
 
 const SEGMENTED: u64 = 1 << 40;

@@ -12,7 +12,7 @@ use std::ffi::{c_char, c_int};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use libfabric_sys::{FI_PROV_ATTR_ONLY, FI_RESCAN, fi_info};
+use libfabric_sys::{FI_PROV_ATTR_ONLY, FI_RESCAN, FI_RMA_PMEM, fi_info};
 use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
 use weft::mr::Form;
@@ -163,6 +163,8 @@ pub(crate) struct DomainTerms {
     /// Whether what peers do to its regions is counted.
     pub(crate) events: bool,
     pub(crate) auth: Option<AuthKey>,
+    /// Whether its regions may be persistent.
+    pub(crate) durable: bool,
 }
 
 /// What a domain that is opened with `info` will be like.
@@ -193,6 +195,7 @@ pub(crate) unsafe fn domain_terms(
             form: mr.form(version),
             events: mr_mode::counts(&hints),
             auth: hints.domain.as_ref().and_then(|domain| domain.auth.clone()),
+            durable: hints.caps & FI_RMA_PMEM != 0,
         })
         .ok_or(FiErrno::EINVAL)
 }

@@ -92,6 +92,10 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
     };
     let caps = capabilities(offer.primary_caps, hints.caps | counts, tx.caps, rx.caps)?;
 
+    let durable = caps.0 & FI_RMA_PMEM != 0;
+    need(!durable || offer.flushes(), "FI_RMA_PMEM, of a device")?;
+    need(!durable || caps.0 & FI_RMA != 0, "FI_RMA with FI_RMA_PMEM")?;
+
     need(domain.mr_key_size <= mr.key_size(), "mr_key_size")?;
 
     // Remote CQ data of an RMA write arrives with a receive, so an application must support that
@@ -115,7 +119,8 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
         "cq_data_size, or the mode FI_RX_CQ_DATA for it",
     )?;
 
-    check_side(&tx, offer::TX_OP_FLAGS, "tx_attr")?;
+    let committed = if durable { FI_COMMIT_COMPLETE } else { 0 };
+    check_side(&tx, offer::TX_OP_FLAGS | committed, "tx_attr")?;
     check_side(&rx, offer::RX_OP_FLAGS, "rx_attr")?;
     need(tx.inject_size <= offer.inject.0, "inject_size")?;
     let shared_rx = ep.rx_ctx_cnt == FI_SHARED_CONTEXT;
@@ -204,7 +209,7 @@ fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64,
     let narrowed = |all: u64| if given & all == 0 { all } else { given & all };
     let modifiers = narrowed(message) | narrowed(rma);
     let secondary =
-        offer::DOMAIN_CAPS | ((asked | rx) & (offer::TX_SECONDARY | offer::RX_SECONDARY));
+        offer::DOMAIN_CAPS | ((asked | tx | rx) & (offer::TX_SECONDARY | offer::RX_SECONDARY));
     let side = |wanted: u64, modifiers_of_side: u64, secondary_of_side: u64| {
         let all = primary | (modifiers & modifiers_of_side) | (secondary & secondary_of_side);
         let side_modifiers = wanted & modifiers_of_side;

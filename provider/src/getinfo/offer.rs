@@ -19,10 +19,10 @@ pub(crate) const RX_MODIFIERS: u64 = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
 /// Said without being asked: none of them costs anything. The embedded device reaches the emulated
 /// remote nodes of its host, so both kinds of peer are true of every device.
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
-/// Secondary capabilities of the transmit side: verbs has a fence bit.
-pub(crate) const TX_SECONDARY: u64 = FI_FENCE;
-/// Of the receive side: it counts what peers do to regions.
-pub(crate) const RX_SECONDARY: u64 = FI_RMA_EVENT;
+/// Secondary capabilities of the transmit side: verbs has a fence bit, and a device may have flushes.
+pub(crate) const TX_SECONDARY: u64 = FI_FENCE | FI_RMA_PMEM;
+/// Of the receive side: it counts what peers do to regions, and may let them flush.
+pub(crate) const RX_SECONDARY: u64 = FI_RMA_EVENT | FI_RMA_PMEM;
 /// Everything that hints may ask for.
 pub(crate) const CAPS: u64 =
     PRIMARY_CAPS | TX_MODIFIERS | RX_MODIFIERS | DOMAIN_CAPS | TX_SECONDARY | RX_SECONDARY;
@@ -178,6 +178,13 @@ impl Offer {
     /// The addresses that it is offered at, as they are now.
     pub(crate) fn addresses(&self) -> OwnAddresses {
         OwnAddresses::of(&self.device, self.port, self.has_ip_gids)
+    }
+
+    /// Whether what peers write can be made durable, found by trying. Which memory that is true of, only a registration
+    /// tells.
+    pub(crate) fn flushes(&self) -> bool {
+        let seen = self.device.behaviour();
+        seen.is_ok_and(|behaviour| behaviour.flush_global.works())
     }
 
     /// Whether memory that isn't there yet can be registered, found by trying.

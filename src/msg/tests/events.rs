@@ -32,7 +32,7 @@ fn disabled(domain: &Arc<Domain>, memory: &[&[u8]], access: Access, key: u64) ->
 }
 
 /// A counter bound to a region for these kinds.
-fn counter(region: &Region, kinds: Flags) -> Arc<Counter> {
+pub(super) fn counter(region: &Region, kinds: Flags) -> Arc<Counter> {
     let counter = Counter::open(region.domain(), WaitKind::Fd).unwrap();
     region.bind_counter(&counter, kinds).unwrap();
     counter

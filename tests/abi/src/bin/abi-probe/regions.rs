@@ -68,6 +68,7 @@ pub(crate) fn run(lib: &Lib) {
     owned(lib);
     plain(lib);
     keys(lib);
+    persistent(lib);
     crate::auth::run(lib);
     for version in VERSIONS
         .into_iter()
@@ -382,7 +383,7 @@ fn attributes(lib: &Lib, version: u32) {
             &plain,
             FI_RMA_PMEM,
             FLAGS,
-            "a capability that is not offered",
+            "a capability that was not asked for",
         );
         refused(&plain, 1 << 3, FLAGS, "no flag of registrations");
         let offset = fi_mr_attr { offset: 8, ..plain };
@@ -497,6 +498,43 @@ fn attributes(lib: &Lib, version: u32) {
             assert_eq!(close(domain), 0);
         }
         assert_eq!(close(fabric), 0);
+    }
+}
+
+/// Memory that outlives a loss of power, and the flag of writes to it.
+fn persistent(lib: &Lib) {
+    assert_eq!(forms(lib, BASIC, FI_MSG | FI_RMA_PMEM), [], "only with RMA");
+    let caps = FI_MSG | FI_RMA | FI_RMA_PMEM;
+    for (_, caps) in forms(lib, BASIC, caps) {
+        assert_ne!(caps & FI_RMA_PMEM, 0);
+    }
+    for (_, caps) in forms(lib, BASIC, FI_MSG | FI_RMA) {
+        assert_eq!(caps & FI_RMA_PMEM, 0, "only where it was asked for");
+    }
+    for (caps, answer) in [(caps, 0), (FI_MSG | FI_RMA, -FI_ENODATA)] {
+        let hints = asking(lib, BASIC, caps);
+        // SAFETY: hints have all their parts.
+        unsafe { (*(*hints.first()).tx_attr).op_flags = FI_COMMIT_COMPLETE };
+        let node = Some("127.0.0.1");
+        let list = getinfo(lib, lib.version, node, None, FI_SOURCE, Some(&hints));
+        assert_eq!(list.map_or_else(|errno| errno, |_| 0), answer);
+    }
+    let mut memory = [0_u8; 64];
+    for (caps, registered, set) in [
+        (caps, INVALID, 0), // there is no disk behind it
+        (FI_MSG | FI_RMA, FLAGS, FLAGS),
+    ] {
+        let setup = open(lib, BASIC, caps);
+        // SAFETY: fids as they are opened; nothing is registered.
+        unsafe {
+            let refused = reg(&setup, &mut memory, FI_RMA_PMEM).err();
+            assert_eq!(refused, Some(registered));
+            let ep = open_ep(&setup, setup.info.first());
+            let mut flags = FI_TRANSMIT | FI_COMMIT_COMPLETE;
+            assert_eq!(control(ep, FI_SETOPSFLAG, (&raw mut flags).cast()), set);
+            assert_eq!(close(ep), 0);
+        }
+        setup.close();
     }
 }
 
