@@ -309,7 +309,7 @@ fn the_queue_has_room_for_every_part() {
     }
     let source = Buffer::all(&client.domain, 64);
     client.ep.set_tx_op_flags(COMMIT);
-    const COUNT: u64 = 300;
+    const COUNT: u64 = 100;
     let (mut posted, mut done) = (0, 0);
     while done < COUNT {
         let result = match posted {
