@@ -114,6 +114,23 @@ mod tests {
     }
 
     #[test]
+    fn a_key_of_another_version_is_foreign() {
+        for key in keys() {
+            let mut bytes = key.encode();
+            bytes[6] += 1; // of the version, which is whole otherwise
+            let (rest, _) = bytes.split_at(bytes.len() - 8);
+            let words: Vec<u64> = rest
+                .chunks(8)
+                .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+                .collect();
+            let sum = checksum(&words).to_le_bytes();
+            let end = bytes.len() - 8;
+            bytes[end..].copy_from_slice(&sum);
+            assert_eq!(RawKey::decode(&bytes), Err(Bad::Foreign));
+        }
+    }
+
+    #[test]
     fn every_truncation_and_every_changed_byte_is_noticed() {
         for key in keys() {
             let bytes = key.encode();

@@ -1,4 +1,5 @@
-//! One-sided operations complete while the target process is stopped.
+//! One-sided operations complete while the target process is stopped; and regions that a stopped initiator is writing to
+//! can't be closed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
@@ -43,6 +44,19 @@ impl Peer {
         assert!(status.success());
     }
 
+    /// Stops it: it does nothing any more when this returns.
+    fn stop(&self) {
+        self.signal("STOP");
+        let start = Instant::now();
+        while self.state() != 'T' {
+            assert!(
+                start.elapsed() < Duration::from_secs(10),
+                "it does not stop"
+            );
+            std::thread::yield_now();
+        }
+    }
+
     /// `T` for a process that is stopped.
     fn state(&self) -> char {
         let stat =
@@ -64,26 +78,23 @@ impl Drop for Peer {
     }
 }
 
-fn stopped_target(libfabric: &Libfabric) {
+/// A target and an initiator that are connected, and where the memory is that the target lends, with its key.
+fn pair(libfabric: &Libfabric) -> (Peer, Peer, String) {
     let mut target = Peer::start(libfabric, "serve", None);
     let port = target.hear();
     let port = port.strip_prefix("port ").expect("a port").to_owned();
-    let mut initiator = Peer::start(libfabric, "access", Some(&port));
+    let initiator = Peer::start(libfabric, "access", Some(&port));
     let memory = target.hear();
     let memory = memory
         .strip_prefix("memory ")
         .expect("an address and a key")
         .to_owned();
+    (target, initiator, memory)
+}
 
-    target.signal("STOP");
-    let start = Instant::now();
-    while target.state() != 'T' {
-        assert!(
-            start.elapsed() < Duration::from_secs(10),
-            "it does not stop"
-        );
-        std::thread::yield_now();
-    }
+fn stopped_target(libfabric: &Libfabric) {
+    let (mut target, mut initiator, memory) = pair(libfabric);
+    target.stop();
     initiator.say(&memory);
     assert_eq!(initiator.hear(), "done");
     assert_eq!(target.state(), 'T', "the target ran meanwhile");
@@ -108,4 +119,53 @@ fn a_stopped_target_is_still_served_in_2_5() {
     if let Some(libfabric) = peer("libfabric-2.5") {
         stopped_target(&libfabric);
     }
+}
+
+/// Stops an initiator that does nothing but write, and closes the region: `-FI_EBUSY` if it is in the middle of a write,
+/// until it has gone on. Whether that was so. In either case nothing is written when the region is closed.
+fn stopped_initiator(libfabric: &Libfabric) -> bool {
+    let (mut target, mut initiator, memory) = pair(libfabric);
+    initiator.say(&format!("flood {memory}"));
+    target.say("wait");
+    assert_eq!(target.hear(), "written");
+    initiator.stop();
+    target.say("revoke");
+    let busy = match target.hear().as_str() {
+        "revoked" => false,
+        "busy" => true,
+        other => panic!("{other}"),
+    };
+    if busy {
+        target.say("revoke");
+        assert_eq!(target.hear(), "busy", "it is still stopped");
+        initiator.signal("CONT");
+        let start = Instant::now();
+        loop {
+            target.say("revoke");
+            if target.hear() == "revoked" {
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "busy for ever");
+        }
+    }
+    target.say("clear");
+    assert_eq!(target.hear(), "cleared");
+    if !busy {
+        initiator.signal("CONT");
+    }
+    assert_eq!(initiator.hear(), "done", "refused");
+    initiator.say("close");
+    assert_eq!(initiator.hear(), "closed");
+    target.say("clean");
+    assert_eq!(target.hear(), "clean");
+    assert_eq!(target.hear(), "closed");
+    initiator.ends_well();
+    target.ends_well();
+    busy
+}
+
+#[test]
+fn a_region_that_a_stopped_initiator_writes_to_is_busy() {
+    let caught = (0..100).any(|_| stopped_initiator(&system()));
+    assert!(caught, "no initiator was stopped in the middle of a write");
 }

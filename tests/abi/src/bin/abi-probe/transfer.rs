@@ -166,19 +166,95 @@ pub(crate) fn serve(lib: &Lib) {
         assert_eq!(&memory[..5], b"hello");
         say(&format!("memory {} {}", memory.as_ptr().addr(), (*mr).key));
 
-        assert_eq!(hear(), "check");
-        assert!(
-            memory.iter().copied().eq(pattern(SIZE)),
-            "what was written is not there"
-        );
-        say("ok");
+        let lent = Lent {
+            memory: memory.as_mut_ptr(),
+            mr,
+        };
+        let closed = obey(&lent);
         event(setup.eq, FI_SHUTDOWN);
         assert_eq!(close(ep), 0);
-        assert_eq!(close(mr), 0);
+        if !closed {
+            assert_eq!(close(mr), 0);
+        }
         assert_eq!(close(pep), 0);
     }
     setup.close();
     say("closed");
+}
+
+/// What a target has lent.
+struct Lent {
+    memory: *mut u8,
+    mr: *mut fid_mr,
+}
+
+/// Does what the test says until the initiator is to leave; whether the region was closed.
+unsafe fn obey(lent: &Lent) -> bool {
+    let mut closed = false;
+    // SAFETY: the memory is the target's, and the initiator may write to it at the same time; the region is open until it
+    // is closed.
+    let byte = |i: usize| unsafe { lent.memory.add(i).read_volatile() };
+    loop {
+        match hear().as_str() {
+            "check" => {
+                let bytes = (0..SIZE).map(byte);
+                assert!(bytes.eq(pattern(SIZE)), "what was written is not there");
+                say("ok");
+                return closed;
+            }
+            "wait" => {
+                let start = Instant::now();
+                while byte(0) == 0 {
+                    assert!(start.elapsed() < LIMIT, "nothing is written");
+                }
+                say("written");
+            }
+            "revoke" => {
+                // SAFETY: as above.
+                let ret = unsafe { close(lent.mr) };
+                assert!(ret == 0 || ret == -FI_EBUSY, "fi_close: {ret}");
+                closed = ret == 0;
+                say(if closed { "revoked" } else { "busy" });
+            }
+            "clear" => {
+                // SAFETY: as above.
+                (0..SIZE).for_each(|i| unsafe { lent.memory.add(i).write_volatile(0) });
+                say("cleared");
+            }
+            "clean" => {
+                assert!(
+                    (0..SIZE).all(|i| byte(i) == 0),
+                    "written after it was closed"
+                );
+                say("clean");
+                return closed;
+            }
+            other => panic!("what is {other}?"),
+        }
+    }
+}
+
+/// Writes to all that the target lends until it is refused.
+unsafe fn flood(setup: &Setup, ep: *mut fid_ep, from: (*mut u8, *mut c_void), addr: u64, key: u64) {
+    let (from, desc) = from;
+    // SAFETY: an open endpoint, and memory that was registered.
+    unsafe {
+        from.write_bytes(0x5a, SIZE);
+        let mut entry = std::mem::zeroed::<fi_cq_data_entry>();
+        loop {
+            let ours = from.cast::<c_void>();
+            if call!((*ep).rma, write, ep, ours, SIZE, desc, 0, addr, key, ours) != 0 {
+                return;
+            }
+            loop {
+                match call!((*setup.cq).ops, read, setup.cq, (&raw mut entry).cast(), 1) {
+                    1 => break,
+                    ret if ret == -(FI_EAGAIN as isize) => std::thread::yield_now(),
+                    _ => return,
+                }
+            }
+        }
+    }
 }
 
 unsafe fn rejected(setup: &Setup, info: &Infos) {
@@ -237,6 +313,10 @@ pub(crate) fn access(lib: &Lib, port: &str) {
         );
 
         let words = hear();
+        let (floods, words) = match words.strip_prefix("flood ") {
+            Some(words) => (true, words),
+            None => (false, words.as_str()),
+        };
         let mut words = words
             .split(' ')
             .map(|word| word.parse::<u64>().expect("a number"));
@@ -249,7 +329,10 @@ pub(crate) fn access(lib: &Lib, port: &str) {
         let desc = (*mr).mem_desc;
         let (from, into) = memory.split_at_mut(SIZE);
         let (from, into) = (from.as_mut_ptr(), into.as_mut_ptr());
-        for length in LENGTHS {
+        if floods {
+            flood(&setup, ep, (from, desc), addr, key);
+        }
+        for length in LENGTHS.into_iter().filter(|_| !floods) {
             for (i, byte) in pattern(length).enumerate() {
                 from.add(i).write(byte);
                 into.add(i).write(!byte);
@@ -270,7 +353,8 @@ pub(crate) fn access(lib: &Lib, port: &str) {
         }
         say("done");
         assert_eq!(hear(), "close");
-        assert_eq!(call!((*ep).cm, shutdown, ep, 0), 0);
+        let ended = call!((*ep).cm, shutdown, ep, 0);
+        assert!(ended == 0 || floods, "fi_shutdown: {ended}");
         assert_eq!(close(ep), 0);
         assert_eq!(close(mr), 0);
     }
