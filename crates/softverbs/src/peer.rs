@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use crate::agent::{self, Link, Opener};
 use crate::region::{Directs, Hazards};
@@ -11,8 +11,8 @@ use crate::ring::{Header, Producer, RING_SIZE};
 use crate::segment::Mapping;
 use crate::segment::layout::{self, SEGMENT_SIZE, announce, cq, header};
 use crate::signal;
-use crate::sync::Lock;
-use crate::sys::{self, Epoll, Errno, Identity, OpenFile, PidFd, Res};
+use crate::sync::{Arc, Lock};
+use crate::sys::{self, Epoll, Errno, Grow, Identity, OpenFile, PidFd, Res};
 
 /// How long a peer is taken to live after it was seen alive. A pid can't come back so soon.
 const FRESH_NS: u64 = 1_000_000;
@@ -150,7 +150,7 @@ impl Peer {
             node: entry.node,
             barriers: map.u32(header::BARRIERS).load(Ordering::Relaxed) == 1,
             copies: map.u32(header::COPIES).load(Ordering::Relaxed) == 1,
-            map: Arc::new(map),
+            map: Arc::try_new(map)?,
             life,
             checked: AtomicU64::new(0),
             dead: AtomicBool::new(false),
@@ -262,7 +262,7 @@ impl Peer {
     /// # Errors
     /// `ECONNREFUSED`, `EAGAIN`: later, perhaps; what else the system says.
     pub(crate) fn open_link(&self, own_slot: u32, set: &Epoll, token: u64) -> Res<Arc<Link>> {
-        let link = Arc::new(Link::open(self.slot, &self.identity, own_slot)?);
+        let link = Arc::try_new(Link::open(self.slot, &self.identity, own_slot)?)?;
         set.add(link.fd(), token)?;
         let mut slot = self.link.lock();
         if let Some(other) = slot.as_ref().filter(|other| !other.is_broken()) {
@@ -404,7 +404,8 @@ impl Peer {
             if doorbells.len() >= DOORBELLS {
                 doorbells.remove(0);
             }
-            doorbells.push(Doorbell { fd, inode, pipe });
+            // Without room it is opened again the next time.
+            let _ = doorbells.try_push(Doorbell { fd, inode, pipe });
         }
     }
 

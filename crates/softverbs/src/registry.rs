@@ -5,21 +5,25 @@
 //! nobody waits for such a lock. Readers take none: an entry has a checksum. Behind the processes are the XRC domains
 //! (`crate::xrc`).
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::segment::layout::MAX_PLACES;
 use crate::sync::pause;
-use crate::sys::{self, Errno, Identity, Res};
+use crate::sys::{self, Errno, Identity, Res, ShortPath};
 
 /// Bytes of an entry: pid u32, segment fd u32, start time u64, cookie u64, node u32, valid u32,
 /// segment's inode u64, and at the end a u64 that sums up the rest.
 pub(crate) const ENTRY: usize = 64;
 const SUM: usize = 56;
 const VALID: u32 = 0x7667_7402;
+
+/// Bytes of a path, with the 0 at its end.
+const MAX_PATH: usize = libc::PATH_MAX as usize;
 
 /// How often an entry is read that does not sum up: it is being written.
 const READS: u32 = 50;
@@ -110,7 +114,7 @@ impl Registry {
     pub(crate) fn open() -> Res<Self> {
         let mut last = Errno(libc::EACCES);
         for directory in directories() {
-            match Self::open_in(&directory) {
+            match Self::open_in(directory.as_ref()) {
                 Ok(registry) => return Ok(registry),
                 Err(error) => last = error,
             }
@@ -135,12 +139,15 @@ impl Registry {
 
     fn open_in(directory: &Path) -> Res<Self> {
         // Processes in other namespaces can't be reached, so they are other hosts.
-        let name = format!(
-            "softverbs3.{}.{}.{}",
-            sys::effective_uid(),
-            sys::namespace("net"),
-            sys::namespace("pid"),
-        );
+        let path = ShortPath::<MAX_PATH>::below(
+            directory,
+            format_args!(
+                "/softverbs3.{}.{}.{}",
+                sys::effective_uid(),
+                sys::namespace("net"),
+                sys::namespace("pid"),
+            ),
+        )?;
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -148,7 +155,7 @@ impl Registry {
             .truncate(false)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
-            .open(directory.join(name))?;
+            .open(path.as_path())?;
         let meta = file.metadata()?;
         if meta.uid() != sys::effective_uid() || !meta.is_file() || meta.mode() & 0o077 != 0 {
             return Err(Errno(libc::EACCES));
@@ -258,11 +265,13 @@ impl AsRawFd for Registry {
 
 /// Where the registry may be, best first. Some systems clean them when a user's last session ends:
 /// then processes go on as they are, and do not find those that come later.
-fn directories() -> Vec<PathBuf> {
-    let mut list = vec![PathBuf::from("/dev/shm")];
-    list.extend(std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from));
-    list.push(PathBuf::from("/tmp"));
-    list
+fn directories() -> impl Iterator<Item = Cow<'static, Path>> {
+    let fixed = |path| Cow::Borrowed(Path::new(path));
+    // Read when the first one was in vain.
+    let of_user = || std::env::var_os("XDG_RUNTIME_DIR").map(|path| Cow::Owned(path.into()));
+    std::iter::once(fixed("/dev/shm"))
+        .chain(std::iter::once_with(of_user).flatten())
+        .chain(std::iter::once(fixed("/tmp")))
 }
 
 #[cfg(test)]

@@ -6,10 +6,13 @@
 //! process, so that [`light_fence`] need only stop the compiler. Where the kernel refuses,
 //! a process says so in its segment and peers use full fences towards it.
 
+mod arc;
+
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 
+pub(crate) use arc::{Arc, Weak};
 use atomic::{AtomicU32, Ordering, fence};
 
 /// What everything takes that is shared without a lock: the processor's atomics, and in the models

@@ -9,7 +9,7 @@ use super::context::Context;
 use super::pd::Pd;
 use super::{gid, non_null, pointer, status};
 use crate::qp::address_good;
-use crate::sys::{Errno, Res};
+use crate::sys::{Errno, Res, try_box};
 
 /// An address handle. The C object comes first.
 #[repr(C)]
@@ -45,8 +45,7 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
             return Err(Errno(libc::EINVAL));
         }
         let node = gid::node_of(&attr.grh.dgid).ok_or(Errno(libc::EINVAL))?;
-        domain.children.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::into_raw(Box::new(Ah {
+        let ah = try_box(Ah {
             object: ibv_ah {
                 context,
                 pd,
@@ -54,8 +53,9 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
             },
             node,
             flow: u32::from(attr.grh.traffic_class) << 20 | attr.grh.flow_label & 0xf_ffff,
-        }))
-        .cast())
+        })?;
+        domain.children.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::into_raw(ah).cast())
     })
 }
 

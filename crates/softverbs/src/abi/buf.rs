@@ -9,7 +9,7 @@ use super::context::Context;
 use super::pd::Pd;
 use super::{guard, mr, non_null, pointer};
 use crate::dm::{Buffer, Held};
-use crate::sys::{Errno, Res};
+use crate::sys::{Errno, Res, room};
 
 /// What the application holds as an `ibv_buf`.
 pub(super) struct Buf {
@@ -28,13 +28,14 @@ pub(super) unsafe extern "C" fn alloc_buf(
         // SAFETY: the caller promises a live domain, whose context is live.
         let (domain, owner) = unsafe { (Pd::from_ptr(pd), Context::from_ptr((*pd).context)) };
         let process = owner.live()?;
+        let room = room()?;
         let buffer = Buffer::create(size)?;
         let held = process
             .buffers
             .add(&process.segment, buffer, owner.origin.context)?;
         domain.children.fetch_add(1, Ordering::Relaxed);
         let addr = std::ptr::with_exposed_provenance_mut(held.buffer.addr() as usize);
-        let buf = Box::into_raw(Box::new(Buf { pd, held }));
+        let buf = Box::into_raw(Box::write(room, Buf { pd, held }));
         // SAFETY: the caller promises a writable pointer.
         unsafe { out.write(buf.cast()) };
         Ok(addr)

@@ -11,7 +11,7 @@ use super::{device, dm, guard, mr, mw, objects, pointer, query, status, td};
 use crate::dm::Origin;
 use crate::events::{AsyncQueue, Element};
 use crate::process::Process;
-use crate::sys::{Errno, Res};
+use crate::sys::{Errno, Res, room};
 
 /// An open device. The C context is inside the extended one, which comes first.
 #[repr(C)]
@@ -69,6 +69,7 @@ pub(super) fn make(
     command: OwnedFd,
 ) -> Res<*mut ibv_context> {
     {
+        let room = room()?;
         let events = AsyncQueue::new(process)?;
         // SAFETY: all zeros is a value of it: no operation, no object.
         let mut verbs: verbs_context = unsafe { std::mem::zeroed() };
@@ -107,14 +108,15 @@ pub(super) fn make(
         context.num_comp_vectors = 1;
         // "Look around me": this context lies in a `verbs_context`.
         context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-        let context = Box::into_raw(Box::new(Context {
+        let context = Context {
             verbs,
             process,
             events,
             children: AtomicU32::new(0),
             origin,
             _command: command,
-        }));
+        };
+        let context = Box::into_raw(Box::write(room, context));
         // SAFETY: just made; the mutex is initialised in place.
         unsafe {
             let context = &raw mut (*context).verbs.context;

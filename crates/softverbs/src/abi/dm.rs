@@ -1,6 +1,7 @@
 //! Device memory: `ibv_alloc_dm(3)`. The offsets and lengths of copies are multiples of 4, as on mlx5.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
@@ -11,7 +12,7 @@ use super::{errno_of, mr, non_null, pointer, status};
 use crate::dm::{Buffer, Held};
 use crate::process::Process;
 use crate::region::{Range, access};
-use crate::sys::{Errno, Res};
+use crate::sys::{Errno, Res, room};
 
 /// Device memory of one process, in bytes.
 pub(super) const MAX_DM: u64 = 128 << 20;
@@ -31,6 +32,7 @@ pub(super) struct Dm {
 
 impl Dm {
     pub(super) fn make(
+        room: Box<MaybeUninit<Self>>,
         context: *mut ibv_context,
         held: Held,
         counted: u64,
@@ -43,13 +45,13 @@ impl Dm {
             comp_mask: IBV_DM_MASK_HANDLE,
             handle: held.handle(),
         };
-        Box::into_raw(Box::new(Self {
+        let this = Self {
             object,
             held,
             counted,
             shown,
-        }))
-        .cast()
+        };
+        Box::into_raw(Box::write(room, this)).cast()
     }
 
     /// # Safety
@@ -84,12 +86,13 @@ pub(super) unsafe extern "C" fn alloc_dm(
             return Err(Errno(libc::EINVAL));
         }
         let process = owner.process;
+        let room = room()?;
         let counted = attr.length as u64;
         take_memory(process, counted)?;
         let made = make_buffer(owner, attr.length);
         let (held, shown) = made.inspect_err(|_| give_memory(process, counted))?;
         owner.children.fetch_add(1, Ordering::Relaxed);
-        Ok(Dm::make(context, held, counted, shown))
+        Ok(Dm::make(room, context, held, counted, shown))
     })
 }
 
@@ -97,7 +100,7 @@ fn make_buffer(owner: &Context, len: usize) -> Res<(Held, bool)> {
     let buffer = Buffer::create(len)?;
     if owner.process.forked() {
         // The parent's tables are not this process's.
-        return Ok((Held::alone(buffer), false));
+        return Ok((Held::alone(buffer)?, false));
     }
     let (buffers, segment) = (&owner.process.buffers, &owner.process.segment);
     Ok((buffers.add(segment, buffer, owner.origin.context)?, true))
@@ -214,9 +217,10 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
             len: length as u64,
             iova: 0,
         };
+        let room = room()?;
         let key = process.add_region(domain.number, range, access)?;
         domain.children.fetch_add(1, Ordering::Relaxed);
         let nowhere = std::ptr::null_mut();
-        Ok(mr::object(context, pd, nowhere, length, key, key))
+        Ok(mr::object(room, context, pd, nowhere, length, key, key))
     })
 }

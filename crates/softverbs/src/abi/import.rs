@@ -8,7 +8,6 @@
 
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
@@ -21,7 +20,8 @@ use crate::dm::{Origin, Shown, domain};
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::region::{self, Key, Range};
-use crate::sys::{Errno, Res};
+use crate::sync::Arc;
+use crate::sys::{Errno, Res, room};
 
 /// Sets `EBADF`, `EINVAL` for a descriptor that is no context's, `ESRCH` where its process has ended,
 /// `EACCES` where it can't be reached. The descriptor is closed with the context.
@@ -60,6 +60,7 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
         let process = owner.live()?;
         let origin = owner.origin;
         let foreign = !origin.is_of(process);
+        let room = room()?;
         let known = if foreign {
             let peer = other(process, origin)?;
             domain::is_shown(&peer.map, handle, origin.context)
@@ -71,13 +72,13 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
         }
         let number = if foreign {
             let fresh = || process.next_pd.fetch_add(1, Ordering::Relaxed);
-            process.imports.take(origin.cookie, handle, fresh)
+            process.imports.take(origin.cookie, handle, fresh)?
         } else {
             handle
         };
         owner.children.fetch_add(1, Ordering::Relaxed);
         let nothing = (std::ptr::null_mut(), std::ptr::null_mut());
-        let pd = Pd::make(context, number, nothing);
+        let pd = Pd::make(room, context, number, nothing);
         // SAFETY: just made, and nobody else knows it.
         unsafe {
             (*pd).handle = handle;
@@ -120,6 +121,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
         // SAFETY: as above.
         let owner = unsafe { Context::from_ptr(context) };
         let process = owner.live()?;
+        let room = room()?;
         let key = Key(handle);
         let (key, length) = match domain.import.filter(|import| import.foreign) {
             Some(import) => import_foreign(process, owner, domain, import.handle, key)?,
@@ -133,7 +135,15 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
         domain.children.fetch_add(1, Ordering::Relaxed);
         // The page: the address of an imported region is NULL.
         let nowhere = std::ptr::null_mut();
-        Ok(mr::object(context, pd, nowhere, length as usize, key, key))
+        Ok(mr::object(
+            room,
+            context,
+            pd,
+            nowhere,
+            length as usize,
+            key,
+            key,
+        ))
     })
 }
 
@@ -202,6 +212,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
         let owner = unsafe { Context::from_ptr(context) };
         let process = owner.live()?;
         let origin = owner.origin;
+        let room = room()?;
         let held = if origin.is_of(process) {
             process.buffers.hold(handle, origin.context)
         } else {
@@ -218,7 +229,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
         };
         let held = held.ok_or(Errno(libc::EINVAL))?;
         owner.children.fetch_add(1, Ordering::Relaxed);
-        Ok(Dm::make(context, held, 0, true))
+        Ok(Dm::make(room, context, held, 0, true))
     })
 }
 

@@ -1,6 +1,7 @@
 //! Registering memory.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
@@ -10,7 +11,7 @@ use super::context::Context;
 use super::pd::Pd;
 use super::{non_null, pointer, status};
 use crate::region::{self, Key, Range, access, odp};
-use crate::sys::{Errno, Res};
+use crate::sys::{Errno, Res, room};
 
 /// What requests call the first byte where nothing else was asked for.
 fn default_iova(addr: *mut c_void, access: u32) -> u64 {
@@ -74,13 +75,15 @@ unsafe fn register(
         iova,
     };
     access::check_range(range, access)?;
+    let room = room()?;
     let key = process.add_region(domain.number, range, access)?;
     domain.children.fetch_add(1, Ordering::Relaxed);
-    Ok(object(context, pd, addr, length, key, key))
+    Ok(object(room, context, pd, addr, length, key, key))
 }
 
-/// The C object of a region.
+/// The C object of a region, in its [`room`].
 pub(super) fn object(
+    room: Box<MaybeUninit<ibv_mr>>,
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -88,7 +91,7 @@ pub(super) fn object(
     lkey: Key,
     rkey: Key,
 ) -> *mut ibv_mr {
-    Box::into_raw(Box::new(ibv_mr {
+    let region = ibv_mr {
         context,
         pd,
         addr,
@@ -96,7 +99,8 @@ pub(super) fn object(
         handle: lkey.0,
         lkey: lkey.0,
         rkey: rkey.0,
-    }))
+    };
+    Box::into_raw(Box::write(room, region))
 }
 
 /// `ibv_reg_mr_ex`: of addresses, named as the caller likes.
@@ -144,12 +148,13 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
         let (domain, context) = unsafe { (Pd::from_ptr(pd), (*pd).context) };
         // SAFETY: as above.
         let process = unsafe { Context::from_ptr(context) }.live()?;
+        let room = room()?;
         let key = process
             .regions
             .register_null(&process.segment, domain.number)?;
         domain.children.fetch_add(1, Ordering::Relaxed);
         let nowhere = std::ptr::null_mut();
-        Ok(object(context, pd, nowhere, usize::MAX, key, Key(0)))
+        Ok(object(room, context, pd, nowhere, usize::MAX, key, Key(0)))
     })
 }
 

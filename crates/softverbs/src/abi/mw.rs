@@ -10,7 +10,7 @@ use super::pd::Pd;
 use super::{errno_of, non_null, pointer, status};
 use crate::mw::Kind;
 use crate::qp;
-use crate::sys::Errno;
+use crate::sys::{Errno, room};
 
 /// Sets `EINVAL` for a type that there is not, `ENOMEM`.
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
@@ -24,16 +24,18 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
             IBV_MW_TYPE_2 => Kind::TwoB,
             _ => return Err(Errno(libc::EINVAL)),
         };
+        let room = room()?;
         let number = domain.number;
         let key = process.with_windows(|windows, owner| windows.alloc(owner, which, number))?;
         domain.children.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::into_raw(Box::new(ibv_mw {
+        let mw = ibv_mw {
             context,
             pd,
             rkey: key.0,
             handle: key.index() as u32,
             type_: kind,
-        })))
+        };
+        Ok(Box::into_raw(Box::write(room, mw)))
     })
 }
 

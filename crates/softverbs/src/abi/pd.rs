@@ -1,6 +1,7 @@
 //! Protection domains.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::{ibv_context, ibv_pd, ibv_td};
@@ -8,7 +9,7 @@ use rdma_core_sys::{ibv_context, ibv_pd, ibv_td};
 use super::context::Context;
 use super::{pointer, status, td};
 use crate::dm::domain;
-use crate::sys::Errno;
+use crate::sys::{Errno, room};
 
 /// A protection domain. The C object comes first.
 #[repr(C)]
@@ -40,13 +41,14 @@ impl Pd {
         unsafe { &*pd.cast::<Self>() }
     }
 
-    /// A new domain as a C object.
+    /// A new domain as a C object, in its [`room`].
     pub(super) fn make(
+        room: Box<MaybeUninit<Self>>,
         context: *mut ibv_context,
         number: u32,
         made_of: (*mut ibv_pd, *mut ibv_td),
     ) -> *mut ibv_pd {
-        Box::into_raw(Box::new(Self {
+        let this = Self {
             object: ibv_pd {
                 context,
                 handle: number,
@@ -55,8 +57,8 @@ impl Pd {
             children: AtomicU32::new(0),
             made_of,
             import: None,
-        }))
-        .cast()
+        };
+        Box::into_raw(Box::write(room, this)).cast()
     }
 }
 
@@ -65,11 +67,12 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         // SAFETY: the caller promises a live context.
         let owner = unsafe { Context::from_ptr(context) };
         let process = owner.live()?;
+        let room = room()?;
         let number = process.next_pd.fetch_add(1, Ordering::Relaxed);
         domain::show(&process.segment, number, owner.origin.context)?;
         owner.children.fetch_add(1, Ordering::Relaxed);
         let made_of = (std::ptr::null_mut(), std::ptr::null_mut());
-        Ok(Pd::make(context, number, made_of))
+        Ok(Pd::make(room, context, number, made_of))
     })
 }
 

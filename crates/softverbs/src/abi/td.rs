@@ -10,7 +10,7 @@ use rdma_core_sys::*;
 use super::context::Context;
 use super::pd::Pd;
 use super::{non_null, pointer, status};
-use crate::sys::Errno;
+use crate::sys::{Errno, room, try_box};
 
 /// A thread domain. The C object comes first.
 #[repr(C)]
@@ -31,12 +31,12 @@ pub(super) unsafe extern "C" fn alloc_td(
         if attr.comp_mask != 0 {
             return Err(Errno(libc::EINVAL));
         }
-        owner.children.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::into_raw(Box::new(Td {
+        let td = try_box(Td {
             object: ibv_td { context },
             users: AtomicU32::new(0),
-        }))
-        .cast())
+        })?;
+        owner.children.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::into_raw(td).cast())
     })
 }
 
@@ -76,6 +76,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         if allocators && (attr.alloc.is_none() || attr.free.is_none()) {
             return Err(Errno(libc::EINVAL));
         }
+        let room = room()?;
         // SAFETY: NULL, or a live thread domain.
         if let Some(td) = unsafe { attr.td.cast::<Td>().as_ref() } {
             td.users.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +85,7 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         let base = unsafe { Pd::from_ptr(attr.pd) };
         base.children.fetch_add(1, Ordering::Relaxed);
         owner.children.fetch_add(1, Ordering::Relaxed);
-        Ok(Pd::make(context, base.number, (attr.pd, attr.td)))
+        Ok(Pd::make(room, context, base.number, (attr.pd, attr.td)))
     })
 }
 

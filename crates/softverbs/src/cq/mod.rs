@@ -118,18 +118,24 @@ struct Ring {
 impl Ring {
     fn new(capacity: u32) -> Res<Self> {
         let size = capacity.next_power_of_two() as usize;
-        let mut entries = Vec::new();
-        entries
-            .try_reserve_exact(size)
-            .map_err(|_| Errno(libc::ENOMEM))?;
-        entries.resize(size, Cqe::default());
         Ok(Self {
-            entries: entries.into_boxed_slice(),
+            entries: sys::zeroed(size)?,
             capacity,
             head: 0,
             tail: 0,
             overrun: false,
         })
+    }
+
+    /// Of a queue that is out of use.
+    fn none() -> Self {
+        Self {
+            entries: Box::default(),
+            capacity: 0,
+            head: 0,
+            tail: 0,
+            overrun: false,
+        }
     }
 
     #[inline]
@@ -218,9 +224,10 @@ impl Cq {
         drop(ring);
         if first {
             self.asynchronous.fetch_add(1, Ordering::Relaxed);
-            self.context()
-                .events
-                .push(IBV_EVENT_CQ_ERR, Element::Cq(self.as_ptr()));
+            let events = &self.context().events;
+            if !events.push(IBV_EVENT_CQ_ERR, Element::Cq(self.as_ptr())) {
+                self.asynchronous.fetch_sub(1, Ordering::Relaxed);
+            }
             // The caller holds a queue of one of them.
             self.process().request_failure();
         }
@@ -359,39 +366,33 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
     let context = unsafe { Context::from_ptr(init.context) };
     let process = context.process;
     let ring = Ring::new(init.cqe.cast_unsigned())?;
-    let cq = process
-        .cqs
-        .take(|index| Cq {
-            // SAFETY: all zeros is a value of it.
-            object: UnsafeCell::new(unsafe { std::mem::zeroed() }),
-            index,
-            process: AtomicPtr::new(std::ptr::null_mut()),
-            channel: AtomicPtr::new(std::ptr::null_mut()),
-            armed: AtomicU32::new(ARMED_NOT),
-            events: AtomicU32::new(0),
-            asynchronous: AtomicU32::new(0),
-            users: AtomicU32::new(0),
-            ring: Lock::new(Ring {
-                entries: Box::new([]),
-                capacity: 0,
-                head: 0,
-                tail: 0,
-                overrun: false,
-            }),
-            filled: AtomicBool::new(false),
-            in_vain: AtomicU32::new(0),
-            polls: AtomicU32::new(0),
-            stamps: AtomicBool::new(false),
-            moderation: Lock::default(),
-            polled: AtomicBool::new(false),
-            current: UnsafeCell::new(Cqe::default()),
-        })
-        .ok_or(Errno(libc::ENOMEM))?;
+    let cq = process.cqs.take(|index| Cq {
+        // SAFETY: all zeros is a value of it.
+        object: UnsafeCell::new(unsafe { std::mem::zeroed() }),
+        index,
+        process: AtomicPtr::new(std::ptr::null_mut()),
+        channel: AtomicPtr::new(std::ptr::null_mut()),
+        armed: AtomicU32::new(ARMED_NOT),
+        events: AtomicU32::new(0),
+        asynchronous: AtomicU32::new(0),
+        users: AtomicU32::new(0),
+        ring: Lock::new(Ring::none()),
+        filled: AtomicBool::new(false),
+        in_vain: AtomicU32::new(0),
+        polls: AtomicU32::new(0),
+        stamps: AtomicBool::new(false),
+        moderation: Lock::default(),
+        polled: AtomicBool::new(false),
+        current: UnsafeCell::new(Cqe::default()),
+    })?;
     let at = layout::AT + layout::STRIDE * cq.index as usize;
-    if let Err(error) = process.segment.back(at, layout::STRIDE) {
-        process.cqs.give(cq.index);
-        return Err(error);
-    }
+    // SAFETY: the caller promises NULL or a live channel.
+    let channel = unsafe { init.channel.cast::<Channel>().as_ref() };
+    process
+        .segment
+        .back(at, layout::STRIDE)
+        .and_then(|()| channel.map_or(Ok(()), |channel| channel.attach(cq.index)))
+        .inspect_err(|_| process.cqs.give(cq.index))?;
     cq.process
         .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
     cq.armed.store(ARMED_NOT, Ordering::Relaxed);
@@ -431,7 +432,6 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
             .store(channel.pipe.read_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(at + layout::DOORBELL_INODE)
             .store(channel.pipe.inode(), Ordering::Relaxed);
-        channel.attach(cq.index);
     }
     context.children.fetch_add(1, Ordering::Relaxed);
     Ok(cq)
@@ -450,8 +450,6 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
     if this.users.load(Ordering::Relaxed) > 0 {
         return Err(Errno(libc::EBUSY));
     }
-    // What can fail comes first.
-    let empty = Ring::new(1)?;
     let context = this.context();
     if let Some(channel) = this.channel() {
         channel.detach(this.index);
@@ -471,7 +469,7 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
         libc::pthread_mutex_destroy(&raw mut (*cq).mutex);
         libc::pthread_cond_destroy(&raw mut (*cq).cond);
     }
-    *this.ring.lock() = empty;
+    *this.ring.lock() = Ring::none();
     this.armed.store(ARMED_NOT, Ordering::Relaxed);
     // Nobody rings what may be another pipe by then.
     this.tell(ARMED_NOT);

@@ -71,11 +71,15 @@ pub(crate) struct Imports(Mutex<HashMap<(u64, u32), (u32, u32)>>);
 
 impl Imports {
     /// The number of a foreign domain here, the same for all who import it at a time.
-    pub(crate) fn take(&self, cookie: u64, handle: u32, fresh: impl FnOnce() -> u32) -> u32 {
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn take(&self, cookie: u64, handle: u32, fresh: impl FnOnce() -> u32) -> Res<u32> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
         let entry = all.entry((cookie, handle)).or_insert_with(|| (fresh(), 0));
         entry.1 += 1;
-        entry.0
+        Ok(entry.0)
     }
 
     /// The other end of [`Self::take`].
@@ -121,14 +125,14 @@ mod tests {
     #[test]
     fn a_foreign_domain_has_one_number() {
         let imports = Imports::default();
-        assert_eq!(imports.take(1, 2, || 50), 50);
-        assert_eq!(imports.take(1, 2, || 51), 50);
-        assert_eq!(imports.take(1, 3, || 52), 52);
-        assert_eq!(imports.take(2, 2, || 53), 53);
+        assert_eq!(imports.take(1, 2, || 50), Ok(50));
+        assert_eq!(imports.take(1, 2, || 51), Ok(50));
+        assert_eq!(imports.take(1, 3, || 52), Ok(52));
+        assert_eq!(imports.take(2, 2, || 53), Ok(53));
         imports.give(1, 2);
-        assert_eq!(imports.take(1, 2, || 54), 50);
+        assert_eq!(imports.take(1, 2, || 54), Ok(50));
         imports.give(1, 2);
         imports.give(1, 2);
-        assert_eq!(imports.take(1, 2, || 55), 55);
+        assert_eq!(imports.take(1, 2, || 55), Ok(55));
     }
 }

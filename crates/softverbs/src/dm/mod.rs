@@ -10,7 +10,7 @@ mod import;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use import::{Imports, Origin};
 
@@ -18,7 +18,8 @@ use crate::agent::Opener;
 use crate::region::Direct;
 use crate::segment::layout::{MAX_BUFFERS, buffer as layout, header};
 use crate::segment::{Mapping, OwnSegment};
-use crate::sys::{self, Errno, Res};
+use crate::sync::Arc;
+use crate::sys::{self, Errno, Grow, Res};
 
 /// A buffer as this process has it mapped.
 #[derive(Debug)]
@@ -92,11 +93,14 @@ pub(crate) struct Held {
 
 impl Held {
     /// A buffer that no table has.
-    pub(crate) fn alone(buffer: Buffer) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn alone(buffer: Buffer) -> Res<Self> {
+        Ok(Self {
             stamp: 0,
-            buffer: Arc::new(buffer),
-        }
+            buffer: Arc::try_new(buffer)?,
+        })
     }
 
     /// What the application knows it by.
@@ -150,11 +154,12 @@ impl Buffers {
             slot.holders += 1;
             return Ok(slot.held());
         }
+        let buffer = Arc::try_new(buffer)?;
         let index = match slots.iter().position(Option::is_none) {
             Some(index) => index,
             None if slots.len() < MAX_BUFFERS => {
                 segment.back(entry_at(slots.len()), layout::STRIDE)?;
-                slots.push(None);
+                slots.try_push(None)?;
                 slots.len() - 1
             }
             None => return Err(Errno(libc::ENOMEM)),
@@ -178,7 +183,7 @@ impl Buffers {
         self.count.fetch_add(1, Ordering::Relaxed);
         let slot = Slot {
             stamp,
-            buffer: Arc::new(buffer),
+            buffer,
             context,
             holders: 1,
             regions: 0,

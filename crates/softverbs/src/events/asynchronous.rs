@@ -6,7 +6,7 @@ use rdma_core_sys::{ibv_cq, ibv_event_type, ibv_qp, ibv_srq};
 
 use crate::process::Process;
 use crate::sync::Lock;
-use crate::sys::{Epoll, Errno, Pipe, Res};
+use crate::sys::{Epoll, Errno, Grow, Pipe, Res};
 
 /// What an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +42,13 @@ impl AsyncQueue {
         })
     }
 
-    pub(crate) fn push(&self, event: ibv_event_type, element: Element) {
-        self.events.lock().push_back((event, element));
-        self.pipe.ring();
+    /// False where there is no memory for it: it is lost, as the kernel loses it then.
+    pub(crate) fn push(&self, event: ibv_event_type, element: Element) -> bool {
+        let pushed = self.events.lock().try_push((event, element)).is_ok();
+        if pushed {
+            self.pipe.ring();
+        }
+        pushed
     }
 
     /// Drops what was not read yet about an object that goes away; how many that was.

@@ -9,7 +9,7 @@ use rdma_core_sys::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::cq::Cq;
 use crate::process::Process;
 use crate::sync::Lock;
-use crate::sys::{Epoll, Errno, Pipe, Res};
+use crate::sys::{Epoll, Errno, Grow, Pipe, Res, room};
 
 /// A completion channel. The C object comes first, so a pointer to it is one to this.
 #[repr(C)]
@@ -34,9 +34,20 @@ impl Channel {
     }
 
     /// A queue uses the channel from now on.
-    pub(crate) fn attach(&self, cq: u32) {
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn attach(&self, cq: u32) -> Res<()> {
+        let mut cqs = self.cqs.lock();
+        // An event of each of them finds room.
+        let mut events = self.events.lock();
+        let more = cqs.len() + 1;
+        let room = more.saturating_sub(events.len());
+        events.make_room(room)?;
+        drop(events);
+        cqs.try_push(cq)?;
         self.users.fetch_add(1, Ordering::Relaxed);
-        self.cqs.lock().push(cq);
+        Ok(())
     }
 
     /// The queue's events are gone with it.
@@ -48,7 +59,24 @@ impl Channel {
 
     /// Queues an event and makes the channel readable.
     pub(crate) fn push(&self, cq: u32) {
-        self.events.lock().push_back(cq);
+        let mut events = self.events.lock();
+        if events.try_push(cq).is_err() {
+            // One event of each queue wakes whoever waits for any.
+            let (mut seen, mut kept) = (false, 0);
+            while kept < events.len() {
+                let again = events.range(..kept).any(|&other| other == events[kept]);
+                seen |= events[kept] == cq;
+                if again {
+                    events.remove(kept);
+                } else {
+                    kept += 1;
+                }
+            }
+            if !seen {
+                events.push_back(cq);
+            }
+        }
+        drop(events);
         self.pipe.ring();
     }
 
@@ -73,11 +101,8 @@ impl Channel {
     /// Peers ring only for queues that say so: say it again for those that still wait, as an
     /// earlier ring may have taken it.
     fn rearm(&self) {
-        let cqs = self.cqs.lock().clone();
-        for cq in cqs
-            .into_iter()
-            .filter_map(|index| self.process.cqs.get(index))
-        {
+        let cqs = self.cqs.lock();
+        for cq in cqs.iter().filter_map(|&index| self.process.cqs.get(index)) {
             cq.rearm();
         }
     }
@@ -110,8 +135,9 @@ pub(crate) fn create_channel(
     let epoll = Epoll::new()?;
     epoll.add(pipe.read_fd(), 0)?;
     epoll.add(process.wake.fd(), 1)?;
-    process.channels.lock().push(pipe.read_fd());
-    let channel = Box::new(Channel {
+    let room = room()?;
+    process.channels.lock().try_push(pipe.read_fd())?;
+    let channel = Channel {
         object: ibv_comp_channel {
             context,
             fd: epoll.fd(),
@@ -123,8 +149,8 @@ pub(crate) fn create_channel(
         events: Lock::new(VecDeque::new()),
         cqs: Lock::new(Vec::new()),
         users: AtomicU32::new(0),
-    });
-    Ok(Box::into_raw(channel).cast())
+    };
+    Ok(Box::into_raw(Box::write(room, channel)).cast())
 }
 
 /// `ibv_destroy_comp_channel`.

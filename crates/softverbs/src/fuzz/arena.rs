@@ -11,7 +11,7 @@ pub fn arena(data: &[u8]) {
     const START: usize = 4096;
     const ROOM: usize = 64 * Arena::GRAIN;
     let mut input = Input::new(data);
-    let mut arena = Arena::new(START, ROOM);
+    let mut arena = Arena::new(START, ROOM).unwrap();
     // By grain: who has it.
     let mut taken = [0u32; ROOM / Arena::GRAIN];
     let mut places = Vec::new();
@@ -24,8 +24,8 @@ pub fn arena(data: &[u8]) {
                 .windows(grains)
                 .any(|grains| grains.iter().all(|&grain| grain == 0));
             let at = arena.take(len);
-            assert_eq!(at.is_some(), fits, "{len} bytes");
-            if let Some(at) = at {
+            assert_eq!(at.is_ok(), fits, "{len} bytes");
+            if let Ok(at) = at {
                 assert!(at >= START && at.is_multiple_of(Arena::GRAIN));
                 let first = (at - START) / Arena::GRAIN;
                 number += 1;
@@ -45,9 +45,5 @@ pub fn arena(data: &[u8]) {
     for (at, len, _) in places {
         arena.give(at, len);
     }
-    assert_eq!(
-        arena.take(ROOM),
-        Some(START),
-        "all of it is one place again"
-    );
+    assert_eq!(arena.take(ROOM), Ok(START), "all of it is one place again");
 }

@@ -35,7 +35,7 @@ impl Live {
 pub fn regions(data: &[u8]) {
     let mut input = Input::new(data);
     let segment = OwnSegment::create(1, 0, true).unwrap();
-    let regions = Regions::new();
+    let regions = Regions::new().unwrap();
     let mut live: Vec<Live> = Vec::new();
     let mut dead: Vec<Key> = Vec::new();
     let mut seen = HashSet::new();

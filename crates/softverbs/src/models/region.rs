@@ -39,7 +39,7 @@ fn owner() -> (Arc<OwnSegment>, Arc<Regions>, Key) {
         [],
         visitors.chain((0..announce::HAZARD_COUNT).map(|i| hazards + 8 * i)),
     );
-    let regions = Regions::new();
+    let regions = Regions::new().unwrap();
     let key = regions.register(&segment, PD, at(OLD), ACCESS).unwrap();
     (Arc::new(segment), Arc::new(regions), key)
 }

@@ -105,6 +105,8 @@ impl Windows {
     /// # Errors
     /// `ENOMEM`.
     pub(crate) fn alloc(&self, owner: &Owner<'_>, kind: Kind, pd: u32) -> Res<Key> {
+        let mut all = self.lock();
+        all.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
         let key = owner.regions.take_window_key(owner.segment)?;
         let window = Window {
             kind,
@@ -113,7 +115,7 @@ impl Windows {
             bound: None,
             dying: None,
         };
-        self.lock().insert(key.index() as u32, window);
+        all.insert(key.index() as u32, window);
         self.count.fetch_add(1, Ordering::Relaxed);
         Ok(key)
     }

@@ -17,7 +17,7 @@ impl Fixture {
     fn new() -> Self {
         Self {
             segment: OwnSegment::create(1, 0, true).unwrap(),
-            regions: Regions::new(),
+            regions: Regions::new().unwrap(),
             windows: Windows::default(),
         }
     }

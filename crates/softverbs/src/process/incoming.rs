@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use super::Process;
 use crate::cq::Poll;
@@ -10,8 +10,8 @@ use crate::peer::Peer;
 use crate::ring::{Consumer, RING_SIZE, SLOTS};
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_PROCESSES, announce, header};
-use crate::sync::{Lock, light_fence};
-use crate::sys::{self, Errno, Res};
+use crate::sync::{Arc, Lock, light_fence};
+use crate::sys::{self, Errno, Res, list, try_box};
 
 /// Messages that are taken from one ring before the next one has its turn.
 const BATCH: usize = 64;
@@ -42,15 +42,15 @@ struct Attached {
 }
 
 impl Incoming {
-    pub(super) fn new() -> Self {
-        Self {
-            active: (0..MAX_PROCESSES)
-                .map(|_| AtomicPtr::new(std::ptr::null_mut()))
-                .collect(),
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn new() -> Res<Self> {
+        Ok(Self {
+            active: list(MAX_PROCESSES, |_| AtomicPtr::new(std::ptr::null_mut()))?,
             count: AtomicUsize::new(0),
             seen: AtomicU32::new(0),
             grant: Mutex::new(()),
-        }
+        })
     }
 
     #[inline]
@@ -74,18 +74,20 @@ impl Incoming {
             .flatten()
     }
 
-    fn line(&self, slot: u32) -> &Line {
+    /// # Errors
+    /// `ENOMEM`.
+    fn line(&self, slot: u32) -> Res<&Line> {
         if let Some(line) = self.lines().find(|line| line.slot == slot) {
-            return line;
+            return Ok(line);
         }
-        let line = Box::leak(Box::new(Line {
+        let line = Box::leak(try_box(Line {
             slot,
             ring: Lock::new(None),
-        }));
+        })?);
         let count = self.count.load(Ordering::Relaxed);
         self.active[count].store(line, Ordering::Relaxed);
         self.count.store(count + 1, Ordering::Release);
-        line
+        Ok(line)
     }
 }
 
@@ -189,7 +191,7 @@ impl Process {
             .grant
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let line = self.incoming.line(peer.slot);
+        let line = self.incoming.line(peer.slot)?;
         let mut ring = line.ring.lock();
         if let Some(old) = ring.as_mut() {
             if old.peer.identity == peer.identity {

@@ -12,7 +12,7 @@ mod progress;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use pool::Pool;
 
@@ -27,10 +27,10 @@ use crate::qp::Qp;
 use crate::region::{AccessError, Description, Key, Range, Regions, Target};
 use crate::registry::{Entry, Registry};
 use crate::segment::OwnSegment;
-use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
+use crate::segment::layout::{MAX_CQS, MAX_PROCESSES, MAX_QPS, MAX_SRQS, header};
 use crate::signal::{self, Attention};
 use crate::srq::Srq;
-use crate::sync::{Lock, barriers_work};
+use crate::sync::{Arc, Lock, barriers_work};
 use crate::sys::{self, Epoll, Errno, Identity, Pipe, Res, Timer};
 
 /// Emulated nodes: what fits into the GID's and LID's part for it.
@@ -116,7 +116,8 @@ impl Process {
             return Ok(process);
         }
         // Never dropped: objects of this process point to it, and so may its children's.
-        let process: &'static Self = Box::leak(Box::new(Self::create()?));
+        let room = sys::room()?;
+        let process: &'static Self = Box::leak(Box::write(room, Self::create()?));
         CURRENT.store(std::ptr::from_ref(process).cast_mut(), Ordering::Release);
         if agent::needed_from_start() {
             process.start_agent();
@@ -156,12 +157,22 @@ impl Process {
         // Descriptors can be polled before any call that sleeps. From now on the process is rung, or
         // its doorbell is readable already, until such a call.
         signal::will_sleep(map);
-        let probe = Box::new(identity.cookie);
+        let probe = sys::try_box(identity.cookie)?;
         map.u64(header::PROBE)
             .store(std::ptr::from_ref(&*probe) as u64, Ordering::Relaxed);
         map.u32(header::COPIES)
             .store(u32::from(sys::copies_allowed()), Ordering::Relaxed);
         agent::allow_tracers();
+        let (qps, cqs) = (Pool::new(2, MAX_QPS)?, Pool::new(0, MAX_CQS)?);
+        // A request without a number of a shared receive queue reaches none.
+        let srqs = Pool::new(1, MAX_SRQS)?;
+        let (regions, incoming) = (Regions::new()?, incoming::Incoming::new()?);
+        // Each has room for all that can be in it: what is put there can't be refused.
+        let waiting = sys::with_room(MAX_QPS)?;
+        let moderated = sys::with_room(MAX_CQS)?;
+        let pulls = sys::with_room(MAX_QPS + MAX_SRQS)?;
+        let graves = sys::with_room(progress::GRAVES)?;
+        // What stays when something fails comes last.
         let fork = fork::Guard::new()?;
         let (registry, slot) = Registry::enter(Entry {
             identity,
@@ -174,35 +185,34 @@ impl Process {
             node,
             identity,
             segment,
-            regions: Regions::new(),
+            regions,
             windows: Windows::default(),
             buffers: Buffers::default(),
             files: Mutex::default(),
             next_context: AtomicU32::new(1),
             imports: crate::dm::Imports::default(),
             domains: crate::xrc::Domains::default(),
-            qps: Pool::new(2, MAX_QPS),
-            cqs: Pool::new(0, MAX_CQS),
-            // A request without a number of a shared receive queue reaches none.
-            srqs: Pool::new(1, MAX_SRQS),
+            qps,
+            cqs,
+            srqs,
             next_pd: AtomicU32::new(1),
             registry,
             peers: Mutex::new(HashMap::new()),
             opening: Mutex::new(()),
-            incoming: incoming::Incoming::new(),
-            waiting: Lock::new(Vec::new()),
+            incoming,
+            waiting: Lock::new(waiting),
             waiting_count: AtomicU32::new(0),
             late: Lock::new(Vec::new()),
             late_count: AtomicU32::new(0),
-            moderated: Lock::new(Vec::new()),
+            moderated: Lock::new(moderated),
             moderated_count: AtomicU32::new(0),
-            pulls: Lock::new(Vec::new()),
+            pulls: Lock::new(pulls),
             pulls_count: AtomicU32::new(0),
             attention: Attention::default(),
             newcomers: AtomicBool::new(false),
             overrun: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            graves: Mutex::new(Vec::new()),
+            graves: Mutex::new(graves),
             graves_count: AtomicU32::new(0),
             liveness_tick: AtomicU64::new(0),
             doorbell,
@@ -266,7 +276,10 @@ impl Process {
             self.peers().remove(&slot);
             self.request_burial(&old);
         }
-        let peer = Arc::new(Peer::open(&entry, slot, self.slot)?);
+        self.peers()
+            .try_reserve(1)
+            .map_err(|_| Errno(libc::ENOMEM))?;
+        let peer = Arc::try_new(Peer::open(&entry, slot, self.slot)?)?;
         // In the set before it can be used: nobody would see the end of it otherwise. Who reads the set
         // in between finds no peer of that slot, and looks again.
         peer.watch(&self.wake, progress::TOKEN_PEER | u64::from(slot))?;
@@ -412,9 +425,17 @@ impl Process {
     /// `ENOMEM`, and `EINVAL` for persistent memory that is no shared mapping of a file on a disk.
     pub(crate) fn add_region(&self, pd: u32, range: Range, access: u32) -> Res<Key> {
         let file = if access & IBV_ACCESS_FLUSH_PERSISTENT != 0 {
-            Some(sys::file_behind(range.addr, range.len).ok_or(Errno(libc::EINVAL))?)
+            Some(sys::file_behind(range.addr, range.len)?.ok_or(Errno(libc::EINVAL))?)
         } else {
             None
+        };
+        let mut files = match &file {
+            Some(_) => {
+                let mut files = self.files();
+                files.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
+                Some(files)
+            }
+            None => None,
         };
         let direct = self.buffers.cover(range.addr, range.len);
         let what = Description {
@@ -427,11 +448,11 @@ impl Process {
                 .map_or(0, |file| file.as_raw_fd().cast_unsigned() + 1),
         };
         let added = self.regions.add(&self.segment, &what);
-        match (&added, file) {
-            (Ok(key), Some(file)) => {
-                self.files().insert(key.0, file);
+        match (&added, file, &mut files) {
+            (Ok(key), Some(file), Some(files)) => {
+                files.insert(key.0, file);
             }
-            (Err(_), _) => self.buffers.uncover(&self.segment, direct.stamp),
+            (Err(_), ..) => self.buffers.uncover(&self.segment, direct.stamp),
             _ => {}
         }
         added
@@ -486,9 +507,11 @@ impl Process {
 
     /// Wakes whoever may wait for something of this process.
     pub(crate) fn ring_all_peers(&self) {
-        let peers: Vec<_> = self.peers().values().cloned().collect();
-        for peer in peers {
-            peer.ring_process();
+        // Not with the list locked, and without a copy of it.
+        for slot in 0..MAX_PROCESSES as u32 {
+            if let Some(peer) = self.known_peer(slot) {
+                peer.ring_process();
+            }
         }
     }
 

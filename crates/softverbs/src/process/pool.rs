@@ -4,6 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use crate::sys::{Errno, Grow, Res, list, room};
+
 /// Up to a fixed number of objects.
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
@@ -22,14 +24,17 @@ const FRESH: u32 = 512;
 
 impl<T> Pool<T> {
     /// Indices from `first` to below `count`.
-    pub(crate) fn new(first: u32, count: usize) -> Self {
-        Self {
-            slots: (0..count).map(|_| OnceLock::new()).collect(),
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn new(first: u32, count: usize) -> Res<Self> {
+        Ok(Self {
+            slots: list(count, |_| OnceLock::new())?,
             free: Mutex::new(Free {
                 next: first,
                 used: VecDeque::new(),
             }),
-        }
+        })
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, Free> {
@@ -45,20 +50,32 @@ impl<T> Pool<T> {
             .map(|object| &**object)
     }
 
-    /// An object out of use; `make` makes it if none was there. `None` where all are in use.
-    pub(crate) fn take(&self, make: impl FnOnce(u32) -> T) -> Option<&T> {
+    /// An object out of use; `make` makes it if none was there.
+    ///
+    /// # Errors
+    /// `ENOMEM`, also where all are in use.
+    pub(crate) fn take(&self, make: impl FnOnce(u32) -> T) -> Res<&T> {
         let index = {
             let mut free = self.free();
             if (free.next as usize) < self.slots.len()
                 && (free.next < FRESH || free.used.is_empty())
             {
+                // Giving back takes no memory.
+                let out = free.next as usize + 1 - free.used.len();
+                free.used.make_room(out)?;
                 free.next += 1;
                 free.next - 1
             } else {
-                free.used.pop_front()?
+                free.used.pop_front().ok_or(Errno(libc::ENOMEM))?
             }
         };
-        Some(self.slots[index as usize].get_or_init(|| Box::new(make(index))))
+        let slot = &self.slots[index as usize];
+        if slot.get().is_none() {
+            let room = room().inspect_err(|_| self.give(index))?;
+            // Nobody else has this index.
+            let _ = slot.set(Box::write(room, make(index)));
+        }
+        self.get(index).ok_or(Errno(libc::ENOMEM))
     }
 
     /// Gives an object back.
@@ -81,14 +98,14 @@ mod tests {
 
     #[test]
     fn indices_are_unique_and_come_back_late() {
-        let pool = Pool::new(2, 600);
+        let pool = Pool::new(2, 600).unwrap();
         let all: Vec<u32> = (2..600).map(|_| *pool.take(|i| i).unwrap()).collect();
         assert!(all.iter().copied().eq(2..600));
-        assert!(pool.take(|i| i).is_none());
+        assert!(pool.take(|i| i).is_err());
         pool.give(9);
         pool.give(3);
-        assert_eq!(pool.take(|_| 0), Some(&9));
-        assert_eq!(pool.take(|_| 0), Some(&3));
+        assert_eq!(pool.take(|_| 0), Ok(&9));
+        assert_eq!(pool.take(|_| 0), Ok(&3));
         assert_eq!(pool.iter().count(), 598);
         assert_eq!(pool.get(1), None);
         assert_eq!(pool.get(60_000), None);

@@ -1,16 +1,17 @@
 //! What this process does whenever it polls, and before it sleeps.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::Process;
 use crate::cq::{Cq, Poll};
 use crate::peer::{Peer, Push};
 use crate::qp::{Qp, notify_datagram};
 use crate::ring::Header;
+use crate::segment::layout::MAX_PROCESSES;
 use crate::signal;
-use crate::sync::heavy_fence;
-use crate::sys;
+use crate::sync::{Arc, Lock, heavy_fence};
+use crate::sys::{self, Grow};
 
 pub(super) const TOKEN_DOORBELL: u64 = 1;
 pub(super) const TOKEN_TIMER: u64 = 2;
@@ -51,6 +52,19 @@ pub(super) struct Late {
     peer: Arc<Peer>,
     header: Header,
     payload: Box<[u8]>,
+}
+
+/// Ended processes that are not buried yet: at most one more for each place than there are, as a round of progress
+/// buries all.
+pub(super) const GRAVES: usize = 2 * MAX_PROCESSES;
+
+/// The numbers in a list that others change meanwhile. Whoever takes one out moves others forward only, so from the end
+/// none that stays is left out.
+fn one_by_one(list: &Lock<Vec<u32>>) -> impl Iterator<Item = u32> {
+    let count = list.lock().len();
+    (0..count)
+        .rev()
+        .filter_map(|at| list.lock().get(at).copied())
 }
 
 /// Who looks for parked messages.
@@ -219,8 +233,14 @@ impl Process {
 
     /// Sends a message when there is room for it; it belongs to no request. Takes no other lock.
     #[cold]
+    ///
+    /// Without memory for it nobody gets it, as if this process had ended with it: what it gives back is the other's again
+    /// when it does.
     pub(crate) fn push_later(&self, peer: &Arc<Peer>, header: Header) {
-        self.add_late(&mut self.late.lock(), peer, header, Box::default());
+        let mut late = self.late.lock();
+        if late.make_room(1).is_ok() {
+            self.add_late(&mut late, peer, header, Box::default());
+        }
     }
 
     fn add_late(&self, late: &mut Vec<Late>, peer: &Arc<Peer>, header: Header, payload: Box<[u8]>) {
@@ -246,7 +266,7 @@ impl Process {
         let Ok(mut payload) = sys::zeroed::<u8>(header.len as usize) else {
             return false;
         };
-        if same.count() >= KEPT || late.try_reserve(1).is_err() {
+        if same.count() >= KEPT || late.make_room(1).is_err() {
             return false;
         }
         gather(payload.as_mut_ptr());
@@ -307,11 +327,16 @@ impl Process {
 
     #[cold]
     fn raise_moderated(&self) {
-        let mut moderated = self.moderated.lock();
-        let all = std::mem::take(&mut *moderated);
-        self.moderated_count.store(0, Ordering::Relaxed);
-        drop(moderated);
-        for index in all {
+        // Those that still wait come behind the others again.
+        for _ in 0..self.moderated_count.load(Ordering::Relaxed) {
+            let mut moderated = self.moderated.lock();
+            if moderated.is_empty() {
+                return;
+            }
+            let index = moderated.remove(0);
+            self.moderated_count
+                .store(moderated.len() as u32, Ordering::Relaxed);
+            drop(moderated);
             if self.cqs.get(index).is_some_and(Cq::raise_if_due) {
                 self.will_raise(index);
             }
@@ -338,20 +363,17 @@ impl Process {
     /// Takes parked messages of senders that did not hear the doorbell in time.
     #[cold]
     fn pull_parked(&self, now: u64) {
-        let mut due = Vec::new();
-        {
+        // Whoever has to look once more comes behind the others again.
+        for _ in 0..self.pulls_count.load(Ordering::Relaxed) {
             let mut pulls = self.pulls.lock();
-            pulls.retain(|&(who, since)| {
-                let late = now.wrapping_sub(since) > PULL_TICKS;
-                if late {
-                    due.push(who);
-                }
-                !late
-            });
+            let late = |&(_, since): &(Puller, u64)| now.wrapping_sub(since) > PULL_TICKS;
+            let Some(at) = pulls.iter().position(late) else {
+                return;
+            };
+            let (who, _) = pulls.remove(at);
             self.pulls_count
                 .store(pulls.len() as u32, Ordering::Relaxed);
-        }
-        for who in due {
+            drop(pulls);
             match who {
                 Puller::Qp(index) => {
                     if let Some(qp) = self.qps.get(index) {
@@ -382,14 +404,11 @@ impl Process {
     /// When the next waiting request gives up or tries again by itself, an event is held back no longer, or receives
     /// can be flushed; 0 for never.
     fn next_deadline(&self) -> u64 {
-        let waiting = self.waiting.lock().clone();
-        let moderated = self.moderated.lock().clone();
-        let requests = waiting
-            .into_iter()
-            .filter_map(|index| self.qps.get(index)?.deadline());
-        let events = moderated
-            .into_iter()
-            .filter_map(|index| self.cqs.get(index)?.held_until());
+        // One at a time: what is asked takes locks that come before the lists'. Who is put there meanwhile sets the timer.
+        let requests = one_by_one(&self.waiting)
+            .filter_map(|index| self.qps.get(index).and_then(Qp::deadline));
+        let events = one_by_one(&self.moderated)
+            .filter_map(|index| self.cqs.get(index).and_then(Cq::held_until));
         // A sender that writes into a receive is soon done.
         let flushes = self
             .closing
@@ -442,7 +461,8 @@ impl Process {
         drop(peers);
         let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
         if !graves.iter().any(|grave| Arc::ptr_eq(grave, peer)) {
-            graves.push(Arc::clone(peer));
+            // There is room, see `GRAVES`; an ended process that nobody buries is still no process to its users.
+            let _ = graves.try_push(Arc::clone(peer));
         }
         self.graves_count
             .store(graves.len() as u32, Ordering::Relaxed);
@@ -457,12 +477,15 @@ impl Process {
         if self.graves_count.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let graves = {
+        loop {
             let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
-            self.graves_count.store(0, Ordering::Relaxed);
-            std::mem::take(&mut *graves)
-        };
-        for peer in graves {
+            if graves.is_empty() {
+                return;
+            }
+            let peer = graves.remove(0);
+            self.graves_count
+                .store(graves.len() as u32, Ordering::Relaxed);
+            drop(graves);
             // What it had sent before it ended was sent.
             self.close_ring_of(&peer);
             for srq in self.srqs.iter() {

@@ -1,6 +1,5 @@
 //! What a sender knows about the other end's queue pair.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::{
@@ -18,6 +17,7 @@ use crate::segment::layout::{
 };
 use crate::signal;
 use crate::srq::Shared;
+use crate::sync::Arc;
 
 /// The other end as it was when its state word was read; copied once and checked.
 #[derive(Debug)]

@@ -2,7 +2,6 @@
 //! finds it in the ring. What can't be delivered is lost without a word, as the specification has
 //! it.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
@@ -17,7 +16,7 @@ use crate::peer::{Peer, Push};
 use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{qp as layout, split_qp_num};
 use crate::srq::Srq;
-use crate::sync::Guard;
+use crate::sync::{Arc, Guard};
 use crate::sys;
 
 /// What comes before the payload in a datagram's receive.

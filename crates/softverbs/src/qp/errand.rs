@@ -1,8 +1,6 @@
 //! Requests that the other end's agent carries out: what is under way, and going on with it. They stay at the head of
 //! the send queue meanwhile, and nobody waits with a lock held. `docs/softverbs-agent.md` has the protocol.
 
-use std::sync::Arc;
-
 use rdma_core_sys::IBV_QPT_UC;
 
 use super::{Qp, SendQueue};
@@ -10,6 +8,7 @@ use crate::agent::{Broken, Kind, Link, Outcome, PLACE, Request};
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::region::{AccessError, Change, Key, Pieces};
+use crate::sync::Arc;
 
 /// What is asked of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

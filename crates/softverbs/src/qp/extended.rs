@@ -8,6 +8,7 @@ use rdma_core_sys::*;
 
 use super::Qp;
 use crate::sync::Lock;
+use crate::sys::{Errno, Grow, Res};
 
 /// The batch of one queue pair. Locked from `ibv_wr_start` on, as several threads may use a queue
 /// pair; the state between the calls is the thread's that started.
@@ -88,11 +89,16 @@ pub(super) unsafe fn fill(object: *mut ibv_qp_ex, kind: u32, asked: u64) {
         wants(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).then_some(atomic_fetch_add as _);
 }
 
-/// The content of a batch that was started.
-fn with(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Content)) {
+/// Changes the content of a batch that was started. What fails fails all of it.
+fn with(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Content) -> Res<()>) {
     // SAFETY: these calls are made on live queue pairs of this device only.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
-    change(&mut this.batch.content.lock());
+    let mut content = this.batch.content.lock();
+    if let Err(error) = change(&mut content)
+        && content.error == 0
+    {
+        content.error = error.0;
+    }
 }
 
 fn add(qp: *mut ibv_qp_ex, opcode: u32, imm: u32, set: impl FnOnce(&mut ibv_send_wr)) {
@@ -106,19 +112,23 @@ fn add(qp: *mut ibv_qp_ex, opcode: u32, imm: u32, set: impl FnOnce(&mut ibv_send
     set(&mut wr);
     with(qp, |content| {
         let first_sge = content.sges.len();
-        content.requests.push(Part {
+        let part = Part {
             wr,
             first_sge,
             inline: None,
-        });
+        };
+        content.requests.try_push(part)
     });
 }
 
 /// Changes the last request; a setter without one is an error of the whole batch.
-fn last(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Part, &mut Vec<ibv_sge>, &mut Vec<u8>)) {
+fn last(
+    qp: *mut ibv_qp_ex,
+    change: impl FnOnce(&mut Part, &mut Vec<ibv_sge>, &mut Vec<u8>) -> Res<()>,
+) {
     with(qp, |content| match content.requests.last_mut() {
         Some(part) => change(part, &mut content.sges, &mut content.data),
-        None => content.error = libc::EINVAL,
+        None => Err(Errno(libc::EINVAL)),
     });
 }
 
@@ -299,18 +309,22 @@ unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, 
         part.wr.wr.ud.ah = ah;
         part.wr.wr.ud.remote_qpn = qpn;
         part.wr.wr.ud.remote_qkey = qkey;
+        Ok(())
     });
 }
 
 unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
-    last(qp, |part, _, _| part.wr.qp_type.xrc.remote_srqn = srqn);
+    last(qp, |part, _, _| {
+        part.wr.qp_type.xrc.remote_srqn = srqn;
+        Ok(())
+    });
 }
 
 unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     last(qp, |part, sges, _| {
         sges.truncate(part.first_sge);
-        sges.push(ibv_sge { addr, length, lkey });
         part.wr.num_sge = 1;
+        sges.try_push(ibv_sge { addr, length, lkey })
     });
 }
 
@@ -319,9 +333,12 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
         sges.truncate(part.first_sge);
         if count > 0 {
             // SAFETY: the caller promises a list of that many.
-            sges.extend_from_slice(unsafe { std::slice::from_raw_parts(list, count) });
+            let list = unsafe { std::slice::from_raw_parts(list, count) };
+            sges.make_room(count)?;
+            sges.extend_from_slice(list);
         }
         part.wr.num_sge = c_int::try_from(count).unwrap_or(c_int::MAX);
+        Ok(())
     });
 }
 
@@ -344,14 +361,16 @@ unsafe extern "C" fn set_inline_data_list(
                 let buffer = &*list.add(i);
                 if buffer.length > 0 {
                     let bytes = buffer.addr.cast::<u8>();
+                    data.make_room(buffer.length)?;
                     data.extend_from_slice(std::slice::from_raw_parts(bytes, buffer.length));
                 }
             }
         }
         sges.truncate(part.first_sge);
-        sges.push(ibv_sge::default());
+        sges.try_push(ibv_sge::default())?;
         part.inline = Some((at, data.len() - at));
         part.wr.num_sge = 1;
         part.wr.send_flags |= IBV_SEND_INLINE;
+        Ok(())
     });
 }

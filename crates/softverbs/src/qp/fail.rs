@@ -1,6 +1,5 @@
 //! Queue pairs in ERR and RESET: flushing, and noticing what others did.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
@@ -13,6 +12,7 @@ use crate::peer::{Peer, Push};
 use crate::region::{await_receive, receive_in_use};
 use crate::ring::{Header, flag, op};
 use crate::segment::layout::{Credit, Fault, StateWord, qp as layout, split_qp_num};
+use crate::sync::Arc;
 use crate::sys::{self, Res};
 
 /// How long receives of a failed queue pair are kept for a sender that is writing into one.
@@ -200,9 +200,10 @@ impl Qp {
     /// What others cause is raised under a lock of the queue pair: none any more when it is destroyed.
     pub(super) fn raise(&self, event: ibv_event_type) {
         self.events.fetch_add(1, Ordering::Relaxed);
-        self.context()
-            .events
-            .push(event, Element::Qp(self.as_ptr()));
+        let events = &self.context().events;
+        if !events.push(event, Element::Qp(self.as_ptr())) {
+            self.events.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Follows a peer that moved the shared state to ERR.

@@ -41,7 +41,7 @@ pub(crate) use xrc_target::{create as create_target, open as open_target};
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_core_sys::{
     IBV_QPT_RC, IBV_QPT_XRC_SEND, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
@@ -56,7 +56,7 @@ use crate::segment::Mapping;
 use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
 use crate::signal;
 use crate::srq::Srq;
-use crate::sync::Lock;
+use crate::sync::{Arc, Lock};
 
 /// Most requests in one queue.
 pub(crate) const MAX_WR: u32 = 1 << 15;

@@ -23,7 +23,7 @@ use crate::region::Seen;
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout};
 use crate::srq::Srq;
 use crate::sync::Lock;
-use crate::sys::{Errno, Res, random, zeroed};
+use crate::sys::{Errno, Res, random, try_box, zeroed};
 
 /// Attributes of a new queue pair.
 pub(crate) struct QpInit {
@@ -36,6 +36,11 @@ pub(crate) struct QpInit {
 impl SendQueue {
     fn new(init: &ibv_qp_init_attr, pd: u32) -> Res<Self> {
         let cap = &init.cap;
+        let route = if init.qp_type == IBV_QPT_XRC_SEND {
+            Some(try_box(Route::new()?)?)
+        } else {
+            None
+        };
         let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
         let max_sge = cap.max_send_sge.max(1);
         Ok(Self {
@@ -53,7 +58,7 @@ impl SendQueue {
             sges: zeroed::<ibv_sge>(count * max_sge as usize)?,
             inline: zeroed::<u8>(count * cap.max_inline_data as usize)?,
             peer: None,
-            route: (init.qp_type == IBV_QPT_XRC_SEND).then(|| Box::new(Route::new())),
+            route,
             conn: None,
             dest: 0,
             dest_node: None,
@@ -272,10 +277,10 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     let sq = SendQueue::new(&init.attr, pd.number)?;
     let rq = RecvQueue::new(process, &init.attr, pd.number)?;
     let (desc_at, desc_len) = (rq.desc_at, rq.desc_len);
-    let Some(qp) = process.qps.take(blank) else {
-        process.segment.give(desc_at, desc_len);
-        return Err(Errno(libc::ENOMEM));
-    };
+    let qp = process
+        .qps
+        .take(blank)
+        .inspect_err(|_| process.segment.give(desc_at, desc_len))?;
     if let Err(error) = process.segment.back(qp.at(), layout::STRIDE) {
         process.segment.give(desc_at, desc_len);
         process.qps.give(qp.index);

@@ -2,8 +2,6 @@
 
 use rdma_core_sys::*;
 
-use std::sync::Arc;
-
 use super::conn::receives;
 use super::parked::{Entry, Seen};
 use super::recv::Receive;
@@ -14,6 +12,7 @@ use crate::peer::Peer;
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::segment::layout::{ParkedWord, split_qp_num};
 use crate::srq::Srq;
+use crate::sync::Arc;
 use crate::sys;
 
 /// Whether there may be more to take.

@@ -1,6 +1,5 @@
 //! Posting receives, and turning messages into completions.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
@@ -16,7 +15,7 @@ use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout, split_qp_num, xrc};
 use crate::signal;
 use crate::srq::{Srq, Taken, deliver_xrc};
-use crate::sync::light_fence;
+use crate::sync::{Arc, light_fence};
 use crate::sys::{Errno, Res};
 
 /// `ibv_post_recv`.

@@ -3,7 +3,6 @@
 //! Both together are a [`Connection`] as any other, whose state is in the target's domain and whose receives are in the
 //! queue's owner. The queue pair remembers one for each of the last queues that it sent to.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_WC_RETRY_EXC_ERR};
@@ -14,6 +13,8 @@ use crate::peer::Peer;
 use crate::segment::layout::{Fault, StateWord, qp as layout, srq, xrc};
 use crate::signal;
 use crate::srq::{Shared, split_srq_num};
+use crate::sync::Arc;
+use crate::sys::{Res, list};
 use crate::xrc::Domain;
 
 /// Destinations that are remembered; a power of two.
@@ -29,11 +30,13 @@ pub(super) struct Route {
 }
 
 impl Route {
-    pub(super) fn new() -> Self {
-        Self {
+    /// # Errors
+    /// `ENOMEM`.
+    pub(super) fn new() -> Res<Self> {
+        Ok(Self {
             target: None,
-            others: (0..REMEMBERED).map(|_| None).collect(),
-        }
+            others: list(REMEMBERED, |_| None)?,
+        })
     }
 
     pub(super) fn forget(&mut self) {

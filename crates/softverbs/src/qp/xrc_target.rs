@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
 use rdma_core_sys::*;
 
@@ -17,6 +17,7 @@ use crate::abi::Context;
 use crate::events::Element;
 use crate::peer::Peer;
 use crate::segment::layout::{Fault, StateWord, qp as layout, qp_access, split_qp_num};
+use crate::sync::Arc;
 use crate::sys::{Errno, Res};
 use crate::xrc::{Attr, Target, Xrcd};
 
@@ -98,8 +99,8 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
     let context = xrcd.context();
     let process = target.membership().process;
     let placed = match process.qps.take(blank) {
-        None => Err(Errno(libc::ENOMEM)),
-        Some(qp) => match process.segment.back(qp.at(), layout::STRIDE) {
+        Err(error) => Err(error),
+        Ok(qp) => match process.segment.back(qp.at(), layout::STRIDE) {
             Ok(()) => Ok(qp),
             Err(error) => {
                 process.qps.give(qp.index);

@@ -8,7 +8,7 @@ use rdma_core_sys::*;
 
 use super::{Key, Regions, access};
 use crate::mw::Windows;
-use crate::sys::{self, Errno, Res};
+use crate::sys::{self, Errno, Res, with_room};
 
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
 const FLUSH: u32 = 1;
@@ -52,7 +52,10 @@ pub(crate) fn advise(
     };
     if flags & FLUSH == 0 {
         // All keys first, as none is looked at later when the work is left to a worker.
-        let places: Vec<_> = pieces.iter().map(place).collect::<Res<_>>()?;
+        let mut places = with_room(pieces.len())?;
+        for piece in pieces {
+            places.push(place(piece)?);
+        }
         for (place, piece) in places.into_iter().zip(pieces) {
             let _ = place.and_then(|addr| fault(addr, piece.length, prefetch));
         }
@@ -167,7 +170,7 @@ mod tests {
         fn new() -> Self {
             Self {
                 segment: OwnSegment::create(1, 0, true).unwrap(),
-                regions: Regions::new(),
+                regions: Regions::new().unwrap(),
                 windows: Windows::default(),
             }
         }

@@ -1,13 +1,12 @@
 //! Access to memory that the owner's device allocated, through a mapping of its own.
 
-use std::sync::Arc;
-
 use super::remote::{AccessError, Direction};
 use crate::agent::Opener;
 use crate::dm::Shown;
 use crate::segment::Mapping;
-use crate::sync::Lock;
 use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, Lock};
+use crate::sys::Grow;
 
 /// Where a region lies in a buffer of its owner; stamp 0 for ordinary memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,11 +47,12 @@ impl Directs {
         let shown = Shown::read(segment, index).filter(|shown| shown.stamp == stamp)?;
         let file = shown.open(opener).ok()?;
         let len = crate::sys::sealed_size(&file).ok()?;
-        let map = Arc::new(Mapping::new(&file, len).ok()?);
+        let map = Arc::try_new(Mapping::new(&file, len).ok()?).ok()?;
         map.prefer_huge_pages();
         let mut known = self.0.lock();
         let gone = (known.len() >= MOST).then(|| known.remove(0));
-        known.push((stamp, Arc::clone(&map)));
+        // Without room it is opened again the next time.
+        let _ = known.try_push((stamp, Arc::clone(&map)));
         drop(known);
         // Not under the lock: this may unmap.
         drop(gone);

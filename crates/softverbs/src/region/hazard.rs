@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn who_was_refused_can_come_again() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let regions = Regions::new();
+        let regions = Regions::new().unwrap();
         let range = |addr| Range {
             addr,
             len: 8,
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_dead_visitor_is_not_awaited_and_a_living_one_is() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let regions = Regions::new();
+        let regions = Regions::new().unwrap();
         let range = Range {
             addr: 0,
             len: 1,

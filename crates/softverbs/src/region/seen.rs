@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn what_was_seen_is_as_good_as_a_look_up() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let regions = Regions::new();
+        let regions = Regions::new().unwrap();
         let range = Range {
             addr: 0x5000,
             len: 0x100,

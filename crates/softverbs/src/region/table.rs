@@ -8,7 +8,7 @@ use super::{Direct, Range, hazard, null};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_REGIONS, region};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use crate::sys::{Errno, Res};
+use crate::sys::{Errno, Grow, Res, list};
 
 /// A 32-bit key: an index of 20 bits, and a generation that differs between two regions of one
 /// index. The low 8 bits belong to the generation, as a window's owner may choose those.
@@ -122,9 +122,12 @@ struct Free {
 const LATE: usize = if cfg!(all(test, loom)) { 1 } else { 4096 };
 
 impl Regions {
-    pub(crate) fn new() -> Self {
-        Self {
-            chunks: (0..MAX_REGIONS / CHUNK).map(|_| OnceLock::new()).collect(),
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn new() -> Res<Self> {
+        Ok(Self {
+            chunks: list(MAX_REGIONS / CHUNK, |_| OnceLock::new())?,
             changes: AtomicU64::new(1),
             free: Mutex::new(Free {
                 used: std::collections::VecDeque::new(),
@@ -132,7 +135,7 @@ impl Regions {
                 next: 1,
             }),
             reuse: std::env::var_os("SOFTVERBS_REUSE_KEYS").is_some_and(|value| value == "1"),
-        }
+        })
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, Free> {
@@ -194,7 +197,7 @@ impl Regions {
     pub(crate) fn register_null(&self, segment: &OwnSegment, pd: u32) -> Res<Key> {
         null::prepare()?;
         let key = self.take_key(segment)?;
-        let entry = self.make_entry(key.index());
+        let entry = self.made_entry(key.index());
         entry.pd.store(pd, Ordering::Relaxed);
         entry.stamp.store(0, Ordering::Relaxed);
         entry.holder.store(key.0, Ordering::Relaxed);
@@ -222,6 +225,10 @@ impl Regions {
         let (index, generation) = if free.next < MAX_REGIONS as u32 && free.used.len() < late {
             let index = free.next;
             segment.back(shared_at(index as usize), region::STRIDE)?;
+            self.make_entry(index as usize)?;
+            // Giving back takes no memory.
+            let out = index as usize + 1 - free.used.len();
+            free.used.make_room(out)?;
             free.next += 1;
             (index, 1)
         } else {
@@ -259,15 +266,23 @@ impl Regions {
         self.free().used.push_back((key.index() as u32, next));
     }
 
-    fn make_entry(&self, index: usize) -> &Entry {
-        let chunk = self.chunks[index / CHUNK]
-            .get_or_init(|| (0..CHUNK).map(|_| Entry::default()).collect());
-        &chunk[index % CHUNK]
+    /// Only with the free indices locked.
+    fn make_entry(&self, index: usize) -> Res<()> {
+        let chunk = &self.chunks[index / CHUNK];
+        if chunk.get().is_none() {
+            let _ = chunk.set(list(CHUNK, |_| Entry::default())?);
+        }
+        Ok(())
+    }
+
+    /// That of an index which was taken.
+    fn made_entry(&self, index: usize) -> &Entry {
+        self.entry(index).expect("made when its index was taken")
     }
 
     /// Makes a region known under a key that is dead.
     fn publish(&self, segment: &OwnSegment, key: Key, what: &Description) {
-        let entry = self.make_entry(key.index());
+        let entry = self.made_entry(key.index());
         entry.write(what);
         entry.holder.store(key.0, Ordering::Relaxed);
         entry.changing.store(0, Ordering::Relaxed);
@@ -319,7 +334,7 @@ impl Regions {
         lives: impl Fn(u32) -> bool,
     ) -> Res<()> {
         self.kill(segment, key);
-        let entry = self.make_entry(key.index());
+        let entry = self.made_entry(key.index());
         entry.changing.store(key.0, Ordering::Relaxed);
         hazard::wait(segment, key, lives)?;
         self.publish(segment, key, to);
@@ -471,7 +486,7 @@ mod tests {
     #[test]
     fn keys_are_bounded_and_die() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let regions = Regions::new();
+        let regions = Regions::new().unwrap();
         let write = IBV_ACCESS_LOCAL_WRITE;
         let key = regions
             .register(&segment, 7, at(0x5000, 0x100, 0x9000), write)
@@ -503,7 +518,7 @@ mod tests {
     #[test]
     fn keys_differ_for_long() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let regions = Regions::new();
+        let regions = Regions::new().unwrap();
         let mut seen = std::collections::HashSet::new();
         for _ in 0..20_000 {
             let key = regions.register(&segment, 1, at(0, 1, 0), 0).unwrap();
@@ -516,7 +531,7 @@ mod tests {
     #[test]
     fn a_changed_region_keeps_its_key() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let regions = Regions::new();
+        let regions = Regions::new().unwrap();
         let write = IBV_ACCESS_LOCAL_WRITE;
         let first = at(0x5000, 0x100, 0x5000);
         let key = regions.register(&segment, 7, first, write).unwrap();
@@ -537,7 +552,7 @@ mod tests {
     #[test]
     fn readers_of_a_changing_region_see_one_or_the_other() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let regions = Regions::new();
+        let regions = Regions::new().unwrap();
         // Address and first name differ by the same in both.
         let [low, high] = [(0x1_0000, 0), (0x11_0000, 0x10_0000)].map(|(addr, iova)| Description {
             access: 0,
@@ -569,7 +584,7 @@ mod tests {
     #[test]
     fn a_null_region_is_zeros_and_a_sink() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        let regions = Regions::new();
+        let regions = Regions::new().unwrap();
         let key = regions.register_null(&segment, 7).unwrap();
         assert!(regions.describe(key).is_none());
         let map = &segment.map;

@@ -1,48 +1,70 @@
 //! Places for receive descriptors: first fit, neighbours merged.
 
-use std::collections::BTreeMap;
+use crate::sys::{Errno, Grow, Res};
 
 /// Free pieces of a range of offsets.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    free: BTreeMap<usize, usize>,
+    /// Offset and length, by offset; no two are neighbours. There is room for one piece more than places are taken, which is
+    /// all that can be: so giving back takes no memory.
+    free: Vec<(usize, usize)>,
+    taken: usize,
 }
 
 impl Arena {
     /// What every place starts at and is long, a multiple of.
     pub(crate) const GRAIN: usize = 512;
 
-    pub(crate) fn new(at: usize, len: usize) -> Self {
-        Self {
-            free: BTreeMap::from([(at, len)]),
-        }
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn new(at: usize, len: usize) -> Res<Self> {
+        let mut free = Vec::new();
+        free.try_push((at, len))?;
+        Ok(Self { free, taken: 0 })
     }
 
     /// The lowest place of `len` bytes.
-    pub(crate) fn take(&mut self, len: usize) -> Option<usize> {
-        let len = len.checked_next_multiple_of(Self::GRAIN)?.max(Self::GRAIN);
-        let (&at, &room) = self.free.iter().find(|&(_, &room)| room >= len)?;
-        self.free.remove(&at);
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn take(&mut self, len: usize) -> Res<usize> {
+        const NONE: Errno = Errno(libc::ENOMEM);
+        let len = len.checked_next_multiple_of(Self::GRAIN).ok_or(NONE)?;
+        let len = len.max(Self::GRAIN);
+        let fits = |&(_, room): &(usize, usize)| room >= len;
+        let index = self.free.iter().position(fits).ok_or(NONE)?;
+        self.free.make_room(self.taken + 2 - self.free.len())?;
+        self.taken += 1;
+        let (at, room) = self.free[index];
         if room > len {
-            self.free.insert(at + len, room - len);
+            self.free[index] = (at + len, room - len);
+        } else {
+            self.free.remove(index);
         }
-        Some(at)
+        Ok(at)
     }
 
     /// Gives back what [`Self::take`] gave for this length.
     pub(crate) fn give(&mut self, at: usize, len: usize) {
-        let mut len = len.next_multiple_of(Self::GRAIN).max(Self::GRAIN);
-        let mut at = at;
-        if let Some(next) = self.free.remove(&(at + len)) {
-            len += next;
+        let len = len.next_multiple_of(Self::GRAIN).max(Self::GRAIN);
+        self.taken -= 1;
+        let next = self.free.partition_point(|&(other, _)| other < at);
+        let after = self
+            .free
+            .get(next)
+            .is_some_and(|&(other, _)| other == at + len);
+        let before = next
+            .checked_sub(1)
+            .filter(|&index| self.free[index].0 + self.free[index].1 == at);
+        match (before, after) {
+            (Some(before), true) => {
+                self.free[before].1 += len + self.free[next].1;
+                self.free.remove(next);
+            }
+            (Some(before), false) => self.free[before].1 += len,
+            (None, true) => self.free[next] = (at, len + self.free[next].1),
+            (None, false) => self.free.insert(next, (at, len)),
         }
-        if let Some((&before, &room)) = self.free.range(..at).next_back()
-            && before + room == at
-        {
-            at = before;
-            len += room;
-        }
-        self.free.insert(at, len);
     }
 }
 
@@ -52,10 +74,10 @@ mod tests {
 
     #[test]
     fn everything_given_back_is_one_piece() {
-        let mut arena = Arena::new(4096, 1 << 20);
+        let mut arena = Arena::new(4096, 1 << 20).unwrap();
         let mut taken = Vec::new();
         let mut len = 100;
-        while let Some(at) = arena.take(len) {
+        while let Ok(at) = arena.take(len) {
             assert!(taken.iter().all(|&(a, l): &(usize, usize)| {
                 at >= a + l.next_multiple_of(Arena::GRAIN) || at + len <= a
             }));
@@ -66,9 +88,13 @@ mod tests {
         // An order that merges on the left, on the right, and on both sides.
         while !taken.is_empty() {
             let (at, len) = taken.remove(taken.len() * 3 / 5 % taken.len());
+            let room = arena.free.capacity();
             arena.give(at, len);
+            assert_eq!(arena.free.capacity(), room);
+            assert!(arena.free.is_sorted());
         }
-        assert_eq!(arena.free, BTreeMap::from([(4096, 1 << 20)]));
-        assert_eq!(arena.take(usize::MAX), None);
+        assert_eq!((&arena.free[..], arena.taken), (&[(4096, 1 << 20)][..], 0));
+        assert!(arena.take(usize::MAX).is_err());
+        assert!(arena.take(1 << 21).is_err());
     }
 }

@@ -1,13 +1,14 @@
 //! The segment of this process.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use super::arena::Arena;
 use super::layout::{self, SEGMENT_SIZE, header};
 use super::mapping::Mapping;
-use crate::sys::{Errno, Res, fallocate, inode_of, memfd_create};
+use crate::sync::Arc;
+use crate::sys::{Res, fallocate, inode_of, memfd_create, zeroed};
 
 /// This process's segment: the file, its mapping, and what of it has pages and is in use.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub(crate) struct OwnSegment {
 struct Room {
     arena: Arena,
     /// One bit for each [`STEP`] bytes that has pages.
-    backed: Vec<u64>,
+    backed: Box<[u64]>,
 }
 
 /// How much gets pages at once.
@@ -32,13 +33,13 @@ impl OwnSegment {
     /// `ENOMEM`, `EMFILE`, or what else the kernel says of making and mapping a file.
     pub(crate) fn create(cookie: u64, node: u32, barriers: bool) -> Res<Self> {
         let file = memfd_create(c"softverbs", SEGMENT_SIZE)?;
-        let map = Arc::new(Mapping::new(&file, SEGMENT_SIZE)?);
+        let map = Arc::try_new(Mapping::new(&file, SEGMENT_SIZE)?)?;
         let segment = Self {
             file,
             map,
             room: Mutex::new(Room {
-                arena: Arena::new(layout::arena::AT, layout::arena::LEN),
-                backed: vec![0; SEGMENT_SIZE / STEP / 64 + 1],
+                arena: Arena::new(layout::arena::AT, layout::arena::LEN)?,
+                backed: zeroed(SEGMENT_SIZE / STEP / 64 + 1)?,
             }),
         };
         segment.back(0, layout::announce::END)?;
@@ -97,7 +98,7 @@ impl OwnSegment {
     /// `ENOMEM`.
     pub(crate) fn take(&self, len: usize) -> Res<usize> {
         let mut room = self.lock();
-        let at = room.arena.take(len).ok_or(Errno(libc::ENOMEM))?;
+        let at = room.arena.take(len)?;
         if let Err(error) = Self::back_locked(&self.file, &mut room, at, len) {
             room.arena.give(at, len);
             return Err(error);

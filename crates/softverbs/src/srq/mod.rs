@@ -15,7 +15,7 @@ mod xrc;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 
-use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_recv_wr, ibv_sge, ibv_srq};
+use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_event_type, ibv_recv_wr, ibv_sge, ibv_srq};
 
 pub(crate) use object::{SrqInit, create, destroy, modify, query};
 pub(crate) use order::Order;
@@ -82,6 +82,8 @@ enum State {
     Posted,
     /// By the process of this slot.
     Claimed(u32),
+    /// By one that has ended.
+    Lost,
 }
 
 #[derive(Default)]
@@ -236,10 +238,15 @@ impl Srq {
         }
         if queue.order.left() < queue.limit {
             queue.limit = 0;
-            self.events.fetch_add(1, Ordering::Relaxed);
-            self.context()
-                .events
-                .push(IBV_EVENT_SRQ_LIMIT_REACHED, Element::Srq(self.as_ptr()));
+            self.raise(IBV_EVENT_SRQ_LIMIT_REACHED);
+        }
+    }
+
+    fn raise(&self, event: ibv_event_type) {
+        self.events.fetch_add(1, Ordering::Relaxed);
+        let events = &self.context().events;
+        if !events.push(event, Element::Srq(self.as_ptr())) {
+            self.events.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -324,11 +331,17 @@ impl Srq {
             return;
         }
         self.follow(&mut queue);
-        let lost: Vec<u32> = (0..queue.posted.len() as u32)
-            .filter(|&i| queue.posted[i as usize].state == State::Claimed(slot))
-            .collect();
-        for index in lost {
-            self.publish(&mut queue, index);
+        // Those that are posted again may be claimed at once, by whoever has the place now.
+        let claimed = State::Claimed(slot);
+        for index in 0..queue.posted.len() {
+            if queue.posted[index].state == claimed {
+                queue.posted[index].state = State::Lost;
+            }
+        }
+        for index in 0..queue.posted.len() {
+            if queue.posted[index].state == State::Lost {
+                self.publish(&mut queue, index as u32);
+            }
         }
         drop(queue);
         self.wake_senders();

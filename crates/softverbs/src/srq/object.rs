@@ -14,7 +14,7 @@ use crate::qp::{MAX_SGE, MAX_WR};
 use crate::region::Seen;
 use crate::segment::layout::{desc, srq as layout};
 use crate::sync::Lock;
-use crate::sys::{Errno, Res, zeroed};
+use crate::sys::{Errno, Res, with_room, zeroed};
 
 fn blank(index: u32) -> Srq {
     Srq {
@@ -58,14 +58,12 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     let count = attr.max_wr.next_power_of_two() as usize;
     let max_sge = attr.max_sge.max(1) as usize;
     let desc_stride = desc::stride(max_sge);
-    let mut free = Vec::new();
-    free.try_reserve_exact(count)
-        .map_err(|_| Errno(libc::ENOMEM))?;
+    let mut free = with_room(count)?;
     free.extend((0..attr.max_wr).rev());
     let posted = zeroed::<Posted>(count)?;
     let sges = zeroed::<ibv_sge>(count * max_sge)?;
     let order = zeroed::<u32>(count)?;
-    let srq = process.srqs.take(blank).ok_or(Errno(libc::ENOMEM))?;
+    let srq = process.srqs.take(blank)?;
     let places = segment
         .back(srq.at(), layout::STRIDE)
         .and_then(|()| srq.take_order(segment, count, all.xrc.is_some()))

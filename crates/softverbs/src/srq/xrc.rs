@@ -4,7 +4,6 @@
 //! A stamp in the owner's segment says that the queue is in use. Who ends it clears the stamp, fences heavily, waits for those that copy into its
 //! receives, and takes what is in the rings; a sender looks at the stamp when it has published.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::{
@@ -13,7 +12,6 @@ use rdma_core_sys::{
 
 use super::Srq;
 use crate::cq::{Cq, Cqe, Poll, Retires};
-use crate::events::Element;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::qp::{Inbox, Receive};
@@ -21,7 +19,7 @@ use crate::region::await_shared_receive;
 use crate::ring::{Consumer, Message, flag, op};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{Fault, MAX_PLACES, MAX_SRQS, StateWord, qp, srq as layout, xrc};
-use crate::sync::heavy_fence;
+use crate::sync::{Arc, heavy_fence};
 use crate::sys::{Errno, Res};
 use crate::xrc::{Domain, Xrcd};
 
@@ -158,10 +156,7 @@ impl Srq {
         };
         let at = self.at() + layout::STAMP;
         if overrun && self.process().segment.map.u32(at).swap(0, Ordering::SeqCst) != 0 {
-            self.events.fetch_add(1, Ordering::Relaxed);
-            self.context()
-                .events
-                .push(IBV_EVENT_SRQ_ERR, Element::Srq(self.as_ptr()));
+            self.raise(IBV_EVENT_SRQ_ERR);
         }
     }
 }

@@ -4,9 +4,11 @@ mod fd;
 mod line;
 mod lock;
 mod memfd;
+mod memory;
 mod proc;
 mod reach;
 mod stage;
+mod text;
 mod vm;
 
 pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, ring_fd};
@@ -15,12 +17,14 @@ pub(crate) use lock::{holder, lock, locked, unlock};
 pub(crate) use memfd::{
     create as memfd_create, fallocate, inode_of, name_of, read_sealed, sealed_file, sealed_size,
 };
+pub(crate) use memory::{Grow, list, room, try_box, with_room, zeroed};
 pub(crate) use proc::{
     Identity, OpenFile, PidFd, has_open, hash, machine_id, namespace, open_fd_of, own_start_time,
     start_time,
 };
 pub(crate) use reach::{allow_tracers, block_signals, dumpable, restore_signals, yama_restricts};
 pub(crate) use stage::Stage;
+pub(crate) use text::ShortPath;
 pub(crate) use vm::{
     MAX_IOV, as_local, copies_allowed, file_behind, page_end, pages_huge, pages_usable,
     readable_locally, refused, same_page_offset, vm_read, vm_write, writable_locally, write_back,
@@ -54,7 +58,12 @@ impl fmt::Debug for Errno {
 
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Self {
-        Self(error.raw_os_error().unwrap_or(libc::EIO))
+        // The library's own have no number.
+        let none = match error.kind() {
+            std::io::ErrorKind::OutOfMemory => libc::ENOMEM,
+            _ => libc::EIO,
+        };
+        Self(error.raw_os_error().unwrap_or(none))
     }
 }
 
@@ -95,16 +104,4 @@ pub(crate) fn random() -> u64 {
         // Only kernels older than the other calls used here refuse.
         now_ns() ^ (u64::from(std::process::id()) << 32)
     }
-}
-
-/// A list of so many defaults.
-///
-/// # Errors
-/// `ENOMEM`.
-pub(crate) fn zeroed<T: Clone + Default>(count: usize) -> Res<Box<[T]>> {
-    let mut list = Vec::new();
-    list.try_reserve_exact(count)
-        .map_err(|_| Errno(libc::ENOMEM))?;
-    list.resize(count, T::default());
-    Ok(list.into_boxed_slice())
 }

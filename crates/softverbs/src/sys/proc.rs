@@ -1,11 +1,12 @@
 //! What `/proc` says about processes, and reaching into them.
 
-use std::ffi::CString;
 use std::fs;
+use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use super::{Errno, Res, check};
+use super::{Errno, Res, ShortPath, check};
 
 /// Tells a process from every other that has or had its pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,13 +18,46 @@ pub(crate) struct Identity {
     pub(crate) cookie: u64,
 }
 
+/// Long enough for those of `/proc` here.
+type ProcPath = ShortPath<48>;
+
+fn path_of_fd(pid: u32, fd: RawFd) -> Res<ProcPath> {
+    ProcPath::new(format_args!("/proc/{pid}/fd/{fd}"))
+}
+
+/// The beginning of a file, without an allocation: want of memory is no end of a process.
+struct Start {
+    bytes: [u8; 2048],
+    len: usize,
+}
+
+impl Start {
+    /// All of what `/proc/<pid>/stat` says.
+    fn of_stat(pid: u32) -> Res<Self> {
+        Self::of_file(ProcPath::new(format_args!("/proc/{pid}/stat"))?.as_path())
+    }
+
+    fn of_file(path: &Path) -> Res<Self> {
+        let mut bytes = [0; 2048];
+        let mut file = fs::File::open(path)?;
+        // Files of `/proc` give as much with one call, and so do others that are short.
+        let len = file.read(&mut bytes)?;
+        Ok(Self { bytes, len })
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
 /// Whether a process that exists has this file open by this descriptor, which it has not after it
 /// executed another program. True where that can't be known.
 pub(crate) fn has_open(pid: u32, fd: RawFd, inode: u64) -> bool {
-    match fs::metadata(format!("/proc/{pid}/fd/{fd}")) {
+    let file = path_of_fd(pid, fd).and_then(|path| Ok(fs::metadata(path.as_path())?));
+    match file {
         Ok(file) => file.ino() == inode,
         // One whose first thread has ended shows nothing, and goes on.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => leader_ended(pid),
+        Err(Errno(libc::ENOENT)) => leader_ended(pid),
         Err(_) => true,
     }
 }
@@ -32,7 +66,7 @@ pub(crate) fn has_open(pid: u32, fd: RawFd, inode: u64) -> bool {
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pid: u32,
-    path: CString,
+    path: ProcPath,
     device: u64,
     inode: u64,
 }
@@ -47,10 +81,9 @@ impl OpenFile {
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: writable structure.
         check(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
-        let path = CString::new(format!("/proc/{pid}/fd/{fd}"));
         Ok(Self {
             pid,
-            path: path.map_err(|_| Errno(libc::EINVAL))?,
+            path: path_of_fd(pid, fd)?,
             device: stat.st_dev,
             inode: stat.st_ino,
         })
@@ -61,7 +94,7 @@ impl OpenFile {
         // SAFETY: all zeros is a value of it.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: a C string and a writable structure.
-        match check(unsafe { libc::stat(self.path.as_ptr(), &raw mut stat) }) {
+        match check(unsafe { libc::stat(self.path.as_c_str().as_ptr(), &raw mut stat) }) {
             Ok(_) => (stat.st_dev, stat.st_ino) == (self.device, self.inode),
             Err(Errno(libc::ENOENT)) => leader_ended(self.pid),
             Err(_) => true,
@@ -71,31 +104,32 @@ impl OpenFile {
 
 /// Whether the first thread of a process has ended and others have not.
 fn leader_ended(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| parse_stat(&stat).is_some_and(|(_, zombie)| zombie))
+    Start::of_stat(pid)
+        .is_ok_and(|stat| parse_stat(stat.as_bytes()).is_some_and(|(_, zombie)| zombie))
 }
 
 /// The start time of a process that exists and is no zombie.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    parse_start_time(&stat)
+    parse_start_time(Start::of_stat(pid).ok()?.as_bytes())
 }
 
 /// The start time of this process.
 pub(crate) fn own_start_time() -> Option<u64> {
-    fs::read_to_string("/proc/self/stat")
-        .ok()
-        .and_then(|stat| parse_start_time(&stat))
+    let stat = Start::of_file(Path::new("/proc/self/stat")).ok()?;
+    parse_start_time(stat.as_bytes())
 }
 
-fn parse_start_time(stat: &str) -> Option<u64> {
+fn parse_start_time(stat: &[u8]) -> Option<u64> {
     parse_stat(stat).map(|(start_time, _)| start_time)
 }
 
 /// The start time of a process that runs, and whether its first thread does not.
-fn parse_stat(stat: &str) -> Option<(u64, bool)> {
-    // The command, in parentheses, may hold anything.
-    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
+fn parse_stat(stat: &[u8]) -> Option<(u64, bool)> {
+    // The command, in parentheses, may hold anything, no text included.
+    let command = stat.iter().rposition(|&byte| byte == b')')?;
+    let mut fields = str::from_utf8(&stat[command + 1..])
+        .ok()?
+        .split_ascii_whitespace();
     let state = fields.next()?;
     let threads: u32 = fields.nth(16)?.parse().ok()?;
     let start_time = fields.nth(1)?.parse().ok()?;
@@ -109,17 +143,19 @@ fn parse_stat(stat: &str) -> Option<(u64, bool)> {
 
 /// The inode of one of this process's namespaces.
 pub(crate) fn namespace(name: &str) -> u64 {
-    fs::metadata(format!("/proc/self/ns/{name}")).map_or(0, |m| m.ino())
+    ProcPath::new(format_args!("/proc/self/ns/{name}"))
+        .and_then(|path| Ok(fs::metadata(path.as_path())?))
+        .map_or(0, |file| file.ino())
 }
 
 /// Names this host, across restarts of its processes.
 pub(crate) fn machine_id() -> u64 {
-    let text = fs::read("/etc/machine-id")
-        .ok()
-        .filter(|id| id.len() > 8)
-        .or_else(|| fs::read("/proc/sys/kernel/random/boot_id").ok())
-        .unwrap_or_default();
-    hash(&text)
+    // Both are some tens of bytes; one that is empty names nothing.
+    ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"]
+        .iter()
+        .filter_map(|path| Start::of_file(Path::new(path)).ok())
+        .find(|id| id.as_bytes().len() > 8)
+        .map_or(hash(&[]), |id| hash(id.as_bytes()))
 }
 
 /// FNV-1a, the same in every program: any spread of the bits will do.
@@ -133,9 +169,9 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
 /// becomes this process's, and nothing is waited for.
 pub(crate) fn open_fd_of(pid: u32, fd: RawFd, flags: libc::c_int) -> Res<OwnedFd> {
     const OPEN: libc::c_int = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
-    let path = CString::new(format!("/proc/{pid}/fd/{fd}")).map_err(|_| Errno(libc::EINVAL))?;
+    let path = path_of_fd(pid, fd)?;
     // SAFETY: a C string.
-    let fd = check(unsafe { libc::open(path.as_ptr(), flags | OPEN) })?;
+    let fd = check(unsafe { libc::open(path.as_c_str().as_ptr(), flags | OPEN) })?;
     // SAFETY: fresh and owned by nobody else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -171,14 +207,17 @@ mod tests {
     #[test]
     fn the_start_time_survives_odd_names() {
         let tail = "S 1 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 777 1 1";
-        assert_eq!(parse_start_time(&format!("5 (a b) c) {tail}")), Some(777));
-        assert_eq!(parse_start_time("5 (a) Z 1"), None);
+        let stat = |text: String| parse_start_time(text.as_bytes());
+        assert_eq!(stat(format!("5 (a b) c) {tail}")), Some(777));
+        assert_eq!(stat("5 (a) Z 1".to_owned()), None);
+        let no_text = [b"5 (\xff\xfe) ", tail.as_bytes()].concat();
+        assert_eq!(parse_start_time(&no_text), Some(777));
         let zombie = |threads: u32| {
             format!("5 (a) Z 1 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 {threads} 0 777 0 0")
         };
-        assert_eq!(parse_start_time(&zombie(1)), None);
-        assert_eq!(parse_stat(&zombie(2)), Some((777, true)));
-        assert_eq!(parse_start_time("rubbish"), None);
+        assert_eq!(stat(zombie(1)), None);
+        assert_eq!(parse_stat(zombie(2).as_bytes()), Some((777, true)));
+        assert_eq!(stat("rubbish".to_owned()), None);
     }
 
     #[test]

@@ -210,8 +210,15 @@ pub(crate) fn pages_huge(addr: u64, len: u64) -> bool {
 }
 
 /// The file on a disk that a range is a shared mapping of, if it is one.
-pub(crate) fn file_behind(addr: u64, len: u64) -> Option<OwnedFd> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+///
+/// # Errors
+/// `ENOMEM`, `EMFILE`.
+pub(crate) fn file_behind(addr: u64, len: u64) -> Res<Option<OwnedFd>> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    Ok(file_in(&maps, addr, len))
+}
+
+fn file_in(maps: &str, addr: u64, len: u64) -> Option<OwnedFd> {
     let end = addr.checked_add(len)?;
     let line = maps.lines().find(|line| {
         mapped_range(line).is_some_and(|mapping| mapping.contains(&addr) && end <= mapping.end)

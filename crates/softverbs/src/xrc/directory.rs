@@ -11,7 +11,7 @@ use crate::registry::ENTRY;
 use crate::segment::layout::xrc::MAX_DOMAINS;
 use crate::segment::layout::{MAX_PLACES, MAX_PROCESSES};
 use crate::sync::pause;
-use crate::sys::{self, Errno, Res};
+use crate::sys::{self, Errno, Grow, Res};
 
 /// Entries lie behind those of the processes: node u32, valid u32, device u64, inode u64, cookie u64, and at the end a u64
 /// that sums up the rest.
@@ -161,12 +161,15 @@ pub(crate) fn named(file: &File, name: Name) -> Res<Vec<(u32, Entry)>> {
     let mut all = sys::zeroed::<u8>(MAX_DOMAINS * ENTRY)?;
     let there = read_what_is_there(file, &mut all)?;
     let wanted = name.to_bytes();
-    Ok(all[..there]
-        .chunks_exact(ENTRY)
-        .enumerate()
-        .filter(|(_, bytes)| bytes.starts_with(&wanted))
-        .filter_map(|(domain, bytes)| Some((domain as u32, Entry::from_bytes(bytes)?)))
-        .collect())
+    let mut found = Vec::new();
+    for (domain, bytes) in all[..there].chunks_exact(ENTRY).enumerate() {
+        if bytes.starts_with(&wanted)
+            && let Some(entry) = Entry::from_bytes(bytes)
+        {
+            found.try_push((domain as u32, entry))?;
+        }
+    }
+    Ok(found)
 }
 
 /// The entries from the first one on, as far as the file has them; bytes.
@@ -202,12 +205,15 @@ pub(crate) fn is_member(file: &File, domain: u32, slot: u32) -> bool {
 }
 
 /// Slots of the members that are not this process.
-pub(crate) fn others(file: &File, domain: u32) -> Vec<u32> {
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn others(file: &File, domain: u32) -> Res<Vec<u32>> {
     let first = members(domain);
     let end = first + MAX_PLACES as u64;
-    let mut found = Vec::new();
+    let mut found = sys::with_room(MAX_PLACES)?;
     // The kernel names any one lock of a range, not the first.
-    let mut ranges = Vec::new();
+    let mut ranges = sys::with_room(MAX_PLACES + 1)?;
     ranges.push(first..end);
     while let Some(range) = ranges.pop() {
         let Some(held) = sys::holder(file, range.clone()) else {
@@ -222,7 +228,7 @@ pub(crate) fn others(file: &File, domain: u32) -> Vec<u32> {
                 .filter(|r| !r.is_empty()),
         );
     }
-    found
+    Ok(found)
 }
 
 /// Whether anybody else is a member.
@@ -289,7 +295,7 @@ mod tests {
         join(&theirs, 6, 895).unwrap();
         join(&theirs, 8, 0).unwrap();
         join(&mine, 7, 9).unwrap();
-        let mut found = others(&mine, 7);
+        let mut found = others(&mine, 7).unwrap();
         found.sort_unstable();
         assert_eq!(found, [0, 5, 6, 895]);
         assert!(is_member(&mine, 7, 5) && !is_member(&mine, 7, 4) && !is_member(&mine, 7, 9));
@@ -298,7 +304,7 @@ mod tests {
         assert!(!is_member(&mine, 7, 5) && is_member(&mine, 7, 6));
         // What a process has goes with it.
         drop(theirs);
-        assert!(others(&mine, 7).is_empty() && !is_open_elsewhere(&mine, 6));
+        assert!(others(&mine, 7).unwrap().is_empty() && !is_open_elsewhere(&mine, 6));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::directory::{self, Entry, Name};
 use crate::process::Process;
@@ -10,6 +10,7 @@ use crate::segment::Mapping;
 use crate::segment::layout::member;
 use crate::segment::layout::xrc::{self as layout, MAX_DOMAINS, MAX_TARGETS};
 use crate::sync::atomic::Ordering;
+use crate::sync::{Arc, Weak};
 use crate::sys::{self, Errno, Res};
 
 /// Entries that get their pages at once.
@@ -41,7 +42,7 @@ impl Domain {
             node,
             cookie,
             file,
-            map: Arc::new(map),
+            map: Arc::try_new(map)?,
         })
     }
 
@@ -71,7 +72,7 @@ impl Domain {
             node: map.u32(layout::NODE).load(Ordering::Relaxed),
             cookie,
             file,
-            map: Arc::new(map),
+            map: Arc::try_new(map)?,
         })
     }
 
@@ -159,11 +160,22 @@ impl Domains {
             return Some(domain);
         }
         let domain = directory::others(file, number)
+            .ok()?
             .into_iter()
             .find_map(|slot| Domain::open_from(process, slot, number, entry.cookie).ok())?;
-        let domain = Arc::new(domain);
-        self.mapped().insert(number, Arc::downgrade(&domain));
-        Some(domain)
+        self.remember(number, domain).ok()
+    }
+
+    fn forget_unmapped(&self) {
+        self.mapped().retain(|_, known| known.upgrade().is_some());
+    }
+
+    fn remember(&self, number: u32, domain: Domain) -> Res<Arc<Domain>> {
+        let mut mapped = self.mapped();
+        mapped.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
+        let domain = Arc::try_new(domain)?;
+        mapped.insert(number, Arc::downgrade(&domain));
+        Ok(domain)
     }
 
     /// Opens the domain of this name, or makes it. A domain without a file is always a new one.
@@ -179,6 +191,9 @@ impl Domains {
         exclusive: bool,
     ) -> Res<Arc<Membership>> {
         let mut memberships = self.memberships();
+        memberships
+            .try_reserve(1)
+            .map_err(|_| Errno(libc::ENOMEM))?;
         let file = process.registry().file();
         let _all = directory::hold_all(file)?;
         if name.file.is_some() {
@@ -207,7 +222,9 @@ impl Domains {
                 return Err(Errno(libc::EAGAIN));
             }
         }
-        let made = self.make(process, name)?;
+        let made = self
+            .make(process, name)
+            .inspect_err(|_| self.forget_unmapped())?;
         memberships.insert(made.domain.number, Arc::downgrade(&made));
         Ok(made)
     }
@@ -258,8 +275,9 @@ impl Domains {
             let made = directory::write(file, number, Entry { name, cookie })
                 .and_then(|()| Domain::create(number, name.node, cookie))
                 .inspect_err(|_| directory::leave(file, number, process.slot))?;
-            let domain = Arc::new(made);
-            self.mapped().insert(number, Arc::downgrade(&domain));
+            let domain = self
+                .remember(number, made)
+                .inspect_err(|_| directory::leave(file, number, process.slot))?;
             return Self::show(process, domain);
         }
         Err(Errno(libc::ENOMEM))
@@ -284,16 +302,18 @@ impl Domains {
             .store(domain.file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(at + member::COOKIE)
             .store(domain.cookie, Ordering::Release);
-        Ok(Arc::new(Membership {
+        Arc::try_new(Membership {
             domain,
             process,
             held: Mutex::default(),
-        }))
+        })
     }
 
     /// Leaves a domain, with the last of its handles. Nobody opens one meanwhile.
     pub(super) fn leave(&self, membership: Arc<Membership>) {
-        let _memberships = self.memberships();
+        let mut memberships = self.memberships();
         drop(membership);
+        memberships.retain(|_, known| known.upgrade().is_some());
+        self.forget_unmapped();
     }
 }

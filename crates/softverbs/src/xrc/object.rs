@@ -1,7 +1,6 @@
 //! `ibv_open_xrcd` and `ibv_close_xrcd`: a handle on a domain.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::{
@@ -12,6 +11,7 @@ use rdma_core_sys::{
 use super::Membership;
 use super::directory::Name;
 use crate::abi::Context;
+use crate::sync::Arc;
 use crate::sys::{self, Errno, Res};
 
 /// A handle on a domain. The C object comes first.
@@ -78,6 +78,7 @@ pub(crate) unsafe fn open(
     };
     let create = init.oflags & libc::O_CREAT != 0;
     let exclusive = init.oflags & libc::O_EXCL != 0;
+    let room = sys::room()?;
     let membership = process.domains.open(process, name, create, exclusive)?;
     owner.children.fetch_add(1, Ordering::Relaxed);
     let xrcd = Xrcd {
@@ -86,7 +87,7 @@ pub(crate) unsafe fn open(
         children: AtomicU32::new(0),
         _file: file,
     };
-    Ok(Box::into_raw(Box::new(xrcd)).cast())
+    Ok(Box::into_raw(Box::write(room, xrcd)).cast())
 }
 
 /// `ibv_close_xrcd`.

@@ -3,7 +3,7 @@
 //! An entry is free if no living process holds it. Who makes, opens or destroys one has the domain's lock; who is killed in
 //! the middle leaves an entry that is as free or as held as its bits say.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
 use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RESET, IBV_QPT_XRC_RECV, ibv_qp_attr};
 
@@ -13,6 +13,7 @@ use crate::process::Process;
 use crate::segment::layout::xrc::{self as layout, MAX_TARGETS};
 use crate::segment::layout::{Fault, StateWord, qp, split_qp_num};
 use crate::signal;
+use crate::sync::Arc;
 use crate::sync::atomic::{Ordering, fence};
 use crate::sys::{Errno, Res};
 
@@ -106,6 +107,7 @@ impl Target {
     pub(crate) fn create(membership: &Arc<Membership>) -> Res<Self> {
         let (domain, process) = (&membership.domain, membership.process);
         let mut held = membership.held();
+        held.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
         let _one = directory::hold_domain(process.registry().file(), domain.number)?;
         let free = |index: u32| {
             let at = layout::entry_at(index);
@@ -163,6 +165,7 @@ impl Target {
         }
         let at = domain.entry(index).ok_or(none)?;
         let mut held = membership.held();
+        held.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
         let _one = directory::hold_domain(process.registry().file(), domain.number)?;
         let known = held.get(&index).copied().unwrap_or(0);
         let theirs =

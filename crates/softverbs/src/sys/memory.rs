@@ -1,0 +1,118 @@
+//! Memory of this process whose want is an error and not the end of the process, as it is with what the standard library
+//! allocates by itself.
+
+use std::alloc::{Layout, alloc};
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+
+use super::{Errno, Res};
+
+const NONE: Errno = Errno(libc::ENOMEM);
+
+/// Room for a value, to be had before anything is done that would have to be undone.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn room<T>() -> Res<Box<MaybeUninit<T>>> {
+    const { assert!(size_of::<T>() > 0) };
+    // SAFETY: not of size 0.
+    let place = unsafe { alloc(Layout::new::<T>()) };
+    if place.is_null() {
+        return Err(NONE);
+    }
+    // SAFETY: allocated just now, as a box of this type is.
+    Ok(unsafe { Box::from_raw(place.cast()) })
+}
+
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn try_box<T>(value: T) -> Res<Box<T>> {
+    Ok(Box::write(room()?, value))
+}
+
+/// A list of what `make` makes of each index.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn list<T>(count: usize, make: impl FnMut(usize) -> T) -> Res<Box<[T]>> {
+    let mut list = with_room(count)?;
+    list.extend((0..count).map(make));
+    // As long as it was reserved: nothing is allocated anew.
+    Ok(list.into_boxed_slice())
+}
+
+/// A list of so many defaults.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn zeroed<T: Clone + Default>(count: usize) -> Res<Box<[T]>> {
+    let mut list = with_room(count)?;
+    list.resize(count, T::default());
+    Ok(list.into_boxed_slice())
+}
+
+/// An empty list that takes so many without allocating.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn with_room<T>(count: usize) -> Res<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count).map_err(|_| NONE)?;
+    Ok(list)
+}
+
+/// Lists that grow, if there is memory.
+pub(crate) trait Grow<T> {
+    /// Room for `more` values.
+    ///
+    /// # Errors
+    /// `ENOMEM`; the list is as it was.
+    fn make_room(&mut self, more: usize) -> Res<()>;
+
+    /// One value more, at the end.
+    ///
+    /// # Errors
+    /// As [`Self::make_room`].
+    fn try_push(&mut self, value: T) -> Res<()>;
+}
+
+impl<T> Grow<T> for Vec<T> {
+    fn make_room(&mut self, more: usize) -> Res<()> {
+        self.try_reserve(more).map_err(|_| NONE)
+    }
+
+    fn try_push(&mut self, value: T) -> Res<()> {
+        self.make_room(1)?;
+        self.push(value);
+        Ok(())
+    }
+}
+
+impl<T> Grow<T> for VecDeque<T> {
+    fn make_room(&mut self, more: usize) -> Res<()> {
+        self.try_reserve(more).map_err(|_| NONE)
+    }
+
+    fn try_push(&mut self, value: T) -> Res<()> {
+        self.make_room(1)?;
+        self.push_back(value);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_what_was_asked_for() {
+        assert_eq!(*try_box(7u64).unwrap(), 7);
+        assert_eq!(*list(3, |i| i * 2).unwrap(), [0, 2, 4]);
+        assert_eq!(*zeroed::<u32>(2).unwrap(), [0, 0]);
+        assert!(list(0, |i| i).unwrap().is_empty());
+        assert_eq!(zeroed::<u64>(usize::MAX / 8).err(), Some(NONE));
+        let mut queue = VecDeque::new();
+        assert!(queue.try_push(1).and_then(|()| queue.try_push(2)).is_ok());
+        assert_eq!(queue, [1, 2]);
+    }
+}
