@@ -61,6 +61,12 @@ struct Life {
     segment: OpenFile,
 }
 
+impl Life {
+    fn is_there(&self) -> bool {
+        self.pidfd.alive() && self.segment.is_open()
+    }
+}
+
 #[derive(Debug)]
 struct Doorbell {
     fd: RawFd,
@@ -205,11 +211,17 @@ impl Peer {
         if now.wrapping_sub(self.checked.load(Ordering::Relaxed)) < FRESH_NS {
             return true;
         }
-        if life.pidfd.alive() && life.segment.is_open() {
+        if life.is_there() {
             self.checked.store(now, Ordering::Relaxed);
             return true;
         }
         false
+    }
+
+    /// As [`Self::check_alive`], where something says that it has ended: looks now.
+    #[cold]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_dead() || self.life.as_ref().is_some_and(|life| !life.is_there())
     }
 
     /// The peer's buffer of device memory with this stamp, mapped here; `None` for stamp 0, and where it

@@ -21,6 +21,13 @@ pub(crate) fn main() {
         ("refused_memory", wait_for_child, refused_child),
         ("many_connections", wait_for_child, many_child),
         ("no_memory_for_a_queue", wait_for_child, no_memory_child),
+        ("a_refused_watch", watch_parent, watched_child),
+        ("doorbells_of_one_process", sleeping_parent, ringing_child),
+        (
+            "killed_before_the_first_message",
+            wait_for_child,
+            killed_child,
+        ),
     ];
     run(cases);
 }
@@ -71,6 +78,7 @@ in_front! {
     pipe2(fds: *mut i32, flags: i32) -> i32, SYS_pipe2, EMFILE;
     epoll_create1(flags: i32) -> i32, SYS_epoll_create1, EMFILE;
     timerfd_create(clock: i32, flags: i32) -> i32, SYS_timerfd_create, ENOMEM;
+    epoll_ctl(set: i32, what: i32, fd: i32, event: *mut u8) -> i32, SYS_epoll_ctl, ENOSPC;
 }
 
 /// Descriptors, threads, mappings of the device's files, and all mappings of this process.
@@ -258,7 +266,10 @@ fn refused(number: u32) -> Option<bool> {
             if REFUSED.swap(0, Ordering::Relaxed) > 0 {
                 return 2;
             }
-            let good = matches!(first, Ok(()) | Err(libc::ENOMEM | libc::EMFILE));
+            let good = matches!(
+                first,
+                Ok(()) | Err(libc::ENOMEM | libc::EMFILE | libc::ENOSPC)
+            );
             assert!(good, "call {number}: {first:?}");
             assert_eq!(everything(), Ok(()), "after call {number}");
             let once = resources();
@@ -410,6 +421,135 @@ fn many_child(link: &mut Link) {
         unsafe {
             assert_eq!((verbs().ibv_destroy_qp)(from.qp), 0);
             assert_eq!((verbs().ibv_destroy_qp)(to.qp), 0);
+        }
+    }
+    link.say("done");
+}
+
+/// Whatever is refused while a process is opened, its end is seen once that has succeeded.
+fn watch_parent(link: &mut Link) {
+    let mut end = End::create(link, 4, 4, 1);
+    let other = end.exchange(link);
+    link.expect("connected");
+    let mut refusals = Vec::new();
+    for number in 1.. {
+        REFUSED.store(number, Ordering::Relaxed);
+        let ret = end.try_enter_rtr(other);
+        REFUSED.store(0, Ordering::Relaxed);
+        if ret == 0 {
+            break;
+        }
+        refusals.push(ret);
+    }
+    // The pidfd, and the pipe of life.
+    let watches = refusals.iter().filter(|&&errno| errno == libc::ENOSPC);
+    assert_eq!(watches.count(), 2, "{refusals:?}");
+    let receive = end.buffer(&[0; 8]);
+    end.recv(&receive, 3);
+    link.kill();
+    let flushed = end.sleep(LIMIT);
+    assert_eq!((flushed.wr_id, flushed.status), (3, IBV_WC_WR_FLUSH_ERR));
+}
+
+fn watched_child(link: &mut Link) {
+    let mut end = End::create(link, 4, 4, 1);
+    let other = end.exchange(link);
+    end.enter_rtr(other);
+    link.say("connected");
+    link.wait_end();
+}
+
+/// A process that sleeps on as many channels as it likes costs its senders a bounded number of descriptors.
+const CHANNELS: usize = 150;
+
+fn ringing_child(link: &mut Link) {
+    let before = resources()[0];
+    for _ in 0..CHANNELS {
+        let mut end = End::connect(link, 4, 4, 1);
+        link.expect("asleep");
+        end.send_unregistered(&mut [1; 8], None, IBV_SEND_INLINE | IBV_SEND_SIGNALED, 1);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        link.expect("awake");
+        // SAFETY: live, and not used any more.
+        unsafe {
+            assert_eq!((verbs().ibv_destroy_qp)(end.qp), 0);
+            assert_eq!((verbs().ibv_destroy_cq)(end.cq), 0);
+            assert_eq!((verbs().ibv_destroy_comp_channel)(end.channel), 0);
+            assert_eq!((verbs().ibv_dealloc_pd)(end.pd), 0);
+            assert_eq!((verbs().ibv_close_device)(end.context), 0);
+        }
+    }
+    let more = resources()[0] - before;
+    // 64 doorbells, and what the device and the other process cost.
+    assert!((65..90).contains(&more), "{more} descriptors");
+}
+
+fn sleeping_parent(link: &mut Link) {
+    let mut kept = Vec::new();
+    for _ in 0..CHANNELS {
+        let mut end = End::connect(link, 4, 4, 1);
+        let receive = end.buffer(&[0; 8]);
+        end.recv(&receive, 1);
+        // SAFETY: live queue.
+        assert_eq!(unsafe { ibv_req_notify_cq(end.cq, 0) }, 0);
+        link.say("asleep");
+        assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+        link.say("awake");
+        kept.push(end);
+    }
+}
+
+/// A process ends between a receive and the first message for it, whose ring can't be opened any more: that is no fault of
+/// the sender's.
+fn killed_child(link: &mut Link) {
+    for round in 0..50 {
+        let mut end = End::with(4, 4, 1);
+        let address = end.address();
+        let (mut there, mut back) = ([0; 2], [0; 2]);
+        // SAFETY: room for two descriptors each; this process has one thread, and the child opens a device of its own.
+        let child = unsafe {
+            assert_eq!(libc::pipe(there.as_mut_ptr()), 0);
+            assert_eq!(libc::pipe(back.as_mut_ptr()), 0);
+            libc::fork()
+        };
+        let mut bytes = [0u8; 20];
+        if child == 0 {
+            let mut other = End::with(4, 4, 1);
+            let own = other.address();
+            bytes[..4].copy_from_slice(&own.qpn.to_ne_bytes());
+            bytes[4..].copy_from_slice(&own.gid.to_ne_bytes());
+            other.enter_rtr(address);
+            let receive = other.buffer(&[0; 8]);
+            // SAFETY: readable bytes, and room for one; ends here.
+            unsafe {
+                libc::write(back[1], bytes.as_ptr().cast(), bytes.len());
+                libc::read(there[0], bytes.as_mut_ptr().cast(), 1);
+                other.recv(&receive, 1);
+                libc::kill(libc::getpid(), libc::SIGKILL);
+                unreachable!();
+            }
+        }
+        // SAFETY: room for as many bytes, and one readable; the child just made, which is waited for once.
+        unsafe {
+            libc::close(back[1]);
+            assert_eq!(
+                libc::read(back[0], bytes.as_mut_ptr().cast(), bytes.len()),
+                20
+            );
+            let (qpn, gid) = bytes.split_at(4);
+            end.enter_rtr(Address {
+                qpn: u32::from_ne_bytes(qpn.try_into().unwrap()),
+                gid: u128::from_ne_bytes(gid.try_into().unwrap()),
+            });
+            end.enter_rts();
+            end.send_unregistered(&mut [1; 8], None, IBV_SEND_INLINE | IBV_SEND_SIGNALED, 1);
+            assert_eq!(libc::write(there[1], [1u8].as_ptr().cast(), 1), 1);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+            let status = end.wait(LIMIT).status;
+            assert_eq!(status, IBV_WC_RETRY_EXC_ERR, "round {round}");
+            for fd in [there[0], there[1], back[0]] {
+                libc::close(fd);
+            }
         }
     }
     link.say("done");

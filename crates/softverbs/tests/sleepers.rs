@@ -7,7 +7,7 @@ mod common;
 use std::collections::HashSet;
 use std::os::unix::process::CommandExt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::*;
@@ -26,6 +26,7 @@ pub(crate) fn main() {
         ("retries_end_while_asleep", retries_parent, idle_child),
         ("another_program", another_parent, another_child),
         ("events_and_destroyed_queues", destroyed_parent, nothing),
+        ("events_and_destroyed_queue_pairs", fatal_parent, nothing),
     ]);
 }
 
@@ -149,6 +150,72 @@ fn destroyed_parent(_link: &mut Link) {
             over.store(true, Ordering::Relaxed);
         });
     }
+}
+
+/// A queue pair is destroyed while others fail it and poll: its event is not given out afterwards, and is not waited for in
+/// vain.
+fn fatal_parent(_link: &mut Link) {
+    let first = End::with(4, 4, 1);
+    let (context, cq) = (first.context as usize, first.cq as usize);
+    let (over, gone) = (AtomicBool::new(false), Mutex::new(HashSet::new()));
+    let given = AtomicU32::new(0);
+    let page = first.buffer(&[0; 8]);
+    // SAFETY: objects of this test, live as long as they are used; all zeros is a value of the structures.
+    unsafe {
+        let fd = (*first.context).async_fd;
+        libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let mut wc: ibv_wc = std::mem::zeroed();
+                    ibv_poll_cq(cq as *mut ibv_cq, 1, &raw mut wc);
+                }
+            });
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let mut event: ibv_async_event = std::mem::zeroed();
+                    let context = context as *mut ibv_context;
+                    if (verbs().ibv_get_async_event)(context, &raw mut event) == 0 {
+                        let qp = event.element.qp as usize;
+                        assert!(
+                            !gone.lock().unwrap().contains(&qp),
+                            "an event of a destroyed queue pair"
+                        );
+                        given.fetch_add(1, Ordering::Relaxed);
+                        (verbs().ibv_ack_async_event)(&raw mut event);
+                    }
+                }
+            });
+            for round in 0..4000u32 {
+                let mut pair = [(); 2].map(|()| {
+                    let mut init: ibv_qp_init_attr = std::mem::zeroed();
+                    init.send_cq = first.cq;
+                    init.recv_cq = first.cq;
+                    init.qp_type = IBV_QPT_RC;
+                    init.cap.max_send_wr = 1;
+                    init.cap.max_send_sge = 1;
+                    let qp = (verbs().ibv_create_qp)(first.pd, &raw mut init);
+                    assert!(!qp.is_null());
+                    gone.lock().unwrap().remove(&(qp as usize));
+                    first.with_qp(qp)
+                });
+                let [target, initiator] = &mut pair;
+                target.enter_rtr(initiator.address());
+                initiator.enter_rtr(target.address());
+                initiator.enter_rts();
+                initiator.rdma(IBV_WR_RDMA_WRITE, &page, 8, 0x1000, 0x00de_ad00, None);
+                for _ in 0..round % 64 * 16 {
+                    std::hint::spin_loop();
+                }
+                for end in &pair {
+                    assert_eq!((verbs().ibv_destroy_qp)(end.qp), 0);
+                    gone.lock().unwrap().insert(end.qp as usize);
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+    eprintln!("{} events of 4000", given.load(Ordering::Relaxed));
 }
 
 /// A completion, and with it an event, on `cq`; the queue pair that made it is gone afterwards.

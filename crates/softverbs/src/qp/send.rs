@@ -682,7 +682,7 @@ impl Qp {
             }
             Push::Full | Push::Unmade => Step::Wait(Reason::Room),
             // The ring of one that is ending can't be opened either.
-            Push::NoMemory if !conn.peer.check_alive() => Step::Done(IBV_WC_RETRY_EXC_ERR),
+            Push::NoMemory if conn.peer.has_ended() => Step::Done(IBV_WC_RETRY_EXC_ERR),
             Push::NoMemory => Step::Done(IBV_WC_LOC_QP_OP_ERR),
         }
     }

@@ -261,6 +261,33 @@ pub(crate) fn count_entries(path: &str) -> usize {
 mod tests {
     use super::*;
 
+    /// One thread is about to sleep with nothing to wait for when another one's request begins to wait.
+    #[test]
+    fn a_time_that_somebody_asked_for_stays() {
+        let timer = Timer::new().unwrap();
+        let set = || {
+            // SAFETY: all zeros is a value of it, and writable.
+            unsafe {
+                let mut spec: libc::itimerspec = std::mem::zeroed();
+                check(libc::timerfd_gettime(timer.fd(), &raw mut spec)).unwrap();
+                spec.it_value.tv_sec
+            }
+        };
+        let second = 1_000_000_000;
+        let now = super::super::now_ns();
+        timer.arm(now + 1000 * second);
+        for other in [0, now + 5000 * second] {
+            timer.arm(other);
+            assert!((990..1001).contains(&set()), "{}", set());
+        }
+        timer.arm(now + 500 * second);
+        assert!((490..501).contains(&set()), "{}", set());
+        timer.disarm();
+        assert_eq!(set(), 0);
+        timer.arm(now + 5000 * second);
+        assert!((4990..5001).contains(&set()), "{}", set());
+    }
+
     #[test]
     fn only_the_pipe_itself_is_a_doorbell() {
         let pid = std::process::id();
