@@ -370,6 +370,8 @@ fn receive_of(id: u64, sge: &mut ibv_sge) -> ibv_recv_wr {
 pub(crate) enum Op {
     Send,
     SendImm(u32),
+    /// With the key of a window of the other end's.
+    SendInvalidate(u32),
     Inline,
     Write(u64, u32),
     WriteImm(u64, u32, u32),
@@ -489,6 +491,7 @@ impl Pair {
         wr.opcode = match op {
             Op::Send | Op::Inline | Op::Datagram(..) => IBV_WR_SEND,
             Op::SendImm(_) => IBV_WR_SEND_WITH_IMM,
+            Op::SendInvalidate(_) => IBV_WR_SEND_WITH_INV,
             Op::Write(..) => IBV_WR_RDMA_WRITE,
             Op::WriteImm(..) => IBV_WR_RDMA_WRITE_WITH_IMM,
             Op::Read(..) => IBV_WR_RDMA_READ,
@@ -498,7 +501,9 @@ impl Pair {
         match op {
             Op::Send => {}
             Op::Inline => wr.send_flags |= IBV_SEND_INLINE,
-            Op::SendImm(imm) => wr.__bindgen_anon_1.bindgen_union_field = imm,
+            Op::SendImm(word) | Op::SendInvalidate(word) => {
+                wr.__bindgen_anon_1.bindgen_union_field = word;
+            }
             Op::Write(addr, rkey) | Op::Read(addr, rkey) => {
                 wr.wr.rdma.remote_addr = addr;
                 wr.wr.rdma.rkey = rkey;

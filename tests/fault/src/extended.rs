@@ -84,6 +84,21 @@ impl Device {
 #[derive(Clone, Copy)]
 pub(crate) struct Window(*mut ibv_mw);
 
+impl Window {
+    /// The key that it is bound with.
+    pub(crate) fn key(self) -> u32 {
+        // SAFETY: live.
+        unsafe { (*self.0).rkey.wrapping_add(1) }
+    }
+
+    /// `ibv_dealloc_mw`.
+    pub(crate) fn free(self) {
+        // SAFETY: live, and not used after this.
+        let ret = unsafe { (*(*self.0).context).ops.dealloc_mw.expect("dealloc_mw")(self.0) };
+        assert_eq!(ret, 0, "ibv_dealloc_mw");
+    }
+}
+
 impl Queue {
     /// All that is there, by `ibv_start_poll`, `ibv_next_poll` and `ibv_end_poll`; how many.
     pub(crate) fn poll_extended(&self) -> usize {
@@ -215,6 +230,17 @@ impl Batch {
 
     /// Binds a window to the whole of a region, and takes the key away again.
     pub(crate) fn bind_and_invalidate(self, id: u64, window: Window, region: &Region) -> Self {
+        let bound = self.bind(id, window, region);
+        // SAFETY: as above.
+        unsafe {
+            (*bound.0).wr_id = id + 1;
+            (*bound.0).wr_local_inv.expect("wr_local_inv")(bound.0, window.key());
+        }
+        bound
+    }
+
+    /// Binds a window to the whole of a region, with its next key.
+    pub(crate) fn bind(self, id: u64, window: Window, region: &Region) -> Self {
         // SAFETY: as above; a live window and region.
         unsafe {
             let info = ibv_mw_bind_info {
@@ -224,10 +250,8 @@ impl Batch {
                 mw_access_flags: IBV_ACCESS_REMOTE_WRITE,
             };
             (*self.0).wr_id = id;
-            let key = (*window.0).rkey.wrapping_add(1);
+            let key = window.key();
             (*self.0).wr_bind_mw.expect("wr_bind_mw")(self.0, window.0, key, &raw const info);
-            (*self.0).wr_id = id + 1;
-            (*self.0).wr_local_inv.expect("wr_local_inv")(self.0, key);
         }
         self
     }

@@ -14,6 +14,8 @@ pub(crate) enum Path {
     SendWakes,
     SendShared,
     SendSharedLarge,
+    /// The survivor's window is invalidated with it.
+    SendInvalidate,
     /// No connection leads there: the sender asks for a ring.
     DatagramFirst,
     Datagram,
@@ -54,6 +56,9 @@ pub(crate) enum Path {
     Pull,
     PullLarge,
     PullShared,
+    /// By arming, and by sleeping.
+    PullArm,
+    PullEvent,
     /// `ibv_resize_cq` with completions inside.
     Resize,
     /// `ibv_rereg_mr` of the region that the survivor writes to.
@@ -81,7 +86,7 @@ pub(crate) enum Delivers {
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 43] = [
+    pub(crate) const ALL: [Self; 46] = [
         Self::SendFirst,
         Self::SendInline,
         Self::SendRing,
@@ -89,6 +94,7 @@ impl Path {
         Self::SendWakes,
         Self::SendShared,
         Self::SendSharedLarge,
+        Self::SendInvalidate,
         Self::DatagramFirst,
         Self::Datagram,
         Self::Write,
@@ -116,6 +122,8 @@ impl Path {
         Self::Pull,
         Self::PullLarge,
         Self::PullShared,
+        Self::PullArm,
+        Self::PullEvent,
         Self::Resize,
         Self::Reregister,
         Self::Arm,
@@ -142,6 +150,7 @@ impl Path {
             | Self::SendRing
             | Self::SendLarge
             | Self::SendWakes
+            | Self::SendInvalidate
             | Self::SendUnreliable
             | Self::BuildInline
             | Self::BuildBatch
@@ -160,6 +169,8 @@ impl Path {
             | Self::PollExtended
             | Self::Pull
             | Self::PullShared
+            | Self::PullArm
+            | Self::PullEvent
             | Self::Datagram
             | Self::BuildDatagram => 1500,
             Self::SendLarge | Self::SendSharedLarge | Self::PullLarge => 100_000,
@@ -185,13 +196,8 @@ impl Path {
     pub(crate) fn is_awaited(self) -> bool {
         matches!(
             self,
-            Self::ReceiveAwaited
-                | Self::SharedReceiveAwaited
-                | Self::Connect
-                | Self::Pull
-                | Self::PullLarge
-                | Self::PullShared
-        )
+            Self::ReceiveAwaited | Self::SharedReceiveAwaited | Self::Connect
+        ) || self.takes_awaited()
     }
 
     /// Whether that request goes to the queue pair with the shared queue.
@@ -201,7 +207,10 @@ impl Path {
 
     /// Whether the call itself takes that request, so that it has succeeded when the call returns.
     pub(crate) fn takes_awaited(self) -> bool {
-        matches!(self, Self::Pull | Self::PullLarge | Self::PullShared)
+        matches!(
+            self,
+            Self::Pull | Self::PullLarge | Self::PullShared | Self::PullArm | Self::PullEvent
+        )
     }
 
     /// Whether it comes to a receive that was posted before.
@@ -241,6 +250,11 @@ impl Path {
     /// Whether it writes to the survivor's region,
     pub(crate) fn writes(self) -> bool {
         matches!(self, Self::Write | Self::WriteImm | Self::BuildBatch)
+    }
+
+    /// or invalidates its window,
+    pub(crate) fn invalidates(self) -> bool {
+        self == Self::SendInvalidate
     }
 
     /// or takes its word from 0 to 1.

@@ -12,6 +12,7 @@ use super::bystander;
 use super::path::{Delivers, Path};
 use super::trace::{self, Stop};
 use crate::device::{Device, Op, Pair, Queue, Region, Retries, Shared, Wc};
+use crate::extended::Window;
 use crate::leftovers::Leftovers;
 use crate::link::Link;
 use crate::notice::{LIMIT, Way};
@@ -74,6 +75,8 @@ pub(crate) struct Survivor {
     queue: Queue,
     to_bystander: Queue,
     target: Region,
+    /// What a window may be bound to.
+    windowed: Region,
     receives: Region,
     scratch: Region,
     shared: Shared,
@@ -151,6 +154,7 @@ impl Survivor {
             queue: device.queue(256),
             to_bystander,
             target: device.region(TARGET),
+            windowed: device.region(TARGET),
             receives: device.region(ROOM * OWN as usize),
             scratch: device.region(2 * ROOM),
             shared,
@@ -177,7 +181,11 @@ impl Survivor {
         self.target.fill(UNTOUCHED);
         self.target.write(0, &0u64.to_ne_bytes());
         let pairs = Pairs {
-            rc: self.device.pair(path.kind(), &self.queue, None),
+            rc: if path.invalidates() {
+                self.device.builder_pair(path.kind(), &self.queue, None)
+            } else {
+                self.device.pair(path.kind(), &self.queue, None)
+            },
             on_shared: self
                 .device
                 .pair(IBV_QPT_RC, &self.queue, Some(&self.shared)),
@@ -193,7 +201,8 @@ impl Survivor {
                 .ud
                 .receive(DATAGRAMS_AT + i, &self.scratch, offset, 8192);
         }
-        let (mut victim, pid, theirs) = self.start(round, &pairs);
+        let window = path.invalidates().then(|| self.device.window());
+        let (mut victim, pid, theirs) = self.start(round, &pairs, window);
         let mut ids: Vec<u64> = Vec::new();
         if path.is_connected() && path.is_reliable() {
             ids.extend(OWN_AT..OWN_AT + OWN);
@@ -229,6 +238,9 @@ impl Survivor {
         }
         let notice = self.notice(round, &pairs, &mut book, &mut ids, killed);
         let delivered = self.check(round, &pairs, &book, ended);
+        if let Some(window) = window {
+            self.check_window(window, delivered);
+        }
         self.device.drain_events();
         pairs.rc.destroy();
         pairs.on_shared.destroy();
@@ -244,7 +256,12 @@ impl Survivor {
     }
 
     /// A victim at the beginning of its call; its numbers.
-    fn start(&mut self, round: &Round, pairs: &Pairs) -> (Victim, c_int, Vec<u64>) {
+    fn start(
+        &mut self,
+        round: &Round,
+        pairs: &Pairs,
+        window: Option<Window>,
+    ) -> (Victim, c_int, Vec<u64>) {
         let path = round.path;
         let arguments = [
             "victim".to_owned(),
@@ -255,6 +272,7 @@ impl Survivor {
             pairs.ud.number().to_string(),
             self.target.addr(WRITTEN_AT).to_string(),
             self.target.rkey().to_string(),
+            window.map_or(0, Window::key).to_string(),
         ];
         let (child, mut link) = Link::start(&arguments);
         let pid = child.id().cast_signed();
@@ -268,6 +286,20 @@ impl Survivor {
             self.device.connect(&pairs.rc, theirs[0] as u32, retries);
             self.device
                 .connect(&pairs.on_shared, theirs[1] as u32, retries);
+        }
+        if let Some(window) = window {
+            let batch = pairs.rc.batch();
+            batch.bind(PROBE, window, &self.windowed).post();
+            let mut wcs = Vec::new();
+            self.queue.poll(&mut wcs);
+            let bound = matches!(
+                wcs[..],
+                [Wc {
+                    status: IBV_WC_SUCCESS,
+                    ..
+                }]
+            );
+            assert!(bound, "a window: {wcs:?}");
         }
         self.scratch
             .write(ROOM, &pattern(round.tag ^ 2, path.len()));
@@ -441,6 +473,20 @@ impl Survivor {
             );
         }
         assert!(wcs.is_empty(), "{wcs:?}");
+    }
+
+    /// The window is bound until the message that invalidates it is there, and not after it.
+    fn check_window(&mut self, window: Window, delivered: bool) {
+        // A region is kept by what is bound to it.
+        let kept = self.windowed.deregister().is_err();
+        assert_eq!(kept, !delivered, "the window is bound");
+        window.free();
+        if kept {
+            self.windowed
+                .deregister()
+                .expect("a region without windows");
+        }
+        self.device.register_again(&mut self.windowed);
     }
 
     /// The target of writes: all of it or nothing, and nothing around it.

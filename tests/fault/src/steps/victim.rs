@@ -18,7 +18,7 @@ const RETRIES: Retries = Retries {
     count: 7,
 };
 
-/// `victim PATH TAG RC SHARED UD ADDR RKEY`: the survivor's numbers and its region.
+/// `victim PATH TAG RC SHARED UD ADDR RKEY WINDOW`: the survivor's numbers, its region, and the key of its window.
 pub(crate) fn run(arguments: &[String]) {
     let path = Path::of_name(&arguments[0]).expect("a path");
     let given = numbers(&arguments[1..].join(" "));
@@ -90,6 +90,7 @@ pub(crate) fn run(arguments: &[String]) {
         Path::SendRing => post(&rc, Op::SendImm(tag as u32)),
         Path::SendLarge => post(&rc, Op::Send),
         Path::SendShared | Path::SendSharedLarge => post(&on_shared, Op::Send),
+        Path::SendInvalidate => post(&rc, Op::SendInvalidate(given[6] as u32)),
         Path::Datagram | Path::DatagramFirst => post(&ud, Op::Datagram(handle, theirs[2])),
         Path::Write => post(&rc, Op::Write(addr, rkey)),
         Path::WriteImm => post(&rc, Op::WriteImm(addr, rkey, tag as u32)),
@@ -184,6 +185,20 @@ pub(crate) fn run(arguments: &[String]) {
             // Not every poll in vain looks for it.
             while wcs.is_empty() {
                 queue.poll(&mut wcs);
+            }
+            trace::end();
+        }
+        Path::PullArm | Path::PullEvent => {
+            if path == Path::PullEvent {
+                queue.arm();
+            }
+            rc.receive(1, &region, RECEIVES, len);
+            std::thread::sleep(Duration::from_millis(2));
+            trace::begin();
+            if path == Path::PullArm {
+                queue.arm();
+            } else {
+                queue.event();
             }
             trace::end();
         }
