@@ -46,6 +46,16 @@ struct iovec;
 #define WEFT_ADVISE_FLUSH 1
 
 /*
+ Flag of weft_mr_attr.map_flags: the memory is at addr, or the call fails.
+ */
+#define WEFT_MAP_FIXED 1
+
+/*
+ Bytes of a handle that weft_mr_ops.mr_export gives. Later releases may have longer ones.
+ */
+#define WEFT_MR_HANDLE_SIZE 48
+
+/*
  Bytes of a region.
  */
 struct weft_mr_range {
@@ -61,6 +71,40 @@ struct weft_mr_range {
    Bytes.
    */
   size_t len;
+};
+
+/*
+ How memory of the provider is mapped and registered.
+ */
+struct weft_mr_attr {
+  /*
+   Bytes of this structure.
+   */
+  size_t size;
+  /*
+   The access of the region, as for fi_mr_reg(3).
+   */
+  uint64_t access;
+  /*
+   The key, as for fi_mr_reg(3).
+   */
+  uint64_t requested_key;
+  /*
+   The flags of fi_mr_reg(3).
+   */
+  uint64_t flags;
+  /*
+   Where the memory should begin, at a page, or NULL for anywhere.
+   */
+  void *addr;
+  /*
+   WEFT_MAP_FIXED, or 0.
+   */
+  uint64_t map_flags;
+  /*
+   The context of the region.
+   */
+  void *context;
 };
 
 /*
@@ -90,6 +134,53 @@ struct weft_mr_ops {
                 uint32_t flags,
                 const struct weft_mr_range *ranges,
                 size_t count);
+  /*
+   Allocates memory that processes can share, zeros with all pages, huge ones where the kernel has them for shared memory, and
+   registers it as fi_mr_reg(3) does. It is mapped writable, whatever the access.
+
+   -FI_EINVAL: no open domain, no bytes, an attribute that is not as described.
+   -FI_EADDRINUSE: WEFT_MAP_FIXED, and something is at the address.
+   -FI_ENOMEM, -FI_EMFILE; and those of fi_mr_reg(3).
+   */
+  int (*mr_alloc)(struct fid_domain *domain,
+                  size_t len,
+                  const struct weft_mr_attr *attr,
+                  void **addr,
+                  struct fid_mr **mr);
+  /*
+   Closes a region of mr_alloc or mr_import as fi_close(3) does, which may be called as well. The memory is unmapped here, and
+   ends when no process has it.
+
+   -FI_EINVAL: any other region. -FI_EBUSY: there are parts of it, nothing has changed; or somebody is in the middle of an
+   access, and the call can be repeated.
+   */
+  int (*mr_free)(struct fid_mr *mr);
+  /*
+   Makes a handle by which processes of the same user import the memory with this access or less, until the region is
+   closed. size says how much room there is, and is set to the bytes of the handle. The same access has the same handle.
+
+   -FI_ETOOSMALL: there is less room; size is set.
+   -FI_EINVAL: no open region, unknown access. -FI_EACCES: access that the region does not have.
+   -FI_EOPNOTSUPP: memory that is not of mr_alloc or mr_import. -FI_EMFILE, -FI_ENOMEM.
+   */
+  int (*mr_export)(struct fid_mr *mr, uint64_t access, void *handle, size_t *size);
+  /*
+   Maps the memory of another process's handle, or one's own, and registers it. The access is checked against what was
+   granted; the memory is mapped writable if it has FI_RECV, FI_READ or FI_REMOTE_WRITE. len, unless NULL, is set to its bytes.
+
+   -FI_EINVAL: no open domain, no handle (truncated or changed), an attribute that is not as described.
+   -FI_ENOENT: the handle's region is closed, its process has ended, or nobody made it.
+   -FI_EACCES: access that was not granted, or a process that this one may not look into.
+   -FI_EADDRINUSE: WEFT_MAP_FIXED, and something is at the address.
+   -FI_ENOMEM, -FI_EMFILE; and those of fi_mr_reg(3).
+   */
+  int (*mr_import)(struct fid_domain *domain,
+                   const void *handle,
+                   size_t size,
+                   const struct weft_mr_attr *attr,
+                   void **addr,
+                   size_t *len,
+                   struct fid_mr **mr);
 };
 
 #ifdef __cplusplus

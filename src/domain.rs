@@ -267,7 +267,7 @@ impl Domain {
 }
 
 /// A number that no other domain has, as good as certainly.
-fn random() -> Result<u64> {
+pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     // SAFETY: the buffer has that size.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };

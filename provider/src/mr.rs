@@ -59,7 +59,11 @@ impl Kind for Mr {
 
 /// # Safety
 /// `handle` is NULL or a fid; the memory is the application's (fi_mr(3)).
-unsafe fn register(handle: *mut fid, wish: Result<Wish>, out: *mut *mut fid_mr) -> c_int {
+pub(crate) unsafe fn register(
+    handle: *mut fid,
+    wish: Result<Wish>,
+    out: *mut *mut fid_mr,
+) -> c_int {
     // SAFETY: the caller's promise.
     let domain = match unsafe { Object::<Domain>::checked(handle) } {
         Ok(domain) => domain,
@@ -93,6 +97,7 @@ unsafe fn register(handle: *mut fid, wish: Result<Wish>, out: *mut *mut fid_mr) 
             persistent: wish.flags & FI_RMA_PMEM != 0,
             dmabuf: wish.dmabuf,
             auth: wish.auth.as_ref(),
+            memory: wish.memory.as_ref(),
             base,
         };
         let events = domain.events();
@@ -365,7 +370,7 @@ unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
     Ok(())
 }
 
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+pub(crate) unsafe extern "C" fn close(handle: *mut fid) -> c_int {
     guard::entry(|| {
         // SAFETY: a fid by the contract of fi_close(3).
         unsafe {

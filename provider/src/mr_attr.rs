@@ -3,12 +3,13 @@
 use std::ffi::c_void;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use libc::iovec;
 use libfabric_sys::*;
 use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
-use weft::mr::{Buffer, Dmabuf};
+use weft::mr::{Buffer, Dmabuf, SharedMemory};
 use weft::wire::records::MAX_SEGMENTS;
 
 use crate::ffi::log::warning;
@@ -39,6 +40,8 @@ pub(crate) struct Wish {
     pub(crate) dmabuf: Option<Dmabuf>,
     /// Its authorization key, unless it has the domain's.
     pub(crate) auth: Option<AuthKey>,
+    /// The memory is the provider's.
+    pub(crate) memory: Option<Arc<SharedMemory>>,
     /// The region that it is a part of, or NULL.
     pub(crate) base: *const fid_mr,
 }
@@ -60,6 +63,7 @@ impl Default for Wish {
             context: std::ptr::null_mut(),
             dmabuf: None,
             auth: None,
+            memory: None,
             base: std::ptr::null(),
         }
     }
@@ -73,6 +77,13 @@ impl Wish {
             ..Self::default()
         };
         this.buffers[0] = Buffer { addr, len };
+        this
+    }
+
+    /// With the provider's own memory.
+    pub(crate) fn memory(memory: Arc<SharedMemory>) -> Self {
+        let mut this = Self::buffer(memory.addr(), memory.len());
+        this.memory = Some(memory);
         this
     }
 

@@ -1,17 +1,21 @@
 //! `fi_open_ops` of a domain: the table `weft_mr_ops` (`include/weft.h`).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
-use weft::mr::AdvisedRange;
+use weft::mr::{Access, AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 
 use crate::domain::Domain;
-use crate::exports::mr_ops::{weft_mr_ops, weft_mr_range};
+use crate::exports::mr_ops::{
+    WEFT_MAP_FIXED, WEFT_MR_HANDLE_SIZE, weft_mr_attr, weft_mr_ops, weft_mr_range,
+};
 use crate::ffi::fid::Object;
 use crate::ffi::guard;
 use crate::ffi::log::info;
-use crate::mr::Mr;
+use crate::mr::{self, Mr};
+use crate::mr_attr::{Wish, check_flags};
 
 /// What the table is asked for by.
 const NAME: &CStr = c"weft_mr_ops";
@@ -19,7 +23,13 @@ const NAME: &CStr = c"weft_mr_ops";
 static OPS: weft_mr_ops = weft_mr_ops {
     size: size_of::<weft_mr_ops>(),
     advise: Some(advise),
+    mr_alloc: Some(mr_alloc),
+    mr_free: Some(mr_free),
+    mr_export: Some(mr_export),
+    mr_import: Some(mr_import),
 };
+
+const _: () = assert!(WEFT_MR_HANDLE_SIZE == HANDLE_SIZE);
 
 /// `fi_open_ops`. A name that is not known is `-FI_ENOSYS`, as of a provider without tables: ofi_rxm asks each domain below
 /// it for its own, and takes any other error for the end.
@@ -98,4 +108,162 @@ unsafe extern "C" fn advise(
     };
     // SAFETY: a domain by the contract of the call.
     unsafe { on(domain, body) }
+}
+
+/// What the attributes say, and where the memory should be.
+///
+/// # Safety
+/// `attr` is NULL or has the size that it says.
+unsafe fn attributes(attr: *const weft_mr_attr) -> Result<(weft_mr_attr, Access, Hint)> {
+    if attr.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    // SAFETY: not NULL; every release begins with the size, and this one has all that is read.
+    let attr = unsafe {
+        if (*attr).size < size_of::<weft_mr_attr>() {
+            return Err(FiErrno::EINVAL);
+        }
+        *attr
+    };
+    check_flags(attr.flags)?;
+    let access = Access::from_bits(attr.access).ok_or(FiErrno::EINVAL)?;
+    if attr.map_flags & !WEFT_MAP_FIXED != 0 {
+        return Err(FiErrno::EBADFLAGS);
+    }
+    let hint = Hint {
+        addr: attr.addr,
+        fixed: attr.map_flags & WEFT_MAP_FIXED != 0,
+    };
+    Ok((attr, access, hint))
+}
+
+/// Registers memory that `make` gives, by its length and place.
+///
+/// # Safety
+/// `domain` is NULL or a fid, `attr` NULL or as large as it says, the others NULL or writable.
+unsafe fn shared(
+    domain: *mut fid_domain,
+    attr: *const weft_mr_attr,
+    (addr, len, mr): (*mut *mut c_void, *mut usize, *mut *mut fid_mr),
+    make: impl FnOnce(&Domain, Access, Hint) -> Result<Arc<SharedMemory>>,
+) -> c_int {
+    let mut made = None;
+    let body = |domain: &Domain| {
+        if addr.is_null() || mr.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        let (attr, access, hint) = unsafe { attributes(attr)? };
+        made = Some((make(domain, access, hint)?, attr));
+        Ok(())
+    };
+    // SAFETY: the caller's promise.
+    let ret = unsafe { on(domain, body) };
+    let Some((memory, attr)) = made else {
+        return ret;
+    };
+    let (at, bytes) = (memory.addr(), memory.len());
+    let wish = Wish {
+        access: attr.access,
+        requested_key: attr.requested_key,
+        flags: attr.flags,
+        context: attr.context,
+        ..Wish::memory(memory)
+    };
+    // SAFETY: an open domain, as `on` has seen; the region keeps the memory.
+    unsafe {
+        // before the region, whose event may tell another thread to look
+        let before = addr.replace(at);
+        let ret = mr::register(domain.cast(), Ok(wish), mr);
+        if ret != 0 {
+            *addr = before;
+        } else if !len.is_null() {
+            *len = bytes;
+        }
+        ret
+    }
+}
+
+/// `weft_mr_ops.mr_alloc`
+unsafe extern "C" fn mr_alloc(
+    domain: *mut fid_domain,
+    len: usize,
+    attr: *const weft_mr_attr,
+    addr: *mut *mut c_void,
+    mr: *mut *mut fid_mr,
+) -> c_int {
+    let out = (addr, std::ptr::null_mut(), mr);
+    // SAFETY: as this function.
+    unsafe {
+        shared(domain, attr, out, |domain, _, hint| {
+            SharedMemory::alloc(domain.engine.device(), len, hint)
+        })
+    }
+}
+
+/// `weft_mr_ops.mr_import`
+unsafe extern "C" fn mr_import(
+    domain: *mut fid_domain,
+    handle: *const c_void,
+    size: usize,
+    attr: *const weft_mr_attr,
+    addr: *mut *mut c_void,
+    len: *mut usize,
+    mr: *mut *mut fid_mr,
+) -> c_int {
+    let import = |domain: &Domain, access, hint| {
+        if handle.is_null() || size != HANDLE_SIZE {
+            return Err(FiErrno::EINVAL);
+        }
+        let mut bytes = [0; HANDLE_SIZE];
+        // SAFETY: not NULL, with as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(handle.cast(), bytes.as_mut_ptr(), size) };
+        SharedMemory::import(domain.engine.device(), &bytes, access, hint)
+    };
+    // SAFETY: as this function.
+    unsafe { shared(domain, attr, (addr, len, mr), import) }
+}
+
+/// `weft_mr_ops.mr_free`
+unsafe extern "C" fn mr_free(mr: *mut fid_mr) -> c_int {
+    // SAFETY: a region by the contract of the call.
+    match unsafe { Object::<Mr>::checked(mr) } {
+        Ok(object) if object.region().is_shared() => {}
+        Ok(_) => return -FI_EINVAL,
+        Err(errno) => return -errno.code(),
+    }
+    // SAFETY: as above.
+    unsafe { mr::close(mr.cast()) }
+}
+
+/// `weft_mr_ops.mr_export`
+unsafe extern "C" fn mr_export(
+    mr: *mut fid_mr,
+    access: u64,
+    handle: *mut c_void,
+    size: *mut usize,
+) -> c_int {
+    // SAFETY: a region by the contract of the call.
+    let object = match unsafe { Object::<Mr>::checked(mr) } {
+        Ok(object) => object,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&object.poison, || {
+        if size.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        let access = Access::from_bits(access).ok_or(FiErrno::EINVAL)?;
+        let bytes = object.region().export(access)?;
+        // SAFETY: not NULL; there is as much room as it says.
+        unsafe {
+            if size.replace(bytes.len()) < bytes.len() {
+                return Err(FiErrno::ETOOSMALL);
+            }
+            if handle.is_null() {
+                return Err(FiErrno::EINVAL);
+            }
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), handle.cast(), bytes.len());
+        }
+        Ok(0)
+    })
 }

@@ -33,7 +33,7 @@ impl Access {
     /// has any, because some refuse the right if they don't.
     pub fn verbs_rights(self, atomics: bool) -> u32 {
         let mut rights = 0;
-        if self.intersects(Self::READ | Self::RECV | Self::REMOTE_WRITE) {
+        if self.is_written() {
             rights |= sys::IBV_ACCESS_LOCAL_WRITE;
         }
         if self.contains(Self::REMOTE_READ) {
@@ -61,6 +61,11 @@ impl Access {
             }
         }
         bits
+    }
+
+    /// Whether the memory is written to.
+    pub fn is_written(self) -> bool {
+        self.intersects(Self::READ | Self::RECV | Self::REMOTE_WRITE)
     }
 
     /// Whether peers reach the region: without that its key means nothing.

@@ -98,6 +98,7 @@ fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Memory> {
         return Ok(Memory::Fixed(vec![mr?]));
     }
     match region.domain().paging() {
+        _ if region.memory().is_some() => {} // all there, and stays so
         Paging::Pinned => {}
         Paging::OnDemand => rights |= sys::IBV_ACCESS_ON_DEMAND,
         Paging::Refreshed { whole } => {
@@ -113,8 +114,13 @@ fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Memory> {
     let mrs = buffers
         .map(|buffer| {
             // SAFETY: who registered the region promised that the memory stays (`Region::register`).
-            unsafe { Mr::register(pd, buffer.addr as *const _, buffer.len as usize, rights) }
-                .inspect_err(|&error| explain(error, buffer.len))
+            let mr =
+                unsafe { Mr::register(pd, buffer.addr as *const _, buffer.len as usize, rights) }
+                    .inspect_err(|&error| explain(error, buffer.len))?;
+            Ok(match region.memory() {
+                Some(memory) => mr.holding(Arc::clone(memory) as _),
+                None => mr,
+            })
         })
         .collect::<Result<_>>()?;
     Ok(Memory::Fixed(mrs))

@@ -30,7 +30,7 @@ pub(crate) use local::{LocalKeys, Use, implicit_region};
 pub(crate) use mapped::Mapped;
 pub(crate) use mode::Paging;
 pub use mode::{DescRule, Form, Mode};
-pub use ops::AdvisedRange;
+pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 pub(crate) use pending::Workers;
 pub use region::{Buffer, Dmabuf, Region, RegionConfig};
 pub(crate) use words::Words;

@@ -12,6 +12,7 @@ use super::desc::{DEAD, MAGIC};
 use super::event::{Cell, Event, Watch};
 use super::exposed::Exposed;
 use super::keys::kind;
+use super::ops::{Shared, SharedMemory};
 use super::pending::Pending;
 use crate::auth::AuthKey;
 use crate::domain::Domain;
@@ -51,6 +52,8 @@ pub struct RegionConfig<'a> {
     pub dmabuf: Option<Dmabuf>,
     /// Only endpoints with this authorization key give access, not those with the domain's.
     pub auth: Option<&'a AuthKey>,
+    /// The one buffer is this memory, which the region keeps.
+    pub memory: Option<&'a Arc<SharedMemory>>,
     /// It is a part of this region (`base_mr`), with a key and rights of its own.
     pub base: Option<&'a Arc<Region>>,
 }
@@ -101,8 +104,10 @@ pub struct Region {
     /// endpoint's.
     auth: Option<AuthKey>,
     pd: Arc<Pd>,
+    /// Its memory, where that is the engine's, and who else may have it.
+    pub(super) shared: Option<Shared>,
     /// What it is a part of.
-    _base: Option<Arc<Region>>,
+    base: Option<Arc<Region>>,
     domain: Arc<Domain>,
 }
 
@@ -183,6 +188,13 @@ impl RegionConfig<'_> {
         start.checked_add(total).ok_or(FiErrno::EINVAL)?;
         if self.dmabuf.is_some() && (self.buffers.len() != 1 || self.base.is_some()) {
             return Err(FiErrno::EINVAL);
+        }
+        if let Some(memory) = self.memory {
+            let whole = (memory.addr().cast_const(), memory.len());
+            let alone = self.base.is_none() && self.dmabuf.is_none() && self.buffers.len() == 1;
+            if !alone || (first.addr, first.len) != whole {
+                return Err(FiErrno::EINVAL);
+            }
         }
         if let Some(base) = self.base {
             let inside = |part: &Buffer| {
@@ -299,7 +311,8 @@ impl Region {
             dmabuf,
             auth: config.auth.cloned(),
             pd,
-            _base: config.base.map(Arc::clone),
+            shared: config.memory.map(Shared::new),
+            base: config.base.map(Arc::clone),
             domain: Arc::clone(domain),
         }))
     }
@@ -437,6 +450,9 @@ impl Region {
     /// `EBUSY`: it was waited for in vain, and the access may still be made. No new one can begin. To be called again.
     pub fn close(&self) -> Result<()> {
         self.settle();
+        if let Some(shared) = &self.shared {
+            shared.end();
+        }
         let mut bindings = self.bindings.lock();
         bindings.closing = true;
         let exposed = self.exposed.get().map_or(Ok(()), Exposed::end);
@@ -486,7 +502,17 @@ impl Region {
 
     /// Whether the device takes its pages when they are used.
     pub(super) fn is_on_demand(&self) -> bool {
-        matches!(self.domain.paging(), Paging::OnDemand) && self.dmabuf.is_none()
+        let own = self.dmabuf.is_none() && self.memory().is_none();
+        own && matches!(self.domain.paging(), Paging::OnDemand)
+    }
+
+    /// What it or its base has for memory, where that is the engine's.
+    pub(super) fn memory(&self) -> Option<&Arc<SharedMemory>> {
+        match (&self.shared, &self.base) {
+            (Some(shared), _) => Some(shared.memory()),
+            (None, Some(base)) => base.memory(),
+            (None, None) => None,
+        }
     }
 
     pub(super) fn mode(&self) -> Mode {

@@ -4,6 +4,7 @@
 //! was made from, so that everything is destroyed in an order that the device accepts, whatever
 //! the order in which the owners are dropped.
 
+mod adopted;
 mod attr;
 #[cfg(test)]
 mod buf;
@@ -17,6 +18,7 @@ mod quirks;
 mod sockaddr;
 mod srq;
 
+pub(crate) use adopted::Adopted;
 pub use attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 #[cfg(test)]
 pub(crate) use buf::Buf;

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -51,6 +52,8 @@ pub struct Mr {
     /// NULL once it is deregistered.
     raw: *mut sys::ibv_mr,
     pd: Arc<Pd>,
+    /// What must not go before it: its memory, where that is the engine's.
+    held: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
@@ -81,6 +84,7 @@ impl Mr {
         Ok(Self {
             raw,
             pd: Arc::clone(pd),
+            held: None,
         })
     }
 
@@ -108,7 +112,14 @@ impl Mr {
         Ok(Self {
             raw,
             pd: Arc::clone(pd),
+            held: None,
         })
+    }
+
+    /// The registration, which keeps this until it has gone.
+    pub(crate) fn holding(mut self, held: Arc<dyn Any + Send + Sync>) -> Self {
+        self.held = Some(held);
+        self
     }
 
     /// Lets the device fetch pages of an on-demand registration: `ibv_advise_mr(3)`, waited for. A device without

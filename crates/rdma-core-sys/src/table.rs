@@ -4,7 +4,7 @@
 //! this process (`softverbs`). What is inline in `verbs.h` is not here: it goes through
 //! `context->ops` and `verbs_context`, see [`crate::inline`]. A `required` symbol has been in
 //! every rdma-core since version 25; an `optional` one is newer, and `None` where the library
-//! lacks it.
+//! lacks it. `softdv_*` are the direct verbs of softverbs, which no rdma-core has.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -142,6 +142,8 @@ function_table! {
         ibv_free_buf: fn(buf: *mut ibv_buf);
         ibv_reg_buf_mr: fn(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
         ibv_dm_export_dmabuf_fd: fn(dm: *mut ibv_dm) -> c_int;
+        softdv_adopt_buf: fn(context: *mut ibv_context, fd: c_int, addr: *mut c_void, length: usize) -> *mut c_void;
+        softdv_release_buf: fn(adopted: *mut c_void);
     }
 }
 

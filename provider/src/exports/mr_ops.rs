@@ -1,7 +1,7 @@
 //! `struct weft_mr_ops`: what `fi_open_ops` of a domain gives for the name `weft_mr_ops`. Declarations only, which programs
 //! in Rust may include as they are.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use libfabric_sys::{fid_domain, fid_mr};
 
@@ -13,6 +13,32 @@ pub const WEFT_ADVISE_PREFETCH_WRITE: u32 = 1;
 pub const WEFT_ADVISE_PREFETCH_NO_FAULT: u32 = 2;
 /// Flag of weft_mr_ops.advise: return when it is done, with the errors of doing it.
 pub const WEFT_ADVISE_FLUSH: u32 = 1;
+
+/// Flag of weft_mr_attr.map_flags: the memory is at addr, or the call fails.
+pub const WEFT_MAP_FIXED: u64 = 1;
+
+/// Bytes of a handle that weft_mr_ops.mr_export gives. Later releases may have longer ones.
+pub const WEFT_MR_HANDLE_SIZE: usize = 48;
+
+/// How memory of the provider is mapped and registered.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct weft_mr_attr {
+    /// Bytes of this structure.
+    pub size: usize,
+    /// The access of the region, as for fi_mr_reg(3).
+    pub access: u64,
+    /// The key, as for fi_mr_reg(3).
+    pub requested_key: u64,
+    /// The flags of fi_mr_reg(3).
+    pub flags: u64,
+    /// Where the memory should begin, at a page, or NULL for anywhere.
+    pub addr: *mut c_void,
+    /// WEFT_MAP_FIXED, or 0.
+    pub map_flags: u64,
+    /// The context of the region.
+    pub context: *mut c_void,
+}
 
 /// Bytes of a region.
 #[repr(C)]
@@ -51,6 +77,60 @@ pub struct weft_mr_ops {
             flags: u32,
             ranges: *const weft_mr_range,
             count: usize,
+        ) -> c_int,
+    >,
+    /// Allocates memory that processes can share, zeros with all pages, huge ones where the kernel has them for shared memory, and
+    /// registers it as fi_mr_reg(3) does. It is mapped writable, whatever the access.
+    ///
+    /// -FI_EINVAL: no open domain, no bytes, an attribute that is not as described.
+    /// -FI_EADDRINUSE: WEFT_MAP_FIXED, and something is at the address.
+    /// -FI_ENOMEM, -FI_EMFILE; and those of fi_mr_reg(3).
+    pub mr_alloc: Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            len: usize,
+            attr: *const weft_mr_attr,
+            addr: *mut *mut c_void,
+            mr: *mut *mut fid_mr,
+        ) -> c_int,
+    >,
+    /// Closes a region of mr_alloc or mr_import as fi_close(3) does, which may be called as well. The memory is unmapped here, and
+    /// ends when no process has it.
+    ///
+    /// -FI_EINVAL: any other region. -FI_EBUSY: there are parts of it, nothing has changed; or somebody is in the middle of an
+    /// access, and the call can be repeated.
+    pub mr_free: Option<unsafe extern "C" fn(mr: *mut fid_mr) -> c_int>,
+    /// Makes a handle by which processes of the same user import the memory with this access or less, until the region is
+    /// closed. size says how much room there is, and is set to the bytes of the handle. The same access has the same handle.
+    ///
+    /// -FI_ETOOSMALL: there is less room; size is set.
+    /// -FI_EINVAL: no open region, unknown access. -FI_EACCES: access that the region does not have.
+    /// -FI_EOPNOTSUPP: memory that is not of mr_alloc or mr_import. -FI_EMFILE, -FI_ENOMEM.
+    pub mr_export: Option<
+        unsafe extern "C" fn(
+            mr: *mut fid_mr,
+            access: u64,
+            handle: *mut c_void,
+            size: *mut usize,
+        ) -> c_int,
+    >,
+    /// Maps the memory of another process's handle, or one's own, and registers it. The access is checked against what was
+    /// granted; the memory is mapped writable if it has FI_RECV, FI_READ or FI_REMOTE_WRITE. len, unless NULL, is set to its bytes.
+    ///
+    /// -FI_EINVAL: no open domain, no handle (truncated or changed), an attribute that is not as described.
+    /// -FI_ENOENT: the handle's region is closed, its process has ended, or nobody made it.
+    /// -FI_EACCES: access that was not granted, or a process that this one may not look into.
+    /// -FI_EADDRINUSE: WEFT_MAP_FIXED, and something is at the address.
+    /// -FI_ENOMEM, -FI_EMFILE; and those of fi_mr_reg(3).
+    pub mr_import: Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            handle: *const c_void,
+            size: usize,
+            attr: *const weft_mr_attr,
+            addr: *mut *mut c_void,
+            len: *mut usize,
+            mr: *mut *mut fid_mr,
         ) -> c_int,
     >,
 }

@@ -20,6 +20,7 @@ fn whole(libfabric: Option<Libfabric>) {
         "regions",
         "advise",
         "asynchronous",
+        "shared",
         "endpoint",
         "bad-input",
         "slots",

@@ -18,6 +18,7 @@ mod objects;
 mod pd;
 mod query;
 mod rereg;
+mod softdv;
 mod td;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -103,6 +104,8 @@ pub fn verbs() -> &'static VerbsFns {
         ibv_free_buf: Some(buf::free_buf),
         ibv_reg_buf_mr: Some(buf::reg_buf_mr),
         ibv_dm_export_dmabuf_fd: None,
+        softdv_adopt_buf: Some(softdv::adopt_buf),
+        softdv_release_buf: Some(softdv::release_buf),
     })
 }
 

@@ -68,6 +68,24 @@ impl Buffer {
         Self::of(file, map, len)
     }
 
+    /// What the application has mapped of a file.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is not that long, `EPERM` where its pages can be taken away.
+    ///
+    /// # Safety
+    /// `len` bytes of the file are mapped at `addr`, shared, until the buffer is dropped.
+    #[allow(unsafe_code, reason = "the mapping is the caller's promise")]
+    pub(crate) unsafe fn adopt(file: OwnedFd, addr: *mut u8, len: usize) -> Res<Self> {
+        let whole = sys::sealed_size(&file)?;
+        if len == 0 || len.checked_next_multiple_of(1 << 12) != Some(whole) {
+            return Err(Errno(libc::EINVAL));
+        }
+        // SAFETY: the caller's promise; pages are mapped whole.
+        let map = unsafe { Mapping::borrowed(addr, whole)? };
+        Self::of(file, map, len)
+    }
+
     fn of(file: OwnedFd, map: Mapping, len: usize) -> Res<Self> {
         let inode = sys::inode_of(&file)?;
         Ok(Self {
@@ -154,6 +172,29 @@ impl Buffers {
             slot.holders += 1;
             return Ok(slot.held());
         }
+        self.enter(segment, &mut slots, buffer, context)
+    }
+
+    /// As [`Self::add`], where the same file is in the table at another address too.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn add_another(
+        &self,
+        segment: &OwnSegment,
+        buffer: Buffer,
+        context: u32,
+    ) -> Res<Held> {
+        self.enter(segment, &mut self.lock(), buffer, context)
+    }
+
+    fn enter(
+        &self,
+        segment: &OwnSegment,
+        slots: &mut Vec<Option<Slot>>,
+        buffer: Buffer,
+        context: u32,
+    ) -> Res<Held> {
         let buffer = Arc::try_new(buffer)?;
         let index = match slots.iter().position(Option::is_none) {
             Some(index) => index,

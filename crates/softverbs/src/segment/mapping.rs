@@ -6,11 +6,12 @@ use std::ptr::NonNull;
 use crate::sync::atomic::{AtomicU32, AtomicU64};
 use crate::sys::{Errno, Res};
 
-/// Shared memory, unmapped on drop. A forked child does not have it.
+/// Shared memory, unmapped on drop unless it is somebody else's. A forked child does not have it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    borrowed: bool,
 }
 
 // SAFETY: the memory is reached through atomics and raw copies only.
@@ -40,7 +41,27 @@ impl Mapping {
             unsafe { libc::madvise(base, len, advice) };
         }
         let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
-        Ok(Self { base, len })
+        Ok(Self {
+            base,
+            len,
+            borrowed: false,
+        })
+    }
+
+    /// What the application has mapped.
+    ///
+    /// # Errors
+    /// `EINVAL` for an address that is no page's.
+    ///
+    /// # Safety
+    /// `len` bytes are mapped there, shared, until this is dropped.
+    pub(crate) unsafe fn borrowed(addr: *mut u8, len: usize) -> Res<Self> {
+        let base = NonNull::new(addr).filter(|_| addr.addr().is_multiple_of(1 << 12));
+        Ok(Self {
+            base: base.ok_or(Errno(libc::EINVAL))?,
+            len,
+            borrowed: true,
+        })
     }
 
     /// Has the kernel back it with huge pages where it can. Only that: nothing is promised.
@@ -108,6 +129,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.borrowed {
+            return;
+        }
         // SAFETY: the mapping is this object's, and all references into it borrow the object.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }

@@ -42,6 +42,12 @@ impl Mapping {
         Ok(Self::model(len))
     }
 
+    /// # Safety
+    /// Models follow no addresses.
+    pub(crate) unsafe fn borrowed(_: *mut u8, len: usize) -> Res<Self> {
+        Ok(Self::model(len))
+    }
+
     pub(crate) fn model(len: usize) -> Self {
         Self {
             words: Arc::default(),

@@ -15,6 +15,7 @@ mod listing;
 mod matrix;
 mod order;
 mod regions;
+mod shared;
 mod slots;
 mod transfer;
 
@@ -30,6 +31,11 @@ fn main() {
         "advise" => advise::run(&lib),
         "advise-refused" => advise::refused(&lib),
         "advise-disabled" => advise::disabled(&lib),
+        "shared" => shared::run(&lib),
+        "shared-exporter" => shared::exporter(&lib),
+        "shared-importer" => shared::importer(&lib, &rest[0]),
+        "shared-storer" => shared::storer(&lib, &rest[0]),
+        "shared-stranger" => shared::stranger(&lib, &rest[0]),
         "list" => listing::run(&lib),
         "hints" => hints::run(&lib),
         "bad-input" => bad_input::run(&lib),

@@ -1,0 +1,72 @@
+//! Direct verbs: calls that no other device has. Programs find them in the table of functions, and do without
+//! elsewhere.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rdma_core_sys::*;
+
+use super::context::Context;
+use super::{guard, non_null, pointer};
+use crate::dm::{Buffer, Held};
+use crate::process::Process;
+use crate::sys::{Errno, Res};
+
+struct Adopted {
+    process: &'static Process,
+    held: Held,
+}
+
+/// `softdv_adopt_buf`: makes `len` bytes at `addr` a buffer of the device, as if `ibv_alloc_buf(3)` had made them. They are the
+/// beginning of a file that is mapped there, shared, and sealed against shrinking and growing. Whatever is registered of
+/// them from now on is reached directly by peers. The descriptor need not stay open, the mapping must, until
+/// `softdv_release_buf` and the end of the last region.
+///
+/// Sets `EINVAL` for no bytes or another length than the file has, `EPERM` for a file that is not sealed or not of ordinary pages,
+/// `EBADF`, `EMFILE`, `ENOMEM`.
+pub(super) unsafe extern "C" fn adopt_buf(
+    context: *mut ibv_context,
+    fd: c_int,
+    addr: *mut c_void,
+    len: usize,
+) -> *mut c_void {
+    pointer(|| {
+        non_null(context)?;
+        non_null(addr)?;
+        if fd < 0 {
+            return Err(Errno(libc::EBADF));
+        }
+        // SAFETY: the caller promises a live context.
+        let owner = unsafe { Context::from_ptr(context) };
+        let process = owner.live()?;
+        // SAFETY: the caller promises an open descriptor; a wrong one is an error of the kernel.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        let file: OwnedFd = file.try_clone_to_owned().map_err(Errno::from)?;
+        // SAFETY: the caller promises the mapping.
+        let buffer = unsafe { Buffer::adopt(file, addr.cast(), len)? };
+        let held = process
+            .buffers
+            .add_another(&process.segment, buffer, owner.origin.context)?;
+        let adopted: *mut Adopted = Box::into_raw(Box::new(Adopted { process, held }));
+        Ok(adopted.cast())
+    })
+}
+
+/// `softdv_release_buf`: undoes `softdv_adopt_buf`. Regions that are left keep what they have.
+pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
+    let _: Res<()> = guard(|| {
+        non_null(adopted)?;
+        // SAFETY: of `adopt_buf`, and the caller is done with it.
+        let this = unsafe { Box::from_raw(adopted.cast::<Adopted>()) };
+        let process = this.process;
+        if process.forked() {
+            // The parent's, and not in the table here.
+            std::mem::forget(this);
+            return Ok(());
+        }
+        process
+            .buffers
+            .leave_to_regions(&process.segment, this.held.stamp);
+        Ok(())
+    });
+}

@@ -1,0 +1,67 @@
+//! Who else may have the memory of a region.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::SharedMemory;
+use super::grant::Grant;
+use crate::errno::{FiErrno, Result};
+use crate::mr::{Access, Region};
+
+/// The engine's memory of a region, and the grants of it, which end with the region.
+#[derive(Debug)]
+pub(in crate::mr) struct Shared {
+    memory: Arc<SharedMemory>,
+    /// One for each access that was asked for; none any more when the region is being closed.
+    grants: Mutex<Option<Vec<Grant>>>,
+}
+
+impl Shared {
+    pub(in crate::mr) fn new(memory: &Arc<SharedMemory>) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            grants: Mutex::new(Some(Vec::new())),
+        }
+    }
+
+    /// Ends all handles.
+    pub(in crate::mr) fn end(&self) {
+        let gone = self.grants.lock().take();
+        drop(gone);
+    }
+
+    pub(in crate::mr) fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+}
+
+impl Region {
+    /// A handle by which another process can import the region's memory with this access or less, as long as the
+    /// region is not closed: [`super::HANDLE_SIZE`] bytes. The same access has the same handle.
+    ///
+    /// # Errors
+    /// - `EOPNOTSUPP`: the memory is not the engine's, or the region is a part of another.
+    /// - `EACCES`: access that the region does not have. `EINVAL`: it is being closed.
+    /// - `EMFILE`, `ENOMEM`.
+    pub fn export(&self, access: Access) -> Result<Vec<u8>> {
+        let shared = self.shared.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
+        if !self.access().contains(access) {
+            return Err(FiErrno::EACCES);
+        }
+        let mut grants = shared.grants.lock();
+        let grants = grants.as_mut().ok_or(FiErrno::EINVAL)?;
+        if let Some(grant) = grants.iter().find(|grant| grant.access() == access) {
+            return Ok(grant.handle());
+        }
+        let grant = Grant::new(shared.memory.file(), shared.memory.len(), access)?;
+        let handle = grant.handle();
+        grants.push(grant);
+        Ok(handle)
+    }
+
+    /// Whether its memory is the engine's, allocated or imported for it.
+    pub fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+}

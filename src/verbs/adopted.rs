@@ -1,0 +1,58 @@
+//! Shared memory that softverbs reaches directly (`softdv_adopt_buf`): its direct verbs, found per device.
+
+#![allow(unsafe_code, reason = "calls verbs")]
+
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use super::Device;
+use crate::errno::{FiErrno, Result};
+
+/// A mapped file that the device knows of. Thread safe.
+#[derive(Debug)]
+pub(crate) struct Adopted {
+    raw: *mut c_void,
+    device: Arc<Device>,
+}
+
+// SAFETY: the pointer is only given back, once; softverbs may be called from any thread, as verbs may.
+unsafe impl Send for Adopted {}
+// SAFETY: as above.
+unsafe impl Sync for Adopted {}
+
+impl Adopted {
+    /// Tells the device of a sealed file's mapping; `None` for a device that has no use for that.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EMFILE`; `EINVAL`, `EPERM` for another kind of file.
+    ///
+    /// # Safety
+    /// The first `len` bytes of the file are mapped at `addr`, shared, until this and every registration there has gone.
+    pub(crate) unsafe fn new(
+        device: &Arc<Device>,
+        file: &OwnedFd,
+        addr: *mut c_void,
+        len: usize,
+    ) -> Result<Option<Self>> {
+        let Some(adopt) = device.backend().verbs.softdv_adopt_buf else {
+            return Ok(None);
+        };
+        // SAFETY: a live context of this backend; else the caller's promise.
+        let raw = unsafe { adopt(device.context(), file.as_raw_fd(), addr, len) };
+        if raw.is_null() {
+            return Err(FiErrno::last());
+        }
+        let device = Arc::clone(device);
+        Ok(Some(Self { raw, device }))
+    }
+}
+
+impl Drop for Adopted {
+    fn drop(&mut self) {
+        if let Some(release) = self.device.backend().verbs.softdv_release_buf {
+            // SAFETY: made by this backend, released once.
+            unsafe { release(self.raw) };
+        }
+    }
+}
