@@ -11,8 +11,11 @@ fn is_provider(path: &str) -> bool {
     path.starts_with("provider/")
 }
 
+/// What uses the provider from outside.
 fn is_test(path: &str) -> bool {
-    path.starts_with("tests/") || path.starts_with("benches/")
+    ["tests/", "benches/", "examples/"]
+        .iter()
+        .any(|top| path.starts_with(top))
 }
 
 /// Calls of verbs or of the connection manager above the seam, outside the one module that may make them.
