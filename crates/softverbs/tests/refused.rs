@@ -8,37 +8,21 @@
     reason = "each suite is a program of its own elsewhere"
 )]
 
-#[path = "direct.rs"]
-mod direct;
+mod everywhere;
 #[path = "forked.rs"]
 mod forked;
 #[path = "hostile.rs"]
 mod hostile;
-#[path = "parked.rs"]
-mod parked;
-#[path = "queues.rs"]
-mod queues;
-#[path = "regions.rs"]
-mod regions;
 #[path = "resources.rs"]
 mod resources;
-#[path = "sleepers.rs"]
-mod sleepers;
-#[path = "two_processes.rs"]
-mod two_processes;
-#[path = "types.rs"]
-mod types;
-#[path = "windows.rs"]
-mod windows;
-#[path = "withdrawn.rs"]
-mod withdrawn;
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+use everywhere::SUITES;
+use everywhere::common::suites::{Suite, run_suites};
+use everywhere::common::{End, Link, refuse, run};
 use rdma_core_sys::*;
-use two_processes::common::suites::{Suite, run_suites};
-use two_processes::common::{End, Link, refuse, run};
 
 /// What can't be as it is elsewhere:
 /// - `a_stopped_target`, `a_stopped_sender`: their agents are stopped with them;
@@ -46,22 +30,14 @@ use two_processes::common::{End, Link, refuse, run};
 const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between";
 
 fn main() {
-    let suites: &[Suite] = &[
-        ("two_processes", two_processes::main),
-        ("types", types::main),
-        ("regions", regions::main),
-        ("windows", windows::main),
-        ("direct", direct::main),
-        ("parked", parked::main),
-        ("queues", queues::main),
-        ("withdrawn", withdrawn::main),
-        ("sleepers", sleepers::main),
+    let more: [Suite; 4] = [
         ("forked", forked::main),
         ("resources", resources::main),
         ("hostile", hostile::main),
         ("agents", agents),
     ];
-    run_suites(suites, refuse::refuse_copies, NOT_HERE);
+    let suites = [&SUITES[..], &more].concat();
+    run_suites(&suites, refuse::refuse_copies, NOT_HERE);
 }
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,0 +1,41 @@
+//! The tests of other files that pass under any circumstances.
+
+#![allow(
+    clippy::duplicate_mod,
+    reason = "each suite is a program of its own elsewhere"
+)]
+
+#[path = "../direct.rs"]
+mod direct;
+#[path = "../parked.rs"]
+mod parked;
+#[path = "../queues.rs"]
+mod queues;
+#[path = "../regions.rs"]
+mod regions;
+#[path = "../sleepers.rs"]
+mod sleepers;
+#[path = "../two_processes.rs"]
+mod two_processes;
+#[path = "../types.rs"]
+mod types;
+#[path = "../windows.rs"]
+mod windows;
+#[path = "../withdrawn.rs"]
+mod withdrawn;
+
+pub(crate) use two_processes::common;
+
+use common::suites::Suite;
+
+pub(crate) const SUITES: [Suite; 9] = [
+    ("two_processes", two_processes::main),
+    ("types", types::main),
+    ("regions", regions::main),
+    ("windows", windows::main),
+    ("direct", direct::main),
+    ("parked", parked::main),
+    ("queues", queues::main),
+    ("withdrawn", withdrawn::main),
+    ("sleepers", sleepers::main),
+];
