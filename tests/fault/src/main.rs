@@ -17,6 +17,7 @@ mod random;
 #[allow(unsafe_code, reason = "filters and users are set by system calls")]
 #[path = "../../../crates/softverbs/tests/common/refuse.rs"]
 mod refuse;
+mod remains;
 #[allow(unsafe_code, reason = "signals are system calls")]
 mod signals;
 #[allow(unsafe_code, reason = "ptrace is a system call")]

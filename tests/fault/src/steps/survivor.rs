@@ -1,7 +1,6 @@
 //! The process that goes on. It starts the victims, steps through them, and looks at what each left.
 
 use std::collections::HashMap;
-use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
 use rdma_core_sys::{
@@ -10,13 +9,14 @@ use rdma_core_sys::{
 
 use super::bystander;
 use super::path::{Delivers, Path};
-use super::trace::{self, Stop};
+use super::trace::Victim;
 use crate::device::{Device, Op, Pair, Queue, Region, Retries, Shared, Wc};
 use crate::extended::Window;
 use crate::leftovers::Leftovers;
 use crate::link::Link;
 use crate::notice::{LIMIT, Way};
 use crate::random::pattern;
+use crate::remains::{UNTOUCHED, await_error, is_written};
 
 /// Receives of the connected queue pair, of the shared queue and of the datagrams, and bytes for each.
 const OWN: u64 = 4;
@@ -36,8 +36,6 @@ const PROBE: u64 = 403;
 /// The target region: a word, and what is written, with bytes around it that stay.
 const TARGET: usize = 64 << 10;
 const WRITTEN_AT: usize = 4096;
-const AROUND: usize = 16;
-const UNTOUCHED: u8 = 0x11;
 /// A datagram's receive begins with a header.
 const GRH: usize = 40;
 
@@ -84,23 +82,6 @@ pub(crate) struct Survivor {
     shared_free: Vec<u64>,
     bystander: Link,
     leftovers: Leftovers,
-}
-
-/// A child that does not outlive a failed round.
-struct Victim(Option<c_int>);
-
-impl Victim {
-    fn kill(&mut self) {
-        if let Some(pid) = self.0.take() {
-            trace::kill(pid);
-        }
-    }
-}
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
 
 /// The queue pairs of a round.
@@ -202,7 +183,7 @@ impl Survivor {
                 .receive(DATAGRAMS_AT + i, &self.scratch, offset, 8192);
         }
         let window = path.invalidates().then(|| self.device.window());
-        let (mut victim, pid, theirs) = self.start(round, &pairs, window);
+        let (mut victim, theirs) = self.start(round, &pairs, window);
         let mut ids: Vec<u64> = Vec::new();
         if path.is_connected() && path.is_reliable() {
             ids.extend(OWN_AT..OWN_AT + OWN);
@@ -214,16 +195,7 @@ impl Survivor {
         if matches!(path, Path::SendWakes | Path::Connect) {
             self.queue.arm();
         }
-        let mut steps = 0;
-        let mut ended = false;
-        assert_eq!(trace::wait(pid), Stop::Begins, "the victim");
-        while steps < round.steps && !ended {
-            match trace::step(pid) {
-                Stop::Stepped => steps += 1,
-                Stop::Ends => ended = true,
-                stop => panic!("the victim at instruction {steps}: {stop:?}"),
-            }
-        }
+        let (steps, ended) = victim.walk(round.steps);
         let works = path.is_connected() && round.work != Work::Never;
         if works && round.work == Work::Before {
             self.work_beside(&pairs.rc, &theirs, &mut book);
@@ -261,7 +233,7 @@ impl Survivor {
         round: &Round,
         pairs: &Pairs,
         window: Option<Window>,
-    ) -> (Victim, c_int, Vec<u64>) {
+    ) -> (Victim, Vec<u64>) {
         let path = round.path;
         let arguments = [
             "victim".to_owned(),
@@ -275,8 +247,7 @@ impl Survivor {
             window.map_or(0, Window::key).to_string(),
         ];
         let (child, mut link) = Link::start(&arguments);
-        let pid = child.id().cast_signed();
-        let victim = Victim(Some(pid));
+        let victim = Victim::new(&child);
         let theirs = link.hear_numbers();
         if path.is_connected() {
             let retries = Retries {
@@ -316,7 +287,7 @@ impl Survivor {
             pairs.rc.post(AWAITED, op, &self.scratch, ROOM, path.len());
         }
         link.say("go");
-        (victim, pid, theirs)
+        (victim, theirs)
     }
 
     fn post_both(&self, rc: &Pair, theirs: &[u64]) {
@@ -455,24 +426,10 @@ impl Survivor {
                 assert_eq!(pairs.rc.state(), IBV_QPS_ERR);
             }
             if path != Path::Connect {
-                self.wait_for_error(&pairs.on_shared);
+                await_error(&pairs.on_shared, &self.queue);
             }
         }
         delivered
-    }
-
-    /// The other connection with the victim ends too, when it is noticed that it is dead.
-    fn wait_for_error(&self, pair: &Pair) {
-        let begin = Instant::now();
-        let mut wcs = Vec::new();
-        while pair.state() != IBV_QPS_ERR {
-            self.queue.poll(&mut wcs);
-            assert!(
-                begin.elapsed() < LIMIT,
-                "a queue pair that stays connected to the dead"
-            );
-        }
-        assert!(wcs.is_empty(), "{wcs:?}");
     }
 
     /// The window is bound until the message that invalidates it is there, and not after it.
@@ -493,16 +450,7 @@ impl Survivor {
     fn check_target(&self, round: &Round, ended: bool) -> bool {
         let writes = round.path.writes();
         let len = if writes { round.path.len() } else { 48 };
-        let found = self.target.read(WRITTEN_AT - AROUND, len + 2 * AROUND);
-        let (before, rest) = found.split_at(AROUND);
-        let (inside, after) = rest.split_at(len);
-        let untouched = |bytes: &[u8]| bytes.iter().all(|&byte| byte == UNTOUCHED);
-        assert!(
-            untouched(before) && untouched(after),
-            "bytes around the target"
-        );
-        let written = inside == pattern(round.tag, len);
-        assert!(written || untouched(inside), "half of a write");
+        let written = is_written(&self.target, WRITTEN_AT, &pattern(round.tag, len));
         assert!(!written || writes, "a write that nobody asked for");
         assert!(written || !writes || !ended, "a write that got lost");
         written

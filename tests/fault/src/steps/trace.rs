@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 /// What a traced process did next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+enum Stop {
     /// One instruction more.
     Stepped,
     /// It is at one of the marks.
@@ -39,7 +39,7 @@ pub(crate) fn end() {
 }
 
 /// The next stop of a child.
-pub(crate) fn wait(pid: c_int) -> Stop {
+fn wait(pid: c_int) -> Stop {
     let mut status = 0;
     loop {
         // SAFETY: a writable status.
@@ -62,7 +62,7 @@ pub(crate) fn wait(pid: c_int) -> Stop {
 }
 
 /// Runs one instruction of a stopped child.
-pub(crate) fn step(pid: c_int) -> Stop {
+fn step(pid: c_int) -> Stop {
     // SAFETY: no memory is passed; the signal of the stop is dropped.
     let ret = unsafe {
         libc::ptrace(
@@ -76,9 +76,41 @@ pub(crate) fn step(pid: c_int) -> Stop {
     wait(pid)
 }
 
-/// Ends a child, and returns when it is gone.
-pub(crate) fn kill(pid: c_int) {
-    // SAFETY: a child that was not waited for.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-    while !matches!(wait(pid), Stop::Ended(_)) {}
+/// A child that is stepped through, and does not outlive a failed round.
+pub(crate) struct Victim(Option<c_int>);
+
+impl Victim {
+    pub(crate) fn new(child: &std::process::Child) -> Self {
+        Self(Some(child.id().cast_signed()))
+    }
+
+    /// Waits for the beginning of its call, and lets it run that many instructions; how many there were, and whether the call
+    /// is over.
+    pub(crate) fn walk(&self, most: usize) -> (usize, bool) {
+        let pid = self.0.expect("a living one");
+        assert_eq!(wait(pid), Stop::Begins, "the victim");
+        for steps in 0..most {
+            match step(pid) {
+                Stop::Stepped => {}
+                Stop::Ends => return (steps, true),
+                stop => panic!("the victim at instruction {steps}: {stop:?}"),
+            }
+        }
+        (most, false)
+    }
+
+    /// Returns when it is gone.
+    pub(crate) fn kill(&mut self) {
+        if let Some(pid) = self.0.take() {
+            // SAFETY: a child that was not waited for.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+            while !matches!(wait(pid), Stop::Ended(_)) {}
+        }
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }

@@ -1,9 +1,8 @@
 //! The process that has the domain. It starts the victims, steps through them, and goes on in what each left.
 
-use std::ffi::c_int;
 use std::time::Instant;
 
-use rdma_core_sys::{IBV_QPS_ERR, IBV_WC_SUCCESS};
+use rdma_core_sys::IBV_WC_SUCCESS;
 
 use super::Path;
 use crate::device::{Device, Domain, Op, Pair, Queue, Region, Retries, Shared, Wc};
@@ -11,14 +10,14 @@ use crate::leftovers::Leftovers;
 use crate::link::Link;
 use crate::notice::LIMIT;
 use crate::random::pattern;
-use crate::steps::trace::{self, Stop};
+use crate::remains::{UNTOUCHED, await_error, is_written};
+use crate::steps::trace::Victim;
 
 /// Receives of the shared queue, and bytes of each.
 const RECEIVES: u64 = 8;
 const ROOM: usize = 128 << 10;
 /// What is written has bytes around it that stay.
 const WRITTEN_AT: usize = 4096;
-const UNTOUCHED: u8 = 0x11;
 
 /// What became of a victim.
 pub(super) struct Outcome {
@@ -40,23 +39,6 @@ pub(super) struct Survivor {
     file: String,
     other_file: String,
     leftovers: Leftovers,
-}
-
-/// A child that does not outlive a failed round.
-struct Victim(Option<c_int>);
-
-impl Victim {
-    fn kill(&mut self) {
-        if let Some(pid) = self.0.take() {
-            trace::kill(pid);
-        }
-    }
-}
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
 
 fn file(name: &str) -> String {
@@ -115,7 +97,7 @@ impl Survivor {
     pub(super) fn round(&mut self, path: Path, most: usize, tag: u64) -> Outcome {
         self.target_region.fill(UNTOUCHED);
         let target = self.device.target(self.domain);
-        let (mut victim, pid) = self.start(path, &target, tag);
+        let mut victim = self.start(path, &target, tag);
         let mut got = Vec::new();
         // A first message waits for the ring, which is made by who looks.
         let begin = Instant::now();
@@ -123,19 +105,12 @@ impl Survivor {
             self.inbox.poll(&mut got);
             assert!(begin.elapsed() < LIMIT, "no message before the call");
         }
-        assert_eq!(trace::wait(pid), Stop::Begins, "the victim");
-        let (mut steps, mut ended) = (0, false);
-        while steps < most && !ended {
-            match trace::step(pid) {
-                Stop::Stepped => steps += 1,
-                Stop::Ends => ended = true,
-                stop => panic!("the victim at instruction {steps}: {stop:?}"),
-            }
-        }
+        let (steps, ended) = victim.walk(most);
         victim.kill();
         self.domains(path);
         if path.sends() {
-            self.wait_for_error(&target);
+            // Who holds a target hears of its initiator's end.
+            await_error(&target, &self.outbox);
         }
         let delivered = self.check(path, tag, &mut got, ended);
         let number = target.number();
@@ -153,7 +128,7 @@ impl Survivor {
         }
     }
 
-    fn start(&self, path: Path, target: &Pair, tag: u64) -> (Victim, c_int) {
+    fn start(&self, path: Path, target: &Pair, tag: u64) -> Victim {
         let arguments = [
             "xrc-victim".to_owned(),
             path.name(),
@@ -166,14 +141,13 @@ impl Survivor {
             self.target_region.rkey().to_string(),
         ];
         let (child, mut link) = Link::start(&arguments);
-        let pid = child.id().cast_signed();
-        let victim = Victim(Some(pid));
+        let victim = Victim::new(&child);
         let initiator = link.hear_numbers()[0] as u32;
         if path.sends() {
             self.device.connect_target(target, initiator);
         }
         link.say("go");
-        (victim, pid)
+        victim
     }
 
     /// Nobody keeps a domain or a lock who has ended.
@@ -188,17 +162,6 @@ impl Survivor {
         let again = self.device.domain(&self.file, 0).expect("the own domain");
         again.leave().expect("ibv_close_xrcd");
         assert!(begin.elapsed() < LIMIT / 4, "a lock of the dead");
-    }
-
-    /// Who holds a target hears of its initiator's end.
-    fn wait_for_error(&self, target: &Pair) {
-        let begin = Instant::now();
-        let mut wcs = Vec::new();
-        while target.state() != IBV_QPS_ERR {
-            self.outbox.poll(&mut wcs);
-            assert!(begin.elapsed() < LIMIT, "a target of the dead");
-        }
-        assert!(wcs.is_empty(), "{wcs:?}");
     }
 
     /// What the victim sent is there whole or not at all.
@@ -223,17 +186,7 @@ impl Survivor {
         let delivered = got.len() > warm;
         assert!(delivered || !sends || !ended, "what was sent got lost");
         let len = if path == Path::Write { path.len() } else { 48 };
-        let found = self.target_region.read(WRITTEN_AT - 16, len + 32);
-        let untouched = |bytes: &[u8]| bytes.iter().all(|&byte| byte == UNTOUCHED);
-        assert!(
-            untouched(&found[..16]) && untouched(&found[16 + len..]),
-            "around the target"
-        );
-        let written = found[16..16 + len] == pattern(tag, len);
-        assert!(
-            written || untouched(&found[16..16 + len]),
-            "half of a write"
-        );
+        let written = is_written(&self.target_region, WRITTEN_AT, &pattern(tag, len));
         assert!(
             written == (path == Path::Write) || !ended,
             "a write that got lost, or was not asked for"
