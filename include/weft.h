@@ -181,6 +181,25 @@ struct weft_mr_ops {
                    void **addr,
                    size_t *len,
                    struct fid_mr **mr);
+  /*
+   Opens an XRC domain (ibv_open_xrcd(3)): by the path of a file, or by a descriptor with path NULL; with fd -1 too it is one that
+   nobody else finds. All processes that open the same file on a device get the same domain, which lives until the last one has
+   closed it. oflags: O_CREAT makes it, and the file of a path, where there is none; O_EXCL refuses one that is there.
+
+   -FI_EOPNOTSUPP: the device has no XRC. -FI_EAGAIN: nobody has it open, and O_CREAT is not given.
+   -FI_EINVAL: somebody has it open, and O_EXCL is given; other flags; a path and a descriptor; no open domain.
+   -FI_EBADF: no descriptor. -FI_ENOENT and others of open(2). -FI_ENOMEM, -FI_EBUSY.
+   */
+  int (*xrcd_open)(struct fid_domain *domain,
+                   const char *path,
+                   int fd,
+                   int oflags,
+                   struct fid **xrcd,
+                   void *context);
+  /*
+   Closes it, as fi_close(3) does. -FI_EINVAL: not open. -FI_EBUSY: something of this process is in it.
+   */
+  int (*xrcd_close)(struct fid *xrcd);
 };
 
 #ifdef __cplusplus

@@ -38,3 +38,4 @@ mod poll;
 mod provider;
 mod rma;
 mod srx;
+mod xrcd;

@@ -16,6 +16,7 @@ use crate::ffi::guard;
 use crate::ffi::log::info;
 use crate::mr::{self, Mr};
 use crate::mr_attr::{Wish, check_flags};
+use crate::xrcd;
 
 /// What the table is asked for by.
 const NAME: &CStr = c"weft_mr_ops";
@@ -27,6 +28,8 @@ static OPS: weft_mr_ops = weft_mr_ops {
     mr_free: Some(mr_free),
     mr_export: Some(mr_export),
     mr_import: Some(mr_import),
+    xrcd_open: Some(xrcd_open),
+    xrcd_close: Some(xrcd::close),
 };
 
 const _: () = assert!(WEFT_MR_HANDLE_SIZE == HANDLE_SIZE);
@@ -68,7 +71,7 @@ pub(crate) unsafe extern "C" fn open(
 ///
 /// # Safety
 /// `domain` is NULL or a fid.
-unsafe fn on(domain: *mut fid_domain, body: impl FnOnce(&Domain) -> Result<()>) -> c_int {
+unsafe fn on(domain: *mut fid_domain, body: impl FnOnce(&Object<Domain>) -> Result<()>) -> c_int {
     // SAFETY: the caller's promise.
     let domain = match unsafe { Object::<Domain>::checked(domain) } {
         Ok(domain) => domain,
@@ -85,7 +88,7 @@ unsafe extern "C" fn advise(
     ranges: *const weft_mr_range,
     count: usize,
 ) -> c_int {
-    let body = |domain: &Domain| {
+    let body = |domain: &Object<Domain>| {
         let list = if count == 0 {
             &[]
         } else if ranges.is_null() || count > isize::MAX as usize / size_of::<weft_mr_range>() {
@@ -145,10 +148,10 @@ unsafe fn shared(
     domain: *mut fid_domain,
     attr: *const weft_mr_attr,
     (addr, len, mr): (*mut *mut c_void, *mut usize, *mut *mut fid_mr),
-    make: impl FnOnce(&Domain, Access, Hint) -> Result<Arc<SharedMemory>>,
+    make: impl FnOnce(&Object<Domain>, Access, Hint) -> Result<Arc<SharedMemory>>,
 ) -> c_int {
     let mut made = None;
-    let body = |domain: &Domain| {
+    let body = |domain: &Object<Domain>| {
         if addr.is_null() || mr.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -211,7 +214,7 @@ unsafe extern "C" fn mr_import(
     len: *mut usize,
     mr: *mut *mut fid_mr,
 ) -> c_int {
-    let import = |domain: &Domain, access, hint| {
+    let import = |domain: &Object<Domain>, access, hint| {
         if handle.is_null() || size != HANDLE_SIZE {
             return Err(FiErrno::EINVAL);
         }
@@ -266,4 +269,21 @@ unsafe extern "C" fn mr_export(
         }
         Ok(0)
     })
+}
+
+/// `weft_mr_ops.xrcd_open`
+unsafe extern "C" fn xrcd_open(
+    domain: *mut fid_domain,
+    path: *const c_char,
+    fd: c_int,
+    oflags: c_int,
+    out: *mut *mut fid,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as this function.
+    unsafe {
+        on(domain, |domain| {
+            xrcd::open(domain, (path, fd), oflags, out, context)
+        })
+    }
 }

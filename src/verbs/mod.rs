@@ -17,6 +17,7 @@ mod qp;
 mod quirks;
 mod sockaddr;
 mod srq;
+mod xrcd;
 
 pub(crate) use adopted::Adopted;
 pub use attr::{DeviceAttr, LinkLayer, PciAddress, Port};
@@ -33,6 +34,7 @@ pub use qp::{Qp, QpConfig, QpLimits, QpState, RecvRequest, SendOpcode, SendReque
 pub use quirks::{Behaviour, Seen};
 pub use sockaddr::SockAddr;
 pub use srq::Srq;
+pub use xrcd::Xrcd;
 
 use std::os::fd::RawFd;
 

@@ -1,9 +1,9 @@
 //! `struct weft_mr_ops`: what `fi_open_ops` of a domain gives for the name `weft_mr_ops`. Declarations only, which programs
 //! in Rust may include as they are.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
-use libfabric_sys::{fid_domain, fid_mr};
+use libfabric_sys::{fid, fid_domain, fid_mr};
 
 /// Advice of weft_mr_ops.advise: make pages present, for reading.
 pub const WEFT_ADVISE_PREFETCH: u32 = 0;
@@ -133,4 +133,23 @@ pub struct weft_mr_ops {
             mr: *mut *mut fid_mr,
         ) -> c_int,
     >,
+    /// Opens an XRC domain (ibv_open_xrcd(3)): by the path of a file, or by a descriptor with path NULL; with fd -1 too it is one that
+    /// nobody else finds. All processes that open the same file on a device get the same domain, which lives until the last one has
+    /// closed it. oflags: O_CREAT makes it, and the file of a path, where there is none; O_EXCL refuses one that is there.
+    ///
+    /// -FI_EOPNOTSUPP: the device has no XRC. -FI_EAGAIN: nobody has it open, and O_CREAT is not given.
+    /// -FI_EINVAL: somebody has it open, and O_EXCL is given; other flags; a path and a descriptor; no open domain.
+    /// -FI_EBADF: no descriptor. -FI_ENOENT and others of open(2). -FI_ENOMEM, -FI_EBUSY.
+    pub xrcd_open: Option<
+        unsafe extern "C" fn(
+            domain: *mut fid_domain,
+            path: *const c_char,
+            fd: c_int,
+            oflags: c_int,
+            xrcd: *mut *mut fid,
+            context: *mut c_void,
+        ) -> c_int,
+    >,
+    /// Closes it, as fi_close(3) does. -FI_EINVAL: not open. -FI_EBUSY: something of this process is in it.
+    pub xrcd_close: Option<unsafe extern "C" fn(xrcd: *mut fid) -> c_int>,
 }

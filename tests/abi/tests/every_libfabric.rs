@@ -21,6 +21,7 @@ fn whole(libfabric: Option<Libfabric>) {
         "advise",
         "asynchronous",
         "shared",
+        "xrcd",
         "endpoint",
         "bad-input",
         "slots",

@@ -11,5 +11,6 @@ run() {
 		grep -q "^pinned advice 3 flags $flags: -95 " /tmp/out && grep -q "^none flags $flags: -22$" /tmp/out || return 1
 	done
 	[ "$(grep -c '^pinned advice . flags 2: -22 ' /tmp/out)" = 4 ] && grep -q '^closed .*: -22 ' /tmp/out || return 1
+	grep -q '^xrcd -95$' /tmp/out || return 1 # no software device of the kernel has XRC
 	python3 "$WEFT_PROJECT/tests/vm/programs/advise.py"
 }

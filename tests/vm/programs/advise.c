@@ -63,6 +63,8 @@ int test_advise(const struct options *opt)
 		say("foreign", p.domain, WEFT_ADVISE_PREFETCH, flags, foreign, buf, PAGE);
 		printf("none flags %u: %d\n", flags, ops->advise(p.domain, WEFT_ADVISE_PREFETCH, flags, NULL, 0));
 	}
+	struct fid *xrcd = NULL;
+	printf("xrcd %d\n", ops->xrcd_open(p.domain, NULL, -1, 0, &xrcd, NULL));
 	printf("resident %d\n", resident(buf, 4));
 	check("close mr", fi_close(&foreign->fid));
 	check("close mr", fi_close(&mr->fid));

@@ -18,6 +18,7 @@ mod regions;
 mod shared;
 mod slots;
 mod transfer;
+mod xrcd;
 
 use abi_tests::load::Lib;
 
@@ -36,6 +37,8 @@ fn main() {
         "shared-importer" => shared::importer(&lib, &rest[0]),
         "shared-storer" => shared::storer(&lib, &rest[0]),
         "shared-stranger" => shared::stranger(&lib, &rest[0]),
+        "xrcd" => xrcd::run(&lib),
+        "xrcd-find" => xrcd::find(&lib, &rest[0]),
         "list" => listing::run(&lib),
         "hints" => hints::run(&lib),
         "bad-input" => bad_input::run(&lib),

@@ -1,0 +1,97 @@
+//! XRC domains as fids, for `weft_mr_ops.xrcd_open`: libfabric has no object of the kind.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+use weft::verbs;
+
+use crate::domain::Domain;
+use crate::fabric::header;
+use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::{guard, stub};
+
+/// An open XRC domain.
+pub(crate) struct Xrcd {
+    engine: verbs::Xrcd,
+    _domain: User,
+}
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close),
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+impl Kind for Xrcd {
+    type C = fid;
+    /// None of libfabric's.
+    const CLASS: usize = usize::MAX;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(_: &mut fid) {}
+}
+
+/// The file that a domain is found by, if it has one. That of a path is made where that is asked for.
+///
+/// # Safety
+/// `path` is NULL or a C string.
+unsafe fn file(path: *const c_char, oflags: c_int) -> Result<Option<File>> {
+    if path.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not NULL, a C string.
+    let path = unsafe { CStr::from_ptr(path) };
+    let path = std::path::Path::new(path.to_str().map_err(|_| FiErrno::EINVAL)?);
+    let mut options = OpenOptions::new();
+    options.read(true).mode(0o600);
+    if oflags & libc::O_CREAT != 0 {
+        options.write(true).create(true);
+    }
+    Ok(Some(options.open(path)?))
+}
+
+/// # Safety
+/// `path` is NULL or a C string, `fd` −1 or a descriptor, `out` writable.
+pub(crate) unsafe fn open(
+    domain: &Object<Domain>,
+    (path, fd): (*const c_char, c_int),
+    oflags: c_int,
+    out: *mut *mut fid,
+    context: *mut c_void,
+) -> Result<()> {
+    if out.is_null() || (!path.is_null() && fd >= 0) {
+        return Err(FiErrno::EINVAL);
+    }
+    let user = domain.users.add()?;
+    // SAFETY: the caller's promise.
+    let named = unsafe { file(path, oflags)? };
+    let shared = match &named {
+        Some(file) => Some(file.as_fd()),
+        None if fd < 0 => None,
+        // SAFETY: not negative; a number that is no descriptor is refused by the device.
+        None => Some(unsafe { BorrowedFd::borrow_raw(fd) }),
+    };
+    let engine = verbs::Xrcd::open(domain.engine.device(), shared, oflags)?;
+    let object = Object::open(
+        header(Xrcd::CLASS, &FID_OPS, context),
+        Xrcd {
+            engine,
+            _domain: user,
+        },
+    );
+    // SAFETY: not NULL; the object starts with its fid.
+    unsafe { *out = object.as_ptr().cast() };
+    Ok(())
+}
+
+pub(crate) unsafe extern "C" fn close(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3).
+        unsafe { Object::<Xrcd>::close(handle, |xrcd| xrcd.engine.close())? };
+        Ok(0)
+    })
+}
