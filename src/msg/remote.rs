@@ -2,33 +2,33 @@
 //! splitting, and keeping what is posted behind a look-up in order. `docs/protocol.md`, "The key directory".
 //!
 //! All of it is the transmit side's and runs under its lock. What the device reports of the engine's own
-//! requests comes by way of [`Own`], whoever polls. [`TxSide::resume`] goes on with what waits: who posts calls
+//! requests comes by way of [`crate::queue::slots::Own`], whoever polls. [`TxSide::resume`] goes on with what waits: who posts calls
 //! it, who reads the completion queue, and a thread of the domain while anything waits.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
+mod lookup;
+mod teller;
+mod waiting;
+
 use std::sync::Arc;
 
-use libc::iovec;
-use rdma_core_sys as sys;
-
 use super::atomic::ATOMIC_SIZE;
-use super::core::Core;
-use super::local::LocalIov;
 use super::transmit::{Target, Transmit};
 use super::tx::TxSide;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::log::info_log;
 use crate::mr::keys::{KeyCache, Need, Piece, kind};
-use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
-use crate::mr::{ConnectionBlock, Desc, Peer, Words};
-use crate::queue::slots::{Own, Progress, Rings, SlotRing};
-use crate::queue::{CompletionQueue, WrId};
-use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
+use crate::mr::lookup::{Lookup, Map, READ_WORDS, Resolved};
+use crate::mr::{ConnectionBlock, Words};
+use crate::queue::slots::{Rings, SlotRing};
+use crate::verbs::{SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
-use crate::wire::raw_key::RawKey;
-use crate::wire::records::{Block, Entry, MAX_SEGMENTS, access};
+use crate::wire::records::{Entry, MAX_SEGMENTS, access};
+
+use self::teller::Poster;
+pub(crate) use self::teller::Teller;
+pub(crate) use self::waiting::Waiting;
 
 /// How often the completion queue is polled for the answer to a look-up before its operation waits.
 #[cfg(not(test))]
@@ -67,82 +67,6 @@ pub(crate) struct Remote {
     astray: bool,
     poster: Poster,
     rings: Arc<Rings>,
-}
-
-/// An operation that waits for a look-up, or for another one that does.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    opcode: SendOpcode,
-    iov: Vec<iovec>,
-    desc: Vec<Desc>,
-    /// What `iov` refers to, if it is a copy: injected data.
-    _copy: Vec<u8>,
-    remote_addr: u64,
-    key: u64,
-    data: u64,
-    context: usize,
-    flags: Flags,
-    silent: bool,
-    compare_add: u64,
-    swap: u64,
-    kind: Flags,
-}
-
-// SAFETY: the buffers are the caller's until completion (fi_rma(3)), from whichever thread that comes.
-unsafe impl Send for Waiting {}
-
-impl Waiting {
-    /// # Safety
-    /// As [`super::Endpoint::send`].
-    unsafe fn new(op: &Transmit<'_>) -> Self {
-        let inject = op.flags.contains(Flags::INJECT) && op.opcode.sends_data();
-        let (iov, desc, copy);
-        if inject {
-            let mut bytes = vec![0; op.local.len()];
-            // SAFETY: the buffers are readable, and there is room for them.
-            unsafe { op.local.copy_to(bytes.as_mut_ptr()) };
-            iov = vec![iovec {
-                iov_base: bytes.as_mut_ptr().cast(),
-                iov_len: bytes.len(),
-            }];
-            desc = vec![Desc::NULL];
-            copy = bytes;
-        } else {
-            (iov, desc) = op.local.to_owned();
-            copy = Vec::new();
-        }
-        Self {
-            opcode: op.opcode,
-            iov,
-            desc,
-            _copy: copy,
-            remote_addr: op.remote_addr,
-            key: op.key,
-            data: op.data,
-            context: op.context,
-            flags: op.flags,
-            silent: op.silent,
-            compare_add: op.compare_add,
-            swap: op.swap,
-            kind: op.kind,
-        }
-    }
-
-    fn transmit(&self) -> Transmit<'_> {
-        Transmit {
-            opcode: self.opcode,
-            local: LocalIov::borrowed(&self.iov, &self.desc),
-            remote_addr: self.remote_addr,
-            key: self.key,
-            data: self.data,
-            context: self.context,
-            flags: self.flags,
-            silent: self.silent,
-            compare_add: self.compare_add,
-            swap: self.swap,
-            kind: self.kind,
-        }
-    }
 }
 
 /// What is known of an operation's key.
@@ -244,225 +168,6 @@ fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize) -> K
             Known::One(piece)
         }
         _ => Known::Many(offset),
-    }
-}
-
-/// The parts of a transmit side that the engine's own requests need.
-#[derive(Clone, Debug)]
-pub(super) struct Poster {
-    pub(super) qp: Arc<Qp>,
-    pub(super) cq: Arc<CompletionQueue>,
-    pub(super) place: WrId,
-}
-
-impl Poster {
-    /// Posts a request of the engine's own; says whether it could be.
-    ///
-    /// # Safety
-    /// The buffer stays until it is complete.
-    unsafe fn post(
-        &self,
-        rings: &Rings,
-        own: Own,
-        opcode: SendOpcode,
-        sge: Sge,
-        to: (u64, u32),
-        swap: u64,
-    ) -> bool {
-        if own != Own::Revocation {
-            rings.own.begin(own);
-        }
-        let request = SendRequest {
-            wr_id: self.place.own(own),
-            opcode,
-            sges: &[sge],
-            inline: false,
-            signaled: true,
-            fence: false,
-            imm: 0,
-            remote_addr: to.0,
-            rkey: to.1,
-            compare_add: 0,
-            swap,
-        };
-        // SAFETY: the caller's promise.
-        let posted = unsafe { self.qp.post_send(&request) };
-        if let Err(error) = posted {
-            rings.own.end(own, false);
-            info_log!(EpCtrl, "{own:?} could not be posted: {error}");
-        }
-        posted.is_ok()
-    }
-}
-
-impl Remote {
-    /// Forgets what the peer may have revoked, and owes it an acknowledgement.
-    fn catch_up(&mut self) {
-        let revision = self.block.revision();
-        if revision != self.revision {
-            self.revision = revision;
-            self.kept.clear();
-            self.owes = self.announced;
-            if let Some(lookup) = &self.lookup {
-                // what it has read may be from before
-                self.lookup = Some(Lookup::new(lookup.key(), &self.map));
-                self.astray = true;
-            }
-        }
-    }
-
-    /// Tells the peer which of its revocations are acted upon: behind everything that was posted before.
-    fn acknowledge(&mut self) {
-        if !self.owes || self.rings.own.is_under_way(Own::Acknowledge) {
-            return;
-        }
-        let (addr, lkey) = self.block.stage(self.revision.wrapping_add(1));
-        let sge = Sge {
-            addr,
-            length: 8,
-            lkey,
-        };
-        let to = self
-            .peer
-            .block_addr
-            .wrapping_add(Block::ACKNOWLEDGED as u64 * 8);
-        let to = (to, self.peer.block_rkey);
-        // SAFETY: the block lives as long as the queue pair, and the word is written again only when this
-        // has completed.
-        self.owes = !unsafe {
-            self.poster
-                .post(&self.rings, Own::Acknowledge, SendOpcode::Write, sge, to, 0)
-        };
-    }
-
-    /// Posts the next read of the look-up under way.
-    fn read_on(&mut self) -> Result<()> {
-        self.astray = false;
-        let Some(lookup) = &self.lookup else {
-            return Ok(());
-        };
-        if self.scratch.is_none() {
-            let rights = sys::IBV_ACCESS_LOCAL_WRITE;
-            self.scratch = Some(Words::new(self.poster.qp.pd(), READ_WORDS + 1, rights)?);
-        }
-        let Some(scratch) = &self.scratch else {
-            return Ok(());
-        };
-        let read = lookup.read(&self.map);
-        let sge = Sge {
-            addr: scratch.addr(0),
-            length: read.words as u32 * 8,
-            lkey: scratch.lkey(),
-        };
-        // SAFETY: the words live as long as the transmit side, which outlives its queue pair's requests.
-        let posted = unsafe {
-            let from = (read.addr, read.rkey);
-            let opcode = if read.claim {
-                SendOpcode::CompareSwap
-            } else {
-                SendOpcode::Read
-            };
-            self.poster
-                .post(&self.rings, Own::Lookup, opcode, sge, from, self.map.token)
-        };
-        if posted { Ok(()) } else { Err(FiErrno::EIO) }
-    }
-
-    /// Goes on with looking `key` up, and waits a little: `Some` when it has come to an end.
-    fn look_up(&mut self, key: u64) -> Option<Result<()>> {
-        self.catch_up();
-        if !self.announced {
-            self.announced = true;
-            self.owes = true;
-        }
-        self.acknowledge();
-        if self.lookup.is_none() {
-            self.lookup = Some(Lookup::new(key, &self.map));
-        }
-        let mut polls = 0;
-        loop {
-            match self.rings.own.take(Own::Lookup) {
-                // nothing has been read for this one yet, or what was is not of use any more
-                Progress::Idle => {
-                    if let Err(error) = self.read_on() {
-                        self.lookup = None;
-                        return Some(Err(error));
-                    }
-                }
-                Progress::UnderWay => {
-                    if polls >= self::polls() {
-                        return None;
-                    }
-                    polls += 1;
-                    let _ = self.poster.cq.poll_quietly();
-                }
-                Progress::Failed => {
-                    self.lookup = None;
-                    return Some(Err(FiErrno::EIO));
-                }
-                Progress::Done if self.astray => {}
-                Progress::Done => {
-                    if let Some(end) = self.took_in(key) {
-                        return Some(end);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Makes `mapped` stand for the registration that a raw key describes. As [`Self::look_up`].
-    fn alias(&mut self, mapped: u64, raw: &RawKey) -> Option<Result<()>> {
-        self.catch_up();
-        if self.kept.get(raw.entry.key).is_none()
-            && let Err(error) = self.look_up(raw.entry.key)?
-        {
-            return Some(Err(error));
-        }
-        // what was looked up may be forgotten again by now
-        let kept = self.kept.get(raw.entry.key)?;
-        if kept.entry.generation != raw.entry.generation || self.map.domain() != Some(raw.domain) {
-            return Some(Err(FiErrno::EKEYREJECTED));
-        }
-        let mut alias = kept.clone();
-        alias.entry.key = mapped;
-        if alias.entry.once
-            && let Some(kept) = self.kept.get_mut(raw.entry.key)
-        {
-            kept.used = true; // by that name, or not at all
-        }
-        self.kept.insert(alias);
-        Some(Ok(()))
-    }
-
-    /// A read has come: what it says, if that is the end.
-    fn took_in(&mut self, key: u64) -> Option<Result<()>> {
-        let revision = self.block.revision();
-        if revision != self.revision {
-            self.catch_up();
-            return None;
-        }
-        let (Some(lookup), Some(scratch)) = (&mut self.lookup, &self.scratch) else {
-            return Some(Err(FiErrno::EIO));
-        };
-        let count = lookup.read(&self.map).words;
-        let words: [u64; READ_WORDS] = scratch.read(0);
-        let outcome = lookup.feed(&mut self.map, &words[..count]);
-        let found = lookup.key() == key;
-        match outcome {
-            Outcome::More => return None,
-            Outcome::Found(resolved) => self.kept.insert(resolved),
-            Outcome::Missing if found => {
-                self.lookup = None;
-                return Some(Err(FiErrno::EKEYREJECTED));
-            }
-            Outcome::Broken if found => {
-                self.lookup = None;
-                return Some(Err(FiErrno::EIO));
-            }
-            Outcome::Missing | Outcome::Broken => {}
-        }
-        self.lookup = (!found).then(|| Lookup::new(key, &self.map));
-        found.then_some(Ok(()))
     }
 }
 
@@ -723,102 +428,6 @@ impl TxSide {
     }
 }
 
-impl Core {
-    /// What the peer said of itself when it was connected.
-    pub(super) fn introduced(&self, peer: Option<Introduction>) {
-        let mut control = self.control.lock();
-        let (Some(peer), Some(block), Some(qp)) = (peer, control.block.clone(), control.qp.clone())
-        else {
-            return;
-        };
-        let side = match (&control.tx, control.tx_place) {
-            (Some(binding), Some(place)) => Some((binding, place)),
-            _ => control.rx.as_ref().zip(control.rx_place),
-        };
-        if let Some((binding, place)) = side {
-            let poster = Poster {
-                qp,
-                cq: Arc::clone(&binding.cq),
-                place,
-            };
-            if let Some(side) = self.tx.lock().as_mut() {
-                side.application_keys = peer.application_keys;
-                let remote = Remote::new(peer, &block, poster.clone(), &self.rings);
-                side.remote = Some(Box::new(remote));
-            }
-            let teller = Arc::new(Teller {
-                poster,
-                peer,
-                source: block.revocations(),
-                rings: Arc::clone(&self.rings),
-            });
-            let weak = Arc::downgrade(&teller);
-            block.join(weak);
-            control.teller = Some(teller);
-        }
-    }
-}
-
-/// Tells a peer of revocations.
-#[derive(Debug)]
-pub(crate) struct Teller {
-    poster: Poster,
-    peer: Introduction,
-    /// Where the count of revocations lies: address and lkey.
-    source: (u64, u32),
-    rings: Arc<Rings>,
-}
-
-impl Teller {
-    /// Tells what could not be told when it happened.
-    pub(super) fn tell_again(&self) {
-        if self.rings.own.is_wanted() {
-            self.tell_revocations();
-        }
-    }
-}
-
-impl Peer for Teller {
-    fn tell_revocations(&self) {
-        let own = &self.rings.own;
-        // before looking, so that whoever ends the one under way tells again
-        own.want(true);
-        let mut polls = 0;
-        while !own.begin_revocation() {
-            if polls == 256 {
-                self.rings.set_waiting(true);
-                let rings = Arc::downgrade(&self.rings);
-                self.poster.cq.domain().helper().add(rings, &self.poster.cq);
-                return;
-            }
-            polls += 1;
-            // the application may have no reason to read this queue
-            let _ = self.poster.cq.poll_quietly();
-        }
-        own.want(false);
-        let (addr, lkey) = self.source;
-        let sge = Sge {
-            addr,
-            length: 8,
-            lkey,
-        };
-        let to = self
-            .peer
-            .block_addr
-            .wrapping_add(Block::REVISION as u64 * 8);
-        // SAFETY: the directory's header lives as long as its domain, which outlives the queue pair.
-        unsafe {
-            let to = (to, self.peer.block_rkey);
-            self.poster
-                .post(&self.rings, Own::Revocation, SendOpcode::Write, sge, to, 0);
-        }
-    }
-
-    fn sever(&self) {
-        let _ = self.poster.qp.set_error();
-    }
-}
-
 /// The event cell that counts an operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EventTarget {
@@ -828,7 +437,7 @@ pub(super) struct EventTarget {
     pub(super) sink: Sge,
 }
 
-/// Requests of the engine's own that a queue pair must have room for besides those of [`Own`]: the other
+/// Requests of the engine's own that a queue pair must have room for besides those of [`crate::queue::slots::Own`]: the other
 /// parts of the last operation: a write to each segment, a flush of each, remote data behind them, events.
 pub(super) const OTHER_PARTS: usize = 2 * MAX_SEGMENTS + MOST_EVENTS;
 

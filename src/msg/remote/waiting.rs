@@ -1,0 +1,87 @@
+//! An operation that waits, with all that it needs to be posted later.
+
+#![allow(unsafe_code, reason = "keeps the caller's buffers")]
+
+use libc::iovec;
+
+use crate::flags::Flags;
+use crate::mr::Desc;
+use crate::msg::local::LocalIov;
+use crate::msg::transmit::Transmit;
+use crate::verbs::SendOpcode;
+
+/// An operation that waits for a look-up, or for another one that does.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    opcode: SendOpcode,
+    iov: Vec<iovec>,
+    desc: Vec<Desc>,
+    /// What `iov` refers to, if it is a copy: injected data.
+    _copy: Vec<u8>,
+    remote_addr: u64,
+    key: u64,
+    data: u64,
+    context: usize,
+    flags: Flags,
+    silent: bool,
+    compare_add: u64,
+    swap: u64,
+    kind: Flags,
+}
+
+// SAFETY: the buffers are the caller's until completion (fi_rma(3)), from whichever thread that comes.
+unsafe impl Send for Waiting {}
+
+impl Waiting {
+    /// # Safety
+    /// As [`crate::msg::Endpoint::send`].
+    pub(super) unsafe fn new(op: &Transmit<'_>) -> Self {
+        let inject = op.flags.contains(Flags::INJECT) && op.opcode.sends_data();
+        let (iov, desc, copy);
+        if inject {
+            let mut bytes = vec![0; op.local.len()];
+            // SAFETY: the buffers are readable, and there is room for them.
+            unsafe { op.local.copy_to(bytes.as_mut_ptr()) };
+            iov = vec![iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            }];
+            desc = vec![Desc::NULL];
+            copy = bytes;
+        } else {
+            (iov, desc) = op.local.to_owned();
+            copy = Vec::new();
+        }
+        Self {
+            opcode: op.opcode,
+            iov,
+            desc,
+            _copy: copy,
+            remote_addr: op.remote_addr,
+            key: op.key,
+            data: op.data,
+            context: op.context,
+            flags: op.flags,
+            silent: op.silent,
+            compare_add: op.compare_add,
+            swap: op.swap,
+            kind: op.kind,
+        }
+    }
+
+    pub(super) fn transmit(&self) -> Transmit<'_> {
+        Transmit {
+            opcode: self.opcode,
+            local: LocalIov::borrowed(&self.iov, &self.desc),
+            remote_addr: self.remote_addr,
+            key: self.key,
+            data: self.data,
+            context: self.context,
+            flags: self.flags,
+            silent: self.silent,
+            compare_add: self.compare_add,
+            swap: self.swap,
+            kind: self.kind,
+        }
+    }
+}
