@@ -15,6 +15,8 @@ mod forked;
 mod hostile;
 #[path = "resources.rs"]
 mod resources;
+#[path = "xrc.rs"]
+mod xrc;
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -30,7 +32,8 @@ use rdma_core_sys::*;
 const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between";
 
 fn main() {
-    let more: [Suite; 4] = [
+    let more: [Suite; 5] = [
+        ("xrc", xrc::main),
         ("forked", forked::main),
         ("resources", resources::main),
         ("hostile", hostile::main),

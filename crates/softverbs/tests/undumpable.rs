@@ -9,6 +9,8 @@
 )]
 
 mod everywhere;
+#[path = "xrc.rs"]
+mod xrc;
 
 use everywhere::SUITES;
 use everywhere::common::suites::{Suite, run_suites};
@@ -22,8 +24,8 @@ use everywhere::common::{ALL, Link, refuse, run};
 const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between flushes imported_objects";
 
 fn main() {
-    let first: [Suite; 1] = [("refusals", refusals)];
-    let suites = [&first, &SUITES[..]].concat();
+    let more: [Suite; 2] = [("refusals", refusals), ("xrc", xrc::main)];
+    let suites = [&more, &SUITES[..]].concat();
     if !readable_by_all() {
         eprintln!("skipped: other users can't run this program where it is");
         return run_suites(&suites, || {}, ALL);

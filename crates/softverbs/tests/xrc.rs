@@ -7,8 +7,8 @@ mod common;
 #[path = "xrc/fleet.rs"]
 mod fleet;
 
-use actor::ROOM;
-use fleet::{ACTOR, Actor, Place, connect};
+use self::actor::ROOM;
+use self::fleet::{ACTOR, Actor, Place, connect};
 use rdma_core_sys::*;
 
 const CREATE: i32 = libc::O_CREAT;
@@ -28,7 +28,7 @@ const CASES: &[(&str, fn())] = &[
     ("an_initiators_end_is_told_to_all", initiator_ends),
 ];
 
-fn main() {
+pub(crate) fn main() {
     if std::env::var_os(ACTOR).is_some() {
         return actor::run();
     }

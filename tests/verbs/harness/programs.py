@@ -48,6 +48,8 @@ PERFTEST = [
 REFUSED = [
     "ibv_rc_pingpong", "ibv_rc_pingpong -e", "ibv_rc_pingpong -c -o", "ibv_rc_pingpong -c -s 1048576 -n 50",
     "ibv_uc_pingpong -s 65536", "ibv_ud_pingpong", "ibv_srq_pingpong -c -s 65536 -n 200",
+    "ibv_xsrq_pingpong", "ibv_xsrq_pingpong -s 65536 -n 100", "ibv_xsrq_pingpong -c 4 -n 100 -e", "ib_send_bw -c XRC -b -q 4 -n 500",
+    "ib_write_bw -c XRC", "ib_read_bw -c XRC -b", "ib_atomic_bw -c XRC -b",
     "ib_send_lat -a -n 10", "ib_send_bw -a -n 10", "ib_send_bw --use-srq -q 4 -n 500",
     "ib_write_lat", "ib_write_lat -c UC", "ib_write_bw -a -n 10", "ib_write_bw -b", "ib_write_bw -q 8 -n 500",
     "ib_read_lat -e", "ib_read_bw -a -n 10", "ib_read_bw -q 8 -n 500",

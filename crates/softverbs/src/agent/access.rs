@@ -1,13 +1,15 @@
 //! What a request does with this process's memory. Everything is checked against private memory, behind a hazard of this
 //! process's own, so that who ends a key waits for the agent as for any initiator.
 
-use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
+use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_sge};
 
 use super::wire::{Kind, Outcome, PLACE, Request};
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::qp::{MAX_SGE, Qp};
 use crate::region::{self, AccessError, Change, Hazard, Key, Target, Use};
+use crate::segment::layout::xrc;
+use crate::srq::{Srq, split_srq_num};
 use crate::sys::{self, Stage};
 
 /// Pieces of a receive, each with the key that it was posted with.
@@ -18,10 +20,58 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    pub(crate) fn push(&mut self, addr: u64, len: u32, key: Key) -> Option<()> {
+    /// Where `len` bytes from byte `skip` on of the pieces `sges` go; `None` where there are not so many, or a key is not valid.
+    pub(crate) fn of(
+        process: &Process,
+        sges: &[ibv_sge],
+        pd: u32,
+        mut skip: u64,
+        len: u32,
+    ) -> Option<Self> {
+        let mut places = Self::default();
+        let mut left = len;
+        for sge in sges {
+            let before = skip.min(u64::from(sge.length));
+            skip -= before;
+            let here = left.min(sge.length - before as u32);
+            if here > 0 {
+                let addr = process.regions.local(sge, pd, true)?;
+                places.push(addr.wrapping_add(before), here, Key(sge.lkey))?;
+                left -= here;
+            }
+        }
+        (left == 0).then_some(places)
+    }
+
+    fn push(&mut self, addr: u64, len: u32, key: Key) -> Option<()> {
         *self.list.get_mut(self.count)? = (addr, len, key);
         self.count += 1;
         Some(())
+    }
+}
+
+/// Who takes what a request brings: a queue pair, or for a target of XRC the shared receive queue that the request names.
+#[derive(Clone, Copy)]
+enum Receiver<'a> {
+    Qp(&'a Qp),
+    Srq(&'a Srq),
+}
+
+impl Receiver<'_> {
+    /// Where a part of a receive goes that the process in `slot` may write.
+    fn places(self, number: u32, skip: u64, len: u32, slot: u32) -> Option<Places> {
+        match self {
+            Self::Qp(qp) => qp.receive_places(number, skip, len, slot),
+            Self::Srq(srq) => srq.receive_places(number, skip, len, slot),
+        }
+    }
+
+    /// What a hazard names meanwhile.
+    fn used(self, key: Key) -> Use {
+        match self {
+            Self::Qp(qp) => Use::of_receive(qp.index(), key),
+            Self::Srq(srq) => Use::of_shared_receive(srq.index(), key),
+        }
     }
 }
 
@@ -48,16 +98,24 @@ fn target<'a>(
     slot: u32,
     request: &Request,
     right: u32,
-) -> Option<(&'a Qp, Target)> {
-    let qp = process.qp_by_num(request.qp)?;
-    let (pd, access) = qp.granted_to(request.from, request.incarnation, slot)?;
+) -> Option<(Receiver<'a>, Target)> {
+    let (receiver, (pd, access)) = if xrc::split_target(request.qp).is_some() {
+        let (owner, index) = split_srq_num(request.srq)?;
+        let srq = process.srqs.get(index).filter(|_| owner == process.slot)?;
+        let granted = srq.granted_through(request.qp, request.from, request.incarnation, slot)?;
+        (Receiver::Srq(srq), granted)
+    } else {
+        let qp = process.qp_by_num(request.qp)?;
+        let granted = qp.granted_to(request.from, request.incarnation, slot)?;
+        (Receiver::Qp(qp), granted)
+    };
     let target = Target {
         key: Key(request.key),
         addr: request.addr,
         pd,
         qp: request.qp,
     };
-    (access & right == right).then_some((qp, target))
+    (access & right == right).then_some((receiver, target))
 }
 
 fn publish<'a>(process: &'a Process, own: &'a Peer, what: impl Into<Use>) -> Hazard<'a> {
@@ -88,16 +146,16 @@ fn copy(process: &Process, slot: u32, stage: &Stage, request: &Request) -> Optio
 
 fn receive(process: &Process, slot: u32, stage: &Stage, request: &Request) -> Option<()> {
     let number = u32::try_from(request.a).ok()?;
-    let (qp, _) = target(process, slot, request, 0)?;
+    let (receiver, _) = target(process, slot, request, 0)?;
     let own = process.peer(process.slot).ok()?;
     let len = u32::try_from(request.len).ok()?;
-    let places = qp.receive_places(number, request.b, len, slot)?;
+    let places = receiver.places(number, request.b, len, slot)?;
     let mut at = request.place as usize * PLACE;
     for (i, &(addr, len, key)) in places.list[..places.count].iter().enumerate() {
-        let hazard = publish(process, &own, Use::of_receive(qp.index(), key));
+        let hazard = publish(process, &own, receiver.used(key));
         // It may have gone before the hazard was out.
         target(process, slot, request, 0)?;
-        let now = qp.receive_places(number, request.b, request.len as u32, slot)?;
+        let now = receiver.places(number, request.b, request.len as u32, slot)?;
         if now.list[..now.count].get(i) != Some(&(addr, len, key)) {
             return None;
         }

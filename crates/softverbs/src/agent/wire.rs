@@ -1,7 +1,7 @@
 //! What is said on a line to an agent. `docs/softverbs-agent.md` has the table.
 
 /// Bytes of a request and of a reply.
-pub(super) const REQUEST: usize = 64;
+pub(super) const REQUEST: usize = 72;
 pub(super) const REPLY: usize = 24;
 
 /// Places of a stage, and bytes of each: a request moves no more.
@@ -57,6 +57,8 @@ pub(crate) struct Request {
     pub(crate) len: u64,
     pub(crate) a: u64,
     pub(crate) b: u64,
+    /// Of XRC, where the queue pair is a target: the shared receive queue that the request names.
+    pub(crate) srq: u32,
 }
 
 impl Request {
@@ -73,6 +75,7 @@ impl Request {
             len: 0,
             a: 0,
             b: 0,
+            srq: 0,
         }
     }
 
@@ -87,6 +90,7 @@ impl Request {
             self.len,
             self.a,
             self.b,
+            u64::from(self.srq),
         ];
         let mut bytes = [0; REQUEST];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -114,6 +118,7 @@ impl Request {
             len: words[5],
             a: words[6],
             b: words[7],
+            srq: low(8),
         })
     }
 }
@@ -193,6 +198,7 @@ mod tests {
             len: PLACE as u64,
             a: 3,
             b: 4,
+            srq: 0x12_3456,
         };
         assert_eq!(Request::of_bytes(&request.to_bytes()), Some(request));
         for kind in 0..=255u8 {

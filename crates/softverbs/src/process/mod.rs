@@ -304,6 +304,13 @@ impl Process {
         self.peers().get(&slot).cloned()
     }
 
+    /// Has this process's agent run where processes may need it that it does not know: they are refused most likely as it is.
+    pub(crate) fn start_agent_for_strangers(&self) {
+        if agent::needed_for(sys::copies_allowed()) {
+            self.start_agent();
+        }
+    }
+
     /// Has this process's agent run. Without one its peers' requests fail, or wait in vain.
     #[cold]
     pub(crate) fn start_agent(&self) {
@@ -397,7 +404,9 @@ impl Process {
         }
         drop(files);
         let buffer = self.buffers.reopen(fd);
-        buffer.or_else(|| self.incoming.reopen(slot, pid, fd))
+        buffer
+            .or_else(|| self.domains.reopen(fd))
+            .or_else(|| self.incoming.reopen(slot, pid, fd))
     }
 
     /// Whether the process in `slot` may still do something.

@@ -70,7 +70,7 @@ pub(super) enum Unreachable {
 
 /// Whether an end takes messages in this state.
 #[inline]
-pub(super) fn receives(state: u32) -> bool {
+pub(crate) fn receives(state: u32) -> bool {
     matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE)
 }
 

@@ -69,10 +69,6 @@ impl Qp {
         len: u64,
     ) -> Progress {
         let conn = sq.conn.as_ref()?;
-        if sq.route.is_some() {
-            // Agents do not know targets of XRC.
-            return Some(Err(AccessError::Refused));
-        }
         let incarnation = conn.word.incarnation();
         let of_before = |errand: &Errand| errand.incarnation != incarnation;
         let old = sq.errand.take_if(|errand| of_before(errand));
@@ -88,6 +84,7 @@ impl Qp {
             qp: sq.dest,
             from: self.number(),
             incarnation,
+            srq: conn.delivery.number,
             ..Request::new(Kind::Hello)
         };
         let errand = sq.errand.as_mut()?;

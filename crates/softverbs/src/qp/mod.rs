@@ -28,6 +28,7 @@ mod window;
 mod xrc_send;
 mod xrc_target;
 
+pub(crate) use conn::receives;
 pub(crate) use datagram::notify as notify_datagram;
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};

@@ -10,7 +10,6 @@ use crate::agent::Places;
 use crate::cq::{Cq, Cqe, Retires};
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::region::Key;
 use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout, split_qp_num, xrc};
 use crate::signal;
@@ -260,19 +259,7 @@ impl Qp {
             }
             None => return None,
         };
-        let mut places = Places::default();
-        let (mut skip, mut left) = (skip, len);
-        for sge in sges {
-            let before = skip.min(u64::from(sge.length));
-            skip -= before;
-            let here = left.min(sge.length - before as u32);
-            if here > 0 {
-                let addr = self.process().regions.local(sge, pd, true)?;
-                places.push(addr.wrapping_add(before), here, Key(sge.lkey))?;
-                left -= here;
-            }
-        }
-        (left == 0).then_some(places)
+        Places::of(self.process(), sges, pd, skip, len)
     }
 
     /// Makes a completion without data of the receive that ended at `next`.

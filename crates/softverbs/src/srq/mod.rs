@@ -28,6 +28,7 @@ pub(crate) use xrc::{
 };
 
 use crate::abi::Context;
+use crate::agent::Places;
 use crate::events::Element;
 use crate::process::Process;
 use crate::region::Seen;
@@ -265,6 +266,18 @@ impl Srq {
         let mut queue = self.queue.lock();
         self.follow(&mut queue);
         queue.claimed(index, slot)
+    }
+
+    /// As [`Qp::receive_places`](crate::qp::Qp::receive_places), of the receive with this descriptor.
+    pub(crate) fn receive_places(
+        &self,
+        index: u32,
+        skip: u64,
+        len: u32,
+        slot: u32,
+    ) -> Option<Places> {
+        let taken = self.claimed(index, slot)?;
+        Places::of(self.process(), taken.sges(), taken.pd, skip, len)
     }
 
     /// Claims the next receive for this process, if it is long enough; else it stays the next one.

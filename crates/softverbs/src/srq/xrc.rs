@@ -14,11 +14,13 @@ use super::Srq;
 use crate::cq::{Cq, Cqe, Poll, Retires};
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::qp::{Inbox, Receive};
+use crate::qp::{Inbox, Receive, receives};
 use crate::region::await_shared_receive;
 use crate::ring::{Consumer, Message, flag, op};
 use crate::segment::OwnSegment;
-use crate::segment::layout::{Fault, MAX_PLACES, MAX_SRQS, StateWord, qp, srq as layout, xrc};
+use crate::segment::layout::{
+    Fault, MAX_PLACES, MAX_SRQS, StateWord, qp, split_qp_num, srq as layout, xrc,
+};
 use crate::sync::{Arc, heavy_fence};
 use crate::sys::{Errno, Res};
 use crate::xrc::{Domain, Xrcd};
@@ -51,6 +53,8 @@ pub(super) struct Part {
     /// Where the words are, how many, and the position of the next one.
     kept: Option<(usize, usize, u32)>,
     stamp: u32,
+    /// It is being destroyed: nobody may begin to write into a receive.
+    ends: bool,
 }
 
 impl Srq {
@@ -100,6 +104,7 @@ impl Srq {
             let mut xrc = self.xrc.lock();
             xrc.xrcd = Some(xrcd);
             xrc.cq = Some(cq);
+            xrc.ends = false;
             xrc.stamp = xrc.stamp.wrapping_add(1).max(1);
             xrc.stamp
         };
@@ -116,6 +121,29 @@ impl Srq {
         self.xrc.lock().xrcd.is_some()
     }
 
+    /// Protection domain and rights of a request that names this queue, by the queue pair `from` of the process in `slot` through
+    /// the target of this number, if that is the connected one in this life. What connects them lies in the domain, where all its members
+    /// can write; the rest is private.
+    pub(crate) fn granted_through(
+        &self,
+        target: u32,
+        from: u32,
+        incarnation: u32,
+        slot: u32,
+    ) -> Option<(u32, u32)> {
+        let xrc = self.xrc.lock();
+        let xrcd = xrc.xrcd.filter(|_| !xrc.ends)?;
+        let domain = &xrcd.membership.domain;
+        let (number, index) = xrc::split_target(target)?;
+        let at = domain.entry(index).filter(|_| number == domain.number)?;
+        let word = StateWord(domain.map.u64(at + qp::STATE).load(Ordering::Acquire));
+        let connected = receives(word.state())
+            && word.dest() == from
+            && word.incarnation() == incarnation
+            && split_qp_num(from).0 == slot;
+        connected.then(|| (self.queue.lock().pd, word.access()))
+    }
+
     /// Has senders find the queue no more, and takes what they had published.
     ///
     /// # Errors
@@ -126,6 +154,8 @@ impl Srq {
         }
         let process = self.process();
         self.hide();
+        // This process's agent looks under its hazard.
+        self.xrc.lock().ends = true;
         heavy_fence();
         await_shared_receive(&process.segment, self.index, |slot| process.lives(slot))?;
         process.drain_all_rings();

@@ -55,7 +55,7 @@ impl Domain {
         }
         let fd = peer.map.u32(at + member::FD).load(Ordering::Relaxed);
         let inode = peer.map.u64(at + member::INODE).load(Ordering::Relaxed);
-        let file = sys::open_fd_of(peer.identity.pid, fd.cast_signed(), libc::O_RDWR)?;
+        let file = peer.opener.open(fd.cast_signed(), libc::O_RDWR)?;
         if sys::sealed_size(&file)? != layout::SIZE || sys::inode_of(&file)? != inode {
             return Err(Errno(libc::EPROTO));
         }
@@ -126,6 +126,7 @@ impl Drop for Membership {
         let at = member::AT + member::STRIDE * self.domain.number as usize;
         let map = &self.process.segment.map;
         map.u64(at + member::COOKIE).store(0, Ordering::Release);
+        self.process.domains.shown().remove(&self.domain.number);
         let file = self.process.registry().file();
         directory::leave(file, self.domain.number, self.process.slot);
     }
@@ -138,6 +139,8 @@ pub(crate) struct Domains {
     mapped: Mutex<HashMap<u32, Weak<Domain>>>,
     /// Those that it is a member of. Locked while it opens or closes one: the locks of the registry are the whole process's.
     memberships: Mutex<HashMap<u32, Weak<Membership>>>,
+    /// Those whose files others may have. A leaf among the locks, as the agent takes it.
+    shown: Mutex<HashMap<u32, Weak<Domain>>>,
 }
 
 impl Domains {
@@ -149,6 +152,22 @@ impl Domains {
         self.memberships
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shown(&self) -> MutexGuard<'_, HashMap<u32, Weak<Domain>>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file of a domain that this process is a member of, opened anew, if it has this descriptor.
+    pub(crate) fn reopen(&self, fd: i32) -> Option<OwnedFd> {
+        let domain = self
+            .shown()
+            .values()
+            .filter_map(Weak::upgrade)
+            .find(|domain| domain.file.as_raw_fd() == fd)?;
+        // It is not closed meanwhile.
+        let file = domain.file.as_raw_fd();
+        sys::open_fd_of(std::process::id(), file, libc::O_RDWR).ok()
     }
 
     /// The domain of this number, if it lives.
@@ -293,7 +312,14 @@ impl Domains {
     /// Shows others the way to the domain's file.
     fn show(process: &'static Process, domain: Arc<Domain>) -> Res<Arc<Membership>> {
         let at = member::AT + member::STRIDE * domain.number as usize;
-        let inode = sys::inode_of(&domain.file).inspect_err(|_| {
+        let shown = || {
+            let inode = sys::inode_of(&domain.file)?;
+            let mut shown = process.domains.shown();
+            shown.try_reserve(1).map_err(|_| Errno(libc::ENOMEM))?;
+            shown.insert(domain.number, Arc::downgrade(&domain));
+            Ok(inode)
+        };
+        let inode = shown().inspect_err(|_: &Errno| {
             directory::leave(process.registry().file(), domain.number, process.slot);
         })?;
         let map = &process.segment.map;
@@ -302,6 +328,8 @@ impl Domains {
             .store(domain.file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(at + member::COOKIE)
             .store(domain.cookie, Ordering::Release);
+        // Initiators come without being opened by who owns a shared receive queue of the domain.
+        process.start_agent_for_strangers();
         Arc::try_new(Membership {
             domain,
             process,

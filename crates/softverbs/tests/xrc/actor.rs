@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
-use crate::common::{open, verbs};
+use super::common::{open, verbs};
 
 /// How long anything may take that has to happen.
 const LIMIT: Duration = Duration::from_secs(20);
