@@ -8,6 +8,7 @@ A process of its own, so that a crash or a hang costs one test.
 """
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -71,6 +72,8 @@ class Report(unittest.TestResult):
 
 
 def main():
+    # What the tests were written for; Python 3.14 starts another program by default.
+    multiprocessing.set_start_method("fork")
     directory, fd = sys.argv[1], int(sys.argv[2])
     listing = "--list" in sys.argv
     sys.argv[1:] = []

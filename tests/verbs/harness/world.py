@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 from lib import cache, debian, install
 
@@ -20,7 +21,7 @@ BUILD = os.path.join(TOP, "crates", "softverbs-dropin", "build-dropin")
 TESTS = "/usr/share/doc/rdma-core/tests"
 STAND_INS = os.path.join(os.path.dirname(HERE), "bin")
 LIBRARY = "usr/lib/*-linux-gnu/libibverbs.so.1"
-BASE, NEWER = "bookworm", "trixie"
+BASE, NEWER, NEWEST = "bookworm", "trixie", "sid"
 PACKAGES = ["python3-pyverbs", "ibverbs-utils", "perftest", "python3-minimal", "coreutils", "dash", "iproute2"]
 # Where things of the host are seen in a chroot.
 SEEN = "/mnt"
@@ -88,22 +89,23 @@ def installed(dropin, release):
     return World("" if suite == BASE else suite, None, dropin, *installed_tests(suite))
 
 
-def newer(release):
-    """The programs of a newer Debian."""
+def newer(suite, release):
+    """The programs of a newer Debian. That of NEWEST changes; what was fetched is kept for a month."""
     install.ensure({"mmdebstrap": "mmdebstrap"})
-    home = cache.ensure(f"rdma-{NEWER}", "3", unpack_debian)
+    key = "3" if suite != NEWEST else "3-" + time.strftime("%Y-%m")
+    home = cache.ensure(f"rdma-{suite}", key, lambda home: unpack_debian(home, suite))
     root = str(home / "root")
     (library,) = (home / "root").glob(LIBRARY)
-    dropin = os.path.join(TOP, "build", "lib", f"softverbs-{NEWER}")
+    dropin = os.path.join(TOP, "build", "lib", f"softverbs-{suite}")
     build(dropin, release, f"--like={library}")
-    return World(NEWER, root, dropin, root + TESTS, "")
+    return World(suite, root, dropin, root + TESTS, "")
 
 
 def build(dropin, release, *options):
     subprocess.run([BUILD, *options, *(["--release"] if release else []), f"{dropin}/libibverbs.so.1"], check=True)
 
 
-def unpack_debian(home):
+def unpack_debian(home, suite):
     mirror = os.environ.get("WEFT_DEBIAN_MIRROR", debian.MIRROR)
     cache.download([
         # What a try that failed left behind would stop the next one.
@@ -111,7 +113,7 @@ def unpack_debian(home):
         "--variant=extract", f"--include={','.join(PACKAGES)}",
         f"--keyring={debian.KEYRING}", '--aptopt=Acquire::Check-Valid-Until "false"',
         "--dpkgopt=path-exclude=/usr/share/doc/*", f"--dpkgopt=path-include={TESTS}/*",
-        NEWER, str(home / "root"), mirror])
+        suite, str(home / "root"), mirror])
     # The links of a merged /usr come with a script that does not run in an extracted root.
     for folder in ("bin", "sbin", "lib", "lib64"):
         link = home / "root" / folder
