@@ -10,7 +10,8 @@ use libfuzzer_sys::fuzz_target;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 13] = [
+const TARGETS: [(&str, Target); 15] = [
+    ("agent", softverbs::fuzz::agent),
     ("arena", softverbs::fuzz::arena),
     ("cm_message", softverbs::fuzz::cm_message),
     ("parked", softverbs::fuzz::parked),
@@ -21,6 +22,7 @@ const TARGETS: [(&str, Target); 13] = [
     ("srq", softverbs::fuzz::srq),
     ("states", softverbs::fuzz::states),
     ("stranger", softverbs::fuzz::stranger),
+    ("stranger_xrc", softverbs::fuzz::stranger_xrc),
     ("slots", weft::fuzz::slots),
     ("cm_data", weft::fuzz::cm_data),
     ("getinfo", getinfo::getinfo),

@@ -113,8 +113,17 @@ pub fn verbs() -> &'static VerbsFns {
 #[inline]
 fn guard<T>(body: impl FnOnce() -> Res<T>) -> Res<T> {
     // Objects stay usable after a panic: locks of this crate are released by unwinding.
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EFAULT)))
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        #[cfg(any(test, fuzzing))]
+        PANICKED.store(true, std::sync::atomic::Ordering::Relaxed);
+        Err(Errno(libc::EFAULT))
+    })
 }
+
+/// An entry's body has panicked, which its caller is only told as an errno.
+#[cfg(any(test, fuzzing))]
+pub(crate) static PANICKED: std::sync::atomic::AtomicBool =
+    std::sync::atomic::AtomicBool::new(false);
 
 /// 0, or the errno, which is left in `errno` as well.
 #[inline]

@@ -20,8 +20,11 @@ pub(crate) use wire::{Kind, Outcome, PLACE, Request};
 
 use crate::sys::Identity;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::name as agent_name;
+
 /// The name of a process's agent: unlike any that it or another one had before.
-fn name(slot: u32, identity: &Identity) -> String {
+pub(crate) fn name(slot: u32, identity: &Identity) -> String {
     let Identity { pid, cookie, .. } = identity;
     format!("softverbs.{slot}.{pid}.{cookie:016x}")
 }

@@ -198,6 +198,25 @@ impl Buffer {
         Self { bytes, mr }
     }
 
+    /// A piece of its first `len` bytes.
+    pub(super) fn part(&self, input: &mut Input<'_>, len: usize) -> ibv_sge {
+        let offset = input.below(len);
+        ibv_sge {
+            addr: self.bytes.as_ptr() as u64 + offset as u64,
+            length: (input.below(len - offset) + 1) as u32,
+            // SAFETY: live.
+            lkey: unsafe { (*self.mr).lkey },
+        }
+    }
+
+    /// Whether there are only zeros from this byte on.
+    pub(super) fn is_empty_from(&self, start: usize) -> bool {
+        self.bytes[start..]
+            .iter()
+            // SAFETY: inside the buffer, which the device writes.
+            .all(|byte| unsafe { std::ptr::from_ref(byte).read_volatile() } == 0)
+    }
+
     /// A piece of it, nearly always inside.
     pub(super) fn piece(&self, input: &mut Input<'_>) -> ibv_sge {
         let offset = input.below(self.bytes.len());

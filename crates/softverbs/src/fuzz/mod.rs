@@ -4,6 +4,7 @@
 //! fails made short, and a fuzz target (`make fuzz TARGET=ring`), which gets bytes that lead to
 //! new code. It panics where a property does not hold; the fuzz targets run under `AddressSanitizer`.
 
+mod agent;
 mod arena;
 mod device;
 mod input;
@@ -15,7 +16,10 @@ mod ring;
 mod srq;
 mod states;
 mod stranger;
+mod stranger_xrc;
+mod xrc;
 
+pub use agent::agent;
 pub use arena::arena;
 pub use packets::cm_message;
 pub use parked::parked;
@@ -25,6 +29,7 @@ pub use ring::{ring, ring_rubbish};
 pub use srq::srq;
 pub use states::states;
 pub use stranger::stranger;
+pub use stranger_xrc::stranger_xrc;
 
 use input::Input;
 
@@ -51,6 +56,7 @@ mod tests {
     }
 
     properties! {
+        agent: 96 of 1200;
         arena: 256 of 600;
         cm_message: 2000 of 300;
         parked: 512 of 400;
@@ -61,5 +67,6 @@ mod tests {
         srq: 128 of 1000;
         states: 128 of 400;
         stranger: 96 of 600;
+        stranger_xrc: 128 of 1500;
     }
 }

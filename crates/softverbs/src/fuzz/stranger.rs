@@ -11,6 +11,7 @@ use rdma_core_sys::*;
 
 use super::Input;
 use super::device::{Buffer, End, attributes, device, request};
+use crate::abi::PANICKED;
 use crate::process::Process;
 use crate::registry::{Entry, Registry};
 use crate::ring::{Consumer, Header, Producer, RING_SIZE};
@@ -20,23 +21,24 @@ use crate::segment::layout::{
 use crate::segment::{Mapping, OwnSegment};
 use crate::sys::{self, Identity, Pipe};
 
-const INDEX: u32 = 2;
+pub(super) const INDEX: u32 = 2;
 const QP: usize = qp::AT + qp::STRIDE * INDEX as usize;
-const DESC_AT: usize = arena::AT + 4096;
-const ORDER_AT: usize = arena::AT;
-const COUNT: u32 = 8;
-const KEY: u32 = 1 << 8 | 1;
+pub(super) const DESC_AT: usize = arena::AT + 4096;
+pub(super) const ORDER_AT: usize = arena::AT;
+pub(super) const COUNT: u32 = 8;
+/// The region that it shows.
+pub(super) const KEY: u32 = 1 << 8 | 1;
 
-struct Stranger {
-    slot: u32,
-    segment: OwnSegment,
+pub(super) struct Stranger {
+    pub(super) slot: u32,
+    pub(super) segment: OwnSegment,
     /// The ring that it made for this process.
-    ring: Mapping,
+    pub(super) ring: Mapping,
     /// Memory of the child's that it registered.
-    memory: u64,
+    pub(super) memory: u64,
 }
 
-fn child() -> &'static Stranger {
+pub(super) fn child() -> &'static Stranger {
     static STRANGER: OnceLock<Stranger> = OnceLock::new();
     STRANGER.get_or_init(|| {
         device();
@@ -108,7 +110,7 @@ fn child() -> &'static Stranger {
 
 impl Stranger {
     /// The segment as an honest process has it, with a queue pair that is connected to `dest`.
-    fn be_honest(&self, dest: u32, shared: bool) {
+    pub(super) fn be_honest(&self, dest: u32, shared: bool) {
         let map = &self.segment.map;
         let process = Process::open().unwrap();
         let hazards = announce::AT + announce::STRIDE * process.slot as usize + announce::HAZARDS;
@@ -170,7 +172,7 @@ impl Stranger {
     }
 
     /// One word of what this process reads becomes something else.
-    fn scribble(&self, input: &mut Input<'_>) {
+    pub(super) fn scribble(&self, input: &mut Input<'_>) {
         let map = &self.segment.map;
         let slot = Process::open().unwrap().slot as usize;
         let at = match input.u8() % 10 {
@@ -190,6 +192,26 @@ impl Stranger {
 
     /// Something in the ring from the stranger to this process, if there is one.
     fn send(&self, input: &mut Input<'_>, to: &End) {
+        self.send_any(input, 3, |input| Header {
+            op: input.u8() % 8,
+            flags: input.u8() & 0x0f,
+            dst_qpn: to.number() ^ u32::from(input.u8() == 0),
+            incarnation: if input.u8() < 200 { 1 } else { input.u32() },
+            len: u32::from(input.u16()) % 8193,
+            imm: 7,
+            msn: input.edgy() as u32,
+            src_qpn: qp_num(self.slot, INDEX),
+            life: 0,
+        });
+    }
+
+    /// As [`Self::send`], a message of this kind, or one time in so many rubbish.
+    pub(super) fn send_any(
+        &self,
+        input: &mut Input<'_>,
+        rarely: u8,
+        message: impl Fn(&mut Input<'_>) -> Header,
+    ) {
         let process = Process::open().unwrap();
         let map = &process.segment.map;
         let at = announce::AT + announce::STRIDE * self.slot as usize;
@@ -208,7 +230,7 @@ impl Stranger {
             return;
         }
         let ring = Mapping::new(&file, RING_SIZE).unwrap();
-        match input.u8() % 3 {
+        match input.u8() % rarely {
             0 => {
                 let at = input.below(RING_SIZE / 8) * 8;
                 ring.u64(at).store(input.edgy(), Ordering::Relaxed);
@@ -218,17 +240,7 @@ impl Stranger {
                 let Some(mut producer) = Producer::resume(ring, cookie) else {
                     return;
                 };
-                let header = Header {
-                    op: input.u8() % 8,
-                    flags: input.u8() & 0x0f,
-                    dst_qpn: to.number() ^ u32::from(input.u8() == 0),
-                    incarnation: if input.u8() < 200 { 1 } else { input.u32() },
-                    len: u32::from(input.u16()) % 8193,
-                    imm: 7,
-                    msn: input.edgy() as u32,
-                    src_qpn: qp_num(self.slot, INDEX),
-                    life: 0,
-                };
+                let header = message(input);
                 producer.push(&header, |_| {});
             }
         }
@@ -333,4 +345,5 @@ pub fn stranger(data: &[u8]) {
     while let Some(wc) = end.poll() {
         assert!(outstanding.remove(&wc.wr_id), "completed twice");
     }
+    assert!(!PANICKED.load(Ordering::Relaxed), "a call has panicked");
 }

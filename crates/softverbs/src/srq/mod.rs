@@ -19,9 +19,11 @@ use rdma_core_sys::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_event_type, ibv_recv_wr, ib
 
 pub(crate) use object::{SrqInit, create, destroy, modify, query};
 pub(crate) use order::Order;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) use shared::Claim;
 pub(crate) use shared::Shared;
+#[cfg(any(test, fuzzing))]
+pub(crate) use xrc::srq_num;
 pub(crate) use xrc::{
     XrcInit, abandon, complete_quickly, deliver as deliver_xrc,
     deliver_quickly as deliver_xrc_quickly, number_of, split_srq_num,

@@ -1,0 +1,572 @@
+//! A line to this process's agent, and whatever may be said on it.
+//!
+//! The process is its own neighbour: its queue pairs are connected to each other, and the agent is a thread of it all the same. What
+//! each request may do is worked out here from what the test itself has made.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rdma_core_sys::*;
+
+use super::Input;
+use super::device::{End, attributes, device, verbs};
+use super::xrc::Targeted;
+use crate::agent::agent_name;
+use crate::process::Process;
+use crate::segment::layout::{StateWord, qp};
+use crate::srq::{Shared, split_srq_num};
+use crate::sys::{self, Line, Stage};
+
+/// Bytes of each part of the memory, and of a receive.
+const PART: usize = 4096;
+const RECEIVE: usize = 512;
+const RECEIVES: usize = 4;
+/// What the parts are: nobody's, any access, reading only, local only, receives, of another domain, nobody's.
+const ACCESS: [Option<u32>; 7] = [
+    None,
+    Some(
+        IBV_ACCESS_LOCAL_WRITE
+            | IBV_ACCESS_REMOTE_READ
+            | IBV_ACCESS_REMOTE_WRITE
+            | IBV_ACCESS_REMOTE_ATOMIC,
+    ),
+    Some(IBV_ACCESS_REMOTE_READ),
+    Some(IBV_ACCESS_LOCAL_WRITE),
+    Some(IBV_ACCESS_LOCAL_WRITE),
+    Some(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE),
+    None,
+];
+const INBOX: usize = 4;
+const FOREIGN: usize = 5;
+
+/// Places of a stage, and bytes of each, as the document has them.
+const PLACES: u32 = 8;
+const PLACE: usize = 256 << 10;
+
+/// Memory that is never freed, and its regions' keys.
+struct Memory {
+    at: usize,
+    keys: [(u32, u32); ACCESS.len()],
+}
+
+fn memory() -> &'static Memory {
+    static MEMORY: OnceLock<Memory> = OnceLock::new();
+    MEMORY.get_or_init(|| {
+        let bytes = vec![0u8; PART * (ACCESS.len() + 1)];
+        let all = Box::leak(bytes.into_boxed_slice());
+        let at = (all.as_mut_ptr() as usize).next_multiple_of(PART);
+        // SAFETY: live context.
+        let other = unsafe { (verbs().ibv_alloc_pd)(device().context) };
+        let mut keys = [(0, 0); ACCESS.len()];
+        for (part, access) in ACCESS.iter().enumerate() {
+            let Some(access) = access else { continue };
+            let pd = if part == FOREIGN { other } else { device().pd };
+            let start = std::ptr::without_provenance_mut(at + PART * part);
+            // SAFETY: live domain, memory that stays.
+            unsafe {
+                let mr = (verbs().ibv_reg_mr)(pd, start, PART, access.cast_signed());
+                assert!(!mr.is_null(), "{}", std::io::Error::last_os_error());
+                keys[part] = ((*mr).rkey, (*mr).lkey);
+            }
+        }
+        Memory { at, keys }
+    })
+}
+
+impl Memory {
+    fn bytes(&self) -> Vec<u8> {
+        let from: *const u8 = std::ptr::with_exposed_provenance(self.at);
+        (0..PART * ACCESS.len())
+            // SAFETY: inside the memory; the agent has answered, and writes no more.
+            .map(|i| unsafe { from.add(i).read_volatile() })
+            .collect()
+    }
+
+    fn receive(&self, number: usize) -> usize {
+        PART * INBOX + RECEIVE * number
+    }
+
+    fn sge(&self, number: usize) -> ibv_sge {
+        ibv_sge {
+            addr: (self.at + self.receive(number)) as u64,
+            length: RECEIVE as u32,
+            lkey: self.keys[INBOX].1,
+        }
+    }
+}
+
+/// A request, as it is written on a line.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    kind: u32,
+    place: u32,
+    id: u64,
+    qp: u32,
+    from: u32,
+    incarnation: u32,
+    key: u32,
+    addr: u64,
+    len: u64,
+    a: u64,
+    b: u64,
+    srq: u32,
+}
+
+impl Request {
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(self.kind.to_ne_bytes());
+        bytes.extend(self.place.to_ne_bytes());
+        bytes.extend(self.id.to_ne_bytes());
+        for word in [self.qp, self.from, self.incarnation, self.key] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        for word in [self.addr, self.len, self.a, self.b] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(self.srq.to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes
+    }
+}
+
+const HELLO: u32 = 1;
+const WRITE: u32 = 2;
+const READ: u32 = 3;
+const TO_RECEIVE: u32 = 4;
+const ADD: u32 = 5;
+const SWAP: u32 = 6;
+const STORE: u32 = 7;
+const FILE: u32 = 8;
+const GO_ON: u32 = 9;
+const RETURN: u32 = 10;
+
+/// A line that has greeted.
+struct Asker {
+    line: Line,
+    stage: Stage,
+}
+
+fn dial() -> Line {
+    let process = Process::open().unwrap();
+    process.start_agent();
+    Line::connect(&agent_name(process.slot, &process.identity)).unwrap()
+}
+
+fn greeting(slot: u64) -> Vec<u8> {
+    let hello = Request {
+        kind: HELLO,
+        place: 0,
+        id: 0,
+        qp: 0,
+        from: 0,
+        incarnation: 0,
+        key: 0,
+        addr: 0,
+        len: 0,
+        a: slot,
+        b: 0,
+        srq: 0,
+    };
+    hello.bytes()
+}
+
+impl Asker {
+    fn new() -> Self {
+        let line = dial();
+        let stage = Stage::create(PLACES as usize * PLACE).unwrap();
+        let slot = Process::open().unwrap().slot;
+        line.send(&greeting(slot.into()), Some(stage.as_fd()))
+            .unwrap();
+        Self { line, stage }
+    }
+}
+
+/// An answer: its status and value, and a file if one came. `None` where the line was cut.
+fn answer(line: &Line, id: u64) -> Option<(u32, u64, Option<OwnedFd>)> {
+    let mut bytes = [0; 24];
+    loop {
+        assert!(
+            sys::epoll_readable(line.as_raw_fd(), 20_000).unwrap(),
+            "no answer, and no end"
+        );
+        let file = match line.receive(&mut bytes) {
+            Ok(file) => file,
+            Err(sys::Errno(libc::EAGAIN)) => continue,
+            Err(_) => return None,
+        };
+        let word = |at: usize| u64::from_ne_bytes(*bytes[at..].first_chunk().unwrap());
+        assert_eq!(word(8), id, "somebody else's answer");
+        return Some((word(0) as u32, word(16), file));
+    }
+}
+
+/// What there is to be asked for, and what may be had.
+struct World {
+    ends: [End; 2],
+    through: Targeted,
+    /// Rights of those that ask, by the queue pair and by the target.
+    rights: [u32; 2],
+    incarnations: [u32; 2],
+    claimed: BTreeSet<u64>,
+}
+
+impl World {
+    fn new(input: &mut Input<'_>) -> Self {
+        let some = |input: &mut Input<'_>| {
+            let all = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+            let byte = input.u8();
+            if byte < 128 {
+                all
+            } else {
+                u32::from(byte) & all
+            }
+        };
+        let rights = [some(input), some(input)];
+        let ends = [End::new(IBV_QPT_RC, false), End::new(IBV_QPT_RC, false)];
+        for i in 0..2 {
+            let mut attr = attributes(ends[1 - i].number());
+            attr.qp_access_flags = rights[0];
+            attr.qp_state = IBV_QPS_INIT;
+            let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+            assert_eq!(ends[i].modify(&mut attr, init), 0);
+            for number in 0..RECEIVES {
+                assert_eq!(ends[i].post_recv(&mut [memory().sge(number)], 0), 0);
+            }
+            attr.qp_state = IBV_QPS_RTR;
+            let rtr = IBV_QP_STATE
+                | IBV_QP_AV
+                | IBV_QP_PATH_MTU
+                | IBV_QP_DEST_QPN
+                | IBV_QP_RQ_PSN
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER;
+            assert_eq!(ends[i].modify(&mut attr, rtr), 0);
+        }
+        let through = Targeted::new();
+        for number in 0..RECEIVES {
+            let mut sge = [memory().sge(RECEIVES + number)];
+            assert_eq!(through.post_recv(&mut sge, number as u64), 0);
+        }
+        through.connect(ends[1].number(), rights[1]);
+        let process = Process::open().unwrap();
+        let (_, index) = crate::segment::layout::split_qp_num(ends[0].number());
+        let own = qp::AT + qp::STRIDE * index as usize + qp::STATE;
+        let word = StateWord(process.segment.map.u64(own).load(Ordering::Relaxed));
+        let (domain, target) = crate::segment::layout::xrc::split_target(through.number()).unwrap();
+        let domain = process.domains.find(process, domain).unwrap();
+        let at = domain.entry(target).unwrap() + qp::STATE;
+        let theirs = StateWord(domain.map.u64(at).load(Ordering::Relaxed));
+        Self {
+            incarnations: [word.incarnation(), theirs.incarnation()],
+            ends,
+            through,
+            rights,
+            claimed: BTreeSet::new(),
+        }
+    }
+
+    /// Claims the next shared receive, as an initiator does.
+    fn claim(&mut self) {
+        let process = Process::open().unwrap();
+        let map = &process.segment.map;
+        let (_, index) = split_srq_num(self.through.srqn).unwrap();
+        let shared = Shared::read(map, index).unwrap();
+        let claim = shared.claim(map, process.slot);
+        self.claimed
+            .extend(claim.map(|claim| u64::from(claim.index)));
+    }
+
+    fn request(&self, input: &mut Input<'_>, id: u64) -> Request {
+        let memory = memory();
+        let which = usize::from(input.u8() % 2);
+        let numbers = [self.ends[0].number(), self.through.number()];
+        let rarely = |input: &mut Input<'_>, right: u32, wrong: u32| {
+            if input.u8() < 16 { wrong } else { right }
+        };
+        let part = input.below(ACCESS.len());
+        let inside = (memory.at + PART * part) as u64 + u64::from(input.u16()) % 4104;
+        let addr = match input.u8() % 8 {
+            0 => input.edgy(),
+            1 => inside,
+            _ => inside & !7,
+        };
+        let key = if input.u8() < 16 {
+            input.edgy() as u32
+        } else {
+            let part = if input.u8() < 16 {
+                input.below(ACCESS.len())
+            } else {
+                part
+            };
+            memory.keys[part].0
+        };
+        // Up to the end of the part, or a byte further.
+        let rest = ((memory.at + PART * (part + 1)) as u64).wrapping_sub(addr);
+        let len = match input.u8() % 5 {
+            0 => u64::from(input.u16()) % 4104,
+            1 => input.edgy(),
+            2 => rest.wrapping_add(u64::from(input.u8() % 2)),
+            _ => u64::from(input.u8()),
+        };
+        let kind = match input.u8() % 16 {
+            0 => u32::from(input.u8()),
+            1..=3 => WRITE,
+            4..=5 => READ,
+            6..=9 => TO_RECEIVE,
+            10 => ADD,
+            11 => SWAP,
+            12 => STORE,
+            13 => RETURN,
+            14 => FILE,
+            _ => GO_ON,
+        };
+        let (a, b) = match kind {
+            TO_RECEIVE => (u64::from(input.u8() % 6), u64::from(input.u16()) % 600),
+            RETURN => (
+                u64::from(rarely(input, self.through.srqn & 0x3fff, 3)),
+                u64::from(input.u8() % 6),
+            ),
+            FILE => {
+                let registry = Process::open().unwrap().registry().file().as_raw_fd();
+                let fd = u64::from(input.u8() % 64);
+                (if fd < 16 { registry as u64 } else { fd }, 0)
+            }
+            _ => (input.edgy(), input.edgy()),
+        };
+        Request {
+            kind,
+            place: rarely(input, u32::from(input_place(id)), 8 + id as u32 % 5),
+            id,
+            qp: rarely(input, numbers[which], numbers[1 - which] ^ 1),
+            from: rarely(input, self.ends[1].number(), numbers[which]),
+            incarnation: {
+                let right = self.incarnations[which];
+                rarely(input, right, right.wrapping_add(1))
+            },
+            key,
+            addr,
+            len,
+            a,
+            b,
+            srq: rarely(input, self.through.srqn, self.through.srqn ^ 1),
+        }
+    }
+
+    /// The rights of a request, if it comes from where it may come.
+    fn rights(&self, request: &Request) -> Option<u32> {
+        let from = request.from == self.ends[1].number();
+        let same = |i: usize| request.incarnation == self.incarnations[i];
+        if request.qp == self.ends[0].number() {
+            (from && same(0)).then_some(self.rights[0])
+        } else if request.qp == self.through.number() {
+            let srq = request.srq == self.through.srqn;
+            (from && same(1) && srq).then_some(self.rights[1])
+        } else {
+            None
+        }
+    }
+
+    /// Where in the memory the request's bytes are, if it may have them.
+    fn place(&self, request: &Request, len: u64) -> Option<usize> {
+        let right = match request.kind {
+            WRITE | STORE => IBV_ACCESS_REMOTE_WRITE,
+            READ => IBV_ACCESS_REMOTE_READ,
+            _ => IBV_ACCESS_REMOTE_ATOMIC,
+        };
+        let part = (0..ACCESS.len())
+            .find(|&part| ACCESS[part].is_some() && memory().keys[part].0 == request.key)?;
+        let allowed = self.rights(request)? & ACCESS[part].unwrap() & right == right;
+        let start = (memory().at + PART * part) as u128;
+        let (addr, end) = (
+            u128::from(request.addr),
+            u128::from(request.addr) + u128::from(len),
+        );
+        let inside = addr >= start && end <= start + PART as u128;
+        (allowed && part != FOREIGN && inside).then(|| (addr - start) as usize + PART * part)
+    }
+
+    /// The same, of a part of a receive.
+    fn receive(&self, request: &Request) -> Option<usize> {
+        self.rights(request)?;
+        let there = request.b.min(RECEIVE as u64);
+        if request.len > RECEIVE as u64 - there {
+            return None;
+        }
+        let number = if request.qp == self.through.number() {
+            // Descriptors are given out from the first one on.
+            self.claimed
+                .contains(&request.a)
+                .then_some(RECEIVES + request.a as usize)?
+        } else {
+            (request.a < RECEIVES as u64).then_some(request.a as usize)?
+        };
+        Some(memory().receive(number) + there as usize)
+    }
+}
+
+/// Each place in its turn.
+fn input_place(id: u64) -> u8 {
+    (id % u64::from(PLACES)) as u8
+}
+
+/// Whatever is said on a line: it gets what the queue pairs that are connected to it allow, in the regions that allow it, and nothing
+/// else changes. What is no request ends the line.
+///
+/// # Panics
+/// Where that is not so.
+pub fn agent(data: &[u8]) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut input = Input::new(data);
+    let memory = memory();
+    let mut world = World::new(&mut input);
+    let mut asker = Asker::new();
+    let mut bytes = memory.bytes();
+    for id in 1..=64 {
+        if input.is_empty() {
+            break;
+        }
+        match input.u8() {
+            0..=7 => {
+                refuse_greeting(&mut input);
+                continue;
+            }
+            8..=15 => {
+                // Neither as long as a request, nor the end of a line.
+                let len = 1 + input.below(71);
+                asker.line.send(&vec![input.u8(); len], None).unwrap();
+                assert!(answer(&asker.line, id).is_none(), "{len} bytes are enough");
+                asker = Asker::new();
+                continue;
+            }
+            16..=63 => world.claim(),
+            _ => {}
+        }
+        let request = world.request(&mut input, id);
+        let fill: Vec<u8> = (0..PART).map(|i| (i as u64 * 7 + id) as u8).collect();
+        let at = request.place as usize % PLACES as usize * PLACE;
+        asker.stage.fill(at, &[piece(&fill)]).unwrap();
+        asker.line.send(&request.bytes(), None).unwrap();
+        let moves = (WRITE..=STORE).contains(&request.kind);
+        let known = (HELLO + 1..=RETURN).contains(&request.kind);
+        let fits = request.place < PLACES && request.len <= PLACE as u64;
+        if !known || moves && !fits {
+            assert!(answer(&asker.line, id).is_none(), "{request:?}");
+            asker = Asker::new();
+            continue;
+        }
+        match request.kind {
+            GO_ON => continue,
+            RETURN => {
+                if request.a == u64::from(world.through.srqn & 0x3fff) {
+                    world.claimed.remove(&request.b);
+                }
+                continue;
+            }
+            _ => {}
+        }
+        let (status, value, file) = answer(&asker.line, id).unwrap_or_else(|| {
+            panic!("the line was cut: {request:?}");
+        });
+        let old = |at: usize| u64::from_ne_bytes(*bytes[at..].first_chunk().unwrap());
+        let word = |request: &Request| {
+            world
+                .place(request, 8)
+                .filter(|_| request.addr.is_multiple_of(8))
+        };
+        let len = request.len as usize;
+        let done = match request.kind {
+            FILE => {
+                if file.is_some() {
+                    assert_shown(request.a);
+                }
+                status == 0
+            }
+            WRITE | TO_RECEIVE => {
+                let to = if request.kind == WRITE {
+                    world.place(&request, request.len)
+                } else {
+                    world.receive(&request)
+                };
+                if let Some(to) = to {
+                    bytes[to..to + len].copy_from_slice(&fill[..len]);
+                }
+                to.is_some()
+            }
+            READ => {
+                let from = world.place(&request, request.len);
+                if let Some(from) = from {
+                    let mut read = vec![0; len];
+                    asker.stage.empty(at, &[piece_mut(&mut read)]).unwrap();
+                    assert_eq!(read, bytes[from..from + len]);
+                }
+                from.is_some()
+            }
+            kind => {
+                let at = word(&request);
+                if let Some(at) = at {
+                    assert!(status != 0 || value == old(at), "{request:?}");
+                    let new = match kind {
+                        ADD => old(at).wrapping_add(request.a),
+                        SWAP if old(at) == request.a => request.b,
+                        SWAP => old(at),
+                        _ => request.a,
+                    };
+                    bytes[at..at + 8].copy_from_slice(&new.to_ne_bytes());
+                }
+                at.is_some()
+            }
+        };
+        assert_eq!(status == 0, done, "{request:?}: {status}");
+        assert!(memory.bytes() == bytes, "{request:?} wrote elsewhere");
+    }
+    // The regions stay for the next input; so does what was written.
+    drop(asker);
+}
+
+fn piece(bytes: &[u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    }
+}
+
+fn piece_mut(bytes: &mut [u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    }
+}
+
+/// A line that begins with something else is cut.
+fn refuse_greeting(input: &mut Input<'_>) {
+    let line = dial();
+    let slot = u64::from(Process::open().unwrap().slot);
+    let (bytes, file) = match input.u8() % 4 {
+        0 => (greeting(slot + 1 + u64::from(input.u8())), None),
+        1 => (greeting(slot | 1 << 32), None),
+        2 => {
+            // Of another size.
+            let stage = Stage::create(PLACES as usize * PLACE / 2).unwrap();
+            (greeting(slot), Some(stage))
+        }
+        _ => {
+            let mut bytes = greeting(slot);
+            bytes[0] = 2 + input.u8() % 200;
+            (bytes, None)
+        }
+    };
+    line.send(&bytes, file.as_ref().map(AsFd::as_fd)).unwrap();
+    assert!(answer(&line, 0).is_none());
+}
+
+/// A file that an agent gives out is the device's.
+fn assert_shown(fd: u64) {
+    let name = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
+    let name = name.to_string_lossy();
+    let own = name.starts_with("/memfd:softverbs") || name.starts_with("pipe:");
+    assert!(own, "{name} is nobody else's");
+}

@@ -1,0 +1,334 @@
+//! A peer that writes rubbish into what XRC shares: the domain's file, its shared receive queues, its messages.
+//!
+//! The stranger is that of [`super::stranger`]. The domain is this process's own, as any member may write all of it.
+
+use std::collections::HashSet;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+
+use rdma_core_sys::*;
+
+use super::Input;
+use super::device::{Buffer, End, SENDS, attributes, device, request, verbs};
+use super::stranger::{COUNT, DESC_AT, INDEX, KEY, ORDER_AT, Stranger, child};
+use super::xrc::Targeted;
+use crate::abi::PANICKED;
+use crate::process::Process;
+use crate::ring::Header;
+use crate::segment::layout::{desc, qp_num, srq, xrc};
+use crate::srq::srq_num;
+use crate::sync::Arc;
+use crate::xrc::Domain;
+
+/// Its shared receive queue, and the queue pair that its messages say.
+const SRQ: u32 = 1;
+const QP: u32 = 3;
+const SRQ_AT: usize = srq::AT + srq::STRIDE * SRQ as usize;
+
+/// The queue as an honest process has it, in this domain.
+fn show_queue(stranger: &Stranger, domain: u32) {
+    let map = &stranger.segment.map;
+    let stride = desc::stride(2) as u32;
+    for (at, value) in [
+        (srq::COUNT, COUNT),
+        (srq::DESC_STRIDE, stride),
+        (srq::XRCD, domain),
+        (srq::PD, 1),
+        (srq::CQ, 0),
+        (srq::HINT, 1),
+        (srq::WAITING, 0),
+        (srq::STAMP, 5),
+    ] {
+        map.u32(SRQ_AT + at).store(value, Ordering::Relaxed);
+    }
+    let map = &stranger.segment.map;
+    map.u64(SRQ_AT + srq::DESC_AT)
+        .store(DESC_AT as u64, Ordering::Relaxed);
+    map.u64(SRQ_AT + srq::RING_AT)
+        .store(ORDER_AT as u64, Ordering::Release);
+}
+
+/// A queue pair that is connected to the stranger, so that there is a ring from it to here.
+fn neighbour(stranger: &Stranger) -> End {
+    let end = End::new(IBV_QPT_RC, false);
+    let mut attr = attributes(qp_num(stranger.slot, INDEX));
+    attr.qp_state = IBV_QPS_INIT;
+    let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    assert_eq!(end.modify(&mut attr, mask), 0);
+    attr.qp_state = IBV_QPS_RTR;
+    let mask = IBV_QP_STATE
+        | IBV_QP_AV
+        | IBV_QP_PATH_MTU
+        | IBV_QP_DEST_QPN
+        | IBV_QP_RQ_PSN
+        | IBV_QP_MAX_DEST_RD_ATOMIC
+        | IBV_QP_MIN_RNR_TIMER;
+    assert_eq!(end.modify(&mut attr, mask), 0);
+    end
+}
+
+/// One word of the domain or of the stranger's queue becomes something else.
+fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target: usize) {
+    match input.u8() % 4 {
+        0 => {
+            let at = SRQ_AT + 8 * input.below(srq::STRIDE / 8);
+            let map = &stranger.segment.map;
+            map.u64(at).store(input.edgy(), Ordering::Relaxed);
+        }
+        1 => stranger.scribble(input),
+        2 => {
+            let at = target + 8 * input.below(xrc::STRIDE / 8);
+            domain.map.u64(at).store(input.edgy(), Ordering::Relaxed);
+        }
+        _ => {
+            let at = 8 * input.below(16);
+            // Pages that nobody has paid for would be made by whoever looks at them.
+            let value = if at == xrc::COUNT {
+                input.edgy() % 129
+            } else {
+                input.edgy()
+            };
+            domain.map.u64(at).store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A message to this process's queue.
+fn message(input: &mut Input<'_>, stranger: &Stranger, through: &Targeted, life: u8) -> Header {
+    let wrong = |input: &mut Input<'_>| u32::from(input.u8() < 8);
+    Header {
+        op: if input.u8() < 128 { 0 } else { input.u8() % 8 },
+        flags: if input.u8() < 200 {
+            8
+        } else {
+            input.u8() & 0x0f
+        },
+        dst_qpn: through.number() ^ wrong(input),
+        incarnation: 1,
+        len: u32::from(input.u16()) % 8193,
+        imm: 7,
+        msn: (through.srqn & 0x3fff ^ wrong(input)) << 16 | u32::from(input.u8() % 9),
+        src_qpn: qp_num(stranger.slot, QP),
+        life: life ^ wrong(input) as u8,
+    }
+}
+
+/// The queue pair that sends through the target, to whatever queue.
+struct Initiator {
+    cq: *mut ibv_cq,
+    qp: *mut ibv_qp,
+}
+
+impl Initiator {
+    fn new() -> Self {
+        let device = device();
+        // SAFETY: all objects are live and of one context.
+        unsafe {
+            let cq = (verbs().ibv_create_cq)(device.context, 64, null_mut(), null_mut(), 0);
+            let mut init = ibv_qp_init_attr_ex {
+                comp_mask: IBV_QP_INIT_ATTR_PD,
+                qp_type: IBV_QPT_XRC_SEND,
+                pd: device.pd,
+                send_cq: cq,
+                sq_sig_all: 1,
+                ..Default::default()
+            };
+            init.cap.max_send_wr = SENDS;
+            init.cap.max_send_sge = 2;
+            init.cap.max_inline_data = 64;
+            let qp = ibv_create_qp_ex(device.context, &raw mut init);
+            assert!(!qp.is_null(), "{}", std::io::Error::last_os_error());
+            Self { cq, qp }
+        }
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: live.
+        unsafe { (*self.qp).qp_num }
+    }
+
+    fn modify(&self, attr: &mut ibv_qp_attr, mask: u32) {
+        // SAFETY: live, with valid attributes.
+        let ret = unsafe { (verbs().ibv_modify_qp)(self.qp, attr, mask.cast_signed()) };
+        assert_eq!(ret, 0);
+    }
+
+    fn reset(&self) {
+        let mut attr = attributes(0);
+        attr.qp_state = IBV_QPS_RESET;
+        self.modify(&mut attr, IBV_QP_STATE);
+    }
+
+    fn connect(&self, target: u32) {
+        let mut attr = attributes(target);
+        attr.rnr_retry = 1;
+        attr.retry_cnt = 1;
+        for (state, mask) in [
+            (
+                IBV_QPS_INIT,
+                IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+            ),
+            (
+                IBV_QPS_RTR,
+                IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN,
+            ),
+            (
+                IBV_QPS_RTS,
+                IBV_QP_SQ_PSN
+                    | IBV_QP_TIMEOUT
+                    | IBV_QP_RETRY_CNT
+                    | IBV_QP_RNR_RETRY
+                    | IBV_QP_MAX_QP_RD_ATOMIC,
+            ),
+        ] {
+            attr.qp_state = state;
+            self.modify(&mut attr, IBV_QP_STATE | mask);
+        }
+    }
+
+    fn post(&self, wr: &mut ibv_send_wr) -> bool {
+        let mut bad = null_mut();
+        // SAFETY: live, a chain of one.
+        unsafe { ibv_post_send(self.qp, wr, &raw mut bad) == 0 }
+    }
+}
+
+impl Drop for Initiator {
+    fn drop(&mut self) {
+        // SAFETY: live, and not used afterwards.
+        unsafe {
+            assert_eq!((verbs().ibv_destroy_qp)(self.qp), 0);
+            assert_eq!((verbs().ibv_destroy_cq)(self.cq), 0);
+        }
+    }
+}
+
+fn poll(cq: *mut ibv_cq, outstanding: &mut HashSet<u64>) {
+    // SAFETY: live, room for one; all zeros is a value of it.
+    unsafe {
+        let mut wc: ibv_wc = std::mem::zeroed();
+        loop {
+            let count = ibv_poll_cq(cq, 1, &raw mut wc);
+            assert!(count >= 0);
+            if count == 0 {
+                return;
+            }
+            assert!(outstanding.remove(&wc.wr_id), "completed twice");
+        }
+    }
+}
+
+/// Bytes of the inbox that receives name; behind them nothing is written.
+const INBOX: usize = 4096;
+
+/// Whatever a domain's file, a stranger's shared queue and its messages hold: requests of XRC and receives end, none of them twice, and
+/// nothing is written but the receives that were posted.
+///
+/// # Panics
+/// Where that is not so.
+pub fn stranger_xrc(data: &[u8]) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut input = Input::new(data);
+    let stranger = child();
+    let (outbox, inbox) = (Buffer::new(16 << 10), Buffer::new(2 * INBOX));
+    let through = Targeted::new();
+    let initiator = Initiator::new();
+    let process = Process::open().unwrap();
+    let (number, index) = xrc::split_target(through.number()).unwrap();
+    let domain: Arc<Domain> = process.domains.find(process, number).unwrap();
+    let at = domain.entry(index).unwrap();
+    stranger.be_honest(initiator.number(), true);
+    let neighbour = neighbour(stranger);
+    show_queue(stranger, number);
+    let all = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    through.connect(initiator.number(), all);
+    initiator.connect(through.number());
+    let own = srq::AT + srq::STRIDE * (through.srqn & 0x3fff) as usize + srq::STAMP;
+    let life = process.segment.map.u32(own).load(Ordering::Relaxed) as u8;
+    let theirs = srq_num(stranger.slot, SRQ);
+    let mut sent = HashSet::new();
+    let mut received = HashSet::new();
+    for id in 0..200 {
+        if input.is_empty() {
+            break;
+        }
+        match input.u8() % 16 {
+            0 => scribble(&mut input, stranger, &domain, at),
+            1..=4 => stranger.send_any(&mut input, 32, |input| {
+                message(input, stranger, &through, life)
+            }),
+            5..=7 => {
+                let mut sges = [inbox.part(&mut input, INBOX)];
+                if through.post_recv(&mut sges, id) == 0 {
+                    received.insert(id);
+                }
+            }
+            8..=12 => {
+                let mut sges = [outbox.piece(&mut input), outbox.piece(&mut input)];
+                match input.u8() % 8 {
+                    0..=1 => (sges[0].length, sges[1].length) = (8, 0),
+                    2..=6 => (sges[0].length, sges[1].length) = (sges[0].length % 600, 0),
+                    _ => {}
+                }
+                let pieces = if sges[1].length == 0 { 1 } else { 2 };
+                let mut wr = request(&mut input, &mut sges[..pieces], id);
+                let addr = stranger.memory.wrapping_add(match input.u8() % 16 {
+                    0 => input.edgy(),
+                    _ => 8 * u64::from(input.u8()),
+                });
+                if matches!(
+                    wr.opcode,
+                    IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP
+                ) {
+                    wr.wr.atomic.remote_addr = addr;
+                    wr.wr.atomic.rkey = KEY;
+                } else {
+                    wr.wr.rdma.remote_addr = addr;
+                    wr.wr.rdma.rkey = KEY;
+                }
+                wr.qp_type.xrc.remote_srqn = match input.u8() {
+                    0..=199 => theirs,
+                    200..=252 => through.srqn,
+                    _ => input.u32(),
+                };
+                if initiator.post(&mut wr) {
+                    sent.insert(id);
+                }
+            }
+            13 => {
+                // A new life of the connection, in which the completions of the last one are gone.
+                initiator.reset();
+                through.reset();
+                poll(initiator.cq, &mut sent);
+                sent.clear();
+                through.connect(initiator.number(), all);
+                initiator.connect(through.number());
+            }
+            _ => {
+                poll(initiator.cq, &mut sent);
+                poll(through.cq, &mut received);
+                assert!(inbox.is_empty_from(INBOX), "behind the receives");
+            }
+        }
+        if input.u8() == 0 {
+            stranger.ring.u32(64).store(input.u32(), Ordering::Relaxed);
+        }
+    }
+    let mut attr = attributes(0);
+    attr.qp_state = IBV_QPS_ERR;
+    initiator.modify(&mut attr, IBV_QP_STATE);
+    // A flush may take more than one poll.
+    for _ in 0..2000 {
+        poll(initiator.cq, &mut sent);
+        if sent.is_empty() {
+            break;
+        }
+    }
+    assert!(sent.is_empty(), "{} requests do not end", sent.len());
+    drop(neighbour);
+    poll(through.cq, &mut received);
+    assert!(inbox.is_empty_from(INBOX), "behind the receives");
+    assert!(!PANICKED.load(Ordering::Relaxed), "a call has panicked");
+}
