@@ -46,6 +46,8 @@ static struct fi_info *get_hints(const struct options *opt)
 	hints->addr_format = strchr(opt->address, ':') ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
 	/* all that the C provider asks for on a verbs device: the native form of keys */
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	if (!strcmp(opt->test, "refresh"))
+		hints->domain_attr->mr_mode |= FI_MR_MMU_NOTIFY;
 	hints->tx_attr->size = DEPTH * 2;
 	hints->rx_attr->size = DEPTH * 2;
 	if (opt->provider)

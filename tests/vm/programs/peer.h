@@ -83,5 +83,6 @@ int test_bench(const struct options *opt);
 int test_register(const struct options *opt);
 int test_atomic(const struct options *opt);
 int test_advise(const struct options *opt);
+int test_refresh(const struct options *opt);
 
 #endif

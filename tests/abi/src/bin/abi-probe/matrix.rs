@@ -624,7 +624,73 @@ impl World<'_> {
             }
         }
         unmap(memory);
+        // SAFETY: fids as they are opened.
+        unsafe { self.refreshing(how, op) };
     }
+
+    /// What `fi_mr_refresh` does. On demand: the pages that are named become resident, and no others. Pinned piece by
+    /// piece: pages that were exchanged are found where they are now, also by who knew the region before. Pinned for good: it is refused.
+    unsafe fn refreshing(&mut self, how: How, op: Op) {
+        let size = if op == Op::Atomic { 8 } else { 64 };
+        let memory = map(null_mut());
+        // SAFETY: the memory is there while it is used; fids as they are opened.
+        unsafe {
+            // each page by itself
+            libc::madvise(memory.cast(), 4 * PAGE, libc::MADV_NOHUGEPAGE);
+            let mut target = self.expose(how, FI_REMOTE_READ | FI_REMOTE_WRITE, memory);
+            if self.has(FI_MR_MMU_NOTIFY) {
+                self.moves(op, &target, 0, size, 9);
+                // other pages at the same addresses, with other contents
+                map(memory);
+                (0..4 * PAGE).for_each(|at| memory.add(at).write_volatile(0xee));
+                self.refresh(&target);
+                self.moves(op, &target, 0, size, 10);
+                self.moves(op, &target, PAGE, size, 11);
+                let rest = target.bytes(PAGE / 2, 64);
+                assert!(rest.iter().all(|byte| *byte == 0xee), "the new pages");
+            } else if self.has(FI_MR_ALLOCATED) {
+                let (start, len) = target.pieces[0];
+                let ret = refresh_of(target.mr, start, len);
+                assert_eq!(ret, -FI_EOPNOTSUPP, "pinned for good");
+            } else {
+                assert_eq!(resident(memory), [false; 4], "nobody has used it");
+                // of the first buffer, the second page if it has one
+                let (start, len) = target.pieces[0];
+                let last = len / PAGE - 1;
+                assert_eq!(refresh_of(target.mr, start.add(last * PAGE), 8), 0);
+                let mut wanted = [false; 4];
+                wanted[last] = true;
+                assert_eq!(resident(memory), wanted, "what was named, and nothing else");
+                self.moves(op, &target, 0, size, 12);
+            }
+            self.hide(&mut target);
+        }
+        unmap(memory);
+    }
+}
+
+/// `fi_mr_refresh` of one range.
+unsafe fn refresh_of(mr: *mut fid_mr, start: *mut u8, len: usize) -> c_int {
+    let iov = libc::iovec {
+        iov_base: start.cast(),
+        iov_len: len,
+    };
+    // SAFETY: an open region, and a list of one.
+    unsafe {
+        let mut modify = std::mem::zeroed::<fi_mr_modify>();
+        modify.attr.__bindgen_anon_1.mr_iov = &raw const iov;
+        modify.attr.iov_count = 1;
+        control(mr, FI_REFRESH, (&raw mut modify).cast())
+    }
+}
+
+/// Which of 4 pages are there.
+fn resident(memory: *mut u8) -> [bool; 4] {
+    let mut pages = [0_u8; 4];
+    // SAFETY: a live mapping; one byte for each page of it.
+    let ret = unsafe { libc::mincore(memory.cast(), 4 * PAGE, pages.as_mut_ptr()) };
+    assert_eq!(ret, 0, "mincore");
+    pages.map(|page| page & 1 != 0)
 }
 
 pub(crate) fn run(lib: &Lib) {
