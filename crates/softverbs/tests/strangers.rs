@@ -12,7 +12,7 @@ use common::*;
 
 const WHO: &str = "SOFTVERBS_TEST_STRANGER";
 /// Of a message to an agent; `docs/softverbs-agent.md` has the rest.
-const REQUEST: usize = 64;
+const REQUEST: usize = 72;
 const HELLO: u32 = 1;
 const FILE: u32 = 8;
 
