@@ -27,7 +27,7 @@ use crate::qp::Qp;
 use crate::region::{AccessError, Description, Key, Range, Regions, Target};
 use crate::registry::{Entry, Registry};
 use crate::segment::OwnSegment;
-use crate::segment::layout::{MAX_CQS, MAX_PROCESSES, MAX_QPS, MAX_SRQS, header};
+use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
 use crate::signal::{self, Attention};
 use crate::srq::Srq;
 use crate::sync::{Arc, Lock, barriers_work};
@@ -516,11 +516,17 @@ impl Process {
 
     /// Wakes whoever may wait for something of this process.
     pub(crate) fn ring_all_peers(&self) {
-        // Not with the list locked, and without a copy of it.
-        for slot in 0..MAX_PROCESSES as u32 {
-            if let Some(peer) = self.known_peer(slot) {
-                peer.ring_process();
-            }
+        // Not with the list locked, and without a copy of it: there are few.
+        let mut from = 0;
+        loop {
+            let peers = self.peers();
+            let rest = peers.values().filter(|peer| peer.slot >= from);
+            let Some(peer) = rest.min_by_key(|peer| peer.slot).cloned() else {
+                return;
+            };
+            drop(peers);
+            from = peer.slot + 1;
+            peer.ring_process();
         }
     }
 
