@@ -3,13 +3,15 @@
 //! `weft-bench [--list] [--rounds N] [--tsv] [FILTER...]` runs the cases of the [`registry`] whose names contain one of the
 //! filters. Each subject is a pair of processes, one pinned to each of the first two processors, that stays for
 //! the whole run and sleeps while it is not its turn. `weft-bench count` runs each call many times for
-//! callgrind ([`count`]), `weft-bench regions` measures registration and keys ([`regions`]). `docs/performance.md` has the method and what was learned with it.
+//! callgrind ([`count`]), `weft-bench regions` measures registration and keys
+//! ([`regions`]), `weft-bench pages` the making of pages and shared memory ([`pages`]). `docs/performance.md` has the method and what was learned with it.
 
 #![allow(unsafe_code, reason = "calls C libraries as applications do")]
 
 mod count;
 mod memory;
 mod op;
+mod pages;
 mod regions;
 mod registry;
 mod run;
@@ -28,6 +30,10 @@ fn main() -> ExitCode {
         }
         Some("regions") => {
             regions::main();
+            ExitCode::SUCCESS
+        }
+        Some("pages") => {
+            pages::main();
             ExitCode::SUCCESS
         }
         Some("count") => {

@@ -30,7 +30,7 @@ const NATIVE: usize = 40_000;
 const WRITES: usize = 20_000;
 
 /// A domain in the form of these bits.
-fn open(lib: &Lib, mr_mode: i32) -> Setup {
+pub(crate) fn open(lib: &Lib, mr_mode: i32) -> Setup {
     let hints = hints(lib);
     // SAFETY: hints have all their parts.
     unsafe {
@@ -46,7 +46,13 @@ fn open(lib: &Lib, mr_mode: i32) -> Setup {
     setup
 }
 
-unsafe fn register(setup: &Setup, at: *mut u8, len: usize, access: u64, key: u64) -> *mut fid_mr {
+pub(crate) unsafe fn register(
+    setup: &Setup,
+    at: *mut u8,
+    len: usize,
+    access: u64,
+    key: u64,
+) -> *mut fid_mr {
     let (domain, mut mr) = (setup.domain, null_mut());
     // SAFETY: the caller's domain and memory.
     unsafe {
@@ -94,7 +100,7 @@ fn shown(nanos: f64) -> String {
     }
 }
 
-fn row(name: &str, len: usize, own: &[f64], peer: &[f64]) {
+pub(crate) fn row(name: &str, len: usize, own: &[f64], peer: &[f64]) {
     let (own, peer) = (Quartiles::of(own), Quartiles::of(peer));
     let ratio = own.median / peer.median;
     println!(
