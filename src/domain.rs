@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "asks the kernel for random bytes")]
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -14,7 +14,10 @@ use crate::errno::{FiErrno, Result};
 use crate::helper::Helper;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
-use crate::mr::{DescRule, Directory, Form, Mapped, Mode, Paging, Workers, implicit_region};
+use crate::mr::{
+    CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped, Mode, Monitor, Notify,
+    Paging, Workers, implicit_region,
+};
 use crate::msg::Tuning;
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
@@ -48,9 +51,10 @@ pub struct DomainConfig {
     pub events: bool,
     /// Whether regions may be made of memory that outlives a loss of power (`FI_RMA_PMEM`).
     pub durable: bool,
-    /// Whether local buffers without a descriptor are registered for their operation only, even where the
-    /// device could reach them through one implicit on-demand region.
-    pub register_each: bool,
+    /// How local buffers without a descriptor are reached.
+    pub local: LocalMemory,
+    /// How much of their registrations is kept.
+    pub cache: CacheConfig,
     /// Which endpoints may connect to those of this domain, and through which its regions are reached, unless they
     /// have keys of their own.
     pub auth: Option<AuthKey>,
@@ -77,6 +81,8 @@ pub struct Domain {
     mapped: Mapped,
     /// The whole address space, for local buffers that have no descriptor.
     implicit: Option<Mr>,
+    /// Registrations of such buffers, where there is no such region; made when first needed.
+    cache: OnceLock<Option<Arc<LocalCache>>>,
     keepalive: Option<Arc<Keepalive>>,
     shared: SharedIds,
     helper: Helper,
@@ -100,11 +106,12 @@ impl Domain {
         if log::enabled(Level::Info, Subsystem::Domain) {
             show_behaviour(device);
         }
-        let implicit = if config.form.desc == DescRule::Required || config.register_each {
-            None
-        } else {
-            implicit(&pd)
-        };
+        let implicit =
+            if config.form.desc == DescRule::Required || config.local != LocalMemory::Best {
+                None
+            } else {
+                implicit(&pd)
+            };
         let period = match config.keepalive {
             Some(period) => period,
             None if device.needs_keepalive() => keepalive::PERIOD,
@@ -126,6 +133,7 @@ impl Domain {
             generation: AtomicU64::new(1),
             mapped: Mapped::default(),
             implicit,
+            cache: OnceLock::new(),
             keepalive,
             shared: SharedIds::default(),
             helper: Helper::default(),
@@ -238,6 +246,44 @@ impl Domain {
     pub(crate) fn implicit_lkey(&self, pd: &Arc<Pd>) -> Option<u32> {
         let region = self.implicit.as_ref()?;
         Arc::ptr_eq(region.pd(), pd).then(|| region.lkey())
+    }
+
+    /// The registrations that are kept of local buffers in `pd`, where the application need not register them and
+    /// nothing else covers them.
+    pub(crate) fn local_cache(&self, pd: &Arc<Pd>) -> Option<Arc<LocalCache>> {
+        if !Arc::ptr_eq(pd, &self.pd) || !self.caches() {
+            return None;
+        }
+        let open = || LocalCache::open(&self.pd, &self.config.cache);
+        self.cache.get_or_init(open).clone()
+    }
+
+    fn caches(&self) -> bool {
+        self.config.form.desc != DescRule::Required
+            && self.config.local != LocalMemory::Each
+            && self.implicit.is_none()
+    }
+
+    /// Lets a monitor of the application's say when memory changes, instead of `userfaultfd(2)`. To be called before the
+    /// domain has an endpoint or a shared receive context. `make` is called once, if at all; the monitor lives as long as the domain.
+    ///
+    /// # Errors
+    /// - `EBUSY`: another one watches already.
+    /// - `EOPNOTSUPP`: nothing is kept in this domain: the application registers, or the device needs no registrations, or
+    ///   the parameters say so.
+    /// - `ENOSYS`: forks can't be noticed. `ENOSPC`: too many domains watch. Those of `make`.
+    pub fn import_monitor(
+        &self,
+        mut make: impl FnMut(Notify) -> Result<Box<dyn Monitor>>,
+    ) -> Result<()> {
+        if !self.caches() || self.config.cache.max_count == 0 {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        if self.cache.get().is_some() {
+            return Err(FiErrno::EBUSY);
+        }
+        let cache = LocalCache::open_foreign(&self.pd, &self.config.cache, &mut make)?;
+        self.cache.set(Some(cache)).map_err(|_| FiErrno::EBUSY)
     }
 
     /// Threads that register memory.

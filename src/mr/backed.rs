@@ -12,20 +12,28 @@ pub(super) fn runs(start: u64, end: u64, write: bool) -> IoResult<Vec<(u64, u64)
     Ok(parse(&maps, start, end, write))
 }
 
+/// All mappings in order: first byte, and the one behind the last. Neighbours are not one.
+///
+/// # Errors
+/// Where `/proc` is closed.
+pub(super) fn mappings() -> IoResult<Vec<(u64, u64)>> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    Ok(lines(&maps).map(|(from, to, _)| (from, to)).collect())
+}
+
+/// The range and the rights that each line says.
+fn lines(maps: &str) -> impl Iterator<Item = (u64, u64, &str)> {
+    maps.lines().filter_map(|line| {
+        let (range, rest) = line.split_once(' ')?;
+        let (from, to) = range.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        Some((number(from)?, number(to)?, rest))
+    })
+}
+
 fn parse(maps: &str, start: u64, end: u64, write: bool) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
-    for line in maps.lines() {
-        let mut words = line.split(' ');
-        let (Some(range), Some(rights)) = (words.next(), words.next()) else {
-            continue;
-        };
-        let Some((from, to)) = range.split_once('-') else {
-            continue;
-        };
-        let number = |text| u64::from_str_radix(text, 16);
-        let (Ok(from), Ok(to)) = (number(from), number(to)) else {
-            continue;
-        };
+    for (from, to, rights) in lines(maps) {
         if !rights.starts_with('r') || (write && !rights.starts_with("rw")) {
             continue;
         }

@@ -2,9 +2,9 @@
 //! (`FI_MR_LOCAL` off).
 //!
 //! Without a descriptor a buffer is reached through the domain's implicit on-demand region, where the
-//! device has one, else registered for this one operation. Such a registration is never used for another
-//! one, so it can't refer to pages that were exchanged meanwhile; it ends when a later operation of the same
-//! direction is posted, or the endpoint is closed.
+//! device has one, else by a registration of the cache (`docs/registration-cache.md`), else by one for this operation
+//! alone. Either is held until a later operation of the same direction is posted after its completion, or
+//! the endpoint is closed.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -15,7 +15,8 @@ use rdma_core_sys as sys;
 
 use crate::domain::Domain;
 use crate::errno::Result;
-use crate::mr::{Desc, DescRule, Place};
+use crate::mr::cache::{Got, Held};
+use crate::mr::{Desc, DescRule, LocalCache, Place};
 use crate::verbs::{Mr, Pd};
 
 /// What a device does with a local buffer.
@@ -27,6 +28,18 @@ pub(crate) enum Use {
     Sink,
 }
 
+/// What an operation's buffer is registered by.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    /// A registration for this operation.
+    Once {
+        /// Deregistered when it is dropped.
+        _mr: Mr,
+    },
+    /// A reference on one of the cache.
+    Cached(Held),
+}
+
 /// The lkeys of one direction of an endpoint. Not shared: whoever posts holds that direction's lock.
 #[derive(Debug)]
 pub(crate) struct LocalKeys {
@@ -34,10 +47,14 @@ pub(crate) struct LocalKeys {
     place: Place,
     /// Of the domain's implicit region.
     implicit: Option<u32>,
-    /// Registrations of the operation that is being posted.
-    taken: Vec<Mr>,
-    /// Those of operations under way, by request number, oldest first.
-    held: VecDeque<(u32, Vec<Mr>)>,
+    cache: Option<Arc<LocalCache>>,
+    /// What the operation that is being posted uses.
+    taken: Vec<Kept>,
+    /// Whether it uses the last one of `held` too.
+    reused: bool,
+    /// What operations under way use, by the number of the last request that does, oldest first. The last one stays when that
+    /// is complete, if it is the cache's: so who uses one buffer again and again changes nothing that others read.
+    held: VecDeque<(u32, Kept)>,
 }
 
 impl LocalKeys {
@@ -46,8 +63,20 @@ impl LocalKeys {
             rule: domain.config().form.desc,
             place: Place::new(domain, pd),
             implicit: domain.implicit_lkey(pd),
+            cache: domain.local_cache(pd),
             taken: Vec::new(),
+            reused: false,
             held: VecDeque::new(),
+        }
+    }
+
+    /// Whether buffers without descriptors have no lkey before they are registered: short ones are better copied.
+    #[inline]
+    pub(crate) fn must_register(&self, has_descriptors: bool) -> bool {
+        match self.rule {
+            DescRule::Required => false,
+            DescRule::Optional if has_descriptors => false,
+            _ => self.implicit.is_none(),
         }
     }
 
@@ -69,21 +98,54 @@ impl LocalKeys {
             _ => match self.implicit {
                 Some(lkey) => Ok(lkey),
                 // SAFETY: as this function.
-                None => unsafe { self.register(iov, to) },
+                None => unsafe { self.registered(iov, to) },
             },
         }
     }
 
+    /// That of a registration which the cache has, else of one made here.
+    #[inline]
+    unsafe fn registered(&mut self, iov: &libc::iovec, to: Use) -> Result<u32> {
+        if let Some(cache) = &self.cache {
+            let start = iov.iov_base as u64;
+            let end = start.saturating_add(iov.iov_len as u64);
+            let last = match self.held.back() {
+                Some((_, Kept::Cached(held))) => Some(held),
+                _ => None,
+            };
+            if let Some(found) = cache.find(start, end, to == Use::Sink, last) {
+                if last == Some(&found) {
+                    self.reused = true;
+                } else {
+                    self.taken.push(Kept::Cached(found));
+                }
+                return Ok(found.lkey);
+            }
+        }
+        // SAFETY: as this function.
+        unsafe { self.register(iov, to) }
+    }
+
     #[cold]
     unsafe fn register(&mut self, iov: &libc::iovec, to: Use) -> Result<u32> {
-        let rights = match to {
-            Use::Source => 0,
-            Use::Sink => sys::IBV_ACCESS_LOCAL_WRITE,
+        let (kept, lkey) = if let Some(cache) = &self.cache {
+            let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
+            // SAFETY: the caller's promise; the registration is held until the operation is complete.
+            match unsafe { cache.get(addr, len, to == Use::Sink) }? {
+                Got::Kept(held) => (Kept::Cached(held), held.lkey),
+                Got::Once(mr, lkey) => (Kept::Once { _mr: mr }, lkey),
+            }
+        } else {
+            let rights = match to {
+                Use::Source => 0,
+                Use::Sink => sys::IBV_ACCESS_LOCAL_WRITE,
+            };
+            // SAFETY: as above.
+            let mr = unsafe { Mr::register(&self.place.pd, iov.iov_base, iov.iov_len, rights) }?;
+            let lkey = mr.lkey();
+            (Kept::Once { _mr: mr }, lkey)
         };
-        // SAFETY: the caller's promise; the registration is held until the operation is complete.
-        let mr = unsafe { Mr::register(&self.place.pd, iov.iov_base, iov.iov_len, rights) }?;
-        let lkey = mr.lkey();
-        self.taken.push(mr);
+        self.taken.push(kept);
         Ok(lkey)
     }
 
@@ -95,30 +157,74 @@ impl LocalKeys {
         }
     }
 
-    #[cold]
     fn turn_over(&mut self, number: u32, tail: u32) {
-        while let Some((oldest, _)) = self.held.front()
-            && (tail.wrapping_sub(*oldest) as i32) > 0
+        if std::mem::take(&mut self.reused)
+            && let Some((last, _)) = self.held.back_mut()
         {
-            self.held.pop_front();
+            *last = number;
         }
-        if !self.taken.is_empty() {
-            self.held
-                .push_back((number, std::mem::take(&mut self.taken)));
+        self.held
+            .extend(self.taken.drain(..).map(|kept| (number, kept)));
+        while let Some((oldest, kept)) = self.held.front()
+            && (tail.wrapping_sub(*oldest) as i32) > 0
+            && (self.held.len() > 1 || matches!(kept, Kept::Once { .. }))
+        {
+            if let Some((_, kept)) = self.held.pop_front() {
+                self.give_back(kept);
+            }
+        }
+        self.tidy();
+    }
+
+    /// Deregisters what the cache's users have done with.
+    #[inline]
+    fn tidy(&self) {
+        if let Some(cache) = &self.cache
+            && cache.has_zombies()
+        {
+            cache.drain();
         }
     }
 
-    /// The registrations of the operation that was just posted, for a caller whose operations do not
-    /// complete in order: to be kept until it is complete.
     #[inline]
-    pub(crate) fn take(&mut self) -> Vec<Mr> {
-        std::mem::take(&mut self.taken)
+    fn give_back(&self, kept: Kept) {
+        if let (Kept::Cached(held), Some(cache)) = (kept, &self.cache) {
+            cache.release(&held);
+        }
+    }
+
+    /// For a caller whose operations do not complete in order: puts what the operation that was just posted uses
+    /// in the place of what a complete one did.
+    #[inline]
+    pub(crate) fn exchange(&mut self, complete: &mut Vec<Kept>) {
+        std::mem::swap(&mut self.taken, complete);
+        self.refused();
+        self.tidy();
+    }
+
+    /// Whether the operation that was just posted uses a registration.
+    #[inline]
+    pub(crate) fn has_taken(&self) -> bool {
+        !self.taken.is_empty()
     }
 
     /// The operation was not posted.
     #[inline]
     pub(crate) fn refused(&mut self) {
-        self.taken.clear();
+        self.reused = false;
+        while let Some(kept) = self.taken.pop() {
+            self.give_back(kept);
+        }
+    }
+}
+
+impl Drop for LocalKeys {
+    fn drop(&mut self) {
+        self.refused();
+        while let Some((_, kept)) = self.held.pop_front() {
+            self.give_back(kept);
+        }
+        self.tidy();
     }
 }
 

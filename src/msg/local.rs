@@ -89,6 +89,16 @@ impl<'a> LocalIov<'a> {
         (self.iov().to_vec(), desc)
     }
 
+    /// Whether any buffer comes with a descriptor that isn't NULL.
+    #[inline]
+    pub(crate) fn has_descriptors(&self) -> bool {
+        if self.desc.is_null() {
+            return false;
+        }
+        // SAFETY: whoever made this promised as many descriptors as buffers, for `'a`.
+        (0..self.count).any(|index| unsafe { !(*self.desc.add(index)).0.is_null() })
+    }
+
     /// How many buffers.
     #[inline]
     pub(crate) fn count(&self) -> usize {

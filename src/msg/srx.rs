@@ -13,11 +13,11 @@ use super::tx::post_errno;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::LocalKeys;
+use crate::mr::{Kept, LocalKeys};
 use crate::msg::{Limits, LocalIov};
 use crate::queue::WrId;
 use crate::queue::shared::{SharedRecv, SharedSlots};
-use crate::verbs::{Mr, RecvRequest, Srq};
+use crate::verbs::{RecvRequest, Srq};
 
 /// What to make a shared receive context with.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,16 @@ pub struct SharedRx {
 struct Posting {
     local: LocalKeys,
     /// Registrations of the receives under way, by their numbers; none where the application registers.
-    held: Vec<Vec<Mr>>,
+    held: Vec<Vec<Kept>>,
+}
+
+impl Drop for Posting {
+    fn drop(&mut self) {
+        for kept in &mut self.held {
+            self.local.exchange(kept);
+            self.local.refused();
+        }
+    }
 }
 
 impl SharedRx {
@@ -156,19 +165,19 @@ impl SharedRx {
             keys.refused();
             return Err(post_errno(error));
         }
-        hold(held, number as usize, keys.take());
+        hold(held, number as usize, keys);
         Ok(())
     }
 }
 
-/// Keeps the registrations of a receive until the next one that gets its number, which it is complete by.
+/// Keeps what a receive uses until the next one that gets its number, which it is complete by.
 #[inline]
-fn hold(held: &mut Vec<Vec<Mr>>, number: usize, registrations: Vec<Mr>) {
-    if let Some(place) = held.get_mut(number) {
-        *place = registrations;
-    } else if !registrations.is_empty() {
+fn hold(held: &mut Vec<Vec<Kept>>, number: usize, keys: &mut LocalKeys) {
+    if number >= held.len() && keys.has_taken() {
         held.resize_with(number + 1, Vec::new);
-        held[number] = registrations;
+    }
+    if let Some(place) = held.get_mut(number) {
+        keys.exchange(place);
     }
 }
 

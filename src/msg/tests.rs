@@ -13,7 +13,7 @@ use crate::Token;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::{Access, Desc, Form, Mode, Region, RegionConfig};
+use crate::mr::{Access, Desc, Form, LocalMemory, Mode, Region, RegionConfig};
 use crate::msg::{
     AtomicKind, AtomicOp, BindFlags, ConnectRequest, Endpoint, EndpointConfig, LocalIov,
     PassiveEndpoint, PepConfig, RemoteIov, SharedRx, SharedRxConfig,
@@ -285,10 +285,19 @@ fn connected_before(
     selective: bool,
     early: impl FnOnce(&Side),
 ) -> (Side, Side) {
+    connected_as(kind, config(CLIENT), selective, early)
+}
+
+/// As [`connected_before`], with an endpoint of one's own making.
+fn connected_as(
+    kind: DomainConfig,
+    mut client_config: EndpointConfig,
+    selective: bool,
+    early: impl FnOnce(&Side),
+) -> (Side, Side) {
     let device = device();
     let eq = EventQueue::open(EqConfig::default()).unwrap();
     let (_pep, addr) = listener(&device, &eq);
-    let mut client_config = config(CLIENT);
     client_config.src = Some(address(&device));
     let domain = Domain::open(&device, kind).unwrap();
     let client = Side::new_in(domain, client_config, selective);

@@ -153,7 +153,9 @@ impl TxSide {
         } else if op.opcode.is_atomic() && op.local.count() == 0 {
             let scratch = self.scratch.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
             std::slice::from_ref(sges[0].write(scratch.sge()))
-        } else if op.flags.contains(Flags::INJECT) && op.opcode.sends_data() {
+        } else if op.opcode.sends_data()
+            && (op.flags.contains(Flags::INJECT) || self.is_better_copied(op, len))
+        {
             let slab = self.slab.as_mut().ok_or(FiErrno::EMSGSIZE)?;
             let (to, lkey) = slab.slot(ring.next_index());
             // SAFETY: the slot is free and has room for what inject takes; buffers as this function.
@@ -175,6 +177,15 @@ impl TxSide {
                 .inspect_err(|_| self.local.refused())?
         };
         Ok((sges, inline))
+    }
+
+    /// Whether a short source that would have to be registered goes through the memory of injected data.
+    #[inline]
+    fn is_better_copied(&self, op: &Transmit<'_>, len: usize) -> bool {
+        self.slab.is_some()
+            && !op.opcode.is_atomic()
+            && len <= self.max_inject[usize::from(!op.opcode.is_send())]
+            && self.local.must_register(op.local.has_descriptors())
     }
 
     /// Posts an operation whose target is known, in one request.

@@ -1,12 +1,16 @@
 //! Local buffers that the application did not register (`FI_MR_LOCAL` off).
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use super::*;
+use crate::mr::probe::LocalProbe;
+use crate::mr::{Monitor, Notify};
 
 /// The connecting end without `FI_MR_LOCAL`; `checked` descriptors are valid or NULL.
-fn unregistered(checked: bool, register_each: bool) -> (Side, Side) {
+fn unregistered(checked: bool, local: LocalMemory) -> (Side, Side) {
     let kind = DomainConfig {
         form: Form::new(Mode::NATIVE, checked),
-        register_each,
+        local,
         ..DomainConfig::default()
     };
     let (client, server) = connected_in(kind.clone(), false, |_| {});
@@ -27,10 +31,12 @@ const RUBBISH: Desc = Desc(std::ptr::without_provenance_mut(0x5ba_d000));
 #[test]
 fn what_is_not_registered_is_sent_and_received() {
     for (checked, desc, each) in [
-        (false, RUBBISH, true),
-        (false, RUBBISH, false),
-        (false, Desc::NULL, true),
-        (true, Desc::NULL, false),
+        (false, RUBBISH, LocalMemory::Each),
+        (false, RUBBISH, LocalMemory::Best),
+        (false, RUBBISH, LocalMemory::Cached),
+        (false, Desc::NULL, LocalMemory::Each),
+        (true, Desc::NULL, LocalMemory::Best),
+        (true, Desc::NULL, LocalMemory::Cached),
     ] {
         let (client, server) = unregistered(checked, each);
         let mut remote = Buffer::all(&server.domain, 100_000);
@@ -83,7 +89,7 @@ fn what_is_not_registered_is_sent_and_received() {
 
 #[test]
 fn a_descriptor_is_used_where_it_may_be_relied_upon() {
-    let (client, server) = unregistered(true, false);
+    let (client, server) = unregistered(true, LocalMemory::Best);
     let target = Buffer::all(&server.domain, 4096);
     let mut source = Buffer::all(&client.domain, 4096);
     source.fill(5);
@@ -100,7 +106,7 @@ fn a_descriptor_is_used_where_it_may_be_relied_upon() {
 
 #[test]
 fn memory_that_is_not_there_is_refused_and_nothing_is_left() {
-    let (client, server) = unregistered(false, true);
+    let (client, server) = unregistered(false, LocalMemory::Each);
     let hole = libc::iovec {
         iov_base: std::ptr::without_provenance_mut(4096),
         iov_len: 4096,
@@ -127,13 +133,13 @@ fn memory_that_is_not_there_is_refused_and_nothing_is_left() {
 /// Other pages at the same addresses, between two operations.
 #[test]
 fn exchanged_pages_are_noticed() {
-    for register_each in [true, false] {
-        exchange_pages(register_each);
+    for local in [LocalMemory::Each, LocalMemory::Best, LocalMemory::Cached] {
+        exchange_pages(local);
     }
 }
 
-fn exchange_pages(register_each: bool) {
-    let (client, server) = unregistered(false, register_each);
+fn exchange_pages(local: LocalMemory) {
+    let (client, server) = unregistered(false, local);
     let target = Buffer::all(&server.domain, 1 << 16);
     let mut place: *mut c_void = std::ptr::null_mut();
     for round in 1..=20_u8 {
@@ -164,4 +170,152 @@ fn exchange_pages(register_each: bool) {
     }
     // SAFETY: mapped above; the operations are complete.
     unsafe { libc::munmap(place, 1 << 16) };
+}
+
+/// The registration of one operation serves the next ones, in all directions that may use it.
+#[test]
+fn what_was_registered_is_used_again() {
+    if !crate::mr::monitor::tests::available() {
+        return;
+    }
+    let (client, server) = unregistered(false, LocalMemory::Cached);
+    let target = Buffer::all(&server.domain, 1 << 16);
+    let (sent, received) = (vec![3_u8; 1 << 16], vec![0_u8; 1 << 16]);
+    for _ in 0..100 {
+        server.recv(&target, 1 << 16, 1).unwrap();
+        // SAFETY: the buffers outlive the operations.
+        unsafe {
+            client
+                .ep
+                .send(LocalIov::single(&plain(&sent), &Desc::NULL), 2)
+        }
+        .unwrap();
+        client.completion().unwrap();
+        server.completion().unwrap();
+        // SAFETY: as above.
+        unsafe {
+            client
+                .ep
+                .recv(LocalIov::single(&plain(&received), &Desc::NULL), 3)
+        }
+        .unwrap();
+        server.send(&target, 1 << 16, 4).unwrap();
+        client.completion().unwrap();
+        server.completion().unwrap();
+        assert!(received == sent);
+    }
+    let cache = client.domain.local_cache(client.domain.pd());
+    let misses = cache.expect("userfaultfd").misses();
+    // forks and unmapping of other tests cost some, more where the machine is busy
+    assert!(misses < 200, "each operation registered");
+}
+
+/// Where there is neither a region nor a cache, short messages are copied: nothing is registered for them.
+#[test]
+fn short_messages_need_no_registration() {
+    if !crate::mr::monitor::tests::available() {
+        return;
+    }
+    let kind = DomainConfig {
+        form: Form::new(Mode::NATIVE, false),
+        local: LocalMemory::Cached,
+        ..DomainConfig::default()
+    };
+    // longer than what goes inline
+    let longer = EndpointConfig {
+        inject_size: 2048,
+        ..config(CLIENT)
+    };
+    let early = |client: &Side| client.ep.enable().unwrap();
+    let (client, server) = connected_as(kind, longer, false, early);
+    let target = Buffer::all(&server.domain, 4096);
+    for len in [1000, 2048, 2049] {
+        let sent = vec![len as u8; len];
+        server.recv(&target, 4096, 1).unwrap();
+        // SAFETY: the buffer outlives the operation.
+        unsafe {
+            client
+                .ep
+                .send(LocalIov::single(&plain(&sent), &Desc::NULL), 2)
+        }
+        .unwrap();
+        client.completion().unwrap();
+        server.completion().unwrap();
+        assert!(target.memory[..len] == sent);
+        let cache = client.domain.local_cache(client.domain.pd());
+        let misses = cache.expect("userfaultfd").misses();
+        assert_eq!(misses != 0, len > 2048, "{len} bytes");
+    }
+}
+
+/// A monitor that is told by the test what it shall say.
+#[derive(Debug, Default)]
+struct Told {
+    valid: AtomicBool,
+    /// Subscriptions, less those that were given back.
+    ranges: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Teller(Arc<Told>);
+
+impl Monitor for Teller {
+    fn subscribe(&self, addr: u64, len: u64) -> Result<()> {
+        assert!(addr.is_multiple_of(4096) && len.is_multiple_of(4096));
+        self.0.ranges.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn unsubscribe(&self, _: u64, _: u64) {
+        self.0.ranges.fetch_sub(1, Ordering::Relaxed);
+    }
+    fn is_valid(&self, _: u64, _: u64) -> bool {
+        self.0.valid.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_monitor_of_the_application_is_believed() {
+    let kind = |mode| DomainConfig {
+        form: Form::new(mode, false),
+        local: LocalMemory::Cached,
+        ..DomainConfig::default()
+    };
+    let told = Arc::new(Told::default());
+    told.valid.store(true, Ordering::Relaxed);
+    let device = device();
+    let registers = Domain::open(&device, kind(Mode::NATIVE | Mode::LOCAL)).unwrap();
+    let none = registers.import_monitor(|_| panic!("nothing is kept here"));
+    assert_eq!(none, Err(FiErrno::EOPNOTSUPP));
+    let domain = Domain::open(&device, kind(Mode::NATIVE)).unwrap();
+    let mut notify = None;
+    let import = |domain: &Domain, notify: &mut Option<Notify>| {
+        domain.import_monitor(|new| {
+            *notify = Some(new);
+            Ok(Box::new(Teller(Arc::clone(&told))))
+        })
+    };
+    import(&domain, &mut notify).unwrap();
+    assert_eq!(import(&domain, &mut None), Err(FiErrno::EBUSY));
+    let notify = notify.unwrap();
+    let memory = vec![1_u8; 1 << 16];
+    let mut probe = LocalProbe::new(&domain);
+    let cache = domain.local_cache(domain.pd()).unwrap();
+    let mut tries = || {
+        let before = cache.misses();
+        for _ in 0..100 {
+            // SAFETY: the memory outlives the probe.
+            unsafe { probe.source(memory.as_ptr().cast(), memory.len()) }.unwrap();
+        }
+        cache.misses() - before
+    };
+    // forks of other tests kill what is kept, and what they unmap closes the gate for a moment
+    assert!((1..100).contains(&tries()));
+    assert!(tries() < 100);
+    notify.changed(memory.as_ptr() as u64 + 5000, 1);
+    assert!((1..100).contains(&tries()));
+    told.valid.store(false, Ordering::Relaxed);
+    assert_eq!(tries(), 100);
+    drop(probe);
+    cache.drain();
+    assert!(told.ranges.load(Ordering::Relaxed) <= 1);
 }

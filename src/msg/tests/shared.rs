@@ -186,7 +186,7 @@ fn counters_and_selective_completion_are_the_endpoint_s() {
 fn buffers_that_nobody_registered_are_received_into() {
     let kind = DomainConfig {
         form: Form::new(Mode::NATIVE, true),
-        register_each: true,
+        local: LocalMemory::Each,
         ..DomainConfig::default()
     };
     let (clients, servers, srx) = connections_in(kind, 1, false, |_| {});

@@ -1,0 +1,158 @@
+//! What changes under the cache's slow lock: the list for eviction, sums, and registrations being made.
+//!
+//! Nothing here allocates, frees, or calls anything foreign: the monitor's thread takes this lock too.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::entry::{Entry, NONE, Pool};
+
+/// How many registrations can be made at the same time and kept.
+const MAKING: usize = 32;
+
+/// A range that is being registered.
+#[derive(Clone, Copy, Debug, Default)]
+struct Making {
+    start: u64,
+    end: u64,
+    taken: bool,
+    /// Its memory changed meanwhile.
+    spoilt: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Slow {
+    making: [Making; MAKING],
+    /// First of the free list, linked by [`Entry::next`].
+    free: u32,
+    /// The first index that was never used.
+    fresh: u32,
+    oldest: u32,
+    newest: u32,
+    /// Live ones.
+    pub(super) live: usize,
+    /// All that are registered: live ones, and those whose operations are not complete.
+    pub(super) count: usize,
+    pub(super) bytes: u64,
+}
+
+fn get(link: &AtomicU32) -> u32 {
+    link.load(Ordering::Relaxed)
+}
+
+fn set(link: &AtomicU32, to: u32) {
+    link.store(to, Ordering::Relaxed);
+}
+
+impl Slow {
+    pub(super) fn new() -> Self {
+        Self {
+            making: [Making::default(); MAKING],
+            free: NONE,
+            fresh: 0,
+            oldest: NONE,
+            newest: NONE,
+            live: 0,
+            count: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Notes a range that is being registered.
+    pub(super) fn begin(&mut self, start: u64, end: u64) -> Option<usize> {
+        let at = self.making.iter().position(|making| !making.taken)?;
+        *self.making.get_mut(at)? = Making {
+            start,
+            end,
+            taken: true,
+            spoilt: false,
+        };
+        Some(at)
+    }
+
+    /// Takes the note away; whether the memory stayed as it was.
+    pub(super) fn finish(&mut self, at: usize) -> bool {
+        match self.making.get_mut(at) {
+            Some(making) => !std::mem::take(making).spoilt,
+            None => false,
+        }
+    }
+
+    /// The memory of a range changes.
+    pub(super) fn spoil(&mut self, start: u64, end: u64) {
+        for making in &mut self.making {
+            making.spoilt |= making.taken && making.start < end && start < making.end;
+        }
+    }
+
+    /// The index that [`Self::take`] gives next.
+    pub(super) fn next(&self) -> u32 {
+        if self.free == NONE {
+            self.fresh
+        } else {
+            self.free
+        }
+    }
+
+    /// An index for a registration, whose entry is there.
+    pub(super) fn take<M>(&mut self, pool: &Pool<M>) -> Option<u32> {
+        let index = self.next();
+        let entry = pool.get(index)?;
+        if self.free == NONE {
+            self.fresh += 1;
+        } else {
+            self.free = get(&entry.next);
+        }
+        Some(index)
+    }
+
+    /// Gives one back.
+    pub(super) fn give_back(&mut self, index: u32, entry: &Entry) {
+        set(&entry.next, self.free);
+        self.free = index;
+    }
+
+    /// Puts one at the end of the list.
+    pub(super) fn append<M>(&mut self, pool: &Pool<M>, index: u32, entry: &Entry) {
+        set(&entry.older, self.newest);
+        set(&entry.newer, NONE);
+        set(&entry.seen, entry.stamp());
+        match pool.get(self.newest) {
+            Some(last) => set(&last.newer, index),
+            None => self.oldest = index,
+        }
+        self.newest = index;
+    }
+
+    /// Takes one out of the list.
+    pub(super) fn unlink<M>(&mut self, pool: &Pool<M>, entry: &Entry) {
+        let (older, newer) = (get(&entry.older), get(&entry.newer));
+        match pool.get(older) {
+            Some(other) => set(&other.newer, newer),
+            None => self.oldest = newer,
+        }
+        match pool.get(newer) {
+            Some(other) => set(&other.older, older),
+            None => self.newest = older,
+        }
+    }
+
+    /// Which one to evict: the oldest that was not used since it was looked at last.
+    pub(super) fn victim<M>(&mut self, pool: &Pool<M>) -> Option<u32> {
+        for _ in 0..self.live {
+            let index = self.oldest;
+            let entry = pool.get(index)?;
+            if entry.stamp() == get(&entry.seen) {
+                return Some(index);
+            }
+            self.unlink(pool, entry);
+            self.append(pool, index, entry);
+        }
+        (self.oldest != NONE).then_some(self.oldest)
+    }
+
+    /// The oldest.
+    pub(super) fn oldest(&self) -> Option<u32> {
+        (self.oldest != NONE).then_some(self.oldest)
+    }
+}

@@ -1,0 +1,255 @@
+//! The cache by itself, with a device that remembers what it registered.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+
+/// Registrations of a device that isn't one.
+#[derive(Debug, Default)]
+struct Fake {
+    next: AtomicU32,
+    live: Arc<AtomicUsize>,
+    /// Up to so many; 0 for any number.
+    most: usize,
+    ranges: Arc<Mutex<Vec<(u64, u64)>>>,
+}
+
+#[derive(Debug)]
+struct Registered(Arc<AtomicUsize>);
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Registrar for Fake {
+    type Mr = Registered;
+    unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Registered, u32)> {
+        if self.most != 0 && self.live.load(Ordering::Relaxed) >= self.most {
+            return Err(FiErrno::ENOMEM);
+        }
+        self.live.fetch_add(1, Ordering::Relaxed);
+        self.ranges.lock().unwrap().push((start, start + len));
+        let lkey = self.next.fetch_add(1, Ordering::Relaxed);
+        Ok((Registered(Arc::clone(&self.live)), lkey))
+    }
+}
+
+/// Is told nothing by anybody but the test.
+#[derive(Debug)]
+struct Manual;
+
+impl Watch for Manual {
+    fn is_current(&self, _: u64, _: u64) -> bool {
+        true
+    }
+    fn watch(&self, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
+    fn unwatch(&self, _: u64, _: u64) {}
+    fn tells_all(&self, _: u64, _: u64) -> bool {
+        true
+    }
+    fn is_forked(&self) -> bool {
+        false
+    }
+}
+
+const BOUNDS: Bounds = Bounds {
+    size: 1 << 40,
+    count: 1000,
+    merge: false,
+};
+const PAGE: u64 = 4096;
+
+fn cache(bounds: Bounds) -> Cache<Fake> {
+    Cache::new(Fake::default(), bounds, |_| Ok(Box::new(Manual))).unwrap()
+}
+
+impl Cache<Fake> {
+    fn kept(&self, addr: u64, len: u64, writable: bool) -> Held {
+        // SAFETY: nothing is touched.
+        match unsafe { self.get(addr, len, writable) } {
+            Ok(Got::Kept(held)) => held,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Uses a buffer and has done with it; gives the lkey.
+    fn used(&self, addr: u64, len: u64, writable: bool) -> u32 {
+        let held = self.kept(addr, len, writable);
+        self.release(&held);
+        held.lkey
+    }
+
+    fn live(&self) -> usize {
+        self.drain();
+        self.registrar.live.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn what_lies_in_a_kept_registration_is_a_hit() {
+    let cache = cache(BOUNDS);
+    let first = cache.used(10 * PAGE + 5, 3 * PAGE, false);
+    assert_eq!(cache.used(10 * PAGE, 4 * PAGE, false), first);
+    assert_eq!(cache.used(12 * PAGE + 7, 1, false), first);
+    assert_ne!(cache.used(14 * PAGE, 1, false), first);
+    assert_eq!(cache.live(), 2);
+}
+
+#[test]
+fn a_sink_needs_the_right_and_a_source_takes_any() {
+    let cache = cache(BOUNDS);
+    let source = cache.used(PAGE, PAGE, false);
+    let sink = cache.used(PAGE, PAGE, true);
+    assert_ne!(source, sink);
+    assert_eq!(cache.used(PAGE, 8, false), source);
+    let other = cache.used(9 * PAGE, PAGE, true);
+    assert_eq!(cache.used(9 * PAGE, PAGE, false), other);
+}
+
+#[test]
+fn what_is_killed_is_not_used_and_goes_behind_its_operations() {
+    let cache = cache(BOUNDS);
+    let held = cache.kept(2 * PAGE, 4 * PAGE, true);
+    let other = cache.used(7 * PAGE, PAGE, true);
+    cache.inner.kill(5 * PAGE, 7 * PAGE);
+    assert_eq!(cache.find(2 * PAGE, 3 * PAGE, true, None), None);
+    assert_eq!(cache.find(2 * PAGE, 3 * PAGE, true, Some(&held)), None);
+    assert_eq!(cache.live(), 2);
+    cache.release(&held);
+    assert_eq!(cache.live(), 1);
+    assert_eq!(cache.used(7 * PAGE, PAGE, true), other);
+    assert_ne!(cache.used(2 * PAGE, PAGE, true), held.lkey);
+    cache.inner.kill_all();
+    assert_eq!(cache.live(), 0);
+}
+
+#[test]
+fn overlapping_ones_become_one() {
+    let cache = cache(BOUNDS);
+    let first = cache.used(0x10 * PAGE, 2 * PAGE, false);
+    let second = cache.used(0x11 * PAGE, 2 * PAGE, false);
+    assert_ne!(first, second);
+    assert_eq!(cache.used(0x10 * PAGE, 3 * PAGE, false), second);
+    assert_eq!(cache.live(), 1);
+    // not if it is much longer: then the other one goes
+    let long = cache.used(0x1000 * PAGE, 1000 * PAGE, false);
+    let short = cache.used((0x1000 + 999) * PAGE, 2 * PAGE, false);
+    assert_ne!(cache.used(0x1000 * PAGE, PAGE, false), long);
+    assert_eq!(cache.used((0x1000 + 1000) * PAGE, 1, false), short);
+    assert_eq!(cache.live(), 3);
+}
+
+#[test]
+fn neighbours_are_merged_where_that_is_asked_for() {
+    for merge in [false, true] {
+        let cache = cache(Bounds { merge, ..BOUNDS });
+        cache.used(PAGE, PAGE, false);
+        cache.used(3 * PAGE, PAGE, false);
+        let between = cache.used(2 * PAGE, PAGE, false);
+        assert_eq!(cache.live(), if merge { 1 } else { 3 });
+        assert_eq!(cache.used(PAGE, PAGE, false) == between, merge);
+    }
+}
+
+#[test]
+fn the_bounds_are_kept_and_what_is_used_stays() {
+    let cache = cache(Bounds { count: 4, ..BOUNDS });
+    let keys: Vec<_> = (1..=4)
+        .map(|i| cache.used(i * 10 * PAGE, 1, false))
+        .collect();
+    for i in 5..50 {
+        assert_eq!(cache.used(20 * PAGE, 1, false), keys[1], "{i}");
+        cache.used(i * 10 * PAGE, 1, false);
+        assert_eq!(cache.live(), 4);
+    }
+    assert_ne!(cache.used(10 * PAGE, 1, false), keys[0]);
+    let small = self::cache(Bounds {
+        size: 10 * PAGE,
+        ..BOUNDS
+    });
+    for i in 1..20 {
+        small.used(i * 100 * PAGE, 3 * PAGE, false);
+        assert!(small.live() <= 3);
+    }
+    // longer than all that may be kept
+    // SAFETY: nothing is touched.
+    let got = unsafe { small.get(PAGE, 11 * PAGE, false) };
+    assert!(matches!(got, Ok(Got::Once(..))), "{got:?}");
+}
+
+#[test]
+fn what_operations_use_counts() {
+    let cache = cache(Bounds { count: 2, ..BOUNDS });
+    let held = [cache.kept(PAGE, 1, false), cache.kept(9 * PAGE, 1, false)];
+    // SAFETY: nothing is touched.
+    let got = unsafe { cache.get(20 * PAGE, 1, false) };
+    assert!(matches!(got, Ok(Got::Once(..))), "{got:?}");
+    for held in held {
+        cache.release(&held);
+    }
+    cache.used(20 * PAGE, 1, false);
+}
+
+#[test]
+fn a_device_that_is_full_takes_what_was_kept() {
+    let fake = Fake {
+        most: 8,
+        ..Fake::default()
+    };
+    let cache = Cache::new(fake, BOUNDS, |_| Ok(Box::new(Manual) as Box<dyn Watch>)).unwrap();
+    for i in 1..100 {
+        cache.used(i * 10 * PAGE, 1, true);
+    }
+    assert!(cache.live() <= 8);
+}
+
+/// A device whose memory changes while it registers.
+#[derive(Debug)]
+struct Late(Mutex<Option<Arc<Inner<()>>>>);
+
+impl Registrar for Late {
+    type Mr = ();
+    unsafe fn register(&self, start: u64, _: u64, _: bool) -> Result<((), u32)> {
+        if let Some(index) = &*self.0.lock().unwrap() {
+            index.kill(start, start + 1);
+        }
+        Ok(((), 1))
+    }
+}
+
+#[test]
+fn memory_that_changes_while_it_is_registered_is_not_kept() {
+    let mut inner = None;
+    let cache = Cache::new(Late(Mutex::new(None)), BOUNDS, |index| {
+        inner = Some(Arc::clone(index));
+        Ok(Box::new(Manual))
+    })
+    .unwrap();
+    *cache.registrar.0.lock().unwrap() = inner;
+    for _ in 0..100 {
+        // SAFETY: nothing is touched.
+        let got = unsafe { cache.get(PAGE, PAGE, false) };
+        assert!(matches!(got, Ok(Got::Once(..))), "{got:?}");
+    }
+    *cache.registrar.0.lock().unwrap() = None;
+    // SAFETY: as above.
+    let got = unsafe { cache.get(PAGE, PAGE, false) };
+    assert!(matches!(got, Ok(Got::Kept(_))), "{got:?}");
+}
+
+#[test]
+fn addresses_beyond_the_tree_are_not_kept() {
+    let cache = cache(BOUNDS);
+    for addr in [1_u64 << 48, u64::MAX - 4 * PAGE, (1 << 48) - PAGE] {
+        // SAFETY: nothing is touched.
+        let got = unsafe { cache.get(addr, 2 * PAGE, true) };
+        assert!(matches!(got, Ok(Got::Once(..))), "{got:?}");
+    }
+    // SAFETY: as above.
+    let got = unsafe { cache.get(u64::MAX, 2, true) };
+    assert!(got.is_err());
+}

@@ -1,0 +1,147 @@
+//! Which registration a page has: a radix tree of three levels, read without a lock.
+//!
+//! Whoever changes it holds the cache's slow lock. Nodes are made before that, and live as long as the tree.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bits of a page number per level.
+const BITS: u32 = 12;
+const FAN: usize = 1 << BITS;
+const LEVELS: u32 = 3;
+
+/// Which of a page's two registrations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The device may only read.
+    Read = 0,
+    /// It may write too.
+    Write = 1,
+}
+
+/// Words of 4096 pages: 64 KiB, of which the kernel makes what is touched.
+type Leaf = [[AtomicU64; 2]; FAN];
+type Mid = [OnceLock<Box<Leaf>>; FAN];
+
+/// Page number to two words; 0 for none.
+#[derive(Debug)]
+pub(super) struct Tree {
+    root: Box<[OnceLock<Box<Mid>>; FAN]>,
+}
+
+/// An array on the heap that was never on the stack.
+fn array<T>(make: impl Fn() -> T) -> Box<[T; FAN]> {
+    let all: Box<[T]> = (0..FAN).map(|_| make()).collect();
+    match all.try_into() {
+        Ok(array) => array,
+        Err(_) => unreachable!("as many as asked for"),
+    }
+}
+
+fn index(page: u64, level: u32) -> usize {
+    ((page >> (BITS * (LEVELS - 1 - level))) as usize) & (FAN - 1)
+}
+
+impl Tree {
+    pub(super) fn new() -> Self {
+        Self {
+            root: array(OnceLock::new),
+        }
+    }
+
+    /// Whether the page number can be in it.
+    pub(super) fn holds(page: u64) -> bool {
+        page >> (BITS * LEVELS) == 0
+    }
+
+    /// The node with the page's words; `None` where there is none, so no word either.
+    #[inline]
+    fn leaf(&self, page: u64) -> Option<&Leaf> {
+        if !Self::holds(page) {
+            return None;
+        }
+        let mid = self.root[index(page, 0)].get()?;
+        mid[index(page, 1)].get().map(|leaf| &**leaf)
+    }
+
+    /// A page's word.
+    #[inline]
+    pub(super) fn get(&self, page: u64, kind: Kind) -> u64 {
+        match self.leaf(page) {
+            Some(leaf) => leaf[index(page, 2)][kind as usize].load(Ordering::Acquire),
+            None => 0,
+        }
+    }
+
+    /// Makes the nodes of pages from `first` up to `end`: allocates, so not under the slow lock.
+    pub(super) fn prepare(&self, first: u64, end: u64) {
+        let mut page = first;
+        while page < end && Self::holds(page) {
+            let mid = self.root[index(page, 0)].get_or_init(|| array(OnceLock::new));
+            mid[index(page, 1)].get_or_init(|| array(Default::default));
+            page = (page | (FAN as u64 - 1)) + 1;
+        }
+    }
+
+    /// Gives pages a word. Their nodes must be there; the slow lock is held.
+    pub(super) fn set(&self, first: u64, end: u64, kind: Kind, word: u64) {
+        for page in first..end {
+            if let Some(leaf) = self.leaf(page) {
+                leaf[index(page, 2)][kind as usize].store(word, Ordering::Release);
+            }
+        }
+    }
+
+    /// Gives each different word of a range to `each`, which may change words. The slow lock is held. Where nothing is
+    /// registered, whole nodes are passed over.
+    pub(super) fn words(&self, first: u64, end: u64, kind: Kind, mut each: impl FnMut(u64)) {
+        let (mut page, mut last) = (first, 0);
+        while page < end && Self::holds(page) {
+            if self.root[index(page, 0)].get().is_none() {
+                page = (page | ((1 << (2 * BITS)) - 1)) + 1;
+                continue;
+            }
+            let Some(leaf) = self.leaf(page) else {
+                page = (page | (FAN as u64 - 1)) + 1;
+                continue;
+            };
+            let word = leaf[index(page, 2)][kind as usize].load(Ordering::Relaxed);
+            if word != 0 && word != last {
+                each(word);
+                last = word;
+            }
+            page += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_found_by_page_and_kind() {
+        let tree = Tree::new();
+        let far = 1 << 35;
+        assert_eq!(tree.get(far, Kind::Read), 0);
+        tree.prepare(far - 2, far + 3);
+        tree.set(far - 2, far + 3, Kind::Write, 7);
+        tree.set(far, far + 1, Kind::Read, 9);
+        assert_eq!(tree.get(far - 2, Kind::Write), 7);
+        assert_eq!(tree.get(far - 2, Kind::Read), 0);
+        assert_eq!(tree.get(far + 3, Kind::Write), 0);
+        let mut seen = Vec::new();
+        tree.words(0, u64::MAX, Kind::Write, |word| seen.push(word));
+        tree.words(far, far + 1, Kind::Read, |word| seen.push(word));
+        assert_eq!(seen, [7, 9]);
+    }
+
+    #[test]
+    fn a_number_that_is_too_high_has_no_word() {
+        let tree = Tree::new();
+        tree.prepare(1 << 36, (1 << 36) + 1);
+        tree.set(1 << 36, (1 << 36) + 1, Kind::Read, 1);
+        assert_eq!(tree.get(1 << 36, Kind::Read), 0);
+        assert_eq!(tree.get(0, Kind::Read), 0);
+    }
+}

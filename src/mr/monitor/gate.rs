@@ -1,0 +1,101 @@
+//! The gate: whether registrations that were kept may be used. One word for the process.
+//!
+//! It lies in a page that a forked child finds zeroed (`MADV_WIPEONFORK`), which is: closed.
+
+#![allow(
+    unsafe_code,
+    reason = "a page with a property that the allocator's memory has not"
+)]
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Its word when nobody has closed it; each who has adds 1.
+const OPEN: u64 = 1 << 32;
+
+/// See the module. A word that lives as long as the process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gate(&'static AtomicU64);
+
+impl Gate {
+    /// The process's gate; `None` where the kernel has no such pages (before 4.14).
+    pub(crate) fn get() -> Option<Self> {
+        static GATE: OnceLock<Option<Gate>> = OnceLock::new();
+        *GATE.get_or_init(Self::make)
+    }
+
+    fn make() -> Option<Self> {
+        let len = 1; // a page
+        // SAFETY: a new mapping, which nobody else knows and which is never unmapped; its start is aligned.
+        let word: &'static AtomicU64 = unsafe {
+            let prot = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let page = libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0);
+            if page == libc::MAP_FAILED {
+                return None;
+            }
+            let size = libc::sysconf(libc::_SC_PAGESIZE).unsigned_abs() as usize;
+            if libc::madvise(page, size, libc::MADV_WIPEONFORK) != 0 {
+                libc::munmap(page, size);
+                return None;
+            }
+            &*page.cast::<AtomicU64>()
+        };
+        word.store(OPEN, Ordering::Release);
+        Some(Self(word))
+    }
+
+    /// Whether what was kept may be used. Of what is found open, all that was killed before it opened is seen.
+    #[inline]
+    pub(crate) fn is_open(self) -> bool {
+        self.0.load(Ordering::Acquire) == OPEN
+    }
+
+    /// Whether this is a child of the process that made it.
+    pub(crate) fn is_forked(self) -> bool {
+        self.0.load(Ordering::Relaxed) < OPEN
+    }
+
+    /// Nothing that was kept is used by whoever learns that this has returned.
+    pub(crate) fn close(self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Undoes one [`Self::close`].
+    pub(crate) fn open(self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_opens_when_all_who_closed_it_have() {
+        let gate = Gate::make().unwrap();
+        assert!(gate.is_open());
+        gate.close();
+        gate.close();
+        gate.open();
+        assert!(!gate.is_open() && !gate.is_forked());
+        gate.open();
+        assert!(gate.is_open());
+    }
+
+    #[test]
+    fn a_child_finds_it_closed() {
+        let gate = Gate::make().unwrap();
+        // SAFETY: the child only looks at the word and ends.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(i32::from(gate.is_open() || !gate.is_forked()));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            assert_eq!(status, 0);
+        }
+        assert!(gate.is_open());
+    }
+}

@@ -1,0 +1,17 @@
+//! What tells the registration cache that memory changed. `docs/registration-cache.md` has the order of events.
+
+mod foreign;
+mod fork;
+mod gate;
+mod list;
+mod maps;
+mod userfault;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub(crate) use foreign::Foreign;
+pub use foreign::{Monitor, Notify};
+pub(crate) use gate::Gate;
+pub(crate) use list::Listed;
+pub(crate) use userfault::{Watching, refused};

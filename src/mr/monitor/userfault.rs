@@ -1,0 +1,463 @@
+//! Changes of memory as userfaultfd(2) tells them: one descriptor and one thread for the process.
+//!
+//! The thread neither allocates nor logs, takes only the locks of [`super::list`] and of the caches, and blocks all
+//! signals: whoever changes watched memory waits for it, with any lock of an allocator.
+
+#![allow(
+    unsafe_code,
+    reason = "system calls that the C library has no functions for"
+)]
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+
+use super::maps::Maps;
+use super::{Gate, Listed, fork, list};
+use crate::errno::{FiErrno, Result};
+use crate::log::{info_log, warn_log};
+use crate::mr::backed;
+use crate::mr::cache::{Index, Watch};
+
+/// Names and numbers are those of linux/userfaultfd.h.
+mod abi {
+    pub(super) const UFFD_API: u64 = 0xaa;
+    pub(super) const UFFD_USER_MODE_ONLY: libc::c_int = 1;
+    pub(super) const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
+    pub(super) const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+    pub(super) const UFFD_FEATURE_EVENT_REMAP: u64 = 1 << 2;
+    pub(super) const UFFD_FEATURE_EVENT_REMOVE: u64 = 1 << 3;
+    pub(super) const UFFD_FEATURE_EVENT_UNMAP: u64 = 1 << 6;
+    pub(super) const UFFD_EVENT_REMAP: u8 = 0x14;
+    pub(super) const UFFD_EVENT_REMOVE: u8 = 0x15;
+    pub(super) const UFFD_EVENT_UNMAP: u8 = 0x16;
+
+    /// `_IOWR(UFFDIO, nr, size)` as most machines have it.
+    const fn iowr(nr: u64, size: usize) -> u64 {
+        3 << 30 | (size as u64) << 16 | UFFD_API << 8 | nr
+    }
+
+    /// `struct uffdio_api`
+    #[repr(C)]
+    pub(super) struct Api {
+        pub(super) api: u64,
+        pub(super) features: u64,
+        pub(super) ioctls: u64,
+    }
+
+    /// `struct uffdio_register`, `struct uffdio_zeropage`
+    #[repr(C)]
+    #[derive(Default)]
+    pub(super) struct Range {
+        pub(super) start: u64,
+        pub(super) len: u64,
+        pub(super) mode: u64,
+        pub(super) out: u64,
+    }
+
+    /// `struct uffd_msg`
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    pub(super) struct Msg {
+        pub(super) event: u8,
+        pub(super) reserved: [u8; 7],
+        pub(super) arg: [u64; 3],
+    }
+
+    pub(super) const UFFDIO_API: u64 = iowr(0x3f, size_of::<Api>());
+    pub(super) const UFFDIO_REGISTER: u64 = iowr(0, size_of::<Range>());
+    /// `_IOR(UFFDIO, 1, struct uffdio_range)`
+    pub(super) const UFFDIO_UNREGISTER: u64 = iowr(1, 16) & !(1 << 30);
+    pub(super) const UFFDIO_ZEROPAGE: u64 = iowr(4, size_of::<Range>());
+    /// `_IO(USERFAULTFD_IOC, 0)`
+    pub(super) const USERFAULTFD_IOC_NEW: u64 = 0xaa << 8;
+    const _: () = assert!(size_of::<Msg>() == 32);
+}
+
+/// Bits of /proc/self/pagemap (Documentation/admin-guide/mm/pagemap.rst).
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const FILE_OR_SHARED: u64 = 1 << 61;
+
+/// The process's monitor. Thread safe. Stops when the last reference goes.
+#[derive(Debug)]
+pub(crate) struct Userfault {
+    fd: Arc<OwnedFd>,
+    gate: Gate,
+    stop: Arc<OwnedFd>,
+    pagemap: OwnedFd,
+    maps: Maps,
+    shift: u32,
+    thread: Option<JoinHandle<()>>,
+}
+
+static CURRENT: Mutex<Weak<Userfault>> = Mutex::new(Weak::new());
+
+fn owned(fd: libc::c_long) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(FiErrno::last());
+    }
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<()> {
+    // SAFETY: the requests of this module take a pointer to what they are called with.
+    let ret = unsafe { libc::ioctl(fd, request as _, std::ptr::from_mut(argument)) };
+    if ret < 0 {
+        return Err(FiErrno::last());
+    }
+    Ok(())
+}
+
+/// A descriptor: without privileges where the kernel has that (5.11), by the device file (6.1), with them.
+fn open() -> Result<OwnedFd> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: a system call that takes flags.
+    let open =
+        |more: libc::c_int| owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | more) });
+    open(abi::UFFD_USER_MODE_ONLY)
+        .or_else(|_| open(0))
+        .or_else(|error| {
+            // SAFETY: a C string; and a request that takes flags.
+            unsafe {
+                let path = c"/dev/userfaultfd".as_ptr();
+                let device = owned(libc::open(path, libc::O_RDWR | libc::O_CLOEXEC).into());
+                let device = device.map_err(|_| error)?;
+                owned(libc::ioctl(device.as_raw_fd(), abi::USERFAULTFD_IOC_NEW as _, flags).into())
+            }
+        })
+}
+
+impl Userfault {
+    /// The process's one, which is started if it isn't there.
+    ///
+    /// # Errors
+    /// It can't be had: `EPERM`, `ENOSYS`, `EINVAL` where the kernel refuses, `EACCES` where `/proc` is closed.
+    pub(crate) fn get() -> Result<Arc<Self>> {
+        if Gate::get().is_none_or(Gate::is_forked) {
+            return Err(FiErrno::ENOSYS);
+        }
+        let mut current = CURRENT.lock();
+        if let Some(known) = current.upgrade() {
+            return Ok(known);
+        }
+        let new = Arc::new(Self::start()?);
+        *current = Arc::downgrade(&new);
+        Ok(new)
+    }
+
+    fn start() -> Result<Self> {
+        let (mut this, reader) = Self::prepare()?;
+        fork::notice();
+        this.thread = Some(reader.spawn()?);
+        Ok(this)
+    }
+
+    /// One whose events nobody reads yet.
+    fn prepare() -> Result<(Self, Reader)> {
+        let gate = Gate::get().ok_or(FiErrno::ENOSYS)?;
+        let fd = Arc::new(open()?);
+        let mut api = abi::Api {
+            api: abi::UFFD_API,
+            features: abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+                | abi::UFFD_FEATURE_EVENT_REMAP
+                | abi::UFFD_FEATURE_EVENT_REMOVE
+                | abi::UFFD_FEATURE_EVENT_UNMAP,
+            ioctls: 0,
+        };
+        ioctl(fd.as_raw_fd(), abi::UFFDIO_API, &mut api)?;
+        // SAFETY: a C string; a system call that takes numbers.
+        let (pagemap, stop) = unsafe {
+            let path = c"/proc/self/pagemap".as_ptr();
+            let pagemap = libc::open(path, libc::O_RDONLY | libc::O_CLOEXEC);
+            (owned(pagemap.into())?, libc::eventfd(0, libc::EFD_CLOEXEC))
+        };
+        let stop = Arc::new(owned(stop.into())?);
+        // SAFETY: has no preconditions.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let this = Self {
+            fd: Arc::clone(&fd),
+            gate,
+            stop: Arc::clone(&stop),
+            pagemap,
+            maps: Maps::open()?,
+            shift: page.unsigned_abs().trailing_zeros(),
+            thread: None,
+        };
+        let told = false;
+        Ok((
+            this,
+            Reader {
+                fd,
+                stop,
+                gate,
+                told,
+            },
+        ))
+    }
+
+    /// Asks for events of a range of whole pages: of whole mappings, since what is asked for becomes a mapping of
+    /// its own, and `mremap(2)` takes no two of them.
+    ///
+    /// # Errors
+    /// The kernel's: `EINVAL` for memory of a kind that can't be watched, `EBUSY` where another descriptor watches it.
+    pub(super) fn watch_range(&self, start: u64, end: u64) -> Result<()> {
+        let (start, end) = self.maps.around(start, end)?;
+        let mut range = abi::Range {
+            start,
+            len: end - start,
+            mode: abi::UFFDIO_REGISTER_MODE_WP,
+            out: 0,
+        };
+        ioctl(self.fd.as_raw_fd(), abi::UFFDIO_REGISTER, &mut range)
+    }
+
+    /// Watches nothing any more. A forked child may have the descriptor too, so closing it is not enough: whoever unmaps
+    /// would wait for ever.
+    fn unwatch_all(&self) {
+        for (start, end) in backed::mappings().unwrap_or_default() {
+            let mut range = [start, end - start];
+            // what is not watched, or can't be, is refused
+            let _ = ioctl(self.fd.as_raw_fd(), abi::UFFDIO_UNREGISTER, &mut range);
+        }
+    }
+
+    /// Whether memory is being changed by a call whose event was not read. Asks the kernel: any request that makes pages
+    /// is refused meanwhile, before its argument is looked at.
+    pub(super) fn is_changing(&self) -> bool {
+        let mut nothing = abi::Range::default();
+        ioctl(self.fd.as_raw_fd(), abi::UFFDIO_ZEROPAGE, &mut nothing) != Err(FiErrno::EINVAL)
+    }
+
+    /// Whether all pages of a range are there and anonymous.
+    fn is_anonymous(&self, start: u64, end: u64) -> bool {
+        let (mut page, behind) = (start >> self.shift, end >> self.shift);
+        let mut words = [0_u64; 512];
+        while page < behind {
+            let count = (behind - page).min(words.len() as u64) as usize;
+            let (bytes, offset) = (count * size_of::<u64>(), page * size_of::<u64>() as u64);
+            // SAFETY: there is room for so many bytes.
+            let got = unsafe {
+                let (fd, to) = (self.pagemap.as_raw_fd(), words.as_mut_ptr());
+                libc::pread(fd, to.cast::<c_void>(), bytes, offset.cast_signed())
+            };
+            let good = |word: &u64| word & (PRESENT | SWAPPED) != 0 && word & FILE_OR_SHARED == 0;
+            if got != bytes.cast_signed() || !words.iter().take(count).all(good) {
+                return false;
+            }
+            page += count as u64;
+        }
+        true
+    }
+}
+
+impl Drop for Userfault {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        if self.gate.is_forked() {
+            std::mem::forget(thread); // the thread is the parent's
+            return;
+        }
+        self.unwatch_all();
+        let one = 1_u64;
+        // SAFETY: eight bytes of ours.
+        unsafe { libc::write(self.stop.as_raw_fd(), (&raw const one).cast(), 8) };
+        let _ = thread.join();
+    }
+}
+
+/// What the thread owns.
+pub(super) struct Reader {
+    fd: Arc<OwnedFd>,
+    stop: Arc<OwnedFd>,
+    gate: Gate,
+    /// That no cache is left.
+    told: bool,
+}
+
+impl Drop for Reader {
+    /// No event is made from now on, and whoever waits is let go: another file takes the descriptor's number. In this
+    /// order: the end of a thread gives its own memory back, which may lie in a watched mapping.
+    fn drop(&mut self) {
+        if !self.told {
+            self.gate.close();
+        }
+        // SAFETY: two descriptors of ours.
+        unsafe { libc::dup3(self.stop.as_raw_fd(), self.fd.as_raw_fd(), libc::O_CLOEXEC) };
+    }
+}
+
+impl Reader {
+    /// Starts the thread, which blocks all signals: a handler could change memory.
+    fn spawn(self) -> Result<JoinHandle<()>> {
+        let mut old = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both sets are written before they are read.
+        unsafe {
+            let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+        }
+        let thread = std::thread::Builder::new()
+            .name("weft-monitor".to_owned())
+            .spawn(move || self.run());
+        // SAFETY: as written above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
+        thread.map_err(|_| FiErrno::EAGAIN)
+    }
+
+    fn run(mut self) {
+        loop {
+            let poll = |fd: &Arc<OwnedFd>| libc::pollfd {
+                fd: fd.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            let mut fds = [poll(&self.fd), poll(&self.stop)];
+            // SAFETY: two elements.
+            let ret = unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+            if ret < 0 {
+                if FiErrno::last() == FiErrno::EINTR {
+                    continue;
+                }
+                return;
+            }
+            let [events, stop] = fds;
+            if stop.revents != 0 {
+                self.told = true;
+                return;
+            }
+            if events.revents & libc::POLLIN == 0 {
+                return;
+            }
+            // in this order: whoever waits goes on as soon as its event is read
+            self.gate.close();
+            let read = self.read_all();
+            self.gate.open();
+            if !read {
+                return;
+            }
+        }
+    }
+
+    /// Reads all events that are there, and kills what they concern.
+    fn read_all(&self) -> bool {
+        let mut messages = [abi::Msg::default(); 32];
+        loop {
+            // SAFETY: there is room for so many bytes, and any bytes are a message.
+            let got = unsafe {
+                let to = messages.as_mut_ptr().cast::<c_void>();
+                libc::read(self.fd.as_raw_fd(), to, size_of_val(&messages))
+            };
+            if got < 0 {
+                match FiErrno::last() {
+                    FiErrno::EAGAIN => return true,
+                    FiErrno::EINTR => continue,
+                    _ => return false,
+                }
+            }
+            let count = got.unsigned_abs() / size_of::<abi::Msg>();
+            for message in messages.iter().take(count) {
+                let [first, second, third] = message.arg;
+                match message.event {
+                    abi::UFFD_EVENT_UNMAP | abi::UFFD_EVENT_REMOVE => list::kill(first, second),
+                    abi::UFFD_EVENT_REMAP => {
+                        list::kill(first, first.saturating_add(third));
+                        list::kill(second, second.saturating_add(third));
+                    }
+                    // nothing is write-protected, and no other events were asked for
+                    _ => list::kill(0, u64::MAX),
+                }
+            }
+        }
+    }
+}
+
+/// A cache's use of the monitor.
+#[derive(Debug)]
+pub(crate) struct Watching {
+    monitor: Arc<Userfault>,
+    _listed: Listed,
+    check: bool,
+}
+
+impl Watching {
+    /// Tells a cache. `check`: whether the kernel is asked before each use.
+    ///
+    /// # Errors
+    /// Those of [`Userfault::get`]; `ENOSPC`: too many caches.
+    pub(crate) fn new(index: Arc<dyn Index + Send>, check: bool) -> Result<Self> {
+        let monitor = Userfault::get()?;
+        let listed = Listed::new(index, monitor.gate)?;
+        Ok(Self {
+            monitor,
+            _listed: listed,
+            check,
+        })
+    }
+}
+
+impl Watch for Watching {
+    #[inline]
+    fn is_current(&self, _: u64, _: u64) -> bool {
+        if self.check {
+            if self.monitor.is_changing() {
+                return false;
+            }
+            // what the kernel has said is older than what is read now
+            fence(Ordering::SeqCst);
+        }
+        self.monitor.gate.is_open()
+    }
+
+    fn watch(&self, start: u64, end: u64) -> Result<()> {
+        self.monitor.watch_range(start, end)
+    }
+
+    fn unwatch(&self, _: u64, _: u64) {
+        // other registrations of the same pages may need it; it ends with the mapping
+    }
+
+    fn tells_all(&self, start: u64, end: u64) -> bool {
+        self.monitor.is_anonymous(start, end)
+    }
+
+    fn is_forked(&self) -> bool {
+        self.monitor.gate.is_forked()
+    }
+}
+
+/// Says once why nothing is kept.
+pub(crate) fn refused(error: FiErrno) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        warn_log!(
+            Mr,
+            "userfaultfd can't be had ({error}): local buffers are registered for each operation"
+        );
+        info_log!(
+            Mr,
+            "seccomp filters, vm.unprivileged_userfaultfd and /dev/userfaultfd decide about it"
+        );
+    });
+}
+
+/// One without a thread; what its thread would own ends the descriptor.
+#[cfg(test)]
+pub(super) fn without_thread() -> (Userfault, Reader) {
+    Userfault::prepare().expect("userfaultfd")
+}
+
+#[cfg(test)]
+impl Reader {
+    pub(super) fn end(self) {
+        drop(self);
+    }
+}
