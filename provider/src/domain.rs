@@ -155,6 +155,7 @@ unsafe fn open_body(
             events: terms.events,
             auth: terms.auth,
             durable: terms.durable,
+            cache: param::values().cache(),
             ..DomainConfig::default()
         },
     )?;

@@ -10,7 +10,7 @@ use crate::ffi::log::warning;
 use crate::ffi::{alloc, host};
 use crate::getinfo::mr_mode;
 use crate::provider;
-use weft::mr::Mode;
+use weft::mr::{CacheConfig, Mode};
 use weft::msg::Tuning;
 
 struct Param {
@@ -91,6 +91,11 @@ const PARAMS: &[Param] = &[
         help: c"Only offer this form of memory regions, bits of mr_mode by name, comma-separated (default: the best of those that the application supports)",
     },
     Param {
+        name: c"mr_cache_check",
+        kind: FI_PARAM_BOOL,
+        help: c"Ask the kernel before each use of a cached registration whether its memory is just being changed; without that no thread may map memory while another unmaps some (default: yes)",
+    },
+    Param {
         name: c"fault",
         kind: FI_PARAM_STRING,
         help: c"For tests of error handling: panic in the named call (domain, mr_reg, cq_open) (default: none)",
@@ -110,6 +115,7 @@ pub(crate) struct Values {
     pub(crate) backlog: Option<i32>,
     tuning: [Option<u8>; 5],
     pub(crate) mr_mode: Option<Mode>,
+    cache: Option<CacheConfig>,
     fault: Option<String>,
 }
 
@@ -128,12 +134,18 @@ pub(crate) fn values() -> &'static Values {
         backlog: None,
         tuning: [None; 5],
         mr_mode: None,
+        cache: None,
         fault: None,
     };
     VALUES.get().unwrap_or(&UNSET)
 }
 
 impl Values {
+    /// What the registration cache keeps.
+    pub(crate) fn cache(&self) -> CacheConfig {
+        self.cache.unwrap_or_default()
+    }
+
     /// What connections are set up with.
     pub(crate) fn tuning(&self) -> Tuning {
         let unset = Tuning::default();
@@ -152,6 +164,68 @@ impl Values {
             traffic_class,
         }
     }
+}
+
+/// What the registration cache keeps: parameters of libfabric's own (`fi_mr(3)`), and one of ours.
+fn cache() -> CacheConfig {
+    let unset = CacheConfig::default();
+    let merge = of_core::<c_int>(c"mr_cache_merge_regions").map(|on| on != 0);
+    let monitor = of_core::<*mut c_char>(c"mr_cache_monitor");
+    // SAFETY: the host hands out a C string that it keeps.
+    let monitor = monitor.and_then(|text| unsafe { alloc::str_of(text) });
+    if !matches!(monitor, None | Some("userfaultfd" | "disabled")) {
+        let other = monitor.unwrap_or_default();
+        warning!(
+            FI_LOG_MR,
+            "FI_MR_CACHE_MONITOR={other}: there is no such monitor here; it is userfaultfd"
+        );
+    }
+    CacheConfig {
+        max_size: of_core::<usize>(c"mr_cache_max_size").map(|size| size as u64),
+        max_count: of_core(c"mr_cache_max_count").unwrap_or(unset.max_count),
+        // releases of libfabric that do not know it any more leave it to us
+        merge: merge.unwrap_or_else(|| is_on("FI_MR_CACHE_MERGE_REGIONS")),
+        check: get::<c_int>(c"mr_cache_check", 0).map_or(unset.check, |on| on != 0),
+        userfaultfd: monitor != Some("disabled"),
+    }
+}
+
+/// Whether a boolean is set in the environment, in libfabric's words.
+fn is_on(name: &str) -> bool {
+    let value = std::env::var(name).unwrap_or_default();
+    ["1", "yes", "true", "on"].contains(&value.to_ascii_lowercase().as_str())
+}
+
+/// A parameter of libfabric's own; `None` if it is unset, or that release has none of this name.
+fn of_core<T: Zero>(name: &CStr) -> Option<T> {
+    let host = host::get()?;
+    let mut value = T::ZERO;
+    // SAFETY: no provider stands for the core; it writes a value of the type that the parameter has there.
+    let ret = unsafe {
+        (host.param_get)(
+            std::ptr::null(),
+            name.as_ptr(),
+            (&raw mut value).cast::<c_void>(),
+        )
+    };
+    (ret == 0).then_some(value)
+}
+
+/// What a parameter is read into, before it is.
+trait Zero {
+    const ZERO: Self;
+}
+
+impl Zero for c_int {
+    const ZERO: Self = 0;
+}
+
+impl Zero for usize {
+    const ZERO: Self = 0;
+}
+
+impl Zero for *mut c_char {
+    const ZERO: Self = std::ptr::null_mut();
 }
 
 /// Defines the parameters and reads them.
@@ -193,6 +267,7 @@ pub(crate) fn init() {
             }
             mode
         }),
+        cache: Some(cache()),
         fault: text(c"fault"),
     });
 }
