@@ -472,6 +472,16 @@ impl Bond {
         self.is_flushed() && self.on_shared.state() == IBV_QPS_ERR
     }
 
+    /// Where the other process ended between the two connections, nobody tells the second queue pair: as on a wire, it
+    /// has to ask.
+    pub(crate) fn ask(&mut self, random: &mut Random) {
+        let patience = Duration::from_secs(1);
+        let late = self.failed.is_some_and(|at| at.elapsed() > patience);
+        if late && self.is_flushed() && !self.is_over() {
+            self.send(1, true, random);
+        }
+    }
+
     pub(crate) fn destroy(self, device: &Device) {
         device.drain_events();
         self.rc.destroy();

@@ -285,6 +285,7 @@ impl Worker {
                 continue;
             };
             if bond.failed.is_some() {
+                bond.ask(&mut self.common.random);
                 if bond.is_over()
                     && self.is_quiet()
                     && let Some(bond) = self.bonds[at].take()
