@@ -232,10 +232,10 @@ impl Process {
     }
 
     /// Sends a message when there is room for it; it belongs to no request. Takes no other lock.
-    #[cold]
     ///
     /// Without memory for it nobody gets it, as if this process had ended with it: what it gives back is the other's again
     /// when it does.
+    #[cold]
     pub(crate) fn push_later(&self, peer: &Arc<Peer>, header: Header) {
         let mut late = self.late.lock();
         if late.make_room(1).is_ok() {
