@@ -425,8 +425,13 @@ impl Peer {
     /// and tells the peer.
     pub(crate) fn fail_qp(&self, at: usize, word: layout::StateWord, fault: layout::Fault) {
         if signal::move_state(&self.map, at, word, word.failed(fault)) {
-            signal::call_attention(&self.map);
-            self.ring_process();
+            self.call_attention();
         }
+    }
+
+    /// Has the peer look at its queue pairs.
+    pub(crate) fn call_attention(&self) {
+        signal::call_attention(&self.map);
+        self.ring_process();
     }
 }

@@ -8,7 +8,7 @@ mod common;
 mod fleet;
 
 use self::actor::ROOM;
-use self::fleet::{ACTOR, Actor, Place, connect};
+use self::fleet::{Actor, Place, connect};
 use rdma_core_sys::*;
 
 const CREATE: i32 = libc::O_CREAT;
@@ -29,27 +29,7 @@ const CASES: &[(&str, fn())] = &[
 ];
 
 pub(crate) fn main() {
-    if std::env::var_os(ACTOR).is_some() {
-        return actor::run();
-    }
-    let asked: Vec<_> = std::env::args()
-        .skip(1)
-        .filter(|a| !a.starts_with('-'))
-        .collect();
-    if std::env::args().any(|a| a == "--list") {
-        // A runner asks twice: for all, and for those that are ignored. None is.
-        let ignored = std::env::args().any(|a| a == "--ignored");
-        for case in CASES.iter().filter(|_| !ignored) {
-            println!("{}: test", case.0);
-        }
-        return;
-    }
-    let wanted = |name: &str| asked.is_empty() || asked.iter().any(|a| name.contains(a.as_str()));
-    for (name, test) in CASES.iter().filter(|case| wanted(case.0)) {
-        let begin = std::time::Instant::now();
-        test();
-        println!("test {name} ... ok ({} ms)", begin.elapsed().as_millis());
-    }
+    fleet::main(CASES);
 }
 
 /// A process with a domain, a shared receive queue of eight receives, and the queue's number.

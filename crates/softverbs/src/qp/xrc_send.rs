@@ -139,6 +139,10 @@ impl Qp {
             // Whose end would be the target's; it is seen like that of any peer.
             let holder = domain.living_holder(process, at);
             sq.peer = holder.and_then(|slot| process.peer(slot).ok());
+            if let Some(holder) = sq.peer.as_ref().filter(|_| ours) {
+                // It may have looked for this process in vain when it connected the target, or have come by it later.
+                holder.call_attention();
+            }
         }
         if sq.peer.is_none() {
             // A target that was let go before its process ended is waited for as on a wire; so is one whose domain is

@@ -200,6 +200,10 @@ impl Qp {
         }
         handle.seen = new;
         handle.watch();
+        if receives(new.state()) && !receives(old.state()) {
+            // The others watch the initiator too, as this process may end before it.
+            handle.target.call_holders();
+        }
         if let Some(initiator) = &handle.initiator {
             // Most likely it sends here first. Where there is no room for a ring now, it asks again.
             let _ = self.process().grant_ring(initiator);
@@ -291,8 +295,8 @@ impl Qp {
                 Fault::Fatal => self.raise(IBV_EVENT_QP_FATAL),
                 Fault::Asked => {}
             }
-        } else if new != old && (new.dest() != old.dest() || handle.initiator.is_none()) {
-            // Another holder has connected it.
+        } else if new.dest() != old.dest() || handle.initiator.is_none() {
+            // Another holder has connected it, or the initiator's process was not there to be opened.
             handle.watch();
         }
         true

@@ -72,19 +72,21 @@ impl Domain {
     pub(crate) fn fail_target(&self, process: &Process, at: usize, word: StateWord, fault: Fault) {
         if signal::move_state(&self.map, at, word, word.failed(fault)) {
             self.call_holders(process, at);
+            self.wake_initiator(process, at);
         }
     }
 
     /// Has all that hold a target look at its state.
     fn call_holders(&self, process: &Process, at: usize) {
         for slot in holders(self, at) {
-            // One that can't be reached has ended.
-            if let Ok(peer) = process.peer(slot) {
-                signal::call_attention(&peer.map);
-                peer.ring_process();
+            if slot == process.slot {
+                signal::call_attention(&process.segment.map);
+                process.wake_up();
+            } else if let Ok(peer) = process.peer(slot) {
+                // One that can't be reached has ended.
+                peer.call_attention();
             }
         }
-        self.wake_initiator(process, at);
     }
 
     /// Rings the initiator if it waits for this state.
@@ -234,6 +236,14 @@ impl Target {
             domain.wake_initiator(self.membership.process, self.at);
         }
         done
+    }
+
+    /// Has all that hold it look at its state.
+    pub(crate) fn call_holders(&self) {
+        let Membership {
+            domain, process, ..
+        } = &*self.membership;
+        domain.call_holders(process, self.at);
     }
 
     /// As [`Domain::fail_target`].

@@ -3,12 +3,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rdma_core_sys::*;
 
 use super::common::{open, verbs};
 
+/// Set where one executes itself: it opens the device when it is told to.
+const AGAIN: &str = "SOFTVERBS_TEST_AGAIN";
 /// How long anything may take that has to happen.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Bytes of each receive, and of the memory that peers write and read.
@@ -70,12 +74,35 @@ fn poll_one(cq: *mut ibv_cq) -> Option<ibv_wc> {
 
 /// Reads commands until there are none.
 pub(crate) fn run() {
+    let answer = |reply: &str| {
+        println!("{reply}");
+        std::io::stdout().flush().unwrap();
+    };
+    if std::env::var_os(AGAIN).is_some() {
+        answer("ok");
+        assert_eq!(line().as_deref(), Some("open"));
+        answer("ok");
+    }
     let mut actor = Actor::new();
     while let Some(line) = actor.command() {
         let words: Vec<&str> = line.split(' ').collect();
-        let reply = actor.act(words[0], &words[1..]);
-        println!("{reply}");
-        std::io::stdout().flush().unwrap();
+        answer(&actor.act(words[0], &words[1..]));
+    }
+}
+
+/// The next line. Nothing is read ahead, or `poll` would not tell of it.
+fn line() -> Option<String> {
+    let mut line = Vec::new();
+    loop {
+        let mut byte = [0u8];
+        // SAFETY: room for one byte.
+        if unsafe { libc::read(0, byte.as_mut_ptr().cast(), 1) } != 1 {
+            return None;
+        }
+        if byte == *b"\n" {
+            return Some(String::from_utf8(line).unwrap());
+        }
+        line.extend(byte);
     }
 }
 
@@ -114,7 +141,6 @@ impl Actor {
 
     /// The next line; polls until there is one, as a process receives only while it looks.
     fn command(&mut self) -> Option<String> {
-        let mut line = Vec::new();
         loop {
             let mut poll = libc::pollfd {
                 fd: 0,
@@ -122,24 +148,14 @@ impl Actor {
                 revents: 0,
             };
             // SAFETY: one descriptor.
-            if unsafe { libc::poll(&raw mut poll, 1, 1) } == 0 {
-                for cq in [self.inbox, self.outbox] {
-                    while let Some(wc) = poll_one(cq) {
-                        self.kept.entry(cq).or_default().push_back(wc);
-                    }
+            if unsafe { libc::poll(&raw mut poll, 1, 1) } != 0 {
+                return line();
+            }
+            for cq in [self.inbox, self.outbox] {
+                while let Some(wc) = poll_one(cq) {
+                    self.kept.entry(cq).or_default().push_back(wc);
                 }
-                continue;
             }
-            let mut byte = [0u8];
-            // Nothing is read ahead, or `poll` would not tell of it.
-            // SAFETY: room for one byte.
-            if unsafe { libc::read(0, byte.as_mut_ptr().cast(), 1) } != 1 {
-                return None;
-            }
-            if byte == *b"\n" {
-                return Some(String::from_utf8(line).unwrap());
-            }
-            line.extend(byte);
         }
     }
 
@@ -210,6 +226,11 @@ impl Actor {
             "sent" => self.sent(),
             "received" => self.received(false),
             "awaken" => self.received(true),
+            "again" => {
+                // It keeps its pid, by which places are given, and for all others it has ended.
+                let mut command = Command::new(std::env::current_exe().unwrap());
+                panic!("{}", command.env(AGAIN, "1").exec());
+            }
             "event" => self.event(),
             "events" => self.no_event(),
             "memory" => {

@@ -8,6 +8,31 @@ use rdma_core_sys::*;
 /// Makes a process of this program an actor.
 pub(crate) const ACTOR: &str = "SOFTVERBS_TEST_ACTOR";
 
+/// Runs the cases that the command line names (all, without one), or one actor.
+pub(crate) fn main(cases: &[(&str, fn())]) {
+    if std::env::var_os(ACTOR).is_some() {
+        return super::actor::run();
+    }
+    let asked: Vec<_> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with('-'))
+        .collect();
+    if std::env::args().any(|a| a == "--list") {
+        // A runner asks twice: for all, and for those that are ignored. None is.
+        let ignored = std::env::args().any(|a| a == "--ignored");
+        for case in cases.iter().filter(|_| !ignored) {
+            println!("{}: test", case.0);
+        }
+        return;
+    }
+    let wanted = |name: &str| asked.is_empty() || asked.iter().any(|a| name.contains(a.as_str()));
+    for (name, test) in cases.iter().filter(|case| wanted(case.0)) {
+        let begin = std::time::Instant::now();
+        test();
+        println!("test {name} ... ok ({} ms)", begin.elapsed().as_millis());
+    }
+}
+
 /// An actor as the test sees it.
 pub(crate) struct Actor {
     child: Child,
