@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,6 +19,7 @@ use crate::mr::{
     Paging, Workers, implicit_region,
 };
 use crate::msg::Tuning;
+use crate::queue::EventQueue;
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
 
@@ -84,6 +85,8 @@ pub struct Domain {
     /// Registrations of such buffers, where there is no such region; made when first needed.
     cache: OnceLock<Option<Arc<LocalCache>>>,
     keepalive: Option<Arc<Keepalive>>,
+    /// Weak, as events that wait to be read may hold what holds the domain.
+    eq: OnceLock<Weak<EventQueue>>,
     shared: SharedIds,
     helper: Helper,
     workers: Workers,
@@ -135,10 +138,26 @@ impl Domain {
             implicit,
             cache: OnceLock::new(),
             keepalive,
+            eq: OnceLock::new(),
             shared: SharedIds::default(),
             helper: Helper::default(),
             workers: Workers::default(),
         }))
+    }
+
+    /// Makes an event queue the one of endpoints that are enabled without one of their own (`fi_domain(3)`,
+    /// `fi_domain_bind`). The domain does not keep it alive. Thread safe.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is one already.
+    pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
+        let bound = self.eq.set(Arc::downgrade(eq));
+        bound.map_err(|_| FiErrno::EINVAL)
+    }
+
+    /// That queue, while it lives.
+    pub(crate) fn eq(&self) -> Option<Arc<EventQueue>> {
+        self.eq.get().and_then(Weak::upgrade)
     }
 
     /// The longest message or RMA operation, in bytes.

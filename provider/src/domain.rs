@@ -23,15 +23,23 @@ pub(crate) struct Domain {
     pub(crate) engine: Arc<Engine>,
     /// The API version of the application.
     pub(crate) api_version: u32,
-    /// The event queue that was bound for registrations, which are asynchronous then.
-    events: OnceLock<(Arc<EventQueue>, User)>,
+    events: OnceLock<Bound>,
     _fabric: User,
+}
+
+/// The event queue of a domain.
+struct Bound {
+    eq: Arc<EventQueue>,
+    /// Whether regions are registered in the background.
+    in_background: bool,
+    _user: User,
 }
 
 impl Domain {
     /// Where registrations tell that they are over, unless they block.
     pub(crate) fn events(&self) -> Option<&Arc<EventQueue>> {
-        self.events.get().map(|(queue, _)| queue)
+        let bound = self.events.get().filter(|bound| bound.in_background);
+        bound.map(|bound| &bound.eq)
     }
 }
 
@@ -177,8 +185,8 @@ unsafe fn open_body(
     Ok(())
 }
 
-/// `fi_domain_bind(3)`: an event queue, for asynchronous registration with `FI_REG_MR`. Without the flag nothing is told
-/// there, as domains have no other events.
+/// `fi_domain_bind(3)`: one event queue. It gets the events of endpoints that are bound to none, and with `FI_REG_MR`
+/// regions are registered in the background.
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
     // SAFETY: fids by the contract of fi_domain_bind(3).
     let domain = match unsafe { Object::<Domain>::checked(handle) } {
@@ -191,12 +199,15 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         if flags & !FI_REG_MR != 0 {
             return Err(FiErrno::EBADFLAGS);
         }
-        if flags == 0 {
-            return Ok(0);
-        }
-        let user = eq.users.add()?;
-        let bound = domain.events.set((Arc::clone(&eq.engine), user));
-        bound.map(|()| 0).map_err(|_| FiErrno::EINVAL) // one is bound
+        let bound = Bound {
+            in_background: flags & FI_REG_MR != 0,
+            eq: Arc::clone(&eq.engine),
+            _user: eq.users.add()?,
+        };
+        // whoever loses of two threads has bound nothing
+        domain.events.set(bound).map_err(|_| FiErrno::EINVAL)?;
+        domain.engine.bind_eq(&eq.engine)?;
+        Ok(0)
     })
 }
 

@@ -21,6 +21,7 @@ pub(super) const OWN_REQUESTS: usize = 2 + Own::MOST + OTHER_PARTS;
 impl Core {
     /// Goes from idle to enabled; nothing to do if it is further on.
     pub(crate) fn enable(&self) -> Result<()> {
+        self.take_domains_eq()?;
         let mut control = self.control.lock();
         match self.state.get() {
             State::Idle => {}
@@ -58,6 +59,20 @@ impl Core {
         }
         self.state.set(State::Enabled);
         Ok(())
+    }
+
+    /// Binds the domain's event queue where the application has bound none.
+    fn take_domains_eq(&self) -> Result<()> {
+        if self.eq.get().is_some() || !self.state.is(State::Idle) {
+            return Ok(());
+        }
+        let Some(eq) = self.domain.eq() else {
+            return Ok(());
+        };
+        match self.bind_eq(&eq) {
+            Err(_) if self.eq.get().is_some() => Ok(()), // another thread was first
+            bound => bound,
+        }
     }
 
     /// Takes places in the completion queues' tables.

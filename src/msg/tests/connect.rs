@@ -191,6 +191,38 @@ fn a_listener_without_a_queue_does_not_listen() {
 }
 
 #[test]
+fn endpoints_take_their_domains_event_queue() {
+    let device = device();
+    let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+    let [of_domain, own] = [(); 2].map(|()| EventQueue::open(EqConfig::default()).unwrap());
+    domain.bind_eq(&of_domain).unwrap();
+    assert_eq!(domain.bind_eq(&own), Err(FiErrno::EINVAL));
+    let eq = EventQueue::open(EqConfig::default()).unwrap();
+    let (nobody, addr) = listener(&device, &eq);
+    drop(nobody);
+    for (token, bound, hears) in [(CLIENT, None, &of_domain), (SERVER, Some(&own), &own)] {
+        let ep = Endpoint::open(&domain, config(token)).unwrap();
+        if let Some(eq) = bound {
+            ep.bind_eq(eq).unwrap();
+        }
+        let cq = open_cq(&domain);
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV)
+            .unwrap();
+        ep.connect(Some(addr), b"").unwrap();
+        assert_eq!(ep.bind_eq(&own), Err(FiErrno::EINVAL), "it has one");
+        let error = next_error(hears);
+        assert_eq!((error.owner, error.err), (token, FiErrno::ECONNREFUSED));
+    }
+    drop(of_domain);
+    let ep = Endpoint::open(&domain, config(CLIENT)).unwrap();
+    assert_eq!(
+        ep.enable(),
+        Err(FiErrno::ENOEQ),
+        "the domain keeps no queue alive"
+    );
+}
+
+#[test]
 fn what_must_be_bound_is_asked_for() {
     let device = device();
     let domain = Domain::open(&device, DomainConfig::default()).unwrap();

@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut, without_provenance_mut};
 
 use abi_tests::call;
 use abi_tests::load::Lib;
-use abi_tests::objects::{Setup, bind, close, control, open_ep};
+use abi_tests::objects::{Setup, bind, close, control, open_ep, register};
 use abi_tests::pair::{Pair, completion, event};
 use libfabric_sys::*;
 
@@ -134,6 +134,7 @@ pub(super) fn run(lib: &Lib) {
         accepted(lib, &setup, pep, &to);
         assert_eq!(close(pep), 0);
         nobody(&setup, &to);
+        of_the_domain(lib, &to);
         orderly(lib, &setup);
         abrupt(lib, &setup);
     }
@@ -260,6 +261,33 @@ unsafe fn nobody(setup: &Setup, to: &libc::sockaddr_in) {
         assert_eq!((err, said), (FI_ECONNREFUSED, Vec::new()));
         assert_eq!(close(client), 0);
     }
+}
+
+/// An endpoint that is bound to no event queue has its domain's; regions are registered at once all the same.
+unsafe fn of_the_domain(lib: &Lib, to: &libc::sockaddr_in) {
+    let setup = setup(lib, |_| {});
+    let mut memory = [0_u8; 64];
+    // SAFETY: fids as they are opened; the memory outlives its region.
+    unsafe {
+        let mut ep = null_mut();
+        let (domain, info) = (setup.domain, setup.info.first());
+        let open = (*(*domain).ops).endpoint.expect("a slot");
+        assert_eq!(open(domain, info, &raw mut ep, null_mut()), 0);
+        assert_eq!(bind(ep, setup.cq, FI_TRANSMIT | FI_RECV), 0);
+        assert_eq!(control(ep, FI_ENABLE, null_mut()), -FI_ENOEQ);
+        assert_eq!(bind(domain, setup.eq, 0), 0);
+        assert_eq!(bind(domain, setup.eq, 0), -FI_EINVAL, "twice");
+        assert_eq!(close(setup.eq), -FI_EBUSY, "the domain uses it");
+        let (cm, address) = ((*ep).cm, std::ptr::from_ref(to).cast());
+        assert_eq!(call!(cm, connect, ep, address, null(), 0), 0);
+        assert_eq!(bind(ep, setup.eq, 0), -FI_EINVAL, "it has one");
+        let (err, said) = error_with_data(setup.eq, ep);
+        assert_eq!((err, said), (FI_ECONNREFUSED, Vec::new()));
+        let mr = register(domain, memory.as_mut_ptr(), memory.len(), FI_SEND);
+        silent(setup.eq);
+        assert_eq!((close(mr), close(ep)), (0, 0));
+    }
+    setup.close();
 }
 
 unsafe fn pair(lib: &Lib, setup: &Setup) -> Pair {
