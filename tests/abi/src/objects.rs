@@ -60,6 +60,24 @@ pub struct Setup {
     pub cq: *mut fid_cq,
 }
 
+/// A fid of this class that belongs to another provider.
+pub fn foreign(class: usize) -> Box<fid> {
+    static OPS: fi_ops = fi_ops {
+        size: size_of::<fi_ops>(),
+        close: None,
+        bind: None,
+        control: None,
+        ops_open: None,
+        tostr: None,
+        ops_set: None,
+    };
+    Box::new(fid {
+        fclass: class,
+        context: null_mut(),
+        ops: (&raw const OPS).cast_mut(),
+    })
+}
+
 /// Opens a fabric.
 ///
 /// # Safety

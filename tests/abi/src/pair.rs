@@ -130,7 +130,20 @@ impl Pair {
 /// # Safety
 /// An open queue.
 pub unsafe fn event(eq: *mut fid_eq) -> (u32, fi_eq_cm_entry) {
-    let mut buf = [0_u64; 16];
+    // SAFETY: the caller's promise.
+    let (number, entry, _) = unsafe { event_with_data(eq) };
+    (number, entry)
+}
+
+/// The same, with the data that came along.
+///
+/// # Panics
+/// As [`event`].
+///
+/// # Safety
+/// An open queue.
+pub unsafe fn event_with_data(eq: *mut fid_eq) -> (u32, fi_eq_cm_entry, Vec<u8>) {
+    let mut buf = [0_u64; 32];
     let mut number = 0;
     // SAFETY: an open queue and a buffer of that size.
     unsafe {
@@ -152,8 +165,10 @@ pub unsafe fn event(eq: *mut fid_eq) -> (u32, fi_eq_cm_entry) {
                 error.err
             );
         }
-        let entry = buf.as_ptr().cast::<fi_eq_cm_entry>().read();
-        (number, entry)
+        assert!(len >= 16, "an event of {len} bytes");
+        let entry = buf.as_ptr().cast::<fi_eq_cm_entry>();
+        let data = std::slice::from_raw_parts(buf.as_ptr().cast::<u8>().add(16), len as usize - 16);
+        (number, entry.read(), data.to_vec())
     }
 }
 

@@ -7,31 +7,16 @@ use abi_tests::call;
 use abi_tests::fabric::{getinfo, hints};
 use abi_tests::load::Lib;
 use abi_tests::objects::{
-    Setup, bind, close, control, cq_attr, open_cq, open_domain, open_ep, register,
+    Setup, bind, close, control, cq_attr, foreign, open_cq, open_ep, register,
 };
 use libfabric_sys::*;
+
+mod endpoints;
+mod regions;
 
 const INVALID: i32 = -FI_EINVAL;
 const FLAGS: i32 = -FI_EBADFLAGS;
 const ACCESS: u64 = FI_SEND | FI_RECV;
-
-/// A fid that looks right but belongs to somebody else.
-fn foreign(class: usize) -> Box<fid> {
-    static OPS: fi_ops = fi_ops {
-        size: size_of::<fi_ops>(),
-        close: None,
-        bind: None,
-        control: None,
-        ops_open: None,
-        tostr: None,
-        ops_set: None,
-    };
-    Box::new(fid {
-        fclass: class,
-        context: null_mut(),
-        ops: (&raw const OPS).cast_mut(),
-    })
-}
 
 pub(crate) fn run(lib: &Lib) {
     let hints = hints(lib);
@@ -41,10 +26,10 @@ pub(crate) fn run(lib: &Lib) {
         getinfo_and_fabric(lib);
         opening(&setup);
         binding(&setup);
-        regions(&setup);
+        regions::run(&setup);
         queues(&setup);
-        connections(&setup);
-        posting(&setup);
+        endpoints::connections(&setup);
+        endpoints::posting(&setup);
         closed(lib, &setup);
     }
     setup.close(); // and it all still works
@@ -217,170 +202,6 @@ unsafe fn binding(setup: &Setup) {
     }
 }
 
-unsafe fn regions(setup: &Setup) {
-    let mut memory = [0_u8; 256];
-    // SAFETY: see `run`.
-    unsafe {
-        let domain = setup.domain;
-        let reg = (*(*domain).mr).reg.expect("a slot");
-        let regv = (*(*domain).mr).regv.expect("a slot");
-        let regattr = (*(*domain).mr).regattr.expect("a slot");
-        let mut mr: *mut fid_mr = null_mut();
-        let out = &raw mut mr;
-        let fid = &raw mut (*domain).fid;
-        let buf = memory.as_mut_ptr().cast::<c_void>();
-        assert_eq!(
-            reg(null_mut(), buf, 256, ACCESS, 0, 0, 0, out, null_mut()),
-            INVALID
-        );
-        assert_eq!(
-            reg(
-                setup.fabric.cast(),
-                buf,
-                256,
-                ACCESS,
-                0,
-                0,
-                0,
-                out,
-                null_mut()
-            ),
-            INVALID
-        );
-        assert_eq!(
-            reg(fid, buf, 256, 1 << 50, 0, 0, 0, out, null_mut()),
-            INVALID
-        );
-        assert_eq!(
-            reg(fid, buf, 256, ACCESS, 4, 0, 0, out, null_mut()),
-            INVALID
-        );
-        assert_eq!(
-            reg(fid, buf, 256, ACCESS, 0, 0, 1 << 3, out, null_mut()),
-            FLAGS
-        );
-        assert_eq!(
-            reg(fid, buf, 256, ACCESS, 0, 0, 0, null_mut(), null_mut()),
-            INVALID
-        );
-        let unmapped = std::ptr::without_provenance::<c_void>(4096);
-        let ret = reg(fid, unmapped, 4096, FI_RECV, 0, 0, 0, out, null_mut());
-        assert!(ret < 0, "memory that is not there was registered");
-        let iov = [libc::iovec {
-            iov_base: buf,
-            iov_len: 64,
-        }; 2];
-        for count in [0, 9, usize::MAX] {
-            assert_eq!(
-                regv(fid, iov.as_ptr(), count, ACCESS, 0, 0, 0, out, null_mut()),
-                INVALID
-            );
-        }
-        let mut empty = iov;
-        empty[1].iov_len = 0;
-        assert_eq!(
-            regv(fid, empty.as_ptr(), 2, ACCESS, 0, 0, 0, out, null_mut()),
-            INVALID
-        );
-        assert_eq!(
-            reg(fid, buf, 0, ACCESS, 0, 0, 0, out, null_mut()),
-            INVALID,
-            "no bytes"
-        );
-        assert_eq!(
-            reg(fid, buf, usize::MAX, ACCESS, 0, 0, 0, out, null_mut()),
-            INVALID,
-            "the addresses overflow"
-        );
-        assert_eq!(
-            regv(fid, null(), 1, ACCESS, 0, 0, 0, out, null_mut()),
-            INVALID
-        );
-        assert_eq!(regattr(fid, null(), 0, out), INVALID);
-        let mut attr = std::mem::zeroed::<fi_mr_attr>();
-        attr.__bindgen_anon_1.mr_iov = iov.as_ptr();
-        attr.iov_count = 1;
-        attr.access = ACCESS;
-        attr.iface = FI_HMEM_CUDA;
-        assert_eq!(
-            regattr(fid, &raw const attr, 0, out),
-            -FI_ENOSYS,
-            "no such memory here"
-        );
-        assert!(mr.is_null());
-        attr.iface = FI_HMEM_SYSTEM;
-        assert_eq!(regattr(fid, &raw const attr, 0, out), 0);
-        assert_eq!(
-            bind(mr, setup.eq, 0),
-            INVALID,
-            "neither counter nor endpoint"
-        );
-        assert_eq!(control(mr, FI_ENABLE, null_mut()), -FI_EOPBADSTATE, "it is");
-        assert_eq!(control(mr, 9999, null_mut()), -FI_ENOSYS);
-        raw_keys(setup, mr);
-        assert_eq!(close(mr), 0);
-    }
-}
-
-/// Raw keys: the size is told, what is not one is refused, and mapped ones keep the domain open.
-unsafe fn raw_keys(setup: &Setup, mr: *mut fid_mr) {
-    let (mut base, mut size, mut bytes) = (0_u64, 0_usize, [0_u8; 512]);
-    let (size, bytes) = (&raw mut size, bytes.as_mut_ptr());
-    let mut attr = fi_mr_raw_attr {
-        flags: 0,
-        base_addr: &raw mut base,
-        raw_key: bytes,
-        key_size: size,
-    };
-    let attr = &raw mut attr;
-    // SAFETY: see `run`.
-    unsafe {
-        assert_eq!(control(mr, FI_GET_RAW_MR, null_mut()), INVALID);
-        assert_eq!(control(mr, FI_GET_RAW_MR, attr.cast()), -FI_ETOOSMALL);
-        let needed = *size;
-        assert!((8..=512).contains(&needed));
-        *size = needed - 1;
-        assert_eq!(control(mr, FI_GET_RAW_MR, attr.cast()), -FI_ETOOSMALL);
-        assert_eq!((*size, *bytes), (needed, 0), "nothing is written");
-        assert_eq!(control(mr, FI_GET_RAW_MR, attr.cast()), 0);
-
-        // a domain of its own, so that nothing else keeps it open
-        let domain = open_domain(setup.fabric, setup.info.first());
-        let mut mapped = 0_u64;
-        let key = &raw mut mapped;
-        let map = |length: usize, flags: u64| {
-            let mut map = fi_mr_map_raw {
-                flags,
-                base_addr: 0,
-                raw_key: bytes,
-                key_size: length,
-                key,
-            };
-            control(domain, FI_MAP_RAW_MR, (&raw mut map).cast())
-        };
-        assert_eq!(control(domain, FI_MAP_RAW_MR, null_mut()), INVALID);
-        for length in [0, 7, needed - 1] {
-            assert_eq!(map(length, 0), INVALID, "truncated");
-        }
-        for (at, what) in [(6, "another version"), (30, "forged")] {
-            *bytes.add(at) ^= 1;
-            assert_eq!(map(needed, 0), INVALID, "{what}");
-            *bytes.add(at) ^= 1;
-        }
-        assert_eq!(map(needed, 1), FLAGS);
-        assert_eq!(
-            control(domain, FI_UNMAP_KEY, key.cast()),
-            INVALID,
-            "unknown"
-        );
-        assert_eq!(map(needed, 0), 0);
-        assert_eq!(close(domain), -FI_EBUSY, "a key is mapped");
-        assert_eq!(control(domain, FI_UNMAP_KEY, key.cast()), 0);
-        assert_eq!(control(domain, FI_UNMAP_KEY, key.cast()), INVALID, "twice");
-        assert_eq!(close(domain), 0);
-    }
-}
-
 unsafe fn queues(setup: &Setup) {
     let mut entries = [std::mem::MaybeUninit::<fi_cq_data_entry>::uninit(); 4];
     let buf = entries.as_mut_ptr().cast::<c_void>();
@@ -450,144 +271,6 @@ unsafe fn queues(setup: &Setup) {
         assert_eq!(trywait(fabric, fids.as_mut_ptr(), 1), INVALID);
         assert_eq!(trywait(fabric, null_mut(), 1), INVALID);
         assert_eq!(trywait(fabric, fids.as_mut_ptr(), -1), INVALID);
-    }
-}
-
-unsafe fn connections(setup: &Setup) {
-    let data = [0_u8; 512];
-    // SAFETY: see `run`.
-    unsafe {
-        let fabric = setup.fabric;
-        let info = setup.info.first();
-        let mut pep = null_mut();
-        assert_eq!(
-            call!(
-                (*fabric).ops,
-                passive_ep,
-                fabric,
-                info,
-                &raw mut pep,
-                null_mut()
-            ),
-            0
-        );
-        let cm = (*pep).cm;
-        assert!(call!(cm, listen, pep) < 0, "no event queue is bound");
-        assert_eq!(bind(pep, setup.cq, 0), INVALID);
-        assert_eq!(bind(pep, setup.eq, 0), 0);
-        assert_eq!(bind(pep, setup.eq, 0), INVALID, "only one");
-        assert_eq!(close(setup.eq), -FI_EBUSY);
-        let fid = &raw mut (*pep).fid;
-        assert_eq!(call!(cm, reject, pep, null_mut(), null(), 0), INVALID);
-        assert_eq!(
-            call!(cm, reject, pep, fid, null(), 0),
-            INVALID,
-            "not a request"
-        );
-        let mut len = 1;
-        assert_eq!(
-            call!(cm, getname, fid, null_mut(), &raw mut len),
-            -FI_ETOOSMALL
-        );
-        assert_eq!(len, 16);
-        assert_eq!(call!(cm, getname, fid, null_mut(), null_mut()), INVALID);
-        assert_eq!(call!(cm, setname, fid, null_mut(), 16), INVALID);
-        assert_eq!(close(pep), 0);
-
-        let ep = open_ep(setup, info);
-        let cm = (*ep).cm;
-        let far = (*info).src_addr; // any address of the right form
-        assert_eq!(
-            call!(cm, connect, ep, null(), null(), 0),
-            INVALID,
-            "to where?"
-        );
-        assert_eq!(
-            call!(cm, connect, ep, far, data.as_ptr().cast(), 512),
-            INVALID,
-            "too much data"
-        );
-        assert_eq!(call!(cm, connect, ep, far, null(), 8), INVALID);
-        assert_eq!(
-            call!(cm, accept, ep, null(), 0),
-            -FI_EOPBADSTATE,
-            "nothing to accept"
-        );
-        assert_eq!(call!(cm, shutdown, ep, 1), FLAGS);
-        assert_eq!(call!(cm, shutdown, ep, 0), -FI_ENOTCONN);
-        assert_eq!(call!(cm, listen, ep.cast()), -FI_ENOSYS, "for passive ones");
-        let mut len = 64;
-        let mut addr = [0_u8; 64];
-        let buf = addr.as_mut_ptr().cast();
-        assert_eq!(call!(cm, getpeer, ep, buf, &raw mut len), -FI_ENOTCONN);
-        assert_eq!(close(ep), 0);
-    }
-}
-
-unsafe fn posting(setup: &Setup) {
-    let mut memory = [0_u8; 4096];
-    let buf = memory.as_mut_ptr().cast::<c_void>();
-    // SAFETY: see `run`.
-    unsafe {
-        let ep = open_ep(setup, setup.info.first());
-        let mr = register(setup.domain, memory.as_mut_ptr(), memory.len(), ACCESS);
-        let desc = (*mr).mem_desc;
-        let state = -(FI_EOPBADSTATE as isize);
-        let send = (*(*ep).msg).send.expect("a slot");
-        assert_eq!(send(ep, buf, 8, desc, 0, null_mut()), state, "not enabled");
-        assert_eq!(
-            call!((*ep).msg, recv, ep, buf, 8, desc, 0, null_mut()),
-            state
-        );
-        assert_eq!(control(ep, FI_ENABLE, null_mut()), 0);
-        let unconnected = -(FI_ENOTCONN as isize);
-        assert_eq!(send(ep, buf, 8, desc, 0, null_mut()), unconnected);
-        assert_eq!(call!((*ep).msg, inject, ep, buf, 8, 0), unconnected);
-        assert_eq!(
-            call!((*ep).rma, write, ep, buf, 8, desc, 0, 0, 1, null_mut()),
-            unconnected
-        );
-        assert_eq!(call!((*ep).msg, sendmsg, ep, null(), 0), INVALID as isize);
-        let iov = libc::iovec {
-            iov_base: buf,
-            iov_len: 8,
-        };
-        let mut descs = [desc];
-        let msg = fi_msg {
-            msg_iov: &raw const iov,
-            desc: descs.as_mut_ptr(),
-            iov_count: 1,
-            addr: 0,
-            context: null_mut(),
-            data: 0,
-        };
-        assert_eq!(
-            call!((*ep).msg, recvmsg, ep, &raw const msg, 1 << 40),
-            FLAGS as isize
-        );
-        assert_eq!(
-            call!((*ep).tagged, send, ep, buf, 8, desc, 0, 0, null_mut()),
-            -(FI_ENOSYS as isize)
-        );
-        // Receives may be posted before there is a connection, until the queue is full.
-        let mut posted = 0;
-        let full = loop {
-            match call!((*ep).msg, recv, ep, buf, 8, desc, 0, null_mut()) {
-                0 => posted += 1,
-                other => break other,
-            }
-            assert!(posted < 1_000_000);
-        };
-        assert_eq!(full, -(FI_EAGAIN as isize));
-        assert!(
-            posted >= (*(*setup.info.first()).rx_attr).size,
-            "{posted} receives"
-        );
-        assert_eq!(close(ep), 0);
-        assert_eq!(close(mr), 0);
-        // The receives that were never used may have left their completions.
-        let mut entry = std::mem::zeroed::<fi_cq_err_entry>();
-        while call!((*setup.cq).ops, readerr, setup.cq, &raw mut entry, 0) == 1 {}
     }
 }
 

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use abi_tests::call;
 use abi_tests::fabric::hints;
 use abi_tests::load::Lib;
-use abi_tests::objects::{Setup, bind, close, cq_attr, open_cq, open_ep, register};
+use abi_tests::objects::{Setup, bind, close, cq_attr, foreign, open_cq, open_ep, register};
 use libfabric_sys::*;
 
 /// Any slot: in C's calling conventions a function finds its arguments among more of them, all of which are
@@ -130,24 +130,6 @@ unsafe fn refuses(subject: &Subject, table: &Table, handle: *mut fid, what: &str
             }
         }
     }
-}
-
-/// A fid of this class that belongs to another provider.
-fn foreign(class: usize) -> Box<fid> {
-    static OPS: fi_ops = fi_ops {
-        size: size_of::<fi_ops>(),
-        close: None,
-        bind: None,
-        control: None,
-        ops_open: None,
-        tostr: None,
-        ops_set: None,
-    };
-    Box::new(fid {
-        fclass: class,
-        context: null_mut(),
-        ops: (&raw const OPS).cast_mut(),
-    })
 }
 
 fn ep_tables(messages: &'static [usize]) -> Vec<Table> {

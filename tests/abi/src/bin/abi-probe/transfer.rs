@@ -10,6 +10,7 @@ use abi_tests::call;
 use abi_tests::fabric::{Infos, hints};
 use abi_tests::load::Lib;
 use abi_tests::objects::{Setup, bind, close, control, open_ep, register};
+use abi_tests::pair;
 use libfabric_sys::*;
 
 /// Bytes that are lent.
@@ -39,67 +40,18 @@ fn pattern(length: usize) -> impl Iterator<Item = u8> {
 
 /// Waits for an event, which must be `wanted`; its info and data.
 unsafe fn event(eq: *mut fid_eq, wanted: u32) -> (*mut fi_info, Vec<u8>) {
-    let mut buf = [0_u64; 16];
-    let mut number = 0;
-    // SAFETY: an open queue and a buffer of that size.
-    unsafe {
-        let len = call!(
-            (*eq).ops,
-            sread,
-            eq,
-            &raw mut number,
-            buf.as_mut_ptr().cast(),
-            size_of_val(&buf),
-            20_000,
-            0,
-        );
-        if len < 0 {
-            let mut error = std::mem::zeroed::<fi_eq_err_entry>();
-            let ret = call!((*eq).ops, readerr, eq, &raw mut error, 0);
-            panic!(
-                "waiting for event {wanted}: {len}, readerr {ret}, err {}",
-                error.err
-            );
-        }
-        assert_eq!(number, wanted);
-        let entry = buf.as_ptr().cast::<fi_eq_cm_entry>();
-        let data = buf.as_ptr().cast::<u8>().add(16);
-        let count = len.cast_unsigned().saturating_sub(16);
-        (
-            (*entry).info,
-            std::slice::from_raw_parts(data, count).to_vec(),
-        )
-    }
+    // SAFETY: an open queue.
+    let (number, entry, data) = unsafe { pair::event_with_data(eq) };
+    assert_eq!(number, wanted);
+    (entry.info, data)
 }
 
 /// Waits for one completion that has the flags.
 unsafe fn completion(cq: *mut fid_cq, flags: u64, context: *mut c_void) {
-    let start = Instant::now();
     // SAFETY: an open queue of the data format.
-    unsafe {
-        loop {
-            let mut entry = std::mem::zeroed::<fi_cq_data_entry>();
-            match call!((*cq).ops, read, cq, (&raw mut entry).cast(), 1) {
-                1 => {
-                    assert_eq!(entry.flags & flags, flags, "flags {:#x}", entry.flags);
-                    assert_eq!(entry.op_context, context);
-                    return;
-                }
-                ret if ret == -(FI_EAGAIN as isize) => {
-                    assert!(start.elapsed() < LIMIT, "no completion came");
-                    std::thread::yield_now();
-                }
-                ret => {
-                    let mut error = std::mem::zeroed::<fi_cq_err_entry>();
-                    call!((*cq).ops, readerr, cq, &raw mut error, 0);
-                    panic!(
-                        "completion: {ret}, err {} prov {}",
-                        error.err, error.prov_errno
-                    );
-                }
-            }
-        }
-    }
+    let entry = unsafe { pair::completion(cq) }.expect("a completion");
+    assert_eq!(entry.flags & flags, flags, "flags {:#x}", entry.flags);
+    assert_eq!(entry.op_context, context);
 }
 
 pub(crate) fn serve(lib: &Lib) {

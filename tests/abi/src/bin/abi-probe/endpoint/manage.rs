@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut, without_provenance_mut};
 use abi_tests::call;
 use abi_tests::load::Lib;
 use abi_tests::objects::{Setup, bind, close, control, open_ep, register};
-use abi_tests::pair::{Pair, completion, event};
+use abi_tests::pair::{Pair, completion, event, event_with_data};
 use libfabric_sys::*;
 
 use super::setup;
@@ -58,25 +58,6 @@ unsafe fn name_of(cm: *mut fi_ops_cm, fid: *mut fid) -> Result<SocketAddrV4, i32
 unsafe fn peer_of(ep: *mut fid_ep) -> Result<SocketAddrV4, i32> {
     // SAFETY: an open endpoint.
     unsafe { ask(|to, len| call!((*ep).cm, getpeer, ep, to, len)) }
-}
-
-/// The next event, its entry and the data that came along.
-unsafe fn event_with_data(eq: *mut fid_eq) -> (u32, fi_eq_cm_entry, Vec<u8>) {
-    let mut buf = [0_u64; 32];
-    let mut number = 0;
-    // SAFETY: an open queue and a buffer of that size.
-    unsafe {
-        let to = buf.as_mut_ptr().cast();
-        let len = call!((*eq).ops, sread, eq, &raw mut number, to, 256, 20_000, 0);
-        assert!(len >= 16, "an event: {len}");
-        let data = buf.as_ptr().cast::<u8>().add(16);
-        let data = std::slice::from_raw_parts(data, len.cast_unsigned() - 16);
-        (
-            number,
-            buf.as_ptr().cast::<fi_eq_cm_entry>().read(),
-            data.to_vec(),
-        )
-    }
 }
 
 /// The next event, which must be an error: what it says of `ep`, with its data.
