@@ -4,10 +4,12 @@
 //! filters. Each subject is a pair of processes, one pinned to each of the first two processors, that stays for
 //! the whole run and sleeps while it is not its turn. `weft-bench count` runs each call many times for
 //! callgrind ([`count`]), `weft-bench regions` measures registration and keys
-//! ([`regions`]), `weft-bench pages` the making of pages and shared memory ([`pages`]). `docs/performance.md` has the method and what was learned with it.
+//! ([`regions`]), `weft-bench pages` the making of pages and shared memory ([`pages`]), `weft-bench cache` the registration
+//! cache ([`cache`]). `docs/performance.md` has the method and what was learned with it.
 
 #![allow(unsafe_code, reason = "calls C libraries as applications do")]
 
+mod cache;
 mod count;
 mod memory;
 mod op;
@@ -34,6 +36,10 @@ fn main() -> ExitCode {
         }
         Some("pages") => {
             pages::main();
+            ExitCode::SUCCESS
+        }
+        Some("cache") => {
+            cache::main();
             ExitCode::SUCCESS
         }
         Some("count") => {
