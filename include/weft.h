@@ -200,6 +200,15 @@ struct weft_mr_ops {
    Closes it, as fi_close(3) does. -FI_EINVAL: not open. -FI_EBUSY: something of this process is in it.
    */
   int (*xrcd_close)(struct fid *xrcd);
+  /*
+   The device's count of pages of a region that advise and fi_mr_refresh(3) have made present since it was enabled: each time
+   that they were asked for, whether or not they were there. Pages that a transfer touches first are not among them.
+
+   -FI_EINVAL: no open region, pages is NULL. -FI_EOPBADSTATE: a region that is not enabled, or not registered yet.
+   -FI_EOPNOTSUPP: a region that is not on demand; a device whose counts verbs can't read, all but soft0. mlx5 has them as
+   page_prefetch of `rdma statistic show mr`.
+   */
+  int (*mr_prefetched)(struct fid_mr *mr, uint64_t *pages);
 };
 
 #ifdef __cplusplus

@@ -30,6 +30,7 @@ static OPS: weft_mr_ops = weft_mr_ops {
     mr_import: Some(mr_import),
     xrcd_open: Some(xrcd_open),
     xrcd_close: Some(xrcd::close),
+    mr_prefetched: Some(mr_prefetched),
 };
 
 const _: () = assert!(WEFT_MR_HANDLE_SIZE == HANDLE_SIZE);
@@ -267,6 +268,24 @@ unsafe extern "C" fn mr_export(
             }
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), handle.cast(), bytes.len());
         }
+        Ok(0)
+    })
+}
+
+/// `weft_mr_ops.mr_prefetched`
+unsafe extern "C" fn mr_prefetched(mr: *mut fid_mr, pages: *mut u64) -> c_int {
+    // SAFETY: a region by the contract of the call.
+    let object = match unsafe { Object::<Mr>::checked(mr) } {
+        Ok(object) => object,
+        Err(errno) => return -errno.code(),
+    };
+    guard::on(&object.poison, || {
+        if pages.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        let count = object.region().prefetched()?;
+        // SAFETY: not NULL; the caller has room for it.
+        unsafe { *pages = count };
         Ok(0)
     })
 }

@@ -338,6 +338,15 @@ impl Exposed {
         Ok(())
     }
 
+    /// Pages that the device has made present by advice, of all buffers.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn prefetched(&self) -> Result<u64> {
+        let mrs = self.mrs.read();
+        mrs.iter().try_fold(0, |sum, mr| Ok(sum + mr.prefetched()?))
+    }
+
     /// Its buffers, if there are several, as peers address them.
     fn segments(&self) -> Vec<Segment> {
         let mrs = self.mrs.read();

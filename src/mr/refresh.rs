@@ -6,6 +6,21 @@ use crate::errno::{FiErrno, Result};
 use crate::mr::Buffer;
 
 impl Region {
+    /// Pages that the device has made present by advice or by [`Self::refresh`] since the region was enabled; what was there
+    /// already, and what was asked for before, is counted too. It is the device's count, not the engine's.
+    ///
+    /// # Errors
+    /// - `EOPBADSTATE`: not enabled.
+    /// - `EOPNOTSUPP`: the region is not on demand, or the device has no count that verbs could read: all but
+    ///   softverbs.
+    pub fn prefetched(&self) -> Result<u64> {
+        let exposed = self.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
+        if !self.is_on_demand() {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        exposed.prefetched()
+    }
+
     /// Takes note of the pages that these ranges have now. On-demand regions have them fetched; pinned ones are
     /// registered anew there and published, then what was registered before goes. Blocks for as long as
     /// pinning takes.

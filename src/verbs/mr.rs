@@ -152,6 +152,19 @@ impl Mr {
         Ok(())
     }
 
+    /// Pages that the device has made present by advice since the registration, each time that it was told to.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device has no such count that verbs could read. mlx5's is `rdma statistic show mr`.
+    pub fn prefetched(&self) -> Result<u64> {
+        let count = self.pd.device().backend().verbs.softdv_page_prefetch;
+        let count = count.ok_or(FiErrno::EOPNOTSUPP)?;
+        let mut pages = 0;
+        // SAFETY: live until dropped, and of this backend; there is room for the number.
+        FiErrno::from_verb(unsafe { count(self.raw, &raw mut pages) })?;
+        Ok(pages)
+    }
+
     /// Takes all rights away, so that the key stays taken and is of no use to anybody: `ibv_rereg_mr(3)`.
     ///
     /// # Errors

@@ -144,6 +144,7 @@ function_table! {
         ibv_dm_export_dmabuf_fd: fn(dm: *mut ibv_dm) -> c_int;
         softdv_adopt_buf: fn(context: *mut ibv_context, fd: c_int, addr: *mut c_void, length: usize) -> *mut c_void;
         softdv_release_buf: fn(adopted: *mut c_void);
+        softdv_page_prefetch: fn(mr: *mut ibv_mr, pages: *mut u64) -> c_int;
     }
 }
 

@@ -209,6 +209,7 @@ fn inline(link: &mut Link) {
         eio(x.advise_mr.unwrap()(pd, 0, 0, null_mut(), 0));
         none(x.alloc_null_mr.unwrap()(pd));
         eio((*o.cq_ex).start_poll.unwrap()(o.cq_ex, room()));
+        eio(verbs().softdv_page_prefetch.unwrap()(o.mr, room()));
     }
     o.works();
     link.say("done");

@@ -106,6 +106,7 @@ pub fn verbs() -> &'static VerbsFns {
         ibv_dm_export_dmabuf_fd: None,
         softdv_adopt_buf: Some(softdv::adopt_buf),
         softdv_release_buf: Some(softdv::release_buf),
+        softdv_page_prefetch: Some(softdv::page_prefetch),
     })
 }
 

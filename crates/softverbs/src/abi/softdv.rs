@@ -7,9 +7,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rdma_core_sys::*;
 
 use super::context::Context;
-use super::{guard, non_null, pointer};
+use super::{guard, non_null, pointer, status};
 use crate::dm::{Buffer, Held};
 use crate::process::Process;
+use crate::region::{Key, odp};
 use crate::sys::{Errno, Res};
 
 struct Adopted {
@@ -69,4 +70,25 @@ pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
             .leave_to_regions(&process.segment, this.held.stamp);
         Ok(())
     });
+}
+
+/// `softdv_page_prefetch`: how many pages of a region `ibv_advise_mr(3)` has made present since it was registered, those that
+/// were there already and those of each call counted again: what `rdma statistic show mr` has as `page_prefetch` on mlx5.
+/// Pages that a transfer touches are the kernel's affair, in whichever process copies, and are not counted.
+///
+/// Returns `EOPNOTSUPP` where the device does not page on demand. Thread safe.
+pub(super) unsafe extern "C" fn page_prefetch(mr: *mut ibv_mr, pages: *mut u64) -> c_int {
+    status(|| {
+        non_null(mr)?;
+        non_null(pages)?;
+        // SAFETY: the caller promises a live region, whose context is live.
+        let (context, key) = unsafe { (Context::from_ptr((*mr).context), Key((*mr).lkey)) };
+        let process = context.live()?;
+        if !odp::enabled() {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        // SAFETY: not NULL; the caller has room for it.
+        unsafe { *pages = process.regions.prefetched(key) };
+        Ok(())
+    })
 }

@@ -57,12 +57,12 @@ pub(crate) fn advise(
             places.push(place(piece)?);
         }
         for (place, piece) in places.into_iter().zip(pieces) {
-            let _ = place.and_then(|addr| fault(addr, piece.length, prefetch));
+            let _ = place.and_then(|addr| follow(regions, addr, piece, prefetch));
         }
         return Ok(());
     }
     for piece in pieces {
-        fault(place(piece)??, piece.length, prefetch)?;
+        follow(regions, place(piece)??, piece, prefetch)?;
     }
     Ok(())
 }
@@ -91,18 +91,22 @@ fn find(regions: &Regions, pd: u32, prefetch: Prefetch, piece: &ibv_sge) -> Res<
     Ok(inside.ok_or(Errno(libc::EFAULT)))
 }
 
-fn fault(addr: u64, length: u32, prefetch: Prefetch) -> Res<()> {
-    let there = match prefetch {
-        _ if length == 0 => true,
-        Prefetch::NoFault => true,
-        Prefetch::Read => sys::pages_usable(addr, length as usize, false),
-        Prefetch::Write => sys::pages_usable(addr, length as usize, true),
+/// Makes the pages of a piece at an address present, and counts them.
+fn follow(regions: &Regions, addr: u64, piece: &ibv_sge, prefetch: Prefetch) -> Res<()> {
+    let length = piece.length as usize;
+    let write = match prefetch {
+        Prefetch::NoFault => return Ok(()),
+        Prefetch::Read => false,
+        Prefetch::Write => true,
     };
-    if there {
-        Ok(())
-    } else {
-        Err(Errno(libc::EFAULT))
+    if length == 0 {
+        return Ok(());
     }
+    if !sys::pages_usable(addr, length, write) {
+        return Err(Errno(libc::EFAULT));
+    }
+    regions.count_prefetched(Key(piece.lkey), sys::pages_of(addr, length as u64));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -207,12 +211,14 @@ mod tests {
             for (advice, expected) in [(READ, 4), (WRITE, 4), (NO_FAULT, 0)] {
                 let pages = Pages::new(16 * 4096, RW);
                 let key = own.register(&pages, ALL);
-                assert_eq!(pages.resident(), 0);
+                assert_eq!((pages.resident(), own.regions.prefetched(key)), (0, 0));
                 let from = 0x10_0000 + 2 * 4096 + 5;
                 assert_eq!(own.advise(advice, flags, key, from, 3 * 4096), Ok(()));
                 assert_eq!(pages.resident(), expected, "advice {advice}, flags {flags}");
+                assert_eq!(own.regions.prefetched(key), expected as u64);
                 assert_eq!(own.advise(advice, flags, key, from, 0), Ok(()));
                 assert_eq!(pages.resident(), expected);
+                assert_eq!(own.regions.prefetched(key), expected as u64);
             }
         }
     }
@@ -264,7 +270,7 @@ mod tests {
             let flushed = own.advise(READ, FLUSH, key, from, len);
             assert_eq!(flushed, error(libc::EFAULT), "{from:x} {len}");
         }
-        assert_eq!(pages.resident(), 0);
+        assert_eq!((pages.resident(), own.regions.prefetched(key)), (0, 0));
         // Up to the end of the last page.
         let range = Range {
             addr: pages.addr,

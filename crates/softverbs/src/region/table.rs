@@ -51,6 +51,8 @@ struct Entry {
     null: AtomicU32,
     /// The key, from when a change of its region has begun until it is made. It is dead then, and the rest as it was.
     changing: AtomicU32,
+    /// Pages that advice has made present since the key was given out.
+    prefetched: AtomicU64,
 }
 
 impl Entry {
@@ -180,8 +182,23 @@ impl Regions {
     /// `ENOMEM`.
     pub(crate) fn add(&self, segment: &OwnSegment, what: &Description) -> Res<Key> {
         let key = self.take_key(segment)?;
+        let entry = self.made_entry(key.index());
+        entry.prefetched.store(0, Ordering::Relaxed);
         self.publish(segment, key, what);
         Ok(key)
+    }
+
+    /// Counts pages of a region that advice has made present.
+    pub(super) fn count_prefetched(&self, key: Key, pages: u64) {
+        if let Some(entry) = self.entry(key.index()) {
+            entry.prefetched.fetch_add(pages, Ordering::Relaxed);
+        }
+    }
+
+    /// How many [`Self::count_prefetched`] has counted for a region that is registered.
+    pub(crate) fn prefetched(&self, key: Key) -> u64 {
+        let entry = self.entry(key.index());
+        entry.map_or(0, |entry| entry.prefetched.load(Ordering::Relaxed))
     }
 
     /// The stamp of the buffer that the region of a key lies or lay in, or 0.

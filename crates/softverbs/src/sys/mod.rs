@@ -26,7 +26,7 @@ pub(crate) use reach::{allow_tracers, block_signals, dumpable, restore_signals, 
 pub(crate) use stage::Stage;
 pub(crate) use text::ShortPath;
 pub(crate) use vm::{
-    MAX_IOV, as_local, copies_allowed, file_behind, page_end, pages_huge, pages_usable,
+    MAX_IOV, as_local, copies_allowed, file_behind, page_end, pages_huge, pages_of, pages_usable,
     readable_locally, refused, same_page_offset, vm_read, vm_write, writable_locally, write_back,
 };
 

@@ -184,6 +184,12 @@ pub(crate) fn page_end(addr: u64) -> u64 {
         .unwrap_or(u64::MAX)
 }
 
+/// How many pages a range that is mapped lies in.
+pub(crate) fn pages_of(addr: u64, len: u64) -> u64 {
+    let page = page_size() as u64;
+    (addr % page + len).div_ceil(page)
+}
+
 /// Whether two addresses have the same place in their pages.
 pub(crate) fn same_page_offset(a: u64, b: u64) -> bool {
     (a ^ b).is_multiple_of(page_size() as u64)

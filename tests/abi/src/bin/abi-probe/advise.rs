@@ -130,6 +130,16 @@ impl World {
         }
     }
 
+    /// The device's count of pages that were made present.
+    fn counted(&self, mr: *mut fid_mr) -> Result<u64, i32> {
+        let (call, mut pages) = (self.ops.mr_prefetched.expect("mr_prefetched"), u64::MAX);
+        // SAFETY: what is no open region is refused; room for the number.
+        match unsafe { call(mr, &raw mut pages) } {
+            0 => Ok(pages),
+            error => Err(error),
+        }
+    }
+
     fn one(&self, advice: u32, flags: u32, mr: *mut fid_mr, addr: u64, len: usize) -> i32 {
         self.call(advice, flags, &[weft_mr_range { mr, addr, len }])
     }
@@ -168,12 +178,13 @@ fn pages_come_as_advised(world: &World) {
         for (advice, expected) in ADVICE.into_iter().zip([4, 4, 0]) {
             let pages = Pages::writable(16);
             let mr = world.region(&[&pages], FI_SEND | FI_RECV);
-            assert_eq!(pages.resident(), 0, "before");
+            assert_eq!((pages.resident(), world.counted(mr)), (0, Ok(0)), "before");
             let from = pages.addr as u64 + 2 * PAGE as u64 + 5;
             assert_eq!(world.one(advice, flags, mr, from, 0), 0);
             assert_eq!(pages.resident(), 0, "no bytes");
             assert_eq!(world.one(advice, flags, mr, from, 3 * PAGE), 0);
             assert_eq!(pages.resident(), expected, "advice {advice}, flags {flags}");
+            assert_eq!(world.counted(mr), Ok(expected as u64), "the device's count");
             end(mr);
         }
     }
@@ -189,6 +200,7 @@ fn wrong_arguments(world: &World) {
     for flags in FLAGS {
         for wrong in [null_mut(), closed, world.setup.cq.cast::<fid_mr>()] {
             assert_eq!(world.one(read, flags, wrong, addr, 8), INVALID);
+            assert_eq!(world.counted(wrong), Err(INVALID));
         }
         assert_eq!(world.call(read, flags, &[]), INVALID, "no ranges");
         assert_eq!(world.one(3, flags, mr, addr, 8), -FI_EOPNOTSUPP);
@@ -208,7 +220,10 @@ fn wrong_arguments(world: &World) {
         }
     }
     assert_eq!(world.one(read, 2, mr, addr, 8), INVALID, "an unknown flag");
-    assert_eq!(pages.resident(), 0);
+    assert_eq!((pages.resident(), world.counted(mr)), (0, Ok(0)));
+    let count = world.ops.mr_prefetched.expect("mr_prefetched");
+    // SAFETY: an open region, and nowhere to write.
+    assert_eq!(unsafe { count(mr, null_mut()) }, INVALID);
     end(mr);
 }
 
@@ -306,6 +321,7 @@ fn lists(world: &World) {
     let at = buffers[1].addr as u64 + PAGE as u64;
     assert_eq!(world.one(write, WEFT_ADVISE_FLUSH, both, at, 2 * PAGE), 0);
     assert_eq!((buffers[0].resident(), buffers[1].resident()), (0, 2));
+    assert_eq!(world.counted(both), Ok(2));
     let over = world.one(write, WEFT_ADVISE_FLUSH, both, at, 4 * PAGE);
     assert_eq!(over, FAULT, "no buffer has it all");
     end(both);
@@ -348,6 +364,7 @@ pub(crate) fn run(lib: &Lib) {
         let pinned = world.one(WEFT_ADVISE_PREFETCH, flags, mr, pages.addr as u64, 8);
         assert_eq!(pinned, -FI_ENOENT, "pinned");
     }
+    assert_eq!(world.counted(mr), Err(-FI_EOPNOTSUPP), "pinned");
     end(mr);
     world.setup.close();
     println!("advice is followed, and refused where it is wrong");
@@ -362,6 +379,7 @@ pub(crate) fn refused(lib: &Lib) {
         let answer = world.one(advice, 0, mr, pages.addr as u64, 8);
         assert_eq!(answer, -FI_EOPNOTSUPP);
     }
+    assert_eq!(world.counted(mr), Err(-FI_EOPNOTSUPP));
     end(mr);
     world.setup.close();
 }
@@ -373,6 +391,7 @@ pub(crate) fn disabled(lib: &Lib) {
     let mr = world.region(&[&pages], FI_SEND | FI_RECV);
     let answer = world.one(WEFT_ADVISE_PREFETCH, 0, mr, pages.addr as u64, 8);
     assert_eq!(answer, -FI_EOPBADSTATE);
+    assert_eq!(world.counted(mr), Err(-FI_EOPBADSTATE));
     end(mr);
     world.setup.close();
 }

@@ -15,6 +15,7 @@ use abi_tests::fabric::hints;
 use abi_tests::load::Lib;
 use abi_tests::objects::{Setup, bind, close, control, register};
 use abi_tests::pair::{Pair, completion};
+use abi_tests::weft::mr_ops;
 use libfabric_sys::*;
 
 /// Bytes of a page, and of the first buffer.
@@ -126,6 +127,17 @@ fn unmap(at: *mut u8) {
 impl World<'_> {
     fn has(&self, bit: i32) -> bool {
         self.mode & bit != 0
+    }
+
+    /// The device's count of pages of a region that were made present by advice.
+    fn prefetched(&self, mr: *mut fid_mr) -> u64 {
+        let mut pages = u64::MAX;
+        // SAFETY: an open domain and region, room for the number.
+        unsafe {
+            let count = mr_ops(self.setup.domain).mr_prefetched;
+            assert_eq!(count.expect("mr_prefetched")(mr, &raw mut pages), 0);
+        }
+        pages
     }
 
     /// Keys that the device checks alone: what it refuses ends the connection.
@@ -654,6 +666,7 @@ impl World<'_> {
                 assert_eq!(ret, -FI_EOPNOTSUPP, "pinned for good");
             } else {
                 assert_eq!(resident(memory), [false; 4], "nobody has used it");
+                assert_eq!(self.prefetched(target.mr), 0, "nobody has asked for it");
                 // of the first buffer, the second page if it has one
                 let (start, len) = target.pieces[0];
                 let last = len / PAGE - 1;
@@ -661,7 +674,9 @@ impl World<'_> {
                 let mut wanted = [false; 4];
                 wanted[last] = true;
                 assert_eq!(resident(memory), wanted, "what was named, and nothing else");
+                assert_eq!(self.prefetched(target.mr), 1, "by the device's count");
                 self.moves(op, &target, 0, size, 12);
+                assert_eq!(self.prefetched(target.mr), 1, "transfers are not counted");
             }
             self.hide(&mut target);
         }
