@@ -9,7 +9,9 @@ use crate::region::{Directs, Hazards};
 use crate::registry::Entry;
 use crate::ring::{Header, Producer, RING_SIZE};
 use crate::segment::Mapping;
-use crate::segment::layout::{self, SEGMENT_SIZE, announce, cq, header};
+use crate::segment::layout::{
+    self, OWNED, SEGMENT_SIZE, SHARED_SIZE, TABLES_SIZE, announce, cq, header,
+};
 use crate::signal;
 use crate::sync::{Arc, Lock};
 use crate::sys::{self, Epoll, Errno, Grow, Identity, OpenFile, PidFd, Res};
@@ -26,7 +28,7 @@ pub(crate) struct Peer {
     pub(crate) identity: Identity,
     pub(crate) slot: u32,
     pub(crate) node: u32,
-    /// The peer's segment. Whatever it holds may be wrong.
+    /// The peer's segment. Whatever it holds may be wrong; from [`OWNED`] on by the peer's own doing only, and it must not be written.
     pub(crate) map: Arc<Mapping>,
     /// The peer runs barriers before it sleeps.
     pub(crate) barriers: bool,
@@ -58,12 +60,12 @@ struct Life {
     /// Hangs up when the program ends, unless a forked child keeps it open.
     pipe: OwnedFd,
     /// Is there as long as the program runs.
-    segment: OpenFile,
+    tables: OpenFile,
 }
 
 impl Life {
     fn is_there(&self) -> bool {
-        self.pidfd.alive() && self.segment.is_open()
+        self.pidfd.alive() && self.tables.is_open()
     }
 }
 
@@ -95,12 +97,12 @@ pub(crate) enum Push {
 }
 
 impl Peer {
-    /// Opens the process that the registry has in `slot`.
+    /// Opens the process that the registry has in `slot`; `guarded`: its tables must be sealed against all others.
     ///
     /// # Errors
-    /// `ESRCH` where it has ended, `EACCES` where it can't be reached, `EPROTO` where its segment
+    /// `ESRCH` where it has ended, `EACCES` where it can't be reached, `EPERM` where its files are not sealed, `EPROTO` where its segment
     /// is not one.
-    pub(crate) fn open(entry: &Entry, slot: u32, own_slot: u32) -> Res<Self> {
+    pub(crate) fn open(entry: &Entry, slot: u32, own_slot: u32, guarded: bool) -> Res<Self> {
         let pid = entry.identity.pid;
         // A process outlives itself, and tools that run it may not know the call.
         let pidfd = if slot == own_slot {
@@ -113,12 +115,22 @@ impl Peer {
             slot,
             own_slot,
         };
-        let file = opener.open(entry.segment_fd, libc::O_RDWR)?;
-        if sys::sealed_size(&file)? != SEGMENT_SIZE {
+        let tables = opener.open(entry.segment_fd, libc::O_RDONLY)?;
+        if sys::sealed_size(&tables)? != TABLES_SIZE {
             return Err(Errno(libc::EPROTO));
         }
-        let map = Mapping::new(&file, SEGMENT_SIZE)?;
-        let segment = OpenFile::new(pid, entry.segment_fd, &file)?;
+        if guarded && !sys::is_guarded(&tables)? {
+            return Err(Errno(libc::EPERM));
+        }
+        // Only the owner can say which file is the other one.
+        let shared_fd = sys::read_word(&tables, header::SHARED - OWNED)? as u32;
+        let shared = opener.open(shared_fd.cast_signed(), libc::O_RDWR)?;
+        let inode = sys::read_word(&tables, header::SHARED_INODE - OWNED)?;
+        if sys::sealed_size(&shared)? != SHARED_SIZE || sys::inode_of(&shared)? != inode {
+            return Err(Errno(libc::EPROTO));
+        }
+        let map = Mapping::pair((&shared, SHARED_SIZE), (&tables, TABLES_SIZE), false)?;
+        let tables = OpenFile::new(pid, entry.segment_fd, &tables)?;
         let whole = map.u64(header::MAGIC).load(Ordering::Acquire) == layout::MAGIC
             && map.u64(header::SIZE).load(Ordering::Relaxed) == SEGMENT_SIZE as u64
             && map.u64(header::COOKIE).load(Ordering::Relaxed) == entry.identity.cookie;
@@ -135,7 +147,7 @@ impl Peer {
                 Some(Life {
                     pidfd,
                     pipe,
-                    segment,
+                    tables,
                 })
             }
         };

@@ -16,11 +16,11 @@ use crate::segment::layout::MAX_PLACES;
 use crate::sync::pause;
 use crate::sys::{self, Errno, Identity, Res, ShortPath};
 
-/// Bytes of an entry: pid u32, segment fd u32, start time u64, cookie u64, node u32, valid u32,
-/// segment's inode u64, and at the end a u64 that sums up the rest.
+/// Bytes of an entry: pid u32, segment's (its tables') fd u32, start time u64, cookie u64, node u32, valid u32,
+/// their inode u64, and at the end a u64 that sums up the rest.
 pub(crate) const ENTRY: usize = 64;
 const SUM: usize = 56;
-const VALID: u32 = 0x7667_7402;
+const VALID: u32 = 0x7667_7403;
 
 /// Bytes of a path, with the 0 at its end.
 const MAX_PATH: usize = libc::PATH_MAX as usize;
@@ -142,7 +142,7 @@ impl Registry {
         let path = ShortPath::<MAX_PATH>::below(
             directory,
             format_args!(
-                "/softverbs3.{}.{}.{}",
+                "/softverbs4.{}.{}.{}",
                 sys::effective_uid(),
                 sys::namespace("net"),
                 sys::namespace("pid"),

@@ -156,7 +156,7 @@ fn registry() -> Vec<std::path::PathBuf> {
         entry
             .file_name()
             .to_string_lossy()
-            .starts_with("softverbs3.")
+            .starts_with("softverbs4.")
             && entry.metadata().unwrap().uid() == own
     };
     let found: Vec<_> = list.filter(of_device).map(|entry| entry.path()).collect();

@@ -390,7 +390,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
     let channel = unsafe { init.channel.cast::<Channel>().as_ref() };
     process
         .segment
-        .back(at, layout::STRIDE)
+        .back_halves(at, layout::STRIDE)
         .and_then(|()| channel.map_or(Ok(()), |channel| channel.attach(cq.index)))
         .inspect_err(|_| process.cqs.give(cq.index))?;
     cq.process

@@ -20,7 +20,7 @@ fn segment() -> &'static Mutex<OwnSegment> {
     static SEGMENT: OnceLock<Mutex<OwnSegment>> = OnceLock::new();
     SEGMENT.get_or_init(|| {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        segment.back(qp::AT, 2 * qp::STRIDE).unwrap();
+        segment.back_halves(qp::AT, 2 * qp::STRIDE).unwrap();
         segment.back(arena::AT, ROOM).unwrap();
         Mutex::new(segment)
     })

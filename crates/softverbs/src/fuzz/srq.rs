@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Input;
 use crate::segment::OwnSegment;
-use crate::segment::layout::{SEGMENT_SIZE, arena, desc, srq as layout};
+use crate::segment::layout::{OWNED, SEGMENT_SIZE, desc, order, srq as layout};
 use crate::srq::{Claim, Order, Shared};
 
 /// Receives are claimed in the order in which they were posted, each once, and the claimant learns their room; the owner learns
@@ -17,10 +17,10 @@ pub fn srq(data: &[u8]) {
     let mut input = Input::new(data);
     let segment = OwnSegment::create(1, 0, true).unwrap();
     let map = &segment.map;
-    segment.back(layout::AT, layout::STRIDE).unwrap();
+    segment.back_halves(layout::AT, layout::STRIDE).unwrap();
     let count = 1u32 << (input.u8() % 6);
     let stride = desc::stride(1);
-    let ring_at = segment.take(8 * count as usize).unwrap();
+    let ring_at = segment.take_order(8 * count as usize).unwrap();
     let desc_at = segment.take(stride * count as usize).unwrap();
     // As if the queue had been in use for long, so that positions wrap.
     let mut order = Order::starting(
@@ -111,10 +111,11 @@ pub fn srq(data: &[u8]) {
                     continue;
                 }
                 honest = false;
-                let at = match input.u8() % 3 {
+                let at = match input.u8() % 4 {
                     0 => ring_at + 8 * input.below(count as usize),
                     1 => layout::AT + 8 * input.below(layout::STRIDE / 8),
-                    _ => arena::AT + 8 * input.below(64),
+                    2 => OWNED + layout::AT + 8 * input.below(layout::STRIDE / 8),
+                    _ => order::AT + 8 * input.below(64),
                 };
                 assert!(at < SEGMENT_SIZE);
                 map.u64(at).store(input.edgy(), Ordering::Relaxed);

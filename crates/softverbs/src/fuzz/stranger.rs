@@ -16,7 +16,8 @@ use crate::process::Process;
 use crate::registry::{Entry, Registry};
 use crate::ring::{Consumer, Header, Producer, RING_SIZE};
 use crate::segment::layout::{
-    Credit, StateWord, announce, arena, cq, desc, header, qp, qp_num, region, srq, stripe,
+    Credit, OWNED, StateWord, announce, arena, cq, desc, header, order, qp, qp_num, region, srq,
+    stripe,
 };
 use crate::segment::{Mapping, OwnSegment};
 use crate::sys::{self, Identity, Pipe};
@@ -24,7 +25,7 @@ use crate::sys::{self, Identity, Pipe};
 pub(super) const INDEX: u32 = 2;
 const QP: usize = qp::AT + qp::STRIDE * INDEX as usize;
 pub(super) const DESC_AT: usize = arena::AT + 4096;
-pub(super) const ORDER_AT: usize = arena::AT;
+pub(super) const ORDER_AT: usize = order::AT;
 pub(super) const COUNT: u32 = 8;
 /// The region that it shows.
 pub(super) const KEY: u32 = 1 << 8 | 1;
@@ -48,8 +49,13 @@ pub(super) fn child() -> &'static Stranger {
         for (at, len) in [
             (cq::AT, cq::STRIDE),
             (QP, qp::STRIDE),
-            (region::AT, 2 * region::STRIDE),
             (srq::AT, srq::STRIDE),
+        ] {
+            segment.back_halves(at, len).unwrap();
+        }
+        for (at, len) in [
+            (region::AT, 2 * region::STRIDE),
+            (order::AT, 1 << 12),
             (arena::AT, 1 << 16),
         ] {
             segment.back(at, len).unwrap();
@@ -117,8 +123,11 @@ impl Stranger {
         for i in 0..announce::HAZARD_COUNT {
             map.u64(hazards + 8 * i).store(0, Ordering::Relaxed);
         }
-        for at in (arena::AT..arena::AT + (1 << 14)).step_by(8) {
-            map.u64(at).store(0, Ordering::Relaxed);
+        for at in (0..1 << 14).step_by(8) {
+            map.u64(arena::AT + at).store(0, Ordering::Relaxed);
+        }
+        for at in (0..1 << 12).step_by(8) {
+            map.u64(order::AT + at).store(0, Ordering::Relaxed);
         }
         let stride = desc::stride(2);
         for i in 0..COUNT as usize {
@@ -175,18 +184,21 @@ impl Stranger {
     pub(super) fn scribble(&self, input: &mut Input<'_>) {
         let map = &self.segment.map;
         let slot = Process::open().unwrap().slot as usize;
-        let at = match input.u8() % 10 {
-            0..=2 => QP + 8 * input.below(qp::STRIDE / 8),
+        let which = input.u8();
+        // Which half of an entry: a process may be wrong in its own tables too.
+        let half = if which < 128 { 0 } else { OWNED };
+        let at = match which % 10 {
+            0..=2 => half + QP + 8 * input.below(qp::STRIDE / 8),
             3 => region::AT + region::STRIDE + 8 * input.below(5),
             4 => DESC_AT + 8 * input.below(COUNT as usize * desc::stride(2) / 8),
             5 => ORDER_AT + 8 * input.below(COUNT as usize),
-            6 => srq::AT + 8 * input.below(srq::STRIDE / 8),
-            7 => cq::AT + 8 * input.below(2),
-            8 => header::SLEEPS + 8 * input.below(2),
+            6 => half + srq::AT + 8 * input.below(srq::STRIDE / 8),
+            7 => half + cq::AT + 8 * input.below(2),
+            8 => half + header::SLEEPS + 8 * input.below(2),
             // Its own word of a lock stays out of it: that waits for two seconds, as it must.
-            _ => announce::AT + announce::STRIDE * slot + 8 * input.below(16),
+            _ => half + announce::AT + announce::STRIDE * slot + 8 * input.below(16),
         };
-        assert!(!(stripe::AT..arena::AT).contains(&at));
+        assert!(!(stripe::AT..stripe::END).contains(&at));
         map.u64(at).store(input.edgy(), Ordering::Relaxed);
     }
 

@@ -16,7 +16,7 @@ use super::xrc::Targeted;
 use crate::abi::PANICKED;
 use crate::process::Process;
 use crate::ring::Header;
-use crate::segment::layout::{desc, qp_num, srq, xrc};
+use crate::segment::layout::{OWNED, desc, qp_num, srq, xrc};
 use crate::srq::srq_num;
 use crate::sync::Arc;
 use crate::xrc::Domain;
@@ -72,7 +72,8 @@ fn neighbour(stranger: &Stranger) -> End {
 fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target: usize) {
     match input.u8() % 4 {
         0 => {
-            let at = SRQ_AT + 8 * input.below(srq::STRIDE / 8);
+            let half = if input.u8() < 128 { 0 } else { OWNED };
+            let at = half + SRQ_AT + 8 * input.below(srq::STRIDE / 8);
             let map = &stranger.segment.map;
             map.u64(at).store(input.edgy(), Ordering::Relaxed);
         }

@@ -4,7 +4,7 @@ use loom::thread;
 
 use super::check;
 use crate::segment::Mapping;
-use crate::segment::layout::{SEGMENT_SIZE, arena, desc, srq};
+use crate::segment::layout::{SEGMENT_SIZE, arena, desc, order, srq};
 use crate::srq::{Claim, Order, Shared};
 use crate::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ const DESC_AT: usize = arena::AT + 4096;
 
 fn queue(count: u32) -> (Mapping, Order) {
     let map = Mapping::model(SEGMENT_SIZE);
-    let order = Order::starting(&map, arena::AT, vec![0; count as usize].into(), 1);
+    let order = Order::starting(&map, order::AT, vec![0; count as usize].into(), 1);
     for index in 0..count as usize {
         map.prepare([DESC_AT + desc::stride(1) * index + desc::TOTAL], []);
     }
@@ -24,7 +24,7 @@ fn queue(count: u32) -> (Mapping, Order) {
     map.u64(srq::AT + srq::DESC_AT)
         .store(DESC_AT as u64, Ordering::Relaxed);
     map.u64(srq::AT + srq::RING_AT)
-        .store(arena::AT as u64, Ordering::Release);
+        .store(order::AT as u64, Ordering::Release);
     (map, order)
 }
 

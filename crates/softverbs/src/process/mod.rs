@@ -162,6 +162,11 @@ impl Process {
             .store(std::ptr::from_ref(&*probe) as u64, Ordering::Relaxed);
         map.u32(header::COPIES)
             .store(u32::from(sys::copies_allowed()), Ordering::Relaxed);
+        if !segment.guarded {
+            crate::log::say(
+                "softverbs: processes of this user can write each other's tables: the kernel has no F_SEAL_FUTURE_WRITE",
+            );
+        }
         agent::allow_tracers();
         let (qps, cqs) = (Pool::new(2, MAX_QPS)?, Pool::new(0, MAX_CQS)?);
         // A request without a number of a shared receive queue reaches none.
@@ -279,7 +284,7 @@ impl Process {
         self.peers()
             .try_reserve(1)
             .map_err(|_| Errno(libc::ENOMEM))?;
-        let peer = Arc::try_new(Peer::open(&entry, slot, self.slot)?)?;
+        let peer = Arc::try_new(Peer::open(&entry, slot, self.slot, self.segment.guarded)?)?;
         // In the set before it can be used: nobody would see the end of it otherwise. Who reads the set
         // in between finds no peer of that slot, and looks again.
         peer.watch(&self.wake, progress::TOKEN_PEER | u64::from(slot))?;
@@ -386,10 +391,10 @@ impl Process {
     pub(crate) fn shown_file(&self, fd: i32, slot: u32, pid: u32) -> Option<OwnedFd> {
         let open = |flags| sys::open_fd_of(std::process::id(), fd, flags).ok();
         // None of these closes while the process lives.
-        if fd == self.segment.fd() || fd == self.doorbell.read_fd() {
+        if fd == self.segment.shared_fd() || fd == self.doorbell.read_fd() {
             return open(libc::O_RDWR);
         }
-        if fd == self.life.read_fd() {
+        if fd == self.segment.fd() || fd == self.life.read_fd() {
             return open(libc::O_RDONLY);
         }
         // These are not closed while the locks are held.

@@ -13,7 +13,8 @@ use crate::peer::Peer;
 use crate::region::{Key, Use};
 use crate::segment::Mapping;
 use crate::segment::layout::{
-    Credit, MAX_QPS, SEGMENT_SIZE, StateWord, arena, desc, qp as layout, region, split_qp_num,
+    Credit, MAX_QPS, SEGMENT_SIZE, StateWord, arena, desc, fits, qp as layout, region,
+    split_qp_num, xrc,
 };
 use crate::signal;
 use crate::srq::Shared;
@@ -102,6 +103,11 @@ impl Connection {
         }
     }
 
+    /// Whether the state word is a target's.
+    fn is_through_target(&self) -> bool {
+        self.delivery.stamp_at != 0
+    }
+
     /// Whether it leads to the shared receive queue of this number.
     #[inline]
     pub(super) fn leads_to(&self, number: u32) -> bool {
@@ -120,7 +126,7 @@ impl Connection {
     /// What a hazard names while the receive is written.
     pub(super) fn used_receive(&self, key: Key) -> Use {
         match &self.srq {
-            Some(srq) if self.delivery.stamp_at != 0 => Use::of_shared_receive(srq.number, key),
+            Some(srq) if self.is_through_target() => Use::of_shared_receive(srq.number, key),
             _ => Use::of_receive(self.index, key),
         }
     }
@@ -157,7 +163,11 @@ impl Connection {
     /// How many messages the other end took, if it takes no more and has said so.
     #[cold]
     pub(super) fn taken(&self) -> Option<u32> {
-        let word = self.state.u64(self.at + layout::TAKEN);
+        // A target takes nothing: who does has others' messages too.
+        if self.is_through_target() {
+            return None;
+        }
+        let word = self.peer.map.u64(self.at + layout::TAKEN);
         let word = word.load(Ordering::Acquire);
         ((word >> 32) as u32 == self.word.incarnation()).then_some(word as u32)
     }
@@ -195,9 +205,12 @@ impl Connection {
     }
 
     pub(super) fn rnr_timer(&self) -> u32 {
-        self.state
-            .u32(self.at + layout::RNR_TIMER)
-            .load(Ordering::Relaxed)
+        let timer = if self.is_through_target() {
+            self.state.u32(self.at + xrc::RNR_TIMER)
+        } else {
+            self.peer.map.u32(self.at + layout::RNR_TIMER)
+        };
+        timer.load(Ordering::Relaxed)
     }
 
     /// Length of the receive with this number, or `None` where it can't be written.
@@ -336,8 +349,7 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
         && desc_stride.is_multiple_of(32)
         && desc_stride <= 4096
         && desc_at.is_multiple_of(32)
-        && (arena::AT..SEGMENT_SIZE).contains(&desc_at)
-        && count as usize <= (SEGMENT_SIZE - desc_at) / desc_stride;
+        && fits(arena::AT..SEGMENT_SIZE, desc_at, count, desc_stride);
     if !inside {
         return Err(Unreachable::Gone);
     }

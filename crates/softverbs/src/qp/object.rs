@@ -281,7 +281,7 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
         .qps
         .take(blank)
         .inspect_err(|_| process.segment.give(desc_at, desc_len))?;
-    if let Err(error) = process.segment.back(qp.at(), layout::STRIDE) {
+    if let Err(error) = process.segment.back_halves(qp.at(), layout::STRIDE) {
         process.segment.give(desc_at, desc_len);
         process.qps.give(qp.index);
         return Err(error);

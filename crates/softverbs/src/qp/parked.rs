@@ -14,7 +14,9 @@ use super::request::PieceList;
 use super::waiting::stored_len;
 use super::{MAX_SGE, Qp, SendQueue};
 use crate::segment::Mapping;
-use crate::segment::layout::{ParkedWord, SEGMENT_SIZE, arena, parked as layout, qp as qp_layout};
+use crate::segment::layout::{
+    ParkedWord, SEGMENT_SIZE, arena, fits, parked as layout, qp as qp_layout,
+};
 use crate::sync::atomic::Ordering;
 
 /// What a send queue has parked. Positions are those of the send queue, wrapping.
@@ -304,8 +306,7 @@ impl Seen {
             && stride.is_multiple_of(32)
             && (layout::stride(1)..=4096).contains(&stride)
             && at.is_multiple_of(32)
-            && (arena::AT..SEGMENT_SIZE).contains(&at)
-            && count as usize <= (SEGMENT_SIZE - at) / stride;
+            && fits(arena::AT..SEGMENT_SIZE, at, count, stride);
         // Not `then_some`: a count of 0 has no mask.
         good.then(|| Self {
             word_at: entry + qp_layout::PARKED,
@@ -375,7 +376,9 @@ mod tests {
     #[test]
     fn nothing_was_parked_ever() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
-        segment.back(qp_layout::AT, qp_layout::STRIDE).unwrap();
+        segment
+            .back_halves(qp_layout::AT, qp_layout::STRIDE)
+            .unwrap();
         assert!(Seen::read(&segment.map, qp_layout::AT).is_none());
     }
 }

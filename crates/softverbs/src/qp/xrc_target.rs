@@ -100,7 +100,7 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
     let process = target.membership().process;
     let placed = match process.qps.take(blank) {
         Err(error) => Err(error),
-        Ok(qp) => match process.segment.back(qp.at(), layout::STRIDE) {
+        Ok(qp) => match process.segment.back_halves(qp.at(), layout::STRIDE) {
             Ok(()) => Ok(qp),
             Err(error) => {
                 process.qps.give(qp.index);

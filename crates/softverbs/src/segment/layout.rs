@@ -1,11 +1,13 @@
 //! Where things lie in a process's segment. Offsets and sizes in bytes; `docs/softverbs.md` has
 //! the same as a table, with who writes what.
 //!
-//! The file is as large as the whole layout from the start, and sealed so; parts get their pages
+//! A segment is two files, mapped one behind the other: one that peers write too, and from [`OWNED`] on the tables, which
+//! nobody but their owner can write. Header, senders, completion queues, queue pairs and shared receive queues have a half of each entry in
+//! either file, at the same distance. Both files are as large as the whole layout from the start, and sealed so; parts get their pages
 //! before their first use is published.
 
-/// First word of every segment.
-pub(crate) const MAGIC: u64 = 0x0001_6265_7674_666f;
+/// First word of every process's tables.
+pub(crate) const MAGIC: u64 = 0x0002_6265_7674_666f;
 /// First word of every ring.
 pub(crate) const RING_MAGIC: u64 = 0x0001_676e_6972_766f;
 
@@ -29,15 +31,22 @@ pub(crate) const MAX_BUFFERS: usize = 1 << 12;
 /// Protection domains of one process that can be imported.
 pub(crate) const MAX_PDS: usize = 1 << 14;
 
-/// Header: one page.
+/// Where the owner's tables begin, and how far the owner's half of an entry is from the other one.
+pub(crate) const OWNED: usize = order::END.next_multiple_of(1 << 16);
+
+/// Header: one page of either file.
 pub(crate) mod header {
-    pub(crate) const MAGIC: usize = 0;
-    pub(crate) const SIZE: usize = 8;
-    pub(crate) const COOKIE: usize = 16;
+    use super::OWNED;
+    pub(crate) const MAGIC: usize = OWNED;
+    pub(crate) const SIZE: usize = OWNED + 8;
+    pub(crate) const COOKIE: usize = OWNED + 16;
     /// u32: the owner runs barriers before it sleeps (`sync::heavy_fence`).
-    pub(crate) const BARRIERS: usize = 24;
+    pub(crate) const BARRIERS: usize = OWNED + 24;
     /// u32: emulated node.
-    pub(crate) const NODE: usize = 28;
+    pub(crate) const NODE: usize = OWNED + 28;
+    /// u32, u64: descriptor and inode of the file that peers write.
+    pub(crate) const SHARED: usize = OWNED + 32;
+    pub(crate) const SHARED_INODE: usize = OWNED + 40;
     /// u32, by peers: counts queue pairs that they moved to ERR.
     pub(crate) const ATTENTION: usize = 0x100;
     /// u32, by peers: counts rings that they asked for.
@@ -45,19 +54,19 @@ pub(crate) mod header {
     /// u32, by both: the owner may sleep; whoever takes it to 0 rings the process's doorbell.
     pub(crate) const SLEEPS: usize = 0x180;
     /// u32, u64: the doorbell's descriptor and inode.
-    pub(crate) const DOORBELL: usize = 0x184;
-    pub(crate) const DOORBELL_INODE: usize = 0x188;
+    pub(crate) const DOORBELL: usize = OWNED + 0x184;
+    pub(crate) const DOORBELL_INODE: usize = OWNED + 0x188;
     /// u32, u64: descriptor and inode of a pipe that hangs up when the owner's program ends.
-    pub(crate) const LIFE: usize = 0x190;
-    pub(crate) const LIFE_INODE: usize = 0x198;
+    pub(crate) const LIFE: usize = OWNED + 0x190;
+    pub(crate) const LIFE_INODE: usize = OWNED + 0x198;
     /// u32: the kernel lets the owner copy between processes.
-    pub(crate) const COPIES: usize = 0x1a0;
+    pub(crate) const COPIES: usize = OWNED + 0x1a0;
     /// u32, by peers: one of them needs the owner's agent. To be followed by a call for attention.
     pub(crate) const AGENT: usize = 0x144;
     /// u64: address of a copy of the cookie in the owner's memory, for trying to read it.
-    pub(crate) const PROBE: usize = 0x1a8;
+    pub(crate) const PROBE: usize = OWNED + 0x1a8;
     /// u32: entries of buffers that were ever in use.
-    pub(crate) const BUFFERS: usize = 0x1c0;
+    pub(crate) const BUFFERS: usize = OWNED + 0x1c0;
     /// u64 each, by peers: one bit for each process that may have hazards here.
     pub(crate) const VISITORS: usize = 0x200;
     pub(crate) const END: usize = 0x1000;
@@ -65,15 +74,15 @@ pub(crate) mod header {
 
 /// One entry for each sender's process: the ring from it, and its hazards on the owner's regions.
 pub(crate) mod announce {
-    use super::MAX_PROCESSES;
+    use super::{MAX_PROCESSES, OWNED};
     pub(crate) const AT: usize = super::header::END;
     pub(crate) const STRIDE: usize = 128;
     /// u64, by the sender: its cookie, when it wants a ring.
     pub(crate) const WANTED: usize = 0;
-    /// u64, by the owner: cookie of the sender that the ring is for; stored last.
-    pub(crate) const GRANTED: usize = 8;
-    /// u32, by the owner: descriptor of the ring.
-    pub(crate) const FD: usize = 16;
+    /// u64: cookie of the sender that the ring is for; stored last.
+    pub(crate) const GRANTED: usize = OWNED + 8;
+    /// u32: descriptor of the ring.
+    pub(crate) const FD: usize = OWNED + 16;
     /// u64 each, by the sender: what one of its threads is using, or 0: the key (32 bits), a one, and the index + 1
     /// of the queue pair whose receive it writes (15 bits).
     pub(crate) const HAZARDS: usize = 64;
@@ -83,13 +92,14 @@ pub(crate) mod announce {
 
 /// One entry for each completion queue.
 pub(crate) mod cq {
+    use super::OWNED;
     pub(crate) const AT: usize = super::announce::END;
     pub(crate) const STRIDE: usize = 64;
     /// u32, by both: what the owner waits for; whoever takes it to 0 rings the channel's doorbell.
     pub(crate) const ARMED: usize = 0;
     /// u32, u64: the channel's doorbell.
-    pub(crate) const DOORBELL: usize = 4;
-    pub(crate) const DOORBELL_INODE: usize = 8;
+    pub(crate) const DOORBELL: usize = OWNED + 4;
+    pub(crate) const DOORBELL_INODE: usize = OWNED + 8;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_CQS;
 }
 
@@ -100,46 +110,86 @@ pub(crate) const ARMED_ANY: u32 = 2;
 
 /// One entry for each queue pair.
 pub(crate) mod qp {
+    use super::OWNED;
     pub(crate) const AT: usize = super::cq::END;
     pub(crate) const STRIDE: usize = 128;
     /// u64: see [`super::StateWord`]; written by the owner, moved to ERR by peers too.
     pub(crate) const STATE: usize = 0;
     /// u32: completion queues.
-    pub(crate) const RECV_CQ: usize = 8;
-    pub(crate) const SEND_CQ: usize = 12;
+    pub(crate) const RECV_CQ: usize = OWNED + 8;
+    pub(crate) const SEND_CQ: usize = OWNED + 12;
     /// u64, u32, u32: receive descriptors: offset in the segment, how many (a power of two),
     /// bytes each.
-    pub(crate) const DESC_AT: usize = 16;
-    pub(crate) const DESC_COUNT: usize = 24;
-    pub(crate) const DESC_STRIDE: usize = 28;
+    pub(crate) const DESC_AT: usize = OWNED + 16;
+    pub(crate) const DESC_COUNT: usize = OWNED + 24;
+    pub(crate) const DESC_STRIDE: usize = OWNED + 28;
     /// u32: protection domain.
-    pub(crate) const PD: usize = 32;
+    pub(crate) const PD: usize = OWNED + 32;
     /// u32: `min_rnr_timer`, 0–31.
-    pub(crate) const RNR_TIMER: usize = 36;
+    pub(crate) const RNR_TIMER: usize = OWNED + 36;
     /// u32, by both: number of the queue pair that waits for a receive or another state, or 0.
     pub(crate) const WAITING: usize = 40;
     /// u32: index of the shared receive queue + 1, or 0.
-    pub(crate) const SRQ: usize = 44;
+    pub(crate) const SRQ: usize = OWNED + 44;
     /// u32: `ibv_qp_type`.
-    pub(crate) const TYPE: usize = 48;
+    pub(crate) const TYPE: usize = OWNED + 48;
     /// u64: see [`super::Credit`].
-    pub(crate) const CREDIT: usize = 64;
+    pub(crate) const CREDIT: usize = OWNED + 64;
     /// u64, by both: see [`super::ParkedWord`].
     pub(crate) const PARKED: usize = 72;
     /// u64, u32, u32: parked messages' entries: offset in the segment, how many (a power of two),
     /// bytes each. The first is 0 while there never was one.
-    pub(crate) const PARKED_AT: usize = 80;
-    pub(crate) const PARKED_COUNT: usize = 88;
-    pub(crate) const PARKED_STRIDE: usize = 92;
-    /// u64, by the owner: how many messages were taken (32 bits) in the life with this incarnation (24), when it
+    pub(crate) const PARKED_AT: usize = OWNED + 80;
+    pub(crate) const PARKED_COUNT: usize = OWNED + 88;
+    pub(crate) const PARKED_STRIDE: usize = OWNED + 92;
+    /// u64: how many messages were taken (32 bits) in the life with this incarnation (24), when it
     /// takes no more.
-    pub(crate) const TAKEN: usize = 96;
+    pub(crate) const TAKEN: usize = OWNED + 96;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_QPS;
+}
+
+/// One entry for each shared receive queue.
+pub(crate) mod srq {
+    use super::OWNED;
+    pub(crate) const AT: usize = super::qp::END;
+    pub(crate) const STRIDE: usize = 128;
+    /// u64, u64, u32, u32: the order of receives and their descriptors: offsets in
+    /// the segment, how many (a power of two), bytes of a descriptor. The first is 0 out of use.
+    pub(crate) const RING_AT: usize = OWNED;
+    pub(crate) const DESC_AT: usize = OWNED + 8;
+    pub(crate) const COUNT: usize = OWNED + 16;
+    pub(crate) const DESC_STRIDE: usize = OWNED + 20;
+    /// u32, u32, u32, u32, of one for XRC: unlike that of the last life, 0 out of use, stored last; number
+    /// of the XRC domain; protection domain; completion queue.
+    pub(crate) const STAMP: usize = OWNED + 24;
+    pub(crate) const XRCD: usize = OWNED + 28;
+    pub(crate) const PD: usize = OWNED + 32;
+    pub(crate) const CQ: usize = OWNED + 36;
+    /// u32, by both: a sender waits for a receive. Apart from the hint, as the owner looks here for each receive that it posts.
+    pub(crate) const WAITING: usize = 40;
+    /// u32, by claimants: where the first receive may be that is not claimed.
+    pub(crate) const HINT: usize = 64;
+    pub(crate) const END: usize = AT + STRIDE * super::MAX_SRQS;
+}
+
+/// Locks for atomic operations, by address.
+pub(crate) mod stripe {
+    pub(crate) const AT: usize = super::srq::END;
+    pub(crate) const STRIDE: usize = 64;
+    pub(crate) const COUNT: usize = 256;
+    pub(crate) const END: usize = AT + STRIDE * COUNT;
+}
+
+/// Words of shared receive queues' orders, which claimants change; see [`crate::srq`].
+pub(crate) mod order {
+    pub(crate) const AT: usize = super::stripe::END.next_multiple_of(4096);
+    pub(crate) const LEN: usize = 64 << 20;
+    pub(crate) const END: usize = AT + LEN;
 }
 
 /// One entry for each memory region or window.
 pub(crate) mod region {
-    pub(crate) const AT: usize = super::qp::END;
+    pub(crate) const AT: usize = super::OWNED + super::srq::END;
     pub(crate) const STRIDE: usize = 64;
     /// u32: the key that is valid now, or 0; stored last, cleared first.
     pub(crate) const KEY: usize = 0;
@@ -161,40 +211,9 @@ pub(crate) mod region {
     pub(crate) const END: usize = AT + STRIDE * super::MAX_REGIONS;
 }
 
-/// One entry for each shared receive queue.
-pub(crate) mod srq {
-    pub(crate) const AT: usize = super::region::END;
-    pub(crate) const STRIDE: usize = 128;
-    /// u64, u64, u32, u32, by the owner: the order of receives and their descriptors: offsets in
-    /// the segment, how many (a power of two), bytes of a descriptor. The first is 0 out of use.
-    pub(crate) const RING_AT: usize = 0;
-    pub(crate) const DESC_AT: usize = 8;
-    pub(crate) const COUNT: usize = 16;
-    pub(crate) const DESC_STRIDE: usize = 20;
-    /// u32, u32, u32, u32, by the owner, of one for XRC: unlike that of the last life, 0 out of use, stored last; number
-    /// of the XRC domain; protection domain; completion queue.
-    pub(crate) const STAMP: usize = 24;
-    pub(crate) const XRCD: usize = 28;
-    pub(crate) const PD: usize = 32;
-    pub(crate) const CQ: usize = 36;
-    /// u32, by both: a sender waits for a receive. Apart from the hint, as the owner looks here for each receive that it posts.
-    pub(crate) const WAITING: usize = 40;
-    /// u32, by claimants: where the first receive may be that is not claimed.
-    pub(crate) const HINT: usize = 64;
-    pub(crate) const END: usize = AT + STRIDE * super::MAX_SRQS;
-}
-
-/// Locks for atomic operations, by address.
-pub(crate) mod stripe {
-    pub(crate) const AT: usize = super::srq::END;
-    pub(crate) const STRIDE: usize = 64;
-    pub(crate) const COUNT: usize = 256;
-    pub(crate) const END: usize = AT + STRIDE * COUNT;
-}
-
 /// One entry for each buffer that the device allocated.
 pub(crate) mod buffer {
-    pub(crate) const AT: usize = super::stripe::END;
+    pub(crate) const AT: usize = super::region::END;
     pub(crate) const STRIDE: usize = 64;
     /// u64: unlike any other of this process, the entry's index below; 0 out of use; stored last.
     pub(crate) const STAMP: usize = 0;
@@ -244,9 +263,13 @@ pub(crate) mod xrc {
     /// u32: entries that have pages.
     pub(crate) const COUNT: usize = 64;
 
-    /// One entry for each target: first as [`super::qp`], of which it has state, timer, type and `WAITING`.
+    /// One entry for each target: of [`super::qp`] it has `STATE` and `WAITING`.
     pub(crate) const AT: usize = 4096;
     pub(crate) const STRIDE: usize = 512;
+    /// u32: `min_rnr_timer`, 0–31.
+    pub(crate) const RNR_TIMER: usize = 36;
+    /// u32: `ibv_qp_type`.
+    pub(crate) const TYPE: usize = 48;
     /// u64 each: one bit for each process that holds it.
     pub(crate) const HOLDERS: usize = 128;
     pub(crate) const HOLDER_WORDS: usize = super::MAX_PROCESSES / 64;
@@ -274,14 +297,21 @@ pub(crate) mod xrc {
     }
 }
 
-/// Receive descriptors.
+/// Receive descriptors, and entries of parked messages.
 pub(crate) mod arena {
     pub(crate) const AT: usize = super::member::END.next_multiple_of(4096);
     pub(crate) const LEN: usize = 256 << 20;
 }
 
-/// Size of a segment.
+/// Size of a segment, and of its two files.
 pub(crate) const SEGMENT_SIZE: usize = arena::AT + arena::LEN;
+pub(crate) const SHARED_SIZE: usize = OWNED;
+pub(crate) const TABLES_SIZE: usize = SEGMENT_SIZE - OWNED;
+
+/// Whether `count` entries of `stride` bytes from `at` on lie in a part of the segment.
+pub(crate) fn fits(part: std::ops::Range<usize>, at: usize, count: u32, stride: usize) -> bool {
+    part.contains(&at) && count as usize <= (part.end - at) / stride
+}
 
 /// A receive descriptor: u32 total length, u32 number of pieces, u64 unused, then the pieces:
 /// u64 address, u32 length, u32 the key that it was posted with.
@@ -597,6 +627,8 @@ mod tests {
             region::AT,
             srq::AT,
             stripe::AT,
+            order::AT,
+            OWNED,
             buffer::AT,
             domain::AT,
             member::AT,

@@ -14,6 +14,27 @@ pub(crate) struct Mapping {
     borrowed: bool,
 }
 
+const SHARED: libc::c_int = libc::MAP_SHARED | libc::MAP_NORESERVE;
+
+/// `mmap(2)` from the file's beginning.
+///
+/// # Safety
+/// With `MAP_FIXED` what lies at `at` is given up.
+unsafe fn map(
+    at: *mut libc::c_void,
+    len: usize,
+    protection: libc::c_int,
+    flags: libc::c_int,
+    fd: std::os::fd::RawFd,
+) -> Res<*mut libc::c_void> {
+    // SAFETY: the caller promises that nothing that is in use is replaced.
+    let base = unsafe { libc::mmap(at, len, protection, flags, fd, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(Errno::last());
+    }
+    Ok(base)
+}
+
 // SAFETY: the memory is reached through atomics and raw copies only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
@@ -22,30 +43,56 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps the first `len` bytes of `file`, which must be sealed at that size or a larger one.
     pub(crate) fn new(file: &OwnedFd, len: usize) -> Res<Self> {
-        // SAFETY: a new mapping, at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_NORESERVE,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(Errno::last());
-        }
-        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
-            // SAFETY: the mapping made above; both change what happens at fork and at a crash.
-            unsafe { libc::madvise(base, len, advice) };
-        }
-        let base = NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?;
+        const BOTH: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: at an address of the kernel's choice.
+        let base = unsafe { map(std::ptr::null_mut(), len, BOTH, SHARED, file.as_raw_fd())? };
+        let whole = Self::of(base, len)?;
+        whole.keep_private();
+        Ok(whole)
+    }
+
+    /// Maps two files, sealed at these sizes, which are multiples of a page, one behind the other: `shared` for reading and writing, `tables`
+    /// for writing only where they are this process's own. A store into the tables of another one would end this process.
+    ///
+    /// # Errors
+    /// What the kernel says of a mapping; `EPERM` for writing into sealed tables.
+    pub(crate) fn pair(
+        (shared, shared_len): (&OwnedFd, usize),
+        (tables, tables_len): (&OwnedFd, usize),
+        own: bool,
+    ) -> Res<Self> {
+        let len = shared_len + tables_len;
+        let (none, read) = (libc::PROT_NONE, libc::PROT_READ);
+        let write = read | libc::PROT_WRITE;
+        let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: at an address of the kernel's choice.
+        let base = unsafe { map(std::ptr::null_mut(), len, none, nothing, -1)? };
+        let whole = Self::of(base, len)?;
+        let fixed = SHARED | libc::MAP_FIXED;
+        // SAFETY: in the place of what was mapped above, which nobody else knows.
+        unsafe { map(base, shared_len, write, fixed, shared.as_raw_fd())? };
+        let second = base.wrapping_byte_add(shared_len);
+        let protection = if own { write } else { read };
+        // SAFETY: as above.
+        unsafe { map(second, tables_len, protection, fixed, tables.as_raw_fd())? };
+        whole.keep_private();
+        Ok(whole)
+    }
+
+    fn of(base: *mut libc::c_void, len: usize) -> Res<Self> {
         Ok(Self {
-            base,
+            base: NonNull::new(base.cast()).ok_or(Errno(libc::ENOMEM))?,
             len,
             borrowed: false,
         })
+    }
+
+    /// Keeps it out of forked children and core dumps.
+    fn keep_private(&self) {
+        for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+            // SAFETY: this object's mapping; both change what happens at fork and at a crash.
+            unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, advice) };
+        }
     }
 
     /// What the application has mapped.

@@ -42,6 +42,15 @@ impl Mapping {
         Ok(Self::model(len))
     }
 
+    /// As [`Self::new`].
+    pub(crate) fn pair(
+        (_, shared): (&OwnedFd, usize),
+        (_, tables): (&OwnedFd, usize),
+        _: bool,
+    ) -> Res<Self> {
+        Ok(Self::model(shared + tables))
+    }
+
     /// # Safety
     /// Models follow no addresses.
     pub(crate) unsafe fn borrowed(_: *mut u8, len: usize) -> Res<Self> {

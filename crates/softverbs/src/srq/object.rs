@@ -65,7 +65,7 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     let order = zeroed::<u32>(count)?;
     let srq = process.srqs.take(blank)?;
     let places = segment
-        .back(srq.at(), layout::STRIDE)
+        .back_halves(srq.at(), layout::STRIDE)
         .and_then(|()| srq.take_order(segment, count, all.xrc.is_some()))
         .and_then(
             |(ring_at, position)| match segment.take(desc_stride * count) {

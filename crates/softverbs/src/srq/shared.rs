@@ -1,7 +1,7 @@
 //! A shared receive queue as its users see it: the words that are claimed.
 
 use crate::segment::Mapping;
-use crate::segment::layout::{MAX_SRQS, SEGMENT_SIZE, arena, desc, srq as layout};
+use crate::segment::layout::{MAX_SRQS, SEGMENT_SIZE, arena, desc, fits, order, srq as layout};
 use crate::signal;
 use crate::sync::atomic::Ordering;
 
@@ -82,18 +82,15 @@ impl Shared {
         let desc_at = map.u64(at + layout::DESC_AT).load(Ordering::Relaxed) as usize;
         let count = map.u32(at + layout::COUNT).load(Ordering::Relaxed);
         let desc_stride = map.u32(at + layout::DESC_STRIDE).load(Ordering::Relaxed) as usize;
-        let inside = |at: usize, stride: usize| {
-            at.is_multiple_of(32)
-                && (arena::AT..SEGMENT_SIZE).contains(&at)
-                && count as usize <= (SEGMENT_SIZE - at) / stride
-        };
         let good = count.is_power_of_two()
             && count <= 1 << 16
             && desc_stride >= desc::stride(1)
             && desc_stride.is_multiple_of(32)
             && desc_stride <= 4096
-            && inside(ring_at, 8)
-            && inside(desc_at, desc_stride);
+            && ring_at.is_multiple_of(32)
+            && fits(order::AT..order::END, ring_at, count, 8)
+            && desc_at.is_multiple_of(32)
+            && fits(arena::AT..SEGMENT_SIZE, desc_at, count, desc_stride);
         // not `then_some`: a count of 0 has no mask
         good.then(|| Self {
             number,
@@ -214,11 +211,10 @@ mod tests {
     fn a_queue_that_can_t_be_is_none() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
         let map = &segment.map;
-        segment.back(layout::AT, layout::STRIDE).unwrap();
-        let places = arena::AT as u64;
-        for at in [layout::RING_AT, layout::DESC_AT] {
-            map.u64(layout::AT + at).store(places, Ordering::Relaxed);
-        }
+        segment.back_halves(layout::AT, layout::STRIDE).unwrap();
+        let (ring_at, desc_at) = (layout::AT + layout::RING_AT, layout::AT + layout::DESC_AT);
+        map.u64(ring_at).store(order::AT as u64, Ordering::Relaxed);
+        map.u64(desc_at).store(arena::AT as u64, Ordering::Relaxed);
         let stride = layout::AT + layout::DESC_STRIDE;
         map.u32(stride)
             .store(desc::stride(1) as u32, Ordering::Relaxed);
@@ -234,6 +230,15 @@ mod tests {
             map.u32(stride).store(bad, Ordering::Relaxed);
             assert!(Shared::read(map, 0).is_none(), "{bad}");
         }
+        map.u32(stride)
+            .store(desc::stride(1) as u32, Ordering::Relaxed);
+        // Neither in the other's part: claimants would change what only the owner may.
+        for (at, other) in [(ring_at, arena::AT), (desc_at, order::AT)] {
+            let good = map.u64(at).swap(other as u64, Ordering::Relaxed);
+            assert!(Shared::read(map, 0).is_none());
+            map.u64(at).store(good, Ordering::Relaxed);
+        }
+        assert!(Shared::read(map, 0).is_some());
         assert!(Shared::read(map, MAX_SRQS as u32).is_none());
     }
 

@@ -68,13 +68,13 @@ impl Srq {
         let mut xrc = self.xrc.lock();
         if !stays {
             // The position is never that of an empty word.
-            return Ok((segment.take(8 * count)?, 1));
+            return Ok((segment.take_order(8 * count)?, 1));
         }
         let (at, position) = match xrc.kept {
             Some((at, room, position)) if room >= count => return Ok((at, position)),
             // What is too small stays empty.
-            Some((_, _, position)) => (segment.take(8 * count)?, position),
-            None => (segment.take(8 * count)?, 1),
+            Some((_, _, position)) => (segment.take_order(8 * count)?, position),
+            None => (segment.take_order(8 * count)?, 1),
         };
         xrc.kept = Some((at, count, position));
         Ok((at, position))
@@ -85,7 +85,7 @@ impl Srq {
         match &mut xrc.kept {
             // Later than any that a sender may have seen.
             Some(kept) if kept.0 == at => kept.2 = position.wrapping_add(kept.1 as u32).max(1),
-            _ => segment.give(at, 8 * count),
+            _ => segment.give_order(at, 8 * count),
         }
     }
 

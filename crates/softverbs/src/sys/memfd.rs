@@ -10,6 +10,19 @@ const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 /// A file of `size` bytes that can never be another size. Nothing of it is allocated yet, see
 /// [`fallocate`].
 pub(crate) fn create(name: &CStr, size: usize) -> Res<OwnedFd> {
+    let file = sized(name, size)?;
+    seal(&file, 0)?;
+    Ok(file)
+}
+
+/// Seals the size, and what `more` says, for good.
+fn seal(file: &OwnedFd, more: libc::c_int) -> Res<()> {
+    let seals = SEALS | libc::F_SEAL_SEAL | more;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(drop)
+}
+
+fn sized(name: &CStr, size: usize) -> Res<OwnedFd> {
     // SAFETY: `name` is a C string.
     let fd = check(unsafe {
         libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
@@ -18,9 +31,64 @@ pub(crate) fn create(name: &CStr, size: usize) -> Res<OwnedFd> {
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: no memory is passed.
     check(unsafe { libc::ftruncate(fd, size.cast_signed() as libc::off_t) })?;
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS | libc::F_SEAL_SEAL) })?;
     Ok(file)
+}
+
+/// A file that only this process will write: mapped before it is sealed.
+#[derive(Debug)]
+pub(crate) struct Tables(OwnedFd);
+
+impl Tables {
+    /// As [`create`], but not sealed yet. Nobody else knows it.
+    pub(crate) fn create(name: &CStr, size: usize) -> Res<Self> {
+        Ok(Self(sized(name, size)?))
+    }
+
+    /// To be mapped.
+    pub(crate) fn file(&self) -> &OwnedFd {
+        &self.0
+    }
+
+    /// Has it keep its size, and nobody write it but by the mappings that there are (`F_SEAL_FUTURE_WRITE`). False where
+    /// the kernel has no such seal (before 5.1), and only the size is sealed.
+    ///
+    /// # Errors
+    /// What the kernel says of seals.
+    pub(crate) fn seal(self) -> Res<(OwnedFd, bool)> {
+        match seal(&self.0, libc::F_SEAL_FUTURE_WRITE) {
+            Err(Errno(libc::EINVAL)) => seal(&self.0, 0).map(|()| (self.0, false)),
+            sealed => sealed.map(|()| (self.0, true)),
+        }
+    }
+}
+
+/// Whether nobody can write a peer's file who has not mapped it before it was sealed.
+pub(crate) fn is_guarded(file: &OwnedFd) -> Res<bool> {
+    // SAFETY: no memory is passed.
+    let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
+    Ok(seals & libc::F_SEAL_FUTURE_WRITE != 0)
+}
+
+/// The word at `at` of a file that is not mapped.
+///
+/// # Errors
+/// `EPROTO` where the file is shorter.
+pub(crate) fn read_word(file: &OwnedFd, at: usize) -> Res<u64> {
+    let mut word = 0u64;
+    // SAFETY: room for as many; any bytes are a value.
+    let got = unsafe {
+        libc::pread(
+            file.as_raw_fd(),
+            (&raw mut word).cast(),
+            8,
+            at as libc::off_t,
+        )
+    };
+    if got == 8 {
+        Ok(word)
+    } else {
+        Err(Errno(libc::EPROTO))
+    }
 }
 
 /// A file of these bytes that nobody can change any more.

@@ -15,7 +15,8 @@ pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, ring_fd};
 pub(crate) use line::{Credentials, Line, Listener};
 pub(crate) use lock::{holder, lock, locked, unlock};
 pub(crate) use memfd::{
-    create as memfd_create, fallocate, inode_of, name_of, read_sealed, sealed_file, sealed_size,
+    Tables, create as memfd_create, fallocate, inode_of, is_guarded, name_of, read_sealed,
+    read_word, sealed_file, sealed_size,
 };
 pub(crate) use memory::{Grow, list, room, try_box, with_room, zeroed};
 pub(crate) use proc::{

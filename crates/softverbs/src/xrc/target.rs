@@ -145,7 +145,7 @@ impl Target {
         };
         this.put_attr(&Attr::default());
         let map = &domain.map;
-        map.u32(at + qp::TYPE)
+        map.u32(at + layout::TYPE)
             .store(IBV_QPT_XRC_RECV, Ordering::Relaxed);
         map.u32(at + qp::WAITING).store(0, Ordering::Relaxed);
         set_holder(domain, at, process.slot, true);
@@ -258,7 +258,7 @@ impl Target {
         self.membership
             .domain
             .map
-            .u32(self.at + qp::RNR_TIMER)
+            .u32(self.at + layout::RNR_TIMER)
             .store(timer.into(), Ordering::Relaxed);
     }
 
