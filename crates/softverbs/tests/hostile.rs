@@ -1,12 +1,14 @@
-//! A hostile neighbour: a process of the same user writes random bytes over everything that two others
-//! share, while they connect, send, write, read, count and register. They get errors; they
-//! must not crash, hang, or touch memory that is not theirs.
+//! A hostile neighbour: a process of the same user writes over everything of two others that it can write, random bytes and addresses
+//! led astray, while they connect, send, write, read, count and register. They get errors; they
+//! must not crash, hang, or touch memory that nobody gave out. What only its owner may write it can't write.
 //!
 //! `SOFTVERBS_HOSTILE_SECONDS` sets how long (default 3), `SOFTVERBS_HOSTILE_SEED` repeats a run.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
 mod common;
+#[path = "hostile/tables.rs"]
+mod tables;
 
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
@@ -25,7 +27,10 @@ pub(crate) fn main() {
     if let Ok(victims) = std::env::var(VICTIMS) {
         vandal(&victims);
     }
-    run(&[("a_hostile_neighbour", survivor_parent, survivor_child)]);
+    run(&[
+        ("nobody_else_writes_tables", tables::attacker, tables::owner),
+        ("a_hostile_neighbour", survivor_parent, survivor_child),
+    ]);
 }
 
 fn number(name: &str, default: u64) -> u64 {
@@ -55,7 +60,7 @@ struct Prey {
     parts: Vec<(usize, usize)>,
 }
 
-/// Finds all of the device's files of a process, and which of their parts are in use.
+/// Finds all of the device's files of a process that can be mapped for writing, and which of their parts are in use.
 fn prey_of(pid: &str, known: &mut Vec<u64>) -> Vec<Prey> {
     let mut found = Vec::new();
     let Ok(list) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
@@ -90,7 +95,9 @@ fn prey_of(pid: &str, known: &mut Vec<u64>) -> Vec<Prey> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let addr = unsafe { libc::mmap(null_mut(), len, protection, libc::MAP_SHARED, fd, 0) };
-        if addr != libc::MAP_FAILED && !parts.is_empty() {
+        if addr == libc::MAP_FAILED {
+            known.push(inode);
+        } else if !parts.is_empty() {
             known.push(inode);
             found.push(Prey {
                 addr: addr.cast(),
@@ -101,11 +108,30 @@ fn prey_of(pid: &str, known: &mut Vec<u64>) -> Vec<Prey> {
     found
 }
 
+/// Has addresses of the victims' registered memory, wherever they are shared, lead to what lies before it.
+fn lead_astray(prey: &Prey, random: &mut Random) {
+    for &(from, to) in &prey.parts {
+        for at in (from..to).step_by(8) {
+            // SAFETY: inside the mapping, in a part that has pages; aligned, as parts begin with a page.
+            unsafe {
+                let word = prey.addr.add(at).cast::<u64>();
+                let found = word.read_volatile();
+                // Not all, as a name and the address behind it may be the same.
+                if PLACES.contains(&found) && random.below(2) == 0 {
+                    word.write_volatile(found - LEN as u64);
+                }
+            }
+        }
+    }
+}
+
 /// Writes over what the victims share until it is killed or they have gone.
 fn vandal(victims: &str) -> ! {
     let seed = number("SOFTVERBS_HOSTILE_SEED", 1);
     let mut random = Random(seed | 1);
-    // Who has lost its first words is reached by nobody any more, so half of the runs leave them.
+    // Random bytes break most connections at once; without them more requests come as far as to a wrong address.
+    let amount = [400, 100, 0][(seed % 3) as usize];
+    // What a ring begins with is what it is known by, so half of the runs leave it.
     let spared = if seed.is_multiple_of(2) { 64 } else { 0 };
     let mut prey = Vec::new();
     let mut known = Vec::new();
@@ -116,7 +142,10 @@ fn vandal(victims: &str) -> ! {
             }
             prey.extend(prey_of(pid, &mut known));
         }
-        for _ in 0..200 {
+        for prey in &prey {
+            lead_astray(prey, &mut random);
+        }
+        for _ in 0..amount {
             if prey.is_empty() {
                 break;
             }
@@ -244,6 +273,60 @@ impl Device {
 
 const OPERATIONS: u64 = 60;
 const LEN: usize = 64 << 10;
+
+/// Where the victims' memory lies: each round has a [`Field`] of it, one after the other.
+const PLACES: std::ops::Range<u64> = 0x2000_0000_0000..0x2004_0000_0000;
+
+/// What memory is full of that no message changes.
+const PATTERN: u8 = 0x5a;
+/// Parts of a round's memory: receives; what the other end reads and writes, and a word that it counts in; what this end sends and
+/// reads into. All but the first and the words hold [`PATTERN`] all the time.
+const RECEIVES: usize = 0;
+const TARGET: usize = 16 << 10;
+const SOURCE: usize = 32 << 10;
+const COUNTER: usize = 48 << 10;
+const OLD_COUNT: usize = COUNTER + 64;
+const REST: usize = COUNTER + 128;
+
+/// Memory that is registered, between as much in front and behind that is not.
+struct Field(*mut u8);
+
+impl Field {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(PLACES.start);
+        let at = NEXT.fetch_add(3 * LEN as u64, Ordering::Relaxed);
+        assert!(at + 3 * LEN as u64 <= PLACES.end, "no place is left");
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let at = std::ptr::without_provenance_mut(at as usize);
+        // SAFETY: nothing that is mapped is replaced.
+        let field = unsafe { libc::mmap(at, 3 * LEN, protection, flags, -1, 0) };
+        assert_eq!(field, at, "{}", std::io::Error::last_os_error());
+        // SAFETY: just mapped.
+        unsafe { field.cast::<u8>().write_bytes(PATTERN, 3 * LEN) };
+        Self(field.cast())
+    }
+
+    fn memory(&self) -> *mut libc::c_void {
+        self.0.wrapping_add(LEN).cast()
+    }
+
+    /// Looks at all that nobody may have changed.
+    fn check(&self) {
+        let inside = [(TARGET, COUNTER), (REST, LEN)].map(|(from, to)| (LEN + from, LEN + to));
+        for (from, to) in [(0, LEN), inside[0], inside[1], (2 * LEN, 3 * LEN)] {
+            // SAFETY: mapped; others may write there, as is to be seen.
+            let changed =
+                (from..to).find(|&at| unsafe { self.0.add(at).read_volatile() } != PATTERN);
+            assert_eq!(changed, None, "written at this place of {from}..{to}");
+        }
+    }
+
+    fn unmap(self) {
+        // SAFETY: mapped, and used by nobody any more.
+        assert_eq!(unsafe { libc::munmap(self.0.cast(), 3 * LEN) }, 0);
+    }
+}
 const ALL: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_WRITE
@@ -258,13 +341,10 @@ fn modify(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: u32) {
 /// One connection with all operations on it. Returns how many completed well.
 fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    // Memory that a peer may be led astray to lies in mappings of its own.
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let field = Field::new();
+    let memory = field.memory();
     // SAFETY: objects of one device, each gone after its last use; all zeros is a value of each structure.
     unsafe {
-        let memory = libc::mmap(null_mut(), LEN, protection, flags, -1, 0);
-        assert_ne!(memory, libc::MAP_FAILED);
         let mr = ibv_reg_mr(verbs(), device.pd, memory, LEN, ALL);
         assert!(!mr.is_null());
         let mut init: ibv_qp_init_attr = std::mem::zeroed();
@@ -275,6 +355,13 @@ fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
         init.cap.max_recv_wr = 128;
         init.cap.max_send_sge = 1;
         init.cap.max_recv_sge = 1;
+        if random.below(2) == 0 {
+            let mut shared: ibv_srq_init_attr = std::mem::zeroed();
+            shared.attr.max_wr = 128;
+            shared.attr.max_sge = 1;
+            init.srq = (verbs().ibv_create_srq)(device.pd, &raw mut shared);
+            assert!(!init.srq.is_null());
+        }
         let qp = (verbs().ibv_create_qp)(device.pd, &raw mut init);
         assert!(!qp.is_null());
         let mut attr: ibv_qp_attr = std::mem::zeroed();
@@ -284,14 +371,18 @@ fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
         modify(qp, &mut attr, mask);
         for _ in 0..OPERATIONS {
-            let mut sge = sge_of(mr, 0, 16 << 10);
+            let mut sge = sge_of(mr, RECEIVES as u64, 16 << 10);
             let mut wr = ibv_recv_wr {
                 sg_list: &raw mut sge,
                 num_sge: 1,
                 ..ibv_recv_wr::default()
             };
             let mut bad = null_mut();
-            ibv_post_recv(qp, &raw mut wr, &raw mut bad);
+            if init.srq.is_null() {
+                ibv_post_recv(qp, &raw mut wr, &raw mut bad);
+            } else {
+                ibv_post_srq_recv(init.srq, &raw mut wr, &raw mut bad);
+            }
         }
         link.say_numbers((*qp).qp_num.into(), (*mr).rkey.into());
         let (qpn, rkey) = link.numbers();
@@ -310,16 +401,22 @@ fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
             ][random.below(4) as usize];
             let len = match opcode {
                 IBV_WR_ATOMIC_FETCH_AND_ADD => 8,
-                _ => 1 << random.below(14),
+                _ => 1 << random.below(15),
             };
-            let mut sge = sge_of(mr, 32 << 10, len);
+            let counts = opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+            let (from, to) = if counts {
+                (OLD_COUNT, COUNTER)
+            } else {
+                (SOURCE, TARGET)
+            };
+            let mut sge = sge_of(mr, from as u64, len);
             let mut wr: ibv_send_wr = std::mem::zeroed();
             wr.opcode = opcode;
             wr.send_flags = IBV_SEND_SIGNALED;
             wr.sg_list = &raw mut sge;
             wr.num_sge = 1;
-            let to = addr + (16 << 10);
-            if opcode == IBV_WR_ATOMIC_FETCH_AND_ADD {
+            let to = addr + to as u64;
+            if counts {
                 wr.wr.atomic.remote_addr = to;
                 wr.wr.atomic.rkey = rkey as u32;
                 wr.wr.atomic.compare_add = 1;
@@ -344,8 +441,12 @@ fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
         }
         assert!(code == 0 || code == libc::EBUSY, "{code}");
         assert_eq!((verbs().ibv_destroy_qp)(qp), 0);
+        if !init.srq.is_null() {
+            assert_eq!((verbs().ibv_destroy_srq)(init.srq), 0);
+        }
+        field.check();
         if code == 0 {
-            assert_eq!(libc::munmap(memory, LEN), 0);
+            field.unmap();
         }
         good
     }
