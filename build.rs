@@ -64,7 +64,8 @@ fn header(sources: &[PathBuf]) -> Result<cbindgen::Bindings, cbindgen::Error> {
              struct fid_mr;\n\
              struct fi_mr_attr;\n\
              struct iovec;\n\
-             #endif\n\n\
+             #endif\n\
+             struct fid_mem_monitor; /* of rdma/fi_ext.h */\n\n\
              /* The name of struct weft_mr_ops for fi_open_ops(3). */\n\
              #define WEFT_MR_OPS \"weft_mr_ops\"\n\
              /* Whether a table from fi_open_ops has a member. */\n\
@@ -85,6 +86,7 @@ fn header(sources: &[PathBuf]) -> Result<cbindgen::Bindings, cbindgen::Error> {
         "fi_provider",
         "fid",
         "fid_domain",
+        "fid_mem_monitor",
         "fid_mr",
         "fi_mr_attr",
         "iovec",

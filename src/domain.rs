@@ -15,8 +15,8 @@ use crate::helper::Helper;
 use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
 use crate::mr::{
-    CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped, Mode, Monitor, Notify,
-    Paging, Workers, implicit_region,
+    CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped, Mode, Monitor, Paging,
+    Workers, implicit_region,
 };
 use crate::msg::Tuning;
 use crate::queue::EventQueue;
@@ -283,25 +283,23 @@ impl Domain {
             && self.implicit.is_none()
     }
 
-    /// Lets a monitor of the application's say when memory changes, instead of `userfaultfd(2)`. To be called before the
-    /// domain has an endpoint or a shared receive context. `make` is called once, if at all; the monitor lives as long as the domain.
+    /// Lets a monitor of the application's say when memory changes (by [`memory_changed`](crate::mr::memory_changed)), instead of
+    /// `userfaultfd(2)`. To be called before the domain has an endpoint or a shared receive context. `make` is called once, if at all;
+    /// the monitor lives as long as the domain and is not used behind its drop.
     ///
     /// # Errors
     /// - `EBUSY`: another one watches already.
     /// - `EOPNOTSUPP`: nothing is kept in this domain: the application registers, or the device needs no registrations, or
     ///   the parameters say so.
     /// - `ENOSYS`: forks can't be noticed. `ENOSPC`: too many domains watch. Those of `make`.
-    pub fn import_monitor(
-        &self,
-        mut make: impl FnMut(Notify) -> Result<Box<dyn Monitor>>,
-    ) -> Result<()> {
+    pub fn import_monitor(&self, make: impl FnOnce() -> Result<Box<dyn Monitor>>) -> Result<()> {
         if !self.caches() || self.config.cache.max_count == 0 {
             return Err(FiErrno::EOPNOTSUPP);
         }
         if self.cache.get().is_some() {
             return Err(FiErrno::EBUSY);
         }
-        let cache = LocalCache::open_foreign(&self.pd, &self.config.cache, &mut make)?;
+        let cache = LocalCache::open_foreign(&self.pd, &self.config.cache, make)?;
         self.cache.set(Some(cache)).map_err(|_| FiErrno::EBUSY)
     }
 

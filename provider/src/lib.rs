@@ -28,6 +28,7 @@ pub mod exports;
 mod fabric;
 mod ffi;
 mod getinfo;
+mod monitor;
 mod mr;
 mod mr_attr;
 mod mr_ops;

@@ -16,7 +16,7 @@ use crate::ffi::guard;
 use crate::ffi::log::info;
 use crate::mr::{self, Mr};
 use crate::mr_attr::{Wish, check_flags};
-use crate::xrcd;
+use crate::{monitor, xrcd};
 
 /// What the table is asked for by.
 const NAME: &CStr = c"weft_mr_ops";
@@ -31,6 +31,7 @@ static OPS: weft_mr_ops = weft_mr_ops {
     xrcd_open: Some(xrcd_open),
     xrcd_close: Some(xrcd::close),
     mr_prefetched: Some(mr_prefetched),
+    monitor_import: Some(monitor_import),
 };
 
 const _: () = assert!(WEFT_MR_HANDLE_SIZE == HANDLE_SIZE);
@@ -305,4 +306,13 @@ unsafe extern "C" fn xrcd_open(
             xrcd::open(domain, (path, fd), oflags, out, context)
         })
     }
+}
+
+/// `weft_mr_ops.monitor_import`
+unsafe extern "C" fn monitor_import(
+    domain: *mut fid_domain,
+    monitor: *mut fid_mem_monitor,
+) -> c_int {
+    // SAFETY: as this function.
+    unsafe { on(domain, |domain| monitor::import(domain, monitor)) }
 }

@@ -12,13 +12,21 @@ pub(super) fn runs(start: u64, end: u64, write: bool) -> IoResult<Vec<(u64, u64)
     Ok(parse(&maps, start, end, write))
 }
 
-/// All mappings in order: first byte, and the one behind the last. Neighbours are not one.
+/// All mappings that are no file's, in order: first byte, and the one behind the last. Neighbours are not one.
 ///
 /// # Errors
 /// Where `/proc` is closed.
-pub(super) fn mappings() -> IoResult<Vec<(u64, u64)>> {
+pub(super) fn anonymous() -> IoResult<Vec<(u64, u64)>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
-    Ok(lines(&maps).map(|(from, to, _)| (from, to)).collect())
+    let own = lines(&maps).filter(|(_, _, rest)| is_anonymous(rest));
+    Ok(own.map(|(from, to, _)| (from, to)).collect())
+}
+
+/// By the rights, offset, device, inode and name of a line.
+fn is_anonymous(rest: &str) -> bool {
+    let mut words = rest.split_whitespace().skip(3);
+    // huge pages of `MAP_ANONYMOUS` are a file's that nobody can name
+    words.next() == Some("0") || words.eq(["/anon_hugepage", "(deleted)"])
 }
 
 /// The range and the rights that each line says.
@@ -70,6 +78,18 @@ rubbish
         assert_eq!(written.len(), 3);
         assert_eq!(parse(MAPS, 0x2010, 0x2011, true), [(0x2010, 0x2011)]);
         assert_eq!(parse(MAPS, 0x5000, 0x6000, false), []);
+    }
+
+    #[test]
+    fn a_mapping_is_a_file_s_by_its_inode() {
+        let of = |line: &str| lines(line).all(|(_, _, rest)| is_anonymous(rest));
+        let anonymous: Vec<_> = MAPS.lines().filter(|line| of(line)).collect();
+        assert_eq!(anonymous.len(), 5, "{anonymous:?}"); // with the one that is no line
+        assert!(of(
+            "1000-3000 rw-p 00000000 00:0f 77   /anon_hugepage (deleted)"
+        ));
+        assert!(!of("1000-3000 rw-p 00000000 00:0f 77   /memfd:x (deleted)"));
+        assert!(!of("1000-3000 rw-p 00000000 00:0f 77"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use super::cache::{Bounds, Cache, Registrar, Watch};
-use super::monitor::{Foreign, Monitor, Notify, Watching, refused};
+use super::monitor::{Foreign, Monitor, Watching, refused};
 use crate::errno::Result;
 use crate::log::info_log;
 use crate::verbs::{Mr, Pd};
@@ -88,9 +88,6 @@ fn all_memory() -> u64 {
     pages.saturating_mul(size) / processors / 2
 }
 
-/// Makes a monitor of the application's, which tells by what it is given.
-pub(crate) type MakeMonitor<'a> = &'a mut dyn FnMut(Notify) -> Result<Box<dyn Monitor>>;
-
 impl LocalCache {
     /// The cache for a protection domain, if there is to be one and memory can be watched; a refusal is said once.
     pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Option<Arc<Self>> {
@@ -114,15 +111,14 @@ impl LocalCache {
     /// The same with a monitor of the application's.
     ///
     /// # Errors
-    /// Those of making the monitor; `ENOSYS`, `ENOSPC`.
+    /// Those of making the monitor, which comes last; `ENOSYS`, `ENOSPC`.
     pub(crate) fn open_foreign(
         pd: &Arc<Pd>,
         config: &CacheConfig,
-        make: MakeMonitor<'_>,
+        make: impl FnOnce() -> Result<Box<dyn Monitor>>,
     ) -> Result<Arc<Self>> {
         let cache = Self::new(Pinned(Arc::clone(pd)), config.bounds(), |index| {
-            let monitor = make(Notify::new(Arc::clone(index) as _))?;
-            let watching: Box<dyn Watch> = Box::new(Foreign::new(monitor, Arc::clone(index) as _)?);
+            let watching: Box<dyn Watch> = Box::new(Foreign::new(Arc::clone(index) as _, make)?);
             Ok(watching)
         })?;
         info_log!(Mr, "the application's memory monitor watches local buffers");

@@ -36,7 +36,7 @@ pub use local_cache::{CacheConfig, LocalMemory};
 pub(crate) use mapped::Mapped;
 pub(crate) use mode::Paging;
 pub use mode::{DescRule, Form, Mode};
-pub use monitor::{Monitor, Notify};
+pub use monitor::{Monitor, memory_changed};
 pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 pub(crate) use pending::Workers;
 pub use region::{Buffer, Dmabuf, Region, RegionConfig};

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use libfabric_sys::{fid, fid_domain, fid_mr};
+use libfabric_sys::{fid, fid_domain, fid_mem_monitor, fid_mr};
 
 /// Advice of weft_mr_ops.advise: make pages present, for reading.
 pub const WEFT_ADVISE_PREFETCH: u32 = 0;
@@ -159,4 +159,28 @@ pub struct weft_mr_ops {
     /// -FI_EOPNOTSUPP: a region that is not on demand; a device whose counts verbs can't read, all but soft0. mlx5 has them as
     /// page_prefetch of `rdma statistic show mr`.
     pub mr_prefetched: Option<unsafe extern "C" fn(mr: *mut fid_mr, pages: *mut u64) -> c_int>,
+    /// Lets a memory monitor of the program say when memory changes, for the registrations that the domain keeps of local buffers,
+    /// instead of userfaultfd(2). The monitor is libfabric's (rdma/fi_ext.h): fid.fclass is FI_CLASS_MEM_MONITOR, export_ops has
+    /// all five calls; import_ops and fid.ops are NULL the first time. To be called before the domain has an endpoint or a
+    /// shared receive context. Several domains may have the same monitor.
+    ///
+    /// On success import_ops->notify is there, and stays valid when nothing is imported any more. It may be called by any thread at any
+    /// time, but not by a signal handler, for any range; also by the calls of export_ops. What overlaps the range is used by no
+    /// operation that is posted after it returns. fi_close(&monitor->fid) is -FI_EBUSY while a domain has the monitor, and does
+    /// nothing else.
+    ///
+    /// start is called with the first domain, stop when the last one is closed; then the monitor may be freed. subscribe and
+    /// unsubscribe have whole pages; each range is unsubscribed from once, the last ones when the domain is closed. A range can be
+    /// subscribed to again before that, so they count. valid has a range as it was subscribed to, before each use of its
+    /// registration; it must neither block nor allocate. These three are called with an endpoint's lock held: they must not wait
+    /// for another thread that uses the domain, nor call libfabric. A range that can't be subscribed to is registered for each
+    /// operation. In a forked child nothing is called and nothing is kept.
+    ///
+    /// -FI_EINVAL: no open domain, no such monitor, a call is missing. -FI_EBUSY: the domain watches memory already, or somebody
+    /// else has imported the monitor. -FI_EAGAIN: another thread is starting or stopping it.
+    /// -FI_EOPNOTSUPP: nothing is kept in this domain: it has FI_MR_LOCAL, the device needs no registrations, or the parameters
+    /// say so. -FI_ENOSYS, -FI_ENOSPC; and what start returns.
+    pub monitor_import: Option<
+        unsafe extern "C" fn(domain: *mut fid_domain, monitor: *mut fid_mem_monitor) -> c_int,
+    >,
 }

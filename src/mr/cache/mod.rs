@@ -52,13 +52,19 @@ pub(crate) trait Watch: Debug + Send + Sync {
     /// Whether what is kept of a range may be used now. On the fast path: neither blocks nor allocates.
     fn is_current(&self, start: u64, end: u64) -> bool;
 
+    /// Whether it is asked about ranges as they were given to [`Self::watch`], not about parts of them.
+    fn asks_of_registrations(&self) -> bool;
+
+    /// Whether no change is being told of at this moment.
+    fn is_quiet(&self) -> bool;
+
     /// Watches a range of whole pages from now on. May block and allocate.
     ///
     /// # Errors
     /// It can't be watched.
     fn watch(&self, start: u64, end: u64) -> Result<()>;
 
-    /// A registration of the range is over.
+    /// Undoes one [`Self::watch`] of just this range.
     fn unwatch(&self, start: u64, end: u64);
 
     /// Whether all changes of a range, which is watched and whose pages are there, will be told.
@@ -113,6 +119,8 @@ pub(crate) struct Cache<R: Registrar> {
     shift: u32,
     inner: Arc<Inner<R::Mr>>,
     watch: Box<dyn Watch>,
+    /// What the watch says of [`Watch::asks_of_registrations`].
+    whole: bool,
 }
 
 /// What the monitor's thread knows too.
@@ -240,12 +248,14 @@ impl<R: Registrar> Cache<R> {
             zombies: AtomicU32::new(NONE),
         });
         let watch = watch(&inner)?;
+        let whole = watch.asks_of_registrations();
         Ok(Self {
             registrar,
             bounds,
             shift,
             inner,
             watch,
+            whole,
         })
     }
 
@@ -274,9 +284,39 @@ impl<R: Registrar> Cache<R> {
         writable: bool,
         known: Option<&Held>,
     ) -> Option<Held> {
+        if self.whole {
+            return self.find_whole(start, end, writable, known);
+        }
         if !self.watch.is_current(start, end) {
             return None;
         }
+        self.look(start, end, writable, known)
+    }
+
+    /// As [`Self::find`], where the watch knows registrations, not parts of them: what is found before it is asked must be
+    /// there behind it too.
+    fn find_whole(
+        &self,
+        start: u64,
+        end: u64,
+        writable: bool,
+        known: Option<&Held>,
+    ) -> Option<Held> {
+        let held = self.look(start, end, writable, known)?;
+        let page = start >> self.shift;
+        let stays = |kind| self.inner.tree.get(page, kind) == held.word.0;
+        if self.watch.is_current(held.start, held.end) && kinds().into_iter().any(stays) {
+            return Some(held);
+        }
+        if known != Some(&held) {
+            self.release(&held);
+        }
+        None
+    }
+
+    /// What the tree has.
+    #[inline]
+    fn look(&self, start: u64, end: u64, writable: bool, known: Option<&Held>) -> Option<Held> {
         let page = start >> self.shift;
         let kinds: &[Kind] = if writable {
             &[Kind::Write]
@@ -367,7 +407,7 @@ impl<R: Registrar> Cache<R> {
         let end = addr.checked_add(len).ok_or(FiErrno::EFAULT)?;
         // the gate is closed for a few microseconds at a time
         for _ in 0..64 {
-            if self.watch.is_current(addr, end) {
+            if self.watch.is_quiet() {
                 break;
             }
             std::hint::spin_loop();
@@ -436,9 +476,22 @@ impl<R: Registrar> Cache<R> {
         for range in [joined, own] {
             // if what it was to be joined with has changed, it alone; the note covers both
             // SAFETY: the caller's promise.
-            if let Some((made, keep)) = unsafe { self.watched(range, writable) } {
-                return Some(self.publish(making, keep.then_some(range), kind, made, clock));
-            }
+            let Some((made, keep)) = (unsafe { self.watched(range, writable) }) else {
+                continue;
+            };
+            let published = if keep {
+                self.publish(making, range, kind, made, clock)
+            } else {
+                self.inner.slow().finish(making);
+                Err(made)
+            };
+            return Some(published.map_or_else(
+                |(mr, lkey)| {
+                    self.watch.unwatch(range.0, range.1);
+                    Got::Once(mr, lkey)
+                },
+                Got::Kept,
+            ));
         }
         self.inner.slow().finish(making);
         None
@@ -452,8 +505,13 @@ impl<R: Registrar> Cache<R> {
     ) -> Option<((R::Mr, u32), bool)> {
         self.watch.watch(start, end).ok()?;
         // SAFETY: the caller's promise.
-        let made = unsafe { self.register(start, end - start, writable) }.ok()?;
-        Some((made, self.watch.tells_all(start, end)))
+        match unsafe { self.register(start, end - start, writable) } {
+            Ok(made) => Some((made, self.watch.tells_all(start, end))),
+            Err(_) => {
+                self.watch.unwatch(start, end);
+                None
+            }
+        }
     }
 
     /// A range with those that it is joined with. The slow lock is held.
@@ -483,21 +541,17 @@ impl<R: Registrar> Cache<R> {
         range
     }
 
-    /// Makes a registration of a range known, in the place of all that it overlaps, with one reference. It serves its
-    /// operation only if it is not to be kept, its memory changed meanwhile, or there is no room.
+    /// Makes a registration of a range known, in the place of all that it overlaps, with one reference. It comes back, to serve
+    /// its operation only, if its memory changed meanwhile, or there is no room.
     fn publish(
         &self,
         making: usize,
-        range: Option<(u64, u64)>,
+        range: (u64, u64),
         kind: Kind,
         (mr, lkey): (R::Mr, u32),
         clock: u32,
-    ) -> Got<R::Mr> {
+    ) -> std::result::Result<Held, (R::Mr, u32)> {
         let (inner, bounds) = (&self.inner, &self.bounds);
-        let Some(range) = range else {
-            inner.slow().finish(making);
-            return Got::Once(mr, lkey);
-        };
         let (first, behind) = (range.0 >> self.shift, range.1 >> self.shift);
         let len = range.1 - range.0;
         inner.tree.prepare(first, behind);
@@ -518,14 +572,14 @@ impl<R: Registrar> Cache<R> {
                 self.drain();
             } else if !inner.pool.prepare(next) {
                 inner.slow().finish(making);
-                return Got::Once(mr, lkey);
+                return Err((mr, lkey));
             }
             slow = inner.slow();
         }
         let full = slow.count >= bounds.count || slow.bytes.saturating_add(len) > bounds.size;
         // in this order: the note is taken away in any case
         if !slow.finish(making) || full {
-            return Got::Once(mr, lkey);
+            return Err((mr, lkey));
         }
         // the lock was given back in between
         let displaced = |word| inner.retire(&mut slow, Word(word));
@@ -534,7 +588,7 @@ impl<R: Registrar> Cache<R> {
             .take(&inner.pool)
             .and_then(|index| Some((index, inner.pool.get(index)?)))
         else {
-            return Got::Once(mr, lkey);
+            return Err((mr, lkey));
         };
         let was = inner.pool.replace(index, Some(mr));
         debug_assert!(was.is_none(), "an entry of the free list owns something");
@@ -544,11 +598,21 @@ impl<R: Registrar> Cache<R> {
         slow.count += 1;
         slow.bytes += len;
         inner.tree.set(first, behind, kind, word.0);
-        Got::Kept(Held {
+        Ok(Held {
             word,
             start: range.0,
             end: range.1,
             lkey,
         })
+    }
+}
+
+impl<R: Registrar> Drop for Cache<R> {
+    /// Deregisters all and watches nothing any more. In a child nothing is touched.
+    fn drop(&mut self) {
+        if !self.watch.is_forked() {
+            self.inner.kill_all();
+            self.drain();
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The cache by itself, with a device that remembers what it registered.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use super::*;
 
@@ -44,6 +45,12 @@ impl Watch for Manual {
     fn is_current(&self, _: u64, _: u64) -> bool {
         true
     }
+    fn asks_of_registrations(&self) -> bool {
+        false
+    }
+    fn is_quiet(&self) -> bool {
+        true
+    }
     fn watch(&self, _: u64, _: u64) -> Result<()> {
         Ok(())
     }
@@ -53,6 +60,58 @@ impl Watch for Manual {
     }
     fn is_forked(&self) -> bool {
         false
+    }
+}
+
+/// Counts what it watches, and is asked about that alone.
+#[derive(Debug, Default)]
+struct Counted {
+    ranges: Mutex<Vec<(u64, u64)>>,
+    watched: AtomicUsize,
+    /// It is to kill what it is asked about, and to say that this is current.
+    kills: Mutex<Option<Arc<Inner<Registered>>>>,
+    ends: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Foreign(Arc<Counted>);
+
+impl Watch for Foreign {
+    fn is_current(&self, start: u64, end: u64) -> bool {
+        let known = self.0.ranges.lock().unwrap().contains(&(start, end));
+        assert!(known, "asked about {start:#x} to {end:#x}");
+        if let Some(index) = &*self.0.kills.lock().unwrap() {
+            index.kill(start, end);
+        }
+        true
+    }
+    fn asks_of_registrations(&self) -> bool {
+        true
+    }
+    fn is_quiet(&self) -> bool {
+        true
+    }
+    fn watch(&self, start: u64, end: u64) -> Result<()> {
+        self.0.watched.fetch_add(1, Ordering::Relaxed);
+        self.0.ranges.lock().unwrap().push((start, end));
+        Ok(())
+    }
+    fn unwatch(&self, start: u64, end: u64) {
+        let mut ranges = self.0.ranges.lock().unwrap();
+        let at = ranges.iter().position(|range| *range == (start, end));
+        ranges.swap_remove(at.expect("watched"));
+    }
+    fn tells_all(&self, start: u64, _: u64) -> bool {
+        !(start / PAGE).is_multiple_of(7)
+    }
+    fn is_forked(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        self.0.ends.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -252,4 +311,83 @@ fn addresses_beyond_the_tree_are_not_kept() {
     // SAFETY: as above.
     let got = unsafe { cache.get(u64::MAX, 2, true) };
     assert!(got.is_err());
+}
+
+fn counted(fake: Fake, bounds: Bounds) -> (Cache<Fake>, Arc<Counted>) {
+    let counted = Arc::new(Counted::default());
+    let watch = Foreign(Arc::clone(&counted));
+    let cache = Cache::new(fake, bounds, |_| Ok(Box::new(watch))).unwrap();
+    (cache, counted)
+}
+
+/// Whatever becomes of a registration, what was watched for it is given back once.
+#[test]
+fn all_that_is_watched_is_given_back() {
+    for merge in [false, true] {
+        let fake = Fake {
+            most: 12,
+            ..Fake::default()
+        };
+        let bounds = Bounds {
+            size: 40 * PAGE,
+            count: 10,
+            merge,
+        };
+        let (cache, counted) = counted(fake, bounds);
+        let mut seed = 9_u64;
+        let mut below = |end: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % end
+        };
+        let mut held = Vec::new();
+        for _ in 0..20_000 {
+            let (addr, len) = ((1 + below(60)) * PAGE + below(100), 1 + below(5 * PAGE));
+            // SAFETY: nothing is touched.
+            match unsafe { cache.get(addr, len, below(2) == 0) } {
+                Ok(Got::Kept(one)) => held.push(one),
+                Ok(Got::Once(..)) => {}
+                Err(error) => assert_eq!(error, FiErrno::ENOMEM),
+            }
+            if held.len() > 6 || below(3) == 0 {
+                while held.len() as u64 > below(6) {
+                    cache.release(&held.swap_remove(below(held.len() as u64) as usize));
+                }
+            }
+            if below(20) == 0 {
+                cache.inner.kill(addr, addr + len);
+            }
+            let slow = cache.inner.slow();
+            assert!(slow.count <= 10 && slow.bytes <= 40 * PAGE);
+            assert!(slow.live <= slow.count);
+        }
+        assert!(counted.watched.load(Ordering::Relaxed) > 2000);
+        for one in held.drain(..) {
+            cache.release(&one);
+        }
+        cache.drain();
+        let live = cache.inner.slow().live;
+        assert_eq!(counted.ranges.lock().unwrap().len(), live);
+        assert_eq!(cache.registrar.live.load(Ordering::Relaxed), live);
+        drop(cache);
+        assert_eq!(*counted.ranges.lock().unwrap(), []);
+        assert_eq!(counted.ends.load(Ordering::Relaxed), 1);
+    }
+}
+
+/// A change that is told while the watch is asked: what was found before is not used.
+#[test]
+fn what_is_killed_while_the_watch_is_asked_is_not_used() {
+    let (cache, counted) = counted(Fake::default(), BOUNDS);
+    let held = cache.kept(PAGE, PAGE, true);
+    assert_eq!(cache.find(PAGE, PAGE + 1, true, Some(&held)), Some(held));
+    assert_eq!(cache.find(PAGE, PAGE + 1, false, None), Some(held));
+    cache.release(&held);
+    *counted.kills.lock().unwrap() = Some(Arc::clone(&cache.inner));
+    assert_eq!(cache.find(PAGE, PAGE + 1, true, Some(&held)), None);
+    let again = cache.kept(3 * PAGE, PAGE, true);
+    assert_eq!(cache.find(3 * PAGE, 3 * PAGE + 1, true, None), None);
+    *counted.kills.lock().unwrap() = None;
+    cache.release(&held);
+    cache.release(&again);
+    assert_eq!(cache.live(), 0);
 }

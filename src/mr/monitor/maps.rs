@@ -1,4 +1,4 @@
-//! From where to where mappings go: `/proc/self/maps`, by query (Linux 6.11) or by reading it.
+//! From where to where mappings go that are no file's: `/proc/self/maps`, by query (Linux 6.11) or by reading it.
 
 #![allow(unsafe_code, reason = "an ioctl")]
 
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use crate::errno::{FiErrno, Result};
-use crate::mr::backed;
+use crate::mr::{backed, page};
 
 /// `struct procmap_query` of linux/fs.h, without what is not asked for.
 #[repr(C)]
@@ -17,8 +17,13 @@ struct Query {
     addr: u64,
     start: u64,
     end: u64,
-    /// Flags, size of a page, offset, inode, device, sizes and addresses of names.
-    rest: [u64; 8],
+    flags_of_mapping: u64,
+    page_size: u64,
+    offset: u64,
+    /// 0 where it is no file's.
+    inode: u64,
+    /// Device, sizes and addresses of names.
+    rest: [u64; 4],
 }
 
 /// `_IOWR('f', 17, struct procmap_query)`
@@ -37,10 +42,11 @@ impl Maps {
         file.map(Self).map_err(|_| FiErrno::EACCES)
     }
 
-    /// The range of the mappings that a range lies in.
+    /// The range of the mappings that a range lies in, which are no file's: a file can be cut short, and takes the pages of its mappings away
+    /// without an event, the private copies too.
     ///
     /// # Errors
-    /// `EFAULT`: not all of it is mapped.
+    /// `EFAULT`: not all of it is such mappings.
     pub(super) fn around(&self, start: u64, end: u64) -> Result<(u64, u64)> {
         let (mut first, mut at) = (start, start);
         while at < end {
@@ -71,11 +77,20 @@ impl Maps {
                 error => error,
             });
         }
+        if query.inode != 0 {
+            // huge pages may be anonymous all the same, as the name says, which is read
+            let huge = page::ceil(1) < Some(query.page_size);
+            return Err(if huge {
+                FiErrno::EINVAL
+            } else {
+                FiErrno::EFAULT
+            });
+        }
         Ok((query.start, query.end))
     }
 
     fn read(start: u64, end: u64) -> Result<(u64, u64)> {
-        let mappings = backed::mappings().map_err(|_| FiErrno::EACCES)?;
+        let mappings = backed::anonymous().map_err(|_| FiErrno::EACCES)?;
         let (mut first, mut at) = (start, start);
         for (from, to) in mappings {
             if from <= at && at < to && at < end {
@@ -131,18 +146,19 @@ mod tests {
             assert_eq!(maps.around(from, to), found);
             assert_eq!(Maps::read(from, to), found);
         }
-        // SAFETY: mapped above.
-        let hole = unsafe {
+        // SAFETY: a mapping of a file in the place of one page of the above; and a hole in the place of another.
+        unsafe {
+            let file = libc::memfd_create(c"weft-test".as_ptr(), libc::MFD_CLOEXEC);
+            libc::ftruncate(file, PAGE as i64);
+            let at = std::ptr::without_provenance_mut(start as usize + 2 * PAGE);
+            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+            assert_eq!(libc::mmap(at, PAGE, libc::PROT_READ, flags, file, 0), at);
             libc::munmap(std::ptr::without_provenance_mut(start as usize), PAGE);
-            start
-        };
-        assert_eq!(
-            maps.around(hole - page, hole + 2 * page).err(),
-            Some(FiErrno::EFAULT)
-        );
-        assert_eq!(
-            Maps::read(hole - page, hole + 2 * page).err(),
-            Some(FiErrno::EFAULT)
-        );
+        }
+        for at in [start, start + 2 * page] {
+            let refused = Err(FiErrno::EFAULT);
+            assert_eq!(maps.around(at - page, at + 2 * page), refused);
+            assert_eq!(Maps::read(at - page, at + 2 * page), refused);
+        }
     }
 }

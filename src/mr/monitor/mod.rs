@@ -11,7 +11,7 @@ mod userfault;
 pub(crate) mod tests;
 
 pub(crate) use foreign::Foreign;
-pub use foreign::{Monitor, Notify};
+pub use foreign::{Monitor, memory_changed};
 pub(crate) use gate::Gate;
 pub(crate) use list::Listed;
 pub(crate) use userfault::{Watching, refused};

@@ -209,6 +209,10 @@ impl Userfault {
     /// The kernel's: `EINVAL` for memory of a kind that can't be watched, `EBUSY` where another descriptor watches it.
     pub(super) fn watch_range(&self, start: u64, end: u64) -> Result<()> {
         let (start, end) = self.maps.around(start, end)?;
+        self.register(start, end)
+    }
+
+    fn register(&self, start: u64, end: u64) -> Result<()> {
         let mut range = abi::Range {
             start,
             len: end - start,
@@ -219,12 +223,14 @@ impl Userfault {
     }
 
     /// Watches nothing any more. A forked child may have the descriptor too, so closing it is not enough: whoever unmaps
-    /// would wait for ever.
+    /// would wait for ever. Older kernels let a descriptor end what another one watches, as that of another library. So each mapping
+    /// is asked for first, which is refused where it is another one's.
     fn unwatch_all(&self) {
-        for (start, end) in backed::mappings().unwrap_or_default() {
-            let mut range = [start, end - start];
-            // what is not watched, or can't be, is refused
-            let _ = ioctl(self.fd.as_raw_fd(), abi::UFFDIO_UNREGISTER, &mut range);
+        for (start, end) in backed::anonymous().unwrap_or_default() {
+            if self.register(start, end).is_ok() {
+                let mut range = [start, end - start];
+                let _ = ioctl(self.fd.as_raw_fd(), abi::UFFDIO_UNREGISTER, &mut range);
+            }
         }
     }
 
@@ -415,6 +421,14 @@ impl Watch for Watching {
             fence(Ordering::SeqCst);
         }
         self.monitor.gate.is_open()
+    }
+
+    fn asks_of_registrations(&self) -> bool {
+        false
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.is_current(0, 0)
     }
 
     fn watch(&self, start: u64, end: u64) -> Result<()> {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 use crate::mr::probe::LocalProbe;
-use crate::mr::{Monitor, Notify};
+use crate::mr::{Monitor, memory_changed};
 
 /// The connecting end without `FI_MR_LOCAL`; `checked` descriptors are valid or NULL.
 fn unregistered(checked: bool, local: LocalMemory) -> (Side, Side) {
@@ -268,7 +268,8 @@ impl Monitor for Teller {
     fn unsubscribe(&self, _: u64, _: u64) {
         self.0.ranges.fetch_sub(1, Ordering::Relaxed);
     }
-    fn is_valid(&self, _: u64, _: u64) -> bool {
+    fn is_valid(&self, addr: u64, len: u64) -> bool {
+        assert!(addr.is_multiple_of(4096) && len.is_multiple_of(4096));
         self.0.valid.load(Ordering::Relaxed)
     }
 }
@@ -284,19 +285,13 @@ fn a_monitor_of_the_application_is_believed() {
     told.valid.store(true, Ordering::Relaxed);
     let device = device();
     let registers = Domain::open(&device, kind(Mode::NATIVE | Mode::LOCAL)).unwrap();
-    let none = registers.import_monitor(|_| panic!("nothing is kept here"));
+    let none = registers.import_monitor(|| panic!("nothing is kept here"));
     assert_eq!(none, Err(FiErrno::EOPNOTSUPP));
     let domain = Domain::open(&device, kind(Mode::NATIVE)).unwrap();
-    let mut notify = None;
-    let import = |domain: &Domain, notify: &mut Option<Notify>| {
-        domain.import_monitor(|new| {
-            *notify = Some(new);
-            Ok(Box::new(Teller(Arc::clone(&told))))
-        })
-    };
-    import(&domain, &mut notify).unwrap();
-    assert_eq!(import(&domain, &mut None), Err(FiErrno::EBUSY));
-    let notify = notify.unwrap();
+    let import =
+        |domain: &Domain| domain.import_monitor(|| Ok(Box::new(Teller(Arc::clone(&told)))));
+    import(&domain).unwrap();
+    assert_eq!(import(&domain), Err(FiErrno::EBUSY));
     let memory = vec![1_u8; 1 << 16];
     let mut probe = LocalProbe::new(&domain);
     let cache = domain.local_cache(domain.pd()).unwrap();
@@ -311,11 +306,17 @@ fn a_monitor_of_the_application_is_believed() {
     // forks of other tests kill what is kept, and what they unmap closes the gate for a moment
     assert!((1..100).contains(&tries()));
     assert!(tries() < 100);
-    notify.changed(memory.as_ptr() as u64 + 5000, 1);
+    memory_changed(memory.as_ptr() as u64 + 5000, 1);
     assert!((1..100).contains(&tries()));
     told.valid.store(false, Ordering::Relaxed);
     assert_eq!(tries(), 100);
     drop(probe);
-    cache.drain();
-    assert!(told.ranges.load(Ordering::Relaxed) <= 1);
+    drop(cache);
+    drop(domain);
+    assert_eq!(told.ranges.load(Ordering::Relaxed), 0);
+    assert_eq!(
+        Arc::strong_count(&told),
+        1,
+        "the monitor goes with the domain"
+    );
 }

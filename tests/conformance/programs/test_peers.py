@@ -19,7 +19,7 @@ class Peers(unittest.TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         for source in SOURCES.glob("*.c"):
             program = os.path.join(cls.folder.name, source.stem)
-            subprocess.run(["gcc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-lfabric"], check=True)
+            subprocess.run(["gcc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{programs.TOP / 'include'}", "-o", program, source, "-lfabric"], check=True)
 
     @classmethod
     def tearDownClass(cls):

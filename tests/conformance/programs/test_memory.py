@@ -1,0 +1,50 @@
+"""Local buffers that the program did not register, on a device without on-demand paging: who says when their memory changes."""
+
+import os
+import subprocess
+import tempfile
+import unittest
+
+from lib import programs
+
+from . import common
+
+SOURCES = programs.TOP / "tests" / "conformance" / "c"
+REFUSED = "userfaultfd can't be had"
+
+
+class Memory(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        for name in ("monitor", "uncached"):
+            command = ["gcc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{programs.TOP / 'include'}"]
+            command += ["-o", os.path.join(cls.folder.name, name), SOURCES / f"{name}.c", "-lfabric", "-pthread"]
+            subprocess.run(command, check=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def run_program(self, libfabric, name, *arguments):
+        env = libfabric.env(SOFTVERBS_ODP="0", FI_LOG_LEVEL="warn")
+        ended = programs.run([os.path.join(self.folder.name, name), "weft", "127.0.0.1", *arguments], env, seconds=150)
+        self.assertEqual(ended.status, 0, ended)
+        return ended
+
+    @common.per_release
+    def test_a_monitor_of_the_program(self, libfabric):
+        ended = self.run_program(libfabric, "monitor")
+        # it is asked instead of the kernel
+        self.assertNotIn(REFUSED, ended.err, ended)
+
+    @common.per_release
+    def test_a_refusal_is_said_once(self, libfabric):
+        for how in ("SECCOMP", "UNPRIVILEGED"):
+            ended = self.run_program(libfabric, "uncached", how)
+            self.assertEqual(ended.err.count(REFUSED), 1, ended)
+
+    def test_that_nothing_is_said_where_it_is_allowed(self):
+        ended = self.run_program(programs.SYSTEM, "uncached", "ALLOWED")
+        if REFUSED in ended.err:
+            self.skipTest("userfaultfd can't be had here")
