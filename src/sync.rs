@@ -1,9 +1,16 @@
-//! The atomics and cells of what is shared without a lock: the processor's, and in the models loom's.
+//! The atomics, cells and locks of what is shared without a lock: the processor's, and in the models loom's.
 
 #[cfg(all(test, loom))]
-pub(crate) use loom::{cell::UnsafeCell, sync::atomic::AtomicU32};
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicU32, AtomicU64},
+    sync::{Mutex, MutexGuard},
+};
 #[cfg(not(all(test, loom)))]
-pub(crate) use std::sync::atomic::AtomicU32;
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64},
+};
 
 /// Plain memory that one thread at a time uses, by a rule of its owner. loom's, which finds out whether the
 /// rule is kept, is used in the same way.

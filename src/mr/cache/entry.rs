@@ -3,11 +3,13 @@
 //! Entries are never freed before the cache, so a reader may look at one that belongs to another registration by
 //! now: it finds out by the generation. What a reader learns it may rely on while it holds a reference.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use crate::sync::{AtomicU32, AtomicU64, Mutex};
 
 /// Entries per block, and blocks.
-const BLOCK: usize = 1 << 12;
+const BLOCK: usize = if cfg!(all(test, loom)) { 2 } else { 1 << 12 };
 const BLOCKS: usize = 1 << 10;
 
 /// No entry.

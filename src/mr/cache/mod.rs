@@ -13,18 +13,21 @@ mod entry;
 mod slow;
 mod tree;
 
+#[cfg(all(test, loom))]
+mod models;
 #[cfg(test)]
 mod tests;
 
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use entry::{NONE, Pool, Word};
 use slow::Slow;
 use tree::{Kind, Tree};
 
 use crate::errno::{FiErrno, Result};
+use crate::sync::{AtomicU32, Mutex, MutexGuard};
 
 /// Registrations that are joined without being asked for are at most so long, or eight times what is needed.
 const JOINED: u64 = 1 << 20;

@@ -2,9 +2,10 @@
 //!
 //! Nothing here allocates, frees, or calls anything foreign: the monitor's thread takes this lock too.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::entry::{Entry, NONE, Pool};
+use crate::sync::AtomicU32;
 
 /// How many registrations can be made at the same time and kept.
 const MAKING: usize = 32;

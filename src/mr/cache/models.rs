@@ -1,0 +1,203 @@
+//! The cache in every order of a few steps: hits beside what ends registrations. The tree has eight pages here.
+
+use loom::thread::{JoinHandle, spawn};
+
+use super::*;
+use crate::sync::UnsafeCell;
+
+const PAGE: u64 = 4096;
+const MOST: usize = 4;
+
+/// What a device has: whether the registration of each lkey is there. loom sees who looks while another one changes it.
+type Registered = Arc<[UnsafeCell<bool>; MOST]>;
+
+/// A device whose registrations are looked at by who holds a reference.
+#[derive(Debug)]
+struct Device {
+    registered: Registered,
+    next: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Mr(Registered, u32);
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: that nobody uses it any more is what is tried; loom would say.
+        self.0[self.1 as usize].with_mut(|there| unsafe { assert!(there.replace(false)) });
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Send for Mr {}
+// SAFETY: as above.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Registrar for Device {
+    type Mr = Mr;
+    unsafe fn register(&self, _: u64, _: u64, _: bool) -> Result<(Mr, u32)> {
+        let lkey = self.next.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above.
+        self.registered[lkey as usize].with_mut(|there| unsafe { *there = true });
+        Ok((Mr(Arc::clone(&self.registered), lkey), lkey))
+    }
+}
+
+#[derive(Debug)]
+struct Quiet;
+
+impl Watch for Quiet {
+    fn is_current(&self, _: u64, _: u64) -> bool {
+        true
+    }
+    fn asks_of_registrations(&self) -> bool {
+        false
+    }
+    fn is_quiet(&self) -> bool {
+        true
+    }
+    fn watch(&self, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
+    fn unwatch(&self, _: u64, _: u64) {}
+    fn tells_all(&self, _: u64, _: u64) -> bool {
+        true
+    }
+    fn is_forked(&self) -> bool {
+        false
+    }
+}
+
+type Modelled = Arc<Cache<Device>>;
+
+fn cache() -> Modelled {
+    let device = Device {
+        registered: Arc::new(std::array::from_fn(|_| UnsafeCell::new(false))),
+        next: AtomicU32::new(0),
+    };
+    let bounds = Bounds {
+        size: 100 * PAGE,
+        count: 10,
+        merge: false,
+    };
+    Arc::new(Cache::new(device, bounds, |_| Ok(Box::new(Quiet))).unwrap())
+}
+
+/// Makes a registration of a page; gives its lkey.
+fn keep(cache: &Modelled, page: u64, writable: bool) -> u32 {
+    // SAFETY: nothing is touched.
+    match unsafe { cache.get(page * PAGE, 1, writable) } {
+        Ok(Got::Kept(held)) => {
+            cache.release(&held);
+            held.lkey
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A look-up, and a transfer if it is a hit: gives the lkey.
+fn hit(cache: &Modelled, page: u64, writable: bool) -> Option<u32> {
+    let held = cache.find(page * PAGE, page * PAGE + 1, writable, None)?;
+    // SAFETY: as of `Device`.
+    let there = |there: *const bool| unsafe { *there };
+    assert!(cache.registrar.registered[held.lkey as usize].with(there));
+    assert_eq!((held.start, held.end), (page * PAGE, (page + 1) * PAGE));
+    cache.release(&held);
+    Some(held.lkey)
+}
+
+fn with(cache: &Modelled, run: impl FnOnce(&Modelled) + 'static) -> JoinHandle<()> {
+    let cache = Arc::clone(cache);
+    spawn(move || run(&cache))
+}
+
+/// Nothing is left, and nothing was counted twice.
+fn end(cache: &Modelled) {
+    cache.inner.kill_all();
+    cache.drain();
+    let slow = cache.inner.slow();
+    assert_eq!((slow.live, slow.count, slow.bytes), (0, 0, 0));
+    drop(slow);
+    for one in cache.registrar.registered.iter() {
+        // SAFETY: as of `Device`.
+        one.with(|there| unsafe { assert!(!*there) });
+    }
+}
+
+fn check(run: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(run);
+}
+
+/// A registration is there as long as one of two hits uses it, whoever gives the last reference back.
+#[test]
+fn what_is_used_stays_until_the_last_has_done_with_it() {
+    check(|| {
+        let cache = cache();
+        keep(&cache, 1, true);
+        let other = with(&cache, |cache| {
+            hit(cache, 1, true);
+        });
+        let killer = with(&cache, |cache| {
+            cache.inner.kill(PAGE, 2 * PAGE);
+            cache.drain();
+            assert_eq!(hit(cache, 1, true), None, "it was killed");
+        });
+        hit(&cache, 1, true);
+        other.join().unwrap();
+        killer.join().unwrap();
+        end(&cache);
+    });
+}
+
+/// One is evicted and another one takes its entry, for another page or with another right: a late hit gets neither.
+#[test]
+fn a_late_hit_gets_no_other_registration() {
+    check(|| {
+        let cache = cache();
+        let first = keep(&cache, 1, true);
+        let next = with(&cache, |cache| {
+            cache.make_room();
+            // the device may not write to this one
+            keep(cache, 1, false);
+        });
+        let found = hit(&cache, 1, true);
+        assert!(found.is_none() || found == Some(first), "{found:?}");
+        next.join().unwrap();
+        end(&cache);
+    });
+}
+
+/// A registration is published whole.
+#[test]
+fn a_hit_beside_a_miss_knows_the_registration() {
+    check(|| {
+        let cache = cache();
+        let miss = with(&cache, |cache| {
+            keep(cache, 2, true);
+        });
+        hit(&cache, 2, false);
+        miss.join().unwrap();
+        end(&cache);
+    });
+}
+
+/// Memory changes, is evicted, and hit, at once: its registration goes once.
+#[test]
+fn one_that_is_killed_and_evicted_goes_once() {
+    check(|| {
+        let cache = cache();
+        keep(&cache, 1, true);
+        let killer = with(&cache, |cache| cache.inner.kill(PAGE, 2 * PAGE));
+        let evicts = with(&cache, |cache| {
+            cache.make_room();
+        });
+        hit(&cache, 1, true);
+        killer.join().unwrap();
+        evicts.join().unwrap();
+        end(&cache);
+    });
+}
