@@ -1,0 +1,321 @@
+//! A ring that is written faster than anybody reads it: no call takes more from it than it holds a few times over.
+//!
+//! What a real sender has put into the ring is written there again and again, by a thread of the receiver's own process. How much a call took
+//! is read in the ring, where the receiver tells its sender how far it came; no clock decides.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+mod common;
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use rdma_core_sys::*;
+
+/// A flooded process gets on with its work.
+const LIMIT: Duration = Duration::from_secs(240);
+const SLOTS: u32 = 2048;
+/// Where the slots begin, and where the receiver says how far it came.
+const SLOTS_AT: usize = 4096;
+const CONSUMED_AT: usize = 64;
+const RING_SIZE: usize = SLOTS_AT + 64 * SLOTS as usize;
+/// More than a poll takes from the ring of a sender that lives.
+const BATCH: u32 = 128;
+/// What the first message holds, by which its ring is found.
+const MARK: [u8; 8] = *b"flooded!";
+
+fn main() {
+    run(&[
+        ("events_come_out", events_parent, sender),
+        ("a_dead_senders_ring_is_let_go", dead_parent, sender),
+    ]);
+}
+
+/// The ring from the child to this process, mapped once more.
+struct Ring(*mut u8);
+
+// SAFETY: memory that is only accessed through atomics, and stays.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// The one whose first message holds [`MARK`].
+    fn find() -> Self {
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+            let name = std::fs::read_link(entry.path()).unwrap_or_default();
+            if !name.to_string_lossy().starts_with("/memfd:softverbs-ring") {
+                continue;
+            }
+            let file = std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(entry.path())
+                .unwrap();
+            assert_eq!(file.metadata().unwrap().len(), RING_SIZE as u64);
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: a new mapping at an address of the kernel's choice, which stays.
+            let addr = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    RING_SIZE,
+                    protection,
+                    libc::MAP_SHARED,
+                    file.as_raw_fd(),
+                    0,
+                )
+            };
+            assert_ne!(addr, libc::MAP_FAILED);
+            let ring = Self(addr.cast());
+            let payload = ring.word(0, 4).load(Ordering::Relaxed);
+            if payload == u64::from_ne_bytes(MARK) {
+                return ring;
+            }
+        }
+        panic!("no ring has the message");
+    }
+
+    fn word(&self, position: u32, number: usize) -> &AtomicU64 {
+        let at = SLOTS_AT + 64 * (position % SLOTS) as usize + 8 * number;
+        // SAFETY: inside the mapping, and aligned.
+        unsafe { &*self.0.add(at).cast::<AtomicU64>() }
+    }
+
+    fn consumed(&self) -> u32 {
+        // SAFETY: as above.
+        let consumed = unsafe { &*self.0.add(CONSUMED_AT).cast::<AtomicU32>() };
+        consumed.load(Ordering::Acquire)
+    }
+
+    /// The header that was written at this position.
+    fn header(&self, position: u32) -> [u64; 4] {
+        std::array::from_fn(|number| self.word(position, number).load(Ordering::Relaxed))
+    }
+
+    /// Publishes a message of one slot.
+    fn write(&self, position: u32, header: [u64; 4]) {
+        for (number, &word) in header.iter().enumerate().skip(1) {
+            self.word(position, number).store(word, Ordering::Relaxed);
+        }
+        let sequence = u64::from(position << 1 | 1);
+        let first = header[0] & !u64::from(u32::MAX) | sequence;
+        self.word(position, 0).store(first, Ordering::Release);
+    }
+}
+
+/// Sends one datagram to each of two queue pairs, and lives on.
+fn sender(link: &mut Link) {
+    let mut end = datagram_end();
+    let buffer = end.buffer(&MARK);
+    let others = [end.exchange(link), end.exchange(link)];
+    for other in others {
+        let ah = address_handle(&end, other);
+        send_datagram(&mut end, &buffer, MARK.len(), (ah, other.qpn, QKEY));
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    loop {
+        // What found no ring goes out while this process looks.
+        assert!(end.poll().is_none());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Two queue pairs without receives, after the first datagram of each came.
+fn receivers(link: &mut Link) -> [End; 2] {
+    let mut ends = [datagram_end(), datagram_end()];
+    for end in &mut ends {
+        let receive = end.buffer(&[0; 48]);
+        end.recv(&receive, 1);
+        end.exchange(link);
+    }
+    for end in &mut ends {
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    ends
+}
+
+/// Threads that ask for events get them, or hear that there is none.
+fn events_parent(link: &mut Link) {
+    let [mut end, _other] = receivers(link);
+    let ring = Ring::find();
+    let header = ring.header(0);
+    let own = end.address();
+    let to_itself = (address_handle(&end, own), own.qpn, QKEY);
+    let buffer = end.buffer(&MARK);
+    // The first one has a ring made.
+    send_datagram(&mut end, &buffer, MARK.len(), to_itself);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    let (over, begin) = (AtomicBool::new(false), Instant::now());
+    std::thread::scope(|scope| {
+        let (ring, over) = (&ring, &over);
+        scope.spawn(move || {
+            let mut head = ring.consumed();
+            while !over.load(Ordering::Relaxed) {
+                while head.wrapping_sub(ring.consumed()) < SLOTS {
+                    ring.write(head, header);
+                    head = head.wrapping_add(1);
+                }
+            }
+        });
+        let took = |call: &str, done: &mut dyn FnMut()| {
+            let before = ring.consumed();
+            done();
+            let count = ring.consumed().wrapping_sub(before);
+            over.fetch_or(count > 3 * SLOTS, Ordering::Relaxed);
+            assert!(count <= 3 * SLOTS, "{call} took {count} messages");
+            count
+        };
+        // SAFETY: live objects, writable outputs; all zeros is a value of them.
+        unsafe {
+            for fd in [(*end.channel).fd, (*end.context).async_fd] {
+                libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
+            }
+            let (mut total, mut rounds) = (0u64, 0);
+            // As long as it takes to see that there is a flood.
+            while rounds < 300 || total < 50 * u64::from(SLOTS) {
+                rounds += 1;
+                total += u64::from(took("ibv_get_cq_event", &mut || {
+                    let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+                    let get = verbs().ibv_get_cq_event;
+                    assert_eq!(get(end.channel, &raw mut cq, &raw mut context), -1);
+                }));
+                total += u64::from(took("ibv_get_async_event", &mut || {
+                    let mut event: ibv_async_event = std::mem::zeroed();
+                    let get = verbs().ibv_get_async_event;
+                    assert_eq!(get(end.context, &raw mut event), -1);
+                }));
+                assert_eq!(ibv_req_notify_cq(end.cq, 0), 0);
+                send_datagram(&mut end, &buffer, MARK.len(), to_itself);
+                total += u64::from(took("ibv_get_cq_event", &mut || {
+                    let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+                    let get = verbs().ibv_get_cq_event;
+                    assert_eq!(get(end.channel, &raw mut cq, &raw mut context), 0);
+                    (verbs().ibv_ack_cq_events)(cq, 1);
+                }));
+                assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+                assert!(begin.elapsed() < LIMIT, "{total} messages in {rounds}");
+            }
+            println!("{total} messages in {rounds} rounds");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    link.kill();
+}
+
+/// The message that shows how far the receiver came.
+const SHOWS: u32 = 1000;
+const PAGE: usize = 4096;
+
+/// What [`on_fault`] needs: the ring, the position that [`SHOWS`] counts from, a message, and the page that can't be touched.
+struct Refill {
+    ring: Ring,
+    begin: u32,
+    header: [u64; 4],
+    page: usize,
+    done: AtomicBool,
+}
+
+static REFILL: OnceLock<Refill> = OnceLock::new();
+
+/// The receiver's own thread is in the middle of taking what is in the ring: what it has taken is there once more, behind
+/// the rest.
+extern "C" fn on_fault(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+    // SAFETY: the kernel gives a valid one.
+    let at = unsafe { (*info).si_addr() } as usize;
+    match REFILL.get() {
+        Some(refill) if at / PAGE * PAGE == refill.page => {
+            for i in 0..SHOWS {
+                let position = refill.begin.wrapping_add(SLOTS + i);
+                refill.ring.write(position, refill.header);
+            }
+            refill.done.store(true, Ordering::Relaxed);
+            let page = std::ptr::with_exposed_provenance_mut(refill.page);
+            // SAFETY: a page of this test.
+            unsafe { libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE) };
+        }
+        // SAFETY: the default is to end the program.
+        _ => unsafe {
+            libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+        },
+    }
+}
+
+/// The sender has ended, and somebody else goes on writing into its ring.
+fn dead_parent(link: &mut Link) {
+    let [mut end, other] = receivers(link);
+    let ring = Ring::find();
+    let (header, shown) = (ring.header(0), ring.header(1));
+    let begin = ring.consumed();
+    for i in 0..SLOTS {
+        let header = if i == SHOWS { shown } else { header };
+        ring.write(begin.wrapping_add(i), header);
+    }
+    // In a page of its own.
+    let show = other.buffer(&[0; 3 * PAGE]);
+    let page = (show.addr() as usize).next_multiple_of(PAGE);
+    let mut sge = ibv_sge {
+        addr: page as u64,
+        length: 48,
+        lkey: show.lkey(),
+    };
+    let mut wr = ibv_recv_wr {
+        sg_list: &raw mut sge,
+        num_sge: 1,
+        ..Default::default()
+    };
+    // SAFETY: live queue pair, a chain of one, a writable pointer.
+    let posted = unsafe { ibv_post_recv(other.qp, &raw mut wr, &mut std::ptr::null_mut()) };
+    assert_eq!(posted, 0);
+    let refill = Refill {
+        ring: Ring::find(),
+        begin,
+        header,
+        page,
+        done: AtomicBool::new(false),
+    };
+    assert!(REFILL.set(refill).is_ok());
+    // SAFETY: all zeros is a value of it; a page of this test; a handler that calls nothing but `mprotect`.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_flags = libc::SA_SIGINFO;
+        action.sa_sigaction = on_fault as *const () as usize;
+        assert_eq!(
+            libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut()),
+            0
+        );
+        let page = std::ptr::with_exposed_provenance_mut(page);
+        assert_eq!(libc::mprotect(page, PAGE, libc::PROT_NONE), 0);
+    }
+    link.kill();
+    let since = Instant::now();
+    let (mut last, mut still) = (begin, 0);
+    // Long enough that the end of the process is noticed.
+    while still < 5000 || last.wrapping_sub(begin) <= SHOWS {
+        assert!(end.poll().is_none());
+        let now = ring.consumed();
+        let count = now.wrapping_sub(last);
+        assert!(count <= BATCH + SLOTS, "a poll took {count} messages");
+        still = if now == last { still + 1 } else { 0 };
+        last = now;
+        let taken = last.wrapping_sub(begin);
+        assert!(since.elapsed() < LIMIT, "{taken} messages were taken");
+    }
+    assert!(
+        REFILL
+            .get()
+            .is_some_and(|refill| refill.done.load(Ordering::Relaxed))
+    );
+    println!("{} messages were taken", last.wrapping_sub(begin));
+    // Nothing is taken from it any more.
+    for i in 0..SLOTS {
+        ring.write(last.wrapping_add(i), header);
+    }
+    for _ in 0..5000 {
+        assert!(end.poll().is_none());
+    }
+    assert_eq!(ring.consumed(), last);
+}
