@@ -342,16 +342,17 @@ impl Peer {
         }
     }
 
-    /// Has the ring towards the peer opened, or asked for.
+    /// Whether there is a ring towards the peer. One that is not made yet is asked for; the peer rings when it is.
+    ///
+    /// # Errors
+    /// Why it can't be opened. Who sends tries again.
     #[cold]
-    pub(crate) fn prepare_ring(&self, own: Signature<'_>) {
+    pub(crate) fn has_ring(&self, own: Signature<'_>) -> Res<bool> {
         let mut out = self.out.lock();
-        // What can't be opened is tried again by who sends.
-        if out.is_none()
-            && let Ok(producer) = self.open_ring(own)
-        {
-            *out = producer;
+        if out.is_none() {
+            *out = self.open_ring(own)?;
         }
+        Ok(out.is_some())
     }
 
     /// The ring that the peer made for this process. A peer that has not made one is asked to.

@@ -165,6 +165,7 @@ impl Process {
             }
             let granted = self.peer(slot).and_then(|peer| {
                 if peer.identity.cookie == cookie {
+                    self.bury_all();
                     self.grant_ring(&peer)?;
                     peer.ring_process();
                 }
@@ -180,8 +181,8 @@ impl Process {
         }
     }
 
-    /// Makes the ring for messages from `peer`, unless it is there. The caller holds no lock of a
-    /// queue.
+    /// Makes the ring for messages from `peer`, unless it is there; the peer claims receives of shared queues from then on,
+    /// so its place's former process is to be buried before ([`Self::bury_all`]). The caller holds no lock of a queue.
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`.

@@ -83,6 +83,8 @@ pub(crate) struct Process {
     /// Peers that ended, whose queue pairs do not know it yet.
     graves: Mutex<Vec<Arc<Peer>>>,
     graves_count: AtomicU32,
+    /// Comes before all locks of queues.
+    burying: Mutex<()>,
     /// When the peers' lives were last looked at, in the processor's ticks.
     liveness_tick: AtomicU64,
     doorbell: Pipe,
@@ -219,6 +221,7 @@ impl Process {
             closing: AtomicBool::new(false),
             graves: Mutex::new(graves),
             graves_count: AtomicU32::new(0),
+            burying: Mutex::new(()),
             liveness_tick: AtomicU64::new(0),
             doorbell,
             life,

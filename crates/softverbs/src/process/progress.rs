@@ -471,12 +471,10 @@ impl Process {
         self.doorbell.ring();
     }
 
-    /// Deals with peers that have ended. The caller holds no lock.
+    /// Deals with peers that have ended; when it returns that is done, whoever did it. The caller holds no lock.
     #[cold]
     pub(crate) fn bury_all(&self) {
-        if self.graves_count.load(Ordering::Relaxed) == 0 {
-            return;
-        }
+        let _one = self.burying.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
             if graves.is_empty() {

@@ -35,6 +35,8 @@ pub(super) struct Connection {
     pub(super) recv_cq: u32,
     /// Where it takes its receives, unless it has a queue of its own.
     pub(super) srq: Option<Shared>,
+    /// There was a ring to the process when it was looked for.
+    pub(super) ring: bool,
     /// The shared receive queue of an XRC request.
     pub(super) delivery: Delivery,
     desc_at: usize,
@@ -99,6 +101,7 @@ impl Connection {
             desc_mask: srq.mask(),
             desc_stride: srq.desc_stride,
             srq: Some(srq),
+            ring: false,
             delivery,
         }
     }
@@ -366,6 +369,7 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
     Ok(Connection {
         peer: Arc::clone(peer),
         state: Arc::clone(map),
+        ring: false,
         delivery: Delivery::default(),
         index: index % MAX_QPS as u32,
         at,

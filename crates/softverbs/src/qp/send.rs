@@ -11,7 +11,7 @@ use super::request::{PieceList, Request, completion_opcode, fetches, offered, op
 use super::waiting::{Reason, Step, no_receive};
 use super::{MAX_MESSAGE, Operands, Qp, SendQueue, Stored};
 use crate::cq::{Cqe, Retires};
-use crate::peer::Push;
+use crate::peer::{Peer, Push};
 use crate::region::{self, AccessError, Change, Direction, Flush, Key, Target};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::segment::layout::{Fault, qp_access};
@@ -509,8 +509,8 @@ impl Qp {
         };
         if sq.claimed == sq.credit.posted {
             if conn.srq.is_some() {
-                if !claim_shared(sq, self.process().slot) {
-                    return no_receive(sq);
+                if let Some(step) = self.claim_shared(sq) {
+                    return step;
                 }
             } else {
                 sq.credit = conn.credit();
@@ -563,8 +563,8 @@ impl Qp {
         };
         if sq.claimed == sq.credit.posted {
             if conn.srq.is_some() {
-                if !claim_shared(sq, self.process().slot) {
-                    return no_receive(sq);
+                if let Some(step) = self.claim_shared(sq) {
+                    return step;
                 }
             } else {
                 sq.credit = conn.credit();
@@ -619,6 +619,31 @@ impl Qp {
             }
         }
         self.publish_message(sq, request, header)
+    }
+
+    /// Claims a receive of the other end's shared queue, unless one is claimed already; what is to be done where that
+    /// can't be. Its length is looked at for each message.
+    ///
+    /// Nothing is claimed before there is a ring: who makes it knows this process from then on, and so its end, and has posted again
+    /// what an ended process of this slot had claimed.
+    fn claim_shared(&self, sq: &mut SendQueue) -> Option<Step> {
+        let process = self.process();
+        if sq.claim.is_none()
+            && let Some(conn) = &mut sq.conn
+            && let Some(srq) = &conn.srq
+            && (conn.ring || srq.available(&conn.peer.map))
+        {
+            if !conn.ring {
+                match conn.peer.has_ring(process.signature()) {
+                    Ok(true) => conn.ring = true,
+                    Ok(false) => return Some(Step::Wait(Reason::Room)),
+                    Err(_) => return Some(Step::Done(unopened(&conn.peer))),
+                }
+            }
+            let claim = srq.claim(&conn.peer.map, process.slot);
+            sq.claim = claim.map(|claim| claim.index);
+        }
+        sq.claim.is_none().then(|| no_receive(sq))
     }
 
     /// Tells the other end's owner that its receive could not take the message, and fails.
@@ -681,9 +706,7 @@ impl Qp {
                 Step::Done(IBV_WC_SUCCESS)
             }
             Push::Full | Push::Unmade => Step::Wait(Reason::Room),
-            // The ring of one that is ending can't be opened either.
-            Push::NoMemory if conn.peer.has_ended() => Step::Done(IBV_WC_RETRY_EXC_ERR),
-            Push::NoMemory => Step::Done(IBV_WC_LOC_QP_OP_ERR),
+            Push::NoMemory => Step::Done(unopened(&conn.peer)),
         }
     }
 }
@@ -728,14 +751,12 @@ fn unanswered_slowly(sq: &SendQueue, status: ibv_wc_status) -> bool {
     by_other_end && Qp::is_reliable(sq.kind) && sq.conn.as_ref().is_some_and(Connection::let_go)
 }
 
-/// Claims a receive of the other end's shared queue, unless one is claimed already. Its length is
-/// looked at for each message.
-fn claim_shared(sq: &mut SendQueue, own_slot: u32) -> bool {
-    if sq.claim.is_none()
-        && let Some(conn) = &sq.conn
-        && let Some(srq) = &conn.srq
-    {
-        sq.claim = srq.claim(&conn.peer.map, own_slot).map(|claim| claim.index);
+/// The status of a request whose ring can't be opened. That of one that is ending can't be either.
+#[cold]
+fn unopened(peer: &Peer) -> ibv_wc_status {
+    if peer.has_ended() {
+        IBV_WC_RETRY_EXC_ERR
+    } else {
+        IBV_WC_LOC_QP_OP_ERR
     }
-    sq.claim.is_some()
 }

@@ -156,8 +156,9 @@ impl Qp {
     /// `ibv_modify_qp` of a target. As [`super::modify`].
     pub(super) fn modify_target(&self, attr: &ibv_qp_attr, mask: u32) -> Res<()> {
         self.notice_target();
-        let mut handle = self.handle();
-        let handle = handle.as_mut().ok_or(Errno(libc::EINVAL))?;
+        let process = self.process();
+        let mut held = self.handle();
+        let handle = held.as_mut().ok_or(Errno(libc::EINVAL))?;
         let target = &handle.target;
         let old = target.word();
         let from = old.state();
@@ -204,9 +205,12 @@ impl Qp {
             // The others watch the initiator too, as this process may end before it.
             handle.target.call_holders();
         }
-        if let Some(initiator) = &handle.initiator {
+        let initiator = handle.initiator.clone();
+        drop(held);
+        if let Some(initiator) = initiator {
             // Most likely it sends here first. Where there is no room for a ring now, it asks again.
-            let _ = self.process().grant_ring(initiator);
+            process.bury_all();
+            let _ = process.grant_ring(&initiator);
         }
         // SAFETY: live; `ibv_qp.state` is a hint that C code reads without a lock.
         unsafe { (*self.as_ptr()).state = to };

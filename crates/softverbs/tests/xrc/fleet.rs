@@ -1,5 +1,7 @@
 //! Processes that do as they are told, and what tests tell them.
 
+#![allow(dead_code, reason = "shared by tests, each of which uses a part")]
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -92,6 +94,25 @@ impl Actor {
     #[track_caller]
     pub(crate) fn refuses(&mut self, command: &str, errno: i32) {
         assert_eq!(self.ask(command), format!("errno {errno}"), "{command}");
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: the child is this process's own and not waited for yet.
+        let ret = unsafe { libc::kill(self.child.id().cast_signed(), signal) };
+        assert_eq!(ret, 0);
+    }
+
+    /// Stops it, and returns when it has stopped.
+    pub(crate) fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let path = format!("/proc/{}/stat", self.child.id());
+        while !std::fs::read_to_string(&path).unwrap().contains(") T ") {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.signal(libc::SIGCONT);
     }
 
     pub(crate) fn kill(mut self) {

@@ -1,4 +1,5 @@
-//! XRC: the end of an initiator's process is told to all that hold its target, whenever either of them came.
+//! Initiators of XRC that come late, end early, or have the place of one that has ended: what those who hold the target hear of it,
+//! and what becomes of the receives that they have claimed.
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
 #[path = "xrc/actor.rs"]
@@ -17,6 +18,11 @@ fn main() {
     fleet::main(&[
         ("who_held_before_is_told", held_before),
         ("one_that_comes_later_is_missed", comes_later),
+        ("one_that_nobody_knows_claims_nothing", unknown),
+        (
+            "one_in_the_place_of_another_keeps_its_claims",
+            in_anothers_place,
+        ),
     ]);
 }
 
@@ -79,6 +85,63 @@ fn comes_later() {
         sender.kill();
         holder.event(IBV_EVENT_QP_FATAL, target);
         return;
+    }
+    panic!("another process has the place each time");
+}
+
+/// It ends before the owner of the only receive has looked at it.
+fn unknown() {
+    let place = Place::new();
+    let (mut holder, mut owner) = (open(&place), open(&place));
+    let srq = owner.number("srq 8");
+    owner.does("receive 0 100");
+    let (mut first, mut second) = (Actor::start(), Actor::start());
+    let target = holder.number("target");
+    let qp = connect(&mut first, &mut holder, target);
+    owner.stop();
+    first.does(&format!("send {qp} {srq} 1 10"));
+    first.kill();
+    owner.go_on();
+    holder.event(IBV_EVENT_QP_FATAL, target);
+    let target = holder.number("target");
+    let qp = connect(&mut second, &mut holder, target);
+    second.does(&format!("send {qp} {srq} 2 10"));
+    second.sent(2, IBV_WC_SUCCESS);
+    owner.got(0, 2, 10, target);
+}
+
+/// The owner of the receives has not seen yet that the place is another process's.
+fn in_anothers_place() {
+    let place = Place::new();
+    let (mut holder, mut owner) = (open(&place), open(&place));
+    let srq = owner.number("srq 8");
+    let mut sender = Actor::start();
+    for _ in 0..TRIES {
+        owner.does("receive 0 100");
+        let target = holder.number("target");
+        let first = connect(&mut sender, &mut holder, target);
+        sender.does(&format!("send {first} {srq} 1 10"));
+        sender.sent(1, IBV_WC_SUCCESS);
+        owner.got(0, 1, 10, target);
+        // Another one, which is next where the first comes back.
+        owner.does("receive 1 100");
+        owner.does("receive 2 100");
+        owner.stop();
+        sender.does("again");
+        sender.does("open");
+        let target = holder.number("target");
+        let second = connect(&mut sender, &mut holder, target);
+        sender.does(&format!("send {second} {srq} 2 10"));
+        owner.go_on();
+        sender.sent(2, IBV_WC_SUCCESS);
+        owner.got(1, 2, 10, target);
+        sender.does(&format!("send {second} {srq} 3 10"));
+        sender.sent(3, IBV_WC_SUCCESS);
+        owner.got(2, 3, 10, target);
+        // Its number names the place.
+        if second >> 14 == first >> 14 {
+            return;
+        }
     }
     panic!("another process has the place each time");
 }
