@@ -245,7 +245,7 @@ impl World {
                 | IBV_QP_MIN_RNR_TIMER;
             assert_eq!(ends[i].modify(&mut attr, rtr), 0);
         }
-        let through = Targeted::new();
+        let through = Targeted::new(false);
         for number in 0..RECEIVES {
             let mut sge = [memory().sge(RECEIVES + number)];
             assert_eq!(through.post_recv(&mut sge, number as u64), 0);

@@ -234,7 +234,7 @@ pub fn stranger_xrc(data: &[u8]) {
     let mut input = Input::new(data);
     let stranger = child();
     let (outbox, inbox) = (Buffer::new(16 << 10), Buffer::new(2 * INBOX));
-    let through = Targeted::new();
+    let through = Targeted::new(true);
     let initiator = Initiator::new();
     let process = Process::open().unwrap();
     let (number, index) = xrc::split_target(through.number()).unwrap();

@@ -7,15 +7,15 @@ use rdma_core_sys::*;
 
 use super::device::{RECVS, attributes, device, verbs};
 
-/// A domain that nobody else finds; the same for all inputs.
-fn domain() -> *mut ibv_xrcd {
+/// A domain that nobody else finds; the same for all inputs. One that is spoiled is not for those that run beside it.
+fn domain(spoiled: bool) -> *mut ibv_xrcd {
     struct Xrcd(*mut ibv_xrcd);
     // SAFETY: a domain may be used by several threads at once.
     unsafe impl Send for Xrcd {}
     // SAFETY: as above.
     unsafe impl Sync for Xrcd {}
-    static DOMAIN: OnceLock<Xrcd> = OnceLock::new();
-    DOMAIN
+    static DOMAINS: [OnceLock<Xrcd>; 2] = [OnceLock::new(), OnceLock::new()];
+    DOMAINS[usize::from(spoiled)]
         .get_or_init(|| {
             let mut init = ibv_xrcd_init_attr {
                 comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
@@ -39,7 +39,8 @@ pub(super) struct Targeted {
 }
 
 impl Targeted {
-    pub(super) fn new() -> Self {
+    /// `spoiled`: the caller will write over the domain's file.
+    pub(super) fn new(spoiled: bool) -> Self {
         let device = device();
         // SAFETY: all objects are live and of one context.
         unsafe {
@@ -52,7 +53,7 @@ impl Targeted {
                     | IBV_SRQ_INIT_ATTR_CQ,
                 srq_type: IBV_SRQT_XRC,
                 pd: device.pd,
-                xrcd: domain(),
+                xrcd: domain(spoiled),
                 cq,
                 ..Default::default()
             };
@@ -65,7 +66,7 @@ impl Targeted {
             let mut init = ibv_qp_init_attr_ex {
                 comp_mask: IBV_QP_INIT_ATTR_XRCD,
                 qp_type: IBV_QPT_XRC_RECV,
-                xrcd: domain(),
+                xrcd: domain(spoiled),
                 ..Default::default()
             };
             let qp = ibv_create_qp_ex(device.context, &raw mut init);
