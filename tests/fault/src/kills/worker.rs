@@ -321,10 +321,10 @@ impl Worker {
         // Where copies are refused there is an agent, and a line and its stage for either direction.
         let refused = refuse::reading(std::process::id().cast_signed()) != 0;
         let (own, each) = if refused { (2, 9) } else { (0, 5) };
-        // Of each other process, one that joins included: its segment and two rings; its pidfd and its pipe of
+        // Of each other process, one that joins included: its segment in two parts and two rings; its pidfd and its pipe of
         // life, the ring from it, its doorbell and that of its channel.
         assert!(
-            maps <= 1 + 3 * (others + 1) && fds <= self.base + own + each * (others + 1),
+            maps <= 2 + 4 * (others + 1) && fds <= self.base + own + each * (others + 1),
             "{others} others, {maps} mappings, {} descriptors",
             fds - self.base
         );
