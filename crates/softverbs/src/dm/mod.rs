@@ -19,6 +19,7 @@ use crate::region::Direct;
 use crate::segment::layout::{MAX_BUFFERS, buffer as layout, header};
 use crate::segment::{Mapping, OwnSegment};
 use crate::sync::Arc;
+use crate::sync::atomic::fence;
 use crate::sys::{self, Errno, Grow, Res};
 
 /// A buffer as this process has it mapped.
@@ -208,6 +209,8 @@ impl Buffers {
         let stamp =
             (self.next.fetch_add(1, Ordering::Relaxed) + 1) * MAX_BUFFERS as u64 + index as u64;
         let (map, at) = (&segment.map, entry_at(index));
+        // Whoever finds any of what follows finds the old stamp gone when it looks again.
+        fence(Ordering::Release);
         map.u64(at + layout::ADDR)
             .store(buffer.addr(), Ordering::Relaxed);
         map.u64(at + layout::LEN)
@@ -374,14 +377,20 @@ impl Shown {
         }
         let at = entry_at(index);
         let stamp = map.u64(at + layout::STAMP).load(Ordering::Acquire);
-        (stamp != 0 && index_of(stamp) == index).then(|| Self {
+        if stamp == 0 || index_of(stamp) != index {
+            return None;
+        }
+        let shown = Self {
             stamp,
             addr: map.u64(at + layout::ADDR).load(Ordering::Relaxed),
             len: map.u64(at + layout::LEN).load(Ordering::Relaxed),
             context: map.u32(at + layout::CONTEXT).load(Ordering::Relaxed),
             fd: map.u32(at + layout::FD).load(Ordering::Relaxed),
             inode: map.u64(at + layout::INODE).load(Ordering::Relaxed),
-        })
+        };
+        // Parts of two buffers are neither: this one's was given back meanwhile.
+        fence(Ordering::Acquire);
+        (map.u64(at + layout::STAMP).load(Ordering::Relaxed) == stamp).then_some(shown)
     }
 
     /// The buffer that an address of the peer lies in.
