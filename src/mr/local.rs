@@ -163,8 +163,15 @@ impl LocalKeys {
         {
             *last = number;
         }
-        self.held
-            .extend(self.taken.drain(..).map(|kept| (number, kept)));
+        if self.taken.len() == 1
+            && let Some(kept) = self.taken.pop()
+        {
+            // the usual one, without the ways of a list
+            self.held.push_back((number, kept));
+        } else {
+            self.held
+                .extend(self.taken.drain(..).map(|kept| (number, kept)));
+        }
         while let Some((oldest, kept)) = self.held.front()
             && (tail.wrapping_sub(*oldest) as i32) > 0
             && (self.held.len() > 1 || matches!(kept, Kept::Once { .. }))
