@@ -105,6 +105,8 @@ fn fresh(lib: &Lib, len: usize, rounds: usize) {
             assert!(!mr.is_null(), "ibv_reg_mr");
             assert_eq!((verbs().ibv_dereg_mr)(mr), 0);
         }
+        // one at a time, so that each has the same memory to choose from
+        drop(memory);
         for (setup, to) in [(&pinned, 1), (&on_demand, 2), (&background, 3)] {
             let memory = Fresh::new(len, false);
             let start = Instant::now();
