@@ -321,6 +321,43 @@ mod tests {
         assert_eq!((state.running, state.jobs.len()), (0, 0));
     }
 
+    /// All pages of a large region are there before it is registered, whoever of the threads has made them; of a smaller one
+    /// it is left to the registration.
+    #[test]
+    fn pages_of_a_large_region_are_fetched_first() {
+        use super::super::{Access, Buffer, RegionConfig};
+        use crate::domain::{Domain, DomainConfig};
+
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        assert_eq!(domain.paging(), Paging::Pinned);
+        for (len, expected) in [(LARGE as usize, true), (LARGE as usize / 2, false)] {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: a new mapping.
+            let addr = unsafe { libc::mmap(std::ptr::null_mut(), len, rights, flags, -1, 0) };
+            assert_ne!(addr, libc::MAP_FAILED);
+            let config = RegionConfig {
+                buffers: &[Buffer { addr, len }],
+                access: Access::all(),
+                requested_key: 1,
+                ..RegionConfig::default()
+            };
+            // SAFETY: the memory is unmapped behind the region.
+            let region = unsafe { Region::prepare(&domain, &config) }.unwrap();
+            region.fetch_pages();
+            let mut pages = vec![0_u8; len / 4096];
+            // SAFETY: a live mapping; a byte for each page, and for no more where pages are larger.
+            let ret = unsafe { libc::mincore(addr, len, pages.as_mut_ptr()) };
+            assert_eq!(ret, 0);
+            let there = pages.iter().filter(|&&page| page & 1 != 0).count();
+            assert_eq!(there, if expected { pages.len() } else { 0 });
+            drop(region);
+            // SAFETY: this test's mapping, of which no region is left.
+            unsafe { libc::munmap(addr, len) };
+        }
+    }
+
     /// The application gets its event all the same, and who closes the region is not kept waiting.
     #[test]
     fn a_panic_of_a_worker_is_an_error() {
