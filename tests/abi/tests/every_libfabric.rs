@@ -114,6 +114,39 @@ fn advice_that_cannot_be_followed() {
     must(command);
 }
 
+/// Local buffers on a device that pins: kept registrations by default, none where none are to be kept.
+#[test]
+fn buffers_without_registrations() {
+    for libfabric in [Some(system()), peer("libfabric-2.1"), peer("libfabric-2.5")] {
+        let Some(libfabric) = libfabric else { continue };
+        for (name, value) in [
+            ("FI_WEFT_MR_CACHE_CHECK", "1"),
+            ("FI_WEFT_MR_CACHE_CHECK", "0"),
+            ("FI_MR_CACHE_MERGE_REGIONS", "1"),
+            ("FI_MR_CACHE_MAX_COUNT", "1"),
+            ("FI_MR_CACHE_MAX_SIZE", "8192"),
+            ("FI_MR_CACHE_MAX_COUNT", "0"),
+            ("FI_MR_CACHE_MONITOR", "disabled"),
+        ] {
+            let provider = outside::provider_dir();
+            let mut command = probe(PROBE, &libfabric, &provider, "unregistered");
+            command
+                .env("SOFTVERBS_ODP", "0")
+                .env("FI_LOG_LEVEL", "warn")
+                .env(name, value);
+            let output = must(command);
+            let said = String::from_utf8_lossy(&output.stdout);
+            let log = String::from_utf8_lossy(&output.stderr);
+            // a buffer of these tests is longer than 8192 bytes
+            let none = matches!(value, "8192" | "disabled")
+                || (name, value) == ("FI_MR_CACHE_MAX_COUNT", "0");
+            let refused = log.contains("userfaultfd can't be had");
+            let wanted = if none || refused { "each" } else { "kept" };
+            assert_eq!(said.lines().next(), Some(wanted), "{name}={value}: {log}");
+        }
+    }
+}
+
 /// What a parameter says is what the queue pair has: read back from it when a connection is there.
 #[test]
 fn parameters_reach_the_queue_pair() {

@@ -18,6 +18,7 @@ mod regions;
 mod shared;
 mod slots;
 mod transfer;
+mod unregistered;
 mod xrcd;
 
 use abi_tests::load::Lib;
@@ -37,6 +38,7 @@ fn main() {
         "shared-importer" => shared::importer(&lib, &rest[0]),
         "shared-storer" => shared::storer(&lib, &rest[0]),
         "shared-stranger" => shared::stranger(&lib, &rest[0]),
+        "unregistered" => unregistered::run(&lib),
         "xrcd" => xrcd::run(&lib),
         "xrcd-find" => xrcd::find(&lib, &rest[0]),
         "list" => listing::run(&lib),
