@@ -13,7 +13,8 @@ static const struct {
 } tests[] = {
 	{"transfer", test_transfer}, {"survive", test_survive}, {"watch", test_watch},
 	{"bench", test_bench},	     {"register", test_register}, {"atomic", test_atomic},
-	{"advise", test_advise}, {"refresh", test_refresh},
+	{"advise", test_advise},     {"refresh", test_refresh},
+	{"unregistered", test_unregistered}, {"local", test_local},
 };
 
 int main(int argc, char **argv)
@@ -36,7 +37,7 @@ int main(int argc, char **argv)
 	}
 	if (argc - optind != 2) {
 		fprintf(stderr, "usage: fipeer [-s] [-p provider] [-d domain] [-P port] [-n iterations] [-z bytes] [-T seconds] "
-				"[-m send|write|recv] transfer|survive|watch|bench|register|atomic|advise|refresh ADDRESS\n");
+				"[-m send|write|recv] transfer|survive|watch|bench|register|atomic|advise|refresh|unregistered|local ADDRESS\n");
 		return 2;
 	}
 	opt.test = argv[optind];

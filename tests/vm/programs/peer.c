@@ -48,6 +48,9 @@ static struct fi_info *get_hints(const struct options *opt)
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 	if (!strcmp(opt->test, "refresh"))
 		hints->domain_attr->mr_mode |= FI_MR_MMU_NOTIFY;
+	/* buffers without a registration: only weft has them */
+	if (!strcmp(opt->test, "unregistered") || (!strcmp(opt->test, "local") && opt->provider && !strcmp(opt->provider, "weft")))
+		hints->domain_attr->mr_mode &= ~FI_MR_LOCAL;
 	hints->tx_attr->size = DEPTH * 2;
 	hints->rx_attr->size = DEPTH * 2;
 	if (opt->provider)

@@ -84,5 +84,7 @@ int test_register(const struct options *opt);
 int test_atomic(const struct options *opt);
 int test_advise(const struct options *opt);
 int test_refresh(const struct options *opt);
+int test_unregistered(const struct options *opt);
+int test_local(const struct options *opt);
 
 #endif

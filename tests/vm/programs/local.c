@@ -1,0 +1,95 @@
+/* local: what a write costs whose source the application did not register beforehand, beside one whose source it did. Where the provider
+ * wants local buffers registered (FI_MR_LOCAL), each operation registers and closes, which the provider's cache is for; elsewhere it
+ * gives the buffer as it is. `again`: the same buffer each time; `fresh`: memory that was mapped for it, and is unmapped behind it.
+ * And fi_mr_reg with fi_close of the same buffer, by themselves. Lines as those of bench. */
+#define _GNU_SOURCE
+#include "peer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static const size_t sizes[] = {4096, 65536, 1048576};
+
+static char *map(size_t len)
+{
+	char *pages = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (pages == MAP_FAILED)
+		fail("mmap", -1);
+	memset(pages, 1, len);
+	return pages;
+}
+
+static void write_from(struct peer *p, char *buf, size_t len)
+{
+	struct fid_mr *mr = NULL;
+	if (p->info->domain_attr->mr_mode & FI_MR_LOCAL)
+		check("fi_mr_reg", fi_mr_reg(p->domain, buf, len, FI_WRITE, 0, 0, 0, &mr, NULL));
+	check("fi_write", fi_write(p->ep, buf, len, mr ? fi_mr_desc(mr) : NULL, 0, p->remote_addr, p->remote_key, NULL));
+	peer_wait_tx(p, "write");
+	if (mr)
+		check("close mr", fi_close(&mr->fid));
+}
+
+static void reg(struct peer *p, char *buf, size_t len)
+{
+	struct fid_mr *mr = NULL;
+	check("fi_mr_reg", fi_mr_reg(p->domain, buf, len, FI_WRITE, 0, 7, 0, &mr, NULL));
+	check("close mr", fi_close(&mr->fid));
+}
+
+enum what { REGISTERED, AGAIN, FRESH, REG, ALL };
+static const char *const names[] = {"registered", "again", "fresh", "reg_close"};
+
+static double one(struct peer *p, enum what what, char *same, size_t len)
+{
+	char *buf = what == FRESH ? map(len) : same;
+	double start = now();
+	switch (what) {
+	case REGISTERED: peer_write(p, len); break;
+	case REG: reg(p, buf, len); break;
+	default: write_from(p, buf, len);
+	}
+	double time = now() - start;
+	if (buf != same)
+		munmap(buf, len);
+	return time;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+	return (x > y) - (x < y);
+}
+
+int test_local(const struct options *opt)
+{
+	struct peer p;
+	double *times = calloc((size_t)opt->iterations, sizeof *times);
+	peer_open(&p, opt);
+	peer_connect(&p);
+	for (size_t k = 0; k < sizeof sizes / sizeof *sizes && sizes[k] <= opt->size && !opt->server; k++) {
+		char *same = map(sizes[k]);
+		for (enum what what = 0; what < ALL; what++) {
+			for (int i = -3; i < opt->iterations; i++) {
+				double time = one(&p, what, same, sizes[k]);
+				if (i >= 0)
+					times[i] = time;
+			}
+			/* the quarter point, as bench has it */
+			qsort(times, (size_t)opt->iterations, sizeof *times, by_value);
+			printf("bench %s %zu %.3f\n", names[what], sizes[k], times[opt->iterations / 4] * 1e6);
+		}
+		munmap(same, sizes[k]);
+	}
+	/* the server sits in a receive meanwhile */
+	if (opt->server)
+		peer_post_rx(&p, peer_recv(&p, 1));
+	else
+		peer_send(&p, 1);
+	peer_shutdown_pair(&p);
+	peer_close(&p);
+	free(times);
+	return 0;
+}
