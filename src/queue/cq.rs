@@ -110,19 +110,15 @@ impl CompletionQueue {
             return Err(FiErrno::EAGAIN);
         }
         if !inner.backlog.is_empty() {
-            while count < max
-                && let Some(Entry::Done(completion)) = inner.backlog.front()
-            {
-                writer.write(completion);
-                inner.backlog.pop_front();
-                count += 1;
-            }
+            count = Self::take(&mut inner, max, writer);
         }
         if inner.backlog.is_empty() {
             count += self.poll(&mut inner, max - count, writer)?;
         }
         if inner.resumable.get() {
             inner = self.resume(inner);
+            // those that went on may have polled
+            count += Self::take(&mut inner, max - count, writer);
         }
         if count > 0 {
             Ok(count)
@@ -136,6 +132,19 @@ impl CompletionQueue {
         } else {
             Err(FiErrno::EAVAIL)
         }
+    }
+
+    /// Writes what the backlog has before an error, at most `max`.
+    fn take<W: EntryWriter>(inner: &mut Inner, max: usize, writer: &mut W) -> usize {
+        let mut count = 0;
+        while count < max
+            && let Some(Entry::Done(completion)) = inner.backlog.front()
+        {
+            writer.write(completion);
+            inner.backlog.pop_front();
+            count += 1;
+        }
+        count
     }
 
     /// Lets endpoints go on with what waits. Gives the lock back and takes it again.
@@ -291,5 +300,76 @@ impl Drop for CompletionQueue {
         self.domain.device().unlisten(self.cq.object());
         // its events must be acknowledged before it can be destroyed
         self.cq.drain_channel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::DomainConfig;
+    use crate::flags::Flags;
+    use crate::queue::Completion;
+    use crate::queue::digest::Attachment;
+    use crate::queue::slots::{FailureListener, Rings};
+
+    /// An endpoint that polls when it goes on, and finds this.
+    struct GoesOn(Weak<CompletionQueue>, fn(Completion) -> Entry);
+
+    impl FailureListener for GoesOn {
+        fn operation_failed(&self) {}
+        fn resume(&self) {
+            let found = (self.1)(Completion {
+                context: 7,
+                flags: Flags::SEND,
+                len: 0,
+                buf: 0,
+                data: 0,
+                tag: 0,
+            });
+            let cq = self.0.upgrade().expect("it is being read");
+            cq.inner.lock().backlog.push_back(found);
+        }
+    }
+
+    fn failed(completion: Completion) -> Entry {
+        Entry::Failed(CompletionError {
+            completion,
+            olen: 0,
+            err: FiErrno::EIO,
+            prov_errno: 0,
+            vendor_err: 0,
+        })
+    }
+
+    /// What a read finds when its first poll finds nothing, and an endpoint goes on behind that.
+    fn read(found: fn(Completion) -> Entry) -> (Result<usize>, Vec<usize>, Result<usize>) {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let cq = CompletionQueue::open(&domain, CqConfig::default()).unwrap();
+        let owner: Arc<dyn FailureListener> = Arc::new(GoesOn(Arc::downgrade(&cq), found));
+        let rings = Arc::new(Rings::new(4, 4));
+        assert!(rings.owner.set(Arc::downgrade(&owner)).is_ok());
+        rings.set_waiting(true);
+        {
+            let mut inner = cq.inner.lock();
+            inner.endpoints.push(Attachment {
+                rings: Some(Arc::clone(&rings)),
+                ..Attachment::default()
+            });
+            inner.resumable.set(true);
+        }
+        let mut contexts = Vec::new();
+        let read = cq.read(4, &mut |completion: &Completion| {
+            contexts.push(completion.context);
+        });
+        rings.set_waiting(false);
+        (read, contexts, cq.read_error().map(|_| 0))
+    }
+
+    #[test]
+    fn what_comes_while_endpoints_go_on_is_what_it_is() {
+        let nothing = Err(FiErrno::EAGAIN);
+        assert_eq!(read(Entry::Done), (Ok(1), vec![7], nothing));
+        assert_eq!(read(failed), (Err(FiErrno::EAVAIL), vec![], Ok(0)));
     }
 }
