@@ -1,6 +1,7 @@
 # needs: weft
 # Advice through weft: on rxe of Linux 7.2 no region of weft is on demand (18-weft-table), so each is ENOENT, and the device never hears of one,
-# because it would take a pinned region for one on demand and panic. Then ibv_advise_mr by itself: every advice, flag and error.
+# because it would take a pinned region for one on demand and panic; refreshing a region that is pinned for good is EOPNOTSUPP. rxe has no
+# count of prefetched pages: its counters are printed, and mincore is the witness. Then ibv_advise_mr by itself: every advice, flag and error.
 run() {
 	with weft "$FIPEER" -s -p weft -d rxe0 advise 10.77.0.1 >/tmp/out || { cat /tmp/out; return 1; }
 	cat /tmp/out
@@ -11,6 +12,8 @@ run() {
 		grep -q "^pinned advice 3 flags $flags: -95 " /tmp/out && grep -q "^none flags $flags: -22$" /tmp/out || return 1
 	done
 	[ "$(grep -c '^pinned advice . flags 2: -22 ' /tmp/out)" = 4 ] && grep -q '^closed .*: -22 ' /tmp/out || return 1
+	grep -q '^refresh: -95$' /tmp/out && grep -q '^prefetched: -95, 1$' /tmp/out || return 1
 	grep -q '^xrcd -95$' /tmp/out || return 1 # no software device of the kernel has XRC
+	echo "counters: $(cd /sys/class/infiniband/rxe0/ports/1/hw_counters && echo *); of regions: $(rdma statistic show mr 2>&1 | head -3)"
 	python3 "$WEFT_PROJECT/tests/vm/programs/advise.py"
 }

@@ -63,6 +63,13 @@ int test_advise(const struct options *opt)
 		say("foreign", p.domain, WEFT_ADVISE_PREFETCH, flags, foreign, buf, PAGE);
 		printf("none flags %u: %d\n", flags, ops->advise(p.domain, WEFT_ADVISE_PREFETCH, flags, NULL, 0));
 	}
+	/* pinned for good, and a device without a count */
+	struct iovec iov = {buf, PAGE};
+	uint64_t pages = 77;
+	printf("refresh: %d\n", fi_mr_refresh(mr, &iov, 1, 0));
+	if (!WEFT_HAS_OP(ops, mr_prefetched))
+		fail("mr_prefetched", -FI_ENOSYS);
+	printf("prefetched: %d, %d\n", ops->mr_prefetched(mr, &pages), pages == 77);
 	struct fid *xrcd = NULL;
 	printf("xrcd %d\n", ops->xrcd_open(p.domain, NULL, -1, 0, &xrcd, NULL));
 	printf("resident %d\n", resident(buf, 4));

@@ -60,6 +60,8 @@ struct World<'a> {
     local_mr: *mut fid_mr,
     /// What counts peers' writes and reads, where events are counted.
     counters: [*mut fid_cntr; 2],
+    /// Whether the device holds pages (`WEFT_PROBE_PINS=1`), as soft0 doesn't.
+    pins: bool,
 }
 
 /// An exposed region.
@@ -210,7 +212,16 @@ impl World<'_> {
     }
 
     /// Registers 3 of the 4 pages at `memory`, or one buffer of them.
-    unsafe fn expose(&self, how: How, access: u64, memory: *mut u8) -> Target {
+    unsafe fn expose(&mut self, how: How, access: u64, memory: *mut u8) -> Target {
+        // SAFETY: the caller's promise.
+        let target = unsafe { self.made(how, access, memory) };
+        // the key may have been another region's
+        // SAFETY: as above.
+        unsafe { self.told() };
+        target
+    }
+
+    unsafe fn made(&self, how: How, access: u64, memory: *mut u8) -> Target {
         let domain = self.setup.domain;
         let mut mr = null_mut();
         // SAFETY: the caller keeps the memory; pieces lie inside it.
@@ -536,6 +547,44 @@ impl World<'_> {
         }
     }
 
+    /// Behind it the client has been told what became of the server's regions: of a device that holds pages, what a key
+    /// stood for before is reached until then.
+    unsafe fn told(&mut self) {
+        if !self.pins {
+            return;
+        }
+        // SAFETY: connected endpoints, and a buffer that outlives the receive.
+        unsafe {
+            let Pair { client, server } = *self.pair();
+            let buf = self.local.as_mut_ptr().cast::<c_void>();
+            let desc = if self.local_mr.is_null() {
+                null_mut()
+            } else {
+                (*self.local_mr).mem_desc
+            };
+            let ret = call!((*client).msg, recv, client, buf, 8, desc, 0, buf);
+            assert_eq!(ret, 0, "fi_recv");
+            let ret = call!((*server).msg, inject, server, buf, 8, 0);
+            assert_eq!(ret, 0, "fi_inject");
+            let entry = completion(self.setup.cq).expect("a message");
+            assert_eq!(entry.op_context, buf);
+        }
+    }
+
+    /// The operation reaches pages that are not the region's any more, and not those that are mapped there now.
+    unsafe fn stays_outside(&mut self, op: Op, target: &Target, len: usize) {
+        let now = target.bytes(0, target.len());
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.local.fill(0x11);
+            assert_eq!(self.run(op, target, 0, len), Ok(()), "the old pages");
+        }
+        if op == Op::Read {
+            assert!(self.local[..len] != now[..len], "the old pages were read");
+        }
+        assert!(target.bytes(0, now.len()) == now, "the new pages are new");
+    }
+
     /// The operation is refused, and not counted. The connection ends where only the device could tell; then an
     /// endpoint's region ends with its endpoint, and is made again.
     unsafe fn refused(&mut self, op: Op, target: &mut Target, at: u64, len: usize, what: &str) {
@@ -615,6 +664,7 @@ impl World<'_> {
                 self.moves(op, &target, 16, size, 6);
             }
             self.hide(&mut target);
+            self.told();
             self.refused(op, &mut target, 0, size, "a closed region");
             let (right, wrong) = op.rights();
             let mut limited = self.expose(how, wrong, memory);
@@ -630,6 +680,7 @@ impl World<'_> {
                 map(memory);
                 if self.has(FI_MR_MMU_NOTIFY) {
                     self.refresh(&early);
+                    self.told();
                 }
                 self.moves(op, &early, 24, size, 8);
                 self.hide(&mut early);
@@ -655,7 +706,11 @@ impl World<'_> {
                 // other pages at the same addresses, with other contents
                 map(memory);
                 (0..4 * PAGE).for_each(|at| memory.add(at).write_volatile(0xee));
+                if self.pins {
+                    self.stays_outside(op, &target, size);
+                }
                 self.refresh(&target);
+                self.told();
                 self.moves(op, &target, 0, size, 10);
                 self.moves(op, &target, PAGE, size, 11);
                 let rest = target.bytes(PAGE / 2, 64);
@@ -715,7 +770,8 @@ pub(crate) fn run(lib: &Lib) {
         let info = hints.first();
         (*info).caps = FI_MSG | FI_RMA | FI_ATOMIC;
         (*(*info).domain_attr).mr_mode = 0xffc; // every bit that is not one of the two old names
-        Setup::new(lib, Some("127.0.0.1"), None, FI_SOURCE, &hints)
+        let node = std::env::var("WEFT_PROBE_NODE").unwrap_or_else(|_| String::from("127.0.0.1"));
+        Setup::new(lib, Some(&node), None, FI_SOURCE, &hints)
     };
     // SAFETY: a whole info; fids as they are opened.
     unsafe {
@@ -729,6 +785,7 @@ pub(crate) fn run(lib: &Lib) {
             local: Box::new([0; 2 * PAGE]),
             local_mr: null_mut(),
             counters: [null_mut(); 2],
+            pins: std::env::var_os("WEFT_PROBE_PINS").is_some_and(|value| value == "1"),
         };
         if world.has(FI_MR_RMA_EVENT) {
             let caps = (*world.setup.info.first()).caps;

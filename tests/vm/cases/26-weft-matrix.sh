@@ -1,0 +1,13 @@
+# needs: weft
+# seconds: 400
+# The matrix of fi_mr(3) (tests/mr) on a device that holds pages: where those of a region are exchanged, a peer reaches the old ones until
+# fi_mr_refresh, and the new ones behind it. Five forms: native, followed, followed with fewest bits, counted with raw keys, of endpoints.
+run() {
+	for mode in LOCAL,VIRT_ADDR,ALLOCATED,PROV_KEY LOCAL,VIRT_ADDR,PROV_KEY,MMU_NOTIFY MMU_NOTIFY RAW,MMU_NOTIFY,RMA_EVENT ALLOCATED,PROV_KEY,ENDPOINT; do
+		echo "$mode"
+		export WEFT_PROBE_NODE=10.77.0.1 WEFT_PROBE_PINS=1 FI_WEFT_DEVICE=rxe0 FI_WEFT_MR_MODE=$mode RUST_BACKTRACE=0
+		with weft "$WEFT_PROJECT/build/vm/abi-probe" libfabric.so.1 matrix >/tmp/out 2>&1
+		status=$?
+		[ $status = 0 ] && [ "$(grep -c '^ok ' /tmp/out)" = 12 ] || { cat /tmp/out; return 1; }
+	done
+}
