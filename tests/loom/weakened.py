@@ -35,6 +35,7 @@ CLAIM = "srq::each_receive_is_claimed_once_and_the_owner_knows_by_whom"
 ROUND = "srq::a_late_claimant_finds_the_receive_of_the_next_round"
 SKIPPED = "srq::a_place_that_was_not_looked_at_is_used_again"
 NO_ROOM = "srq::a_receive_that_can_t_be_written_has_no_room"
+SHARED = "srq::senders_without_a_shared_receive_find_one_or_are_rung"
 PARKED = "parked::what_was_not_taken_back_was_delivered_once"
 FAILS = "parked::a_sender_that_fails_knows_what_was_delivered"
 LATER = "parked::a_message_of_an_earlier_time_is_not_taken_for_a_later_one"
@@ -93,6 +94,10 @@ WEAKENED = [
     Bug(NO_ROOM, "a room taken back without an exchange", S + "srq/order.rs", "                let _ = cell.compare_exchange(word.0, bare, Ordering::Release, Ordering::Relaxed);\n", "                cell.store(bare, Ordering::Release);\n"),
     Bug(CLAIM, "a claim without an exchange", S + "srq/shared.rs", "            if map\n                .u64(place)\n                .compare_exchange(word.0, claimed, Ordering::AcqRel, Ordering::Relaxed)\n                .is_ok()\n", "            map.u64(place).store(claimed, Ordering::Release);\n            if true\n"),
     Bug(ROUND, "a late claimant gives up", S + "srq/shared.rs", "            if ahead > 0 {\n                position = word.position().wrapping_sub(self.mask);\n                continue;", "            if ahead > 0 {\n                return None;"),
+    Bug(SHARED, "no light fence", S + "sync.rs", *NO_LIGHT),
+    Bug(SHARED, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(SHARED, "no second look where somebody else asks", S + "srq/shared.rs", "        let now = signal::ask_in_turn(", "        if map.u32(self.at + layout::WAITING).load(Ordering::Relaxed) & 1 != 0 {\n            return false;\n        }\n        let now = signal::ask_in_turn("),
+    Bug(SHARED, "a turn that comes back", S + "signal.rs", "turn.wrapping_add(1),", "turn.wrapping_sub(1),"),
     Bug(PARKED, "messages shown with Relaxed", S + "qp/parking.rs", "map.u64(at).store(word.0, Ordering::Release)", "map.u64(at).store(word.0, Ordering::Relaxed)"),
     Bug(PARKED, "one added with Relaxed", S + "qp/parking.rs", "compare_exchange(old.0, new.0, Ordering::AcqRel", "compare_exchange(old.0, new.0, Ordering::Relaxed"),
     Bug(PARKED, "looked at with Relaxed", S + "qp/parking.rs", "    ParkedWord(map.u64(at).load(Ordering::Acquire))\n}", "    ParkedWord(map.u64(at).load(Ordering::Relaxed))\n}"),

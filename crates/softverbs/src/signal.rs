@@ -44,6 +44,34 @@ pub(crate) fn must_notify(map: &Mapping, at: usize, solicited: bool, barriers: b
         && word.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT
 }
 
+/// Says that somebody waits for what the word at `at` is about, of which many may say so and which nobody takes back: whose
+/// turn it is, an odd number that changes each time that [`asked_in_turn`] was true. Who sees another one than the last time has to run a heavy
+/// fence and look once more, though somebody else had asked already: a supplier that did not see that one's question need not see this one's.
+pub(crate) fn ask_in_turn(map: &Mapping, at: usize) -> u32 {
+    let word = map.u32(at);
+    let turn = word.load(Ordering::Relaxed);
+    if turn & 1 != 0 {
+        return turn;
+    }
+    word.fetch_or(1, Ordering::AcqRel) | 1
+}
+
+/// Whether somebody asked by [`ask_in_turn`] since the last time; nobody does any more. Behind a fence after what it waits for.
+#[inline]
+pub(crate) fn asked_in_turn(map: &Mapping, at: usize) -> bool {
+    let word = map.u32(at);
+    let turn = word.load(Ordering::Relaxed);
+    turn & 1 != 0
+        && word
+            .compare_exchange(
+                turn,
+                turn.wrapping_add(1),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
+}
+
 /// For [`ask`], where many ask by one word and nobody takes it back.
 pub(crate) const ANYBODY: u32 = 1;
 
@@ -64,12 +92,6 @@ pub(crate) fn stop_asking(map: &Mapping, at: usize, who: u32) {
 #[inline]
 pub(crate) fn asks(map: &Mapping, at: usize) -> bool {
     map.u32(at).load(Ordering::Relaxed) != 0
-}
-
-/// Whether somebody asked since the last time; as [`asks`], and nobody asks any more.
-#[inline]
-pub(crate) fn asked(map: &Mapping, at: usize) -> bool {
-    take(map.u32(at))
 }
 
 #[inline]
@@ -134,9 +156,9 @@ mod tests {
         // The entry is of another queue pair by now.
         assert!(ask(map, at, 6));
         stop_asking(map, at, 5);
-        assert!(asked(map, at));
+        assert!(take(map.u32(at)));
         assert!(ask(map, at, 6));
         stop_asking(map, at, 6);
-        assert!(!asked(map, at));
+        assert!(!asks(map, at));
     }
 }

@@ -169,6 +169,15 @@ pub(crate) fn light_fence(peer_has_barriers: bool) {
     }
 }
 
+/// As [`light_fence`], towards whoever it may be: full once `somebody_has_none` says that one of them has no barriers. Who sets
+/// that runs [`heavy_fence`] before that one may rely on it.
+#[inline]
+pub(crate) fn light_fence_towards_all(somebody_has_none: &std::sync::atomic::AtomicBool) {
+    // What was stored before must not sink below the look: the barrier behind the flag comes before or after both.
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    light_fence(!somebody_has_none.load(Ordering::Relaxed));
+}
+
 /// The other half of [`light_fence`]: takes about a microsecond, for those who go to sleep.
 pub(crate) fn heavy_fence() {
     fence(Ordering::SeqCst);

@@ -24,6 +24,10 @@ const CASES: &[(&str, fn())] = &[
     ("numbers_that_lead_nowhere", nowhere),
     ("receives_that_do_not_fit", too_short),
     ("a_message_waits_for_its_receive", waits),
+    (
+        "a_message_waits_where_one_end_has_no_barriers",
+        waits_unfenced,
+    ),
     ("deaths_in_every_order", deaths),
     ("an_initiators_end_is_told_to_all", initiator_ends),
 ];
@@ -297,6 +301,33 @@ fn waits() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     a.does(&format!("destroy {target}"));
     assert_eq!(sender.hear(), format!("9 {IBV_WC_RETRY_EXC_ERR}"));
+}
+
+/// Who posts receives learns that a sender has no barriers when it makes its ring; the sender, who has never sent there, waits for
+/// that first. (What a fence too few would do is too rare for a test: the order of both is the models'.)
+fn waits_unfenced() {
+    // Its fences are full, as if the kernel ran no barriers for it.
+    let without_barriers = || Actor::with("SOFTVERBS_NO_MEMBARRIER", "1");
+    let starts: [fn() -> Actor; 2] = [Actor::start, without_barriers];
+    for (ours, theirs) in [(0, 1), (1, 0), (1, 1)] {
+        let place = Place::new();
+        let (mut holder, mut owner) = (starts[ours](), starts[ours]());
+        holder.does(&place.open(CREATE));
+        owner.does(&place.open(CREATE));
+        let srq = owner.number("srq 8");
+        let mut sender = starts[theirs]();
+        let target = holder.number("target");
+        let qp = connect(&mut sender, &mut holder, target);
+        for i in 0..20u64 {
+            sender.does(&format!("send {qp} {srq} {i} 50"));
+            sender.say("sent");
+            // Some of them find the sender asleep, some before it asks.
+            std::thread::sleep(std::time::Duration::from_millis(i % 4));
+            owner.does(&format!("receive {} {ROOM}", i % 8));
+            assert_eq!(owner.ask("awaken"), format!("{} 0 50 0 {target}", i % 8));
+            assert_eq!(sender.hear(), format!("{i} {IBV_WC_SUCCESS}"));
+        }
+    }
 }
 
 /// Who makes the domain, who makes the target, who holds it besides, and who owns a queue, are killed in every order, while

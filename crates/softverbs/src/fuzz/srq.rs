@@ -33,6 +33,8 @@ pub fn srq(data: &[u8]) {
         .store(order.position(), Ordering::Relaxed);
     map.u32(layout::AT + layout::COUNT)
         .store(count, Ordering::Relaxed);
+    map.u32(layout::AT + layout::DESC_COUNT)
+        .store(count, Ordering::Relaxed);
     map.u32(layout::AT + layout::DESC_STRIDE)
         .store(stride as u32, Ordering::Relaxed);
     map.u64(layout::AT + layout::DESC_AT)
@@ -65,7 +67,7 @@ pub fn srq(data: &[u8]) {
                 };
                 let slot = u32::from(input.u16() % 1024);
                 let got = shared.claim(map, slot);
-                assert!(got.is_none_or(|claim| claim.index <= shared.mask()));
+                assert!(got.is_none_or(|claim| claim.index <= shared.desc_mask()));
                 if honest {
                     let first = posted.pop_front();
                     assert_eq!(got, first.map(|(index, room)| Claim { index, room }));

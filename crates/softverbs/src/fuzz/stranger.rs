@@ -151,6 +151,7 @@ impl Stranger {
             (QP + qp::SRQ, u32::from(shared)),
             (QP + qp::TYPE, IBV_QPT_RC),
             (srq::AT + srq::COUNT, COUNT),
+            (srq::AT + srq::DESC_COUNT, COUNT),
             (srq::AT + srq::DESC_STRIDE, stride as u32),
         ] {
             map.u32(at).store(value, Ordering::Relaxed);

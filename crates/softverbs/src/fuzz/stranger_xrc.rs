@@ -32,6 +32,7 @@ fn show_queue(stranger: &Stranger, domain: u32) {
     let stride = desc::stride(2) as u32;
     for (at, value) in [
         (srq::COUNT, COUNT),
+        (srq::DESC_COUNT, COUNT),
         (srq::DESC_STRIDE, stride),
         (srq::XRCD, domain),
         (srq::PD, 1),

@@ -86,7 +86,7 @@ fn a_sender_without_a_receive_finds_one_or_is_rung() {
             own.u64(QP + qp::CREDIT)
                 .store(credit.to_word(), Ordering::Release);
             light_fence(true);
-            signal::asked(&own, QP + qp::WAITING)
+            signal::asks(&own, QP + qp::WAITING)
         });
         signal::ask(&map, QP + qp::WAITING, 9);
         heavy_fence();

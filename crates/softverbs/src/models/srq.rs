@@ -5,8 +5,10 @@ use loom::thread;
 use super::check;
 use crate::segment::Mapping;
 use crate::segment::layout::{SEGMENT_SIZE, arena, desc, order, srq};
+use crate::signal;
 use crate::srq::{Claim, Order, Shared};
 use crate::sync::atomic::Ordering;
+use crate::sync::{heavy_fence, light_fence_towards_all};
 
 const DESC_AT: usize = arena::AT + 4096;
 
@@ -18,6 +20,8 @@ fn queue(count: u32) -> (Mapping, Order) {
     }
     map.u32(srq::AT + srq::HINT).store(1, Ordering::Relaxed);
     map.u32(srq::AT + srq::COUNT)
+        .store(count, Ordering::Relaxed);
+    map.u32(srq::AT + srq::DESC_COUNT)
         .store(count, Ordering::Relaxed);
     map.u32(srq::AT + srq::DESC_STRIDE)
         .store(desc::stride(1) as u32, Ordering::Relaxed);
@@ -131,6 +135,44 @@ fn a_place_that_was_not_looked_at_is_used_again() {
         assert_eq!(order.follow(&map), Some((if again { 1 } else { 0 }, 3)));
         let last = claim(&map, 4);
         assert_eq!(last, again.then_some((0, 300)));
+    });
+}
+
+/// Two senders find no receive and ask, while the owner posts one for each and looks once who asked: it sees the first one's question, or
+/// the second one's, or neither.
+#[test]
+fn senders_without_a_shared_receive_find_one_or_are_rung() {
+    check(|| {
+        let (map, mut order) = queue(2);
+        map.prepare([srq::AT + srq::WAITING], []);
+        // Both have been rung before, once.
+        let mut turn = 0;
+        let asked = Shared::read(&map, 0).unwrap().ask_to_ring(&map, &mut turn);
+        assert!(asked && signal::asked_in_turn(&map, srq::AT + srq::WAITING));
+        let senders: Vec<_> = [3, 4]
+            .into_iter()
+            .map(|slot| {
+                let (map, mut turn) = (map.again(), turn);
+                thread::spawn(move || {
+                    let shared = Shared::read(&map, 0).unwrap();
+                    if shared.claim(&map, slot).is_some() {
+                        return true;
+                    }
+                    let fresh = shared.ask_to_ring(&map, &mut turn);
+                    if fresh {
+                        heavy_fence();
+                    }
+                    fresh && shared.claim(&map, slot).is_some()
+                })
+            })
+            .collect();
+        order.append(&map, 0, 100);
+        order.append(&map, 1, 200);
+        light_fence_towards_all(&false.into());
+        let rung = signal::asked_in_turn(&map, srq::AT + srq::WAITING);
+        for sender in senders {
+            assert!(sender.join().unwrap() || rung);
+        }
     });
 }
 

@@ -10,7 +10,7 @@ use crate::peer::Peer;
 use crate::ring::{Consumer, RING_SIZE, SLOTS};
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_PROCESSES, announce, header};
-use crate::sync::{Arc, Lock, light_fence};
+use crate::sync::{Arc, Lock, heavy_fence, light_fence};
 use crate::sys::{self, Errno, Res, list, try_box};
 
 /// Messages that are taken from one ring before the next one has its turn.
@@ -205,6 +205,10 @@ impl Process {
         sys::fallocate(file.as_raw_fd(), 0, RING_SIZE)?;
         let cookie = peer.identity.cookie;
         let consumer = Consumer::new(Mapping::new(&file, RING_SIZE)?, cookie);
+        if !peer.barriers && !self.unfenced.swap(true, Ordering::Relaxed) {
+            // Before that process may wait for a shared receive, each thread that posts one sees the flag, or has what it posted seen.
+            heavy_fence();
+        }
         let map = &self.segment.map;
         let at = announce::AT + announce::STRIDE * peer.slot as usize;
         map.u32(at + announce::FD)

@@ -61,6 +61,8 @@ pub(crate) struct Process {
     /// One process is opened at a time, and so each once.
     opening: Mutex<()>,
     incoming: incoming::Incoming,
+    /// There is a ring for a process without barriers, which may wait for a shared receive: who posts one fences fully.
+    pub(crate) unfenced: AtomicBool,
     /// Queue pairs whose first request waits for something.
     waiting: Lock<Vec<u32>>,
     waiting_count: AtomicU32,
@@ -207,6 +209,7 @@ impl Process {
             peers: Mutex::new(HashMap::new()),
             opening: Mutex::new(()),
             incoming,
+            unfenced: AtomicBool::new(false),
             waiting: Lock::new(waiting),
             waiting_count: AtomicU32::new(0),
             late: Lock::new(Vec::new()),

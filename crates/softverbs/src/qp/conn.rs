@@ -42,6 +42,8 @@ pub(super) struct Connection {
     desc_at: usize,
     desc_mask: u32,
     desc_stride: usize,
+    /// When the owner of the shared queue was last asked to ring.
+    turn: u32,
 }
 
 /// Which shared receive queue a request of XRC names, and what says that it still is that one. All 0 for other connections.
@@ -98,8 +100,9 @@ impl Connection {
             pd,
             recv_cq,
             desc_at: srq.desc_at,
-            desc_mask: srq.mask(),
+            desc_mask: srq.desc_mask(),
             desc_stride: srq.desc_stride,
+            turn: 0,
             srq: Some(srq),
             ring: false,
             delivery,
@@ -187,13 +190,13 @@ impl Connection {
 
     /// Asks the owner to ring when it posts a receive or changes the state. True where it was not
     /// asked before: that is to be followed by a heavy fence and one more look.
-    pub(super) fn ask_to_ring(&self, own: u32) -> bool {
+    pub(super) fn ask_to_ring(&mut self, own: u32) -> bool {
         let fresh = signal::ask(&self.state, self.at + layout::WAITING, own);
         // The owner of a shared queue looks for the queue pairs that wait.
         let shared = self
             .srq
             .as_ref()
-            .is_some_and(|srq| srq.ask_to_ring(&self.peer.map));
+            .is_some_and(|srq| srq.ask_to_ring(&self.peer.map, &mut self.turn));
         fresh || shared
     }
 
@@ -363,7 +366,7 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
         Some(Shared::read(map, shared - 1).ok_or(Unreachable::Gone)?)
     };
     let (desc_at, desc_mask, desc_stride) = match &srq {
-        Some(srq) => (srq.desc_at, srq.mask(), srq.desc_stride),
+        Some(srq) => (srq.desc_at, srq.desc_mask(), srq.desc_stride),
         None => (desc_at, count - 1, desc_stride),
     };
     Ok(Connection {
@@ -380,6 +383,7 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
         desc_at,
         desc_mask,
         desc_stride,
+        turn: 0,
     })
 }
 

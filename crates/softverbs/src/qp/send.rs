@@ -15,7 +15,7 @@ use crate::peer::{Peer, Push};
 use crate::region::{self, AccessError, Change, Direction, Flush, Key, Target};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::segment::layout::{Fault, qp_access};
-use crate::sync::{Guard, light_fence};
+use crate::sync::{Guard, barriers_work, light_fence};
 use crate::sys::{Errno, Res};
 
 /// `ibv_post_send`.
@@ -625,13 +625,14 @@ impl Qp {
     /// can't be. Its length is looked at for each message.
     ///
     /// Nothing is claimed before there is a ring: who makes it knows this process from then on, and so its end, and has posted again
-    /// what an ended process of this slot had claimed.
+    /// what an ended process of this slot had claimed. A process without barriers does not wait before there is one either: who posts to a shared
+    /// queue fences fully once it has made a ring for such a process.
     fn claim_shared(&self, sq: &mut SendQueue) -> Option<Step> {
         let process = self.process();
         if sq.claim.is_none()
             && let Some(conn) = &mut sq.conn
             && let Some(srq) = &conn.srq
-            && (conn.ring || srq.available(&conn.peer.map))
+            && (conn.ring || !barriers_work() || srq.available(&conn.peer.map))
         {
             if !conn.ring {
                 match conn.peer.has_ring(process.signature()) {

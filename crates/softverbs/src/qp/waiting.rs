@@ -53,7 +53,7 @@ impl Qp {
     /// waited for: then it must be looked at once more, after a heavy fence.
     #[cold]
     pub(super) fn note_wait(&self, sq: &mut SendQueue, reason: Reason) -> bool {
-        let fresh = match (&sq.conn, reason) {
+        let fresh = match (&mut sq.conn, reason) {
             (Some(conn), Reason::Receive) => conn.ask_to_ring(self.number()),
             (_, Reason::Connection) => self.ask_for_state(sq),
             _ => false,

@@ -154,7 +154,7 @@ pub(crate) mod srq {
     pub(crate) const AT: usize = super::qp::END;
     pub(crate) const STRIDE: usize = 128;
     /// u64, u64, u32, u32: the order of receives and their descriptors: offsets in
-    /// the segment, how many (a power of two), bytes of a descriptor. The first is 0 out of use.
+    /// the segment, how many words the order has (a power of two), bytes of a descriptor. The first is 0 out of use.
     pub(crate) const RING_AT: usize = OWNED;
     pub(crate) const DESC_AT: usize = OWNED + 8;
     pub(crate) const COUNT: usize = OWNED + 16;
@@ -165,7 +165,9 @@ pub(crate) mod srq {
     pub(crate) const XRCD: usize = OWNED + 28;
     pub(crate) const PD: usize = OWNED + 32;
     pub(crate) const CQ: usize = OWNED + 36;
-    /// u32, by both: a sender waits for a receive. Apart from the hint, as the owner looks here for each receive that it posts.
+    /// u32: how many descriptors there are (a power of two).
+    pub(crate) const DESC_COUNT: usize = OWNED + 40;
+    /// u32, by both: odd while a sender waits for a receive. Apart from the hint, as the owner looks here for each receive that it posts.
     pub(crate) const WAITING: usize = 40;
     /// u32, by claimants: where the first receive may be that is not claimed.
     pub(crate) const HINT: usize = 64;

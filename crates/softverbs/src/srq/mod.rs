@@ -36,7 +36,7 @@ use crate::process::Process;
 use crate::region::Seen;
 use crate::segment::layout::{desc, srq as layout};
 use crate::signal;
-use crate::sync::Lock;
+use crate::sync::{Lock, heavy_fence, light_fence_towards_all};
 use crate::sys::{Errno, Res};
 
 /// A shared receive queue. The C object comes first, so a pointer to it is one to this; the memory
@@ -364,13 +364,19 @@ impl Srq {
 
     #[inline]
     fn wake_senders(&self) {
-        fence(Ordering::SeqCst);
         let process = self.process();
-        if signal::asked(&process.segment.map, self.at() + layout::WAITING) {
-            process.ring_all_peers();
-            if !self.pulls.swap(true, Ordering::AcqRel) {
-                process.request_shared_pull(self.index);
-            }
+        light_fence_towards_all(&process.unfenced);
+        if signal::asked_in_turn(&process.segment.map, self.at() + layout::WAITING) {
+            self.ring_senders();
+        }
+    }
+
+    #[cold]
+    fn ring_senders(&self) {
+        let process = self.process();
+        process.ring_all_peers();
+        if !self.pulls.swap(true, Ordering::AcqRel) {
+            process.request_shared_pull(self.index);
         }
     }
 
@@ -379,17 +385,18 @@ impl Srq {
     pub(crate) fn pull(&self) {
         self.pulls.store(false, Ordering::Release);
         let process = self.process();
-        let waiting = process.segment.map.u32(self.at() + layout::WAITING);
+        let (map, waiting) = (&process.segment.map, self.at() + layout::WAITING);
         // Receives that are posted meanwhile bring this process here again.
-        waiting.store(1, Ordering::SeqCst);
+        signal::ask_in_turn(map, waiting);
+        heavy_fence();
         for qp in process.qps.iter().filter(|qp| qp.has_waiting_sender(self)) {
             qp.pull();
         }
         // The next receive need not, if nobody waits: a sender marks its queue pair first.
-        waiting.swap(0, Ordering::AcqRel);
+        signal::asked_in_turn(map, waiting);
         fence(Ordering::SeqCst);
         if process.qps.iter().any(|qp| qp.has_waiting_sender(self)) {
-            waiting.store(1, Ordering::SeqCst);
+            signal::ask_in_turn(map, waiting);
         }
     }
 }

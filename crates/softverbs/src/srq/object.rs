@@ -13,8 +13,13 @@ use crate::events::Element;
 use crate::qp::{MAX_SGE, MAX_WR};
 use crate::region::Seen;
 use crate::segment::layout::{desc, srq as layout};
+use crate::signal;
 use crate::sync::Lock;
 use crate::sys::{Errno, Res, with_room, zeroed};
+
+/// Words of the order in a cache line. There are so many more of them than receives: else a receive is posted in the
+/// line where the next one is claimed, which then goes to and fro with each message.
+const LINE: u32 = 8;
 
 fn blank(index: u32) -> Srq {
     Srq {
@@ -56,22 +61,23 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     let process = context.process;
     let segment = &process.segment;
     let count = attr.max_wr.next_power_of_two() as usize;
+    let words = (attr.max_wr + LINE).next_power_of_two() as usize;
     let max_sge = attr.max_sge.max(1) as usize;
     let desc_stride = desc::stride(max_sge);
     let mut free = with_room(count)?;
     free.extend((0..attr.max_wr).rev());
     let posted = zeroed::<Posted>(count)?;
     let sges = zeroed::<ibv_sge>(count * max_sge)?;
-    let order = zeroed::<u32>(count)?;
+    let order = zeroed::<u32>(words)?;
     let srq = process.srqs.take(blank)?;
     let places = segment
         .back_halves(srq.at(), layout::STRIDE)
-        .and_then(|()| srq.take_order(segment, count, all.xrc.is_some()))
+        .and_then(|()| srq.take_order(segment, words, all.xrc.is_some()))
         .and_then(
             |(ring_at, position)| match segment.take(desc_stride * count) {
                 Ok(desc_at) => Ok((ring_at, position, desc_at)),
                 Err(error) => {
-                    srq.give_order(segment, ring_at, count, position);
+                    srq.give_order(segment, ring_at, words, position);
                     Err(error)
                 }
             },
@@ -118,8 +124,11 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     let at = srq.at();
     map.u32(at + layout::HINT)
         .store(position, Ordering::Relaxed);
-    map.u32(at + layout::WAITING).store(0, Ordering::Relaxed);
+    // The turn goes on from the last life's.
+    signal::asked_in_turn(map, at + layout::WAITING);
     map.u32(at + layout::COUNT)
+        .store(words as u32, Ordering::Relaxed);
+    map.u32(at + layout::DESC_COUNT)
         .store(count as u32, Ordering::Relaxed);
     map.u32(at + layout::DESC_STRIDE)
         .store(desc_stride as u32, Ordering::Relaxed);
@@ -195,7 +204,7 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
         old.order.len(),
         old.order.position(),
     );
-    segment.give(old.desc_at, old.desc_stride * old.order.len());
+    segment.give(old.desc_at, old.desc_stride * old.posted.len());
     let raised = this.events.load(Ordering::Relaxed);
     let unread = context.events.forget(Element::Srq(srq));
     // SAFETY: the object is live until its index is given back below.

@@ -67,7 +67,10 @@ pub(crate) struct Shared {
     pub(crate) number: u32,
     at: usize,
     ring_at: usize,
+    /// Of positions in the order.
     mask: u32,
+    /// Of descriptors' indices.
+    desc_mask: u32,
     pub(crate) desc_at: usize,
     pub(crate) desc_stride: usize,
 }
@@ -81,29 +84,33 @@ impl Shared {
         let ring_at = map.u64(at + layout::RING_AT).load(Ordering::Acquire) as usize;
         let desc_at = map.u64(at + layout::DESC_AT).load(Ordering::Relaxed) as usize;
         let count = map.u32(at + layout::COUNT).load(Ordering::Relaxed);
+        let desc_count = map.u32(at + layout::DESC_COUNT).load(Ordering::Relaxed);
         let desc_stride = map.u32(at + layout::DESC_STRIDE).load(Ordering::Relaxed) as usize;
         let good = count.is_power_of_two()
             && count <= 1 << 16
+            && desc_count.is_power_of_two()
+            && desc_count <= 1 << 16
             && desc_stride >= desc::stride(1)
             && desc_stride.is_multiple_of(32)
             && desc_stride <= 4096
             && ring_at.is_multiple_of(32)
             && fits(order::AT..order::END, ring_at, count, 8)
             && desc_at.is_multiple_of(32)
-            && fits(arena::AT..SEGMENT_SIZE, desc_at, count, desc_stride);
+            && fits(arena::AT..SEGMENT_SIZE, desc_at, desc_count, desc_stride);
         // not `then_some`: a count of 0 has no mask
         good.then(|| Self {
             number,
             at,
             ring_at,
             mask: count - 1,
+            desc_mask: desc_count - 1,
             desc_at,
             desc_stride,
         })
     }
 
-    pub(crate) fn mask(&self) -> u32 {
-        self.mask
+    pub(crate) fn desc_mask(&self) -> u32 {
+        self.desc_mask
     }
 
     /// The first word that is to be had: where it is, and what it says.
@@ -160,7 +167,7 @@ impl Shared {
         }
         hint.store(position.wrapping_add(1), Ordering::Relaxed);
         Some(Claim {
-            index: word.index() & self.mask,
+            index: word.index() & self.desc_mask,
             room: word.room(),
         })
     }
@@ -176,7 +183,7 @@ impl Shared {
         // Others may be faster each time, but not for ever: they make the receives fewer.
         for _ in 0..=2 * self.mask + 1 {
             let (place, word) = self.find(map)?;
-            let index = word.index() & self.mask;
+            let index = word.index() & self.desc_mask;
             if !good(index) {
                 return None;
             }
@@ -195,10 +202,11 @@ impl Shared {
         None
     }
 
-    /// Asks the owner to ring when it posts a receive. True where it was not asked before: that is to
-    /// be followed by a fence and one more look.
-    pub(crate) fn ask_to_ring(&self, map: &Mapping) -> bool {
-        signal::ask(map, self.at + layout::WAITING, signal::ANYBODY)
+    /// Asks the owner to ring when it posts a receive; `turn` is what was asked in the last time. True where that is to
+    /// be followed by a heavy fence and one more look.
+    pub(crate) fn ask_to_ring(&self, map: &Mapping, turn: &mut u32) -> bool {
+        let now = signal::ask_in_turn(map, self.at + layout::WAITING);
+        std::mem::replace(turn, now) != now
     }
 }
 
@@ -218,14 +226,18 @@ mod tests {
         let stride = layout::AT + layout::DESC_STRIDE;
         map.u32(stride)
             .store(desc::stride(1) as u32, Ordering::Relaxed);
-        let count = layout::AT + layout::COUNT;
-        map.u32(count).store(4, Ordering::Relaxed);
-        assert!(Shared::read(map, 0).is_some());
-        for bad in [0, 3, 1 << 17, u32::MAX] {
-            map.u32(count).store(bad, Ordering::Relaxed);
-            assert!(Shared::read(map, 0).is_none(), "{bad}");
+        let counts = [layout::COUNT, layout::DESC_COUNT].map(|part| layout::AT + part);
+        for count in counts {
+            map.u32(count).store(4, Ordering::Relaxed);
         }
-        map.u32(count).store(4, Ordering::Relaxed);
+        assert!(Shared::read(map, 0).is_some());
+        for count in counts {
+            for bad in [0, 3, 1 << 17, u32::MAX] {
+                map.u32(count).store(bad, Ordering::Relaxed);
+                assert!(Shared::read(map, 0).is_none(), "{bad}");
+            }
+            map.u32(count).store(4, Ordering::Relaxed);
+        }
         for bad in [0, 16, 31, 33, 8192, u32::MAX] {
             map.u32(stride).store(bad, Ordering::Relaxed);
             assert!(Shared::read(map, 0).is_none(), "{bad}");

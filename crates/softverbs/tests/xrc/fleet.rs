@@ -48,9 +48,14 @@ impl Actor {
     }
 
     pub(crate) fn on_node(node: u32) -> Self {
+        Self::with("SOFTVERBS_NODE", &node.to_string())
+    }
+
+    /// One with a variable in its environment.
+    pub(crate) fn with(variable: &str, value: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .env(ACTOR, "1")
-            .env("SOFTVERBS_NODE", node.to_string())
+            .env(variable, value)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
