@@ -321,8 +321,23 @@ impl Peer {
         }
     }
 
+    /// Puts a message of one slot, of `len` bytes at `from`, into the ring towards the peer, if that is there and has room as far as this
+    /// side knows.
+    ///
+    /// # Safety
+    /// As [`Producer::push_short`].
+    #[inline(always)]
+    pub(crate) unsafe fn push_short(&self, header: &Header, from: *const u8, len: usize) -> bool {
+        let mut out = self.out.lock();
+        match out.as_mut() {
+            // SAFETY: as the caller promises.
+            Some(producer) => unsafe { producer.push_short(header, from, len) },
+            None => false,
+        }
+    }
+
     /// Puts a message into the ring towards the peer.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn push(&self, own: Signature<'_>, header: &Header, fill: impl Fn(*mut u8)) -> Push {
         let mut out = self.out.lock();
         if out.is_none() {
@@ -383,7 +398,7 @@ impl Peer {
 
     /// Wakes who sleeps on one of the peer's completion queues, after a message for it was
     /// published.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn notify_cq(&self, index: u32, solicited: bool) {
         let at = cq::AT + cq::STRIDE * (index as usize % layout::MAX_CQS);
         if signal::must_notify(&self.map, at, solicited, self.barriers) {

@@ -31,10 +31,6 @@ pub(crate) const MAX_CQE: i32 = 1 << 22;
 /// Polls in vain before a thread begins to let others run: more than a busy peer's answer takes.
 const PATIENCE: u32 = 4096;
 
-/// Every so many polls one looks at the clock. Who polls ten times a second still sees in less than half of one that a
-/// peer has died.
-const POLLS_PER_LOOK: u32 = 4;
-
 /// A completion, as it waits to be polled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cqe {
@@ -84,7 +80,7 @@ pub(crate) struct Cq {
     filled: AtomicBool,
     /// Polls that found nothing since the last one that did; about, as threads may count at once.
     in_vain: AtomicU32,
-    /// Polls; about, too.
+    /// Polls since one looked at the clock; about, too.
     polls: AtomicU32,
     stamps: AtomicBool,
     moderation: Lock<moderation::Moderation>,
@@ -267,14 +263,6 @@ impl Cq {
         self.filled.load(Ordering::Relaxed)
     }
 
-    /// Whether this poll is one of those that look at the clock: that costs as much as all the rest of a poll.
-    #[inline]
-    fn time_to_look(&self) -> bool {
-        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.polls.store(polls, Ordering::Relaxed);
-        polls.is_multiple_of(POLLS_PER_LOOK)
-    }
-
     /// Counts a poll that found nothing. Whoever spins where all processors are taken keeps the
     /// very process from running that it waits for; so it lets others run now and then, which
     /// costs a system call where nobody wants to.
@@ -282,8 +270,8 @@ impl Cq {
     fn in_vain(&self) {
         let count = self.in_vain.load(Ordering::Relaxed).wrapping_add(1);
         self.in_vain.store(count, Ordering::Relaxed);
-        if count >= PATIENCE && count.is_multiple_of(64) {
-            std::thread::yield_now();
+        if count >= PATIENCE {
+            give_way(count);
         }
     }
 
@@ -337,6 +325,13 @@ impl Cq {
         if let Some(channel) = self.channel() {
             process.after_arming(&channel.pipe);
         }
+    }
+}
+
+#[cold]
+fn give_way(count: u32) {
+    if count.is_multiple_of(64) {
+        std::thread::yield_now();
     }
 }
 

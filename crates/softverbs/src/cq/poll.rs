@@ -35,21 +35,23 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
     if poll.most == 0 {
         return 0;
     }
-    process.progress_of_poll(cq.time_to_look(), &mut poll);
+    let polls = cq.polls.load(Ordering::Relaxed).wrapping_add(1);
+    let looked = process.progress_of_poll(polls, &mut poll);
+    cq.polls
+        .store(if looked { 0 } else { polls }, Ordering::Relaxed);
     if poll.got > 0 {
         cq.in_vain.store(0, Ordering::Relaxed);
         return poll.got.cast_signed();
     }
-    let got = if cq.may_have_some() {
+    if cq.may_have_some() {
         // SAFETY: the caller promises room.
-        unsafe { take(cq, process, poll.most, wc) }
-    } else {
-        0
-    };
-    if got == 0 {
-        cq.in_vain();
+        let got = unsafe { take(cq, process, poll.most, wc) };
+        if got != 0 {
+            return got;
+        }
     }
-    got
+    cq.in_vain();
+    0
 }
 
 /// A poll of an empty queue, which has messages taken from the rings. A completion made meanwhile need not go through
@@ -70,6 +72,12 @@ impl Poll {
             most: 0,
             got: 0,
         }
+    }
+
+    /// Whether the caller has all that it has room for. One that only has messages taken never has.
+    #[inline(always)]
+    pub(crate) fn is_full(&self) -> bool {
+        self.got == self.most && self.got > 0
     }
 
     /// Where a receive's completion on `cq` may be written at once, its place in the receive queue given back; `None`
@@ -134,7 +142,7 @@ pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
 
 /// # Safety
 /// `wc` must have room for `most`.
-#[inline(always)]
+#[inline(never)]
 unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
     let mut ring = cq.ring.lock();
     let count = ring.len().min(most);

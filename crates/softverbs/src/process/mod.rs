@@ -4,6 +4,7 @@
 //! There is one [`Process`] from the first `ibv_open_device` on, until the process ends; a forked
 //! child that opens the device gets one of its own.
 
+mod chores;
 mod fork;
 mod incoming;
 mod pool;
@@ -65,26 +66,18 @@ pub(crate) struct Process {
     pub(crate) unfenced: AtomicBool,
     /// Queue pairs whose first request waits for something.
     waiting: Lock<Vec<u32>>,
-    waiting_count: AtomicU32,
     /// Messages without payload that found no room in a ring, and belong to no request.
     late: Lock<Vec<progress::Late>>,
-    late_count: AtomicU32,
     /// Completion queues that hold an event back, see [`Cq::moderate`].
     moderated: Lock<Vec<u32>>,
-    moderated_count: AtomicU32,
     /// Who may have parked messages to take, and since when, in the processor's ticks.
     pulls: Lock<Vec<(progress::Puller, u64)>>,
-    pulls_count: AtomicU32,
     attention: Attention,
+    chores: chores::Chores,
     /// A process was opened that queue pairs may be connected to already.
     newcomers: AtomicBool,
-    /// A completion queue was overrun, and its queue pairs do not know it yet.
-    overrun: AtomicBool,
-    /// A queue pair has failed, and its receives are not flushed yet.
-    closing: AtomicBool,
     /// Peers that ended, whose queue pairs do not know it yet.
     graves: Mutex<Vec<Arc<Peer>>>,
-    graves_count: AtomicU32,
     /// Comes before all locks of queues.
     burying: Mutex<()>,
     /// When the peers' lives were last looked at, in the processor's ticks.
@@ -211,19 +204,13 @@ impl Process {
             incoming,
             unfenced: AtomicBool::new(false),
             waiting: Lock::new(waiting),
-            waiting_count: AtomicU32::new(0),
             late: Lock::new(Vec::new()),
-            late_count: AtomicU32::new(0),
             moderated: Lock::new(moderated),
-            moderated_count: AtomicU32::new(0),
             pulls: Lock::new(pulls),
-            pulls_count: AtomicU32::new(0),
             attention: Attention::default(),
+            chores: chores::Chores::default(),
             newcomers: AtomicBool::new(false),
-            overrun: AtomicBool::new(false),
-            closing: AtomicBool::new(false),
             graves: Mutex::new(graves),
-            graves_count: AtomicU32::new(0),
             burying: Mutex::new(()),
             liveness_tick: AtomicU64::new(0),
             doorbell,

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::Process;
+use super::{Process, chores};
 use crate::cq::{Cq, Poll};
 use crate::peer::{Peer, Push};
 use crate::qp::{Qp, notify_datagram};
@@ -31,6 +31,11 @@ fn ticks() -> u64 {
     #[cfg(not(target_arch = "x86_64"))]
     sys::now_ns()
 }
+
+/// Every so many polls of a queue one looks at the clock, which takes longer than all the rest of a poll; of those that take messages,
+/// which do not wait for that while others come in between, twice as many. Who polls twenty times a second still sees within one that a
+/// peer has died.
+const POLLS_PER_LOOK: u32 = 8;
 
 /// About a millisecond of [`ticks`], more on slow clocks.
 const LIVENESS_TICKS: u64 = 2_000_000;
@@ -79,39 +84,51 @@ impl Process {
     /// did and that they ended. Costs some loads where there is nothing to do, and a system
     /// call about once in a millisecond.
     pub(crate) fn progress(&self) {
-        self.progress_of_poll(true, &mut Poll::none());
+        self.progress_of_poll(u32::MAX, &mut Poll::none());
     }
 
-    /// As [`Self::progress`]; with `look` false, without what takes the clock (the end of peers, parked messages that are
-    /// overdue), and where there were messages without anything else: they are what the caller polls for.
-    /// Their completions may go to `poll` at once.
+    /// As [`Self::progress`], the `polls`th since one looked at the end of peers; true where this one did. Where there were messages nothing
+    /// else is done, if it can wait: they are what the caller polls for. Their completions may go to `poll` at once.
     #[inline(always)]
-    pub(crate) fn progress_of_poll(&self, look: bool, poll: &mut Poll) {
-        if self.drain_rings(poll) && !look {
-            return;
+    pub(crate) fn progress_of_poll(&self, polls: u32, poll: &mut Poll) -> bool {
+        if self.drain_rings(poll) && polls < 2 * POLLS_PER_LOOK {
+            return false;
         }
+        let look = polls >= POLLS_PER_LOOK;
         if self.attention.called(&self.segment.map) {
             self.attend();
-        }
-        if self.overrun.load(Ordering::Relaxed) {
-            self.fail_overrun();
-        }
-        if self.waiting_count.load(Ordering::Relaxed) > 0 {
-            self.retry_waiting();
-        }
-        if self.late_count.load(Ordering::Relaxed) > 0 {
-            self.push_late();
-        }
-        if self.moderated_count.load(Ordering::Relaxed) > 0 {
-            self.raise_moderated();
         }
         if look {
             self.look_at_clock();
         }
-        if self.graves_count.load(Ordering::Relaxed) > 0 {
+        if self.chores.any() {
+            self.do_chores();
+        }
+        look
+    }
+
+    #[cold]
+    fn do_chores(&self) {
+        // First: a request that waits for one that has ended would fail without its event.
+        if self.chores.has(chores::GRAVES) {
             self.bury_all();
         }
-        if self.closing.load(Ordering::Relaxed) {
+        if self.chores.has(chores::OVERRUN) {
+            self.fail_overrun();
+        }
+        if self.chores.has(chores::WAITING) {
+            self.retry_waiting();
+        }
+        if self.chores.has(chores::LATE) {
+            self.push_late();
+        }
+        if self.chores.has(chores::MODERATED) {
+            self.raise_moderated();
+        }
+        if self.chores.has(chores::PULLS) {
+            self.pull_parked(ticks());
+        }
+        if self.chores.has(chores::CLOSING) {
             self.flush_closing();
         }
     }
@@ -119,9 +136,6 @@ impl Process {
     #[inline]
     fn look_at_clock(&self) {
         let now = ticks();
-        if self.pulls_count.load(Ordering::Relaxed) > 0 {
-            self.pull_parked(now);
-        }
         if now.wrapping_sub(self.liveness_tick.load(Ordering::Relaxed)) > LIVENESS_TICKS {
             self.liveness_tick.store(now, Ordering::Relaxed);
             self.look_at_peers();
@@ -146,24 +160,24 @@ impl Process {
     /// Has the queue pairs of overrun completion queues failed at the next progress. Takes no
     /// lock.
     pub(crate) fn request_failure(&self) {
-        self.overrun.store(true, Ordering::Release);
+        self.chores.set(chores::OVERRUN, true);
         self.doorbell.ring();
     }
 
     /// Has the receives of failed queue pairs flushed at the next progress. Takes no lock.
     pub(crate) fn request_flush(&self) {
-        self.closing.store(true, Ordering::Release);
+        self.chores.set(chores::CLOSING, true);
         self.doorbell.ring();
     }
 
     /// As [`Self::request_flush`], where a sender is still writing: soon.
     pub(crate) fn flush_again(&self) {
-        self.closing.store(true, Ordering::Release);
+        self.chores.set(chores::CLOSING, true);
     }
 
     #[cold]
     fn flush_closing(&self) {
-        self.closing.store(false, Ordering::Relaxed);
+        self.chores.set(chores::CLOSING, false);
         // Senders publish a message, fence lightly, and look whether the state still is what it was.
         heavy_fence();
         for qp in self.qps.iter() {
@@ -173,7 +187,7 @@ impl Process {
 
     #[cold]
     fn fail_overrun(&self) {
-        self.overrun.store(false, Ordering::Relaxed);
+        self.chores.set(chores::OVERRUN, false);
         std::sync::atomic::fence(Ordering::SeqCst);
         for qp in self.qps.iter() {
             qp.notice_overrun();
@@ -188,8 +202,7 @@ impl Process {
         let mut waiting = self.waiting.lock();
         if !waiting.contains(&index) {
             waiting.push(index);
-            self.waiting_count
-                .store(waiting.len() as u32, Ordering::Relaxed);
+            self.chores.set(chores::WAITING, true);
         }
         drop(waiting);
         self.will_sleep();
@@ -218,8 +231,7 @@ impl Process {
             if let Some(position) = waiting.iter().position(|&i| i == index) {
                 waiting.swap_remove(position);
             }
-            self.waiting_count
-                .store(waiting.len() as u32, Ordering::Relaxed);
+            self.chores.set(chores::WAITING, !waiting.is_empty());
             drop(waiting);
             // It may have begun to wait again in between.
             if let Some(qp) = self.qps.get(index)
@@ -249,7 +261,7 @@ impl Process {
             header,
             payload,
         });
-        self.late_count.store(late.len() as u32, Ordering::Relaxed);
+        self.chores.set(chores::LATE, !late.is_empty());
     }
 
     /// As [`Self::push_later`], for a datagram to a process that has not made a ring yet. False where there are too
@@ -276,7 +288,7 @@ impl Process {
 
     /// Whether messages that belong to no request wait for room.
     pub(crate) fn has_late(&self) -> bool {
-        self.late_count.load(Ordering::Relaxed) > 0
+        self.chores.has(chores::LATE)
     }
 
     /// Whether some of them are for this peer, after another try: what comes later is to stay behind them.
@@ -309,7 +321,7 @@ impl Process {
                 matches!(pushed, Push::Full | Push::Unmade)
             },
         );
-        self.late_count.store(late.len() as u32, Ordering::Relaxed);
+        self.chores.set(chores::LATE, !late.is_empty());
     }
 
     /// A completion queue holds an event back until its period is over: who sleeps on it has to set the
@@ -319,8 +331,7 @@ impl Process {
         let mut moderated = self.moderated.lock();
         if !moderated.contains(&cq) {
             moderated.push(cq);
-            self.moderated_count
-                .store(moderated.len() as u32, Ordering::Relaxed);
+            self.chores.set(chores::MODERATED, true);
             self.doorbell.ring();
         }
     }
@@ -328,14 +339,14 @@ impl Process {
     #[cold]
     fn raise_moderated(&self) {
         // Those that still wait come behind the others again.
-        for _ in 0..self.moderated_count.load(Ordering::Relaxed) {
+        let count = self.moderated.lock().len();
+        for _ in 0..count {
             let mut moderated = self.moderated.lock();
             if moderated.is_empty() {
                 return;
             }
             let index = moderated.remove(0);
-            self.moderated_count
-                .store(moderated.len() as u32, Ordering::Relaxed);
+            self.chores.set(chores::MODERATED, !moderated.is_empty());
             drop(moderated);
             if self.cqs.get(index).is_some_and(Cq::raise_if_due) {
                 self.will_raise(index);
@@ -356,23 +367,22 @@ impl Process {
     fn add_pull(&self, who: Puller) {
         let mut pulls = self.pulls.lock();
         pulls.push((who, ticks()));
-        self.pulls_count
-            .store(pulls.len() as u32, Ordering::Relaxed);
+        self.chores.set(chores::PULLS, true);
     }
 
     /// Takes parked messages of senders that did not hear the doorbell in time.
     #[cold]
     fn pull_parked(&self, now: u64) {
         // Whoever has to look once more comes behind the others again.
-        for _ in 0..self.pulls_count.load(Ordering::Relaxed) {
+        let count = self.pulls.lock().len();
+        for _ in 0..count {
             let mut pulls = self.pulls.lock();
             let late = |&(_, since): &(Puller, u64)| now.wrapping_sub(since) > PULL_TICKS;
             let Some(at) = pulls.iter().position(late) else {
                 return;
             };
             let (who, _) = pulls.remove(at);
-            self.pulls_count
-                .store(pulls.len() as u32, Ordering::Relaxed);
+            self.chores.set(chores::PULLS, !pulls.is_empty());
             drop(pulls);
             match who {
                 Puller::Qp(index) => {
@@ -391,7 +401,7 @@ impl Process {
 
     /// As [`Self::pull_parked`], for a process that may not look again soon.
     fn pull_all_parked(&self) {
-        if self.pulls_count.load(Ordering::Relaxed) > 0 {
+        if self.chores.has(chores::PULLS) {
             self.pull_parked(ticks().wrapping_add(2 * PULL_TICKS));
         }
     }
@@ -411,8 +421,8 @@ impl Process {
             .filter_map(|index| self.cqs.get(index).and_then(Cq::held_until));
         // A sender that writes into a receive is soon done.
         let flushes = self
-            .closing
-            .load(Ordering::Relaxed)
+            .chores
+            .has(chores::CLOSING)
             .then(|| sys::now_ns() + FLUSH_NS);
         requests.chain(events).chain(flushes).min().unwrap_or(0)
     }
@@ -464,8 +474,7 @@ impl Process {
             // There is room, see `GRAVES`; an ended process that nobody buries is still no process to its users.
             let _ = graves.try_push(Arc::clone(peer));
         }
-        self.graves_count
-            .store(graves.len() as u32, Ordering::Relaxed);
+        self.chores.set(chores::GRAVES, !graves.is_empty());
         drop(graves);
         // Whoever sleeps now has to do it.
         self.doorbell.ring();
@@ -481,8 +490,7 @@ impl Process {
                 return;
             }
             let peer = graves.remove(0);
-            self.graves_count
-                .store(graves.len() as u32, Ordering::Relaxed);
+            self.chores.set(chores::GRAVES, !graves.is_empty());
             drop(graves);
             // What it had sent before it ended was sent.
             self.close_ring_of(&peer);
@@ -531,7 +539,7 @@ impl Process {
             pipe.ring();
         }
         // A caller may poll the descriptor without asking for an event first.
-        let closing = self.closing.load(Ordering::Relaxed);
+        let closing = self.chores.has(chores::CLOSING);
         if closing || !self.waiting.lock().is_empty() || !self.moderated.lock().is_empty() {
             self.arm_timer();
         }

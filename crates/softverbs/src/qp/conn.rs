@@ -121,7 +121,7 @@ impl Connection {
     }
 
     /// Whether the shared receive queue still is what it was; true where an XRC request does not name one.
-    #[inline]
+    #[inline(always)]
     pub(super) fn still_delivers(&self) -> bool {
         let Delivery {
             stamp_at, stamp, ..
@@ -138,7 +138,7 @@ impl Connection {
     }
 
     /// Whether what was read is still true.
-    #[inline]
+    #[inline(always)]
     pub(super) fn current(&self) -> bool {
         let word = self.state.u64(self.at + layout::STATE);
         word.load(Ordering::Acquire) == self.word.0 && !self.peer.is_dead()

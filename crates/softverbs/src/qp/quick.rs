@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
+use super::conn::Connection;
 use super::send::{outcome, unanswered};
 use super::{Posted, Qp, RecvQueue, SendQueue};
 use crate::cq::{Cqe, Poll, Retires};
 use crate::peer::{Peer, Push};
 use crate::process::Process;
-use crate::ring::{Consumer, Header, MAX_PAYLOAD, Message, copy, flag, op};
+use crate::ring::{Consumer, Header, MAX_PAYLOAD, Message, SHORT, copy, flag, op};
 use crate::segment::layout::{desc, xrc};
 use crate::srq::{complete_quickly, deliver_xrc_quickly};
 
@@ -76,13 +77,19 @@ impl Qp {
             src_qpn: self.number(),
             life: 0,
         };
-        let pushed = conn.peer.push(process.signature(), &header, |to| {
-            let from = std::ptr::without_provenance(addr as usize);
-            // SAFETY: the place has room for the message; inside the application's registered buffer,
-            // or its inline data.
-            unsafe { copy(from, to, sge.length as usize) };
-        });
-        if pushed != Push::Sent {
+        let (from, len) = (
+            std::ptr::without_provenance(addr as usize),
+            sge.length as usize,
+        );
+        // SAFETY: inside the application's registered buffer, or its inline data.
+        let sent = unsafe {
+            if len <= SHORT {
+                conn.peer.push_short(&header, from, len)
+            } else {
+                send_longer(process, conn, &header, from, len)
+            }
+        };
+        if !sent {
             return false;
         }
         let status = outcome(conn, IBV_QPT_RC, sq.claimed);
@@ -164,13 +171,19 @@ impl Qp {
             src_qpn: self.number(),
             life: conn.delivery.life(),
         };
-        let pushed = conn.peer.push(process.signature(), &header, |to| {
-            let from = std::ptr::without_provenance(addr as usize);
-            // SAFETY: the place has room for the message; inside the application's registered buffer,
-            // or its inline data.
-            unsafe { copy(from, to, sge.length as usize) };
-        });
-        if pushed != Push::Sent {
+        let (from, len) = (
+            std::ptr::without_provenance(addr as usize),
+            sge.length as usize,
+        );
+        // SAFETY: inside the application's registered buffer, or its inline data.
+        let sent = unsafe {
+            if len <= SHORT {
+                conn.peer.push_short(&header, from, len)
+            } else {
+                send_longer(process, conn, &header, from, len)
+            }
+        };
+        if !sent {
             return false;
         }
         let status = outcome(conn, sq.kind, sq.next_number());
@@ -240,6 +253,25 @@ impl Qp {
         rq.head = number.wrapping_add(1);
         true
     }
+}
+
+/// Publishes a message that takes more than a slot.
+///
+/// # Safety
+/// `from` must be readable for `len` bytes.
+#[inline(never)]
+unsafe fn send_longer(
+    process: &Process,
+    conn: &Connection,
+    header: &Header,
+    from: *const u8,
+    len: usize,
+) -> bool {
+    let pushed = conn.peer.push(process.signature(), header, |to| {
+        // SAFETY: the place has room for the message; the caller promises the rest.
+        unsafe { copy(from, to, len) };
+    });
+    pushed == Push::Sent
 }
 
 /// Completes the receive that `message` took, or does nothing and says so. As [`super::deliver`], but the completion may

@@ -714,7 +714,7 @@ impl Qp {
 
 /// What became of a message with this number that was just published. An owner that fails its queue pair says so
 /// first, fences heavily, and then takes what is there: who finds the state as it was can rely on that.
-#[inline]
+#[inline(always)]
 pub(super) fn outcome(conn: &Connection, kind: u32, number: u32) -> ibv_wc_status {
     light_fence(conn.peer.barriers);
     if conn.current() && conn.still_delivers() {

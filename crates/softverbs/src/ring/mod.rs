@@ -25,6 +25,8 @@ pub(crate) const SLOT: usize = 64;
 pub(crate) const SLOTS: u32 = if cfg!(all(test, loom)) { 4 } else { 2048 };
 /// Bytes of a message's header.
 pub(crate) const HEADER: usize = 32;
+/// Longest payload of a message of one slot.
+pub(crate) const SHORT: usize = SLOT - HEADER;
 /// Longest payload that goes through a ring.
 pub(crate) const MAX_PAYLOAD: usize = 8192;
 
@@ -88,7 +90,7 @@ pub(crate) struct Header {
 
 impl Header {
     /// Bytes of the payload inside the ring.
-    #[inline]
+    #[inline(always)]
     fn inside(&self) -> usize {
         if self.flags & flag::PUSHED != 0
             || matches!(self.op, op::TOO_LONG | op::UNWRITABLE | op::RETURN)

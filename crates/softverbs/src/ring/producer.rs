@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::{
-    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SLOT, SLOTS, WAITING_AT, fits, op, sequence,
-    slot_at, slots_for,
+    CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SHORT, SLOT, SLOTS, WAITING_AT, copy, fits,
+    op, sequence, slot_at, slots_for,
 };
 use crate::segment::{Mapping, layout};
 use crate::signal;
@@ -42,11 +42,13 @@ impl Stale {
     }
 
     /// Whether the slot at `position` has to be cleared, after which it is not stale.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, position: u32) -> bool {
         let (word, bit) = Self::place(position);
         let stale = self.0[word] & bit != 0;
-        self.0[word] &= !bit;
+        if stale {
+            self.0[word] &= !bit;
+        }
         stale
     }
 }
@@ -83,6 +85,29 @@ impl Producer {
         } else {
             self.push_many(*header, fill)
         }
+    }
+
+    /// As [`Self::push`] of a message of one slot, of `len` bytes at `from`, where there is room as far as this side knows; else false, and it may
+    /// be tried again by that. Everything in place: the header never is in memory but in the ring.
+    ///
+    /// # Safety
+    /// `from` must be readable for `len` bytes, of which [`SHORT`] are the most.
+    #[inline(always)]
+    pub(crate) unsafe fn push_short(
+        &mut self,
+        header: &Header,
+        from: *const u8,
+        len: usize,
+    ) -> bool {
+        if self.used() > SLOTS - 2 {
+            return false;
+        }
+        let to = self.map.bytes(slot_at(self.head) + HEADER, SHORT);
+        // SAFETY: the place has room for that many; the caller promises the rest.
+        unsafe { copy(from, to, len.min(SHORT)) };
+        self.clear(self.head.wrapping_add(1));
+        self.publish(header, 1);
+        true
     }
 
     /// Of one slot, which always fits before the ring's end. In place, so that the header never is in memory but there.
@@ -124,7 +149,7 @@ impl Producer {
         true
     }
 
-    #[inline]
+    #[inline(always)]
     fn room(&mut self, slots: u32) -> bool {
         if self.used().saturating_add(slots) <= SLOTS {
             return true;
@@ -134,14 +159,14 @@ impl Producer {
     }
 
     /// A receiver that claims more than was written only hurts itself: the result is too much.
-    #[inline]
+    #[inline(always)]
     fn used(&self) -> u32 {
         self.head.wrapping_sub(self.consumed)
     }
 
     /// Clears the first word behind a message where it needs that. Mostly it does not: then the only line that
     /// is taken away from the receiver is the message's own.
-    #[inline]
+    #[inline(always)]
     fn clear(&mut self, position: u32) {
         if !self.stale.take(position) {
             return;
@@ -153,9 +178,11 @@ impl Producer {
     fn publish(&mut self, header: &Header, slots: u32) {
         let [first, rest @ ..] = header.to_words(self.head, slots);
         let [first_at, rest_at @ ..] = self.map.words::<4>(slot_at(self.head));
-        for (word, at) in rest.into_iter().zip(rest_at) {
-            at.store(word, Ordering::Relaxed);
-        }
+        // Not in a loop, which is not always unrolled.
+        let ([second, third, fourth], [second_at, third_at, fourth_at]) = (rest, rest_at);
+        second_at.store(second, Ordering::Relaxed);
+        third_at.store(third, Ordering::Relaxed);
+        fourth_at.store(fourth, Ordering::Relaxed);
         first_at.store(first, Ordering::Release);
         debug_assert_eq!(first as u32, sequence(self.head));
         if slots > 1 {
@@ -166,7 +193,7 @@ impl Producer {
 
     /// As [`Self::push`]; where there is no room, the receiver is asked to ring when it has taken
     /// something. `may_sleep` says whether this process relies on that before it tries again.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_or_ask(
         &mut self,
         header: &Header,

@@ -1,0 +1,41 @@
+//! What progress has to do besides taking messages: one word that says so, as there is mostly nothing.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A completion queue was overrun, and its queue pairs do not know it yet.
+pub(super) const OVERRUN: u32 = 1;
+/// Requests wait.
+pub(super) const WAITING: u32 = 1 << 1;
+/// Messages that belong to no request found no room.
+pub(super) const LATE: u32 = 1 << 2;
+/// Completion queues hold events back.
+pub(super) const MODERATED: u32 = 1 << 3;
+/// Peers have ended that are not buried yet.
+pub(super) const GRAVES: u32 = 1 << 4;
+/// A queue pair has failed, and its receives are not flushed yet.
+pub(super) const CLOSING: u32 = 1 << 5;
+/// There may be parked messages to take.
+pub(super) const PULLS: u32 = 1 << 6;
+
+/// A bit for each. One that stands for a list is changed under the list's lock, so that it is true of it.
+#[derive(Debug, Default)]
+pub(super) struct Chores(AtomicU32);
+
+impl Chores {
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn has(&self, chore: u32) -> bool {
+        self.0.load(Ordering::Relaxed) & chore != 0
+    }
+
+    pub(super) fn set(&self, chore: u32, there: bool) {
+        if there {
+            self.0.fetch_or(chore, Ordering::Release);
+        } else {
+            self.0.fetch_and(!chore, Ordering::AcqRel);
+        }
+    }
+}
