@@ -5,6 +5,8 @@
 //! For each pair: contents and addressing, the key, access that was not granted, one byte out of bounds,
 //! after closing, another region in its place, memory that is backed only after it was registered, events
 //! counted one by one, and that one endpoint's region is no other one's.
+//!
+//! `WEFT_PROBE_NODE` is another address than 127.0.0.1, `WEFT_PROBE_PINS=1` says that its device holds pages.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,6 +19,10 @@ use abi_tests::objects::{Setup, bind, close, control, register};
 use abi_tests::pair::{Pair, completion};
 use abi_tests::weft::mr_ops;
 use libfabric_sys::*;
+
+mod target;
+
+use target::{Target, map, refresh_of, resident, unmap};
 
 /// Bytes of a page, and of the first buffer.
 const PAGE: usize = 4096;
@@ -62,68 +68,6 @@ struct World<'a> {
     counters: [*mut fid_cntr; 2],
     /// Whether the device holds pages (`WEFT_PROBE_PINS=1`), as soft0 doesn't.
     pins: bool,
-}
-
-/// An exposed region.
-struct Target {
-    mr: *mut fid_mr,
-    /// Its memory: pieces of one mapping.
-    pieces: Vec<(*mut u8, usize)>,
-    /// By what peers name it.
-    base: u64,
-    key: u64,
-    mapped: bool,
-    /// What it was made of, to make it again.
-    from: (How, u64, *mut u8),
-}
-
-impl Target {
-    fn len(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.1).sum()
-    }
-
-    /// The address of a byte.
-    fn byte(&self, mut at: usize) -> *mut u8 {
-        for (start, len) in &self.pieces {
-            if at < *len {
-                // SAFETY: inside the piece.
-                return unsafe { start.add(at) };
-            }
-            at -= len;
-        }
-        panic!("beyond the region");
-    }
-
-    fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
-        // SAFETY: mapped memory that the device may write to.
-        (at..at + len)
-            .map(|at| unsafe { self.byte(at).read_volatile() })
-            .collect()
-    }
-}
-
-/// A mapping of 4 pages at `at`, or anywhere.
-fn map(at: *mut u8) -> *mut u8 {
-    let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
-    // SAFETY: a new mapping, or in the place of one that nobody uses.
-    let new = unsafe {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
-        libc::mmap(
-            at.cast(),
-            4 * PAGE,
-            libc::PROT_READ | libc::PROT_WRITE,
-            flags,
-            -1,
-            0,
-        )
-    };
-    assert_ne!(new, libc::MAP_FAILED);
-    new.cast()
-}
-
-fn unmap(at: *mut u8) {
-    // SAFETY: of `map`.
-    assert_eq!(unsafe { libc::munmap(at.cast(), 4 * PAGE) }, 0);
 }
 
 impl World<'_> {
@@ -737,30 +681,6 @@ impl World<'_> {
         }
         unmap(memory);
     }
-}
-
-/// `fi_mr_refresh` of one range.
-unsafe fn refresh_of(mr: *mut fid_mr, start: *mut u8, len: usize) -> c_int {
-    let iov = libc::iovec {
-        iov_base: start.cast(),
-        iov_len: len,
-    };
-    // SAFETY: an open region, and a list of one.
-    unsafe {
-        let mut modify = std::mem::zeroed::<fi_mr_modify>();
-        modify.attr.__bindgen_anon_1.mr_iov = &raw const iov;
-        modify.attr.iov_count = 1;
-        control(mr, FI_REFRESH, (&raw mut modify).cast())
-    }
-}
-
-/// Which of 4 pages are there.
-fn resident(memory: *mut u8) -> [bool; 4] {
-    let mut pages = [0_u8; 4];
-    // SAFETY: a live mapping; one byte for each page of it.
-    let ret = unsafe { libc::mincore(memory.cast(), 4 * PAGE, pages.as_mut_ptr()) };
-    assert_eq!(ret, 0, "mincore");
-    pages.map(|page| page & 1 != 0)
 }
 
 pub(crate) fn run(lib: &Lib) {
