@@ -84,8 +84,8 @@ bench: all deps ## weft beside libfabric's tcp and shm and the bare machine, as 
 bench-count: all deps ## instructions of each call, by callgrind
 	@benches/bench count
 
-bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios
-	@tests/vm/bench
+bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios; OPTIONS='--test local'
+	@tests/vm/bench $(OPTIONS)
 
 check-long: all deps ## what takes longer: licences and sources of the crates, all of fabtests
 	@tests/tools/long
