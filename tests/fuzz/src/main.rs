@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 15] = [
+const TARGETS: [(&str, Target); 16] = [
     ("agent", softverbs::fuzz::agent),
     ("arena", softverbs::fuzz::arena),
     ("cm_message", softverbs::fuzz::cm_message),
@@ -23,6 +23,7 @@ const TARGETS: [(&str, Target); 15] = [
     ("states", softverbs::fuzz::states),
     ("stranger", softverbs::fuzz::stranger),
     ("stranger_xrc", softverbs::fuzz::stranger_xrc),
+    ("tables", softverbs::fuzz::tables),
     ("slots", weft::fuzz::slots),
     ("cm_data", weft::fuzz::cm_data),
     ("getinfo", getinfo::getinfo),

@@ -17,6 +17,7 @@ mod srq;
 mod states;
 mod stranger;
 mod stranger_xrc;
+mod tables;
 mod xrc;
 
 pub use agent::agent;
@@ -30,6 +31,7 @@ pub use srq::srq;
 pub use states::states;
 pub use stranger::stranger;
 pub use stranger_xrc::stranger_xrc;
+pub use tables::tables;
 
 use input::Input;
 
@@ -68,5 +70,6 @@ mod tests {
         states: 128 of 400;
         stranger: 96 of 600;
         stranger_xrc: 128 of 1500;
+        tables: 256 of 600;
     }
 }

@@ -95,7 +95,7 @@ pub(super) fn copy(
 ///
 /// # Errors
 /// [`AccessError::Remote`] where the mapping does not have the word, or not on its boundary.
-pub(super) fn change(
+pub(crate) fn change(
     map: &Mapping,
     offset: u64,
     next: impl Fn(u64) -> Option<u64>,

@@ -20,9 +20,11 @@ mod table;
 
 pub(crate) use access::Range;
 pub(crate) use advise::advise;
-#[cfg(all(test, loom))]
+#[cfg(any(test, fuzzing))]
 pub(crate) use atomic::Stripe;
 pub(crate) use atomic::{Change, change, change_own};
+#[cfg(any(test, fuzzing))]
+pub(crate) use direct::change as change_direct;
 pub(crate) use direct::{Direct, Directs};
 pub(crate) use flush::{Flush, flush};
 pub(crate) use hazard::{Use, await_receive, await_shared_receive, receive_in_use};

@@ -1,0 +1,198 @@
+//! What a peer's segment says of its buffers and protection domains, and its locks of atomics.
+
+use std::collections::HashSet;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use super::Input;
+use crate::agent::Opener;
+use crate::dm::{Shown, domain};
+use crate::region::{Directs, Stripe, change_direct};
+use crate::segment::layout::{MAX_BUFFERS, buffer, domain as domains, header, stripe};
+use crate::segment::{Mapping, OwnSegment};
+use crate::sync::atomic::Ordering;
+use crate::sys::{self, Identity};
+
+/// Entries that the segment has.
+const COUNT: usize = 6;
+/// Locks that are looked at, which takes a millisecond where somebody else has one.
+const LOCKS: u32 = 4;
+
+/// A file that an entry may name.
+struct File {
+    fd: OwnedFd,
+    inode: u64,
+    len: u64,
+    /// Nobody can take its pages away.
+    good: bool,
+}
+
+/// Each of another length.
+fn files() -> &'static [File] {
+    static FILES: OnceLock<Vec<File>> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let sealed = |pages: usize| {
+            let fd = sys::memfd_create(c"fuzz", pages << 12).unwrap();
+            sys::fallocate(fd.as_raw_fd(), 0, pages << 12).unwrap();
+            (fd, pages, true)
+        };
+        // SAFETY: a new descriptor, which nobody else has.
+        let open = unsafe {
+            let fd = libc::memfd_create(c"fuzz".as_ptr(), libc::MFD_CLOEXEC);
+            assert_eq!(libc::ftruncate(fd, 4 << 12), 0);
+            OwnedFd::from_raw_fd(fd)
+        };
+        [sealed(1), sealed(2), sealed(3), (open, 4, false)]
+            .map(|(fd, pages, good)| File {
+                inode: sys::inode_of(&fd).unwrap(),
+                fd,
+                len: (pages as u64) << 12,
+                good,
+            })
+            .into()
+    })
+}
+
+fn show(map: &Mapping, index: usize, file: &File, input: &mut Input<'_>) -> u64 {
+    let at = buffer::AT + buffer::STRIDE * index;
+    let stamp = (u64::from(input.u8()) + 1) * MAX_BUFFERS as u64 + index as u64;
+    let words = [
+        (buffer::ADDR, 0x10_0000 * (index as u64 + 1)),
+        (buffer::LEN, file.len - u64::from(input.u8())),
+        (buffer::INODE, file.inode),
+        (buffer::STAMP, stamp),
+    ];
+    for (part, value) in words {
+        map.u64(at + part).store(value, Ordering::Relaxed);
+    }
+    let fd = file.fd.as_raw_fd().cast_unsigned();
+    map.u32(at + buffer::FD).store(fd, Ordering::Relaxed);
+    map.u32(at + buffer::CONTEXT).store(1, Ordering::Relaxed);
+    stamp
+}
+
+/// A mapping is of the file that its entry names, descriptor and inode, and of one whose pages stay; a word of it is
+/// changed inside, on its boundary. An entry that is found holds the address. A domain is there as its word says. A lock is had
+/// where nobody has it or who has it is gone, and is not touched else.
+///
+/// # Panics
+/// Where that is not so.
+pub fn tables(data: &[u8]) {
+    let mut input = Input::new(data);
+    let segment = OwnSegment::create(1, 0, true).unwrap();
+    for (at, len) in [
+        (buffer::AT, buffer::STRIDE * COUNT),
+        (domains::AT, 4096),
+        (stripe::AT, stripe::STRIDE * stripe::COUNT),
+    ] {
+        segment.back(at, len).unwrap();
+    }
+    let map = &segment.map;
+    let opener = Opener {
+        identity: Identity {
+            pid: std::process::id(),
+            start_time: sys::own_start_time().unwrap(),
+            cookie: 9,
+        },
+        slot: 5,
+        own_slot: 5,
+    };
+    let directs = Directs::default();
+    let (mut stamps, mut mapped) = (vec![0], HashSet::new());
+    let mut locks = 0;
+    while !input.is_empty() {
+        match input.u8() % 9 {
+            0..=1 => {
+                let (index, file) = (input.below(COUNT), input.below(files().len()));
+                stamps.push(show(map, index, &files()[file], &mut input));
+                let count = map.u32(header::BUFFERS);
+                count.store(COUNT as u32, Ordering::Relaxed);
+            }
+            2 => {
+                let at = buffer::AT + 8 * input.below(buffer::STRIDE * COUNT / 8);
+                map.u64(at).store(input.edgy(), Ordering::Relaxed);
+            }
+            3 => {
+                // Pages that nobody has paid for would be made by whoever looks at them.
+                let count = input.below(COUNT + 1) as u32;
+                map.u32(header::BUFFERS).store(count, Ordering::Relaxed);
+            }
+            4 => {
+                let index = if input.u8() < 200 {
+                    input.below(COUNT) as u32
+                } else {
+                    MAX_BUFFERS as u32 + input.u32() % (u32::MAX - MAX_BUFFERS as u32)
+                };
+                if let Some(shown) = Shown::read(map, index) {
+                    assert!(
+                        shown.stamp != 0 && shown.stamp % MAX_BUFFERS as u64 == u64::from(index)
+                    );
+                }
+            }
+            5 => {
+                let addr = if input.u8() < 128 {
+                    0x10_0000 * (input.below(COUNT) as u64 + 1) + input.edgy() % 0x4000
+                } else {
+                    input.edgy()
+                };
+                if let Some(shown) = Shown::at(map, addr) {
+                    assert!(addr.wrapping_sub(shown.addr) < shown.len);
+                }
+            }
+            6 => {
+                let stamp = stamps[input.below(stamps.len().min(256))];
+                let offset = input.edgy() % 0x5000;
+                let Some(there) = directs.get(map, &opener, stamp) else {
+                    continue;
+                };
+                if mapped.insert(stamp) {
+                    let at = buffer::AT + buffer::STRIDE * (stamp as usize % MAX_BUFFERS);
+                    let fd = map.u32(at + buffer::FD).load(Ordering::Relaxed);
+                    let inode = map.u64(at + buffer::INODE).load(Ordering::Relaxed);
+                    let named = |file: &&File| {
+                        file.fd.as_raw_fd().cast_unsigned() == fd && file.inode == inode
+                    };
+                    let file = files().iter().find(named).expect("another file");
+                    assert!(file.good, "pages that may go");
+                    assert_eq!(there.len() as u64, file.len);
+                }
+                let len = there.len() as u64;
+                let changed = change_direct(&there, offset, |old| Some(old + 1)).is_ok();
+                assert_eq!(changed, offset.is_multiple_of(8) && offset + 8 <= len);
+            }
+            7 => {
+                let (number, context) = (input.u8().into(), u32::from(input.u8() % 3));
+                let place = map.u64(domains::AT + domains::STRIDE * number as usize);
+                let word = if input.u8() < 128 {
+                    u64::from(number) | u64::from(context) << 32
+                } else {
+                    input.edgy()
+                };
+                place.store(word, Ordering::Relaxed);
+                let right = word as u32 == number && (word >> 32) as u32 == context;
+                assert_eq!(domain::is_shown(map, number, context), number != 0 && right);
+            }
+            _ if locks < LOCKS => {
+                locks += 1;
+                let (addr, held, lives) = (input.edgy(), input.edgy(), input.u8() < 128);
+                for lock in 0..stripe::COUNT {
+                    let at = stripe::AT + stripe::STRIDE * lock;
+                    map.u64(at).store(held, Ordering::Relaxed);
+                }
+                let words = || {
+                    let at = (0..stripe::COUNT).map(|lock| stripe::AT + stripe::STRIDE * lock);
+                    at.filter(|&at| map.u64(at).load(Ordering::Relaxed) != held)
+                        .count()
+                };
+                let own = 7 << 48 | 1;
+                let lock = Stripe::lock(map, addr, own, Duration::ZERO, |_| lives);
+                assert_eq!(lock.is_some(), held == 0 || !lives);
+                assert_eq!(words(), usize::from(lock.is_some() && held != own));
+                drop(lock);
+                assert!(words() <= 1);
+            }
+            _ => {}
+        }
+    }
+}
