@@ -40,6 +40,10 @@ PARKED = "parked::what_was_not_taken_back_was_delivered_once"
 FAILS = "parked::a_sender_that_fails_knows_what_was_delivered"
 LATER = "parked::a_message_of_an_earlier_time_is_not_taken_for_a_later_one"
 HELD = "parked::the_receive_of_a_held_message_is_written_by_its_holder_alone"
+TAKEN_OVER = "lock::the_lock_of_one_that_has_ended_is_taken_over_once"
+BUFFERS = "buffers::an_entry_is_of_one_buffer"
+LAST_STATE = "closing::who_finds_the_state_unchanged_was_heard"
+LAST_STAMP = "closing::who_finds_the_stamp_unchanged_was_heard"
 
 NO_LIGHT = "        fence(Ordering::SeqCst);\n    }\n}", "    }\n}"
 NO_HEAVY = "pub(crate) fn heavy_fence() {\n    fence(Ordering::SeqCst);", "pub(crate) fn heavy_fence() {\n    if true { return; }"
@@ -109,4 +113,13 @@ WEAKENED = [
     Bug(HELD, "taken back although it is held", S + "qp/parking.rs", "            if now.is_held() {\n                return None;\n            }\n", ""),
     Bug(HELD, "let go with Relaxed", S + "qp/parking.rs", "compare_exchange(word.0, free, Ordering::AcqRel", "compare_exchange(word.0, free, Ordering::Relaxed"),
     Bug(HELD, "held without an exchange", S + "qp/parking.rs", "    map.u64(at)\n        .compare_exchange(word.0, word.held().0, Ordering::AcqRel, Ordering::Relaxed)\n        .is_ok()\n", "    map.u64(at).store(word.held().0, Ordering::Release);\n    true\n"),
+    Bug(TAKEN_OVER, "taken over without an exchange", S + "region/atomic.rs", "            if free\n                && word\n                    .compare_exchange(held, own, Ordering::SeqCst, Ordering::Relaxed)\n                    .is_ok()\n            {", "            if free {\n                word.store(own, Ordering::SeqCst);"),
+    Bug(BUFFERS, "no second look", S + "dm/mod.rs", "(map.u64(at + layout::STAMP).load(Ordering::Relaxed) == stamp).then_some(shown)", "Some(shown)"),
+    Bug(BUFFERS, "no fence before the second look", S + "dm/mod.rs", "        fence(Ordering::Acquire);\n", ""),
+    Bug(BUFFERS, "no fence behind the old stamp", S + "dm/mod.rs", "        fence(Ordering::Release);\n", ""),
+    Bug(BUFFERS, "the stamp stored with Relaxed", S + "dm/mod.rs", "store(stamp, Ordering::Release)", "store(stamp, Ordering::Relaxed)"),
+    Bug(LAST_STATE, "no light fence", S + "sync.rs", *NO_LIGHT),
+    Bug(LAST_STATE, "no heavy fence", S + "sync.rs", *NO_HEAVY),
+    Bug(LAST_STAMP, "no light fence", S + "sync.rs", *NO_LIGHT),
+    Bug(LAST_STAMP, "no heavy fence", S + "sync.rs", *NO_HEAVY),
 ]

@@ -55,3 +55,29 @@ fn the_lock_of_an_address_excludes_processes() {
         assert_eq!(word.read(), 2);
     });
 }
+
+/// Of two that find the lock of one that has ended, one has it at a time.
+#[test]
+fn the_lock_of_one_that_has_ended_is_taken_over_once() {
+    const DEAD: u64 = 9 << 48;
+    check(|| {
+        let map = Mapping::model(SEGMENT_SIZE);
+        map.prepare(
+            [],
+            (0..stripe::COUNT).map(|i| stripe::AT + stripe::STRIDE * i),
+        );
+        let word = Memory::new(0);
+        let dead = Stripe::lock(&map, 0x1000, DEAD, PATIENCE, |_| true).unwrap();
+        let add = |map: &Mapping, word: &Memory, own: u64| {
+            let held = Stripe::lock(map, 0x1000, own, PATIENCE, |held| held != DEAD).unwrap();
+            word.write(word.read() + 1);
+            drop(held);
+        };
+        let (their_map, their_word) = (map.again(), word.clone());
+        let other = thread::spawn(move || add(&their_map, &their_word, 2 << 48));
+        add(&map, &word, 1 << 48);
+        drop(dead);
+        other.join().unwrap();
+        assert_eq!(word.read(), 2);
+    });
+}

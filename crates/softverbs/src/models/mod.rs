@@ -9,6 +9,8 @@
 //! Each model fails when one of the orderings is weakened that it is about: `tests/loom/weakened.py`
 //! has the list, and `make check-loom OPTIONS=--planted` goes through it.
 
+mod buffers;
+mod closing;
 mod lock;
 mod parked;
 mod region;

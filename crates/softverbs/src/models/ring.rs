@@ -12,7 +12,7 @@ use crate::sync::{light_fence, pause};
 
 const COOKIE: u64 = 7;
 
-fn ring() -> (Producer, Consumer) {
+pub(super) fn ring() -> (Producer, Consumer) {
     let map = Mapping::model(RING_SIZE);
     let slots = RING_SIZE - SLOT * SLOTS as usize;
     map.prepare([CONSUMED_AT, WAITING_AT], (slots..RING_SIZE).step_by(8));
@@ -20,7 +20,7 @@ fn ring() -> (Producer, Consumer) {
     (Producer::new(map, COOKIE).unwrap(), consumer)
 }
 
-fn message(number: u32) -> Header {
+pub(super) fn message(number: u32) -> Header {
     Header {
         len: 8,
         imm: !number,
