@@ -410,6 +410,23 @@ impl Watching {
     }
 }
 
+#[cfg(test)]
+impl Watching {
+    /// By a monitor of the test's own.
+    pub(super) fn by(
+        monitor: Arc<Userfault>,
+        index: Arc<dyn Index + Send>,
+        check: bool,
+    ) -> Result<Self> {
+        let listed = Listed::new(index, monitor.gate)?;
+        Ok(Self {
+            monitor,
+            _listed: listed,
+            check,
+        })
+    }
+}
+
 impl Watch for Watching {
     #[inline]
     fn is_current(&self, _: u64, _: u64) -> bool {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 use crate::mr::probe::LocalProbe;
-use crate::mr::{Monitor, memory_changed};
+use crate::mr::{CacheConfig, Monitor, memory_changed};
 
 /// The connecting end without `FI_MR_LOCAL`; `checked` descriptors are valid or NULL.
 fn unregistered(checked: bool, local: LocalMemory) -> (Side, Side) {
@@ -246,6 +246,39 @@ fn short_messages_need_no_registration() {
         let misses = cache.expect("userfaultfd").misses();
         assert_eq!(misses != 0, len > 2048, "{len} bytes");
     }
+}
+
+#[test]
+fn nothing_is_kept_where_the_parameters_say_so() {
+    let domain = |cache: CacheConfig| {
+        let kind = DomainConfig {
+            form: Form::new(Mode::NATIVE, false),
+            local: LocalMemory::Cached,
+            cache,
+            ..DomainConfig::default()
+        };
+        Domain::open(&device(), kind).unwrap()
+    };
+    let none = CacheConfig {
+        max_count: 0,
+        ..CacheConfig::default()
+    };
+    let disabled = CacheConfig {
+        userfaultfd: false,
+        ..CacheConfig::default()
+    };
+    for cache in [none, disabled] {
+        let domain = domain(cache);
+        assert!(domain.local_cache(domain.pd()).is_none(), "{cache:?}");
+    }
+    let refused = domain(none).import_monitor(|| panic!("nothing is kept here"));
+    assert_eq!(refused, Err(FiErrno::EOPNOTSUPP));
+    // disabled is the kernel's, not the application's
+    let told = Arc::new(Told::default());
+    let domain = domain(disabled);
+    let import = || Ok(Box::new(Teller(told)) as Box<dyn Monitor>);
+    domain.import_monitor(import).unwrap();
+    assert!(domain.local_cache(domain.pd()).is_some());
 }
 
 /// A monitor that is told by the test what it shall say.

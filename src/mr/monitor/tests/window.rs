@@ -1,33 +1,63 @@
-//! What the kernel says of a change whose event was not read.
+//! Between an unmapping and its event another thread is given the addresses: the kernel says so, and nothing is served.
 
 #![allow(unsafe_code, reason = "changes memory")]
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::userfault;
-use super::{PAGE, map};
+use super::super::{Watching, userfault};
+use super::device::Pipes;
+use super::ways::{hit, kept};
+use super::{BOUNDS, PAGE, map};
+use crate::mr::cache::Cache;
 
-/// Between the unmapping and its event another thread is given the addresses: the kernel says so.
+/// A mapping of four pages that is joined with no other one: what is unmapped there would wait too.
+fn alone() -> *mut u8 {
+    let all = map(std::ptr::null_mut(), 6, 0);
+    // SAFETY: the mapping is the test's.
+    unsafe {
+        for edge in [all, all.wrapping_add(5 * PAGE)] {
+            assert_eq!(libc::mprotect(edge.cast(), PAGE, libc::PROT_NONE), 0);
+        }
+    }
+    all.wrapping_add(PAGE)
+}
+
 pub(super) fn window() {
-    let (reader, fd) = userfault::without_thread();
-    let place = map(std::ptr::null_mut(), 4, 0);
-    let end = place as u64 + 4 * PAGE as u64;
-    reader.watch_range(place as u64, end).unwrap();
-    assert!(!reader.is_changing());
+    let (monitor, reader) = userfault::without_thread();
+    let monitor = Arc::new(monitor);
+    // what the check is for is shown by one that makes none
+    let caches = [true, false].map(|check| {
+        let by = Arc::clone(&monitor);
+        let cache = Cache::new(Pipes, BOUNDS, |index| {
+            let index = Arc::clone(index);
+            Ok(Box::new(Watching::by(by, index, check)?))
+        });
+        cache.unwrap()
+    });
+    let place = alone();
+    // SAFETY: the mapping is the test's.
+    unsafe { place.write_bytes(1, 4 * PAGE) };
+    assert!(caches.iter().all(|cache| kept(cache, place)));
+    assert!(!monitor.is_changing());
     std::thread::scope(|scope| {
         let at = place as usize;
         scope.spawn(move || {
             // waits until its event is read, which is never, or the descriptor ends
-            // SAFETY: the mapping is the test's.
+            // SAFETY: as above.
             unsafe { libc::munmap(std::ptr::without_provenance_mut(at), 4 * PAGE) };
         });
         let start = Instant::now();
-        while !reader.is_changing() {
+        while !monitor.is_changing() {
             assert!(start.elapsed() < Duration::from_secs(60), "never seen");
         }
         // the addresses are free, and can be had
         map(place, 4, libc::MAP_FIXED_NOREPLACE);
-        assert!(reader.is_changing());
-        fd.end();
+        assert!(monitor.is_changing());
+        assert_eq!(
+            caches.each_ref().map(|cache| hit(cache, place)),
+            [false, true]
+        );
+        reader.end();
     });
 }
