@@ -10,6 +10,9 @@ use crate::sync::AtomicU32;
 /// How many registrations can be made at the same time and kept.
 const MAKING: usize = 32;
 
+/// How many that were used are passed over for one that is evicted: the monitor may wait meanwhile.
+const CHANCES: usize = 64;
+
 /// A range that is being registered.
 #[derive(Clone, Copy, Debug, Default)]
 struct Making {
@@ -138,9 +141,9 @@ impl Slow {
         }
     }
 
-    /// Which one to evict: the oldest that was not used since it was looked at last.
+    /// Which one to evict: the oldest that was not used since it was looked at last, or the next one behind [`CHANCES`] that were.
     pub(super) fn victim<M>(&mut self, pool: &Pool<M>) -> Option<u32> {
-        for _ in 0..self.live {
+        for _ in 0..self.live.min(CHANCES) {
             let index = self.oldest;
             let entry = pool.get(index)?;
             if entry.stamp() == get(&entry.seen) {
