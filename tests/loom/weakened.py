@@ -48,6 +48,12 @@ LAST_STAMP = "closing::who_finds_the_stamp_unchanged_was_heard"
 NO_LIGHT = "        fence(Ordering::SeqCst);\n    }\n}", "    }\n}"
 NO_HEAVY = "pub(crate) fn heavy_fence() {\n    fence(Ordering::SeqCst);", "pub(crate) fn heavy_fence() {\n    if true { return; }"
 
+USED = "what_is_used_stays_until_the_last_has_done_with_it"
+LATE_HIT = "a_late_hit_gets_no_other_registration"
+ONCE = "one_that_is_killed_and_evicted_goes_once"
+E = "src/mr/cache/entry.rs"
+C = "src/mr/cache/mod.rs"
+
 SLOTS = "slots_go_from_the_poster_to_the_poller_and_back"
 
 WEAKENED = [
@@ -55,6 +61,15 @@ WEAKENED = [
     Bug(SLOTS, "requests looked for with Relaxed", "src/queue/slots.rs", "        let mut tail = self.tail.load(Ordering::Relaxed);\n        let head = self.head.load(Ordering::Acquire);", "        let mut tail = self.tail.load(Ordering::Relaxed);\n        let head = self.head.load(Ordering::Relaxed);"),
     Bug(SLOTS, "a slot given back with Relaxed", "src/queue/slots.rs", "self.tail.store(tail, Ordering::Release)", "self.tail.store(tail, Ordering::Relaxed)"),
     Bug(SLOTS, "room looked for with Relaxed", "src/queue/slots.rs", "    pub(crate) fn is_full(&self) -> bool {\n        let tail = self.tail.load(Ordering::Acquire);", "    pub(crate) fn is_full(&self) -> bool {\n        let tail = self.tail.load(Ordering::Relaxed);"),
+    Bug(USED, "a reference given back with Relaxed", E, "self.state.fetch_sub(1, Ordering::Release)", "self.state.fetch_sub(1, Ordering::Relaxed)"),
+    Bug(USED, "the last reference claimed with Relaxed", E, "compare_exchange(state, state | QUEUED, Ordering::AcqRel", "compare_exchange(state, state | QUEUED, Ordering::Relaxed"),
+    Bug(USED, "the last but one reference counts as the last", E, "left & REFS == 0 && self.claim(left)", "left & REFS <= 1 && self.claim(left)"),
+    Bug(USED, "references not looked at by who kills", E, "state & (REFS | QUEUED) == 0 && self.claim(state)", "state & QUEUED == 0 && self.claim(state)"),
+    Bug(USED, "a dead one handed over with Relaxed", C, "let (set, read) = (Ordering::Release, Ordering::Relaxed);", "let (set, read) = (Ordering::Relaxed, Ordering::Relaxed);"),
+    Bug(USED, "dead ones taken with Relaxed", C, "self.inner.zombies.swap(NONE, Ordering::Acquire)", "self.inner.zombies.swap(NONE, Ordering::Relaxed)"),
+    Bug(LATE_HIT, "a dead one gives references", E, "old >> 32 == word.generation() && old & DEAD == 0", "old >> 32 == word.generation()"),
+    Bug(LATE_HIT, "a generation that does not change", E, "let more = (1_u64 << 32).wrapping_sub(QUEUED | DEAD) + 1;", "let more = 0_u64.wrapping_sub(QUEUED | DEAD) + 1;"),
+    Bug(ONCE, "claimed without an exchange", E, "        self.state\n            .compare_exchange(state, state | QUEUED, Ordering::AcqRel, Ordering::Relaxed)\n            .is_ok()\n", "        self.state.store(state | QUEUED, Ordering::Release);\n        true\n"),
     Bug(RING, "a message published with Relaxed", S + "ring/producer.rs", "store(first, Ordering::Release)", "store(first, Ordering::Relaxed)"),
     Bug(RING, "a message looked at with Relaxed", S + "ring/consumer.rs", "let first = first.load(Ordering::Acquire);", "let first = first.load(Ordering::Relaxed);"),
     Bug(RING, "the place told with Relaxed", S + "ring/consumer.rs", "store(self.tail, Ordering::Release)", "store(self.tail, Ordering::Relaxed)"),

@@ -53,6 +53,16 @@ impl Drop for Listed {
     }
 }
 
+/// Keeps the lock, for a test that forks meanwhile.
+#[cfg(test)]
+pub(super) fn hold() -> impl Drop {
+    struct Held(#[allow(dead_code, reason = "dropped")] MutexGuard<'static, [Cell; MOST]>);
+    impl Drop for Held {
+        fn drop(&mut self) {}
+    }
+    Held(list())
+}
+
 /// Tells all of them.
 pub(super) fn kill(start: u64, end: u64) {
     for index in list().iter().flatten() {

@@ -7,6 +7,7 @@
 
 mod device;
 mod forks;
+mod gate;
 mod mixture;
 mod ways;
 mod window;
@@ -128,6 +129,7 @@ fn in_a_process() {
         Ok("stays") => ways::stays(),
         Ok("untold") => ways::untold(),
         Ok("forks") => forks::child(),
+        Ok("gate") => gate::closed(),
         Ok("window") => window::window(),
         Ok("refused") => {
             refuse();
@@ -154,6 +156,11 @@ fn what_keeps_its_pages_is_kept() {
 #[test]
 fn memory_whose_changes_are_not_told_is_not_kept() {
     run("untold", None);
+}
+
+#[test]
+fn the_gate_is_closed_while_a_change_is_told() {
+    run("gate", None);
 }
 
 #[test]

@@ -242,7 +242,7 @@ impl Userfault {
     }
 
     /// Whether all pages of a range are there and anonymous.
-    fn is_anonymous(&self, start: u64, end: u64) -> bool {
+    pub(super) fn is_anonymous(&self, start: u64, end: u64) -> bool {
         let (mut page, behind) = (start >> self.shift, end >> self.shift);
         let mut words = [0_u64; 512];
         while page < behind {

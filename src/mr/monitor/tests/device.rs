@@ -5,6 +5,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::PAGE;
 use crate::errno::{FiErrno, Result};
@@ -33,11 +34,23 @@ fn pipe(len: usize) -> Result<(OwnedFd, OwnedFd)> {
     }
 }
 
+/// The same, when other processes of the user leave room for it (`pipe-user-pages-soft` of pipe(7)).
+fn pipe_soon(len: usize) -> (OwnedFd, OwnedFd) {
+    let start = Instant::now();
+    loop {
+        match pipe(len) {
+            Ok(ends) => return ends,
+            Err(error) => assert!(start.elapsed() < Duration::from_secs(60), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 impl Pipe {
     /// The bytes as the device finds them.
     fn read(&self, addr: u64, len: usize) -> Vec<u8> {
         let offset = (addr - self.start) as usize;
-        let (from, to) = pipe(offset + len + 2 * PAGE).unwrap();
+        let (from, to) = pipe_soon(offset + len + 2 * PAGE);
         let mut bytes = vec![0; offset + len];
         // SAFETY: pipes of ours, and room for so many bytes.
         unsafe {
@@ -62,7 +75,7 @@ pub(super) struct Pipes;
 impl Registrar for Pipes {
     type Mr = Arc<Pipe>;
     unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Arc<Pipe>, u32)> {
-        let (read, write) = pipe(len as usize + PAGE)?;
+        let (read, write) = pipe_soon(len as usize + PAGE);
         // a device's pin makes a private page the mapping's own, as a write does (FOLL_LONGTERM)
         // SAFETY: changes no byte.
         let ret = unsafe {

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "forks")]
 
-use super::super::userfault;
+use super::super::{list, userfault};
 use super::ways::{hit, kept};
 use super::{BOUNDS, PAGE, map, open};
 
@@ -13,8 +13,18 @@ pub(super) fn child() {
     unsafe {
         place.write_bytes(1, 4 * PAGE);
         assert!(kept(&cache, place));
+        // a thread that has a lock when the process forks: the child has it for ever
+        let (says, said) = std::sync::mpsc::channel();
+        let other = std::thread::spawn(move || {
+            let held = list::hold();
+            says.send(()).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            drop(held);
+        });
+        said.recv().unwrap();
         let child = libc::fork();
         if child == 0 {
+            libc::alarm(60);
             let mut clean = !hit(&cache, place) && userfault::Userfault::get().is_err();
             // one that it registers itself serves its operation
             for _ in 0..3 {
@@ -35,6 +45,7 @@ pub(super) fn child() {
         let mut status = -1;
         libc::waitpid(child, &raw mut status, 0);
         assert_eq!(status, 0);
+        other.join().unwrap();
         // the parent goes on, with new registrations
         assert!(kept(&cache, place));
     }

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::super::userfault;
 use super::device::{Tested, transfer};
 use super::{BOUNDS, PAGE, map, open};
 
@@ -249,5 +250,16 @@ pub(super) fn untold() {
         never(shared);
         // private pages of a file: its own until they are written to
         never(file_at(libc::MAP_PRIVATE));
+
+        // by the pages too
+        let monitor = userfault::Userfault::get().expect("userfaultfd");
+        let own = |at: *mut u8| monitor.is_anonymous(at as u64, at as u64 + LEN as u64);
+        assert!(!own(shared), "a file's");
+        let place = somewhere();
+        assert!(!own(place), "not there");
+        fill(place, 1);
+        assert!(own(place));
+        assert_eq!(advise(place, PAGE, libc::MADV_DONTNEED), 0);
+        assert!(!own(place), "not there any more");
     }
 }
