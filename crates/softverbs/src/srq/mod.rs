@@ -393,10 +393,16 @@ impl Srq {
             qp.pull();
         }
         // The next receive need not, if nobody waits: a sender marks its queue pair first.
+        let waits = || process.qps.iter().any(|qp| qp.has_waiting_sender(self));
+        if waits() {
+            return;
+        }
         signal::asked_in_turn(map, waiting);
         fence(Ordering::SeqCst);
-        if process.qps.iter().any(|qp| qp.has_waiting_sender(self)) {
+        if waits() {
+            // It began when the question was there already, and a receive that was posted since rang nobody.
             signal::ask_in_turn(map, waiting);
+            self.ring_senders();
         }
     }
 }
