@@ -142,8 +142,15 @@ impl Server {
         match done {
             Ok(Ok(None)) => {}
             Ok(Ok(Some(slot))) => self.go_on(slot),
-            // Closing takes it out of the set.
-            _ => self.clients[index] = None,
+            _ => self.let_go(index),
+        }
+    }
+
+    /// Ends a line. Closing alone would do neither of both while a forked child has a copy of its descriptor.
+    fn let_go(&mut self, index: usize) {
+        if let Some(client) = self.clients[index].take() {
+            self.set.remove(client.line.as_raw_fd());
+            client.line.hang_up();
         }
     }
 
@@ -161,7 +168,7 @@ impl Server {
                 Due::Nothing => return,
                 Due::Answer => {}
                 Due::Later => {
-                    // Closing takes it out of the set here as well.
+                    // It is looked at once, so one that is closed meanwhile does no harm.
                     let _ = self.set.add_once(link.fd(), OWN | u64::from(slot));
                     return;
                 }
@@ -229,5 +236,43 @@ impl Client {
         let bytes: [u8; REPLY] = reply.to_bytes();
         // One that does not read its answers is let go.
         self.line.send(&bytes, file.map(AsFd::as_fd))
+    }
+}
+
+#[cfg(test)]
+#[allow(unsafe_code, reason = "forks, and kills the child")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_a_forked_child_has_is_cut() {
+        let process = Process::open().unwrap();
+        process.start_agent();
+        let line = Line::connect(&name(process.slot, &process.identity)).unwrap();
+        let mut hello = Request::new(Kind::Hello);
+        hello.a = process.slot.into();
+        line.send(&hello.to_bytes(), None).unwrap();
+        let mut file = Request::new(Kind::File);
+        file.a = u64::MAX;
+        line.send(&file.to_bytes(), None).unwrap();
+        let came = || sys::epoll_readable(line.as_raw_fd(), 20_000).unwrap();
+        assert!(came(), "no answer");
+        line.receive(&mut [0; REPLY]).unwrap();
+        // SAFETY: the child only waits to be killed.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: no memory is passed.
+                unsafe { libc::pause() };
+            }
+        }
+        line.send(b"nothing", None).unwrap();
+        let cut = came() && line.receive(&mut [0; REPLY]).is_err();
+        // SAFETY: this test's own child.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        assert!(cut, "the child keeps it open");
     }
 }
