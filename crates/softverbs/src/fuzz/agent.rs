@@ -250,7 +250,7 @@ impl World {
             let mut sge = [memory().sge(RECEIVES + number)];
             assert_eq!(through.post_recv(&mut sge, number as u64), 0);
         }
-        through.connect(ends[1].number(), rights[1]);
+        assert!(through.connect(ends[1].number(), rights[1]));
         let process = Process::open().unwrap();
         let (_, index) = crate::segment::layout::split_qp_num(ends[0].number());
         let own = qp::AT + qp::STRIDE * index as usize + qp::STATE;

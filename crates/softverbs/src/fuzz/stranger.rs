@@ -14,7 +14,7 @@ use super::device::{Buffer, End, attributes, device, request};
 use crate::abi::PANICKED;
 use crate::process::Process;
 use crate::registry::{Entry, Registry};
-use crate::ring::{Consumer, Header, Producer, RING_SIZE};
+use crate::ring::{Consumer, Header, Producer, RING_SIZE, SLOTS_AT};
 use crate::segment::layout::{
     Credit, OWNED, StateWord, announce, arena, cq, desc, header, order, qp, qp_num, region, srq,
     stripe,
@@ -245,7 +245,8 @@ impl Stranger {
         let ring = Mapping::new(&file, RING_SIZE).unwrap();
         match input.u8() % rarely {
             0 => {
-                let at = input.below(RING_SIZE / 8) * 8;
+                // Not what the ring is known by: the receiver does not look there again, and whoever sends next would find none.
+                let at = SLOTS_AT + input.below((RING_SIZE - SLOTS_AT) / 8) * 8;
                 ring.u64(at).store(input.edgy(), Ordering::Relaxed);
             }
             _ => {

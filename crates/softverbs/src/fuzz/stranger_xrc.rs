@@ -16,8 +16,8 @@ use super::xrc::Targeted;
 use crate::abi::PANICKED;
 use crate::process::Process;
 use crate::ring::Header;
-use crate::segment::layout::{OWNED, desc, qp_num, srq, xrc};
-use crate::srq::srq_num;
+use crate::segment::layout::{OWNED, SEGMENT_SIZE, desc, qp_num, srq, xrc};
+use crate::srq::{Shared, srq_num};
 use crate::sync::Arc;
 use crate::xrc::Domain;
 
@@ -26,7 +26,7 @@ const SRQ: u32 = 1;
 const QP: u32 = 3;
 const SRQ_AT: usize = srq::AT + srq::STRIDE * SRQ as usize;
 
-/// The queue as an honest process has it, in this domain.
+/// The queue as an honest process has it, in this domain, with all receives posted.
 fn show_queue(stranger: &Stranger, domain: u32) {
     let map = &stranger.segment.map;
     let stride = desc::stride(2) as u32;
@@ -43,7 +43,10 @@ fn show_queue(stranger: &Stranger, domain: u32) {
     ] {
         map.u32(SRQ_AT + at).store(value, Ordering::Relaxed);
     }
-    let map = &stranger.segment.map;
+    for i in 0..u64::from(COUNT) {
+        map.u64(ORDER_AT + 8 * i as usize)
+            .store((i + 1) << 32 | 1 << 16 | i, Ordering::Relaxed);
+    }
     map.u64(SRQ_AT + srq::DESC_AT)
         .store(DESC_AT as u64, Ordering::Relaxed);
     map.u64(SRQ_AT + srq::RING_AT)
@@ -69,9 +72,37 @@ fn neighbour(stranger: &Stranger) -> End {
     end
 }
 
-/// One word of the domain or of the stranger's queue becomes something else.
-fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target: usize) {
+/// The stranger's queue lies somewhere else, or its parts have other sizes. Who has looked before does not look again in this life.
+fn misplace(input: &mut Input<'_>, stranger: &Stranger) {
+    let map = &stranger.segment.map;
+    let end = (SEGMENT_SIZE as u64).wrapping_add(input.u64() % 8192 / 32 * 32) - 4096;
+    let place = if input.u8() < 128 { end } else { input.edgy() };
     match input.u8() % 4 {
+        0 => map
+            .u64(SRQ_AT + srq::RING_AT)
+            .store(place, Ordering::Relaxed),
+        1..=2 => map
+            .u64(SRQ_AT + srq::DESC_AT)
+            .store(place, Ordering::Relaxed),
+        _ => {
+            let part = if input.u8() < 128 {
+                srq::COUNT
+            } else {
+                srq::DESC_STRIDE
+            };
+            let value = if input.u8() < 128 {
+                1 << (input.u8() % 32)
+            } else {
+                input.edgy() as u32
+            };
+            map.u32(SRQ_AT + part).store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// One word of the domain, of the stranger's queue, or of what senders write of this process's, becomes something else.
+fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target: usize, own: u32) {
+    match input.u8() % 5 {
         0 => {
             let half = if input.u8() < 128 { 0 } else { OWNED };
             let at = half + SRQ_AT + 8 * input.below(srq::STRIDE / 8);
@@ -80,6 +111,16 @@ fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target:
         }
         1 => stranger.scribble(input),
         2 => {
+            let map = &Process::open().unwrap().segment.map;
+            let entry = srq::AT + srq::STRIDE * own as usize;
+            let order = map.u64(entry + srq::RING_AT).load(Ordering::Relaxed) as usize;
+            let at = match input.u8() % 4 {
+                0 => entry + srq::HINT,
+                _ => order + 8 * input.below(COUNT as usize),
+            };
+            map.u64(at).store(input.edgy(), Ordering::Relaxed);
+        }
+        3 => {
             let at = target + 8 * input.below(xrc::STRIDE / 8);
             domain.map.u64(at).store(input.edgy(), Ordering::Relaxed);
         }
@@ -96,9 +137,20 @@ fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target:
     }
 }
 
-/// A message to this process's queue.
-fn message(input: &mut Input<'_>, stranger: &Stranger, through: &Targeted, life: u8) -> Header {
+/// A message to this process's queue, for one of the receives that the stranger claimed last or for any.
+fn message(
+    input: &mut Input<'_>,
+    stranger: &Stranger,
+    through: &Targeted,
+    life: u8,
+    claimed: &[u32],
+) -> Header {
     let wrong = |input: &mut Input<'_>| u32::from(input.u8() < 8);
+    let last = claimed.len().saturating_sub(1 + input.below(2));
+    let index = match claimed.get(last) {
+        Some(&index) if input.u8() < 224 => index,
+        _ => u32::from(input.u8() % 9),
+    };
     Header {
         op: if input.u8() < 128 { 0 } else { input.u8() % 8 },
         flags: if input.u8() < 200 {
@@ -110,7 +162,7 @@ fn message(input: &mut Input<'_>, stranger: &Stranger, through: &Targeted, life:
         incarnation: 1,
         len: u32::from(input.u16()) % 8193,
         imm: 7,
-        msn: (through.srqn & 0x3fff ^ wrong(input)) << 16 | u32::from(input.u8() % 9),
+        msn: (through.srqn & 0x3fff ^ wrong(input)) << 16 | index,
         src_qpn: qp_num(stranger.slot, QP),
         life: life ^ wrong(input) as u8,
     }
@@ -206,6 +258,17 @@ impl Drop for Initiator {
     }
 }
 
+/// Connects the two. What a message from the stranger breaks meanwhile is begun again.
+fn connect(through: &Targeted, initiator: &Initiator) {
+    let all = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    let connected = (0..8).any(|_| {
+        through.reset();
+        through.connect(initiator.number(), all)
+    });
+    assert!(connected, "the target can't be connected");
+    initiator.connect(through.number());
+}
+
 fn poll(cq: *mut ibv_cq, outstanding: &mut HashSet<u64>) {
     // SAFETY: live, room for one; all zeros is a value of it.
     unsafe {
@@ -244,11 +307,11 @@ pub fn stranger_xrc(data: &[u8]) {
     stranger.be_honest(initiator.number(), true);
     let neighbour = neighbour(stranger);
     show_queue(stranger, number);
-    let all = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-    through.connect(initiator.number(), all);
-    initiator.connect(through.number());
-    let own = srq::AT + srq::STRIDE * (through.srqn & 0x3fff) as usize + srq::STAMP;
-    let life = process.segment.map.u32(own).load(Ordering::Relaxed) as u8;
+    connect(&through, &initiator);
+    let own = through.srqn & 0x3fff;
+    let stamp = srq::AT + srq::STRIDE * own as usize + srq::STAMP;
+    let life = process.segment.map.u32(stamp).load(Ordering::Relaxed) as u8;
+    let mut claimed = Vec::new();
     let theirs = srq_num(stranger.slot, SRQ);
     let mut sent = HashSet::new();
     let mut received = HashSet::new();
@@ -257,17 +320,29 @@ pub fn stranger_xrc(data: &[u8]) {
             break;
         }
         match input.u8() % 16 {
-            0 => scribble(&mut input, stranger, &domain, at),
-            1..=4 => stranger.send_any(&mut input, 32, |input| {
-                message(input, stranger, &through, life)
-            }),
+            0 => scribble(&mut input, stranger, &domain, at, own),
+            1..=4 => {
+                let map = &process.segment.map;
+                if input.u8() < 160
+                    && let Some(shared) = Shared::read(map, own)
+                {
+                    claimed.extend(shared.claim(map, stranger.slot).map(|claim| claim.index));
+                }
+                // Sometimes more than it has claimed.
+                let messages = if input.u8() < 200 { 1 } else { 2 };
+                for _ in 0..messages {
+                    stranger.send_any(&mut input, 32, |input| {
+                        message(input, stranger, &through, life, &claimed)
+                    });
+                }
+            }
             5..=7 => {
                 let mut sges = [inbox.part(&mut input, INBOX)];
                 if through.post_recv(&mut sges, id) == 0 {
                     received.insert(id);
                 }
             }
-            8..=12 => {
+            8..=11 => {
                 let mut sges = [outbox.piece(&mut input), outbox.piece(&mut input)];
                 match input.u8() % 8 {
                     0..=1 => (sges[0].length, sges[1].length) = (8, 0),
@@ -299,14 +374,17 @@ pub fn stranger_xrc(data: &[u8]) {
                     sent.insert(id);
                 }
             }
-            13 => {
+            12..=13 => {
                 // A new life of the connection, in which the completions of the last one are gone.
                 initiator.reset();
                 through.reset();
                 poll(initiator.cq, &mut sent);
                 sent.clear();
-                through.connect(initiator.number(), all);
-                initiator.connect(through.number());
+                show_queue(stranger, number);
+                if input.u8() < 64 {
+                    misplace(&mut input, stranger);
+                }
+                connect(&through, &initiator);
             }
             _ => {
                 poll(initiator.cq, &mut sent);

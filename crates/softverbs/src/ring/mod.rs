@@ -38,7 +38,7 @@ const COOKIE_AT: usize = 8;
 pub(crate) const CONSUMED_AT: usize = 64;
 /// u32: the sender waits for slots; by both.
 pub(crate) const WAITING_AT: usize = 128;
-const SLOTS_AT: usize = 4096;
+pub(crate) const SLOTS_AT: usize = 4096;
 
 /// What a message is.
 pub(crate) mod op {
