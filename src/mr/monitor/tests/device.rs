@@ -19,6 +19,10 @@ pub(super) struct Pipe {
     start: u64,
 }
 
+/// What a pipe can have without privilege, as `pipe-max-size` of pipe(7) usually is. A registration of more is refused, as one that is joined
+/// of several may be on a device; a pipe that it is read by has two pages more.
+const MOST: usize = 1 << 20;
+
 fn pipe(len: usize) -> Result<(OwnedFd, OwnedFd)> {
     let mut fds = [-1; 2];
     // SAFETY: two elements; then descriptors of ours.
@@ -75,6 +79,9 @@ pub(super) struct Pipes;
 impl Registrar for Pipes {
     type Mr = Arc<Pipe>;
     unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Arc<Pipe>, u32)> {
+        if len as usize > MOST - 2 * PAGE {
+            return Err(FiErrno::ENOMEM);
+        }
         let (read, write) = pipe_soon(len as usize + PAGE);
         // a device's pin makes a private page the mapping's own, as a write does (FOLL_LONGTERM)
         // SAFETY: changes no byte.
