@@ -209,8 +209,10 @@ impl Process {
         sys::fallocate(file.as_raw_fd(), 0, RING_SIZE)?;
         let cookie = peer.identity.cookie;
         let consumer = Consumer::new(Mapping::new(&file, RING_SIZE)?, cookie);
-        if !peer.barriers && !self.unfenced.swap(true, Ordering::Relaxed) {
-            // Before that process may wait for a shared receive, each thread that posts one sees the flag, or has what it posted seen.
+        if !peer.barriers {
+            self.unfenced.store(true, Ordering::Relaxed);
+            // Before that process may wait for a shared receive, each thread that posts one sees the flag, or has what it posted seen. Also
+            // where another thread has set it for another one: it need not have fenced yet.
             heavy_fence();
         }
         let map = &self.segment.map;
