@@ -77,19 +77,8 @@ impl Qp {
             src_qpn: self.number(),
             life: 0,
         };
-        let (from, len) = (
-            std::ptr::without_provenance(addr as usize),
-            sge.length as usize,
-        );
         // SAFETY: inside the application's registered buffer, or its inline data.
-        let sent = unsafe {
-            if len <= SHORT {
-                conn.peer.push_short(&header, from, len)
-            } else {
-                send_longer(process, conn, &header, from, len)
-            }
-        };
-        if !sent {
+        if !unsafe { publish(process, conn, &header, addr, sge.length) } {
             return false;
         }
         let status = outcome(conn, IBV_QPT_RC, sq.claimed);
@@ -171,19 +160,8 @@ impl Qp {
             src_qpn: self.number(),
             life: conn.delivery.life(),
         };
-        let (from, len) = (
-            std::ptr::without_provenance(addr as usize),
-            sge.length as usize,
-        );
         // SAFETY: inside the application's registered buffer, or its inline data.
-        let sent = unsafe {
-            if len <= SHORT {
-                conn.peer.push_short(&header, from, len)
-            } else {
-                send_longer(process, conn, &header, from, len)
-            }
-        };
-        if !sent {
+        if !unsafe { publish(process, conn, &header, addr, sge.length) } {
             return false;
         }
         let status = outcome(conn, sq.kind, sq.next_number());
@@ -255,12 +233,35 @@ impl Qp {
     }
 }
 
-/// Publishes a message that takes more than a slot.
+/// Publishes a message whose payload lies at one place, or does nothing and says so.
+///
+/// # Safety
+/// `addr` must be readable for `len` bytes.
+#[inline(always)]
+unsafe fn publish(
+    process: &Process,
+    conn: &Connection,
+    header: &Header,
+    addr: u64,
+    len: u32,
+) -> bool {
+    let (from, len) = (std::ptr::without_provenance(addr as usize), len as usize);
+    // SAFETY: the caller's promise.
+    unsafe {
+        if len <= SHORT {
+            conn.peer.push_short(header, from, len)
+        } else {
+            publish_longer(process, conn, header, from, len)
+        }
+    }
+}
+
+/// As [`publish`], of a message that takes more than a slot.
 ///
 /// # Safety
 /// `from` must be readable for `len` bytes.
 #[inline(never)]
-unsafe fn send_longer(
+unsafe fn publish_longer(
     process: &Process,
     conn: &Connection,
     header: &Header,
