@@ -195,13 +195,17 @@ impl Qp {
                 StateWord::new(to, dest, access, old.incarnation())
             }
         };
+        let connects = receives(new.state()) && !receives(old.state());
+        if connects {
+            target.record_connection(new.dest());
+        }
         if !target.change(old, new) {
             // Somebody else has changed it meanwhile.
             return Err(Errno(libc::EINVAL));
         }
         handle.seen = new;
         handle.watch();
-        if receives(new.state()) && !receives(old.state()) {
+        if connects {
             // The others watch the initiator too, as this process may end before it.
             handle.target.call_holders();
         }
@@ -302,6 +306,12 @@ impl Qp {
         } else if new.dest() != old.dest() || handle.initiator.is_none() {
             // Another holder has connected it, or the initiator's process was not there to be opened.
             handle.watch();
+            if handle.initiator.is_none()
+                && receives(new.state())
+                && handle.target.initiator_is_lost(new.dest())
+            {
+                handle.target.fail(new, Fault::Fatal);
+            }
         }
         true
     }

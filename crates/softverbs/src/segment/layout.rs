@@ -272,6 +272,11 @@ pub(crate) mod xrc {
     pub(crate) const RNR_TIMER: usize = 36;
     /// u32: `ibv_qp_type`.
     pub(crate) const TYPE: usize = 48;
+    /// u32: slot of the process that connected the target; u64: cookie of that process.
+    pub(crate) const CONNECTOR_SLOT: usize = 52;
+    pub(crate) const CONNECTOR: usize = 64;
+    /// u64: cookie of the initiator's process when the target was connected; 0: there was no such process.
+    pub(crate) const INITIATOR: usize = 56;
     /// u64 each: one bit for each process that holds it.
     pub(crate) const HOLDERS: usize = 128;
     pub(crate) const HOLDER_WORDS: usize = super::MAX_PROCESSES / 64;

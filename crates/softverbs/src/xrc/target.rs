@@ -246,6 +246,46 @@ impl Target {
         domain.call_holders(process, self.at);
     }
 
+    /// Records the processes on both ends of a connection that is about to be made to `initiator`, the number of a
+    /// queue pair.
+    pub(crate) fn record_connection(&self, initiator: u32) {
+        let Membership {
+            domain, process, ..
+        } = &*self.membership;
+        let (slot, _) = split_qp_num(initiator);
+        let word = |at: usize| domain.map.u64(self.at + at);
+        word(layout::INITIATOR).store(process.cookie_of(slot).unwrap_or(0), Ordering::Relaxed);
+        word(layout::CONNECTOR).store(process.identity.cookie, Ordering::Relaxed);
+        domain
+            .map
+            .u32(self.at + layout::CONNECTOR_SLOT)
+            .store(process.slot, Ordering::Relaxed);
+    }
+
+    /// Whether the process of the initiator `initiator` (a queue pair number) ended before this process could watch it, and no
+    /// other process watched it: the one that connected the target has ended too, or has given the target up.
+    pub(crate) fn initiator_is_lost(&self, initiator: u32) -> bool {
+        let Membership {
+            domain, process, ..
+        } = &*self.membership;
+        let word = |at: usize| domain.map.u64(self.at + at).load(Ordering::Relaxed);
+        let recorded = word(layout::INITIATOR);
+        let (slot, _) = split_qp_num(initiator);
+        let ended = match process.cookie_of(slot) {
+            Some(cookie) => cookie != recorded,
+            None => !process.lives(slot),
+        };
+        if recorded == 0 || !ended {
+            return false;
+        }
+        let connector = domain.map.u32(self.at + layout::CONNECTOR_SLOT);
+        let connector = connector.load(Ordering::Relaxed);
+        let is_watched = connector != process.slot
+            && process.cookie_of(connector) == Some(word(layout::CONNECTOR))
+            && holders(domain, self.at).any(|holder| holder == connector);
+        !is_watched
+    }
+
     /// As [`Domain::fail_target`].
     pub(crate) fn fail(&self, word: StateWord, fault: Fault) {
         if word.state() != IBV_QPS_ERR {
