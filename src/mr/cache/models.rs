@@ -2,6 +2,7 @@
 
 use loom::thread::{JoinHandle, spawn};
 
+use super::tests::Manual;
 use super::*;
 use crate::sync::UnsafeCell;
 
@@ -45,31 +46,6 @@ impl Registrar for Device {
     }
 }
 
-#[derive(Debug)]
-struct Quiet;
-
-impl Watch for Quiet {
-    fn is_current(&self, _: u64, _: u64) -> bool {
-        true
-    }
-    fn asks_of_registrations(&self) -> bool {
-        false
-    }
-    fn is_quiet(&self) -> bool {
-        true
-    }
-    fn watch(&self, _: u64, _: u64) -> Result<()> {
-        Ok(())
-    }
-    fn unwatch(&self, _: u64, _: u64) {}
-    fn tells_all(&self, _: u64, _: u64) -> bool {
-        true
-    }
-    fn is_forked(&self) -> bool {
-        false
-    }
-}
-
 type Modelled = Arc<Cache<Device>>;
 
 fn cache() -> Modelled {
@@ -82,7 +58,7 @@ fn cache() -> Modelled {
         count: 10,
         merge: false,
     };
-    Arc::new(Cache::new(device, bounds, |_| Ok(Box::new(Quiet))).unwrap())
+    Arc::new(Cache::new(device, bounds, |_| Ok(Box::new(Manual))).unwrap())
 }
 
 /// Makes a registration of a page; gives its lkey.

@@ -39,7 +39,7 @@ impl Registrar for Fake {
 
 /// Is told nothing by anybody but the test.
 #[derive(Debug)]
-struct Manual;
+pub(super) struct Manual;
 
 impl Watch for Manual {
     fn is_current(&self, _: u64, _: u64) -> bool {
