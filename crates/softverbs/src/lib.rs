@@ -18,6 +18,8 @@ mod cm;
 #[allow(unsafe_code, reason = "completion queues are C objects")]
 mod cq;
 mod dm;
+#[allow(unsafe_code, reason = "called by C")]
+mod entry;
 #[allow(unsafe_code, reason = "channels are C objects")]
 mod events;
 #[cfg(fuzzing)]
@@ -26,11 +28,15 @@ pub mod fuzz;
 #[cfg(all(test, not(fuzzing)))]
 #[allow(unsafe_code, unreachable_pub, reason = "as above")]
 mod fuzz;
+#[allow(unsafe_code, reason = "a GID is a union")]
+mod gid;
 mod log;
 #[cfg(all(test, loom))]
 #[allow(unsafe_code, reason = "what a lock protects is a cell of loom's")]
 mod models;
 mod mw;
+#[allow(unsafe_code, reason = "the C objects themselves")]
+mod object;
 #[allow(unsafe_code, reason = "peers' memory is reached by address")]
 mod peer;
 #[allow(unsafe_code, reason = "holds what the C objects point to")]

@@ -5,30 +5,11 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::context::Context;
-use super::pd::Pd;
-use super::{gid, non_null, pointer, status};
+use crate::entry::{non_null, pointer, status};
+use crate::gid;
+use crate::object::{Ah, Context, Pd};
 use crate::qp::address_good;
 use crate::sys::{Errno, Res, try_box};
-
-/// An address handle. The C object comes first.
-#[repr(C)]
-pub(crate) struct Ah {
-    object: ibv_ah,
-    /// The emulated node.
-    pub(crate) node: u32,
-    /// Traffic class and flow label, as a global route header has them.
-    pub(crate) flow: u32,
-}
-
-impl Ah {
-    /// # Safety
-    /// `ah` must come from [`create_ah`] and be live.
-    pub(crate) unsafe fn from_ptr<'a>(ah: *mut ibv_ah) -> &'a Self {
-        // SAFETY: the C object is the first field; the caller promises the rest.
-        unsafe { &*ah.cast::<Self>() }
-    }
-}
 
 /// # Errors
 /// `EINVAL` for an address without a global route, which an Ethernet port needs, or one that is

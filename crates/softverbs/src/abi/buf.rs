@@ -1,21 +1,14 @@
 //! Buffers that the device allocates for the application: `ibv_alloc_buf(3)` of rdma-core 65.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::context::Context;
-use super::pd::Pd;
-use super::{guard, mr, non_null, pointer};
-use crate::dm::{Buffer, Held};
-use crate::sys::{Errno, Res, room};
-
-/// What the application holds as an `ibv_buf`.
-pub(super) struct Buf {
-    pd: *mut ibv_pd,
-    held: Held,
-}
+use crate::dm::Buffer;
+use crate::entry::{guard, non_null, pointer};
+use crate::object::{Buf, Context, Pd};
+use crate::sys::room;
 
 /// Zeros at the address that it returns, NULL with `EINVAL` for length 0 or `ENOMEM`.
 pub(super) unsafe extern "C" fn alloc_buf(
@@ -63,46 +56,4 @@ pub(super) unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
             .leave_to_regions(&process.segment, this.held.stamp);
         Ok(())
     });
-}
-
-/// Whether a registration by handle is one that `ibv_alloc_buf(3)` allows.
-///
-/// # Errors
-/// `EINVAL` for another domain, no address, a file besides, or a range outside the buffer.
-///
-/// # Safety
-/// The buffer must be live.
-pub(super) unsafe fn check(pd: *mut ibv_pd, init: &ibv_mr_init_attr) -> Res<()> {
-    non_null(init.buf)?;
-    // SAFETY: the caller promises that.
-    let this = unsafe { &*init.buf.cast::<Buf>() };
-    let has = |bit: u32| init.comp_mask & u64::from(bit) != 0;
-    let room = this.held.buffer.len as u64;
-    let offset = (init.addr as u64).wrapping_sub(this.held.buffer.addr());
-    let inside = offset <= room && init.length as u64 <= room - offset;
-    let file = IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
-    if pd == this.pd && has(IBV_REG_MR_MASK_ADDR) && !has(file) && inside {
-        Ok(())
-    } else {
-        Err(Errno(libc::EINVAL))
-    }
-}
-
-pub(super) unsafe extern "C" fn reg_buf_mr(
-    pd: *mut ibv_pd,
-    buf: *mut ibv_buf,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> *mut ibv_mr {
-    let mut init = ibv_mr_init_attr {
-        length,
-        access,
-        comp_mask: u64::from(IBV_REG_MR_MASK_BUF | IBV_REG_MR_MASK_ADDR),
-        addr,
-        buf,
-        ..ibv_mr_init_attr::default()
-    };
-    // SAFETY: as this function.
-    unsafe { mr::reg_mr_ex(pd, &raw mut init) }
 }

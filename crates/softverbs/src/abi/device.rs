@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 
 use rdma_core_sys::*;
 
-use super::{gid, pointer};
+use crate::entry::pointer;
+use crate::gid;
 use crate::sys::Errno;
 
 struct Device(UnsafeCell<ibv_device>);

@@ -1,56 +1,20 @@
-//! Sharing by command descriptor: `ibv_import_device(3)`, `ibv_import_pd(3)`, `ibv_import_mr(3)`,
-//! `ibv_import_dm(3)`.
+//! Objects of the context that another one was imported from: `ibv_import_pd(3)`, `ibv_import_mr(3)`, `ibv_import_dm(3)`.
 //!
 //! In the process that made them, imported objects are the same ones again. In another one a domain gets a
 //! number of that process, and regions of device memory are mapped and registered there, with
 //! the rights that their maker granted and never others. Regions of other memory stay with the process
 //! whose memory it is.
 
-use std::ffi::c_int;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::context::{self, Context};
-use super::dm::{self, Dm};
-use super::pd::{Import, Pd};
-use super::{device, guard, mr, pointer};
-use crate::dm::{Origin, Shown, domain};
-use crate::peer::Peer;
+use crate::dm::{Shown, domain};
+use crate::entry::{guard, pointer};
+use crate::object::{Context, Dm, Import, Pd, origin_peer, region_object};
 use crate::process::Process;
 use crate::region::{self, Key, Range};
-use crate::sync::Arc;
 use crate::sys::{Errno, Res, room};
-
-/// Sets `EBADF`, `EINVAL` for a descriptor that is no context's, `ESRCH` where its process has ended,
-/// `EACCES` where it can't be reached. The descriptor is closed with the context.
-pub(super) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
-    pointer(|| {
-        if cmd_fd < 0 {
-            return Err(Errno(libc::EBADF));
-        }
-        // SAFETY: the caller promises an open descriptor; a wrong one is an error of the kernel.
-        let origin = Origin::of_file(unsafe { BorrowedFd::borrow_raw(cmd_fd) })?;
-        let process = Process::open()?;
-        if !origin.is_of(process) {
-            other(process, origin)?;
-        }
-        // SAFETY: the caller hands it over.
-        let command = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
-        context::make(device::device(), process, origin, command)
-    })
-}
-
-/// The process that a context comes from.
-fn other(process: &Process, origin: Origin) -> Res<Arc<Peer>> {
-    let peer = process.peer(origin.slot)?;
-    if peer.identity.cookie == origin.cookie {
-        Ok(peer)
-    } else {
-        Err(Errno(libc::ESRCH))
-    }
-}
 
 /// Sets `EINVAL` for a handle that the context does not have.
 pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
@@ -62,7 +26,7 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
         let foreign = !origin.is_of(process);
         let room = room()?;
         let known = if foreign {
-            let peer = other(process, origin)?;
+            let peer = origin_peer(process, origin)?;
             domain::is_shown(&peer.map, handle, origin.context)
         } else {
             domain::is_shown(&process.segment.map, handle, origin.context)
@@ -88,30 +52,6 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
     })
 }
 
-/// # Safety
-/// `pd` must be an imported one and live, and is gone afterwards.
-pub(super) unsafe fn drop_pd(pd: *mut ibv_pd) {
-    // SAFETY: the caller promises that; a context outlives its domains.
-    let (this, context) = unsafe { (Pd::from_ptr(pd), Context::from_ptr((*pd).context)) };
-    if let Some(import) = this.import.filter(|import| import.foreign) {
-        let imports = &context.process.imports;
-        imports.give(context.origin.cookie, import.handle);
-    }
-    context.children.fetch_sub(1, Ordering::Relaxed);
-    // SAFETY: made by `Box::into_raw` in `Pd::make`.
-    drop(unsafe { Box::from_raw(pd.cast::<Pd>()) });
-}
-
-pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
-    // SAFETY: the caller promises an imported domain, and is done with it.
-    let _ = guard(|| unsafe {
-        if Pd::from_ptr(pd).import.is_some() {
-            drop_pd(pd);
-        }
-        Ok(())
-    });
-}
-
 /// Sets `EINVAL` for a handle that is no region's of that domain, `EOPNOTSUPP` for one of another process
 /// that is not of device memory.
 pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
@@ -135,7 +75,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
         domain.children.fetch_add(1, Ordering::Relaxed);
         // The page: the address of an imported region is NULL.
         let nowhere = std::ptr::null_mut();
-        Ok(mr::object(
+        Ok(region_object(
             room,
             context,
             pd,
@@ -155,7 +95,7 @@ fn import_foreign(
     their_domain: u32,
     key: Key,
 ) -> Res<(Key, u64)> {
-    let peer = other(process, owner.origin)?;
+    let peer = origin_peer(process, owner.origin)?;
     let granted = region::granted(&peer, process.slot, key)
         .filter(|granted| granted.pd == their_domain)
         .ok_or(Errno(libc::EINVAL))?;
@@ -189,22 +129,6 @@ fn import_foreign(
     Ok((added?, len))
 }
 
-pub(super) unsafe extern "C" fn unimport_mr(region: *mut ibv_mr) {
-    // SAFETY: the caller promises an imported region, whose domain and context are live, and is done with it.
-    let _ = guard(|| unsafe {
-        let domain = Pd::from_ptr((*region).pd);
-        let process = Context::from_ptr((*region).context).process;
-        if !process.forked() {
-            if domain.import.is_some_and(|import| import.foreign) {
-                process.end_region(Key((*region).handle))?;
-            }
-            domain.children.fetch_sub(1, Ordering::Relaxed);
-        }
-        drop(Box::from_raw(region));
-        Ok(())
-    });
-}
-
 /// Sets `EINVAL` for a handle that the context does not have.
 pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     pointer(|| {
@@ -216,7 +140,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
         let held = if origin.is_of(process) {
             process.buffers.hold(handle, origin.context)
         } else {
-            let peer = other(process, origin)?;
+            let peer = origin_peer(process, origin)?;
             let shown = Shown::read(&peer.map, handle);
             match shown.filter(|shown| shown.context == origin.context) {
                 Some(shown) => {
@@ -233,7 +157,33 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
     })
 }
 
+pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: the caller promises an imported domain, and is done with it.
+    let _ = guard(|| unsafe {
+        if Pd::from_ptr(pd).import.is_some() {
+            Pd::end_imported(pd);
+        }
+        Ok(())
+    });
+}
+
+pub(super) unsafe extern "C" fn unimport_mr(region: *mut ibv_mr) {
+    // SAFETY: the caller promises an imported region, whose domain and context are live, and is done with it.
+    let _ = guard(|| unsafe {
+        let domain = Pd::from_ptr((*region).pd);
+        let process = Context::from_ptr((*region).context).process;
+        if !process.forked() {
+            if domain.import.is_some_and(|import| import.foreign) {
+                process.end_region(Key((*region).handle))?;
+            }
+            domain.children.fetch_sub(1, Ordering::Relaxed);
+        }
+        drop(Box::from_raw(region));
+        Ok(())
+    });
+}
+
 pub(super) unsafe extern "C" fn unimport_dm(memory: *mut ibv_dm) {
     // SAFETY: the caller promises imported memory, and is done with it.
-    let _ = guard(|| unsafe { dm::end(memory) });
+    let _ = guard(|| unsafe { Dm::end(memory) });
 }

@@ -1,15 +1,12 @@
 //! Registering memory.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::buf;
-use super::context::Context;
-use super::pd::Pd;
-use super::{non_null, pointer, status};
+use crate::entry::{non_null, pointer, status};
+use crate::object::{Buf, Context, Pd, region_object};
 use crate::region::{self, Key, Range, access, odp};
 use crate::sys::{Errno, Res, room};
 
@@ -78,29 +75,7 @@ unsafe fn register(
     let room = room()?;
     let key = process.add_region(domain.number, range, access)?;
     domain.children.fetch_add(1, Ordering::Relaxed);
-    Ok(object(room, context, pd, addr, length, key, key))
-}
-
-/// The C object of a region, in its [`room`].
-pub(super) fn object(
-    room: Box<MaybeUninit<ibv_mr>>,
-    context: *mut ibv_context,
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    lkey: Key,
-    rkey: Key,
-) -> *mut ibv_mr {
-    let region = ibv_mr {
-        context,
-        pd,
-        addr,
-        length,
-        handle: lkey.0,
-        lkey: lkey.0,
-        rkey: rkey.0,
-    };
-    Box::into_raw(Box::write(room, region))
+    Ok(region_object(room, context, pd, addr, length, key, key))
 }
 
 /// `ibv_reg_mr_ex`: of addresses, named as the caller likes.
@@ -119,7 +94,7 @@ pub(super) unsafe extern "C" fn reg_mr_ex(
         let file = IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
         if has(IBV_REG_MR_MASK_BUF) {
             // SAFETY: the caller promises a live buffer.
-            unsafe { buf::check(pd, init)? };
+            unsafe { Buf::check(pd, init)? };
         }
         if has(IBV_REG_MR_MASK_ADDR) && has(file) {
             return Err(Errno(libc::EINVAL));
@@ -154,7 +129,15 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
             .register_null(&process.segment, domain.number)?;
         domain.children.fetch_add(1, Ordering::Relaxed);
         let nowhere = std::ptr::null_mut();
-        Ok(object(room, context, pd, nowhere, usize::MAX, key, Key(0)))
+        Ok(region_object(
+            room,
+            context,
+            pd,
+            nowhere,
+            usize::MAX,
+            key,
+            Key(0),
+        ))
     })
 }
 
@@ -202,4 +185,23 @@ pub(super) unsafe extern "C" fn advise_mr(
         let (regions, windows) = (&process.regions, &process.windows);
         region::advise(regions, windows, domain.number, advice, flags, pieces)
     })
+}
+
+pub(super) unsafe extern "C" fn reg_buf_mr(
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    let mut init = ibv_mr_init_attr {
+        length,
+        access,
+        comp_mask: u64::from(IBV_REG_MR_MASK_BUF | IBV_REG_MR_MASK_ADDR),
+        addr,
+        buf,
+        ..ibv_mr_init_attr::default()
+    };
+    // SAFETY: as this function.
+    unsafe { reg_mr_ex(pd, &raw mut init) }
 }

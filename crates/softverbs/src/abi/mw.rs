@@ -5,10 +5,9 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::context::Context;
-use super::pd::Pd;
-use super::{errno_of, non_null, pointer, status};
+use crate::entry::{errno_of, non_null, pointer, status};
 use crate::mw::Kind;
+use crate::object::{Context, Pd};
 use crate::qp;
 use crate::sys::{Errno, room};
 

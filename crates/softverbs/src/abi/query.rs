@@ -5,17 +5,14 @@ use std::mem::offset_of;
 
 use rdma_core_sys::*;
 
-use super::context::Context;
-use super::{dm, gid, guard, status};
 use crate::cq::{self, MAX_CQE};
+use crate::entry::{guard, status};
+use crate::gid;
+use crate::object::{Context, MAX_DM, MAX_RD_ATOMIC};
 use crate::qp::{MAX_MESSAGE, MAX_SGE, MAX_WR};
 use crate::region::odp;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_REGIONS, MAX_SRQS};
 use crate::sys::{self, Errno, Res};
-
-/// Most READs and atomics that an application may ask to have under way. They are done one after
-/// the other, so any number is as good.
-pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 
 /// Capabilities that only `device_cap_flags_ex` has room for, by the kernel's `ib_uverbs_device_cap_flags`.
 const FLUSH_GLOBAL: u64 = 1 << 38;
@@ -111,7 +108,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
         full.xrc_odp_caps = odp::xrc_caps();
         full.cq_mod_caps.max_cq_count = cq::MAX_MODERATION_COUNT;
         full.cq_mod_caps.max_cq_period = cq::MAX_MODERATION_PERIOD;
-        full.max_dm_size = dm::MAX_DM;
+        full.max_dm_size = MAX_DM;
         full.device_cap_flags_ex = u64::from(full.orig_attr.device_cap_flags)
             | FLUSH_GLOBAL
             | FLUSH_PERSISTENT

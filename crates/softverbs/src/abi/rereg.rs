@@ -9,9 +9,8 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::context::Context;
-use super::guard;
-use super::pd::Pd;
+use crate::entry::{guard, non_null};
+use crate::object::{Context, Pd};
 use crate::region::{Description, Key, Range, access};
 use crate::sys::{Errno, Res};
 
@@ -129,7 +128,7 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
         };
     }
     if change.flags & DOMAIN != 0 {
-        super::non_null(change.pd)?;
+        non_null(change.pd)?;
         // SAFETY: the caller promises a live domain.
         to.pd = unsafe { Pd::from_ptr(change.pd) }.number;
     }

@@ -6,9 +6,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rdma_core_sys::*;
 
-use super::context::Context;
-use super::{guard, non_null, pointer, status};
 use crate::dm::{Buffer, Held};
+use crate::entry::{guard, non_null, pointer, status};
+use crate::object::Context;
 use crate::process::Process;
 use crate::region::{Key, odp};
 use crate::sys::{Errno, Res};

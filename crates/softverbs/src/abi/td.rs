@@ -7,17 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::*;
 
-use super::context::Context;
-use super::pd::Pd;
-use super::{non_null, pointer, status};
+use crate::entry::{non_null, pointer, status};
+use crate::object::{Context, Pd, Td};
 use crate::sys::{Errno, room, try_box};
-
-/// A thread domain. The C object comes first.
-#[repr(C)]
-pub(super) struct Td {
-    object: ibv_td,
-    users: AtomicU32,
-}
 
 pub(super) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
@@ -87,15 +79,4 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
         owner.children.fetch_add(1, Ordering::Relaxed);
         Ok(Pd::make(room, context, base.number, (attr.pd, attr.td)))
     })
-}
-
-/// A parent domain goes away.
-///
-/// # Safety
-/// `td` must be NULL or live.
-pub(super) unsafe fn leave(td: *mut ibv_td) {
-    // SAFETY: the caller promises that.
-    if let Some(td) = unsafe { td.cast::<Td>().as_ref() } {
-        td.users.fetch_sub(1, Ordering::Relaxed);
-    }
 }

@@ -55,7 +55,7 @@ fn current(cq: *mut ibv_cq_ex) -> Cqe {
 
 fn advance(cq: *mut ibv_cq_ex) -> i32 {
     let queue = this(cq);
-    crate::abi::errno_of(|| match poll::next_one(queue) {
+    crate::entry::errno_of(|| match poll::next_one(queue) {
         Ok(cqe) => {
             // SAFETY: between start and end the object's fields and this place belong to the
             // thread that polls.

@@ -17,8 +17,8 @@ use rdma_core_sys::{
     IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex,
 };
 
-use crate::abi::Context;
 use crate::events::{Channel, Element};
+use crate::object::Context;
 use crate::process::Process;
 use crate::segment::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, cq as layout};
 use crate::signal;

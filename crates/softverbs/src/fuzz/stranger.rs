@@ -11,7 +11,7 @@ use rdma_core_sys::*;
 
 use super::Input;
 use super::device::{Buffer, End, attributes, device, request};
-use crate::abi::PANICKED;
+use crate::entry::PANICKED;
 use crate::process::Process;
 use crate::registry::{Entry, Registry};
 use crate::ring::{Consumer, Header, Producer, RING_SIZE, SLOTS_AT};

@@ -13,7 +13,7 @@ use super::Input;
 use super::device::{Buffer, End, SENDS, attributes, device, request, verbs};
 use super::stranger::{COUNT, DESC_AT, INDEX, KEY, ORDER_AT, Stranger, child};
 use super::xrc::Targeted;
-use crate::abi::PANICKED;
+use crate::entry::PANICKED;
 use crate::process::Process;
 use crate::ring::Header;
 use crate::segment::layout::{OWNED, SEGMENT_SIZE, desc, qp_num, srq, xrc};

@@ -155,7 +155,7 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: as above.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
-    let code = crate::abi::errno_of(|| {
+    let code = crate::entry::errno_of(|| {
         let mut content = this.batch.content.lock();
         let code = content.post(this);
         content.clear();

@@ -48,8 +48,8 @@ use rdma_core_sys::{
     IBV_QPT_RC, IBV_QPT_XRC_SEND, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
 };
 
-use crate::abi::Context;
 use crate::cq::Cq;
+use crate::object::Context;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::region::Seen;

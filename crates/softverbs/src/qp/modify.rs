@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::state::{meaningful, transition_allowed};
-use super::{Qp, TARGET};
-use crate::abi::gid;
+use super::{Qp, RecvQueue, SendQueue, TARGET};
+use crate::gid;
+use crate::peer::Peer;
 use crate::process::MAX_NODES;
 use crate::segment::layout::{StateWord, qp as layout, qp_access, split_qp_num};
+use crate::sync::Arc;
 use crate::sys::{Errno, Res};
 
 /// `ibv_modify_qp`.
@@ -70,7 +72,7 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
 pub(super) fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
     let ok = |bit: u32, good: bool| mask & bit == 0 || good;
     let mtus = IBV_MTU_256..=IBV_MTU_4096;
-    let most_rd = crate::abi::MAX_RD_ATOMIC;
+    let most_rd = crate::object::MAX_RD_ATOMIC;
     let good = ok(IBV_QP_PORT, attr.port_num == 1)
         && ok(IBV_QP_PKEY_INDEX, attr.pkey_index == 0)
         && ok(IBV_QP_ALT_PATH, attr.alt_port_num <= 1)
@@ -167,24 +169,8 @@ impl Qp {
         from: ibv_qp_state,
         to: ibv_qp_state,
     ) -> Res<()> {
-        let process = self.process();
         // Before any lock: it may open a process.
-        let mut peer = None;
-        if mask & IBV_QP_DEST_QPN != 0 {
-            match process.peer(split_qp_num(attr.dest_qp_num).0) {
-                Ok(found) => peer = Some(found),
-                Err(error) if is_ours(error) => return Err(error),
-                // Nobody is there, as may be on a wire.
-                Err(_) => {}
-            }
-            // What an ended process of that place had claimed is not the newcomer's.
-            process.bury_all();
-        }
-        if let Some(peer) = &peer {
-            // It is there before the other end may send. Where there is no room for it now, the
-            // other end asks again.
-            let _ = process.grant_ring(peer);
-        }
+        let peer = self.open_peer(attr, mask)?;
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
         if self.state() != from {
@@ -196,33 +182,7 @@ impl Qp {
             // In other states only what is on its way is sent; back in RTS, all that waits.
             let _ = self.take_back(&mut sq);
         }
-        if mask & IBV_QP_DEST_QPN != 0 {
-            sq.dest = attr.dest_qp_num;
-            rq.dest = attr.dest_qp_num;
-            sq.peer.clone_from(&peer);
-            rq.peer = peer;
-        }
-        if mask & IBV_QP_AV != 0 {
-            sq.dest_node = node_of(&attr.ah_attr);
-        }
-        if mask & IBV_QP_QKEY != 0 {
-            sq.qkey = attr.qkey;
-            rq.set_qkey(attr.qkey);
-        }
-        if mask & IBV_QP_TIMEOUT != 0 {
-            sq.timeout = attr.timeout;
-        }
-        if mask & IBV_QP_RETRY_CNT != 0 {
-            sq.retry_cnt = attr.retry_cnt;
-        }
-        if mask & IBV_QP_RNR_RETRY != 0 {
-            sq.rnr_retry = attr.rnr_retry;
-        }
-        if mask & IBV_QP_MIN_RNR_TIMER != 0 {
-            self.map()
-                .u32(self.at() + layout::RNR_TIMER)
-                .store(u32::from(attr.min_rnr_timer), Ordering::Relaxed);
-        }
+        self.set_queues(&mut sq, &mut rq, attr, mask, peer);
         let access = qp_access(self.attributes().attr.qp_access_flags);
         let old = StateWord(self.word.load(Ordering::Relaxed));
         let word = StateWord::new(to, rq.dest, access, old.incarnation());
@@ -250,13 +210,76 @@ impl Qp {
         drop(sq);
         if let Some(peer) = ended {
             // Its burial may have missed this queue pair.
-            process.request_burial(&peer);
+            self.process().request_burial(&peer);
         }
         if to == IBV_QPS_RTS && from == IBV_QPS_SQD && waits {
-            process.wait(self.index);
+            self.process().wait(self.index);
             self.go_on();
         }
         Ok(())
+    }
+
+    /// Opens the process of the destination, if `mask` names one, and makes the ring on which it sends. `None` where there is
+    /// no such process, as may be on a wire.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the process is there, and can't be opened for want of something here.
+    fn open_peer(&self, attr: &ibv_qp_attr, mask: u32) -> Res<Option<Arc<Peer>>> {
+        if mask & IBV_QP_DEST_QPN == 0 {
+            return Ok(None);
+        }
+        let process = self.process();
+        let peer = match process.peer(split_qp_num(attr.dest_qp_num).0) {
+            Ok(peer) => Some(peer),
+            Err(error) if is_ours(error) => return Err(error),
+            Err(_) => None,
+        };
+        // What an ended process of that place had claimed is not the newcomer's.
+        process.bury_all();
+        if let Some(peer) = &peer {
+            // The ring is there before the other end may send. Where there is no room for it now, the
+            // other end asks again.
+            let _ = process.grant_ring(peer);
+        }
+        Ok(peer)
+    }
+
+    /// Gives the two queues those of the attributes that they use.
+    fn set_queues(
+        &self,
+        sq: &mut SendQueue,
+        rq: &mut RecvQueue,
+        attr: &ibv_qp_attr,
+        mask: u32,
+        peer: Option<Arc<Peer>>,
+    ) {
+        if mask & IBV_QP_DEST_QPN != 0 {
+            sq.dest = attr.dest_qp_num;
+            rq.dest = attr.dest_qp_num;
+            sq.peer.clone_from(&peer);
+            rq.peer = peer;
+        }
+        if mask & IBV_QP_AV != 0 {
+            sq.dest_node = node_of(&attr.ah_attr);
+        }
+        if mask & IBV_QP_QKEY != 0 {
+            sq.qkey = attr.qkey;
+            rq.set_qkey(attr.qkey);
+        }
+        if mask & IBV_QP_TIMEOUT != 0 {
+            sq.timeout = attr.timeout;
+        }
+        if mask & IBV_QP_RETRY_CNT != 0 {
+            sq.retry_cnt = attr.retry_cnt;
+        }
+        if mask & IBV_QP_RNR_RETRY != 0 {
+            sq.rnr_retry = attr.rnr_retry;
+        }
+        if mask & IBV_QP_MIN_RNR_TIMER != 0 {
+            self.map()
+                .u32(self.at() + layout::RNR_TIMER)
+                .store(u32::from(attr.min_rnr_timer), Ordering::Relaxed);
+        }
     }
 }
 

@@ -16,8 +16,8 @@ use super::{
     Attributes, DESTROYED, Flow, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue,
     Stored, TARGET, extended, state,
 };
-use crate::abi::{Context, Pd};
 use crate::cq::Cq;
+use crate::object::{Context, Pd};
 use crate::process::Process;
 use crate::region::Seen;
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout};

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use rdma_core_sys::*;
 
 use super::{MAX_SGE, Operands, window};
-use crate::abi::Ah;
+use crate::object::Ah;
 use crate::sys::{self, Errno, Res};
 
 /// A request that runs, its pieces as memory of this process.

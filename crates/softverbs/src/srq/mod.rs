@@ -29,9 +29,9 @@ pub(crate) use xrc::{
     deliver_quickly as deliver_xrc_quickly, number_of, split_srq_num,
 };
 
-use crate::abi::Context;
 use crate::agent::Places;
 use crate::events::Element;
+use crate::object::Context;
 use crate::process::Process;
 use crate::region::Seen;
 use crate::segment::layout::{desc, srq as layout};

@@ -8,8 +8,8 @@ use rdma_core_sys::{
 };
 
 use super::{Posted, Queue, Srq, XrcInit};
-use crate::abi::{Context, Pd};
 use crate::events::Element;
+use crate::object::{Context, Pd};
 use crate::qp::{MAX_SGE, MAX_WR};
 use crate::region::Seen;
 use crate::segment::layout::{desc, srq as layout};

@@ -10,7 +10,7 @@ use rdma_core_sys::{
 
 use super::Membership;
 use super::directory::Name;
-use crate::abi::Context;
+use crate::object::Context;
 use crate::sync::Arc;
 use crate::sys::{self, Errno, Res};
 

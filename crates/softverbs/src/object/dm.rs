@@ -1,0 +1,146 @@
+//! Device memory.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::atomic::Ordering;
+
+use rdma_core_sys::*;
+
+use super::Context;
+use crate::dm::Held;
+use crate::entry::errno_of;
+use crate::process::Process;
+use crate::sys::{Errno, Res};
+
+/// Device memory of one process, in bytes.
+pub(crate) const MAX_DM: u64 = 128 << 20;
+
+/// The C object comes first.
+#[repr(C)]
+pub(crate) struct Dm {
+    object: ibv_dm,
+    pub(crate) held: Held,
+    /// Counted as device memory of this process.
+    counted: u64,
+    /// Known to peers. What a forked child made is not.
+    pub(crate) shown: bool,
+}
+
+impl Dm {
+    pub(crate) fn make(
+        room: Box<MaybeUninit<Self>>,
+        context: *mut ibv_context,
+        held: Held,
+        counted: u64,
+        shown: bool,
+    ) -> *mut ibv_dm {
+        let object = ibv_dm {
+            context,
+            memcpy_to_dm: Some(memcpy_to_dm),
+            memcpy_from_dm: Some(memcpy_from_dm),
+            comp_mask: IBV_DM_MASK_HANDLE,
+            handle: held.handle(),
+        };
+        let this = Self {
+            object,
+            held,
+            counted,
+            shown,
+        };
+        Box::into_raw(Box::write(room, this)).cast()
+    }
+
+    /// # Safety
+    /// `dm` must come from [`Self::make`] and be live.
+    pub(crate) unsafe fn from_ptr<'a>(dm: *mut ibv_dm) -> &'a Self {
+        // SAFETY: the C object is the first field; the caller promises the rest.
+        unsafe { &*dm.cast::<Self>() }
+    }
+
+    /// Where a range of it is.
+    fn place(&self, offset: u64, length: usize) -> Res<*mut u8> {
+        let len = self.held.buffer.len as u64;
+        let inside = offset <= len && length as u64 <= len - offset;
+        if !inside || !offset.is_multiple_of(4) || !length.is_multiple_of(4) {
+            return Err(Errno(libc::EFAULT));
+        }
+        Ok(self.held.buffer.map.bytes(offset as usize, length))
+    }
+
+    /// # Safety
+    /// `dm` must be live, and is gone afterwards.
+    pub(crate) unsafe fn end(dm: *mut ibv_dm) -> Res<()> {
+        // SAFETY: the caller promises that; a context outlives its memory.
+        let (this, context) = unsafe { (Self::from_ptr(dm), Context::from_ptr((*dm).context)) };
+        let process = context.process;
+        if this.shown && process.forked() {
+            // The parent's: it is not mapped here, so there is nothing to take down.
+            return Ok(());
+        }
+        if this.shown {
+            process.buffers.let_go(&process.segment, this.held.stamp)?;
+        }
+        Self::uncount(process, this.counted);
+        context.children.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: made by `Box::into_raw` in `make`.
+        drop(unsafe { Box::from_raw(dm.cast::<Self>()) });
+        Ok(())
+    }
+
+    /// Counts `len` bytes as device memory of this process.
+    ///
+    /// # Errors
+    /// `ENOMEM` above [`MAX_DM`].
+    pub(crate) fn count(process: &Process, len: u64) -> Res<()> {
+        let used = &process.buffers.device_memory;
+        let more = |used: u64| used.checked_add(len).filter(|&sum| sum <= MAX_DM);
+        match used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Errno(libc::ENOMEM)),
+        }
+    }
+
+    /// Undoes [`Self::count`].
+    pub(crate) fn uncount(process: &Process, len: u64) {
+        process
+            .buffers
+            .device_memory
+            .fetch_sub(len, Ordering::Relaxed);
+    }
+}
+
+unsafe extern "C" fn memcpy_to_dm(
+    dm: *mut ibv_dm,
+    offset: u64,
+    from: *const c_void,
+    length: usize,
+) -> c_int {
+    // SAFETY: the caller promises live memory and as many readable bytes; the place is inside.
+    errno_of(|| unsafe {
+        match Dm::from_ptr(dm).place(offset, length) {
+            Ok(to) => {
+                to.copy_from(from.cast(), length);
+                0
+            }
+            Err(error) => error.0,
+        }
+    })
+}
+
+unsafe extern "C" fn memcpy_from_dm(
+    to: *mut c_void,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+) -> c_int {
+    // SAFETY: the caller promises live memory and as many writable bytes; the place is inside.
+    errno_of(|| unsafe {
+        match Dm::from_ptr(dm).place(offset, length) {
+            Ok(from) => {
+                to.cast::<u8>().copy_from(from, length);
+                0
+            }
+            Err(error) => error.0,
+        }
+    })
+}

@@ -1,0 +1,23 @@
+//! The objects behind the pointers that C programs hold, as far as others refer to them: queue pairs and queues know their
+//! context and protection domain. Completion queues, queue pairs, shared receive queues and XRC domains have modules of
+//! their own, above this one.
+
+mod ah;
+mod buf;
+mod context;
+mod dm;
+mod mr;
+mod pd;
+mod td;
+
+pub(crate) use ah::Ah;
+pub(crate) use buf::Buf;
+pub(crate) use context::{Context, origin_peer};
+pub(crate) use dm::{Dm, MAX_DM};
+pub(crate) use mr::region_object;
+pub(crate) use pd::{Import, Pd};
+pub(crate) use td::Td;
+
+/// Most READs and atomics that an application may ask to have under way. They are done one after
+/// the other, so any number is as good.
+pub(crate) const MAX_RD_ATOMIC: u8 = 128;
