@@ -18,7 +18,10 @@ const LAYERS: &[Layer] = &[
     Layer {
         sources: "crates/softverbs/src/",
         module: "entry",
-        above: &["abi", "agent", "cm", "cq", "dm", "events", "object", "peer", "process", "qp", "region", "srq", "xrc"],
+        above: &[
+            "abi", "agent", "cm", "cq", "dm", "events", "object", "peer", "process", "qp",
+            "region", "srq", "xrc",
+        ],
     },
     Layer {
         sources: "crates/softverbs/src/",
@@ -112,7 +115,13 @@ mod tests {
         assert_eq!(upward(path, "// crate::abi"), [""; 0]);
         let file = "crates/softverbs/src/entry.rs";
         assert_eq!(upward(file, "use crate::object::Pd;").len(), 1);
-        assert_eq!(upward(file, "#[cfg(test)]\nmod tests {\nuse crate::object::Pd;"), [""; 0]);
-        assert_eq!(upward("crates/softverbs/src/abi/qp.rs", "use crate::qp;"), [""; 0]);
+        assert_eq!(
+            upward(file, "#[cfg(test)]\nmod tests {\nuse crate::object::Pd;"),
+            [""; 0]
+        );
+        assert_eq!(
+            upward("crates/softverbs/src/abi/qp.rs", "use crate::qp;"),
+            [""; 0]
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! The rules, applied to the tree.
 
-use dependency_rules::{arrows, commands, paths, sources, tree};
+use dependency_rules::{arrows, commands, modules, paths, sources, tree};
 use serde_json::Value;
 use std::process::Command;
 
@@ -66,6 +66,11 @@ fn every_dependency_has_its_reason() {
     let page = std::fs::read_to_string(tree::top().join("docs/dependencies.md"))
         .expect("docs/dependencies.md");
     kept(&arrows::undocumented(&metadata(), &page));
+}
+
+#[test]
+fn modules_use_only_those_below() {
+    over_sources(modules::upward);
 }
 
 #[test]
