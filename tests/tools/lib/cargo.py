@@ -14,11 +14,11 @@ LIBTEST = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ign
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def stream(argv):
-    """Runs a step and passes its output on; returns status and lines."""
+def stream(argv, env=None):
+    """Runs a step and passes its output on; returns status and lines. `env`: its environment, by default the caller's."""
     lines = []
     process = subprocess.Popen(
-        argv, cwd=TOP, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        argv, cwd=TOP, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     with process.stdout:
         for line in process.stdout:
@@ -41,21 +41,21 @@ def count(status, lines):
     return total
 
 
-def run(name, *argv):
+def run(name, *argv, env=None):
     print(f"-- {name}", flush=True)
-    status, lines = stream(argv)
+    status, lines = stream(argv, env)
     total = count(status, lines)
     print(f"{'ok    ' if status == 0 else 'FAILED'} {name}: {total}", flush=True)
     return total
 
 
-def tests(name, *packages, skip=()):
+def tests(name, *packages, skip=(), env=None):
     """The tests of some packages (`-p NAME`, `--workspace`, ...); `skip`: parts of names that are left out."""
     if shutil.which("cargo-nextest"):
         options = ["--no-fail-fast", "--status-level", "fail", "--cargo-quiet"]
         wanted = ["-E", "not (" + " or ".join(f"test({part})" for part in skip) + ")"] if skip else []
-        total = run(name, CARGO, "nextest", "run", *packages, "--locked", *options, *wanted)
+        total = run(name, CARGO, "nextest", "run", *packages, "--locked", *options, *wanted, env=env)
         # nextest counts what the filter leaves out as skipped
         return total + Total(skipped=-len(skip)) if skip else total
     left_out = [word for part in skip for word in ("--skip", part)]
-    return run(name, CARGO, "test", "-q", *packages, "--locked", "--no-fail-fast", "--", *left_out)
+    return run(name, CARGO, "test", "-q", *packages, "--locked", "--no-fail-fast", "--", *left_out, env=env)

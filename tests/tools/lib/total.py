@@ -29,14 +29,15 @@ def parse(line):
     return Total(*map(int, match.groups())) if match else None
 
 
-def of_command(argv):
+def of_command(argv, env=None):
     """Runs a command that ends with a total, passes its other output on as it comes, and returns the total.
 
     One that ends without it, or with a status that contradicts it, is a failure: it can't get lost.
+    `env`: the command's environment; the caller's if it is None.
     """
     last = ""
     try:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace")
+        process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
         print(f"can't be started, counted as one failure: {error}", flush=True)
         return Total(failed=1)

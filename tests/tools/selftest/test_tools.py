@@ -80,6 +80,56 @@ class Tiers(unittest.TestCase):
         self.assertEqual(status, 1)
 
 
+class Sanitize(unittest.TestCase):
+    def setUp(self):
+        self.check = script(TOOLS.parent / "sanitize" / "check")
+
+    def test_what_fabtests_are_given_does_not_reach_the_steps_behind_them(self):
+        options = {"LD_PRELOAD": "/libasan.so", "ASAN_OPTIONS": "detect_leaks=1", "LSAN_OPTIONS": "suppressions=leaks.supp"}
+        tool = self.check.Tool("asan", pathlib.Path("/there/libweft-fi.so"), (), options, 1)
+        given = []
+
+        def of_command(argv, env):
+            given.append((list(map(str, argv)), env))
+            return total.Total(passed=1)
+
+        before = dict(os.environ)
+        with (
+            mock.patch.object(self.check, "made", lambda *_: (tool, total.Total())),
+            mock.patch.object(self.check, "over", lambda *_: total.Total()),
+            mock.patch.object(self.check, "plants", lambda *_: total.Total()),
+            mock.patch.object(self.check.install, "ensure"),
+            mock.patch.object(self.check.totals, "of_command", of_command),
+            mock.patch.object(self.check.cargo, "tests", lambda *_, **__: total.Total()),
+            mock.patch("builtins.print"),
+        ):
+            self.assertEqual(self.check.main(["--long"]), 0)
+        self.assertEqual(dict(os.environ), before)
+        ((argv, env),) = given
+        self.assertEqual((env["WEFT_ENV_LD_PRELOAD"], env["WEFT_PROVIDER"]), ("/libasan.so", "/there/libweft-fi.so"))
+        self.assertIn("check-fabtests", argv[0])
+
+    def test_a_part_is_run_alone(self):
+        ran = []
+        with (
+            mock.patch.object(self.check, "fabtests", lambda: ran.append("fabtests") or total.Total()),
+            mock.patch.object(self.check, "over", lambda name, *_: ran.append(name) or total.Total()),
+            mock.patch.object(self.check, "plants", lambda *_: ran.append("planted") or total.Total()),
+            mock.patch.object(self.check, "unit_tests", lambda: ran.append("units") or total.Total()),
+            mock.patch.object(self.check.install, "ensure"),
+            mock.patch("builtins.print"),
+        ):
+            for argv, want in [
+                ([], ["asan", "valgrind", "units", "planted"]),
+                (["--long"], ["asan", "fabtests", "valgrind", "units", "planted"]),
+                (["--planted"], ["planted"]),
+                (["--long", "--part", "fabtests", "--part", "valgrind"], ["fabtests", "valgrind"]),
+            ]:
+                ran.clear()
+                self.check.main(argv)
+                self.assertEqual(ran, want, argv)
+
+
 class Cargo(unittest.TestCase):
     def test_the_counts_of_both_runners_are_read(self):
         for line, want in [
@@ -162,6 +212,13 @@ class Fabtests(unittest.TestCase):
 
         for statuses, want in [([0, 0], "pass"), ([0, None], "late"), ([61, 61], "notrun"), ([38, 38], "notrun"), ([0, 61], "fail"), ([None, 5], "fail"), ([-11, 0], "fail")]:
             self.assertEqual(_outcome(statuses), want, statuses)
+
+    def test_settings_for_some_tests_reach_no_others(self):
+        args = mock.Mock(env=["A=1"], env_for=["^fi_multi_ep=A=x=y:z=1", "^fi_multi_ep=B=2"])
+        env = self.check.environment(args, "fi_multi_ep -e msg")
+        self.assertEqual((env["A"], env["B"]), ("x=y:z=1", "2"))
+        env = self.check.environment(args, "fi_msg")
+        self.assertEqual((env["A"], env.get("B")), ("1", None))
 
     def test_a_report_that_ends_early_is_a_failure(self):
         process = mock.Mock(stdout=["- name:   fi_msg\n", "  result: Pass\n"], returncode=137)
