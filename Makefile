@@ -64,7 +64,7 @@ check-conformance: all deps ## whole programs on the embedded device
 check-verbs: deps ## other people's verbs programs and rdma-core's tests on the embedded device; OPTIONS=--newer
 	@tests/verbs/check $(OPTIONS)
 
-check-fault: ## 2,000 processes killed at random, and at every instruction of each call; OPTIONS="--seed N"
+check-fault: ## 2,500 processes killed at random, and at every instruction of each call: hours; OPTIONS="--seed N"
 	@tests/fault/check --all $(OPTIONS)
 
 check-vm: all deps ## the same shared object on a real verbs device, in a virtual machine
@@ -87,8 +87,8 @@ bench-count: all deps ## instructions of each call, by callgrind
 bench-vm: all ## weft beside libfabric's verbs provider in that virtual machine, as ratios; OPTIONS='--test local'
 	@tests/vm/bench $(OPTIONS)
 
-check-long: all deps ## what takes longer: licences and sources of the crates, all of fabtests
-	@tests/tools/long
+check-long: all deps ## what takes longer, about 50 minutes: docs/testing.md; OPTIONS='--step fuzz' for one step
+	@tests/tools/long $(OPTIONS)
 
 SUITE ?= msg
 PROV  ?= weft

@@ -80,6 +80,69 @@ class Tiers(unittest.TestCase):
         self.assertEqual(status, 1)
 
 
+class Long(unittest.TestCase):
+    def setUp(self):
+        self.long = script(TOOLS / "long")
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.kept, self.page = pathlib.Path(folder.name, "check-long"), pathlib.Path(folder.name, "testing.md")
+        self.page.write_text("# Tests\n\n```\ncheck-long: 2001-01-01 0123456789ab 1 passed, 0 failed, 0 skipped, 9 min\n```\n\nEnd\n")
+
+    def run_steps(self, whole, *totals):
+        self.long.KEPT = self.kept
+        self.long.commit = lambda: "abcdef012345"
+        steps = [self.long.Step(f"step{number}", 1, "planted", lambda one=one: one or 1 / 0) for number, one in enumerate(totals)]
+        with mock.patch("builtins.print") as shown:
+            status = self.long.run(steps, whole)
+        return status, [str(call.args[0]) for call in shown.call_args_list]
+
+    def test_every_step_has_its_minutes_and_the_total_is_last(self):
+        status, lines = self.run_steps(True, total.Total(1, 0, 2), total.Total(4, 0, 0))
+        self.assertEqual((status, lines[-1]), (0, "5 passed, 0 failed, 2 skipped"))
+        for want in (r"== step1: 0\.0 min: 4 passed", r"step1 +0\.0 +1\.0   4 passed", r"all +0\.0 +2\.0   5 passed", self.long.LINE):
+            self.assertRegex("\n".join(lines), want)
+        self.assertRegex(self.kept.read_text(), r"^check-long: \d{4}-\d\d-\d\d abcdef012345 5 passed, 0 failed, 2 skipped, 0 min\n$")
+
+    def test_one_failure_fails_all_and_the_steps_behind_it_run(self):
+        status, lines = self.run_steps(True, total.Total(1, 1, 0), total.Total(4, 0, 0))
+        self.assertEqual((status, lines[-1]), (1, "5 passed, 1 failed, 0 skipped"))
+
+    def test_a_step_that_can_t_run_is_a_failure_and_the_next_one_runs(self):
+        self.assertEqual(self.run_steps(True, None, total.Total(4, 0, 0))[1][-1], "4 passed, 1 failed, 0 skipped")
+
+    def test_nothing_run_is_no_success(self):
+        self.assertEqual(self.run_steps(True, total.Total(skipped=3))[0], 1)
+
+    def test_a_part_is_not_kept_for_the_record(self):
+        self.run_steps(False, total.Total(1, 0, 0))
+        self.assertFalse(self.kept.exists())
+
+    def test_a_pass_is_recorded_in_the_place_of_the_last(self):
+        line = "check-long: 2026-11-22 abcdef012345 5 passed, 0 failed, 2 skipped, 51 min"
+        self.kept.write_text(line + "\n")
+        self.assertIsNone(self.long.record(self.kept, self.page))
+        self.assertEqual(self.page.read_text(), f"# Tests\n\n```\n{line}\n```\n\nEnd\n")
+
+    def test_no_other_run_is_recorded(self):
+        before = self.page.read_text()
+        for line in (
+            None,
+            "check-long: 2026-11-22 abcdef012345 5 passed, 1 failed, 2 skipped, 51 min",
+            "check-long: 2026-11-22 abcdef012345+changes 5 passed, 0 failed, 2 skipped, 51 min",
+            "check-long: 2026-11-22 abcdef012345 5 passed, 0 failed, 2 skipped, 51 min; only deny",
+        ):
+            if line:
+                self.kept.write_text(line + "\n")
+            self.assertTrue(self.long.record(self.kept, self.page), line)
+            self.assertEqual(self.page.read_text(), before)
+
+    def test_the_page_has_a_place_for_the_record(self):
+        self.assertEqual(len(self.long.PLACE.findall(self.long.PAGE.read_text())), 1)
+
+    def test_the_whole_is_expected_within_its_bound(self):
+        self.assertLessEqual(sum(step.minutes for step in self.long.STEPS), 75)
+
+
 class Sanitize(unittest.TestCase):
     def setUp(self):
         self.check = script(TOOLS.parent / "sanitize" / "check")
