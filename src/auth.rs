@@ -6,7 +6,7 @@ use std::fmt;
 use crate::errno::{FiErrno, Result};
 
 /// The bytes of a key, 1 to [`Self::MAX_SIZE`].
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct AuthKey(Box<[u8]>);
 
 impl AuthKey {

@@ -10,7 +10,7 @@ use libfabric_sys::{
 use weft::errno::{FiErrno, Result};
 
 /// A format of addresses (`fi_info.addr_format`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Format {
     /// Any socket address.
     Sockaddr,

@@ -1,7 +1,7 @@
 //! The provider structure that libfabric registers, and the devices behind it.
 
 use std::cell::UnsafeCell;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::fmt::Arguments;
 use std::sync::{Arc, OnceLock};
 
@@ -18,13 +18,17 @@ struct Registered(UnsafeCell<fi_provider>);
 // SAFETY: after `init` only libfabric writes to it (its own `context`).
 unsafe impl Sync for Registered {}
 
+/// The name in `FI_PROVIDER` and `fabric_attr->prov_name`.
+pub(crate) const NAME: &str = "weft";
+const C_NAME: &CStr = c"weft";
+
 static PROVIDER: Registered = Registered(UnsafeCell::new(fi_provider {
     version: version(),
     fi_version: 0,
     context: fi_context {
         internal: [std::ptr::null_mut(); 4],
     },
-    name: c"weft".as_ptr(), // what FI_PROVIDER and fabric_attr->prov_name say
+    name: C_NAME.as_ptr(),
     getinfo: Some(getinfo::getinfo),
     fabric: Some(fabric::fabric),
     cleanup: Some(cleanup),

@@ -10,9 +10,10 @@ use weft::errno::{FiErrno, Result};
 
 use crate::addr::Format;
 use crate::ffi::alloc::str_of;
+use crate::provider;
 
 /// The transmit or receive side; `None` and 0 leave a thing open.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Hash)]
 pub(crate) struct Side {
     pub(crate) caps: u64,
     pub(crate) mode: Option<u64>,
@@ -26,7 +27,7 @@ pub(crate) struct Side {
 }
 
 /// `fi_ep_attr`
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct EpHints {
     pub(crate) kind: u32,
     pub(crate) protocol: u32,
@@ -42,7 +43,7 @@ pub(crate) struct EpHints {
 }
 
 /// `fi_domain_attr`
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct DomainHints {
     pub(crate) name: Option<String>,
     pub(crate) threading: u32,
@@ -69,7 +70,7 @@ pub(crate) struct DomainHints {
 }
 
 /// All of them. Absent structures are `None`: nothing is asked of that part.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct Hints {
     pub(crate) caps: u64,
     /// `None` without hints: what we need is then said whatever the application supports.
@@ -84,6 +85,8 @@ pub(crate) struct Hints {
     pub(crate) ep: Option<EpHints>,
     pub(crate) domain: Option<DomainHints>,
     pub(crate) fabric_name: Option<String>,
+    /// Whether `fabric_attr->prov_name` has us, alone or below a layered provider.
+    pub(crate) names_weft: bool,
     pub(crate) prov_version: u32,
     /// `nic->device_attr->name`
     pub(crate) nic_name: Option<String>,
@@ -237,6 +240,8 @@ impl Hints {
             let fabric = (*hints).fabric_attr;
             if !fabric.is_null() {
                 this.fabric_name = owned((*fabric).name)?;
+                let mut names = str_of((*fabric).prov_name).unwrap_or_default().split(';');
+                this.names_weft = names.any(|name| name.eq_ignore_ascii_case(provider::NAME));
                 this.prov_version = (*fabric).prov_version;
             }
             let nic = (*hints).nic;

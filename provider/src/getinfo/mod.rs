@@ -2,6 +2,7 @@
 
 mod build;
 mod hints;
+mod layered;
 pub(crate) mod mr_mode;
 mod negotiate;
 mod offer;
@@ -45,6 +46,9 @@ pub(crate) unsafe extern "C" fn getinfo(
             let hints = Hints::read(version, hints)?;
             let node = resolve::argument(node);
             let service = resolve::argument(service);
+            if layered::is_repeated(version, node, service, flags, &hints) {
+                return Err(FiErrno::ENODATA);
+            }
             find(version, node, service, flags, &hints)?
         };
         // SAFETY: not NULL, and where the answer goes.
