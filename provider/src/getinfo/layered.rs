@@ -21,7 +21,7 @@ use super::hints::Hints;
 const CORE_PROV_ONLY: u64 = 1 << 59;
 
 /// Whether a layered provider asks, and not the application itself.
-fn is_layered(flags: u64) -> bool {
+pub(crate) fn is_layered(flags: u64) -> bool {
     flags & CORE_PROV_ONLY != 0
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod mr_mode;
 mod negotiate;
 mod offer;
 mod own;
+mod refusal;
 mod resolve;
 
 use std::ffi::{c_char, c_int};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use libfabric_sys::{FI_PROV_ATTR_ONLY, FI_RESCAN, FI_RMA_PMEM, fi_info};
 use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
-use weft::mr::Form;
+use weft::mr::{Form, Mode};
 use weft::verbs::Device;
 
 use crate::addr::Format;
@@ -68,7 +69,9 @@ fn find(
         return Ok(vec![build::attributes_only()?]);
     }
     let paths = resolve::paths(node, service, flags, hints)?;
+    let forced = param::values().mr_mode;
     let mut list = Vec::new();
+    let mut offers = Vec::new();
     for device in provider::devices(flags & FI_RESCAN != 0) {
         let offer = match Offer::of(&device) {
             Ok(offer) => offer,
@@ -78,31 +81,34 @@ fn find(
             }
         };
         let own = offer.addresses();
-        for terms in all_terms(version, hints, &offer) {
+        for terms in all_terms(version, hints, &offer, forced) {
             for path in &paths {
                 for path in resolve::of_device(&own, offer.host_only, path, hints.format) {
                     list.push(build::info(version, hints, &offer, &terms, &path)?);
                 }
             }
         }
+        offers.push(offer);
     }
     if list.is_empty() {
+        refusal::report(version, flags, hints, &offers, &paths);
         return Err(FiErrno::ENODATA);
     }
     Ok(list)
 }
 
-/// What can be agreed upon, a form of regions each, best first.
-fn all_terms(version: u32, hints: &Hints, offer: &Offer) -> Vec<Terms> {
+/// What can be agreed upon, a form of regions each, best first. `forced` leaves only that form.
+fn all_terms(version: u32, hints: &Hints, offer: &Offer, forced: Option<Mode>) -> Vec<Terms> {
     let able = || mr_mode::Able {
         on_demand: offer.on_demand(),
         events: offer.events,
     };
-    let forced = param::values().mr_mode;
     let forms = mr_mode::forms(version, hints, able, forced).inspect_err(|_| {
+        let device = offer.device.name();
+        let offered = hints.domain.as_ref().map_or(0, |domain| domain.mr_mode);
         info!(
             FI_LOG_FABRIC,
-            "the hints ask for more than there is: an mr_mode without bits that were not offered"
+            "{device} has no form of regions for mr_mode {offered:#x} and caps {:#x}", hints.caps
         );
     });
     let forms = forms.unwrap_or_default().into_iter();
@@ -114,7 +120,7 @@ fn all_terms(version: u32, hints: &Hints, offer: &Offer) -> Vec<Terms> {
 /// The terms for an object that is opened with `hints`, an info that may have been filled in by us.
 fn exact_terms(version: u32, hints: &mut Hints, offer: &Offer) -> Result<Terms> {
     hints.exact = true;
-    let terms = all_terms(version, hints, offer);
+    let terms = all_terms(version, hints, offer, param::values().mr_mode);
     terms.into_iter().next().ok_or(FiErrno::ENODATA)
 }
 
