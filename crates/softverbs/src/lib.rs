@@ -20,6 +20,7 @@ mod cq;
 mod dm;
 #[allow(unsafe_code, reason = "called by C")]
 mod entry;
+mod environment;
 #[allow(unsafe_code, reason = "channels are C objects")]
 mod events;
 #[cfg(fuzzing)]

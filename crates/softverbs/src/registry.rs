@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use crate::environment;
 use crate::segment::layout::MAX_PLACES;
 use crate::sync::pause;
 use crate::sys::{self, Errno, Identity, Res, ShortPath};
@@ -268,7 +269,11 @@ impl AsRawFd for Registry {
 fn directories() -> impl Iterator<Item = Cow<'static, Path>> {
     let fixed = |path| Cow::Borrowed(Path::new(path));
     // Read when the first one was in vain.
-    let of_user = || std::env::var_os("XDG_RUNTIME_DIR").map(|path| Cow::Owned(path.into()));
+    let of_user = || {
+        environment::RUNTIME_DIR
+            .value()
+            .map(|path| Cow::Owned(path.into()))
+    };
     std::iter::once(fixed("/dev/shm"))
         .chain(std::iter::once_with(of_user).flatten())
         .chain(std::iter::once(fixed("/tmp")))

@@ -148,7 +148,7 @@ fn membarrier(command: libc::c_int) -> bool {
 pub(crate) fn barriers_work() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     *REGISTERED.get_or_init(|| {
-        let works = std::env::var_os("SOFTVERBS_NO_MEMBARRIER").is_none()
+        let works = crate::environment::NO_MEMBARRIER.value().is_none()
             && membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
             && membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
         FULL_FENCES.store(!works, Ordering::SeqCst);

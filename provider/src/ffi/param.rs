@@ -19,21 +19,22 @@ struct Param {
     help: &'static CStr,
 }
 
+/// All parameters. fi_weft(7) has the same names, types and texts: test_parameters.py compares them.
 const PARAMS: &[Param] = &[
     Param {
         name: c"device",
         kind: FI_PARAM_STRING,
-        help: c"Only offer the verbs devices of this comma-separated list of names (default: all)",
+        help: c"Offer only the verbs devices in this comma-separated list of names (default: all)",
     },
     Param {
         name: c"interface",
         kind: FI_PARAM_STRING,
-        help: c"Only offer addresses of the network interfaces of this comma-separated list of names (default: all)",
+        help: c"Offer only addresses of the network interfaces in this comma-separated list of names (default: all)",
     },
     Param {
         name: c"gid_index",
         kind: FI_PARAM_INT,
-        help: c"Only offer the address of this entry of a RoCE port's GID table, 0 to 255 (default: all)",
+        help: c"Offer only the address in this entry of a RoCE port's GID table, 0 to 255 (default: all)",
     },
     Param {
         name: c"softverbs",
@@ -43,62 +44,62 @@ const PARAMS: &[Param] = &[
     Param {
         name: c"tx_size",
         kind: FI_PARAM_SIZE_T,
-        help: c"Default depth of a transmit queue (default: 384, less where the device has less)",
+        help: c"Default depth of a transmit queue in operations (default: 384, or the device's maximum if that is less)",
     },
     Param {
         name: c"rx_size",
         kind: FI_PARAM_SIZE_T,
-        help: c"Default depth of a receive queue (default: 384, less where the device has less)",
+        help: c"Default depth of a receive queue in operations (default: 384, or the device's maximum if that is less)",
     },
     Param {
         name: c"inline_size",
         kind: FI_PARAM_SIZE_T,
-        help: c"Default inject size in bytes (default: 64, less where the device has less)",
+        help: c"Default inject size in bytes (default: 64, or the device's maximum if that is less)",
     },
     Param {
         name: c"backlog",
         kind: FI_PARAM_INT,
-        help: c"Connection requests that a passive endpoint keeps waiting (default: 128)",
+        help: c"Connection requests that a passive endpoint queues if FI_BACKLOG is not set (default: 128)",
     },
     Param {
         name: c"min_rnr_timer",
         kind: FI_PARAM_INT,
-        help: c"How long peers wait that find no receive posted, as ibv_modify_qp(3) encodes it, 0 to 31 (default: 12, 0.64 ms)",
+        help: c"Minimum RNR NAK timer, encoded as in ibv_modify_qp(3), 0 to 31 (default: 12, 0.64 ms)",
     },
     Param {
         name: c"rnr_retry_count",
         kind: FI_PARAM_INT,
-        help: c"How often peers without a posted receive are tried again, 7 for ever (default: 7)",
+        help: c"Retries of a send to a peer that has no receive posted, 0 to 7; 7 retries indefinitely (default: 7)",
     },
     Param {
         name: c"ack_timeout",
         kind: FI_PARAM_INT,
-        help: c"Time after which an unacknowledged packet is sent again: 4.096 us times 2 to the power of this, 0 to 31 (default: 16)",
+        help: c"Time until an unacknowledged packet is retransmitted: 4.096 us times 2 to the power of this, 0 to 31 (default: 16)",
     },
     Param {
         name: c"retry_count",
         kind: FI_PARAM_INT,
-        help: c"Retransmissions before a peer counts as gone, 0 to 7 (default: 6)",
+        help: c"Retransmissions before the connection fails, 0 to 7 (default: 6)",
     },
     Param {
         name: c"traffic_class",
         kind: FI_PARAM_INT,
-        help: c"Traffic class of the packets of connections, 0 to 255 (default: the connection manager's choice)",
+        help: c"Traffic class of the packets of a connection, 0 to 255 (default: chosen by the connection manager)",
     },
     Param {
         name: c"mr_mode",
         kind: FI_PARAM_STRING,
-        help: c"Only offer this form of memory regions, bits of mr_mode by name, comma-separated (default: the best of those that the application supports)",
+        help: c"Offer only this form of memory regions: bits of mr_mode by name, comma-separated, or none, basic or scalable (default: the best of those that the application supports)",
     },
     Param {
         name: c"mr_cache_check",
         kind: FI_PARAM_BOOL,
-        help: c"Ask the kernel before each use of a cached registration whether its memory is just being changed; without that no thread may map memory while another unmaps some (default: yes)",
+        help: c"Ask the kernel before each use of a cached registration whether another thread is changing its memory's mapping; if off, no thread may map memory while another unmaps memory (default: yes)",
     },
     Param {
         name: c"fault",
         kind: FI_PARAM_STRING,
-        help: c"For tests of error handling: panic in the named call (domain, mr_reg, cq_open) (default: none)",
+        help: c"For tests of error handling: panic in the named call, one of domain, mr_reg and cq_open (default: none)",
     },
 ];
 

@@ -1,13 +1,15 @@
 //! Queries of layered providers, and those among them whose answers would be listed twice.
 //!
-//! A layered provider calls `fi_getinfo` with an internal flag of libfabric. ofi_rxm does so once for each of its templates, in
-//! this order: for verbs, for tcp (which it asks for a shared receive context), for any provider, and for any provider with
-//! collectives. With hints of the application it names verbs and tcp in the first two queries, and libfabric does not pass these
-//! on to other providers. Without hints it names nobody, so that weft receives four queries, and the answers to the first three
-//! become equal entries of `weft;ofi_rxm`. Only the first of the three is answered.
+//! A layered provider calls `fi_getinfo` with an internal flag of libfabric. ofi_rxm does so once
+//! for each of its templates, in this order: for verbs, for tcp (which it asks for a shared receive
+//! context), for any provider, and for any provider with collectives. With hints of the application
+//! it names verbs and tcp in the first two queries, and libfabric does not pass these on to other
+//! providers. Without hints it names nobody, so that weft receives four queries, and the answers to
+//! the first three become equal entries of `weft;ofi_rxm`. Only the first of the three is answered.
 //!
-//! libfabric calls the provider itself, without the flag, in each call of the application whose layered queries named nobody.
-//! That query separates one call of the application from the next one of the same thread.
+//! libfabric calls the provider itself, without the flag, in each call of the application whose
+//! layered queries named nobody. That query separates one call of the application from the next one
+//! of the same thread.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -25,8 +27,8 @@ pub(crate) fn is_layered(flags: u64) -> bool {
     flags & CORE_PROV_ONLY != 0
 }
 
-/// Whether entries for this query would repeat those that this thread's call of `fi_getinfo` has already listed. Each query
-/// must be passed once, in its order.
+/// Whether entries for this query would repeat those that this thread's call of `fi_getinfo` has
+/// already listed. Each query must be passed once, in its order.
 pub(crate) fn is_repeated(
     version: u32,
     node: Option<&CStr>,
@@ -55,7 +57,8 @@ pub(crate) fn is_repeated(
 enum Query {
     /// Of the application.
     Direct,
-    /// Of a layered provider that names nobody: a digest of all but the receive context, and whether that is a shared one.
+    /// Of a layered provider that names nobody: a digest of all but the receive context, and
+    /// whether that is a shared one.
     Layered { digest: u64, shared: bool },
 }
 
@@ -175,7 +178,8 @@ mod tests {
         }
     }
 
-    /// A release of ofi_rxm without the first template, or with another order: rather an entry twice than one too few.
+    /// A release of ofi_rxm without the first template, or with another order: rather an entry
+    /// twice than one too few.
     #[test]
     fn in_other_sequences_the_first_answer_stays() {
         assert_eq!(answered(&[SHARED, ASKED, ASKED]), [true; 3]);

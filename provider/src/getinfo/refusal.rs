@@ -1,7 +1,7 @@
 //! The warning about a query that failed for its `mr_mode` alone: which bits to offer, and why.
 //!
-//! The reason is found by trying: an `mr_mode` with which the same query is answered. A query that fails for another reason
-//! too has no such `mr_mode`, and is not warned about.
+//! The reason is found by trying: an `mr_mode` with which the same query is answered. A query that
+//! fails for another reason too has no such `mr_mode`, and is not warned about.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,8 +19,9 @@ use crate::ffi::param;
 /// One line per process, at a level that libfabric shows by default.
 static SAID: AtomicBool = AtomicBool::new(false);
 
-/// Logs the first query of the process that failed only for its `mr_mode`: which bits to offer, and why. A layered provider's
-/// query counts where the application named weft: others are asked on behalf of an application that may have meant any provider.
+/// Logs the first query of the process that failed only for its `mr_mode`: which bits to offer, and
+/// why. A layered provider's query counts where the application named weft: others are asked on
+/// behalf of an application that may have meant any provider.
 ///
 /// Called for queries that no device answered.
 pub(crate) fn report(version: u32, flags: u64, hints: &Hints, offers: &[Offer], paths: &[Path]) {
@@ -113,7 +114,8 @@ impl Query<'_> {
             };
             return works.then(text);
         }
-        // a device that pins memory needs it present (ALLOCATED), or needs to be told when it is (MMU_NOTIFY)
+        // a device that pins memory needs it present (ALLOCATED), or needs to be told when it is
+        // (MMU_NOTIFY)
         let pages = [FI_MR_ALLOCATED, FI_MR_MMU_NOTIFY];
         let remedies = pages
             .into_iter()

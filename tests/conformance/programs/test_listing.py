@@ -59,24 +59,6 @@ class Listing(unittest.TestCase):
         self.assertEqual(soft, sorted(soft), entries)
 
     @common.per_release
-    def test_parameters_are_shown(self, libfabric):
-        shown = self.fi_info(libfabric, "-e")
-        self.assertEqual(shown.status, 0, shown)
-        for name in self.documented_parameters():
-            self.assertRegex(shown.out, rf"(?m)^# {name}: ", shown)
-
-    def documented_parameters(self):
-        """The README's table is what a user reads, so it is what must be true."""
-        names = re.findall(r"(?m)^\| `(FI_WEFT_[A-Z_]+)`", (programs.TOP / "README.md").read_text())
-        self.assertTrue(names)
-        return names
-
-    @common.per_release
-    def test_every_shown_parameter_is_documented(self, libfabric):
-        shown = self.fi_info(libfabric, "-e")
-        self.assertEqual(sorted(set(re.findall(r"(?m)^# (FI_WEFT_[A-Z_]+): ", shown.out))), sorted(self.documented_parameters()))
-
-    @common.per_release
     def test_this_hosts_addresses_are_answered(self, libfabric):
         for node, family in (("127.0.0.1", "sockaddr_in"), ("::1", "sockaddr_in6")):
             shown = self.fi_info(libfabric, "-p", "weft", "-n", node, "-v")

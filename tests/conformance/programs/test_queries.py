@@ -1,4 +1,4 @@
-"""fi_getinfo as applications call it: why an mr_mode was refused, and that nothing is listed twice."""
+"""fi_getinfo: the warning about a refused mr_mode; and no entry is listed twice."""
 
 import os
 import re
@@ -16,7 +16,7 @@ PINS = "this device pins: offer FI_MR_ALLOCATED or FI_MR_MMU_NOTIFY"
 
 
 class Refused(unittest.TestCase):
-    """An mr_mode without a bit that the device needs: said at `warn`, which libfabric shows unless told otherwise."""
+    """An mr_mode without a bit that the device needs: one line at `warn`, libfabric's default level."""
 
     @classmethod
     def setUpClass(cls):

@@ -99,6 +99,34 @@ fn has_reason(lines: &[Line], index: usize) -> bool {
     false
 }
 
+/// The files that may read the environment. Each lists its variables, and a test compares the list
+/// with the manual page.
+const READ_ENVIRONMENT: [&str; 2] = [
+    "crates/softverbs/src/environment.rs",
+    "provider/src/ffi/param.rs",
+];
+
+/// Reads of the environment outside these files, tests aside: variables that no page would describe.
+#[must_use]
+pub fn environment_reads(path: &str, text: &str) -> Vec<String> {
+    let of_tests = path.contains("/tests/") || path.ends_with("tests.rs");
+    let ours = ["src/", "provider/src/", "crates/"]
+        .iter()
+        .any(|top| path.starts_with(top));
+    if !ours || of_tests || READ_ENVIRONMENT.contains(&path) {
+        return Vec::new();
+    }
+    let (code, _) = text
+        .split_once("\n#[cfg(test)]\nmod ")
+        .unwrap_or((text, ""));
+    matches(path, code, |code| {
+        ["env::var(", "env::var_os(", "env::vars", "getenv("]
+            .iter()
+            .any(|read| code.contains(read))
+            .then(|| format!("reads the environment; only {READ_ENVIRONMENT:?} do"))
+    })
+}
+
 /// Work left undone: marks for later.
 #[must_use]
 pub fn left_open(path: &str, text: &str) -> Vec<String> {
@@ -129,6 +157,19 @@ fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_of_the_environment_are_found_outside_their_files_and_tests() {
+        let read = "let on = std::env::var_os(NAME);\n";
+        let places = |path| environment_reads(path, read).len();
+        assert_eq!(places("crates/softverbs/src/sync.rs"), 1);
+        assert_eq!(places("src/mr/region.rs"), 1);
+        assert_eq!(places("crates/softverbs/src/environment.rs"), 0);
+        assert_eq!(places("crates/softverbs/tests/queues.rs"), 0);
+        assert_eq!(places("src/msg/tests.rs"), 0);
+        let in_tests = format!("fn f() {{}}\n\n#[cfg(test)]\nmod tests {{\n{read}}}\n");
+        assert!(environment_reads("src/mr/region.rs", &in_tests).is_empty());
+    }
 
     #[test]
     fn a_verb_called_outside_its_module_is_seen() {

@@ -89,6 +89,11 @@ fn every_unsafe_has_its_reason() {
 }
 
 #[test]
+fn the_environment_is_read_where_its_variables_are_listed() {
+    over_sources(sources::environment_reads);
+}
+
+#[test]
 fn nothing_is_marked_for_later() {
     over_sources(sources::left_open);
 }

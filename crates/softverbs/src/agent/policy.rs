@@ -2,27 +2,22 @@
 
 use std::sync::Once;
 
-use crate::sys;
-
-/// Whether the environment sets a switch.
-fn switched(name: &str) -> bool {
-    std::env::var_os(name).is_some_and(|value| value == "1")
-}
+use crate::{environment, sys};
 
 /// Whether peers can't open this process's files, so that they can't ask for an agent either; or it is asked for.
 pub(crate) fn needed_from_start() -> bool {
-    !sys::dumpable() || switched("SOFTVERBS_AGENT")
+    !sys::dumpable() || environment::AGENT.is_on()
 }
 
 /// Whether a peer may need an agent of this process. `copies` is what the peer says of itself: that the kernel lets
 /// it copy between processes.
 pub(crate) fn needed_for(copies: bool) -> bool {
-    !copies || !sys::dumpable() || sys::yama_restricts() && !switched("SOFTVERBS_PTRACER")
+    !copies || !sys::dumpable() || sys::yama_restricts() && !environment::PTRACER.is_on()
 }
 
 /// Has Yama let every process of the user read this one's memory, where whoever started it asks for that.
 pub(crate) fn allow_tracers() {
-    if switched("SOFTVERBS_PTRACER") {
+    if environment::PTRACER.is_on() {
         sys::allow_tracers();
     }
 }

@@ -8,6 +8,7 @@ use super::id::Shared;
 use super::sock::{Received, Sock};
 use super::state::State;
 use super::wire::{self, MAX_MESSAGE, Malformed, Message};
+use crate::environment;
 use crate::sys::{self, Errno, Res, Timer};
 
 /// One end of a conversation. Dropping it ends the conversation; the peer still gets what was sent.
@@ -110,9 +111,8 @@ impl Deadline {
     pub(super) fn new() -> Res<Self> {
         static NANOSECONDS: OnceLock<u64> = OnceLock::new();
         let span = *NANOSECONDS.get_or_init(|| {
-            std::env::var("SOFTVERBS_CM_TIMEOUT_MS")
-                .ok()
-                .and_then(|text| text.parse::<u64>().ok())
+            environment::CM_TIMEOUT_MS
+                .number::<u64>()
                 .map_or(4096 << 24, |ms| ms.saturating_mul(1_000_000))
         });
         let timer = Timer::new()?;

@@ -22,6 +22,7 @@ use rdma_core_sys::IBV_ACCESS_FLUSH_PERSISTENT;
 use crate::agent::{self, Agent, Link};
 use crate::cq::Cq;
 use crate::dm::Buffers;
+use crate::environment;
 use crate::mw::{Owner, Windows};
 use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
@@ -537,9 +538,8 @@ impl Process {
 
 /// The emulated node that the environment asks for.
 pub(crate) fn emulated_node() -> u32 {
-    std::env::var("SOFTVERBS_NODE")
-        .ok()
-        .and_then(|node| node.parse().ok())
+    environment::NODE
+        .number()
         .filter(|&node| node < MAX_NODES)
         .unwrap_or(0)
 }

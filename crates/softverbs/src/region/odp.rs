@@ -8,10 +8,12 @@ use std::sync::OnceLock;
 
 use rdma_core_sys::*;
 
+use crate::environment;
+
 /// Whether the device offers on-demand paging in this process.
 pub(crate) fn enabled() -> bool {
     static ENABLED: OnceLock<bool> = OnceLock::new();
-    *ENABLED.get_or_init(|| std::env::var_os("SOFTVERBS_ODP").is_none_or(|value| value != "0"))
+    *ENABLED.get_or_init(|| environment::ODP.value().is_none_or(|value| value != "0"))
 }
 
 /// What `ibv_query_device_ex` says about it, for each transport what its queue pairs do.

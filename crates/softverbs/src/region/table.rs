@@ -5,6 +5,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
 
 use super::{Direct, Range, hazard, null};
+use crate::environment;
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_REGIONS, region};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -136,7 +137,7 @@ impl Regions {
                 // Index 0 stays unused: a key of 0 is nobody's.
                 next: 1,
             }),
-            reuse: std::env::var_os("SOFTVERBS_REUSE_KEYS").is_some_and(|value| value == "1"),
+            reuse: environment::REUSE_KEYS.is_on(),
         })
     }
 
