@@ -65,10 +65,10 @@ def run(argv, env, seconds=60):
 class Process:
     """A program in a process group of its own, its output in files so that nobody waits for a reader."""
 
-    def __init__(self, argv, env):
+    def __init__(self, argv, env, cwd=None):
         self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.popen = subprocess.Popen(
-            [str(part) for part in argv], env=env, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, start_new_session=True
+            [str(part) for part in argv], env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, start_new_session=True
         )
 
     def finish(self, seconds):

@@ -14,7 +14,7 @@ TOOLS = pathlib.Path(os.path.realpath(__file__)).parent.parent
 sys.path.insert(0, str(TOOLS))
 sys.path.insert(0, str(TOOLS.parent / "conformance"))
 
-from lib import cache, cargo, cases, programs, total  # noqa: E402
+from lib import cache, cargo, cases, commands, programs, total  # noqa: E402
 
 
 def script(path):
@@ -299,6 +299,42 @@ class Programs(unittest.TestCase):
         with mock.patch.dict(os.environ, FI_PROVIDER="tcp", LD_PRELOAD="x", SOFTVERBS_NODE="3"):
             env = programs.SYSTEM.env()
         self.assertFalse([key for key in env if key in ("FI_PROVIDER", "LD_PRELOAD", "SOFTVERBS_NODE")])
+
+
+class Commands(unittest.TestCase):
+    def texts(self, text):
+        return [command.text for command in commands.of_text(text, "x")]
+
+    def test_blocks_and_spans_are_found(self):
+        page = "A `make demo`, `fi_mr_reg`, `tests/vm/check` and `FI_X=1 fi_info -e`.\n```sh\nmake    # builds\ngcc x.c\n```\n```\nmake no\n```\n"
+        self.assertEqual(self.texts(page), ["make", "gcc x.c", "make demo", "FI_X=1 fi_info -e"])
+
+    def test_lines_that_depend_on_each_other_stay_together(self):
+        self.assertEqual(self.texts("```sh\nmake\nexport A=1\nrun\n```\n"), ["make ; export A=1 ; run"])
+        self.assertEqual(self.texts("```sh\na  # on one terminal\nb  # on another\n```\n"), ["a ; b"])
+
+    def test_help_is_read_with_its_settings(self):
+        help = "vm: all ## run a command: CMD='fi_info -p weft'\nfuzz: ## one, TARGET=x, for SECONDS=60\nall: ## build\nX := 1\n"
+        want = ["make vm", "make vm CMD='fi_info -p weft'", "make fuzz", "make fuzz TARGET=x SECONDS=60", "make all"]
+        self.assertEqual([command.text for command in commands.of_makefile(help)], want)
+
+    def test_each_listing_has_a_kind_and_a_reason_and_is_shown(self):
+        shown = {command.text for command in commands.shown()}
+        self.assertEqual(sorted(set(commands.listings()) - shown), [], "listed, but no page shows it")
+        for text in ("make x\n", "make x  # later: y\n", "make x  # tier:\n", "make x # tier: y\nmake x # tier: y\n"):
+            with self.assertRaises(commands.BadListing):
+                commands.listings(text)
+
+    def test_a_command_that_fails_or_prints_something_else_is_a_failure(self):
+        documented = script(TOOLS / "documented")
+        with mock.patch("builtins.print"):
+            for result, expected, failed in [
+                (programs.Result(0, "provider: weft", ""), "provider: weft", 0),
+                (programs.Result(0, "provider: tcp", ""), "provider: weft", 1),
+                (programs.Result(61, "provider: weft", ""), "", 1),
+            ]:
+                counted = documented.tell(commands.Command(("x",), "y"), result, expected)
+                self.assertEqual(counted, total.Total(1 - failed, failed, 0))
 
 
 class Man(unittest.TestCase):

@@ -15,6 +15,7 @@ mode=run pair=
 for word in $(cat /proc/cmdline); do
 	case $word in
 	weft.project=*) WEFT_PROJECT=${word#*=} ;;
+	weft.provider=*) provider=${word#*=} ;;
 	weft.mode=*) mode=${word#*=} ;;
 	weft.pair=*) pair=${word#*=} ;;
 	weft.memlock=*) memlock=${word#*=} ;;
@@ -48,6 +49,7 @@ run_limited() { # MEMLOCK program...
 if [ "$mode" = shell ]; then
 	echo "weft: rxe0 on $(rxe_addr4) and $(rxe_addr6); project read-only here, /xchg is writable; exit ends the guest" >/dev/ttyS1
 	TERM=${term:-linux}
+	export FI_PROVIDER_PATH="$provider"
 	stty -F /dev/ttyS1 rows "${size%x*}" cols "${size#*x}"
 	(run_limited "${memlock:-unlimited}" setsid -c bash -l -i </dev/ttyS1 >/dev/ttyS1 2>&1)
 	echo o >/proc/sysrq-trigger
