@@ -29,7 +29,7 @@ impl Access {
     /// write, and verbs grants remote write only together with local write (`ibv_reg_mr(3)`).
     ///
     /// libfabric has no access flag of its own for atomics as a target: they come with
-    /// `FI_REMOTE_WRITE` (and `FI_REMOTE_READ` for fetching). `atomics` says whether the device
+    /// `FI_REMOTE_WRITE`, those that fetch too. `atomics` says whether the device
     /// has any, because some refuse the right if they don't.
     pub fn verbs_rights(self, atomics: bool) -> u32 {
         let mut rights = 0;

@@ -3,8 +3,11 @@
 //! One endpoint's own, used under its lock: finding a kept key takes a hash and one or two cache lines, no
 //! lock that others share, and no allocation.
 
+use std::sync::Arc;
+
 use super::event::Event;
 use super::lookup::Resolved;
+use super::mapped::MappedKey;
 use super::table::home;
 use crate::errno::FiErrno;
 use crate::wire::records::{Segment, access};
@@ -19,32 +22,47 @@ pub(crate) mod kind {
     pub(crate) const RESERVED: u64 = HANDLE;
 }
 
+/// What is found by a key.
+pub(crate) trait Keyed {
+    fn kept_as(&self) -> u64;
+}
+
+impl Keyed for Resolved {
+    fn kept_as(&self) -> u64 {
+        self.entry.key
+    }
+}
+
 /// Kept keys. Open addressing, half full at most.
 #[derive(Debug)]
-pub(crate) struct KeyCache {
+pub(crate) struct KeyCache<T = Resolved> {
     /// Key and index in `entries` plus 1; 0 is free.
     slots: Box<[(u64, u32)]>,
     log2: u32,
-    entries: Vec<Resolved>,
+    entries: Vec<T>,
 }
 
 /// Slots of an empty cache, as a base-2 logarithm.
 const FIRST: u32 = 4;
 
-impl Default for KeyCache {
+impl<T: Keyed> Default for KeyCache<T> {
     fn default() -> Self {
-        Self {
-            slots: vec![(0, 0); 1 << FIRST].into_boxed_slice(),
-            log2: FIRST,
-            entries: Vec::new(),
-        }
+        Self::with_slots(FIRST)
     }
 }
 
-impl KeyCache {
+impl<T: Keyed> KeyCache<T> {
+    fn with_slots(log2: u32) -> Self {
+        Self {
+            slots: vec![(0, 0); 1 << log2].into_boxed_slice(),
+            log2,
+            entries: Vec::new(),
+        }
+    }
+
     /// A kept key.
     #[inline]
-    pub(crate) fn get(&self, key: u64) -> Option<&Resolved> {
+    pub(crate) fn get(&self, key: u64) -> Option<&T> {
         self.entries.get(self.index(key)?)
     }
 
@@ -65,24 +83,29 @@ impl KeyCache {
     }
 
     /// A kept key, to be changed.
-    pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut Resolved> {
+    pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
         let index = self.index(key)?;
         self.entries.get_mut(index)
     }
 
     /// Keeps a key that is not kept yet.
-    pub(crate) fn insert(&mut self, resolved: Resolved) {
-        if (self.entries.len() + 1) * 2 > self.slots.len() {
+    pub(crate) fn insert(&mut self, entry: T) {
+        if self.is_full() {
             self.log2 += 1;
             self.slots = vec![(0, 0); 1 << self.log2].into_boxed_slice();
             for index in 0..self.entries.len() {
-                let key = self.entries[index].entry.key;
+                let key = self.entries[index].kept_as();
                 self.enter(key, index);
             }
         }
         let index = self.entries.len();
-        self.enter(resolved.entry.key, index);
-        self.entries.push(resolved);
+        self.enter(entry.kept_as(), index);
+        self.entries.push(entry);
+    }
+
+    /// Whether the slots have to become more for one more key.
+    fn is_full(&self) -> bool {
+        (self.entries.len() + 1) * 2 > self.slots.len()
     }
 
     fn enter(&mut self, key: u64, index: usize) {
@@ -103,6 +126,26 @@ impl KeyCache {
     }
 }
 
+impl KeyCache<Arc<MappedKey>> {
+    /// Keeps a mapped key that is not kept yet. Those that were unmapped are forgotten whenever there is no room for one more;
+    /// then there is room for as many again as are left, so this takes constant time in the mean.
+    pub(crate) fn keep(&mut self, mapped: Arc<MappedKey>) {
+        if self.is_full() {
+            let all = std::mem::take(&mut self.entries).into_iter();
+            let left: Vec<_> = all.filter(|one| one.is_mapped()).collect();
+            let slots = (4 * (left.len() + 1)).max(1 << FIRST);
+            *self = Self::with_slots(slots.next_power_of_two().ilog2());
+            left.into_iter().for_each(|one| self.insert(one));
+        }
+        self.insert(mapped);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+}
+
 /// What an operation does with the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -113,7 +156,7 @@ pub(crate) enum Need {
 }
 
 impl Need {
-    /// As what a counter of the region counts it: `fi_mr(3)` has all atomics among the writes.
+    /// As what a counter of the region counts it, if it changes the memory: `fi_mr(3)` has all atomics among the writes.
     pub(crate) fn event(self) -> Event {
         match self {
             Self::Read => Event::Read,
@@ -133,8 +176,8 @@ impl Need {
         match self {
             Self::Read => access::READ,
             Self::Write => access::WRITE,
-            Self::Atomic => access::ATOMIC,
-            Self::FetchAtomic => access::ATOMIC | access::READ,
+            // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3)), whether it fetches or not
+            Self::Atomic | Self::FetchAtomic => access::ATOMIC,
         }
     }
 }
@@ -310,7 +353,7 @@ mod tests {
             (Need::Read, access::READ),
             (Need::Write, access::WRITE),
             (Need::Atomic, access::ATOMIC),
-            (Need::FetchAtomic, access::ATOMIC | access::READ),
+            (Need::FetchAtomic, access::ATOMIC),
         ];
         for (need, rights) in needs {
             for granted in 0..8 {

@@ -1,16 +1,56 @@
 //! Raw keys that were mapped into a domain (`fi_mr_map_raw(3)`).
 //!
-//! A mapped key is a number of the domain's own, never given twice. Of a region that its owner has published it
-//! stands for that registration: an endpoint looks the entry up in the peer's directory, and takes no other
-//! generation for it. Of one with a native key it is the record itself.
+//! A mapped key is a number of the domain's own, never given twice. It stands for a key of the peer: for one registration
+//! of it where the raw key is a record, for the key alone where the raw key is that (`docs/protocol.md`, "Raw keys").
+//! Endpoints keep the mapped keys that they have used; [`MappedKey::is_mapped`] ends with `fi_mr_unmap_key(3)`.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::keys::kind;
+use super::keys::{Keyed, kind};
+use super::lookup::Resolved;
 use crate::errno::{FiErrno, Result};
-use crate::wire::raw_key::RawKey;
+use crate::wire::raw_key::{self, RawKey};
+use crate::wire::records::Entry;
+
+/// What a raw key says besides the key.
+#[derive(Debug)]
+pub(crate) enum Meaning {
+    /// Nothing: it is what `fi_mr_key(3)` gives to the peer's application.
+    Key,
+    /// The registration of this generation, in the directory of this domain.
+    Published { domain: u64, generation: u64 },
+    /// A native key, and which region it gives access to.
+    Native(Resolved),
+}
+
+/// A mapped key.
+#[derive(Debug)]
+pub(crate) struct MappedKey {
+    /// What the application calls it by.
+    number: u64,
+    /// The peer's key.
+    pub(crate) key: u64,
+    pub(crate) meaning: Meaning,
+    mapped: AtomicBool,
+}
+
+impl MappedKey {
+    /// Whether it has not been unmapped.
+    #[inline]
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.mapped.load(Ordering::Acquire)
+    }
+}
+
+impl Keyed for Arc<MappedKey> {
+    fn kept_as(&self) -> u64 {
+        self.number
+    }
+}
 
 /// Those of one domain. Thread safe.
 #[derive(Debug, Default)]
@@ -20,36 +60,121 @@ pub(crate) struct Mapped {
 
 #[derive(Debug, Default)]
 struct Inner {
-    keys: HashMap<u64, RawKey>,
+    keys: HashMap<u64, Arc<MappedKey>>,
     /// How many were mapped so far.
     count: u64,
+}
+
+/// The peer's key, and what is said of it.
+fn decode(raw: &[u8]) -> Result<(u64, Meaning)> {
+    let (key, meaning) = match raw_key::decode_short(raw) {
+        Some(key) => (key, Meaning::Key),
+        None => {
+            let raw = RawKey::decode(raw).map_err(|_| FiErrno::EINVAL)?;
+            let meaning = if raw.published {
+                Meaning::Published {
+                    domain: raw.domain,
+                    generation: raw.entry.generation,
+                }
+            } else {
+                Meaning::Native(Resolved {
+                    // counted regions are published
+                    entry: Entry {
+                        cell: 0,
+                        once: false,
+                        ..raw.entry
+                    },
+                    cells_rkey: 0,
+                    segments: raw.segments.into(),
+                    used: false,
+                })
+            };
+            (raw.entry.key, meaning)
+        }
+    };
+    // numbers of mapped keys are no peer's
+    if key >> 48 == kind::MAPPED || key == u64::MAX {
+        return Err(FiErrno::EINVAL);
+    }
+    Ok((key, meaning))
 }
 
 impl Mapped {
     /// # Errors
     /// `EINVAL`: no raw key, or one that was truncated, changed, or made by another version.
     pub(crate) fn map(&self, raw: &[u8]) -> Result<u64> {
-        let raw = RawKey::decode(raw).map_err(|_| FiErrno::EINVAL)?;
+        let (key, meaning) = decode(raw)?;
         let mut inner = self.inner.lock();
         inner.count += 1;
         // 48 bits of numbers last for centuries
-        let key = kind::MAPPED << 48 | (inner.count & 0xffff_ffff_ffff);
-        inner.keys.insert(key, raw);
-        Ok(key)
+        let number = kind::MAPPED << 48 | (inner.count & 0xffff_ffff_ffff);
+        let mapped = MappedKey {
+            number,
+            key,
+            meaning,
+            mapped: AtomicBool::new(true),
+        };
+        inner.keys.insert(number, Arc::new(mapped));
+        Ok(number)
     }
 
+    /// Ends a mapped key: operations that are posted from now on are refused.
+    ///
     /// # Errors
     /// `EINVAL`: no such key is mapped.
-    pub(crate) fn unmap(&self, key: u64) -> Result<()> {
-        let known = self.inner.lock().keys.remove(&key);
-        known.map(|_| ()).ok_or(FiErrno::EINVAL)
+    pub(crate) fn unmap(&self, number: u64) -> Result<()> {
+        let mapped = self.inner.lock().keys.remove(&number);
+        let mapped = mapped.ok_or(FiErrno::EINVAL)?;
+        mapped.mapped.store(false, Ordering::Release);
+        Ok(())
     }
 
-    pub(crate) fn get(&self, key: u64) -> Option<RawKey> {
-        self.inner.lock().keys.get(&key).cloned()
+    pub(crate) fn get(&self, number: u64) -> Option<Arc<MappedKey>> {
+        self.inner.lock().keys.get(&number).cloned()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.inner.lock().keys.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mr::keys::KeyCache;
+
+    #[test]
+    fn what_was_unmapped_is_not_kept() {
+        let mapped = Mapped::default();
+        let mut kept = KeyCache::default();
+        let stays: Vec<u64> = (0..9_u64)
+            .map(|key| mapped.map(&key.to_le_bytes()).unwrap())
+            .collect();
+        for number in &stays {
+            kept.keep(mapped.get(*number).unwrap());
+        }
+        for round in 0..10_000_u64 {
+            let number = mapped.map(&round.to_le_bytes()).unwrap();
+            kept.keep(mapped.get(number).unwrap());
+            assert!(kept.get(number).unwrap().is_mapped());
+            mapped.unmap(number).unwrap();
+            assert!(kept.get(number).is_none_or(|one| !one.is_mapped()));
+            assert!(kept.len() <= 64, "{} after {round} rounds", kept.len());
+        }
+        for (number, key) in stays.iter().zip(0..) {
+            assert_eq!(kept.get(*number).unwrap().key, key);
+            mapped.unmap(*number).unwrap();
+            assert_eq!(mapped.unmap(*number), Err(FiErrno::EINVAL));
+        }
+        assert!(mapped.is_empty());
+    }
+
+    #[test]
+    fn numbers_of_mapped_keys_are_not_mapped_again() {
+        let mapped = Mapped::default();
+        let number = mapped.map(&7_u64.to_le_bytes()).unwrap();
+        for key in [number, u64::MAX] {
+            assert_eq!(mapped.map(&key.to_le_bytes()), Err(FiErrno::EINVAL));
+        }
     }
 }

@@ -12,7 +12,7 @@ pub(crate) mod keys;
 mod local;
 mod local_cache;
 pub(crate) mod lookup;
-mod mapped;
+pub(crate) mod mapped;
 mod mode;
 pub(crate) mod monitor;
 mod ops;

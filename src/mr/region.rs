@@ -22,6 +22,7 @@ use crate::mr::{Access, Mode, Paging};
 use crate::msg::Endpoint;
 use crate::queue::Counter;
 use crate::verbs::Pd;
+use crate::wire::raw_key::encode_short;
 use crate::wire::records::MAX_SEGMENTS;
 
 /// One buffer.
@@ -196,16 +197,9 @@ impl RegionConfig<'_> {
                 return Err(FiErrno::EINVAL);
             }
         }
-        if let Some(base) = self.base {
-            let inside = |part: &Buffer| {
-                base.buffers.iter().any(|whole| {
-                    let end = part.addr as u64 + part.len as u64;
-                    whole.addr <= part.addr as u64 && end <= whole.addr + whole.len
-                })
-            };
-            if !self.buffers.iter().all(inside) {
-                return Err(FiErrno::EINVAL);
-            }
+        let whole = |base: &Region| self.buffers.iter().all(|part| base.covers(part));
+        if self.base.is_some_and(|base| !whole(base)) {
+            return Err(FiErrno::EINVAL);
         }
         Ok(total)
     }
@@ -232,7 +226,7 @@ impl Region {
     ///
     /// # Errors
     /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`], one of no bytes, addresses that overflow; a part that
-    ///   does not lie in a buffer of its base, or whose base is of another domain.
+    ///   does not lie in its base, or whose base is of another domain.
     /// - `ENOSYS`: the device can't register the kernel's memory; a log line says so.
     /// - `EBADFLAGS`: counted, and the domain has no events; persistent, and the domain has no such regions; to be accessed once, and the device has no atomics or the
     ///   form has [`Mode::MMU_NOTIFY`] and pins.
@@ -327,7 +321,7 @@ impl Region {
     /// a form with [`Mode::RMA_EVENT`] before it is enabled; else at any time, and from then on.
     ///
     /// # Errors
-    /// - `EOPNOTSUPP`: the domain has no events.
+    /// - `ENOSYS`: the domain has no events.
     /// - `ENOMEM`: all event cells are taken.
     /// - `EBADFLAGS`: `kinds` are others than `REMOTE_WRITE` and `REMOTE_READ`, or none.
     /// - `EDOMAIN`: a counter of another domain.
@@ -336,7 +330,7 @@ impl Region {
     ///   counter.
     pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         if !self.domain.counts() {
-            return Err(FiErrno::EOPNOTSUPP);
+            return Err(FiErrno::ENOSYS);
         }
         let known = Flags::REMOTE_WRITE | Flags::REMOTE_READ;
         if kinds.is_empty() || kinds.intersects(known.complement()) {
@@ -375,13 +369,13 @@ impl Region {
     /// Binds the endpoint through which peers will reach the region, and no other (`fi_mr_bind(3)`).
     ///
     /// # Errors
-    /// - `EOPNOTSUPP`: regions of this form are not endpoints'.
+    /// - `ENOSYS`: regions of this form are not endpoints'.
     /// - `EDOMAIN`: an endpoint of another domain.
     /// - `EOPBADSTATE`: enabled already, or being closed.
     /// - `EINVAL`: one is bound, or the region has an authorization key and the endpoint another.
     pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
         if !self.mode().contains(Mode::ENDPOINT) {
-            return Err(FiErrno::EOPNOTSUPP);
+            return Err(FiErrno::ENOSYS);
         }
         if !Arc::ptr_eq(endpoint.domain(), &self.domain) {
             return Err(FiErrno::EDOMAIN);
@@ -466,23 +460,24 @@ impl Region {
         self.exposed.get().is_some()
     }
 
-    /// The raw key (`fi_mr_raw_attr(3)`), and the address by which peers call the first byte.
+    /// The raw key (`fi_mr_raw_attr(3)`), and the address by which peers call the first byte. In forms without
+    /// [`Mode::RAW`], whose keys have 8 bytes (`mr_key_size`), it is the key itself.
     ///
     /// # Errors
     /// `EOPBADSTATE`: not enabled. `ENOMEM` and others, where it is the domain's first.
     pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
         let exposed = self.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
-        let raw = exposed.raw_key(self)?;
-        Ok((self.first_address(), raw.encode()))
+        let raw = if self.mode().contains(Mode::RAW) {
+            exposed.raw_key(self)?.encode()
+        } else {
+            encode_short(exposed.key()).to_vec()
+        };
+        Ok((self.first_address(), raw))
     }
 
-    /// The key for peers (`fi_mr_key(3)`); before it is enabled [`Self::NO_KEY`], where the provider chooses it.
+    /// The key for peers (`fi_mr_key(3)`); [`Self::NO_KEY`] before it is enabled.
     pub fn key(&self) -> u64 {
-        match self.exposed.get() {
-            Some(exposed) => exposed.key(),
-            None if self.mode().contains(Mode::PROV_KEY) => Self::NO_KEY,
-            None => self.requested_key,
-        }
+        self.exposed.get().map_or(Self::NO_KEY, Exposed::key)
     }
 
     /// The descriptor for local operations (`fi_mr_desc(3)`): valid as long as the region.
@@ -498,6 +493,24 @@ impl Region {
     /// The domain it belongs to.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
+    }
+
+    /// Whether a buffer lies in this region: in one of its buffers, or in several whose addresses follow each other.
+    fn covers(&self, part: &Buffer) -> bool {
+        let mut at = part.addr as u64;
+        // checked not to overflow
+        let end = at + part.len as u64;
+        while at < end {
+            let behind = |whole: &Range| {
+                at.checked_sub(whole.addr)
+                    .is_some_and(|off| off < whole.len)
+            };
+            let Some(whole) = self.buffers.iter().find(|whole| behind(whole)) else {
+                return false;
+            };
+            at = whole.addr + whole.len;
+        }
+        true
     }
 
     /// Whether the device takes its pages when they are used.

@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code, reason = "posts requests")]
 
+mod compare;
 mod lookup;
 mod teller;
 mod waiting;
@@ -18,14 +19,17 @@ use super::transmit::{Target, Transmit};
 use super::tx::TxSide;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::mr::Event;
 use crate::mr::keys::{KeyCache, Need, Piece, kind};
 use crate::mr::lookup::{Lookup, Map, READ_WORDS, Resolved};
+use crate::mr::mapped::{MappedKey, Meaning};
 use crate::mr::{ConnectionBlock, Words};
 use crate::queue::slots::{Rings, SlotRing};
 use crate::verbs::{SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
-use crate::wire::records::{Entry, MAX_SEGMENTS, access};
+use crate::wire::records::{MAX_SEGMENTS, access};
 
+use self::compare::Comparing;
 use self::teller::Poster;
 pub(crate) use self::teller::Teller;
 pub(crate) use self::waiting::Waiting;
@@ -65,6 +69,8 @@ pub(crate) struct Remote {
     scratch: Option<Words>,
     /// Whether what is being read is for a look-up that was given up.
     astray: bool,
+    /// Of the operation that waits first: a compare and swap that is posted, and not counted yet.
+    comparing: Option<Comparing>,
     poster: Poster,
     rings: Arc<Rings>,
 }
@@ -77,8 +83,10 @@ enum Known {
     /// Several, from this offset of the region on: it has more than one buffer there, or counts, or may be accessed
     /// once only.
     Many(u64),
+    /// A compare and swap, counted by its result, at this offset of the region.
+    Compare(u64),
     /// The device's own key, and what is written there is to be made durable.
-    Native,
+    Native(u32),
     /// It can't be done: the errno.
     Refused(FiErrno),
     /// Not yet.
@@ -99,6 +107,12 @@ fn need(op: &Transmit<'_>, len: usize) -> (Need, u64) {
     }
 }
 
+/// Whether the peer's memory is as it was behind an atomic: `FI_ATOMIC_READ`, a sum of 0. `fi_mr_bind(3)` counts as
+/// writes "whenever a remote RMA write or atomic operation modifies the memory region".
+fn leaves_as_it_is(op: &Transmit<'_>) -> bool {
+    op.opcode == SendOpcode::FetchAdd && op.compare_add == 0
+}
+
 impl Remote {
     fn new(
         peer: Introduction,
@@ -117,6 +131,7 @@ impl Remote {
             lookup: None,
             scratch: None,
             astray: false,
+            comparing: None,
             poster,
             rings: Arc::clone(rings),
         }
@@ -128,12 +143,41 @@ impl Remote {
 
     /// What a key that is kept says.
     #[inline]
-    fn find(&self, op: &Transmit<'_>, len: usize) -> Option<Known> {
+    fn find(&self, key: u64, op: &Transmit<'_>, len: usize) -> Option<Known> {
         if self.block.revision() != self.revision {
             return None;
         }
-        Some(known(self.kept.get(op.key)?, self.map.cell != 0, op, len))
+        Some(known(self.kept.get(key)?, self.map.cell != 0, op, len))
     }
+
+    /// As [`Self::find`], of a key that was mapped: it stands for no other registration than the one that the raw key
+    /// describes.
+    fn find_mapped(&self, mapped: &MappedKey, op: &Transmit<'_>, len: usize) -> Option<Known> {
+        let found = self.find(mapped.key, op, len)?;
+        match mapped.meaning {
+            Meaning::Published { domain, generation }
+                if self.map.domain() != Some(domain)
+                    || self.kept.get(mapped.key)?.entry.generation != generation =>
+            {
+                Some(Known::Refused(FiErrno::EKEYREJECTED))
+            }
+            _ => Some(found),
+        }
+    }
+}
+
+/// What the device's own key says of an operation.
+fn native(rkey: u32, op: &Transmit<'_>, len: usize) -> Known {
+    if op.is_durable() {
+        return Known::Native(rkey);
+    }
+    Known::One(Piece {
+        addr: op.remote_addr,
+        rkey,
+        len: len as u64,
+        last: true,
+        ..Piece::default()
+    })
 }
 
 /// What a key that was looked up says of an operation; `counted`: the peer's endpoint counts it.
@@ -167,6 +211,14 @@ fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize) -> K
         {
             Known::One(piece)
         }
+        // without a result the initiator can't tell
+        _ if op.opcode == SendOpcode::CompareSwap
+            && resolved.entry.cell != 0
+            && !resolved.entry.once
+            && op.local.count() != 0 =>
+        {
+            Known::Compare(offset)
+        }
         _ => Known::Many(offset),
     }
 }
@@ -185,7 +237,14 @@ impl TxSide {
         let len = self.check(op)?;
         if self.waiting.is_empty()
             && let Some(remote) = &self.remote
-            && let Some(Known::One(piece)) = remote.find(op, len)
+            && let Some(Known::One(piece)) = remote.find(op.key, op, len)
+        {
+            // SAFETY: as this function.
+            return unsafe { self.post(&rings.tx, op, len, Target::of(&piece)) };
+        }
+        if op.key >> 48 == kind::MAPPED
+            && self.waiting.is_empty()
+            && let Some(Known::One(piece)) = self.find_mapped(op, len)
         {
             // SAFETY: as this function.
             return unsafe { self.post(&rings.tx, op, len, Target::of(&piece)) };
@@ -205,6 +264,15 @@ impl TxSide {
             }
             match self.resolve(op, len) {
                 Known::Pending => {}
+                Known::Compare(offset) => {
+                    // SAFETY: as this function.
+                    if unsafe { self.compare(&rings.tx, op, len, offset) }? {
+                        return Ok(());
+                    }
+                    // SAFETY: as this function.
+                    unsafe { self.wait(rings, op) };
+                    return Ok(());
+                }
                 // SAFETY: as this function.
                 known => return unsafe { self.post_known(&rings.tx, op, len, known) },
             }
@@ -213,10 +281,19 @@ impl TxSide {
             return Err(FiErrno::EAGAIN);
         }
         // SAFETY: as this function.
+        unsafe { self.wait(rings, op) };
+        Ok(())
+    }
+
+    /// Lets an operation wait, behind those that do.
+    ///
+    /// # Safety
+    /// As [`super::Endpoint::send`].
+    unsafe fn wait(&mut self, rings: &Rings, op: &Transmit<'_>) {
+        // SAFETY: as this function.
         self.waiting.push_back(unsafe { Waiting::new(op) });
         rings.set_waiting(true);
         self.wake_helper();
-        Ok(())
     }
 
     /// Whether no key of the peer looks like this.
@@ -224,47 +301,62 @@ impl TxSide {
         !self.application_keys && key >> 48 != kind::HANDLE
     }
 
+    /// What a mapped key that is kept says.
+    fn find_mapped(&self, op: &Transmit<'_>, len: usize) -> Option<Known> {
+        let mapped = self.mapped.get(op.key)?;
+        if !mapped.is_mapped() {
+            return Some(Known::Refused(FiErrno::EKEYREJECTED));
+        }
+        match &mapped.meaning {
+            // neither such regions nor such endpoints count
+            Meaning::Native(region) => Some(known(region, false, op, len)),
+            Meaning::Key if mapped.key >> 32 == 0 && !self.application_keys => {
+                Some(native(mapped.key as u32, op, len))
+            }
+            Meaning::Key | Meaning::Published { .. } => {
+                self.remote.as_ref()?.find_mapped(mapped, op, len)
+            }
+        }
+    }
+
     fn resolve(&mut self, op: &Transmit<'_>, len: usize) -> Known {
         if self.has_native_key(op) {
-            return Known::Native;
+            return native(Target::native(op).rkey, op, len);
         }
-        let raw = if op.key >> 48 == kind::MAPPED {
-            self.cq.domain().mapped().get(op.key)
-        } else {
-            None
-        };
-        if let Some(raw) = raw.as_ref().filter(|raw| !raw.published) {
-            let native = Resolved {
-                // counted regions are published
-                entry: Entry {
-                    cell: 0,
-                    once: false,
-                    ..raw.entry
-                },
-                cells_rkey: 0,
-                segments: raw.segments.clone().into(),
-                used: false,
-            };
-            return known(&native, false, op, len); // nor do such endpoints count
+        if op.key >> 48 == kind::MAPPED {
+            return self.resolve_mapped(op, len);
         }
         let Some(remote) = &mut self.remote else {
             return Known::Refused(FiErrno::EKEYREJECTED);
         };
         loop {
-            if let Some(known) = remote.find(op, len) {
+            if let Some(known) = remote.find(op.key, op, len) {
                 return known;
             }
-            if op.key >> 48 == kind::MAPPED {
-                let Some(raw) = &raw else {
-                    return Known::Refused(FiErrno::EKEYREJECTED);
-                };
-                match remote.alias(op.key, raw) {
-                    None => return Known::Pending,
-                    Some(Ok(())) => continue,
-                    Some(Err(error)) => return Known::Refused(error),
-                }
-            }
             match remote.look_up(op.key) {
+                None => return Known::Pending,
+                Some(Ok(())) => {}
+                Some(Err(error)) => return Known::Refused(error),
+            }
+        }
+    }
+
+    /// As [`Self::resolve`], of a key that was mapped.
+    fn resolve_mapped(&mut self, op: &Transmit<'_>, len: usize) -> Known {
+        if self.mapped.get(op.key).is_none() {
+            let Some(mapped) = self.cq.domain().mapped().get(op.key) else {
+                return Known::Refused(FiErrno::EKEYREJECTED);
+            };
+            self.mapped.keep(mapped);
+        }
+        loop {
+            if let Some(known) = self.find_mapped(op, len) {
+                return known;
+            }
+            let (Some(mapped), Some(remote)) = (self.mapped.get(op.key), &mut self.remote) else {
+                return Known::Refused(FiErrno::EKEYREJECTED);
+            };
+            match remote.look_up(mapped.key) {
                 None => return Known::Pending,
                 Some(Ok(())) => {}
                 Some(Err(error)) => return Known::Refused(error),
@@ -286,10 +378,10 @@ impl TxSide {
             match known {
                 Known::One(piece) => self.post(ring, op, len, Target::of(&piece)),
                 Known::Many(offset) => self.post_many(ring, op, len, offset),
-                Known::Native => {
+                Known::Native(rkey) => {
                     let piece = Piece {
                         addr: op.remote_addr,
-                        rkey: Target::native(op).rkey,
+                        rkey,
                         len: len as u64,
                         last: true,
                         ..Piece::default()
@@ -297,7 +389,8 @@ impl TxSide {
                     self.post_pieces(ring, op, len, &[piece], &[])
                 }
                 Known::Refused(error) => self.post_failure(ring, op, error),
-                Known::Pending => Err(FiErrno::EAGAIN),
+                // not here
+                Known::Pending | Known::Compare(_) => Err(FiErrno::EAGAIN),
             }
         }
     }
@@ -314,41 +407,17 @@ impl TxSide {
         offset: u64,
     ) -> Result<()> {
         let mut pieces = [Piece::default(); MAX_SEGMENTS];
-        let remote = self.remote.as_ref().ok_or(FiErrno::EKEYREJECTED)?;
-        let kept = remote.kept.get(op.key).ok_or(FiErrno::EKEYREJECTED)?;
+        let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
         let (need, len_there) = need(op, len);
-        let found = kept.pieces(offset, len_there);
-        let once = kept.entry.once;
-        // the claim of a region that was accessed is nobody's any more
-        let of_region = if once {
-            Some((kept.entry.claim_addr(), kept.entry.rkey))
-        } else if kept.entry.cell != 0 {
-            let addr = kept.entry.cell.wrapping_add(need.event().offset());
-            Some((addr, kept.cells_rkey))
-        } else {
-            None
-        };
-        let of_endpoint = (remote.map.cell != 0).then(|| {
-            let offset = need.event_of_endpoint().offset();
-            (remote.map.cell.wrapping_add(offset), kept.cells_rkey)
-        });
+        let found = region.pieces(offset, len_there);
+        let once = region.entry.once;
         let mut events = [EventTarget::default(); MOST_EVENTS];
-        let mut event_count = 0;
-        if let Some(scratch) = &remote.scratch {
-            let targets = of_region.into_iter().chain(of_endpoint);
-            for (event, (addr, rkey)) in events.iter_mut().zip(targets) {
-                *event = EventTarget {
-                    addr,
-                    rkey,
-                    sink: Sge {
-                        addr: scratch.addr(READ_WORDS),
-                        length: ATOMIC_SIZE as u32,
-                        lkey: scratch.lkey(),
-                    },
-                };
-                event_count += 1;
-            }
-        }
+        let event = if leaves_as_it_is(op) {
+            Event::Read
+        } else {
+            need.event()
+        };
+        let event_count = self.events(op, region, event, &mut events);
         let mut count = 0;
         for (to, piece) in pieces.iter_mut().zip(found) {
             *to = piece;
@@ -356,13 +425,82 @@ impl TxSide {
         }
         // SAFETY: as this function.
         unsafe { self.post_pieces(ring, op, len, &pieces[..count], &events[..event_count]) }?;
-        if once
-            && let Some(remote) = &mut self.remote
-            && let Some(kept) = remote.kept.get_mut(op.key)
-        {
-            kept.used = true;
+        if once {
+            let key = self.key_of(op);
+            if let Some(remote) = &mut self.remote
+                && let Some(kept) = remote.kept.get_mut(key)
+            {
+                kept.used = true;
+            }
         }
         Ok(())
+    }
+
+    /// The key by which the peer's region is kept.
+    fn key_of(&self, op: &Transmit<'_>) -> u64 {
+        match self.mapped.get(op.key) {
+            Some(mapped) if op.key >> 48 == kind::MAPPED => mapped.key,
+            _ => op.key,
+        }
+    }
+
+    /// What is known of the region of a key that was resolved.
+    fn region(&self, op: &Transmit<'_>) -> Option<&Resolved> {
+        let kept = |key| self.remote.as_ref()?.kept.get(key);
+        if op.key >> 48 != kind::MAPPED {
+            return kept(op.key);
+        }
+        let mapped = self.mapped.get(op.key)?;
+        match &mapped.meaning {
+            Meaning::Native(region) => Some(region),
+            Meaning::Key | Meaning::Published { .. } => kept(mapped.key),
+        }
+    }
+
+    /// Where an operation on a region is counted, as `event` there; gives the number of places.
+    fn events(
+        &self,
+        op: &Transmit<'_>,
+        region: &Resolved,
+        event: Event,
+        events: &mut [EventTarget; MOST_EVENTS],
+    ) -> usize {
+        let Some((remote, scratch)) = self
+            .remote
+            .as_ref()
+            .and_then(|remote| Some((remote, remote.scratch.as_ref()?)))
+        else {
+            return 0;
+        };
+        // the claim of a region that was accessed is nobody's any more
+        let of_region = if region.entry.once {
+            Some((region.entry.claim_addr(), region.entry.rkey))
+        } else if region.entry.cell != 0 {
+            let addr = region.entry.cell.wrapping_add(event.offset());
+            Some((addr, region.cells_rkey))
+        } else {
+            None
+        };
+        // of what was looked up: a region with a native key is in no directory
+        let of_endpoint = (remote.map.cell != 0 && region.cells_rkey != 0).then(|| {
+            let offset = need(op, 0).0.event_of_endpoint().offset();
+            (remote.map.cell.wrapping_add(offset), region.cells_rkey)
+        });
+        let mut count = 0;
+        let targets = of_region.into_iter().chain(of_endpoint);
+        for (event, (addr, rkey)) in events.iter_mut().zip(targets) {
+            *event = EventTarget {
+                addr,
+                rkey,
+                sink: Sge {
+                    addr: scratch.addr(READ_WORDS),
+                    length: ATOMIC_SIZE as u32,
+                    lkey: scratch.lkey(),
+                },
+            };
+            count += 1;
+        }
+        count
     }
 
     /// Goes on with what waits, as far as that is possible now.
@@ -389,16 +527,27 @@ impl TxSide {
     /// # Safety
     /// As [`super::Endpoint::send`].
     unsafe fn retry(&mut self, rings: &Rings, op: &Transmit<'_>) -> bool {
+        let len = op.local.len();
+        if self.is_comparing() {
+            // SAFETY: as this function.
+            return unsafe { self.count_compare(&rings.tx, op) };
+        }
         if rings.tx.is_full() {
             return false;
         }
-        let len = op.local.len();
         let result = if self.is_native(op) {
             // SAFETY: as this function.
             unsafe { self.post(&rings.tx, op, len, Target::native(op)) }
         } else {
             match self.resolve(op, len) {
                 Known::Pending => return false,
+                Known::Compare(offset) => {
+                    // SAFETY: as this function.
+                    match unsafe { self.compare(&rings.tx, op, len, offset) } {
+                        Ok(all) => return all,
+                        Err(error) => Err(error),
+                    }
+                }
                 // SAFETY: as this function.
                 known => unsafe { self.post_known(&rings.tx, op, len, known) },
             }
@@ -412,6 +561,9 @@ impl TxSide {
 
     /// The connection has ended: what waits takes its place among what is flushed, as far as there is room.
     pub(super) fn give_up(&mut self, rings: &Rings) {
+        if let Some(remote) = &mut self.remote {
+            remote.comparing = None;
+        }
         while let Some(waiting) = self.waiting.pop_front() {
             let op = waiting.transmit();
             let full = rings.tx.is_full();

@@ -15,6 +15,8 @@ use super::state::State;
 use super::transmit::{Target, Transmit};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::mr::keys::KeyCache;
+use crate::mr::mapped::MappedKey;
 use crate::mr::{LocalKeys, Use};
 use crate::msg::LengthOption;
 use crate::queue::slots::{Rings, Slot, SlotRing};
@@ -45,6 +47,8 @@ pub(crate) struct TxSide {
     pub(super) application_keys: bool,
     /// A peer that has introduced itself.
     pub(super) remote: Option<Box<Remote>>,
+    /// Mapped keys that were used.
+    pub(super) mapped: KeyCache<Arc<MappedKey>>,
     /// What waits for a key to be looked up, and what was posted behind that.
     pub(super) waiting: VecDeque<Waiting>,
 }
@@ -84,6 +88,7 @@ impl TxSide {
             },
             application_keys: false,
             remote: None,
+            mapped: KeyCache::default(),
             waiting: VecDeque::new(),
         })
     }

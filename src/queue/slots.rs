@@ -101,6 +101,12 @@ impl SlotRing {
         self.tail.load(Ordering::Acquire)
     }
 
+    /// Whether the request of this number, and all before it, are complete.
+    pub(crate) fn is_behind(&self, number: u32) -> bool {
+        // wraps; a ring is much shorter than half of all numbers
+        (self.tail().wrapping_sub(number) as i32) > 0
+    }
+
     /// Whether there is no room for an application's request.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {

@@ -10,6 +10,20 @@ const HEAD: usize = 3 + WORDS;
 pub const MAX_RAW_KEY_SIZE: usize = (HEAD + 3 * MAX_SEGMENTS + 1) * 8;
 const _: () = assert!(MAX_RAW_KEY_SIZE == 24 + RECORD_SIZE + 24 * MAX_SEGMENTS + 8);
 
+/// Bytes of a raw key that is the key itself: of forms without `FI_MR_RAW`.
+pub const KEY_SIZE: usize = 8;
+
+/// The raw key that is the key itself.
+pub fn encode_short(key: u64) -> [u8; KEY_SIZE] {
+    key.to_le_bytes()
+}
+
+/// The key that these bytes are. `None`: they are, or begin, a record.
+pub fn decode_short(bytes: &[u8]) -> Option<u64> {
+    let key = u64::from_le_bytes(bytes.try_into().ok()?);
+    (key != MAGIC).then_some(key)
+}
+
 /// A region, as its owner describes it to those who shall use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawKey {

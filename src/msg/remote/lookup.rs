@@ -10,7 +10,6 @@ use crate::mr::Words;
 use crate::mr::lookup::{Lookup, Outcome, READ_WORDS};
 use crate::queue::slots::{Own, Progress};
 use crate::verbs::{SendOpcode, Sge};
-use crate::wire::raw_key::RawKey;
 use crate::wire::records::Block;
 
 impl Remote {
@@ -31,7 +30,9 @@ impl Remote {
 
     /// Tells the peer which of its revocations are acted upon: behind everything that was posted before.
     pub(super) fn acknowledge(&mut self) {
-        if !self.owes || self.rings.own.is_under_way(Own::Acknowledge) {
+        // what counts a compare and swap is still to be posted
+        let counts = self.comparing.is_some();
+        if !self.owes || counts || self.rings.own.is_under_way(Own::Acknowledge) {
             return;
         }
         let (addr, lkey) = self.block.stage(self.revision.wrapping_add(1));
@@ -126,30 +127,6 @@ impl Remote {
                 }
             }
         }
-    }
-
-    /// Makes `mapped` stand for the registration that a raw key describes. As [`Self::look_up`].
-    pub(super) fn alias(&mut self, mapped: u64, raw: &RawKey) -> Option<Result<()>> {
-        self.catch_up();
-        if self.kept.get(raw.entry.key).is_none()
-            && let Err(error) = self.look_up(raw.entry.key)?
-        {
-            return Some(Err(error));
-        }
-        // what was looked up may be forgotten again by now
-        let kept = self.kept.get(raw.entry.key)?;
-        if kept.entry.generation != raw.entry.generation || self.map.domain() != Some(raw.domain) {
-            return Some(Err(FiErrno::EKEYREJECTED));
-        }
-        let mut alias = kept.clone();
-        alias.entry.key = mapped;
-        if alias.entry.once
-            && let Some(kept) = self.kept.get_mut(raw.entry.key)
-        {
-            kept.used = true; // by that name, or not at all
-        }
-        self.kept.insert(alias);
-        Some(Ok(()))
     }
 
     /// A read has come: what it says, if that is the end.

@@ -2,6 +2,7 @@
 
 use super::keys::{TARGET, connect, connect_with, in_form, kind};
 use super::*;
+use crate::msg::remote::POLLS;
 use crate::msg::{AtomicKind, AtomicOp};
 use crate::queue::Counter;
 
@@ -258,6 +259,108 @@ fn regions_that_are_enabled_can_be_counted() {
     }
 }
 
+fn compare(
+    side: &Side,
+    slot: usize,
+    result: &Buffer,
+    (compare, swap): (u64, u64),
+    to: (u64, u64),
+) -> crate::errno::Result<()> {
+    let (iov, desc) = result.part(8 * slot, 8);
+    let op = AtomicOp::CompareSwap { compare, swap };
+    // SAFETY: the buffers outlive the operation.
+    unsafe {
+        let op = (op, AtomicKind::Fetch);
+        let local = LocalIov::single(&iov, &desc);
+        side.ep.atomic(op, local, to, slot, None)
+    }
+}
+
+/// The result comes before the call returns, or later: then operations posted behind it wait.
+#[test]
+fn a_compare_counts_by_its_result() {
+    for polls in [256, 0] {
+        POLLS.set(polls);
+        for mode in forms() {
+            let (client, server) = in_form(mode);
+            let source = Buffer::all(&client.domain, 4096);
+            let memory = vec![0_u64; 512];
+            // SAFETY: plain numbers, as bytes.
+            let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), 4096) };
+            let region = disabled(&server.domain, &[memory], TARGET, 7);
+            let writes = counter(&region, Flags::REMOTE_WRITE);
+            let reads = counter(&region, Flags::REMOTE_READ);
+            region.enable().unwrap();
+            let to = (start(&region, memory), region.key());
+            for slot in 0..20_u64 {
+                let found = if slot % 2 == 0 { slot / 2 } else { 99 };
+                compare(&client, slot as usize, &source, (found, slot / 2 + 1), to).unwrap();
+            }
+            client.write(&source, 8, to.0 + 64, to.1, 20).unwrap();
+            client.send(&source, 8, 21).unwrap();
+            for context in 0..20 {
+                assert_eq!(client.completion().unwrap().context, context, "{mode:?}");
+                let (failed, done) = (context as u64 / 2, (context as u64 + 2) / 2);
+                // those behind it may be there, too
+                assert!(writes.read() >= done && reads.read() >= failed);
+                let before = source.memory[8 * context..][..8].try_into().unwrap();
+                assert_eq!(u64::from_ne_bytes(before), (context as u64).div_ceil(2));
+            }
+            assert_eq!(client.completion().unwrap().context, 20);
+            assert_eq!((writes.read(), reads.read()), (11, 10), "{mode:?}");
+            let land = Buffer::all(&server.domain, 8);
+            server.recv(&land, 8, 0).unwrap();
+            assert_eq!(client.completion().unwrap().context, 21);
+        }
+        POLLS.set(256);
+    }
+}
+
+/// Each is completed once when the connection ends, whatever had been posted of it.
+#[test]
+fn a_compare_is_completed_when_the_peer_goes() {
+    for polls in [256, 0] {
+        for goes_at in [0, 3] {
+            let (client, server) = in_form(forms()[0]);
+            let source = Buffer::all(&client.domain, 4096);
+            let memory = [0_u64; 8];
+            // SAFETY: plain numbers, as bytes.
+            let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), 64) };
+            let region = disabled(&server.domain, &[memory], TARGET, 7);
+            let writes = counter(&region, Flags::REMOTE_WRITE);
+            region.enable().unwrap();
+            let to = (start(&region, memory), region.key());
+            client.write(&source, 8, to.0, to.1, 9).unwrap();
+            client.completion().unwrap();
+            POLLS.set(polls);
+            let mut posted = 0;
+            while posted < 4 {
+                if posted == goes_at {
+                    server.ep.close();
+                }
+                // the end may be known already
+                if compare(&client, posted, &source, (0, 0), to).is_err() {
+                    break;
+                }
+                posted += 1;
+            }
+            assert!(posted >= goes_at);
+            for context in 0..posted {
+                let end = client.completion();
+                let told = match &end {
+                    Ok(completion) => completion.context,
+                    Err(error) => error.completion.context,
+                };
+                assert_eq!(told, context, "{end:?}");
+                assert!(end.is_err() || context < goes_at);
+            }
+            super::transfer::no_completion(&client);
+            assert!(writes.read() <= 1 + goes_at as u64);
+            POLLS.set(256);
+        }
+    }
+}
+
 #[test]
 fn bindings_have_their_time_and_their_kinds() {
     let domain = Domain::open(&device(), kind(forms()[2])).unwrap();
@@ -324,7 +427,7 @@ fn bindings_have_their_time_and_their_kinds() {
     let cntr = Counter::open(&without, WaitKind::None).unwrap();
     assert_eq!(
         plain.region.bind_counter(&cntr, Flags::REMOTE_READ),
-        Err(FiErrno::EOPNOTSUPP)
+        Err(FiErrno::ENOSYS)
     );
 }
 

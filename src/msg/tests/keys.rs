@@ -604,7 +604,7 @@ fn a_broken_operation_of_several_parts_is_told_once() {
 
 #[test]
 fn raw_keys_are_mapped_and_used() {
-    for mode in forms() {
+    for mode in forms().into_iter().map(|mode| mode | Mode::RAW) {
         let (client, server) = in_form(mode);
         let source = Buffer::all(&client.domain, 4096);
         let target = Buffer::with_key(&server.domain, 4096, TARGET, 3);
@@ -654,5 +654,68 @@ fn raw_keys_are_mapped_and_used() {
             assert_eq!(client.domain.unmap_key(key), Err(FiErrno::EINVAL));
         }
         assert!(!client.domain.has_mapped_keys());
+    }
+}
+
+/// Where keys have 8 bytes (`mr_key_size`) the raw key is the key.
+#[test]
+fn raw_keys_of_other_forms_are_the_keys() {
+    for mode in forms() {
+        let (client, server) = in_form(mode);
+        let source = Buffer::all(&client.domain, 4096);
+        let target = Buffer::with_key(&server.domain, 4096, TARGET, 3);
+        let (base, raw) = target.region.raw_key().unwrap();
+        assert_eq!(raw, target.region.key().to_le_bytes());
+        for len in 0..raw.len() {
+            assert_eq!(client.domain.map_raw(&raw[..len]), Err(FiErrno::EINVAL));
+        }
+        let longer = [&raw[..], &[0; 8]].concat();
+        assert_eq!(client.domain.map_raw(&longer), Err(FiErrno::EINVAL));
+        let key = client.domain.map_raw(&raw).unwrap();
+        let again = client.domain.map_raw(&raw).unwrap();
+        for key in [key, again, target.region.key()] {
+            client.write(&source, 4096, base, key, 1).unwrap();
+            client.completion().unwrap();
+        }
+        assert!(target.memory == source.memory);
+        client.domain.unmap_key(key).unwrap();
+        client.write(&source, 8, base, key, 2).unwrap();
+        assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
+        client.write(&source, 8, base, again, 3).unwrap();
+        client.completion().unwrap();
+        // one of no region
+        let nowhere = client.domain.map_raw(&(5_u64 << 40).to_le_bytes()).unwrap();
+        client.write(&source, 8, base, nowhere, 4).unwrap();
+        assert_eq!(client.refused(4), FiErrno::EKEYREJECTED);
+        for key in [again, nowhere] {
+            client.domain.unmap_key(key).unwrap();
+        }
+        assert!(!client.domain.has_mapped_keys());
+    }
+}
+
+/// What waits for its key is refused when that is unmapped meanwhile.
+#[test]
+fn an_operation_that_waits_by_a_mapped_key() {
+    let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
+    let source = Buffer::all(&client.domain, 64);
+    let target = Buffer::with_key(&server.domain, 64, TARGET, 3);
+    let (base, raw) = target.region.raw_key().unwrap();
+    for unmapped in [false, true] {
+        let key = client.domain.map_raw(&raw).unwrap();
+        POLLS.set(0);
+        client.write(&source, 64, base, 77, 1).unwrap();
+        client.write(&source, 64, base, key, 2).unwrap();
+        if unmapped {
+            client.domain.unmap_key(key).unwrap();
+        }
+        assert_eq!(client.refused(1), FiErrno::EKEYREJECTED);
+        POLLS.set(256);
+        if unmapped {
+            assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
+        } else {
+            assert_eq!(client.completion().unwrap().context, 2);
+            client.domain.unmap_key(key).unwrap();
+        }
     }
 }

@@ -1,0 +1,141 @@
+//! A compare and swap on a region whose modifications are counted: one that fails is none (fi_mr(3), `fi_mr_bind`).
+//!
+//! Its event is posted when its result has come, and operations behind it wait until then, so the event still comes before
+//! theirs. The request has a slot as a part of the operation; the event completes it.
+
+#![allow(unsafe_code, reason = "posts requests")]
+
+use std::mem::MaybeUninit;
+
+use super::{EventTarget, MOST_EVENTS};
+use crate::errno::{FiErrno, Result};
+use crate::mr::Event;
+use crate::msg::atomic::ATOMIC_SIZE;
+use crate::msg::local::{LocalIov, MAX_IOV};
+use crate::msg::transmit::Transmit;
+use crate::msg::tx::{TxSide, post_errno};
+use crate::queue::slots::{Slot, SlotRing};
+use crate::verbs::SendRequest;
+
+/// One that is posted and not counted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Comparing {
+    /// Of its slot.
+    number: u32,
+    /// Where it is counted if it succeeds, the region's place first.
+    events: [EventTarget; MOST_EVENTS],
+    count: usize,
+}
+
+impl TxSide {
+    pub(super) fn is_comparing(&self) -> bool {
+        let remote = self.remote.as_ref();
+        remote.is_some_and(|remote| remote.comparing.is_some())
+    }
+
+    /// Posts a compare and swap at this offset of its region, and counts it if its result comes soon; else it has to wait, as
+    /// the first one, for [`Self::count_compare`]. Says whether it is posted as a whole.
+    ///
+    /// # Errors
+    /// Those of posting; nothing is posted then.
+    ///
+    /// # Safety
+    /// As [`crate::msg::Endpoint::send`].
+    pub(super) unsafe fn compare(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+        offset: u64,
+    ) -> Result<bool> {
+        if ring.is_full() && !self.make_room(ring)? {
+            return Err(FiErrno::EAGAIN);
+        }
+        let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
+        let mut pieces = region.pieces(offset, ATOMIC_SIZE as u64);
+        let piece = pieces.next().ok_or(FiErrno::EKEYREJECTED)?;
+        let mut events = [EventTarget::default(); MOST_EVENTS];
+        let count = self.events(op, region, Event::Write, &mut events);
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        // SAFETY: as this function.
+        let (sges, inline) = unsafe { self.gather(ring, op, len, &mut sges) }?;
+        let number = ring.push(Slot {
+            context: op.context,
+            flags: op.kind,
+            reports_failure: !op.silent,
+            signaled: true,
+            part: true,
+            ..Slot::default()
+        });
+        let request = SendRequest {
+            sges,
+            inline,
+            signaled: true,
+            fence: op.flags.contains(crate::flags::Flags::FENCE),
+            remote_addr: piece.addr,
+            rkey: piece.rkey,
+            compare_add: op.compare_add,
+            swap: op.swap,
+            ..SendRequest::empty(self.place.send(number), op.opcode)
+        };
+        // SAFETY: as this function.
+        if let Err(error) = unsafe { self.qp.post_send(&request) } {
+            ring.unpush();
+            self.local.refused();
+            return Err(post_errno(error));
+        }
+        self.local.posted(number, ring.tail());
+        self.unsignaled = 0;
+        if let Some(remote) = &mut self.remote {
+            remote.comparing = Some(Comparing {
+                number,
+                events,
+                count,
+            });
+        }
+        // SAFETY: as this function.
+        Ok(unsafe { self.count_compare(ring, op) })
+    }
+
+    /// Counts the compare and swap that is posted, if its result has come or comes soon; says whether that is done.
+    ///
+    /// # Safety
+    /// As [`crate::msg::Endpoint::send`], for the operation that [`Self::compare`] has posted.
+    pub(super) unsafe fn count_compare(&mut self, ring: &SlotRing, op: &Transmit<'_>) -> bool {
+        let Some(mut comparing) = self.remote.as_ref().and_then(|remote| remote.comparing) else {
+            return false;
+        };
+        let mut polls = 0;
+        while !ring.is_behind(comparing.number) {
+            if polls >= super::polls() {
+                return false;
+            }
+            polls += 1;
+            let _ = self.cq.poll_quietly();
+        }
+        let mut before = [0; ATOMIC_SIZE];
+        // SAFETY: a result of 8 bytes (`Endpoint::atomic`), the caller's until the operation is complete.
+        unsafe { op.local.copy_to(before.as_mut_ptr()) };
+        if u64::from_ne_bytes(before) != op.compare_add {
+            // what has failed has read
+            let read = Event::Read.offset() - Event::Write.offset();
+            comparing.events[0].addr = comparing.events[0].addr.wrapping_add(read);
+        }
+        let events = &comparing.events[..comparing.count];
+        let event = Transmit {
+            local: LocalIov::NONE,
+            ..*op
+        };
+        // SAFETY: no buffers.
+        let posted = match unsafe { self.post_pieces(ring, &event, 0, &[], events) } {
+            Ok(()) => true,
+            Err(FiErrno::EAGAIN) => false,
+            Err(error) => self.post_failure(ring, op, error).is_ok(),
+        };
+        if posted && let Some(remote) = &mut self.remote {
+            remote.comparing = None;
+            remote.acknowledge(); // that waited for this
+        }
+        posted
+    }
+}
