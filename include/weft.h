@@ -95,7 +95,7 @@ struct weft_mr_attr {
    */
   uint64_t flags;
   /*
-   Where the memory should begin, at a page, or NULL for anywhere.
+   Where the memory should begin, or NULL for anywhere: a hint, of which the page counts. With WEFT_MAP_FIXED a page.
    */
   void *addr;
   /*
@@ -127,7 +127,7 @@ struct weft_mr_ops {
    -FI_EOPNOTSUPP: an unknown advice; the device has no such call, or no on-demand paging.
    -FI_ENOENT: a region that is not on demand.
    -FI_EPERM: WEFT_ADVISE_PREFETCH_WRITE of a region that nobody may write to; a region of another domain.
-   -FI_EFAULT: with WEFT_ADVISE_FLUSH, a range outside its region, or memory that is not there.
+   -FI_EFAULT: a range outside its region; with WEFT_ADVISE_FLUSH, memory that is not there.
    These are what most drivers answer; the device's own errors are returned as they are.
    */
   int (*advise)(struct fid_domain *domain,

@@ -12,20 +12,15 @@ use weft::errno::{FiErrno, Result};
 use weft::mr::{Buffer, Dmabuf, SharedMemory};
 use weft::wire::records::MAX_SEGMENTS;
 
-use crate::ffi::log::warning;
 use crate::getinfo::auth_key;
 
 /// A flag of libfabric's own layers (`OFI_MR_NOCACHE`), which ofi_rxm sets: explicit registrations are not
 /// cached here anyway.
 const NO_CACHE: u64 = 1 << 60;
 
-/// Flags that every call takes. The last two tell whose memory it is; all memory here is the host's.
-const FLAGS: u64 = NO_CACHE
-    | FI_RMA_EVENT
-    | FI_RMA_PMEM
-    | FI_MR_SINGLE_USE
-    | FI_HMEM_HOST_ALLOC
-    | FI_HMEM_DEVICE_ONLY;
+/// Flags that every call takes. `FI_HMEM_HOST_ALLOC` and `FI_HMEM_DEVICE_ONLY` are not among them: "This flag is only usable for
+/// domains opened with FI_HMEM capability support" (fi_mr(3)), which is not offered.
+const FLAGS: u64 = NO_CACHE | FI_RMA_EVENT | FI_RMA_PMEM | FI_MR_SINGLE_USE;
 
 /// What a registration asks for.
 pub(crate) struct Wish {
@@ -119,7 +114,6 @@ impl Wish {
     /// - `EINVAL`: NULL, wrong buffers, an authorization key that is NULL or too long, a size that no page has, a part
     ///   of another region together with a descriptor of the kernel.
     /// - `EBADFLAGS`: as [`check_flags`].
-    /// - `ENOSYS`: a memory interface that is not there; a log line names it.
     ///
     /// # Safety
     /// `attr` is NULL or has the size that `fi_mr_attr` has in that version.
@@ -148,13 +142,12 @@ impl Wish {
             if version >= fi_version(1, 5) {
                 this.auth = auth_key((*attr).auth_key, (*attr).auth_key_size)?;
             }
-            // The interface came with 1.10; before that nothing is behind the key.
-            if version >= fi_version(1, 10) {
-                check_interface((*attr).iface)?;
-            }
+            // iface, device, hmem_data: "ignored unless the application has requested the FI_HMEM capability"
             if version >= fi_version(2, 0) {
                 this.base = (*attr).base_mr;
-                if !is_page_size((*attr).page_size) || (is_dmabuf && !this.base.is_null()) {
+                let is_part = !this.base.is_null();
+                // a part has its base's page_size: "ignored when creating the sub-MR"
+                if (!is_part && !is_page_size((*attr).page_size)) || (is_part && is_dmabuf) {
                     return Err(FiErrno::EINVAL);
                 }
                 // sub_mr_cnt: how many parts there will be, which changes nothing here
@@ -188,35 +181,12 @@ impl Wish {
 }
 
 /// # Errors
-/// - `EBADFLAGS`: one that belongs to another call, or to nothing.
-/// - `EINVAL`: memory that only a device reaches, when there is no device with memory.
+/// `EBADFLAGS`: one that belongs to another call, to a capability that is not offered, or to nothing.
 pub(crate) fn check_flags(flags: u64) -> Result<()> {
     if flags & !FLAGS != 0 {
         return Err(FiErrno::EBADFLAGS);
     }
-    if flags & FI_HMEM_DEVICE_ONLY != 0 {
-        return Err(FiErrno::EINVAL);
-    }
     Ok(())
-}
-
-fn check_interface(iface: fi_hmem_iface) -> Result<()> {
-    if iface == FI_HMEM_SYSTEM {
-        return Ok(());
-    }
-    warning!(
-        FI_LOG_MR,
-        "memory interface {} is not available",
-        match iface {
-            FI_HMEM_CUDA => "FI_HMEM_CUDA",
-            FI_HMEM_ROCR => "FI_HMEM_ROCR",
-            FI_HMEM_ZE => "FI_HMEM_ZE",
-            FI_HMEM_NEURON => "FI_HMEM_NEURON",
-            FI_HMEM_SYNAPSEAI => "FI_HMEM_SYNAPSEAI",
-            _ => "(unknown)",
-        }
-    );
-    Err(FiErrno::ENOSYS)
 }
 
 /// Whether pages can have this size; 0 leaves it to the provider, which leaves it to the device in any case

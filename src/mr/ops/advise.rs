@@ -18,6 +18,8 @@ pub struct AdvisedRange<'a> {
     pub len: u64,
 }
 
+/// Bytes of the smallest page.
+const PAGE: u64 = 1 << 12;
 /// Most bytes that one element of a verbs list is given, of 32 bits of length.
 const PART: u64 = 1 << 30;
 
@@ -36,6 +38,19 @@ impl AdvisedRange<'_> {
             domain.pd()
         };
         Ok((Arc::clone(pd), exposed.lkey_at(self.addr, self.len)))
+    }
+
+    /// Whether a buffer of the region has it all, counted in whole pages as devices do. No bytes lie anywhere.
+    fn is_inside(&self) -> bool {
+        let Some(end) = self.addr.checked_add(self.len) else {
+            return false;
+        };
+        let page = |addr: u64| addr & !(PAGE - 1);
+        self.len == 0
+            || self.region.buffers.iter().any(|buffer| {
+                let last = buffer.addr + (buffer.len - 1);
+                page(buffer.addr) <= self.addr && page(end - 1) <= page(last)
+            })
     }
 
     /// The range as elements of a verbs list.
@@ -71,6 +86,8 @@ impl Domain {
     /// - `EINVAL`: a region of another device.
     /// - `EOPBADSTATE`: a region that is not enabled.
     /// - `ENOENT`: a region that is not on demand; nothing is done.
+    /// - `EFAULT`: a range that lies in no buffer of its region. Devices say so only with the flag to wait ("when the range
+    ///   requested is out of the MR bounds": the page has it for both), so without it nothing is done.
     /// - those of the device.
     pub fn advise(
         self: &Arc<Self>,
@@ -82,6 +99,10 @@ impl Domain {
         let keys = keys.collect::<Result<Vec<_>>>()?;
         if !ranges.iter().all(|range| range.region.is_on_demand()) {
             return Err(pinned(self.pd(), advice, flags));
+        }
+        let known = flags == 0 && advice <= NO_FAULT;
+        if known && !ranges.iter().all(AdvisedRange::is_inside) {
+            return Err(FiErrno::EFAULT);
         }
         let mut list = Vec::with_capacity(ranges.len());
         let mut at = self.pd();

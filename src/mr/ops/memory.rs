@@ -14,9 +14,9 @@ use crate::verbs::{Adopted, Device};
 /// Where memory is to be mapped.
 #[derive(Clone, Copy, Debug)]
 pub struct Hint {
-    /// The address of its first byte, of a page; NULL for any.
+    /// The address of its first byte, or any in its first page; NULL for any.
     pub addr: *mut c_void,
-    /// Whether any other will not do.
+    /// Whether any other will not do. Then it is a page's.
     pub fixed: bool,
 }
 
@@ -59,7 +59,7 @@ impl SharedMemory {
     /// Memory of `len` bytes, zeros, with all its pages: huge ones where the kernel gives them to shared memory.
     ///
     /// # Errors
-    /// `EINVAL`: no bytes, or a hint that is no page's. `EADDRINUSE`: it has to be there, and something is. `ENOMEM`, `EMFILE`.
+    /// `EINVAL`: no bytes, or an address that it has to be at and that is no page's. `EADDRINUSE`: it has to be there, and something is. `ENOMEM`, `EMFILE`.
     pub fn alloc(device: &Arc<Device>, len: usize, hint: Hint) -> Result<Arc<Self>> {
         let whole = whole(len)?;
         let file = create(c"weft-region")?;
@@ -87,7 +87,8 @@ impl SharedMemory {
     /// The memory that a handle stands for, if it grants this access; writable if [`Access::is_written`].
     ///
     /// # Errors
-    /// - `EINVAL`: no handle: truncated, changed, of another version; what it names is not what it says; a hint that is no page's.
+    /// - `EINVAL`: no handle: truncated, changed, of another version; what it names is not what it says; an address that it has to be
+    ///   at and that is no page's.
     /// - `ENOENT`: its process or its region has ended, or nobody made it.
     /// - `EACCES`: access that was not granted, or a process that can't be looked into.
     /// - `EADDRINUSE`: it has to be at the hint, and something is. `ENOMEM`, `EMFILE`.
@@ -161,12 +162,14 @@ pub(super) fn seal(file: &OwnedFd, seals: i32) -> Result<()> {
 }
 
 fn map(file: &OwnedFd, whole: usize, hint: Hint, write: bool) -> Result<Map> {
-    if !hint.addr.addr().is_multiple_of(PAGE) || (hint.fixed && hint.addr.is_null()) {
+    if hint.fixed && (hint.addr.is_null() || !hint.addr.addr().is_multiple_of(PAGE)) {
         return Err(FiErrno::EINVAL);
     }
-    if !hint.addr.is_null() {
-        match map_at(file, whole, hint.addr, libc::MAP_FIXED_NOREPLACE, write) {
-            Ok(map) if map.addr == hint.addr => return Ok(map),
+    // of a mere hint the page (mmap(2))
+    let near = hint.addr.map_addr(|addr| addr & !(PAGE - 1));
+    if !near.is_null() {
+        match map_at(file, whole, near, libc::MAP_FIXED_NOREPLACE, write) {
+            Ok(map) if map.addr == near => return Ok(map),
             Err(FiErrno::ENOMEM) if hint.fixed => return Err(FiErrno::ENOMEM),
             Ok(_) | Err(_) if hint.fixed => return Err(FiErrno::EADDRINUSE),
             Ok(map) => return Ok(map), // a kernel that takes it for a hint

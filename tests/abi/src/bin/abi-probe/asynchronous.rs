@@ -99,7 +99,47 @@ pub(crate) fn run(lib: &Lib) {
         withdrawn(&setup, eq);
     }
     setup.close();
+    keys(lib);
     println!("regions are registered in the background");
+}
+
+/// "A return value of FI_KEY_NOTAVAIL will be returned if the registration has not completed" (fi_mr(3)), of keys that the
+/// application chooses too.
+fn keys(lib: &Lib) {
+    const COUNT: usize = 8;
+    let hints = hints(lib);
+    // SAFETY: hints have all their parts; fids as they are opened; the memory outlives its regions.
+    unsafe {
+        (*(*hints.first()).domain_attr).mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED;
+        let setup = Setup::new(lib, Some("127.0.0.1"), None, FI_SOURCE, &hints);
+        assert_eq!(bind(setup.domain, setup.eq, FI_REG_MR), 0);
+        let at = map(LARGE, libc::PROT_READ | libc::PROT_WRITE);
+        let mut early = 0;
+        let regions: Vec<_> = (0..COUNT)
+            .map(|key| {
+                let domain = setup.domain;
+                let reg = (*(*domain).mr).reg.expect("a slot");
+                let (fid, mut mr) = (&raw mut (*domain).fid, null_mut());
+                let (out, context) = (&raw mut mr, null_mut());
+                let ret = reg(fid, at, LARGE, REMOTE, 0, key as u64, 0, out, context);
+                assert_eq!(ret, 0);
+                let shown = (*mr).key;
+                assert!([FI_KEY_NOTAVAIL, key as u64].contains(&shown), "{shown:#x}");
+                early += usize::from(shown != FI_KEY_NOTAVAIL);
+                mr
+            })
+            .collect();
+        assert!(early < COUNT, "the keys of all were there at once");
+        for _ in 0..COUNT {
+            assert_eq!(next(setup.eq).expect("an event").0, FI_MR_COMPLETE);
+        }
+        for (mr, key) in regions.into_iter().zip(0..) {
+            assert_eq!((*mr).key, key);
+            assert_eq!(close(mr), 0);
+        }
+        libc::munmap(at, LARGE);
+        setup.close();
+    }
 }
 
 /// # Safety

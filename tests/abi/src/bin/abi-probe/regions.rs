@@ -16,6 +16,7 @@ const INVALID: i32 = -FI_EINVAL;
 const FLAGS: i32 = -FI_EBADFLAGS;
 const BUSY: i32 = -FI_EBUSY;
 const STATE: i32 = -FI_EOPBADSTATE;
+const NONE: i32 = -FI_ENOSYS;
 const BASIC: i32 = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
 
@@ -65,6 +66,7 @@ pub(crate) fn run(lib: &Lib) {
     offered(lib);
     counted(lib);
     counted_at_once(lib);
+    disabled(lib);
     owned(lib);
     plain(lib);
     keys(lib);
@@ -152,7 +154,7 @@ fn counted(lib: &Lib) {
         let reads = counter(&setup);
         assert_eq!(bind(mr, reads, FI_REMOTE_READ), 0);
         let ep = open_ep(&setup, setup.info.first());
-        assert_eq!(bind(mr, ep, 0), -FI_EOPNOTSUPP, "regions are the domain's");
+        assert_eq!(bind(mr, ep, 0), NONE, "regions are the domain's");
         assert_eq!(close(ep), 0);
         assert_eq!(control(mr, FI_ENABLE, null_mut()), 0);
         assert_ne!((*mr).key, FI_KEY_NOTAVAIL);
@@ -181,6 +183,25 @@ fn counted(lib: &Lib) {
         for cntr in [writes, reads] {
             assert_eq!(close(cntr), 0);
         }
+    }
+    setup.close();
+}
+
+/// A key that the application chooses is there when the region is enabled, and not before: "FI_KEY_NOTAVAIL will be returned
+/// if the registration has not completed" (fi_mr(3)).
+fn disabled(lib: &Lib) {
+    let bits = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_RMA_EVENT;
+    let setup = open(lib, bits, FI_MSG | FI_RMA | FI_RMA_EVENT);
+    let mut memory = [0_u8; 64];
+    // SAFETY: fids as they are opened; the memory outlives its regions.
+    unsafe {
+        let mr = reg(&setup, &mut memory, FI_RMA_EVENT).expect("a region");
+        assert_eq!((*mr).key, FI_KEY_NOTAVAIL, "disabled");
+        let taken = reg(&setup, &mut memory, FI_RMA_EVENT).err();
+        assert_eq!(taken, Some(-FI_ENOKEY), "taken all the same");
+        assert_eq!(control(mr, FI_ENABLE, null_mut()), 0);
+        assert_eq!((*mr).key, 0, "what was asked for");
+        assert_eq!(close(mr), 0);
     }
     setup.close();
 }
@@ -266,12 +287,13 @@ fn plain(lib: &Lib) {
     unsafe {
         let cntr = counter(&setup);
         let mr = reg(&setup, &mut memory, 0).expect("a region");
-        assert_eq!(
-            bind(mr, cntr, FI_REMOTE_WRITE),
-            -FI_EOPNOTSUPP,
-            "without the endpoint's FI_RMA_EVENT"
-        );
+        // "-FI_ENOSYS: returned by fi_mr_bind if the provider does not support reporting events based on access to
+        // registered memory regions" (fi_mr(3))
+        for kinds in [FI_REMOTE_WRITE, FI_REMOTE_READ, REMOTE] {
+            assert_eq!(bind(mr, cntr, kinds), NONE, "without FI_RMA_EVENT");
+        }
         let ep = open_ep(&setup, setup.info.first());
+        assert_eq!(bind(mr, ep, 0), NONE, "regions are the domain's");
         let refused = bind(ep, cntr, FI_REMOTE_WRITE);
         assert_eq!(refused, -FI_EOPNOTSUPP, "nor by the endpoint");
         assert_eq!(close(ep), 0);
@@ -376,9 +398,11 @@ fn attributes(lib: &Lib, version: u32) {
             assert_eq!(answer, Some(errno), "{what}, version {version:#x}");
         };
         accepted(&plain, 0);
-        accepted(&plain, FI_HMEM_HOST_ALLOC);
         accepted(&plain, FI_MR_SINGLE_USE);
-        refused(&plain, FI_HMEM_DEVICE_ONLY, INVALID, "no device has memory");
+        // "This flag is only usable for domains opened with FI_HMEM capability support" (fi_mr(3))
+        for flag in [FI_HMEM_HOST_ALLOC, FI_HMEM_DEVICE_ONLY] {
+            refused(&plain, flag, FLAGS, "without FI_HMEM");
+        }
         refused(
             &plain,
             FI_RMA_PMEM,
@@ -418,13 +442,10 @@ fn attributes(lib: &Lib, version: u32) {
             iface: FI_HMEM_CUDA,
             ..plain
         };
-        if version >= fi_version(1, 10) {
-            for iface in [FI_HMEM_CUDA, FI_HMEM_ROCR, FI_HMEM_ZE, FI_HMEM_NEURON, 77] {
-                let device = fi_mr_attr { iface, ..plain };
-                refused(&device, 0, -FI_ENOSYS, "no such memory");
-            }
-        } else {
-            accepted(&device, 0);
+        accepted(&device, 0);
+        // "This field is ignored unless the application has requested the FI_HMEM capability" (fi_mr(3), iface)
+        for iface in [FI_HMEM_CUDA, FI_HMEM_ROCR, FI_HMEM_ZE, FI_HMEM_NEURON, 77] {
+            accepted(&fi_mr_attr { iface, ..plain }, 0);
         }
         // since 1.20
         let fd = libc::memfd_create(c"memory".as_ptr(), 0);
@@ -474,12 +495,19 @@ fn attributes(lib: &Lib, version: u32) {
         if version >= fi_version(2, 0) {
             refused(&paged(4097), 0, INVALID, "no page has this size");
             assert_eq!(close(base), BUSY, "it has a part");
-            let below = register(domain, &of(&inside, sub), 0).expect("a part of a part");
+            // "inherited from the base MR, and as a result, are ignored when creating the sub-MR: iface, device,
+            // hmem_data, page_size" (fi_mr(3), base_mr)
+            let mut strange = of(&inside, sub);
+            strange.iface = 77;
+            strange.page_size = 4097;
+            strange.hmem_data = (&raw mut memory).cast();
+            let below = register(domain, &strange, 0).expect("a part of a part");
             assert_eq!(close(sub), BUSY);
             assert_eq!(close(below), 0);
             refused(&of(&part(0, 64), sub), 0, INVALID, "not inside");
             refused(&of(&part(4000, 97), base), 0, INVALID, "beyond the end");
             refused(&of(&inside, domain.cast()), 0, INVALID, "no region");
+            adjacent(domain, &register, &plain);
             let foreign = register(other, &plain, 0).expect("a region");
             refused(&of(&inside, foreign), 0, INVALID, "another domain's");
             assert_eq!(close(foreign), 0);
@@ -499,6 +527,47 @@ fn attributes(lib: &Lib, version: u32) {
         }
         assert_eq!(close(fabric), 0);
     }
+}
+
+/// "The sub-MR must be fully contained within the base MR" (fi_mr(3), base_mr): a part may span buffers of its base whose
+/// addresses follow each other.
+unsafe fn adjacent(
+    domain: *mut fid_domain,
+    register: &impl Fn(*mut fid_domain, &fi_mr_attr, u64) -> Result<*mut fid_mr, i32>,
+    plain: &fi_mr_attr,
+) {
+    let mut memory = vec![0_u8; 4096];
+    let at = memory.as_mut_ptr();
+    let of = |base: *mut fid_mr, buffers: &[(usize, usize)]| {
+        let list: Vec<_> = buffers
+            .iter()
+            .map(|(offset, len)| libc::iovec {
+                iov_base: at.wrapping_add(*offset).cast(),
+                iov_len: *len,
+            })
+            .collect();
+        let mut attr = *plain;
+        attr.__bindgen_anon_1.mr_iov = list.as_ptr();
+        attr.iov_count = list.len();
+        attr.base_mr = base;
+        register(domain, &attr, 0)
+    };
+    // three that touch each other, in another order, and one apart
+    let buffers = [(1000, 500), (0, 1000), (1500, 500), (3000, 100)];
+    let base = of(null_mut(), &buffers).expect("a base");
+    for inside in [(0, 2000), (999, 2), (500, 1100), (1499, 501), (3000, 100)] {
+        let part = of(base, &[inside]).unwrap_or_else(|errno| panic!("{inside:?}: {errno}"));
+        // SAFETY: registered above.
+        assert_eq!(unsafe { close(part) }, 0);
+    }
+    let part = of(base, &[(900, 200), (1400, 200)]).expect("two buffers");
+    // SAFETY: as above.
+    assert_eq!(unsafe { close(part) }, 0);
+    for outside in [(0, 2001), (1999, 2), (1500, 1600), (2999, 2), (3050, 51)] {
+        assert_eq!(of(base, &[outside]).err(), Some(INVALID), "{outside:?}");
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { close(base) }, 0);
 }
 
 /// Memory that outlives a loss of power, and the flag of writes to it.

@@ -52,7 +52,10 @@ fn arguments(world: &World) {
         INVALID,
         "fixed, nowhere"
     );
-    let odd = |a: &mut weft_mr_attr| a.addr = std::ptr::without_provenance_mut(PAGE * 999 + 8);
+    let odd = |a: &mut weft_mr_attr| {
+        a.addr = std::ptr::without_provenance_mut(PAGE * 999 + 8);
+        a.map_flags = WEFT_MAP_FIXED;
+    };
     assert_eq!(refused(&odd, PAGE), INVALID, "no page's address");
     let (alloc, domain) = (world.ops.mr_alloc.expect("mr_alloc"), world.setup.domain);
     let (mut addr, mut mr) = (null_mut(), null_mut());
@@ -103,6 +106,12 @@ fn places(world: &World) {
         attr.map_flags = map_flags;
         world.alloc_with(PAGE, &attr)
     };
+    // any hint will do: what is no page's address means its page
+    let near = at(gone.wrapping_add(8), 0).expect("a hint");
+    assert_eq!(near.addr, gone);
+    assert_eq!(world.free(near), 0);
+    let odd = at(std::ptr::without_provenance_mut(1), 0).expect("a hint");
+    assert_eq!(world.free(odd), 0);
     let again = at(gone, WEFT_MAP_FIXED).expect("the address is free");
     assert_eq!(again.addr, gone);
     let elsewhere = at(kept, 0).expect("a hint only");
