@@ -2,29 +2,26 @@
 //! connection blocks through which they find it, and the registrations of closed regions that wait until
 //! no peer can use their keys any more. `docs/protocol.md` has the bytes and the order of writing them.
 //!
-//! Its lock is a leaf but for the peers' send queues: nothing else is taken under it.
+//! Under its lock only those of the peers' endpoints are taken: of their send queues, if they are free, and completion queues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
 use super::event::{Cell, Cells};
+use super::revocation::{Left, Member};
 use super::table::Table;
 use super::words::Words;
 use crate::errno::{FiErrno, Result};
-use crate::log::warn_log;
 use crate::verbs::{Mr, Pd};
 use crate::wire::records::{Block, Entry, Header, WORDS};
 
 /// Connection blocks per registration.
 const SLAB: usize = 64;
-/// Registrations of closed regions that may wait for acknowledgements.
-const PARKED: usize = 4096;
-/// How long a close waits for them when there are more.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Words from one block to the next: behind each is one for what is read of the peer's.
+const STRIDE: usize = 2 * WORDS;
 
 /// A connected endpoint, to whom revocations are told. Called with the directory's lock held: it may post
 /// and poll, and must not call the directory.
@@ -32,8 +29,24 @@ pub(crate) trait Peer: Send + Sync {
     /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the *revision* of
     /// the peer's connection block, now or soon.
     fn tell_revocations(&self);
+    /// Completes what was posted, tells what could not be told yet, and asks the peer how far it is, by a read of its
+    /// memory.
+    fn look(&self) -> Look;
+    /// Acknowledges the peer's own revocations, unless the endpoint's transmit lock is taken.
+    fn acknowledge(&self);
     /// Ends the connection: the peer does not acknowledge.
     fn sever(&self);
+}
+
+/// What a [`Peer::look`] has seen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    /// The connection has not ended, as far as this side can tell.
+    pub(crate) up: bool,
+    /// The answer to the last question: the peer's word [`Block::SETTLED`].
+    pub(crate) answer: Option<u64>,
+    /// Whether there is a new question under way.
+    pub(crate) asked: bool,
 }
 
 /// See the module.
@@ -44,19 +57,20 @@ pub(crate) struct Directory {
     domain: u64,
     /// Where events are counted.
     cells: Option<Arc<Cells>>,
-    inner: Mutex<Inner>,
+    pub(super) inner: Mutex<Inner>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     table: Table,
-    revocations: u64,
+    pub(super) revocations: u64,
     blocks: Vec<Arc<Words>>,
     free: Vec<(usize, usize)>,
-    peers: Vec<(Weak<dyn Peer>, BlockPlace)>,
+    pub(super) peers: Vec<Member>,
     /// With the count of revocations that must be acknowledged before it may go, oldest first.
-    parked: VecDeque<(u64, Parked)>,
-    /// Of those, registrations that somebody is in the middle of an access to, and generations of their regions.
-    stuck: Vec<(u64, Mr)>,
+    pub(super) parked: VecDeque<(u64, Left)>,
+    /// Registrations that regions had before they were refreshed and that somebody is in the middle of an access to, and
+    /// generations of the regions.
+    pub(super) stuck: Vec<(u64, Mr)>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -68,33 +82,9 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// What must stay while a peer may act on what was so before.
-#[derive(Debug, Default)]
-pub(crate) struct Parked {
-    /// Registrations of the memory, without rights.
-    pub(crate) mrs: Vec<Mr>,
-    /// Registrations of memory that has others now: they keep their rights until they go.
-    pub(crate) replaced: Vec<Arc<Mr>>,
-    /// The generation of their region.
-    pub(crate) generation: u64,
-    /// A segment list that a peer may be about to read.
-    pub(crate) list: Option<Words>,
-    /// What a peer may be about to add to.
-    pub(crate) cell: Option<Arc<Cell>>,
-}
-
-impl Parked {
-    fn is_empty(&self) -> bool {
-        self.mrs.is_empty()
-            && self.replaced.is_empty()
-            && self.list.is_none()
-            && self.cell.is_none()
-    }
-}
-
 /// Where a connection block lies.
 #[derive(Clone, Debug)]
-struct BlockPlace {
+pub(super) struct BlockPlace {
     words: Arc<Words>,
     index: usize,
     slab: usize,
@@ -141,10 +131,27 @@ impl ConnectionBlock {
         (self.place.words.addr(index), self.place.words.lkey())
     }
 
+    /// Shows the peer how far its revocations are settled.
+    pub(crate) fn show_settled(&self, value: u64) {
+        let index = self.place.index + Block::SETTLED;
+        self.place.words.store(index, value);
+    }
+
+    /// Where a word of the peer's block can be read to: address and lkey.
+    pub(crate) fn sink(&self) -> (u64, u32) {
+        let words = &self.place.words;
+        (words.addr(self.place.index + WORDS), words.lkey())
+    }
+
+    /// What was read there.
+    pub(crate) fn sunk(&self) -> u64 {
+        self.place.words.load(self.place.index + WORDS)
+    }
+
     /// Revocations are told to `peer` from now on, until it is dropped or forgotten.
     pub(crate) fn join(&self, peer: Weak<dyn Peer>) {
         let mut inner = self.directory.inner.lock();
-        inner.peers.push((peer, self.place.clone()));
+        inner.peers.push(Member::new(peer, self.place.clone()));
     }
 
     /// The peer has gone: its queue pair can do nothing any more.
@@ -152,9 +159,7 @@ impl ConnectionBlock {
         let mut inner = self.directory.inner.lock();
         let index = self.place.index;
         let words = &self.place.words;
-        inner
-            .peers
-            .retain(|(_, place)| place.index != index || !Arc::ptr_eq(&place.words, words));
+        inner.peers.retain(|member| !member.is_at(words, index));
         inner.sweep();
     }
 }
@@ -223,96 +228,26 @@ impl Directory {
             .insert(entry, |table| self.publish(table, revocations))
     }
 
-    /// A published region is about to end: peers do not find its key any more, and forget it.
-    pub(crate) fn withdraw(&self, key: u64) {
-        self.change(Parked::default(), |table| table.remove(key));
+    /// Takes an entry out: peers do not find the key any more, and the others are told to forget it. Gives the count of revocations
+    /// with which this was done.
+    pub(crate) fn withdraw(&self, key: u64) -> u64 {
+        self.change(|table| table.remove(key))
     }
 
-    /// The registrations that a region had before and that peers may still act upon.
-    pub(crate) fn take_replaced(&self, generation: u64) -> Vec<Mr> {
-        let mut inner = self.inner.lock();
-        let parked = inner.parked.iter_mut().map(|(_, parked)| parked);
-        let mut taken: Vec<Mr> = parked
-            .filter(|parked| parked.generation == generation)
-            .flat_map(|parked| std::mem::take(&mut parked.replaced))
-            .filter_map(Arc::into_inner)
-            .collect();
-        let stuck = inner.stuck.extract_if(.., |(of, _)| *of == generation);
-        taken.extend(stuck.map(|(_, mr)| mr));
-        taken
-    }
-
-    /// What is left of a region that was withdrawn and whose memory nobody reaches. No key of it is given to another
-    /// region before every peer knows.
-    pub(crate) fn park(&self, parked: Parked) {
-        self.change(parked, |_| false);
-    }
-
-    /// A published region has other registrations now. What was there before serves until every peer knows.
-    pub(crate) fn replace(&self, entry: &Entry, parked: Parked) {
-        self.change(parked, |table| table.replace(entry));
+    /// A published region is described otherwise from now on, or has other registrations. As [`Self::withdraw`].
+    pub(crate) fn replace(&self, entry: &Entry) -> u64 {
+        self.change(|table| table.replace(entry))
     }
 
     /// Changes the table, and where that has changed makes every peer look again.
-    fn change(&self, parked: Parked, change: impl FnOnce(&mut Table) -> bool) {
+    fn change(&self, change: impl FnOnce(&mut Table) -> bool) -> u64 {
         let mut inner = self.inner.lock();
         if change(&mut inner.table) {
             inner.revocations += 1;
             self.publish(&inner.table, inner.revocations);
-            self.tell(&mut inner);
+            inner.tell();
         }
-        let revocations = inner.revocations;
-        if !parked.is_empty() {
-            inner.parked.push_back((revocations, parked));
-        }
-        inner.sweep();
-        if inner.parked.len() > PARKED {
-            self.press(inner);
-        }
-    }
-
-    fn tell(&self, inner: &mut Inner) {
-        inner.peers.retain(|(peer, place)| {
-            let Some(peer) = peer.upgrade() else {
-                return false;
-            };
-            if place.acknowledged() != 0 {
-                peer.tell_revocations();
-            }
-            true
-        });
-    }
-
-    /// Waits for peers that do not acknowledge, for a bounded time, then ends their connections.
-    fn press<'a>(&'a self, mut inner: parking_lot::MutexGuard<'a, Inner>) {
-        let Some(&(wanted, _)) = inner.parked.front() else {
-            return;
-        };
-        let deadline = Instant::now() + PATIENCE;
-        while Instant::now() < deadline {
-            parking_lot::MutexGuard::unlocked(&mut inner, || {
-                std::thread::sleep(Duration::from_micros(200));
-            });
-            self.tell(&mut inner);
-            inner.sweep();
-            if inner
-                .parked
-                .front()
-                .is_none_or(|(first, _)| *first > wanted)
-            {
-                return;
-            }
-        }
-        let late = inner.peers.iter().filter(|(_, place)| place.lags(wanted));
-        for peer in late.filter_map(|(peer, _)| peer.upgrade()) {
-            warn_log!(
-                Mr,
-                "a peer does not acknowledge that keys were revoked: its connection is ended"
-            );
-            peer.sever();
-        }
-        inner.peers.retain(|(_, place)| !place.lags(wanted));
-        inner.sweep();
+        inner.revocations
     }
 
     /// A cell for a region whose events are counted.
@@ -340,17 +275,17 @@ impl Directory {
                 | sys::IBV_ACCESS_REMOTE_WRITE
                 | sys::IBV_ACCESS_REMOTE_READ;
             let slab = inner.blocks.len();
-            let words = Words::new(&self.pd, SLAB * WORDS, rights)?;
+            let words = Words::new(&self.pd, SLAB * STRIDE, rights)?;
             inner.blocks.push(Arc::new(words));
             inner
                 .free
-                .extend((0..SLAB).rev().map(|i| (slab, i * WORDS)));
+                .extend((0..SLAB).rev().map(|i| (slab, i * STRIDE)));
         }
         // there is one: they were just made
         let (slab, index) = inner.free.pop().ok_or(FiErrno::ENOMEM)?;
         let words = Arc::clone(&inner.blocks[slab]);
         drop(inner);
-        for word in 0..WORDS {
+        for word in 0..STRIDE {
             words.store(index + word, 0);
         }
         let block = Block {
@@ -366,14 +301,6 @@ impl Directory {
         })
     }
 
-    /// Registrations that keep rights although others have taken their place, for tests.
-    #[cfg(test)]
-    pub(crate) fn replaced(&self) -> usize {
-        let inner = self.inner.lock();
-        let parked = inner.parked.iter().map(|(_, parked)| parked.replaced.len());
-        parked.sum::<usize>() + inner.stuck.len()
-    }
-
     /// Registrations of closed regions that wait, for tests.
     #[cfg(test)]
     pub(crate) fn parked(&self) -> usize {
@@ -384,35 +311,13 @@ impl Directory {
 }
 
 impl BlockPlace {
-    fn acknowledged(&self) -> u64 {
+    /// The words, and the index of the first one.
+    pub(super) fn is(&self, words: &Arc<Words>, index: usize) -> bool {
+        self.index == index && Arc::ptr_eq(&self.words, words)
+    }
+
+    pub(super) fn acknowledged(&self) -> u64 {
         self.words.load(self.index + Block::ACKNOWLEDGED)
-    }
-
-    /// Whether its peer may still act on what was so before revocation number `wanted`.
-    fn lags(&self, wanted: u64) -> bool {
-        let acknowledged = self.acknowledged();
-        acknowledged != 0 && acknowledged - 1 < wanted
-    }
-}
-
-impl Inner {
-    /// Frees what every peer knows to be gone.
-    fn sweep(&mut self) {
-        self.peers.retain(|(peer, _)| peer.strong_count() != 0);
-        while let Some((wanted, _)) = self.parked.front() {
-            if self.peers.iter().any(|(_, place)| place.lags(*wanted)) {
-                return;
-            }
-            let Some((_, parked)) = self.parked.pop_front() else {
-                return;
-            };
-            // The others reach nothing; but behind one of these the memory may be written yet.
-            for mr in parked.replaced.into_iter().filter_map(Arc::into_inner) {
-                if let Err(busy) = mr.deregister() {
-                    self.stuck.push((parked.generation, busy));
-                }
-            }
-        }
     }
 }
 
@@ -422,19 +327,28 @@ mod tests {
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::verbs::devices;
+    use std::time::{Duration, Instant};
 
     struct Silent;
 
     impl Peer for Silent {
         fn tell_revocations(&self) {}
+        fn look(&self) -> Look {
+            Look {
+                up: true,
+                answer: None,
+                asked: false,
+            }
+        }
+        fn acknowledge(&self) {}
         fn sever(&self) {}
     }
 
-    /// What a region had before it was refreshed keeps its rights for peers that have not acknowledged, but not
-    /// longer than the region lives.
+    /// A peer that has looked something up and does not acknowledge any more is waited for once. Then registrations end, but
+    /// their keys stay taken until it has gone.
     #[test]
     #[allow(unsafe_code, reason = "registers memory")]
-    fn a_closed_region_takes_what_was_replaced_along() {
+    fn a_silent_peer_is_given_up_and_keeps_keys_only() {
         let device = devices(&[softverbs::backend()], false).remove(0);
         let mode = Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL;
         let config = DomainConfig {
@@ -466,18 +380,25 @@ mod tests {
             region.refresh(&buffers).unwrap();
             region
         };
-        let (first, second) = (register(1), register(2));
-        assert_eq!(directory.replaced(), 2);
+        let start = Instant::now();
+        let first = register(1);
+        let patience = start.elapsed();
+        assert!(patience >= Duration::from_secs(1), "{patience:?}");
+        assert_eq!(directory.parked(), 1, "what was replaced");
+        let start = Instant::now();
+        let second = register(2);
         first.close().unwrap();
-        assert_eq!(directory.replaced(), 1, "one is the other region's");
         assert_eq!(
             second.refresh(&[]).err(),
             Some(FiErrno::EINVAL),
             "still itself"
         );
         second.close().unwrap();
-        assert_eq!(directory.replaced(), 0);
-        assert!(directory.parked() > 0, "keys stay taken");
+        assert!(start.elapsed() < patience / 2, "{:?}", start.elapsed());
+        assert_eq!(directory.parked(), 4, "keys stay taken");
+        // it acknowledges the first two
+        words.store(block.place.index + Block::ACKNOWLEDGED, 3);
+        assert_eq!(directory.parked(), 2);
         block.leave();
         assert_eq!(directory.parked(), 0);
     }

@@ -12,9 +12,10 @@ use super::event::Cell;
 use super::keys::kind;
 use super::pieces::Pieces;
 use super::region::{Range, Region};
-use super::{Directory, Mode, Paging, Parked, Words};
+use super::revocation::{End, Left, Settled};
+use super::{Directory, Mode, Paging, Words};
 use crate::errno::{FiErrno, Result};
-use crate::log::{info_log, warn_log};
+use crate::log::warn_log;
 use crate::verbs::{Mr, Pd};
 use crate::wire::raw_key::RawKey;
 use crate::wire::records::{Entry, Segment, access};
@@ -48,9 +49,11 @@ struct Told {
     cell: Option<Arc<Cell>>,
     /// Peers find it no more. Nothing is changed then but to end it.
     withdrawn: bool,
+    /// The count of revocations with which it was withdrawn.
+    revoked: u64,
     /// Nobody reaches its memory any more.
     over: bool,
-    /// Registrations that have lost their rights, and wait for others to be withdrawn.
+    /// Registrations of which only the keys are left, while others could not be ended.
     ended: Vec<Mr>,
 }
 
@@ -286,11 +289,12 @@ impl Exposed {
             let mut told = self.told.lock();
             told.entry.cell = cell.addr();
             told.cell = Some(Arc::clone(cell));
-            directory.replace(&told.entry, Parked::default());
+            directory.replace(&told.entry);
         }
     }
 
-    /// Registers what of these ranges is there now, and publishes it. They lie in the region's buffers.
+    /// Registers what of these ranges is there now, publishes it, and ends what was registered there before when peers
+    /// have acknowledged that, for which it waits. They lie in the region's buffers.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering; nothing has changed then. `EOPBADSTATE`: it was closed, as far as that
@@ -310,13 +314,14 @@ impl Exposed {
         };
         let new = self.described(&pieces.segments(&change), told.cell.clone())?;
         let old = std::mem::replace(&mut *told, new);
-        let parked = Parked {
-            replaced: pieces.make(change),
-            generation: self.entry.generation,
+        let replaced = pieces.make(change);
+        let settled = directory.settle(directory.replace(&told.entry));
+        let keys = settled.end_replaced(replaced, self.entry.generation);
+        settled.park(Left {
+            keys,
             list: old.list,
-            ..Parked::default()
-        };
-        directory.replace(&told.entry, parked);
+            ..Left::default()
+        });
         Ok(())
     }
 
@@ -426,27 +431,14 @@ fn published(region: &Region) -> u8 {
     region.access().published(region.atomics()) | flush
 }
 
-/// What is left of a registration that ends.
-enum End {
-    /// The registration, without rights: its key stays taken.
-    Revoked(Mr),
-    Gone,
-    /// Somebody is in the middle of an access.
-    Busy(Mr),
-}
-
-/// Nobody reaches the memory by it any more. `keep`: its key is to stay taken, where the device can do that.
-fn end(mut mr: Mr, keep: bool) -> End {
-    if keep {
-        match mr.revoke_rights() {
-            Ok(()) => return End::Revoked(mr),
-            Err(FiErrno::EBUSY) => return End::Busy(mr),
-            Err(error) => info_log!(Mr, "a closed region's key is free at once: {error}"),
-        }
-    }
-    match mr.deregister() {
-        Ok(()) => End::Gone,
-        Err(mr) => End::Busy(mr),
+/// Ends a registration: nobody reaches the memory by it any more.
+fn end(settled: Option<&Settled<'_>>, mr: Mr) -> End {
+    match settled {
+        Some(settled) => settled.end(mr),
+        None => match mr.deregister() {
+            Ok(()) => End::Gone,
+            Err(mr) => End::Busy(mr),
+        },
     }
 }
 
@@ -464,19 +456,21 @@ impl Exposed {
         if !told.withdrawn {
             told.withdrawn = true;
             if let Some(directory) = &self.directory {
-                directory.withdraw(self.key.number());
+                told.revoked = directory.withdraw(self.key.number());
             }
         }
+        let directory = self.directory.as_ref();
+        let settled = directory.map(|directory| directory.settle(told.revoked));
         let mut mrs = self.mrs.write();
         let mut left = std::mem::take(&mut *mrs);
         left.extend(self.pieces.iter().flat_map(Pieces::take));
-        if let Some(directory) = &self.directory {
-            left.extend(directory.take_replaced(self.entry.generation));
+        if let Some(directory) = directory {
+            left.extend(directory.take_stuck(self.entry.generation));
         }
         // all of them, so that none gives access from here on
         for mr in left {
-            match end(mr, self.directory.is_some()) {
-                End::Revoked(mr) => told.ended.push(mr),
+            match end(settled.as_ref(), mr) {
+                End::Reserved(mr) => told.ended.push(mr),
                 End::Busy(mr) => mrs.push(mr),
                 End::Gone => {}
             }
@@ -484,14 +478,13 @@ impl Exposed {
         if !mrs.is_empty() {
             return Err(FiErrno::EBUSY);
         }
-        if let Some(directory) = &self.directory {
-            let parked = Parked {
-                mrs: std::mem::take(&mut told.ended),
-                list: told.list.take(),
-                cell: told.cell.take(),
-                ..Parked::default()
-            };
-            directory.park(parked);
+        let left = Left {
+            keys: std::mem::take(&mut told.ended),
+            list: told.list.take(),
+            cell: told.cell.take(),
+        };
+        if let Some(settled) = settled {
+            settled.park(left);
         }
         told.over = true;
         Ok(())

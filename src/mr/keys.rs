@@ -118,6 +118,10 @@ impl<T: Keyed> KeyCache<T> {
         self.slots[slot] = (key, index as u32 + 1);
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Forgets all of them.
     pub(crate) fn clear(&mut self) {
         if !self.entries.is_empty() {

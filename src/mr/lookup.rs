@@ -50,6 +50,8 @@ pub(crate) enum Outcome {
     More,
     /// There it is.
     Found(Resolved),
+    /// The header, with this count of revocations: the answer to [`Lookup::check`].
+    Checked(u64),
     /// The peer has no such key.
     Missing,
     /// The peer's directory makes no sense.
@@ -86,11 +88,18 @@ impl Map {
     pub(crate) fn domain(&self) -> Option<u64> {
         self.header.map(|header| header.domain)
     }
+
+    /// The peer's count of revocations when its header was last read.
+    pub(crate) fn revocations(&self) -> Option<u64> {
+        self.header.map(|header| header.revocations)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Block,
+    /// The header alone, for its count of revocations.
+    Check,
     /// Also after a miss: with what the header said before.
     Header(Option<Header>),
     /// From this slot on.
@@ -124,6 +133,15 @@ impl Lookup {
         }
     }
 
+    /// Reads only the header, on behalf of an operation with this key. None: where it lies is not known.
+    pub(crate) fn check(key: u64, map: &Map) -> Option<Self> {
+        map.header_at?;
+        Some(Self {
+            stage: Stage::Check,
+            ..Self::new(key, map)
+        })
+    }
+
     pub(crate) fn key(&self) -> u64 {
         self.key
     }
@@ -132,7 +150,7 @@ impl Lookup {
     pub(crate) fn read(&self, map: &Map) -> Read {
         let (addr, rkey, words) = match self.stage {
             Stage::Block => (map.block.0, map.block.1, WORDS),
-            Stage::Header(_) => {
+            Stage::Check | Stage::Header(_) => {
                 let (addr, rkey) = map.header_at.unwrap_or_default();
                 (addr, rkey, WORDS)
             }
@@ -165,6 +183,7 @@ impl Lookup {
     pub(crate) fn feed(&mut self, map: &mut Map, words: &[u64]) -> Outcome {
         let result = match self.stage {
             Stage::Block => self.block(map, words),
+            Stage::Check => Self::check_header(map, words),
             Stage::Header(before) => self.header(map, words, before),
             Stage::Window(header, slot) => self.entries(map, words, header, slot),
             Stage::Claim(entry) => match words.first() {
@@ -206,6 +225,13 @@ impl Lookup {
         map.cell = block.cell;
         self.stage = Stage::Header(None);
         Ok(Outcome::More)
+    }
+
+    fn check_header(map: &mut Map, words: &[u64]) -> Result<Outcome, Bad> {
+        let words = words.first_chunk().ok_or(Bad::Foreign)?;
+        let header = Header::decode(words)?;
+        map.header = Some(header);
+        Ok(Outcome::Checked(header.revocations))
     }
 
     fn header(
@@ -324,7 +350,7 @@ mod tests {
                         }
                         .encode(),
                     ),
-                    (_, Stage::Header(_)) => {
+                    (_, Stage::Check | Stage::Header(_)) => {
                         let header = Header {
                             log2: (next() % 42) as u32,
                             moves: next() % 3,

@@ -22,13 +22,14 @@ mod pieces;
 pub mod probe;
 mod refresh;
 mod region;
+mod revocation;
 mod table;
 mod words;
 
 pub use access::Access;
 pub use desc::Desc;
 pub(crate) use desc::Place;
-pub(crate) use directory::{ConnectionBlock, Directory, Parked, Peer};
+pub(crate) use directory::{ConnectionBlock, Directory, Look, Peer};
 pub(crate) use event::{Cell, Event, Watch};
 pub(crate) use local::{Kept, LocalKeys, Use, implicit_region};
 pub(crate) use local_cache::LocalCache;

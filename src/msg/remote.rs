@@ -8,6 +8,7 @@
 #![allow(unsafe_code, reason = "posts requests")]
 
 mod compare;
+mod lease;
 mod lookup;
 mod teller;
 mod waiting;
@@ -56,14 +57,21 @@ fn polls() -> u32 {
 pub(crate) struct Remote {
     peer: Introduction,
     block: Arc<ConnectionBlock>,
-    /// The peer's count of revocations that the kept keys take into account.
+    /// The peer's count of revocations, as far as it has been looked at.
     revision: u64,
-    /// Whether the peer has been told that keys are looked up.
-    announced: bool,
-    /// Whether it must still be told of `revision`.
-    owes: bool,
+    /// The count that the kept keys take into account: no less than `revision`.
+    acted: u64,
+    /// Whether keys are held: the peer tells of revocations, and waits until they are acknowledged.
+    holds: bool,
+    /// The last value of the peer's *acknowledged* that was posted.
+    posted: u64,
+    /// The number of the last request that was posted with a key, and what it was when the timer was started.
+    last_used: u32,
+    tended: u32,
     map: Map,
     kept: KeyCache,
+    /// The keys that were given back.
+    given_back: KeyCache,
     lookup: Option<Lookup>,
     /// Where reads go, and behind them what event cells were before; made by the first look-up.
     scratch: Option<Words>,
@@ -124,10 +132,14 @@ impl Remote {
             peer,
             block: Arc::clone(block),
             revision: block.revision(),
-            announced: false,
-            owes: false,
+            acted: block.revision(),
+            holds: false,
+            posted: 0,
+            last_used: u32::MAX,
+            tended: u32::MAX,
             map: Map::new(peer.block_addr, peer.block_rkey, block.token()),
             kept: KeyCache::default(),
+            given_back: KeyCache::default(),
             lookup: None,
             scratch: None,
             astray: false,
@@ -143,16 +155,18 @@ impl Remote {
 
     /// What a key that is kept says.
     #[inline]
-    fn find(&self, key: u64, op: &Transmit<'_>, len: usize) -> Option<Known> {
+    fn find(&mut self, key: u64, op: &Transmit<'_>, len: usize) -> Option<Known> {
         if self.block.revision() != self.revision {
             return None;
         }
-        Some(known(self.kept.get(key)?, self.map.cell != 0, op, len))
+        let kept = self.kept.get(key)?;
+        self.last_used = self.rings.tx.next_number();
+        Some(known(kept, self.map.cell != 0, op, len))
     }
 
     /// As [`Self::find`], of a key that was mapped: it stands for no other registration than the one that the raw key
     /// describes.
-    fn find_mapped(&self, mapped: &MappedKey, op: &Transmit<'_>, len: usize) -> Option<Known> {
+    fn find_mapped(&mut self, mapped: &MappedKey, op: &Transmit<'_>, len: usize) -> Option<Known> {
         let found = self.find(mapped.key, op, len)?;
         match mapped.meaning {
             Meaning::Published { domain, generation }
@@ -236,7 +250,7 @@ impl TxSide {
     ) -> Result<()> {
         let len = self.check(op)?;
         if self.waiting.is_empty()
-            && let Some(remote) = &self.remote
+            && let Some(remote) = &mut self.remote
             && let Some(Known::One(piece)) = remote.find(op.key, op, len)
         {
             // SAFETY: as this function.
@@ -302,7 +316,7 @@ impl TxSide {
     }
 
     /// What a mapped key that is kept says.
-    fn find_mapped(&self, op: &Transmit<'_>, len: usize) -> Option<Known> {
+    fn find_mapped(&mut self, op: &Transmit<'_>, len: usize) -> Option<Known> {
         let mapped = self.mapped.get(op.key)?;
         if !mapped.is_mapped() {
             return Some(Known::Refused(FiErrno::EKEYREJECTED));
@@ -314,7 +328,7 @@ impl TxSide {
                 Some(native(mapped.key as u32, op, len))
             }
             Meaning::Key | Meaning::Published { .. } => {
-                self.remote.as_ref()?.find_mapped(mapped, op, len)
+                self.remote.as_mut()?.find_mapped(mapped, op, len)
             }
         }
     }
@@ -425,9 +439,10 @@ impl TxSide {
         }
         // SAFETY: as this function.
         unsafe { self.post_pieces(ring, op, len, &pieces[..count], &events[..event_count]) }?;
-        if once {
-            let key = self.key_of(op);
-            if let Some(remote) = &mut self.remote
+        let once = once.then(|| self.key_of(op));
+        if let Some(remote) = &mut self.remote {
+            remote.last_used = ring.next_number().wrapping_sub(1);
+            if let Some(key) = once
                 && let Some(kept) = remote.kept.get_mut(key)
             {
                 kept.used = true;
@@ -505,9 +520,7 @@ impl TxSide {
 
     /// Goes on with what waits, as far as that is possible now.
     pub(super) fn resume(&mut self, rings: &Rings) {
-        if let Some(remote) = &mut self.remote
-            && remote.announced
-        {
+        if let Some(remote) = &mut self.remote {
             remote.catch_up();
             remote.acknowledge();
         }

@@ -8,7 +8,7 @@ use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::mr::Mode;
 use crate::queue::Event;
-use crate::queue::slots::FailureListener;
+use crate::queue::slots::{FailureListener, Lease};
 use crate::verbs::{AsyncEvent, AsyncListener};
 use crate::wire::cm_data::CmData;
 
@@ -22,6 +22,7 @@ impl Core {
         if !self.state.change(State::Connected, State::Disconnected) {
             return Err(FiErrno::ENOTCONN);
         }
+        self.give_keys_back();
         Self::take_in(&control);
         if let Some(id) = &control.id {
             let _ = id.disconnect();
@@ -46,6 +47,15 @@ impl Core {
     pub(super) fn take_in(control: &Control) {
         for binding in [&control.tx, &control.rx].into_iter().flatten() {
             let _ = binding.cq.progress();
+        }
+    }
+
+    /// So that the peer does not wait for an acknowledgement when it closes regions.
+    fn give_keys_back(&self) {
+        if self.rings.holds_keys()
+            && let Some(side) = self.tx.lock().as_mut()
+        {
+            side.give_keys_back();
         }
     }
 
@@ -110,6 +120,9 @@ impl Core {
                 State::Connecting | State::Accepting | State::Connected | State::Disconnected
             );
             if connected && let Some(id) = &control.id {
+                if old != State::Disconnected {
+                    self.give_keys_back();
+                }
                 Self::take_in(&control);
                 // fails where the connection never came to be, or has ended
                 let _ = id.disconnect();
@@ -172,6 +185,38 @@ impl FailureListener for Core {
         {
             teller.tell_again();
         }
+    }
+
+    fn tend_keys(&self) -> Lease {
+        if !self.is_up() {
+            self.rings.set_holds_keys(false);
+            return Lease::Over;
+        }
+        let Some(mut tx) = self.tx.try_lock() else {
+            return Lease::Busy;
+        };
+        match tx.as_mut() {
+            Some(side) => side.tend_keys(),
+            None => {
+                self.rings.set_holds_keys(false);
+                Lease::Over
+            }
+        }
+    }
+
+    fn acknowledge(&self) {
+        if self.is_up()
+            && let Some(mut tx) = self.tx.try_lock()
+            && let Some(side) = tx.as_mut()
+            && let Some(remote) = &mut side.remote
+        {
+            remote.catch_up();
+            remote.acknowledge();
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        !matches!(self.state.get(), State::Disconnected | State::Closed)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::queue::digest::{Entry, Inner};
+use crate::queue::slots::Rings;
 use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, EntryWriter, WaitKind};
 use crate::verbs::{AsyncEvent, AsyncListener, CompChannel, Cq, Wc};
@@ -23,6 +24,8 @@ use crate::verbs::{AsyncEvent, AsyncListener, CompChannel, Cq, Wc};
 const DEFAULT_SIZE: usize = 1024;
 /// Every so many reads in vain the time is looked at, for silent peers.
 const VAIN_READS: u32 = 32;
+/// Endpoints that are looked at then, for keys that were revoked.
+const HOLDERS: usize = 4;
 /// Completions polled from the device at a time.
 const BATCH: usize = 16;
 
@@ -125,8 +128,7 @@ impl CompletionQueue {
         } else if inner.backlog.is_empty() {
             inner.vain = inner.vain.wrapping_add(1);
             if inner.vain.is_multiple_of(VAIN_READS) {
-                drop(inner);
-                self.keep_alive();
+                self.read_in_vain(inner);
             }
             Err(FiErrno::EAGAIN)
         } else {
@@ -166,8 +168,35 @@ impl CompletionQueue {
         self.inner.lock()
     }
 
-    /// Who reads without sleeping looks after silent peers now and then. No lock may be held.
+    /// A thread that reads without sleeping acknowledges revoked keys, and looks after silent peers.
     #[cold]
+    fn read_in_vain(&self, inner: MutexGuard<'_, Inner>) {
+        if self.domain.helper().has_holders() {
+            let holders = Self::some_holders(inner);
+            for rings in holders.into_iter().flatten() {
+                if let Some(owner) = rings.owner.get().and_then(Weak::upgrade) {
+                    owner.acknowledge();
+                }
+            }
+        } else {
+            drop(inner);
+        }
+        self.keep_alive();
+    }
+
+    /// Those of the next few endpoints that hold keys of their peers.
+    fn some_holders(mut inner: MutexGuard<'_, Inner>) -> [Option<Arc<Rings>>; HOLDERS] {
+        let count = inner.endpoints.len();
+        let first = inner.next_holder;
+        inner.next_holder = (first + HOLDERS) % count.max(1);
+        std::array::from_fn(|i| {
+            let place = inner.endpoints.get((first + i) % count.max(1));
+            let rings = place.filter(|_| i < count)?.rings.as_ref();
+            rings.filter(|rings| rings.holds_keys()).cloned()
+        })
+    }
+
+    /// A thread that reads without sleeping looks after silent peers now and then. No lock may be held.
     fn keep_alive(&self) {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.poll();
@@ -231,6 +260,13 @@ impl CompletionQueue {
     pub(crate) fn poll_quietly(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         self.progress_locked(&mut inner)
+    }
+
+    /// The same, and also where the application leaves the queue full: what the engine itself posts completes in it too.
+    pub(crate) fn progress_own(&self) -> Result<bool> {
+        let mut inner = self.inner.lock();
+        let limit = self.size + inner.reserved;
+        self.drain_locked(&mut inner, limit)
     }
 
     pub(super) fn progress_locked(&self, inner: &mut Inner) -> Result<bool> {
@@ -310,7 +346,7 @@ mod tests {
     use crate::flags::Flags;
     use crate::queue::Completion;
     use crate::queue::digest::Attachment;
-    use crate::queue::slots::{FailureListener, Rings};
+    use crate::queue::slots::FailureListener;
 
     /// An endpoint that polls when it goes on, and finds this.
     struct GoesOn(Weak<CompletionQueue>, fn(Completion) -> Entry);

@@ -34,6 +34,8 @@ pub(super) struct Inner {
     pub(super) reserved: usize,
     /// Reads in vain, wrapping.
     pub(super) vain: u32,
+    /// The endpoint that is looked at next for revoked keys.
+    pub(super) next_holder: usize,
     /// Whether an endpoint has something to go on with, after what was polled.
     pub(super) resumable: Cell<bool>,
 }

@@ -101,10 +101,16 @@ impl SlotRing {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Whether the request of this number, and all before it, are complete.
-    pub(crate) fn is_behind(&self, number: u32) -> bool {
-        // wraps; a ring is much shorter than half of all numbers
-        (self.tail().wrapping_sub(number) as i32) > 0
+    /// The number of the next request. Poster only.
+    #[inline]
+    pub(crate) fn next_number(&self) -> u32 {
+        self.head.load(Ordering::Relaxed)
+    }
+
+    /// Whether the request of this number is not known to be complete.
+    pub(crate) fn is_outstanding(&self, number: u32) -> bool {
+        let tail = self.tail.load(Ordering::Acquire);
+        number.wrapping_sub(tail) < self.head.load(Ordering::Acquire).wrapping_sub(tail)
     }
 
     /// Whether there is no room for an application's request.
@@ -195,6 +201,28 @@ pub(crate) trait FailureListener: Send + Sync {
     fn operation_failed(&self);
     /// Goes on with operations that wait. Called without a lock.
     fn resume(&self) {}
+    /// The timer of the endpoint's keys has expired. Called without a lock.
+    fn tend_keys(&self) -> Lease {
+        Lease::Over
+    }
+    /// Acknowledges what the peer has revoked, unless the transmit lock is taken. Called with the lock of a directory
+    /// at most.
+    fn acknowledge(&self) {}
+    /// Whether the connection has not ended, as far as this side can tell.
+    fn is_up(&self) -> bool {
+        true
+    }
+}
+
+/// What an endpoint does with the keys of its peer's directory when their timer has expired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lease {
+    /// They are in use.
+    Held,
+    /// A lock was taken, or there is something to be written to the peer yet: it is to be called again soon.
+    Busy,
+    /// They were given back.
+    Over,
 }
 
 /// Both rings of an endpoint, as its completion queues see it.
@@ -208,6 +236,8 @@ pub(crate) struct Rings {
     pub(crate) own: OwnRequests,
     /// Whether operations wait to be posted, or a revocation to be told: who polls goes on with it.
     waiting: AtomicBool,
+    /// Whether the peer believes that this endpoint holds keys of its directory. Changed with the transmit side locked.
+    holds_keys: AtomicBool,
     /// Whether the operation whose other parts still come was reported as failed. Poller only.
     broken_off: AtomicBool,
     counted: AtomicBool,
@@ -235,19 +265,26 @@ pub(crate) enum Own {
     Acknowledge = 2,
     /// Tells the peer of this side's revocations.
     Revocation = 3,
+    /// Reads how far the peer has settled them.
+    Settled = 4,
 }
 
 impl Own {
-    pub(crate) const COUNT: usize = 3;
+    pub(crate) const COUNT: usize = 4;
     /// How many revocations may be under way.
     pub(crate) const REVOCATIONS: u32 = 8;
     /// How many requests of all kinds.
     pub(crate) const MOST: usize = Self::COUNT - 1 + Self::REVOCATIONS as usize;
 
     pub(crate) fn of(number: u32) -> Option<Self> {
-        [Self::Lookup, Self::Acknowledge, Self::Revocation]
-            .into_iter()
-            .find(|own| *own as u32 == number)
+        [
+            Self::Lookup,
+            Self::Acknowledge,
+            Self::Revocation,
+            Self::Settled,
+        ]
+        .into_iter()
+        .find(|own| *own as u32 == number)
     }
 }
 
@@ -348,6 +385,7 @@ impl Rings {
             shared_done: AtomicU32::new(0),
             own: OwnRequests::default(),
             waiting: AtomicBool::new(false),
+            holds_keys: AtomicBool::new(false),
             broken_off: AtomicBool::new(false),
             counted: AtomicBool::new(false),
             counters: Counters::default(),
@@ -393,6 +431,16 @@ impl Rings {
 
     pub(crate) fn set_waiting(&self, waiting: bool) {
         self.waiting.store(waiting, Ordering::Relaxed);
+    }
+
+    /// Whether the peer waits for acknowledgements of this endpoint when it revokes keys.
+    #[inline]
+    pub(crate) fn holds_keys(&self) -> bool {
+        self.holds_keys.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_holds_keys(&self, holds: bool) {
+        self.holds_keys.store(holds, Ordering::Relaxed);
     }
 
     /// Whether the failure of a transmit request is to be reported: of an operation of several requests,

@@ -2,10 +2,11 @@
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
+use std::alloc::{Layout, alloc_zeroed};
 use std::any::Any;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rdma_core_sys as sys;
 
@@ -44,6 +45,26 @@ pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, pieces: &[Advised]) -> Re
     // SAFETY: a live protection domain, and a list of that many; what keys stand for is the device's to check.
     let ret = unsafe { sys::ibv_advise_mr(pd.raw(), advice, flags, list.as_mut_ptr(), count) };
     FiErrno::from_verb(ret)
+}
+
+/// The smallest page of the machines that the engine runs on, in bytes.
+const PAGE: usize = 4096;
+
+/// A page that registrations lie in whose keys are all that is left of them. Nothing reads or writes it.
+///
+/// # Errors
+/// `ENOMEM`.
+fn nowhere() -> Result<*mut c_void> {
+    static AT: OnceLock<usize> = OnceLock::new();
+    let at = *AT.get_or_init(|| {
+        let layout = Layout::from_size_align(PAGE, PAGE);
+        // SAFETY: its size is not 0.
+        layout.map_or(0, |page| unsafe { alloc_zeroed(page) }.expose_provenance())
+    });
+    match at {
+        0 => Err(FiErrno::ENOMEM),
+        at => Ok(std::ptr::with_exposed_provenance_mut(at)),
+    }
 }
 
 /// A registration. Thread safe.
@@ -165,31 +186,40 @@ impl Mr {
         Ok(pages)
     }
 
-    /// Takes all rights away, so that the key stays taken and is of no use to anybody: `ibv_rereg_mr(3)`.
+    /// Keeps only the key, so that the device gives it to no other registration: moves this one to a page of the engine's, without rights
+    /// (`ibv_rereg_mr(3)`). Its memory is not the device's any more.
     ///
     /// # Errors
     /// - `EOPNOTSUPP`: the device can't; nothing has changed.
     /// - `EBUSY`: somebody is in the middle of an access. The key is dead, and the call can be repeated.
+    /// - `EKEYREJECTED`: the device has given it another key. The old one is free.
     /// - Others: the registration may be of no use, and can only be deregistered.
-    pub fn revoke_rights(&mut self) -> Result<()> {
+    pub fn reserve_key(&mut self) -> Result<()> {
         let rereg = self.pd.device().backend().verbs.ibv_rereg_mr;
         let rereg = rereg.ok_or(FiErrno::EOPNOTSUPP)?;
-        // SAFETY: the registration is live; with this flag alone the other arguments are not used.
+        let change = sys::IBV_REREG_MR_CHANGE_TRANSLATION | sys::IBV_REREG_MR_CHANGE_ACCESS;
+        let (page, len) = (nowhere()?, PAGE);
+        let key = self.rkey();
+        // SAFETY: the registration is live, and the page stays for ever. The protection domain is not used without its flag.
         let ret = unsafe {
             rereg(
                 self.raw,
-                sys::IBV_REREG_MR_CHANGE_ACCESS.cast_signed(),
+                change.cast_signed(),
                 std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                0,
+                page,
+                len,
                 0,
             )
         };
-        if ret == 0 {
-            return Ok(());
+        if ret != 0 {
+            // `enum ibv_rereg_mr_err_code` is negative, the reason is in errno
+            return Err(FiErrno::last());
         }
-        // `enum ibv_rereg_mr_err_code` is negative, the reason is in errno
-        Err(FiErrno::last())
+        self.held = None;
+        match self.rkey() == key {
+            true => Ok(()),
+            false => Err(FiErrno::EKEYREJECTED),
+        }
     }
 
     /// Ends it: `ibv_dereg_mr(3)`. What else can go wrong than the error below is for the log, as nobody can do

@@ -58,6 +58,12 @@ impl Block {
     pub const REVISION: usize = 0;
     /// The index of the word that the peer acknowledges in.
     pub const ACKNOWLEDGED: usize = 1;
+    /// The index of the word in which the owner shows how far it has settled the peer's revocations.
+    pub const SETTLED: usize = 6;
+    /// What it shows when it holds no keys; before it has looked anything up it shows 0.
+    pub const HOLDS_NONE: u64 = 1;
+    /// What it shows when it acts upon a count of revocations is more than that count by this.
+    pub const SETTLED_COUNT: u64 = 2;
     /// The index of the first of the owner's words.
     pub const OWNERS: usize = 2;
 

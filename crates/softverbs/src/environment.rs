@@ -63,6 +63,11 @@ pub(crate) static REUSE_KEYS: Variable = Variable::new(
     "SOFTVERBS_REUSE_KEYS",
     "For tests: 1 reuses the key of a deregistered region at once (default: 0)",
 );
+/// Limit of locked memory: [`crate::region`].
+pub(crate) static MEMLOCK: Variable = Variable::new(
+    "SOFTVERBS_MEMLOCK",
+    "For tests: 1 counts registered memory as locked, and limits it to RLIMIT_MEMLOCK as the kernel does (default: 0)",
+);
 /// Fences in the place of membarrier(2): [`crate::sync`].
 pub(crate) static NO_MEMBARRIER: Variable = Variable::new(
     "SOFTVERBS_NO_MEMBARRIER",
@@ -78,13 +83,14 @@ pub(crate) static RUNTIME_DIR: Variable = Variable::new(
 mod tests {
     use super::*;
 
-    static ALL: [&Variable; 8] = [
+    static ALL: [&Variable; 9] = [
         &ODP,
         &AGENT,
         &PTRACER,
         &CM_TIMEOUT_MS,
         &NODE,
         &REUSE_KEYS,
+        &MEMLOCK,
         &NO_MEMBARRIER,
         &RUNTIME_DIR,
     ];

@@ -106,7 +106,7 @@ impl TxSide {
             return false;
         };
         let mut polls = 0;
-        while !ring.is_behind(comparing.number) {
+        while ring.is_outstanding(comparing.number) {
             if polls >= super::polls() {
                 return false;
             }
@@ -134,6 +134,7 @@ impl TxSide {
         };
         if posted && let Some(remote) = &mut self.remote {
             remote.comparing = None;
+            remote.last_used = ring.next_number().wrapping_sub(1);
             remote.acknowledge(); // that waited for this
         }
         posted

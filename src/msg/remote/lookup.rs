@@ -10,48 +10,22 @@ use crate::mr::Words;
 use crate::mr::lookup::{Lookup, Outcome, READ_WORDS};
 use crate::queue::slots::{Own, Progress};
 use crate::verbs::{SendOpcode, Sge};
-use crate::wire::records::Block;
 
 impl Remote {
-    /// Forgets what the peer may have revoked, and owes it an acknowledgement.
-    pub(super) fn catch_up(&mut self) {
+    /// Forgets what the peer may have revoked.
+    pub(in crate::msg) fn catch_up(&mut self) {
         let revision = self.block.revision();
         if revision != self.revision {
             self.revision = revision;
+            self.acted = self.acted.max(revision);
             self.kept.clear();
-            self.owes = self.announced;
+            self.given_back.clear();
             if let Some(lookup) = &self.lookup {
                 // what it has read may be from before
                 self.lookup = Some(Lookup::new(lookup.key(), &self.map));
                 self.astray = true;
             }
         }
-    }
-
-    /// Tells the peer which of its revocations are acted upon: behind everything that was posted before.
-    pub(super) fn acknowledge(&mut self) {
-        // what counts a compare and swap is still to be posted
-        let counts = self.comparing.is_some();
-        if !self.owes || counts || self.rings.own.is_under_way(Own::Acknowledge) {
-            return;
-        }
-        let (addr, lkey) = self.block.stage(self.revision.wrapping_add(1));
-        let sge = Sge {
-            addr,
-            length: 8,
-            lkey,
-        };
-        let to = self
-            .peer
-            .block_addr
-            .wrapping_add(Block::ACKNOWLEDGED as u64 * 8);
-        let to = (to, self.peer.block_rkey);
-        // SAFETY: the block lives as long as the queue pair, and the word is written again only when this
-        // has completed.
-        self.owes = !unsafe {
-            self.poster
-                .post(&self.rings, Own::Acknowledge, SendOpcode::Write, sge, to, 0)
-        };
     }
 
     /// Posts the next read of the look-up under way.
@@ -90,11 +64,15 @@ impl Remote {
     /// Goes on with looking `key` up, and waits a little: `Some` when it has come to an end.
     pub(super) fn look_up(&mut self, key: u64) -> Option<Result<()>> {
         self.catch_up();
-        if !self.announced {
-            self.announced = true;
-            self.owes = true;
+        if !self.holds
+            && let Err(error) = self.announce(key)?
+        {
+            return Some(Err(error));
         }
         self.acknowledge();
+        if self.kept.get(key).is_some() {
+            return Some(Ok(())); // not given back after all
+        }
         if self.lookup.is_none() {
             self.lookup = Some(Lookup::new(key, &self.map));
         }
@@ -114,6 +92,7 @@ impl Remote {
                     }
                     polls += 1;
                     let _ = self.poster.cq.poll_quietly();
+                    self.acknowledge();
                 }
                 Progress::Failed => {
                     self.lookup = None;
@@ -143,8 +122,16 @@ impl Remote {
         let words: [u64; READ_WORDS] = scratch.read(0);
         let outcome = lookup.feed(&mut self.map, &words[..count]);
         let found = lookup.key() == key;
+        if self.kept.is_empty()
+            && self.given_back.is_empty()
+            && let Some(count) = self.map.revocations()
+        {
+            // whatever is read from here on takes them into account
+            self.acted = self.acted.max(count);
+        }
         match outcome {
             Outcome::More => return None,
+            Outcome::Checked(count) => return self.checked(count, key),
             Outcome::Found(resolved) => self.kept.insert(resolved),
             Outcome::Missing if found => {
                 self.lookup = None;

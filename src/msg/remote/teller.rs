@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::Remote;
 use crate::log::info_log;
-use crate::mr::Peer;
+use crate::mr::{ConnectionBlock, Look, Peer};
 use crate::msg::core::Core;
-use crate::queue::slots::{Own, Rings};
+use crate::queue::slots::{FailureListener, Own, Progress, Rings};
 use crate::queue::{CompletionQueue, WrId};
 use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
 use crate::wire::introduction::Introduction;
@@ -45,7 +45,8 @@ impl Poster {
             sges: &[sge],
             inline: false,
             signaled: true,
-            fence: false,
+            // behind the reads and atomics before it, too
+            fence: own == Own::Acknowledge,
             imm: 0,
             remote_addr: to.0,
             rkey: to.1,
@@ -88,7 +89,7 @@ impl Core {
             let teller = Arc::new(Teller {
                 poster,
                 peer,
-                source: block.revocations(),
+                block: Arc::clone(&block),
                 rings: Arc::clone(&self.rings),
             });
             let weak = Arc::downgrade(&teller);
@@ -103,8 +104,7 @@ impl Core {
 pub(crate) struct Teller {
     poster: Poster,
     peer: Introduction,
-    /// Where the count of revocations lies: address and lkey.
-    source: (u64, u32),
+    block: Arc<ConnectionBlock>,
     rings: Arc<Rings>,
 }
 
@@ -114,6 +114,27 @@ impl Teller {
         if self.rings.own.is_wanted() {
             self.tell_revocations();
         }
+    }
+
+    /// Reads how far the peer has settled revocations: its own requests may wait for receives of this side.
+    fn ask(&self) -> bool {
+        let (addr, lkey) = self.block.sink();
+        let sge = Sge {
+            addr,
+            length: 8,
+            lkey,
+        };
+        let from = self.peer.block_addr.wrapping_add(Block::SETTLED as u64 * 8);
+        let from = (from, self.peer.block_rkey);
+        // SAFETY: the block lives as long as the queue pair, and one such read is under way at a time.
+        unsafe {
+            self.poster
+                .post(&self.rings, Own::Settled, SendOpcode::Read, sge, from, 0)
+        }
+    }
+
+    fn owner(&self) -> Option<Arc<dyn FailureListener>> {
+        self.rings.owner.get()?.upgrade()
     }
 }
 
@@ -135,7 +156,7 @@ impl Peer for Teller {
             let _ = self.poster.cq.poll_quietly();
         }
         own.want(false);
-        let (addr, lkey) = self.source;
+        let (addr, lkey) = self.block.revocations();
         let sge = Sge {
             addr,
             length: 8,
@@ -153,7 +174,28 @@ impl Peer for Teller {
         }
     }
 
+    fn look(&self) -> Look {
+        // a request that failed shows that the connection has ended
+        let _ = self.poster.cq.poll_quietly();
+        self.tell_again();
+        let up = self.owner().is_some_and(|owner| owner.is_up());
+        let progress = self.rings.own.take(Own::Settled);
+        Look {
+            up,
+            answer: (progress == Progress::Done).then(|| self.block.sunk()),
+            asked: up && progress != Progress::UnderWay && self.ask(),
+        }
+    }
+
+    fn acknowledge(&self) {
+        if let Some(owner) = self.owner() {
+            owner.acknowledge();
+        }
+    }
+
     fn sever(&self) {
         let _ = self.poster.qp.set_error();
+        // nothing may be posted that the device could flush
+        self.rings.tell_failure();
     }
 }

@@ -152,8 +152,11 @@ static inline int event(struct end *end, double seconds, struct fi_info **info)
 	struct fi_eq_cm_entry entry;
 	struct fi_eq_err_entry error = { 0 };
 	uint32_t kind = 0;
-	ssize_t got = fi_eq_sread(end->eq, &kind, &entry, sizeof entry, (int)(seconds * 1000), 0);
+	ssize_t got;
 
+	/* a stopped process goes on with an interrupted call */
+	while ((got = fi_eq_sread(end->eq, &kind, &entry, sizeof entry, (int)(seconds * 1000), 0)) == -FI_EINTR)
+		;
 	if (got == -FI_EAGAIN || got == -FI_ETIMEDOUT)
 		return -1;
 	if (got == -FI_EAVAIL) {

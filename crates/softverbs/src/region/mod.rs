@@ -12,6 +12,7 @@ mod atomic;
 mod direct;
 mod flush;
 mod hazard;
+mod locked;
 mod null;
 pub(crate) mod odp;
 mod remote;

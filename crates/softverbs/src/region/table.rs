@@ -4,6 +4,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
 
+use super::locked::Locked;
 use super::{Direct, Range, hazard, null};
 use crate::environment;
 use crate::segment::OwnSegment;
@@ -54,6 +55,8 @@ struct Entry {
     changing: AtomicU32,
     /// Pages that advice has made present since the key was given out.
     prefetched: AtomicU64,
+    /// Pages that count as locked.
+    locked: AtomicU64,
 }
 
 impl Entry {
@@ -109,6 +112,7 @@ pub(crate) struct Regions {
     /// Counts keys that became invalid, so that what was seen of any is not taken for true any more.
     pub(super) changes: AtomicU64,
     free: Mutex<Free>,
+    locked: Locked,
     /// Keys come back at once, as some drivers' do (`SOFTVERBS_REUSE_KEYS=1`): for tests of programs that
     /// must not use stale ones.
     reuse: bool,
@@ -138,6 +142,7 @@ impl Regions {
                 next: 1,
             }),
             reuse: environment::REUSE_KEYS.is_on(),
+            locked: Locked::new(),
         })
     }
 
@@ -180,11 +185,15 @@ impl Regions {
     /// Makes memory known to peers.
     ///
     /// # Errors
-    /// `ENOMEM`.
+    /// `ENOMEM`: also of memory that may be locked, where that is counted.
     pub(crate) fn add(&self, segment: &OwnSegment, what: &Description) -> Res<Key> {
-        let key = self.take_key(segment)?;
+        let pages = self.locked.charge(what)?;
+        let key = self
+            .take_key(segment)
+            .inspect_err(|_| self.locked.give_back(pages))?;
         let entry = self.made_entry(key.index());
         entry.prefetched.store(0, Ordering::Relaxed);
+        entry.locked.store(pages, Ordering::Relaxed);
         self.publish(segment, key, what);
         Ok(key)
     }
@@ -343,7 +352,7 @@ impl Regions {
     ///
     /// # Errors
     /// `EBUSY` where an initiator still does after some seconds; the key is dead then, and the call can be
-    /// repeated.
+    /// repeated. `ENOMEM`: memory that may be locked; the old memory counts until the new one does.
     pub(crate) fn change(
         &self,
         segment: &OwnSegment,
@@ -353,8 +362,11 @@ impl Regions {
     ) -> Res<()> {
         self.kill(segment, key);
         let entry = self.made_entry(key.index());
+        let pages = self.locked.charge(to)?;
         entry.changing.store(key.0, Ordering::Relaxed);
-        hazard::wait(segment, key, lives)?;
+        hazard::wait(segment, key, lives).inspect_err(|_| self.locked.give_back(pages))?;
+        self.locked
+            .give_back(entry.locked.swap(pages, Ordering::Relaxed));
         self.publish(segment, key, to);
         Ok(())
     }
@@ -466,6 +478,10 @@ impl Regions {
         });
         if !mine {
             return Err(Errno(libc::EINVAL));
+        }
+        if let Some(entry) = self.entry(key.index()) {
+            let pages = entry.locked.swap(0, Ordering::Relaxed);
+            self.locked.give_back(pages);
         }
         self.give_key(key);
         Ok(())

@@ -1,6 +1,7 @@
 //! System calls, wrapped so that the rest of the crate sees owned descriptors and errnos.
 
 mod fd;
+mod limits;
 mod line;
 mod lock;
 mod memfd;
@@ -12,6 +13,7 @@ mod text;
 mod vm;
 
 pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, ring_fd};
+pub(crate) use limits::{may_exceed_memlock, memlock};
 pub(crate) use line::{Credentials, Line, Listener};
 pub(crate) use lock::{holder, lock, locked, unlock};
 pub(crate) use memfd::{

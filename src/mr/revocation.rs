@@ -1,0 +1,287 @@
+//! Revocations as the owner of a directory sees them: which peers know, how long it is waited for them, and what stays
+//! of a registration as long as one does not know. `docs/protocol.md`, "Stale keys".
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::directory::{BlockPlace, Directory, Inner, Peer};
+use super::event::Cell;
+use super::words::Words;
+use crate::errno::FiErrno;
+use crate::log::{info_log, warn_log};
+use crate::verbs::Mr;
+use crate::wire::records::Block;
+
+/// How long a peer is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Looks in vain before sleeping.
+const SPINS: u32 = 500;
+/// How long is slept between looks, at first and at most.
+const SHORTEST: Duration = Duration::from_micros(20);
+const LONGEST: Duration = Duration::from_millis(1);
+/// Regions of which something may stay.
+const PARKED: usize = 4096;
+
+/// A connected peer.
+pub(super) struct Member {
+    peer: Weak<dyn Peer>,
+    place: BlockPlace,
+    /// The count of revocations that it was last told, which it was each time while it held keys.
+    told: u64,
+    /// The count that it has settled, as far as it was asked, and the count at which it was asked last.
+    settled: u64,
+    asked: u64,
+    /// The word *acknowledged* with which it was given up.
+    given_up: Option<u64>,
+}
+
+impl Member {
+    pub(super) fn new(peer: Weak<dyn Peer>, place: BlockPlace) -> Self {
+        Self {
+            peer,
+            place,
+            told: 0,
+            settled: 0,
+            asked: 0,
+            given_up: None,
+        }
+    }
+
+    /// Whether its connection block is this one.
+    pub(super) fn is_at(&self, words: &Arc<Words>, index: usize) -> bool {
+        self.place.is(words, index)
+    }
+
+    /// Whether it may still act on what was so before revocation number `wanted`. One that has announced itself since
+    /// then read the table as it was behind that.
+    fn lags(&self, wanted: u64) -> bool {
+        let acknowledged = self.place.acknowledged();
+        let behind = acknowledged != 0 && acknowledged - 1 < wanted;
+        behind && self.told >= wanted && self.settled < wanted
+    }
+
+    /// Whether it is of no use to wait for it.
+    fn is_given_up(&self) -> bool {
+        self.given_up == Some(self.place.acknowledged())
+    }
+
+    fn is_awaited(&self, wanted: u64) -> bool {
+        self.lags(wanted) && !self.is_given_up()
+    }
+
+    /// It has shown this when it was asked.
+    fn answered(&mut self, settled: u64) {
+        let count = match settled {
+            Block::HOLDS_NONE => self.asked,
+            _ => settled.saturating_sub(Block::SETTLED_COUNT),
+        };
+        self.settled = self.settled.max(count);
+    }
+
+    fn give_up(&mut self) {
+        self.given_up = Some(self.place.acknowledged());
+    }
+}
+
+/// What stays of a region while a peer may act on what was so before.
+#[derive(Debug, Default)]
+pub(crate) struct Left {
+    /// Registrations that are nothing but their keys.
+    pub(crate) keys: Vec<Mr>,
+    /// A segment list that a peer may be about to read.
+    pub(crate) list: Option<Words>,
+    /// What a peer may be about to add to.
+    pub(crate) cell: Option<Arc<Cell>>,
+}
+
+impl Left {
+    fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.list.is_none() && self.cell.is_none()
+    }
+}
+
+/// What is left of a registration that ends.
+pub(crate) enum End {
+    /// Its key.
+    Reserved(Mr),
+    Gone,
+    /// Somebody is in the middle of an access.
+    Busy(Mr),
+}
+
+/// A revocation that has been waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settled<'a> {
+    directory: &'a Directory,
+    wanted: u64,
+    /// Whether peers may still act on what was so before: they were given up, or their connections have ended.
+    lagging: bool,
+}
+
+impl Directory {
+    /// Waits until the peers have acknowledged revocation number `wanted`, each for a bounded time. No lock of a
+    /// peer's or of an endpoint may be held.
+    pub(crate) fn settle(&self, wanted: u64) -> Settled<'_> {
+        let mut deadline = None;
+        let mut pause = SHORTEST;
+        let mut round = 0;
+        loop {
+            let mut inner = self.inner.lock();
+            if !inner.peers.iter().any(|member| member.is_awaited(wanted)) {
+                let lagging = inner.peers.iter().any(|member| member.lags(wanted));
+                inner.sweep();
+                return Settled {
+                    directory: self,
+                    wanted,
+                    lagging,
+                };
+            }
+            if round < SPINS {
+                drop(inner);
+                round += 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            let late = Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+            inner.look(wanted, late);
+            drop(inner);
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST);
+        }
+    }
+
+    /// The registrations that a region had before, and that could not be ended.
+    pub(crate) fn take_stuck(&self, generation: u64) -> Vec<Mr> {
+        let mut inner = self.inner.lock();
+        let stuck = inner.stuck.extract_if(.., |(of, _)| *of == generation);
+        stuck.map(|(_, mr)| mr).collect()
+    }
+}
+
+impl Settled<'_> {
+    /// Ends a registration: nobody reaches the memory by it any more, and no other memory by its key.
+    pub(crate) fn end(&self, mut mr: Mr) -> End {
+        if self.lagging {
+            match mr.reserve_key() {
+                Ok(()) => return End::Reserved(mr),
+                Err(FiErrno::EBUSY) => return End::Busy(mr),
+                Err(error) => {
+                    info_log!(Mr, "a closed region's key can't be reserved: {error}");
+                    self.directory.inner.lock().sever(self.wanted);
+                }
+            }
+        }
+        match mr.deregister() {
+            Ok(()) => End::Gone,
+            Err(mr) => End::Busy(mr),
+        }
+    }
+
+    /// What the region that was withdrawn leaves, until every peer knows. Its registrations have been ended.
+    pub(crate) fn park(&self, left: Left) {
+        if !self.lagging || left.is_empty() {
+            return;
+        }
+        let mut inner = self.directory.inner.lock();
+        let at = inner.parked.partition_point(|(of, _)| *of <= self.wanted);
+        inner.parked.insert(at, (self.wanted, left));
+        inner.sweep();
+        if inner.parked.len() > PARKED
+            && let Some(&(oldest, _)) = inner.parked.front()
+        {
+            inner.sever(oldest);
+            inner.sweep();
+        }
+    }
+
+    /// As [`Self::end`] of what a region had before it was refreshed. What can't be ended is
+    /// [taken](Directory::take_stuck) when the region is closed.
+    pub(crate) fn end_replaced(&self, mrs: Vec<Arc<Mr>>, generation: u64) -> Vec<Mr> {
+        let mut keys = Vec::new();
+        for mr in mrs.into_iter().filter_map(Arc::into_inner) {
+            match self.end(mr) {
+                End::Reserved(mr) => keys.push(mr),
+                End::Busy(mr) => self.directory.inner.lock().stuck.push((generation, mr)),
+                End::Gone => {}
+            }
+        }
+        keys
+    }
+}
+
+impl Inner {
+    /// Tells the peers that hold keys how many revocations there were.
+    pub(super) fn tell(&mut self) {
+        let count = self.revocations;
+        self.peers.retain_mut(|member| {
+            let Some(peer) = member.peer.upgrade() else {
+                return false;
+            };
+            if member.place.acknowledged() != 0 {
+                member.told = count;
+                peer.tell_revocations();
+            }
+            true
+        });
+    }
+
+    /// Does what helps peers to acknowledge. Those that are of no use to wait for are given up; all that are awaited
+    /// if it is `late`.
+    fn look(&mut self, wanted: u64, late: bool) {
+        let count = self.revocations;
+        for member in &mut self.peers {
+            let Some(peer) = member.peer.upgrade() else {
+                continue;
+            };
+            // the other side may wait for this one, or be in this process
+            peer.acknowledge();
+            if !member.is_awaited(wanted) {
+                continue;
+            }
+            let look = peer.look();
+            if let Some(settled) = look.answer {
+                member.answered(settled);
+            }
+            if look.asked {
+                member.asked = count;
+            }
+            if !look.up {
+                member.give_up();
+            } else if late && member.is_awaited(wanted) {
+                warn_log!(
+                    Mr,
+                    "a peer has not acknowledged within {PATIENCE:?} that keys were revoked: it is not waited for until it does"
+                );
+                member.give_up();
+            }
+        }
+    }
+
+    /// Ends the connections of peers that were given up and lag.
+    fn sever(&mut self, wanted: u64) {
+        self.peers.retain(|member| {
+            if !(member.lags(wanted) && member.is_given_up()) {
+                return true;
+            }
+            if let Some(peer) = member.peer.upgrade() {
+                warn_log!(
+                    Mr,
+                    "a peer does not acknowledge that keys were revoked: its connection is ended"
+                );
+                peer.sever();
+            }
+            false
+        });
+    }
+
+    /// Frees what every peer knows to be gone.
+    pub(super) fn sweep(&mut self) {
+        self.peers.retain(|member| member.peer.strong_count() != 0);
+        while let Some((wanted, _)) = self.parked.front() {
+            if self.peers.iter().any(|member| member.lags(*wanted)) {
+                return;
+            }
+            self.parked.pop_front();
+        }
+    }
+}

@@ -1,0 +1,73 @@
+"""Keys of the directory that are revoked while peers hold them: tests/conformance/c/revoked.c."""
+
+import os
+import re
+import subprocess
+import tempfile
+import unittest
+
+from lib import programs
+
+from . import common
+
+SOURCE = programs.TOP / "tests" / "conformance" / "c" / "revoked.c"
+# what the programs offer; FI_MR_PROV_KEY alone makes keys handles of the directory
+ALLOCATED, PROV_KEY, MMU_NOTIFY = 1 << 5, 1 << 6, 1 << 7
+FORMS = {"application's keys": 0, "handles": PROV_KEY}
+PINNED = {"SOFTVERBS_ODP": "0"}
+
+
+class Revoked(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.program = os.path.join(cls.folder.name, "revoked")
+        command = ["gcc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{programs.TOP / 'include'}", "-o", cls.program, SOURCE, "-lfabric"]
+        subprocess.run(command, check=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def revoked(self, mode, bits, how="0", libfabric=programs.SYSTEM, **more):
+        ended = programs.run([self.program, mode, "weft", "127.0.0.1", str(bits), how], libfabric.env(**more), seconds=90)
+        self.assertEqual(ended.status, 0, ended)
+        for line in re.findall(r"^.*: median .*$", ended.out, re.M):
+            print(f"     {mode} {how}: {line}", flush=True)
+        return ended
+
+    @common.per_release
+    def test_idle_initiators_are_not_waited_for(self, libfabric):
+        for how in ("poll", "sleep", "compute", "send"):
+            for form, bits in FORMS.items():
+                with self.subTest(how=how, form=form):
+                    self.revoked("idle", bits, how, libfabric)
+
+    def test_idle_initiators_while_a_region_is_refreshed(self):
+        for how in ("poll", "sleep", "compute", "send"):
+            with self.subTest(how=how):
+                self.revoked("refresh", MMU_NOTIFY, how, **PINNED)
+
+    @common.per_release
+    def test_closing_regions_that_are_written_to(self, libfabric):
+        for form, bits in FORMS.items():
+            with self.subTest(form=form):
+                self.revoked("writing", bits, libfabric=libfabric)
+
+    def test_a_stopped_initiator(self):
+        for form, bits in FORMS.items():
+            with self.subTest(form=form):
+                self.revoked("stopped", bits, "100")
+
+    def test_a_stopped_initiator_that_holds_too_many_keys(self):
+        """More closed regions than may wait: its connection is ended, and both sides have their events."""
+        ended = self.revoked("stopped", 0, "4200")
+        self.assertIn("the connection has ended", ended.out, ended)
+
+    def test_memory_of_closed_regions_is_not_locked(self):
+        """A stopped initiator has not acknowledged: only keys stay."""
+        self.revoked("pinned", ALLOCATED, SOFTVERBS_MEMLOCK="1", **PINNED)
+
+
+if __name__ == "__main__":
+    unittest.main()
