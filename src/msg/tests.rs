@@ -33,6 +33,7 @@ mod durable;
 mod events;
 mod keepalive;
 mod keys;
+mod lease;
 mod local;
 mod own_regions;
 mod parts;

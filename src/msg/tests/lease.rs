@@ -1,0 +1,138 @@
+//! Keys that an initiator holds for a while: `docs/protocol.md`, "Stale keys".
+
+use super::keys::{TARGET, in_form};
+use super::*;
+use crate::msg::transmit::{Target, Transmit};
+use crate::verbs::SendOpcode;
+
+const FORM: Mode = Mode::ALLOCATED.union(Mode::LOCAL);
+const KEY: u64 = 7;
+
+/// Waits until the domain holds no keys of its peers.
+fn until_given_back(side: &Side) {
+    let start = Instant::now();
+    while side.domain.helper().has_holders() {
+        assert!(start.elapsed() < LIMIT, "keys are never given back");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn write(client: &Side, source: &Buffer) {
+    client.write(source, 64, 0, KEY, 1).unwrap();
+    client.completion().unwrap();
+}
+
+#[test]
+fn a_domain_that_holds_no_keys_never_wakes_up() {
+    let (client, server) = in_form(FORM);
+    let source = Buffer::all(&client.domain, 64);
+    let _target = Buffer::with_key(&server.domain, 64, TARGET, KEY);
+    for _ in 0..3 {
+        write(&client, &source);
+        assert!(client.domain.helper().has_holders());
+        until_given_back(&client);
+        let woken = client.domain.helper().woken();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(client.domain.helper().woken(), woken);
+    }
+    assert_eq!(server.domain.helper().woken(), 0, "a target has no timer");
+}
+
+/// One round trip brings keys back that are still good, and those that are not are looked up.
+#[test]
+fn what_was_given_back_is_good_again_or_forgotten() {
+    let (client, server) = in_form(FORM);
+    let mut source = Buffer::all(&client.domain, 64);
+    let mut old = Buffer::with_key(&server.domain, 64, TARGET, KEY);
+    for round in 0..20 {
+        source.fill(round);
+        write(&client, &source);
+        assert!(old.memory == source.memory);
+        until_given_back(&client);
+        if round % 2 == 0 {
+            source.fill(round + 100);
+            write(&client, &source);
+            assert!(old.memory == source.memory);
+            until_given_back(&client);
+        }
+        // nobody is told, and nobody waited for
+        let before = old.memory.clone();
+        let start = Instant::now();
+        old.region.close().unwrap();
+        let took = start.elapsed();
+        assert!(took < Duration::from_millis(100), "{took:?}");
+        client.write(&source, 64, 0, KEY, 2).unwrap();
+        assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
+        assert!(old.memory == before);
+        drop(old);
+        old = Buffer::with_key(&server.domain, 64, TARGET, KEY);
+    }
+}
+
+/// Both sides close regions that the other one has used, at the same time and again and again.
+#[test]
+fn two_sides_that_close_regions_wait_for_each_other() {
+    let (client, server) = in_form(FORM);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for (one, key, other) in [(&client, 1, 2), (&server, 2, 1)] {
+            scope.spawn(move || {
+                let source = Buffer::all(&one.domain, 64);
+                for _ in 0..200 {
+                    let own = Buffer::with_key(&one.domain, 64, TARGET, key);
+                    one.write(&source, 64, 0, other, 1).unwrap();
+                    if let Err(error) = one.completion() {
+                        assert_eq!(error.err, FiErrno::EKEYREJECTED);
+                    }
+                    own.region.close().unwrap();
+                }
+            });
+        }
+    });
+    assert!(start.elapsed() < LIMIT, "{:?}", start.elapsed());
+    for side in [&client, &server] {
+        assert!(side.ep.peer_addr().is_ok());
+        let nothing: Result<()> = side.eq.read(false, |event| panic!("{event:?}"));
+        assert_eq!(nothing, Err(FiErrno::EAGAIN));
+    }
+}
+
+/// An initiator is stopped after it has looked at its keys and before it writes: it is waited for, for a second. What it
+/// writes then is refused by the device, and both sides are told.
+#[test]
+fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
+    let (client, server) = in_form(FORM);
+    let source = Buffer::all(&client.domain, 64);
+    let target = Buffer::with_key(&server.domain, 64, TARGET, KEY);
+    write(&client, &source);
+    let core = &client.ep.core;
+    let mut tx = core.tx.lock();
+    let side = tx.as_mut().unwrap();
+    let piece = side.remote.as_ref().unwrap().kept_piece(KEY).unwrap();
+    let before = target.memory.clone();
+    let start = Instant::now();
+    target.region.close().unwrap();
+    let took = start.elapsed();
+    assert!(
+        took >= Duration::from_millis(900) && took < LIMIT,
+        "{took:?}"
+    );
+    // others are not waited for again
+    for key in 100..200 {
+        drop(Buffer::with_key(&server.domain, 64, TARGET, key));
+    }
+    assert!(start.elapsed() < took + Duration::from_millis(500));
+    let (iov, desc) = source.part(0, 64);
+    let op = Transmit {
+        opcode: SendOpcode::Write,
+        kind: Flags::RMA | Flags::WRITE,
+        ..Transmit::send(LocalIov::single(&iov, &desc), 3, Flags::COMPLETION)
+    };
+    // SAFETY: the buffer outlives the operation.
+    unsafe { side.post(&core.rings.tx, &op, 64, Target::of(&piece)) }.unwrap();
+    drop(tx);
+    assert_eq!(client.refused(3), FiErrno::EKEYREJECTED);
+    assert!(target.memory == before);
+    assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
+    assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(SERVER)));
+}
