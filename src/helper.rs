@@ -1,11 +1,13 @@
-//! Progress of a domain's endpoints that does not depend on calls of the application: one thread of the domain,
-//! made when first needed. It sleeps without a timeout while there is nothing to do.
+//! Progress of a domain's endpoints that does not depend on calls of the application: one thread of
+//! the domain, made when first needed. It sleeps without a timeout while there is nothing to do.
 //!
-//! - *Waiting operations.* Operations wait while their keys are looked up (`msg/remote.rs`), which takes a round trip;
-//!   a thread that posts or reads completions posts them. The helper does it for applications that do neither
-//!   (`FI_PROGRESS_AUTO`), at intervals of 0.1 to 2 ms while operations wait.
-//! - *Leases of keys.* An endpoint that holds keys of its peer's directory has one-shot timers of [`LEASE`]. When one expires the endpoint
-//!   acknowledges revocations, or gives its keys back if it has not used them. `docs/protocol.md`, "Stale keys".
+//! - *Waiting operations.* Operations wait while their keys are looked up (`msg/remote.rs`), which
+//!   takes a round trip; a thread that posts or reads completions posts them. The helper does it
+//!   for applications that do neither (`FI_PROGRESS_AUTO`), at intervals of 0.1 to 2 ms while
+//!   operations wait.
+//! - *Leases of keys.* An endpoint that holds keys of its peer's directory has one-shot timers of
+//!   [`LEASE`]. When one expires the endpoint acknowledges revocations, or gives its keys back if
+//!   it has not used them. `docs/protocol.md`, "Stale keys".
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -62,7 +64,8 @@ struct State {
 }
 
 impl Helper {
-    /// Posts the operations that wait at an endpoint, until none does. A leaf: may be called with any lock held.
+    /// Posts the operations that wait at an endpoint, until none does. A leaf: may be called with
+    /// any lock held.
     pub(crate) fn add(&self, rings: Weak<Rings>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
         if state.waiting.iter().any(|known| known.rings.ptr_eq(&rings)) {
@@ -75,8 +78,8 @@ impl Helper {
         }
     }
 
-    /// Starts the timer of an endpoint whose [`Rings::holds_keys`] was set; it is started again until that is cleared. A
-    /// leaf: may be called with any lock held.
+    /// Starts the timer of an endpoint whose [`Rings::holds_keys`] was set; it is started again
+    /// until that is cleared. A leaf: may be called with any lock held.
     pub(crate) fn hold(&self, rings: Weak<Rings>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
         let mut holders = state.holders.iter();
@@ -221,7 +224,8 @@ impl Shared {
                 Lease::Held | Lease::Over => LEASE,
             };
             let same = |(known, _): &mut (Member, Instant)| known.rings.ptr_eq(&member.rings);
-            // taken by an announcement in between, it is held again, and was not added a second time
+            // taken by an announcement in between, it is held again, and was not added a second
+            // time
             let held = member
                 .rings
                 .upgrade()

@@ -1,8 +1,10 @@
-//! The key directory of a protection domain, as its owner sees it: the keys that peers may look up, the
-//! connection blocks through which they find it, and the registrations of closed regions that wait until
-//! no peer can use their keys any more. `docs/protocol.md` has the bytes and the order of writing them.
+//! The key directory of a protection domain, as its owner sees it: the keys that peers may look up,
+//! the connection blocks through which they find it, and the registrations of closed regions that
+//! wait until no peer can use their keys any more. `docs/protocol.md` has the bytes and the order
+//! of writing them.
 //!
-//! Under its lock only those of the peers' endpoints are taken: of their send queues, if they are free, and completion queues.
+//! Under its lock only those of the peers' endpoints are taken: of their send queues, if they are
+//! free, and completion queues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -29,8 +31,8 @@ pub(crate) trait Peer: Send + Sync {
     /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the *revision* of
     /// the peer's connection block, now or soon.
     fn tell_revocations(&self);
-    /// Completes what was posted, tells what could not be told yet, and asks the peer how far it is, by a read of its
-    /// memory.
+    /// Completes what was posted, tells what could not be told yet, and asks the peer how far it
+    /// is, by a read of its memory.
     fn look(&self) -> Look;
     /// Acknowledges the peer's own revocations, unless the endpoint's transmit lock is taken.
     fn acknowledge(&self);
@@ -68,8 +70,8 @@ pub(super) struct Inner {
     pub(super) peers: Vec<Member>,
     /// With the count of revocations that must be acknowledged before it may go, oldest first.
     pub(super) parked: VecDeque<(u64, Left)>,
-    /// Registrations that regions had before they were refreshed and that somebody is in the middle of an access to, and
-    /// generations of the regions.
+    /// Registrations that regions had before they were refreshed and that somebody is in the middle
+    /// of an access to, and generations of the regions.
     pub(super) stuck: Vec<(u64, Mr)>,
 }
 
@@ -228,13 +230,14 @@ impl Directory {
             .insert(entry, |table| self.publish(table, revocations))
     }
 
-    /// Takes an entry out: peers do not find the key any more, and the others are told to forget it. Gives the count of revocations
-    /// with which this was done.
+    /// Takes an entry out: peers do not find the key any more, and the others are told to forget
+    /// it. Gives the count of revocations with which this was done.
     pub(crate) fn withdraw(&self, key: u64) -> u64 {
         self.change(|table| table.remove(key))
     }
 
-    /// A published region is described otherwise from now on, or has other registrations. As [`Self::withdraw`].
+    /// A published region is described otherwise from now on, or has other registrations. As
+    /// [`Self::withdraw`].
     pub(crate) fn replace(&self, entry: &Entry) -> u64 {
         self.change(|table| table.replace(entry))
     }
@@ -344,8 +347,8 @@ mod tests {
         fn sever(&self) {}
     }
 
-    /// A peer that has looked something up and does not acknowledge any more is waited for once. Then registrations end, but
-    /// their keys stay taken until it has gone.
+    /// A peer that has looked something up and does not acknowledge any more is waited for once.
+    /// Then registrations end, but their keys stay taken until it has gone.
     #[test]
     #[allow(unsafe_code, reason = "registers memory")]
     fn a_silent_peer_is_given_up_and_keeps_keys_only() {

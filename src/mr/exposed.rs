@@ -293,12 +293,13 @@ impl Exposed {
         }
     }
 
-    /// Registers what of these ranges is there now, publishes it, and ends what was registered there before when peers
-    /// have acknowledged that, for which it waits. They lie in the region's buffers.
+    /// Registers what of these ranges is there now, publishes it, and ends what was registered
+    /// there before when peers have acknowledged that, for which it waits. They lie in the region's
+    /// buffers.
     ///
     /// # Errors
-    /// `ENOMEM` and others of registering; nothing has changed then. `EOPBADSTATE`: it was closed, as far as that
-    /// can be done.
+    /// `ENOMEM` and others of registering; nothing has changed then. `EOPBADSTATE`: it was closed,
+    /// as far as that can be done.
     pub(super) fn refresh(&self, ranges: &[Range]) -> Result<()> {
         let Some(pieces) = &self.pieces else {
             return Ok(());

@@ -133,7 +133,8 @@ impl Lookup {
         }
     }
 
-    /// Reads only the header, on behalf of an operation with this key. None: where it lies is not known.
+    /// Reads only the header, on behalf of an operation with this key. None: where it lies is not
+    /// known.
     pub(crate) fn check(key: u64, map: &Map) -> Option<Self> {
         map.header_at?;
         Some(Self {

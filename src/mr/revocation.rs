@@ -1,5 +1,6 @@
-//! Revocations as the owner of a directory sees them: which peers know, how long it is waited for them, and what stays
-//! of a registration as long as one does not know. `docs/protocol.md`, "Stale keys".
+//! Revocations as the owner of a directory sees them: which peers know, how long it is waited for
+//! them, and what stays of a registration as long as one does not know. `docs/protocol.md`, "Stale
+//! keys".
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -28,7 +29,8 @@ pub(super) struct Member {
     place: BlockPlace,
     /// The count of revocations that it was last told, which it was each time while it held keys.
     told: u64,
-    /// The count that it has settled, as far as it was asked, and the count at which it was asked last.
+    /// The count that it has settled, as far as it was asked, and the count at which it was asked
+    /// last.
     settled: u64,
     asked: u64,
     /// The word *acknowledged* with which it was given up.
@@ -52,8 +54,8 @@ impl Member {
         self.place.is(words, index)
     }
 
-    /// Whether it may still act on what was so before revocation number `wanted`. One that has announced itself since
-    /// then read the table as it was behind that.
+    /// Whether it may still act on what was so before revocation number `wanted`. One that has
+    /// announced itself since then read the table as it was behind that.
     fn lags(&self, wanted: u64) -> bool {
         let acknowledged = self.place.acknowledged();
         let behind = acknowledged != 0 && acknowledged - 1 < wanted;
@@ -114,13 +116,14 @@ pub(crate) enum End {
 pub(crate) struct Settled<'a> {
     directory: &'a Directory,
     wanted: u64,
-    /// Whether peers may still act on what was so before: they were given up, or their connections have ended.
+    /// Whether peers may still act on what was so before: they were given up, or their connections
+    /// have ended.
     lagging: bool,
 }
 
 impl Directory {
-    /// Waits until the peers have acknowledged revocation number `wanted`, each for a bounded time. No lock of a
-    /// peer's or of an endpoint may be held.
+    /// Waits until the peers have acknowledged revocation number `wanted`, each for a bounded time.
+    /// No lock of a peer's or of an endpoint may be held.
     pub(crate) fn settle(&self, wanted: u64) -> Settled<'_> {
         let mut deadline = None;
         let mut pause = SHORTEST;
@@ -159,7 +162,8 @@ impl Directory {
 }
 
 impl Settled<'_> {
-    /// Ends a registration: nobody reaches the memory by it any more, and no other memory by its key.
+    /// Ends a registration: nobody reaches the memory by it any more, and no other memory by its
+    /// key.
     pub(crate) fn end(&self, mut mr: Mr) -> End {
         if self.lagging {
             match mr.reserve_key() {
@@ -177,7 +181,8 @@ impl Settled<'_> {
         }
     }
 
-    /// What the region that was withdrawn leaves, until every peer knows. Its registrations have been ended.
+    /// What the region that was withdrawn leaves, until every peer knows. Its registrations have
+    /// been ended.
     pub(crate) fn park(&self, left: Left) {
         if !self.lagging || left.is_empty() {
             return;
@@ -225,8 +230,8 @@ impl Inner {
         });
     }
 
-    /// Does what helps peers to acknowledge. Those that are of no use to wait for are given up; all that are awaited
-    /// if it is `late`.
+    /// Does what helps peers to acknowledge. Those that are of no use to wait for are given up; all
+    /// that are awaited if it is `late`.
     fn look(&mut self, wanted: u64, late: bool) {
         let count = self.revocations;
         for member in &mut self.peers {

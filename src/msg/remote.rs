@@ -65,7 +65,8 @@ pub(crate) struct Remote {
     holds: bool,
     /// The last value of the peer's *acknowledged* that was posted.
     posted: u64,
-    /// The number of the last request that was posted with a key, and what it was when the timer was started.
+    /// The number of the last request that was posted with a key, and what it was when the timer
+    /// was started.
     last_used: u32,
     tended: u32,
     map: Map,

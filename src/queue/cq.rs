@@ -168,7 +168,8 @@ impl CompletionQueue {
         self.inner.lock()
     }
 
-    /// A thread that reads without sleeping acknowledges revoked keys, and looks after silent peers.
+    /// A thread that reads without sleeping acknowledges revoked keys, and looks after silent
+    /// peers.
     #[cold]
     fn read_in_vain(&self, inner: MutexGuard<'_, Inner>) {
         if self.domain.helper().has_holders() {
@@ -196,7 +197,8 @@ impl CompletionQueue {
         })
     }
 
-    /// A thread that reads without sleeping looks after silent peers now and then. No lock may be held.
+    /// A thread that reads without sleeping looks after silent peers now and then. No lock may be
+    /// held.
     fn keep_alive(&self) {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.poll();
@@ -262,7 +264,8 @@ impl CompletionQueue {
         self.progress_locked(&mut inner)
     }
 
-    /// The same, and also where the application leaves the queue full: what the engine itself posts completes in it too.
+    /// The same, and also where the application leaves the queue full: what the engine itself posts
+    /// completes in it too.
     pub(crate) fn progress_own(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         let limit = self.size + inner.reserved;

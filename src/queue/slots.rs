@@ -205,8 +205,8 @@ pub(crate) trait FailureListener: Send + Sync {
     fn tend_keys(&self) -> Lease {
         Lease::Over
     }
-    /// Acknowledges what the peer has revoked, unless the transmit lock is taken. Called with the lock of a directory
-    /// at most.
+    /// Acknowledges what the peer has revoked, unless the transmit lock is taken. Called with the
+    /// lock of a directory at most.
     fn acknowledge(&self) {}
     /// Whether the connection has not ended, as far as this side can tell.
     fn is_up(&self) -> bool {
@@ -219,7 +219,8 @@ pub(crate) trait FailureListener: Send + Sync {
 pub(crate) enum Lease {
     /// They are in use.
     Held,
-    /// A lock was taken, or there is something to be written to the peer yet: it is to be called again soon.
+    /// A lock was taken, or there is something to be written to the peer yet: it is to be called
+    /// again soon.
     Busy,
     /// They were given back.
     Over,
@@ -236,7 +237,8 @@ pub(crate) struct Rings {
     pub(crate) own: OwnRequests,
     /// Whether operations wait to be posted, or a revocation to be told: who polls goes on with it.
     waiting: AtomicBool,
-    /// Whether the peer believes that this endpoint holds keys of its directory. Changed with the transmit side locked.
+    /// Whether the peer believes that this endpoint holds keys of its directory. Changed with the
+    /// transmit side locked.
     holds_keys: AtomicBool,
     /// Whether the operation whose other parts still come was reported as failed. Poller only.
     broken_off: AtomicBool,

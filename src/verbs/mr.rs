@@ -50,7 +50,8 @@ pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, pieces: &[Advised]) -> Re
 /// The smallest page of the machines that the engine runs on, in bytes.
 const PAGE: usize = 4096;
 
-/// A page that registrations lie in whose keys are all that is left of them. Nothing reads or writes it.
+/// A page that registrations lie in whose keys are all that is left of them. Nothing reads or
+/// writes it.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -186,12 +187,14 @@ impl Mr {
         Ok(pages)
     }
 
-    /// Keeps only the key, so that the device gives it to no other registration: moves this one to a page of the engine's, without rights
-    /// (`ibv_rereg_mr(3)`). Its memory is not the device's any more.
+    /// Keeps only the key, so that the device gives it to no other registration: moves this one to
+    /// a page of the engine's, without rights (`ibv_rereg_mr(3)`). Its memory is not the device's
+    /// any more.
     ///
     /// # Errors
     /// - `EOPNOTSUPP`: the device can't; nothing has changed.
-    /// - `EBUSY`: somebody is in the middle of an access. The key is dead, and the call can be repeated.
+    /// - `EBUSY`: somebody is in the middle of an access. The key is dead, and the call can be
+    ///   repeated.
     /// - `EKEYREJECTED`: the device has given it another key. The old one is free.
     /// - Others: the registration may be of no use, and can only be deregistered.
     pub fn reserve_key(&mut self) -> Result<()> {
@@ -200,7 +203,8 @@ impl Mr {
         let change = sys::IBV_REREG_MR_CHANGE_TRANSLATION | sys::IBV_REREG_MR_CHANGE_ACCESS;
         let (page, len) = (nowhere()?, PAGE);
         let key = self.rkey();
-        // SAFETY: the registration is live, and the page stays for ever. The protection domain is not used without its flag.
+        // SAFETY: the registration is live, and the page stays for ever. The protection domain is
+        // not used without its flag.
         let ret = unsafe {
             rereg(
                 self.raw,

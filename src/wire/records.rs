@@ -58,7 +58,8 @@ impl Block {
     pub const REVISION: usize = 0;
     /// The index of the word that the peer acknowledges in.
     pub const ACKNOWLEDGED: usize = 1;
-    /// The index of the word in which the owner shows how far it has settled the peer's revocations.
+    /// The index of the word in which the owner shows how far it has settled the peer's
+    /// revocations.
     pub const SETTLED: usize = 6;
     /// What it shows when it holds no keys; before it has looked anything up it shows 0.
     pub const HOLDS_NONE: u64 = 1;

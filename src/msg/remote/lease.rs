@@ -1,4 +1,5 @@
-//! How long an initiator holds keys: from its announcement until they are given back. `docs/protocol.md`, "Stale keys".
+//! How long an initiator holds keys: from its announcement until they are given back.
+//! `docs/protocol.md`, "Stale keys".
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -51,8 +52,8 @@ impl Remote {
         Some(Ok(()))
     }
 
-    /// The header has come behind an announcement, with this count: what was given back is good, or forgotten. As
-    /// [`Self::look_up`].
+    /// The header has come behind an announcement, with this count: what was given back is good, or
+    /// forgotten. As [`Self::look_up`].
     pub(super) fn checked(&mut self, count: u64, key: u64) -> Option<Result<()>> {
         if count == self.acted {
             self.kept = std::mem::take(&mut self.given_back);
@@ -77,8 +78,9 @@ impl Remote {
         }
     }
 
-    /// Writes to the peer's *acknowledged* what belongs there, if that is something else than was written last:
-    /// behind everything that was posted before. Only one such request is under way at a time.
+    /// Writes to the peer's *acknowledged* what belongs there, if that is something else than was
+    /// written last: behind everything that was posted before. Only one such request is under way
+    /// at a time.
     pub(in crate::msg) fn acknowledge(&mut self) {
         let word = self.word();
         self.settle();
@@ -98,8 +100,8 @@ impl Remote {
             .block_addr
             .wrapping_add(Block::ACKNOWLEDGED as u64 * 8);
         let to = (to, self.peer.block_rkey);
-        // SAFETY: the block lives as long as the queue pair, and the word is written again only when this
-        // has completed.
+        // SAFETY: the block lives as long as the queue pair, and the word is written again only
+        // when this has completed.
         let posted = unsafe {
             self.poster
                 .post(&self.rings, Own::Acknowledge, SendOpcode::Write, sge, to, 0)
@@ -116,8 +118,8 @@ impl Remote {
         self.kept.get(key)?.pieces(0, 1).next()
     }
 
-    /// Shows in this side's own memory how far the peer's revocations are settled: nothing that was posted with what was
-    /// known before is under way.
+    /// Shows in this side's own memory how far the peer's revocations are settled: nothing that was
+    /// posted with what was known before is under way.
     fn settle(&self) {
         let reads = self.rings.own.is_under_way(Own::Lookup);
         let counts = self.comparing.is_some();
@@ -163,7 +165,8 @@ impl TxSide {
         }
     }
 
-    /// Gives the keys back although they may be used again, and waits for a short time until the peer has them.
+    /// Gives the keys back although they may be used again, and waits for a short time until the
+    /// peer has them.
     pub(in crate::msg) fn give_keys_back(&mut self) {
         let Some(remote) = &mut self.remote else {
             return;

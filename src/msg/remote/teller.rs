@@ -116,7 +116,8 @@ impl Teller {
         }
     }
 
-    /// Reads how far the peer has settled revocations: its own requests may wait for receives of this side.
+    /// Reads how far the peer has settled revocations: its own requests may wait for receives of
+    /// this side.
     fn ask(&self) -> bool {
         let (addr, lkey) = self.block.sink();
         let sge = Sge {
@@ -126,7 +127,8 @@ impl Teller {
         };
         let from = self.peer.block_addr.wrapping_add(Block::SETTLED as u64 * 8);
         let from = (from, self.peer.block_rkey);
-        // SAFETY: the block lives as long as the queue pair, and one such read is under way at a time.
+        // SAFETY: the block lives as long as the queue pair, and one such read is under way at a
+        // time.
         unsafe {
             self.poster
                 .post(&self.rings, Own::Settled, SendOpcode::Read, sge, from, 0)

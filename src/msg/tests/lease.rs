@@ -97,8 +97,8 @@ fn two_sides_that_close_regions_wait_for_each_other() {
     }
 }
 
-/// An initiator is stopped after it has looked at its keys and before it writes: it is waited for, for a second. What it
-/// writes then is refused by the device, and both sides are told.
+/// An initiator is stopped after it has looked at its keys and before it writes: it is waited for,
+/// for a second. What it writes then is refused by the device, and both sides are told.
 #[test]
 fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
     let (client, server) = in_form(FORM);

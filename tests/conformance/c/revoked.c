@@ -544,6 +544,7 @@ static void target(const char *mode)
 		over = go_on(count > 4096);
 	} else if (!strcmp(mode, "pinned")) {
 		close_while_limited();
+		/* a device that can keep keys alone need not end it */
 		over = go_on(0);
 	} else {
 		die("no mode %s", mode);

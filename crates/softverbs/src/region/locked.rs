@@ -1,6 +1,7 @@
-//! The memory that registrations would lock on a device that pins it. Nothing is locked here, but with
-//! **`SOFTVERBS_MEMLOCK=1`** it is counted, and limited as the kernel does (`ib_umem_get`): each registration counts its
-//! pages, twice where two have the same; `RLIMIT_MEMLOCK` bounds the sum, unless the process has `CAP_IPC_LOCK`.
+//! The memory that registrations would lock on a device that pins it. Nothing is locked here, but
+//! with **`SOFTVERBS_MEMLOCK=1`** it is counted, and limited as the kernel does (`ib_umem_get`):
+//! each registration counts its pages, twice where two have the same; `RLIMIT_MEMLOCK` bounds the
+//! sum, unless the process has `CAP_IPC_LOCK`.
 
 use rdma_core_sys::IBV_ACCESS_ON_DEMAND;
 
@@ -45,6 +46,8 @@ impl Locked {
     }
 
     pub(super) fn give_back(&self, pages: u64) {
-        self.pages.fetch_sub(pages, Ordering::Relaxed);
+        if pages != 0 {
+            self.pages.fetch_sub(pages, Ordering::Relaxed);
+        }
     }
 }

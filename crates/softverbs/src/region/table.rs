@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
+use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, ibv_sge};
 
 use super::locked::Locked;
 use super::{Direct, Range, hazard, null};
@@ -362,11 +362,16 @@ impl Regions {
     ) -> Res<()> {
         self.kill(segment, key);
         let entry = self.made_entry(key.index());
-        let pages = self.locked.charge(to)?;
+        // rights alone do not touch what is locked
+        let was = entry.read();
+        let moves = was.range != to.range || (was.access ^ to.access) & IBV_ACCESS_ON_DEMAND != 0;
+        let pages = if moves { self.locked.charge(to)? } else { 0 };
         entry.changing.store(key.0, Ordering::Relaxed);
         hazard::wait(segment, key, lives).inspect_err(|_| self.locked.give_back(pages))?;
-        self.locked
-            .give_back(entry.locked.swap(pages, Ordering::Relaxed));
+        if moves {
+            self.locked
+                .give_back(entry.locked.swap(pages, Ordering::Relaxed));
+        }
         self.publish(segment, key, to);
         Ok(())
     }
@@ -480,8 +485,7 @@ impl Regions {
             return Err(Errno(libc::EINVAL));
         }
         if let Some(entry) = self.entry(key.index()) {
-            let pages = entry.locked.swap(0, Ordering::Relaxed);
-            self.locked.give_back(pages);
+            self.locked.give_back(entry.locked.load(Ordering::Relaxed));
         }
         self.give_key(key);
         Ok(())

@@ -11,7 +11,8 @@ pub(crate) fn memlock() -> Option<u64> {
     (ret == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
-/// `struct __user_cap_header_struct` and two of `struct __user_cap_data_struct` (linux/capability.h).
+/// `struct __user_cap_header_struct` and two of `struct __user_cap_data_struct`
+/// (linux/capability.h).
 #[repr(C)]
 struct Header {
     version: u32,
