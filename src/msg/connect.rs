@@ -1,6 +1,7 @@
 //! Connecting and accepting: the steps of the connection manager.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use super::core::{Control, Core};
 use super::state::State;
@@ -101,17 +102,51 @@ impl Core {
             }
         }
         self.enable()?;
-        let control = self.control.lock();
+        let mut control = self.control.lock();
         if !self.state.change(State::Enabled, State::Accepting) {
             return Err(FiErrno::EOPBADSTATE);
         }
-        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
-        self.tune(id);
-        id.accept(&self.conn_param(self.introducing(&control, data)))
-            .inspect_err(|error| {
-                info_log!(EpCtrl, "rdma_accept: {error}");
-                self.state.set(State::Disconnected);
-            })
+        let id = Arc::clone(control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?);
+        self.tune(&id);
+        // The peer may send as soon as it has the reply, before its confirmation is read here: all
+        // that an answer needs is in place before. `may_post` waits for the lock that is held.
+        let peer = control.introduction;
+        self.introduced(&mut control, peer);
+        let param = self.conn_param(self.introducing(&control, data));
+        id.accept(&param).inspect_err(|error| {
+            info_log!(EpCtrl, "rdma_accept: {error}");
+            self.state.set(State::Disconnected);
+        })?;
+        // it moves on by itself where another thread has ended the connection already
+        self.state.change(State::Accepting, State::Accepted);
+        Ok(())
+    }
+
+    /// Whether an operation may be posted in a state other than `Connected`.
+    ///
+    /// A message arrives as soon as the queue pair can receive, which is while the reply is sent (the
+    /// accepting side) or read (the connecting side) by another thread. It holds the lock of that step:
+    /// after it the state is the one that the arrival implies.
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: not enabled, or closed. `ESHUTDOWN`: no longer connected. `ENOTCONN`: not yet.
+    #[cold]
+    pub(super) fn may_post(&self) -> Result<()> {
+        match self.state.get() {
+            State::Accepting => drop(self.control.lock()),
+            State::Connecting => {
+                if let Some(eq) = self.eq.get() {
+                    drop(eq.registry());
+                }
+            }
+            _ => {}
+        }
+        match self.state.get() {
+            State::Accepted | State::Connected => Ok(()),
+            State::Idle | State::Closed => Err(FiErrno::EOPBADSTATE),
+            State::Disconnected | State::Broken => Err(FiErrno::ESHUTDOWN),
+            State::Enabled | State::Connecting | State::Accepting => Err(FiErrno::ENOTCONN),
+        }
     }
 
     /// Turns down a peer that has another authorization key.
@@ -176,19 +211,28 @@ impl Core {
 
     /// The connection can't be made.
     fn fail_connecting(&self, eq: &EventQueue, err: FiErrno, event: &CmEvent) {
-        if self.state.change(State::Connecting, State::Disconnected)
-            || self.state.change(State::Accepting, State::Disconnected)
-        {
+        let failed = [
+            State::Connecting,
+            State::Accepting,
+            State::Accepted,
+            State::Broken,
+        ]
+        .into_iter()
+        .any(|from| self.state.change(from, State::Disconnected));
+        if failed {
             self.push_error(eq, err, event);
         }
     }
 
     fn established(&self, eq: &EventQueue, data: CmData) {
-        let (qp, asked) = {
-            let control = self.control.lock();
-            (control.qp.clone(), control.introduction)
+        let qp = {
+            let mut control = self.control.lock();
+            if !control.passive {
+                // the accepting side has known its peer since the request
+                self.introduced(&mut control, data.introduction());
+            }
+            control.qp.clone()
         };
-        self.introduced(data.introduction().or(asked));
         if let Some(qp) = &qp
             && !self.domain.device().attr().iwarp
             && let Err(error) = qp.set_min_rnr_timer(self.domain.config().tuning.min_rnr_timer)
@@ -201,14 +245,17 @@ impl Core {
         {
             info_log!(EpCtrl, "connected, queue pair {}: {attr:?}", qp.number());
         }
+        let ep = self.config.token;
         if self.state.change(State::Connecting, State::Connected)
-            || self.state.change(State::Accepting, State::Connected)
+            || self.state.change(State::Accepted, State::Connected)
         {
-            let ep = self.config.token;
             eq.push(Event::Connected { ep, data });
             if let Some(keepalive) = self.domain.keepalive() {
                 keepalive.join(self.weak());
             }
+        } else if self.state.change(State::Broken, State::Disconnected) {
+            eq.push(Event::Connected { ep, data });
+            self.push_shutdown();
         }
     }
 

@@ -378,7 +378,7 @@ impl Endpoint {
     pub fn peer_addr(&self) -> Result<SocketAddr> {
         let control = self.core.control.lock();
         let id = control.id.as_ref().ok_or(FiErrno::ENOTCONN)?;
-        if !self.core.state.is(State::Connected) {
+        if !self.core.state.can_post() {
             return Err(FiErrno::ENOTCONN);
         }
         id.peer_addr().ok_or(FiErrno::ENOTCONN)

@@ -86,7 +86,7 @@ impl Core {
         }
         match self.state.get() {
             State::Idle | State::Closed => return Err(FiErrno::EOPBADSTATE),
-            State::Disconnected => return Err(FiErrno::ESHUTDOWN),
+            State::Disconnected | State::Broken => return Err(FiErrno::ESHUTDOWN),
             _ => {}
         }
         if local.count() > self.config.rx_iov_limit {

@@ -115,10 +115,7 @@ impl Core {
                 // never accepted
                 let _ = id.reject(&CmData::EMPTY);
             }
-            let connected = matches!(
-                old,
-                State::Connecting | State::Accepting | State::Connected | State::Disconnected
-            );
+            let connected = !matches!(old, State::Idle | State::Enabled);
             if connected && let Some(id) = &control.id {
                 if old != State::Disconnected {
                     self.give_keys_back();
@@ -156,14 +153,18 @@ impl Core {
 
 impl FailureListener for Core {
     fn operation_failed(&self) {
+        // before the peer's confirmation is read, what the event queue says is that step's to say
+        if self.state.change(State::Accepted, State::Broken) {
+            return;
+        }
         if self.state.change(State::Connected, State::Disconnected) {
             self.push_shutdown();
         }
     }
 
     fn resume(&self) {
-        let connected = self.state.is(State::Connected);
-        if !connected && !self.state.is(State::Disconnected) {
+        let connected = self.state.can_post();
+        if !connected && !matches!(self.state.get(), State::Disconnected | State::Broken) {
             return;
         }
         // who has the lock goes on by itself, or comes again

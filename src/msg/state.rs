@@ -12,8 +12,14 @@ pub(crate) enum State {
     Enabled,
     /// Connecting, from resolution to the peer's answer.
     Connecting,
-    /// Accepted, not confirmed.
+    /// Accepting: the reply to the peer's request is being sent.
     Accepting,
+    /// Accepted: the reply is sent and the queue pair can send, but the peer's confirmation has not been
+    /// read. The peer may have sent messages already.
+    Accepted,
+    /// Accepted, and the queue pair has failed since. The peer's confirmation, or the failure of the
+    /// connection manager, is still to come.
+    Broken,
     /// Connected.
     Connected,
     /// Was connected, or failed to become so.
@@ -29,6 +35,8 @@ impl State {
             Self::Enabled,
             Self::Connecting,
             Self::Accepting,
+            Self::Accepted,
+            Self::Broken,
             Self::Connected,
             Self::Disconnected,
         ]
@@ -57,6 +65,11 @@ impl AtomicState {
         self.0.load(Ordering::Acquire) == state as u8
     }
 
+    /// Whether operations may be posted to the queue pair.
+    pub(crate) fn can_post(&self) -> bool {
+        matches!(self.get(), State::Accepted | State::Connected)
+    }
+
     pub(crate) fn set(&self, state: State) {
         self.0.store(state as u8, Ordering::Release);
     }
@@ -66,5 +79,34 @@ impl AtomicState {
         self.0
             .compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_is_read_as_it_was_set() {
+        use State::{
+            Accepted, Accepting, Broken, Closed, Connected, Connecting, Disconnected, Enabled, Idle,
+        };
+        let state = AtomicState::new(Idle);
+        for each in [
+            Idle,
+            Enabled,
+            Connecting,
+            Accepting,
+            Accepted,
+            Broken,
+            Connected,
+            Disconnected,
+            Closed,
+        ] {
+            state.set(each);
+            assert_eq!(state.get(), each);
+            assert!(state.is(each));
+            assert_eq!(state.can_post(), matches!(each, Accepted | Connected));
+        }
     }
 }

@@ -307,20 +307,11 @@ impl Core {
     #[inline(always)]
     pub(super) unsafe fn transmit_here(&self, op: &Transmit<'_>) -> Result<()> {
         if !self.state.is(State::Connected) {
-            return Err(self.why_not_connected());
+            self.may_post()?;
         }
         let mut tx = self.tx.lock();
         let side = tx.as_mut().ok_or(FiErrno::ENOCQ)?;
         // SAFETY: as this function.
         unsafe { side.submit(&self.rings, op) }
-    }
-
-    #[cold]
-    fn why_not_connected(&self) -> FiErrno {
-        match self.state.get() {
-            State::Idle | State::Closed => FiErrno::EOPBADSTATE,
-            State::Disconnected => FiErrno::ESHUTDOWN,
-            _ => FiErrno::ENOTCONN,
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Remote;
 use crate::log::info_log;
 use crate::mr::{ConnectionBlock, Look, Peer};
-use crate::msg::core::Core;
+use crate::msg::core::{Control, Core};
 use crate::queue::slots::{FailureListener, Own, Progress, Rings};
 use crate::queue::{CompletionQueue, WrId};
 use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
@@ -64,9 +64,8 @@ impl Poster {
 }
 
 impl Core {
-    /// What the peer said of itself when it was connected.
-    pub(in crate::msg) fn introduced(&self, peer: Option<Introduction>) {
-        let mut control = self.control.lock();
+    /// Takes what the peer said of itself in its request or reply.
+    pub(in crate::msg) fn introduced(&self, control: &mut Control, peer: Option<Introduction>) {
         let (Some(peer), Some(block), Some(qp)) = (peer, control.block.clone(), control.qp.clone())
         else {
             return;

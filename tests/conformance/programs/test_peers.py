@@ -69,6 +69,14 @@ class Peers(unittest.TestCase):
         self.assertEqual(ended.status, 0, ended)
 
     @common.per_release
+    def test_the_first_message_is_answered_before_the_event_queue_is_read(self, libfabric):
+        for form in ("native", "none"):
+            for mode, count in (("passive", 1000), ("active", 1000), ("late", 3)):
+                with self.subTest(form=form, mode=mode):
+                    ended = self.run_program(libfabric, "answer", mode, "weft", "127.0.0.1", str(count), form)
+                    self.assertEqual(ended.status, 0, ended)
+
+    @common.per_release
     def test_fork_with_endpoints_open(self, libfabric):
         ended = self.run_program(libfabric, "forked", "weft", "127.0.0.1")
         self.assertEqual(ended.status, 0, ended)
