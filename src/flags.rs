@@ -47,6 +47,8 @@ bitflags! {
         const DELIVERY_COMPLETE = 1 << 28;
         /// `FI_COMMIT_COMPLETE`
         const COMMIT_COMPLETE = 1 << 30;
+        /// `FI_MATCH_COMPLETE`
+        const MATCH_COMPLETE = 1 << 31;
         /// `FI_SELECTIVE_COMPLETION`: a flag of bindings only
         const SELECTIVE_COMPLETION = 1 << 59;
 

@@ -39,8 +39,12 @@ pub(crate) const TX_FLAGS: u64 = FI_COMPLETION
     | FI_MORE
     | FI_REMOTE_CQ_DATA;
 
+/// Flags that `fi_sendmsg` may carry. A reliable send is acknowledged when it has consumed a receive, so it
+/// has been matched with a buffer of the application then.
+const SEND_FLAGS: u64 = TX_FLAGS | FI_MATCH_COMPLETE;
+
 /// Flags that a receive may carry.
-pub(crate) const RX_FLAGS: u64 = FI_COMPLETION | FI_MORE;
+pub(crate) const RX_FLAGS: u64 = FI_COMPLETION | FI_MORE | FI_TRANSMIT_COMPLETE;
 
 /// Runs an operation on an endpoint.
 ///
@@ -171,7 +175,7 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
                 LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
                 msg.data,
                 token(msg.context),
-                flags_of(flags, TX_FLAGS)?,
+                flags_of(flags, SEND_FLAGS)?,
             )
         })
     }

@@ -28,6 +28,9 @@ pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
 /// What a read may carry: nothing can be injected into it, and verbs carries no data with it.
 const READ_FLAGS: u64 = TX_FLAGS & !(FI_INJECT | FI_REMOTE_CQ_DATA);
 
+/// What `fi_writemsg` may carry; the engine refuses `FI_COMMIT_COMPLETE` without `FI_RMA_PMEM`.
+const WRITE_FLAGS: u64 = TX_FLAGS | FI_COMMIT_COMPLETE;
+
 const _: () = {
     assert!(size_of::<fi_rma_iov>() == size_of::<RemoteIov>());
     assert!(std::mem::offset_of!(fi_rma_iov, addr) == std::mem::offset_of!(RemoteIov, addr));
@@ -171,7 +174,7 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
                 remote(msg.rma_iov, msg.rma_iov_count)?,
                 msg.data,
                 token(msg.context),
-                flags_of(flags, TX_FLAGS)?,
+                flags_of(flags, WRITE_FLAGS)?,
             )
         })
     }

@@ -18,8 +18,11 @@ use crate::queue::WrId;
 use crate::queue::slots::Slot;
 use crate::verbs::{Qp, RecvRequest};
 
-/// Flags that `fi_recvmsg` takes.
-pub(super) const MSG_FLAGS: Flags = Flags::COMPLETION.union(Flags::MORE);
+/// Flags that `fi_recvmsg` takes. A receive completes when its data is in memory, which covers
+/// `FI_TRANSMIT_COMPLETE` too.
+pub(super) const MSG_FLAGS: Flags = Flags::COMPLETION
+    .union(Flags::MORE)
+    .union(Flags::TRANSMIT_COMPLETE);
 
 /// The receive side of an endpoint that is enabled.
 #[derive(Debug)]

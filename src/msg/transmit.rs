@@ -14,6 +14,7 @@ const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT_COMPLETE)
     .union(Flags::TRANSMIT_COMPLETE)
     .union(Flags::DELIVERY_COMPLETE)
+    .union(Flags::MATCH_COMPLETE)
     .union(Flags::REMOTE_CQ_DATA)
     .union(Flags::MORE)
     .union(Flags::FENCE);

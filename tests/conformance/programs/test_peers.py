@@ -77,6 +77,13 @@ class Peers(unittest.TestCase):
                     self.assertEqual(ended.status, 0, ended)
 
     @common.per_release
+    def test_each_call_takes_the_flags_of_its_page(self, libfabric):
+        # a file on a disk: what tmpfs has does not outlive a loss of power
+        with tempfile.TemporaryDirectory(dir=programs.TOP / "build") as folder:
+            ended = self.run_program(libfabric, "flags", "weft", "127.0.0.1", os.path.join(folder, "persistent"))
+            self.assertEqual(ended.status, 0, ended)
+
+    @common.per_release
     def test_fork_with_endpoints_open(self, libfabric):
         ended = self.run_program(libfabric, "forked", "weft", "127.0.0.1")
         self.assertEqual(ended.status, 0, ended)
