@@ -1,8 +1,10 @@
-//! What the engine has to say to a person goes through one sink, which the provider connects to
-//! `fi_log`. Never called on the fast path.
+//! Log lines of the engine go through one sink, which the provider connects to `fi_log`. Never called on
+//! the fast path.
 
 use std::fmt::Arguments;
 use std::sync::OnceLock;
+
+use crate::errno::FiErrno;
 
 /// How much it matters; the order is `enum fi_log_level`'s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,13 +38,46 @@ pub enum Subsystem {
     Mr,
 }
 
+/// The place in the source that a line comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    inner: &'static str,
+    /// Its line.
+    pub line: u32,
+}
+
+impl Place {
+    /// The place that [`log_place`](crate::log_place) is expanded at: `inner` is the path of the function
+    /// `here` in it, as [`std::any::type_name_of_val`] has it.
+    pub fn new(inner: &'static str, line: u32) -> Self {
+        Self { inner, line }
+    }
+
+    /// Its function, behind the name of its type or, if it is free, of its module: `Type::method`,
+    /// `module::function`.
+    pub fn function(&self) -> String {
+        let mut path = self.inner;
+        while let Some((outer, "here" | "{{closure}}")) = path.rsplit_once("::") {
+            path = outer;
+        }
+        let Some((scope, name)) = path.rsplit_once("::") else {
+            return path.to_owned();
+        };
+        // of a method of a trait: `<Type as Trait>`; of a generic type: `Type<_>`
+        let scope = scope.strip_prefix('<').unwrap_or(scope);
+        let scope = scope.split(['<', ' ', '>']).next().unwrap_or(scope);
+        let scope = scope.rsplit("::").find(|part| !part.is_empty());
+        format!("{}::{name}", scope.unwrap_or_default())
+    }
+}
+
 /// Where messages go. Called from any thread, sometimes with the engine's locks held: an
 /// implementation must not call back into the engine.
 pub trait Sink: Sync {
     /// Whether a message of this kind would be shown.
     fn enabled(&self, level: Level, subsystem: Subsystem) -> bool;
     /// Shows a message, one line without its newline.
-    fn log(&self, level: Level, subsystem: Subsystem, message: Arguments<'_>);
+    fn log(&self, level: Level, subsystem: Subsystem, place: Place, message: Arguments<'_>);
 }
 
 static SINK: OnceLock<&'static dyn Sink> = OnceLock::new();
@@ -59,22 +94,110 @@ pub(crate) fn enabled(level: Level, subsystem: Subsystem) -> bool {
         .is_some_and(|sink| sink.enabled(level, subsystem))
 }
 
-pub(crate) fn write(level: Level, subsystem: Subsystem, message: Arguments<'_>) {
+pub(crate) fn write(
+    level: Level,
+    subsystem: Subsystem,
+    place: impl FnOnce() -> Place,
+    message: Arguments<'_>,
+) {
     if let Some(sink) = SINK.get()
         && sink.enabled(level, subsystem)
     {
-        sink.log(level, subsystem, message);
+        sink.log(level, subsystem, place(), message);
     }
+}
+
+/// Logs at `info` why a call is refused, and gives back the errno that the call answers with.
+#[cold]
+#[inline(never)]
+pub(crate) fn refuse(
+    errno: FiErrno,
+    subsystem: Subsystem,
+    place: fn() -> Place,
+    reason: Arguments<'_>,
+) -> FiErrno {
+    write(
+        Level::Info,
+        subsystem,
+        place,
+        format_args!("-{errno:?}: {reason}"),
+    );
+    errno
+}
+
+/// Gives the function and the line that it is expanded in, when it is called.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! log_place {
+    () => {{
+        fn here() {}
+        || $crate::log::Place::new(::std::any::type_name_of_val(&here), ::core::line!())
+    }};
 }
 
 macro_rules! warn_log {
     ($subsystem:ident, $($arg:tt)*) => {
-        $crate::log::write($crate::log::Level::Warn, $crate::log::Subsystem::$subsystem, format_args!($($arg)*))
+        $crate::log::write(
+            $crate::log::Level::Warn,
+            $crate::log::Subsystem::$subsystem,
+            $crate::log_place!(),
+            format_args!($($arg)*),
+        )
     };
 }
 macro_rules! info_log {
     ($subsystem:ident, $($arg:tt)*) => {
-        $crate::log::write($crate::log::Level::Info, $crate::log::Subsystem::$subsystem, format_args!($($arg)*))
+        $crate::log::write(
+            $crate::log::Level::Info,
+            $crate::log::Subsystem::$subsystem,
+            $crate::log_place!(),
+            format_args!($($arg)*),
+        )
     };
 }
-pub(crate) use {info_log, warn_log};
+/// The errno of a call that is refused, whose reason is logged at `info`. For the fast path only inside a
+/// cold function: the arguments of a message are taken by reference.
+macro_rules! refused {
+    ($subsystem:ident, $errno:ident, $($arg:tt)*) => {
+        $crate::log::refuse(
+            $crate::errno::FiErrno::$errno,
+            $crate::log::Subsystem::$subsystem,
+            $crate::log_place!(),
+            format_args!($($arg)*),
+        )
+    };
+}
+pub(crate) use {info_log, refused, warn_log};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn free() -> Place {
+        log_place!()()
+    }
+
+    struct Type<T>(T);
+
+    impl<T> Type<T> {
+        fn method(&self) -> Place {
+            let inside = || log_place!()();
+            inside()
+        }
+    }
+
+    impl<T> From<T> for Type<T> {
+        fn from(value: T) -> Self {
+            assert_eq!(log_place!()().function(), "Type::from");
+            Self(value)
+        }
+    }
+
+    #[test]
+    fn a_place_names_its_function_and_its_line() {
+        assert_eq!(free().function(), "tests::free");
+        assert_eq!(Type::from(1).method().function(), "Type::method");
+        let first = log_place!()().line;
+        assert_eq!((first, first + 1), (line!() - 1, log_place!()().line - 1));
+    }
+}

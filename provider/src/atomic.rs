@@ -15,7 +15,8 @@ use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::ffi::fid::Object;
 use crate::ffi::guard;
-use crate::msg::{TX_FLAGS, buffer, flags_of, post, token};
+use crate::ffi::log::refused;
+use crate::msg::{TX_FLAGS, buffer, flags_of, no_message, post, token};
 
 /// Those of connected endpoints.
 pub(crate) static OPS: fi_ops_atomic = fi_ops_atomic {
@@ -63,6 +64,54 @@ fn supported(family: Family, datatype: fi_datatype, op: fi_op) -> Result<()> {
     }
 }
 
+/// As [`supported`], for a call that posts: the reason of a refusal is logged. `fi_atomicvalid(3)` and
+/// `fi_query_atomic(3)` are asked by programs that can do without.
+#[inline]
+fn posts(family: Family, datatype: fi_datatype, op: fi_op) -> Result<()> {
+    supported(family, datatype, op).map_err(|_| unsupported(family, datatype, op))
+}
+
+/// The reason of a refusal, at `info`, as are those below.
+#[cold]
+fn unsupported(family: Family, datatype: fi_datatype, op: fi_op) -> FiErrno {
+    let call = match family {
+        Family::Base => "fi_atomic",
+        Family::Fetch => "fi_fetch_atomic",
+        Family::Compare => "fi_compare_atomic",
+    };
+    refused!(
+        FI_LOG_EP_DATA,
+        EOPNOTSUPP,
+        "{call} has no operation {op} on datatype {datatype}; fi_query_atomic tells which it has"
+    )
+}
+
+#[cold]
+fn not_one(count: usize) -> FiErrno {
+    match count {
+        0 => refused!(FI_LOG_EP_DATA, EINVAL, "an atomic on no element"),
+        _ => refused!(
+            FI_LOG_EP_DATA,
+            EMSGSIZE, // as fi_atomic(3) has it for too many
+            "an atomic on {count} elements, and the limit is 1"
+        ),
+    }
+}
+
+#[cold]
+fn no_list(count: usize) -> FiErrno {
+    refused!(
+        FI_LOG_EP_DATA,
+        EINVAL,
+        "a vector of {count} elements, or at NULL, in an atomic"
+    )
+}
+
+#[cold]
+fn at_null(what: &str) -> FiErrno {
+    refused!(FI_LOG_EP_DATA, EINVAL, "the {what} of an atomic is NULL")
+}
+
 /// The longest list that is looked at: a wrong count must not be followed.
 const LONGEST: usize = 16;
 
@@ -76,7 +125,7 @@ const LONGEST: usize = 16;
 #[inline]
 unsafe fn single(iov: *const fi_ioc, count: usize) -> Result<(*mut c_void, usize)> {
     if iov.is_null() || !(1..=LONGEST).contains(&count) {
-        return Err(FiErrno::EINVAL);
+        return Err(no_list(count));
     }
     // SAFETY: the caller's promise.
     let all = unsafe { std::slice::from_raw_parts(iov, count) };
@@ -98,7 +147,7 @@ unsafe fn single(iov: *const fi_ioc, count: usize) -> Result<(*mut c_void, usize
 /// `iov` has `count` elements or is NULL.
 unsafe fn target(iov: *const fi_rma_ioc, count: usize) -> Result<(u64, u64)> {
     if iov.is_null() || !(1..=LONGEST).contains(&count) {
-        return Err(FiErrno::EINVAL);
+        return Err(no_list(count));
     }
     // SAFETY: the caller's promise.
     let all = unsafe { std::slice::from_raw_parts(iov, count) };
@@ -114,10 +163,10 @@ unsafe fn target(iov: *const fi_rma_ioc, count: usize) -> Result<(u64, u64)> {
 /// `EINVAL`: none. `EMSGSIZE`: more than one.
 #[inline]
 fn one(count: usize) -> Result<()> {
-    match count {
-        1 => Ok(()),
-        0 => Err(FiErrno::EINVAL),
-        _ => Err(FiErrno::EMSGSIZE), // as fi_atomic(3) has it for too many
+    if count == 1 {
+        Ok(())
+    } else {
+        Err(not_one(count))
     }
 }
 
@@ -131,7 +180,7 @@ fn one(count: usize) -> Result<()> {
 #[inline]
 unsafe fn operand(from: *const c_void) -> Result<u64> {
     if from.is_null() {
-        return Err(FiErrno::EINVAL);
+        return Err(at_null("operand"));
     }
     // SAFETY: the caller's promise.
     Ok(unsafe { from.cast::<u64>().read_unaligned() })
@@ -167,7 +216,7 @@ unsafe fn with_result(
     flags: Option<Flags>,
 ) -> Result<()> {
     if result.is_null() {
-        return Err(FiErrno::EINVAL);
+        return Err(at_null("result"));
     }
     let (iov, desc) = (buffer(result, ATOMIC_SIZE), Desc(desc));
     // SAFETY: the caller's promise.
@@ -209,7 +258,7 @@ unsafe extern "C" fn write(
     // SAFETY: the contract of fi_atomic(3).
     unsafe {
         post(ep, |ep| {
-            supported(Family::Base, datatype, op)?;
+            posts(Family::Base, datatype, op)?;
             one(count)?;
             let op = (adding(op, buf)?, AtomicKind::Base);
             let target = (addr, key);
@@ -234,7 +283,7 @@ unsafe extern "C" fn writev(
     // SAFETY: the contract of fi_atomicv(3).
     unsafe {
         post(ep, |ep| {
-            supported(Family::Base, datatype, op)?;
+            posts(Family::Base, datatype, op)?;
             let (buf, _) = single(iov, count)?;
             let op = (adding(op, buf)?, AtomicKind::Base);
             let target = (addr, key);
@@ -248,9 +297,9 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_atomic, flags:
     // SAFETY: the contract of fi_atomicmsg(3).
     unsafe {
         post(ep, |ep| {
-            let msg = msg.as_ref().ok_or(FiErrno::EINVAL)?;
+            let msg = msg.as_ref().ok_or_else(no_message)?;
             let flags = flags_of(flags, ATOMIC_FLAGS)?;
-            supported(Family::Base, msg.datatype, msg.op)?;
+            posts(Family::Base, msg.datatype, msg.op)?;
             let (buf, _) = single(msg.msg_iov, msg.iov_count)?;
             let op = (adding(msg.op, buf)?, AtomicKind::Base);
             let target = target(msg.rma_iov, msg.rma_iov_count)?;
@@ -274,7 +323,7 @@ unsafe extern "C" fn inject(
     // SAFETY: the contract of fi_inject_atomic(3).
     unsafe {
         post(ep, |ep| {
-            supported(Family::Base, datatype, op)?;
+            posts(Family::Base, datatype, op)?;
             one(count)?;
             ep.engine.inject_atomic(adding(op, buf)?, (addr, key))
         })
@@ -298,7 +347,7 @@ unsafe extern "C" fn readwrite(
     // SAFETY: the contract of fi_fetch_atomic(3).
     unsafe {
         post(ep, |ep| {
-            supported(Family::Fetch, datatype, op)?;
+            posts(Family::Fetch, datatype, op)?;
             one(count)?;
             let op = adding(op, buf)?;
             with_result(ep, op, (result, result_desc), (addr, key), context, None)
@@ -336,7 +385,7 @@ unsafe extern "C" fn readwritev(
     // SAFETY: the contract of fi_fetch_atomicv(3).
     unsafe {
         post(ep, |ep| {
-            supported(Family::Fetch, datatype, op)?;
+            posts(Family::Fetch, datatype, op)?;
             let op = adding_of(op, iov, count)?;
             let (result, index) = single(resultv, result_count)?;
             let result = (result, desc_of(result_desc, index));
@@ -356,9 +405,9 @@ unsafe extern "C" fn readwritemsg(
     // SAFETY: the contract of fi_fetch_atomicmsg(3).
     unsafe {
         post(ep, |ep| {
-            let msg = msg.as_ref().ok_or(FiErrno::EINVAL)?;
+            let msg = msg.as_ref().ok_or_else(no_message)?;
             let flags = flags_of(flags, ATOMIC_FLAGS)?;
-            supported(Family::Fetch, msg.datatype, msg.op)?;
+            posts(Family::Fetch, msg.datatype, msg.op)?;
             let op = adding_of(msg.op, msg.msg_iov, msg.iov_count)?;
             let (result, index) = single(resultv, result_count)?;
             let result = (result, desc_of(result_desc, index));
@@ -387,7 +436,7 @@ unsafe extern "C" fn compwrite(
     // SAFETY: the contract of fi_compare_atomic(3).
     unsafe {
         post(ep, |ep| {
-            supported(Family::Compare, datatype, op)?;
+            posts(Family::Compare, datatype, op)?;
             one(count)?;
             let op = AtomicOp::CompareSwap {
                 compare: operand(compare)?,
@@ -419,7 +468,7 @@ unsafe extern "C" fn compwritev(
     // SAFETY: the contract of fi_compare_atomicv(3).
     unsafe {
         post(ep, |ep| {
-            supported(Family::Compare, datatype, op)?;
+            posts(Family::Compare, datatype, op)?;
             let op = AtomicOp::CompareSwap {
                 compare: operand(single(comparev, compare_count)?.0)?,
                 swap: operand(single(iov, count)?.0)?,
@@ -445,9 +494,9 @@ unsafe extern "C" fn compwritemsg(
     // SAFETY: the contract of fi_compare_atomicmsg(3).
     unsafe {
         post(ep, |ep| {
-            let msg = msg.as_ref().ok_or(FiErrno::EINVAL)?;
+            let msg = msg.as_ref().ok_or_else(no_message)?;
             let flags = flags_of(flags, ATOMIC_FLAGS)?;
-            supported(Family::Compare, msg.datatype, msg.op)?;
+            posts(Family::Compare, msg.datatype, msg.op)?;
             let op = AtomicOp::CompareSwap {
                 compare: operand(single(comparev, compare_count)?.0)?,
                 swap: operand(single(msg.msg_iov, msg.iov_count)?.0)?,

@@ -14,8 +14,9 @@ use crate::eq::Eq;
 use crate::fabric::{self, header};
 use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
-use crate::ffi::{guard, stub};
+use crate::ffi::{guard, log, stub};
 use crate::{atomic, cntr, cq, ep, getinfo, mr, mr_ops, poll, provider, srx};
 
 /// An open domain.
@@ -217,19 +218,25 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         Ok(domain) => domain,
         Err(errno) => return -errno.code(),
     };
-    guard::on(&domain.poison, || {
+    let control = || {
         match command.cast_unsigned() {
             // SAFETY: the argument is NULL or a pointer to that structure.
             FI_MAP_RAW_MR => unsafe { map_raw(&domain.engine, arg.cast())? },
             FI_UNMAP_KEY => {
                 // SAFETY: the argument is NULL or a pointer to a key.
                 let key = unsafe { arg.cast::<u64>().as_ref() }.ok_or(FiErrno::EINVAL)?;
-                domain.engine.unmap_key(*key)?;
+                domain.engine.unmap_key(*key).inspect_err(|errno| {
+                    info!(
+                        FI_LOG_MR,
+                        "fi_mr_unmap_key: -{errno:?}: {key:#x} is not mapped"
+                    );
+                })?;
             }
             _ => return Err(FiErrno::ENOSYS), // FI_QUEUE_WORK and its kin: FI_TRIGGER is not offered
         }
         Ok(0)
-    })
+    };
+    guard::on(&domain.poison, || log::explained("fi_control", control))
 }
 
 /// `fi_mr_map_raw`. The base address says nothing that the key does not.
@@ -248,7 +255,12 @@ unsafe fn map_raw(domain: &Engine, map: *const fi_mr_map_raw) -> Result<()> {
         }
         let size = map.key_size.min(MAX_RAW_KEY_SIZE);
         let raw = std::slice::from_raw_parts(map.raw_key, size);
-        *map.key = domain.map_raw(raw)?;
+        *map.key = domain.map_raw(raw).inspect_err(|errno| {
+            info!(
+                FI_LOG_MR,
+                "fi_mr_map_raw: -{errno:?}: these {size} bytes are no raw key: truncated, changed, or of another version"
+            );
+        })?;
     }
     Ok(())
 }
@@ -259,7 +271,8 @@ unsafe extern "C" fn close(handle: *mut fid) -> c_int {
         unsafe {
             Object::<Domain>::close(handle, |domain| {
                 if domain.engine.has_mapped_keys() {
-                    return Err(FiErrno::EBUSY);
+                    let reason = "keys of fi_mr_map_raw are mapped in the domain";
+                    return Err(refused!(FI_LOG_DOMAIN, EBUSY, "{reason}"));
                 }
                 Ok(())
             })?;

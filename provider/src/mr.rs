@@ -17,8 +17,9 @@ use crate::domain::Domain;
 use crate::ep::Ep;
 use crate::fabric::header;
 use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::log::{info, refused};
 use crate::ffi::param::fault_point;
-use crate::ffi::{guard, stub};
+use crate::ffi::{guard, log, stub};
 use crate::mr_attr::{Wish, check_flags};
 
 /// A registered region.
@@ -61,7 +62,7 @@ impl Kind for Mr {
 /// `handle` is NULL or a fid; the memory is the application's (fi_mr(3)).
 pub(crate) unsafe fn register(
     handle: *mut fid,
-    wish: Result<Wish>,
+    wish: impl FnOnce() -> Result<Wish>,
     out: *mut *mut fid_mr,
 ) -> c_int {
     // SAFETY: the caller's promise.
@@ -69,15 +70,23 @@ pub(crate) unsafe fn register(
         Ok(domain) => domain,
         Err(errno) => return -errno.code(),
     };
-    guard::on(&domain.poison, || {
+    let register = || {
         fault_point("mr_reg");
-        let wish = wish?;
+        let wish = wish()?;
         if out.is_null() {
-            return Err(FiErrno::EINVAL);
+            return Err(refused!(FI_LOG_MR, EINVAL, "mr is NULL"));
         }
-        let access = Access::from_bits(wish.access).ok_or(FiErrno::EINVAL)?;
+        let access = Access::from_bits(wish.access).ok_or_else(|| {
+            refused!(
+                FI_LOG_MR,
+                EINVAL,
+                "{:#x} has bits that are no access",
+                wish.access
+            )
+        })?;
         if wish.offset != 0 {
-            return Err(FiErrno::EINVAL); // reserved, must be 0 (fi_mr(3))
+            let reason = "offset is reserved, and must be 0"; // fi_mr(3)
+            return Err(refused!(FI_LOG_MR, EINVAL, "{reason}"));
         }
         let mut bound = Vec::new();
         let mut base = None;
@@ -128,7 +137,8 @@ pub(crate) unsafe fn register(
             register_later(unsafe { object.as_ref() }, events, wish.context)?;
         }
         Ok(0)
-    })
+    };
+    guard::on(&domain.poison, || log::explained("fi_mr_reg", register))
 }
 
 /// Has a worker register the region; then the event queue has an event of it, or an error. The application finds the
@@ -203,7 +213,7 @@ pub(crate) unsafe extern "C" fn reg(
         ..Wish::buffer(buf, len)
     };
     // SAFETY: the contract of fi_mr_reg(3).
-    unsafe { register(domain, check_flags(flags).map(|()| wish), out) }
+    unsafe { register(domain, || check_flags(flags).map(|()| wish), out) }
 }
 
 /// `fi_mr_regv`
@@ -220,7 +230,8 @@ pub(crate) unsafe extern "C" fn regv(
 ) -> c_int {
     // SAFETY: the contract of fi_mr_regv(3).
     unsafe {
-        let wish = check_flags(flags).and_then(|()| {
+        let wish = || {
+            check_flags(flags)?;
             Ok(Wish {
                 access,
                 offset,
@@ -229,7 +240,7 @@ pub(crate) unsafe extern "C" fn regv(
                 context,
                 ..Wish::list(iov, count)?
             })
-        });
+        };
         register(domain, wish, out)
     }
 }
@@ -243,8 +254,10 @@ pub(crate) unsafe extern "C" fn regattr(
 ) -> c_int {
     // SAFETY: the contract of fi_mr_regattr(3).
     unsafe {
-        let wish = Object::<Domain>::checked(domain)
-            .and_then(|domain| Wish::attributes(domain.api_version, attr, flags));
+        let wish = || {
+            let version = Object::<Domain>::checked(domain)?.api_version;
+            Wish::attributes(version, attr, flags)
+        };
         register(domain, wish, out)
     }
 }
@@ -256,9 +269,9 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         Ok(mr) => mr,
         Err(errno) => return -errno.code(),
     };
-    guard::on(&mr.poison, || {
+    let bind = || {
         if other.is_null() {
-            return Err(FiErrno::EINVAL);
+            return Err(refused!(FI_LOG_MR, EINVAL, "the object to bind is NULL"));
         }
         // SAFETY: not NULL, a fid.
         let class = unsafe { (*other).fclass };
@@ -275,17 +288,25 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 // SAFETY: as above.
                 let ep = unsafe { Object::<Ep>::checked(other)? };
                 if flags != 0 {
-                    return Err(FiErrno::EBADFLAGS);
+                    return Err(refused!(
+                        FI_LOG_MR,
+                        EBADFLAGS,
+                        "an endpoint is bound with flags 0"
+                    ));
                 }
                 let user = ep.users.add()?;
                 mr.region.bind_endpoint(&ep.engine)?;
                 user
             }
-            _ => return Err(FiErrno::EINVAL),
+            _ => {
+                let reason = "only counters and endpoints are bound to a region";
+                return Err(refused!(FI_LOG_MR, EINVAL, "{reason}"));
+            }
         };
         mr.bound.lock().push(user);
         Ok(0)
-    })
+    };
+    guard::on(&mr.poison, || log::explained("fi_mr_bind", bind))
 }
 
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
@@ -294,10 +315,14 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         Ok(mr) => mr,
         Err(errno) => return -errno.code(),
     };
-    guard::on(&mr.poison, || match command.cast_unsigned() {
+    let control = || match command.cast_unsigned() {
         // SAFETY: the argument is NULL or a pointer to that structure.
         FI_GET_RAW_MR => unsafe { raw_attr(&mr.region, arg.cast()) }.map(|()| 0),
-        FI_ENABLE if !mr.region.comes_disabled() => Err(FiErrno::EOPBADSTATE),
+        FI_ENABLE if !mr.region.comes_disabled() => Err(refused!(
+            FI_LOG_MR,
+            EOPBADSTATE,
+            "the region is not one that was made disabled"
+        )),
         FI_ENABLE => {
             let _bound = mr.bound.lock();
             mr.region.enable()?;
@@ -307,7 +332,8 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         // SAFETY: as above.
         FI_REFRESH => unsafe { refresh(&mr.region, arg.cast()) }.map(|()| 0),
         _ => Err(FiErrno::ENOSYS), // what belongs to other fids
-    })
+    };
+    guard::on(&mr.poison, || log::explained("fi_control", control))
 }
 
 /// `fi_mr_refresh`
@@ -357,7 +383,12 @@ unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
         let (base, key) = region.raw_key()?;
         let room = attr.key_size.replace(key.len());
         if room < key.len() {
-            return Err(FiErrno::ETOOSMALL);
+            let need = key.len();
+            return Err(refused!(
+                FI_LOG_MR,
+                ETOOSMALL,
+                "{room} bytes, and the raw key has {need}"
+            ));
         }
         if attr.raw_key.is_null() {
             return Err(FiErrno::EINVAL);
@@ -375,7 +406,12 @@ pub(crate) unsafe extern "C" fn close(handle: *mut fid) -> c_int {
         // SAFETY: a fid by the contract of fi_close(3).
         unsafe {
             Object::<Mr>::close(handle, |mr| {
-                mr.region.close()?;
+                mr.region.close().inspect_err(|errno| {
+                    info!(
+                        FI_LOG_MR,
+                        "fi_close: -{errno:?}: an access through the region has not ended; to be called again"
+                    );
+                })?;
                 if let Some(events) = &mr.events {
                     events.forget(Token(handle.expose_provenance()));
                 }

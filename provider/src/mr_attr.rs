@@ -12,6 +12,7 @@ use weft::errno::{FiErrno, Result};
 use weft::mr::{Buffer, Dmabuf, SharedMemory};
 use weft::wire::records::MAX_SEGMENTS;
 
+use crate::ffi::log::refused;
 use crate::getinfo::auth_key;
 
 /// A flag of libfabric's own layers (`OFI_MR_NOCACHE`), which ofi_rxm sets: explicit registrations are not
@@ -91,7 +92,11 @@ impl Wish {
     /// `iov` is NULL or has `count` elements.
     pub(crate) unsafe fn list(iov: *const iovec, count: usize) -> Result<Self> {
         if iov.is_null() || !(1..=MAX_SEGMENTS).contains(&count) {
-            return Err(FiErrno::EINVAL);
+            return Err(refused!(
+                FI_LOG_MR,
+                EINVAL,
+                "{count} buffers at {iov:?}, and mr_iov_limit is {MAX_SEGMENTS}"
+            ));
         }
         // SAFETY: not NULL, `count` elements.
         let list = unsafe { std::slice::from_raw_parts(iov, count) };
@@ -184,7 +189,12 @@ impl Wish {
 /// `EBADFLAGS`: one that belongs to another call, to a capability that is not offered, or to nothing.
 pub(crate) fn check_flags(flags: u64) -> Result<()> {
     if flags & !FLAGS != 0 {
-        return Err(FiErrno::EBADFLAGS);
+        return Err(refused!(
+            FI_LOG_MR,
+            EBADFLAGS,
+            "flags {:#x} are not flags of a registration",
+            flags & !FLAGS
+        ));
     }
     Ok(())
 }

@@ -179,7 +179,7 @@ unsafe fn shared(
     unsafe {
         // before the region, whose event may tell another thread to look
         let before = addr.replace(at);
-        let ret = mr::register(domain.cast(), Ok(wish), mr);
+        let ret = mr::register(domain.cast(), || Ok(wish), mr);
         if ret != 0 {
             *addr = before;
         } else if !len.is_null() {

@@ -14,6 +14,7 @@ use weft::msg::LocalIov;
 use crate::ep::Ep;
 use crate::ffi::fid::Object;
 use crate::ffi::guard;
+use crate::ffi::log::refused;
 
 /// Those of connected endpoints.
 pub(crate) static OPS: fi_ops_msg = fi_ops_msg {
@@ -77,9 +78,25 @@ pub(crate) fn token(context: *mut c_void) -> usize {
 #[inline(always)]
 pub(crate) fn flags_of(flags: u64, allowed: u64) -> Result<Flags> {
     if flags & !allowed != 0 {
-        return Err(FiErrno::EBADFLAGS);
+        return Err(bad_flags(flags & !allowed));
     }
     Ok(Flags::from_bits_retain(flags))
+}
+
+/// The reason of a refusal, at `info`, as are those below.
+#[cold]
+fn bad_flags(flags: u64) -> FiErrno {
+    refused!(
+        FI_LOG_EP_DATA,
+        EBADFLAGS,
+        "flags {flags:#x} are not flags of this operation"
+    )
+}
+
+/// A call without its structure.
+#[cold]
+pub(crate) fn no_message() -> FiErrno {
+    refused!(FI_LOG_EP_DATA, EINVAL, "msg is NULL")
 }
 
 unsafe extern "C" fn recv(
@@ -121,7 +138,7 @@ unsafe extern "C" fn recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
     // SAFETY: the contract of fi_recvmsg(3).
     unsafe {
         post(ep, |ep| {
-            let msg = msg.as_ref().ok_or(FiErrno::EINVAL)?;
+            let msg = msg.as_ref().ok_or_else(no_message)?;
             ep.engine.recv_msg(
                 LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
                 token(msg.context),
@@ -170,7 +187,7 @@ unsafe extern "C" fn sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) ->
     // SAFETY: the contract of fi_sendmsg(3).
     unsafe {
         post(ep, |ep| {
-            let msg = msg.as_ref().ok_or(FiErrno::EINVAL)?;
+            let msg = msg.as_ref().ok_or_else(no_message)?;
             ep.engine.send_msg(
                 LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
                 msg.data,

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use libfabric_sys::*;
 use rdma_core_sys::Backend;
-use weft::log::{Level, Sink, Subsystem};
+use weft::log::{Level, Place, Sink, Subsystem};
 use weft::verbs::Device;
 
 use crate::ffi::{guard, host, log, param};
@@ -132,7 +132,7 @@ impl Sink for HostLog {
         log::enabled(level_of(level), subsystem_of(subsystem))
     }
 
-    fn log(&self, level: Level, subsystem: Subsystem, message: Arguments<'_>) {
-        log::emit(level_of(level), subsystem_of(subsystem), "weft", 0, message);
+    fn log(&self, level: Level, subsystem: Subsystem, place: Place, message: Arguments<'_>) {
+        log::emit(level_of(level), subsystem_of(subsystem), || place, message);
     }
 }

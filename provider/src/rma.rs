@@ -9,7 +9,8 @@ use weft::mr::Desc;
 use weft::msg::{LocalIov, RemoteIov};
 
 use crate::ep::Ep;
-use crate::msg::{TX_FLAGS, buffer, flags_of, post, token};
+use crate::ffi::log::refused;
+use crate::msg::{TX_FLAGS, buffer, flags_of, no_message, post, token};
 
 /// Those of connected endpoints.
 pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
@@ -44,7 +45,7 @@ const _: () = {
 unsafe fn remote<'a>(iov: *const fi_rma_iov, count: usize) -> Result<&'a [RemoteIov]> {
     // a slice must not be made of a count that can't be true; the limit is 1
     if iov.is_null() || count != 1 {
-        return Err(FiErrno::EINVAL);
+        return Err(other_count(count));
     }
     // SAFETY: the caller's promise; the two have one layout, asserted above.
     Ok(unsafe { std::slice::from_raw_parts(iov.cast(), count) })
@@ -56,8 +57,28 @@ fn with_data(ep: &Ep) -> Result<()> {
     if ep.rma_data {
         Ok(())
     } else {
-        Err(FiErrno::EOPNOTSUPP) // FI_RX_CQ_DATA was not among the modes
+        Err(no_data()) // FI_RX_CQ_DATA was not among the modes
     }
+}
+
+/// The reason of a refusal, at `info`.
+#[cold]
+fn other_count(count: usize) -> FiErrno {
+    refused!(
+        FI_LOG_EP_DATA,
+        EINVAL,
+        "{count} ranges of the peer's memory, and rma_iov_limit is 1"
+    )
+}
+
+/// The same.
+#[cold]
+fn no_data() -> FiErrno {
+    refused!(
+        FI_LOG_EP_DATA,
+        EOPNOTSUPP,
+        "a write with remote data, and the endpoint was opened without the mode FI_RX_CQ_DATA"
+    )
 }
 
 unsafe extern "C" fn read(
@@ -107,7 +128,7 @@ unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64
     // SAFETY: the contract of fi_readmsg(3).
     unsafe {
         post(ep, |ep| {
-            let msg = msg.as_ref().ok_or(FiErrno::EINVAL)?;
+            let msg = msg.as_ref().ok_or_else(no_message)?;
             ep.engine.read_msg(
                 LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
                 remote(msg.rma_iov, msg.rma_iov_count)?,
@@ -165,7 +186,7 @@ unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u6
     // SAFETY: the contract of fi_writemsg(3).
     unsafe {
         post(ep, |ep| {
-            let msg = msg.as_ref().ok_or(FiErrno::EINVAL)?;
+            let msg = msg.as_ref().ok_or_else(no_message)?;
             if flags & FI_REMOTE_CQ_DATA != 0 {
                 with_data(ep)?;
             }

@@ -16,7 +16,7 @@ use crate::fabric::header;
 use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::{guard, stub};
 use crate::getinfo;
-use crate::msg::{RX_FLAGS, buffer, flags_of, token};
+use crate::msg::{RX_FLAGS, buffer, flags_of, no_message, token};
 
 /// An open shared receive context.
 pub(crate) struct Srx {
@@ -171,7 +171,7 @@ unsafe extern "C" fn recvmsg(srx: *mut fid_ep, msg: *const fi_msg, flags: u64) -
     // SAFETY: the contract of fi_recvmsg(3).
     unsafe {
         post(srx, |srx| {
-            let msg = msg.as_ref().ok_or(FiErrno::EINVAL)?;
+            let msg = msg.as_ref().ok_or_else(no_message)?;
             srx.recv_msg(
                 LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
                 token(msg.context),

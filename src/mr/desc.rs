@@ -9,6 +9,8 @@ use super::exposed::Exposed;
 use super::region::Region;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
+use crate::log::{Subsystem, refuse, refused};
+use crate::log_place;
 use crate::verbs::Pd;
 
 /// Marks a live region: a descriptor that points elsewhere is refused in most cases.
@@ -56,21 +58,60 @@ impl Desc {
     #[inline]
     pub(crate) unsafe fn lkey(self, place: &Place, iov: &libc::iovec) -> Result<u32> {
         if self.0.is_null() {
-            return Err(FiErrno::EINVAL);
+            return Err(absent(iov.iov_base as u64, iov.iov_len));
         }
         // SAFETY: the caller promises a live region.
         let region = unsafe { &*self.0.cast::<Region>() };
         if region.magic != MAGIC {
-            return Err(FiErrno::EINVAL);
+            return Err(foreign(self.0 as u64));
         }
         match region.exposed.get() {
-            Some(exposed) if Arc::ptr_eq(exposed.pd(), &place.pd) => exposed.lkey(iov),
+            Some(exposed) if Arc::ptr_eq(exposed.pd(), &place.pd) => exposed
+                .lkey(iov)
+                .map_err(|error| outside(error, iov.iov_base as u64, iov.iov_len)),
             _ if Arc::as_ptr(region.domain()).addr() == place.domain => {
                 region.lkey_elsewhere(&place.pd, iov)
             }
-            _ => Err(FiErrno::EINVAL),
+            _ => Err(elsewhere(self.0 as u64)),
         }
     }
+}
+
+/// The reason of a refusal, at `info`: a buffer without a descriptor where one is needed.
+#[cold]
+fn absent(addr: u64, len: usize) -> FiErrno {
+    refused!(
+        EpData,
+        EINVAL,
+        "the buffer of {len} bytes at {addr:#x} has no descriptor, which FI_MR_LOCAL demands"
+    )
+}
+
+/// The same: a descriptor that fi_mr_desc has not given, or of a closed region.
+#[cold]
+fn foreign(desc: u64) -> FiErrno {
+    refused!(
+        EpData,
+        EINVAL,
+        "{desc:#x} is not the descriptor of an open region"
+    )
+}
+
+/// The same: a region of several buffers, or of parts, none of which has all bytes.
+#[cold]
+fn outside(error: FiErrno, addr: u64, len: usize) -> FiErrno {
+    let reason = format_args!("no buffer of the region has all {len} bytes at {addr:#x}");
+    refuse(error, Subsystem::EpData, log_place!(), reason)
+}
+
+/// The same: a region of another domain.
+#[cold]
+fn elsewhere(desc: u64) -> FiErrno {
+    refused!(
+        EpData,
+        EINVAL,
+        "the region of descriptor {desc:#x} is of another domain than the endpoint"
+    )
 }
 
 impl Region {

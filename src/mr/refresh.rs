@@ -1,8 +1,9 @@
 //! `fi_mr_refresh(3)`: the pages of a region are others now, or are there at last.
 
-use super::region::Range;
+use super::region::{Range, not_enabled};
 use super::{Paging, Region};
 use crate::errno::{FiErrno, Result};
+use crate::log::refused;
 use crate::mr::Buffer;
 
 impl Region {
@@ -42,7 +43,8 @@ impl Region {
                 })
         };
         if ranges.is_empty() || !ranges.iter().all(inside) {
-            return Err(FiErrno::EINVAL);
+            let reason = "a range is empty, or does not lie in a buffer of the region";
+            return Err(refused!(Mr, EINVAL, "{reason}"));
         }
         let ranges: Vec<_> = ranges
             .iter()
@@ -51,12 +53,16 @@ impl Region {
                 len: range.len as u64,
             })
             .collect();
-        let exposed = self.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
+        let exposed = self.exposed.get().ok_or_else(not_enabled)?;
         if exposed.is_ending() {
-            return Err(FiErrno::EOPBADSTATE);
+            return Err(refused!(Mr, EOPBADSTATE, "the region is being closed"));
         }
         match self.domain().paging() {
-            Paging::Pinned => Err(FiErrno::EOPNOTSUPP),
+            Paging::Pinned => Err(refused!(
+                Mr,
+                EOPNOTSUPP,
+                "the pages are pinned for good: the domain has no mr_mode FI_MR_MMU_NOTIFY"
+            )),
             Paging::OnDemand if self.is_on_demand() => exposed.prefetch(self, &ranges),
             Paging::OnDemand => Ok(()), // its pages stay as they are
             Paging::Refreshed { .. } => {

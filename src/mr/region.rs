@@ -18,6 +18,7 @@ use crate::auth::AuthKey;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::log::refused;
 use crate::mr::{Access, Mode, Paging};
 use crate::msg::Endpoint;
 use crate::queue::Counter;
@@ -148,10 +149,15 @@ impl KeyInUse {
     /// `EKEYREJECTED`: out of range. `ENOKEY`: in use.
     fn take(domain: &Arc<Domain>, key: u64) -> Result<Self> {
         if key >> 48 >= kind::RESERVED {
-            return Err(FiErrno::EKEYREJECTED);
+            return Err(refused!(
+                Mr,
+                EKEYREJECTED,
+                "keys from {:#x} on are the provider's, and {key:#x} is asked for",
+                kind::RESERVED << 48
+            ));
         }
         if !domain.keys_in_use().lock().insert(key) {
-            return Err(FiErrno::ENOKEY);
+            return Err(refused!(Mr, ENOKEY, "an open region has the key {key:#x}"));
         }
         Ok(Self {
             key,
@@ -170,10 +176,12 @@ impl RegionConfig<'_> {
     /// The number of all bytes, if the form can express them.
     fn check(&self) -> Result<u64> {
         let [first, ..] = self.buffers else {
-            return Err(FiErrno::EINVAL);
+            return Err(refused!(Mr, EINVAL, "a region of no buffer"));
         };
         if self.buffers.len() > MAX_SEGMENTS {
-            return Err(FiErrno::EINVAL);
+            let count = self.buffers.len();
+            let reason = format_args!("{count} buffers, and mr_iov_limit is {MAX_SEGMENTS}");
+            return Err(refused!(Mr, EINVAL, "{reason}"));
         }
         let mut total = 0_u64;
         for buffer in self.buffers {
@@ -182,7 +190,13 @@ impl RegionConfig<'_> {
                 .checked_add(buffer.len as u64)
                 .ok_or(FiErrno::EINVAL)?;
             if end.is_none() || buffer.len == 0 {
-                return Err(FiErrno::EINVAL);
+                return Err(refused!(
+                    Mr,
+                    EINVAL,
+                    "the buffer of {} bytes at {:?} is empty, or goes past the last address",
+                    buffer.len,
+                    buffer.addr
+                ));
             }
         }
         let start = first.addr as u64;
@@ -199,7 +213,8 @@ impl RegionConfig<'_> {
         }
         let whole = |base: &Region| self.buffers.iter().all(|part| base.covers(part));
         if self.base.is_some_and(|base| !whole(base)) {
-            return Err(FiErrno::EINVAL);
+            let reason = "a buffer does not lie in the buffers of base_mr";
+            return Err(refused!(Mr, EINVAL, "{reason}"));
         }
         Ok(total)
     }
@@ -214,6 +229,16 @@ fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     }
     // SAFETY: just made, nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(new) })
+}
+
+/// The reason of a refusal, at `info`.
+#[cold]
+pub(super) fn not_enabled() -> FiErrno {
+    refused!(
+        Mr,
+        EOPBADSTATE,
+        "the region is not enabled, or not registered yet"
+    )
 }
 
 impl Region {
@@ -259,20 +284,23 @@ impl Region {
         let len = config.check()?;
         let mode = domain.config().form.mode;
         if config.counted && !domain.counts() {
-            return Err(FiErrno::EBADFLAGS);
+            let reason = "FI_RMA_EVENT, and the domain was opened without it";
+            return Err(refused!(Mr, EBADFLAGS, "{reason}"));
         }
         if config.persistent && !domain.config().durable {
-            return Err(FiErrno::EBADFLAGS);
+            let reason = "FI_RMA_PMEM, and the domain was opened without it";
+            return Err(refused!(Mr, EBADFLAGS, "{reason}"));
         }
         let follows = matches!(domain.paging(), Paging::Refreshed { .. });
         if config.once && (follows || domain.device().attr().atomic_cap == 0) {
-            return Err(FiErrno::EBADFLAGS);
+            let reason = "FI_MR_SINGLE_USE needs a device with atomics, and pages that stay";
+            return Err(refused!(Mr, EBADFLAGS, "{reason}"));
         }
         if config
             .base
             .is_some_and(|base| !Arc::ptr_eq(base.domain(), domain))
         {
-            return Err(FiErrno::EINVAL);
+            return Err(refused!(Mr, EINVAL, "base_mr is of another domain"));
         }
         let pd = domain.pd_of(config.auth)?;
         let dmabuf = match config.dmabuf {
@@ -330,24 +358,40 @@ impl Region {
     ///   counter.
     pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         if !self.domain.counts() {
-            return Err(FiErrno::ENOSYS);
+            return Err(refused!(
+                Mr,
+                ENOSYS,
+                "the domain was opened without FI_RMA_EVENT"
+            ));
         }
         let known = Flags::REMOTE_WRITE | Flags::REMOTE_READ;
         if kinds.is_empty() || kinds.intersects(known.complement()) {
-            return Err(FiErrno::EBADFLAGS);
+            return Err(refused!(
+                Mr,
+                EBADFLAGS,
+                "a counter of a region is bound for FI_REMOTE_READ, FI_REMOTE_WRITE or both"
+            ));
         }
         if !Arc::ptr_eq(counter.domain(), &self.domain) {
-            return Err(FiErrno::EDOMAIN);
+            return Err(refused!(Mr, EDOMAIN, "the counter is of another domain"));
         }
         let mut bindings = self.bindings.lock();
         let announced = self.mode().contains(Mode::RMA_EVENT);
         if bindings.closing || (announced && self.is_enabled()) {
-            return Err(FiErrno::EOPBADSTATE);
+            return Err(refused!(
+                Mr,
+                EOPBADSTATE,
+                "the region is enabled already, or being closed"
+            ));
         }
         let events: Vec<_> = Event::of(kinds).collect();
         let taken = |event: &Event| bindings.counters.iter().any(|(other, _)| other == event);
         if (announced && !self.counted) || self.once || events.iter().any(taken) {
-            return Err(FiErrno::EINVAL);
+            return Err(refused!(
+                Mr,
+                EINVAL,
+                "the region was registered without FI_RMA_EVENT, is single use, or counts this already"
+            ));
         }
         if let Some(exposed) = self.exposed.get().filter(|_| self.access.is_remote()) {
             let cell = match &bindings.cell {
@@ -375,18 +419,30 @@ impl Region {
     /// - `EINVAL`: one is bound, or the region has an authorization key and the endpoint another.
     pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
         if !self.mode().contains(Mode::ENDPOINT) {
-            return Err(FiErrno::ENOSYS);
+            return Err(refused!(
+                Mr,
+                ENOSYS,
+                "the domain has no mr_mode FI_MR_ENDPOINT"
+            ));
         }
         if !Arc::ptr_eq(endpoint.domain(), &self.domain) {
-            return Err(FiErrno::EDOMAIN);
+            return Err(refused!(Mr, EDOMAIN, "the endpoint is of another domain"));
         }
         let mut bindings = self.bindings.lock();
         if bindings.closing || self.is_enabled() {
-            return Err(FiErrno::EOPBADSTATE);
+            return Err(refused!(
+                Mr,
+                EOPBADSTATE,
+                "the region is enabled already, or being closed"
+            ));
         }
         let stranger = self.auth.is_some() && self.auth.as_ref() != endpoint.auth();
         if stranger || bindings.endpoint.is_some() {
-            return Err(FiErrno::EINVAL);
+            return Err(refused!(
+                Mr,
+                EINVAL,
+                "an endpoint is bound already, or it has another authorization key"
+            ));
         }
         bindings.endpoint = Some(Arc::clone(endpoint.pd()));
         Ok(())
@@ -401,11 +457,21 @@ impl Region {
     pub fn enable(&self) -> Result<()> {
         let mut bindings = self.bindings.lock();
         if bindings.closing || self.is_enabled() {
-            return Err(FiErrno::EOPBADSTATE);
+            return Err(refused!(
+                Mr,
+                EOPBADSTATE,
+                "the region is enabled already, or being closed"
+            ));
         }
         let endpoint = bindings.endpoint.clone();
         let pd = if self.mode().contains(Mode::ENDPOINT) {
-            endpoint.as_ref().ok_or(FiErrno::EOPBADSTATE)?
+            endpoint.as_ref().ok_or_else(|| {
+                refused!(
+                    Mr,
+                    EOPBADSTATE,
+                    "FI_MR_ENDPOINT, and no endpoint is bound to the region"
+                )
+            })?
         } else {
             &self.pd
         };
@@ -466,7 +532,7 @@ impl Region {
     /// # Errors
     /// `EOPBADSTATE`: not enabled. `ENOMEM` and others, where it is the domain's first.
     pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
-        let exposed = self.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
+        let exposed = self.exposed.get().ok_or_else(not_enabled)?;
         let raw = if self.mode().contains(Mode::RAW) {
             exposed.raw_key(self)?.encode()
         } else {

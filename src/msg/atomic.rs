@@ -9,6 +9,7 @@
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
+use super::refusal;
 use super::transmit::Transmit;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -136,11 +137,13 @@ impl Endpoint {
         flags: Flags,
     ) -> Result<Transmit<'a>> {
         if !self.core.config.atomics {
-            return Err(FiErrno::EOPNOTSUPP);
+            return Err(refusal::no_atomics());
         }
-        let wanted = result.count() == 0 || result.len() == ATOMIC_SIZE;
-        if !wanted || !addr.is_multiple_of(ATOMIC_SIZE as u64) {
-            return Err(FiErrno::EINVAL);
+        if result.count() != 0 && result.len() != ATOMIC_SIZE {
+            return Err(refusal::other_result(result.len()));
+        }
+        if !addr.is_multiple_of(ATOMIC_SIZE as u64) {
+            return Err(refusal::unaligned(addr));
         }
         let (opcode, compare_add, swap) = match op {
             AtomicOp::Add(value) => (SendOpcode::FetchAdd, value, 0),

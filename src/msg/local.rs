@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 
 use libc::iovec;
 
+use super::refusal;
 use crate::errno::{FiErrno, Result};
 use crate::mr::{Desc, LocalKeys, Use};
 use crate::verbs::Sge;
@@ -58,7 +59,7 @@ impl<'a> LocalIov<'a> {
         count: usize,
     ) -> Result<Self> {
         if count != 0 && iov.is_null() {
-            return Err(FiErrno::EINVAL);
+            return Err(refusal::no_buffers(count));
         }
         Ok(Self {
             iov,

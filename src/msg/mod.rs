@@ -11,6 +11,7 @@ mod local;
 mod pep;
 mod pieces;
 mod recv;
+mod refusal;
 mod remote;
 mod request;
 mod rma;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::core::{Core, EarlyRecv};
 use super::local::MAX_IOV;
+use super::refusal;
 use super::state::State;
 use super::tx::post_errno;
 use crate::errno::{FiErrno, Result};
@@ -85,18 +86,19 @@ impl Core {
     unsafe fn receive(&self, local: LocalIov<'_>, context: usize, flags: Flags) -> Result<()> {
         if self.config.shared_rx {
             // its receives are posted to the shared context
-            return Err(FiErrno::EOPNOTSUPP);
+            return Err(refusal::shared_receives());
         }
         match self.state.get() {
             State::Idle | State::Closed => return Err(FiErrno::EOPBADSTATE),
             State::Disconnected | State::Broken => return Err(FiErrno::ESHUTDOWN),
             _ => {}
         }
-        if local.count() > self.config.rx_iov_limit {
-            return Err(FiErrno::EINVAL);
+        let (limit, longest) = (self.config.rx_iov_limit, self.domain.max_msg_size());
+        if local.count() > limit {
+            return Err(refusal::too_many_buffers(local.count(), limit));
         }
-        if local.len() > self.domain.max_msg_size() {
-            return Err(FiErrno::EMSGSIZE);
+        if local.len() > longest {
+            return Err(refusal::too_long(local.len(), longest));
         }
         let mut rx = self.rx.lock();
         let side = rx.as_mut().ok_or(FiErrno::ENOCQ)?;

@@ -16,6 +16,7 @@ mod waiting;
 use std::sync::Arc;
 
 use super::atomic::ATOMIC_SIZE;
+use super::refusal;
 use super::transmit::{Target, Transmit};
 use super::tx::TxSide;
 use crate::errno::{FiErrno, Result};
@@ -272,7 +273,7 @@ impl TxSide {
             }
             let looked_up = !self.has_native_key(op) && op.key >> 48 != kind::MAPPED;
             if looked_up && (self.remote.is_none() || self.is_senseless(op.key)) {
-                return Err(FiErrno::EKEYREJECTED);
+                return Err(refusal::no_such_key(op.key, self.remote.is_some()));
             }
             if rings.tx.is_full() && !self.make_room(&rings.tx)? {
                 return Err(FiErrno::EAGAIN);

@@ -5,6 +5,7 @@
 use std::ffi::c_void;
 
 use super::local::{MAX_IOV, buffer};
+use super::refusal;
 use super::transmit::{Transmit, completion_flags};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -61,8 +62,11 @@ impl<'a> Transmit<'a> {
             return Err(FiErrno::EINVAL);
         };
         // the endpoint's own limit comes later; this one keeps a wrong count from being followed
-        if local.count() > MAX_IOV || target.len != local.len() {
-            return Err(FiErrno::EINVAL);
+        if local.count() > MAX_IOV {
+            return Err(refusal::too_many_buffers(local.count(), MAX_IOV));
+        }
+        if target.len != local.len() {
+            return Err(refusal::other_length(local.len(), target.len));
         }
         Self::rma(opcode, local, target.addr, target.key, context, flags)
     }
@@ -122,7 +126,7 @@ impl Endpoint {
     ) -> Result<()> {
         let durable = flags & Flags::COMMIT_COMPLETE;
         if !durable.is_empty() && !self.is_durable() {
-            return Err(FiErrno::EBADFLAGS);
+            return Err(refusal::not_durable());
         }
         let op = Transmit::rma_msg(SendOpcode::Write, local, remote, context, flags - durable)?;
         let mut op = op.with_flags_checked(data)?;

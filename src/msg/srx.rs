@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::local::MAX_IOV;
 use super::recv::MSG_FLAGS;
+use super::refusal;
 use super::tx::post_errno;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
@@ -141,11 +142,12 @@ impl SharedRx {
 
     #[inline]
     unsafe fn receive(&self, local: LocalIov<'_>, context: usize, flags: Flags) -> Result<()> {
+        let longest = self.domain.max_msg_size();
         if local.count() > self.iov_limit {
-            return Err(FiErrno::EINVAL);
+            return Err(refusal::too_many_buffers(local.count(), self.iov_limit));
         }
-        if local.len() > self.domain.max_msg_size() {
-            return Err(FiErrno::EMSGSIZE);
+        if local.len() > longest {
+            return Err(refusal::too_long(local.len(), longest));
         }
         let mut posting = self.posting.lock();
         let Posting { local: keys, held } = &mut *posting;

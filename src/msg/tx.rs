@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::atomic::Scratch;
 use super::core::{Core, CqBinding};
 use super::local::MAX_IOV;
+use super::refusal;
 use super::remote::{Remote, Waiting};
 use super::slab::Slab;
 use super::state::State;
@@ -128,13 +129,16 @@ impl TxSide {
     pub(super) fn check(&self, op: &Transmit<'_>) -> Result<usize> {
         // before the list is looked at: a wrong count may be longer than the list
         if op.local.count() > self.iov_limit {
-            return Err(FiErrno::EINVAL);
+            return Err(refusal::too_many_buffers(op.local.count(), self.iov_limit));
         }
         let len = op.local.len();
         let inject = op.flags.contains(Flags::INJECT);
         let kind = usize::from(!op.opcode.is_send());
-        if len > self.max_len[kind] || (inject && len > self.max_inject[kind]) {
-            return Err(FiErrno::EMSGSIZE);
+        if len > self.max_len[kind] {
+            return Err(refusal::too_long(len, self.max_len[kind]));
+        }
+        if inject && len > self.max_inject[kind] {
+            return Err(refusal::too_long_to_inject(len, self.max_inject[kind]));
         }
         Ok(len)
     }

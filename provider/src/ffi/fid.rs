@@ -16,11 +16,12 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use libfabric_sys::{FI_CLASS_UNSPEC, fi_ops, fid};
+use libfabric_sys::*;
 use parking_lot::Mutex;
 use weft::errno::{FiErrno, Result};
 
 use crate::ffi::guard::Poison;
+use crate::ffi::log::{self, info, refused};
 use crate::ffi::stub::closed;
 
 /// How many closed objects keep their memory.
@@ -105,12 +106,12 @@ impl<K: Kind> Object<K> {
     pub(crate) unsafe fn checked<'a, T>(handle: *const T) -> Result<&'a Self> {
         let handle = handle.cast::<fid>();
         if handle.is_null() || !handle.is_aligned() {
-            return Err(FiErrno::EINVAL);
+            return Err(not_open(K::CLASS, handle));
         }
         // SAFETY: readable by the caller's promise; fields are read one by one, without a reference.
         let (class, ops) = unsafe { ((*handle).fclass, (*handle).ops) };
         if class != K::CLASS || !std::ptr::eq(ops, K::ops()) {
-            return Err(FiErrno::EINVAL);
+            return Err(not_open(K::CLASS, handle));
         }
         // SAFETY: only `open` makes fids with this table, at the start of an `Object<K>`.
         Ok(unsafe { &*handle.cast::<Self>() })
@@ -147,8 +148,11 @@ impl<K: Kind> Object<K> {
     ) -> Result<()> {
         // SAFETY: the caller's promise.
         let object = unsafe { Self::checked(handle)? };
-        object.users.close()?;
-        if let Err(errno) = finish(&object.body) {
+        object
+            .users
+            .close()
+            .inspect_err(|_| in_use(K::CLASS, object.users.count()))?;
+        if let Err(errno) = log::explained("fi_close", || finish(&object.body)) {
             object.users.reopen();
             return Err(errno);
         }
@@ -165,6 +169,47 @@ impl<K: Kind> Object<K> {
         }
         quarantine(object.cast(), Layout::new::<Self>());
         Ok(())
+    }
+}
+
+/// The name of a class of fids.
+fn class_name(class: usize) -> &'static str {
+    match class {
+        FI_CLASS_FABRIC => "FI_CLASS_FABRIC",
+        FI_CLASS_DOMAIN => "FI_CLASS_DOMAIN",
+        FI_CLASS_EP => "FI_CLASS_EP",
+        FI_CLASS_PEP => "FI_CLASS_PEP",
+        FI_CLASS_SRX_CTX => "FI_CLASS_SRX_CTX",
+        FI_CLASS_EQ => "FI_CLASS_EQ",
+        FI_CLASS_CQ => "FI_CLASS_CQ",
+        FI_CLASS_CNTR => "FI_CLASS_CNTR",
+        FI_CLASS_MR => "FI_CLASS_MR",
+        FI_CLASS_POLL => "FI_CLASS_POLL",
+        FI_CLASS_CONNREQ => "FI_CLASS_CONNREQ",
+        _ => "an internal class",
+    }
+}
+
+/// The reason of a refusal, at `info`.
+#[cold]
+fn not_open(class: usize, handle: *const fid) -> FiErrno {
+    let class = class_name(class);
+    refused!(
+        FI_LOG_CORE,
+        EINVAL,
+        "{handle:?} is not an open object of class {class}"
+    )
+}
+
+/// The reason why a close is refused, at `info`.
+#[cold]
+fn in_use(class: usize, users: usize) {
+    let class = class_name(class);
+    if users != CLOSED_MARK {
+        info!(
+            FI_LOG_CORE,
+            "fi_close of {class}: -FI_EBUSY: {users} open objects use it"
+        );
     }
 }
 
@@ -214,6 +259,10 @@ impl Users {
                     FiErrno::EBUSY
                 }
             })
+    }
+
+    fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
     }
 
     fn reopen(&self) {

@@ -2,8 +2,13 @@
 //!
 //! Nothing is formatted before `fi_log_enabled` says that somebody reads it. Not for the fast path.
 
+use std::cell::Cell;
 use std::ffi::{CString, c_int, c_uint};
 use std::fmt::Arguments;
+
+use libfabric_sys::FI_LOG_INFO;
+use weft::errno::{FiErrno, Result};
+use weft::log::Place;
 
 use crate::ffi::host;
 use crate::provider;
@@ -16,12 +21,11 @@ pub(crate) fn enabled(level: c_uint, subsystem: c_uint) -> bool {
     })
 }
 
-/// One line. `location` is `file!()`, shown in the place of the C function's name.
+/// One line, with the function and the line that it comes from in the place of C's.
 pub(crate) fn emit(
     level: c_uint,
     subsystem: c_uint,
-    location: &str,
-    line: u32,
+    place: impl FnOnce() -> Place,
     text: Arguments<'_>,
 ) {
     let Some(host) = host::get() else { return };
@@ -31,7 +35,9 @@ pub(crate) fn emit(
         return;
     }
     let text = CString::new(format!("{text}\n").replace('\0', "?")).unwrap_or_default();
-    let location = CString::new(location).unwrap_or_default();
+    let place = place();
+    let function = CString::new(place.function()).unwrap_or_default();
+    LINES.set(LINES.get().wrapping_add(1));
     // A caller's errno must survive a log line, as it does in the C macros.
     // SAFETY: errno is this thread's own.
     let errno = unsafe { *libc::__errno_location() };
@@ -41,8 +47,8 @@ pub(crate) fn emit(
             provider,
             level,
             subsystem,
-            location.as_ptr(),
-            c_int::try_from(line).unwrap_or(0),
+            function.as_ptr(),
+            c_int::try_from(place.line).unwrap_or(0),
             c"%s".as_ptr(),
             text.as_ptr(),
         );
@@ -51,13 +57,17 @@ pub(crate) fn emit(
     unsafe { *libc::__errno_location() = errno };
 }
 
+thread_local! {
+    /// Lines that this thread has logged.
+    static LINES: Cell<u32> = const { Cell::new(0) };
+}
+
 macro_rules! log {
     ($level:ident, $subsystem:ident, $($text:tt)+) => {
         $crate::ffi::log::emit(
             libfabric_sys::$level,
             libfabric_sys::$subsystem,
-            file!(),
-            line!(),
+            weft::log_place!(),
             format_args!($($text)+),
         )
     };
@@ -71,4 +81,44 @@ macro_rules! info {
     ($subsystem:ident, $($text:tt)+) => { $crate::ffi::log::log!(FI_LOG_INFO, $subsystem, $($text)+) };
 }
 
-pub(crate) use {info, log, warning};
+/// The errno of a call that is refused, whose reason is logged at `info`.
+macro_rules! refused {
+    ($subsystem:ident, $errno:ident, $($text:tt)+) => {
+        $crate::ffi::log::refuse(
+            weft::errno::FiErrno::$errno,
+            libfabric_sys::$subsystem,
+            weft::log_place!(),
+            format_args!($($text)+),
+        )
+    };
+}
+
+/// What [`refused`] calls.
+#[cold]
+#[inline(never)]
+pub(crate) fn refuse(
+    errno: FiErrno,
+    subsystem: c_uint,
+    place: fn() -> Place,
+    reason: Arguments<'_>,
+) -> FiErrno {
+    emit(
+        FI_LOG_INFO,
+        subsystem,
+        place,
+        format_args!("-{errno:?}: {reason}"),
+    );
+    errno
+}
+
+/// Runs the body of a control call. A refusal for which no line was logged, with its reason, leaves one here.
+pub(crate) fn explained<T>(call: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let before = LINES.get();
+    body().inspect_err(|errno| {
+        if LINES.get() == before {
+            info!(FI_LOG_CORE, "{call}: -{errno:?}");
+        }
+    })
+}
+
+pub(crate) use {info, log, refused, warning};

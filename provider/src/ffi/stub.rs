@@ -6,6 +6,8 @@ use std::ffi::{c_char, c_int};
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 
+use crate::ffi::log::refused;
+
 /// A function pointer type that has a refusal with errno `E`.
 pub(crate) trait Refusal<const E: i32> {
     const REFUSE: Self;
@@ -44,6 +46,9 @@ impl Answer for *const c_char {
 macro_rules! refusal {
     ($name:ident: $($arg:ident)*) => {
         unsafe extern "C" fn $name<const E: i32, R: Answer, $($arg),*>($(_: $arg),*) -> R {
+            if E == FI_EINVAL {
+                refused!(FI_LOG_CORE, EINVAL, "a call on a closed object");
+            }
             R::refused(E)
         }
         impl<const E: i32, R: Answer, $($arg),*> Refusal<E> for unsafe extern "C" fn($($arg),*) -> R {

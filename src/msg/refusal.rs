@@ -1,0 +1,113 @@
+//! Why operations are refused for their arguments: each function logs a reason at `info` and gives the errno.
+//!
+//! Cold, and with arguments by value: the fast path has a branch and no more. A queue that is full
+//! (`EAGAIN`) is no refusal and leaves no line; nor does a state in which nothing can be posted.
+
+use crate::errno::FiErrno;
+use crate::log::refused;
+
+/// A vector longer than the endpoint takes.
+#[cold]
+pub(super) fn too_many_buffers(count: usize, limit: usize) -> FiErrno {
+    refused!(EpData, EINVAL, "{count} buffers, and iov_limit is {limit}")
+}
+
+/// A count of buffers without buffers.
+#[cold]
+pub(super) fn no_buffers(count: usize) -> FiErrno {
+    refused!(EpData, EINVAL, "a vector at NULL of {count} buffers")
+}
+
+/// More bytes than a transmit operation has.
+#[cold]
+pub(super) fn too_long(len: usize, max: usize) -> FiErrno {
+    refused!(
+        EpData,
+        EMSGSIZE,
+        "{len} bytes, and an operation has at most {max}"
+    )
+}
+
+/// More bytes than inject takes.
+#[cold]
+pub(super) fn too_long_to_inject(len: usize, max: usize) -> FiErrno {
+    refused!(EpData, EMSGSIZE, "{len} bytes, and inject_size is {max}")
+}
+
+/// Local and remote lengths of an RMA operation differ.
+#[cold]
+pub(super) fn other_length(local: usize, remote: usize) -> FiErrno {
+    refused!(
+        EpData,
+        EINVAL,
+        "{local} bytes of local buffers, and {remote} bytes of the peer's memory"
+    )
+}
+
+/// A durable write on an endpoint that has none.
+#[cold]
+pub(super) fn not_durable() -> FiErrno {
+    refused!(
+        EpData,
+        EBADFLAGS,
+        "FI_COMMIT_COMPLETE, and the endpoint was opened without FI_RMA_PMEM"
+    )
+}
+
+/// A key that no key of the peer can be.
+#[cold]
+pub(super) fn no_such_key(key: u64, introduced: bool) -> FiErrno {
+    if introduced {
+        refused!(
+            EpData,
+            EKEYREJECTED,
+            "{key:#x} is neither an rkey nor a handle, and the peer has no other keys"
+        )
+    } else {
+        refused!(
+            EpData,
+            EKEYREJECTED,
+            "{key:#x} is no rkey, and the peer has a key directory only if it is weft"
+        )
+    }
+}
+
+/// An atomic on an endpoint without atomics.
+#[cold]
+pub(super) fn no_atomics() -> FiErrno {
+    refused!(
+        EpData,
+        EOPNOTSUPP,
+        "the endpoint was opened without FI_ATOMIC"
+    )
+}
+
+/// An atomic whose result has another size.
+#[cold]
+pub(super) fn other_result(len: usize) -> FiErrno {
+    refused!(
+        EpData,
+        EINVAL,
+        "a result of {len} bytes, and an atomic has 8"
+    )
+}
+
+/// An atomic whose target is not aligned.
+#[cold]
+pub(super) fn unaligned(addr: u64) -> FiErrno {
+    refused!(
+        EpData,
+        EINVAL,
+        "the target of an atomic, {addr:#x}, is not a multiple of 8"
+    )
+}
+
+/// A receive on an endpoint that has none of its own.
+#[cold]
+pub(super) fn shared_receives() -> FiErrno {
+    refused!(
+        EpData,
+        EOPNOTSUPP,
+        "receives of this endpoint are posted to its shared context"
+    )
+}
