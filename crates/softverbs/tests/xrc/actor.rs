@@ -295,6 +295,8 @@ impl Actor {
         init.attr.max_sge = 1;
         // SAFETY: live objects, valid attributes.
         self.srq = unsafe { ibv_create_srq_ex(self.context, &raw mut init) };
+        // what the queue has is written, and is no less than what was asked for
+        assert!(self.srq.is_null() || init.attr.max_wr >= receives && init.attr.max_sge >= 1);
         answer(self.srq, || self.srq_num())
     }
 
