@@ -5,6 +5,7 @@
 
 pub mod arrows;
 pub mod commands;
+pub mod conformance;
 pub mod lexer;
 pub mod modules;
 pub mod paths;

@@ -1,6 +1,6 @@
 //! The rules, applied to the tree.
 
-use dependency_rules::{arrows, commands, modules, paths, sources, tree};
+use dependency_rules::{arrows, commands, conformance, modules, paths, sources, tree};
 use serde_json::Value;
 use std::process::Command;
 
@@ -119,4 +119,11 @@ fn every_command_of_the_pages_exists() {
             .flat_map(|(path, text)| commands::breaches(&path, &text, &makefile))
             .collect::<Vec<_>>(),
     );
+}
+
+#[test]
+fn every_sentence_has_its_test() {
+    let page = std::fs::read_to_string(tree::top().join("docs/conformance.md"))
+        .expect("docs/conformance.md");
+    kept(&conformance::breaches(&page, &tree::files()));
 }
