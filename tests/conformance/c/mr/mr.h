@@ -213,7 +213,8 @@ static inline int getinfo_of(struct end *end, int mr_mode, uint64_t flags, struc
 	hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA | end->info_mode;
 	hints->ep_attr->type = FI_EP_MSG;
 	hints->domain_attr->mr_mode = mr_mode;
-	hints->tx_attr->op_flags = end->op_flags;
+	/* what has completed is in the target's memory */
+	hints->tx_attr->op_flags = end->op_flags ?: FI_DELIVERY_COMPLETE;
 	hints->fabric_attr->prov_name = strdup(provider());
 	ret = fi_getinfo(end->version ?: FI_VERSION(1, 17), "127.0.0.1", flags ? "0" : NULL, flags, hints,
 			 info);
