@@ -1,13 +1,13 @@
 //! Another process that has the device open (or this one itself, which is reached the same way).
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::agent::{self, Link, Opener};
 use crate::region::{Directs, Hazards};
 use crate::registry::Entry;
-use crate::ring::{Header, Producer, RING_SIZE};
+use crate::ring::{Header, Producer, Pushed, RING_SIZE};
 use crate::segment::Mapping;
 use crate::segment::layout::{
     self, OWNED, SEGMENT_SIZE, SHARED_SIZE, TABLES_SIZE, announce, cq, header,
@@ -38,8 +38,8 @@ pub(crate) struct Peer {
     life: Option<Life>,
     checked: AtomicU64,
     dead: AtomicBool,
-    /// Datagrams to it were lost for want of room, and are until there is some.
-    loses: AtomicBool,
+    /// What becomes of datagrams while there is no ring: an [`Unmade`].
+    unmade: AtomicU8,
     out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
     pub(crate) hazards: Hazards,
@@ -94,6 +94,17 @@ pub(crate) enum Push {
     Unmade,
     /// The ring can't be opened.
     NoMemory,
+}
+
+/// What becomes of a datagram where the receiver has not made a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unmade {
+    /// It waits for the ring in its queue,
+    Waits = 0,
+    /// or is kept apart from it if there are not too many already,
+    Kept = 1,
+    /// or lost if so.
+    Lost = 2,
 }
 
 impl Peer {
@@ -172,7 +183,7 @@ impl Peer {
             life,
             checked: AtomicU64::new(0),
             dead: AtomicBool::new(false),
-            loses: AtomicBool::new(false),
+            unmade: AtomicU8::new(Unmade::Waits as u8),
             out: Lock::new(None),
             doorbells: Mutex::new(Vec::new()),
             hazards: Hazards::new(),
@@ -309,16 +320,26 @@ impl Peer {
         self.dead.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a datagram that finds no room is lost at once.
-    pub(crate) fn loses_datagrams(&self) -> bool {
-        self.loses.load(Ordering::Relaxed)
+    /// What becomes of datagrams while there is no ring.
+    pub(crate) fn unmade(&self) -> Unmade {
+        match self.unmade.load(Ordering::Relaxed) {
+            0 => Unmade::Waits,
+            1 => Unmade::Kept,
+            _ => Unmade::Lost,
+        }
     }
 
     #[inline]
-    pub(crate) fn set_loses_datagrams(&self, loses: bool) {
-        if self.loses_datagrams() != loses {
-            self.loses.store(loses, Ordering::Relaxed);
+    pub(crate) fn set_unmade(&self, unmade: Unmade) {
+        if self.unmade.load(Ordering::Relaxed) != unmade as u8 {
+            self.unmade.store(unmade as u8, Ordering::Relaxed);
         }
+    }
+
+    /// Whether the process is stopped, by a signal or a debugger. Reads a file.
+    #[cold]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.life.is_some() && sys::is_stopped(self.identity.pid)
     }
 
     /// Puts a message of one slot, of `len` bytes at `from`, into the ring towards the peer, if that is there and has room as far as this
@@ -355,6 +376,57 @@ impl Peer {
         } else {
             Push::Full
         }
+    }
+
+    /// As [`Self::push`] of a datagram of the queue pair `who`; `None` where there is no ring yet.
+    #[inline(never)]
+    pub(crate) fn push_datagram(
+        &self,
+        own: Signature<'_>,
+        who: u32,
+        header: &Header,
+        fill: impl Fn(*mut u8),
+    ) -> Option<Pushed> {
+        let mut out = self.out.lock();
+        if out.is_none() {
+            match self.open_ring(own) {
+                Ok(producer) => *out = producer,
+                // A process that gives no ring can't be reached.
+                Err(_) => return Some(Pushed::Lost),
+            }
+        }
+        let may_sleep = || signal::may_sleep(own.segment);
+        Some(out.as_mut()?.push_datagram(who, header, fill, may_sleep))
+    }
+
+    /// The datagram of the queue pair `who` waits for room no longer. True where others may go on for that.
+    pub(crate) fn leave_line(&self, who: u32) -> bool {
+        self.out.lock().as_mut().is_some_and(|out| out.leave(who))
+    }
+
+    /// Whether the datagram of the queue pair `who` is still to wait for room at `now`: until when at most, in nanoseconds of the monotonic
+    /// clock. Without end where others are to be served before, whose patience ends. Reads a file, if `looks`.
+    #[cold]
+    pub(crate) fn waits_for_room(&self, who: u32, now: u64, looks: bool) -> Option<u64> {
+        let has_turn = || {
+            self.out
+                .lock()
+                .as_ref()
+                .is_some_and(|out| out.is_turn_of(who))
+        };
+        let stopped = looks && has_turn() && self.is_stopped();
+        let mut out = self.out.lock();
+        let Some(out) = out.as_mut().filter(|out| out.is_turn_of(who)) else {
+            return Some(u64::MAX);
+        };
+        if !stopped {
+            let until = out.patient_until();
+            if now < until {
+                return Some(until);
+            }
+        }
+        out.give_up();
+        None
     }
 
     /// Whether there is a ring towards the peer. One that is not made yet is asked for; the peer rings when it is.

@@ -33,7 +33,7 @@ PERFTEST = [
     "ib_send_lat --use_old_post_send", "ib_send_lat -c UC", "ib_send_lat -c UD",
     "ib_send_lat --use-srq", "ib_send_lat -c XRC", "ib_send_lat -c XRC -e", "ib_send_lat -c XRC -a -n 10",
     "ib_send_bw", "ib_send_bw -e", "ib_send_bw -a -n 10", "ib_send_bw -b", "ib_send_bw -q 8 -n 500",
-    "ib_send_bw --use_old_post_send", "ib_send_bw -c UC", "ib_send_bw -c UD -s 1024",
+    "ib_send_bw --use_old_post_send", "ib_send_bw -c UC", "ib_send_bw -c UD -s 1024", "ib_send_bw -c UD -q 16 -s 1024 -n 500",
     "ib_send_bw --use-srq -q 4 -n 500", "ib_send_bw -c XRC", "ib_send_bw -c XRC -b -q 4 -n 500", "ib_send_bw -s 8 -n 5000", "ib_send_bw -r 8 -t 8 -n 500",
     "ib_write_lat", "ib_write_lat -I 64 -s 64", "ib_write_lat -c UC", "ib_write_lat -c XRC",
     "ib_write_bw", "ib_write_bw -a -n 10", "ib_write_bw -b", "ib_write_bw -c UC", "ib_write_bw -c XRC",

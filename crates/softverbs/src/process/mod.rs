@@ -67,6 +67,8 @@ pub(crate) struct Process {
     pub(crate) unfenced: AtomicBool,
     /// Queue pairs whose first request waits for something.
     waiting: Lock<Vec<u32>>,
+    /// Turns of datagrams at full rings that are over, wrapping.
+    turns: AtomicU32,
     /// Messages without payload that found no room in a ring, and belong to no request.
     late: Lock<Vec<progress::Late>>,
     /// Completion queues that hold an event back, see [`Cq::moderate`].
@@ -205,6 +207,7 @@ impl Process {
             incoming,
             unfenced: AtomicBool::new(false),
             waiting: Lock::new(waiting),
+            turns: AtomicU32::new(0),
             late: Lock::new(Vec::new()),
             moderated: Lock::new(moderated),
             pulls: Lock::new(pulls),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::{Process, chores};
 use crate::cq::{Cq, Poll};
 use crate::peer::{Peer, Push};
-use crate::qp::{Qp, notify_datagram};
+use crate::qp::{Qp, Went, notify_datagram};
 use crate::ring::Header;
 use crate::segment::layout::MAX_PROCESSES;
 use crate::signal;
@@ -45,6 +45,8 @@ const PULL_TICKS: u64 = 100_000;
 
 /// Batches of messages from each ring that are taken before sleeping: what all rings hold.
 const ROUNDS: usize = 32;
+/// Rounds of turns at full rings in one look at what waits.
+const TURNS: usize = 16;
 /// After how long receives are flushed that a sender was writing into, if it is done.
 const FLUSH_NS: u64 = 1_000_000;
 
@@ -214,31 +216,60 @@ impl Process {
         }
     }
 
+    /// A turn at a full ring is over, so that queue pairs that were refused for it may go on.
+    pub(crate) fn note_turn(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts calls of [`Self::note_turn`].
+    pub(crate) fn turns(&self) -> u32 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
     #[cold]
     fn retry_waiting(&self) {
+        for _ in 0..TURNS {
+            let before = self.turns();
+            self.retry_each();
+            // In the last round each was refused by the ring, which rings, or by one that was.
+            if self.turns() == before {
+                return;
+            }
+        }
+        // A receiver that is as fast must not keep the caller; whoever sleeps comes back.
+        self.doorbell.ring();
+    }
+
+    /// Each that waits now, in the order in which they began to or had their last turn.
+    fn retry_each(&self) {
         let mut at = 0;
-        loop {
+        let count = self.waiting.lock().len();
+        for _ in 0..count {
             // One at a time: a request that completes may take other locks.
             let Some(index) = self.waiting.lock().get(at).copied() else {
                 return;
             };
-            let still = self.qps.get(index).is_some_and(|qp| qp.go_on());
-            if still {
+            let went = self.qps.get(index).map_or(Went::Through, Qp::have_turn);
+            if went == Went::Waits {
                 at += 1;
                 continue;
             }
             let mut waiting = self.waiting.lock();
             if let Some(position) = waiting.iter().position(|&i| i == index) {
-                waiting.swap_remove(position);
+                waiting.remove(position);
+                if went == Went::Yields {
+                    // There is room: one was just taken out.
+                    waiting.push(index);
+                }
             }
             self.chores.set(chores::WAITING, !waiting.is_empty());
             drop(waiting);
             // It may have begun to wait again in between.
-            if let Some(qp) = self.qps.get(index)
+            if went == Went::Through
+                && let Some(qp) = self.qps.get(index)
                 && qp.waits()
             {
                 self.wait(index);
-                at += 1;
             }
         }
     }
@@ -275,12 +306,12 @@ impl Process {
     ) -> bool {
         let mut late = self.late.lock();
         let same = late.iter().filter(|one| Arc::ptr_eq(&one.peer, peer));
-        let Ok(mut payload) = sys::zeroed::<u8>(header.len as usize) else {
-            return false;
-        };
         if same.count() >= KEPT || late.make_room(1).is_err() {
             return false;
         }
+        let Ok(mut payload) = sys::zeroed::<u8>(header.len as usize) else {
+            return false;
+        };
         gather(payload.as_mut_ptr());
         self.add_late(&mut late, peer, header, payload);
         true

@@ -12,8 +12,8 @@ use super::waiting::{Reason, Step};
 use super::{Qp, RecvQueue, SendQueue, entry_at};
 use crate::cq::{Cqe, Retires};
 use crate::gid;
-use crate::peer::{Peer, Push};
-use crate::ring::{Consumer, Header, Message, flag, op};
+use crate::peer::{Peer, Unmade};
+use crate::ring::{Consumer, Header, Message, Pushed, flag, op};
 use crate::segment::layout::{qp as layout, split_qp_num};
 use crate::srq::Srq;
 use crate::sync::{Arc, Guard};
@@ -78,36 +78,59 @@ impl Qp {
         };
         let process = self.process();
         let pushed = if process.has_late() && process.has_late_for(peer) {
-            Push::Unmade
+            None
         } else {
-            peer.push(process.signature(), &header, |to| {
+            peer.push_datagram(process.signature(), self.number(), &header, |to| {
                 // SAFETY: the place has room for the message.
                 unsafe { request.gather(to) };
             })
         };
         match pushed {
-            Push::Sent => {
-                peer.set_loses_datagrams(false);
+            Some(Pushed::Sent | Pushed::SentInTurn) => {
+                if pushed == Some(Pushed::SentInTurn) {
+                    process.note_turn();
+                }
+                peer.set_unmade(Unmade::Waits);
                 notify(peer, &header);
                 Step::Done(IBV_WC_SUCCESS)
             }
-            Push::Full if peer.loses_datagrams() => Step::Done(IBV_WC_SUCCESS),
-            Push::Full => Step::Wait(Reason::Room),
-            Push::Unmade if !peer.loses_datagrams() && !self.waited_for_ring(sq) => {
-                Step::Wait(Reason::Ring)
+            Some(Pushed::Full) => Step::Wait(Reason::Room),
+            Some(Pushed::Lost) => Step::Done(IBV_WC_SUCCESS),
+            None => {
+                let peer = Arc::clone(peer);
+                self.run_without_ring(sq, &peer, header, request)
             }
-            Push::Unmade => {
-                // A receive there may still take it, when both look again. Others go on.
-                peer.set_loses_datagrams(true);
-                process.keep_datagram(peer, header, |to| {
-                    // SAFETY: as above.
-                    unsafe { request.gather(to) };
-                });
-                Step::Done(IBV_WC_SUCCESS)
-            }
-            // A process that gives no ring can't be reached.
-            Push::NoMemory => Step::Done(IBV_WC_SUCCESS),
         }
+    }
+
+    /// The receiver has not looked yet: a datagram waits a short time, and then is kept until both look again, so that others go
+    /// on. Those that are too many wait as long as for room.
+    #[cold]
+    fn run_without_ring(
+        &self,
+        sq: &mut SendQueue,
+        peer: &Arc<Peer>,
+        header: Header,
+        request: &Request<'_>,
+    ) -> Step {
+        let over = self.waited_for_ring(sq);
+        match peer.unmade() {
+            Unmade::Waits if !over => return Step::Wait(Reason::Ring),
+            Unmade::Waits => peer.set_unmade(Unmade::Kept),
+            Unmade::Kept => {}
+            Unmade::Lost => return Step::Done(IBV_WC_SUCCESS),
+        }
+        let kept = self.process().keep_datagram(peer, header, |to| {
+            // SAFETY: as above.
+            unsafe { request.gather(to) };
+        });
+        if !kept {
+            if !over || self.waits_on_for_ring(sq) && !peer.is_stopped() {
+                return Step::Wait(Reason::Ring);
+            }
+            peer.set_unmade(Unmade::Lost);
+        }
+        Step::Done(IBV_WC_SUCCESS)
     }
 
     /// Waits a short time for datagrams that found no ring or no room: a device would have sent them

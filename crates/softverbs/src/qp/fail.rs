@@ -139,7 +139,7 @@ impl Qp {
             self.complete_send(sq, stored.wr_id, stored.opcode, status, 0);
             status = IBV_WC_WR_FLUSH_ERR;
         }
-        sq.wait = None;
+        self.end_wait(sq);
         sq.pushed = false;
         self.give_claim_back(sq);
     }
@@ -329,7 +329,7 @@ impl Qp {
         sq.pushed = false;
         sq.errand = None;
         sq.lossy = false;
-        sq.wait = None;
+        self.end_wait(&mut sq);
         sq.drain = Drain::default();
         sq.peer = None;
         sq.conn = None;

@@ -37,6 +37,7 @@ pub(crate) use parked::Seen as ParkedSeen;
 pub(crate) use quick::deliver_quickly;
 pub(crate) use recv::{Inbox, Receive, deliver, post_recv};
 pub(crate) use send::post_send;
+pub(crate) use waiting::Went;
 pub(crate) use window::bind_mw;
 pub(crate) use xrc_target::{create as create_target, open as open_target};
 

@@ -6,6 +6,8 @@ use super::conn::{Connection, rnr_delay_ns};
 use super::errand::patience_ns;
 use super::request::{PieceList, Request, fetches};
 use super::{Qp, SendQueue};
+use crate::peer::Peer;
+use crate::ring::PATIENCE_NS;
 use crate::sync::heavy_fence;
 use crate::sys;
 
@@ -13,6 +15,17 @@ use crate::sys;
 pub(super) enum Step {
     Done(ibv_wc_status),
     Wait(Reason),
+}
+
+/// How far the requests of a queue came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Went {
+    /// None waits.
+    Through,
+    /// The first one waits.
+    Waits,
+    /// The first one may run, after others of the process that wait.
+    Yields,
 }
 
 /// What a request waits for.
@@ -58,11 +71,21 @@ impl Qp {
             (_, Reason::Connection) => self.ask_for_state(sq),
             _ => false,
         };
-        if sq.wait.is_some_and(|wait| wait.reason == reason) {
+        if let Some(wait) = sq.wait.as_mut().filter(|wait| wait.reason == reason) {
+            if reason == Reason::Room && sq.kind == IBV_QPT_UD {
+                // It may have the turn by now, and less time.
+                let now = sys::now_ns();
+                let until = room_until(sq.peer.as_deref(), self.number(), now, false);
+                wait.deadline = wait.deadline.min(until.unwrap_or(now));
+            }
             return fresh;
         }
         let now = sys::now_ns();
         let (deadline, left) = match reason {
+            Reason::Room if sq.kind == IBV_QPT_UD => {
+                let until = room_until(sq.peer.as_deref(), self.number(), now, false);
+                (until.unwrap_or(now), 0)
+            }
             Reason::Receive | Reason::Room if !Self::is_reliable(sq.kind) => (now + LOSS_NS, 0),
             Reason::Receive if sq.rnr_retry == 7 => (0, 0),
             Reason::Receive if sq.rnr_retry == 0 => (u64::MAX, 0),
@@ -72,7 +95,7 @@ impl Qp {
                 let once = 4096u64 << sq.timeout.min(31);
                 (now + once * (u64::from(sq.retry_cnt) + 1), 0)
             }
-            Reason::Ring => (now + RING_NS, 0),
+            Reason::Ring => (now + RING_NS, (PATIENCE_NS / RING_NS) as u8 - 1),
             Reason::Room => (0, 0),
             Reason::Agent => match patience_ns(sq.kind) {
                 0 => (0, 0),
@@ -94,22 +117,42 @@ impl Qp {
             .map_or(0, |conn| rnr_delay_ns(conn.rnr_timer()))
     }
 
-    /// Runs requests that waited, as far as they go; true where some still wait.
-    pub(crate) fn go_on(&self) -> bool {
+    /// Runs requests that waited, as far as they go. What waits for a turn that is over with that is looked at by whoever sleeps.
+    pub(crate) fn go_on(&self) {
+        let process = self.process();
+        let turns = process.turns();
+        while self.have_turn() == Went::Yields {}
+        if process.turns() != turns {
+            process.wake_up();
+        }
+    }
+
+    /// Runs requests that waited, as far as they go; of datagrams as many as make a turn.
+    pub(crate) fn have_turn(&self) -> Went {
         let mut sq = self.sq.lock();
         let sq = &mut *sq;
+        let turns = self.process().turns();
+        let mut left = if sq.kind == IBV_QPT_UD {
+            TURN
+        } else {
+            u32::MAX
+        };
         while self.goes_on(sq) {
+            if left == 0 || left < TURN && self.process().turns() != turns {
+                self.process().note_turn();
+                return Went::Yields;
+            }
             if sq.parked.live() {
                 let mut over = None;
                 if self.parked_untouched(sq) && !receive_there(sq) {
                     over = self.expired(sq);
                     if over.is_none() {
-                        return true;
+                        return Went::Waits;
                     }
                 }
                 match (self.take_back(sq), over) {
                     // The receiver rings when it has copied the message.
-                    (None, _) => return true,
+                    (None, _) => return Went::Waits,
                     (Some(0), Some(status)) => self.finish_first(sq, status),
                     (Some(_), _) => {}
                 }
@@ -118,6 +161,9 @@ impl Qp {
             let reason = match self.run_first(sq) {
                 Step::Done(status) => {
                     self.finish_first(sq, status);
+                    if sq.kind == IBV_QPT_UD {
+                        left -= 1;
+                    }
                     continue;
                 }
                 Step::Wait(reason) => reason,
@@ -134,7 +180,7 @@ impl Qp {
             } else if parked {
                 std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
             } else {
-                return true;
+                return Went::Waits;
             }
         }
         if sq.executed == sq.head
@@ -143,7 +189,23 @@ impl Qp {
             conn.stop_asking(self.number());
         }
         self.note_drained(sq);
-        false
+        Went::Through
+    }
+
+    /// The first request waits no longer. Where it had the turn at a full ring, others have it.
+    pub(super) fn end_wait(&self, sq: &mut SendQueue) {
+        let waited = sq
+            .wait
+            .take()
+            .is_some_and(|wait| wait.reason == Reason::Room);
+        if waited
+            && sq.kind == IBV_QPT_UD
+            && let Some(peer) = &sq.peer
+            && peer.leave_line(self.number())
+        {
+            self.process().note_turn();
+            self.process().wake_up();
+        }
     }
 
     /// Tries the first request that waits.
@@ -189,7 +251,7 @@ impl Qp {
         let slot = sq.executed as usize & (sq.stored.len() - 1);
         let stored = sq.stored[slot];
         let len = stored_len(sq, slot);
-        sq.wait = None;
+        self.end_wait(sq);
         // If it was in a receive already and is lost, the next one is not there.
         sq.pushed = false;
         self.finish(sq, stored.wr_id, stored.opcode, stored.flags, len, status);
@@ -217,12 +279,17 @@ impl Qp {
             // The request itself looks when it is tried.
             return None;
         }
+        if lost && sq.kind == IBV_QPT_UD {
+            return match room_until(sq.peer.as_deref(), self.number(), now, true) {
+                Some(until) => {
+                    wait.deadline = until;
+                    None
+                }
+                None => Some(IBV_WC_SUCCESS),
+            };
+        }
         if lost {
-            if sq.kind == IBV_QPT_UC {
-                sq.lossy = true;
-            } else if let Some(peer) = &sq.peer {
-                peer.set_loses_datagrams(true);
-            }
+            sq.lossy = true;
             return Some(IBV_WC_SUCCESS);
         }
         if wait.left == 0 {
@@ -237,6 +304,16 @@ impl Qp {
     pub(super) fn waited_for_ring(&self, sq: &SendQueue) -> bool {
         sq.wait
             .is_some_and(|wait| wait.reason == Reason::Ring && sys::now_ns() >= wait.deadline)
+    }
+
+    /// Whether the first request, which has waited for a ring for [`RING_NS`], does so for as long again.
+    pub(super) fn waits_on_for_ring(&self, sq: &mut SendQueue) -> bool {
+        let Some(wait) = sq.wait.as_mut().filter(|wait| wait.left > 0) else {
+            return false;
+        };
+        wait.left -= 1;
+        wait.deadline = sys::now_ns() + RING_NS;
+        true
     }
 
     /// Whether requests wait.
@@ -285,7 +362,20 @@ fn receive_there(sq: &SendQueue) -> bool {
     }
 }
 
-/// How long an unreliable message waits for a receive or for room. On a wire it would be lost at
+/// Datagrams that a queue pair sends before others have their turn.
+const TURN: u32 = 16;
+
+/// How often a datagram that waits for room looks whether its receiver is stopped, which then loses it.
+const LOOK_NS: u64 = 100_000_000;
+
+/// When a datagram that waits for room at this peer looks again; `None` where it is lost.
+fn room_until(peer: Option<&Peer>, who: u32, now: u64, looks: bool) -> Option<u64> {
+    // The request itself finds out about a peer that is gone.
+    let until = peer.map_or(Some(u64::MAX), |peer| peer.waits_for_room(who, now, looks))?;
+    Some(until.min(now + LOOK_NS))
+}
+
+/// How long a message of an unreliable connection waits for a receive or for room. On a wire it would be lost at
 /// once; here the receiver may just not have had the processor.
 const LOSS_NS: u64 = 100_000_000;
 

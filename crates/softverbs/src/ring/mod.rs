@@ -13,9 +13,11 @@
 
 mod consumer;
 mod producer;
+mod turn;
 
 pub(crate) use consumer::{Consumer, Message};
-pub(crate) use producer::Producer;
+pub(crate) use producer::{Producer, Pushed};
+pub(crate) use turn::PATIENCE_NS;
 
 use crate::segment::Mapping;
 

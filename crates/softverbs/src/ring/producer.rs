@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::turn::Line;
 use super::{
     CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SHORT, SLOT, SLOTS, WAITING_AT, copy, fits,
     op, sequence, slot_at, slots_for,
@@ -9,6 +10,7 @@ use super::{
 use crate::segment::{Mapping, layout};
 use crate::signal;
 use crate::sync::{heavy_fence, light_fence};
+use crate::sys;
 
 /// Writes messages.
 #[derive(Debug)]
@@ -16,9 +18,25 @@ pub(crate) struct Producer {
     map: Mapping,
     /// Slots written so far, wrapping.
     head: u32,
-    /// What the receiver said last that it is done with.
+    /// What the receiver said last that it is done with, less what is reserved.
     consumed: u32,
     stale: Stale,
+    /// Datagrams that wait for room.
+    line: Line,
+    /// Slots for the datagram that has the turn: for all others the ring is as much shorter.
+    reserved: u32,
+}
+
+/// What became of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    Sent,
+    /// Its turn is over with that: others of the process may go on.
+    SentInTurn,
+    /// It waits for its turn, or for room; the receiver will ring this process.
+    Full,
+    /// The receiver is not waited for any more.
+    Lost,
 }
 
 /// Slots whose first word may be taken for a message's: payload went over it, or an earlier round's word was
@@ -64,6 +82,8 @@ impl Producer {
             head: 0,
             consumed: 0,
             stale: Stale::default(),
+            line: Line::new(),
+            reserved: 0,
         })
     }
 
@@ -154,8 +174,24 @@ impl Producer {
         if self.used().saturating_add(slots) <= SLOTS {
             return true;
         }
-        self.consumed = self.map.u32(CONSUMED_AT).load(Ordering::Acquire);
+        self.look();
         self.used().saturating_add(slots) <= SLOTS
+    }
+
+    /// Finds out how far the receiver is.
+    #[inline(always)]
+    fn look(&mut self) {
+        self.consumed = self.received().wrapping_sub(self.reserved);
+    }
+
+    #[inline(always)]
+    fn received(&self) -> u32 {
+        self.map.u32(CONSUMED_AT).load(Ordering::Acquire)
+    }
+
+    fn reserve(&mut self, slots: u32) {
+        self.reserved = slots;
+        self.look();
     }
 
     /// A receiver that claims more than was written only hurts itself: the result is too much.
@@ -201,6 +237,86 @@ impl Producer {
         may_sleep: impl FnOnce() -> bool,
     ) -> bool {
         self.push(header, &fill) || self.ask(may_sleep) && self.push_again(*header, fill)
+    }
+
+    /// As [`Self::push_or_ask`], for a datagram of the queue pair `who`, which is not 0. One for which there is no room has the turn, if
+    /// nobody has; the caller tries again until it is sent or given up by [`Self::leave`].
+    #[inline(always)]
+    pub(crate) fn push_datagram(
+        &mut self,
+        who: u32,
+        header: &Header,
+        fill: impl Fn(*mut u8),
+        may_sleep: impl FnOnce() -> bool,
+    ) -> Pushed {
+        if self.line.is_empty() && self.push(header, &fill) {
+            return Pushed::Sent;
+        }
+        self.push_in_turn(who, *header, fill, may_sleep)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_in_turn(
+        &mut self,
+        who: u32,
+        header: Header,
+        fill: impl Fn(*mut u8),
+        may_sleep: impl FnOnce() -> bool,
+    ) -> Pushed {
+        let had_turn = self.line.is_turn_of(who);
+        if !had_turn {
+            if !self.line.is_empty() {
+                // Whoever has the turn has asked to be rung.
+                return Pushed::Full;
+            }
+            let now = sys::now_ns();
+            if !self.line.take(who, now, self.received(), self.head) {
+                return Pushed::Lost;
+            }
+        }
+        self.reserve(0);
+        if self.push_or_ask(&header, fill, may_sleep) {
+            self.end_turn();
+            return if had_turn {
+                Pushed::SentInTurn
+            } else {
+                Pushed::Sent
+            };
+        }
+        let slots = slots_for(header.inside());
+        // It may not fit before the ring's end; one more stays free.
+        self.reserve(slots + slots);
+        Pushed::Full
+    }
+
+    fn end_turn(&mut self) {
+        self.reserve(0);
+        self.line.leave(sys::now_ns(), self.received(), self.head);
+    }
+
+    /// Whether it is the turn of this queue pair.
+    pub(crate) fn is_turn_of(&self, who: u32) -> bool {
+        self.line.is_turn_of(who)
+    }
+
+    /// The datagram of `who` waits no longer. True where it had the turn, so that others may go on.
+    pub(crate) fn leave(&mut self, who: u32) -> bool {
+        let had_turn = self.line.is_turn_of(who);
+        if had_turn {
+            self.end_turn();
+        }
+        had_turn
+    }
+
+    /// When the patience with the receiver ends, in nanoseconds of the monotonic clock; asked by who has the turn.
+    pub(crate) fn patient_until(&mut self) -> u64 {
+        self.line.until(self.received(), self.head)
+    }
+
+    /// The receiver is not waited for any more, until it has taken something.
+    pub(crate) fn give_up(&mut self) {
+        self.line.give_up();
     }
 
     #[cold]

@@ -108,6 +108,18 @@ fn leader_ended(pid: u32) -> bool {
         .is_ok_and(|stat| parse_stat(stat.as_bytes()).is_some_and(|(_, zombie)| zombie))
 }
 
+/// Whether a process is stopped, by a signal or a tracer.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    Start::of_stat(pid).is_ok_and(|stat| says_stopped(stat.as_bytes()))
+}
+
+fn says_stopped(stat: &[u8]) -> bool {
+    // As in `parse_stat`.
+    let command = stat.iter().rposition(|&byte| byte == b')');
+    let state = command.and_then(|at| stat.get(at + 2));
+    matches!(state, Some(b'T' | b't'))
+}
+
 /// The start time of a process that exists and is no zombie.
 pub(crate) fn start_time(pid: u32) -> Option<u64> {
     parse_start_time(Start::of_stat(pid).ok()?.as_bytes())
@@ -218,6 +230,16 @@ mod tests {
         assert_eq!(stat(zombie(1)), None);
         assert_eq!(parse_stat(zombie(2).as_bytes()), Some((777, true)));
         assert_eq!(stat("rubbish".to_owned()), None);
+    }
+
+    #[test]
+    fn who_is_stopped() {
+        assert!(says_stopped(b"5 (a) S b) T 1 5"));
+        assert!(says_stopped(b"5 (a) t 1 5"));
+        for other in [&b"5 (T) S 1"[..], b"5 (a) ", b"5 (a)", b"", b"T"] {
+            assert!(!says_stopped(other), "{other:?}");
+        }
+        assert!(!is_stopped(std::process::id()));
     }
 
     #[test]

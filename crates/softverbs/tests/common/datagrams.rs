@@ -34,7 +34,7 @@ pub fn datagram_end_on(first: &End, srq: *mut ibv_srq) -> End {
     }
 }
 
-fn ready_for_datagrams(mut end: End) -> End {
+pub fn ready_for_datagrams(mut end: End) -> End {
     // SAFETY: all zeros is a value of it.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attr.qp_state = IBV_QPS_INIT;

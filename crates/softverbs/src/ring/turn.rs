@@ -1,0 +1,149 @@
+//! Datagrams that find a full ring: one queue pair at a time has the turn, and the receiver is waited for only as long
+//! as it deserves.
+//!
+//! Several queue pairs of a process send through one ring. The one that has the turn has room reserved, so that neither
+//! short datagrams of the others nor messages of connections keep a long one out; the others wait until the turn is over.
+//!
+//! The patience is one account for each receiver. Waiting takes from it, each slot that the receiver takes adds to it. So
+//! a receiver that takes nothing costs [`PATIENCE_NS`] once, however many queue pairs and datagrams wait for it, and one
+//! that takes slots at a fair rate is waited for without end.
+
+use super::SLOTS;
+
+/// How long a sender waits for a receiver that takes nothing, in nanoseconds.
+pub(crate) const PATIENCE_NS: u64 = 5_000_000_000;
+/// What each slot adds that the receiver takes: one that takes 50 slots in a second is waited for without end.
+const EARNED_NS: u64 = 20_000_000;
+
+/// Who has the turn, and the patience that is left.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// Number of the queue pair that has the turn; 0 for none.
+    who: u32,
+    /// Since when, in nanoseconds of the monotonic clock.
+    since: u64,
+    /// Nanoseconds.
+    patience: u64,
+    /// The furthest position that the receiver was seen at.
+    taken: u32,
+}
+
+impl Line {
+    pub(super) const fn new() -> Self {
+        Self {
+            who: 0,
+            since: 0,
+            patience: PATIENCE_NS,
+            taken: 0,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.who == 0
+    }
+
+    pub(super) fn is_turn_of(&self, who: u32) -> bool {
+        self.who == who && who != 0
+    }
+
+    /// `who` found no room at `now`, with the receiver at `consumed` and the sender at `head`. False where the receiver is not
+    /// waited for any more. Nobody else has the turn.
+    pub(super) fn take(&mut self, who: u32, now: u64, consumed: u32, head: u32) -> bool {
+        self.earn(consumed, head);
+        if self.is_empty() && self.patience > 0 {
+            (self.who, self.since) = (who, now);
+        }
+        self.is_turn_of(who)
+    }
+
+    /// The turn is over at `now`.
+    pub(super) fn leave(&mut self, now: u64, consumed: u32, head: u32) {
+        let waited = now.saturating_sub(self.since);
+        self.patience = self.patience.saturating_sub(waited);
+        self.who = 0;
+        self.earn(consumed, head);
+    }
+
+    /// When the patience with the receiver ends, while somebody has the turn.
+    pub(super) fn until(&mut self, consumed: u32, head: u32) -> u64 {
+        self.earn(consumed, head);
+        self.since.saturating_add(self.patience)
+    }
+
+    /// The receiver is not waited for any more, until it has taken something.
+    pub(super) fn give_up(&mut self) {
+        self.patience = 0;
+    }
+
+    /// A receiver may write any position; only one that is further than all before, and not beyond what was sent, counts.
+    fn earn(&mut self, consumed: u32, head: u32) {
+        let moved = consumed.wrapping_sub(self.taken);
+        if moved <= head.wrapping_sub(self.taken) && head.wrapping_sub(consumed) <= SLOTS {
+            self.taken = consumed;
+            let earned = u64::from(moved).saturating_mul(EARNED_NS);
+            self.patience = self.patience.saturating_add(earned).min(PATIENCE_NS);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receiver_that_takes_nothing_is_waited_for_once() {
+        let mut line = Line::new();
+        assert!(line.take(7, 1000, 0, SLOTS));
+        assert!(line.is_turn_of(7) && !line.is_turn_of(8));
+        assert_eq!(line.until(0, SLOTS), 1000 + PATIENCE_NS);
+        line.leave(1000 + PATIENCE_NS, 0, SLOTS);
+        assert!(line.is_empty());
+        assert!(!line.take(8, PATIENCE_NS + 2000, 0, SLOTS));
+        assert!(line.is_empty());
+    }
+
+    #[test]
+    fn what_is_taken_adds_to_the_patience() {
+        let mut line = Line::new();
+        assert!(line.take(7, 0, 0, SLOTS));
+        line.give_up();
+        line.leave(10, 0, SLOTS);
+        assert!(line.take(7, 100, 2, SLOTS));
+        assert_eq!(line.until(2, SLOTS), 100 + 2 * EARNED_NS);
+        line.leave(100 + EARNED_NS, 2, SLOTS);
+        assert!(line.take(8, 0, 2, SLOTS));
+        assert_eq!(line.until(2, SLOTS), EARNED_NS);
+        // And never to more than there was in the beginning.
+        assert_eq!(line.until(SLOTS, 2 * SLOTS), PATIENCE_NS);
+    }
+
+    #[test]
+    fn positions_that_are_none_add_nothing() {
+        let mut line = Line::new();
+        assert!(line.take(7, 0, 100, SLOTS));
+        line.give_up();
+        for consumed in [100, 99, 0, SLOTS + 1, u32::MAX, 1 << 31] {
+            assert_eq!(line.until(consumed, SLOTS), 0, "{consumed}");
+        }
+        // Back and forth is not forth.
+        assert_eq!(line.until(101, SLOTS), EARNED_NS);
+        assert_eq!(line.until(100, SLOTS), EARNED_NS);
+        assert_eq!(line.until(101, SLOTS), EARNED_NS);
+    }
+
+    #[test]
+    fn positions_wrap() {
+        let mut line = Line::new();
+        let mut head = 0u32;
+        // Each time all that a ring holds, as a sender does; `taken` follows.
+        for _ in 0..(1u64 << 32) / u64::from(SLOTS) {
+            head = head.wrapping_add(SLOTS);
+            line.earn(head, head);
+        }
+        assert_eq!((head, line.taken), (0, 0));
+        assert!(line.take(7, 0, 0, SLOTS));
+        line.give_up();
+        assert_eq!(line.until(3, SLOTS), 3 * EARNED_NS);
+    }
+}

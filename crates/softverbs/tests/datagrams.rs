@@ -1,0 +1,567 @@
+//! Datagrams and a full ring: none is lost whose target lives and has a receive posted, and a target that takes none
+//! holds nobody up for longer than the bound.
+
+#![allow(unsafe_code, reason = "verbs is a C interface")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use common::*;
+use rdma_core_sys::*;
+
+const LIMIT: Duration = Duration::from_secs(30);
+/// How long a datagram waits for room at most, and some time for a loaded machine.
+const BOUND: Duration = Duration::from_secs(5);
+const SLACK: Duration = Duration::from_secs(4);
+const GRH: usize = 40;
+
+fn main() {
+    run(&[
+        ("a_flood_of_many_queue_pairs", flood_sender, flood_receiver),
+        ("long_ones_among_short_ones", mixed_sender, mixed_receiver),
+        ("beside_a_connection", beside_sender, beside_receiver),
+        ("both_sides_sleep", asleep_sender, asleep_receiver),
+        ("a_target_that_computes", pause_sender, pause_receiver),
+        ("a_stopped_target", stopped_sender, idle),
+        ("a_target_that_dies", dying_sender, idle),
+        ("no_receive_is_posted", none_sender, none_receiver),
+        ("a_target_that_never_looks", silent_sender, idle),
+        ("flushed_while_they_wait", flushed_sender, flushed_receiver),
+        ("destroyed_while_they_wait", destroyed_sender, idle),
+    ]);
+}
+
+/// A queue pair of datagrams with so many requests and receives.
+fn end_of(sends: u32, recvs: u32) -> End {
+    ready_for_datagrams(End::of_type(IBV_QPT_UD, sends, recvs, 1))
+}
+
+/// Where datagrams go.
+type To = (*mut ibv_ah, u32);
+
+fn way_to(end: &End, other: Address) -> To {
+    (address_handle(end, other), other.qpn)
+}
+
+/// Posts a datagram whose immediate is `number`; signaled.
+fn post(end: &mut End, buffer: &Buffer, len: usize, to: To, number: u32) {
+    let mut sge = ibv_sge {
+        addr: buffer.addr(),
+        length: len as u32,
+        lkey: buffer.lkey(),
+    };
+    // SAFETY: all zeros is a value of it.
+    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    wr.wr_id = u64::from(number);
+    wr.sg_list = &raw mut sge;
+    wr.num_sge = 1;
+    wr.opcode = IBV_WR_SEND_WITH_IMM;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.__bindgen_anon_1.bindgen_union_field = number;
+    wr.wr.ud.ah = to.0;
+    wr.wr.ud.remote_qpn = to.1;
+    wr.wr.ud.remote_qkey = QKEY;
+    end.post(&mut wr);
+}
+
+/// Queue pairs with `count` receives each, all posted and told of.
+fn receivers(link: &mut Link, ends: u32, count: u32, len: usize) -> Vec<End> {
+    (0..ends)
+        .map(|_| {
+            let mut end = end_of(4, count);
+            let receive = end.buffer(&vec![0; GRH + len]);
+            for id in 0..count {
+                end.recv(&receive, u64::from(id));
+            }
+            end.say_address(link);
+            end
+        })
+        .collect()
+}
+
+/// Queue pairs that send, and where each sends to.
+fn senders(link: &mut Link, depths: &[u32]) -> Vec<(End, To)> {
+    depths
+        .iter()
+        .map(|&depth| {
+            let end = end_of(depth, 4);
+            let to = way_to(&end, Address::parse(&link.hear()));
+            (end, to)
+        })
+        .collect()
+}
+
+/// Keeps `depth` requests under way on each queue pair until all have sent `count`; completions come in order.
+fn send_all(ends: &mut [(End, To)], len: impl Fn(usize) -> usize, depth: u32, count: u32) {
+    let buffer = ends[0].0.buffer(&[7; 4096]);
+    let mut buffers = vec![buffer];
+    for (end, _) in &ends[1..] {
+        buffers.push(end.buffer(&[7; 4096]));
+    }
+    let mut posted = vec![0; ends.len()];
+    let mut done = vec![0; ends.len()];
+    let begin = Instant::now();
+    while done.iter().any(|&n| n < count) {
+        for (i, (end, to)) in ends.iter_mut().enumerate() {
+            while posted[i] < count && posted[i] - done[i] < depth {
+                post(end, &buffers[i], len(i), *to, posted[i]);
+                posted[i] += 1;
+            }
+            while let Some(wc) = end.poll() {
+                assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, u64::from(done[i])));
+                done[i] += 1;
+            }
+        }
+        assert!(begin.elapsed() < LIMIT, "completions: {done:?}");
+    }
+}
+
+/// Takes `count` datagrams on each queue pair, in order; `pause` after each round in which some came.
+fn take_all(ends: &mut [End], count: u32, pause: Duration) {
+    let mut taken = vec![0; ends.len()];
+    let mut last = Instant::now();
+    while taken.iter().any(|&n| n < count) {
+        for (i, end) in ends.iter_mut().enumerate() {
+            if let Some(wc) = end.poll() {
+                assert_eq!((wc.status, wc.opcode), (IBV_WC_SUCCESS, IBV_WC_RECV));
+                assert_eq!(wc.imm, Some(taken[i]), "queue pair {i} has lost some");
+                taken[i] += 1;
+                last = Instant::now();
+                if taken[i].is_multiple_of(8) {
+                    std::thread::sleep(pause);
+                }
+            }
+        }
+        assert!(last.elapsed() < LIMIT, "datagrams: {taken:?}");
+    }
+}
+
+/// More queue pairs than fit into a ring, and a receiver that takes its time.
+fn flood_sender(link: &mut Link) {
+    let mut ends = senders(link, &[128; 16]);
+    link.expect("ready");
+    send_all(&mut ends, |_| 1024, 128, 400);
+    link.expect("all");
+}
+
+fn flood_receiver(link: &mut Link) {
+    let mut ends = receivers(link, 16, 400, 1024);
+    link.say("ready");
+    take_all(&mut ends, 400, Duration::from_millis(1));
+    link.say("all");
+}
+
+/// Short ones take each place that becomes free; a long one, which needs many at once, has its turn.
+fn mixed_sender(link: &mut Link) {
+    let mut ends = senders(link, &[512; 4]);
+    link.expect("ready");
+    let lens = [8, 8, 8, 4096];
+    send_all(&mut ends[..], |i| lens[i], 512, 4000);
+    link.expect("all");
+}
+
+fn mixed_receiver(link: &mut Link) {
+    let mut ends = receivers(link, 4, 4000, 4096);
+    link.say("ready");
+    take_all(&mut ends, 4000, Duration::ZERO);
+    link.say("all");
+}
+
+/// Messages of a connection share the ring.
+fn beside_sender(link: &mut Link) {
+    let (mut rc, len) = (End::connect(link, 512, 4, 1), 8);
+    let mut long = senders(link, &[4]).remove(0);
+    let (mut short, buffer) = (rc.buffer(&[1; 8]), long.0.buffer(&[7; 4096]));
+    link.expect("ready");
+    let (mut posted, mut done, mut numbers) = (0u64, 0u64, 0);
+    let begin = Instant::now();
+    post(&mut long.0, &buffer, 4096, long.1, 0);
+    while numbers < 200 {
+        while posted - done < 512 {
+            rc.send(&mut short, len, None, IBV_SEND_SIGNALED, posted);
+            posted += 1;
+        }
+        while let Some(wc) = rc.poll() {
+            assert_eq!(wc.status, IBV_WC_SUCCESS);
+            done += 1;
+        }
+        if let Some(wc) = long.0.poll() {
+            assert_eq!(wc.status, IBV_WC_SUCCESS);
+            numbers += 1;
+            post(&mut long.0, &buffer, 4096, long.1, numbers);
+        }
+        assert!(begin.elapsed() < LIMIT, "{numbers} long ones went");
+    }
+    link.say("over");
+    link.expect("all");
+    println!("{done} messages beside {numbers} datagrams");
+}
+
+fn beside_receiver(link: &mut Link) {
+    let mut rc = End::connect(link, 4, 1024, 1);
+    let mut ends = receivers(link, 1, 210, 4096);
+    let receive = rc.buffer(&[0; 8]);
+    for id in 0..1024 {
+        rc.recv(&receive, id);
+    }
+    link.say("ready");
+    let (mut numbers, begin) = (0, Instant::now());
+    while numbers < 200 {
+        if rc.poll().is_some() {
+            rc.recv(&receive, 0);
+        }
+        if let Some(wc) = ends[0].poll() {
+            assert_eq!(wc.imm, Some(numbers), "one is lost");
+            numbers += 1;
+        }
+        assert!(begin.elapsed() < LIMIT, "{numbers} datagrams came");
+    }
+    link.expect("over");
+    link.say("all");
+}
+
+/// Nobody polls: who makes room rings.
+fn asleep_sender(link: &mut Link) {
+    let mut ends = senders(link, &[128, 128]);
+    let buffers: Vec<_> = ends.iter().map(|end| end.0.buffer(&[7; 1024])).collect();
+    link.expect("ready");
+    for (i, (end, to)) in ends.iter_mut().enumerate() {
+        for number in 0..128 {
+            post(end, &buffers[i], 1024, *to, number);
+        }
+    }
+    // The second one's first: those of the first go on meanwhile.
+    for (end, _) in ends.iter_mut().rev() {
+        for number in 0..128 {
+            let wc = end.sleep(BOUND - Duration::from_secs(2));
+            assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, number));
+        }
+    }
+    link.expect("all");
+}
+
+fn asleep_receiver(link: &mut Link) {
+    let mut ends = receivers(link, 2, 128, 1024);
+    link.say("ready");
+    std::thread::sleep(Duration::from_millis(300));
+    for end in &mut ends {
+        for number in 0..128 {
+            assert_eq!(end.sleep(LIMIT).imm, Some(number), "one is lost");
+        }
+    }
+    link.say("all");
+}
+
+/// It has receives posted, and looks after a second.
+fn pause_sender(link: &mut Link) {
+    let mut ends = senders(link, &[128, 128]);
+    link.expect("ready");
+    send_all(&mut ends, |_| 1024, 128, 300);
+    link.expect("all");
+}
+
+fn pause_receiver(link: &mut Link) {
+    let mut ends = receivers(link, 2, 300, 1024);
+    link.say("ready");
+    // The ring is made, and full soon.
+    for end in &mut ends {
+        assert_eq!(end.wait(LIMIT).imm, Some(0));
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    let mut next = [1; 2];
+    let begin = Instant::now();
+    while next != [300; 2] {
+        for (end, next) in ends.iter_mut().zip(&mut next) {
+            if let Some(wc) = end.poll() {
+                assert_eq!(wc.imm, Some(*next), "one is lost");
+                *next += 1;
+            }
+        }
+        assert!(begin.elapsed() < LIMIT, "{next:?}");
+    }
+    link.say("all");
+}
+
+/// A queue pair with receives, for who has taken one datagram and looks no more.
+fn idle(link: &mut Link) {
+    let mut ends = receivers(link, 1, 400, 1024);
+    link.say("ready");
+    assert_eq!(ends[0].wait(LIMIT).imm, Some(0));
+    link.say("got");
+    if link.hear() == "look" {
+        let begin = Instant::now();
+        while !matches!(ends[0].poll(), Some(wc) if wc.imm == Some(999)) {
+            assert!(begin.elapsed() < LIMIT, "the last one");
+        }
+        link.say("seen");
+        link.wait_end();
+    }
+}
+
+/// One queue pair towards [`idle`], which has taken one datagram; and a way to itself.
+fn towards_idle(link: &mut Link, depth: u32) -> (End, To, To, Buffer) {
+    let (mut end, to) = senders(link, &[depth]).remove(0);
+    let own = end.address();
+    let itself = way_to(&end, own);
+    let buffer = end.buffer(&[7; 1024]);
+    link.expect("ready");
+    post(&mut end, &buffer, 1024, to, 0);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.expect("got");
+    (end, to, itself, buffer)
+}
+
+/// All `count` completions, and how long they took.
+fn completions(end: &mut End, count: u32) -> Duration {
+    let begin = Instant::now();
+    for number in 0..count {
+        let wc = end.wait(LIMIT);
+        assert_eq!(
+            (wc.status, wc.wr_id),
+            (IBV_WC_SUCCESS, u64::from(number)),
+            "in their order"
+        );
+    }
+    begin.elapsed()
+}
+
+/// A stopped target is given up on soon, and served again when it goes on.
+fn stopped_sender(link: &mut Link) {
+    let (mut end, to, _, buffer) = towards_idle(link, 256);
+    link.stop();
+    for number in 0..256 {
+        post(&mut end, &buffer, 1024, to, number);
+    }
+    let took = completions(&mut end, 256);
+    assert!(
+        took < Duration::from_secs(3),
+        "{took:?} for one that is stopped"
+    );
+    // From then on nothing waits for it, a short one that finds its way in between or not.
+    for number in 0..64 {
+        post(
+            &mut end,
+            &buffer,
+            if number % 2 == 0 { 8 } else { 1024 },
+            to,
+            number,
+        );
+    }
+    let took = completions(&mut end, 64);
+    assert!(took < Duration::from_millis(500), "{took:?} once more");
+    link.go_on();
+    link.say("look");
+    let begin = Instant::now();
+    loop {
+        // It has taken what the ring held, some time.
+        post(&mut end, &buffer, 1024, to, 999);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        std::thread::sleep(Duration::from_millis(20));
+        if begin.elapsed() > Duration::from_millis(500) {
+            break;
+        }
+    }
+    link.expect("seen");
+    link.say("end");
+}
+
+/// What waits for a process that dies is lost then, and completes.
+fn dying_sender(link: &mut Link) {
+    let (mut end, to, _, buffer) = towards_idle(link, 256);
+    for number in 0..256 {
+        post(&mut end, &buffer, 1024, to, number);
+    }
+    // It waits for one that lives.
+    for number in 0..100 {
+        assert_eq!(end.wait(LIMIT).wr_id, number);
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(500) {
+        if let Some(wc) = end.poll() {
+            assert!(wc.wr_id < 130, "{wc:?}: the ring has no room for it");
+        }
+    }
+    link.kill();
+    let begin = Instant::now();
+    while end.wait(LIMIT).wr_id != 255 {}
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?} for a dead one");
+}
+
+/// A target that looks and has no receive loses them without making anybody wait.
+fn none_sender(link: &mut Link) {
+    let mut ends = senders(link, &[128]);
+    link.expect("ready");
+    let begin = Instant::now();
+    send_all(&mut ends, |_| 1024, 128, 4000);
+    let took = begin.elapsed();
+    assert!(took < BOUND, "{took:?} for what is lost");
+    link.say("over");
+    link.expect("posted");
+    let buffer = ends[0].0.buffer(&[7; 8]);
+    let to = ends[0].1;
+    post(&mut ends[0].0, &buffer, 8, to, 4000);
+    assert_eq!(ends[0].0.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.expect("all");
+}
+
+fn none_receiver(link: &mut Link) {
+    let mut end = end_of(4, 4);
+    end.say_address(link);
+    link.say("ready");
+    let receive = end.buffer(&[0; GRH + 1024]);
+    let polling = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        // What the channel's thread hears of, the other one polls for.
+        let cq = end.cq as usize;
+        let polling = &polling;
+        scope.spawn(move || {
+            while polling.load(std::sync::atomic::Ordering::Relaxed) {
+                // SAFETY: live queue, room for one.
+                let count = unsafe {
+                    let mut wc: ibv_wc = std::mem::zeroed();
+                    let cq: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(cq);
+                    ibv_poll_cq(cq, 1, &raw mut wc)
+                };
+                assert_eq!(count, 0, "a datagram without a receive");
+            }
+        });
+        link.expect("over");
+        polling.store(false, std::sync::atomic::Ordering::Relaxed);
+    });
+    // What is in the ring still is lost as well.
+    assert!(end.poll().is_none());
+    for _ in 0..100 {
+        assert!(end.poll().is_none());
+    }
+    end.recv(&receive, 1);
+    link.say("posted");
+    assert_eq!(end.wait(LIMIT).imm, Some(4000));
+    link.say("all");
+}
+
+/// A target that lives and never looks holds up one queue pair once, for the bound, and no other one.
+fn silent_sender(link: &mut Link) {
+    let (mut end, to, itself, buffer) = towards_idle(link, 512);
+    let mut other = end_of(64, 64);
+    let own = other.address();
+    let to_other = way_to(&other, own);
+    let room = end.buffer(&[0; GRH + 1024]);
+    let other_room = other.buffer(&[0; GRH + 1024]);
+    let other_buffer = other.buffer(&[7; 1024]);
+    let mut numbers = HashMap::new();
+    let begin = Instant::now();
+    end.recv(&room, 10_000);
+    for number in 0..300 {
+        post(&mut end, &buffer, 1024, to, number);
+    }
+    // Behind all those.
+    post(&mut end, &buffer, 1024, itself, 300);
+    let mut longest = Duration::ZERO;
+    while numbers.len() < 302 {
+        // Meanwhile the other queue pair goes on.
+        let since = Instant::now();
+        other.recv(&other_room, 1);
+        post(&mut other, &other_buffer, 1024, to_other, 0);
+        for _ in 0..2 {
+            assert_eq!(other.wait(LIMIT).status, IBV_WC_SUCCESS);
+        }
+        longest = longest.max(since.elapsed());
+        while let Some(wc) = end.poll() {
+            assert_eq!(wc.status, IBV_WC_SUCCESS);
+            numbers.insert(wc.wr_id, begin.elapsed());
+        }
+        assert!(begin.elapsed() < LIMIT, "{} completions", numbers.len());
+    }
+    let took = numbers[&300];
+    assert!(
+        took >= BOUND - Duration::from_millis(100),
+        "{took:?}: it waits"
+    );
+    assert!(took < BOUND + SLACK, "{took:?}: once for all");
+    assert!(longest < BOUND / 2, "{longest:?} on the other queue pair");
+    // No more from now on.
+    let begin = Instant::now();
+    for _ in 0..200 {
+        post(&mut end, &buffer, 1024, to, 1);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    assert!(begin.elapsed() < BOUND / 2, "each of them waits");
+    link.say("end");
+}
+
+/// A queue pair that is in line for room and fails lets the others go on.
+fn flushed_sender(link: &mut Link) {
+    let mut ends = senders(link, &[256, 256]);
+    let buffers: Vec<_> = ends.iter().map(|end| end.0.buffer(&[7; 4096])).collect();
+    let to = ends[0].1;
+    link.expect("ready");
+    // The ring is made for this one.
+    post(&mut ends[0].0, &buffers[0], 4096, to, 0);
+    assert_eq!(ends[0].0.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.expect("got");
+    for (i, (end, to)) in ends.iter_mut().enumerate() {
+        for number in 0..256 {
+            let len = if i == 0 { 4096 } else { 8 };
+            post(end, &buffers[i], len, *to, number);
+        }
+    }
+    // SAFETY: all zeros is a value of it.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_ERR;
+    ends[0].0.modify(&mut attr, IBV_QP_STATE);
+    let mut flushed = 0;
+    for number in 0..256 {
+        let wc = ends[0].0.wait(LIMIT);
+        assert_eq!(wc.wr_id, number, "in their order");
+        assert!(
+            wc.status == IBV_WC_WR_FLUSH_ERR || flushed == 0 && wc.status == IBV_WC_SUCCESS,
+            "{wc:?}"
+        );
+        flushed += u32::from(wc.status == IBV_WC_WR_FLUSH_ERR);
+    }
+    assert!(flushed > 0, "nothing has waited");
+    link.say("look");
+    let took = completions(&mut ends[1].0, 256);
+    assert!(took < BOUND / 2, "{took:?} behind one that has failed");
+    link.expect("all");
+}
+
+fn flushed_receiver(link: &mut Link) {
+    let mut ends = receivers(link, 2, 256, 4096);
+    link.say("ready");
+    assert_eq!(ends[0].wait(LIMIT).imm, Some(0));
+    link.say("got");
+    link.expect("look");
+    for number in 0..256 {
+        assert_eq!(ends[1].wait(LIMIT).imm, Some(number), "one is lost");
+    }
+    link.say("all");
+}
+
+/// Nobody waits long for what can't go out.
+fn destroyed_sender(link: &mut Link) {
+    let (mut end, to, _, buffer) = towards_idle(link, 256);
+    for number in 0..256 {
+        post(&mut end, &buffer, 1024, to, number);
+    }
+    let begin = Instant::now();
+    // SAFETY: live objects, not used any more.
+    unsafe { assert_eq!((verbs().ibv_destroy_qp)(end.qp), 0) };
+    assert!(
+        begin.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        begin.elapsed()
+    );
+    // Its turn is the next one's.
+    let mut next = end_of(4, 4);
+    let to = (address_handle(&next, next.address()), to.1);
+    let buffer = next.buffer(&[7; 1024]);
+    link.say("look");
+    post(&mut next, &buffer, 1024, to, 999);
+    assert_eq!(next.wait(BOUND / 2).status, IBV_WC_SUCCESS);
+    link.expect("seen");
+    link.say("end");
+}
