@@ -30,9 +30,25 @@ def command(argv, veth=False, hide=()):
     return [*unshare, sys.executable, "-B", os.path.realpath(__file__), *options, "--", *map(str, argv)]
 
 
+def with_device(argv, name):
+    """The command line that runs `argv` with a character device /dev/infiniband/`name`, which does as /dev/null.
+
+    Only inside of what `command` runs: the namespace of mounts is its own, all others stay.
+    """
+    return [install.find("unshare"), "-m", sys.executable, "-B", os.path.realpath(__file__), f"--device={name}", "--",
+            *map(str, argv)]
+
+
 def check():
     """Raises NoNamespaces, with what the system said, where they can't be had."""
     done = subprocess.run(command(["true"]), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise NoNamespaces(done.stderr.strip() or f"unshare ended with status {done.returncode}")
+
+
+def check_device():
+    """As `check`, for what `with_device` needs."""
+    done = subprocess.run(with_device(["true"], "none"), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         raise NoNamespaces(done.stderr.strip() or f"unshare ended with status {done.returncode}")
 
@@ -57,8 +73,29 @@ def _hide(path):
         os.unlink(link)
 
 
+def _make_device(name):
+    """Shows /dev with that device: links to everything else, as a user's namespace may make no device of its own."""
+    _do("mount", "-t", "tmpfs", "tmpfs", "/run")
+    there = "/run/weft-dev"
+    os.mkdir(there)
+    _do("mount", "--rbind", "/dev", there)
+    _do("mount", "-t", "tmpfs", "tmpfs", "/dev")
+    for entry in os.listdir(there):
+        if entry != "infiniband":
+            os.symlink(os.path.join(there, entry), os.path.join("/dev", entry))
+    os.mkdir("/dev/infiniband")
+    device = os.path.join("/dev/infiniband", name)
+    with open(device, "w"):
+        pass
+    _do("mount", "--bind", os.path.join(there, "null"), device)
+
+
 def _inside(arguments):
     options, argv = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    device = [option.split("=", 1)[1] for option in options if option.startswith("--device=")]
+    if device:
+        _make_device(device[0])
+        os.execvp(argv[0], argv)
     ip = install.find("ip")
     _do(ip, "link", "set", "lo", "up")
     _do("mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")

@@ -19,6 +19,10 @@ pub(crate) enum Path {
     /// No connection leads there: the sender asks for a ring.
     DatagramFirst,
     Datagram,
+    /// The ring has no room for it.
+    DatagramWaits,
+    /// The victim takes what its ring is full of, for which the survivor's datagram waits.
+    DatagramAwaited,
     Write,
     WriteImm,
     Read,
@@ -86,7 +90,7 @@ pub(crate) enum Delivers {
 }
 
 impl Path {
-    pub(crate) const ALL: [Self; 46] = [
+    pub(crate) const ALL: [Self; 48] = [
         Self::SendFirst,
         Self::SendInline,
         Self::SendRing,
@@ -97,6 +101,8 @@ impl Path {
         Self::SendInvalidate,
         Self::DatagramFirst,
         Self::Datagram,
+        Self::DatagramWaits,
+        Self::DatagramAwaited,
         Self::Write,
         Self::WriteImm,
         Self::Read,
@@ -173,6 +179,7 @@ impl Path {
             | Self::PullEvent
             | Self::Datagram
             | Self::BuildDatagram => 1500,
+            Self::DatagramWaits | Self::DatagramAwaited => 4096,
             Self::SendLarge | Self::SendSharedLarge | Self::PullLarge => 100_000,
             Self::Write | Self::WriteImm | Self::Read | Self::BuildBatch => 20_000,
             _ => 48,
@@ -183,7 +190,12 @@ impl Path {
     pub(crate) fn is_warm(self) -> bool {
         !matches!(
             self,
-            Self::SendFirst | Self::DatagramFirst | Self::Connect | Self::Open
+            Self::SendFirst
+                | Self::DatagramFirst
+                // A warm-up would take what is there.
+                | Self::DatagramAwaited
+                | Self::Connect
+                | Self::Open
         )
     }
 
@@ -198,6 +210,11 @@ impl Path {
             self,
             Self::ReceiveAwaited | Self::SharedReceiveAwaited | Self::Connect
         ) || self.takes_awaited()
+    }
+
+    /// Whether the survivor has a datagram that waits for room in the victim's ring.
+    pub(crate) fn fills_ring(self) -> bool {
+        self == Self::DatagramAwaited
     }
 
     /// Whether that request goes to the queue pair with the shared queue.

@@ -10,6 +10,7 @@ use rdma_core_sys::{
 use super::bystander;
 use super::path::{Delivers, Path};
 use super::trace::Victim;
+use super::victim::fill_ring;
 use crate::device::{Device, Op, Pair, Queue, Region, Retries, Shared, Wc};
 use crate::extended::Window;
 use crate::leftovers::Leftovers;
@@ -188,7 +189,7 @@ impl Survivor {
         if path.is_connected() && path.is_reliable() {
             ids.extend(OWN_AT..OWN_AT + OWN);
         }
-        if path.is_awaited() {
+        if path.is_awaited() || path.fills_ring() {
             ids.push(AWAITED);
         }
         let mut book = Book::default();
@@ -281,6 +282,13 @@ impl Survivor {
                 &pairs.rc
             };
             pair.post(AWAITED, Op::Send, &self.scratch, ROOM, path.len());
+        }
+        if path.fills_ring() {
+            let (queue, ud, number) = (&self.queue, &pairs.ud, theirs[2] as u32);
+            let handle = self.device.handle();
+            fill_ring(queue, ud, handle, number, &self.scratch, ROOM);
+            let op = Op::Datagram(handle, number);
+            ud.post(AWAITED, op, &self.scratch, ROOM, path.len());
         }
         if path.is_sent_to() {
             let op = Op::Send;

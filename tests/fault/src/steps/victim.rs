@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use super::path::Path;
 use super::trace;
-use crate::device::{Device, Op, Pair, Queue, Region, Retries};
+use crate::device::{Device, Handle, Op, Pair, Queue, Region, Retries};
 use crate::link::{Link, numbers};
 use crate::random::pattern;
 
 const REGION: usize = 1 << 20;
 /// Where in the victim's region receives lie; requests take their bytes from its beginning.
 const RECEIVES: usize = 1 << 19;
+/// First number of the datagrams that fill a ring.
+const FILL_AT: u64 = 500;
 const RETRIES: Retries = Retries {
     timeout: 14,
     count: 7,
@@ -92,6 +94,11 @@ pub(crate) fn run(arguments: &[String]) {
         Path::SendShared | Path::SendSharedLarge => post(&on_shared, Op::Send),
         Path::SendInvalidate => post(&rc, Op::SendInvalidate(given[6] as u32)),
         Path::Datagram | Path::DatagramFirst => post(&ud, Op::Datagram(handle, theirs[2])),
+        Path::DatagramWaits => {
+            fill_ring(&queue, &ud, handle, theirs[2], &region, 0);
+            post(&ud, Op::Datagram(handle, theirs[2]));
+        }
+        Path::DatagramAwaited => poll(&queue),
         Path::Write => post(&rc, Op::Write(addr, rkey)),
         Path::WriteImm => post(&rc, Op::WriteImm(addr, rkey, tag as u32)),
         Path::Read => post(&rc, Op::Read(addr, rkey)),
@@ -264,6 +271,28 @@ fn poll(queue: &Queue) {
     trace::begin();
     queue.poll(&mut wcs);
     trace::end();
+}
+
+/// As many datagrams of 4,096 bytes as a ring holds, to a queue pair of the process of `number` that is not there.
+pub(super) fn fill_ring(
+    queue: &Queue,
+    ud: &Pair,
+    handle: Handle,
+    number: u32,
+    region: &Region,
+    at: usize,
+) {
+    // 65 slots each of 2,048, some of which hold messages by now.
+    const COUNT: u64 = 31;
+    let mut wcs = Vec::new();
+    for id in 0..COUNT {
+        let nobody = Op::Datagram(handle, number ^ 1 << 13);
+        ud.post(FILL_AT + id, nobody, region, at, 4096);
+    }
+    while wcs.len() < COUNT as usize {
+        queue.poll(&mut wcs);
+    }
+    assert!(wcs.iter().all(|wc| wc.status == 0), "no room: {wcs:?}");
 }
 
 /// A message of 48 bytes, and its completion.
