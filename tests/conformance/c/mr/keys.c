@@ -19,12 +19,14 @@ static int try_key(struct end *end, void *buf, uint64_t key, struct fid_mr **mr)
 }
 
 /* "Applications that request their own MR key must select a value within the range specified by" mr_key_size (fi_domain(3)):
- * all of that range but FI_KEY_NOTAVAIL can be had; "-FI_EKEYREJECTED: The requested_key is not available". */
+ * all of that range can be had but what weft keeps for itself; "-FI_EKEYREJECTED: The requested_key is not available". */
 static void every_key_of_the_range(void)
 {
 	static const uint64_t keys[] = {
 		0, 1, 0xffff, 0x10000, UINT32_MAX, 1ULL << 32, 1ULL << 47, 1ULL << 48, 1ULL << 63, 0xfffcffffffffffff,
-		0xfffd000000000000, 0xfffdffffffffffff, 0xfffe000000000000, 0xffff000000000000, 0xfffffffffffffffe,
+	};
+	static const uint64_t out_of_range[] = {
+		0xfffd000000000000, 0xfffdffffffffffff, 0xfffe000000000000, 0xffff000000000000, 0xfffffffffffffffe, FI_KEY_NOTAVAIL,
 	};
 	struct end end = { 0 };
 	uint8_t *buffer = pages(PAGE, true), byte = 0;
@@ -54,6 +56,8 @@ static void every_key_of_the_range(void)
 			byte = buffer[0];
 			MUST(fi_close(&mr->fid));
 		}
+		for (size_t i = 0; i < sizeof out_of_range / sizeof *out_of_range; i++)
+			IS(try_key(&end, buffer, out_of_range[i], &(struct fid_mr *){ NULL }), -FI_EKEYREJECTED);
 		more = 0;
 		tell(&more, 1);
 	} else {

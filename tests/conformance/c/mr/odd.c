@@ -105,6 +105,7 @@ static void many_regions(void)
 		meet();
 		meet();
 		IS(next_event(&end, 0, NULL), -1);
+		meet();
 		for (size_t i = 1; i < COUNT; i += 2)
 			MUST(fi_close(&mrs[i]->fid));
 	} else {
@@ -119,8 +120,7 @@ static void many_regions(void)
 					die("round %d, region %" PRIu64 ": %d", round, n, got);
 			}
 			meet();
-			if (!round)
-				meet();
+			meet();
 		}
 	}
 	close_end(&end);
