@@ -1,5 +1,5 @@
-//! What every C entry point goes through: a panic of its body becomes an errno, and the result takes the form that the
-//! function's man page has.
+//! The guard around every C entry point: it turns a panic of the body into an errno, and the result into the form of the
+//! function's man page.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,7 +16,7 @@ pub(crate) fn guard<T>(body: impl FnOnce() -> Res<T>) -> Res<T> {
     })
 }
 
-/// An entry's body has panicked, which its caller is only told as an errno.
+/// Whether the body of an entry has panicked; the caller gets an errno only.
 #[cfg(any(test, fuzzing))]
 pub(crate) static PANICKED: std::sync::atomic::AtomicBool =
     std::sync::atomic::AtomicBool::new(false);

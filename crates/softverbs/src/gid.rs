@@ -30,7 +30,7 @@ pub(crate) fn of_node(node: u32) -> [u8; 16] {
 
 /// The node of a GID, if it is one of this host.
 pub(crate) fn node_of(gid: &ibv_gid) -> Option<u32> {
-    // SAFETY: a GID is 16 bytes, whatever its union's members are.
+    // SAFETY: every member of the union covers the same 16 bytes.
     let bytes = unsafe { *std::ptr::from_ref(gid).cast::<[u8; 16]>() };
     let node = u32::from(u16::from_be_bytes([bytes[14], bytes[15]]));
     (node < MAX_NODES && bytes == of_node(node)).then_some(node)

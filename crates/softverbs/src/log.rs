@@ -1,11 +1,11 @@
-//! What the device has to say: a line at most in the life of a process, and never on the fast path.
+//! Messages of the device: at most one line of each kind in the life of a process, and none on the fast path.
 
 use std::sync::OnceLock;
 
 static SINK: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Where the device's messages go: to `sink`, a line without its end at a time, from any thread. Without it they go
-/// to the standard error stream, as libibverbs' do. The first call counts.
+/// Sends the device's messages to `sink`, one line without its newline per call, from any thread. Without a sink they go
+/// to the standard error stream, as those of libibverbs do. Later calls have no effect.
 pub fn set_log(sink: fn(&str)) {
     let _ = SINK.set(sink);
 }

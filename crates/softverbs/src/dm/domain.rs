@@ -1,4 +1,4 @@
-//! Which protection domains a process has, for those who import them.
+//! The protection domains of a process, listed for importing processes.
 
 use std::sync::atomic::Ordering;
 
@@ -14,7 +14,7 @@ fn word(number: u32, context: u32) -> u64 {
     u64::from(number) | u64::from(context) << 32
 }
 
-/// Makes a domain of a context known. One whose place is another one's can't be imported.
+/// Lists a domain of a context. A domain whose place is taken by another one cannot be imported.
 ///
 /// # Errors
 /// `ENOMEM`.

@@ -1,8 +1,7 @@
-//! Which device context a command descriptor stands for, and what of it other contexts use.
+//! The device context behind a command descriptor, and the objects of it that other contexts import.
 //!
-//! The descriptor is a sealed file that nobody can write to any more. It names a process and one of its
-//! contexts, and grants nothing by itself: who imports it must be able to open that process's segment,
-//! so it is of the same user.
+//! The descriptor is a sealed file, which no process can write. It names a process and one of its contexts, and grants
+//! nothing by itself: the importing process must be able to open that process's segment, so both have the same user.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -70,7 +69,7 @@ impl Origin {
 pub(crate) struct Imports(Mutex<HashMap<(u64, u32), (u32, u32)>>);
 
 impl Imports {
-    /// The number of a foreign domain here, the same for all who import it at a time.
+    /// The number of a foreign domain in this process. All current imports of one domain share the number.
     ///
     /// # Errors
     /// `ENOMEM`.

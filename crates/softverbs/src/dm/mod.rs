@@ -3,7 +3,7 @@
 //!
 //! A buffer is a sealed file of its own. Its entry in the owner's segment says where it lies in the
 //! owner's memory and which descriptor it is; regions over it name the entry's stamp, which is never
-//! used twice. The owner keeps who holds a buffer in private memory.
+//! used twice. The owner keeps the holders of a buffer in private memory.
 
 pub(crate) mod domain;
 mod import;
@@ -28,7 +28,7 @@ pub(crate) struct Buffer {
     file: OwnedFd,
     pub(crate) map: Mapping,
     inode: u64,
-    /// What was asked for; the file is of whole pages.
+    /// The length that was asked for, in bytes; the file has whole pages.
     pub(crate) len: usize,
 }
 
@@ -47,8 +47,8 @@ impl Buffer {
             .ok_or(Errno(libc::ENOMEM))?;
         let file = sys::memfd_create(c"softverbs-buffer", whole)?;
         let map = Mapping::new(&file, whole)?;
-        // Huge pages of the kernel's pool are not used: a hole that somebody punches into their file
-        // could not be filled again. Touched first, as allocating the file gives small ones.
+        // Not from the kernel's pool of huge pages: a hole that a process punches into such a file might not be filled
+        // again. The pages are touched before the file is allocated, as allocating it gives 4 KiB pages.
         map.prefer_huge_pages();
         let start = map.bytes(0, whole) as u64;
         if !sys::pages_usable(start, whole, true) {
@@ -69,10 +69,10 @@ impl Buffer {
         Self::of(file, map, len)
     }
 
-    /// What the application has mapped of a file.
+    /// A buffer over a mapping that the application has made of a file.
     ///
     /// # Errors
-    /// `EINVAL` where it is not that long, `EPERM` where its pages can be taken away.
+    /// `EINVAL`: the file is shorter. `EPERM`: its pages can be taken away (no seals, or hugetlbfs).
     ///
     /// # Safety
     /// `len` bytes of the file are mapped at `addr`, shared, until the buffer is dropped.
@@ -122,7 +122,7 @@ impl Held {
         })
     }
 
-    /// What the application knows it by.
+    /// The handle in `ibv_dm`, by which the buffer is imported.
     pub(crate) fn handle(&self) -> u32 {
         index_of(self.stamp) as u32
     }
@@ -162,7 +162,7 @@ impl Buffers {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a buffer known to peers. One whose file is known already is held once more.
+    /// Publishes a buffer to peers. A buffer whose file is published already gets one more holder.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -209,7 +209,7 @@ impl Buffers {
         let stamp =
             (self.next.fetch_add(1, Ordering::Relaxed) + 1) * MAX_BUFFERS as u64 + index as u64;
         let (map, at) = (&segment.map, entry_at(index));
-        // Whoever finds any of what follows finds the old stamp gone when it looks again.
+        // A peer that reads one of the following words finds the old stamp gone when it reads the stamp again.
         fence(Ordering::Release);
         map.u64(at + layout::ADDR)
             .store(buffer.addr(), Ordering::Relaxed);
@@ -291,8 +291,8 @@ impl Buffers {
         }
     }
 
-    /// Which buffer a range of addresses lies in, counted as a region of it. A part of a buffer's and
-    /// other addresses are nobody's.
+    /// The buffer that contains a whole range of addresses; the range is counted as a region of it. A range that lies only
+    /// partly in a buffer belongs to none.
     pub(crate) fn cover(&self, addr: u64, len: u64) -> Direct {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Direct::default();
@@ -357,7 +357,7 @@ impl Slot {
     }
 }
 
-/// What a peer's segment says of a buffer. Any of it may be wrong.
+/// A buffer's entry as read from a peer's segment. Hostile input: each field may be wrong.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shown {
     pub(crate) stamp: u64,
@@ -417,7 +417,7 @@ impl Shown {
     /// The buffer, mapped here.
     ///
     /// # Errors
-    /// As [`Self::open`], and `EPROTO` where it is not as long as it says.
+    /// As [`Self::open`], and `EPROTO`: the file is shorter than its entry states.
     pub(crate) fn import(&self, opener: &Opener) -> Res<Buffer> {
         let len = usize::try_from(self.len).map_err(|_| Errno(libc::EPROTO))?;
         Buffer::import(self.open(opener)?, len)

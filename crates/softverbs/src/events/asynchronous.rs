@@ -8,7 +8,7 @@ use crate::process::Process;
 use crate::sync::Lock;
 use crate::sys::{Epoll, Errno, Grow, Pipe, Res};
 
-/// What an event is about.
+/// The object that an event reports on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     Qp(*mut ibv_qp),
@@ -51,7 +51,7 @@ impl AsyncQueue {
         pushed
     }
 
-    /// Drops what was not read yet about an object that goes away; how many that was.
+    /// Drops the unread events of an object that is being destroyed; returns their number.
     pub(crate) fn forget(&self, element: Element) -> u32 {
         let mut events = self.events.lock();
         let before = events.len();

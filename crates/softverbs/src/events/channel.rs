@@ -61,7 +61,7 @@ impl Channel {
     pub(crate) fn push(&self, cq: u32) {
         let mut events = self.events.lock();
         if events.try_push(cq).is_err() {
-            // One event of each queue wakes whoever waits for any.
+            // One event of each queue wakes every thread that waits for any event.
             let (mut seen, mut kept) = (false, 0);
             while kept < events.len() {
                 let again = events.range(..kept).any(|&other| other == events[kept]);
@@ -83,14 +83,13 @@ impl Channel {
     fn pop(&self) -> Option<&'static Cq> {
         let mut events = self.events.lock();
         let cq = self.process.cqs.get(events.pop_front()?)?;
-        // Under the lock: who destroys the queue either drops the event or waits for its
-        // acknowledgement.
+        // Under the lock: the thread that destroys the queue either drops the event or waits for its acknowledgement.
         cq.event_taken();
         if events.is_empty() {
-            // Readable means that there is an event; whoever else rang is looked for right away.
+            // Readable means: there is an event. Further rings are looked for below.
             self.pipe.drain();
             drop(events);
-            // A late ring for an earlier message may have taken what a queue armed since.
+            // A late ring for an earlier message may have cleared a word that a queue has armed since.
             self.rearm();
             self.process.after_arming(&self.pipe);
             self.process.progress();
@@ -98,8 +97,8 @@ impl Channel {
         Some(cq)
     }
 
-    /// Peers ring only for queues that say so: say it again for those that still wait, as an
-    /// earlier ring may have taken it.
+    /// Arms the queues that still wait once more: peers ring only for armed queues, and an earlier ring may have cleared
+    /// the word.
     fn rearm(&self) {
         let cqs = self.cqs.lock();
         for cq in cqs.iter().filter_map(|&index| self.process.cqs.get(index)) {

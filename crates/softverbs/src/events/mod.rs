@@ -1,4 +1,4 @@
-//! Completion channels and asynchronous events: what applications sleep on.
+//! Completion channels and asynchronous events: the descriptors that applications sleep on.
 
 mod asynchronous;
 mod channel;

@@ -1,9 +1,9 @@
 //! Memory windows of type 1 and of type 2B.
 //!
 //! A window is a key of the regions' table with bounds, rights and, for type 2B, a queue pair of its own.
-//! Initiators find it in the same shared entries, so its bounds cost what a region's do. What
-//! it is bound to is known from private memory alone: one lock guards all windows of the
-//! process, and is a leaf. A region that windows are bound to can't go, for which its end takes the lock too.
+//! Initiators find it in the same shared entries, so checking its bounds costs as much as a region's. The region that a
+//! window is bound to is in private memory alone, under one lock for all windows of the process, which is a leaf.
+//! Deregistration takes that lock too, as a region with bound windows cannot be deregistered.
 //!
 //! A key dies at once when its window is bound anew, invalidated or freed; the request that did that is
 //! complete when no initiator uses the key any more.
@@ -18,14 +18,14 @@ use crate::region::{Description, Direct, Key, Range, Regions};
 use crate::segment::OwnSegment;
 use crate::sys::{Errno, Res};
 
-/// What a window may let peers do, and bits that say nothing about it.
+/// Access rights that a window may grant, and access bits without a meaning for windows.
 const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_ATOMIC
     | IBV_ACCESS_ZERO_BASED;
 
-/// The two kinds that `ibv_alloc_mw(3)` knows.
+/// The two types of `ibv_alloc_mw(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Bound by `ibv_bind_mw` only, which takes the next key; good for all queue pairs of its domain.
@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     TwoB,
 }
 
-/// What a request asks to bind.
+/// The window, region and range of a bind request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bind {
     /// The window, as its handle, and the key that it is to have.
@@ -83,7 +83,7 @@ pub(crate) struct Windows {
     count: AtomicU32,
 }
 
-/// What changes of windows need of their process.
+/// The tables of the process that a change of a window uses.
 pub(crate) struct Owner<'a> {
     pub(crate) regions: &'a Regions,
     pub(crate) segment: &'a OwnSegment,
@@ -120,11 +120,10 @@ impl Windows {
         Ok(key)
     }
 
-    /// Ends a window: its key is dead, and nobody uses it.
+    /// Ends a window: its key is dead, and no initiator uses it.
     ///
     /// # Errors
-    /// `EBUSY` where an initiator still does after some seconds: the key is dead, and the call can
-    /// be repeated.
+    /// `EBUSY`: an initiator still uses it after 5 s. The key is dead, and the call can be repeated.
     pub(crate) fn free(&self, owner: &Owner<'_>, handle: u32) -> Res<()> {
         let keys = {
             let mut all = self.lock();
@@ -197,8 +196,8 @@ impl Windows {
         })
     }
 
-    /// Invalidates a window of type 2B because its queue pair's other end says so. That end is the only
-    /// one that could use it, and did so before.
+    /// Invalidates a window of type 2B for a SEND with invalidate from the other end of its queue pair. That end is the
+    /// only one that can use the window, and its earlier accesses are complete.
     ///
     /// # Errors
     /// `EINVAL` where the key is not that of a window bound for this queue pair.
@@ -239,7 +238,8 @@ impl Windows {
         Ok(then())
     }
 
-    /// What a key that is a bound window's stands for, and the number of the only queue pair that it is good for, or 0.
+    /// The range and rights of a bound window, by its key, and the only queue pair number it is valid for (0: all of its
+    /// domain).
     pub(crate) fn describe(&self, key: Key) -> Option<(Description, u32)> {
         if !self.any() {
             return None;
@@ -261,7 +261,7 @@ impl Windows {
 }
 
 impl Window {
-    /// What a binding makes of it; `None` for nothing.
+    /// The description that a binding gives the window; `None` for a binding of length 0, which unbinds.
     fn check(&self, owner: &Owner<'_>, bind: &Bind, pd: u32) -> Res<Option<Description>> {
         let wrong = Err(Errno(libc::EINVAL));
         let two = self.kind == Kind::TwoB;
@@ -308,7 +308,7 @@ impl Window {
         }))
     }
 
-    /// From here on nobody begins to use it.
+    /// From here on no initiator begins a use.
     fn kill(&mut self, owner: &Owner<'_>) {
         if self.bound.take().is_some() {
             owner.regions.kill(owner.segment, self.key);
@@ -316,7 +316,7 @@ impl Window {
         }
     }
 
-    /// Whether an initiator may still use what it was.
+    /// Whether an initiator may still use the previous binding.
     fn in_use(&mut self, owner: &Owner<'_>) -> bool {
         let used = self
             .dying

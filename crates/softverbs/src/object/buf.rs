@@ -6,7 +6,7 @@ use crate::dm::Held;
 use crate::entry::non_null;
 use crate::sys::{Errno, Res};
 
-/// What the application holds as an `ibv_buf`.
+/// The object behind an `ibv_buf`.
 pub(crate) struct Buf {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) held: Held,

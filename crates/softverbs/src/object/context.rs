@@ -23,7 +23,7 @@ pub(crate) struct Context {
     pub(crate) children: AtomicU32,
     /// The context that its command descriptor stands for: this one, or that which it imports.
     pub(crate) origin: Origin,
-    /// What `cmd_fd` is.
+    /// Owns the descriptor in `cmd_fd`.
     _command: OwnedFd,
 }
 

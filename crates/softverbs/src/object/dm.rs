@@ -22,7 +22,7 @@ pub(crate) struct Dm {
     pub(crate) held: Held,
     /// Counted as device memory of this process.
     counted: u64,
-    /// Known to peers. What a forked child made is not.
+    /// Published to peers. Memory that a forked child allocates is not.
     pub(crate) shown: bool,
 }
 

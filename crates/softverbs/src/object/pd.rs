@@ -15,7 +15,7 @@ pub(crate) struct Pd {
     pub(crate) number: u32,
     /// Objects that were made in it.
     pub(crate) children: AtomicU32,
-    /// What a parent domain was made of; NULL for others.
+    /// The protection and thread domain of a parent domain; NULL for others.
     pub(crate) made_of: (*mut ibv_pd, *mut ibv_td),
     pub(crate) import: Option<Import>,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Pd {
 /// Where an imported domain comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Import {
-    /// By which its process knows it.
+    /// Its number in the exporting process.
     pub(crate) handle: u32,
     /// Of another process.
     pub(crate) foreign: bool,

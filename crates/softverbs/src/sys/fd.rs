@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{Res, check};
 
-/// A non-blocking pipe whose one use is to be readable.
+/// A non-blocking pipe that serves as a doorbell: it is readable after a ring and carries no data.
 #[derive(Debug)]
 pub(crate) struct Pipe {
     read: OwnedFd,
@@ -30,7 +30,7 @@ impl Pipe {
         self.read.as_raw_fd()
     }
 
-    /// Tells this pipe from whatever has its number later.
+    /// The inode: distinguishes this pipe from a later file with the same descriptor number.
     pub(crate) fn inode(&self) -> u64 {
         self.inode
     }
@@ -119,14 +119,14 @@ impl Timer {
             )
         })?;
         Ok(Self {
-            // SAFETY: fresh and owned by nobody else.
+            // SAFETY: the call has just returned this descriptor; no other owner exists.
             fd: unsafe { OwnedFd::from_raw_fd(fd) },
             at: Mutex::new(0),
         })
     }
 
-    /// Readable at this time of the monotonic clock, in nanoseconds, at the latest; 0 is never. What
-    /// another thread asked for stays: it may know of what this one does not.
+    /// Makes the timer readable at `at` (monotonic clock, nanoseconds) at the latest; 0 means never. An earlier time
+    /// that another thread has set stays.
     pub(crate) fn arm(&self, at: u64) {
         let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
         if at != 0 && (*armed == 0 || at < *armed) {
@@ -135,8 +135,8 @@ impl Timer {
         }
     }
 
-    /// Neither readable nor armed. Whoever calls this looks afterwards what is to be waited for, and
-    /// arms it again.
+    /// Makes the timer neither readable nor armed. Afterwards the caller checks which requests wait, and arms the
+    /// timer again for them.
     pub(crate) fn disarm(&self) {
         let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
         if *armed != 0 {
@@ -180,7 +180,7 @@ impl Epoll {
     pub(crate) fn new() -> Res<Self> {
         // SAFETY: no memory is passed.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: fresh and owned by nobody else.
+        // SAFETY: the call has just returned this descriptor; no other owner exists.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -199,7 +199,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// Has a descriptor be readable with `token` once, until this is called again; it may be in or not.
+    /// Reports `fd` with `token` once (`EPOLLONESHOT`), until this is called again. Adds `fd` if the set does not have it.
     pub(crate) fn add_once(&self, fd: RawFd, token: u64) -> Res<()> {
         let mut event = libc::epoll_event {
             events: (libc::EPOLLIN | libc::EPOLLONESHOT) as u32,
@@ -261,9 +261,9 @@ pub(crate) fn count_entries(path: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// One thread is about to sleep with nothing to wait for when another one's request begins to wait.
+    /// A thread arms for "never" just after another thread's request has begun to wait.
     #[test]
-    fn a_time_that_somebody_asked_for_stays() {
+    fn an_earlier_time_stays() {
         let timer = Timer::new().unwrap();
         let set = || {
             // SAFETY: all zeros is a value of it, and writable.

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::{Errno, Res, check};
 
-/// Who the kernel says is at the other end: the process that connected, or that listened.
+/// The process at the other end as the kernel reports it (`SO_PEERCRED`): the one that connected, or the listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub(crate) pid: u32,
@@ -24,7 +24,7 @@ fn socket() -> Res<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: no memory is passed.
     let fd = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
-    // SAFETY: fresh and owned by nobody else.
+    // SAFETY: the call has just returned this descriptor; no other owner exists.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -43,7 +43,7 @@ fn address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
 
 impl Listener {
     /// # Errors
-    /// `EADDRINUSE` where somebody has the name.
+    /// `EADDRINUSE`: another socket has the name.
     pub(crate) fn bind(name: &str) -> Res<Self> {
         let fd = socket()?;
         let (address, len) = address(name);
@@ -54,17 +54,17 @@ impl Listener {
         Ok(Self(fd))
     }
 
-    /// The next who has connected.
+    /// The next connection.
     ///
     /// # Errors
-    /// `EAGAIN` where nobody has.
+    /// `EAGAIN`: none waits.
     pub(crate) fn accept(&self) -> Res<Line> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let null = std::ptr::null_mut();
         // SAFETY: no address is asked for.
         let fd =
             check(unsafe { libc::accept4(self.0.as_raw_fd(), null, std::ptr::null_mut(), flags) })?;
-        // SAFETY: fresh and owned by nobody else.
+        // SAFETY: the call has just returned this descriptor; no other owner exists.
         Ok(Line(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 }
@@ -83,7 +83,7 @@ impl AsRawFd for Line {
 
 impl Line {
     /// # Errors
-    /// `ECONNREFUSED` where nobody listens, `EAGAIN` where too many wait there.
+    /// `ECONNREFUSED`: no socket listens there. `EAGAIN`: the listener's queue is full.
     pub(crate) fn connect(name: &str) -> Res<Self> {
         let fd = socket()?;
         let (address, len) = address(name);
@@ -93,7 +93,7 @@ impl Line {
     }
 
     /// # Errors
-    /// What the kernel says of asking.
+    /// Those of `getsockopt(2)`.
     pub(crate) fn credentials(&self) -> Res<Credentials> {
         // SAFETY: all zeros is a value of it.
         let mut found: libc::ucred = unsafe { zeroed() };
@@ -114,10 +114,10 @@ impl Line {
         })
     }
 
-    /// Sends one message, with a descriptor where there is one.
+    /// Sends one message, with a descriptor if `with` has one.
     ///
     /// # Errors
-    /// `EAGAIN` where there is no room, `EPIPE` and `ECONNRESET` where nobody is at the other end.
+    /// `EAGAIN`: no room. `EPIPE`, `ECONNRESET`: the other end is closed.
     pub(crate) fn send(&self, bytes: &[u8], with: Option<BorrowedFd<'_>>) -> Res<()> {
         let mut piece = libc::iovec {
             iov_base: bytes.as_ptr().cast_mut().cast(),
@@ -166,7 +166,7 @@ impl Line {
     /// Takes one message of exactly `bytes`, and the descriptor that came with it.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none, `EPIPE` where there will be none any more, `EPROTO` for one of another length.
+    /// `EAGAIN`: none is there. `EPIPE`: the other end is closed. `EPROTO`: the message has another length.
     pub(crate) fn receive(&self, bytes: &mut [u8]) -> Res<Option<OwnedFd>> {
         let mut piece = libc::iovec {
             iov_base: bytes.as_mut_ptr().cast(),
@@ -190,7 +190,7 @@ impl Line {
                 Err(_) => return Err(Errno::last()),
             }
         };
-        // Whatever came, its descriptors are this process's now.
+        // Every descriptor in the message belongs to this process now, also if the message is refused.
         let file = taken(&message);
         if n == 0 {
             return Err(Errno(libc::EPIPE));
@@ -210,7 +210,7 @@ struct Control([u8; CONTROL]);
 
 /// The descriptor that came with a message.
 fn taken(message: &libc::msghdr) -> Option<OwnedFd> {
-    // SAFETY: the kernel filled the control buffer, and says how far.
+    // SAFETY: the kernel has filled the control buffer up to `msg_controllen`.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(message);
         let right = !header.is_null()

@@ -1,4 +1,4 @@
-//! Locks on parts of a file, none of which is waited for.
+//! Locks on byte ranges of a file. No call waits for a lock.
 //!
 //! They are of the open file, not of the process: another descriptor of the same file does not release
 //! one, and the file is closed at the latest when the process ends or executes another program.
@@ -16,7 +16,7 @@ pub(crate) fn lock(file: &File, bytes: Range<u64>) -> Res<()> {
 }
 
 /// # Errors
-/// What the kernel says of a file that can't be locked.
+/// Those of `fcntl(2)`.
 pub(crate) fn unlock(file: &File, bytes: Range<u64>) -> Res<()> {
     call(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
@@ -26,11 +26,11 @@ pub(crate) fn locked(file: &File, bytes: Range<u64>) -> bool {
     holder(file, bytes).is_some()
 }
 
-/// The bytes of some lock that another open file has among these, which may be more than these.
+/// The range of one lock, held through another open file, that overlaps `bytes`. The range may extend beyond `bytes`.
 pub(crate) fn holder(file: &File, bytes: Range<u64>) -> Option<Range<u64>> {
     let lock = call(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes).ok()?;
     let start = lock.l_start.cast_unsigned();
-    // 0 bytes are all up to the end of what a file can have.
+    // A length of 0 means: up to the largest possible offset.
     let end = if lock.l_len == 0 {
         u64::MAX
     } else {

@@ -1,4 +1,4 @@
-//! Anonymous files that peers map: they can't be truncated under anybody's feet.
+//! Anonymous files that peers map. Their size is sealed: a truncated file would end each process that maps it (SIGBUS).
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -15,7 +15,7 @@ pub(crate) fn create(name: &CStr, size: usize) -> Res<OwnedFd> {
     Ok(file)
 }
 
-/// Seals the size, and what `more` says, for good.
+/// Seals the size and adds the seals in `more`; no seal can be removed.
 fn seal(file: &OwnedFd, more: libc::c_int) -> Res<()> {
     let seals = SEALS | libc::F_SEAL_SEAL | more;
     // SAFETY: no memory is passed.
@@ -27,7 +27,7 @@ fn sized(name: &CStr, size: usize) -> Res<OwnedFd> {
     let fd = check(unsafe {
         libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
     })?;
-    // SAFETY: fresh and owned by nobody else.
+    // SAFETY: the call has just returned this descriptor; no other owner exists.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: no memory is passed.
     check(unsafe { libc::ftruncate(fd, size.cast_signed() as libc::off_t) })?;
@@ -39,7 +39,7 @@ fn sized(name: &CStr, size: usize) -> Res<OwnedFd> {
 pub(crate) struct Tables(OwnedFd);
 
 impl Tables {
-    /// As [`create`], but not sealed yet. Nobody else knows it.
+    /// As [`create`], but not sealed yet. No other process has opened the file.
     pub(crate) fn create(name: &CStr, size: usize) -> Res<Self> {
         Ok(Self(sized(name, size)?))
     }
@@ -49,11 +49,11 @@ impl Tables {
         &self.0
     }
 
-    /// Has it keep its size, and nobody write it but by the mappings that there are (`F_SEAL_FUTURE_WRITE`). False where
-    /// the kernel has no such seal (before 5.1), and only the size is sealed.
+    /// Seals the size, and refuses all writes except by existing mappings (`F_SEAL_FUTURE_WRITE`). Returns false if the
+    /// kernel has no such seal (before 5.1); then only the size is sealed.
     ///
     /// # Errors
-    /// What the kernel says of seals.
+    /// Those of `fcntl(2)` with `F_ADD_SEALS`.
     pub(crate) fn seal(self) -> Res<(OwnedFd, bool)> {
         match seal(&self.0, libc::F_SEAL_FUTURE_WRITE) {
             Err(Errno(libc::EINVAL)) => seal(&self.0, 0).map(|()| (self.0, false)),
@@ -62,7 +62,7 @@ impl Tables {
     }
 }
 
-/// Whether nobody can write a peer's file who has not mapped it before it was sealed.
+/// Whether a peer's file can be written only by mappings older than its seal.
 pub(crate) fn is_guarded(file: &OwnedFd) -> Res<bool> {
     // SAFETY: no memory is passed.
     let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
@@ -91,13 +91,13 @@ pub(crate) fn read_word(file: &OwnedFd, at: usize) -> Res<u64> {
     }
 }
 
-/// A file of these bytes that nobody can change any more.
+/// A file with these bytes, sealed against every change.
 pub(crate) fn sealed_file(name: &CStr, bytes: &[u8]) -> Res<OwnedFd> {
     // SAFETY: `name` is a C string.
     let fd = check(unsafe {
         libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
     })?;
-    // SAFETY: fresh and owned by nobody else.
+    // SAFETY: the call has just returned this descriptor; no other owner exists.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: the bytes are readable.
     let written = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
@@ -110,7 +110,7 @@ pub(crate) fn sealed_file(name: &CStr, bytes: &[u8]) -> Res<OwnedFd> {
     Ok(file)
 }
 
-/// What [`sealed_file`] wrote.
+/// Reads the bytes that [`sealed_file`] has written.
 ///
 /// # Errors
 /// `EBADF`, and `EINVAL` for any other file.
@@ -134,10 +134,10 @@ pub(crate) fn read_sealed<const LEN: usize>(file: BorrowedFd<'_>) -> Res<[u8; LE
     }
 }
 
-/// Gives `len` bytes at `offset` their pages, so that touching them can't fail later.
+/// Allocates the pages of `len` bytes at `offset`, so that a later access cannot fail.
 ///
 /// # Errors
-/// `ENOMEM`, whatever the kernel calls it.
+/// `ENOMEM`, for each error of the kernel.
 pub(crate) fn fallocate(fd: RawFd, offset: usize, len: usize) -> Res<()> {
     loop {
         // SAFETY: no memory is passed.
@@ -151,12 +151,12 @@ pub(crate) fn fallocate(fd: RawFd, offset: usize, len: usize) -> Res<()> {
     }
 }
 
-/// Tells an open file from others.
+/// The inode, which identifies an open file on its device.
 pub(crate) fn inode_of(file: &OwnedFd) -> Res<u64> {
     Ok(name_of(file)?.1)
 }
 
-/// Tells an open file from others of all devices: device and inode.
+/// Device and inode, which identify an open file.
 pub(crate) fn name_of(file: &OwnedFd) -> Res<(u64, u64)> {
     // SAFETY: all zeros is a value of it.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_file_without_seals_is_refused() {
-        // SAFETY: a C string; the descriptor is owned by nobody else.
+        // SAFETY: a C string; no other owner of the new descriptor exists.
         let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"x".as_ptr(), 0)) };
         assert_eq!(sealed_size(&file), Err(Errno(libc::EPERM)));
     }

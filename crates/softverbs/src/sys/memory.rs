@@ -1,5 +1,4 @@
-//! Memory of this process whose want is an error and not the end of the process, as it is with what the standard library
-//! allocates by itself.
+//! Fallible allocation: out of memory is `ENOMEM` here. The standard library's allocating calls abort the process instead.
 
 use std::alloc::{Layout, alloc};
 use std::collections::VecDeque;
@@ -30,7 +29,7 @@ pub(crate) fn try_box<T>(value: T) -> Res<Box<T>> {
     Ok(Box::write(room()?, value))
 }
 
-/// A list of what `make` makes of each index.
+/// A list with the result of `make` for each index.
 ///
 /// # Errors
 /// `ENOMEM`.

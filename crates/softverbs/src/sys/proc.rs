@@ -1,4 +1,4 @@
-//! What `/proc` says about processes, and reaching into them.
+//! Processes as `/proc` shows them: identity, state, and their open files.
 
 use std::fs;
 use std::io::Read;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::{Errno, Res, ShortPath, check};
 
-/// Tells a process from every other that has or had its pid.
+/// Identifies a process; no other process that has or had the same pid is equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) pid: u32,
@@ -25,14 +25,15 @@ fn path_of_fd(pid: u32, fd: RawFd) -> Res<ProcPath> {
     ProcPath::new(format_args!("/proc/{pid}/fd/{fd}"))
 }
 
-/// The beginning of a file, without an allocation: want of memory is no end of a process.
+/// The beginning of a file, read without an allocation: a process counts as ended only for its state, not for lack of
+/// memory here.
 struct Start {
     bytes: [u8; 2048],
     len: usize,
 }
 
 impl Start {
-    /// All of what `/proc/<pid>/stat` says.
+    /// The whole of `/proc/<pid>/stat`.
     fn of_stat(pid: u32) -> Res<Self> {
         Self::of_file(ProcPath::new(format_args!("/proc/{pid}/stat"))?.as_path())
     }
@@ -56,7 +57,7 @@ pub(crate) fn has_open(pid: u32, fd: RawFd, inode: u64) -> bool {
     let file = path_of_fd(pid, fd).and_then(|path| Ok(fs::metadata(path.as_path())?));
     match file {
         Ok(file) => file.ino() == inode,
-        // One whose first thread has ended shows nothing, and goes on.
+        // A process whose first thread has ended shows no files, and its other threads run.
         Err(Errno(libc::ENOENT)) => leader_ended(pid),
         Err(_) => true,
     }
@@ -75,7 +76,7 @@ impl OpenFile {
     /// The one that was opened by `fd` of that process.
     ///
     /// # Errors
-    /// What the kernel says of looking at it.
+    /// Those of `fstat(2)`.
     pub(crate) fn new(pid: u32, fd: RawFd, file: &OwnedFd) -> Res<Self> {
         // SAFETY: all zeros is a value of it.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -147,7 +148,7 @@ fn parse_stat(stat: &[u8]) -> Option<(u64, bool)> {
     let start_time = fields.nth(1)?.parse().ok()?;
     match state {
         "X" | "x" => None,
-        // The first thread waits for the others, which go on.
+        // A zombie first thread: the other threads still run.
         "Z" => (threads > 1).then_some((start_time, true)),
         _ => Some((start_time, false)),
     }
@@ -162,7 +163,7 @@ pub(crate) fn namespace(name: &str) -> u64 {
 
 /// Names this host, across restarts of its processes.
 pub(crate) fn machine_id() -> u64 {
-    // Both are some tens of bytes; one that is empty names nothing.
+    // Both files have 33 to 37 bytes; an empty one identifies nothing.
     ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"]
         .iter()
         .filter_map(|path| Start::of_file(Path::new(path)).ok())
@@ -184,7 +185,7 @@ pub(crate) fn open_fd_of(pid: u32, fd: RawFd, flags: libc::c_int) -> Res<OwnedFd
     let path = path_of_fd(pid, fd)?;
     // SAFETY: a C string.
     let fd = check(unsafe { libc::open(path.as_c_str().as_ptr(), flags | OPEN) })?;
-    // SAFETY: fresh and owned by nobody else.
+    // SAFETY: the call has just returned this descriptor; no other owner exists.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -199,7 +200,7 @@ impl PidFd {
         // SAFETY: no memory is passed.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         let fd = check(fd as libc::c_int)?;
-        // SAFETY: fresh and owned by nobody else.
+        // SAFETY: the call has just returned this descriptor; no other owner exists.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -258,7 +259,7 @@ mod tests {
         assert!(PidFd::open(child.id()).is_err());
     }
 
-    /// Its first thread waits for the others like a child that nobody waited for.
+    /// The first thread has ended and is a zombie while another thread runs.
     #[test]
     fn a_process_without_its_first_thread_lives() {
         extern "C" fn rest(_: *mut libc::c_void) -> *mut libc::c_void {

@@ -1,4 +1,4 @@
-//! What the kernel lets others do with this process, and signals of its threads.
+//! Access of other processes to this one (Yama), and signal masks of its threads.
 
 use std::mem::MaybeUninit;
 
@@ -18,7 +18,7 @@ pub(crate) fn yama_restricts() -> bool {
         .is_ok_and(|scope| scope.trim() != "0")
 }
 
-/// Has Yama let everybody in. Without Yama it does nothing.
+/// Lets every process of the user attach (`PR_SET_PTRACER_ANY`). No effect without Yama.
 pub(crate) fn allow_tracers() {
     // SAFETY: no memory is passed.
     unsafe { libc::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) };
@@ -27,7 +27,7 @@ pub(crate) fn allow_tracers() {
 /// The signals that a thread takes.
 pub(crate) struct Signals(libc::sigset_t);
 
-/// This thread takes no signals, nor do those that it makes; what it took before.
+/// Blocks all signals for this thread and for threads that it starts; returns the previous mask.
 pub(crate) fn block_signals() -> Signals {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = MaybeUninit::<libc::sigset_t>::uninit();

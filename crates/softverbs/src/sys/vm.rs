@@ -23,7 +23,7 @@ pub(crate) fn as_local(addr: u64, len: usize) -> libc::iovec {
 ///
 /// The kernel checks both sides, so no address can hurt this process.
 pub(crate) fn vm_write(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) -> Res<usize> {
-    // SAFETY: the kernel checks every address; the memory is the applications' own, who asked.
+    // SAFETY: the kernel checks every address; both ranges are registered memory that the applications named in requests.
     let n = unsafe {
         libc::process_vm_writev(
             pid.cast_signed(),
@@ -59,8 +59,7 @@ pub(crate) fn vm_read(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) -
     }
 }
 
-/// Whether the kernel does not let this process copy, whatever the addresses are: a filter of system
-/// calls may say anything.
+/// Whether the kernel refuses the call itself, independent of the addresses. A seccomp filter may return any errno.
 pub(crate) fn refused(error: Errno) -> bool {
     let of_addresses = [libc::EFAULT, libc::ESRCH, libc::EINVAL, libc::ENOMEM];
     !of_addresses.contains(&error.0)
@@ -103,8 +102,8 @@ pub(crate) fn readable_locally(addr: u64, len: usize) -> bool {
     })
 }
 
-/// Whether each page of a range of this process can be written; what is there stays. For error
-/// paths: two calls a page.
+/// Whether each page of a range of this process can be written. Contents do not change. For error paths: two system
+/// calls per page.
 pub(crate) fn writable_locally(addr: u64, len: usize) -> bool {
     readable_locally(addr, len) && populate(addr, len, libc::MADV_POPULATE_WRITE)
 }
@@ -157,7 +156,7 @@ fn populate(addr: u64, len: usize, advice: libc::c_int) -> bool {
     }
 }
 
-/// Whether the list of mappings says that a range may be written.
+/// Whether `/proc/self/maps` shows the whole range as writable.
 fn mapped_writable(start: u64, end: u64) -> bool {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
         return false;
@@ -254,7 +253,7 @@ fn file_in(maps: &str, addr: u64, len: u64) -> Option<OwnedFd> {
 /// From linux/magic.h; not in every libc.
 const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 
-/// Writes a file's pages back, whoever changed them, and waits for the disk.
+/// Writes a file's dirty pages back, by whichever process they were changed, and waits for the disk.
 pub(crate) fn write_back(file: &OwnedFd) -> Res<()> {
     // SAFETY: no memory is passed.
     super::check(unsafe { libc::fdatasync(file.as_raw_fd()) }).map(|_| ())
