@@ -3,6 +3,8 @@
 use super::records::{Bad, Entry, MAX_SEGMENTS, RECORD_SIZE, Segment, WORDS, checksum};
 
 const MAGIC: u64 = 0x0001_7761_7274_6677;
+/// The bits of that which every version has.
+const SIGNATURE: u64 = 0xffff_ffff_ffff;
 /// Words before the segments: magic, domain, size, the entry.
 const HEAD: usize = 3 + WORDS;
 
@@ -18,10 +20,10 @@ pub fn encode_short(key: u64) -> [u8; KEY_SIZE] {
     key.to_le_bytes()
 }
 
-/// The key that these bytes are. `None`: they are, or begin, a record.
+/// The key that these bytes begin with. `None`: they begin a record, of whatever version, or are too few.
 pub fn decode_short(bytes: &[u8]) -> Option<u64> {
-    let key = u64::from_le_bytes(bytes.try_into().ok()?);
-    (key != MAGIC).then_some(key)
+    let key = u64::from_le_bytes(*bytes.first_chunk::<KEY_SIZE>()?);
+    ((key ^ MAGIC) & SIGNATURE != 0).then_some(key)
 }
 
 /// A region, as its owner describes it to those who shall use it.

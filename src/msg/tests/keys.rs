@@ -415,7 +415,7 @@ fn atomics_go_through_the_directory() {
     let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
     let result = Buffer::all(&client.domain, 8);
     let target = Buffer::with_key(&server.domain, 64, TARGET, 1);
-    let _write_only = Buffer::with_key(&server.domain, 64, Access::REMOTE_WRITE, 2);
+    let write_only = Buffer::with_key(&server.domain, 64, Access::REMOTE_WRITE, 2);
     let _read_only = Buffer::with_key(&server.domain, 64, Access::REMOTE_READ, 3);
     let aligned = target.addr().next_multiple_of(8) - target.addr();
     let (iov, desc) = result.part(0, 8);
@@ -431,9 +431,15 @@ fn atomics_go_through_the_directory() {
     client.completion().unwrap();
     assert_eq!(result.memory, 5_u64.to_ne_bytes());
     assert_eq!(target.memory[aligned as usize..][..8], 10_u64.to_ne_bytes());
+    // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3)): one that fetches, too
+    fetch(
+        write_only.addr().next_multiple_of(8) - write_only.addr(),
+        2,
+        2,
+    );
+    assert_eq!(client.completion().unwrap().context, 2);
     for (addr, key, error) in [
         (64, 1, FiErrno::EACCES), // behind the end
-        (0, 2, FiErrno::EACCES),  // fetching reads
         (0, 3, FiErrno::EACCES),
         (0, 9, FiErrno::EKEYREJECTED),
     ] {
@@ -669,10 +675,10 @@ fn raw_keys_of_other_forms_are_the_keys() {
         for len in 0..raw.len() {
             assert_eq!(client.domain.map_raw(&raw[..len]), Err(FiErrno::EINVAL));
         }
-        let longer = [&raw[..], &[0; 8]].concat();
-        assert_eq!(client.domain.map_raw(&longer), Err(FiErrno::EINVAL));
         let key = client.domain.map_raw(&raw).unwrap();
-        let again = client.domain.map_raw(&raw).unwrap();
+        // of a buffer that is longer, as for records
+        let longer = [&raw[..], &[0xee; 500]].concat();
+        let again = client.domain.map_raw(&longer).unwrap();
         for key in [key, again, target.region.key()] {
             client.write(&source, 4096, base, key, 1).unwrap();
             client.completion().unwrap();
