@@ -399,13 +399,16 @@ impl Peer {
         Some(out.as_mut()?.push_datagram(who, header, fill, may_sleep))
     }
 
-    /// The datagram of the queue pair `who` waits for room no longer. True where others may go on for that.
+    /// The datagram of the queue pair `who` waits for room no longer. True where `who` had the turn,
+    /// so that other queue pairs can be tried.
     pub(crate) fn leave_line(&self, who: u32) -> bool {
         self.out.lock().as_mut().is_some_and(|out| out.leave(who))
     }
 
-    /// Whether the datagram of the queue pair `who` is still to wait for room at `now`: until when at most, in nanoseconds of the monotonic
-    /// clock. Without end where others are to be served before, whose patience ends. Reads a file, if `looks`.
+    /// Until when the datagram of the queue pair `who` waits for room at most, in nanoseconds of the
+    /// monotonic clock; `None` where the wait is over at `now`. `u64::MAX` where another queue pair
+    /// has the turn: the end of its wait ends the turn. With `looks`, reads a file to find out
+    /// whether the process is stopped.
     #[cold]
     pub(crate) fn waits_for_room(&self, who: u32, now: u64, looks: bool) -> Option<u64> {
         let has_turn = || {

@@ -231,12 +231,14 @@ impl Process {
         for _ in 0..TURNS {
             let before = self.turns();
             self.retry_each();
-            // In the last round each was refused by the ring, which rings, or by one that was.
+            // In the last round no turn ended: each was refused by the ring, whose receiver rings
+            // this process, or for the turn of a queue pair that was refused by it.
             if self.turns() == before {
                 return;
             }
         }
-        // A receiver that is as fast must not keep the caller; whoever sleeps comes back.
+        // A receiver that consumes as fast must not keep the caller here: a thread that sleeps is
+        // woken and goes on.
         self.doorbell.ring();
     }
 

@@ -103,8 +103,9 @@ impl Qp {
         }
     }
 
-    /// The receiver has not looked yet: a datagram waits a short time, and then is kept until both look again, so that others go
-    /// on. Those that are too many wait as long as for room.
+    /// The receiver has made no ring yet: a datagram waits 1 s for it and is then copied to the list
+    /// of late messages, so that the queue goes on. When that list has no place for it, it waits as
+    /// long as for room.
     #[cold]
     fn run_without_ring(
         &self,

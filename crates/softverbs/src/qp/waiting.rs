@@ -117,7 +117,8 @@ impl Qp {
             .map_or(0, |conn| rnr_delay_ns(conn.rnr_timer()))
     }
 
-    /// Runs requests that waited, as far as they go. What waits for a turn that is over with that is looked at by whoever sleeps.
+    /// Runs requests that waited, as far as they go. If a turn at a full ring ended with that, wakes
+    /// the threads that sleep, as other queue pairs may have waited for the end of the turn.
     pub(crate) fn go_on(&self) {
         let process = self.process();
         let turns = process.turns();
@@ -306,7 +307,7 @@ impl Qp {
             .is_some_and(|wait| wait.reason == Reason::Ring && sys::now_ns() >= wait.deadline)
     }
 
-    /// Whether the first request, which has waited for a ring for [`RING_NS`], does so for as long again.
+    /// Prolongs the first request's wait for a ring by [`RING_NS`]; false after [`PATIENCE_NS`].
     pub(super) fn waits_on_for_ring(&self, sq: &mut SendQueue) -> bool {
         let Some(wait) = sq.wait.as_mut().filter(|wait| wait.left > 0) else {
             return false;
@@ -365,7 +366,8 @@ fn receive_there(sq: &SendQueue) -> bool {
 /// Datagrams that a queue pair sends before others have their turn.
 const TURN: u32 = 16;
 
-/// How often a datagram that waits for room looks whether its receiver is stopped, which then loses it.
+/// Time between two looks of a waiting datagram at whether its receiver is stopped, in nanoseconds.
+/// A datagram to a stopped receiver is lost.
 const LOOK_NS: u64 = 100_000_000;
 
 /// When a datagram that waits for room at this peer looks again; `None` where it is lost.
@@ -375,8 +377,8 @@ fn room_until(peer: Option<&Peer>, who: u32, now: u64, looks: bool) -> Option<u6
     Some(until.min(now + LOOK_NS))
 }
 
-/// How long a message of an unreliable connection waits for a receive or for room. On a wire it would be lost at
-/// once; here the receiver may just not have had the processor.
+/// How long a message of an unreliable connection waits for a receive or for room. On a wire it
+/// would be lost at once; here the receiver may just not have had the processor.
 const LOSS_NS: u64 = 100_000_000;
 
 /// How long the first datagram to a process that never looked waits for it. On a wire a receive would take it all

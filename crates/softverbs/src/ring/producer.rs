@@ -239,8 +239,9 @@ impl Producer {
         self.push(header, &fill) || self.ask(may_sleep) && self.push_again(*header, fill)
     }
 
-    /// As [`Self::push_or_ask`], for a datagram of the queue pair `who`, which is not 0. One for which there is no room has the turn, if
-    /// nobody has; the caller tries again until it is sent or given up by [`Self::leave`].
+    /// As [`Self::push_or_ask`], for a datagram of the queue pair `who`, which is not 0. A datagram
+    /// that finds no room gets the turn if no other queue pair has it; the caller then tries again
+    /// until the datagram is sent, or calls [`Self::leave`].
     #[inline(always)]
     pub(crate) fn push_datagram(
         &mut self,
@@ -267,7 +268,7 @@ impl Producer {
         let had_turn = self.line.is_turn_of(who);
         if !had_turn {
             if !self.line.is_empty() {
-                // Whoever has the turn has asked to be rung.
+                // The queue pair that has the turn has asked to be rung.
                 return Pushed::Full;
             }
             let now = sys::now_ns();
@@ -309,7 +310,8 @@ impl Producer {
         had_turn
     }
 
-    /// When the patience with the receiver ends, in nanoseconds of the monotonic clock; asked by who has the turn.
+    /// When the patience with the receiver ends, in nanoseconds of the monotonic clock. The caller's
+    /// queue pair has the turn.
     pub(crate) fn patient_until(&mut self) -> u64 {
         self.line.until(self.received(), self.head)
     }

@@ -1,18 +1,21 @@
-//! Datagrams that find a full ring: one queue pair at a time has the turn, and the receiver is waited for only as long
-//! as it deserves.
+//! Datagrams that find a full ring: the order in which queue pairs get room, and how long a
+//! sender waits for a receiver.
 //!
-//! Several queue pairs of a process send through one ring. The one that has the turn has room reserved, so that neither
-//! short datagrams of the others nor messages of connections keep a long one out; the others wait until the turn is over.
+//! The queue pairs of a process share one ring to each other process. At a full ring one of them
+//! has the turn. Slots are reserved for its datagram, so that neither short datagrams of other
+//! queue pairs nor messages of connections delay a long datagram without bound. The other queue
+//! pairs wait until the turn is over.
 //!
-//! The patience is one account for each receiver. Waiting takes from it, each slot that the receiver takes adds to it. So
-//! a receiver that takes nothing costs [`PATIENCE_NS`] once, however many queue pairs and datagrams wait for it, and one
-//! that takes slots at a fair rate is waited for without end.
+//! The patience is one account for each receiver. Waiting takes from it; each slot that the
+//! receiver consumes adds to it. A receiver that consumes nothing delays its sender for
+//! [`PATIENCE_NS`] once, for any number of queue pairs and datagrams.
 
 use super::SLOTS;
 
 /// How long a sender waits for a receiver that takes nothing, in nanoseconds.
 pub(crate) const PATIENCE_NS: u64 = 5_000_000_000;
-/// What each slot adds that the receiver takes: one that takes 50 slots in a second is waited for without end.
+/// What each consumed slot adds, in nanoseconds. A receiver that consumes 50 slots in a second
+/// never uses up its account.
 const EARNED_NS: u64 = 20_000_000;
 
 /// Who has the turn, and the patience that is left.
@@ -47,8 +50,8 @@ impl Line {
         self.who == who && who != 0
     }
 
-    /// `who` found no room at `now`, with the receiver at `consumed` and the sender at `head`. False where the receiver is not
-    /// waited for any more. Nobody else has the turn.
+    /// The queue pair `who` found no room at `now`, with the receiver at `consumed` and the sender at
+    /// `head`; it gets the turn if the account is not empty. False where it has not got the turn.
     pub(super) fn take(&mut self, who: u32, now: u64, consumed: u32, head: u32) -> bool {
         self.earn(consumed, head);
         if self.is_empty() && self.patience > 0 {
@@ -76,7 +79,8 @@ impl Line {
         self.patience = 0;
     }
 
-    /// A receiver may write any position; only one that is further than all before, and not beyond what was sent, counts.
+    /// Adds for the slots consumed since the last call. The receiver may write any position: one
+    /// counts only if it is ahead of all earlier ones and not ahead of the sender.
     fn earn(&mut self, consumed: u32, head: u32) {
         let moved = consumed.wrapping_sub(self.taken);
         if moved <= head.wrapping_sub(self.taken) && head.wrapping_sub(consumed) <= SLOTS {
