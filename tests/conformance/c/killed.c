@@ -34,7 +34,7 @@ static void victim(const char *mode, const uint8_t *name, uint8_t mark)
 {
 	struct end end = { .info = getinfo(NULL, 0) };
 	struct fi_cq_entry entry;
-	struct remote *mine;
+	struct remote mine;
 	size_t n;
 
 	open_fabric(&end);
@@ -44,11 +44,11 @@ static void victim(const char *mode, const uint8_t *name, uint8_t mark)
 			post_recv(&end, n);
 	MUST(fi_connect(end.ep, name, NULL, 0));
 	expect(&end, FI_CONNECTED, NULL);
-	mine = (struct remote *)end.memory;
-	mine->key = fi_mr_key(end.mr);
-	mine->addr = end.info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)end.memory : 0;
-	MUST(fi_inject(end.ep, mine, sizeof *mine, 0));
+	mine.key = fi_mr_key(end.mr);
+	mine.addr = end.info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)end.memory : 0;
+	/* the survivor reads this memory as soon as it has the key */
 	memset(end.memory, mark, MEMORY);
+	MUST(fi_inject(end.ep, &mine, sizeof mine, 0));
 	for (n = 0; is(mode, "recv"); n++) {
 		ssize_t posted = fi_send(end.ep, slot(&end, n % SLOTS), LARGE, fi_mr_desc(end.mr), 0, NULL);
 
