@@ -33,6 +33,7 @@ macro_rules! errnos {
 errnos! {
     EPERM = libc::EPERM;
     ENOENT = libc::ENOENT;
+    ENOTTY = libc::ENOTTY;
     EINTR = libc::EINTR;
     EIO = libc::EIO;
     E2BIG = libc::E2BIG;

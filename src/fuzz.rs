@@ -3,8 +3,12 @@
 
 use std::collections::VecDeque;
 
+use crate::mr::keys::{KeyCache, There};
+use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
+use crate::wire::list::{MAX_BLOCKS, Place, encode_block, encode_index};
+use crate::wire::records::{Block, Entry, Header, MAX_SEGMENTS, Segment, WORDS};
 
 /// Private data decodes to at most as many bytes as are there, and what an application hands in comes out
 /// at the other end, padded or not.
@@ -121,6 +125,168 @@ pub fn slots(data: &[u8]) {
     }
 }
 
+/// Numbers out of bytes; zeros when there are no more.
+struct Numbers<'a>(std::slice::Iter<'a, u8>);
+
+impl Numbers<'_> {
+    fn byte(&mut self) -> u8 {
+        self.0.next().copied().unwrap_or_default()
+    }
+
+    fn word(&mut self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    /// A small one, or any.
+    fn size(&mut self) -> u64 {
+        match self.byte() {
+            255 => self.word(),
+            small => u64::from(small) * 64,
+        }
+    }
+}
+
+/// What a peer may answer to a read: rubbish, or a record that is whole and says anything.
+fn answer(numbers: &mut Numbers<'_>, key: u64, generation: u64, words: usize) -> Vec<u64> {
+    let mut answer = match numbers.byte() % 8 {
+        0 => (0..words).map(|_| numbers.word()).collect(),
+        1 => {
+            let block = Block {
+                header_addr: numbers.word(),
+                header_rkey: 1,
+                cell: numbers.word() & !7,
+            };
+            [vec![0; Block::OWNERS], block.encode().to_vec()].concat()
+        }
+        2 => {
+            let header = Header {
+                log2: u32::from(numbers.byte() % 42),
+                moves: numbers.byte().into(),
+                ..Header::default()
+            };
+            header.encode().to_vec()
+        }
+        3 | 4 => {
+            let entries = (0..words / WORDS).map(|_| Entry {
+                key: if numbers.byte().is_multiple_of(4) {
+                    numbers.word()
+                } else {
+                    key
+                },
+                addr: numbers.word(),
+                len: numbers.size(),
+                segments: match numbers.byte() % 16 {
+                    0..=8 => Entry::LONG,
+                    other => u16::from(other - 9),
+                },
+                once: numbers.byte().is_multiple_of(8),
+                generation,
+                start: numbers.size(),
+                ..Entry::default()
+            });
+            entries.flat_map(|entry| entry.encode()).collect()
+        }
+        5 => {
+            let segments =
+                (0..usize::from(numbers.byte()) % (MAX_SEGMENTS + 1)).map(|_| segment(numbers));
+            Segment::encode_list(generation, &segments.collect::<Vec<_>>())
+        }
+        6 => {
+            let mut first = u64::from(numbers.byte() / 255);
+            let places = (0..numbers.byte()).map(|_| {
+                let place = Place {
+                    first,
+                    addr: numbers.word(),
+                    rkey: 1,
+                };
+                first = first.wrapping_add(numbers.size());
+                place
+            });
+            let mut words = encode_index(generation, places.collect::<Vec<_>>().into_iter());
+            if numbers.byte() == 255 {
+                words[2] = numbers.word() % (2 * MAX_BLOCKS as u64);
+            }
+            words
+        }
+        _ => {
+            let first = numbers.size();
+            let segments: Vec<_> = (0..numbers.byte() % 90).map(|_| segment(numbers)).collect();
+            encode_block(generation, first, &segments)
+        }
+    };
+    answer.resize(words, 0);
+    answer
+}
+
+fn segment(numbers: &mut Numbers<'_>) -> Segment {
+    Segment {
+        addr: numbers.size(),
+        len: numbers.size(),
+        rkey: u32::from(numbers.byte() % 4),
+        absent: numbers.byte().is_multiple_of(4),
+    }
+}
+
+/// A peer that answers look-ups with anything: each read is bounded, and what was found can be used
+/// for every range of the region without leaving it: pieces are not empty, and their sum is the
+/// range.
+///
+/// # Panics
+/// Where that is not so.
+pub fn lookup(data: &[u8]) {
+    let mut numbers = Numbers(data.iter());
+    let (key, generation) = (numbers.word(), 5);
+    let mut map = Map::new(numbers.word(), 1, 7);
+    let mut kept = KeyCache::default();
+    let mut lookup = Lookup::new(key, &map);
+    while !numbers.0.as_slice().is_empty() {
+        let read = lookup.read(&map);
+        assert!((1..=READ_WORDS).contains(&read.words));
+        let words = answer(&mut numbers, key, generation, read.words);
+        match lookup.feed(&mut map, &words) {
+            Outcome::More | Outcome::Torn => continue,
+            Outcome::Found(resolved) => {
+                assert_eq!(resolved.entry.key, key);
+                kept.clear();
+                kept.admit(resolved);
+            }
+            Outcome::Parts(block, parts) => assert!(kept.fill(key, block, parts)),
+            Outcome::Checked(_) => unreachable!("nothing is checked"),
+            Outcome::Stale | Outcome::Missing | Outcome::Broken => kept.clear(),
+        }
+        let next = kept
+            .get(key)
+            .and_then(|resolved| used(resolved, &mut numbers));
+        lookup = next.unwrap_or_else(|| Lookup::new(key, &map));
+    }
+}
+
+/// Uses a range of a region that was found; gives the look-up of what has to be read before.
+fn used(resolved: &Resolved, numbers: &mut Numbers<'_>) -> Option<Lookup> {
+    let whole = resolved.entry.len;
+    let mut offset = numbers.size().min(whole);
+    let mut left = numbers.size().min(whole - offset);
+    match resolved.there(offset, left) {
+        There::All => {}
+        There::Absent => return None,
+        There::Unread(block) => {
+            return Some(Lookup::of_block(resolved, block).expect("one of its blocks"));
+        }
+    }
+    loop {
+        let piece = resolved.piece(offset, left).expect("it is all there");
+        assert!(!piece.absent && piece.len <= left);
+        assert!(piece.addr.checked_add(piece.len).is_some());
+        assert_eq!(piece.last, piece.len == left);
+        if piece.last {
+            return None;
+        }
+        assert_ne!(piece.len, 0);
+        offset += piece.len;
+        left -= piece.len;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -138,6 +304,13 @@ mod tests {
     fn cm_data() {
         proptest!(cases(2000), |(data in prop::collection::vec(any::<u8>(), 0..80))| {
             super::cm_data(&data);
+        });
+    }
+
+    #[test]
+    fn lookup() {
+        proptest!(cases(2000), |(data in prop::collection::vec(any::<u8>(), 0..6000))| {
+            super::lookup(&data);
         });
     }
 

@@ -351,7 +351,10 @@ unsafe fn refresh(region: &Region, modify: *const fi_mr_modify) -> Result<()> {
         }
         let attr = &raw const (*modify).attr;
         let (iov, count) = ((*attr).__bindgen_anon_1.mr_iov, (*attr).iov_count);
-        if iov.is_null() || count == 0 || count > isize::MAX as usize / size_of::<iovec>() {
+        if count == 0 {
+            return region.refresh(&[]); // "The iov parameter is optional"
+        }
+        if iov.is_null() || count > isize::MAX as usize / size_of::<iovec>() {
             return Err(FiErrno::EINVAL);
         }
         let ranges: Vec<_> = std::slice::from_raw_parts(iov, count)

@@ -1,15 +1,62 @@
 //! Which parts of the address space are mapped: `/proc/self/maps` (proc(5)).
 
+use std::fs::File;
 use std::io::Result as IoResult;
+
+use super::procmap::{OR_NEXT, Query, READABLE, WRITABLE};
+use crate::errno::FiErrno;
+
+#[cfg(test)]
+thread_local! {
+    /// Tests have this thread's refreshes do without the query.
+    pub(crate) static OLD_KERNEL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 /// The parts of a range that can be read, and written if that is asked for: first byte, and the one behind the
 /// last. Neighbours are one. What is mapped may have no page yet: registering makes it.
 ///
+/// Takes as long as the range has mappings, however many the process has.
+///
+/// # Errors
+/// `ENOTTY`: before Linux 6.11, where all mappings of the process have to be [read](read_runs).
+/// Others where `/proc` is closed.
+pub(super) fn runs(start: u64, end: u64, write: bool) -> Result<Vec<(u64, u64)>, FiErrno> {
+    #[cfg(test)]
+    if OLD_KERNEL.get() {
+        return Err(FiErrno::ENOTTY);
+    }
+    // of this process, even if it was forked meanwhile
+    let maps = File::open("/proc/self/maps").map_err(|_| FiErrno::EACCES)?;
+    let flags = OR_NEXT | READABLE | if write { WRITABLE } else { 0 };
+    let (mut runs, mut at) = (Vec::new(), start);
+    while at < end {
+        match Query::ask(&maps, at, flags) {
+            Ok(found) if found.start < end && at < found.end => {
+                add(&mut runs, found.start.max(start), found.end.min(end));
+                at = found.end;
+            }
+            Ok(_) | Err(FiErrno::ENOENT) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(runs)
+}
+
+/// As [`runs`], on every kernel.
+///
 /// # Errors
 /// Where `/proc` is closed.
-pub(super) fn runs(start: u64, end: u64, write: bool) -> IoResult<Vec<(u64, u64)>> {
+pub(super) fn read_runs(start: u64, end: u64, write: bool) -> IoResult<Vec<(u64, u64)>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     Ok(parse(&maps, start, end, write))
+}
+
+/// Adds what begins at the end of the last one, or behind it.
+fn add(runs: &mut Vec<(u64, u64)>, from: u64, to: u64) {
+    match runs.last_mut() {
+        Some(last) if last.1 == from => last.1 = to,
+        _ => runs.push((from, to)),
+    }
 }
 
 /// All mappings that are no file's, in order: first byte, and the one behind the last. Neighbours are not one.
@@ -46,10 +93,8 @@ fn parse(maps: &str, start: u64, end: u64, write: bool) -> Vec<(u64, u64)> {
             continue;
         }
         let (from, to) = (from.max(start), to.min(end));
-        match runs.last_mut() {
-            _ if from >= to => {}
-            Some(last) if last.1 == from => last.1 = to,
-            _ => runs.push((from, to)),
+        if from < to {
+            add(&mut runs, from, to);
         }
     }
     runs
@@ -96,7 +141,51 @@ rubbish
     fn what_is_there_is_found() {
         let memory = vec![0_u8; 100_000];
         let start = memory.as_ptr() as u64;
-        let found = runs(start, start + 100_000, true).unwrap();
-        assert_eq!(found, [(start, start + 100_000)]);
+        let whole = vec![(start, start + 100_000)];
+        assert_eq!(read_runs(start, start + 100_000, true).unwrap(), whole);
+        match runs(start, start + 100_000, true) {
+            Ok(found) => assert_eq!(found, whole),
+            Err(error) => assert_eq!(error, FiErrno::ENOTTY),
+        }
+    }
+
+    /// The query finds what all of the mappings say.
+    #[test]
+    #[allow(unsafe_code, reason = "maps memory")]
+    fn both_ways_find_the_same() {
+        const PAGE: usize = 4096;
+        let (none, anywhere) = (libc::PROT_NONE, std::ptr::null_mut());
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, of whose pages some get other rights.
+        let start = unsafe {
+            let new = libc::mmap(anywhere, 12 * PAGE, none, flags, -1, 0);
+            assert_ne!(new, libc::MAP_FAILED);
+            let both = libc::PROT_READ | libc::PROT_WRITE;
+            for (page, count, rights) in [(1, 2, both), (3, 1, libc::PROT_READ), (6, 4, both)] {
+                let at = new.wrapping_byte_add(page * PAGE);
+                assert_eq!(libc::mprotect(at, count * PAGE, rights), 0);
+            }
+            new as u64
+        };
+        let page = PAGE as u64;
+        for (from, to) in [
+            (0, 12),
+            (0, 1),
+            (1, 2),
+            (2, 4),
+            (3, 4),
+            (4, 7),
+            (9, 12),
+            (10, 12),
+        ] {
+            for write in [false, true] {
+                let (from, to) = (start + from * page + 1, start + to * page - 1);
+                let read = read_runs(from, to, write).unwrap();
+                match runs(from, to, write) {
+                    Ok(found) => assert_eq!(found, read),
+                    Err(error) => assert_eq!(error, FiErrno::ENOTTY),
+                }
+            }
+        }
     }
 }

@@ -1,110 +1,124 @@
-//! Which parts of memory are registered, and by what: disjoint ranges in order. No I/O.
+//! Which parts of memory are registered, and by what: disjoint ranges in order, in a B-tree, so
+//! that a change or a look-up among n parts takes log n steps. No I/O.
 
-/// A range, and what covers it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part<M> {
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) by: M,
-}
+use std::collections::BTreeMap;
 
-/// See the module.
+/// See the module. `M` names a registration.
 #[derive(Clone, Debug)]
 pub(super) struct Cover<M> {
-    /// Disjoint, in order; neighbours by the same registration are one.
-    parts: Vec<Part<M>>,
+    /// First byte: the one behind the last, and what covers them. Disjoint; neighbours by the same
+    /// registration are one.
+    parts: BTreeMap<u64, (u64, M)>,
 }
 
 impl<M> Default for Cover<M> {
     fn default() -> Self {
-        Self { parts: Vec::new() }
+        Self {
+            parts: BTreeMap::new(),
+        }
     }
 }
 
 impl<M: Clone + PartialEq> Cover<M> {
-    pub(super) fn parts(&self) -> &[Part<M>] {
-        &self.parts
+    /// What covers each part, in order.
+    pub(super) fn into_registrations(self) -> impl Iterator<Item = M> {
+        self.parts.into_values().map(|(_, by)| by)
     }
 
-    /// Nothing covers this range any more.
-    pub(super) fn cut(&mut self, start: u64, end: u64) {
-        let mut left = Vec::with_capacity(self.parts.len() + 1);
-        for part in self.parts.drain(..) {
-            if part.end <= start || part.start >= end {
-                left.push(part);
-                continue;
+    /// Nothing covers this range any more. What did, wholly or in part, is added to `gone`, once
+    /// for each part.
+    pub(super) fn cut(&mut self, start: u64, end: u64, gone: &mut Vec<M>) {
+        if start >= end {
+            return;
+        }
+        // the one that begins before
+        if let Some((&first, (behind, by))) = self.parts.range_mut(..start).next_back()
+            && *behind > start
+        {
+            let (last, by) = (std::mem::replace(behind, start), by.clone());
+            debug_assert!(first < start);
+            if last > end {
+                self.parts.insert(end, (last, by.clone()));
             }
-            if part.start < start {
-                left.push(Part {
-                    end: start,
-                    ..part.clone()
-                });
-            }
-            if part.end > end {
-                left.push(Part { start: end, ..part });
+            gone.push(by);
+        }
+        while let Some((&first, _)) = self.parts.range(start..end).next() {
+            if let Some((behind, by)) = self.parts.remove(&first) {
+                if behind > end {
+                    self.parts.insert(end, (behind, by.clone()));
+                }
+                gone.push(by);
             }
         }
-        self.parts = left;
     }
 
-    /// Only this covers the range from now on.
-    pub(super) fn put(&mut self, start: u64, end: u64, by: &M) {
-        self.cut(start, end);
-        let at = self.parts.partition_point(|part| part.start < start);
-        let by = by.clone();
-        self.parts.insert(at, Part { start, end, by });
-        self.parts.dedup_by(|next, part| {
-            let one = part.end == next.start && part.by == next.by;
-            if one {
-                part.end = next.end;
-            }
-            one
-        });
+    /// Only this covers the range from now on. As [`Self::cut`].
+    pub(super) fn put(&mut self, start: u64, end: u64, by: &M, gone: &mut Vec<M>) {
+        self.cut(start, end, gone);
+        let (mut start, mut end) = (start, end);
+        if let Some((&first, (behind, before))) = self.parts.range(..start).next_back()
+            && *behind == start
+            && before == by
+        {
+            start = first;
+        }
+        if let Some((behind, next)) = self.parts.get(&end)
+            && next == by
+        {
+            let behind = *behind;
+            self.parts.remove(&end);
+            end = behind;
+        }
+        self.parts.insert(start, (end, by.clone()));
     }
 
     /// What covers all of these bytes by itself.
     pub(super) fn find(&self, addr: u64, len: u64) -> Option<&M> {
-        let at = self.parts.partition_point(|part| part.start <= addr);
-        let part = self.parts.get(at.checked_sub(1)?)?;
-        (addr.checked_add(len)? <= part.end).then_some(&part.by)
+        let (_, (end, by)) = self.parts.range(..=addr).next_back()?;
+        (addr.checked_add(len)? <= *end).then_some(by)
     }
 
     /// From where to where parts touch each other around these bytes, if all of them are covered.
     pub(super) fn around(&self, addr: u64, len: u64) -> Option<(u64, u64)> {
-        let end = addr.checked_add(len)?;
-        let mut around: Option<(u64, u64)> = None;
-        for part in &self.parts {
-            match &mut around {
-                Some(known) if known.1 == part.start => known.1 = part.end,
-                Some(known) if known.0 <= addr && end <= known.1 => break,
-                _ => around = Some((part.start, part.end)),
+        let wanted = addr.checked_add(len)?;
+        let (&first, (last, _)) = self.parts.range(..=addr).next_back()?;
+        let (mut start, mut end) = (first, *last);
+        for (&next, (behind, _)) in self.parts.range(end..) {
+            if next != end {
+                break;
             }
+            end = *behind;
         }
-        around.filter(|known| known.0 <= addr && end <= known.1)
-    }
-
-    /// Of the pairs of parts that touch each other, the shortest.
-    pub(super) fn shortest_pair(&self) -> Option<(u64, u64)> {
-        let pairs = self.parts.windows(2).filter_map(|pair| match pair {
-            [a, b] if a.end == b.start => Some((a.start, b.end)),
-            _ => None,
-        });
-        pairs.min_by_key(|(start, end)| end - start)
+        if end < wanted || end <= addr {
+            return None;
+        }
+        for (&first, (behind, _)) in self.parts.range(..start).rev() {
+            if *behind != start {
+                break;
+            }
+            start = first;
+        }
+        Some((start, end))
     }
 
     /// The bytes of a range in order: address, length, and what covers them.
     pub(super) fn walk(&self, start: u64, len: u64) -> Vec<(u64, u64, Option<&M>)> {
         let end = start.saturating_add(len);
         let (mut at, mut list) = (start, Vec::new());
-        for part in &self.parts {
-            let (from, to) = (part.start.max(at), part.end.min(end));
+        let first = self
+            .parts
+            .range(..=start)
+            .next_back()
+            .map(|(first, _)| *first);
+        for (&from, (to, by)) in self.parts.range(first.unwrap_or(start)..end) {
+            let (from, to) = (from.max(at), (*to).min(end));
             if from >= to {
                 continue;
             }
             if from > at {
                 list.push((at, from - at, None));
             }
-            list.push((from, to - from, Some(&part.by)));
+            list.push((from, to - from, Some(by)));
             at = to;
         }
         if at < end {
@@ -125,8 +139,8 @@ mod tests {
     /// The same, byte by byte.
     fn bytes(cover: &Cover<u8>) -> [Option<u8>; SPACE] {
         let mut bytes = [None; SPACE];
-        for part in cover.parts() {
-            bytes[part.start as usize..part.end as usize].fill(Some(part.by));
+        for (start, (end, by)) in &cover.parts {
+            bytes[*start as usize..*end as usize].fill(Some(*by));
         }
         bytes
     }
@@ -138,17 +152,25 @@ mod tests {
             let mut model = [None; SPACE];
             for (start, len, by) in steps {
                 let end = (start + len).min(SPACE);
+                let mut gone = Vec::new();
+                let mut covered: Vec<u8> = model[start..end].iter().flatten().copied().collect();
                 if by == 0 {
-                    cover.cut(start as u64, end as u64);
+                    cover.cut(start as u64, end as u64, &mut gone);
                     model[start..end].fill(None);
                 } else {
-                    cover.put(start as u64, end as u64, &by);
+                    cover.put(start as u64, end as u64, &by, &mut gone);
                     model[start..end].fill(Some(by));
                 }
+                gone.sort_unstable();
+                gone.dedup();
+                covered.sort_unstable();
+                covered.dedup();
+                prop_assert_eq!(gone, covered);
                 prop_assert_eq!(bytes(&cover), model);
-                for pair in cover.parts().windows(2) {
-                    prop_assert!(pair[0].end <= pair[1].start);
-                    prop_assert!(pair[0].end < pair[1].start || pair[0].by != pair[1].by);
+                let parts: Vec<_> = cover.parts.iter().map(|(start, (end, by))| (*start, *end, *by)).collect();
+                for pair in parts.windows(2) {
+                    prop_assert!(pair[0].1 <= pair[1].0);
+                    prop_assert!(pair[0].1 < pair[1].0 || pair[0].2 != pair[1].2);
                 }
                 for start in 0..SPACE {
                     for end in start + 1..=SPACE {

@@ -10,7 +10,8 @@ use rdma_core_sys as sys;
 
 use super::event::Cell;
 use super::keys::kind;
-use super::pieces::Pieces;
+use super::list::List;
+use super::pieces::{Change, Pieces};
 use super::region::{Range, Region};
 use super::revocation::{End, Left, Settled};
 use super::{Directory, Mode, Paging, Words};
@@ -18,7 +19,7 @@ use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::verbs::{Mr, Pd};
 use crate::wire::raw_key::RawKey;
-use crate::wire::records::{Entry, Segment, access};
+use crate::wire::records::{Entry, MAX_LIST_WORDS, MAX_SEGMENTS, Segment, access};
 
 /// See the module.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ struct Told {
     entry: Entry,
     /// The parts, if it has several.
     list: Option<Words>,
+    /// The same, if it has more than [`MAX_SEGMENTS`].
+    long: Option<List>,
     /// Where what peers do is counted.
     cell: Option<Arc<Cell>>,
     /// Peers find it no more. Nothing is changed then but to end it.
@@ -219,7 +222,21 @@ impl Exposed {
     fn publish(&mut self, region: &Region, cell: Option<Arc<Cell>>) -> Result<()> {
         let directory = region.domain().directory(&self.pd)?;
         let segments = match &self.pieces {
-            Some(pieces) => pieces.segments_now(),
+            Some(pieces) => {
+                let segments = pieces.segments_now();
+                if segments.len() > MAX_SEGMENTS {
+                    let mut list = self.list(segments.len())?;
+                    list.update(&[(0, self.entry.len)], |from, to| {
+                        pieces.segments(from, to - from)
+                    });
+                    let told = self.described_long(list, cell);
+                    directory.insert(&told.entry)?;
+                    self.told = Mutex::new(told);
+                    self.directory = Some(directory);
+                    return Ok(());
+                }
+                segments
+            }
             None if region.once && self.parts.is_empty() => vec![Segment {
                 addr: self.entry.addr,
                 len: self.entry.len,
@@ -235,52 +252,85 @@ impl Exposed {
         Ok(())
     }
 
-    /// What the directory shall say of the region. No segments: it has one buffer.
+    /// What the directory shall say of the region, of at most [`MAX_SEGMENTS`]. No segments: it has
+    /// one buffer.
     fn described(&self, segments: &[Segment], cell: Option<Arc<Cell>>) -> Result<Told> {
-        let counted = Entry {
-            cell: cell.as_ref().map_or(0, |cell| cell.addr()),
-            ..self.entry
-        };
-        let (addr, rkey) = match segments {
-            [] => (counted.addr, counted.rkey),
-            [whole] if !whole.absent && !counted.once => (whole.addr, whole.rkey),
-            _ => {
-                let words = Segment::encode_list(self.entry.generation, segments);
-                let (mut room, mut rights) = (words.len(), sys::IBV_ACCESS_REMOTE_READ);
-                if counted.once {
-                    // the claim
-                    room += 1;
-                    rights |= sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_ATOMIC;
-                }
-                let list = Words::new(&self.pd, room, rights)?;
-                list.write(0, &words);
-                let entry = Entry {
-                    addr: list.addr(0),
-                    rkey: list.rkey(),
-                    // at most MAX_SEGMENTS
-                    segments: segments.len() as u16,
-                    ..counted
+        match segments {
+            [] => {
+                let whole = Segment {
+                    addr: self.entry.addr,
+                    rkey: self.entry.rkey,
+                    ..Segment::default()
                 };
-                let list = Some(list);
-                return Ok(Told {
-                    entry,
-                    list,
-                    cell,
-                    ..Told::default()
-                });
+                return Ok(self.described_whole(&whole, cell));
             }
-        };
-        let entry = Entry {
-            addr,
-            rkey,
-            segments: 0,
-            ..counted
-        };
-        Ok(Told {
-            entry,
+            [whole] if !whole.absent && !self.entry.once => {
+                return Ok(self.described_whole(whole, cell));
+            }
+            _ => {}
+        }
+        let (mut len, mut rights) = (MAX_LIST_WORDS, sys::IBV_ACCESS_REMOTE_READ);
+        if self.entry.once {
+            // the claim
+            len += 1;
+            rights |= sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_ATOMIC;
+        }
+        let list = Words::new(&self.pd, len, rights)?;
+        Ok(self.described_short(segments, list, cell))
+    }
+
+    /// The same of a region that is one part.
+    fn described_whole(&self, whole: &Segment, cell: Option<Arc<Cell>>) -> Told {
+        Told {
+            entry: Entry {
+                addr: whole.addr,
+                rkey: whole.rkey,
+                segments: 0,
+                cell: cell.as_ref().map_or(0, |cell| cell.addr()),
+                ..self.entry
+            },
             cell,
             ..Told::default()
-        })
+        }
+    }
+
+    /// The same of a region whose parts are in a list, which has room for [`MAX_SEGMENTS`].
+    fn described_short(&self, segments: &[Segment], list: Words, cell: Option<Arc<Cell>>) -> Told {
+        list.write(0, &Segment::encode_list(self.entry.generation, segments));
+        Told {
+            entry: Entry {
+                addr: list.addr(0),
+                rkey: list.rkey(),
+                segments: segments.len() as u16,
+                cell: cell.as_ref().map_or(0, |cell| cell.addr()),
+                ..self.entry
+            },
+            list: Some(list),
+            cell,
+            ..Told::default()
+        }
+    }
+
+    /// A list with room for so many parts.
+    fn list(&self, parts: usize) -> Result<List> {
+        List::new(&self.pd, self.entry.generation, self.entry.len, parts)
+    }
+
+    /// What the directory shall say of a region with a long list.
+    fn described_long(&self, list: List, cell: Option<Arc<Cell>>) -> Told {
+        let (addr, rkey) = list.at();
+        Told {
+            entry: Entry {
+                addr,
+                rkey,
+                segments: Entry::LONG,
+                cell: cell.as_ref().map_or(0, |cell| cell.addr()),
+                ..self.entry
+            },
+            long: Some(list),
+            cell,
+            ..Told::default()
+        }
     }
 
     /// Counts what peers do from when they know of it.
@@ -308,22 +358,102 @@ impl Exposed {
         if told.withdrawn {
             return Err(FiErrno::EOPBADSTATE);
         }
-        let change = pieces.refresh(ranges)?;
+        let change = pieces.refresh(ranges).inspect_err(|&error| {
+            let len = ranges
+                .iter()
+                .fold(0, |sum: u64, range| sum.saturating_add(range.len));
+            explain(error, len);
+        })?;
         let Some(directory) = &self.directory else {
             drop(pieces.make(change));
             return Ok(());
         };
-        let new = self.described(&pieces.segments(&change), told.cell.clone())?;
-        let old = std::mem::replace(&mut *told, new);
-        let replaced = pieces.make(change);
+        let (replaced, lists) = if told.long.is_some() {
+            self.change_long(&mut told, pieces, change)?
+        } else {
+            self.change_short(&mut told, pieces, change)?
+        };
         let settled = directory.settle(directory.replace(&told.entry));
         let keys = settled.end_replaced(replaced, self.entry.generation);
         settled.park(Left {
             keys,
-            list: old.list,
+            lists,
             ..Left::default()
         });
         Ok(())
+    }
+
+    /// Makes a change of a region whose parts are in a long list. Gives the registrations and the
+    /// lists that peers may use until they know.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering a longer list; nothing has changed then.
+    fn change_long(
+        &self,
+        told: &mut Told,
+        pieces: &Pieces,
+        change: Change<'_>,
+    ) -> Result<(Vec<Arc<Mr>>, Vec<Words>)> {
+        let Some(mut list) = told.long.take() else {
+            return Ok(Default::default());
+        };
+        let changed: Vec<_> = change
+            .ranges()
+            .flat_map(|(start, end)| pieces.offsets(start, end))
+            .collect();
+        // all that can fail comes before the change
+        if let Err(error) = list.reserve(change.most_parts(), changed.len()) {
+            told.long = Some(list);
+            return Err(error);
+        }
+        let replaced = pieces.make(change);
+        let outgrown = list.update(&changed, |from, to| pieces.segments(from, to - from));
+        let mut lists: Vec<_> = outgrown.into_iter().collect();
+        let cell = told.cell.take();
+        let whole = list.is_short().then(|| pieces.segments_now());
+        *told = match whole.as_deref() {
+            Some(&[whole]) if !whole.absent => {
+                lists.extend(list.into_words());
+                self.described_whole(&whole, cell)
+            }
+            _ => self.described_long(list, cell),
+        };
+        Ok((replaced, lists))
+    }
+
+    /// The same of a region with few parts.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering a list; nothing has changed then.
+    fn change_short(
+        &self,
+        told: &mut Told,
+        pieces: &Pieces,
+        change: Change<'_>,
+    ) -> Result<(Vec<Arc<Mr>>, Vec<Words>)> {
+        let parts = pieces.segments_now().len() + change.most_parts();
+        let long = if parts > MAX_SEGMENTS {
+            Some(self.list(parts)?)
+        } else {
+            None
+        };
+        let short = Words::new(&self.pd, MAX_LIST_WORDS, sys::IBV_ACCESS_REMOTE_READ)?;
+        // from here on nothing fails
+        let replaced = pieces.make(change);
+        let segments = pieces.segments_now();
+        let cell = told.cell.take();
+        let new = match (long, &*segments) {
+            (_, [whole]) if !whole.absent => self.described_whole(whole, cell),
+            (Some(mut list), segments) if segments.len() > MAX_SEGMENTS => {
+                list.update(&[(0, self.entry.len)], |from, to| {
+                    pieces.segments(from, to - from)
+                });
+                self.described_long(list, cell)
+            }
+            (_, segments) => self.described_short(segments, short, cell),
+        };
+        let old = std::mem::replace(told, new);
+        Ok((replaced, old.list.into_iter().collect()))
     }
 
     /// Lets the device fetch the pages of these ranges. They lie in the region's buffers.
@@ -479,9 +609,11 @@ impl Exposed {
         if !mrs.is_empty() {
             return Err(FiErrno::EBUSY);
         }
+        let mut lists: Vec<_> = told.list.take().into_iter().collect();
+        lists.extend(told.long.take().into_iter().flat_map(List::into_words));
         let left = Left {
             keys: std::mem::take(&mut told.ended),
-            list: told.list.take(),
+            lists,
             cell: told.cell.take(),
         };
         if let Some(settled) = settled {
@@ -519,7 +651,8 @@ fn explain(error: FiErrno, len: u64) {
     warn_log!(
         Mr,
         "registering {len} bytes failed: {error}. The limit of locked memory (RLIMIT_MEMLOCK) is {limit}: \
-         raise it with 'ulimit -l', LimitMEMLOCK= of the service, or /etc/security/limits.conf"
+         raise it with 'ulimit -l', LimitMEMLOCK= of the service, or /etc/security/limits.conf. \
+         A region that follows its memory takes a registration of the device (max_mr) for each part"
     );
 }
 

@@ -10,7 +10,8 @@ use super::lookup::Resolved;
 use super::mapped::MappedKey;
 use super::table::home;
 use crate::errno::FiErrno;
-use crate::wire::records::{Segment, access};
+use crate::wire::list::Part;
+use crate::wire::records::access;
 
 /// What the upper 16 bits of a key say.
 pub(crate) mod kind {
@@ -40,7 +41,13 @@ pub(crate) struct KeyCache<T = Resolved> {
     slots: Box<[(u64, u32)]>,
     log2: u32,
     entries: Vec<T>,
+    /// Blocks and parts of all of them.
+    units: usize,
 }
+
+/// Blocks and parts that are kept, at most: what a peer says of its regions takes no more than 64
+/// MiB here.
+const MOST_UNITS: usize = 1 << 21;
 
 /// Slots of an empty cache, as a base-2 logarithm.
 const FIRST: u32 = 4;
@@ -57,6 +64,7 @@ impl<T: Keyed> KeyCache<T> {
             slots: vec![(0, 0); 1 << log2].into_boxed_slice(),
             log2,
             entries: Vec::new(),
+            units: 0,
         }
     }
 
@@ -127,6 +135,34 @@ impl<T: Keyed> KeyCache<T> {
         if !self.entries.is_empty() {
             *self = Self::default();
         }
+        self.units = 0;
+    }
+}
+
+impl KeyCache {
+    /// Makes room for more blocks and parts; where there is none, forgets all keys.
+    fn make_room(&mut self, units: usize) {
+        if self.units + units > MOST_UNITS {
+            self.clear();
+        }
+        self.units += units;
+    }
+
+    /// Keeps a key that was looked up and is not kept yet.
+    pub(crate) fn admit(&mut self, resolved: Resolved) {
+        self.make_room(resolved.units());
+        self.insert(resolved);
+    }
+
+    /// Keeps parts of a key that is kept; whether they fit.
+    pub(crate) fn fill(&mut self, key: u64, block: usize, parts: Box<[Part]>) -> bool {
+        self.make_room(parts.len());
+        let kept = self.get_mut(key);
+        let Some(place) = kept.and_then(|kept| kept.blocks.get_mut(block)) else {
+            return false;
+        };
+        place.parts = parts;
+        true
     }
 }
 
@@ -203,22 +239,102 @@ impl Resolved {
         Ok(offset)
     }
 
-    /// Whether some of these bytes are not there. The range lies inside the region.
+    /// Whether the memory of these bytes is there, as far as was read. The range lies inside the
+    /// region.
     #[inline]
-    pub(crate) fn is_absent(&self, offset: u64, len: u64) -> bool {
-        !self.segments.is_empty() && self.pieces(offset, len).any(|piece| piece.absent)
+    pub(crate) fn there(&self, offset: u64, len: u64) -> There {
+        if self.blocks.is_empty() {
+            return There::All;
+        }
+        self.walk(offset, len)
     }
 
-    /// The pieces of `len` bytes from `offset` on, in order: address, rkey, bytes. At least one, even of no
-    /// bytes. The range lies inside the region.
-    pub(crate) fn pieces(&self, offset: u64, len: u64) -> Pieces<'_> {
-        Pieces {
-            resolved: self,
-            index: 0,
-            offset,
-            left: Some(len),
+    fn walk(&self, mut offset: u64, mut left: u64) -> There {
+        loop {
+            match self.piece(offset, left) {
+                Ok(piece) if piece.absent => return There::Absent,
+                Ok(piece) if piece.last => return There::All,
+                Ok(piece) => {
+                    offset += piece.len;
+                    left -= piece.len;
+                }
+                Err(block) => return There::Unread(block),
+            }
         }
     }
+
+    /// The first piece of `len` bytes from `offset` on: as many of them as lie behind each other in
+    /// one registration, at least one unless `len` is 0. The range lies inside the region.
+    ///
+    /// # Errors
+    /// The block that has to be read before.
+    #[inline]
+    pub(crate) fn piece(&self, offset: u64, len: u64) -> Result<Piece, usize> {
+        if self.blocks.is_empty() {
+            return Ok(Piece {
+                // both were checked not to overflow
+                addr: self.entry.addr.wrapping_add(offset),
+                rkey: self.entry.rkey,
+                len,
+                absent: false,
+                last: true,
+            });
+        }
+        self.piece_of_parts(offset, len)
+    }
+
+    fn piece_of_parts(&self, offset: u64, len: u64) -> Result<Piece, usize> {
+        let mut block = self
+            .blocks
+            .partition_point(|block| block.place.first <= offset);
+        block = block.saturating_sub(1);
+        let mut parts = &*self.blocks.get(block).ok_or(block)?.parts;
+        let mut index = parts.partition_point(|part| part.offset <= offset);
+        index = index.saturating_sub(1);
+        let first = *parts.get(index).ok_or(block)?;
+        let skipped = offset - first.offset;
+        let mut piece = Piece {
+            addr: first.segment.addr.wrapping_add(skipped),
+            rkey: first.segment.rkey,
+            absent: first.segment.absent && len != 0,
+            len: first.segment.len.saturating_sub(skipped).min(len),
+            last: false,
+        };
+        // what was cut in two at the end of a block, or by an address of which another buffer is
+        while piece.len < len {
+            index += 1;
+            if index == parts.len() {
+                (block, index) = (block + 1, 0);
+                match self.blocks.get(block) {
+                    Some(next) => parts = &next.parts,
+                    None => break,
+                }
+            }
+            let Some(next) = parts.get(index) else {
+                // Not read yet. It is another piece, if its beginning is to be told.
+                break;
+            };
+            let follows = next.segment.addr == piece.addr.wrapping_add(piece.len)
+                && (next.segment.rkey, next.segment.absent) == (piece.rkey, first.segment.absent);
+            if next.segment.len != 0 && !follows {
+                break;
+            }
+            piece.len += next.segment.len.min(len - piece.len);
+        }
+        piece.last = piece.len == len;
+        // outside the region, against the promise: nothing to go on with
+        piece.absent |= piece.len == 0 && len != 0;
+        Ok(piece)
+    }
+}
+
+/// Whether there is memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum There {
+    All,
+    Absent,
+    /// This block has to be read before that is known.
+    Unread(usize),
 }
 
 /// A part of an operation.
@@ -227,69 +343,20 @@ pub(crate) struct Piece {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
     pub(crate) len: u64,
-    /// Whether there is memory behind it.
+    /// Whether there is no memory behind it.
     pub(crate) absent: bool,
     /// Whether there is no other behind it.
     pub(crate) last: bool,
 }
 
-/// See [`Resolved::pieces`].
-#[derive(Debug)]
-pub(crate) struct Pieces<'a> {
-    resolved: &'a Resolved,
-    index: usize,
-    /// From the beginning of the segment `index`.
-    offset: u64,
-    left: Option<u64>,
-}
-
-impl Iterator for Pieces<'_> {
-    type Item = Piece;
-
-    #[inline]
-    fn next(&mut self) -> Option<Piece> {
-        let left = self.left?;
-        let entry = &self.resolved.entry;
-        let whole = Segment {
-            addr: entry.addr,
-            len: entry.len,
-            rkey: entry.rkey,
-            absent: false,
-        };
-        let segments = if self.resolved.segments.is_empty() {
-            std::slice::from_ref(&whole)
-        } else {
-            &*self.resolved.segments
-        };
-        let mut segment = segments.get(self.index)?;
-        while self.offset >= segment.len && self.index + 1 < segments.len() {
-            self.offset -= segment.len;
-            self.index += 1;
-            segment = segments.get(self.index)?;
-        }
-        let len = left.min(segment.len.saturating_sub(self.offset));
-        let piece = Piece {
-            // both were checked not to overflow
-            addr: segment.addr.wrapping_add(self.offset),
-            rkey: segment.rkey,
-            absent: segment.absent && len != 0,
-            len,
-            last: len == left,
-        };
-        self.offset += len;
-        self.left = (len < left).then_some(left - len);
-        if len == 0 && left != 0 {
-            // not inside the region, against the promise
-            self.left = None;
-        }
-        Some(piece)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
+    use super::super::lookup::PartBlock;
     use super::*;
-    use crate::wire::records::Entry;
+    use crate::wire::list::Place;
+    use crate::wire::records::{Entry, Segment};
 
     fn region(len: u64, start: u64, access: u8) -> Resolved {
         Resolved {
@@ -302,7 +369,7 @@ mod tests {
                 ..Entry::default()
             },
             cells_rkey: 0,
-            segments: Box::default(),
+            blocks: Box::default(),
             used: false,
         }
     }
@@ -367,11 +434,46 @@ mod tests {
         }
     }
 
+    /// All pieces of a range.
+    fn pieces(region: &Resolved, mut offset: u64, mut len: u64) -> Result<Vec<Piece>, usize> {
+        let mut pieces = Vec::new();
+        loop {
+            let piece = region.piece(offset, len)?;
+            pieces.push(piece);
+            if piece.last {
+                return Ok(pieces);
+            }
+            assert!(piece.len > 0);
+            offset += piece.len;
+            len -= piece.len;
+        }
+    }
+
+    /// A region of these segments, its parts in blocks that begin with these ones; `short`: in a
+    /// list without blocks.
+    fn listed(segments: &[Segment], firsts: &[usize], short: bool) -> Resolved {
+        let mut region = region(segments.iter().map(|s| s.len).sum(), 0, 7);
+        let all = PartBlock::of(segments);
+        region.blocks = if short {
+            Box::new([all])
+        } else {
+            let ends = firsts.iter().skip(1).copied().chain([segments.len()]);
+            let blocks = firsts.iter().zip(ends).map(|(&first, end)| PartBlock {
+                place: Place {
+                    first: all.parts[first].offset,
+                    ..Place::default()
+                },
+                parts: all.parts[first..end].into(),
+            });
+            blocks.collect()
+        };
+        region
+    }
+
     #[test]
     fn pieces_cover_each_byte_once_and_in_order() {
         let lens = [5_u64, 0, 1, 100, 7];
-        let mut many = region(lens.iter().sum(), 0, 7);
-        many.segments = lens
+        let segments: Vec<_> = lens
             .iter()
             .enumerate()
             .map(|(i, len)| Segment {
@@ -381,25 +483,86 @@ mod tests {
                 absent: false,
             })
             .collect();
+        let many = listed(&segments, &[0], true);
         // the address of each byte
-        let bytes: Vec<(u64, u32)> = many
-            .segments
+        let bytes: Vec<(u64, u32)> = segments
             .iter()
             .flat_map(|s| (0..s.len).map(|i| (s.addr + i, s.rkey)))
             .collect();
         for offset in 0..=113_u64 {
             for len in 0..=113 - offset {
-                let pieces: Vec<_> = many.pieces(offset, len).collect();
+                let pieces = pieces(&many, offset, len).unwrap();
                 let covered: Vec<_> = pieces
                     .iter()
                     .flat_map(|p| (0..p.len).map(|i| (p.addr + i, p.rkey)))
                     .collect();
                 assert_eq!(covered, bytes[offset as usize..(offset + len) as usize]);
-                let last = pieces.iter().filter(|piece| piece.last).count();
-                assert!(last == 1 && pieces.last().unwrap().last, "{pieces:?}");
                 assert!(len == 0 || pieces.iter().all(|piece| piece.len > 0));
             }
         }
-        assert_eq!(region(10, 0, 7).pieces(3, 4).count(), 1);
+        assert_eq!(
+            pieces(&region(10, 0, 7), 3, 4).map(|list| list.len()),
+            Ok(1)
+        );
+    }
+
+    proptest! {
+        /// Beside a model that has each byte: the same bytes, what is absent, blocks that are not
+        /// read, and no more pieces than there are changes of registration.
+        #[test]
+        fn parts_in_blocks_agree_with_bytes(
+            lens in prop::collection::vec((1..6_u64, 0..3_u32, any::<bool>()), 1..40),
+            cuts in prop::collection::vec(any::<bool>(), 40),
+            unread: Option<u8>,
+        ) {
+            let mut at = 4096;
+            let segments: Vec<_> = lens.iter().map(|&(len, rkey, jump)| {
+                // a few registrations, at whose ends other ones begin or not
+                at += if jump { 10 } else { 0 };
+                let segment = Segment { addr: at, len, rkey, absent: rkey == 0 };
+                at += len;
+                segment
+            }).collect();
+            let mut firsts: Vec<_> = (0..segments.len()).filter(|i| *i == 0 || cuts[*i]).collect();
+            firsts.dedup();
+            let mut region = listed(&segments, &firsts, false);
+            let bytes: Vec<(u64, u32)> =
+                segments.iter().flat_map(|s| (0..s.len).map(|i| (s.addr + i, s.rkey))).collect();
+            let unread = unread.map(|unread| usize::from(unread) % firsts.len());
+            let hidden = unread.map(|unread| {
+                let (place, end) = region.block(unread).unwrap();
+                (unread, place.first..end)
+            });
+            if let Some(unread) = unread {
+                region.blocks[unread].parts = Box::default();
+            }
+            let all = bytes.len() as u64;
+            for offset in 0..all {
+                for len in 1..=all - offset {
+                    let range = &bytes[offset as usize..(offset + len) as usize];
+                    let there = region.there(offset, len);
+                    let absent = range.iter().position(|byte| byte.1 == 0).map(|at| offset + at as u64);
+                    let first = hidden.as_ref().and_then(|(block, hidden)| {
+                        let at = hidden.start.max(offset);
+                        (at < hidden.end.min(offset + len)).then_some((*block, at))
+                    });
+                    match (absent, first) {
+                        (Some(absent), Some((_, at))) if absent < at => prop_assert_eq!(there, There::Absent),
+                        (_, Some((block, _))) => prop_assert_eq!(there, There::Unread(block)),
+                        (Some(_), None) => prop_assert_eq!(there, There::Absent),
+                        (None, None) => prop_assert_eq!(there, There::All),
+                    }
+                    if first.is_none() {
+                        let pieces = pieces(&region, offset, len).unwrap();
+                        let covered: Vec<_> =
+                            pieces.iter().flat_map(|p| (0..p.len).map(|i| (p.addr + i, p.rkey))).collect();
+                        prop_assert_eq!(&covered[..], range);
+                        let changes = range.windows(2).filter(|b| b[1] != (b[0].0 + 1, b[0].1)).count();
+                        let edges = if unread.is_some() { 2 } else { 0 };
+                        prop_assert!(pieces.len() <= changes + 1 + edges);
+                    }
+                }
+            }
+        }
     }
 }

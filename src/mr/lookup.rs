@@ -5,6 +5,7 @@
 //! it says, a look-up ends.
 
 use super::table::{REACH, home};
+use crate::wire::list::{BLOCK_WORDS, IndexReader, Part, Place, decode_block};
 use crate::wire::records::{
     Bad, Block, Entry, Header, MAX_LIST_WORDS, RECORD_SIZE, Segment, WORDS,
 };
@@ -12,13 +13,8 @@ use crate::wire::records::{
 /// Entries that are read at once.
 const WINDOW: usize = 4;
 /// The most words that one read brings.
-pub(crate) const READ_WORDS: usize = if WINDOW * WORDS > MAX_LIST_WORDS {
-    WINDOW * WORDS
-} else {
-    MAX_LIST_WORDS
-};
-/// How often a record that was caught half written is read again.
-const TORN: u32 = 100;
+pub(crate) const READ_WORDS: usize = BLOCK_WORDS;
+const _: () = assert!(READ_WORDS >= WINDOW * WORDS && READ_WORDS >= MAX_LIST_WORDS);
 /// How often a look-up begins anew because the directory has changed.
 const RESTARTS: u32 = 16;
 
@@ -37,10 +33,51 @@ pub(crate) struct Read {
 pub(crate) struct Resolved {
     pub(crate) entry: Entry,
     pub(crate) cells_rkey: u32,
-    /// More than one buffer.
-    pub(crate) segments: Box<[Segment]>,
+    /// None: it is one buffer. One: its parts were read with it. More, or one that is not read yet:
+    /// those of a long list, in order and without gaps; the first one begins at 0.
+    pub(crate) blocks: Box<[PartBlock]>,
     /// Whether the one access that it allows is posted.
     pub(crate) used: bool,
+}
+
+/// Some of a region's parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PartBlock {
+    pub(crate) place: Place,
+    /// In order and without gaps; none: they were not read yet.
+    pub(crate) parts: Box<[Part]>,
+}
+
+impl PartBlock {
+    /// The only block of a region with these segments.
+    pub(crate) fn of(segments: &[Segment]) -> Self {
+        let mut offset = 0_u64;
+        let parts = segments.iter().map(|&segment| {
+            let part = Part { offset, segment };
+            // their sum was checked
+            offset = offset.wrapping_add(segment.len);
+            part
+        });
+        Self {
+            parts: parts.collect(),
+            place: Place::default(),
+        }
+    }
+}
+
+impl Resolved {
+    /// How much memory it takes: blocks, and parts that were read.
+    pub(crate) fn units(&self) -> usize {
+        let parts = self.blocks.iter().map(|block| block.parts.len());
+        self.blocks.len() + parts.sum::<usize>()
+    }
+
+    /// Where a block is, and the byte behind it.
+    pub(super) fn block(&self, index: usize) -> Option<(Place, u64)> {
+        let next = self.blocks.get(index + 1);
+        let end = next.map_or(self.entry.len, |next| next.place.first);
+        Some((self.blocks.get(index)?.place, end))
+    }
 }
 
 /// How far a look-up is.
@@ -48,10 +85,16 @@ pub(crate) struct Resolved {
 pub(crate) enum Outcome {
     /// Read [`Lookup::read`] next.
     More,
+    /// The same, because a record was caught half written.
+    Torn,
     /// There it is.
     Found(Resolved),
     /// The header, with this count of revocations: the answer to [`Lookup::check`].
     Checked(u64),
+    /// The parts of the block that was looked for.
+    Parts(usize, Box<[Part]>),
+    /// What was known of the region is not so any more.
+    Stale,
     /// The peer has no such key.
     Missing,
     /// The peer's directory makes no sense.
@@ -95,7 +138,7 @@ impl Map {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Stage {
     Block,
     /// The header alone, for its count of revocations.
@@ -107,14 +150,17 @@ enum Stage {
     /// Before the list of what may be accessed once.
     Claim(Entry),
     List(Entry),
+    /// The index of a long list.
+    Index(Entry, IndexReader),
+    /// A block of it, by its number: what it is of, where it is, and the byte behind it.
+    Parts(usize, u64, Place, u64),
 }
 
 /// See the module.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Lookup {
     key: u64,
     stage: Stage,
-    torn: u32,
     restarts: u32,
 }
 
@@ -128,7 +174,6 @@ impl Lookup {
         Self {
             key,
             stage,
-            torn: 0,
             restarts: 0,
         }
     }
@@ -143,19 +188,37 @@ impl Lookup {
         })
     }
 
+    /// For a block of parts of a key that was found before; `None`: it has no such block.
+    pub(crate) fn of_block(resolved: &Resolved, index: usize) -> Option<Self> {
+        let (place, end) = resolved.block(index)?;
+        Some(Self {
+            key: resolved.entry.key,
+            stage: Stage::Parts(index, resolved.entry.generation, place, end),
+            restarts: 0,
+        })
+    }
+
     pub(crate) fn key(&self) -> u64 {
         self.key
     }
 
+    /// The block that is looked for, if it is one.
+    pub(crate) fn block(&self) -> Option<usize> {
+        match self.stage {
+            Stage::Parts(index, ..) => Some(index),
+            _ => None,
+        }
+    }
+
     /// What to read next. Addresses that overflow are the peer's lie: its device refuses them.
     pub(crate) fn read(&self, map: &Map) -> Read {
-        let (addr, rkey, words) = match self.stage {
+        let (addr, rkey, words) = match &self.stage {
             Stage::Block => (map.block.0, map.block.1, WORDS),
             Stage::Check | Stage::Header(_) => {
                 let (addr, rkey) = map.header_at.unwrap_or_default();
                 (addr, rkey, WORDS)
             }
-            Stage::Window(header, slot) => {
+            &Stage::Window(header, slot) => {
                 let offset = (slot as u64).wrapping_mul(RECORD_SIZE as u64);
                 let addr = header.table_addr.wrapping_add(offset);
                 (addr, header.table_rkey, self.window(header, slot) * WORDS)
@@ -165,6 +228,11 @@ impl Lookup {
                 let words = 2 + 3 * usize::from(entry.segments);
                 (entry.addr, entry.rkey, words.min(READ_WORDS))
             }
+            Stage::Index(entry, reader) => {
+                let addr = entry.addr.wrapping_add(reader.read() as u64 * 8);
+                (addr, entry.rkey, reader.wants())
+            }
+            Stage::Parts(_, _, place, _) => (place.addr, place.rkey, BLOCK_WORDS),
         };
         Read {
             addr,
@@ -182,12 +250,12 @@ impl Lookup {
 
     /// The words that were asked for have come.
     pub(crate) fn feed(&mut self, map: &mut Map, words: &[u64]) -> Outcome {
-        let result = match self.stage {
-            Stage::Block => self.block(map, words),
+        let result = match &mut self.stage {
+            Stage::Block => self.connection_block(map, words),
             Stage::Check => Self::check_header(map, words),
-            Stage::Header(before) => self.header(map, words, before),
-            Stage::Window(header, slot) => self.entries(map, words, header, slot),
-            Stage::Claim(entry) => match words.first() {
+            &mut Stage::Header(before) => self.header(map, words, before),
+            &mut Stage::Window(header, slot) => self.entries(map, words, header, slot),
+            &mut Stage::Claim(entry) => match words.first() {
                 Some(&before) if before == 0 || before == map.token => {
                     self.stage = Stage::List(entry);
                     Ok(Outcome::More)
@@ -195,28 +263,41 @@ impl Lookup {
                 // somebody's, or used
                 _ => Ok(Outcome::Missing),
             },
-            Stage::List(entry) => Segment::decode_list(words, &entry)
-                .map(|segments| Outcome::Found(found(map, entry, segments))),
+            &mut Stage::List(entry) => Segment::decode_list(words, &entry).map(|segments| {
+                let blocks = Box::new([PartBlock::of(&segments)]);
+                Outcome::Found(found(map, entry, blocks))
+            }),
+            Stage::Index(entry, reader) => reader.feed(words).map(|places| match places {
+                None => Outcome::More,
+                Some(places) => {
+                    let blocks = places.into_iter().map(|place| PartBlock {
+                        place,
+                        parts: Box::default(),
+                    });
+                    Outcome::Found(found(map, *entry, blocks.collect()))
+                }
+            }),
+            &mut Stage::Parts(index, generation, place, end) => {
+                match decode_block(words, generation, place.first, end) {
+                    Err(Bad::Torn) => Ok(Outcome::Stale),
+                    read => read.map(|parts| Outcome::Parts(index, parts)),
+                }
+            }
         };
         match result {
             Ok(outcome) => outcome,
             Err(Bad::Foreign) => Outcome::Broken,
             Err(Bad::Torn) => {
-                self.torn += 1;
-                if let Stage::List(_) = self.stage {
-                    // its entry may have gone
-                    return self.restart(map);
+                if let Stage::List(_) | Stage::Index(..) = self.stage {
+                    // its entry may have gone, or the list have another place
+                    self.stage = Self::new(self.key, map).stage;
                 }
-                if self.torn < TORN {
-                    Outcome::More
-                } else {
-                    Outcome::Broken
-                }
+                Outcome::Torn
             }
         }
     }
 
-    fn block(&mut self, map: &mut Map, words: &[u64]) -> Result<Outcome, Bad> {
+    fn connection_block(&mut self, map: &mut Map, words: &[u64]) -> Result<Outcome, Bad> {
         let words = words.first_chunk().ok_or(Bad::Foreign)?;
         let block = Block::decode(words).ok_or(Bad::Torn)?;
         if block.header_addr == 0 {
@@ -279,9 +360,11 @@ impl Lookup {
                 continue;
             }
             if entry.segments == 0 {
-                return Ok(Outcome::Found(found(map, entry, Vec::new())));
+                return Ok(Outcome::Found(found(map, entry, Box::default())));
             }
-            self.stage = if entry.once {
+            self.stage = if entry.is_long() {
+                Stage::Index(entry, IndexReader::new(entry.generation, entry.len))
+            } else if entry.once {
                 Stage::Claim(entry)
             } else {
                 Stage::List(entry)
@@ -296,22 +379,13 @@ impl Lookup {
         };
         Ok(Outcome::More)
     }
-
-    fn restart(&mut self, map: &Map) -> Outcome {
-        self.restarts += 1;
-        if self.restarts > RESTARTS {
-            return Outcome::Broken;
-        }
-        self.stage = Self::new(self.key, map).stage;
-        Outcome::More
-    }
 }
 
-fn found(map: &Map, entry: Entry, segments: Vec<Segment>) -> Resolved {
+fn found(map: &Map, entry: Entry, blocks: Box<[PartBlock]>) -> Resolved {
     Resolved {
         entry,
         cells_rkey: map.header.map_or(0, |header| header.cells_rkey),
-        segments: segments.into_boxed_slice(),
+        blocks,
         used: false,
     }
 }
@@ -319,6 +393,7 @@ fn found(map: &Map, entry: Entry, segments: Vec<Segment>) -> Resolved {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::list::MAX_BLOCKS;
 
     /// A peer that answers with whatever comes to its mind: every look-up ends, and what it finds does not
     /// overflow.
@@ -336,12 +411,12 @@ mod tests {
             let key = next();
             let mut map = Map::new(next(), next() as u32, 7);
             let mut lookup = Lookup::new(key, &map);
-            let mut reads = 0;
+            let (mut reads, mut torn) = (0, 0);
             let outcome = loop {
                 let read = lookup.read(&map);
                 assert!(read.words <= READ_WORDS && read.words > 0);
                 let mut words: Vec<u64> = (0..read.words).map(|_| next()).collect();
-                match (next() % 8, lookup.stage) {
+                match (next() % 8, lookup.stage.clone()) {
                     (0, _) => {}
                     (_, Stage::Block) => words[2..8].copy_from_slice(
                         &Block {
@@ -363,7 +438,10 @@ mod tests {
                         for record in words.as_chunks_mut::<WORDS>().0 {
                             let entry = Entry {
                                 key: if next() % 16 == 0 { key } else { next() },
-                                segments: (next() % 9) as u16 * (round % 2) as u16,
+                                segments: match next() % 9 * (round % 2) {
+                                    1 => Entry::LONG,
+                                    count => count as u16,
+                                },
                                 len: next(),
                                 ..Entry::default()
                             };
@@ -379,11 +457,21 @@ mod tests {
                         let segments = vec![Segment::default(); usize::from(entry.segments)];
                         words = Segment::encode_list(entry.generation, &segments);
                     }
+                    (_, Stage::Index(entry, reader)) => {
+                        // a list that goes on and on
+                        if reader.read() == 0 {
+                            words[0] = entry.generation;
+                            words[2] = next() % 2 * (next() % (MAX_BLOCKS as u64 + 2));
+                        }
+                    }
+                    (_, Stage::Parts(..)) => unreachable!("nothing was found"),
                 }
                 reads += 1;
-                assert!(reads < 4000, "it goes on and on");
+                let indices = 100 * (MAX_BLOCKS / 84 + 2);
+                assert!(reads < 4000 + indices, "it goes on and on");
                 match lookup.feed(&mut map, &words) {
                     Outcome::More => {}
+                    Outcome::Torn if torn < 100 => torn += 1,
                     outcome => break outcome,
                 }
             };

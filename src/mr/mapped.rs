@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::keys::{Keyed, kind};
-use super::lookup::Resolved;
+use super::lookup::{PartBlock, Resolved};
 use crate::errno::{FiErrno, Result};
 use crate::wire::raw_key::{self, RawKey};
 use crate::wire::records::Entry;
@@ -85,7 +85,10 @@ fn decode(raw: &[u8]) -> Result<(u64, Meaning)> {
                         ..raw.entry
                     },
                     cells_rkey: 0,
-                    segments: raw.segments.into(),
+                    blocks: match &*raw.segments {
+                        [] => Box::default(),
+                        segments => Box::new([PartBlock::of(segments)]),
+                    },
                     used: false,
                 })
             };

@@ -9,6 +9,7 @@ mod directory;
 mod event;
 mod exposed;
 pub(crate) mod keys;
+mod list;
 mod local;
 mod local_cache;
 pub(crate) mod lookup;
@@ -20,6 +21,7 @@ mod page;
 mod pending;
 mod pieces;
 pub mod probe;
+mod procmap;
 mod refresh;
 mod region;
 mod revocation;
@@ -27,6 +29,8 @@ mod table;
 mod words;
 
 pub use access::Access;
+#[cfg(test)]
+pub(crate) use backed::OLD_KERNEL;
 pub use desc::Desc;
 pub(crate) use desc::Place;
 pub(crate) use directory::{ConnectionBlock, Directory, Look, Peer};

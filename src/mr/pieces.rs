@@ -1,11 +1,14 @@
-//! A region that is registered piece by piece: what of its memory is there is pinned, and `fi_mr_refresh(3)` says
-//! where that has changed. For pinned forms with `FI_MR_MMU_NOTIFY`, and for memory that need not be there on
-//! devices without on-demand paging.
+//! A region that is registered part by part: what of its memory is there is pinned, and
+//! `fi_mr_refresh(3)` says where that has changed. For pinned forms with `FI_MR_MMU_NOTIFY`, and
+//! for memory that need not be there on devices without on-demand paging.
 //!
-//! New pages get a registration of their own, and a part that keeps its pages keeps its registration. When there
-//! would be too many parts, neighbours are merged under a new one; then the old ones stay registered until the
-//! region ends, because an operation of this side that is under way may use them. One whose pages have all
-//! changed goes as soon as no peer can use it.
+//! New pages get a registration of their own, and a part that keeps its pages keeps its
+//! registration; there are as many parts as memory and the device allow. An operation of this side
+//! across several parts registers what touches each other around it as one; then the old ones stay
+//! registered until the region ends, because an operation that is under way may use them. One whose
+//! pages have all changed goes as soon as no peer can use it.
+//!
+//! A change of k parts among n takes k log n steps.
 
 #![allow(unsafe_code, reason = "registers the application's memory")]
 
@@ -18,9 +21,8 @@ use super::cover::Cover;
 use super::region::Range;
 use super::{backed, page};
 use crate::errno::{FiErrno, Result};
-use crate::log::warn_log;
 use crate::verbs::{Mr, Pd};
-use crate::wire::records::{MAX_SEGMENTS, Segment};
+use crate::wire::records::Segment;
 
 /// A registration, the same one wherever it is held.
 #[derive(Clone, Debug)]
@@ -44,7 +46,7 @@ pub(super) struct Pieces {
     inner: RwLock<Inner>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Inner {
     cover: Cover<Shared>,
     merged: Vec<Shared>,
@@ -52,15 +54,36 @@ struct Inner {
 
 /// What refreshing comes to; nothing has changed before it is [made](Pieces::make).
 pub(super) struct Change<'a> {
-    inner: Inner,
+    /// Ranges of addresses in the order in which they change, and what covers them then.
+    steps: Vec<(u64, u64, Option<Shared>)>,
     _alone: MutexGuard<'a, ()>,
+}
+
+impl Change<'_> {
+    /// How many parts there are more, at most.
+    pub(super) fn most_parts(&self) -> usize {
+        2 * self.steps.len()
+    }
+
+    /// The addresses that it changes, in order of the ranges that were named.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        let cuts = self.steps.iter().filter(|(_, _, by)| by.is_none());
+        cuts.map(|(start, end, _)| (*start, *end))
+    }
+}
+
+/// Each once.
+fn distinct(mut all: Vec<Shared>) -> impl Iterator<Item = Arc<Mr>> {
+    all.sort_unstable_by_key(|mr| Arc::as_ptr(&mr.0));
+    all.dedup();
+    all.into_iter().map(|mr| mr.0)
 }
 
 impl Pieces {
     /// Registers what of the buffers is there.
     ///
     /// # Errors
-    /// `ENOMEM` and others of registering, or more than [`MAX_SEGMENTS`] parts with gaps between them.
+    /// `ENOMEM` and others of registering.
     pub(super) fn new(pd: &Arc<Pd>, buffers: &[Range], rights: u32) -> Result<Self> {
         let this = Self {
             pd: Arc::clone(pd),
@@ -93,7 +116,7 @@ impl Pieces {
     /// As [`Self::new`].
     pub(super) fn refresh(&self, ranges: &[Range]) -> Result<Change<'_>> {
         let alone = self.changing.lock();
-        let mut inner = self.inner.read().clone();
+        let mut steps = Vec::new();
         for range in ranges {
             // larger pages begin and end at such places too
             let first = page::floor(range.addr);
@@ -102,26 +125,44 @@ impl Pieces {
                 // both were checked not to overflow
                 let (start, end) = (first.max(buffer.addr), last.min(buffer.addr + buffer.len));
                 if start < end {
-                    self.renew(&mut inner.cover, start, end)?;
+                    self.renew(&mut steps, start, end)?;
                 }
             }
         }
-        self.merge(&mut inner)?;
         Ok(Change {
-            inner,
+            steps,
             _alone: alone,
         })
     }
 
     /// Registers what of a range is there, anew.
-    fn renew(&self, cover: &mut Cover<Shared>, start: u64, end: u64) -> Result<()> {
+    fn renew(
+        &self,
+        steps: &mut Vec<(u64, u64, Option<Shared>)>,
+        start: u64,
+        end: u64,
+    ) -> Result<()> {
+        steps.push((start, end, None));
         let write = self.rights & sys::IBV_ACCESS_LOCAL_WRITE != 0;
-        // where nothing tells, the device does
-        let runs = backed::runs(start, end, write).unwrap_or_else(|_| vec![(start, end)]);
-        cover.cut(start, end);
+        let runs = match backed::runs(start, end, write) {
+            Ok(runs) => runs,
+            // All mappings would have to be read; most often all of the range is there, and the
+            // device says so.
+            Err(_) => match self.register(start, end) {
+                Ok(mr) => {
+                    steps.push((start, end, Some(mr)));
+                    return Ok(());
+                }
+                Err(FiErrno::EFAULT) => {
+                    // none, where nothing tells
+                    backed::read_runs(start, end, write).unwrap_or_default()
+                }
+                Err(error) => return Err(error),
+            },
+        };
         for (start, end) in runs {
             match self.register(start, end) {
-                Ok(mr) => cover.put(start, end, &mr),
+                Ok(mr) => steps.push((start, end, Some(mr))),
                 // mapped, but without pages behind it: the end of a file
                 Err(FiErrno::EFAULT) => {}
                 Err(error) => return Err(error),
@@ -130,70 +171,63 @@ impl Pieces {
         Ok(())
     }
 
-    /// Merges neighbours until peers can be told of all parts.
-    fn merge(&self, inner: &mut Inner) -> Result<()> {
-        while self.segments_of(&inner.cover).len() > MAX_SEGMENTS {
-            let Some((start, end)) = inner.cover.shortest_pair() else {
-                warn_log!(
-                    Mr,
-                    "memory that is there in more than {MAX_SEGMENTS} parts can't be registered as one region"
-                );
-                return Err(FiErrno::ENOMEM);
-            };
-            self.join(inner, start, end)?;
-        }
-        Ok(())
-    }
-
-    /// Registers parts that touch each other as one.
-    fn join(&self, inner: &mut Inner, start: u64, end: u64) -> Result<()> {
-        let mr = self.register(start, end)?;
-        let parts = inner.cover.parts().iter();
-        let old = parts.filter(|part| part.start < end && start < part.end);
-        let old: Vec<_> = old.map(|part| part.by.clone()).collect();
-        inner.merged.extend(old);
-        inner.cover.put(start, end, &mr);
-        Ok(())
-    }
-
-    fn segments_of(&self, cover: &Cover<Shared>) -> Vec<Segment> {
-        let buffers = self.buffers.iter();
-        let walks = buffers.flat_map(|buffer| cover.walk(buffer.addr, buffer.len));
-        walks
-            .map(|(addr, len, by)| Segment {
+    /// The segments of `len` bytes from `offset` of the region on, as peers address them now.
+    pub(super) fn segments(&self, offset: u64, len: u64) -> Vec<Segment> {
+        let inner = self.inner.read();
+        let (mut skip, mut left) = (offset, len);
+        let mut segments = Vec::new();
+        for buffer in &self.buffers {
+            let (start, len) = (
+                buffer.addr + skip.min(buffer.len),
+                buffer.len - skip.min(buffer.len),
+            );
+            let len = len.min(left);
+            skip = skip.saturating_sub(buffer.len);
+            left -= len;
+            if len == 0 {
+                continue;
+            }
+            let walk = inner.cover.walk(start, len).into_iter();
+            segments.extend(walk.map(|(addr, len, by)| Segment {
                 addr,
                 len,
                 rkey: by.map_or(0, |mr| mr.0.rkey()),
                 absent: by.is_none(),
-            })
-            .collect()
+            }));
+        }
+        segments
     }
 
-    /// The region as peers will address it after a change.
-    pub(super) fn segments(&self, change: &Change<'_>) -> Vec<Segment> {
-        self.segments_of(&change.inner.cover)
-    }
-
-    /// The region as peers address it now.
+    /// The whole region, as peers address it now.
     pub(super) fn segments_now(&self) -> Vec<Segment> {
-        self.segments_of(&self.inner.read().cover)
+        self.segments(0, u64::MAX)
+    }
+
+    /// Where in the region a range of addresses is: offsets, in each buffer that has some of it.
+    pub(super) fn offsets(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        let mut before = 0;
+        self.buffers.iter().filter_map(move |buffer| {
+            let base = before;
+            before += buffer.len;
+            let (from, to) = (start.max(buffer.addr), end.min(buffer.addr + buffer.len));
+            (from < to).then(|| (base + from - buffer.addr, base + to - buffer.addr))
+        })
     }
 
     /// Makes a change; gives the registrations that are of no use any more.
     pub(super) fn make(&self, change: Change<'_>) -> Vec<Arc<Mr>> {
+        let mut gone = Vec::new();
         let mut inner = self.inner.write();
-        let old = std::mem::replace(&mut *inner, change.inner);
-        let parts = old.cover.parts().iter().map(|part| part.by.clone());
-        let still = |mr: &Shared| {
-            inner.merged.contains(mr) || inner.cover.parts().iter().any(|part| part.by == *mr)
-        };
-        let mut gone: Vec<Arc<Mr>> = Vec::new();
-        for mr in parts.filter(|mr| !still(mr)) {
-            if !gone.iter().any(|known| Arc::ptr_eq(known, &mr.0)) {
-                gone.push(mr.0);
+        for (start, end, by) in change.steps {
+            match by {
+                None => inner.cover.cut(start, end, &mut gone),
+                Some(mr) => inner.cover.put(start, end, &mr, &mut gone),
             }
         }
-        gone
+        // others of its parts, and those that were merged, refer to it too
+        distinct(gone)
+            .filter(|mr| Arc::strong_count(mr) == 1)
+            .collect()
     }
 
     /// The lkey of a local buffer. Finding it takes a lock that only changes of the region hold for long.
@@ -206,15 +240,19 @@ impl Pieces {
             return Ok(mr.0.lkey());
         }
         let _alone = self.changing.lock();
-        let mut inner = self.inner.read().clone();
-        if let Some(mr) = inner.cover.find(addr, len) {
-            return Ok(mr.0.lkey()); // somebody else was sooner
-        }
-        let (start, end) = inner.cover.around(addr, len).ok_or(FiErrno::EINVAL)?;
-        self.join(&mut inner, start, end)?;
-        let mr = inner.cover.find(addr, len).ok_or(FiErrno::EINVAL)?;
+        let around = {
+            let inner = self.inner.read();
+            if let Some(mr) = inner.cover.find(addr, len) {
+                return Ok(mr.0.lkey()); // another thread was sooner
+            }
+            inner.cover.around(addr, len)
+        };
+        let (start, end) = around.ok_or(FiErrno::EINVAL)?;
+        let mr = self.register(start, end)?;
         let lkey = mr.0.lkey();
-        *self.inner.write() = inner;
+        let mut inner = self.inner.write();
+        let Inner { cover, merged } = &mut *inner;
+        cover.put(start, end, &mr, merged);
         Ok(lkey)
     }
 
@@ -222,14 +260,8 @@ impl Pieces {
     pub(super) fn take(&self) -> Vec<Mr> {
         let _alone = self.changing.lock();
         let inner = std::mem::take(&mut *self.inner.write());
-        let mut all: Vec<Arc<Mr>> = Vec::new();
-        let parts = inner.cover.parts().iter().map(|part| &part.by);
-        for mr in parts.chain(&inner.merged) {
-            if !all.iter().any(|known| Arc::ptr_eq(known, &mr.0)) {
-                all.push(Arc::clone(&mr.0));
-            }
-        }
-        drop(inner);
-        all.into_iter().filter_map(Arc::into_inner).collect()
+        let mut all = inner.merged;
+        all.extend(inner.cover.into_registrations());
+        distinct(all).filter_map(Arc::into_inner).collect()
     }
 }

@@ -42,17 +42,19 @@ impl Region {
                     buffers.any(|buffer| buffer.addr <= addr && end <= buffer.addr + buffer.len)
                 })
         };
-        if ranges.is_empty() || !ranges.iter().all(inside) {
+        if !ranges.iter().all(inside) {
             let reason = "a range is empty, or does not lie in a buffer of the region";
             return Err(refused!(Mr, EINVAL, "{reason}"));
         }
-        let ranges: Vec<_> = ranges
-            .iter()
-            .map(|range| Range {
+        let ranges: Vec<_> = if ranges.is_empty() {
+            self.buffers.to_vec()
+        } else {
+            let named = ranges.iter().map(|range| Range {
                 addr: range.addr as u64,
                 len: range.len as u64,
-            })
-            .collect();
+            });
+            named.collect()
+        };
         let exposed = self.exposed.get().ok_or_else(not_enabled)?;
         if exposed.is_ending() {
             return Err(refused!(Mr, EOPBADSTATE, "the region is being closed"));

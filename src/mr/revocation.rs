@@ -90,15 +90,15 @@ impl Member {
 pub(crate) struct Left {
     /// Registrations that are nothing but their keys.
     pub(crate) keys: Vec<Mr>,
-    /// A segment list that a peer may be about to read.
-    pub(crate) list: Option<Words>,
+    /// Segment lists that a peer may be about to read.
+    pub(crate) lists: Vec<Words>,
     /// What a peer may be about to add to.
     pub(crate) cell: Option<Arc<Cell>>,
 }
 
 impl Left {
     fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.list.is_none() && self.cell.is_none()
+        self.keys.is_empty() && self.lists.is_empty() && self.cell.is_none()
     }
 }
 

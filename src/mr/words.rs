@@ -41,6 +41,11 @@ impl Words {
         (&raw const self.memory[index]) as u64
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
     pub(crate) fn lkey(&self) -> u32 {
         self.mr.as_ref().map_or(0, Mr::lkey)
     }
@@ -69,16 +74,20 @@ impl Words {
     /// Writes a record whose last word is its checksum (or zeros), so that a reader sees the old one, the
     /// new one, or one whose checksum is wrong.
     pub(crate) fn write(&self, index: usize, record: &[u64]) {
-        let Some((last, rest)) = record.split_last() else {
-            return;
-        };
-        self.store(index + rest.len(), 0);
+        if let Some(last) = record.len().checked_sub(1) {
+            self.rewrite(index, record, last);
+        }
+    }
+
+    /// The same of a record whose word `sum` is its checksum, wherever that is.
+    pub(crate) fn rewrite(&self, index: usize, record: &[u64], sum: usize) {
+        self.store(index + sum, 0);
         fence(Ordering::SeqCst);
-        for (i, word) in rest.iter().enumerate() {
+        for (i, word) in record.iter().enumerate().filter(|(i, _)| *i != sum) {
             self.store(index + i, *word);
         }
         fence(Ordering::SeqCst);
-        self.store(index + rest.len(), *last);
+        self.store(index + sum, record[sum]);
     }
 }
 

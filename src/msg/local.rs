@@ -115,6 +115,16 @@ impl<'a> LocalIov<'a> {
         unsafe { std::slice::from_raw_parts(self.iov, self.count) }
     }
 
+    /// The descriptor of the buffer at `index`, which there is.
+    fn desc(&self, index: usize) -> Desc {
+        if self.desc.is_null() {
+            return Desc::NULL;
+        }
+        debug_assert!(index < self.count);
+        // SAFETY: whoever made this promised as many descriptors as buffers, for `'a`.
+        unsafe { *self.desc.add(index) }
+    }
+
     /// Bytes in all.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
@@ -214,6 +224,42 @@ impl<'a> LocalIov<'a> {
             }
             offset += iov.iov_len;
         }
+    }
+}
+
+/// Room for some bytes of an operation's buffers.
+#[derive(Debug)]
+pub(crate) struct LocalPart {
+    iov: [iovec; MAX_IOV],
+    desc: [Desc; MAX_IOV],
+}
+
+impl Default for LocalPart {
+    fn default() -> Self {
+        Self {
+            iov: [buffer(std::ptr::null(), 0); MAX_IOV],
+            desc: [Desc::NULL; MAX_IOV],
+        }
+    }
+}
+
+impl LocalPart {
+    /// The bytes from `start` on, `len` of them, as far as there are so many.
+    pub(crate) fn of(&mut self, whole: &LocalIov<'_>, start: usize, len: usize) -> LocalIov<'_> {
+        let (mut skip, mut left, mut count) = (start, len, 0);
+        for (index, iov) in whole.iov().iter().enumerate() {
+            let skipped = skip.min(iov.iov_len);
+            let taken = (iov.iov_len - skipped).min(left);
+            skip -= skipped;
+            left -= taken;
+            if taken == 0 || count == MAX_IOV {
+                continue;
+            }
+            self.iov[count] = buffer(iov.iov_base.wrapping_byte_add(skipped), taken);
+            self.desc[count] = whole.desc(index);
+            count += 1;
+        }
+        LocalIov::borrowed(&self.iov[..count], &self.desc[..count])
     }
 }
 

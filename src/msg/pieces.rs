@@ -64,9 +64,23 @@ impl Plan {
     }
 }
 
+/// Which requests of an operation are posted together: all of them, or those of some pieces, where
+/// there are more than the queue has room for at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Batch {
+    /// Others were posted before.
+    pub(super) begun: bool,
+    /// Others follow: the operation is not complete behind these.
+    pub(super) more: bool,
+}
+
 impl TxSide {
-    /// Posts an operation as several requests, each to its piece of the target, and behind them those that
-    /// count it; the last one's completion is the operation's.
+    /// Posts an operation as several requests, each to its piece of the target, and behind them
+    /// those that count it; the last one's completion is the operation's. Whether all were posted:
+    /// if not, the operation has its error completion, and nothing of it follows.
+    ///
+    /// # Errors
+    /// Nothing was posted.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`].
@@ -77,23 +91,29 @@ impl TxSide {
         len: usize,
         pieces: &[Piece],
         events: &[EventTarget],
-    ) -> Result<()> {
+        batch: Batch,
+    ) -> Result<bool> {
         if ring.is_full() && !self.make_room(ring)? {
             return Err(FiErrno::EAGAIN);
         }
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: as this function.
         let (mut rest, inline) = unsafe { self.gather(ring, op, len, &mut sges) }?;
-        let visible = !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
+        let visible =
+            !batch.more && !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION));
         let plan = Plan {
             pieces: pieces.len(),
             durable: op.is_durable(),
-            data: op.opcode == SendOpcode::WriteImm,
+            data: op.opcode == SendOpcode::WriteImm && !batch.more,
             events: events.len(),
         };
         let count = plan.count();
-        let signaled =
-            visible || self.counted || self.unsignaled as usize + count >= self.period as usize;
+        // a batch makes room for the next one when it is complete
+        let signaled = visible
+            || batch.more
+            || self.counted
+            || self.unsignaled as usize + count >= self.period as usize;
+        let mut posted_all = true;
         // bytes of the first of `rest` that are taken already
         let mut taken = 0;
         let mut last = 0;
@@ -119,7 +139,7 @@ impl TxSide {
                         },
                         sges: &part[..used],
                         inline,
-                        fence: index == 0 && op.flags.contains(Flags::FENCE),
+                        fence: index == 0 && !batch.begun && op.flags.contains(Flags::FENCE),
                         imm: op.data as u32,
                         remote_addr: piece.addr,
                         rkey: piece.rkey,
@@ -154,7 +174,7 @@ impl TxSide {
                 visible: is_last && visible,
                 reports_failure: !op.silent,
                 signaled: is_last && signaled,
-                part: !is_last,
+                part: !is_last || batch.more,
                 ..Slot::default()
             });
             let request = SendRequest {
@@ -173,13 +193,16 @@ impl TxSide {
             };
             if let Err(error) = posted {
                 ring.unpush();
-                if index == 0 {
+                let error = post_errno(error);
+                let nothing = index == 0 && !batch.begun;
+                if nothing || (index == 0 && error == FiErrno::EAGAIN) {
                     self.local.refused();
-                    return Err(post_errno(error));
+                    return Err(error);
                 }
                 // half an operation can't be taken back: it ends with the connection
                 let _ = self.qp.set_error();
                 let _ = self.post_failure(ring, op, error);
+                posted_all = false;
                 break;
             }
             self.unsignaled = if is_last && signaled {
@@ -189,7 +212,7 @@ impl TxSide {
             };
         }
         self.local.posted(last, ring.tail());
-        Ok(())
+        Ok(posted_all)
     }
 
     /// Lets an operation fail in its place among the others: a request that does nothing takes it.

@@ -14,15 +14,18 @@ mod teller;
 mod waiting;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::atomic::ATOMIC_SIZE;
+use super::local::LocalPart;
+use super::pieces::Batch;
 use super::refusal;
 use super::transmit::{Target, Transmit};
 use super::tx::TxSide;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::Event;
-use crate::mr::keys::{KeyCache, Need, Piece, kind};
+use crate::mr::keys::{KeyCache, Need, Piece, There, kind};
 use crate::mr::lookup::{Lookup, Map, READ_WORDS, Resolved};
 use crate::mr::mapped::{MappedKey, Meaning};
 use crate::mr::{ConnectionBlock, Words};
@@ -79,6 +82,12 @@ pub(crate) struct Remote {
     scratch: Option<Words>,
     /// Whether what is being read is for a look-up that was given up.
     astray: bool,
+    /// How often the operation whose turn it is read what was half written or had changed.
+    vain: u32,
+    /// Since when.
+    vain_since: Option<Instant>,
+    /// How often its look-ups began anew because keys were revoked meanwhile.
+    disturbed: u32,
     /// Of the operation that waits first: a compare and swap that is posted, and not counted yet.
     comparing: Option<Comparing>,
     poster: Poster,
@@ -97,6 +106,8 @@ enum Known {
     Compare(u64),
     /// The device's own key, and what is written there is to be made durable.
     Native(u32),
+    /// This block of its parts has to be read.
+    Unread(usize),
     /// It can't be done: the errno.
     Refused(FiErrno),
     /// Not yet.
@@ -145,6 +156,9 @@ impl Remote {
             lookup: None,
             scratch: None,
             astray: false,
+            vain: 0,
+            vain_since: None,
+            disturbed: 0,
             comparing: None,
             poster,
             rings: Arc::clone(rings),
@@ -155,21 +169,27 @@ impl Remote {
         &self.rings
     }
 
-    /// What a key that is kept says.
+    /// What a key that is kept says of an operation of which so many bytes are posted.
     #[inline]
-    fn find(&mut self, key: u64, op: &Transmit<'_>, len: usize) -> Option<Known> {
-        if self.block.revision() != self.revision {
+    fn find(&mut self, key: u64, op: &Transmit<'_>, len: usize, done: u64) -> Option<Known> {
+        if self.block.revision() != self.revision && !self.is_patient() {
             return None;
         }
         let kept = self.kept.get(key)?;
         self.last_used = self.rings.tx.next_number();
-        Some(known(kept, self.map.cell != 0, op, len))
+        Some(known(kept, self.map.cell != 0, op, len, done))
     }
 
     /// As [`Self::find`], of a key that was mapped: it stands for no other registration than the one that the raw key
     /// describes.
-    fn find_mapped(&mut self, mapped: &MappedKey, op: &Transmit<'_>, len: usize) -> Option<Known> {
-        let found = self.find(mapped.key, op, len)?;
+    fn find_mapped(
+        &mut self,
+        mapped: &MappedKey,
+        op: &Transmit<'_>,
+        len: usize,
+        done: u64,
+    ) -> Option<Known> {
+        let found = self.find(mapped.key, op, len, done)?;
         match mapped.meaning {
             Meaning::Published { domain, generation }
                 if self.map.domain() != Some(domain)
@@ -181,6 +201,35 @@ impl Remote {
         }
     }
 }
+
+impl Remote {
+    /// Whether the operation whose turn it is uses what was read for it although keys were revoked
+    /// meanwhile: it was posted before that, and what it reaches stays until it is acknowledged.
+    fn is_patient(&self) -> bool {
+        self.disturbed >= DISTURBED
+    }
+
+    /// The operation whose turn it was needs nothing looked up any more.
+    fn is_settled(&mut self) {
+        (self.vain, self.disturbed) = (0, 0);
+        self.vain_since = None;
+    }
+
+    /// Reads what [`Self::find`] needs: the key, or a block of its parts. As [`Self::look_up`].
+    fn read_for(&mut self, key: u64, known: Option<Known>) -> Option<Result<()>> {
+        match known {
+            Some(Known::Unread(block)) => self.read_parts(key, block),
+            _ => self.look_up(key),
+        }
+    }
+}
+
+/// How often in one call what was read may have changed, before the operation waits.
+const MOST_IN_VAIN: u32 = 64;
+
+/// How often the look-ups for one operation begin anew because keys were revoked meanwhile. A peer
+/// that changes its regions all the time can't keep it waiting longer.
+const DISTURBED: u32 = 8;
 
 /// What the device's own key says of an operation.
 fn native(rkey: u32, op: &Transmit<'_>, len: usize) -> Known {
@@ -197,8 +246,9 @@ fn native(rkey: u32, op: &Transmit<'_>, len: usize) -> Known {
 }
 
 /// What a key that was looked up says of an operation; `counted`: the peer's endpoint counts it.
+/// `done`: so many bytes of it are posted.
 #[inline]
-fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize) -> Known {
+fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize, done: u64) -> Known {
     let (need, len) = need(op, len);
     let offset = match resolved.offset(op.remote_addr, len, need) {
         Ok(offset) => offset,
@@ -207,23 +257,27 @@ fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize) -> K
     if resolved.used {
         return Known::Refused(FiErrno::EKEYREJECTED);
     }
-    if op.is_durable() {
-        return match resolved.entry.access & access::FLUSH {
-            0 => Known::Refused(FiErrno::EACCES),
-            _ if resolved.is_absent(offset, len) => Known::Refused(FiErrno::EACCES),
-            _ => Known::Many(offset),
-        };
+    if done != 0 {
+        return rest(resolved, op, offset + done, len - done);
     }
-    if resolved.is_absent(offset, len) {
+    let durable = op.is_durable();
+    if durable && resolved.entry.access & access::FLUSH == 0 {
         return Known::Refused(FiErrno::EACCES);
     }
-    match resolved.pieces(offset, len).next() {
+    match resolved.there(offset, len) {
+        There::All => {}
+        There::Absent => return Known::Refused(FiErrno::EACCES),
+        There::Unread(block) => return Known::Unread(block),
+    }
+    match resolved.piece(offset, len) {
         // where addresses count from 0, only the base tells
-        Some(piece) if op.opcode.is_atomic() && !(piece.last && piece.addr.is_multiple_of(len)) => {
+        Ok(piece) if op.opcode.is_atomic() && !(piece.last && piece.addr.is_multiple_of(len)) => {
             Known::Refused(FiErrno::EINVAL)
         }
-        Some(piece)
-            if piece.last && resolved.entry.cell == 0 && !counted && !resolved.entry.once =>
+        Ok(piece)
+            if piece.last
+                && resolved.entry.cell == 0
+                && !(counted || durable || resolved.entry.once) =>
         {
             Known::One(piece)
         }
@@ -236,6 +290,19 @@ fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize) -> K
             Known::Compare(offset)
         }
         _ => Known::Many(offset),
+    }
+}
+
+/// The same of an operation that has begun, whose rest is these bytes of the region. What is there
+/// was found out, and may have changed: the next piece is looked at, and the others in their turn.
+fn rest(resolved: &Resolved, op: &Transmit<'_>, offset: u64, len: u64) -> Known {
+    if op.is_durable() && resolved.entry.access & access::FLUSH == 0 {
+        return Known::Refused(FiErrno::EACCES);
+    }
+    match resolved.piece(offset, len) {
+        Ok(piece) if piece.absent => Known::Refused(FiErrno::EACCES),
+        Ok(_) => Known::Many(offset),
+        Err(block) => Known::Unread(block),
     }
 }
 
@@ -253,14 +320,14 @@ impl TxSide {
         let len = self.check(op)?;
         if self.waiting.is_empty()
             && let Some(remote) = &mut self.remote
-            && let Some(Known::One(piece)) = remote.find(op.key, op, len)
+            && let Some(Known::One(piece)) = remote.find(op.key, op, len, 0)
         {
             // SAFETY: as this function.
             return unsafe { self.post(&rings.tx, op, len, Target::of(&piece)) };
         }
         if op.key >> 48 == kind::MAPPED
             && self.waiting.is_empty()
-            && let Some(Known::One(piece)) = self.find_mapped(op, len)
+            && let Some(Known::One(piece)) = self.find_mapped(op, len, 0)
         {
             // SAFETY: as this function.
             return unsafe { self.post(&rings.tx, op, len, Target::of(&piece)) };
@@ -278,7 +345,7 @@ impl TxSide {
             if rings.tx.is_full() && !self.make_room(&rings.tx)? {
                 return Err(FiErrno::EAGAIN);
             }
-            match self.resolve(op, len) {
+            match self.resolve(op, len, 0) {
                 Known::Pending => {}
                 Known::Compare(offset) => {
                     // SAFETY: as this function.
@@ -289,11 +356,29 @@ impl TxSide {
                     unsafe { self.wait(rings, op) };
                     return Ok(());
                 }
-                // SAFETY: as this function.
-                known => return unsafe { self.post_known(&rings.tx, op, len, known) },
+                known => {
+                    // SAFETY: as this function.
+                    if let Some(done) = unsafe { self.post_known(&rings.tx, op, len, 0, known) }? {
+                        // SAFETY: as this function.
+                        let waiting = unsafe { Waiting::new(op) }.begun(done);
+                        self.waiting.push_back(waiting);
+                        self.resume(rings);
+                        if !self.waiting.is_empty() {
+                            rings.set_waiting(true);
+                            self.wake_helper();
+                        }
+                    }
+                    return Ok(());
+                }
             }
         }
         if rings.tx.outstanding() as usize + self.waiting.len() >= rings.tx.depth() as usize {
+            if self.waiting.is_empty()
+                && let Some(remote) = &mut self.remote
+            {
+                // the application may post it again behind news of the peer's
+                remote.is_settled();
+            }
             return Err(FiErrno::EAGAIN);
         }
         // SAFETY: as this function.
@@ -318,38 +403,54 @@ impl TxSide {
     }
 
     /// What a mapped key that is kept says.
-    fn find_mapped(&mut self, op: &Transmit<'_>, len: usize) -> Option<Known> {
+    fn find_mapped(&mut self, op: &Transmit<'_>, len: usize, done: u64) -> Option<Known> {
         let mapped = self.mapped.get(op.key)?;
         if !mapped.is_mapped() {
             return Some(Known::Refused(FiErrno::EKEYREJECTED));
         }
         match &mapped.meaning {
             // neither such regions nor such endpoints count
-            Meaning::Native(region) => Some(known(region, false, op, len)),
+            Meaning::Native(region) => Some(known(region, false, op, len, done)),
             Meaning::Key if mapped.key >> 32 == 0 && !self.application_keys => {
                 Some(native(mapped.key as u32, op, len))
             }
             Meaning::Key | Meaning::Published { .. } => {
-                self.remote.as_mut()?.find_mapped(mapped, op, len)
+                self.remote.as_mut()?.find_mapped(mapped, op, len, done)
             }
         }
     }
 
-    fn resolve(&mut self, op: &Transmit<'_>, len: usize) -> Known {
-        if self.has_native_key(op) {
-            return native(Target::native(op).rkey, op, len);
+    fn resolve(&mut self, op: &Transmit<'_>, len: usize, done: u64) -> Known {
+        let known = if self.has_native_key(op) {
+            native(Target::native(op).rkey, op, len)
+        } else if op.key >> 48 == kind::MAPPED {
+            self.resolve_mapped(op, len, done)
+        } else {
+            self.look_up(op, len, done)
+        };
+        if let Some(remote) = &mut self.remote
+            && !matches!(known, Known::Pending)
+        {
+            remote.is_settled();
         }
-        if op.key >> 48 == kind::MAPPED {
-            return self.resolve_mapped(op, len);
-        }
+        known
+    }
+
+    /// As [`Self::resolve`], of a key of the peer's.
+    fn look_up(&mut self, op: &Transmit<'_>, len: usize, done: u64) -> Known {
         let Some(remote) = &mut self.remote else {
             return Known::Refused(FiErrno::EKEYREJECTED);
         };
+        let before = remote.vain;
         loop {
-            if let Some(known) = remote.find(op.key, op, len) {
-                return known;
+            if remote.vain.wrapping_sub(before) > MOST_IN_VAIN {
+                return Known::Pending;
             }
-            match remote.look_up(op.key) {
+            let known = match remote.find(op.key, op, len, done) {
+                known @ (None | Some(Known::Unread(_))) => known,
+                Some(known) => return known,
+            };
+            match remote.read_for(op.key, known) {
                 None => return Known::Pending,
                 Some(Ok(())) => {}
                 Some(Err(error)) => return Known::Refused(error),
@@ -358,21 +459,26 @@ impl TxSide {
     }
 
     /// As [`Self::resolve`], of a key that was mapped.
-    fn resolve_mapped(&mut self, op: &Transmit<'_>, len: usize) -> Known {
+    fn resolve_mapped(&mut self, op: &Transmit<'_>, len: usize, done: u64) -> Known {
         if self.mapped.get(op.key).is_none() {
             let Some(mapped) = self.cq.domain().mapped().get(op.key) else {
                 return Known::Refused(FiErrno::EKEYREJECTED);
             };
             self.mapped.keep(mapped);
         }
+        let before = self.remote.as_ref().map_or(0, |remote| remote.vain);
         loop {
-            if let Some(known) = self.find_mapped(op, len) {
-                return known;
-            }
+            let known = match self.find_mapped(op, len, done) {
+                known @ (None | Some(Known::Unread(_))) => known,
+                Some(known) => return known,
+            };
             let (Some(mapped), Some(remote)) = (self.mapped.get(op.key), &mut self.remote) else {
                 return Known::Refused(FiErrno::EKEYREJECTED);
             };
-            match remote.look_up(mapped.key) {
+            if remote.vain.wrapping_sub(before) > MOST_IN_VAIN {
+                return Known::Pending;
+            }
+            match remote.read_for(mapped.key, known) {
                 None => return Known::Pending,
                 Some(Ok(())) => {}
                 Some(Err(error)) => return Known::Refused(error),
@@ -380,6 +486,9 @@ impl TxSide {
         }
     }
 
+    /// Posts an operation, or its next part; `Some`: so many bytes of it are posted then, and
+    /// others have to follow.
+    ///
     /// # Safety
     /// As [`super::Endpoint::send`].
     unsafe fn post_known(
@@ -387,13 +496,14 @@ impl TxSide {
         ring: &SlotRing,
         op: &Transmit<'_>,
         len: usize,
+        done: u64,
         known: Known,
-    ) -> Result<()> {
+    ) -> Result<Option<u64>> {
         // SAFETY: as this function.
         unsafe {
             match known {
                 Known::One(piece) => self.post(ring, op, len, Target::of(&piece)),
-                Known::Many(offset) => self.post_many(ring, op, len, offset),
+                Known::Many(offset) => return self.post_many(ring, op, len, offset, done),
                 Known::Native(rkey) => {
                     let piece = Piece {
                         addr: op.remote_addr,
@@ -402,16 +512,21 @@ impl TxSide {
                         last: true,
                         ..Piece::default()
                     };
-                    self.post_pieces(ring, op, len, &[piece], &[])
+                    let whole = Batch::default();
+                    self.post_pieces(ring, op, len, &[piece], &[], whole)
+                        .map(|_| ())
                 }
                 Known::Refused(error) => self.post_failure(ring, op, error),
                 // not here
-                Known::Pending | Known::Compare(_) => Err(FiErrno::EAGAIN),
+                Known::Pending | Known::Unread(_) | Known::Compare(_) => Err(FiErrno::EAGAIN),
             }
         }
+        .map(|()| None)
     }
 
-    /// Posts an operation that touches several buffers of a kept key, or is counted.
+    /// Posts an operation that touches several buffers of a kept key, or is counted:
+    /// [`MAX_SEGMENTS`] pieces of it from `offset` of the region on, `done` bytes of its own. As
+    /// [`Self::post_known`].
     ///
     /// # Safety
     /// As [`super::Endpoint::send`].
@@ -421,11 +536,11 @@ impl TxSide {
         op: &Transmit<'_>,
         len: usize,
         offset: u64,
-    ) -> Result<()> {
+        done: u64,
+    ) -> Result<Option<u64>> {
         let mut pieces = [Piece::default(); MAX_SEGMENTS];
         let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
         let (need, len_there) = need(op, len);
-        let found = region.pieces(offset, len_there);
         let once = region.entry.once;
         let mut events = [EventTarget::default(); MOST_EVENTS];
         let event = if leaves_as_it_is(op) {
@@ -434,13 +549,42 @@ impl TxSide {
             need.event()
         };
         let event_count = self.events(op, region, event, &mut events);
-        let mut count = 0;
-        for (to, piece) in pieces.iter_mut().zip(found) {
-            *to = piece;
+        let (mut count, mut taken) = (0, 0);
+        for to in &mut pieces {
+            let left = len_there - done - taken;
+            match region.piece(offset + taken, left) {
+                Ok(piece) if !piece.absent => *to = piece,
+                // it has to be read, or has gone meanwhile: not this time
+                _ => break,
+            }
             count += 1;
+            taken += to.len;
+            if to.last {
+                break;
+            }
         }
-        // SAFETY: as this function.
-        unsafe { self.post_pieces(ring, op, len, &pieces[..count], &events[..event_count]) }?;
+        let pieces = &pieces[..count];
+        let last = pieces.last().ok_or(FiErrno::EAGAIN)?.last;
+        let mut more = None;
+        if last && done == 0 {
+            let events = &events[..event_count];
+            // SAFETY: as this function.
+            unsafe { self.post_pieces(ring, op, len, pieces, events, Batch::default()) }?;
+        } else {
+            let batch = Batch {
+                begun: done != 0,
+                more: !last,
+            };
+            let events = if last { &events[..event_count] } else { &[] };
+            let mut part = LocalPart::default();
+            // no more than the buffers have
+            let local = part.of(&op.local, done as usize, taken as usize);
+            let op = Transmit { local, ..*op };
+            // SAFETY: as this function; the bytes are some of the operation's.
+            let whole =
+                unsafe { self.post_pieces(ring, &op, taken as usize, pieces, events, batch) }?;
+            more = (whole && !last).then_some(done + taken);
+        }
         let once = once.then(|| self.key_of(op));
         if let Some(remote) = &mut self.remote {
             remote.last_used = ring.next_number().wrapping_sub(1);
@@ -450,7 +594,7 @@ impl TxSide {
                 kept.used = true;
             }
         }
-        Ok(())
+        Ok(more)
     }
 
     /// The key by which the peer's region is kept.
@@ -526,10 +670,9 @@ impl TxSide {
             remote.catch_up();
             remote.acknowledge();
         }
-        while let Some(waiting) = self.waiting.pop_front() {
-            let op = waiting.transmit();
+        while let Some(mut waiting) = self.waiting.pop_front() {
             // SAFETY: whoever posted it promised that the buffers stay until completion.
-            if !unsafe { self.retry(rings, &op) } {
+            if !unsafe { self.retry(rings, &mut waiting) } {
                 self.waiting.push_front(waiting);
                 return;
             }
@@ -537,40 +680,45 @@ impl TxSide {
         rings.set_waiting(false);
     }
 
-    /// Posts an operation that has waited; says whether that is done.
+    /// Posts an operation that has waited, or the rest of one; says whether that is done.
     ///
     /// # Safety
     /// As [`super::Endpoint::send`].
-    unsafe fn retry(&mut self, rings: &Rings, op: &Transmit<'_>) -> bool {
-        let len = op.local.len();
+    unsafe fn retry(&mut self, rings: &Rings, waiting: &mut Waiting) -> bool {
         if self.is_comparing() {
             // SAFETY: as this function.
-            return unsafe { self.count_compare(&rings.tx, op) };
+            return unsafe { self.count_compare(&rings.tx, &waiting.transmit()) };
         }
-        if rings.tx.is_full() {
-            return false;
-        }
-        let result = if self.is_native(op) {
-            // SAFETY: as this function.
-            unsafe { self.post(&rings.tx, op, len, Target::native(op)) }
-        } else {
-            match self.resolve(op, len) {
-                Known::Pending => return false,
-                Known::Compare(offset) => {
-                    // SAFETY: as this function.
-                    match unsafe { self.compare(&rings.tx, op, len, offset) } {
-                        Ok(all) => return all,
-                        Err(error) => Err(error),
-                    }
-                }
-                // SAFETY: as this function.
-                known => unsafe { self.post_known(&rings.tx, op, len, known) },
+        loop {
+            let done = waiting.done();
+            let op = waiting.transmit();
+            if rings.tx.is_full() && !(done != 0 && self.make_room(&rings.tx).unwrap_or(false)) {
+                return false;
             }
-        };
-        match result {
-            Ok(()) => true,
-            Err(FiErrno::EAGAIN) => false,
-            Err(error) => self.post_failure(&rings.tx, op, error).is_ok(),
+            let len = op.local.len();
+            let result = if self.is_native(&op) {
+                // SAFETY: as this function.
+                unsafe { self.post(&rings.tx, &op, len, Target::native(&op)) }.map(|()| None)
+            } else {
+                match self.resolve(&op, len, done) {
+                    Known::Pending => return false,
+                    Known::Compare(offset) => {
+                        // SAFETY: as this function.
+                        match unsafe { self.compare(&rings.tx, &op, len, offset) } {
+                            Ok(all) => return all,
+                            Err(error) => Err(error),
+                        }
+                    }
+                    // SAFETY: as this function.
+                    known => unsafe { self.post_known(&rings.tx, &op, len, done, known) },
+                }
+            };
+            match result {
+                Ok(None) => return true,
+                Ok(Some(done)) => waiting.go_on(done),
+                Err(FiErrno::EAGAIN) => return false,
+                Err(error) => return self.post_failure(&rings.tx, &op, error).is_ok(),
+            }
         }
     }
 

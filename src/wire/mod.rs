@@ -2,5 +2,6 @@
 
 pub mod cm_data;
 pub mod introduction;
+pub mod list;
 pub mod raw_key;
 pub mod records;

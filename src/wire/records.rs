@@ -17,7 +17,15 @@ const HEADER_MAGIC: u64 = 0x0001_7269_6474_6677;
 
 /// The checksum of a record's words: against torn reads, not against malice.
 pub fn checksum(words: &[u64]) -> u64 {
-    words.iter().fold(0x9e37_79b9_7f4a_7c15, |sum: u64, word| {
+    checksum_on(CHECKSUM_START, words)
+}
+
+/// The checksum of no words.
+pub const CHECKSUM_START: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Continues a checksum over further words.
+pub fn checksum_on(sum: u64, words: &[u64]) -> u64 {
+    words.iter().fold(sum, |sum, word| {
         (sum ^ word)
             .wrapping_mul(0xff51_afd7_ed55_8ccd)
             .rotate_left(31)
@@ -181,7 +189,8 @@ pub struct Entry {
     pub rkey: u32,
     /// Of [`access`].
     pub access: u8,
-    /// Number of segments; 0: one buffer, and no list.
+    /// Number of segments; 0: one buffer, and no list; [`Self::LONG`]: a list in blocks
+    /// (`wire/list.rs`).
     pub segments: u16,
     /// Whether it may be accessed once only. It has a list then, with a claim behind it.
     pub once: bool,
@@ -194,6 +203,14 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// In the place of the number of segments: `addr` and `rkey` are those of a long list's index.
+    pub const LONG: u16 = u16::MAX;
+
+    /// Whether its parts are in a long list.
+    pub fn is_long(&self) -> bool {
+        self.segments == Self::LONG
+    }
+
     /// Where its list of segments has the claim, if it may be accessed once only.
     pub fn claim_addr(&self) -> u64 {
         let words = 2 + 3 * u64::from(self.segments);
@@ -247,7 +264,7 @@ impl Entry {
             cell: words[6],
         };
         let segmented = bits & SEGMENTED != 0;
-        let claimable = segmented || !this.once;
+        let claimable = (segmented && !this.is_long()) || !this.once;
         let bounded = this.start.checked_add(this.len).is_some()
             && (segmented || this.addr.checked_add(this.len).is_some());
         let countable = this.cell.is_multiple_of(8);
@@ -255,7 +272,7 @@ impl Entry {
             || !countable
             || !claimable
             || segmented != (segments != 0)
-            || usize::from(segments) > MAX_SEGMENTS
+            || (usize::from(segments) > MAX_SEGMENTS && !this.is_long())
         {
             return Err(Bad::Foreign);
         }
@@ -279,12 +296,25 @@ pub struct Segment {
 const ABSENT: u64 = 1 << 32;
 
 impl Segment {
+    /// Its three words.
+    pub fn words(&self) -> [u64; 3] {
+        let absent = if self.absent { ABSENT } else { 0 };
+        [self.addr, self.len, u64::from(self.rkey) | absent]
+    }
+
+    /// The segment of three words, unchecked.
+    pub fn of(words: &[u64; 3]) -> Self {
+        Self {
+            addr: words[0],
+            len: words[1],
+            rkey: low(words[2]),
+            absent: words[2] & ABSENT != 0,
+        }
+    }
+
     /// Appends segments to a record.
     pub fn encode_all(segments: &[Self], words: &mut Vec<u64>) {
-        for segment in segments {
-            let absent = if segment.absent { ABSENT } else { 0 };
-            words.extend([segment.addr, segment.len, u64::from(segment.rkey) | absent]);
-        }
+        words.extend(segments.iter().flat_map(Self::words));
     }
 
     /// The segments of as many words as they take.
@@ -294,13 +324,8 @@ impl Segment {
     pub fn decode_all(words: &[u64], total: u64) -> Result<Vec<Self>, Bad> {
         let mut sum = 0_u64;
         let mut segments = Vec::new();
-        for chunk in words.chunks_exact(3) {
-            let segment = Self {
-                addr: chunk[0],
-                len: chunk[1],
-                rkey: low(chunk[2]),
-                absent: chunk[2] & ABSENT != 0,
-            };
+        for chunk in words.as_chunks::<3>().0 {
+            let segment = Self::of(chunk);
             let end = segment.addr.checked_add(segment.len);
             sum = sum.checked_add(segment.len).ok_or(Bad::Foreign)?;
             end.ok_or(Bad::Foreign)?;
@@ -373,6 +398,14 @@ mod tests {
                 _ => Ok(Some(once)),
             };
             assert_eq!(Entry::decode(&once.encode()), expected);
+            // a long list has no claim
+            let long = Entry {
+                segments: Entry::LONG,
+                ..entry
+            };
+            assert_eq!(Entry::decode(&long.encode()), Ok(Some(long)));
+            let both = Entry { once: true, ..long };
+            assert_eq!(Entry::decode(&both.encode()), Err(Bad::Foreign));
         }
         assert_eq!(Entry::decode(&[0; WORDS]), Ok(None));
     }
@@ -415,7 +448,7 @@ mod tests {
             if let Ok(Some(entry)) = Entry::decode(&words) {
                 // what is believed does not overflow
                 assert!(entry.start.checked_add(entry.len).is_some());
-                assert!(usize::from(entry.segments) <= MAX_SEGMENTS);
+                assert!(usize::from(entry.segments) <= MAX_SEGMENTS || entry.is_long());
             }
             assert_eq!(Header::decode(&words), Err(Bad::Foreign));
         }

@@ -1,34 +1,10 @@
 //! From where to where mappings go that are no file's: `/proc/self/maps`, by query (Linux 6.11) or by reading it.
 
-#![allow(unsafe_code, reason = "an ioctl")]
-
 use std::fs::File;
-use std::os::fd::AsRawFd;
 
 use crate::errno::{FiErrno, Result};
+use crate::mr::procmap::Query;
 use crate::mr::{backed, page};
-
-/// `struct procmap_query` of linux/fs.h, without what is not asked for.
-#[repr(C)]
-#[derive(Default)]
-struct Query {
-    size: u64,
-    flags: u64,
-    addr: u64,
-    start: u64,
-    end: u64,
-    flags_of_mapping: u64,
-    page_size: u64,
-    offset: u64,
-    /// 0 where it is no file's.
-    inode: u64,
-    /// Device, sizes and addresses of names.
-    rest: [u64; 4],
-}
-
-/// `_IOWR('f', 17, struct procmap_query)`
-const PROCMAP_QUERY: u64 = 3 << 30 | (size_of::<Query>() as u64) << 16 | (b'f' as u64) << 8 | 17;
-const _: () = assert!(size_of::<Query>() == 104);
 
 /// See the module. Thread safe.
 #[derive(Debug)]
@@ -64,19 +40,10 @@ impl Maps {
 
     /// The mapping of an address.
     fn query(&self, addr: u64) -> Result<(u64, u64)> {
-        let mut query = Query {
-            size: size_of::<Query>() as u64,
-            addr,
-            ..Query::default()
-        };
-        // SAFETY: the structure that the request takes.
-        let ret = unsafe { libc::ioctl(self.0.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query) };
-        if ret < 0 {
-            return Err(match FiErrno::last() {
-                FiErrno::ENOENT => FiErrno::EFAULT,
-                error => error,
-            });
-        }
+        let query = Query::ask(&self.0, addr, 0).map_err(|error| match error {
+            FiErrno::ENOENT => FiErrno::EFAULT,
+            error => error,
+        })?;
         if query.inode != 0 {
             // huge pages may be anonymous all the same, as the name says, which is read
             let huge = page::ceil(1) < Some(query.page_size);
@@ -106,6 +73,7 @@ impl Maps {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "maps memory")]
 mod tests {
     use super::*;
 

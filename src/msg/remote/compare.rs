@@ -12,6 +12,7 @@ use crate::errno::{FiErrno, Result};
 use crate::mr::Event;
 use crate::msg::atomic::ATOMIC_SIZE;
 use crate::msg::local::{LocalIov, MAX_IOV};
+use crate::msg::pieces::Batch;
 use crate::msg::transmit::Transmit;
 use crate::msg::tx::{TxSide, post_errno};
 use crate::queue::slots::{Slot, SlotRing};
@@ -52,8 +53,8 @@ impl TxSide {
             return Err(FiErrno::EAGAIN);
         }
         let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
-        let mut pieces = region.pieces(offset, ATOMIC_SIZE as u64);
-        let piece = pieces.next().ok_or(FiErrno::EKEYREJECTED)?;
+        let piece = region.piece(offset, ATOMIC_SIZE as u64);
+        let piece = piece.map_err(|_| FiErrno::EKEYREJECTED)?;
         let mut events = [EventTarget::default(); MOST_EVENTS];
         let count = self.events(op, region, Event::Write, &mut events);
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
@@ -127,11 +128,12 @@ impl TxSide {
             ..*op
         };
         // SAFETY: no buffers.
-        let posted = match unsafe { self.post_pieces(ring, &event, 0, &[], events) } {
-            Ok(()) => true,
-            Err(FiErrno::EAGAIN) => false,
-            Err(error) => self.post_failure(ring, op, error).is_ok(),
-        };
+        let posted =
+            match unsafe { self.post_pieces(ring, &event, 0, &[], events, Batch::default()) } {
+                Ok(_) => true,
+                Err(FiErrno::EAGAIN) => false,
+                Err(error) => self.post_failure(ring, op, error).is_ok(),
+            };
         if posted && let Some(remote) = &mut self.remote {
             remote.comparing = None;
             remote.last_used = ring.next_number().wrapping_sub(1);

@@ -115,7 +115,7 @@ impl Remote {
     /// Where a kept key leads, for tests.
     #[cfg(test)]
     pub(in crate::msg) fn kept_piece(&self, key: u64) -> Option<crate::mr::keys::Piece> {
-        self.kept.get(key)?.pieces(0, 1).next()
+        self.kept.get(key)?.piece(0, 1).ok()
     }
 
     /// Shows in this side's own memory how far the peer's revocations are settled: nothing that was

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "posts requests")]
 
+use std::time::{Duration, Instant};
+
 use rdma_core_sys as sys;
 
 use super::{Remote, polls};
@@ -11,21 +13,36 @@ use crate::mr::lookup::{Lookup, Outcome, READ_WORDS};
 use crate::queue::slots::{Own, Progress};
 use crate::verbs::{SendOpcode, Sge};
 
+/// How often, and for how long, records that are half written or have changed are read again for
+/// one operation: their owner may be stopped by its system while it writes.
+const IN_VAIN: u32 = 100;
+const IN_VAIN_FOR: Duration = Duration::from_secs(1);
+/// How many reads are waited for before the operation waits.
+const READS: u32 = 1024;
+
 impl Remote {
     /// Forgets what the peer may have revoked.
     pub(in crate::msg) fn catch_up(&mut self) {
         let revision = self.block.revision();
-        if revision != self.revision {
+        if revision != self.revision && !self.is_patient() {
             self.revision = revision;
             self.acted = self.acted.max(revision);
             self.kept.clear();
             self.given_back.clear();
             if let Some(lookup) = &self.lookup {
-                // what it has read may be from before
-                self.lookup = Some(Lookup::new(lookup.key(), &self.map));
+                // What it has read may be from before; parts are of what is forgotten.
+                let again = lookup.block().is_none();
+                self.lookup = again.then(|| Lookup::new(lookup.key(), &self.map));
                 self.astray = true;
             }
         }
+    }
+
+    /// The same, while something is looked up for an operation.
+    fn catch_up_again(&mut self) {
+        let before = self.revision;
+        self.catch_up();
+        self.disturbed += u32::from(self.revision != before);
     }
 
     /// Posts the next read of the look-up under way.
@@ -63,7 +80,7 @@ impl Remote {
 
     /// Goes on with looking `key` up, and waits a little: `Some` when it has come to an end.
     pub(super) fn look_up(&mut self, key: u64) -> Option<Result<()>> {
-        self.catch_up();
+        self.catch_up_again();
         if !self.holds
             && let Err(error) = self.announce(key)?
         {
@@ -76,8 +93,33 @@ impl Remote {
         if self.lookup.is_none() {
             self.lookup = Some(Lookup::new(key, &self.map));
         }
-        let mut polls = 0;
+        self.go_on(key, None)
+    }
+
+    /// Reads a block of parts of a key that is kept, if it is kept still. As [`Self::look_up`].
+    pub(super) fn read_parts(&mut self, key: u64, block: usize) -> Option<Result<()>> {
+        self.catch_up_again();
+        self.acknowledge();
+        let Some(kept) = self.kept.get(key) else {
+            return Some(Ok(()));
+        };
+        if self.lookup.is_none() {
+            self.lookup = Lookup::of_block(kept, block);
+        }
+        if self.lookup.is_none() {
+            return Some(Err(FiErrno::EIO)); // it has no such block
+        }
+        self.go_on(key, Some(block))
+    }
+
+    /// Goes on with the look-up under way until that of this key, or of this block of its parts, is
+    /// at its end, or another one was before it.
+    fn go_on(&mut self, key: u64, block: Option<usize>) -> Option<Result<()>> {
+        let (mut polls, mut reads) = (0, 0);
         loop {
+            if reads == READS {
+                return None;
+            }
             match self.rings.own.take(Own::Lookup) {
                 // nothing has been read for this one yet, or what was is not of use any more
                 Progress::Idle => {
@@ -100,28 +142,31 @@ impl Remote {
                 }
                 Progress::Done if self.astray => {}
                 Progress::Done => {
-                    if let Some(end) = self.took_in(key) {
+                    if let Some(end) = self.took_in(key, block) {
                         return Some(end);
                     }
+                    reads += 1;
                 }
             }
         }
     }
 
     /// A read has come: what it says, if that is the end.
-    pub(super) fn took_in(&mut self, key: u64) -> Option<Result<()>> {
-        let revision = self.block.revision();
-        if revision != self.revision {
-            self.catch_up();
-            return None;
+    pub(super) fn took_in(&mut self, key: u64, block: Option<usize>) -> Option<Result<()>> {
+        let before = self.revision;
+        self.catch_up_again();
+        if self.revision != before {
+            // parts that were looked for are of what is forgotten
+            return self.lookup.is_none().then_some(Ok(()));
         }
         let (Some(lookup), Some(scratch)) = (&mut self.lookup, &self.scratch) else {
             return Some(Err(FiErrno::EIO));
         };
         let count = lookup.read(&self.map).words;
         let words: [u64; READ_WORDS] = scratch.read(0);
+        let read = lookup.key();
+        let wanted = read == key && lookup.block() == block;
         let outcome = lookup.feed(&mut self.map, &words[..count]);
-        let found = lookup.key() == key;
         if self.kept.is_empty()
             && self.given_back.is_empty()
             && let Some(count) = self.map.revocations()
@@ -129,21 +174,52 @@ impl Remote {
             // whatever is read from here on takes them into account
             self.acted = self.acted.max(count);
         }
-        match outcome {
+        let end = match outcome {
             Outcome::More => return None,
             Outcome::Checked(count) => return self.checked(count, key),
-            Outcome::Found(resolved) => self.kept.insert(resolved),
-            Outcome::Missing if found => {
-                self.lookup = None;
-                return Some(Err(FiErrno::EKEYREJECTED));
+            Outcome::Torn => {
+                let again = self.read_in_vain(true);
+                if again.is_ok() {
+                    return None;
+                }
+                again
             }
-            Outcome::Broken if found => {
-                self.lookup = None;
-                return Some(Err(FiErrno::EIO));
+            Outcome::Found(resolved) => {
+                self.kept.admit(resolved);
+                Ok(())
             }
-            Outcome::Missing | Outcome::Broken => {}
+            Outcome::Parts(block, parts) => {
+                let fits = self.kept.fill(read, block, parts);
+                self.read_in_vain(!fits)
+            }
+            Outcome::Stale => {
+                self.kept.clear();
+                self.read_in_vain(true)
+            }
+            Outcome::Missing => Err(FiErrno::EKEYREJECTED),
+            Outcome::Broken => Err(FiErrno::EIO),
+        };
+        self.lookup = None;
+        if wanted {
+            return Some(end);
         }
-        self.lookup = (!found).then(|| Lookup::new(key, &self.map));
-        found.then_some(Ok(()))
+        if block.is_some() {
+            // what is kept may be other blocks by now
+            return Some(Ok(()));
+        }
+        self.lookup = Some(Lookup::new(key, &self.map));
+        None
+    }
+
+    /// Counts reads that were of no use, so that an operation does not wait for ever.
+    fn read_in_vain(&mut self, in_vain: bool) -> Result<()> {
+        if in_vain {
+            let since = *self.vain_since.get_or_insert_with(Instant::now);
+            self.vain += 1;
+            if self.vain > IN_VAIN && since.elapsed() > IN_VAIN_FOR {
+                return Err(FiErrno::EIO);
+            }
+        }
+        Ok(())
     }
 }

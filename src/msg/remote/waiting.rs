@@ -27,6 +27,8 @@ pub(crate) struct Waiting {
     compare_add: u64,
     swap: u64,
     kind: Flags,
+    /// Bytes of it that are posted.
+    done: u64,
 }
 
 // SAFETY: the buffers are the caller's until completion (fi_rma(3)), from whichever thread that comes.
@@ -66,7 +68,24 @@ impl Waiting {
             compare_add: op.compare_add,
             swap: op.swap,
             kind: op.kind,
+            done: 0,
         }
+    }
+
+    /// So many bytes of it are posted.
+    pub(super) fn begun(mut self, done: u64) -> Self {
+        self.done = done;
+        self
+    }
+
+    /// As [`Self::begun`].
+    pub(super) fn go_on(&mut self, done: u64) {
+        self.done = done;
+    }
+
+    /// How many bytes of it are posted.
+    pub(super) fn done(&self) -> u64 {
+        self.done
     }
 
     pub(super) fn transmit(&self) -> Transmit<'_> {

@@ -6,17 +6,22 @@ use std::process::Command;
 
 use super::keys::{TARGET, connect, in_form, kind};
 use super::*;
+use crate::mr::OLD_KERNEL;
 
 const ROLE: &str = "WEFT_TEST_REFRESH";
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
 /// Addresses of their own, at first without memory.
-struct Space(*mut u8);
+struct Space(*mut u8, usize);
 
 impl Space {
     fn new() -> Self {
-        Self(map(std::ptr::null_mut(), PAGES, libc::PROT_NONE))
+        Self::of(PAGES)
+    }
+
+    fn of(pages: usize) -> Self {
+        Self(map(std::ptr::null_mut(), pages, libc::PROT_NONE), pages)
     }
 
     /// Puts new pages of zeros there.
@@ -62,7 +67,7 @@ impl Space {
 impl Drop for Space {
     fn drop(&mut self) {
         // SAFETY: of `new`.
-        unsafe { libc::munmap(self.0.cast(), PAGES * PAGE) };
+        unsafe { libc::munmap(self.0.cast(), self.1 * PAGE) };
     }
 }
 
@@ -107,7 +112,14 @@ fn role() {
     }
     holes_are_refused_and_filled();
     growth_moves_nobody();
-    too_many_pieces_change_nothing();
+    parts_are_not_counted();
+    // before Linux 6.11
+    OLD_KERNEL.set(true);
+    holes_are_refused_and_filled();
+    parts_are_not_counted();
+    OLD_KERNEL.set(false);
+    lists_that_change_hurt_no_writer();
+    operations_go_over_many_parts();
 }
 
 const FORM: Mode = Mode::LOCAL.union(Mode::MMU_NOTIFY);
@@ -225,47 +237,125 @@ fn growth_moves_nobody() {
     drop(region);
 }
 
-fn too_many_pieces_change_nothing() {
+/// As many parts as there is memory: peers reach each of them, and are refused between them.
+fn parts_are_not_counted() {
     let (client, server) = in_form(FORM);
     let mut source = Buffer::all(&client.domain, PAGE);
     let space = Space::new();
     let region = space.region(&server.domain, 0, PAGES).unwrap();
-    let mut reached = 0;
+    let check = |source: &mut Buffer, backed: &dyn Fn(usize) -> bool| {
+        for page in 0..PAGES {
+            let wanted = match backed(page) {
+                true => Ok(()),
+                false => Err(FiErrno::EACCES),
+            };
+            let at = page * PAGE;
+            assert_eq!(poke(&client, source, at, page as u64), wanted, "{page}");
+            assert!(wanted.is_err() || space.word(at) == page as u64);
+        }
+    };
     for page in (0..PAGES).step_by(2) {
         space.back(page, 1);
-        match region.refresh(&[space.range(page, 1)]) {
-            Ok(()) => reached += 1,
-            Err(error) => {
-                assert_eq!(error, FiErrno::ENOMEM);
-                break;
-            }
-        }
+        region.refresh(&[space.range(page, 1)]).unwrap();
     }
-    // eight parts, every other one a gap
-    assert_eq!(reached, 4);
-    for page in 0..PAGES {
-        let expected = if page % 2 == 0 && page < 8 {
-            Ok(())
-        } else {
-            Err(FiErrno::EACCES)
-        };
-        assert_eq!(
-            poke(&client, &mut source, page * PAGE, 1),
-            expected,
-            "{page}"
-        );
-    }
+    check(&mut source, &|page| page.is_multiple_of(2));
+    // a region can be made so, and a call without ranges means all of it
     drop(region);
-    // nor is that a region that can be made
-    assert_eq!(
-        {
-            for page in (0..PAGES).step_by(2) {
-                space.back(page, 1);
+    let region = space.region(&server.domain, 0, PAGES).unwrap();
+    check(&mut source, &|page| page.is_multiple_of(2));
+    for page in (0..PAGES).step_by(4) {
+        space.unback(page, 1);
+    }
+    region.refresh(&[]).unwrap();
+    check(&mut source, &|page| page % 4 == 2);
+    // and one part again, over which an operation is one request
+    space.back(0, PAGES);
+    region.refresh(&[]).unwrap();
+    check(&mut source, &|_| true);
+    drop(region);
+}
+
+/// A peer that reads a long list while its blocks are split, joined and rewritten reaches each page
+/// that stays.
+fn lists_that_change_hurt_no_writer() {
+    const MANY: usize = 1000;
+    let (client, server) = in_form(FORM);
+    let space = Space::of(MANY);
+    for page in (0..MANY).step_by(4) {
+        space.back(page, 1);
+    }
+    let region = space.region(&server.domain, 0, MANY).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    let count = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut source = Buffer::all(&client.domain, PAGE);
+            while !over.load(relaxed) {
+                let round = count.fetch_add(1, relaxed);
+                let at = round * 68 % MANY / 4 * 4 * PAGE;
+                assert_eq!(poke(&client, &mut source, at, round as u64), Ok(()));
             }
-            space.region(&server.domain, 0, PAGES).err()
-        },
-        Some(FiErrno::ENOMEM)
-    );
+        });
+        let begun = std::time::Instant::now();
+        let mut round = 0;
+        while round < 100 || (count.load(relaxed) < 500 && begun.elapsed().as_secs() < 30) {
+            let first = round * 37 % (MANY / 4) * 4 + 1;
+            for page in (first..MANY).step_by(4).take(60) {
+                match round % 2 {
+                    0 => space.back(page, 1),
+                    _ => space.unback(page, 1),
+                }
+                region.refresh(&[space.range(page, 1)]).unwrap();
+            }
+            round += 1;
+        }
+        over.store(true, relaxed);
+    });
+    assert!(count.load(relaxed) >= 500, "the writer hardly ran");
+    drop(region);
+}
+
+/// Operations over more parts than the queue has room for at once, others behind them, with and
+/// without waiting for the parts to be read.
+fn operations_go_over_many_parts() {
+    use super::super::remote::POLLS;
+    for polls in [256, 0] {
+        POLLS.set(polls);
+        let (client, server) = in_form(FORM);
+        let mut source = Buffer::all(&client.domain, PAGES * PAGE);
+        let mut target = Buffer::with_key(&client.domain, PAGES * PAGE, Access::all(), 8);
+        let space = Space::new();
+        let region = space.region(&server.domain, 0, PAGES).unwrap();
+        for page in 0..PAGES {
+            space.back(page, 1);
+            region.refresh(&[space.range(page, 1)]).unwrap();
+        }
+        for (i, byte) in source.memory.iter_mut().enumerate() {
+            *byte = (i * 7 + (i >> 12)) as u8;
+        }
+        let len = PAGES * PAGE - 100;
+        client.write(&source, len, 50, 7, 1).unwrap();
+        client.write(&source, 8, 0, 7, 2).unwrap();
+        client.read(&target, len, 50, 7, 3).unwrap();
+        for context in 1..=3 {
+            assert_eq!(client.completion().unwrap().context, context, "{polls}");
+        }
+        assert!(source.memory[..len] == target.memory[..len]);
+        assert_eq!(space.word(0).to_ne_bytes(), source.memory[..8]);
+        // a gap anywhere, and nothing is written
+        space.unback(40, 1);
+        region.refresh(&[space.range(40, 1)]).unwrap();
+        target.fill(0xff);
+        client.write(&target, len, 50, 7, 4).unwrap();
+        assert_eq!(client.completion().unwrap_err().err, FiErrno::EACCES);
+        assert_eq!(
+            space.word(PAGE).to_ne_bytes(),
+            source.memory[PAGE - 50..][..8]
+        );
+        drop(region);
+        POLLS.set(256);
+    }
 }
 
 /// Other pages under the same addresses, with all of them there at first.
@@ -359,7 +449,6 @@ fn ranges_are_checked() {
         ] {
             assert_eq!(refresh(at, len), Err(FiErrno::EINVAL), "{at} {len}");
         }
-        assert_eq!(buffer.region.refresh(&[]), Err(FiErrno::EINVAL));
         let pinned = mode.contains(Mode::ALLOCATED) && !mode.contains(Mode::MMU_NOTIFY);
         let expected = if pinned {
             Err(FiErrno::EOPNOTSUPP)
@@ -369,5 +458,6 @@ fn ranges_are_checked() {
         for (at, len) in [(0, 3 * PAGE), (3 * PAGE - 1, 1), (17, 4000)] {
             assert_eq!(refresh(at, len), expected);
         }
+        assert_eq!(buffer.region.refresh(&[]), expected, "all of it");
     }
 }

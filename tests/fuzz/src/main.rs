@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 16] = [
+const TARGETS: [(&str, Target); 17] = [
     ("agent", softverbs::fuzz::agent),
     ("arena", softverbs::fuzz::arena),
     ("cm_message", softverbs::fuzz::cm_message),
@@ -26,6 +26,7 @@ const TARGETS: [(&str, Target); 16] = [
     ("tables", softverbs::fuzz::tables),
     ("slots", weft::fuzz::slots),
     ("cm_data", weft::fuzz::cm_data),
+    ("lookup", weft::fuzz::lookup),
     ("getinfo", getinfo::getinfo),
 ];
 

@@ -20,14 +20,14 @@ static char *fresh(void *at, int fill)
 	return pages;
 }
 
-/* What fi_mr_refresh refuses changes nothing: ranges that are not the region's, none, and flags. */
+/* What fi_mr_refresh refuses changes nothing: ranges that are not the region's, a count without any, and flags. */
 static void refused(struct fid_mr *mr, char *pages)
 {
 	struct iovec wrong[] = {{pages, 0}, {pages, LEN + 1}, {pages + LEN, 1}, {pages - 1, 2}, {NULL, LEN}, {pages, (size_t)-1}};
 	struct iovec iov = {pages, LEN};
 	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
 		printf("refused %zu: %d\n", i, fi_mr_refresh(mr, &wrong[i], 1, 0));
-	printf("refused none: %d\n", fi_mr_refresh(mr, &iov, 0, 0));
+	printf("refused none: %d\n", fi_mr_refresh(mr, NULL, 1, 0));
 	printf("refused flag: %d\n", fi_mr_refresh(mr, &iov, 1, 1));
 }
 

@@ -1,0 +1,367 @@
+//! A long segment list, as its owner keeps it: blocks in registered memory and an index of them.
+//! `docs/protocol.md`, "Long segment lists".
+//!
+//! A change rewrites the blocks that cover it, and the index where blocks were added or removed. A
+//! block is full at [`MOST_RECORDS`] segments and then split; one that has become short is joined
+//! with the next one. So a change of one part among n writes 2 KiB, and the index, 24 bytes for
+//! each block, once in about 28 changes.
+//!
+//! Peers read at any time. Memory that was published stays until the region ends, or is given to
+//! the caller to be kept until the peers have acknowledged.
+
+use std::sync::Arc;
+
+use rdma_core_sys as sys;
+
+use super::words::Words;
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+use crate::verbs::Pd;
+use crate::wire::list::{
+    BLOCK_WORDS, HEAD, MAX_BLOCKS, MOST_RECORDS, Place, SUM, encode_block, encode_index,
+};
+use crate::wire::records::Segment;
+
+/// Segments that new blocks get: as many again fit in before one is split.
+const FILL: usize = MOST_RECORDS * 2 / 3;
+/// A block with fewer segments is joined with the next one.
+const SHORT: usize = MOST_RECORDS / 4;
+/// Blocks of the first registration; each further one has as many as all before it.
+const FIRST: usize = 4;
+/// Blocks of one registration, at most: 8 MiB.
+const MOST_AT_ONCE: usize = 4096;
+
+/// A block in use.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    /// Offset of its first byte in the region.
+    first: u64,
+    /// Segments.
+    count: usize,
+    place: (usize, usize),
+}
+
+/// See the module. Not shared: changed by one thread at a time.
+#[derive(Debug)]
+pub(super) struct List {
+    pd: Arc<Pd>,
+    generation: u64,
+    /// Bytes of the region.
+    len: u64,
+    /// In order, without gaps.
+    blocks: Vec<Block>,
+    pool: Vec<Words>,
+    /// Registration, and block in it.
+    free: Vec<(usize, usize)>,
+    index: Words,
+    /// A larger one, for the next time that the index is written.
+    larger: Option<Words>,
+}
+
+/// The words that an index of so many blocks takes: no piece of it is read from outside.
+fn index_words(blocks: usize) -> usize {
+    (HEAD + 3 * blocks).next_multiple_of(BLOCK_WORDS)
+}
+
+impl List {
+    /// A list of a region of `len` bytes, of which nothing is published before [`Self::update`].
+    /// There is room for `segments` segments.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub(super) fn new(pd: &Arc<Pd>, generation: u64, len: u64, segments: usize) -> Result<Self> {
+        let blocks = segments.div_ceil(FILL) + 2;
+        let rights = sys::IBV_ACCESS_REMOTE_READ;
+        let mut this = Self {
+            index: Words::new(pd, index_words(blocks), rights)?,
+            pd: Arc::clone(pd),
+            generation,
+            len,
+            blocks: Vec::new(),
+            pool: Vec::new(),
+            free: Vec::new(),
+            larger: None,
+        };
+        this.reserve(segments, 1)?;
+        Ok(this)
+    }
+
+    /// Makes room for `more` segments in so many ranges, so that the next update can't fail.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering memory, and where a peer would not take so long a list.
+    /// Nothing has changed.
+    pub(super) fn reserve(&mut self, more: usize, ranges: usize) -> Result<()> {
+        let ranges = if self.is_dense(ranges) { 1 } else { ranges };
+        // each range may split the blocks at both of its ends
+        let wanted = more.div_ceil(FILL) + 2 * ranges;
+        let blocks = self.blocks.len() + wanted;
+        if blocks > MAX_BLOCKS {
+            warn_log!(Mr, "a region has too many parts for its peers to read");
+            return Err(FiErrno::ENOMEM);
+        }
+        let rights = sys::IBV_ACCESS_REMOTE_READ;
+        while self.free.len() < wanted {
+            let all: usize = self
+                .pool
+                .iter()
+                .map(|words| words.len() / BLOCK_WORDS)
+                .sum();
+            let count = all.clamp(FIRST, MOST_AT_ONCE);
+            let words = Words::new(&self.pd, count * BLOCK_WORDS, rights)?;
+            let registration = self.pool.len();
+            self.pool.push(words);
+            self.free
+                .extend((0..count).rev().map(|block| (registration, block)));
+        }
+        if self.index_room() < blocks {
+            let words = index_words(blocks).max(self.index.len() * 2);
+            self.larger = Some(Words::new(&self.pd, words, rights)?);
+        }
+        Ok(())
+    }
+
+    /// Address and rkey of the index.
+    pub(super) fn at(&self) -> (u64, u32) {
+        (self.index.addr(0), self.index.rkey())
+    }
+
+    /// Whether the region has one part.
+    pub(super) fn is_short(&self) -> bool {
+        matches!(*self.blocks, [Block { count: 1, .. }])
+    }
+
+    /// How many blocks the index has room for, at the next time that it is written.
+    fn index_room(&self) -> usize {
+        let words = self.larger.as_ref().unwrap_or(&self.index).len();
+        ((words - HEAD) / 3).min(MAX_BLOCKS)
+    }
+
+    /// Whether changes of so many ranges are one change of all that lies between them: walking over
+    /// that takes no more than 336 segments for each.
+    fn is_dense(&self, ranges: usize) -> bool {
+        ranges > 1 && ranges >= self.blocks.len() / 4
+    }
+
+    /// Publishes what there is in these ranges, from and to offsets in the region; at first of all
+    /// of it. `walk` gives the segments of a range. There must be [room](Self::reserve). Gives the
+    /// index that was replaced by a larger one, which peers may be about to read.
+    pub(super) fn update(
+        &mut self,
+        ranges: &[(u64, u64)],
+        walk: impl Fn(u64, u64) -> Vec<Segment>,
+    ) -> Option<Words> {
+        let mut changed = false;
+        if self.is_dense(ranges.len()) {
+            let start = ranges.iter().map(|range| range.0).min()?;
+            let end = ranges.iter().map(|range| range.1).max()?;
+            changed = self.update_one(start, end, &walk);
+        } else {
+            for &(start, end) in ranges {
+                changed |= self.update_one(start, end, &walk);
+            }
+        }
+        if changed { self.write_index() } else { None }
+    }
+
+    /// One of the ranges; whether the index has to be written.
+    fn update_one(
+        &mut self,
+        start: u64,
+        end: u64,
+        walk: &impl Fn(u64, u64) -> Vec<Segment>,
+    ) -> bool {
+        let containing = |offset: u64| {
+            let behind = self.blocks.partition_point(|block| block.first <= offset);
+            behind.saturating_sub(1)
+        };
+        let first = containing(start);
+        let mut behind = (containing(end.saturating_sub(1)) + 1).min(self.blocks.len());
+        let from = self.blocks.get(first).map_or(0, |block| block.first);
+        let end_of = |blocks: &[Block], behind: usize| {
+            blocks.get(behind).map_or(self.len, |block| block.first)
+        };
+        let mut segments = walk(from, end_of(&self.blocks, behind));
+        if segments.len() < SHORT
+            && let Some(next) = self.blocks.get(behind)
+            && segments.len() + next.count <= FILL
+        {
+            behind += 1;
+            segments = walk(from, end_of(&self.blocks, behind));
+        }
+        if behind == first + 1 && segments.len() <= MOST_RECORDS {
+            self.blocks[first].count = segments.len();
+            self.write(&self.blocks[first], &segments);
+            return false;
+        }
+        let before: Vec<_> = self.blocks[first..behind]
+            .iter()
+            .map(|block| block.place)
+            .collect();
+        self.free.extend(before.iter().rev());
+        let least = segments.len().div_ceil(MOST_RECORDS).max(1);
+        // what was reserved is enough for `least` ones
+        let others = self.blocks.len() - before.len();
+        let room = self
+            .free
+            .len()
+            .min(self.index_room().saturating_sub(others));
+        let count = segments.len().div_ceil(FILL).min(room).max(least);
+        let each = segments.len().div_ceil(count).max(1);
+        let mut new = Vec::with_capacity(count);
+        let mut offset = from;
+        for segments in segments.chunks(each) {
+            // there is room by the caller's promise
+            let Some(place) = self.free.pop() else { break };
+            let block = Block {
+                first: offset,
+                count: segments.len(),
+                place,
+            };
+            self.write(&block, segments);
+            new.push(block);
+            offset += segments.iter().map(|segment| segment.len).sum::<u64>();
+        }
+        self.blocks.splice(first..behind, new);
+        true
+    }
+
+    fn write(&self, block: &Block, segments: &[Segment]) {
+        let words = encode_block(self.generation, block.first, segments);
+        let (registration, at) = block.place;
+        self.pool[registration].rewrite(at * BLOCK_WORDS, &words, SUM);
+    }
+
+    fn write_index(&mut self) -> Option<Words> {
+        let places = self.blocks.iter().map(|block| {
+            let (registration, at) = block.place;
+            let words = &self.pool[registration];
+            Place {
+                first: block.first,
+                addr: words.addr(at * BLOCK_WORDS),
+                rkey: words.rkey(),
+            }
+        });
+        let words = encode_index(self.generation, places);
+        let mut old = None;
+        if words.len() > self.index.len()
+            && let Some(larger) = self.larger.take()
+        {
+            old = Some(std::mem::replace(&mut self.index, larger));
+        }
+        self.index.rewrite(0, &words, SUM);
+        old
+    }
+
+    /// All memory that peers may be about to read.
+    pub(super) fn into_words(self) -> Vec<Words> {
+        let mut all = self.pool;
+        all.push(self.index);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::verbs::devices;
+    use crate::wire::list::{IndexReader, decode_block};
+
+    const PAGES: usize = 4000;
+
+    /// The segments of a range of pages, equal neighbours as one; 0 is absent.
+    fn walk(model: &[u32], from: u64, to: u64) -> Vec<Segment> {
+        let mut segments: Vec<Segment> = Vec::new();
+        for (page, rkey) in model
+            .iter()
+            .enumerate()
+            .take(to as usize)
+            .skip(from as usize)
+        {
+            match segments.last_mut() {
+                Some(last) if last.rkey == *rkey => last.len += 1,
+                _ => segments.push(Segment {
+                    addr: page as u64,
+                    len: 1,
+                    rkey: *rkey,
+                    absent: *rkey == 0,
+                }),
+            }
+        }
+        segments
+    }
+
+    /// What a peer reads: each page's rkey.
+    fn read(list: &List, generation: u64) -> Vec<u32> {
+        let len = PAGES as u64;
+        let mut reader = IndexReader::new(generation, len);
+        let places = loop {
+            let (at, count) = (reader.read(), reader.wants());
+            let words: Vec<_> = (at..at + count).map(|at| list.index.load(at)).collect();
+            if let Some(places) = reader.feed(&words).unwrap() {
+                break places;
+            }
+        };
+        let mut pages = Vec::new();
+        for (i, place) in places.iter().enumerate() {
+            let block = list.blocks[i].place;
+            let words = &list.pool[block.0];
+            assert_eq!(place.addr, words.addr(block.1 * BLOCK_WORDS));
+            let words: [u64; BLOCK_WORDS] = words.read(block.1 * BLOCK_WORDS);
+            let end = places.get(i + 1).map_or(len, |next| next.first);
+            for part in &decode_block(&words, generation, place.first, end).unwrap() {
+                assert_eq!(part.offset, part.segment.addr);
+                pages.extend((0..part.segment.len).map(|_| part.segment.rkey));
+            }
+        }
+        pages
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+        /// After any changes a peer reads what the model has, and there are no more blocks than
+        /// that takes.
+        #[test]
+        fn it_agrees_with_a_model(
+            steps in prop::collection::vec((0..PAGES, 1..PAGES, 0..4_u32, 1..6_usize, any::<bool>()), 1..60)
+        ) {
+            let device = devices(&[softverbs::backend()], false).remove(0);
+            let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+            let mut model = vec![0; PAGES];
+            let mut list = List::new(domain.pd(), 3, PAGES as u64, 1).unwrap();
+            list.update(&[(0, PAGES as u64)], |from, to| walk(&model, from, to));
+            prop_assert!(list.is_short());
+            for (start, len, kind, step, several) in steps {
+                let end = (start + len / 1.max(4 * kind as usize)).clamp(start + 1, PAGES);
+                // one rkey, or pages of their own
+                for page in (start..end).step_by(step) {
+                    model[page] = if kind == 0 { 0 } else if kind == 1 { 9 } else { page as u32 + 10 };
+                }
+                let ranges: Vec<_> = match several {
+                    true => (start..end).step_by(step).map(|at| (at as u64, at as u64 + 1)).collect(),
+                    false => vec![(start as u64, end as u64)],
+                };
+                list.reserve(2 * (end - start) + 2, ranges.len()).unwrap();
+                list.update(&ranges, |from, to| walk(&model, from, to));
+                prop_assert_eq!(&read(&list, 3), &model);
+                let segments: usize = list.blocks.iter().map(|block| block.count).sum();
+                prop_assert!(list.blocks.iter().all(|block| block.count <= MOST_RECORDS));
+                prop_assert!(segments >= walk(&model, 0, PAGES as u64).len());
+            }
+            // all at once, from one part
+            list.reserve(2, 1).unwrap();
+            list.update(&[(0, PAGES as u64)], |from, to| walk(&[1; PAGES], from, to));
+            prop_assert!(list.is_short(), "one part, one block");
+            let apart: Vec<_> = (1..=PAGES as u32).collect();
+            list.reserve(PAGES, 1).unwrap();
+            list.update(&[(0, PAGES as u64)], |from, to| walk(&apart, from, to));
+            prop_assert_eq!(&read(&list, 3), &apart);
+            let mut made = List::new(domain.pd(), 3, PAGES as u64, PAGES).unwrap();
+            made.update(&[(0, PAGES as u64)], |from, to| walk(&apart, from, to));
+            prop_assert_eq!(&read(&made, 3), &apart);
+        }
+    }
+}
