@@ -40,6 +40,10 @@ pub(crate) enum Kept {
     Cached(Held),
 }
 
+/// Bytes that are copied in less time than the kernel takes to say that a kept registration is
+/// current (300 to 600 ns): `docs/registration-cache.md` has the figures.
+pub(crate) const COPIED: usize = 8192;
+
 /// The lkeys of one direction of an endpoint. Not shared: whoever posts holds that direction's lock.
 #[derive(Debug)]
 pub(crate) struct LocalKeys {
@@ -48,6 +52,8 @@ pub(crate) struct LocalKeys {
     /// Of the domain's implicit region.
     implicit: Option<u32>,
     cache: Option<Arc<LocalCache>>,
+    /// Sources up to so many bytes are better copied than looked for in the cache.
+    copied: usize,
     /// What the operation that is being posted uses.
     taken: Vec<Kept>,
     /// Whether it uses the last one of `held` too.
@@ -59,11 +65,16 @@ pub(crate) struct LocalKeys {
 
 impl LocalKeys {
     pub(crate) fn new(domain: &Domain, pd: &Arc<Pd>) -> Self {
+        let cache = domain.local_cache(pd);
+        // a monitor of the application's is asked at its own price
+        let asks = |cache: &Arc<LocalCache>| domain.config().cache.check && !cache.is_foreign();
+        let copies = cache.as_ref().is_some_and(asks);
         Self {
+            copied: if copies { COPIED } else { 0 },
             rule: domain.config().form.desc,
             place: Place::new(domain, pd),
             implicit: domain.implicit_lkey(pd),
-            cache: domain.local_cache(pd),
+            cache,
             taken: Vec::new(),
             reused: false,
             held: VecDeque::new(),
@@ -78,6 +89,18 @@ impl LocalKeys {
             DescRule::Optional if has_descriptors => false,
             _ => self.implicit.is_none(),
         }
+    }
+
+    /// Up to how many bytes [such](Self::must_register) sources are better copied, whatever else is
+    /// there.
+    #[inline]
+    pub(crate) fn copied(&self) -> usize {
+        self.copied
+    }
+
+    /// Whether sources may ever be copied for that.
+    pub(crate) fn copies(&self) -> bool {
+        self.copied != 0 && self.must_register(false)
     }
 
     /// The lkey for a buffer of at least one byte.

@@ -35,7 +35,7 @@ pub use desc::Desc;
 pub(crate) use desc::Place;
 pub(crate) use directory::{ConnectionBlock, Directory, Look, Peer};
 pub(crate) use event::{Cell, Event, Watch};
-pub(crate) use local::{Kept, LocalKeys, Use, implicit_region};
+pub(crate) use local::{COPIED, Kept, LocalKeys, Use, implicit_region};
 pub(crate) use local_cache::LocalCache;
 pub use local_cache::{CacheConfig, LocalMemory};
 pub(crate) use mapped::Mapped;

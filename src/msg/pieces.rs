@@ -211,7 +211,7 @@ impl TxSide {
                 self.unsignaled + 1
             };
         }
-        self.local.posted(last, ring.tail());
+        self.posted(last, ring.tail());
         Ok(posted_all)
     }
 

@@ -11,7 +11,7 @@ use super::core::{Core, CqBinding};
 use super::local::MAX_IOV;
 use super::refusal;
 use super::remote::{Remote, Waiting};
-use super::slab::Slab;
+use super::slab::{Bounce, Slab};
 use super::state::State;
 use super::transmit::{Target, Transmit};
 use crate::errno::{FiErrno, Result};
@@ -42,6 +42,8 @@ pub(crate) struct TxSide {
     /// Counted operations are all signaled: nobody would poll for the last ones otherwise.
     pub(super) counted: bool,
     slab: Option<Slab>,
+    /// Where short sources are copied that would have to be registered.
+    pub(super) bounce: Option<Bounce>,
     pub(super) local: LocalKeys,
     scratch: Option<Scratch>,
     /// Whether all keys of the peer are its application's.
@@ -64,6 +66,12 @@ impl TxSide {
         } else {
             None
         };
+        let local = LocalKeys::new(&core.domain, &core.pd);
+        let bounce = if local.copies() {
+            Some(Bounce::new(&core.pd)?)
+        } else {
+            None
+        };
         Ok(Self {
             qp: Arc::clone(qp),
             cq: Arc::clone(&binding.cq),
@@ -82,7 +90,8 @@ impl TxSide {
                 .counters()
                 .is_some_and(|c| c.tx().next().is_some()),
             slab,
-            local: LocalKeys::new(&core.domain, &core.pd),
+            bounce,
+            local,
             scratch: match config.atomics {
                 true => Some(Scratch::new(&core.pd)?),
                 false => None,
@@ -175,6 +184,14 @@ impl TxSide {
                 length: len as u32,
                 lkey,
             }))
+        } else if let Some((to, lkey)) = self.bounced(ring, op, len) {
+            // SAFETY: the piece is free and has room for so many bytes; buffers as this function.
+            unsafe { op.local.copy_to(to) };
+            std::slice::from_ref(sges[0].write(Sge {
+                addr: to as u64,
+                length: len as u32,
+                lkey,
+            }))
         } else {
             let to = if op.opcode.sends_data() {
                 Use::Source
@@ -195,6 +212,37 @@ impl TxSide {
             && !op.opcode.is_atomic()
             && len <= self.max_inject[usize::from(!op.opcode.is_send())]
             && self.local.must_register(op.local.has_descriptors())
+    }
+
+    /// Memory for a source that is copied because finding its registration would take longer, if
+    /// there is some.
+    #[inline]
+    fn bounced(
+        &mut self,
+        ring: &SlotRing,
+        op: &Transmit<'_>,
+        len: usize,
+    ) -> Option<(*mut u8, u32)> {
+        let bounce = self.bounce.as_mut()?;
+        let copied = len <= self.local.copied()
+            && len != 0
+            && op.opcode.sends_data()
+            && !op.opcode.is_atomic()
+            && self.local.must_register(op.local.has_descriptors());
+        if copied {
+            bounce.take(ring.tail())
+        } else {
+            None
+        }
+    }
+
+    /// The operation was posted; `number` is that of its last request.
+    #[inline]
+    pub(super) fn posted(&mut self, number: u32, tail: u32) {
+        self.local.posted(number, tail);
+        if let Some(bounce) = &mut self.bounce {
+            bounce.posted(number);
+        }
     }
 
     /// Posts an operation whose target is known, in one request.
@@ -245,7 +293,7 @@ impl TxSide {
             self.local.refused();
             return Err(post_errno(error));
         }
-        self.local.posted(number, ring.tail());
+        self.posted(number, ring.tail());
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(())
     }

@@ -247,7 +247,7 @@ impl<R: Registrar> Cache<R> {
             tree: Tree::new(),
             pool: Pool::new(),
             clock: AtomicU32::new(0),
-            slow: Mutex::new(Slow::new()),
+            slow: Mutex::new(Slow::new(bounds.count)),
             zombies: AtomicU32::new(NONE),
         });
         let watch = watch(&inner)?;
@@ -260,6 +260,11 @@ impl<R: Registrar> Cache<R> {
             watch,
             whole,
         })
+    }
+
+    /// Whether a monitor of the application's watches.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.whole
     }
 
     /// How many registrations were tried that were to be kept.
@@ -290,10 +295,20 @@ impl<R: Registrar> Cache<R> {
         if self.whole {
             return self.find_whole(start, end, writable, known);
         }
-        if !self.watch.is_current(start, end) {
+        // where nothing is kept the kernel need not be asked; what there is counts behind its
+        // answer
+        if !self.has_some(start) || !self.watch.is_current(start, end) {
             return None;
         }
         self.look(start, end, writable, known)
+    }
+
+    /// Whether the page of an address is kept, of either kind.
+    #[inline]
+    fn has_some(&self, addr: u64) -> bool {
+        let page = addr >> self.shift;
+        let has = |kind| self.inner.tree.get(page, kind) != 0;
+        kinds().into_iter().any(has)
     }
 
     /// As [`Self::find`], where the watch knows registrations, not parts of them: what is found before it is asked must be
@@ -415,7 +430,12 @@ impl<R: Registrar> Cache<R> {
             }
             std::hint::spin_loop();
         }
-        if let Some(held) = self.find(addr, end, writable, None) {
+        // the caller has just asked; where nothing is there the watch need not answer once more
+        let page = addr >> self.shift;
+        let known = kinds()
+            .into_iter()
+            .any(|kind| self.inner.tree.get(page, kind) != 0);
+        if known && let Some(held) = self.find(addr, end, writable, None) {
             return Ok(Got::Kept(held));
         }
         if !self.watch.is_forked() {
@@ -474,6 +494,12 @@ impl<R: Registrar> Cache<R> {
         let (making, joined) = {
             let mut slow = self.inner.slow();
             let joined = self.joined(own, kind);
+            if self.is_full(&slow, joined) && !self.displaces(joined, kind) {
+                let tag = (start >> self.shift) << 1 | u64::from(writable);
+                if !slow.admits(tag, clock) {
+                    return None;
+                }
+            }
             (slow.begin(joined.0, joined.1)?, joined)
         };
         for range in [joined, own] {
@@ -498,6 +524,20 @@ impl<R: Registrar> Cache<R> {
         }
         self.inner.slow().finish(making);
         None
+    }
+
+    /// Whether keeping a range takes the place of others that are kept. The slow lock is held.
+    fn is_full(&self, slow: &Slow, (start, end): (u64, u64)) -> bool {
+        let bytes = slow.bytes.saturating_add(end - start);
+        slow.count >= self.bounds.count || bytes > self.bounds.size
+    }
+
+    /// Whether some of a range is kept already. The slow lock is held.
+    fn displaces(&self, (start, end): (u64, u64), kind: Kind) -> bool {
+        let mut some = false;
+        let (first, behind) = (start >> self.shift, end >> self.shift);
+        self.inner.tree.words(first, behind, kind, |_| some = true);
+        some
     }
 
     /// Watches and registers a range; says whether it may be kept.

@@ -13,6 +13,16 @@ const MAKING: usize = 32;
 /// How many that were used are passed over for one that is evicted: the monitor may wait meanwhile.
 const CHANCES: usize = 64;
 
+/// A miss that was not kept: page and kind, and the count of misses then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Missed {
+    tag: u64,
+    clock: u32,
+}
+
+/// Places for remembered misses, at most.
+const MISSED: usize = 8192;
+
 /// A range that is being registered.
 #[derive(Clone, Copy, Debug, Default)]
 struct Making {
@@ -27,6 +37,8 @@ struct Making {
 #[derive(Debug)]
 pub(super) struct Slow {
     making: [Making; MAKING],
+    /// By a hash of the tag; a place holds the last one.
+    missed: Box<[Missed]>,
     /// First of the free list, linked by [`Entry::next`].
     free: u32,
     /// The first index that was never used.
@@ -49,8 +61,11 @@ fn set(link: &AtomicU32, to: u32) {
 }
 
 impl Slow {
-    pub(super) fn new() -> Self {
+    /// For a cache of so many registrations.
+    pub(super) fn new(count: usize) -> Self {
+        let missed = count.clamp(8, MISSED / 2) * 2;
         Self {
+            missed: vec![Missed::default(); missed.next_power_of_two()].into(),
             making: [Making::default(); MAKING],
             free: NONE,
             fresh: 0,
@@ -60,6 +75,26 @@ impl Slow {
             count: 0,
             bytes: 0,
         }
+    }
+
+    /// Whether a miss of a full cache takes the place of another registration: where the same one
+    /// was a miss before, not longer ago than half as many misses as there are registrations.
+    /// Buffers that are used less often would be evicted before their next use, so keeping them
+    /// would cost twice.
+    pub(super) fn admits(&mut self, tag: u64, clock: u32) -> bool {
+        let hash = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let at = hash as usize & (self.missed.len() - 1);
+        let within = (self.live / 2).max(1) as u32;
+        let Some(place) = self.missed.get_mut(at) else {
+            return true;
+        };
+        let again = place.tag == tag && clock.wrapping_sub(place.clock) <= within;
+        *place = if again {
+            Missed::default()
+        } else {
+            Missed { tag, clock }
+        };
+        again
     }
 
     /// Notes a range that is being registered.

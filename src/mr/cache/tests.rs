@@ -145,6 +145,15 @@ impl Cache<Fake> {
         held.lkey
     }
 
+    /// The same of a full cache, which keeps what is missed a second time.
+    fn admitted(&self, addr: u64, len: u64, writable: bool) -> u32 {
+        // SAFETY: nothing is touched.
+        let first = unsafe { self.get(addr, len, writable) };
+        assert!(matches!(first, Ok(Got::Once(..))), "{first:?}");
+        drop(first);
+        self.used(addr, len, writable)
+    }
+
     fn live(&self) -> usize {
         self.drain();
         self.registrar.live.load(Ordering::Relaxed)
@@ -225,22 +234,80 @@ fn the_bounds_are_kept_and_what_is_used_stays() {
         .collect();
     for i in 5..50 {
         assert_eq!(cache.used(20 * PAGE, 1, false), keys[1], "{i}");
-        cache.used(i * 10 * PAGE, 1, false);
+        match i {
+            5.. => cache.admitted(i * 10 * PAGE, 1, false),
+            _ => cache.used(i * 10 * PAGE, 1, false),
+        };
         assert_eq!(cache.live(), 4);
     }
-    assert_ne!(cache.used(10 * PAGE, 1, false), keys[0]);
+    assert_ne!(cache.admitted(10 * PAGE, 1, false), keys[0]);
     let small = self::cache(Bounds {
         size: 10 * PAGE,
         ..BOUNDS
     });
     for i in 1..20 {
-        small.used(i * 100 * PAGE, 3 * PAGE, false);
+        match i {
+            4.. => small.admitted(i * 100 * PAGE, 3 * PAGE, false),
+            _ => small.used(i * 100 * PAGE, 3 * PAGE, false),
+        };
         assert!(small.live() <= 3);
     }
     // longer than all that may be kept
     // SAFETY: nothing is touched.
     let got = unsafe { small.get(PAGE, 11 * PAGE, false) };
     assert!(matches!(got, Ok(Got::Once(..))), "{got:?}");
+}
+
+/// More buffers than the cache has room for, in turn: those that are kept are hits, the others are
+/// registered for their operations, and neither kept nor evicted. Fewer registrations than without
+/// a cache, and none of them watched in vain.
+#[test]
+fn a_cache_that_is_too_small_does_not_evict_in_vain() {
+    for (buffers, most) in [(64, 0), (1000, 0), (9, 3), (12, 6)] {
+        let bounds = Bounds { count: 8, ..BOUNDS };
+        let (cache, counted) = counted(Fake::default(), bounds);
+        let mut hits = 0;
+        const ROUNDS: u64 = 50;
+        for _ in 0..ROUNDS {
+            for buffer in 0..buffers {
+                let before = cache.registrar.next.load(Ordering::Relaxed);
+                // SAFETY: nothing is touched.
+                match unsafe { cache.get((7 * buffer + 1) * PAGE, 1, false) } {
+                    Ok(Got::Kept(held)) => cache.release(&held),
+                    Ok(Got::Once(..)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                hits += u64::from(cache.registrar.next.load(Ordering::Relaxed) == before);
+            }
+        }
+        let made = counted.watched.load(Ordering::Relaxed) as u64;
+        assert!(made <= 8 + most * ROUNDS, "{buffers} buffers: {made} kept");
+        let wanted = if most == 0 { 8 } else { buffers / 3 };
+        assert!(
+            hits >= wanted * (ROUNDS - 1),
+            "{buffers} buffers: {hits} hits"
+        );
+    }
+}
+
+/// Other buffers than before: they are kept from their second miss on.
+#[test]
+fn a_full_cache_follows_the_program() {
+    let cache = cache(Bounds { count: 8, ..BOUNDS });
+    let at = |i: u64| i * 10 * PAGE;
+    for i in 1..=8 {
+        cache.used(at(i), 1, false);
+    }
+    for round in 0..6 {
+        for i in 9..=12 {
+            // SAFETY: nothing is touched.
+            match unsafe { cache.get(at(i), 1, false) } {
+                Ok(Got::Kept(held)) => cache.release(&held),
+                other => assert_eq!(round, 0, "{other:?}"),
+            }
+        }
+    }
+    assert_eq!(cache.registrar.next.load(Ordering::Relaxed), 8 + 4 + 4);
 }
 
 /// However many are in use, an eviction takes a bounded time.
@@ -257,7 +324,7 @@ fn not_all_are_passed_over_for_one() {
     for (i, key) in (1..).zip(&keys) {
         assert_eq!(cache.used(at(i), 1, false), *key, "{once}");
     }
-    cache.used(at(1000), 1, false);
+    cache.admitted(at(1000), 1, false);
     assert_eq!(cache.live(), 500);
     let gone: Vec<_> = (1..=500)
         .filter(|i| {

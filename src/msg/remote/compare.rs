@@ -85,7 +85,7 @@ impl TxSide {
             self.local.refused();
             return Err(post_errno(error));
         }
-        self.local.posted(number, ring.tail());
+        self.posted(number, ring.tail());
         self.unsignaled = 0;
         if let Some(remote) = &mut self.remote {
             remote.comparing = Some(Comparing {

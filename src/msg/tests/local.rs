@@ -228,10 +228,11 @@ fn short_messages_need_no_registration() {
     };
     let early = |client: &Side| client.ep.enable().unwrap();
     let (client, server) = connected_as(kind, longer, false, early);
-    let target = Buffer::all(&server.domain, 4096);
-    for len in [1000, 2048, 2049] {
+    let most = crate::mr::COPIED;
+    let target = Buffer::all(&server.domain, 2 * most);
+    for len in [1000, 2048, 2049, most, most + 1] {
         let sent = vec![len as u8; len];
-        server.recv(&target, 4096, 1).unwrap();
+        server.recv(&target, 2 * most, 1).unwrap();
         // SAFETY: the buffer outlives the operation.
         unsafe {
             client
@@ -244,7 +245,42 @@ fn short_messages_need_no_registration() {
         assert!(target.memory[..len] == sent);
         let cache = client.domain.local_cache(client.domain.pd());
         let misses = cache.expect("userfaultfd").misses();
-        assert_eq!(misses != 0, len > 2048, "{len} bytes");
+        assert_eq!(misses != 0, len > most, "{len} bytes");
+    }
+}
+
+/// More short sources under way than there is memory to copy them to, in several rounds: each
+/// arrives as it was.
+#[test]
+fn copies_do_not_overtake_each_other() {
+    if !crate::mr::monitor::tests::available() {
+        return;
+    }
+    const LEN: usize = 4096;
+    const COUNT: usize = 50;
+    let (client, server) = unregistered(false, LocalMemory::Cached);
+    let target = Buffer::all(&server.domain, LEN);
+    let mut source = vec![0_u8; COUNT * LEN];
+    for round in 0..5 {
+        for (i, bytes) in source.chunks_mut(LEN).enumerate() {
+            bytes.fill((round * 50 + i) as u8);
+        }
+        let count = if round == 0 { COUNT } else { 7 * round };
+        for bytes in source.chunks(LEN).take(count) {
+            let local = plain(bytes);
+            // SAFETY: the buffer outlives the operation.
+            unsafe { client.ep.send(LocalIov::single(&local, &Desc::NULL), 2) }.unwrap();
+        }
+        for i in 0..count {
+            server.recv(&target, LEN, 1).unwrap();
+            server.completion().unwrap();
+            client.completion().unwrap();
+            let wanted = (round * 50 + i) as u8;
+            assert!(
+                target.memory.iter().all(|byte| *byte == wanted),
+                "{round} {i}"
+            );
+        }
     }
 }
 

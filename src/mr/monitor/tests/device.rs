@@ -82,12 +82,14 @@ impl Registrar for Pipes {
         if len as usize > MOST - 2 * PAGE {
             return Err(FiErrno::ENOMEM);
         }
-        let (read, write) = pipe_soon(len as usize + PAGE);
+        // a buffer of one operation need not begin with a page
+        let before = start % PAGE as u64;
+        let (read, write) = pipe_soon((before + len) as usize + PAGE);
         // a device's pin makes a private page the mapping's own, as a write does (FOLL_LONGTERM)
         // SAFETY: changes no byte.
         let ret = unsafe {
-            let place = std::ptr::without_provenance_mut(start as usize);
-            libc::madvise(place, len as usize, libc::MADV_POPULATE_WRITE)
+            let place = std::ptr::without_provenance_mut((start - before) as usize);
+            libc::madvise(place, (before + len) as usize, libc::MADV_POPULATE_WRITE)
         };
         if ret != 0 {
             return Err(FiErrno::last());
