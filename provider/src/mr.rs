@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
-use weft::mr::{Access, Buffer, Mode, Region, RegionConfig};
+use weft::mr::{Buffer, Mode, Region, RegionConfig};
 use weft::queue::EventQueue;
 
 use crate::cntr::Cntr;
@@ -20,7 +20,7 @@ use crate::ffi::fid::{Kind, Object, User};
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::fault_point;
 use crate::ffi::{guard, log, stub};
-use crate::mr_attr::{Wish, check_flags};
+use crate::mr_attr::{Wish, access_of, check_flags};
 
 /// A registered region.
 pub(crate) struct Mr {
@@ -76,7 +76,7 @@ pub(crate) unsafe fn register(
         if out.is_null() {
             return Err(refused!(FI_LOG_MR, EINVAL, "mr is NULL"));
         }
-        let access = Access::from_bits(wish.access).ok_or_else(|| {
+        let access = access_of(wish.access).ok_or_else(|| {
             refused!(
                 FI_LOG_MR,
                 EINVAL,

@@ -9,7 +9,7 @@ use libc::iovec;
 use libfabric_sys::*;
 use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
-use weft::mr::{Buffer, Dmabuf, SharedMemory};
+use weft::mr::{Access, Buffer, Dmabuf, SharedMemory};
 use weft::wire::records::MAX_SEGMENTS;
 
 use crate::ffi::log::refused;
@@ -22,6 +22,12 @@ const NO_CACHE: u64 = 1 << 60;
 /// Flags that every call takes. `FI_HMEM_HOST_ALLOC` and `FI_HMEM_DEVICE_ONLY` are not among them: "This flag is only usable for
 /// domains opened with FI_HMEM capability support" (fi_mr(3)), which is not offered.
 const FLAGS: u64 = NO_CACHE | FI_RMA_EVENT | FI_RMA_PMEM | FI_MR_SINGLE_USE;
+
+/// The access of these flags; none if there is another one. `FI_COLLECTIVE` is a permission that fi_mr(3) lists without the
+/// capability of that name, "paired with FI_SEND and/or FI_RECV", and adds nothing to these.
+pub(crate) fn access_of(flags: u64) -> Option<Access> {
+    Access::from_bits(flags & !FI_COLLECTIVE)
+}
 
 /// What a registration asks for.
 pub(crate) struct Wish {

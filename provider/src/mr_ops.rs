@@ -15,7 +15,7 @@ use crate::ffi::fid::Object;
 use crate::ffi::guard;
 use crate::ffi::log::info;
 use crate::mr::{self, Mr};
-use crate::mr_attr::{Wish, check_flags};
+use crate::mr_attr::{Wish, access_of, check_flags};
 use crate::{monitor, xrcd};
 
 /// What the table is asked for by.
@@ -131,7 +131,7 @@ unsafe fn attributes(attr: *const weft_mr_attr) -> Result<(weft_mr_attr, Access,
         *attr
     };
     check_flags(attr.flags)?;
-    let access = Access::from_bits(attr.access).ok_or(FiErrno::EINVAL)?;
+    let access = access_of(attr.access).ok_or(FiErrno::EINVAL)?;
     if attr.map_flags & !WEFT_MAP_FIXED != 0 {
         return Err(FiErrno::EBADFLAGS);
     }
@@ -257,7 +257,7 @@ unsafe extern "C" fn mr_export(
         if size.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        let access = Access::from_bits(access).ok_or(FiErrno::EINVAL)?;
+        let access = access_of(access).ok_or(FiErrno::EINVAL)?;
         let bytes = object.region().export(access)?;
         // SAFETY: not NULL; there is as much room as it says.
         unsafe {

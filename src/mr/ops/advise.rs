@@ -100,8 +100,8 @@ impl Domain {
         if !ranges.iter().all(|range| range.region.is_on_demand()) {
             return Err(pinned(self.pd(), advice, flags));
         }
-        let known = flags == 0 && advice <= NO_FAULT;
-        if known && !ranges.iter().all(AdvisedRange::is_inside) {
+        let known = flags & !FLUSH == 0 && advice <= NO_FAULT;
+        if known && flags == 0 && !ranges.iter().all(AdvisedRange::is_inside) {
             return Err(FiErrno::EFAULT);
         }
         let mut list = Vec::with_capacity(ranges.len());
@@ -114,7 +114,16 @@ impl Domain {
                 }
                 at = pd;
             }
-            list.extend(range.parts(*lkey));
+            // the length of a range that lies in no buffer bounds no list
+            let inside = range.is_inside();
+            if known && !inside {
+                if !list.is_empty() {
+                    advise(at, advice, flags, &list)?; // the ranges before it are followed, as devices do
+                }
+                return Err(FiErrno::EFAULT);
+            }
+            let most = if inside { usize::MAX } else { 1 };
+            list.extend(range.parts(*lkey).take(most));
         }
         // none at all is for the device to refuse
         advise(at, advice, flags, &list)

@@ -262,7 +262,15 @@ fn ranges_count_with_flush(world: &World) {
     let mr = world.region(&[&pages], FI_SEND | FI_RECV);
     let (addr, read) = (pages.addr as u64, WEFT_ADVISE_PREFETCH);
     let end_of = addr + 3 * PAGE as u64;
-    for (from, len) in [(addr - 1, 8), (end_of, 1), (end_of - 4, 8), (u64::MAX, 1)] {
+    for (from, len) in [
+        (addr - 1, 8),
+        (end_of, 1),
+        (end_of - 4, 8),
+        (u64::MAX, 1),
+        // no list is as long as these
+        (addr, usize::MAX >> 1),
+        (addr, usize::MAX),
+    ] {
         // "EFAULT: when the range requested is out of the MR bounds" (ibv_advise_mr(3)), waited for or not
         for flags in FLAGS {
             for advice in ADVICE {
