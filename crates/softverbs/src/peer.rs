@@ -378,12 +378,12 @@ impl Peer {
         }
     }
 
-    /// As [`Self::push`] of a datagram of the queue pair `who`; `None` where there is no ring yet.
+    /// As [`Self::push`] of a datagram of the queue pair `qpn`; `None` where there is no ring yet.
     #[inline(never)]
     pub(crate) fn push_datagram(
         &self,
         own: Signature<'_>,
-        who: u32,
+        qpn: u32,
         header: &Header,
         fill: impl Fn(*mut u8),
     ) -> Option<Pushed> {
@@ -396,30 +396,30 @@ impl Peer {
             }
         }
         let may_sleep = || signal::may_sleep(own.segment);
-        Some(out.as_mut()?.push_datagram(who, header, fill, may_sleep))
+        Some(out.as_mut()?.push_datagram(qpn, header, fill, may_sleep))
     }
 
-    /// The datagram of the queue pair `who` waits for room no longer. True where `who` had the turn,
+    /// The datagram of the queue pair `qpn` waits for room no longer. True where `qpn` had the turn,
     /// so that other queue pairs can be tried.
-    pub(crate) fn leave_line(&self, who: u32) -> bool {
-        self.out.lock().as_mut().is_some_and(|out| out.leave(who))
+    pub(crate) fn leave_line(&self, qpn: u32) -> bool {
+        self.out.lock().as_mut().is_some_and(|out| out.leave(qpn))
     }
 
-    /// Until when the datagram of the queue pair `who` waits for room at most, in nanoseconds of the
+    /// Until when the datagram of the queue pair `qpn` waits for room at most, in nanoseconds of the
     /// monotonic clock; `None` where the wait is over at `now`. `u64::MAX` where another queue pair
     /// has the turn: the end of its wait ends the turn. With `looks`, reads a file to find out
     /// whether the process is stopped.
     #[cold]
-    pub(crate) fn waits_for_room(&self, who: u32, now: u64, looks: bool) -> Option<u64> {
+    pub(crate) fn waits_for_room(&self, qpn: u32, now: u64, looks: bool) -> Option<u64> {
         let has_turn = || {
             self.out
                 .lock()
                 .as_ref()
-                .is_some_and(|out| out.is_turn_of(who))
+                .is_some_and(|out| out.is_turn_of(qpn))
         };
         let stopped = looks && has_turn() && self.is_stopped();
         let mut out = self.out.lock();
-        let Some(out) = out.as_mut().filter(|out| out.is_turn_of(who)) else {
+        let Some(out) = out.as_mut().filter(|out| out.is_turn_of(qpn)) else {
             return Some(u64::MAX);
         };
         if !stopped {

@@ -371,9 +371,9 @@ const TURN: u32 = 16;
 const LOOK_NS: u64 = 100_000_000;
 
 /// When a datagram that waits for room at this peer looks again; `None` where it is lost.
-fn room_until(peer: Option<&Peer>, who: u32, now: u64, looks: bool) -> Option<u64> {
+fn room_until(peer: Option<&Peer>, qpn: u32, now: u64, looks: bool) -> Option<u64> {
     // The request itself finds out about a peer that is gone.
-    let until = peer.map_or(Some(u64::MAX), |peer| peer.waits_for_room(who, now, looks))?;
+    let until = peer.map_or(Some(u64::MAX), |peer| peer.waits_for_room(qpn, now, looks))?;
     Some(until.min(now + LOOK_NS))
 }
 

@@ -239,13 +239,13 @@ impl Producer {
         self.push(header, &fill) || self.ask(may_sleep) && self.push_again(*header, fill)
     }
 
-    /// As [`Self::push_or_ask`], for a datagram of the queue pair `who`, which is not 0. A datagram
+    /// As [`Self::push_or_ask`], for a datagram of the queue pair `qpn`, which is not 0. A datagram
     /// that finds no room gets the turn if no other queue pair has it; the caller then tries again
     /// until the datagram is sent, or calls [`Self::leave`].
     #[inline(always)]
     pub(crate) fn push_datagram(
         &mut self,
-        who: u32,
+        qpn: u32,
         header: &Header,
         fill: impl Fn(*mut u8),
         may_sleep: impl FnOnce() -> bool,
@@ -253,26 +253,26 @@ impl Producer {
         if self.line.is_empty() && self.push(header, &fill) {
             return Pushed::Sent;
         }
-        self.push_in_turn(who, *header, fill, may_sleep)
+        self.push_in_turn(qpn, *header, fill, may_sleep)
     }
 
     #[cold]
     #[inline(never)]
     fn push_in_turn(
         &mut self,
-        who: u32,
+        qpn: u32,
         header: Header,
         fill: impl Fn(*mut u8),
         may_sleep: impl FnOnce() -> bool,
     ) -> Pushed {
-        let had_turn = self.line.is_turn_of(who);
+        let had_turn = self.line.is_turn_of(qpn);
         if !had_turn {
             if !self.line.is_empty() {
                 // The queue pair that has the turn has asked to be rung.
                 return Pushed::Full;
             }
             let now = sys::now_ns();
-            if !self.line.take(who, now, self.received(), self.head) {
+            if !self.line.take(qpn, now, self.received(), self.head) {
                 return Pushed::Lost;
             }
         }
@@ -297,13 +297,13 @@ impl Producer {
     }
 
     /// Whether it is the turn of this queue pair.
-    pub(crate) fn is_turn_of(&self, who: u32) -> bool {
-        self.line.is_turn_of(who)
+    pub(crate) fn is_turn_of(&self, qpn: u32) -> bool {
+        self.line.is_turn_of(qpn)
     }
 
-    /// The datagram of `who` waits no longer. True where it had the turn, so that others may go on.
-    pub(crate) fn leave(&mut self, who: u32) -> bool {
-        let had_turn = self.line.is_turn_of(who);
+    /// The datagram of `qpn` waits no longer. True where it had the turn, so that others may go on.
+    pub(crate) fn leave(&mut self, qpn: u32) -> bool {
+        let had_turn = self.line.is_turn_of(qpn);
         if had_turn {
             self.end_turn();
         }

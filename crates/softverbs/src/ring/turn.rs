@@ -18,11 +18,11 @@ pub(crate) const PATIENCE_NS: u64 = 5_000_000_000;
 /// never uses up its account.
 const EARNED_NS: u64 = 20_000_000;
 
-/// Who has the turn, and the patience that is left.
+/// The queue pair that has the turn, and the patience that is left.
 #[derive(Debug)]
 pub(super) struct Line {
     /// Number of the queue pair that has the turn; 0 for none.
-    who: u32,
+    qpn: u32,
     /// Since when, in nanoseconds of the monotonic clock.
     since: u64,
     /// Nanoseconds.
@@ -34,7 +34,7 @@ pub(super) struct Line {
 impl Line {
     pub(super) const fn new() -> Self {
         Self {
-            who: 0,
+            qpn: 0,
             since: 0,
             patience: PATIENCE_NS,
             taken: 0,
@@ -43,28 +43,28 @@ impl Line {
 
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
-        self.who == 0
+        self.qpn == 0
     }
 
-    pub(super) fn is_turn_of(&self, who: u32) -> bool {
-        self.who == who && who != 0
+    pub(super) fn is_turn_of(&self, qpn: u32) -> bool {
+        self.qpn == qpn && qpn != 0
     }
 
-    /// The queue pair `who` found no room at `now`, with the receiver at `consumed` and the sender at
+    /// The queue pair `qpn` found no room at `now`, with the receiver at `consumed` and the sender at
     /// `head`; it gets the turn if the account is not empty. False where it has not got the turn.
-    pub(super) fn take(&mut self, who: u32, now: u64, consumed: u32, head: u32) -> bool {
+    pub(super) fn take(&mut self, qpn: u32, now: u64, consumed: u32, head: u32) -> bool {
         self.earn(consumed, head);
         if self.is_empty() && self.patience > 0 {
-            (self.who, self.since) = (who, now);
+            (self.qpn, self.since) = (qpn, now);
         }
-        self.is_turn_of(who)
+        self.is_turn_of(qpn)
     }
 
     /// The turn is over at `now`.
     pub(super) fn leave(&mut self, now: u64, consumed: u32, head: u32) {
         let waited = now.saturating_sub(self.since);
         self.patience = self.patience.saturating_sub(waited);
-        self.who = 0;
+        self.qpn = 0;
         self.earn(consumed, head);
     }
 
