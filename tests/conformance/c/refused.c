@@ -151,7 +151,7 @@ static void regions(void)
 	REFUSED("refreshed elsewhere", FI_EINVAL,
 		fi_mr_refresh(end.mr, &(struct iovec){ .iov_base = end.memory + 65536, .iov_len = 8 }, 1, 0));
 	REFUSED("room for a raw key", FI_ETOOSMALL, fi_mr_raw_attr(end.mr, &key, NULL, &size, 0));
-	REFUSED("no raw key", FI_EINVAL, fi_mr_map_raw(end.domain, 0, raw, sizeof raw, &key, 0));
+	REFUSED("no raw key", FI_EINVAL, fi_mr_map_raw(end.domain, 0, raw, 7, &key, 0));
 	REFUSED("key that is not mapped", FI_EINVAL, fi_mr_unmap_key(end.domain, 5));
 	REFUSED("domain in use", FI_EBUSY, fi_close(&end.domain->fid));
 	REFUSED("queue in use", FI_EBUSY, fi_close(&end.cq->fid));

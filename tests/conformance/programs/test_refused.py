@@ -49,7 +49,7 @@ REASONS = {
     "bound to a queue": r"-FI_EINVAL: only counters and endpoints are bound to a region",
     "refreshed elsewhere": r"-FI_EINVAL: a range is empty, or does not lie in a buffer of the region",
     "room for a raw key": r"-FI_ETOOSMALL: 0 bytes, and the raw key has 8",
-    "no raw key": r"-FI_EINVAL: these 16 bytes are no raw key: truncated, changed, or of another version",
+    "no raw key": r"-FI_EINVAL: these 7 bytes are no raw key: truncated, changed, or of another version",
     "key that is not mapped": r"-FI_EINVAL: 0x5 is not mapped",
     "domain in use": r"fi_close of FI_CLASS_DOMAIN: -FI_EBUSY: 3 open objects use it",
     "queue in use": r"fi_close of FI_CLASS_CQ: -FI_EBUSY: 1 open objects use it",

@@ -13,8 +13,8 @@ PROGRAMS = (
     "|apt|apt-get|perf|gdb|strace|valgrind|(?:tests|benches|examples|crates)/\\S+"
 )
 SPAN = re.compile(rf"^(?:[A-Z_]+=\S* )*(?:{PROGRAMS})(?: |$)")
-# files and folders that the text is about
-FILE = re.compile(r"^(?:tests|benches|examples|crates)/\S+$")
+# files and folders that the text is about, and sources with the names of tests in them
+FILE = re.compile(r"^(?:tests|benches|examples|crates)/(?:\S+|\S+\.(?:c|rs|sh) .*)$")
 # a line of a block for one of two terminals
 TERMINAL = re.compile(r"\s+# on (?:one|another)(?: terminal)?$")
 
