@@ -1,4 +1,5 @@
-//! Another process that has the device open (or this one itself, which is reached the same way).
+//! A process that has the device open. This process itself is also a peer, and is reached in the
+//! same way.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -16,50 +17,53 @@ use crate::signal;
 use crate::sync::{Arc, Lock};
 use crate::sys::{self, Epoll, Errno, Grow, Identity, OpenFile, PidFd, Res};
 
-/// How long a peer is taken to live after it was seen alive. A pid can't come back so soon.
+/// Nanoseconds for which a peer counts as alive after a check. A pid is not reused within that
+/// time.
 const FRESH_NS: u64 = 1_000_000;
 
-/// Doorbells of one peer that are kept open; the oldest goes first.
+/// Doorbells of one peer that are kept open; the oldest is closed first.
 const DOORBELLS: usize = 64;
 
-/// A process and what is mapped of it. Kept while a queue pair is connected to it.
+/// A process, its mapped segment and its open files. Kept while a queue pair is connected to the
+/// process.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) identity: Identity,
     pub(crate) slot: u32,
     pub(crate) node: u32,
-    /// The peer's segment. Whatever it holds may be wrong; from [`OWNED`] on by the peer's own doing only, and it must not be written.
+    /// The peer's segment. Every word of it may be invalid. From [`OWNED`] on, only the peer itself
+    /// can write it, and this process must not.
     pub(crate) map: Arc<Mapping>,
     /// The peer runs barriers before it sleeps.
     pub(crate) barriers: bool,
-    /// The kernel lets it copy between processes.
+    /// The kernel allows the peer to copy between processes.
     pub(crate) copies: bool,
     /// `None` for this process itself.
     life: Option<Life>,
     checked: AtomicU64,
     dead: AtomicBool,
-    /// What becomes of datagrams while there is no ring: an [`Unmade`].
+    /// Handling of datagrams while there is no ring: an [`Unmade`].
     unmade: AtomicU8,
     out: Lock<Option<Producer>>,
     doorbells: Mutex<Vec<Doorbell>>,
     pub(crate) hazards: Hazards,
     directs: Directs,
-    /// How its files are opened.
+    /// Opens the peer's files.
     pub(crate) opener: Opener,
-    /// The kernel refuses copies: its agent makes them.
+    /// The kernel refuses copies from and to the peer's memory: the peer's agent makes them.
     refuses: AtomicBool,
-    /// The line to its agent, where there is one.
+    /// The connection to the peer's agent, if there is one.
     link: Lock<Option<Arc<Link>>>,
 }
 
-/// How the end of a process is seen, and that of its program: one that executes another keeps its
-/// pid, and its memory is another one's.
+/// Detects the end of a process or of its program: a process that executes another program keeps
+/// its pid, but loses its memory and its segment.
 #[derive(Debug)]
 struct Life {
     pidfd: PidFd,
-    /// Hangs up when the program ends, unless a forked child keeps it open.
+    /// A pipe that hangs up when the program ends, unless a forked child keeps it open.
     pipe: OwnedFd,
-    /// Is there as long as the program runs.
+    /// The peer's tables file, which is open in the peer as long as its program runs.
     tables: OpenFile,
 }
 
@@ -76,7 +80,7 @@ struct Doorbell {
     pipe: OwnedFd,
 }
 
-/// Who sends: what its rings are signed with, and its segment.
+/// The sending process: its slot, the cookie that identifies it in its rings, and its segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Signature<'a> {
     pub(crate) slot: u32,
@@ -84,38 +88,40 @@ pub(crate) struct Signature<'a> {
     pub(crate) segment: &'a Mapping,
 }
 
-/// What became of a message.
+/// Result of pushing a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Push {
     Sent,
-    /// The ring is full; the peer will ring this process when that changes.
+    /// The ring is full; the peer will ring this process when slots are free.
     Full,
-    /// The ring is not made yet; as above.
+    /// The peer has not made the ring yet; it will ring this process when the ring is there.
     Unmade,
-    /// The ring can't be opened.
+    /// The ring cannot be opened.
     NoMemory,
 }
 
-/// What becomes of a datagram where the receiver has not made a ring.
+/// Handling of a datagram while the receiver has not made a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unmade {
-    /// It waits for the ring in its queue,
+    /// The datagram waits for the ring in its queue.
     Waits = 0,
-    /// or is kept apart from it if there are not too many already,
+    /// The datagram is kept outside its queue, up to a limit.
     Kept = 1,
-    /// or lost if so.
+    /// The datagram is dropped: the limit is reached.
     Lost = 2,
 }
 
 impl Peer {
-    /// Opens the process that the registry has in `slot`; `guarded`: its tables must be sealed against all others.
+    /// Opens the process that the registry has in `slot`. With `guarded`, its tables must be sealed
+    /// against writes by other processes.
     ///
     /// # Errors
-    /// `ESRCH` where it has ended, `EACCES` where it can't be reached, `EPERM` where its files are not sealed, `EPROTO` where its segment
-    /// is not one.
+    /// `ESRCH`: the process has ended. `EACCES`: it cannot be reached. `EPERM`: its files are not
+    /// sealed. `EPROTO`: its segment is invalid.
     pub(crate) fn open(entry: &Entry, slot: u32, own_slot: u32, guarded: bool) -> Res<Self> {
         let pid = entry.identity.pid;
-        // A process outlives itself, and tools that run it may not know the call.
+        // Not for this process itself: it needs no liveness check, and tools that run it may not
+        // support the system call.
         let pidfd = if slot == own_slot {
             None
         } else {
@@ -133,7 +139,7 @@ impl Peer {
         if guarded && !sys::is_guarded(&tables)? {
             return Err(Errno(libc::EPERM));
         }
-        // Only the owner can say which file is the other one.
+        // The tables, which only the owner can write, name the shared file.
         let shared_fd = sys::read_word(&tables, header::SHARED - OWNED)? as u32;
         let shared = opener.open(shared_fd.cast_signed(), libc::O_RDWR)?;
         let inode = sys::read_word(&tables, header::SHARED_INODE - OWNED)?;
@@ -162,11 +168,12 @@ impl Peer {
                 })
             }
         };
-        // The pidfd is of the process that the registry means, not of a later one of that pid.
+        // Checks that the pidfd belongs to the registry's process and not to a later process with
+        // the same pid.
         if sys::start_time(pid) != Some(entry.identity.start_time) {
             return Err(Errno(libc::ESRCH));
         }
-        // An ended process of this slot may have left hazards.
+        // An ended process that had this process's slot may have left hazards.
         let hazards = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
         for i in 0..announce::HAZARD_COUNT {
             map.u64(hazards + 8 * i).store(0, Ordering::Relaxed);
@@ -198,10 +205,10 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Has `set` readable with `token` when the process or its program has ended.
+    /// Adds the peer to `set`: `token` is readable when the process or its program has ended.
     ///
     /// # Errors
-    /// What the kernel says of a set; nothing is in it then.
+    /// Those of `epoll_ctl(2)`; the set then does not contain the peer.
     pub(crate) fn watch(&self, set: &Epoll, token: u64) -> Res<()> {
         let Some(life) = &self.life else {
             return Ok(());
@@ -211,7 +218,7 @@ impl Peer {
             .inspect_err(|_| set.remove(life.pidfd.fd()))
     }
 
-    /// Takes back [`Self::watch`].
+    /// Undoes [`Self::watch`].
     pub(crate) fn unwatch(&self, set: &Epoll) {
         if let Some(link) = self.link() {
             set.remove(link.fd());
@@ -222,7 +229,8 @@ impl Peer {
         }
     }
 
-    /// Whether the process lives, and its program. Costs two system calls once in a millisecond.
+    /// Whether the process and its program are alive. Checks with two system calls, at most once
+    /// per millisecond.
     pub(crate) fn check_alive(&self) -> bool {
         if self.dead.load(Ordering::Relaxed) {
             return false;
@@ -241,14 +249,14 @@ impl Peer {
         false
     }
 
-    /// As [`Self::check_alive`], where something says that it has ended: looks now.
+    /// As [`Self::check_alive`], for a caller with a sign that the peer has ended: checks at once.
     #[cold]
     pub(crate) fn has_ended(&self) -> bool {
         self.is_dead() || self.life.as_ref().is_some_and(|life| !life.is_there())
     }
 
-    /// The peer's buffer of device memory with this stamp, mapped here; `None` for stamp 0, and where it
-    /// can't be.
+    /// Maps the peer's device memory buffer with this stamp. `None` for stamp 0, and if the buffer
+    /// cannot be mapped.
     #[inline]
     pub(crate) fn direct(&self, stamp: u64) -> Option<Arc<Mapping>> {
         if stamp == 0 {
@@ -257,16 +265,16 @@ impl Peer {
         self.directs.get(&self.map, &self.opener, stamp)
     }
 
-    /// Whether the kernel refuses copies from and to its memory.
+    /// Whether the kernel refuses copies from and to the peer's memory.
     #[inline]
     pub(crate) fn refuses(&self) -> bool {
         self.refuses.load(Ordering::Relaxed)
     }
 
-    /// The kernel refused a copy with this error; it will again.
+    /// Records that the kernel refused a copy with this error; the refusal is permanent.
     #[cold]
     pub(crate) fn set_refuses(&self, error: Errno) {
-        // Within a process nothing is refused in the end.
+        // The kernel allows a process to copy its own memory.
         if self.life.is_some() && !self.refuses.swap(true, Ordering::Relaxed) {
             agent::tell(&format!(
                 "the kernel refuses process_vm_readv and process_vm_writev (errno {})",
@@ -275,7 +283,8 @@ impl Peer {
         }
     }
 
-    /// Tries to read a word of the process's memory that it shows. A refusal is found out before the first request.
+    /// Reads the word at the address in `header::PROBE` from the peer's memory, to find a refusal
+    /// before the first request.
     fn probe(&self) {
         let mut word = 0u64;
         let local = [sys::as_local((&raw mut word) as u64, 8)];
@@ -287,15 +296,16 @@ impl Peer {
         }
     }
 
-    /// The line to the process's agent, unless there is none.
+    /// The connection to the peer's agent, if there is one.
     pub(crate) fn link(&self) -> Option<Arc<Link>> {
         self.link.lock().clone()
     }
 
-    /// Another line to its agent, watched in `set` with `token`; the old one is let go.
+    /// Opens a connection to the peer's agent and watches it in `set` with `token`; drops a broken
+    /// earlier connection.
     ///
     /// # Errors
-    /// `ECONNREFUSED`, `EAGAIN`: later, perhaps; what else the system says.
+    /// `ECONNREFUSED`, `EAGAIN`: the caller can retry later. Other errors of the system calls.
     pub(crate) fn open_link(&self, own_slot: u32, set: &Epoll, token: u64) -> Res<Arc<Link>> {
         let link = Arc::try_new(Link::open(self.slot, &self.identity, own_slot)?)?;
         set.add(link.fd(), token)?;
@@ -320,7 +330,7 @@ impl Peer {
         self.dead.store(true, Ordering::Relaxed);
     }
 
-    /// What becomes of datagrams while there is no ring.
+    /// Handling of datagrams while there is no ring.
     pub(crate) fn unmade(&self) -> Unmade {
         match self.unmade.load(Ordering::Relaxed) {
             0 => Unmade::Waits,
@@ -336,14 +346,15 @@ impl Peer {
         }
     }
 
-    /// Whether the process is stopped, by a signal or a debugger. Reads a file.
+    /// Whether the process is stopped by a signal or a debugger. Reads a file in `/proc`.
     #[cold]
     pub(crate) fn is_stopped(&self) -> bool {
         self.life.is_some() && sys::is_stopped(self.identity.pid)
     }
 
-    /// Puts a message of one slot, of `len` bytes at `from`, into the ring towards the peer, if that is there and has room as far as this
-    /// side knows.
+    /// Pushes a message of one slot, with `len` bytes at `from`, into the ring towards the peer.
+    /// Returns false if there is no ring, or no room according to the last position that was read
+    /// from the receiver.
     ///
     /// # Safety
     /// As [`Producer::push_short`].
@@ -351,13 +362,13 @@ impl Peer {
     pub(crate) unsafe fn push_short(&self, header: &Header, from: *const u8, len: usize) -> bool {
         let mut out = self.out.lock();
         match out.as_mut() {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller promises the same for `from` and `len`.
             Some(producer) => unsafe { producer.push_short(header, from, len) },
             None => false,
         }
     }
 
-    /// Puts a message into the ring towards the peer.
+    /// Pushes a message into the ring towards the peer, and opens the ring first if necessary.
     #[inline(never)]
     pub(crate) fn push(&self, own: Signature<'_>, header: &Header, fill: impl Fn(*mut u8)) -> Push {
         let mut out = self.out.lock();
@@ -370,7 +381,7 @@ impl Peer {
         let Some(producer) = out.as_mut() else {
             return Push::Unmade;
         };
-        // Under the lock, so that who finds that the receiver is asked already can rely on it.
+        // Under the lock: a thread that finds the request already set can rely on it.
         if producer.push_or_ask(header, fill, || signal::may_sleep(own.segment)) {
             Push::Sent
         } else {
@@ -378,7 +389,7 @@ impl Peer {
         }
     }
 
-    /// As [`Self::push`] of a datagram of the queue pair `qpn`; `None` where there is no ring yet.
+    /// As [`Self::push`], for a datagram of the queue pair `qpn`; `None` if there is no ring yet.
     #[inline(never)]
     pub(crate) fn push_datagram(
         &self,
@@ -391,7 +402,7 @@ impl Peer {
         if out.is_none() {
             match self.open_ring(own) {
                 Ok(producer) => *out = producer,
-                // A process that gives no ring can't be reached.
+                // A peer whose ring cannot be opened is unreachable.
                 Err(_) => return Some(Pushed::Lost),
             }
         }
@@ -399,16 +410,16 @@ impl Peer {
         Some(out.as_mut()?.push_datagram(qpn, header, fill, may_sleep))
     }
 
-    /// The datagram of the queue pair `qpn` waits for room no longer. True where `qpn` had the turn,
-    /// so that other queue pairs can be tried.
+    /// The datagram of the queue pair `qpn` no longer waits for room. Returns true if `qpn` had the
+    /// turn: the caller then retries other queue pairs.
     pub(crate) fn leave_line(&self, qpn: u32) -> bool {
         self.out.lock().as_mut().is_some_and(|out| out.leave(qpn))
     }
 
-    /// Until when the datagram of the queue pair `qpn` waits for room at most, in nanoseconds of the
-    /// monotonic clock; `None` where the wait is over at `now`. `u64::MAX` where another queue pair
-    /// has the turn: the end of its wait ends the turn. With `looks`, reads a file to find out
-    /// whether the process is stopped.
+    /// Latest time until which the datagram of the queue pair `qpn` waits for room, in nanoseconds
+    /// of the monotonic clock; `None` if the wait is over at `now`. `u64::MAX` if another queue
+    /// pair has the turn: the end of that queue pair's wait ends the turn. With `looks`, reads a
+    /// file to check whether the peer is stopped; a stopped peer ends the wait.
     #[cold]
     pub(crate) fn waits_for_room(&self, qpn: u32, now: u64, looks: bool) -> Option<u64> {
         let has_turn = || {
@@ -432,10 +443,11 @@ impl Peer {
         None
     }
 
-    /// Whether there is a ring towards the peer. One that is not made yet is asked for; the peer rings when it is.
+    /// Whether there is a ring towards the peer. If not, requests one; the peer rings this process
+    /// when the ring is there.
     ///
     /// # Errors
-    /// Why it can't be opened. Who sends tries again.
+    /// The error of opening the ring. A sender retries.
     #[cold]
     pub(crate) fn has_ring(&self, own: Signature<'_>) -> Res<bool> {
         let mut out = self.out.lock();
@@ -445,7 +457,8 @@ impl Peer {
         Ok(out.is_some())
     }
 
-    /// The ring that the peer made for this process. A peer that has not made one is asked to.
+    /// Opens the ring that the peer made for this process. If there is none yet, requests it once
+    /// from the peer and returns `None`.
     #[cold]
     fn open_ring(&self, own: Signature<'_>) -> Res<Option<Producer>> {
         let (own_slot, own_cookie) = (own.slot, own.cookie);
@@ -471,8 +484,8 @@ impl Peer {
             .ok_or(Errno(libc::EPROTO))
     }
 
-    /// Wakes who sleeps on one of the peer's completion queues, after a message for it was
-    /// published.
+    /// Wakes the threads that sleep on one of the peer's completion queues, after the caller has
+    /// published a message for it.
     #[inline(always)]
     pub(crate) fn notify_cq(&self, index: u32, solicited: bool) {
         let at = cq::AT + cq::STRIDE * (index as usize % layout::MAX_CQS);
@@ -491,7 +504,8 @@ impl Peer {
         self.ring_doorbell(fd.cast_signed(), inode);
     }
 
-    /// Wakes the peer, if it may sleep, so that it goes on with what waited for this process.
+    /// Wakes the peer if it may sleep, so that the peer handles a request or an event of this
+    /// process.
     pub(crate) fn ring_process(&self) {
         if signal::must_ring(&self.map) {
             let fd = self.map.u32(header::DOORBELL).load(Ordering::Relaxed);
@@ -509,7 +523,7 @@ impl Peer {
             sys::ring_fd(bell.pipe.as_raw_fd());
             return;
         }
-        // One that can't be opened belongs to a channel or process that is gone.
+        // A doorbell that cannot be opened belongs to a channel or process that has ended.
         let pipe = self.opener.open(fd, libc::O_RDWR);
         if let Ok(pipe) = pipe
             && sys::is_pipe(&pipe, inode).is_ok()
@@ -519,20 +533,20 @@ impl Peer {
             if doorbells.len() >= DOORBELLS {
                 doorbells.remove(0);
             }
-            // Without room it is opened again the next time.
+            // Without memory for the list, the doorbell is opened again at the next ring.
             let _ = doorbells.try_push(Doorbell { fd, inode, pipe });
         }
     }
 
-    /// Moves one of the peer's queue pairs to ERR, if it still is in the state that `word` says,
-    /// and tells the peer.
+    /// Moves one of the peer's queue pairs to ERR if its state word still is `word`, and notifies
+    /// the peer.
     pub(crate) fn fail_qp(&self, at: usize, word: layout::StateWord, fault: layout::Fault) {
         if signal::move_state(&self.map, at, word, word.failed(fault)) {
             self.call_attention();
         }
     }
 
-    /// Has the peer look at its queue pairs.
+    /// Requests that the peer checks the states of its queue pairs.
     pub(crate) fn call_attention(&self) {
         signal::call_attention(&self.map);
         self.ring_process();

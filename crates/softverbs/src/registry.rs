@@ -1,9 +1,9 @@
 //! The list of processes that have the device open: a small file that all of them find by name.
 //!
-//! It is read and written with `pread` and `pwrite`, and never mapped, so truncating it can hurt
-//! nobody. Who has a place holds a lock on the bytes of its entry for as long as it has the file open;
-//! nobody waits for such a lock. Readers take none: an entry has a checksum. Behind the processes are the XRC domains
-//! (`crate::xrc`).
+//! The file is read and written with `pread` and `pwrite` and never mapped, so truncating the file
+//! does no harm. The owner of a place holds a lock on the bytes of its entry while it has the file
+//! open; no process waits for such a lock. Readers take no lock: an entry has a checksum. The XRC
+//! domains (`crate::xrc`) follow the entries of the processes.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -17,19 +17,20 @@ use crate::segment::layout::MAX_PLACES;
 use crate::sync::pause;
 use crate::sys::{self, Errno, Identity, Res, ShortPath};
 
-/// Bytes of an entry: pid u32, segment's (its tables') fd u32, start time u64, cookie u64, node u32, valid u32,
-/// their inode u64, and at the end a u64 that sums up the rest.
+/// Bytes of an entry: pid u32, descriptor of the segment's tables u32, start time u64, cookie u64,
+/// node u32, valid u32, inode of the tables u64, and as the last word a u64 checksum of the other
+/// bytes.
 pub(crate) const ENTRY: usize = 64;
 const SUM: usize = 56;
 const VALID: u32 = 0x7667_7403;
 
-/// Bytes of a path, with the 0 at its end.
+/// Bytes of a path, with the terminating 0.
 const MAX_PATH: usize = libc::PATH_MAX as usize;
 
-/// How often an entry is read that does not sum up: it is being written.
+/// Most reads of an entry with a bad checksum: its owner may be writing it.
 const READS: u32 = 50;
 
-/// What the registry says about a process.
+/// A process in the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) identity: Identity,
@@ -71,7 +72,7 @@ impl Entry {
         })
     }
 
-    /// Whether the process runs, and still the program that entered itself.
+    /// Whether the process runs and still executes the program that made the entry.
     fn lives(&self) -> bool {
         let Identity {
             pid, start_time, ..
@@ -81,7 +82,7 @@ impl Entry {
     }
 }
 
-/// Where a place lies in the file.
+/// The byte range of a place in the file.
 fn bytes_of(slot: u32) -> Range<u64> {
     let at = u64::from(slot) * ENTRY as u64;
     at..at + ENTRY as u64
@@ -97,21 +98,22 @@ pub(crate) struct Registry {
     file: File,
 }
 
-/// What a place holds.
+/// The content of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Taken(Entry),
-    /// Its process is gone.
+    /// The process of the entry has ended.
     Ended,
-    /// Nothing that is an entry.
+    /// No valid entry.
     Empty,
 }
 
 impl Registry {
-    /// Opens the registry of this user and these namespaces, and makes it if it is not there.
+    /// Opens the registry of this user and these namespaces, and creates it if it does not exist.
     ///
     /// # Errors
-    /// `EACCES` where no directory takes it or it belongs to somebody else.
+    /// `EACCES`: no directory accepts the file, or the file belongs to another user. Otherwise the
+    /// error of the last directory.
     pub(crate) fn open() -> Res<Self> {
         let mut last = Errno(libc::EACCES);
         for directory in directories() {
@@ -123,7 +125,7 @@ impl Registry {
         Err(last)
     }
 
-    /// Opens the registry and enters this process; its slot.
+    /// Opens the registry and enters this process; returns its slot.
     ///
     /// # Errors
     /// As [`Self::open`] and [`Self::join`].
@@ -131,7 +133,8 @@ impl Registry {
         loop {
             let registry = Self::open()?;
             let slot = registry.join(entry)?;
-            // Somebody may have removed it in between: then others look elsewhere.
+            // If another process has removed the file in between, later processes open another
+            // file: try again.
             if registry.is_there() {
                 return Ok((registry, slot));
             }
@@ -139,7 +142,7 @@ impl Registry {
     }
 
     fn open_in(directory: &Path) -> Res<Self> {
-        // Processes in other namespaces can't be reached, so they are other hosts.
+        // Processes in other namespaces cannot be reached; they count as other hosts.
         let path = ShortPath::<MAX_PATH>::below(
             directory,
             format_args!(
@@ -164,7 +167,7 @@ impl Registry {
         Ok(Self { file })
     }
 
-    /// One that nobody else finds, and its file.
+    /// A registry without a name in the file system, and its file.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn anonymous() -> Res<(Self, File)> {
         let file = OpenOptions::new()
@@ -203,12 +206,12 @@ impl Registry {
         Place::Empty
     }
 
-    /// Enters this process; its slot, which it keeps as long as the file is open.
+    /// Enters this process; returns its slot, which the process keeps while the file is open.
     ///
     /// # Errors
-    /// `ENOMEM` where all places are taken by living processes.
+    /// `ENOMEM`: living processes have all places.
     pub(crate) fn join(&self, entry: Entry) -> Res<u32> {
-        // Start at a place of one's own, so that a number rarely comes back soon.
+        // The search starts at a place derived from the pid, so that a slot is rarely reused soon.
         let count = MAX_PLACES as u32;
         let start = entry.identity.pid % count;
         for slot in (0..count).map(|i| (start + i) % count) {
@@ -217,7 +220,7 @@ impl Registry {
             {
                 continue;
             }
-            // Somebody may have been faster, and have been in the middle of it.
+            // Another process may have written its entry between the read and the lock.
             if matches!(self.read(slot), Place::Taken(_)) {
                 sys::unlock(&self.file, bytes_of(slot))?;
                 continue;
@@ -237,8 +240,8 @@ impl Registry {
         }
     }
 
-    /// Whether a process that had `slot` may still do something. Somebody may have spoiled its
-    /// entry; its lock stays.
+    /// Whether the process that had `slot` may still be running. Another process may have
+    /// overwritten its entry; the lock on the entry remains.
     pub(crate) fn may_live(&self, slot: u32) -> bool {
         match self.read(slot) {
             Place::Taken(_) => true,
@@ -247,12 +250,12 @@ impl Registry {
         }
     }
 
-    /// The file, for what else lies in it.
+    /// The registry's file, which also holds the XRC domains.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Whether the file still is where others look for it.
+    /// Whether the file still has a name, so that other processes can open it.
     fn is_there(&self) -> bool {
         self.file.metadata().is_ok_and(|meta| meta.nlink() > 0)
     }
@@ -264,11 +267,12 @@ impl AsRawFd for Registry {
     }
 }
 
-/// Where the registry may be, best first. Some systems clean them when a user's last session ends:
-/// then processes go on as they are, and do not find those that come later.
+/// Directories for the registry, preferred ones first. Some systems clean them when a user's last
+/// session ends: processes that have the file open then continue, and do not find processes that
+/// start later.
 fn directories() -> impl Iterator<Item = Cow<'static, Path>> {
     let fixed = |path| Cow::Borrowed(Path::new(path));
-    // Read when the first one was in vain.
+    // Evaluated only if the first directory fails.
     let of_user = || {
         environment::RUNTIME_DIR
             .value()
@@ -323,7 +327,7 @@ mod tests {
         assert!(registry.may_live(first));
         let second = registry.join(me).unwrap();
         assert_ne!(second, first);
-        // The process goes on as another program.
+        // The process executes another program.
         let elsewhere = Entry {
             segment_inode: me.segment_inode + 1,
             ..me
@@ -334,7 +338,7 @@ mod tests {
         assert!(!registry.may_live(second));
     }
 
-    /// One that is stopped while it has a lock, whichever, keeps nobody from anything but its place.
+    /// A process that is stopped while it holds a lock blocks only its own place.
     #[test]
     fn nobody_waits_for_a_lock() {
         let directory = std::env::temp_dir().join(format!("softverbs-test-{}", sys::random()));
@@ -344,7 +348,7 @@ mod tests {
         let me = entry(&registry.file, sys::own_start_time().unwrap());
         stopped.file.lock().unwrap();
         let slot = stopped.join(me).unwrap();
-        // It got no further than the lock.
+        // The stopped process has taken the lock and not yet written its entry.
         let at = u64::from(slot) * ENTRY as u64;
         stopped.file.write_all_at(&[0; ENTRY], at).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
@@ -355,13 +359,13 @@ mod tests {
             });
             let limit = std::time::Duration::from_secs(20);
             let got = told.recv_timeout(limit);
-            // Who waits shall end before the test does.
+            // A waiting thread must end before the test does.
             stopped.file.unlock().unwrap();
             let (other, found) = got.expect("it waits");
             assert_ne!(other, slot);
             assert_eq!(found, Some(me));
         });
-        // Who spoils the file does not make the living dead.
+        // Truncating the file does not make a living process count as dead.
         registry.file.set_len(0).unwrap();
         assert_eq!(registry.lookup(slot), None);
         assert!(registry.may_live(slot));

@@ -1,10 +1,11 @@
 //! The crate's atomics and lock, and its fences between processes.
 //!
-//! A sender publishes a message and then looks whether the receiver sleeps; a receiver says that
-//! it will sleep and then looks for messages. One of the two must have a full fence, and it is the
-//! one that goes to sleep: [`heavy_fence`] runs a barrier on every processor that runs a registered
-//! process, so that [`light_fence`] need only stop the compiler. Where the kernel refuses,
-//! a process says so in its segment and peers use full fences towards it.
+//! A sender publishes a message and then checks whether the receiver sleeps; a receiver publishes
+//! that it will sleep and then checks for messages. One of the two needs a full fence. It is the
+//! receiver that goes to sleep: [`heavy_fence`] runs a barrier (membarrier(2)) on every processor
+//! that runs a registered process, so that [`light_fence`] is only a compiler fence. If the kernel
+//! refuses membarrier, the process publishes that in its segment, and its peers use full fences
+//! towards it.
 
 mod arc;
 
@@ -15,7 +16,7 @@ use std::sync::OnceLock;
 pub(crate) use arc::{Arc, Weak};
 use atomic::{AtomicU32, Ordering, fence};
 
-/// What everything takes that is shared without a lock: the processor's atomics, and in the models
+/// The atomics for all state that is shared without a lock: the processor's, and in the models
 /// (`crate::models`) loom's, which try every order that the memory model allows.
 pub(crate) mod atomic {
     #[cfg(all(test, loom))]
@@ -24,14 +25,15 @@ pub(crate) mod atomic {
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
 
-/// A mutual exclusion for sections of some hundred nanoseconds: one atomic operation to take, a
-/// store to release. It spins for a short time and then yields the processor.
+/// A spin lock for sections of less than a microsecond: one atomic operation to acquire, one store
+/// to release. A waiting thread spins 64 rounds, then yields the processor, then sleeps 50
+/// microseconds at a time.
 pub(crate) struct Lock<T> {
     held: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock hands `T` to one thread at a time.
+// SAFETY: the lock gives access to `T` to one thread at a time.
 unsafe impl<T: Send> Send for Lock<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Lock<T> {}
@@ -88,7 +90,8 @@ impl<T> Lock<T> {
     }
 }
 
-/// One round of waiting for somebody else: spins, then yields the processor, then sleeps.
+/// One round of waiting for another thread or process: spins for 64 rounds, yields the processor up
+/// to round 1024, then sleeps 50 microseconds.
 pub(crate) fn pause(round: u32) {
     #[cfg(all(test, loom))]
     loom::thread::yield_now();
@@ -111,7 +114,7 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard is the only way to the value.
+        // SAFETY: while the guard lives, the lock admits no other access to the value.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -131,20 +134,20 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// Set where this process could not register for barriers of others, so that its own light fences
-/// must be full.
+/// Set if this process could not register for barriers of other processes: its own light fences
+/// must be full fences.
 static FULL_FENCES: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
 const MEMBARRIER_CMD_GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
 const MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
 
 fn membarrier(command: libc::c_int) -> bool {
-    // SAFETY: no memory is passed.
+    // SAFETY: the system call takes no pointers.
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Whether this process takes part in barriers; registers it on the first call, which must come
-/// before anything is shared.
+/// Whether this process takes part in barriers. The first call registers the process, and must come
+/// before the process shares memory.
 pub(crate) fn barriers_work() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     *REGISTERED.get_or_init(|| {
@@ -157,11 +160,11 @@ pub(crate) fn barriers_work() -> bool {
 }
 
 /// Orders this thread's earlier stores before its later loads, as seen by a process that runs
-/// [`heavy_fence`]. `peer_has_barriers` is what that process says about itself.
+/// [`heavy_fence`]. `peer_has_barriers`: that process's segment states that it runs barriers.
 #[inline]
 pub(crate) fn light_fence(peer_has_barriers: bool) {
-    // A barrier of the other side stands for a fence here (membarrier(2), its table of pairs): that is
-    // how the models see it.
+    // A barrier of the other side acts as a fence here (membarrier(2), its table of pairs). The
+    // models use a full fence for it.
     if !cfg!(all(test, loom)) && peer_has_barriers && !FULL_FENCES.load(Ordering::Relaxed) {
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
     } else {
@@ -169,19 +172,22 @@ pub(crate) fn light_fence(peer_has_barriers: bool) {
     }
 }
 
-/// As [`light_fence`], towards whoever it may be: full once `somebody_has_none` says that one of them has no barriers. Who sets
-/// that runs [`heavy_fence`] before that one may rely on it.
+/// As [`light_fence`], towards any process: a full fence once `somebody_has_none` is set, that is,
+/// one of the processes has no barriers. The thread that sets it runs [`heavy_fence`] before the
+/// process without barriers may rely on full fences.
 #[inline]
 pub(crate) fn light_fence_towards_all(somebody_has_none: &std::sync::atomic::AtomicBool) {
-    // What was stored before must not sink below the look: the barrier behind the flag comes before or after both.
+    // The earlier stores must not move below the load of the flag: the barrier that follows the
+    // store of the flag then comes before or after both.
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
     light_fence(!somebody_has_none.load(Ordering::Relaxed));
 }
 
-/// The other half of [`light_fence`]: takes about a microsecond, for those who go to sleep.
+/// The counterpart of [`light_fence`], run by the side that goes to sleep: a full barrier on every
+/// processor that runs a registered process.
 pub(crate) fn heavy_fence() {
     fence(Ordering::SeqCst);
-    // The models run without: there light fences are full ones.
+    // The models do not run membarrier: there, light fences are full fences.
     if !cfg!(all(test, loom)) && barriers_work() {
         membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
     }

@@ -8,17 +8,17 @@ use super::{
 };
 use crate::segment::{Mapping, layout};
 
-/// Reads messages.
+/// The receiver's state of one ring.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     map: Mapping,
-    /// Slots read so far, wrapping.
+    /// Slots consumed so far, wrapping.
     tail: u32,
-    /// What of it the sender was told.
+    /// The value of `tail` that was last published to the sender.
     published: u32,
 }
 
-/// A message that was copied out of the ring, all but its payload.
+/// The header of a message, copied out of the ring. The payload is still in the ring.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) header: Header,
@@ -27,12 +27,12 @@ pub(crate) struct Message {
     slots: u32,
 }
 
-/// The sender wrote something that no sender writes.
+/// The ring holds a header that no correct sender writes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
 
 impl Consumer {
-    /// Makes a ring in empty memory for the sender with this cookie.
+    /// Initialises a ring in zeroed memory for the sender with this cookie.
     pub(crate) fn new(map: Mapping, cookie: u64) -> Self {
         map.u64(COOKIE_AT).store(cookie, Ordering::Relaxed);
         map.u64(MAGIC_AT)
@@ -44,7 +44,7 @@ impl Consumer {
         }
     }
 
-    /// Where in the ring [`Self::peek`] looks.
+    /// Offset in the ring of the word that [`Self::peek`] reads.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn place(&self) -> usize {
         slot_at(self.tail)
@@ -56,17 +56,18 @@ impl Consumer {
         sequence(self.tail)
     }
 
-    /// Whether something is there that [`Self::peek`] would look at.
+    /// Whether the slot at `tail` holds a published message or padding.
     #[inline]
     pub(crate) fn ready(&self) -> bool {
         let word = self.map.u64(slot_at(self.tail)).load(Ordering::Acquire);
         word as u32 == sequence(self.tail)
     }
 
-    /// The next message, if there is one; it stays until [`Self::advance`].
+    /// Returns the next message, if one is published. The message stays in the ring until
+    /// [`Self::advance`].
     ///
     /// # Errors
-    /// [`Broken`]: nothing more can be read from this ring.
+    /// [`Broken`]: the ring holds an invalid header; the caller must not read from this ring again.
     #[inline]
     pub(crate) fn peek(&mut self) -> Result<Option<Message>, Broken> {
         loop {
@@ -79,7 +80,7 @@ impl Consumer {
             let (header, slots) = Header::from_words([first, second, third, fourth]);
             let to_end = SLOTS - self.tail % SLOTS;
             if header.op == op::PAD {
-                // None is as long as the ring, so no more than one is gone past here.
+                // A pad is shorter than the ring, so one call skips at most one pad.
                 if slots != to_end || slots == SLOTS {
                     return Err(Broken);
                 }
@@ -98,7 +99,7 @@ impl Consumer {
         }
     }
 
-    /// Copies `len` bytes of the payload, from `offset` on; fewer where it has fewer.
+    /// Copies `len` bytes of the payload, starting at `offset`; fewer if the payload ends earlier.
     ///
     /// # Safety
     /// `to` must be writable for `len` bytes and not lie in the ring.
@@ -113,19 +114,19 @@ impl Consumer {
         let offset = offset.min(message.inside);
         let len = len.min(message.inside - offset);
         let from = self.map.bytes(slot_at(self.tail) + HEADER + offset, len);
-        // SAFETY: the source is inside the mapping; the caller promises the destination. The
-        // sender may still write there, which gives other bytes and nothing worse.
+        // SAFETY: `Mapping::bytes` checks the source; the caller promises the destination. The
+        // sender may still write the source, which changes only the bytes that are copied.
         unsafe { copy(from, to, len) };
     }
 
-    /// Goes past the message that [`Self::peek`] gave.
+    /// Consumes the message that [`Self::peek`] returned.
     #[inline]
     pub(crate) fn advance(&mut self, message: &Message) {
         self.tail = self.tail.wrapping_add(message.slots);
     }
 
-    /// Tells the sender how far this side came; true where it waits for that. To be followed by
-    /// a check of [`Self::sender_waits`] behind a fence.
+    /// Publishes `tail` to the sender; returns true if it has changed. In that case the caller runs
+    /// a fence and then checks [`Self::sender_waits`].
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         if self.published == self.tail {
@@ -138,7 +139,7 @@ impl Consumer {
         true
     }
 
-    /// Whether the sender asked to be rung since the last call.
+    /// Whether the sender has requested a ring of its doorbell since the last call.
     #[inline]
     pub(crate) fn sender_waits(&self) -> bool {
         let waiting = self.map.u32(WAITING_AT);

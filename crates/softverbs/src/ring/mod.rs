@@ -1,15 +1,15 @@
 //! The ring that carries messages from one process to one other.
 //!
-//! It lies in a file that the receiver makes, so that what was sent survives its sender. The sender
-//! writes slots of 64 bytes and publishes a
-//! message by storing the sequence number in the first word of its first slot; the receiver
-//! follows, reading one cache line for a small message, and stores how far it came. A message is
-//! a header of 32 bytes and its payload, in one or more neighbouring slots. Before a message is
-//! published the first word after it is cleared where payload of an earlier round may lie there, so that it is
-//! never taken for a header.
+//! The receiver creates the ring's file, so a message survives the end of its sender. The sender
+//! writes slots of 64 bytes. It publishes a message by storing the sequence number in the first
+//! word of the message's first slot. The receiver polls that word, reads one cache line for a
+//! message of one slot, and stores the count of slots that it has consumed. A message is a header
+//! of 32 bytes and its payload, in one or more adjacent slots. Before the sender publishes a
+//! message, it clears the first word of the next slot if that word may hold payload of an earlier
+//! round: the receiver must not take payload for a header.
 //!
-//! Each side trusts nothing that the other one wrote: positions are private, and what is read
-//! from the ring is copied once and then checked.
+//! Neither side trusts the other side's words: each side keeps its position in private memory, and
+//! copies a header out of the ring once before it checks the header.
 
 mod consumer;
 mod producer;
@@ -23,7 +23,7 @@ use crate::segment::Mapping;
 
 /// Bytes of a slot.
 pub(crate) const SLOT: usize = 64;
-/// Slots of a ring. In the models it is full at once.
+/// Slots of a ring. The loom models use 4 slots, so that the ring becomes full after few messages.
 pub(crate) const SLOTS: u32 = if cfg!(all(test, loom)) { 4 } else { 2048 };
 /// Bytes of a message's header.
 pub(crate) const HEADER: usize = 32;
@@ -36,57 +36,59 @@ pub(crate) const MAX_PAYLOAD: usize = 8192;
 pub(crate) const RING_SIZE: usize = SLOTS_AT + SLOT * SLOTS as usize;
 const MAGIC_AT: usize = 0;
 const COOKIE_AT: usize = 8;
-/// u32: slots that the receiver is done with, wrapping; by the receiver.
+/// u32, written by the receiver: slots that it has consumed, wrapping.
 pub(crate) const CONSUMED_AT: usize = 64;
-/// u32: the sender waits for slots; by both.
+/// u32, written by both: the sender waits for free slots.
 pub(crate) const WAITING_AT: usize = 128;
 pub(crate) const SLOTS_AT: usize = 4096;
 
-/// What a message is.
+/// Values of [`Header::op`].
 pub(crate) mod op {
     pub(crate) const SEND: u8 = 0;
     pub(crate) const SEND_IMM: u8 = 1;
     pub(crate) const WRITE_IMM: u8 = 2;
-    /// The window whose key is in the place of the immediate ends.
+    /// Send with invalidate: `imm` holds the rkey of the memory window to invalidate.
     pub(crate) const SEND_INV: u8 = 3;
-    /// The receive was too short for it.
+    /// The message is longer than the receive that it claimed.
     pub(crate) const TOO_LONG: u8 = 4;
-    /// The receive's memory could not be written.
+    /// The sender could not write the memory of the claimed receive.
     pub(crate) const UNWRITABLE: u8 = 5;
-    /// Takes no receive: gives the claimed one back.
+    /// Consumes no receive: returns the claimed receive to the queue.
     pub(crate) const RETURN: u8 = 6;
-    /// Fills the end of the ring; no message.
+    /// Padding up to the end of the ring; not a message.
     pub(crate) const PAD: u8 = 0xff;
 }
 
 /// Bits of [`Header::flags`].
 pub(crate) mod flag {
     pub(crate) const SOLICITED: u8 = 1;
-    /// The payload is in the receive's memory already.
+    /// The sender has already copied the payload into the receive's memory.
     pub(crate) const PUSHED: u8 = 2;
-    /// For a queue pair of datagrams.
+    /// The destination is a UD queue pair.
     pub(crate) const DATAGRAM: u8 = 4;
-    /// Takes a receive of a shared queue.
+    /// The message consumes a receive of an SRQ.
     pub(crate) const SHARED: u8 = 8;
 }
 
-/// A message without its payload.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) op: u8,
     pub(crate) flags: u8,
     pub(crate) dst_qpn: u32,
-    /// Of the receiving queue pair, as the sender saw it; for UD traffic class and flow label.
+    /// RC, XRC: incarnation of the receiving queue pair, as read by the sender. UD: traffic class
+    /// and flow label.
     pub(crate) incarnation: u32,
-    /// Bytes of the message, wherever they are.
+    /// Length of the message in bytes, inside the ring or not.
     pub(crate) len: u32,
     pub(crate) imm: u32,
-    /// Which of the receives it takes; of a shared queue, its descriptor and the queue's index above
-    /// 16 bits; for UD the Q_Key.
+    /// The receive that the message consumes. SRQ: the descriptor in the lower 16 bits, the SRQ's
+    /// index above them. UD: the Q_Key.
     pub(crate) msn: u32,
-    /// 24 bits.
+    /// Number of the sending queue pair, 24 bits.
     pub(crate) src_qpn: u32,
-    /// Of an XRC shared receive queue, which life of it the sender means: the lowest bits of its stamp.
+    /// XRC: the lowest 8 bits of the stamp of the SRQ that the sender addresses; the stamp differs
+    /// between two lives of the SRQ.
     pub(crate) life: u8,
 }
 
@@ -135,13 +137,13 @@ impl Header {
     }
 }
 
-/// What the first word of the message at `position` holds in its lower half; never 0.
+/// The lower half of the first word of the message at `position`; never 0.
 #[inline]
 fn sequence(position: u32) -> u32 {
     position << 1 | 1
 }
 
-/// Slots that a message with `inside` bytes of payload takes.
+/// Number of slots of a message with `inside` bytes of payload.
 #[inline]
 pub(crate) fn slots_for(inside: usize) -> u32 {
     (HEADER + inside).div_ceil(SLOT) as u32
@@ -152,13 +154,15 @@ fn slot_at(position: u32) -> usize {
     SLOTS_AT + SLOT * (position % SLOTS) as usize
 }
 
-/// Copies a payload: short ones in place, in at most two moves, where a call costs more than the copy.
+/// Copies a payload. A payload of at most 16 bytes is copied inline with at most two moves, because
+/// a call of `memcpy` costs more than such a copy.
 ///
 /// # Safety
-/// As `copy_nonoverlapping` of `len` bytes. Others may write the source meanwhile.
+/// As `copy_nonoverlapping` of `len` bytes. Other threads and processes may write the source during
+/// the copy.
 #[inline(always)]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the first and last so many of `len` bytes, which is not less.
+    // SAFETY: the caller promises `len` bytes; each arm accesses at most `len` bytes.
     unsafe {
         match len {
             17.. => to.copy_from_nonoverlapping(from, len),
@@ -171,14 +175,14 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies a first and a last `T`, which may overlap.
+/// Copies the first and the last `T` of `len` bytes; the two may overlap.
 ///
 /// # Safety
-/// As `copy_nonoverlapping` of `len` bytes, at least those of a `T`.
+/// As `copy_nonoverlapping` of `len` bytes; `len` is at least the size of a `T`.
 #[inline(always)]
 unsafe fn twice<T: Copy>(from: *const u8, to: *mut u8, len: usize) {
     let last = len - size_of::<T>();
-    // SAFETY: both lie inside the `len` bytes.
+    // SAFETY: both values lie inside the `len` bytes that the caller promises.
     unsafe {
         let (a, b) = (
             from.cast::<T>().read_unaligned(),
@@ -228,7 +232,7 @@ mod tests {
         let from: Vec<u8> = (1..=100).collect();
         for len in 0..=100 {
             let mut to = [0u8; 101];
-            // SAFETY: two buffers that are as long.
+            // SAFETY: both buffers have at least `len` bytes.
             unsafe { copy(from.as_ptr(), to.as_mut_ptr(), len) };
             assert_eq!(to[..len], from[..len]);
             assert!(to[len..].iter().all(|&byte| byte == 0), "{len}");
@@ -250,9 +254,9 @@ mod tests {
             };
             let sent = producer.push(&header, |to| {
                 for slot in 1..slots {
-                    // where a slot begins, what the next round's message would begin with
+                    // at the start of each slot, the first word of a message of the next round
                     let word = u64::from(sequence(head + slot + SLOTS));
-                    // SAFETY: inside the payload, which begins behind the header.
+                    // SAFETY: inside the payload, which begins after the header.
                     unsafe {
                         let at = to.add(slot as usize * SLOT - HEADER);
                         at.cast::<u64>().write_unaligned(word);
@@ -286,7 +290,7 @@ mod tests {
     #[test]
     fn payload_is_read_to_its_end_and_not_beyond() {
         let (mut producer, mut consumer) = pair();
-        // The last of the ring.
+        // Fills every slot once, up to the last slot of the ring.
         for number in 0..SLOTS {
             let header = Header {
                 len: 8,
@@ -299,7 +303,7 @@ mod tests {
             let mut got = [0u8; 8];
             for (offset, left) in [(0, 8), (5, 3), (8, 0), (40, 0), (usize::MAX, 0)] {
                 got.fill(0);
-                // SAFETY: room for 8 bytes.
+                // SAFETY: the destination has 8 bytes.
                 unsafe { consumer.copy_payload(&message, offset, got.as_mut_ptr(), 8) };
                 assert_eq!(got.iter().filter(|&&byte| byte == 7).count(), left);
             }
@@ -308,7 +312,7 @@ mod tests {
         }
     }
 
-    /// Whoever writes such ones without end would keep a receiver in one look.
+    /// A sender that writes such fillers repeatedly would keep a receiver in one `peek`.
     #[test]
     fn a_filler_as_long_as_the_ring_is_rubbish() {
         let file = memfd_create(c"ring", RING_SIZE).unwrap();
@@ -354,7 +358,7 @@ mod tests {
                         2 => random.below(MAX_PAYLOAD as u64 + 1),
                         _ => 0,
                     } as usize;
-                    // Payload that looks like headers as much as it can.
+                    // Payload that resembles headers.
                     let word = sequence(random.below(u64::from(SLOTS) * 4) as u32);
                     let payload: Vec<u8> = u64::from(word)
                         .to_ne_bytes()
@@ -383,7 +387,7 @@ mod tests {
                         };
                         let expected = sent.pop_front().unwrap();
                         let mut got = vec![0u8; message.header.len as usize];
-                        // SAFETY: room for all of the payload.
+                        // SAFETY: the destination has room for the whole payload.
                         unsafe {
                             consumer.copy_payload(&message, 0, got.as_mut_ptr(), got.len());
                         }
@@ -458,7 +462,7 @@ mod tests {
                 assert_eq!(message.header.msn, number);
                 let mut got = [0u8; 200];
                 let len = message.header.len as usize;
-                // SAFETY: room for all of the payload.
+                // SAFETY: the destination has room for the whole payload.
                 unsafe { consumer.copy_payload(&message, 0, got.as_mut_ptr(), len) };
                 assert!(got[..len].iter().all(|&byte| byte == number as u8));
                 consumer.advance(&message);

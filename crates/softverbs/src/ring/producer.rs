@@ -12,35 +12,37 @@ use crate::signal;
 use crate::sync::{heavy_fence, light_fence};
 use crate::sys;
 
-/// Writes messages.
+/// The sender's state of one ring.
 #[derive(Debug)]
 pub(crate) struct Producer {
     map: Mapping,
     /// Slots written so far, wrapping.
     head: u32,
-    /// What the receiver said last that it is done with, less what is reserved.
+    /// Slots that the receiver has consumed, as last read, minus `reserved`.
     consumed: u32,
     stale: Stale,
-    /// Datagrams that wait for room.
+    /// The turn of datagrams that wait for room.
     line: Line,
-    /// Slots for the datagram that has the turn: for all others the ring is as much shorter.
+    /// Slots reserved for the datagram that has the turn: all other messages have that many slots
+    /// less.
     reserved: u32,
 }
 
-/// What became of a datagram.
+/// Result of pushing a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
     Sent,
-    /// Its turn is over with that: others of the process may go on.
+    /// Sent, and the turn of its queue pair is over: other queue pairs of the process can retry.
     SentInTurn,
-    /// It waits for its turn, or for room; the receiver will ring this process.
+    /// The datagram waits for its turn or for room; the receiver will ring this process.
     Full,
-    /// The receiver is not waited for any more.
+    /// The datagram is dropped: the patience with the receiver is used up.
     Lost,
 }
 
-/// Slots whose first word may be taken for a message's: payload went over it, or an earlier round's word was
-/// passed over. A bit each. All other words are 0 or have an earlier round's sequence number.
+/// One bit for each slot whose first word the receiver could take for a message header: payload was
+/// written over it, or the word of an earlier round was not overwritten. The first words of all
+/// other slots are 0 or hold the sequence number of an earlier round.
 #[derive(Debug, Default)]
 struct Stale([u64; (SLOTS as usize).div_ceil(64)]);
 
@@ -51,7 +53,8 @@ impl Stale {
         (slot as usize / 64, 1 << (slot % 64))
     }
 
-    /// Notes the slots behind the first one of a message at `position`. They don't cross the ring's end.
+    /// Marks the slots after the first slot of a message at `position` as stale. A message does not
+    /// cross the ring's end.
     fn note(&mut self, position: u32, slots: u32) {
         for slot in 1..slots {
             let (word, bit) = Self::place(position.wrapping_add(slot));
@@ -59,7 +62,7 @@ impl Stale {
         }
     }
 
-    /// Whether the slot at `position` has to be cleared, after which it is not stale.
+    /// Whether the slot at `position` must be cleared; also removes its mark.
     #[inline(always)]
     fn take(&mut self, position: u32) -> bool {
         let (word, bit) = Self::place(position);
@@ -72,7 +75,8 @@ impl Stale {
 }
 
 impl Producer {
-    /// Takes the ring that was made for the sender with this cookie; `None` where it is not that.
+    /// Opens the ring that was made for the sender with this cookie; `None` if the mapping holds no
+    /// such ring.
     pub(crate) fn new(map: Mapping, cookie: u64) -> Option<Self> {
         let good = fits(&map)
             && map.u64(MAGIC_AT).load(Ordering::Acquire) == layout::RING_MAGIC
@@ -87,7 +91,8 @@ impl Producer {
         })
     }
 
-    /// Goes on where the receiver says that it is, as if everything before had been sent from here.
+    /// Starts at the receiver's published position, as if this producer had sent all earlier
+    /// messages.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn resume(map: Mapping, cookie: u64) -> Option<Self> {
         let mut this = Self::new(map, cookie)?;
@@ -96,8 +101,8 @@ impl Producer {
         Some(this)
     }
 
-    /// Publishes a message; `fill` gets the place of its payload, if it has one in the ring.
-    /// False, with nothing done, where the ring has no room.
+    /// Publishes a message. `fill` receives the address of the payload, if the message has payload
+    /// in the ring. Returns false, with no state changed, if the ring has no room.
     #[inline(always)]
     pub(crate) fn push(&mut self, header: &Header, fill: impl FnOnce(*mut u8)) -> bool {
         if header.inside() <= SLOT - HEADER {
@@ -107,11 +112,13 @@ impl Producer {
         }
     }
 
-    /// As [`Self::push`] of a message of one slot, of `len` bytes at `from`, where there is room as far as this side knows; else false, and it may
-    /// be tried again by that. Everything in place: the header never is in memory but in the ring.
+    /// As [`Self::push`], for a message of one slot with `len` bytes at `from`. Returns false if
+    /// the ring has no room according to the last position that was read from the receiver; the
+    /// caller can then call [`Self::push`], which reads the position again. The header is written
+    /// directly into the ring and is never stored elsewhere in memory.
     ///
     /// # Safety
-    /// `from` must be readable for `len` bytes, of which [`SHORT`] are the most.
+    /// `from` must be readable for `len` bytes; `len` is at most [`SHORT`].
     #[inline(always)]
     pub(crate) unsafe fn push_short(
         &mut self,
@@ -123,14 +130,16 @@ impl Producer {
             return false;
         }
         let to = self.map.bytes(slot_at(self.head) + HEADER, SHORT);
-        // SAFETY: the place has room for that many; the caller promises the rest.
+        // SAFETY: the slot has room for [`SHORT`] bytes after the header; the caller promises the
+        // source.
         unsafe { copy(from, to, len.min(SHORT)) };
         self.clear(self.head.wrapping_add(1));
         self.publish(header, 1);
         true
     }
 
-    /// Of one slot, which always fits before the ring's end. In place, so that the header never is in memory but there.
+    /// Publishes a message of one slot, which never crosses the ring's end. The header is written
+    /// directly into the ring and is never stored elsewhere in memory.
     #[inline(always)]
     fn push_one(&mut self, header: &Header, fill: impl FnOnce(*mut u8)) -> bool {
         let inside = header.inside();
@@ -151,7 +160,7 @@ impl Producer {
         let slots = slots_for(inside);
         let to_end = SLOTS - self.head % SLOTS;
         let pad = if slots > to_end { to_end } else { 0 };
-        // One more stays free: the first word after the message may have to be cleared.
+        // One more slot must be free: its first word, after the message, may have to be cleared.
         if !self.room(pad + slots + 1) {
             return false;
         }
@@ -178,7 +187,7 @@ impl Producer {
         self.used().saturating_add(slots) <= SLOTS
     }
 
-    /// Finds out how far the receiver is.
+    /// Reads the receiver's published position.
     #[inline(always)]
     fn look(&mut self) {
         self.consumed = self.received().wrapping_sub(self.reserved);
@@ -194,14 +203,15 @@ impl Producer {
         self.look();
     }
 
-    /// A receiver that claims more than was written only hurts itself: the result is too much.
+    /// Slots in use. If the receiver publishes a position ahead of `head`, the difference wraps to
+    /// a large value and the ring counts as full: only that receiver is affected.
     #[inline(always)]
     fn used(&self) -> u32 {
         self.head.wrapping_sub(self.consumed)
     }
 
-    /// Clears the first word behind a message where it needs that. Mostly it does not: then the only line that
-    /// is taken away from the receiver is the message's own.
+    /// Clears the first word after a message if that slot is stale. In the common case it is not
+    /// stale, and the sender writes only the message's own cache line.
     #[inline(always)]
     fn clear(&mut self, position: u32) {
         if !self.stale.take(position) {
@@ -214,7 +224,7 @@ impl Producer {
     fn publish(&mut self, header: &Header, slots: u32) {
         let [first, rest @ ..] = header.to_words(self.head, slots);
         let [first_at, rest_at @ ..] = self.map.words::<4>(slot_at(self.head));
-        // Not in a loop, which is not always unrolled.
+        // Written out: the compiler does not always unroll a loop here.
         let ([second, third, fourth], [second_at, third_at, fourth_at]) = (rest, rest_at);
         second_at.store(second, Ordering::Relaxed);
         third_at.store(third, Ordering::Relaxed);
@@ -227,8 +237,9 @@ impl Producer {
         self.head = self.head.wrapping_add(slots);
     }
 
-    /// As [`Self::push`]; where there is no room, the receiver is asked to ring when it has taken
-    /// something. `may_sleep` says whether this process relies on that before it tries again.
+    /// As [`Self::push`]. If the ring has no room, asks the receiver to ring this process after it
+    /// has consumed messages. `may_sleep` returns whether this process may sleep and so depends on
+    /// that ring.
     #[inline(always)]
     pub(crate) fn push_or_ask(
         &mut self,
@@ -286,7 +297,8 @@ impl Producer {
             };
         }
         let slots = slots_for(header.inside());
-        // It may not fit before the ring's end; one more stays free.
+        // The datagram may need padding of less than `slots` up to the ring's end, and one more
+        // slot stays free.
         self.reserve(slots + slots);
         Pushed::Full
     }
@@ -301,7 +313,8 @@ impl Producer {
         self.line.is_turn_of(qpn)
     }
 
-    /// The datagram of `qpn` waits no longer. True where it had the turn, so that others may go on.
+    /// The datagram of `qpn` no longer waits. Returns true if `qpn` had the turn: the caller then
+    /// retries other queue pairs.
     pub(crate) fn leave(&mut self, qpn: u32) -> bool {
         let had_turn = self.line.is_turn_of(qpn);
         if had_turn {
@@ -310,13 +323,14 @@ impl Producer {
         had_turn
     }
 
-    /// When the patience with the receiver ends, in nanoseconds of the monotonic clock. The caller's
-    /// queue pair has the turn.
+    /// Time at which the patience with the receiver ends, in nanoseconds of the monotonic clock.
+    /// The caller's queue pair has the turn.
     pub(crate) fn patient_until(&mut self) -> u64 {
         self.line.until(self.received(), self.head)
     }
 
-    /// The receiver is not waited for any more, until it has taken something.
+    /// Uses up the patience: no datagram waits for this receiver until the receiver consumes a
+    /// slot.
     pub(crate) fn give_up(&mut self) {
         self.line.give_up();
     }
@@ -327,14 +341,16 @@ impl Producer {
         self.push(&header, fill)
     }
 
-    /// True where the receiver could not know before that it is asked, so that it may have made
-    /// room without a ring: then the ring must be looked at once more.
+    /// Asks the receiver to ring. Returns true if the caller must try the push again: this request
+    /// is new and the process may sleep, so the receiver may have made room before it could see the
+    /// request.
     #[cold]
     fn ask(&self, may_sleep: impl FnOnce() -> bool) -> bool {
         if !signal::ask(&self.map, WAITING_AT, signal::ANYBODY) {
             return false;
         }
-        // Who says meanwhile that it sleeps runs a heavy fence and looks as well.
+        // A thread that stores `SLEEPS` after this check runs a heavy fence and checks the ring
+        // itself.
         light_fence(true);
         let look = may_sleep();
         if look {

@@ -1,21 +1,21 @@
-//! Datagrams that find a full ring: the order in which queue pairs get room, and how long a
-//! sender waits for a receiver.
+//! Datagrams that find a full ring: the order in which queue pairs get room, and how long a sender
+//! waits for a receiver.
 //!
 //! The queue pairs of a process share one ring to each other process. At a full ring one of them
 //! has the turn. Slots are reserved for its datagram, so that neither short datagrams of other
 //! queue pairs nor messages of connections delay a long datagram without bound. The other queue
 //! pairs wait until the turn is over.
 //!
-//! The patience is one account for each receiver. Waiting takes from it; each slot that the
-//! receiver consumes adds to it. A receiver that consumes nothing delays its sender for
-//! [`PATIENCE_NS`] once, for any number of queue pairs and datagrams.
+//! The patience is one account for each receiver, in nanoseconds. Waiting subtracts from the
+//! account; each slot that the receiver consumes adds to it. A receiver that consumes nothing
+//! delays its sender by [`PATIENCE_NS`] once, for any number of queue pairs and datagrams.
 
 use super::SLOTS;
 
-/// How long a sender waits for a receiver that takes nothing, in nanoseconds.
+/// Longest time that a sender waits for a receiver that consumes nothing, in nanoseconds.
 pub(crate) const PATIENCE_NS: u64 = 5_000_000_000;
-/// What each consumed slot adds, in nanoseconds. A receiver that consumes 50 slots in a second
-/// never uses up its account.
+/// Nanoseconds that each consumed slot adds. A receiver that consumes 50 slots in a second never
+/// uses up its account.
 const EARNED_NS: u64 = 20_000_000;
 
 /// The queue pair that has the turn, and the patience that is left.
@@ -23,11 +23,11 @@ const EARNED_NS: u64 = 20_000_000;
 pub(super) struct Line {
     /// Number of the queue pair that has the turn; 0 for none.
     qpn: u32,
-    /// Since when, in nanoseconds of the monotonic clock.
+    /// Start of the turn, in nanoseconds of the monotonic clock.
     since: u64,
-    /// Nanoseconds.
+    /// Balance of the account, in nanoseconds.
     patience: u64,
-    /// The furthest position that the receiver was seen at.
+    /// The furthest valid position that the receiver has published.
     taken: u32,
 }
 
@@ -50,8 +50,9 @@ impl Line {
         self.qpn == qpn && qpn != 0
     }
 
-    /// The queue pair `qpn` found no room at `now`, with the receiver at `consumed` and the sender at
-    /// `head`; it gets the turn if the account is not empty. False where it has not got the turn.
+    /// The queue pair `qpn` found no room at `now`, with the receiver at `consumed` and the sender
+    /// at `head`. `qpn` gets the turn if no queue pair has it and the account is not empty. Returns
+    /// whether `qpn` has the turn.
     pub(super) fn take(&mut self, qpn: u32, now: u64, consumed: u32, head: u32) -> bool {
         self.earn(consumed, head);
         if self.is_empty() && self.patience > 0 {
@@ -68,19 +69,21 @@ impl Line {
         self.earn(consumed, head);
     }
 
-    /// When the patience with the receiver ends, while somebody has the turn.
+    /// Time at which the patience with the receiver ends. Only valid while a queue pair has the
+    /// turn.
     pub(super) fn until(&mut self, consumed: u32, head: u32) -> u64 {
         self.earn(consumed, head);
         self.since.saturating_add(self.patience)
     }
 
-    /// The receiver is not waited for any more, until it has taken something.
+    /// Empties the account: no datagram waits for this receiver until the receiver consumes a slot.
     pub(super) fn give_up(&mut self) {
         self.patience = 0;
     }
 
-    /// Adds for the slots consumed since the last call. The receiver may write any position: one
-    /// counts only if it is ahead of all earlier ones and not ahead of the sender.
+    /// Adds to the account for the slots consumed since the last call. The receiver may write any
+    /// position: a position counts only if it is ahead of all earlier positions and not ahead of
+    /// the sender.
     fn earn(&mut self, consumed: u32, head: u32) {
         let moved = consumed.wrapping_sub(self.taken);
         if moved <= head.wrapping_sub(self.taken) && head.wrapping_sub(consumed) <= SLOTS {
@@ -118,7 +121,7 @@ mod tests {
         line.leave(100 + EARNED_NS, 2, SLOTS);
         assert!(line.take(8, 0, 2, SLOTS));
         assert_eq!(line.until(2, SLOTS), EARNED_NS);
-        // And never to more than there was in the beginning.
+        // The account never exceeds its initial balance.
         assert_eq!(line.until(SLOTS, 2 * SLOTS), PATIENCE_NS);
     }
 
@@ -130,7 +133,7 @@ mod tests {
         for consumed in [100, 99, 0, SLOTS + 1, u32::MAX, 1 << 31] {
             assert_eq!(line.until(consumed, SLOTS), 0, "{consumed}");
         }
-        // Back and forth is not forth.
+        // A position that moves back and forward again adds nothing.
         assert_eq!(line.until(101, SLOTS), EARNED_NS);
         assert_eq!(line.until(100, SLOTS), EARNED_NS);
         assert_eq!(line.until(101, SLOTS), EARNED_NS);
@@ -140,7 +143,7 @@ mod tests {
     fn positions_wrap() {
         let mut line = Line::new();
         let mut head = 0u32;
-        // Each time all that a ring holds, as a sender does; `taken` follows.
+        // Each round the sender fills the ring and `taken` follows.
         for _ in 0..(1u64 << 32) / u64::from(SLOTS) {
             head = head.wrapping_add(SLOTS);
             line.earn(head, head);

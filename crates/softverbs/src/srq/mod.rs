@@ -1,10 +1,11 @@
 //! Shared receive queues.
 //!
-//! Posted receives lie in order in a ring of words in the owner's segment. A sender claims the
-//! first one that is not claimed by compare-and-swap, which stamps it with the sender's process,
-//! and names its descriptor in the message. The owner follows the claims with a private position
-//! and keeps a private list of who claimed what, so that a message can only take what its sender
-//! claimed, and the claims of an ended process come back.
+//! Posted receives are listed in order in a ring of words in the owner's segment. A sender claims
+//! the first unclaimed receive by a compare-and-swap, which writes the sender's slot into the word,
+//! and names the receive's descriptor in its message. The owner follows the claims with a private
+//! position and keeps a private list of the claimant of each receive. A message can therefore
+//! consume only a receive that its sender has claimed, and the owner posts the claims of an ended
+//! process again.
 
 mod object;
 mod order;
@@ -39,20 +40,20 @@ use crate::signal;
 use crate::sync::{Lock, heavy_fence, light_fence_towards_all};
 use crate::sys::{Errno, Res};
 
-/// A shared receive queue. The C object comes first, so a pointer to it is one to this; the memory
-/// stays when the queue is destroyed, for the next one of its index.
+/// A shared receive queue. The C object is the first field, so a pointer to it is a pointer to this
+/// structure. The memory stays when the queue is destroyed, for the next queue with the same index.
 #[repr(C)]
 pub(crate) struct Srq {
     object: UnsafeCell<ibv_srq>,
     index: u32,
     process: AtomicPtr<Process>,
-    /// Queue pairs that take receives here.
+    /// Number of queue pairs that use this SRQ.
     pub(crate) users: AtomicU32,
     events: AtomicU32,
-    /// It is among those that will look for parked messages.
+    /// A pull is already requested: see [`Self::pull`].
     pulls: AtomicBool,
     queue: Lock<Queue>,
-    /// What one for XRC has besides.
+    /// The additional state of an XRC SRQ.
     xrc: Lock<xrc::Part>,
 }
 
@@ -67,13 +68,14 @@ impl std::fmt::Debug for Srq {
     }
 }
 
-/// A receive as the owner knows it.
+/// The owner's private state of a receive.
 #[derive(Clone, Copy, Default)]
 struct Posted {
     wr_id: u64,
     total: u32,
     pieces: u32,
-    /// What senders are told of its length: 0 where it can't be written.
+    /// The length that senders see; 0 if a sge is not writable, or the region of one has been
+    /// deregistered.
     room: u32,
     state: State,
 }
@@ -83,9 +85,9 @@ enum State {
     #[default]
     Free,
     Posted,
-    /// By the process of this slot.
+    /// Claimed by the process in this slot.
     Claimed(u32),
-    /// By one that has ended.
+    /// Claimed by a process that has ended.
     Lost,
 }
 
@@ -96,7 +98,7 @@ struct Queue {
     limit: u32,
     pd: u32,
     order: Order,
-    /// Descriptors out of use.
+    /// Indices of unused descriptors.
     free: Vec<u32>,
     posted: Box<[Posted]>,
     sges: Box<[ibv_sge]>,
@@ -105,7 +107,7 @@ struct Queue {
     seen: Seen,
 }
 
-/// A receive that a message took, to be completed.
+/// A receive that a message has consumed and that must be completed.
 pub(crate) struct Taken {
     pub(crate) wr_id: u64,
     pub(crate) total: u32,
@@ -157,12 +159,13 @@ impl Srq {
     }
 
     pub(crate) fn process(&self) -> &'static Process {
-        // SAFETY: set before the queue was handed out; processes are never freed.
+        // SAFETY: `create` sets the pointer before it returns the queue; processes are never freed.
         unsafe { &*self.process.load(Ordering::Relaxed) }
     }
 
     fn context(&self) -> &Context {
-        // SAFETY: the context can't be closed before its queues are destroyed.
+        // SAFETY: the application closes a context only after it has destroyed the context's
+        // queues.
         unsafe { Context::from_ptr((*self.as_ptr()).context) }
     }
 
@@ -182,7 +185,7 @@ impl Srq {
         let sges = if pieces == 0 {
             &[]
         } else {
-            // SAFETY: the caller promises a valid list of that many.
+            // SAFETY: the caller promises a list of `num_sge` sges.
             unsafe { std::slice::from_raw_parts(wr.sg_list, pieces as usize) }
         };
         let process = self.process();
@@ -221,7 +224,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Makes a receive known to senders, at the end of the order.
+    /// Publishes a receive to senders, at the end of the order.
     #[inline]
     fn publish(&self, queue: &mut Queue, index: u32) {
         if queue.order.is_full() {
@@ -233,7 +236,8 @@ impl Srq {
         queue.order.append(&self.process().segment.map, index, room);
     }
 
-    /// Learns who claimed what since the last time.
+    /// Reads the claims since the last call into the private list, and raises the limit event if
+    /// the unclaimed receives are fewer than the limit.
     fn follow(&self, queue: &mut Queue) {
         let map = &self.process().segment.map;
         while let Some((index, claimant)) = queue.order.follow(map) {
@@ -253,7 +257,8 @@ impl Srq {
         }
     }
 
-    /// The receive with this descriptor, if the process in `slot` has claimed it. It is used up.
+    /// Takes the receive with this descriptor, if the process in `slot` has claimed it. The
+    /// descriptor becomes free.
     pub(crate) fn take(&self, index: u32, slot: u32) -> Option<Taken> {
         let mut queue = self.queue.lock();
         self.follow(&mut queue);
@@ -263,7 +268,7 @@ impl Srq {
         Some(taken)
     }
 
-    /// As [`Self::take`], for a look before it is used up or given back.
+    /// As [`Self::take`], but the receive stays claimed.
     pub(crate) fn claimed(&self, index: u32, slot: u32) -> Option<Taken> {
         let mut queue = self.queue.lock();
         self.follow(&mut queue);
@@ -282,7 +287,8 @@ impl Srq {
         Places::of(self.process(), taken.sges(), taken.pd, skip, len)
     }
 
-    /// Claims the next receive for this process, if it is long enough; else it stays the next one.
+    /// Claims the next receive for this process if its length is at least `len`; otherwise the
+    /// receive stays unclaimed.
     pub(crate) fn claim_next(&self, len: u32) -> Option<u32> {
         let process = self.process();
         let map = &process.segment.map;
@@ -297,13 +303,14 @@ impl Srq {
         claim.map(|claim| claim.index)
     }
 
-    /// The next receive, for a message that claimed none, if it is long enough.
+    /// Takes the next receive if its length is at least `len`, for a message whose sender has
+    /// claimed none.
     pub(crate) fn take_next(&self, len: u32) -> Option<Taken> {
         let index = self.claim_next(len)?;
         self.take(index, self.process().slot)
     }
 
-    /// A claim that no message will use: the receive is to be had again.
+    /// Returns a claimed receive that no message will consume: publishes it again.
     pub(crate) fn give_back(&self, index: u32, slot: u32) {
         let mut queue = self.queue.lock();
         self.follow(&mut queue);
@@ -339,14 +346,16 @@ impl Srq {
         }
     }
 
-    /// The process in `slot` has ended, and all its messages were delivered.
+    /// Publishes the claimed receives of the process in `slot` again. The process has ended, and
+    /// all its messages have been delivered.
     pub(crate) fn claimant_died(&self, slot: u32) {
         let mut queue = self.queue.lock();
         if queue.order.len() == 0 {
             return;
         }
         self.follow(&mut queue);
-        // Those that are posted again may be claimed at once, by whoever has the place now.
+        // In two passes: a receive that is published again can be claimed at once, by the process
+        // that has the slot now.
         let claimed = State::Claimed(slot);
         for index in 0..queue.posted.len() {
             if queue.posted[index].state == claimed {
@@ -380,19 +389,20 @@ impl Srq {
         }
     }
 
-    /// Has the queue pairs that take receives here look for parked messages. The caller holds no lock
-    /// of a queue.
+    /// Makes the queue pairs that use this SRQ check for pending messages of waiting senders. The
+    /// caller holds no lock of a queue.
     pub(crate) fn pull(&self) {
         self.pulls.store(false, Ordering::Release);
         let process = self.process();
         let (map, waiting) = (&process.segment.map, self.at() + layout::WAITING);
-        // Receives that are posted meanwhile bring this process here again.
+        // A receive that is posted during this call requests another pull.
         signal::ask_in_turn(map, waiting);
         heavy_fence();
         for qp in process.qps.iter().filter(|qp| qp.has_waiting_sender(self)) {
             qp.pull();
         }
-        // The next receive need not, if nobody waits: a sender marks its queue pair first.
+        // If no sender waits, the next receive need not ring: a sender marks its queue pair before
+        // it asks.
         let waits = || process.qps.iter().any(|qp| qp.has_waiting_sender(self));
         if waits() {
             return;
@@ -400,7 +410,8 @@ impl Srq {
         signal::asked_in_turn(map, waiting);
         fence(Ordering::SeqCst);
         if waits() {
-            // It began when the question was there already, and a receive that was posted since rang nobody.
+            // A sender began to wait while the request was still set, and a receive posted since
+            // then rang no process.
             signal::ask_in_turn(map, waiting);
             self.ring_senders();
         }

@@ -17,13 +17,14 @@ use crate::signal;
 use crate::sync::Lock;
 use crate::sys::{Errno, Res, with_room, zeroed};
 
-/// Words of the order in a cache line. There are so many more of them than receives: else a receive is posted in the
-/// line where the next one is claimed, which then goes to and fro with each message.
+/// Words of the order in one cache line. The order has at least this many words more than receives.
+/// Otherwise the owner posts into the cache line in which senders claim, and the line moves between
+/// processors with each message.
 const LINE: u32 = 8;
 
 fn blank(index: u32) -> Srq {
     Srq {
-        // SAFETY: all zeros is a value of it.
+        // SAFETY: all zeros is a valid `ibv_srq`.
         object: UnsafeCell::new(unsafe { std::mem::zeroed() }),
         index,
         process: AtomicPtr::new(std::ptr::null_mut()),
@@ -39,17 +40,18 @@ fn blank(index: u32) -> Srq {
 pub(crate) struct SrqInit {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) basic: ibv_srq_init_attr,
-    /// Of one for XRC.
+    /// Only for an XRC SRQ.
     pub(crate) xrc: Option<XrcInit>,
 }
 
 /// `ibv_create_srq`, `ibv_create_srq_ex`.
 ///
 /// # Errors
-/// `EINVAL` for sizes that are not offered, `ENOMEM`.
+/// `EINVAL`: a size is 0 or above the device's limit. `ENOMEM`: no memory, index or room in the
+/// segment.
 ///
 /// # Safety
-/// The domains and the completion queue must be live.
+/// The protection domain, the XRC domain and the completion queue must be live.
 pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     let (pd, init) = (all.pd, &all.basic);
     let attr = &init.attr;
@@ -95,7 +97,7 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     srq.users.store(0, Ordering::Relaxed);
     srq.events.store(0, Ordering::Relaxed);
     let object = srq.as_ptr();
-    // SAFETY: the object is not handed out yet; mutex and condition are initialised in place.
+    // SAFETY: no other thread has the object yet; mutex and condition are initialised in place.
     unsafe {
         (*object).context = (*pd).context;
         (*object).srq_context = init.srq_context;
@@ -109,7 +111,7 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     *queue = Queue {
         max_wr: attr.max_wr,
         max_sge: max_sge as u32,
-        // A limit is set by `ibv_modify_srq` only.
+        // Only `ibv_modify_srq` sets a limit.
         limit: 0,
         pd: domain.number,
         free,
@@ -124,7 +126,7 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     let at = srq.at();
     map.u32(at + layout::HINT)
         .store(position, Ordering::Relaxed);
-    // The turn goes on from the last life's.
+    // The turn number continues from the earlier life of this index.
     signal::asked_in_turn(map, at + layout::WAITING);
     map.u32(at + layout::COUNT)
         .store(words as u32, Ordering::Relaxed);
@@ -148,10 +150,11 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
 /// `ibv_modify_srq`.
 ///
 /// # Errors
-/// `EOPNOTSUPP` for another size, `EINVAL` for a limit above the size.
+/// `EOPNOTSUPP`: resizing. `EINVAL`: a limit above the size.
 pub(crate) fn modify(srq: &Srq, attr: &ibv_srq_attr, mask: u32) -> Res<()> {
     if mask & IBV_SRQ_MAX_WR != 0 {
-        // Senders know where the queue lies; the device says that it can't be resized.
+        // Senders have copied the location of the queue; the device reports that an SRQ cannot be
+        // resized.
         return Err(Errno(libc::EOPNOTSUPP));
     }
     if mask & IBV_SRQ_LIMIT != 0 {
@@ -175,11 +178,13 @@ pub(crate) fn query(srq: &Srq) -> ibv_srq_attr {
     }
 }
 
-/// `ibv_destroy_srq`: waits until the application has acknowledged every event that it got.
+/// `ibv_destroy_srq`: blocks until the application has acknowledged every event that it has
+/// received for this SRQ.
 ///
 /// # Errors
-/// `EBUSY` while queue pairs use it; of one for XRC, where a process that is stopped may still write into its receives: nobody
-/// takes any more then, and the call can be repeated.
+/// `EBUSY`: queue pairs use the SRQ; or, for an XRC SRQ, a process that is stopped may still write
+/// into its receives. In the second case no further message takes a receive, and the caller can
+/// repeat the call.
 ///
 /// # Safety
 /// `srq` must be live, and is gone after success.
@@ -192,7 +197,7 @@ pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
     let context = this.context();
     let segment = &this.process().segment;
     this.end_xrc()?;
-    // Senders that come late find nothing.
+    // From here on, senders find no queue at this index.
     let map = &segment.map;
     map.u64(this.at() + layout::RING_AT)
         .store(0, Ordering::Release);

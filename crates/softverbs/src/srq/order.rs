@@ -1,24 +1,25 @@
-//! The owner's side of the order of receives: it appends words and follows their claims.
+//! The owner's side of the order of receives: appends words and follows their claims.
 
 use super::shared::Word;
 use crate::segment::Mapping;
 use crate::sync::atomic::Ordering;
 
-/// The words of one queue, and what the owner knows of them. Which descriptor is at each place it
-/// keeps for itself: the words can be written by others.
+/// The words of one queue and the owner's private state. The owner keeps the descriptor index of
+/// each place in private memory, because other processes can write the words.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
-    /// Of the first word, in the owner's segment.
+    /// Offset of the first word in the owner's segment.
     at: usize,
     places: Box<[u32]>,
-    /// Receives appended, and how far claims were followed, wrapping.
+    /// `head`: position of the next receive to append. `followed`: position of the first receive
+    /// whose claim has not been read. Both wrap.
     head: u32,
     followed: u32,
 }
 
 impl Order {
-    /// An order of up to as many receives as there are `places` (a power of two) with its words at `at`, whose first
-    /// receive has this position.
+    /// Makes an order with one word per element of `places` (a power of two), with its words at
+    /// `at`. The first receive gets the given position.
     pub(crate) fn starting(map: &Mapping, at: usize, places: Box<[u32]>, position: u32) -> Self {
         for place in 0..places.len() {
             map.u64(at + 8 * place).store(0, Ordering::Relaxed);
@@ -31,7 +32,7 @@ impl Order {
         }
     }
 
-    /// Empties the words: who comes late finds nothing.
+    /// Clears the words: a late sender finds no receive.
     pub(crate) fn clear(&self, map: &Mapping) {
         for place in 0..self.places.len() {
             map.u64(self.at + 8 * place).store(0, Ordering::Release);
@@ -42,7 +43,7 @@ impl Order {
         self.at
     }
 
-    /// How many words there are; 0 for a queue out of use.
+    /// Number of words; 0 for an unused queue.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
@@ -52,18 +53,18 @@ impl Order {
         self.head
     }
 
-    /// How many are not known to be claimed.
+    /// Number of receives whose claim has not been read.
     pub(crate) fn left(&self) -> u32 {
         self.head.wrapping_sub(self.followed)
     }
 
-    /// Whether [`Self::append`] has no room before [`Self::follow`] makes some.
+    /// Whether [`Self::append`] has no free word until [`Self::follow`] frees one.
     pub(crate) fn is_full(&self) -> bool {
         self.left() as usize >= self.places.len()
     }
 
-    /// Makes the receive with this descriptor, of `room` bytes, known to senders, after all others. What it says was
-    /// written before.
+    /// Publishes the receive with this descriptor, of `room` bytes, as the last one. The caller has
+    /// written the descriptor before.
     #[inline]
     pub(crate) fn append(&mut self, map: &Mapping, index: u32, room: u32) {
         let place = self.head as usize & (self.places.len() - 1);
@@ -73,7 +74,7 @@ impl Order {
         self.head = self.head.wrapping_add(1);
     }
 
-    /// The next receive that was claimed, and the process that says it did.
+    /// Returns the next claimed receive and the slot of its claimant, as written in the word.
     pub(crate) fn follow(&mut self, map: &Mapping) -> Option<(u32, u32)> {
         if self.followed == self.head {
             return None;
@@ -84,25 +85,28 @@ impl Order {
         if word.is_still(self.followed, index) {
             return None;
         }
-        // Whatever else it says, this receive is not to be had any more.
+        // A word with any other content counts as claimed: no sender can claim this receive any
+        // more.
         self.followed = self.followed.wrapping_add(1);
         Some((index, word.claimant()))
     }
 
-    /// The first receive that is not known to be claimed.
+    /// The first receive whose claim has not been read.
     #[inline]
     pub(crate) fn next(&self) -> Option<u32> {
         let place = self.followed as usize & self.places.len().wrapping_sub(1);
         (self.followed != self.head).then(|| self.places.get(place).copied())?
     }
 
-    /// That was claimed, by who has sent a message for it: the word need not be looked at.
+    /// Skips the first receive. A message for it has arrived, so its sender has claimed it, and the
+    /// word is not read.
     #[inline]
     pub(crate) fn skip(&mut self) {
         self.followed = self.followed.wrapping_add(1);
     }
 
-    /// Takes the room of receives back that nobody has claimed yet: who claims one looks at its descriptor.
+    /// Sets the room of unclaimed receives to 0, for those for which `of` returns true: a sender
+    /// that claims such a receive reads its descriptor.
     pub(crate) fn hide_room(&self, map: &Mapping, of: impl Fn(u32) -> bool) {
         let mut position = self.followed;
         while position != self.head {
@@ -112,7 +116,7 @@ impl Order {
             let word = Word(cell.load(Ordering::Relaxed));
             if of(index) && word.is_still(position, index) {
                 let bare = Word::posted(position, index, 0).0;
-                // One that was claimed meanwhile is claimed.
+                // Fails if a sender has claimed the receive in the meantime; the claim stays.
                 let _ = cell.compare_exchange(word.0, bare, Ordering::Release, Ordering::Relaxed);
             }
             position = position.wrapping_add(1);

@@ -1,5 +1,6 @@
-//! The way of most receives of a shared queue, as [`crate::qp`]'s own quick way: of one piece, whose key is that of the last one,
-//! taken by a message in the order in which they were posted. What is not plain is left to the general way untouched.
+//! Fast path of a shared receive queue, as [`crate::qp`]'s own: receives of one sge whose lkey is
+//! that of the previous receive, consumed in the order in which they were posted. In any other case
+//! these functions return without a change of state, and the caller uses the general path.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +10,8 @@ use super::{Posted, Queue, Srq, State};
 use crate::segment::layout::desc;
 
 impl Srq {
-    /// Posts a receive, or does nothing and says so. The caller wakes senders.
+    /// Posts a receive. Returns false, with no state changed, if the fast path does not apply. The
+    /// caller wakes senders afterwards.
     ///
     /// # Safety
     /// `wr` must be a valid receive.
@@ -21,7 +23,7 @@ impl Srq {
         let Some(&index) = queue.free.last() else {
             return false;
         };
-        // SAFETY: the caller promises a valid list of one.
+        // SAFETY: the caller promises a valid receive, and `num_sge` is 1.
         let sge = unsafe { &*wr.sg_list };
         let process = self.process();
         let seen = &mut queue.seen;
@@ -57,12 +59,14 @@ impl Srq {
         true
     }
 
-    /// Has `copy` put `len` bytes of a message from the process in `slot` into the receive with this descriptor, which is used up
-    /// then; its `wr_id`. `None`, and nothing is done, where that is not plain.
+    /// Consumes the receive with this descriptor for a message of `len` bytes from the process in
+    /// `slot`, and returns its `wr_id`. `copy` gets the receive's address and copies the payload.
+    /// Returns `None`, with no state changed, if the fast path does not apply.
     ///
-    /// The next receive in the order needs no look at its word, which its claimant's processor has: a message for it, of this life of
-    /// the queue, says that it was claimed. Who sends one without having claimed it takes what it could have claimed, and spoils the queue as who writes
-    /// over its words.
+    /// The word of the next receive in the order is not read, because its cache line is at the
+    /// claimant's processor: a message for this receive, in this life of the queue, implies the
+    /// claim. A forged message can consume only a receive that its sender was free to claim, and
+    /// corrupts this SRQ no worse than overwriting its shared words would.
     #[inline(always)]
     pub(crate) fn fill_quickly(
         &self,
@@ -76,7 +80,7 @@ impl Srq {
         let queue = &mut *queue;
         let posted = queue.posted.get_mut(index as usize)?;
         let next = match posted.state {
-            // A limit is looked at when the order is followed.
+            // With a limit set, the general path follows the order and checks the limit.
             State::Posted => queue.limit == 0 && queue.order.next() == Some(index),
             State::Claimed(claimant) if claimant == slot => false,
             _ => return None,
@@ -87,7 +91,7 @@ impl Srq {
         }
         let sge = queue.sges.get(index as usize * queue.max_sge as usize)?;
         if len > 0 {
-            // The region may have gone since the receive was posted.
+            // The region may have been deregistered since the receive was posted.
             let seen = &mut queue.seen;
             copy(process.regions.local_again(seen, sge, queue.pd, true)?);
         }

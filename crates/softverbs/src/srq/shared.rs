@@ -1,29 +1,29 @@
-//! A shared receive queue as its users see it: the words that are claimed.
+//! The sender's view of a shared receive queue: the words by which receives are claimed.
 
 use crate::segment::Mapping;
 use crate::segment::layout::{MAX_SRQS, SEGMENT_SIZE, arena, desc, fits, order, srq as layout};
 use crate::signal;
 use crate::sync::atomic::Ordering;
 
-/// A place in the order: position (32 bits), claimant's slot (14), state (2), descriptor (16). While it is posted, the
-/// 14 bits are the receive's room.
+/// A word of the order: position (32 bits), claimant's slot (14), state (2), descriptor (16). In
+/// state `POSTED`, the 14 bits hold the receive's room instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(pub(super) u64);
 
 const POSTED: u64 = 1;
 const CLAIMED: u64 = 2;
-/// The most that a word says of a receive's length: more than goes through a ring.
+/// The largest room that a word can hold, in bytes: larger than the largest payload in a ring.
 const MOST_ROOM: u32 = 0x3fff;
 const _: () = assert!(MOST_ROOM as usize > crate::ring::MAX_PAYLOAD);
 
 impl Word {
-    /// A receive of `room` bytes; more than [`MOST_ROOM`] is not said.
+    /// The word of a posted receive of `room` bytes, capped at [`MOST_ROOM`].
     pub(super) fn posted(position: u32, index: u32, room: u32) -> Self {
         let room = u64::from(room.min(MOST_ROOM));
         Self(u64::from(position) << 32 | room << 18 | POSTED << 16 | u64::from(index & 0xffff))
     }
 
-    /// Whether it is the receive that was posted so, whatever its room, and nobody has claimed it.
+    /// Whether the word still holds this posted, unclaimed receive, with any room.
     pub(super) fn is_still(self, position: u32, index: u32) -> bool {
         self.is_posted() && self.position() == position && self.index() == index & 0xffff
     }
@@ -53,23 +53,23 @@ impl Word {
     }
 }
 
-/// A receive that was claimed.
+/// A claimed receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) index: u32,
-    /// Bytes that it has at least; the descriptor says the rest.
+    /// Minimum length of the receive in bytes; the descriptor has the exact length.
     pub(crate) room: u32,
 }
 
-/// Where a queue is in its owner's segment; copied once and checked.
+/// Location of a queue in its owner's segment; copied once and then checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
     pub(crate) number: u32,
     at: usize,
     ring_at: usize,
-    /// Of positions in the order.
+    /// Mask of positions in the order.
     mask: u32,
-    /// Of descriptors' indices.
+    /// Mask of descriptor indices.
     desc_mask: u32,
     pub(crate) desc_at: usize,
     pub(crate) desc_stride: usize,
@@ -113,12 +113,12 @@ impl Shared {
         self.desc_mask
     }
 
-    /// The first word that is to be had: where it is, and what it says.
+    /// Finds the first unclaimed receive: the offset of its word, and the word.
     fn find(&self, map: &Mapping) -> Option<(usize, Word)> {
         let hint = map.u32(self.at + layout::HINT);
         let mut position = hint.load(Ordering::Relaxed);
-        // The hint may be late by any number; who finds a later round goes to where the order may
-        // begin at the earliest.
+        // The hint may be behind by any number. A sender that finds a word of a later round
+        // continues at the earliest position at which the order can begin.
         for _ in 0..=2 * self.mask + 1 {
             let place = self.ring_at + 8 * (position & self.mask) as usize;
             let word = Word(map.u64(place).load(Ordering::Relaxed));
@@ -138,18 +138,19 @@ impl Shared {
         None
     }
 
-    /// Whether there is a receive.
+    /// Whether an unclaimed receive is available.
     pub(crate) fn available(&self, map: &Mapping) -> bool {
         self.find(map).is_some()
     }
 
-    /// Claims the first receive that is to be had, for the process in `slot`.
+    /// Claims the first available receive for the process in `slot`.
     #[inline(never)]
     pub(crate) fn claim(&self, map: &Mapping, slot: u32) -> Option<Claim> {
         self.claim_if(map, slot, |_| true)
     }
 
-    /// As [`Self::claim`], which it is where others are about.
+    /// As [`Self::claim`], with one attempt at the hint's position first. If that attempt fails,
+    /// for example because another sender has claimed, calls [`Self::claim`].
     #[inline(always)]
     pub(crate) fn claim_quickly(&self, map: &Mapping, slot: u32) -> Option<Claim> {
         let hint = map.u32(self.at + layout::HINT);
@@ -172,7 +173,7 @@ impl Shared {
         })
     }
 
-    /// As [`Self::claim`], where the first receive is `good`.
+    /// As [`Self::claim`], if `good` accepts the descriptor of the first receive.
     #[inline]
     pub(crate) fn claim_if(
         &self,
@@ -180,7 +181,8 @@ impl Shared {
         slot: u32,
         good: impl Fn(u32) -> bool,
     ) -> Option<Claim> {
-        // Others may be faster each time, but not for ever: they make the receives fewer.
+        // Other senders may win the compare-and-swap each time, but each of them consumes a
+        // receive, so the number of rounds is bounded.
         for _ in 0..=2 * self.mask + 1 {
             let (place, word) = self.find(map)?;
             let index = word.index() & self.desc_mask;
@@ -202,8 +204,8 @@ impl Shared {
         None
     }
 
-    /// Asks the owner to ring when it posts a receive; `turn` is what was asked in the last time. True where that is to
-    /// be followed by a heavy fence and one more look.
+    /// Asks the owner to ring when it posts a receive; `turn` holds the turn of the last call.
+    /// Returns true if the caller has to run a heavy fence and check once more.
     pub(crate) fn ask_to_ring(&self, map: &Mapping, turn: &mut u32) -> bool {
         let now = signal::ask_in_turn(map, self.at + layout::WAITING);
         std::mem::replace(turn, now) != now
@@ -244,7 +246,8 @@ mod tests {
         }
         map.u32(stride)
             .store(desc::stride(1) as u32, Ordering::Relaxed);
-        // Neither in the other's part: claimants would change what only the owner may.
+        // The words and the descriptors must each lie in their own part of the segment: claimants
+        // would otherwise write words that belong to the owner.
         for (at, other) in [(ring_at, arena::AT), (desc_at, order::AT)] {
             let good = map.u64(at).swap(other as u64, Ordering::Relaxed);
             assert!(Shared::read(map, 0).is_none());

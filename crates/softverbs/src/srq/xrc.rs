@@ -1,8 +1,9 @@
-//! Shared receive queues for XRC: they belong to a domain, have a completion queue of their own, and take messages from whoever
-//! is connected to a target of the domain.
+//! XRC shared receive queues: they belong to an XRC domain, have their own completion queue, and
+//! receive messages from every initiator that is connected to a target of the domain.
 //!
-//! A stamp in the owner's segment says that the queue is in use. Who ends it clears the stamp, fences heavily, waits for those that copy into its
-//! receives, and takes what is in the rings; a sender looks at the stamp when it has published.
+//! A stamp in the owner's segment marks the queue as in use. To end a queue, the owner clears the
+//! stamp, runs a heavy fence, waits for the processes that copy into its receives, and drains its
+//! rings. A sender checks the stamp after it has published a message.
 
 use std::sync::atomic::Ordering;
 
@@ -27,38 +28,39 @@ use crate::xrc::{Domain, Xrcd};
 
 const SRQ_BITS: u32 = MAX_SRQS.trailing_zeros();
 
-/// The number by which requests name a queue.
+/// The SRQ number that requests carry.
 pub(crate) fn srq_num(slot: u32, index: u32) -> u32 {
     slot << SRQ_BITS | index
 }
 
-/// Slot and index of such a number; `None` where it can't be one.
+/// Slot and index of an SRQ number; `None` if no SRQ can have that number.
 pub(crate) fn split_srq_num(num: u32) -> Option<(u32, u32)> {
     let (slot, index) = (num >> SRQ_BITS, num & (MAX_SRQS as u32 - 1));
     ((slot as usize) < MAX_PLACES && index != 0).then_some((slot, index))
 }
 
-/// What a queue for XRC is made with.
+/// Objects that an XRC SRQ is created with.
 pub(crate) struct XrcInit {
     pub(crate) xrcd: *mut ibv_xrcd,
     pub(crate) cq: *mut ibv_cq,
 }
 
-/// What a queue for XRC has besides. The words that are claimed stay with the index when one is destroyed: a sender that comes
-/// late finds nothing in them but receives of this number.
+/// Additional state of an XRC SRQ. The words of the order stay with the index when the SRQ is
+/// destroyed: a late sender finds in them only receives of the same SRQ number.
 #[derive(Default)]
 pub(super) struct Part {
     xrcd: Option<&'static Xrcd>,
     cq: Option<&'static Cq>,
-    /// Where the words are, how many, and the position of the next one.
+    /// Offset of the words, their count, and the position of the next receive.
     kept: Option<(usize, usize, u32)>,
     stamp: u32,
-    /// It is being destroyed: nobody may begin to write into a receive.
+    /// The SRQ is being destroyed: no process may begin to write into a receive.
     ends: bool,
 }
 
 impl Srq {
-    /// Words for an order of `count` receives: where, and the position of the first.
+    /// Allocates words for an order of `count` receives: their offset, and the position of the
+    /// first receive.
     pub(super) fn take_order(
         &self,
         segment: &OwnSegment,
@@ -67,12 +69,12 @@ impl Srq {
     ) -> Res<(usize, u32)> {
         let mut xrc = self.xrc.lock();
         if !stays {
-            // The position is never that of an empty word.
+            // Position 1: an empty word has position 0.
             return Ok((segment.take_order(8 * count)?, 1));
         }
         let (at, position) = match xrc.kept {
             Some((at, room, position)) if room >= count => return Ok((at, position)),
-            // What is too small stays empty.
+            // Words that are too few are not reused and stay empty.
             Some((_, _, position)) => (segment.take_order(8 * count)?, position),
             None => (segment.take_order(8 * count)?, 1),
         };
@@ -83,16 +85,16 @@ impl Srq {
     pub(super) fn give_order(&self, segment: &OwnSegment, at: usize, count: usize, position: u32) {
         let mut xrc = self.xrc.lock();
         match &mut xrc.kept {
-            // Later than any that a sender may have seen.
+            // A position later than any that a sender may have read.
             Some(kept) if kept.0 == at => kept.2 = position.wrapping_add(kept.1 as u32).max(1),
             _ => segment.give_order(at, 8 * count),
         }
     }
 
-    /// Makes a queue known to senders.
+    /// Publishes the SRQ to senders.
     ///
     /// # Safety
-    /// The objects must be live.
+    /// The objects in `init` must be live.
     pub(super) unsafe fn begin_xrc(&self, init: &XrcInit, pd: u32) {
         // SAFETY: the caller promises live objects; the handle can't be closed while this queue counts as its child,
         // and a completion queue's memory stays.
@@ -116,14 +118,15 @@ impl Srq {
         map.u32(at + layout::STAMP).store(stamp, Ordering::Release);
     }
 
-    /// Whether messages of XRC come here.
+    /// Whether this is an XRC SRQ.
     pub(crate) fn is_xrc(&self) -> bool {
         self.xrc.lock().xrcd.is_some()
     }
 
-    /// Protection domain and rights of a request that names this queue, by the queue pair `from` of the process in `slot` through
-    /// the target of this number, if that is the connected one in this life. What connects them lies in the domain, where all its members
-    /// can write; the rest is private.
+    /// Protection domain and access rights of a request that names this SRQ, from the queue pair
+    /// `from` of the process in `slot`, through the target with this number. `None` unless that
+    /// target is connected to `from` in this incarnation. All members of the XRC domain can write
+    /// the connection state; the other state is private.
     pub(crate) fn granted_through(
         &self,
         target: u32,
@@ -144,17 +147,18 @@ impl Srq {
         connected.then(|| (self.queue.lock().pd, word.access()))
     }
 
-    /// Has senders find the queue no more, and takes what they had published.
+    /// Hides the SRQ from senders and delivers the messages that they had published.
     ///
     /// # Errors
-    /// `EBUSY` where somebody still writes into a receive after some seconds; the call can be repeated.
+    /// `EBUSY`: a process still writes into a receive after 5 seconds; the caller can repeat the
+    /// call.
     pub(super) fn end_xrc(&self) -> Res<()> {
         if !self.is_xrc() {
             return Ok(());
         }
         let process = self.process();
         self.hide();
-        // This process's agent looks under its hazard.
+        // This process's agent checks `ends` after it has set its hazard.
         self.xrc.lock().ends = true;
         heavy_fence();
         await_shared_receive(&process.segment, self.index, |slot| process.lives(slot))?;
@@ -167,7 +171,7 @@ impl Srq {
         stamp.store(0, Ordering::SeqCst);
     }
 
-    /// Lets the domain and the completion queue go.
+    /// Drops the references to the XRC domain and the completion queue.
     pub(super) fn leave_xrc(&self) {
         let mut xrc = self.xrc.lock();
         if let Some(xrcd) = xrc.xrcd.take() {
@@ -178,7 +182,7 @@ impl Srq {
         }
     }
 
-    /// A queue can't go on without a place for its completions.
+    /// Disables the SRQ and raises `IBV_EVENT_SRQ_ERR` if its completion queue has overrun.
     pub(crate) fn notice_overrun(&self) {
         let overrun = {
             let xrc = self.xrc.lock();
@@ -191,10 +195,11 @@ impl Srq {
     }
 }
 
-/// Takes the queues of a context that is closed over them out of service.
+/// Disables the XRC SRQs of a context that the application closes without destroying them.
 pub(crate) fn abandon(process: &Process, context: *mut ibv_context) {
     for srq in process.srqs.iter() {
-        // SAFETY: live or in the pool; the context is written before a queue is handed out.
+        // SAFETY: the queue is live or in the pool; `create` writes the context before it returns
+        // the queue.
         if unsafe { (*srq.as_ptr()).context } == context && srq.is_xrc() {
             srq.hide();
             srq.leave_xrc();
@@ -202,7 +207,8 @@ pub(crate) fn abandon(process: &Process, context: *mut ibv_context) {
     }
 }
 
-/// Completes the receive that a message through a target took, whatever became of the target since it was published.
+/// Completes the receive that a message through a target consumes, also if the target's state has
+/// changed since the message was published.
 pub(crate) fn deliver(
     process: &Process,
     srq: &Srq,
@@ -212,11 +218,11 @@ pub(crate) fn deliver(
 ) {
     let header = &message.header;
     let index = header.msn & 0xffff;
-    // Held until the message is where it belongs: the handle can't go meanwhile.
+    // Held until the message is delivered: the XRC domain handle cannot be closed during that time.
     let part = srq.xrc.lock();
     let number = xrc::split_target(header.dst_qpn).map(|(domain, _)| domain);
     let (Some(xrcd), Some(cq)) = (part.xrcd, part.cq) else {
-        // It was claimed in an earlier life, or never.
+        // The sender claimed the receive in an earlier life of the SRQ, or never.
         return;
     };
     if header.life != part.stamp as u8 {
@@ -227,7 +233,7 @@ pub(crate) fn deliver(
         srq.give_back(index, from.slot);
         return;
     }
-    // Who did not claim it has nothing to give.
+    // A sender that has not claimed the receive cannot return it.
     let Some(taken) = srq.take(index, from.slot) else {
         return;
     };
@@ -244,7 +250,8 @@ pub(crate) fn deliver(
     }
 }
 
-/// As [`deliver`], by the way of [`crate::qp::deliver_quickly`]: does nothing and says so where that is not plain.
+/// As [`deliver`], on the fast path of [`crate::qp::deliver_quickly`]: returns false, with no state
+/// changed, if the fast path does not apply.
 #[inline(never)]
 pub(crate) fn deliver_quickly(
     srq: &Srq,
@@ -265,8 +272,8 @@ pub(crate) fn deliver_quickly(
     complete_quickly(srq, cq, header.dst_qpn, from, ring, message, poll)
 }
 
-/// Completes the receive that a short message took. The caller keeps other messages from the queue's connection or handle
-/// meanwhile.
+/// Completes the receive that a short message consumes. The caller's lock excludes other messages
+/// for the same connection or XRC domain handle.
 #[inline(always)]
 pub(crate) fn complete_quickly(
     srq: &Srq,
@@ -281,8 +288,9 @@ pub(crate) fn complete_quickly(
     let len = message.inside;
     let filled = srq.fill_quickly(header.msn & 0xffff, from.slot, len, |addr| {
         let to = std::ptr::without_provenance_mut(addr as usize);
-        // SAFETY: inside a region that the application registered for this and has not
-        // deregistered; the ring is a mapping of this crate's.
+        // SAFETY: `fill_quickly` has checked that the address lies in a region that the application
+        // registered with local write; the application keeps that memory valid until it deregisters
+        // the region.
         unsafe { ring.copy_payload(message, 0, to, len) };
     });
     let Some(wr_id) = filled else {
@@ -311,7 +319,7 @@ pub(crate) fn complete_quickly(
     true
 }
 
-/// A message could not be taken that came through this target, if that still is the same.
+/// Moves the target to ERR after a failed message, if the target is still in the same incarnation.
 #[cold]
 fn fail_target(process: &Process, domain: &Domain, number: u32, incarnation: u32) {
     let entry = xrc::split_target(number).and_then(|(_, index)| domain.entry(index));
@@ -326,7 +334,7 @@ fn fail_target(process: &Process, domain: &Domain, number: u32, incarnation: u32
 /// `ibv_get_srq_num`.
 ///
 /// # Errors
-/// `EINVAL` for a queue that is not for XRC.
+/// `EINVAL`: not an XRC SRQ.
 pub(crate) fn number_of(srq: &Srq) -> Res<u32> {
     if srq.is_xrc() {
         Ok(srq_num(srq.process().slot, srq.index))

@@ -1,25 +1,26 @@
-//! Shared ownership as by [`std::sync::Arc`], whose allocation can fail: `Arc::try_new` is not stable.
+//! Shared ownership as with [`std::sync::Arc`], with a fallible allocation: `Arc::try_new` is not
+//! stable.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::NonNull;
-// Not loom's: what is counted here is when memory goes, and no model is about that.
+// Not loom's: these counts control when memory is freed, and no model covers that.
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use crate::sys::{Res, room};
 
-/// One of several owners of a value, which goes with the last of them.
+/// One of several owners of a value; the last owner drops the value.
 pub(crate) struct Arc<T>(NonNull<Inner<T>>);
 
-/// Knows of a value without keeping it.
+/// A reference that does not keep the value alive.
 pub(crate) struct Weak<T>(NonNull<Inner<T>>);
 
 struct Inner<T> {
     owners: AtomicUsize,
-    /// Who may look at the number of owners: each [`Weak`], and the owners together.
+    /// References to the counts: each [`Weak`], plus one for all owners together.
     watchers: AtomicUsize,
-    /// There as long as it has owners.
+    /// Valid while `owners` is not 0.
     value: ManuallyDrop<T>,
 }
 
@@ -27,7 +28,7 @@ struct Inner<T> {
 unsafe impl<T: Send + Sync> Send for Arc<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Arc<T> {}
-// SAFETY: it may become an owner.
+// SAFETY: `upgrade` makes an owner, so the same bounds apply as for `Arc`.
 unsafe impl<T: Send + Sync> Send for Weak<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Weak<T> {}
@@ -56,15 +57,16 @@ impl<T> Arc<T> {
     }
 
     fn inner(&self) -> &Inner<T> {
-        // SAFETY: it lives as long as it has an owner, and this is one.
+        // SAFETY: the allocation lives while it has an owner, and `self` is an owner.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl<T> Weak<T> {
-    /// An owner of the value, unless it has gone.
+    /// Returns an owner of the value, or `None` if the value has been dropped.
     pub(crate) fn upgrade(&self) -> Option<Arc<T>> {
-        // SAFETY: the counts live as long as anybody watches them, and this one does. Not a look at the value.
+        // SAFETY: the counts live while `watchers` is not 0, and `self` is one of them. The value
+        // is not accessed.
         let owners = unsafe { &(*self.0.as_ptr()).owners };
         let more = |count: usize| (count > 0).then(|| count + 1);
         owners
@@ -80,7 +82,8 @@ impl<T> Drop for Weak<T> {
         let watchers = unsafe { &(*self.0.as_ptr()).watchers };
         if watchers.fetch_sub(1, Ordering::Release) == 1 {
             fence(Ordering::Acquire);
-            // SAFETY: leaked in `try_new`; nobody knows of it any more, and the value went with its last owner.
+            // SAFETY: leaked in `try_new`; no reference is left, and the last owner has dropped the
+            // value.
             drop(unsafe { Box::from_raw(self.0.as_ptr()) });
         }
     }
@@ -104,7 +107,8 @@ impl<T> Deref for Arc<T> {
 impl<T> Clone for Arc<T> {
     #[inline]
     fn clone(&self) -> Self {
-        // Each owner takes room in memory, so the number can't wrap unless they are leaked, which none here is.
+        // Each owner occupies memory, so the count can overflow only if owners are leaked; this
+        // crate leaks none.
         self.inner().owners.fetch_add(1, Ordering::Relaxed);
         Self(self.0)
     }
@@ -112,11 +116,11 @@ impl<T> Clone for Arc<T> {
 
 impl<T> Drop for Arc<T> {
     fn drop(&mut self) {
-        // What each owner did with the value comes before its end.
+        // Each owner's accesses to the value happen before the value is dropped.
         if self.inner().owners.fetch_sub(1, Ordering::Release) == 1 {
             fence(Ordering::Acquire);
             let watches = Weak(self.0);
-            // SAFETY: this was the last owner, and none comes after it.
+            // SAFETY: the count of owners is 0, and `upgrade` makes no owner from then on.
             unsafe { ManuallyDrop::drop(&mut (*self.0.as_ptr()).value) };
             drop(watches);
         }
