@@ -1,12 +1,12 @@
-//! What may be asked of a registration: `ibv_reg_mr(3)`, and where the page is silent the kernel's
-//! `ib_check_mr_access` and `ib_umem_odp_get`.
+//! Checks of a registration's parameters: `ibv_reg_mr(3)`, and where the page is silent the
+//! kernel's `ib_check_mr_access` and `ib_umem_odp_get`.
 
 use rdma_core_sys::*;
 
 use super::odp;
 use crate::sys::{self, Errno, Res};
 
-/// Access bits that are offered.
+/// Access bits that the device supports.
 const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
@@ -19,29 +19,31 @@ const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_FLUSH_PERSISTENT;
 /// Access bits that a device may ignore: `IBV_ACCESS_OPTIONAL_RANGE`.
 const OPTIONAL: u32 = 0x3ff0_0000;
-/// Remote writing needs local writing (11.2.8.2).
+/// Remote access bits that need `IBV_ACCESS_LOCAL_WRITE` (11.2.8.2).
 const REMOTE_WRITES: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
-/// Memory that is to be registered, in bytes and addresses of this process.
+/// Memory to register, in bytes and addresses of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) addr: u64,
     pub(crate) len: u64,
-    /// What requests call the first byte.
+    /// The address of the first byte in work requests.
     pub(crate) iova: u64,
 }
 
 impl Range {
-    /// All of the address space: addr 0, length `SIZE_MAX`, iova 0, on demand.
+    /// Whether this is an implicit on-demand region of the whole address space: addr 0, length
+    /// `SIZE_MAX`, iova 0.
     pub(crate) fn is_implicit(&self, access: u32) -> bool {
         access & IBV_ACCESS_ON_DEMAND != 0 && self.addr == 0 && self.len == u64::MAX
     }
 }
 
-/// The access without what may be ignored.
+/// Returns the access flags without the optional bits.
 ///
 /// # Errors
-/// `EOPNOTSUPP` for rights that are not offered, `EINVAL` for rights that need local write and lack it.
+/// `EOPNOTSUPP`: an access bit that the device does not support. `EINVAL`: a remote access bit that
+/// needs local write, without local write.
 pub(crate) fn check(access: u32) -> Res<u32> {
     let access = access & !OPTIONAL;
     if access & REMOTE_WRITES != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0 {
@@ -55,16 +57,18 @@ pub(crate) fn check(access: u32) -> Res<u32> {
     }
 }
 
-/// Whether the memory may be registered like that, with pages made present where they are not
-/// on demand. For those it does not look at the memory, and takes as long for any length.
+/// Checks whether the memory can be registered with this access. Makes pages present unless the
+/// region is on demand. For an on-demand region, the memory is not accessed, and the duration does
+/// not depend on the length.
 ///
 /// # Errors
-/// `EINVAL` for length 0, a range that wraps, an iova with another offset in its page, pages that are not huge, or huge pages of all memory;
-/// `EFAULT` for memory that is not there or can't be written as asked.
+/// `EINVAL`: length 0, a range that wraps, an iova with another offset in its page than the
+/// address, `IBV_ACCESS_HUGETLB` for pages that are not huge or for an implicit region.
+/// `EFAULT`: memory that is not mapped or not writable as requested.
 pub(crate) fn check_range(range: Range, access: u32) -> Res<()> {
     let Range { addr, len, iova } = range;
-    // Pages of the name lie on pages of the memory, but for offsets from the beginning, which a
-    // device counts itself.
+    // Pages of the iova range must coincide with pages of the memory, except for a zero-based
+    // region, whose offsets the device computes.
     let congruent = access & IBV_ACCESS_ZERO_BASED != 0 || sys::same_page_offset(addr, iova);
     if len == 0 || !congruent || addr.checked_add(len).is_none() || iova.checked_add(len).is_none()
     {
@@ -78,7 +82,7 @@ pub(crate) fn check_range(range: Range, access: u32) -> Res<()> {
         }
         return Ok(());
     }
-    // What a device pins must be there, for writing where it may be written.
+    // Memory that a device pins must be present, and writable if the access includes local write.
     let write = access & IBV_ACCESS_LOCAL_WRITE != 0;
     if sys::pages_usable(addr, len as usize, write) {
         Ok(())
@@ -87,7 +91,7 @@ pub(crate) fn check_range(range: Range, access: u32) -> Res<()> {
     }
 }
 
-/// Whether a region of this access lets anybody write: `ib_access_writable` of the kernel.
+/// Whether this access permits any write: `ib_access_writable` of the kernel.
 pub(crate) fn writable(access: u32) -> bool {
     access & (IBV_ACCESS_LOCAL_WRITE | REMOTE_WRITES | IBV_ACCESS_MW_BIND) != 0
 }
@@ -164,7 +168,7 @@ mod tests {
         };
         let access = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB;
         assert_eq!(check_range(range, access), Err(Errno(libc::EINVAL)));
-        // Without paging on demand the hint says nothing.
+        // Without on-demand paging the hint has no effect.
         assert_eq!(check_range(range, IBV_ACCESS_HUGETLB), Ok(()));
     }
 }

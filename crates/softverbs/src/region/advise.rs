@@ -1,8 +1,8 @@
-//! `ibv_advise_mr`: making pages of regions on demand present.
+//! `ibv_advise_mr`: makes pages of on-demand regions present.
 //!
 //! Errors are those of mlx5's kernel code (`get_prefetchable_mr`, `pagefault_mr` in its `odp.c`)
-//! and of `UVERBS_METHOD_ADVISE_MR`. The work is done before the call returns in any case; without
-//! FLUSH only what is wrong with the keys is told.
+//! and of `UVERBS_METHOD_ADVISE_MR`. The work is always done before the call returns; without
+//! FLUSH, only errors of the keys are reported.
 
 use rdma_core_sys::*;
 
@@ -13,22 +13,23 @@ use crate::sys::{self, Errno, Res, with_room};
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
 const FLUSH: u32 = 1;
 
-/// What an advice does with a page that is not there.
+/// Handling of a page that is not present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Prefetch {
     Read,
     Write,
-    /// It stays as it is.
+    /// The page stays absent.
     NoFault,
 }
 
-/// Follows an advice about pieces of regions.
+/// Applies an advice to a list of sges.
 ///
 /// # Errors
-/// `EINVAL` for unknown flags, no pieces, or the key of a window; `EOPNOTSUPP` for an unknown advice;
-/// `ENOENT` for a key that is no region's on demand; `EPERM` for one of another domain, or writing
-/// where the region may only be read. With FLUSH also `EFAULT` for a piece outside its region, or
-/// pages that can't be had; pieces before it have been made present.
+/// `EINVAL`: unknown flags, no sges, or the key of a memory window. `EOPNOTSUPP`: unknown advice.
+/// `ENOENT`: the key is not the key of an on-demand region. `EPERM`: the region has another
+/// protection domain, or the advice is to write and the region is read-only. With FLUSH also
+/// `EFAULT`: an sge outside its region, or pages that cannot be made present; the pages of earlier
+/// sges are present.
 pub(crate) fn advise(
     regions: &Regions,
     windows: &Windows,
@@ -51,7 +52,8 @@ pub(crate) fn advise(
         found => found,
     };
     if flags & FLUSH == 0 {
-        // All keys first, as none is looked at later when the work is left to a worker.
+        // All keys are checked first: a driver checks none later, when it leaves the work to a
+        // worker.
         let mut places = with_room(pieces.len())?;
         for piece in pieces {
             places.push(place(piece)?);
@@ -67,7 +69,7 @@ pub(crate) fn advise(
     Ok(())
 }
 
-/// Where a piece begins; inside, `EFAULT` where the region does not have it.
+/// The address of an sge; the inner result is `EFAULT` if the sge is outside its region.
 fn find(regions: &Regions, pd: u32, prefetch: Prefetch, piece: &ibv_sge) -> Res<Res<u64>> {
     let region = regions
         .describe(Key(piece.lkey))
@@ -82,7 +84,7 @@ fn find(regions: &Regions, pd: u32, prefetch: Prefetch, piece: &ibv_sge) -> Res<
     let Some(offset) = piece.addr.checked_sub(range.iova) else {
         return Ok(Err(Errno(libc::EFAULT)));
     };
-    // The kernel counts up to the end of the last page.
+    // The kernel accepts addresses up to the end of the region's last page.
     let end = sys::page_end(range.addr.saturating_add(range.len));
     let inside = range
         .addr
@@ -91,7 +93,7 @@ fn find(regions: &Regions, pd: u32, prefetch: Prefetch, piece: &ibv_sge) -> Res<
     Ok(inside.ok_or(Errno(libc::EFAULT)))
 }
 
-/// Makes the pages of a piece at an address present, and counts them.
+/// Makes the pages of an sge at an address present, and counts them.
 fn follow(regions: &Regions, addr: u64, piece: &ibv_sge, prefetch: Prefetch) -> Res<()> {
     let length = piece.length as usize;
     let write = match prefetch {
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
     use crate::segment::OwnSegment;
 
-    /// Fresh pages that nothing has touched.
+    /// New pages that have not been accessed.
     struct Pages {
         addr: u64,
         len: usize,
@@ -124,7 +126,8 @@ mod tests {
     impl Pages {
         fn new(len: usize, protection: i32) -> Self {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            // SAFETY: a new mapping at an address of the kernel's choice.
+            // SAFETY: a new mapping at an address that the kernel chooses replaces no other
+            // mapping.
             let addr = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
             assert_ne!(addr, libc::MAP_FAILED);
             let addr = addr as u64;
@@ -133,7 +136,7 @@ mod tests {
 
         fn resident(&self) -> usize {
             let mut pages = vec![0u8; self.len / 4096];
-            // SAFETY: the mapping is live; one byte for each page of it.
+            // SAFETY: the mapping is live, and the vector has one byte for each page of it.
             let ret = unsafe {
                 libc::mincore(
                     std::ptr::without_provenance_mut(self.addr as usize),
@@ -148,7 +151,7 @@ mod tests {
 
     impl Drop for Pages {
         fn drop(&mut self) {
-            // SAFETY: the mapping is this object's.
+            // SAFETY: this object owns the mapping.
             unsafe {
                 libc::munmap(
                     std::ptr::without_provenance_mut(self.addr as usize),

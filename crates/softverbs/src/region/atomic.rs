@@ -1,7 +1,7 @@
-//! 64-bit atomics on a peer's region. Cross-memory attach can't do them, so whoever changes a word
-//! holds one of the owner's locks, chosen by the word's address, while it reads and writes. All
-//! atomics on a process's memory go this way, those of the process itself too; but for buffers that the
-//! device allocated, which everybody changes by the processor's atomics.
+//! 64-bit atomics on a peer's region. Cross-memory attach has no atomic operations, so an initiator
+//! holds one of the owner's locks, chosen by the word's address, while it reads and writes the
+//! word. All atomics on a process's memory use these locks, also those of the process itself. The
+//! exception is memory in device buffers, which every process changes with the processor's atomics.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,13 @@ use crate::sync::atomic::Ordering;
 use crate::sync::pause;
 use crate::sys;
 
-/// What is done with the word.
+/// The operation on the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Add(u64),
-    /// If it is the first, it becomes the second.
+    /// Compare and swap: if the word equals the first value, it becomes the second.
     Swap(u64, u64),
-    /// It becomes this, whatever it was: an atomic write.
+    /// Atomic write: the word becomes this value.
     Store(u64),
 }
 
@@ -37,7 +37,7 @@ impl Change {
         }
     }
 
-    /// What a peer must allow for it.
+    /// The access right that the operation needs.
     pub(crate) fn right(self) -> u32 {
         match self {
             Self::Store(_) => IBV_ACCESS_REMOTE_WRITE,
@@ -46,12 +46,14 @@ impl Change {
     }
 }
 
-/// How long a living process may keep a lock: some microseconds, unless it is stopped.
+/// Longest wait for a lock that a living process holds. A process that is not stopped holds a lock
+/// only for a read and a write of one word.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often a lock is tried before its holder is looked at; in tests that is at once.
+/// Attempts before the liveness of the lock's holder is checked; in tests the check comes at once.
 const ROUNDS: u32 = if cfg!(any(test, fuzzing)) { 0 } else { 1000 };
 
-/// One of the owner's locks, held. The word says who holds it: slot + 1, and a part of its cookie.
+/// A held lock in the owner's segment. The lock word names the holder: slot + 1, and the lower 48
+/// bits of its cookie.
 pub(crate) struct Stripe<'a> {
     map: &'a Mapping,
     at: usize,
@@ -59,8 +61,9 @@ pub(crate) struct Stripe<'a> {
 }
 
 impl<'a> Stripe<'a> {
-    /// The lock for `addr` in the owner's segment (`map`), for the process that `own` names. `lives`
-    /// says whether another one may still do something. `None` where another keeps it for as long as `patience`.
+    /// Acquires the lock for `addr` in the owner's segment (`map`) for the process that `own`
+    /// names. `lives` returns whether the holder in a lock word may still be running. `None` if
+    /// another living process holds the lock for longer than `patience`.
     pub(crate) fn lock(
         map: &'a Mapping,
         addr: u64,
@@ -68,7 +71,7 @@ impl<'a> Stripe<'a> {
         patience: Duration,
         lives: impl Fn(u64) -> bool,
     ) -> Option<Self> {
-        // Neighbouring words have different locks.
+        // Adjacent words have different locks.
         let index = (addr >> 3 ^ addr >> 12) as usize % stripe::COUNT;
         let at = stripe::AT + stripe::STRIDE * index;
         let word = map.u64(at);
@@ -76,11 +79,11 @@ impl<'a> Stripe<'a> {
         let mut round = 0u32;
         loop {
             let held = word.load(Ordering::Relaxed);
-            // Where others have the processors, all rounds until here may take longer than that.
+            // On a busy machine the rounds up to here may take longer than `patience`.
             let late = round > ROUNDS && begin.elapsed() > patience;
             let look = late || round > ROUNDS && round.is_multiple_of(64);
-            // One that has ended while it held the lock changed the word or did not; either is
-            // an atomic operation.
+            // A holder that has ended has either changed the word or not; each outcome is an atomic
+            // operation, so the lock can be taken over.
             let free = held == 0 || look && !lives(held);
             if free
                 && word
@@ -100,7 +103,7 @@ impl<'a> Stripe<'a> {
 
 impl Drop for Stripe<'_> {
     fn drop(&mut self) {
-        // Whoever took this process for dead has it now.
+        // Fails if another process considered this process dead and has taken the lock over.
         let word = self.map.u64(self.at);
         let _ = word.compare_exchange(self.own, 0, Ordering::Release, Ordering::Relaxed);
     }
@@ -118,10 +121,10 @@ fn lives(process: &Process, held: u64) -> bool {
     }
 }
 
-/// Changes a word of a peer's region; what it was before. The address is a multiple of 8.
+/// Changes a word of a peer's region and returns its earlier value. The address is a multiple of 8.
 ///
 /// # Errors
-/// [`AccessError`]; the word is as it was.
+/// [`AccessError`]; the word is unchanged.
 pub(crate) fn change(
     process: &Process,
     peer: &Peer,
@@ -131,8 +134,8 @@ pub(crate) fn change(
     let hazard = Hazard::publish(&peer.hazards, &peer.map, process.slot, target.key);
     let place =
         resolve(&peer.map, target, target.addr, 8, change.right()).ok_or(AccessError::Remote)?;
-    // What is done with a word follows its address, not the key: a region of all memory may lead to a
-    // device's buffer too.
+    // The word's address, not the key, decides the method: an implicit region also covers device
+    // buffers.
     let direct = if place.direct.stamp == 0 {
         Shown::at(&peer.map, place.addr).map(|shown| Direct {
             stamp: shown.stamp,
@@ -157,12 +160,12 @@ pub(crate) fn change(
     Ok(old)
 }
 
-/// Changes a word of this process's own memory for a peer; `own` is this process as a peer. The caller has a hazard of what
-/// allows it.
+/// Changes a word of this process's own memory for a peer; `own` is this process as a peer. The
+/// caller holds a hazard for the key that permits the access.
 ///
 /// # Errors
-/// [`AccessError::Dead`] where another process keeps the word's lock, which is not waited for long;
-/// [`AccessError::Remote`] where the word is not there.
+/// [`AccessError::Dead`]: another process has held the word's lock for more than 1 ms.
+/// [`AccessError::Remote`]: the word is not mapped.
 pub(crate) fn change_own(
     process: &Process,
     own: &Peer,
@@ -175,7 +178,7 @@ pub(crate) fn change_own(
     }
 }
 
-/// Changes a word that no device allocated, under its lock.
+/// Changes a word outside device buffers, under its lock.
 fn change_ordinary(
     process: &Process,
     peer: &Peer,

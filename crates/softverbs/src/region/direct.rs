@@ -1,4 +1,4 @@
-//! Access to memory that the owner's device allocated, through a mapping of its own.
+//! Access to the owner's device memory buffers through a mapping in this process.
 
 use super::remote::{AccessError, Direction};
 use crate::agent::Opener;
@@ -8,24 +8,24 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Lock};
 use crate::sys::Grow;
 
-/// Where a region lies in a buffer of its owner; stamp 0 for ordinary memory.
+/// Location of a region in a device buffer of its owner; stamp 0 for ordinary memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Direct {
     pub(crate) stamp: u64,
-    /// Of its first byte.
+    /// Offset of the region's first byte in the buffer.
     pub(crate) offset: u64,
 }
 
-/// Most buffers of one peer that stay mapped.
+/// Limit of mapped buffers of one peer.
 const MOST: usize = 64;
 
-/// The buffers of one peer that are mapped here, by stamp.
+/// The mapped buffers of one peer, by stamp.
 #[derive(Debug, Default)]
 pub(crate) struct Directs(Lock<Vec<(u64, Arc<Mapping>)>>);
 
 impl Directs {
-    /// The mapping of a buffer; `None` where the peer's descriptor can't be opened, or is not what
-    /// its segment says.
+    /// Returns the mapping of a buffer. `None` if the peer's descriptor cannot be opened, or the
+    /// file does not match the peer's segment.
     #[inline]
     pub(crate) fn get(
         &self,
@@ -51,19 +51,19 @@ impl Directs {
         map.prefer_huge_pages();
         let mut known = self.0.lock();
         let gone = (known.len() >= MOST).then(|| known.remove(0));
-        // Without room it is opened again the next time.
+        // Without memory for the list, the buffer is mapped again at the next access.
         let _ = known.try_push((stamp, Arc::clone(&map)));
         drop(known);
-        // Not under the lock: this may unmap.
+        // Dropped without the lock held: this may unmap memory.
         drop(gone);
         Some(map)
     }
 }
 
-/// Copies between local pieces and a mapping.
+/// Copies between local buffers and a mapping.
 ///
 /// # Errors
-/// [`AccessError::Remote`] where the mapping does not have the bytes.
+/// [`AccessError::Remote`]: the range is outside the mapping.
 pub(super) fn copy(
     map: &Mapping,
     offset: u64,
@@ -78,8 +78,9 @@ pub(super) fn copy(
     let mut there = map.bytes(offset as usize, bytes);
     for piece in local {
         let here = piece.iov_base.cast::<u8>();
-        // SAFETY: the pieces are the application's registered buffers, `bytes` in all; the other side is
-        // inside the mapping. Whoever writes there meanwhile changes the bytes and nothing else.
+        // SAFETY: the application keeps its registered buffers, `bytes` bytes in all, valid; the
+        // other side was checked to lie inside the mapping. A concurrent writer of the mapping
+        // changes only the bytes that are copied.
         unsafe {
             match direction {
                 Direction::Write => there.copy_from(here, piece.iov_len),
@@ -91,10 +92,11 @@ pub(super) fn copy(
     Ok(())
 }
 
-/// Changes a word of a mapping as `next` says, by the processor's own atomics; what it was.
+/// Changes a word of a mapping to the result of `next` with the processor's atomics; returns its
+/// earlier value.
 ///
 /// # Errors
-/// [`AccessError::Remote`] where the mapping does not have the word, or not on its boundary.
+/// [`AccessError::Remote`]: the word is outside the mapping or not aligned.
 pub(crate) fn change(
     map: &Mapping,
     offset: u64,
@@ -107,7 +109,7 @@ pub(crate) fn change(
     }
     let word = map.u64(offset as usize);
     let old = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
-    // Either way it is what was found.
+    // `Ok` and `Err` both hold the value that was found.
     Ok(old.unwrap_or_else(|found| found))
 }
 

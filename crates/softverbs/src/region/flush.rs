@@ -1,8 +1,8 @@
-//! Flush: what was written through a key is visible to everybody, or outlives a loss of power.
+//! Flush: makes the bytes written through a key visible to all processes, or persistent.
 //!
-//! Everything that initiators copy is visible at once, so a global flush checks the key and orders. A
-//! persistent one writes the file back that the memory is a shared mapping of; the owner opened it when it
-//! registered the memory.
+//! All copies by initiators are visible at once, so a global flush only checks the key and orders.
+//! A persistent flush writes back the file of which the memory is a shared mapping; the owner
+//! opened that file when it registered the memory.
 
 use std::os::fd::OwnedFd;
 
@@ -16,17 +16,18 @@ use crate::segment::layout::region;
 use crate::sync::atomic::{Ordering, fence};
 use crate::sys::{self, Errno, Res};
 
-/// What a flush is asked to reach.
+/// The parameters of a flush request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flush {
     /// `ibv_placement_type`, one or both.
     pub(crate) placement: u32,
-    /// How many bytes from the target's address, or `None` for the whole region.
+    /// Number of bytes from the target's address, or `None` for the whole region.
     pub(crate) len: Option<u64>,
 }
 
 impl Flush {
-    /// What a queue pair and a region must allow for it; `None` where it asks for nothing that there is.
+    /// The access rights that a queue pair and a region must grant for this flush; `None` if it
+    /// requests no known placement type.
     pub(crate) fn right(self) -> Option<u32> {
         let mut right = 0;
         for (bit, access) in [
@@ -42,7 +43,7 @@ impl Flush {
     }
 }
 
-/// Flushes a peer's region. A persistent flush waits for the disk.
+/// Flushes a peer's region. A persistent flush blocks until the file is written back.
 ///
 /// # Errors
 /// [`AccessError`].
@@ -57,7 +58,7 @@ pub(crate) fn flush(
     let at = region::AT + region::STRIDE * target.key.index();
     let (addr, len) = match flush.len {
         Some(len) => (target.addr, len),
-        // The specification: address and length are ignored.
+        // A flush of the whole region: the specification ignores address and length.
         None => (peer.map.u64(at + region::IOVA).load(Ordering::Relaxed), 0),
     };
     resolve(&peer.map, target, addr, len, right).ok_or(AccessError::Remote)?;

@@ -1,4 +1,4 @@
-//! The owner's side of hazards: waiting until no initiator uses a key that was made invalid.
+//! The owner's side of hazards: waits until no initiator uses a key that was made invalid.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,11 @@ use crate::sync::atomic::{Ordering, fence};
 use crate::sync::pause;
 use crate::sys::{Errno, Res};
 
-/// How long is waited for initiators.
+/// Longest wait for initiators.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a hazard says is in use: a key, and where it is that of a receive, the queue pair.
+/// The content of a hazard word: the key in use, and for the key of a receive also the queue pair
+/// or SRQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use(u64);
 
@@ -23,12 +24,12 @@ impl From<Key> for Use {
 }
 
 impl Use {
-    /// A receive of the queue pair with this index is written by its key.
+    /// The key of a receive of the queue pair with this index, which is being written.
     pub(crate) fn of_receive(qp: u32, key: Key) -> Self {
         Self(Self::from(key).0 | (u64::from(qp & 0x3fff) + 1) << 33)
     }
 
-    /// A receive of the shared queue with this index is written by its key.
+    /// The key of a receive of the SRQ with this index, which is being written.
     pub(crate) fn of_shared_receive(srq: u32, key: Key) -> Self {
         Self(Self::of_receive(srq, key).0 | 1 << 48)
     }
@@ -50,28 +51,28 @@ impl Use {
     }
 }
 
-/// Waits until no living process uses `key`, which is dead already.
+/// Waits until no living process uses `key`, which is already invalid.
 ///
 /// # Errors
-/// `EBUSY` where one still does after some seconds.
+/// `EBUSY`: a process still does after 5 seconds.
 pub(super) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> Res<()> {
     wait_for(segment, |used| used.names_key(key), lives)
 }
 
-/// Waits until no living process writes into receives of the queue pair with this index, which takes no more
-/// messages.
+/// Waits until no living process writes into receives of the queue pair with this index, which
+/// accepts no further messages.
 ///
 /// # Errors
-/// `EBUSY` where one still does after some seconds.
+/// `EBUSY`: a process still does after 5 seconds.
 pub(crate) fn await_receive(segment: &OwnSegment, qp: u32, lives: impl Fn(u32) -> bool) -> Res<()> {
     fence(Ordering::SeqCst);
     wait_for(segment, |used| used.names_receive(qp), lives)
 }
 
-/// As [`await_receive`], of the shared queue with this index.
+/// As [`await_receive`], for the SRQ with this index.
 ///
 /// # Errors
-/// As there.
+/// As [`await_receive`].
 pub(crate) fn await_shared_receive(
     segment: &OwnSegment,
     srq: u32,
@@ -81,8 +82,8 @@ pub(crate) fn await_shared_receive(
     wait_for(segment, |used| used.names_shared_receive(srq), lives)
 }
 
-/// Whether some process says that it writes into receives of the queue pair with this index, which takes no more
-/// messages.
+/// Whether a process has a hazard for receives of the queue pair with this index, which accepts no
+/// further messages.
 pub(crate) fn receive_in_use(segment: &OwnSegment, qp: u32) -> bool {
     fence(Ordering::SeqCst);
     let found = find(segment, |used| used.names_receive(qp)).is_some();
@@ -110,14 +111,15 @@ fn wait_for(
             pause(round / 2);
         }
     }
-    // What initiators did under their hazards is done.
+    // Orders the initiators' accesses under their hazards before the caller's next steps.
     fence(Ordering::Acquire);
     Ok(())
 }
 
-/// Whether a living process may still use `key`, which is dead already. Does not wait.
+/// Whether a living process may still use `key`, which is already invalid. Does not wait.
 pub(super) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> bool {
-    // Once for each word that there is; who writes the same ones again is no initiator.
+    // One round for each hazard word. A process that restores a cleared word breaks the protocol,
+    // and cannot extend the loop.
     for _ in 0..layout::MAX_PROCESSES * announce::HAZARD_COUNT {
         let Some((visitor, word)) = find(segment, |used| used.names_key(key)) else {
             fence(Ordering::Acquire);
@@ -131,7 +133,7 @@ pub(super) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> boo
     true
 }
 
-/// A process that uses what is `named` now, and where in the segment it says so.
+/// Finds a hazard for which `named` returns true: its process's slot and its offset in the segment.
 fn find(segment: &OwnSegment, named: impl Fn(Use) -> bool) -> Option<(u32, usize)> {
     (0..layout::MAX_PROCESSES / 64).find_map(|word| {
         let mut visitors = segment
@@ -158,7 +160,8 @@ mod tests {
     use super::super::{Range, Regions};
     use super::*;
 
-    /// What gives up after its patience can be called again, and succeeds when nobody is left in between.
+    /// A call that fails with `EBUSY` can be repeated, and succeeds when no process uses the key
+    /// any more.
     #[test]
     fn who_was_refused_can_come_again() {
         let segment = OwnSegment::create(1, 0, true).unwrap();

@@ -1,7 +1,7 @@
-//! The memory that registrations would lock on a device that pins it. Nothing is locked here, but
-//! with **`SOFTVERBS_MEMLOCK=1`** it is counted, and limited as the kernel does (`ib_umem_get`):
-//! each registration counts its pages, twice where two have the same; `RLIMIT_MEMLOCK` bounds the
-//! sum, unless the process has `CAP_IPC_LOCK`.
+//! The memory that registrations would lock on a device that pins it. Nothing is locked here. With
+//! **`SOFTVERBS_MEMLOCK=1`** the pages are counted and limited as in the kernel (`ib_umem_get`):
+//! each registration counts its pages, a page in two registrations counts twice; `RLIMIT_MEMLOCK`
+//! limits the sum, unless the process has `CAP_IPC_LOCK`.
 
 use rdma_core_sys::IBV_ACCESS_ON_DEMAND;
 
@@ -10,7 +10,7 @@ use crate::environment;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sys::{self, Errno, Res};
 
-/// Pages of all registrations of this process. Thread safe.
+/// Count of the pages of all registrations of this process. Thread safe.
 #[derive(Debug)]
 pub(super) struct Locked {
     counts: bool,
@@ -25,12 +25,12 @@ impl Locked {
         }
     }
 
-    /// Counts the pages of a registration; gives their number.
+    /// Counts the pages of a registration; returns their number.
     ///
     /// # Errors
-    /// `ENOMEM`: they are more than may be locked. Nothing is counted then.
+    /// `ENOMEM`: the sum would exceed the limit. The count is unchanged.
     pub(super) fn charge(&self, what: &Description) -> Res<u64> {
-        // pages of on-demand regions, and memory of the device, are not locked
+        // pages of on-demand regions and device memory are not locked
         let locks = what.access & IBV_ACCESS_ON_DEMAND == 0 && what.direct.stamp == 0;
         if !self.counts || !locks {
             return Ok(0);

@@ -1,10 +1,10 @@
-//! Memory regions: what this process registered, and access to what peers registered.
+//! Memory regions: the registrations of this process, and access to those of peers.
 //!
-//! The owner keeps every region twice. Its private table decides on local keys, and nobody else
-//! can write to it; the shared one tells initiators where a remote key leads. An initiator that
-//! uses a key says so in a hazard word of the owner's segment, and only then checks that the key
-//! is valid; the owner first makes the key invalid and then waits for hazards. So memory is
-//! never touched through a key after its deregistration returned.
+//! The owner keeps every region in two tables. Its private table, which no other process can write,
+//! resolves local keys; the shared table resolves remote keys for initiators. An initiator first
+//! publishes the key that it uses in a hazard word of the owner's segment, and then checks that the
+//! key is valid. The owner first makes the key invalid and then waits for hazards. So no initiator
+//! accesses memory through a key after the deregistration of the key has returned.
 
 pub(crate) mod access;
 mod advise;

@@ -1,8 +1,8 @@
-//! What a null region's key stands for: zeros to read, and a place for what is thrown away.
+//! The memory behind a null region's key: zeros to read, and a sink for data that is discarded.
 //!
-//! Both are ranges of addresses as long as the longest message, so that whoever gathers or scatters
-//! need not know. The zeros are a mapping that nobody wrote to; the sink is one small file, mapped
-//! over and over.
+//! Both are address ranges as long as the longest message, so gather and scatter need no special
+//! case. The zeros are a mapping that is never written; the sink is one file of 2 MiB that is
+//! mapped repeatedly over the range.
 
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::qp::MAX_MESSAGE;
 use crate::sys::{Errno, Res, fallocate, memfd_create};
 
-/// Bytes of memory that the sink takes.
+/// Bytes of memory of the sink.
 const SINK: usize = 2 << 20;
 
 #[derive(Clone, Copy, Debug)]
@@ -21,10 +21,10 @@ struct Places {
 
 static PLACES: OnceLock<Places> = OnceLock::new();
 
-/// Makes the places, once in a process.
+/// Creates both ranges, once in a process.
 ///
 /// # Errors
-/// `ENOMEM`, or why a file can't be made.
+/// `ENOMEM`, or the error of creating the file.
 pub(super) fn prepare() -> Res<()> {
     static MAKING: Mutex<()> = Mutex::new(());
     let _one = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +34,8 @@ pub(super) fn prepare() -> Res<()> {
         let file = memfd_create(c"softverbs-sink", SINK)?;
         fallocate(file.as_raw_fd(), 0, SINK)?;
         for at in (0..MAX_MESSAGE as usize).step_by(SINK) {
-            // SAFETY: over a part of what was just reserved, which nobody knows of yet.
+            // SAFETY: replaces a part of the range that was just reserved; no other code has its
+            // address yet.
             let mapped = unsafe {
                 libc::mmap(
                     std::ptr::without_provenance_mut(sink as usize + at),
@@ -55,7 +56,7 @@ pub(super) fn prepare() -> Res<()> {
 }
 
 fn reserve() -> Res<u64> {
-    // SAFETY: a new mapping at an address of the kernel's choice.
+    // SAFETY: a new mapping at an address that the kernel chooses replaces no other mapping.
     let addr = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -72,8 +73,8 @@ fn reserve() -> Res<u64> {
     Ok(addr as u64)
 }
 
-/// Where a piece of a null region is. Of a receive's piece that is longer than any message, only
-/// so much is ever written.
+/// The address for an sge of a null region. For the sge of a receive that is longer than any
+/// message, at most the length of the longest message is written.
 pub(super) fn address(write: bool, length: u32) -> Option<u64> {
     let places = PLACES.get()?;
     if write {

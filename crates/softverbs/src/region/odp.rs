@@ -1,8 +1,8 @@
-//! On-demand paging: regions whose pages are made present by whoever touches them.
+//! On-demand paging: regions whose pages become present at the first access.
 //!
-//! The copies between processes fault pages in by themselves, so such a region differs from
-//! another one only in what its registration does not do: look at the memory. `SOFTVERBS_ODP=0`
-//! makes a device without it.
+//! The copies between processes fault pages in, so an on-demand region differs from another region
+//! only in its registration, which does not access the memory. `SOFTVERBS_ODP=0` disables the
+//! feature.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,7 @@ pub(crate) fn enabled() -> bool {
     *ENABLED.get_or_init(|| environment::ODP.value().is_none_or(|value| value != "0"))
 }
 
-/// What `ibv_query_device_ex` says about it, for each transport what its queue pairs do.
+/// The capabilities that `ibv_query_device_ex` reports, for each transport.
 pub(crate) fn caps() -> ibv_odp_caps {
     if !enabled() {
         return ibv_odp_caps::default();
@@ -37,7 +37,7 @@ pub(crate) fn caps() -> ibv_odp_caps {
     }
 }
 
-/// As [`caps`], of XRC, which does what RC does.
+/// As [`caps`], for XRC, which has the capabilities of RC.
 pub(crate) fn xrc_caps() -> u32 {
     caps().per_transport_caps.rc_odp_caps
 }

@@ -1,4 +1,4 @@
-//! The initiator's side: copies into and out of a peer's regions, without the peer's help.
+//! The initiator's side: copies into and out of a peer's regions, without action of the peer.
 
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
@@ -12,32 +12,33 @@ use crate::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::sync::pause;
 use crate::sys::{self, MAX_IOV};
 
-/// Most bytes that are copied under one hazard: a deregistration never waits for more.
+/// Largest number of bytes that are copied under one hazard: a deregistration waits for at most one
+/// such copy of each hazard.
 pub(crate) const MOST_AT_ONCE: usize = 1 << 20;
 
-/// Which way the bytes go.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Write,
     Read,
 }
 
-/// What a work request names at the peer.
+/// The remote operand of a work request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) key: Key,
     pub(crate) addr: u64,
-    /// The queue pair there: its protection domain and number.
+    /// Protection domain and number of the peer's queue pair.
     pub(crate) pd: u32,
     pub(crate) qp: u32,
 }
 
-/// Why nothing, or not everything, was copied.
+/// Reason why none or only a part of the bytes was copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AccessError {
-    /// The key does not allow it, or the memory behind it is gone.
+    /// The key does not permit the access, or the memory behind the key is not mapped.
     Remote,
-    /// The local buffer is not there.
+    /// The local buffer is not mapped.
     Local,
     /// The peer has ended.
     Dead,
@@ -45,8 +46,8 @@ pub(crate) enum AccessError {
     Refused,
 }
 
-/// Which of this process's hazard words at one owner its threads are using. Private: the words
-/// themselves are only written, as anybody may have left anything in them.
+/// The hazard words of this process at one owner that its threads use. Kept in private memory: the
+/// words in the owner's segment are only written, because other processes may write them.
 #[derive(Debug)]
 pub(crate) struct Hazards {
     taken: AtomicU32,
@@ -61,7 +62,8 @@ impl Hazards {
 
     fn take(&self) -> u32 {
         let mut round = 0u32;
-        // More threads than words at one peer take turns; each turn is one bounded copy.
+        // If more threads than words access one peer, they take turns; each turn is one copy of at
+        // most [`MOST_AT_ONCE`] bytes.
         loop {
             let taken = self.taken.load(Ordering::Relaxed);
             let number = taken.trailing_ones();
@@ -81,7 +83,7 @@ impl Hazards {
     }
 }
 
-/// A thread's word in the owner's segment (`map`) that says what it is using.
+/// A thread's hazard word in the owner's segment (`map`), which holds the key in use.
 pub(crate) struct Hazard<'a> {
     hazards: &'a Hazards,
     number: u32,
@@ -118,17 +120,17 @@ impl Drop for Hazard<'_> {
     }
 }
 
-/// Where a target's bytes are.
+/// Location of a target's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// In the owner's memory.
+    /// Address in the owner's memory.
     pub(crate) addr: u64,
-    /// In a buffer of the owner's device, where the stamp is not 0.
+    /// Location in a device buffer of the owner, if the stamp is not 0.
     pub(crate) direct: Direct,
 }
 
-/// Whether a key is that of a window of type 2B for the target's queue pair now, which its other end
-/// may invalidate.
+/// Whether the key belongs to a type 2B memory window that is bound to the target's queue pair now.
+/// The connected queue pair may then invalidate the window.
 pub(crate) fn may_invalidate(map: &Mapping, target: Target) -> bool {
     let at = region::AT + region::STRIDE * target.key.index();
     target.key.0 != 0
@@ -136,8 +138,8 @@ pub(crate) fn may_invalidate(map: &Mapping, target: Target) -> bool {
         && map.u32(at + region::QP).load(Ordering::Relaxed) == target.qp
 }
 
-/// The address behind `len` bytes at `addr` of the process whose segment this is, if the key allows
-/// that now. Under a [`Hazard`] of that key.
+/// Resolves `len` bytes at `addr` in the process whose segment is `map`, if the key permits the
+/// access now. The caller holds a [`Hazard`] for the key.
 pub(crate) fn resolve(
     map: &Mapping,
     target: Target,
@@ -168,7 +170,8 @@ pub(crate) fn resolve(
     })
 }
 
-/// What a peer registered under a key, if that is alive and not a window's; for who imports it.
+/// The description of a peer's region, if the key is valid and not a memory window's; for importing
+/// the region.
 pub(crate) fn granted(peer: &Peer, own_slot: u32, key: Key) -> Option<Description> {
     let map = &peer.map;
     let hazard = Hazard::publish(&peer.hazards, map, own_slot, key);
@@ -193,7 +196,7 @@ pub(crate) fn granted(peer: &Peer, own_slot: u32, key: Key) -> Option<Descriptio
     (live && map.u32(at + region::QP).load(Ordering::Relaxed) == 0).then_some(found)
 }
 
-/// Copies between local pieces and a peer's region. Zero bytes are always allowed (9.4.3: no
+/// Copies between local buffers and a peer's region. A copy of 0 bytes always succeeds (9.4.3: no
 /// check of the key).
 ///
 /// # Errors
@@ -211,7 +214,8 @@ pub(crate) fn copy(
     };
     let mut pieces = Pieces::new(local);
     let mut addr = target.addr;
-    // The whole range first, so that a request that goes too far changes nothing.
+    // Each round checks all bytes that are left, so a request that exceeds its region changes
+    // nothing.
     let mut left: u64 = local.iter().map(|piece| piece.iov_len as u64).sum();
     while left > 0 {
         let (batch, count, bytes) = pieces.next(MOST_AT_ONCE);
@@ -248,7 +252,7 @@ fn move_bytes(
     }
 }
 
-/// Copies `bytes` bytes to the peer's memory, where both lists have as many.
+/// Copies `bytes` bytes to the peer's memory; both lists have that many bytes.
 pub(crate) fn write_bytes(
     peer: &Peer,
     local: &[libc::iovec],
@@ -281,7 +285,7 @@ fn judge(
     }
 }
 
-/// Which side's memory was missing.
+/// Determines on which side the memory is not mapped.
 fn blame(local: &[libc::iovec], direction: Direction) -> AccessError {
     let there = local.iter().all(|piece| match direction {
         Direction::Write => sys::readable_locally(piece.iov_base as u64, piece.iov_len),
@@ -294,7 +298,7 @@ fn blame(local: &[libc::iovec], direction: Direction) -> AccessError {
     }
 }
 
-/// Cuts a list of pieces into batches of bounded size and number.
+/// Splits a list of buffers into batches of limited size and count.
 #[derive(Debug)]
 pub(crate) struct Pieces<'a> {
     list: &'a [libc::iovec],
@@ -311,7 +315,7 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// The next batch: the pieces, how many, and their bytes, at most `most`.
+    /// The next batch: its buffers, their count, and their bytes, at most `most`.
     pub(crate) fn next(&mut self, most: usize) -> ([libc::iovec; MAX_IOV], usize, usize) {
         let mut batch = [sys::as_local(0, 0); MAX_IOV];
         let (mut count, mut bytes) = (0, 0);

@@ -1,15 +1,15 @@
-//! The region that a queue named last. Most requests of a queue name the same one, and naming it again costs a
-//! comparison instead of a look-up.
+//! The region that a queue used last. Most requests of a queue use the same region; for these, a
+//! comparison replaces the table look-up.
 
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
 
 use super::{Key, Regions};
 use crate::sync::atomic::Ordering;
 
-/// What was found in the table; 0 in `changes` where nothing was.
+/// The result of the last look-up; `changes` is 0 if there is none.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// What [`Regions::changes`] was before the table was looked at.
+    /// The value of [`Regions::changes`] before the look-up.
     changes: u64,
     start: u64,
     len: u64,
@@ -20,7 +20,8 @@ pub(crate) struct Seen {
 }
 
 impl Regions {
-    /// As [`Self::local`], where `seen` is the caller's own. A key that became invalid is noticed as by that.
+    /// As [`Self::local`], with the caller's cached look-up `seen`. An invalidated key is detected
+    /// as in that function.
     #[inline(always)]
     pub(crate) fn local_again(
         &self,
@@ -30,7 +31,8 @@ impl Regions {
         write: bool,
     ) -> Option<u64> {
         let offset = sge.addr.wrapping_sub(seen.start);
-        // Behind `kill`, which counts after it has made the key invalid, the numbers differ.
+        // `kill` increments `changes` after it has made the key invalid, so the numbers differ
+        // after a `kill`.
         let same = seen.lkey == sge.lkey
             && seen.changes == self.changes.load(Ordering::Acquire)
             && seen.pd == pd
@@ -47,7 +49,7 @@ impl Regions {
     fn local_first(&self, seen: &mut Seen, sge: &ibv_sge, pd: u32, write: bool) -> Option<u64> {
         let changes = self.changes.load(Ordering::Acquire);
         let found = self.local(sge, pd, write);
-        // Null regions have no description, and are not noted.
+        // Null regions have no description and are not cached.
         if found.is_some()
             && let Some(region) = self.describe(Key(sge.lkey))
         {
@@ -109,7 +111,7 @@ mod tests {
         regions.deregister(&segment, first, |_| true).unwrap();
         assert_eq!(ask(first, 0x9010, 8, 7, true), None);
         assert_eq!(ask(second, 0x9010, 8, 7, false), Some(0x5010));
-        // One that changes keeps its key.
+        // A changed region keeps its key.
         let mut to = regions.describe(second).unwrap();
         to.range.addr = 0x7000;
         regions.change(&segment, second, &to, |_| true).unwrap();

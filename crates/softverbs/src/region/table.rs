@@ -1,4 +1,4 @@
-//! The owner's side: registering, looking up local keys, deregistering.
+//! The owner's side: registration, look-up of local keys, deregistration.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -12,8 +12,9 @@ use crate::segment::layout::{MAX_REGIONS, region};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::sys::{Errno, Grow, Res, list};
 
-/// A 32-bit key: an index of 20 bits, and a generation that differs between two regions of one
-/// index. The low 8 bits belong to the generation, as a window's owner may choose those.
+/// A 32-bit key: an index of 20 bits and a generation of 12 bits, which differs between successive
+/// regions of one index. The low 8 bits belong to the generation, because the owner of a memory
+/// window may choose them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Key(pub(crate) u32);
 
@@ -22,7 +23,7 @@ impl Key {
         Self((generation & 0xf00) << 20 | index << 8 | generation & 0xff)
     }
 
-    /// The key without its low 8 bits, in the next of the generations that differ in others.
+    /// The key with its low 8 bits cleared and the upper 4 bits of its generation incremented.
     fn with_next_upper(self) -> u32 {
         (self.0 & !0xff).wrapping_add(1 << 28)
     }
@@ -33,34 +34,35 @@ impl Key {
     }
 }
 
-/// One region as the owner knows it.
+/// The owner's private entry of a region.
 #[derive(Debug, Default)]
 struct Entry {
     key: AtomicU32,
     access: AtomicU32,
     pd: AtomicU32,
-    /// Counts changes, so that who reads the others sees that they belong together.
+    /// Version count: a reader compares it before and after to detect a concurrent change.
     version: AtomicU32,
     iova: AtomicU64,
     len: AtomicU64,
     addr: AtomicU64,
-    /// The device's buffer that it lies in, or 0, and where there.
+    /// Stamp of the device buffer that contains the region, or 0, and the offset in that buffer.
     stamp: AtomicU64,
     offset: AtomicU64,
-    /// The key that has the index, dead or alive, until the index is given back.
+    /// The key of this index, valid or invalid, until the index is released.
     holder: AtomicU32,
-    /// The key of a null region, which `key` does not have.
+    /// The key of a null region; `key` is 0 then.
     null: AtomicU32,
-    /// The key, from when a change of its region has begun until it is made. It is dead then, and the rest as it was.
+    /// The key, from the start of a change of its region until the change is done. During that time
+    /// the key is invalid and the other fields are unchanged.
     changing: AtomicU32,
-    /// Pages that advice has made present since the key was given out.
+    /// Pages that advice has made present since the key was assigned.
     prefetched: AtomicU64,
     /// Pages that count as locked.
     locked: AtomicU64,
 }
 
 impl Entry {
-    /// Changes everything but the key, which is 0 meanwhile.
+    /// Writes all fields except the key, which is 0 during the change.
     fn write(&self, what: &Description) {
         self.version.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -73,7 +75,7 @@ impl Entry {
         self.offset.store(what.direct.offset, Ordering::Relaxed);
     }
 
-    /// Everything but the key; of a reader who sees to it that this belongs together.
+    /// Reads all fields except the key. The caller checks that they are consistent.
     fn read(&self) -> Description {
         Description {
             access: self.access.load(Ordering::Relaxed),
@@ -92,7 +94,7 @@ impl Entry {
     }
 }
 
-/// A region as it was registered.
+/// The parameters of a registered region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Description {
     pub(crate) access: u32,
@@ -109,23 +111,23 @@ const CHUNK: usize = if cfg!(all(test, loom)) { 64 } else { 1024 };
 #[derive(Debug)]
 pub(crate) struct Regions {
     chunks: Box<[OnceLock<Box<[Entry]>>]>,
-    /// Counts keys that became invalid, so that what was seen of any is not taken for true any more.
+    /// Count of invalidated keys. A cached look-up is valid only while the count is unchanged.
     pub(super) changes: AtomicU64,
     free: Mutex<Free>,
     locked: Locked,
-    /// Keys come back at once, as some drivers' do (`SOFTVERBS_REUSE_KEYS=1`): for tests of programs that
-    /// must not use stale ones.
+    /// Keys are reused at once, as in some drivers (`SOFTVERBS_REUSE_KEYS=1`): for tests of
+    /// programs that must not use stale keys.
     reuse: bool,
 }
 
 #[derive(Debug)]
 struct Free {
-    /// Indices that were used, the longest unused first, with their next generation.
+    /// Released indices, the one released first in front, with their next generation.
     used: std::collections::VecDeque<(u32, u32)>,
     next: u32,
 }
 
-/// How many indices are out of use before one of them is used again.
+/// Number of released indices before one of them is reused.
 const LATE: usize = if cfg!(all(test, loom)) { 1 } else { 4096 };
 
 impl Regions {
@@ -138,7 +140,7 @@ impl Regions {
             changes: AtomicU64::new(1),
             free: Mutex::new(Free {
                 used: std::collections::VecDeque::new(),
-                // Index 0 stays unused: a key of 0 is nobody's.
+                // Index 0 stays unused: the key 0 is invalid.
                 next: 1,
             }),
             reuse: environment::REUSE_KEYS.is_on(),
@@ -157,7 +159,7 @@ impl Regions {
             .map(|chunk| &chunk[index % CHUNK])
     }
 
-    /// Makes ordinary memory known to peers.
+    /// Registers ordinary memory and publishes it to peers.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -182,10 +184,11 @@ impl Regions {
         )
     }
 
-    /// Makes memory known to peers.
+    /// Registers memory and publishes it to peers.
     ///
     /// # Errors
-    /// `ENOMEM`: also of memory that may be locked, where that is counted.
+    /// `ENOMEM`: no memory or index is left, or the limit of locked memory is exceeded, if that is
+    /// counted.
     pub(crate) fn add(&self, segment: &OwnSegment, what: &Description) -> Res<Key> {
         let pages = self.locked.charge(what)?;
         let key = self
@@ -205,19 +208,19 @@ impl Regions {
         }
     }
 
-    /// How many [`Self::count_prefetched`] has counted for a region that is registered.
+    /// The number of pages that [`Self::count_prefetched`] has counted for a registered region.
     pub(crate) fn prefetched(&self, key: Key) -> u64 {
         let entry = self.entry(key.index());
         entry.map_or(0, |entry| entry.prefetched.load(Ordering::Relaxed))
     }
 
-    /// The stamp of the buffer that the region of a key lies or lay in, or 0.
+    /// The stamp of the device buffer that contains or contained the key's region, or 0.
     pub(crate) fn stamp_of(&self, key: Key) -> u64 {
         let entry = self.entry(key.index());
         entry.map_or(0, |entry| entry.stamp.load(Ordering::Relaxed))
     }
 
-    /// A null region: only its key is good for local pieces, of any address.
+    /// Registers a null region: its key is valid only for local sges, at any address.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -229,7 +232,8 @@ impl Regions {
         entry.stamp.store(0, Ordering::Relaxed);
         entry.holder.store(key.0, Ordering::Relaxed);
         entry.null.store(key.0, Ordering::Release);
-        // Senders look whether it is valid, when it is that of a receive; nobody gets access by it.
+        // Senders check whether the key is valid if a receive uses it; the entry grants access to
+        // no memory.
         let (map, at) = (&segment.map, shared_at(key.index()));
         for part in [region::IOVA, region::LEN, region::ADDR] {
             map.u64(at + part).store(0, Ordering::Relaxed);
@@ -244,16 +248,16 @@ impl Regions {
         key.0 != 0 && entry.is_some_and(|entry| entry.null.load(Ordering::Acquire) == key.0)
     }
 
-    /// A key that nothing has.
+    /// Assigns an unused key.
     fn take_key(&self, segment: &OwnSegment) -> Res<Key> {
         let mut free = self.free();
-        // Keys come back late, so that a stale one is recognised for long.
+        // An index is reused late, so that a stale key is detected for a long time.
         let late = if self.reuse { 1 } else { LATE };
         let (index, generation) = if free.next < MAX_REGIONS as u32 && free.used.len() < late {
             let index = free.next;
             segment.back(shared_at(index as usize), region::STRIDE)?;
             self.make_entry(index as usize)?;
-            // Giving back takes no memory.
+            // Reserves the space now, so that releasing the index needs no memory.
             let out = index as usize + 1 - free.used.len();
             free.used.make_room(out)?;
             free.next += 1;
@@ -264,19 +268,21 @@ impl Regions {
         Ok(Key::new(index, generation))
     }
 
-    /// A key for a window, whose low 8 bits its user may choose: none of them were a region's.
+    /// Assigns a key for a memory window. The user may choose its low 8 bits: no region has had any
+    /// of the resulting keys.
     pub(crate) fn take_window_key(&self, segment: &OwnSegment) -> Res<Key> {
         let key = self.take_key(segment)?;
         Ok(Key(key.with_next_upper() | 1))
     }
 
-    /// Lets the index of a window's dead key come back, with keys that it can't have had.
+    /// Releases the index of a memory window's invalid key. The next keys of that index differ from
+    /// all keys that the window can have had.
     pub(crate) fn give_window_key(&self, key: Key) {
         let next = key.with_next_upper() >> 20 & 0xf00 | 1;
         self.free().used.push_back((key.index() as u32, next));
     }
 
-    /// Lets the index of a dead key come back.
+    /// Releases the index of an invalid key.
     fn give_key(&self, key: Key) {
         let generation = key.0 >> 20 & 0xf00 | key.0 & 0xff;
         if self.reuse {
@@ -293,7 +299,7 @@ impl Regions {
         self.free().used.push_back((key.index() as u32, next));
     }
 
-    /// Only with the free indices locked.
+    /// The caller holds the lock of `free`.
     fn make_entry(&self, index: usize) -> Res<()> {
         let chunk = &self.chunks[index / CHUNK];
         if chunk.get().is_none() {
@@ -302,12 +308,12 @@ impl Regions {
         Ok(())
     }
 
-    /// That of an index which was taken.
+    /// The entry of an assigned index.
     fn made_entry(&self, index: usize) -> &Entry {
         self.entry(index).expect("made when its index was taken")
     }
 
-    /// Makes a region known under a key that is dead.
+    /// Publishes a region under a key that is invalid so far.
     fn publish(&self, segment: &OwnSegment, key: Key, what: &Description) {
         let entry = self.made_entry(key.index());
         entry.write(what);
@@ -317,8 +323,9 @@ impl Regions {
         Self::show(segment, key, what, 0);
     }
 
-    /// Makes a window known to peers, under a key that is dead; the owner has no use for it. `qp` is the
-    /// number of the only queue pair that it is good for, or 0.
+    /// Publishes a memory window to peers, under a key that is invalid so far; the private table
+    /// has no entry for it. `qp` is the number of the only queue pair that may use the window, or
+    /// 0.
     pub(crate) fn publish_window(
         &self,
         segment: &OwnSegment,
@@ -348,11 +355,12 @@ impl Regions {
         map.u32(at + region::KEY).store(key.0, Ordering::Release);
     }
 
-    /// Makes a region another one under the same key: nobody uses the old one any more.
+    /// Changes a region under the same key, after all initiators have stopped using the old one.
     ///
     /// # Errors
-    /// `EBUSY` where an initiator still does after some seconds; the key is dead then, and the call can be
-    /// repeated. `ENOMEM`: memory that may be locked; the old memory counts until the new one does.
+    /// `EBUSY`: an initiator still uses the key after 5 seconds; the key is invalid then, and the
+    /// caller can repeat the call. `ENOMEM`: the limit of locked memory is exceeded; the old memory
+    /// counts until the new memory does.
     pub(crate) fn change(
         &self,
         segment: &OwnSegment,
@@ -362,7 +370,7 @@ impl Regions {
     ) -> Res<()> {
         self.kill(segment, key);
         let entry = self.made_entry(key.index());
-        // rights alone do not touch what is locked
+        // a change of access rights alone does not change the locked pages
         let was = entry.read();
         let moves = was.range != to.range || (was.access ^ to.access) & IBV_ACCESS_ON_DEMAND != 0;
         let pages = if moves { self.locked.charge(to)? } else { 0 };
@@ -376,10 +384,10 @@ impl Regions {
         Ok(())
     }
 
-    /// Waits until nobody uses a dead key.
+    /// Waits until no initiator uses an invalid key.
     ///
     /// # Errors
-    /// `EBUSY` where an initiator still does after some seconds.
+    /// `EBUSY`: an initiator still does after 5 seconds.
     pub(crate) fn await_unused(
         &self,
         segment: &OwnSegment,
@@ -389,7 +397,7 @@ impl Regions {
         hazard::wait(segment, key, lives)
     }
 
-    /// Whether a living process may still use a dead key.
+    /// Whether a living process may still use an invalid key.
     pub(crate) fn in_use(
         &self,
         segment: &OwnSegment,
@@ -399,7 +407,7 @@ impl Regions {
         hazard::is_used(segment, key, lives)
     }
 
-    /// Makes a key invalid. Those who checked it before may still be using it.
+    /// Makes a key invalid. Initiators that have checked the key before may still be using it.
     pub(crate) fn kill(&self, segment: &OwnSegment, key: Key) {
         if let Some(entry) = self.entry(key.index()) {
             entry.key.store(0, Ordering::Relaxed);
@@ -414,7 +422,7 @@ impl Regions {
         fence(Ordering::SeqCst);
     }
 
-    /// What a live key stands for.
+    /// The description of a valid key's region.
     pub(crate) fn describe(&self, key: Key) -> Option<Description> {
         let entry = self.entry(key.index())?;
         let version = entry.version.load(Ordering::Acquire);
@@ -426,8 +434,8 @@ impl Regions {
         (entry.version.load(Ordering::Relaxed) == version).then_some(found)
     }
 
-    /// What a key stood for whose region was to be changed when an initiator used it for too long. Its owner's
-    /// calls for the region come one at a time.
+    /// The description of a region whose change failed with `EBUSY`, as it was before that change.
+    /// The owner must not run two calls for one region at the same time.
     pub(crate) fn describe_unchanged(&self, key: Key) -> Option<Description> {
         let entry = self.entry(key.index())?;
         let same = key.0 != 0
@@ -436,8 +444,8 @@ impl Regions {
         same.then(|| entry.read())
     }
 
-    /// The address behind a piece of a local region, or `None` where the key does not cover it.
-    /// A piece of length 0 needs no key.
+    /// The address of an sge in a local region, or `None` if the lkey does not cover the sge. An
+    /// sge of length 0 needs no lkey.
     #[inline]
     pub(crate) fn local(&self, sge: &ibv_sge, pd: u32, write: bool) -> Option<u64> {
         if sge.length == 0 {
@@ -461,11 +469,11 @@ impl Regions {
         (inside && same_pd && writable && unchanged).then(|| addr.wrapping_add(offset))
     }
 
-    /// Ends a key, and waits until no initiator uses it.
+    /// Makes a key invalid, waits until no initiator uses it, and releases its index.
     ///
     /// # Errors
-    /// `EBUSY` where one still does after some seconds: the key is dead, and the call can be
-    /// repeated. `EINVAL` for one that has ended before.
+    /// `EBUSY`: an initiator still does after 5 seconds; the key is invalid, and the caller can
+    /// repeat the call. `EINVAL`: the key has been deregistered before.
     pub(crate) fn deregister(
         &self,
         segment: &OwnSegment,
@@ -474,7 +482,7 @@ impl Regions {
     ) -> Res<()> {
         self.kill(segment, key);
         hazard::wait(segment, key, lives)?;
-        // A region that was imported may be ended by either object, but once.
+        // Either object of an imported region may deregister it, but only once.
         let holder = self.entry(key.index()).map(|entry| &entry.holder);
         let mine = holder.is_some_and(|holder| {
             holder
@@ -492,7 +500,7 @@ impl Regions {
     }
 }
 
-/// Where the entry of this index is in a segment.
+/// Offset of the entry of this index in a segment.
 fn shared_at(index: usize) -> usize {
     region::AT + region::STRIDE * index
 }
@@ -591,7 +599,7 @@ mod tests {
     fn readers_of_a_changing_region_see_one_or_the_other() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
         let regions = Regions::new().unwrap();
-        // Address and first name differ by the same in both.
+        // Address and iova differ by the same amount in both regions.
         let [low, high] = [(0x1_0000, 0), (0x11_0000, 0x10_0000)].map(|(addr, iova)| Description {
             access: 0,
             pd: 1,
@@ -637,7 +645,7 @@ mod tests {
         let sink = regions.local(&sge(12345, 1 << 30, key), 7, true).unwrap();
         assert_eq!(regions.local(&sge(0, 8, key), 8, true), None);
         for at in [0usize, 5000, (1 << 30) - 8] {
-            // SAFETY: both are as long as that, and nobody else uses them.
+            // SAFETY: both ranges have that length, and no other thread uses them.
             unsafe {
                 let to = std::ptr::without_provenance_mut::<u8>(sink as usize).add(at);
                 to.write_bytes(0xee, 8);
