@@ -1,18 +1,18 @@
-//! Places for receive descriptors: first fit, neighbours merged.
+//! Allocator of ranges in a segment: first fit, adjacent free ranges are merged.
 
 use crate::sys::{Errno, Grow, Res};
 
-/// Free pieces of a range of offsets.
+/// The free ranges of one part of the segment.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// Offset and length, by offset; no two are neighbours. There is room for one piece more than places are taken, which is
-    /// all that can be: so giving back takes no memory.
+    /// Offset and length, sorted by offset; no two are adjacent. Capacity is reserved for one range
+    /// more than there are allocated ranges, which is the maximum: so `give` needs no memory.
     free: Vec<(usize, usize)>,
     taken: usize,
 }
 
 impl Arena {
-    /// What every place starts at and is long, a multiple of.
+    /// Offsets and lengths of allocated ranges are multiples of this.
     pub(crate) const GRAIN: usize = 512;
 
     /// # Errors
@@ -23,7 +23,7 @@ impl Arena {
         Ok(Self { free, taken: 0 })
     }
 
-    /// The lowest place of `len` bytes.
+    /// Allocates the lowest free range of `len` bytes.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -44,7 +44,7 @@ impl Arena {
         Ok(at)
     }
 
-    /// Gives back what [`Self::take`] gave for this length.
+    /// Releases a range that [`Self::take`] returned for this length.
     pub(crate) fn give(&mut self, at: usize, len: usize) {
         let len = len.next_multiple_of(Self::GRAIN).max(Self::GRAIN);
         self.taken -= 1;
@@ -85,7 +85,7 @@ mod tests {
             len = len * 7 % 9000 + 1;
         }
         assert!(taken.len() > 100);
-        // An order that merges on the left, on the right, and on both sides.
+        // This order of releases merges on the left, on the right, and on both sides.
         while !taken.is_empty() {
             let (at, len) = taken.remove(taken.len() * 3 / 5 % taken.len());
             let room = arena.free.capacity();

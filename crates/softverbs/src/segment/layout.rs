@@ -1,37 +1,39 @@
-//! Where things lie in a process's segment. Offsets and sizes in bytes; `docs/softverbs.md` has
-//! the same as a table, with who writes what.
+//! The layout of a process's segment. Offsets and sizes are in bytes; `docs/softverbs.md` has the
+//! same as a table, with the writers of each field.
 //!
-//! A segment is two files, mapped one behind the other: one that peers write too, and from [`OWNED`] on the tables, which
-//! nobody but their owner can write. Header, senders, completion queues, queue pairs and shared receive queues have a half of each entry in
-//! either file, at the same distance. Both files are as large as the whole layout from the start, and sealed so; parts get their pages
-//! before their first use is published.
+//! A segment consists of two files that are mapped one behind the other: the first is also written
+//! by peers; the second, from [`OWNED`] on, holds the tables, which only their owner can write.
+//! Header, senders, completion queues, queue pairs and shared receive queues have one half of each
+//! entry in each file, at the same distance. Both files have the size of the whole layout from the
+//! start and are sealed at that size; a part gets its pages before its first use is published.
 
-/// First word of every process's tables.
+/// Magic: the first word of every process's tables.
 pub(crate) const MAGIC: u64 = 0x0002_6265_7674_666f;
-/// First word of every ring.
+/// Magic: the first word of every ring.
 pub(crate) const RING_MAGIC: u64 = 0x0001_676e_6972_766f;
 
-/// Processes of one user on one host, and so the bits of a queue pair number that name its owner.
+/// Limit of processes of one user on one host; also the number of values of the bits of a queue
+/// pair number that name its owner.
 pub(crate) const MAX_PROCESSES: usize = 1 << PROCESS_BITS;
 pub(crate) const PROCESS_BITS: u32 = 10;
-/// Slots that processes have; the numbers of those above are XRC targets'.
+/// Limit of processes' slots; queue pair numbers with a higher slot belong to XRC targets.
 pub(crate) const MAX_PLACES: usize = 896;
-/// Queue pairs of one process; the rest of the 24 bits.
+/// Limit of queue pairs of one process, from the other bits of the 24-bit number.
 pub(crate) const MAX_QPS: usize = 1 << QP_BITS;
 pub(crate) const QP_BITS: u32 = 14;
-/// Completion queues of one process.
+/// Limit of completion queues of one process.
 pub(crate) const MAX_CQS: usize = 1 << 14;
-/// Memory regions of one process.
+/// Limit of memory regions of one process.
 pub(crate) const MAX_REGIONS: usize = 1 << 20;
-/// Shared receive queues of one process.
+/// Limit of shared receive queues of one process.
 pub(crate) const MAX_SRQS: usize = 1 << 14;
 
-/// Buffers that the device allocated for one process; a power of two.
+/// Limit of device memory buffers of one process; a power of two.
 pub(crate) const MAX_BUFFERS: usize = 1 << 12;
-/// Protection domains of one process that can be imported.
+/// Limit of importable protection domains of one process.
 pub(crate) const MAX_PDS: usize = 1 << 14;
 
-/// Where the owner's tables begin, and how far the owner's half of an entry is from the other one.
+/// Offset of the owner's tables, and distance between the two halves of an entry.
 pub(crate) const OWNED: usize = order::END.next_multiple_of(1 << 16);
 
 /// Header: one page of either file.
@@ -47,11 +49,12 @@ pub(crate) mod header {
     /// u32, u64: descriptor and inode of the file that peers write.
     pub(crate) const SHARED: usize = OWNED + 32;
     pub(crate) const SHARED_INODE: usize = OWNED + 40;
-    /// u32, by peers: counts queue pairs that they moved to ERR.
+    /// u32, by peers: count of queue pairs that peers moved to ERR.
     pub(crate) const ATTENTION: usize = 0x100;
-    /// u32, by peers: counts rings that they asked for.
+    /// u32, by peers: count of rings that peers requested.
     pub(crate) const WANTED: usize = 0x140;
-    /// u32, by both: the owner may sleep; whoever takes it to 0 rings the process's doorbell.
+    /// u32, by both: the owner may sleep. The peer that changes the word to 0 rings the process's
+    /// doorbell.
     pub(crate) const SLEEPS: usize = 0x180;
     /// u32, u64: the doorbell's descriptor and inode.
     pub(crate) const DOORBELL: usize = OWNED + 0x184;
@@ -59,32 +62,32 @@ pub(crate) mod header {
     /// u32, u64: descriptor and inode of a pipe that hangs up when the owner's program ends.
     pub(crate) const LIFE: usize = OWNED + 0x190;
     pub(crate) const LIFE_INODE: usize = OWNED + 0x198;
-    /// u32: the kernel lets the owner copy between processes.
+    /// u32: the kernel allows the owner to copy between processes.
     pub(crate) const COPIES: usize = OWNED + 0x1a0;
-    /// u32, by peers: one of them needs the owner's agent. To be followed by a call for attention.
+    /// u32, by peers: a peer needs the owner's agent. The peer then increments `ATTENTION`.
     pub(crate) const AGENT: usize = 0x144;
-    /// u64: address of a copy of the cookie in the owner's memory, for trying to read it.
+    /// u64: address of a copy of the cookie in the owner's memory, which peers read as a test.
     pub(crate) const PROBE: usize = OWNED + 0x1a8;
-    /// u32: entries of buffers that were ever in use.
+    /// u32: number of buffer entries that have ever been in use.
     pub(crate) const BUFFERS: usize = OWNED + 0x1c0;
     /// u64 each, by peers: one bit for each process that may have hazards here.
     pub(crate) const VISITORS: usize = 0x200;
     pub(crate) const END: usize = 0x1000;
 }
 
-/// One entry for each sender's process: the ring from it, and its hazards on the owner's regions.
+/// One entry for each sending process: the ring from it, and its hazards on the owner's regions.
 pub(crate) mod announce {
     use super::{MAX_PROCESSES, OWNED};
     pub(crate) const AT: usize = super::header::END;
     pub(crate) const STRIDE: usize = 128;
-    /// u64, by the sender: its cookie, when it wants a ring.
+    /// u64, by the sender: its cookie, if it requests a ring.
     pub(crate) const WANTED: usize = 0;
     /// u64: cookie of the sender that the ring is for; stored last.
     pub(crate) const GRANTED: usize = OWNED + 8;
     /// u32: descriptor of the ring.
     pub(crate) const FD: usize = OWNED + 16;
-    /// u64 each, by the sender: what one of its threads is using, or 0: the key (32 bits), a one, and the index + 1
-    /// of the queue pair whose receive it writes (15 bits).
+    /// u64 each, by the sender: the key that one of its threads uses, or 0. The key (32 bits), a
+    /// one, and the index + 1 of the queue pair whose receive the thread writes (15 bits).
     pub(crate) const HAZARDS: usize = 64;
     pub(crate) const HAZARD_COUNT: usize = 8;
     pub(crate) const END: usize = AT + STRIDE * MAX_PROCESSES;
@@ -95,7 +98,8 @@ pub(crate) mod cq {
     use super::OWNED;
     pub(crate) const AT: usize = super::announce::END;
     pub(crate) const STRIDE: usize = 64;
-    /// u32, by both: what the owner waits for; whoever takes it to 0 rings the channel's doorbell.
+    /// u32, by both: the messages that the owner waits for. The peer that changes the word to 0
+    /// rings the channel's doorbell.
     pub(crate) const ARMED: usize = 0;
     /// u32, u64: the channel's doorbell.
     pub(crate) const DOORBELL: usize = OWNED + 4;
@@ -113,13 +117,13 @@ pub(crate) mod qp {
     use super::OWNED;
     pub(crate) const AT: usize = super::cq::END;
     pub(crate) const STRIDE: usize = 128;
-    /// u64: see [`super::StateWord`]; written by the owner, moved to ERR by peers too.
+    /// u64, by the owner: see [`super::StateWord`]; peers may move the state to ERR.
     pub(crate) const STATE: usize = 0;
     /// u32: completion queues.
     pub(crate) const RECV_CQ: usize = OWNED + 8;
     pub(crate) const SEND_CQ: usize = OWNED + 12;
-    /// u64, u32, u32: receive descriptors: offset in the segment, how many (a power of two),
-    /// bytes each.
+    /// u64, u32, u32: receive descriptors: offset in the segment, count (a power of two), bytes
+    /// each.
     pub(crate) const DESC_AT: usize = OWNED + 16;
     pub(crate) const DESC_COUNT: usize = OWNED + 24;
     pub(crate) const DESC_STRIDE: usize = OWNED + 28;
@@ -137,13 +141,13 @@ pub(crate) mod qp {
     pub(crate) const CREDIT: usize = OWNED + 64;
     /// u64, by both: see [`super::ParkedWord`].
     pub(crate) const PARKED: usize = 72;
-    /// u64, u32, u32: parked messages' entries: offset in the segment, how many (a power of two),
-    /// bytes each. The first is 0 while there never was one.
+    /// u64, u32, u32: entries of pending messages: offset in the segment, count (a power of two),
+    /// bytes each. The offset is 0 until the first message is pending.
     pub(crate) const PARKED_AT: usize = OWNED + 80;
     pub(crate) const PARKED_COUNT: usize = OWNED + 88;
     pub(crate) const PARKED_STRIDE: usize = OWNED + 92;
-    /// u64: how many messages were taken (32 bits) in the life with this incarnation (24), when it
-    /// takes no more.
+    /// u64, stored when the queue pair stops accepting messages: number of accepted messages (32
+    /// bits), incarnation (24 bits).
     pub(crate) const TAKEN: usize = OWNED + 96;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_QPS;
 }
@@ -153,23 +157,25 @@ pub(crate) mod srq {
     use super::OWNED;
     pub(crate) const AT: usize = super::qp::END;
     pub(crate) const STRIDE: usize = 128;
-    /// u64, u64, u32, u32: the order of receives and their descriptors: offsets in
-    /// the segment, how many words the order has (a power of two), bytes of a descriptor. The first is 0 out of use.
+    /// u64, u64, u32, u32: offsets of the order of receives and of their descriptors in the
+    /// segment, number of words of the order (a power of two), bytes of a descriptor. The first is
+    /// 0 if the SRQ is unused.
     pub(crate) const RING_AT: usize = OWNED;
     pub(crate) const DESC_AT: usize = OWNED + 8;
     pub(crate) const COUNT: usize = OWNED + 16;
     pub(crate) const DESC_STRIDE: usize = OWNED + 20;
-    /// u32, u32, u32, u32, of one for XRC: unlike that of the last life, 0 out of use, stored last; number
-    /// of the XRC domain; protection domain; completion queue.
+    /// u32, u32, u32, u32, only for an XRC SRQ: a stamp that differs from that of the last life, 0
+    /// if unused, stored last; number of the XRC domain; protection domain; completion queue.
     pub(crate) const STAMP: usize = OWNED + 24;
     pub(crate) const XRCD: usize = OWNED + 28;
     pub(crate) const PD: usize = OWNED + 32;
     pub(crate) const CQ: usize = OWNED + 36;
-    /// u32: how many descriptors there are (a power of two).
+    /// u32: number of descriptors (a power of two).
     pub(crate) const DESC_COUNT: usize = OWNED + 40;
-    /// u32, by both: odd while a sender waits for a receive. Apart from the hint, as the owner looks here for each receive that it posts.
+    /// u32, by both: odd while a sender waits for a receive. Not in the hint's cache line, because
+    /// the owner reads this word for each receive that it posts.
     pub(crate) const WAITING: usize = 40;
-    /// u32, by claimants: where the first receive may be that is not claimed.
+    /// u32, by claimants: position at which the first unclaimed receive may be.
     pub(crate) const HINT: usize = 64;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_SRQS;
 }
@@ -199,45 +205,50 @@ pub(crate) mod region {
     pub(crate) const ACCESS: usize = 4;
     /// u32: protection domain.
     pub(crate) const PD: usize = 8;
-    /// u32: number of the only queue pair that it is good for, or 0.
+    /// u32: number of the only queue pair that may use the key, or 0.
     pub(crate) const QP: usize = 12;
-    /// u64: first address that peers name, length, and the owner's address behind it.
+    /// u64 each: first address in requests (iova), length, and the owner's address of the first
+    /// byte.
     pub(crate) const IOVA: usize = 16;
     pub(crate) const LEN: usize = 24;
     pub(crate) const ADDR: usize = 32;
-    /// u64, u64: stamp of the device's buffer that it lies in, or 0, and the offset there.
+    /// u64, u64: stamp of the device buffer that contains the region, or 0, and the offset in that
+    /// buffer.
     pub(crate) const BUFFER: usize = 40;
     pub(crate) const OFFSET: usize = 48;
-    /// u32: descriptor of the file that the memory is written back to, + 1, or 0.
+    /// u32: descriptor + 1 of the file to which a persistent flush writes back the memory, or 0.
     pub(crate) const FILE: usize = 56;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_REGIONS;
 }
 
-/// One entry for each buffer that the device allocated.
+/// One entry for each device memory buffer.
 pub(crate) mod buffer {
     pub(crate) const AT: usize = super::region::END;
     pub(crate) const STRIDE: usize = 64;
-    /// u64: unlike any other of this process, the entry's index below; 0 out of use; stored last.
+    /// u64: a stamp that is unique in this process, with the entry's index in its lowest bits; 0 if
+    /// unused; stored last.
     pub(crate) const STAMP: usize = 0;
-    /// u64, u64: where it lies in the owner's memory, and how long it is.
+    /// u64, u64: address of the buffer in the owner's memory, and its length.
     pub(crate) const ADDR: usize = 8;
     pub(crate) const LEN: usize = 16;
-    /// u64, u32: its file's inode and descriptor.
+    /// u64, u32: inode and descriptor of the buffer's file.
     pub(crate) const INODE: usize = 24;
     pub(crate) const FD: usize = 32;
-    /// u32: the context that it may be imported by.
+    /// u32: the context by which the buffer can be imported.
     pub(crate) const CONTEXT: usize = 36;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_BUFFERS;
 }
 
-/// One word for each protection domain, at its number modulo their count: u32 number, u32 context.
+/// One word for each protection domain, at its number modulo the count of words: u32 number, u32
+/// context.
 pub(crate) mod domain {
     pub(crate) const AT: usize = super::buffer::END;
     pub(crate) const STRIDE: usize = 8;
     pub(crate) const END: usize = AT + STRIDE * super::MAX_PDS;
 }
 
-/// One entry for each XRC domain, at its number: how others get at it while this process has it open.
+/// One entry for each XRC domain, at its number: the access of other processes to the domain's file
+/// while this process has the file open.
 pub(crate) mod member {
     pub(crate) const AT: usize = super::domain::END;
     pub(crate) const STRIDE: usize = 32;
@@ -254,7 +265,7 @@ pub(crate) mod xrc {
     pub(crate) const MAGIC: u64 = 0x0001_6372_7874_666f;
     pub(crate) const MAX_DOMAINS: usize = 1 << 9;
     pub(crate) const TARGET_BITS: u32 = 12;
-    /// Targets of one domain. The last of all numbers is a special one.
+    /// Limit of targets of one domain. The highest of all numbers is a special one.
     pub(crate) const MAX_TARGETS: usize = (1 << TARGET_BITS) - 1;
 
     /// Header: one page. After the magic u64 size, u64 cookie, u32 number, u32 node.
@@ -262,10 +273,10 @@ pub(crate) mod xrc {
     pub(crate) const COOKIE: usize = 16;
     pub(crate) const NUMBER: usize = 24;
     pub(crate) const NODE: usize = 28;
-    /// u32: entries that have pages.
+    /// u32: number of entries that have pages.
     pub(crate) const COUNT: usize = 64;
 
-    /// One entry for each target: of [`super::qp`] it has `STATE` and `WAITING`.
+    /// One entry for each target, with the fields `STATE` and `WAITING` of [`super::qp`].
     pub(crate) const AT: usize = 4096;
     pub(crate) const STRIDE: usize = 512;
     /// u32: `min_rnr_timer`, 0–31.
@@ -277,7 +288,7 @@ pub(crate) mod xrc {
     pub(crate) const CONNECTOR: usize = 64;
     /// u64: cookie of the initiator's process when the target was connected; 0: there was no such process.
     pub(crate) const INITIATOR: usize = 56;
-    /// u64 each: one bit for each process that holds it.
+    /// u64 each: one bit for each process that holds the target.
     pub(crate) const HOLDERS: usize = 128;
     pub(crate) const HOLDER_WORDS: usize = super::MAX_PROCESSES / 64;
     /// u32 each: `struct ibv_qp_attr`.
@@ -286,7 +297,7 @@ pub(crate) mod xrc {
     const _: () = assert!(ATTR + 4 * ATTR_WORDS <= STRIDE);
     pub(crate) const SIZE: usize = AT + STRIDE * (MAX_TARGETS + 1);
 
-    /// Where the entry of a target is.
+    /// Offset of a target's entry.
     pub(crate) fn entry_at(index: u32) -> usize {
         AT + STRIDE * (index as usize % (MAX_TARGETS + 1))
     }
@@ -304,7 +315,7 @@ pub(crate) mod xrc {
     }
 }
 
-/// Receive descriptors, and entries of parked messages.
+/// Receive descriptors and entries of pending messages.
 pub(crate) mod arena {
     pub(crate) const AT: usize = super::member::END.next_multiple_of(4096);
     pub(crate) const LEN: usize = 256 << 20;
@@ -315,21 +326,22 @@ pub(crate) const SEGMENT_SIZE: usize = arena::AT + arena::LEN;
 pub(crate) const SHARED_SIZE: usize = OWNED;
 pub(crate) const TABLES_SIZE: usize = SEGMENT_SIZE - OWNED;
 
-/// Whether `count` entries of `stride` bytes from `at` on lie in a part of the segment.
+/// Whether `count` entries of `stride` bytes, starting at `at`, lie in `part` of the segment.
 pub(crate) fn fits(part: std::ops::Range<usize>, at: usize, count: u32, stride: usize) -> bool {
     part.contains(&at) && count as usize <= (part.end - at) / stride
 }
 
-/// A receive descriptor: u32 total length, u32 number of pieces, u64 unused, then the pieces:
-/// u64 address, u32 length, u32 the key that it was posted with.
+/// A receive descriptor: u32 total length, u32 number of sges, u64 unused, then for each sge: u64
+/// address, u32 length, u32 the lkey that it was posted with.
 pub(crate) mod desc {
     pub(crate) const TOTAL: usize = 0;
     pub(crate) const PIECES: usize = 4;
     pub(crate) const FIRST: usize = 16;
     pub(crate) const PIECE: usize = 16;
-    /// In a piece.
+    /// Offset in a sge.
     pub(crate) const LKEY: usize = 12;
-    /// In the place of the number of pieces: the owner may not write one of them.
+    /// Stored instead of the number of sges: the owner may not write the memory of at least one
+    /// sge.
     pub(crate) const POISONED: u32 = u32::MAX;
 
     pub(crate) fn stride(pieces: usize) -> usize {
@@ -337,8 +349,8 @@ pub(crate) mod desc {
     }
 }
 
-/// A message that waits for a receive: u32 length, number of pieces, immediate, flags, message
-/// number, receiver's incarnation, then the pieces as in [`desc`].
+/// A pending message, which waits for a receive: u32 length, number of sges, immediate, flags,
+/// message number, receiver's incarnation, then the sges as in [`desc`].
 pub(crate) mod parked {
     pub(crate) const LEN: usize = 0;
     pub(crate) const PIECES: usize = 4;
@@ -357,8 +369,9 @@ pub(crate) mod parked {
     }
 }
 
-/// Which parked messages are to be had: whether the receiver is copying the first (1 bit), generation
-/// (31), how many (16), position of the first in the send queue (16).
+/// The pending messages of a sender that the receiver can take: whether the receiver is copying the
+/// first one (1 bit), generation (31), count (16), position of the first one in the send queue
+/// (16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ParkedWord(pub(crate) u64);
 
@@ -377,7 +390,8 @@ impl ParkedWord {
         (self.0 >> 32) as u32 & 0x7fff_ffff
     }
 
-    /// The receiver is copying the first message to where the sender would copy it too.
+    /// Whether the receiver is copying the first message, into the receive that the sender would
+    /// also write to.
     pub(crate) fn is_held(self) -> bool {
         self.0 & Self::HELD != 0
     }
@@ -405,7 +419,7 @@ impl ParkedWord {
         Self(self.0 & Self::HELD | Self::new(self.generation(), self.count() + 1, self.first()).0)
     }
 
-    /// What is left when the first was taken; nobody holds it.
+    /// The word after the first message was taken; the receiver is not copying.
     #[must_use]
     pub(crate) fn without_first(self) -> Self {
         Self::new(
@@ -415,7 +429,7 @@ impl ParkedWord {
         )
     }
 
-    /// Whether this is `old` with messages added, and none taken.
+    /// Whether this word is `old` with messages added and none taken.
     pub(crate) fn has_grown_from(self, old: Self) -> bool {
         self.generation() == old.generation()
             && self.is_held() == old.is_held()
@@ -423,8 +437,8 @@ impl ParkedWord {
             && self.count() > old.count()
     }
 
-    /// How many messages a receiver took from what this says, where it is `now` instead; none where
-    /// `now` is rubbish.
+    /// Number of messages that a receiver took between this word and the word `now`; 0 if `now` is
+    /// inconsistent.
     pub(crate) fn taken(self, now: Self) -> u32 {
         let taken = now.first().wrapping_sub(self.first()) & 0xffff;
         let consistent = now.generation() == self.generation()
@@ -434,7 +448,8 @@ impl ParkedWord {
     }
 }
 
-/// Access flags of a queue pair as they fit into its state word: those for flush come lower.
+/// Access flags of a queue pair in the form of its state word: the flags for flush are moved to
+/// lower bits.
 pub(crate) fn qp_access(flags: u32) -> u32 {
     use rdma_core_sys::{
         IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, IBV_ACCESS_REMOTE_ATOMIC,
@@ -445,26 +460,26 @@ pub(crate) fn qp_access(flags: u32) -> u32 {
     flags & remote | (flags & flush) >> 2
 }
 
-/// Why a queue pair was moved to ERR.
+/// Reason for which a queue pair was moved to ERR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// An access that is not allowed.
+    /// An access without the right.
     Access = 0,
-    /// A request that can't be.
+    /// An invalid request.
     Request = 1,
-    /// The other end is no more.
+    /// The connected process has ended.
     Fatal = 2,
-    /// Of a target: one of its owners wanted it.
+    /// XRC target: one of its owners moved it to ERR.
     Asked = 3,
 }
 
-/// A queue pair's state as peers see it.
+/// A queue pair's state word, as seen by peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateWord(pub(crate) u64);
 
 impl StateWord {
-    /// `dest` is the connected queue pair's number, `access` what that one may do here, and
-    /// `incarnation` differs between two lives of the same number.
+    /// `dest` is the number of the connected queue pair, `access` the access rights of that queue
+    /// pair here; `incarnation` differs between two lives of the same number.
     pub(crate) fn new(state: u32, dest: u32, access: u32, incarnation: u32) -> Self {
         Self(
             u64::from(dest & 0xff_ffff)
@@ -494,14 +509,15 @@ impl StateWord {
         (self.0 >> 40) as u32
     }
 
-    /// In ERR, by a peer: the reason has the place of what that one may do.
+    /// The word after a peer has moved the queue pair to ERR: the reason replaces the access
+    /// rights.
     #[must_use]
     pub(crate) fn failed(self, fault: Fault) -> Self {
         let reason = (fault as u64) << 32;
         Self(self.with_state(rdma_core_sys::IBV_QPS_ERR).0 & !(0xff << 32) | reason)
     }
 
-    /// What a peer that moved it to ERR said.
+    /// The reason given by the peer that moved the queue pair to ERR.
     pub(crate) fn fault(self) -> Fault {
         match self.access() {
             1 => Fault::Request,
@@ -517,7 +533,7 @@ impl StateWord {
     }
 }
 
-/// How many receives were posted since RESET (wrapping), and the least length of all of them.
+/// Count of receives posted since RESET (wrapping), and the smallest length of all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Credit {
     pub(crate) posted: u32,
@@ -539,8 +555,8 @@ impl Credit {
     }
 }
 
-/// The number of the queue pair with this index in the process of this slot. Index 0 and 1 of
-/// slot 0 would be the special numbers of the specification, so no process uses them.
+/// The number of the queue pair with this index in the process of this slot. Index 0 and 1 of slot
+/// 0 are the special numbers of the specification, so no process uses them.
 pub(crate) fn qp_num(slot: u32, index: u32) -> u32 {
     slot << QP_BITS | index
 }
@@ -594,7 +610,7 @@ mod tests {
             assert_eq!(word.taken(now), taken);
             now = now.without_first();
         }
-        // More than there were, another generation, another count.
+        // More messages than there were, another generation, another count.
         assert_eq!(word.taken(now), 0);
         assert_eq!(word.taken(ParkedWord::new(0, 2, 0xffff)), 0);
         assert_eq!(word.taken(ParkedWord::new(u32::MAX, 3, 0xffff)), 0);

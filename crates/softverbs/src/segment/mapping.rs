@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use crate::sync::atomic::{AtomicU32, AtomicU64};
 use crate::sys::{Errno, Res};
 
-/// Shared memory, unmapped on drop unless it is somebody else's. A forked child does not have it.
+/// Shared memory, unmapped on drop unless it is borrowed. A forked child does not have the mapping.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -19,7 +19,7 @@ const SHARED: libc::c_int = libc::MAP_SHARED | libc::MAP_NORESERVE;
 /// `mmap(2)` from the file's beginning.
 ///
 /// # Safety
-/// With `MAP_FIXED` what lies at `at` is given up.
+/// With `MAP_FIXED`, the call replaces existing mappings at `at`.
 unsafe fn map(
     at: *mut libc::c_void,
     len: usize,
@@ -27,7 +27,7 @@ unsafe fn map(
     flags: libc::c_int,
     fd: std::os::fd::RawFd,
 ) -> Res<*mut libc::c_void> {
-    // SAFETY: the caller promises that nothing that is in use is replaced.
+    // SAFETY: the caller promises that the call replaces no mapping that is in use.
     let base = unsafe { libc::mmap(at, len, protection, flags, fd, 0) };
     if base == libc::MAP_FAILED {
         return Err(Errno::last());
@@ -35,7 +35,7 @@ unsafe fn map(
     Ok(base)
 }
 
-// SAFETY: the memory is reached through atomics and raw copies only.
+// SAFETY: this type accesses the memory only through atomics and raw pointers.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -44,18 +44,20 @@ impl Mapping {
     /// Maps the first `len` bytes of `file`, which must be sealed at that size or a larger one.
     pub(crate) fn new(file: &OwnedFd, len: usize) -> Res<Self> {
         const BOTH: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address, so no mapping is replaced.
         let base = unsafe { map(std::ptr::null_mut(), len, BOTH, SHARED, file.as_raw_fd())? };
         let whole = Self::of(base, len)?;
         whole.keep_private();
         Ok(whole)
     }
 
-    /// Maps two files, sealed at these sizes, which are multiples of a page, one behind the other: `shared` for reading and writing, `tables`
-    /// for writing only where they are this process's own. A store into the tables of another one would end this process.
+    /// Maps two files one behind the other; both are sealed at these sizes, which are multiples of
+    /// a page. `shared` is mapped for reading and writing; `tables` is mapped for writing only if
+    /// the tables belong to this process. A store into the tables of another process would end this
+    /// process (SIGSEGV).
     ///
     /// # Errors
-    /// What the kernel says of a mapping; `EPERM` for writing into sealed tables.
+    /// Those of `mmap(2)`; `EPERM`: the tables are sealed against writing.
     pub(crate) fn pair(
         (shared, shared_len): (&OwnedFd, usize),
         (tables, tables_len): (&OwnedFd, usize),
@@ -65,11 +67,12 @@ impl Mapping {
         let (none, read) = (libc::PROT_NONE, libc::PROT_READ);
         let write = read | libc::PROT_WRITE;
         let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address, so no mapping is replaced.
         let base = unsafe { map(std::ptr::null_mut(), len, none, nothing, -1)? };
         let whole = Self::of(base, len)?;
         let fixed = SHARED | libc::MAP_FIXED;
-        // SAFETY: in the place of what was mapped above, which nobody else knows.
+        // SAFETY: replaces a part of the range that was reserved above, whose address no other code
+        // has.
         unsafe { map(base, shared_len, write, fixed, shared.as_raw_fd())? };
         let second = base.wrapping_byte_add(shared_len);
         let protection = if own { write } else { read };
@@ -87,21 +90,22 @@ impl Mapping {
         })
     }
 
-    /// Keeps it out of forked children and core dumps.
+    /// Excludes the mapping from forked children and core dumps.
     fn keep_private(&self) {
         for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
-            // SAFETY: this object's mapping; both change what happens at fork and at a crash.
+            // SAFETY: this object owns the mapping; both advices only change the handling at fork
+            // and at a crash.
             unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, advice) };
         }
     }
 
-    /// What the application has mapped.
+    /// Borrows memory that the application has mapped.
     ///
     /// # Errors
-    /// `EINVAL` for an address that is no page's.
+    /// `EINVAL`: the address is null or not on a page boundary.
     ///
     /// # Safety
-    /// `len` bytes are mapped there, shared, until this is dropped.
+    /// `len` bytes must be mapped there, shared, until this object is dropped.
     pub(crate) unsafe fn borrowed(addr: *mut u8, len: usize) -> Res<Self> {
         let base = NonNull::new(addr).filter(|_| addr.addr().is_multiple_of(1 << 12));
         Ok(Self {
@@ -111,9 +115,9 @@ impl Mapping {
         })
     }
 
-    /// Has the kernel back it with huge pages where it can. Only that: nothing is promised.
+    /// Asks the kernel to use huge pages. The kernel may ignore this.
     pub(crate) fn prefer_huge_pages(&self) {
-        // SAFETY: the mapping is this object's; its content does not change.
+        // SAFETY: this object owns the mapping; the content does not change.
         unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
     }
 
@@ -125,12 +129,12 @@ impl Mapping {
     /// The word at `at`, a multiple of 4 inside the mapping.
     ///
     /// # Panics
-    /// Where it is not: offsets that a peer named are checked before.
+    /// If `at` is unaligned or outside the mapping. Callers check an offset from a peer before.
     #[inline]
     pub(crate) fn u32(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at <= self.len - 4);
-        // SAFETY: inside the mapping, aligned, and living as long as `self`; everybody uses
-        // atomics on it.
+        // SAFETY: inside the mapping, aligned, and valid as long as `self`; all code accesses the
+        // word through atomics.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(at).cast()) }
     }
 
@@ -142,17 +146,18 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
     }
 
-    /// Words that follow one another, from `at` on; else as [`Self::u64`]. Checked once for all of them.
+    /// `N` consecutive words, starting at `at`; otherwise as [`Self::u64`]. One check covers all of
+    /// them.
     #[inline(always)]
     pub(crate) fn words<const N: usize>(&self, at: usize) -> [&AtomicU64; N] {
         assert!(at.is_multiple_of(8) && at <= self.len - 8 * N);
-        // SAFETY: all inside the mapping; else as above.
+        // SAFETY: all words are inside the mapping; otherwise as above.
         std::array::from_fn(|i| unsafe {
             AtomicU64::from_ptr(self.base.as_ptr().add(at + 8 * i).cast())
         })
     }
 
-    /// As [`Self::words`], of four bytes each.
+    /// As [`Self::words`], for words of 4 bytes.
     #[inline(always)]
     pub(crate) fn u32s<const N: usize>(&self, at: usize) -> [&AtomicU32; N] {
         assert!(at.is_multiple_of(4) && at <= self.len - 4 * N);
@@ -165,11 +170,11 @@ impl Mapping {
     /// The address of `len` bytes at `at`, for raw copies.
     ///
     /// # Panics
-    /// Where they are not inside the mapping.
+    /// If the range is not inside the mapping.
     #[inline]
     pub(crate) fn bytes(&self, at: usize, len: usize) -> *mut u8 {
         assert!(len <= self.len && at <= self.len - len);
-        // SAFETY: inside the mapping, as just checked.
+        // SAFETY: the range was just checked to lie inside the mapping.
         unsafe { self.base.as_ptr().add(at) }
     }
 }
@@ -179,7 +184,8 @@ impl Drop for Mapping {
         if self.borrowed {
             return;
         }
-        // SAFETY: the mapping is this object's, and all references into it borrow the object.
+        // SAFETY: this object owns the mapping, and all references into the mapping borrow the
+        // object.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

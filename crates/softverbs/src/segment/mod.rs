@@ -1,7 +1,8 @@
-//! Memory that several processes map: a process's own segment, the segments of its peers, rings.
+//! Memory that several processes map: the process's own segment, the segments of its peers, and
+//! rings.
 //!
-//! Every word of it may change at any time and hold anything, so it is reached only through
-//! atomics and bounded copies, by offset; no Rust reference to plain data ever covers it.
+//! Every word of shared memory may change at any time and may hold any value. It is accessed only
+//! through atomics and bounded copies, by offset; no Rust reference to plain data covers it.
 
 mod arena;
 pub(crate) mod layout;

@@ -10,12 +10,14 @@ use super::mapping::Mapping;
 use crate::sync::Arc;
 use crate::sys::{Res, Tables, fallocate, inode_of, memfd_create, zeroed};
 
-/// This process's segment: its two files, their mapping, and what of it has pages and is in use.
+/// This process's segment: its two files, their mapping, and the state of its ranges (backed by
+/// pages, allocated).
 #[derive(Debug)]
 pub(crate) struct OwnSegment {
     shared: OwnedFd,
     tables: OwnedFd,
-    /// Nobody but this process can write into its tables; where the kernel can't promise that, nobody's are asked for it.
+    /// The tables are sealed so that only this process can write them. On a kernel without that
+    /// seal, this is false, and peers' tables are not required to have the seal either.
     pub(crate) guarded: bool,
     pub(crate) map: Arc<Mapping>,
     room: Mutex<Room>,
@@ -25,16 +27,16 @@ pub(crate) struct OwnSegment {
 struct Room {
     arena: Arena,
     order: Arena,
-    /// One bit for each [`STEP`] bytes that has pages.
+    /// One bit for each [`STEP`] bytes; set if the range has pages.
     backed: Box<[u64]>,
 }
 
-/// How much gets pages at once.
+/// Bytes that are backed with pages in one step.
 const STEP: usize = 64 << 10;
 
 impl OwnSegment {
     /// # Errors
-    /// `ENOMEM`, `EMFILE`, or what else the kernel says of making and mapping a file.
+    /// `ENOMEM`, `EMFILE`, or the error of creating or mapping a file.
     pub(crate) fn create(cookie: u64, node: u32, barriers: bool) -> Res<Self> {
         let shared = memfd_create(c"softverbs", SHARED_SIZE)?;
         let tables = Tables::create(c"softverbs-tables", TABLES_SIZE)?;
@@ -57,7 +59,7 @@ impl OwnSegment {
             layout::stripe::AT,
             layout::stripe::STRIDE * layout::stripe::COUNT,
         )?;
-        // A member of a domain is looked for here before it has shown anything.
+        // Peers read the entry of an XRC domain's member also before the member has published it.
         segment.back(layout::member::AT, layout::member::END - layout::member::AT)?;
         let map = &segment.map;
         map.u64(header::SIZE)
@@ -77,15 +79,15 @@ impl OwnSegment {
         Ok(segment)
     }
 
-    /// The tables' inode; they name the other file.
+    /// The inode of the tables' file. The tables name the shared file.
     ///
     /// # Errors
-    /// What the kernel says of looking at an open file.
+    /// Those of `fstat(2)`.
     pub(crate) fn inode(&self) -> Res<u64> {
         inode_of(&self.tables)
     }
 
-    /// The tables' descriptor.
+    /// The descriptor of the tables' file.
     pub(crate) fn fd(&self) -> RawFd {
         self.tables.as_raw_fd()
     }
@@ -95,7 +97,7 @@ impl OwnSegment {
         self.shared.as_raw_fd()
     }
 
-    /// Makes sure that a range has pages, so that no access to it can fail.
+    /// Backs a range with pages, so that no access to the range can fail.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -103,7 +105,7 @@ impl OwnSegment {
         self.back_locked(&mut self.lock(), at, len)
     }
 
-    /// As [`Self::back`], of entries with a half in either file.
+    /// As [`Self::back`], for entries that have a half in each of the two files.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -113,7 +115,7 @@ impl OwnSegment {
     }
 
     fn back_locked(&self, room: &mut Room, at: usize, len: usize) -> Res<()> {
-        // No step has a part in both files.
+        // No step crosses the border of the two files.
         const { assert!(OWNED.is_multiple_of(STEP)) };
         for step in at / STEP..(at + len).div_ceil(STEP) {
             let (word, bit) = (step / 64, 1u64 << (step % 64));
@@ -129,7 +131,7 @@ impl OwnSegment {
         Ok(())
     }
 
-    /// A place for descriptors, with pages.
+    /// Allocates a range for descriptors and backs it with pages.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -137,12 +139,13 @@ impl OwnSegment {
         self.take_from(|room| &mut room.arena, len)
     }
 
-    /// Gives back what [`Self::take`] gave for this length.
+    /// Releases a range that [`Self::take`] returned for this length.
     pub(crate) fn give(&self, at: usize, len: usize) {
         self.lock().arena.give(at, len);
     }
 
-    /// A place for an order's words, which peers write, with pages.
+    /// Allocates a range for the words of an SRQ's order, in the file that peers write, and backs
+    /// it with pages.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -150,7 +153,7 @@ impl OwnSegment {
         self.take_from(|room| &mut room.order, len)
     }
 
-    /// Gives back what [`Self::take_order`] gave for this length.
+    /// Releases a range that [`Self::take_order`] returned for this length.
     pub(crate) fn give_order(&self, at: usize, len: usize) {
         self.lock().order.give(at, len);
     }
