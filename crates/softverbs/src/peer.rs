@@ -105,9 +105,11 @@ pub(crate) enum Push {
 pub(crate) enum Unmade {
     /// The datagram waits for the ring in its queue.
     Waits = 0,
-    /// The datagram is kept outside its queue, up to a limit.
+    /// The datagram is copied to the process's list of late messages, so that its send queue is not
+    /// blocked.
     Kept = 1,
-    /// The datagram is dropped: the limit is reached.
+    /// The datagram is dropped: that list had no room for an earlier datagram until its wait was
+    /// over.
     Lost = 2,
 }
 
@@ -274,7 +276,8 @@ impl Peer {
     /// Records that the kernel refused a copy with this error; the refusal is permanent.
     #[cold]
     pub(crate) fn set_refuses(&self, error: Errno) {
-        // The kernel allows a process to copy its own memory.
+        // Not for this process itself: `sys::vm_read` and `sys::vm_write` then copy without the
+        // kernel.
         if self.life.is_some() && !self.refuses.swap(true, Ordering::Relaxed) {
             agent::tell(&format!(
                 "the kernel refuses process_vm_readv and process_vm_writev (errno {})",

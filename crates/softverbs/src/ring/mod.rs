@@ -76,8 +76,8 @@ pub(crate) struct Header {
     pub(crate) op: u8,
     pub(crate) flags: u8,
     pub(crate) dst_qpn: u32,
-    /// RC, XRC: incarnation of the receiving queue pair, as read by the sender. UD: traffic class
-    /// and flow label.
+    /// Connected queue pairs: incarnation of the receiving queue pair, as read by the sender. UD:
+    /// traffic class and flow label.
     pub(crate) incarnation: u32,
     /// Length of the message in bytes, inside the ring or not.
     pub(crate) len: u32,

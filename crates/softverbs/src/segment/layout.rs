@@ -87,7 +87,8 @@ pub(crate) mod announce {
     /// u32: descriptor of the ring.
     pub(crate) const FD: usize = OWNED + 16;
     /// u64 each, by the sender: the key that one of its threads uses, or 0. The key (32 bits), a
-    /// one, and the index + 1 of the queue pair whose receive the thread writes (15 bits).
+    /// one, and the index + 1 of the queue pair or SRQ whose receive the thread writes (15 bits);
+    /// bit 48 is set for an SRQ.
     pub(crate) const HAZARDS: usize = 64;
     pub(crate) const HAZARD_COUNT: usize = 8;
     pub(crate) const END: usize = AT + STRIDE * MAX_PROCESSES;
@@ -286,7 +287,8 @@ pub(crate) mod xrc {
     /// u32: slot of the process that connected the target; u64: cookie of that process.
     pub(crate) const CONNECTOR_SLOT: usize = 52;
     pub(crate) const CONNECTOR: usize = 64;
-    /// u64: cookie of the initiator's process when the target was connected; 0: there was no such process.
+    /// u64: cookie of the initiator's process when the target was connected; 0 if there was no such
+    /// process.
     pub(crate) const INITIATOR: usize = 56;
     /// u64 each: one bit for each process that holds the target.
     pub(crate) const HOLDERS: usize = 128;

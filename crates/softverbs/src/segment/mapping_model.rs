@@ -1,5 +1,6 @@
-//! In the place of `mapping.rs` in the models: words of loom, made when they are first looked at. Those
-//! of several threads must be looked at before the threads begin, as loom takes making for a write.
+//! Replaces `mapping.rs` in the models: the words are loom atomics, created at their first access.
+//! Words that several threads use must be created before the threads start, because loom treats the
+//! creation as a write.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -26,7 +27,7 @@ impl Drop for Words {
         let u32s = std::mem::take(self.u32s.get_mut().unwrap_or_else(PoisonError::into_inner));
         let u64s = std::mem::take(self.u64s.get_mut().unwrap_or_else(PoisonError::into_inner));
         for word in u32s.into_values() {
-            // SAFETY: leaked below, and every reference borrowed the mapping.
+            // SAFETY: leaked below; every reference borrowed the mapping, which is being dropped.
             drop(unsafe { Box::from_raw(std::ptr::from_ref(word).cast_mut()) });
         }
         for word in u64s.into_values() {
@@ -37,7 +38,7 @@ impl Drop for Words {
 }
 
 impl Mapping {
-    /// Memory of its own: models have no files.
+    /// Returns separate memory: models have no files.
     pub(crate) fn new(_: &OwnedFd, len: usize) -> Res<Self> {
         Ok(Self::model(len))
     }
@@ -52,7 +53,7 @@ impl Mapping {
     }
 
     /// # Safety
-    /// Models follow no addresses.
+    /// None: the model does not access the address.
     pub(crate) unsafe fn borrowed(_: *mut u8, len: usize) -> Res<Self> {
         Ok(Self::model(len))
     }
@@ -64,7 +65,7 @@ impl Mapping {
         }
     }
 
-    /// Makes words for several threads.
+    /// Creates words for several threads.
     pub(crate) fn prepare(
         &self,
         u32s: impl IntoIterator<Item = usize>,
@@ -116,7 +117,7 @@ impl Mapping {
         std::array::from_fn(|i| self.u32(at + 4 * i))
     }
 
-    /// Not memory: a model keeps what it copies in cells of its own, which loom watches.
+    /// Returns a null pointer: a model keeps payload in its own cells, which loom checks.
     pub(crate) fn bytes(&self, at: usize, len: usize) -> *mut u8 {
         assert!(len <= self.len && at <= self.len - len);
         std::ptr::null_mut()

@@ -275,7 +275,8 @@ impl Srq {
         queue.claimed(index, slot)
     }
 
-    /// As [`Qp::receive_places`](crate::qp::Qp::receive_places), of the receive with this descriptor.
+    /// As [`Qp::receive_places`](crate::qp::Qp::receive_places), for the receive with this
+    /// descriptor, if the process in `slot` has claimed it.
     pub(crate) fn receive_places(
         &self,
         index: u32,

@@ -187,7 +187,7 @@ pub(crate) fn query(srq: &Srq) -> ibv_srq_attr {
 /// repeat the call.
 ///
 /// # Safety
-/// `srq` must be live, and is gone after success.
+/// `srq` must be live, and must not be used after success.
 pub(crate) unsafe fn destroy(srq: *mut ibv_srq) -> Res<()> {
     // SAFETY: the caller promises a live queue.
     let this = unsafe { Srq::from_ptr(srq) };

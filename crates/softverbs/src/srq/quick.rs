@@ -1,6 +1,7 @@
-//! Fast path of a shared receive queue, as [`crate::qp`]'s own: receives of one sge whose lkey is
-//! that of the previous receive, consumed in the order in which they were posted. In any other case
-//! these functions return without a change of state, and the caller uses the general path.
+//! Fast path of a shared receive queue, as [`crate::qp`]'s own: receives of one sge, usually with
+//! the lkey of the previous receive and consumed in the order in which they were posted. If a
+//! receive does not qualify, these functions return without a change of state, and the caller uses
+//! the general path.
 
 use std::sync::atomic::Ordering;
 

@@ -96,8 +96,9 @@ impl Srq {
     /// # Safety
     /// The objects in `init` must be live.
     pub(super) unsafe fn begin_xrc(&self, init: &XrcInit, pd: u32) {
-        // SAFETY: the caller promises live objects; the handle can't be closed while this queue counts as its child,
-        // and a completion queue's memory stays.
+        // SAFETY: the caller promises live objects. The application cannot close the XRC domain
+        // handle while this queue counts as its child, and a completion queue's memory is never
+        // freed.
         let (xrcd, cq): (&'static Xrcd, &'static Cq) =
             unsafe { (Xrcd::from_ptr(init.xrcd), Cq::from_ptr(init.cq)) };
         xrcd.children.fetch_add(1, Ordering::Relaxed);
