@@ -276,8 +276,8 @@ impl Peer {
     /// Records that the kernel refused a copy with this error; the refusal is permanent.
     #[cold]
     pub(crate) fn set_refuses(&self, error: Errno) {
-        // Not for this process itself: `sys::vm_read` and `sys::vm_write` then copy without the
-        // kernel.
+        // Not for this process itself: after a refusal, `sys::vm_read` and `sys::vm_write` copy its
+        // memory through a memfd.
         if self.life.is_some() && !self.refuses.swap(true, Ordering::Relaxed) {
             agent::tell(&format!(
                 "the kernel refuses process_vm_readv and process_vm_writev (errno {})",

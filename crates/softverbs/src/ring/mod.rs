@@ -1,4 +1,4 @@
-//! The ring that carries messages from one process to one other.
+//! The ring that carries messages from one process to another.
 //!
 //! The receiver creates the ring's file, so a message survives the end of its sender. The sender
 //! writes slots of 64 bytes. It publishes a message by storing the sequence number in the first

@@ -260,9 +260,9 @@ pub(crate) mod member {
     pub(crate) const END: usize = AT + STRIDE * super::xrc::MAX_DOMAINS;
 }
 
-/// The file of an XRC domain.
+/// The layout of an XRC domain's file.
 pub(crate) mod xrc {
-    /// First word of it.
+    /// Magic: the first word of the file.
     pub(crate) const MAGIC: u64 = 0x0001_6372_7874_666f;
     pub(crate) const MAX_DOMAINS: usize = 1 << 9;
     pub(crate) const TARGET_BITS: u32 = 12;

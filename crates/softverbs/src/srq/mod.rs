@@ -146,7 +146,8 @@ impl Srq {
     /// # Safety
     /// `srq` must come from [`create`] and be live.
     pub(crate) unsafe fn from_ptr<'a>(srq: *mut ibv_srq) -> &'a Self {
-        // SAFETY: the C object is the first field; the memory stays.
+        // SAFETY: the C object is the first field, and the caller promises that `create` returned
+        // it; the memory is never freed.
         unsafe { &*srq.cast::<Self>() }
     }
 
