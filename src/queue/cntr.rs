@@ -1,13 +1,14 @@
 //! Counters of completed operations.
 //!
-//! Whoever polls a completion queue moves the counters of the endpoints on it: reading a counter,
-//! or waiting for it, polls those queues. What it finds for the application to read stays in
-//! their backlogs.
+//! A thread that polls a completion queue advances the counters of the endpoints on it. Reading a
+//! counter, or waiting for it, polls those queues. The completions found for the application are
+//! queued in their backlogs.
 //!
-//! Who sleeps on a counter is woken by the channels of those queues, and by whoever moves the counter
-//! meanwhile: a poller of the queues, or the application. A queue that can't be waited on has no channel
-//! (the kernel allows a process only some hundred); who sleeps looks after it every millisecond, and so after
-//! the event cells of regions (`mr/event.rs`), which peers move without a word.
+//! A thread that sleeps on a counter is woken by the channels of those queues, and by each change of
+//! the counter: by a poller of the queues, or by the application. A queue without a wait object has no
+//! channel (the kernel limits the channels of a process to a few hundred). For such a queue, and for
+//! the event cells of regions (`mr/event.rs`), which peers change without a notification, the sleeping
+//! thread wakes every millisecond.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -24,11 +25,11 @@ use crate::mr::{Cell, Watch};
 use crate::queue::wait::{Timer, WaitSet, deadline};
 use crate::queue::{CompletionQueue, WaitKind};
 
-/// Reads of a counter between two looks at the clock, for silent peers.
+/// Reads of a counter between two checks of the clock, for silent peers.
 const READS: u32 = 32;
-/// Between two looks at a counter that has no wait object.
+/// Time between two checks of a counter without a wait object.
 const PAUSE: Duration = Duration::from_micros(20);
-/// How often who sleeps looks after queues that can't wake.
+/// The period at which a sleeping thread polls queues without a channel.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A counter. Thread safe.
@@ -37,16 +38,16 @@ pub struct Counter {
     domain: Arc<Domain>,
     kind: WaitKind,
     wait: Option<WaitSet>,
-    /// There once a queue without a channel moves the counter.
+    /// Set as soon as a queue without a channel, or an event cell, moves the counter.
     timer: OnceLock<Timer>,
-    /// Whether somebody sleeps, or is about to.
+    /// Whether a thread sleeps on the counter, or is about to.
     armed: AtomicBool,
-    /// What the application has seen of both, or was told to look at.
+    /// The value and the number of failures that the application has last read or was notified of.
     seen: [AtomicU64; 2],
     value: AtomicU64,
     errors: AtomicU64,
     reads: AtomicU32,
-    /// The queues whose polling moves it.
+    /// The queues whose polling advances the counter.
     queues: Mutex<Vec<Weak<CompletionQueue>>>,
     /// Whether it follows event cells.
     follows: AtomicBool,
@@ -55,7 +56,7 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Opens a counter that can be waited on as `kind` says.
+    /// Opens a counter with a wait object of `kind`.
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`: resources of the process.
@@ -102,7 +103,7 @@ impl Counter {
         value
     }
 
-    /// Whether a value has changed since the application last looked at it, or was told so.
+    /// Whether a value has changed since the application last read it or was notified of a change.
     fn has_news(&self) -> bool {
         let mut news = false;
         for (value, seen) in [&self.value, &self.errors].into_iter().zip(&self.seen) {
@@ -112,8 +113,8 @@ impl Counter {
         news
     }
 
-    /// Makes progress, and says whether a value has changed since it was last read, or found changed by
-    /// this or by [`Self::trywait`] (`fi_poll(3)`).
+    /// Makes progress, and returns whether a value has changed since the last read, or since the last
+    /// change that this call or [`Self::trywait`] reported (`fi_poll(3)`).
     pub fn poll(&self) -> bool {
         self.progress();
         self.has_news()
@@ -131,7 +132,7 @@ impl Counter {
         self.changed();
     }
 
-    /// Sets the value. What peers did before is forgotten, what they do from now on is counted.
+    /// Sets the value. Peers' operations before the call are discarded, later ones are counted.
     pub fn set(&self, value: u64) {
         self.take_events();
         self.value.store(value, Ordering::Release);
@@ -144,13 +145,13 @@ impl Counter {
         self.changed();
     }
 
-    /// Waits until the value is at least `threshold`. `None` waits for ever. A counter without a wait object is
-    /// looked at again and again: `fi_cntr(3)` has no use for that, but programs do it (fabtests' `fi_multi_mr`), and
-    /// other providers let them.
+    /// Waits until the value is at least `threshold`; a `timeout` of `None` is no limit. A counter
+    /// without a wait object is checked every 20 µs: `fi_cntr(3)` does not require that, but programs
+    /// rely on it (fabtests' `fi_multi_mr`), and other providers support it.
     ///
     /// # Errors
     /// - `EAVAIL`: the number of failures has changed meanwhile.
-    /// - `ETIMEDOUT`: the time is over.
+    /// - `ETIMEDOUT`: the timeout has passed.
     /// - `EINTR`: a signal handler ran.
     pub fn wait(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
         let Some(wait) = &self.wait else {
@@ -175,7 +176,7 @@ impl Counter {
             let same = self.value.load(Ordering::Acquire) == before
                 && self.errors.load(Ordering::Acquire) == errors;
             if same && !wait.wait(deadline)? {
-                // once more, for what came without waking
+                // once more, for changes that wake no thread
                 self.progress();
                 over = true;
             }
@@ -216,7 +217,7 @@ impl Counter {
         }
     }
 
-    /// The descriptor to poll for reading, if the counter has a wait object. It belongs to the counter.
+    /// The descriptor to poll for reading, if the counter has a wait object. The counter owns it.
     pub fn fd(&self) -> Option<RawFd> {
         self.wait.as_ref().map(WaitSet::fd)
     }
@@ -226,14 +227,14 @@ impl Counter {
         self.kind
     }
 
-    /// Makes every change from now on wake, and takes in those that came before.
+    /// Makes each change from now on wake the waiting thread, and accounts for earlier ones.
     fn arm(&self, wait: &WaitSet) {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.woken();
         }
         wait.clear();
         self.armed.store(true, Ordering::Relaxed);
-        // a change is either seen by who waits, or its maker sees that somebody does
+        // either the waiting thread sees a change, or the thread that makes it sees `armed`
         fence(Ordering::SeqCst);
         self.for_queues(CompletionQueue::arm_for_counter);
         self.take_events();
@@ -242,7 +243,7 @@ impl Counter {
         }
     }
 
-    /// A value is another now.
+    /// Wakes the waiting thread after a change of a value.
     #[inline]
     fn changed(&self) {
         if let Some(wait) = &self.wait {
@@ -258,7 +259,7 @@ impl Counter {
         &self.domain
     }
 
-    /// Polling this queue moves the counter from now on.
+    /// From now on, polling this queue advances the counter.
     pub(crate) fn watch(&self, queue: &Arc<CompletionQueue>) {
         let mut queues = self.queues.lock();
         let new = Arc::downgrade(queue);
@@ -292,7 +293,7 @@ impl Counter {
         Ok(())
     }
 
-    /// Counts what a word of an event cell counts from now on.
+    /// From now on, adds the changes of a word of an event cell to the counter.
     pub(crate) fn follow(&self, watch: Watch) {
         if let Some(wait) = &self.wait {
             let _queues = self.queues.lock();
@@ -307,7 +308,7 @@ impl Counter {
         self.follows.store(true, Ordering::Release);
     }
 
-    /// Counts what a cell says for the last time.
+    /// Adds the last changes of a cell, and stops following it.
     pub(crate) fn leave(&self, cell: &Arc<Cell>) {
         self.take_events();
         let mut watches = self.watches.lock();
@@ -315,7 +316,7 @@ impl Counter {
         self.follows.store(!watches.is_empty(), Ordering::Release);
     }
 
-    /// Takes over what event cells say.
+    /// Adds the changes of the event cells.
     #[inline]
     fn take_events(&self) {
         if self.follows.load(Ordering::Acquire) {
@@ -323,7 +324,7 @@ impl Counter {
             let count = watches.iter_mut().map(Watch::take);
             let count = count.fold(0_u64, u64::wrapping_add);
             if count != 0 {
-                // under the lock, so that who sets the value meanwhile comes before or after
+                // under the lock, so that a concurrent `set` comes entirely before or after
                 self.add(count);
             }
         }
@@ -341,7 +342,7 @@ impl Counter {
 
     fn progress(&self) {
         self.for_queues(|queue| {
-            // a queue that has failed tells who reads it
+            // the reader of a failed queue gets the error
             let _ = queue.progress();
         });
         self.take_events();
@@ -356,7 +357,7 @@ impl Counter {
     }
 }
 
-/// The counters of an endpoint, by what they count.
+/// The counters of an endpoint, by the kind of operation.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     send: OnceLock<Arc<Counter>>,
@@ -366,7 +367,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// What can be counted.
+    /// The kinds of operation that can be counted.
     pub(crate) const KINDS: Flags = Flags::SEND
         .union(Flags::RECV)
         .union(Flags::READ)
@@ -403,7 +404,7 @@ impl Counters {
         Ok(())
     }
 
-    /// An operation has ended; `flags` say which.
+    /// Counts an operation that has ended; `flags` give its kind.
     pub(crate) fn count(&self, flags: Flags, success: bool) {
         if let Some(counter) = self.place(flags).and_then(OnceLock::get) {
             if success {

@@ -1,17 +1,17 @@
-//! What a completion queue has to say about one operation.
+//! Entries of a completion queue: the result of one operation.
 
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 
-/// A successful operation. It has what every format of `fi_cq(3)` needs; a format takes its part.
+/// A successful operation, with the fields of every format of `fi_cq(3)`; a format uses its part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The context that the operation was posted with.
     pub context: usize,
-    /// What it was: `FI_SEND | FI_MSG`, `FI_RECV | FI_MSG`, `FI_RMA | FI_WRITE`,
+    /// The kind of operation: `FI_SEND | FI_MSG`, `FI_RECV | FI_MSG`, `FI_RMA | FI_WRITE`,
     /// `FI_RMA | FI_READ`, with `FI_REMOTE_CQ_DATA` where `data` is valid.
     pub flags: Flags,
-    /// Bytes received; 0 for what this side initiated.
+    /// Bytes received; 0 for operations that this side initiated.
     pub len: usize,
     /// Where the data is, for multi-receive buffers; else 0.
     pub buf: usize,
@@ -24,9 +24,9 @@ pub struct Completion {
 /// A failed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompletionError {
-    /// What is known of the operation.
+    /// The operation's entry, as far as its fields are known.
     pub completion: Completion,
-    /// Bytes of a message that did not fit; 0 where the device doesn't tell.
+    /// Bytes of a message that did not fit; 0 where the device does not report them.
     pub olen: usize,
     /// The reason in libfabric's terms.
     pub err: FiErrno,

@@ -1,8 +1,8 @@
 //! Completion queues.
 //!
-//! Completions go from the device straight into the application's buffer. Only what is found
-//! when nobody reads waits in a backlog: by a `trywait` that looks, by a post that makes room, by
-//! the end of a connection. Errors wait there too, and whatever came after them.
+//! A read copies completions from the device directly into the application's buffer. Completions
+//! that are polled outside a read (by `trywait`, by a post that makes room, at the end of a
+//! connection) are queued in a backlog. So are errors, and the completions that follow them.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -20,20 +20,20 @@ use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, EntryWriter, WaitKind};
 use crate::verbs::{AsyncEvent, AsyncListener, CompChannel, Cq, Wc};
 
-/// Completions of a queue that wasn't asked for a size.
+/// Completions that a queue holds if the application gives no size.
 const DEFAULT_SIZE: usize = 1024;
-/// Every so many reads in vain the time is looked at, for silent peers.
+/// Empty reads between two checks of the clock, for silent peers.
 const VAIN_READS: u32 = 32;
-/// Endpoints that are looked at then, for keys that were revoked.
+/// Endpoints that each such check examines for revoked keys.
 const HOLDERS: usize = 4;
 /// Completions polled from the device at a time.
 const BATCH: usize = 16;
 
-/// What to open a completion queue with.
+/// Parameters of a completion queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqConfig {
-    /// Completions that it must hold; 0 for the default of 1024. It grows as endpoints are bound,
-    /// so that it never overruns.
+    /// Completions that the queue must hold; 0: the default of 1024. It grows as endpoints are
+    /// bound, so that it never overruns.
     pub size: usize,
     /// How it can be waited on.
     pub wait: WaitKind,
@@ -46,7 +46,7 @@ pub struct CqConfig {
 pub struct CompletionQueue {
     pub(super) domain: Arc<Domain>,
     pub(super) cq: Arc<Cq>,
-    /// Of this queue alone; none where it can't be waited on.
+    /// The channel of this queue alone; `None` for a queue without a wait object.
     pub(super) channel: Option<Arc<CompChannel>>,
     pub(super) kind: WaitKind,
     pub(super) wait: Option<WaitSet>,
@@ -102,13 +102,13 @@ impl CompletionQueue {
     /// # Errors
     /// - `EAGAIN`: there are none.
     /// - `EAVAIL`: the next one is an error: [`Self::read_error`] has it.
-    /// - `EOVERRUN`: the device lost completions; the queue is of no use any more.
+    /// - `EOVERRUN`: the device lost completions; the queue is unusable.
     #[inline]
     pub fn read<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
         let mut inner = self.inner.lock();
         let mut count = 0;
         if max == 0 {
-            // a way to ask for progress
+            // a read of 0 completions only makes progress
             self.progress_locked(&mut inner)?;
             return Err(FiErrno::EAGAIN);
         }
@@ -120,7 +120,7 @@ impl CompletionQueue {
         }
         if inner.resumable.get() {
             inner = self.resume(inner);
-            // those that went on may have polled
+            // endpoints that resumed may have polled
             count += Self::take(&mut inner, max - count, writer);
         }
         if count > 0 {
@@ -136,7 +136,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Writes what the backlog has before an error, at most `max`.
+    /// Writes at most `max` completions of the backlog, up to its first error.
     fn take<W: EntryWriter>(inner: &mut Inner, max: usize, writer: &mut W) -> usize {
         let mut count = 0;
         while count < max
@@ -149,7 +149,7 @@ impl CompletionQueue {
         count
     }
 
-    /// Lets endpoints go on with what waits. Gives the lock back and takes it again.
+    /// Resumes the pending operations of endpoints. Releases the lock and acquires it again.
     #[cold]
     fn resume<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
         inner.resumable.set(false);
@@ -168,8 +168,8 @@ impl CompletionQueue {
         self.inner.lock()
     }
 
-    /// A thread that reads without sleeping acknowledges revoked keys, and looks after silent
-    /// peers.
+    /// On behalf of a thread that reads without sleeping: acknowledges revoked keys, and probes
+    /// silent peers.
     #[cold]
     fn read_in_vain(&self, inner: MutexGuard<'_, Inner>) {
         if self.domain.helper().has_holders() {
@@ -185,7 +185,7 @@ impl CompletionQueue {
         self.keep_alive();
     }
 
-    /// Those of the next few endpoints that hold keys of their peers.
+    /// The next [`HOLDERS`] endpoints, reduced to those that hold keys of their peers.
     fn some_holders(mut inner: MutexGuard<'_, Inner>) -> [Option<Arc<Rings>>; HOLDERS] {
         let count = inner.endpoints.len();
         let first = inner.next_holder;
@@ -197,16 +197,15 @@ impl CompletionQueue {
         })
     }
 
-    /// A thread that reads without sleeping looks after silent peers now and then. No lock may be
-    /// held.
+    /// Probes silent peers if their period is over. The caller holds no lock.
     fn keep_alive(&self) {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.poll();
         }
     }
 
-    /// Polls the device for up to `max` completions. An error, and what came after it in the same
-    /// batch, goes to the backlog.
+    /// Polls the device for up to `max` completions. An error goes to the backlog, together with
+    /// the completions that follow it in the same batch.
     #[inline]
     fn poll<W: EntryWriter>(&self, inner: &mut Inner, max: usize, writer: &mut W) -> Result<usize> {
         let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
@@ -246,8 +245,8 @@ impl CompletionQueue {
         FiErrno::EOVERRUN
     }
 
-    /// Moves what the device has into the backlog, if that isn't longer than the queue. Says
-    /// whether anything is there to be read.
+    /// Polls completions from the device into the backlog, unless the backlog is as long as the
+    /// queue. Returns whether the backlog has an entry. Resumes pending operations of endpoints.
     pub(crate) fn progress(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         let mut result = self.progress_locked(&mut inner)?;
@@ -258,14 +257,14 @@ impl CompletionQueue {
         Ok(result)
     }
 
-    /// The same, without letting endpoints go on: for who holds a lock of one.
+    /// As [`Self::progress`], but resumes no endpoint: for a caller that holds an endpoint's lock.
     pub(crate) fn poll_quietly(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         self.progress_locked(&mut inner)
     }
 
-    /// The same, and also where the application leaves the queue full: what the engine itself posts
-    /// completes in it too.
+    /// As [`Self::poll_quietly`], also when the application leaves the queue full: the engine's own
+    /// requests complete in it too.
     pub(crate) fn progress_own(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         let limit = self.size + inner.reserved;
@@ -276,7 +275,7 @@ impl CompletionQueue {
         self.drain_locked(inner, self.size)
     }
 
-    /// Moves what the device has into the backlog, until that has so many entries.
+    /// Polls completions from the device into the backlog, until that has `limit` entries.
     pub(super) fn drain_locked(&self, inner: &mut Inner, limit: usize) -> Result<bool> {
         let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
         while inner.backlog.len() < limit {
@@ -311,7 +310,7 @@ impl CompletionQueue {
         }
     }
 
-    /// What a [`CompletionError::prov_errno`] means.
+    /// The text of a [`CompletionError::prov_errno`].
     pub fn strerror(&self, prov_errno: i32) -> &'static CStr {
         self.cq.status_str(prov_errno)
     }

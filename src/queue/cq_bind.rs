@@ -13,7 +13,7 @@ use crate::queue::slots::Rings;
 use crate::queue::wr_id::WrId;
 
 impl CompletionQueue {
-    /// Gives an endpoint a place in the table, and room for `completions` more.
+    /// Gives an endpoint a place in the table, and reserves room for `completions` more.
     ///
     /// # Errors
     /// `ENOSPC`: 65,536 endpoints are bound.
@@ -35,7 +35,7 @@ impl CompletionQueue {
         Ok(WrId::base(short, place.generation))
     }
 
-    /// Makes room for so many completions more.
+    /// Reserves room for `completions` more, and grows the device's queue if necessary.
     fn reserve(&self, inner: &mut Inner, completions: usize) {
         inner.reserved += completions;
         let wanted = inner.reserved.min(self.cq.device().attr().max_cqe);
@@ -50,8 +50,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Queue pair `number`, of the endpoint at a place, takes receives of a shared context, and they
-    /// complete here.
+    /// Registers queue pair `number`, of the endpoint at place `id`, as a consumer of a shared receive
+    /// context. Those receives complete in this queue.
     pub(crate) fn share(&self, id: WrId, number: u32, slots: &Arc<SharedSlots>, selective: bool) {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);
@@ -79,9 +79,9 @@ impl CompletionQueue {
         }
     }
 
-    /// Undoes [`Self::share`], if it was done. The queue pair must be in its error state: what it had received is taken
-    /// from the device first, because a device forgets that when the queue pair goes, and the receives
-    /// with it.
+    /// Reverts [`Self::share`]; no effect without it. The queue pair must be in its error state. Its
+    /// completions are polled first, because the device discards them, and the receives that they
+    /// belong to, when the queue pair is destroyed.
     pub(crate) fn unshare(&self, id: WrId, slots: &Arc<SharedSlots>) {
         let mut inner = self.inner.lock();
         let mine = |entry: &(u32, u16)| usize::from(entry.1) == id.index();
@@ -102,7 +102,7 @@ impl CompletionQueue {
         }
     }
 
-    /// A receive that no device ever had completes as cancelled.
+    /// Completes, as cancelled, a receive that was never posted to a device.
     pub(crate) fn cancel(&self, id: WrId, number: u32) {
         let mut inner = self.inner.lock();
         let place = inner.endpoints.get(id.index());
@@ -122,11 +122,11 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes an endpoint out, when its queue pair is gone: what it still had under way completes
-    /// as flushed.
+    /// Removes an endpoint whose queue pair is destroyed: its outstanding requests complete as
+    /// flushed.
     pub(crate) fn detach(&self, id: WrId, completions: usize, tx: bool, rx: bool) {
         let mut inner = self.inner.lock();
-        // completions that the device still holds come before those that are made up here
+        // completions that the device still holds come before the flushed ones made here
         let _ = self.progress_locked(&mut inner);
         let Some(place) = inner.endpoints.get_mut(id.index()) else {
             return;

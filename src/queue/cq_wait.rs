@@ -10,12 +10,12 @@ use crate::queue::wait::{WaitSet, deadline};
 use crate::queue::{EntryWriter, WaitKind};
 
 impl CompletionQueue {
-    /// Waits until `threshold` completions (at least 1, at most `max`) were read, and returns how
-    /// many were; fewer when the time is over or [`Self::signal`] was called in between. `timeout`
-    /// of `None` waits for ever.
+    /// Waits until `threshold` completions (at least 1, at most `max`) were read, and returns their
+    /// number; fewer after the timeout, or if [`Self::signal`] was called meanwhile. `timeout` of
+    /// `None` is no limit.
     ///
     /// # Errors
-    /// - `EAGAIN`: none came in time, or the queue was signalled.
+    /// - `EAGAIN`: no completion within the timeout, or the queue was signalled.
     /// - `EAVAIL`: as for [`Self::read`].
     /// - `EINTR`: a signal handler ran.
     /// - `ENOSYS`: the queue was opened without a wait object.
@@ -56,8 +56,8 @@ impl CompletionQueue {
         if count > 0 { Ok(count) } else { Err(end) }
     }
 
-    /// Wakes one thread that waits in [`Self::sread`], now or when it next tries
-    /// (`fi_cq_signal`).
+    /// Wakes one thread that waits in [`Self::sread`]; if none waits, the next such call that would
+    /// wait returns instead (`fi_cq_signal`).
     ///
     /// # Errors
     /// `ENOSYS`: the queue was opened without a wait object.
@@ -79,7 +79,7 @@ impl CompletionQueue {
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
     ///
     /// # Errors
-    /// - `EAGAIN`: there is something to read; don't wait.
+    /// - `EAGAIN`: the queue has an entry; the caller reads it instead of waiting.
     /// - `EINVAL`: no wait object.
     pub fn trywait(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
@@ -89,14 +89,14 @@ impl CompletionQueue {
         self.arm(wait)
     }
 
-    /// Makes the next completion wake, then looks whether one came before that.
+    /// Arms the channel for the next completion, then checks whether one came before that.
     fn arm(&self, wait: &WaitSet) -> Result<()> {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.woken();
         }
         let mut inner = self.inner.lock();
         if !self.signaled.load(Ordering::Acquire) {
-            // what it stood for is in the backlog, and was or will be read
+            // the entry of that wake-up is in the backlog, or was read
             wait.clear();
             if self.signaled.load(Ordering::Acquire) {
                 wait.wake();
@@ -109,18 +109,19 @@ impl CompletionQueue {
         self.cq.arm()?;
         match self.progress_locked(&mut inner) {
             Ok(false) => Ok(()),
-            // a failure is for the reader to find
+            // the read that follows returns the failure
             Ok(true) | Err(_) => Err(FiErrno::EAGAIN),
         }
     }
 
-    /// Makes the next completion wake those who wait for a counter, if it has a channel, and takes in what
-    /// came before. Who waits on the queue itself is told, because the channel's event is taken away.
+    /// For threads that wait for a counter: arms the channel, if there is one, for the next
+    /// completion, and polls those that came before. Consuming the channel's event could lose a
+    /// wake-up of a thread that waits on the queue itself, so that thread is woken too.
     pub(crate) fn arm_for_counter(&self) {
         let mut inner = self.inner.lock();
         if self.channel.is_some() {
             self.cq.drain_channel();
-            // what fails is for the queue's reader to find
+            // the queue's reader gets the error
             let _ = self.cq.arm();
         }
         let something = self.progress_locked(&mut inner);
@@ -131,24 +132,23 @@ impl CompletionQueue {
         }
     }
 
-    /// What becomes readable when a completion comes after it was armed.
+    /// The channel's descriptor: readable when a completion comes after the channel was armed.
     pub(crate) fn channel_fd(&self) -> Option<RawFd> {
         self.channel.as_ref().map(|channel| channel.fd())
     }
 
-    /// Makes progress, and says whether there is anything to read (`fi_poll(3)`).
+    /// Makes progress, and returns whether the queue has an entry or an error (`fi_poll(3)`).
     pub fn poll_ready(&self) -> bool {
-        // a failure is to be read too
+        // a read returns the failure
         self.progress().unwrap_or(true)
     }
 
-    /// The descriptor to poll for reading, if the queue has a wait object. It belongs to the
-    /// queue.
+    /// The descriptor to poll for reading, if the queue has a wait object. The queue owns it.
     pub fn fd(&self) -> Option<RawFd> {
         self.wait.as_ref().map(WaitSet::fd)
     }
 
-    /// How it can be waited on.
+    /// The kind of the queue's wait object.
     pub fn wait_kind(&self) -> WaitKind {
         self.kind
     }

@@ -1,4 +1,4 @@
-//! From work completions to what the application reads.
+//! Converts work completions into the entries that the application reads.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -14,29 +14,29 @@ use crate::queue::wr_id::WrId;
 use crate::queue::{Completion, CompletionError};
 use crate::verbs::Wc;
 
-/// What waits in the backlog.
+/// An entry of the backlog.
 #[derive(Debug)]
 pub(super) enum Entry {
     Done(Completion),
     Failed(CompletionError),
 }
 
-/// What a completion queue's lock protects.
+/// The state under a completion queue's lock.
 #[derive(Debug, Default)]
 pub(super) struct Inner {
     pub(super) backlog: VecDeque<Entry>,
     pub(super) endpoints: Vec<Attachment>,
     /// Shared receive contexts whose receives may complete here, by their index.
     pub(super) shared: Vec<Option<Sharer>>,
-    /// Queue pairs that take receives of those, in order of their numbers, with their places.
+    /// Queue pairs that consume receives of `shared`, sorted by number, each with its endpoint's place.
     pub(super) sharing: Vec<(u32, u16)>,
-    /// Completions that the bound endpoints may have under way.
+    /// The most completions that the bound endpoints can have outstanding.
     pub(super) reserved: usize,
-    /// Reads in vain, wrapping.
+    /// Empty reads, wrapping.
     pub(super) vain: u32,
-    /// The endpoint that is looked at next for revoked keys.
+    /// The endpoint to examine next for revoked keys.
     pub(super) next_holder: usize,
-    /// Whether an endpoint has something to go on with, after what was polled.
+    /// Whether a polled completion belongs to an endpoint with pending operations.
     pub(super) resumable: Cell<bool>,
 }
 
@@ -114,7 +114,7 @@ pub(super) fn failure(slot: &Slot, status: u32, vendor_err: u32) -> Entry {
 }
 
 impl Completion {
-    /// What a receive's work completion says.
+    /// Fills in the fields of a receive from its work completion.
     #[inline]
     fn received(&mut self, wc: &Wc) {
         self.len = wc.byte_len();
@@ -128,7 +128,7 @@ impl Completion {
     }
 }
 
-/// An operation that was refused here, for what the device would have refused it for.
+/// The entry of an operation that the engine refused, as the device would have done.
 #[cold]
 fn refusal(slot: &Slot, error: FiErrno) -> Entry {
     let mut entry = failure(slot, sys::IBV_WC_REM_ACCESS_ERR, 0);
@@ -139,7 +139,7 @@ fn refusal(slot: &Slot, error: FiErrno) -> Entry {
 }
 
 impl Inner {
-    /// What a work completion means to the application; `None` if it means nothing.
+    /// The application's entry for a work completion; `None` if the application gets none.
     #[inline(always)]
     pub(super) fn digest(&self, wc: &Wc) -> Option<Entry> {
         let id = WrId(wc.wr_id());

@@ -1,8 +1,8 @@
 //! Event queues.
 //!
-//! An event queue has an event channel of the connection manager per backend in use, and whoever
-//! reads the queue makes the connection manager's progress: events are taken from the channels,
-//! handed to the endpoints they are about, and what those make of them goes into the queue.
+//! An event queue has one event channel of the connection manager per backend in use. A thread that
+//! reads the queue drives the connection manager: it takes events from the channels and passes each
+//! to its endpoint, which appends the resulting event to the queue.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -23,7 +23,7 @@ use crate::queue::wait::{WaitSet, deadline};
 use crate::verbs::{CmEvent, Device, EventChannel};
 use crate::wire::cm_data::CmData;
 
-/// What to open an event queue with.
+/// Parameters of an event queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EqConfig {
     /// How it can be waited on.
@@ -37,11 +37,11 @@ pub enum Event {
     ConnReq {
         /// The passive endpoint.
         pep: Token,
-        /// The request, to be taken when the event is consumed; dropping it rejects.
+        /// The request, taken when the event is consumed; dropping it rejects the connection.
         request: Option<ConnectRequest>,
         /// Data of the application at the peer.
         data: CmData,
-        /// For the provider, when it peeks: what it made of the request already.
+        /// For the provider: the object that an earlier peek built from the request.
         attachment: Option<Box<dyn Any + Send>>,
     },
     /// An endpoint is connected (`FI_CONNECTED`).
@@ -51,8 +51,8 @@ pub enum Event {
         /// Data that the peer accepted with, on the side that connected.
         data: CmData,
     },
-    /// A connection has ended (`FI_SHUTDOWN`): told once per connection, after its operations
-    /// were flushed to the completion queues.
+    /// A connection has ended (`FI_SHUTDOWN`): once per connection, after its operations were
+    /// flushed to the completion queues.
     Shutdown {
         /// The endpoint.
         ep: Token,
@@ -63,7 +63,7 @@ pub enum Event {
         event: u32,
         /// Its content.
         bytes: Box<[u8]>,
-        /// Whom it is about, if it must go when that is closed.
+        /// The object of the event: closing that object removes the event.
         owner: Token,
     },
 }
@@ -81,7 +81,7 @@ impl Event {
 /// An event that is an error.
 #[derive(Clone, Debug)]
 pub struct EqError {
-    /// Whom it is about.
+    /// The object of the event.
     pub owner: Token,
     /// The reason in libfabric's terms.
     pub err: FiErrno,
@@ -98,8 +98,8 @@ pub struct EqError {
 pub(crate) trait CmTarget: Send + Sync {
     /// An event of its identifier. Called with the queue's lock of connections held.
     fn cm_event(&self, event: CmEvent, eq: &EventQueue);
-    /// Its shutdown is about to be told: what it had under way must be in the completion queues.
-    /// Called without a lock.
+    /// Called before the shutdown event is read, without a lock: moves the completions of the
+    /// endpoint's outstanding requests to the completion queues.
     fn before_shutdown(&self) {}
 }
 
@@ -163,7 +163,7 @@ impl Registry<'_> {
         self.backend_channel(device.backend())
     }
 
-    /// Who sleeps on the queue looks after silent peers from now on.
+    /// From now on, a thread that sleeps on the queue also wakes to probe silent peers.
     pub(crate) fn watch(&mut self, keepalive: &Arc<Keepalive>) -> Result<()> {
         let known = &mut self.connections.keepalives;
         known.retain(|k| k.strong_count() != 0);
@@ -194,8 +194,8 @@ impl Registry<'_> {
         self.connections.targets.insert(object, target);
     }
 
-    /// Events of this identifier go nowhere from now on, and what the queue holds of `owner` is
-    /// forgotten.
+    /// Events of this identifier are discarded from now on, and the queued events of `owner` are
+    /// removed.
     pub(crate) fn remove(&mut self, object: usize, owner: Token) {
         self.connections.targets.remove(&object);
         self.eq.forget(owner);
@@ -222,7 +222,7 @@ impl EventQueue {
     /// # Errors
     /// - `EAGAIN`: there is none.
     /// - `EAVAIL`: an error comes first: [`Self::read_error`] has it.
-    /// - what `take` answers, for instance `ETOOSMALL`.
+    /// - Those of `take`, for instance `ETOOSMALL`.
     pub fn read<R>(&self, peek: bool, take: impl FnOnce(&mut Event) -> Result<R>) -> Result<R> {
         let mut fifo = self.fifo.lock();
         if fifo.is_empty() {
@@ -230,7 +230,7 @@ impl EventQueue {
             self.progress();
             fifo = self.fifo.lock();
         }
-        // what must happen first may take time, and locks that come before this one
+        // `before_shutdown` may block, and takes locks that precede this one in the lock order
         while let Some(Item::Event(_, prepare)) = fifo.front_mut()
             && let Some(target) = prepare.take()
         {
@@ -253,7 +253,7 @@ impl EventQueue {
             self.wait.clear();
         }
         drop(fifo);
-        // dropping a request that nobody took rejects it: not under the lock
+        // dropping an untaken request rejects it; that must not happen under the lock
         drop(taken);
         Ok(result)
     }
@@ -279,11 +279,11 @@ impl EventQueue {
         }
     }
 
-    /// As [`Self::read`], but waits for an event. `None` waits for ever.
+    /// As [`Self::read`], but waits for an event. `None`: no limit.
     ///
     /// # Errors
-    /// As [`Self::read`]; `EAGAIN` when the time is over, `EINTR` when a signal handler ran,
-    /// `ENOSYS` where the queue was opened without a wait object.
+    /// As [`Self::read`]. `EAGAIN`: the timeout has passed. `EINTR`: a signal handler ran.
+    /// `ENOSYS`: the queue was opened without a wait object.
     pub fn sread<R>(
         &self,
         peek: bool,
@@ -311,7 +311,7 @@ impl EventQueue {
         }
     }
 
-    /// Appends an event (`fi_eq_write(3)`, or one of the provider's own) and wakes who waits.
+    /// Appends an event (`fi_eq_write(3)`, or one of the provider's own) and wakes the waiting threads.
     pub fn write(&self, event: u32, bytes: &[u8], owner: Token) {
         self.push(Event::User {
             event,
@@ -320,7 +320,8 @@ impl EventQueue {
         });
     }
 
-    /// Appends the failure of an operation of the provider's own that is about `owner`, and wakes who waits.
+    /// Appends the failure of an operation of the provider's own on the object `owner`, and wakes the
+    /// waiting threads.
     pub fn write_error(&self, owner: Token, err: FiErrno) {
         self.push_error(EqError {
             owner,
@@ -331,7 +332,7 @@ impl EventQueue {
         });
     }
 
-    /// Drops what the queue holds of `owner`, which is about to be closed.
+    /// Removes the queued events of `owner`, which is about to be closed.
     pub fn forget(&self, owner: Token) {
         let mut gone = Vec::new();
         {
@@ -446,7 +447,7 @@ impl EventQueue {
             // its listener has just gone
             let _ = id.reject(&CmData::EMPTY);
         }
-        // else an identifier that nobody serves: of a request that wasn't answered yet
+        // else the identifier of a request that is not answered yet: it has no endpoint
     }
 }
 

@@ -1,4 +1,4 @@
-//! Completion queues, counters and event queues, and what waits on them.
+//! Completion queues, counters and event queues, and their wait objects.
 
 mod cntr;
 mod completion;

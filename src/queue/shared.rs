@@ -15,7 +15,7 @@ use crate::errno::{FiErrno, Result};
 /// No slot.
 const END: u32 = u32::MAX;
 
-/// Which shared receive context of its domain: the part of a `wr_id` that tells.
+/// Identifies a shared receive context in its domain; a part of a `wr_id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SharedId {
     pub(crate) index: u16,
@@ -75,7 +75,7 @@ pub(crate) struct SharedSlots {
     free: AtomicU32,
 }
 
-/// What is remembered of a receive.
+/// The state of a posted receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SharedRecv {
     pub(crate) context: usize,
@@ -132,8 +132,8 @@ impl SharedSlots {
         }
     }
 
-    /// The receive of this number is complete, or could not be posted. `None` if none of this number
-    /// is posted.
+    /// Removes receive `number`, which is complete or could not be posted. `None`: no receive of this
+    /// number is posted.
     #[inline]
     pub(crate) fn complete(&self, number: u32) -> Option<SharedRecv> {
         let slot = self.slots.get(number as usize)?;

@@ -1,9 +1,9 @@
-//! Work slots: what is remembered of a request between posting it and its completion.
+//! Work slots: the state of a request between its post and its completion.
 //!
 //! A ring per direction of an endpoint, allocated once. The poster (under the endpoint's lock of
-//! that direction) moves the head, who polls (under the completion queue's lock) moves the tail.
-//! A request's number, which counts up and wraps, is part of its `wr_id`, so a completion that
-//! belongs to nothing is noticed.
+//! that direction) moves the head, the poller (under the completion queue's lock) moves the tail.
+//! A request's number, which counts up and wraps, is part of its `wr_id`, so that a completion
+//! without a request is detected.
 //!
 //! Requests of one queue complete in order; an unsignaled one is complete when a later one is.
 
@@ -18,15 +18,15 @@ use crate::queue::{Counter, Counters};
 use crate::sync::{AtomicU32, UnsafeCell};
 use crate::wire::records::MAX_SEGMENTS;
 
-/// What is remembered of a request.
+/// The state of a posted request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Slot {
     pub(crate) context: usize,
-    /// What its completion says of it.
+    /// Flags of its completion entry.
     pub(crate) flags: Flags,
     /// Whether success makes an entry.
     pub(crate) visible: bool,
-    /// Whether failure makes an entry: not for inject, which has no context to tell it by.
+    /// Whether failure makes an entry: not for inject, which has no context to identify it.
     pub(crate) reports_failure: bool,
     /// Whether the device reports success.
     pub(crate) signaled: bool,
@@ -173,7 +173,7 @@ impl SlotRing {
         while tail != head {
             // SAFETY: as above.
             let slot = self.slot(tail).with(|slot| unsafe { *slot });
-            // the device may complete out of order what it was told to report
+            // the device may complete signaled requests out of order
             let implied = !slot.signaled && (after.wrapping_sub(tail) as i32) > 0;
             if !slot.done && !implied {
                 break;
@@ -184,8 +184,8 @@ impl SlotRing {
         Some(result)
     }
 
-    /// Takes the oldest request that isn't complete, when the device will not tell any more.
-    /// Poller only.
+    /// Takes the oldest request that is not complete, when the device will complete no more
+    /// requests. Poller only.
     pub(crate) fn abandon(&self) -> Option<Slot> {
         let tail = self.tail.load(Ordering::Relaxed);
         (tail != self.head.load(Ordering::Acquire))
@@ -194,33 +194,33 @@ impl SlotRing {
     }
 }
 
-/// Who hears that operations of an endpoint fail. Dropping the last reference to one must take no
-/// lock.
+/// The owner of an endpoint's rings: it is notified when operations fail or can resume. Dropping the
+/// last reference to one must take no lock.
 pub(crate) trait FailureListener: Send + Sync {
     /// An operation completed in error. Called with the completion queue's lock held.
     fn operation_failed(&self);
-    /// Goes on with operations that wait. Called without a lock.
+    /// Resumes pending operations. Called without a lock.
     fn resume(&self) {}
     /// The timer of the endpoint's keys has expired. Called without a lock.
     fn tend_keys(&self) -> Lease {
         Lease::Over
     }
-    /// Acknowledges what the peer has revoked, unless the transmit lock is taken. Called with the
-    /// lock of a directory at most.
+    /// Acknowledges the peer's revocations, unless the transmit lock is taken. The caller holds at
+    /// most the lock of a directory.
     fn acknowledge(&self) {}
-    /// Whether the connection has not ended, as far as this side can tell.
+    /// Whether this side has not seen the connection end.
     fn is_up(&self) -> bool {
         true
     }
 }
 
-/// What an endpoint does with the keys of its peer's directory when their timer has expired.
+/// The state of the keys that an endpoint holds of its peer's directory, when their timer has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lease {
     /// They are in use.
     Held,
-    /// A lock was taken, or there is something to be written to the peer yet: it is to be called
-    /// again soon.
+    /// A lock was taken, or a write to the peer is still to be posted: the call is to be repeated
+    /// soon.
     Busy,
     /// They were given back.
     Over,
@@ -235,12 +235,12 @@ pub(crate) struct Rings {
     /// Receives of a shared context that completed here, wrapping.
     shared_done: AtomicU32,
     pub(crate) own: OwnRequests,
-    /// Whether operations wait to be posted, or a revocation to be told: who polls goes on with it.
+    /// Whether operations are pending, or a revocation is to be sent: the polling thread resumes them.
     waiting: AtomicBool,
     /// Whether the peer believes that this endpoint holds keys of its directory. Changed with the
     /// transmit side locked.
     holds_keys: AtomicBool,
-    /// Whether the operation whose other parts still come was reported as failed. Poller only.
+    /// Whether an operation with parts still to complete was reported as failed. Poller only.
     broken_off: AtomicBool,
     counted: AtomicBool,
     counters: Counters,
@@ -256,18 +256,18 @@ pub(crate) struct Probe {
     pub(crate) answered: AtomicU32,
 }
 
-/// A request of the engine's own, one of a kind at a time; but revocations, so that what is posted after
-/// one follows it.
+/// A request of the engine's own. At most one of each kind is outstanding, except revocations: several
+/// may be, so that requests posted after a revocation stay behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Own {
     /// Reads the peer's key directory.
     Lookup = 1,
-    /// Tells the peer which of its revocations are acted upon.
+    /// Writes to the peer which of its revocations this side has acted upon.
     Acknowledge = 2,
-    /// Tells the peer of this side's revocations.
+    /// Writes this side's revocations to the peer.
     Revocation = 3,
-    /// Reads how far the peer has settled them.
+    /// Reads how many of them the peer has settled.
     Settled = 4,
 }
 
@@ -345,7 +345,7 @@ impl OwnRequests {
         self.state(own).load(Ordering::Acquire) == Progress::UnderWay as u8
     }
 
-    /// How far it is; its end is told once.
+    /// The progress of a request; `Done` and `Failed` are returned once, then `Idle`.
     pub(crate) fn take(&self, own: Own) -> Progress {
         let state = self.state(own);
         let progress = match state.load(Ordering::Acquire) {
@@ -358,7 +358,7 @@ impl OwnRequests {
         progress
     }
 
-    /// A revocation has to be told, or was.
+    /// Sets whether a revocation is still to be sent.
     pub(crate) fn want(&self, wanted: bool) {
         self.wanted.store(wanted, Ordering::SeqCst);
     }
@@ -425,7 +425,7 @@ impl Rings {
         u64::from(self.tx.progress_mark()) << 32 | u64::from(received)
     }
 
-    /// Whether whoever polls should go on with what waits.
+    /// Whether the polling thread has pending operations to resume.
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)

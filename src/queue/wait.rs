@@ -10,7 +10,7 @@ use crate::errno::{FiErrno, Result};
 /// How a queue can be waited on (`enum fi_wait_obj`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaitKind {
-    /// Not at all: reads only.
+    /// No wait object: the queue can only be read.
     None,
     /// By the queue's own blocking read; no object is shown to the application.
     #[default]
@@ -19,7 +19,7 @@ pub enum WaitKind {
     Fd,
 }
 
-/// One descriptor that is readable when any of several is, or when somebody called
+/// One descriptor that is readable when any of a set of descriptors is, or after
 /// [`Self::wake`].
 #[derive(Debug)]
 pub(crate) struct WaitSet {
@@ -67,28 +67,28 @@ impl WaitSet {
         unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
-    /// Takes back what [`Self::wake`] did.
+    /// Reverts [`Self::wake`].
     pub(crate) fn clear(&self) {
         let mut count = 0_u64;
-        // SAFETY: eight bytes are writable. It fails where nobody woke.
+        // SAFETY: eight bytes are writable. The call fails if no `wake` came before; that is harmless.
         unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
-    /// Whether there is anything now.
+    /// Whether the descriptor is readable now.
     pub(crate) fn is_ready(&self) -> bool {
         self.wait_millis(0).unwrap_or(true)
     }
 
-    /// Waits until there is something, or the deadline; says whether there is. `None` waits for
-    /// ever.
+    /// Waits until the descriptor is readable, at most until the deadline; `None`: no limit.
+    /// Returns whether it is readable.
     ///
     /// # Errors
-    /// `EINTR`.
+    /// `EINTR`: a signal handler ran.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Result<bool> {
         let millis = match deadline {
             None => -1,
             Some(deadline) => {
-                // rounded up, so that the time is really over when nothing came
+                // rounded up, so that a wait without an event ends after the deadline
                 let left = deadline.saturating_duration_since(Instant::now());
                 let left = left
                     .saturating_add(Duration::from_nanos(999_999))
@@ -108,7 +108,7 @@ impl WaitSet {
     }
 }
 
-/// A descriptor that becomes readable some time after it was last set.
+/// A descriptor that becomes readable when the time of the last [`Self::set`] has passed.
 #[derive(Debug)]
 pub(crate) struct Timer(OwnedFd);
 
@@ -123,7 +123,7 @@ impl Timer {
         self.0.as_raw_fd()
     }
 
-    /// Becomes readable once, after that time (less than a second) and not before.
+    /// Becomes readable once, `after` (less than 1 s) from now and not earlier.
     pub(crate) fn set(&self, after: Duration) {
         let never = libc::timespec {
             tv_sec: 0,
@@ -142,18 +142,18 @@ impl Timer {
     }
 }
 
-/// When a wait ends that may take `timeout`.
+/// The end of a wait of `timeout`; `None`: no limit.
 pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }
 
-/// Owns what a system call returned.
+/// Owns the descriptor that a system call returned.
 ///
 /// # Safety
-/// `fd` is negative, or new and nobody else's.
+/// `fd` is negative, or a new descriptor without another owner.
 pub(crate) unsafe fn own(fd: RawFd) -> Result<OwnedFd> {
     FiErrno::from_call(fd)?;
-    // SAFETY: the caller promises that it is new.
+    // SAFETY: the caller promises a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -1,4 +1,4 @@
-//! What a work request carries through the device and back.
+//! The `wr_id` of a work request, which the device returns in its completion.
 
 use crate::queue::shared::SharedId;
 use crate::queue::slots::Own;
@@ -41,8 +41,8 @@ impl WrId {
         self.0 | Self::RECV | u64::from(number)
     }
 
-    /// The id of the receive of this number of a shared context: that of no probe, which is sent, and of
-    /// no place's generation.
+    /// The id of receive `number` of a shared context. It differs from a probe's id, which has no
+    /// receive bit, and from every endpoint's id, whose generation never has the probe bit.
     #[inline]
     pub(crate) fn shared(id: SharedId, number: u32) -> u64 {
         Self::base(id.index, id.generation).probe() | Self::RECV | u64::from(number)

@@ -9,26 +9,27 @@ use std::sync::Arc;
 use super::Device;
 use crate::errno::{FiErrno, Result};
 
-/// A mapped file that the device knows of. Thread safe.
+/// A mapped file that is registered with the device for direct access. Thread safe.
 #[derive(Debug)]
 pub(crate) struct Adopted {
     raw: *mut c_void,
     device: Arc<Device>,
 }
 
-// SAFETY: the pointer is only given back, once; softverbs may be called from any thread, as verbs may.
+// SAFETY: the pointer is only passed back, once; softverbs may be called from any thread, like verbs.
 unsafe impl Send for Adopted {}
 // SAFETY: as above.
 unsafe impl Sync for Adopted {}
 
 impl Adopted {
-    /// Tells the device of a sealed file's mapping; `None` for a device that has no use for that.
+    /// Passes the mapping of a sealed file to the device; `None` for a device without direct access.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`; `EINVAL`, `EPERM` for another kind of file.
+    /// `ENOMEM`, `EMFILE`: resources. `EINVAL`, `EPERM`: another kind of file.
     ///
     /// # Safety
-    /// The first `len` bytes of the file are mapped at `addr`, shared, until this and every registration there has gone.
+    /// The first `len` bytes of the file stay mapped at `addr`, shared, until this object and every
+    /// registration in the mapping are dropped.
     pub(crate) unsafe fn new(
         device: &Arc<Device>,
         file: &OwnedFd,

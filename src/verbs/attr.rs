@@ -1,6 +1,6 @@
-//! What a device says about itself.
+//! Attributes of devices and ports.
 
-/// Attributes of a device that do not change while it is there (`ibv_query_device(3)`).
+/// Attributes of a device that do not change during its life (`ibv_query_device(3)`).
 #[derive(Clone, Debug)]
 pub struct DeviceAttr {
     /// Firmware version, empty where the device has none.
@@ -50,10 +50,10 @@ pub struct DeviceAttr {
     pub atomic_cap: u32,
 }
 
-/// What runs below the transport.
+/// The link layer below the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// The device doesn't say.
+    /// The device does not report one.
     Unspecified,
     /// InfiniBand.
     InfiniBand,
@@ -74,7 +74,7 @@ pub struct Port {
     pub max_msg_size: usize,
     /// Speed in bits per second; 0 where it isn't known.
     pub speed: u64,
-    /// What runs below.
+    /// The link layer.
     pub link_layer: LinkLayer,
     /// Local identifier; 0 on Ethernet.
     pub lid: u16,

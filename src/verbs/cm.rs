@@ -1,7 +1,7 @@
 //! The connection manager: event channels and identifiers.
 //!
-//! An event is copied and acknowledged before anybody acts on it, so destroying an identifier
-//! (which waits for that) never waits for a lock of ours.
+//! An event is copied and acknowledged before the engine acts on it. Destroying an identifier waits for
+//! the acknowledgement, and so never for a lock of the engine.
 
 #![allow(unsafe_code, reason = "calls the connection manager")]
 
@@ -22,20 +22,20 @@ use crate::wire::cm_data::CmData;
 /// How long the resolution of an address or a route may take, in milliseconds.
 const RESOLVE_TIMEOUT: i32 = 2000;
 
-/// What an event of the connection manager says (`rdma_get_cm_event(3)`).
+/// The kind of an event of the connection manager (`rdma_get_cm_event(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmEventKind {
     /// The peer's address is resolved.
     AddrResolved,
     /// The route is resolved.
     RouteResolved,
-    /// A peer wants to connect.
+    /// A peer requests a connection.
     ConnectRequest,
-    /// The connection is there.
+    /// The connection is established.
     Established,
     /// The connection has ended.
     Disconnected,
-    /// The peer, or nobody, listens there.
+    /// The peer has rejected the connection, or no process listens there.
     Rejected,
     /// Address, route or peer can't be reached, or the handshake failed.
     Unreachable,
@@ -50,9 +50,9 @@ pub enum CmEventKind {
 /// An event, copied and acknowledged.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// What happened.
+    /// The kind of event.
     pub kind: CmEventKind,
-    /// The identifier it happened to: [`CmId::object`]. For a request, the listening one.
+    /// The identifier of the event: [`CmId::object`]. For a request, the listening one.
     pub object: usize,
     /// The new identifier of a request.
     pub new_id: Option<CmId>,
@@ -62,14 +62,14 @@ pub struct CmEvent {
     pub data: CmData,
 }
 
-/// What a connection is set up with (`rdma_connect(3)`).
+/// Parameters of a connection (`rdma_connect(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnParam {
     /// Application data.
     pub data: CmData,
     /// How often an unacknowledged packet is sent again, at most 7.
     pub retry_count: u8,
-    /// How often a peer that isn't ready to receive is tried again; 7 is for ever.
+    /// Retries after the peer's RNR NAK (receiver not ready); 7: without limit.
     pub rnr_retry_count: u8,
 }
 
@@ -80,7 +80,7 @@ fn with_c_param<R>(param: &ConnParam, f: impl FnOnce(*mut sys::rdma_conn_param) 
         private_data: data.as_ptr().cast(),
         // at most 56
         private_data_len: data.len() as u8,
-        // the library clips both to what the device, and the peer, can do
+        // the library clips both to the limits of the device and the peer
         responder_resources: sys::RDMA_MAX_RESP_RES as u8,
         initiator_depth: sys::RDMA_MAX_INIT_DEPTH as u8,
         flow_control: 1,
@@ -135,7 +135,7 @@ impl EventChannel {
         self.backend
     }
 
-    /// What to poll for reading.
+    /// The descriptor to poll for reading.
     pub fn fd(&self) -> RawFd {
         // SAFETY: live until dropped.
         unsafe { (*self.raw).fd }
@@ -206,7 +206,7 @@ impl EventChannel {
             // SAFETY: these events carry connection parameters.
             let conn = unsafe { &*(&raw const event.param).cast::<sys::rdma_conn_param>() };
             if !conn.private_data.is_null() {
-                // SAFETY: the event says how many bytes there are.
+                // SAFETY: the length is the event's own.
                 let bytes = unsafe {
                     std::slice::from_raw_parts(
                         conn.private_data.cast::<u8>(),
@@ -285,10 +285,10 @@ impl CmId {
         FiErrno::from_call(unsafe { (self.backend.cm.rdma_bind_addr)(self.raw, addr.as_mut_ptr()) })
     }
 
-    /// Begins to resolve the peer's address; an event tells how it ended.
+    /// Begins to resolve the peer's address; an event reports the result.
     ///
     /// # Errors
-    /// What the connection manager knows at once, for instance `ENETUNREACH` or `ENODEV`.
+    /// Those that the connection manager detects at once, for instance `ENETUNREACH` or `ENODEV`.
     pub fn resolve_addr(&self, src: Option<SocketAddr>, dst: SocketAddr) -> Result<()> {
         let mut src = src.map(SockAddr::from);
         let mut dst = SockAddr::from(dst);
@@ -299,7 +299,7 @@ impl CmId {
         })
     }
 
-    /// Begins to resolve the route; an event tells how it ended.
+    /// Begins to resolve the route; an event reports the result.
     ///
     /// # Errors
     /// The connection manager's.
@@ -310,7 +310,7 @@ impl CmId {
         })
     }
 
-    /// Begins to connect; an event tells how it ended.
+    /// Begins to connect; an event reports the result.
     ///
     /// # Errors
     /// The connection manager's.
@@ -321,7 +321,7 @@ impl CmId {
         })
     }
 
-    /// Accepts the request that it came with; an event tells how it ended.
+    /// Accepts the connection request of this identifier; an event reports the result.
     ///
     /// # Errors
     /// The connection manager's, for instance when the peer has gone.
@@ -393,7 +393,8 @@ impl CmId {
         })
     }
 
-    /// Sets the type of service of its packets, before the peer's address is resolved or a request accepted.
+    /// Sets the type of service of the connection's packets. To be called before the peer's address is
+    /// resolved or a request accepted.
     ///
     /// # Errors
     /// The connection manager's.
@@ -462,7 +463,7 @@ impl CmId {
         Ok(unsafe { (*self.raw).qp })
     }
 
-    /// As [`Self::create_qp`], with what only the extended attributes can ask for. Those have the protection domain.
+    /// As [`Self::create_qp`], with the extended attributes, which contain the protection domain.
     pub(super) fn create_qp_ex(
         &self,
         attr: &mut sys::ibv_qp_init_attr_ex,
@@ -476,7 +477,7 @@ impl CmId {
     }
 
     pub(super) fn destroy_qp(&self) {
-        // SAFETY: live, with a queue pair, whose one owner calls this once.
+        // SAFETY: live, with a queue pair; the queue pair's only owner calls this once.
         unsafe { (self.backend.cm.rdma_destroy_qp)(self.raw) }
     }
 }

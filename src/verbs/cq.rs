@@ -1,4 +1,4 @@
-//! Completion queues of the device, and the channels that wake those who wait for them.
+//! Completion queues of the device, and the channels that wake waiting threads.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
@@ -44,7 +44,7 @@ impl CompChannel {
         Ok(this)
     }
 
-    /// What to poll for reading.
+    /// The descriptor to poll for reading.
     pub fn fd(&self) -> RawFd {
         // SAFETY: live until dropped.
         unsafe { (*self.raw).fd }
@@ -66,7 +66,7 @@ impl Drop for CompChannel {
 pub struct Wc(sys::ibv_wc);
 
 impl Wc {
-    /// What the work request was posted with.
+    /// The `wr_id` of the work request.
     #[inline]
     pub fn wr_id(&self) -> u64 {
         self.0.wr_id
@@ -221,8 +221,8 @@ impl Cq {
         FiErrno::from_verb(unsafe { sys::ibv_req_notify_cq(self.raw, 0) })
     }
 
-    /// Takes what makes the channel readable. The channel must be this queue's alone. Never
-    /// blocks; one thread at a time.
+    /// Consumes the events that make the channel readable. The channel must belong to this queue
+    /// alone. Never blocks; the caller ensures one thread at a time.
     pub fn drain_channel(&self) {
         let Some(channel) = &self.channel else {
             return;
@@ -242,7 +242,7 @@ impl Cq {
         }
     }
 
-    /// What a work completion's status means.
+    /// The text of a work completion's status.
     pub fn status_str(&self, status: i32) -> &'static CStr {
         let status = u32::try_from(status).unwrap_or(sys::IBV_WC_GENERAL_ERR);
         // SAFETY: any value is answered with a string that lives as long as the library, which is

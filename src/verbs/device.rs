@@ -3,7 +3,7 @@
 //! A queue pair that is to be connected by librdmacm must lie on *its* context of the device, so
 //! a device here is an entry of `rdma_get_devices(3)` and never opened by `ibv_open_device`. The
 //! list stays referenced as long as a device of it is in use, because librdmacm closes contexts
-//! that nobody refers to.
+//! without a reference.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
@@ -72,9 +72,9 @@ pub enum AsyncEvent {
     Other(u32),
 }
 
-/// Who wants to hear of asynchronous events of an object.
+/// A receiver of the asynchronous events of an object.
 pub(crate) trait AsyncListener: Send + Sync {
-    /// An event came. Called by whichever thread reads an event queue, without locks held.
+    /// Handles an event. Called by a thread that reads an event queue, without locks held.
     fn async_event(&self, event: AsyncEvent);
 }
 
@@ -114,8 +114,8 @@ impl fmt::Debug for Device {
 /// The devices found so far in this process.
 static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
-/// The devices of these backends, in their order. Found once per process, unless `rescan` asks
-/// again (`FI_RESCAN`); devices that have gone stay known to whom uses them.
+/// The devices of these backends, in their order. Listed once per process, and again with `rescan`
+/// (`FI_RESCAN`). A device that has gone stays valid for the objects that hold it.
 ///
 /// A backend whose devices can't be listed is logged and counts as having none.
 pub fn devices(backends: &[&'static Backend], rescan: bool) -> Vec<Arc<Device>> {
@@ -293,7 +293,7 @@ impl Device {
         &self.name
     }
 
-    /// What it says about itself.
+    /// The device's attributes.
     pub fn attr(&self) -> &DeviceAttr {
         &self.attr
     }
@@ -378,9 +378,9 @@ impl Device {
         path.exists().then_some(path)
     }
 
-    /// The addresses of this host by which the device is reached: those that the connection
-    /// manager, asked to bind them, says belong to it. Loopback addresses come last. Looked for
-    /// again when the host's interfaces have changed.
+    /// The addresses of this host by which the device is reached: those that the connection manager,
+    /// when binding them, assigns to the device. Loopback addresses come last. The list is renewed
+    /// when the host's interfaces have changed.
     pub fn addresses(self: &Arc<Self>) -> Vec<DeviceAddress> {
         let interfaces = interfaces();
         let mut cache = self.addresses.lock();
@@ -431,7 +431,7 @@ impl Device {
         self.listeners.lock().remove(&object);
     }
 
-    /// Takes the asynchronous events that are there and tells those concerned. Never blocks.
+    /// Takes the queued asynchronous events and passes each to its listener. Never blocks.
     pub(crate) fn dispatch_async(&self) {
         loop {
             let mut event = sys::ibv_async_event::default();
@@ -490,7 +490,7 @@ fn mtu_bytes(mtu: sys::ibv_mtu) -> usize {
     }
 }
 
-/// Bits per second: the lanes times what one carries, as `ibv_port_attr` encodes them.
+/// Bits per second: the number of lanes times the rate of one, as `ibv_port_attr` encodes them.
 fn link_speed(attr: &sys::ibv_port_attr) -> u64 {
     let lanes = match attr.active_width {
         1 => 1,

@@ -42,7 +42,7 @@ pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, pieces: &[Advised]) -> Re
         })
         .collect();
     let count = u32::try_from(list.len()).map_err(|_| FiErrno::EINVAL)?;
-    // SAFETY: a live protection domain, and a list of that many; what keys stand for is the device's to check.
+    // SAFETY: a live protection domain, and a list of `count` elements; the device checks the keys.
     let ret = unsafe { sys::ibv_advise_mr(pd.raw(), advice, flags, list.as_mut_ptr(), count) };
     FiErrno::from_verb(ret)
 }
@@ -50,11 +50,11 @@ pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, pieces: &[Advised]) -> Re
 /// The smallest page of the machines that the engine runs on, in bytes.
 const PAGE: usize = 4096;
 
-/// A page that registrations lie in whose keys are all that is left of them. Nothing reads or
-/// writes it.
+/// The page that registrations are moved to when only their keys are kept. It is never read or
+/// written.
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `ENOMEM`: the page could not be allocated.
 fn nowhere() -> Result<*mut c_void> {
     static AT: OnceLock<usize> = OnceLock::new();
     let at = *AT.get_or_init(|| {
@@ -74,7 +74,7 @@ pub struct Mr {
     /// NULL once it is deregistered.
     raw: *mut sys::ibv_mr,
     pd: Arc<Pd>,
-    /// What must not go before it: its memory, where that is the engine's.
+    /// The registered memory, if the engine owns it: it must outlive the registration.
     held: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -110,11 +110,11 @@ impl Mr {
         })
     }
 
-    /// `ibv_reg_dmabuf_mr(3)`: `len` bytes of the kernel's memory behind a descriptor, from an offset on, called by
-    /// addresses from `iova` on.
+    /// `ibv_reg_dmabuf_mr(3)`: `len` bytes of the kernel's memory behind a descriptor, from an offset
+    /// on, with addresses from `iova` on.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the device can't. `EBADF`, `EINVAL`: not such a descriptor.
+    /// `EOPNOTSUPP`: the device has no such call. `EBADF`, `EINVAL`: not a DMA-BUF descriptor.
     pub fn register_dmabuf(
         pd: &Arc<Pd>,
         (fd, offset): (&OwnedFd, u64),
@@ -125,8 +125,8 @@ impl Mr {
         let register = pd.device().backend().verbs.ibv_reg_dmabuf_mr;
         let register = register.ok_or(FiErrno::EOPNOTSUPP)?;
         let access = access.cast_signed();
-        // SAFETY: a live protection domain and an open descriptor; the memory is the kernel's and stays as long
-        // as the registration (ibv_reg_mr(3)).
+        // SAFETY: a live protection domain and an open descriptor; the kernel owns the memory and keeps it
+        // as long as the registration (ibv_reg_mr(3)).
         let raw = unsafe { register(pd.raw(), offset, len, iova, fd.as_raw_fd(), access) };
         if raw.is_null() {
             return Err(FiErrno::last());
@@ -144,11 +144,11 @@ impl Mr {
         self
     }
 
-    /// Lets the device fetch pages of an on-demand registration: `ibv_advise_mr(3)`, waited for. A device without
-    /// that call fetches them when they are used.
+    /// Makes the device fault in pages of an on-demand registration: `ibv_advise_mr(3)`; blocks until
+    /// that is done. A device without that call faults the pages in at first use.
     ///
     /// # Errors
-    /// The device's: `EFAULT` where no memory is.
+    /// The device's: `EFAULT`: no memory is mapped there.
     pub fn prefetch(&self, addr: u64, len: u64, write: bool) -> Result<()> {
         let advice = if write {
             sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
@@ -174,10 +174,12 @@ impl Mr {
         Ok(())
     }
 
-    /// Pages that the device has made present by advice since the registration, each time that it was told to.
+    /// Pages that the device has made present by advice since the registration; a page counts once per
+    /// advice.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the device has no such count that verbs could read. mlx5's is `rdma statistic show mr`.
+    /// `EOPNOTSUPP`: the device has no such count that verbs could read. mlx5's is in
+    /// `rdma statistic show mr`.
     pub fn prefetched(&self) -> Result<u64> {
         let count = self.pd.device().backend().verbs.softdv_page_prefetch;
         let count = count.ok_or(FiErrno::EOPNOTSUPP)?;
@@ -187,23 +189,22 @@ impl Mr {
         Ok(pages)
     }
 
-    /// Keeps only the key, so that the device gives it to no other registration: moves this one to
-    /// a page of the engine's, without rights (`ibv_rereg_mr(3)`). Its memory is not the device's
-    /// any more.
+    /// Keeps only the key, so that the device assigns it to no other registration: moves this
+    /// registration to a page of the engine's, without rights (`ibv_rereg_mr(3)`). The device no
+    /// longer uses the original memory.
     ///
     /// # Errors
-    /// - `EOPNOTSUPP`: the device can't; nothing has changed.
-    /// - `EBUSY`: somebody is in the middle of an access. The key is dead, and the call can be
-    ///   repeated.
-    /// - `EKEYREJECTED`: the device has given it another key. The old one is free.
-    /// - Others: the registration may be of no use, and can only be deregistered.
+    /// - `EOPNOTSUPP`: the device has no such call; nothing has changed.
+    /// - `EBUSY`: an access is in progress. The key is invalid, and the caller can repeat the call.
+    /// - `EKEYREJECTED`: the device has assigned another key. The old one is free.
+    /// - Others: the registration may be unusable; the caller can only deregister it.
     pub fn reserve_key(&mut self) -> Result<()> {
         let rereg = self.pd.device().backend().verbs.ibv_rereg_mr;
         let rereg = rereg.ok_or(FiErrno::EOPNOTSUPP)?;
         let change = sys::IBV_REREG_MR_CHANGE_TRANSLATION | sys::IBV_REREG_MR_CHANGE_ACCESS;
         let (page, len) = (nowhere()?, PAGE);
         let key = self.rkey();
-        // SAFETY: the registration is live, and the page stays for ever. The protection domain is
+        // SAFETY: the registration is live, and the page is never freed. The protection domain is
         // not used without its flag.
         let ret = unsafe {
             rereg(
@@ -226,11 +227,12 @@ impl Mr {
         }
     }
 
-    /// Ends it: `ibv_dereg_mr(3)`. What else can go wrong than the error below is for the log, as nobody can do
-    /// anything about it.
+    /// Deregisters the memory: `ibv_dereg_mr(3)`. Errors other than `EBUSY` are only logged, as the
+    /// caller can't handle them.
     ///
     /// # Errors
-    /// Somebody is in the middle of an access (`EBUSY`): the key is dead, and the call can be repeated.
+    /// The registration itself, for `EBUSY`: an access is in progress. The key is invalid, and the
+    /// caller can repeat the call.
     pub fn deregister(mut self) -> std::result::Result<(), Self> {
         match self.end() {
             Err(FiErrno::EBUSY) => Err(self),

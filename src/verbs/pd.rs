@@ -51,7 +51,7 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: made by this backend; whatever is in it holds it, so nothing is.
+        // SAFETY: made by this backend. Each object in the domain holds a reference, so none is left.
         let ret = unsafe { (self.device.backend().verbs.ibv_dealloc_pd)(self.raw) };
         if let Err(error) = FiErrno::from_verb(ret) {
             warn_log!(Domain, "ibv_dealloc_pd: {error}");

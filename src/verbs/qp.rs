@@ -38,7 +38,7 @@ pub struct QpLimits {
     pub max_inline: usize,
 }
 
-/// What a queue pair says of itself, in verbs' own terms (`ibv_query_qp(3)`).
+/// The attributes of a queue pair, in verbs' own terms (`ibv_query_qp(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of struct ibv_qp_attr")]
 pub struct QpState {
@@ -52,7 +52,7 @@ pub struct QpState {
     pub max_inline_data: u32,
 }
 
-/// What a send request does.
+/// The operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum SendOpcode {
@@ -102,7 +102,7 @@ impl SendOpcode {
         }
     }
 
-    /// The same operation with immediate data; what reads has none.
+    /// The same operation with immediate data; reads and atomics have none.
     #[inline]
     pub(crate) fn with_imm(self) -> Self {
         match self {
@@ -118,7 +118,7 @@ impl SendOpcode {
 pub struct SendRequest<'a> {
     /// Handed back in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub opcode: SendOpcode,
     /// Local buffers.
     pub sges: &'a [Sge],
@@ -134,9 +134,9 @@ pub struct SendRequest<'a> {
     pub remote_addr: u64,
     /// The peer's key, for RDMA and atomics.
     pub rkey: u32,
-    /// What to compare with, or to add: for atomics.
+    /// Atomics: the value to compare with, or to add.
     pub compare_add: u64,
-    /// What to put there: for compare and swap.
+    /// Compare and swap: the new value.
     pub swap: u64,
 }
 
@@ -188,7 +188,7 @@ pub struct Qp {
     pub(crate) flushes: std::sync::atomic::AtomicUsize,
 }
 
-/// What a flush is posted by (`ibv_wr_post(3)`).
+/// The calls that post a flush (`ibv_wr_post(3)`).
 #[derive(Clone, Copy, Debug)]
 struct FlushCalls {
     qp: *mut sys::ibv_qp_ex,
@@ -228,7 +228,7 @@ fn init_attr(config: &QpConfig, send_cq: &Cq, recv_cq: &Cq) -> sys::ibv_qp_init_
         qp_type: sys::IBV_QPT_RC,
         ..Default::default()
     };
-    // all are clipped to what a device says, which is a c_int
+    // all are clipped to the device's limits, which are of type c_int
     attr.cap.max_send_wr = config.max_send_wr as u32;
     attr.cap.max_recv_wr = config.max_recv_wr as u32;
     attr.cap.max_send_sge = config.max_send_sge as u32;
@@ -237,7 +237,7 @@ fn init_attr(config: &QpConfig, send_cq: &Cq, recv_cq: &Cq) -> sys::ibv_qp_init_
     attr
 }
 
-/// A queue pair that can flush too, as large as `attr` says, which tells how large it became.
+/// A queue pair that can flush too, of the size in `attr`, which receives the actual size.
 fn create_flushing(
     id: &CmId,
     pd: &Pd,
@@ -269,12 +269,12 @@ fn create_flushing(
 }
 
 impl Qp {
-    /// `rdma_create_qp(3)`: on an identifier that is bound to the device of `pd`. With `srq` it takes
-    /// its receives there, and has none of its own.
+    /// `rdma_create_qp(3)`: on an identifier that is bound to the device of `pd`. With `srq` the queue
+    /// pair takes its receives from there, and has no receive queue of its own.
     ///
     /// # Errors
     /// `EINVAL`: the identifier has no device, another device, or a queue pair; or the device
-    /// refuses the size. `ENOMEM`. `EOPNOTSUPP`: it is to flush, and the device can't.
+    /// refuses the size. `ENOMEM`. `EOPNOTSUPP`: flush is requested, and the device has none.
     pub fn create(
         id: &Arc<CmId>,
         pd: &Arc<Pd>,
@@ -322,7 +322,7 @@ impl Qp {
         &self.pd
     }
 
-    /// What it offers.
+    /// The actual limits of the queue pair.
     pub fn limits(&self) -> QpLimits {
         self.limits
     }
@@ -444,11 +444,11 @@ impl Qp {
         FiErrno::from_verb(unsafe { sys::ibv_post_send(self.raw, &raw mut wr, &raw mut bad) })
     }
 
-    /// Makes `len` bytes at the peer's `addr` outlive a loss of power: what was written there before it on this queue
-    /// pair (`ibv_wr_flush`, `ibv_wr_post(3)`).
+    /// Makes `len` bytes at the peer's `addr` persistent across a loss of power: the data of earlier
+    /// writes on this queue pair (`ibv_wr_flush`, `ibv_wr_post(3)`).
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EOPNOTSUPP`: not made for it.
+    /// `ENOMEM`: the queue is full. `EOPNOTSUPP`: the queue pair was created without flush.
     pub fn post_flush(
         &self,
         wr_id: u64,
@@ -461,11 +461,11 @@ impl Qp {
         self.flushes
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let flags = if signaled { sys::IBV_SEND_SIGNALED } else { 0 };
-        // both, as persistence alone does not order what is visible; the values fit
+        // both, as persistence alone does not order visibility; the values fit in 8 bits
         let placement = (sys::IBV_FLUSH_GLOBAL | sys::IBV_FLUSH_PERSISTENT) as u8;
         let level = sys::IBV_FLUSH_RANGE as u8;
-        // SAFETY: the queue pair is live and was made with these operations, which are called between start and
-        // complete, as ibv_wr_post(3) wants it; threads exclude each other from start on.
+        // SAFETY: the queue pair is live and was made with these operations, which are called between
+        // start and complete, as ibv_wr_post(3) requires; start locks out other threads until complete.
         FiErrno::from_verb(unsafe {
             (calls.start)(calls.qp);
             (*calls.qp).wr_id = wr_id;

@@ -12,11 +12,11 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 pub struct SockAddr(sockaddr_storage);
 
 impl SockAddr {
-    /// Reads an address of the family that it says it is; `None` for families other than IPv4
-    /// and IPv6.
+    /// Reads an address by its `sa_family`; `None` for NULL and for families other than IPv4 and
+    /// IPv6.
     ///
     /// # Safety
-    /// NULL, or an address with as many bytes as its family has.
+    /// `addr` is NULL, or points to an address with the size of its family.
     pub unsafe fn read(addr: *const sockaddr) -> Option<SocketAddr> {
         if addr.is_null() {
             return None;

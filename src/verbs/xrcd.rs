@@ -27,14 +27,15 @@ struct Raw(*mut sys::ibv_xrcd);
 unsafe impl Send for Raw {}
 
 impl Xrcd {
-    /// `ibv_open_xrcd(3)`: the domain of a file, the same for all processes that open one by it, or without a file one that is
-    /// nobody else's. `oflags` are `O_CREAT`, make it if nobody has it open, and `O_EXCL`, refuse it if somebody has. The
-    /// descriptor need not stay open.
+    /// `ibv_open_xrcd(3)`: the domain of a file, shared by all processes that open one with that file;
+    /// without a file, a private domain. `oflags`: `O_CREAT` creates the domain if no process has it
+    /// open, `O_EXCL` refuses one that a process has open. The descriptor need not stay open.
     ///
     /// # Errors
     /// - `EOPNOTSUPP`: the device has no XRC.
-    /// - `EAGAIN`: nobody has it open, and `O_CREAT` is not given. `EINVAL`: somebody has, and `O_EXCL` is; other flags.
-    /// - `EBADF`, `ENOMEM`, `EBUSY`: others keep their locks for 5 s.
+    /// - `EAGAIN`: no process has the domain open, and `O_CREAT` is not given.
+    /// - `EINVAL`: a process has the domain open, and `O_EXCL` is given; other flags.
+    /// - `EBADF`, `ENOMEM`; `EBUSY`: other processes held their locks for 5 s.
     pub fn open(device: &Arc<Device>, file: Option<BorrowedFd<'_>>, oflags: i32) -> Result<Self> {
         if oflags & !(libc::O_CREAT | libc::O_EXCL) != 0 {
             return Err(FiErrno::EINVAL);
@@ -62,7 +63,7 @@ impl Xrcd {
     pub fn close(&self) -> Result<()> {
         let mut raw = self.raw.lock();
         let open = raw.as_ref().ok_or(FiErrno::EINVAL)?;
-        // SAFETY: open, of a live context; nobody else closes it meanwhile.
+        // SAFETY: open, of a live context; only the thread that holds this lock closes it.
         FiErrno::from_verb(unsafe { sys::ibv_close_xrcd(open.0) })?;
         *raw = None;
         Ok(())

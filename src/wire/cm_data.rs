@@ -1,23 +1,23 @@
 //! The connection manager's private data: one byte of length, that many bytes of the application's data,
-//! and an [`Introduction`]. The rest, where the transport pads, means nothing.
+//! and an [`Introduction`]. Padding of the transport may follow; it is ignored.
 //!
-//! Up to the introduction this is byte for byte what libfabric's `verbs` provider sends for RC endpoints
-//! over IP addresses (`prov/verbs/src/verbs_cm.c`), and it ignores what follows, so the two understand each
-//! other.
+//! Up to the introduction this is byte for byte the data that libfabric's `verbs` provider sends for RC
+//! endpoints over IP addresses (`prov/verbs/src/verbs_cm.c`). That provider ignores the bytes that
+//! follow, so the two interoperate.
 
 use super::introduction::{INTRODUCTION_SIZE, Introduction, KEYED_SIZE};
 use crate::errno::{FiErrno, Result};
 
-/// What rdma_cm leaves to its user in a connection request over an IP address, in bytes.
+/// Private data of a connection request over an IP address that rdma_cm leaves to its user, in bytes.
 pub const PRIVATE_DATA_SIZE: usize = 56;
 
 /// The most application data that is taken, in bytes: `FI_OPT_CM_DATA_SIZE`.
 pub const CM_DATA_SIZE: usize = MAX_CM_DATA - INTRODUCTION_SIZE;
 
-/// As [`CM_DATA_SIZE`], where the introduction tells of an authorization key.
+/// As [`CM_DATA_SIZE`], for an introduction with an authorization key.
 pub const KEYED_CM_DATA_SIZE: usize = MAX_CM_DATA - KEYED_SIZE;
 
-/// The most application data that a peer may send, who leaves no room for an introduction.
+/// The most application data of a peer that sends no introduction, in bytes.
 pub const MAX_CM_DATA: usize = PRIVATE_DATA_SIZE - 1;
 
 /// Application data of a connection request, of its acceptance or of its rejection.
@@ -68,13 +68,13 @@ impl CmData {
         self
     }
 
-    /// What the peer says of itself, if it is one of us.
+    /// The peer's introduction, if the peer is a `weft` endpoint.
     pub fn introduction(&self) -> Option<Introduction> {
         self.introduction
     }
 
-    /// From private data that a peer sent. A peer may send anything: a length that says more
-    /// than is there, or than this format allows, is clipped.
+    /// Decodes a peer's private data. The peer is not trusted: a length above the number of bytes
+    /// present, or above the limit of this format, is clipped.
     pub fn decode(private_data: &[u8]) -> Self {
         let Some((&length, data)) = private_data.split_first() else {
             return Self::EMPTY;
@@ -93,7 +93,7 @@ impl CmData {
         &self.bytes[1..=usize::from(self.bytes[0])]
     }
 
-    /// What goes over the wire.
+    /// The private data to send.
     pub fn encoded(&self) -> &[u8] {
         let end = 1 + usize::from(self.bytes[0]);
         let more = self.introduction.as_ref().map_or(0, Introduction::size);

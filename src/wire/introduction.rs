@@ -1,9 +1,9 @@
-//! The introduction: what `weft` says of itself behind the application's data when it connects.
+//! The introduction: `weft`'s own connection data, which follows the application's data.
 //! `docs/protocol.md`, "The introduction".
 
 use super::records::checksum;
 
-/// Bytes of it, unless it tells of an authorization key.
+/// Bytes of an introduction without an authorization key.
 pub const INTRODUCTION_SIZE: usize = 20;
 
 /// Bytes of it if it does.
@@ -14,20 +14,20 @@ const VERSION: u8 = 1;
 const APPLICATION_KEYS: u8 = 1;
 const AUTH_KEY: u8 = 2;
 
-/// What a peer has to be told before it can use keys of this side.
+/// The data that a peer needs before it can use keys of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
     /// Whether all keys of this side are the application's.
     pub application_keys: bool,
     /// Address of this side's connection block.
     pub block_addr: u64,
-    /// rkey of it.
+    /// rkey of that block.
     pub block_rkey: u32,
     /// The tag of the authorization key of this side's endpoint.
     pub auth: Option<u64>,
 }
 
-/// Of all bytes but its own.
+/// The checksum of all bytes except its own two.
 fn check(bytes: &[u8]) -> [u8; 2] {
     let mut words = [0_u64; 4];
     let others = bytes[..6].iter().chain(&bytes[8..]);
@@ -39,7 +39,7 @@ fn check(bytes: &[u8]) -> [u8; 2] {
 }
 
 impl Introduction {
-    /// How many bytes it has.
+    /// Encoded size in bytes.
     pub fn size(&self) -> usize {
         if self.auth.is_some() {
             KEYED_SIZE
@@ -48,7 +48,7 @@ impl Introduction {
         }
     }
 
-    /// The bytes: as many as [`Self::size`] says, and zeros behind.
+    /// The encoded bytes: [`Self::size`] bytes, then zeros.
     pub fn encode(&self) -> [u8; KEYED_SIZE] {
         let mut bytes = [0; KEYED_SIZE];
         bytes[..4].copy_from_slice(&MAGIC);

@@ -103,20 +103,20 @@ pub fn decode_block(
         offset = offset.checked_add(segment.len).ok_or(Bad::Foreign)?;
     }
     if offset != end {
-        // the index was read before a neighbour took some of its bytes
+        // the index was read before a neighbour took over bytes of this block
         return Err(Bad::Torn);
     }
     Ok(parts.into_boxed_slice())
 }
 
-/// An index that is read piece by piece, each as long as [`Self::wants`] says. What it takes grows
-/// with what was read, whatever the peer says of its length.
+/// An index that is read in parts of [`Self::wants`] words. Its memory grows with the words that were
+/// read, not with the length that the peer claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexReader {
     generation: u64,
     /// Bytes of the region.
     len: u64,
-    /// What the first piece said.
+    /// The checksum, from the head of the first part.
     sum: u64,
     count: usize,
     so_far: u64,
@@ -138,12 +138,12 @@ impl IndexReader {
         }
     }
 
-    /// How many words were read: where the next piece begins.
+    /// The number of words read: the offset of the next part.
     pub fn read(&self) -> usize {
         self.read
     }
 
-    /// Words of the next piece, 1 to [`BLOCK_WORDS`].
+    /// Words of the next part, 1 to [`BLOCK_WORDS`].
     pub fn wants(&self) -> usize {
         if self.read == 0 {
             return BLOCK_WORDS;
@@ -152,12 +152,12 @@ impl IndexReader {
         left.clamp(1, BLOCK_WORDS - HEAD)
     }
 
-    /// The next piece has come. `Some`: the index is complete; its places are in order, the first
-    /// one at 0, and all of them in the region.
+    /// Consumes the next part. `Some`: the index is complete; its places are in order, the first one
+    /// at 0, and all of them in the region.
     ///
     /// # Errors
-    /// Torn: it was written meanwhile, or is another region's by now. Foreign: no list is like
-    /// this.
+    /// Torn: the index was written meanwhile, or now belongs to another region. Foreign: not a valid
+    /// list.
     pub fn feed(&mut self, words: &[u64]) -> Result<Option<Vec<Place>>, Bad> {
         let records = if self.read == 0 {
             let [generation, sum, count, first, rest @ ..] = words else {

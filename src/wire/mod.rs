@@ -1,4 +1,4 @@
-//! Formats of what goes over the wire; `docs/protocol.md` is their description.
+//! Formats of the data on the wire, as specified in `docs/protocol.md`.
 
 pub mod cm_data;
 pub mod introduction;

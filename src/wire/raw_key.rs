@@ -1,4 +1,4 @@
-//! Raw keys: what `fi_mr_raw_attr` gives and `fi_mr_map_raw` takes. `docs/protocol.md`, "Raw keys".
+//! Raw keys: output of `fi_mr_raw_attr`, input of `fi_mr_map_raw`. `docs/protocol.md`, "Raw keys".
 
 use super::records::{Bad, Entry, MAX_SEGMENTS, RECORD_SIZE, Segment, WORDS, checksum};
 
@@ -20,18 +20,18 @@ pub fn encode_short(key: u64) -> [u8; KEY_SIZE] {
     key.to_le_bytes()
 }
 
-/// The key that these bytes begin with. `None`: they begin a record, of whatever version, or are too few.
+/// The short key at the start of these bytes. `None`: a record of any version, or too few bytes.
 pub fn decode_short(bytes: &[u8]) -> Option<u64> {
     let key = u64::from_le_bytes(*bytes.first_chunk::<KEY_SIZE>()?);
     ((key ^ MAGIC) & SIGNATURE != 0).then_some(key)
 }
 
-/// A region, as its owner describes it to those who shall use it.
+/// A region, as its owner describes it to its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawKey {
     /// Number of the domain whose directory has the region.
     pub domain: u64,
-    /// Whether the directory has it, under the entry's key; else that is the device's rkey.
+    /// Whether the directory has the region, under the entry's key; else that key is the device's rkey.
     pub published: bool,
     /// The region. Of several buffers, its address and rkey mean nothing: the segments have them.
     pub entry: Entry,
@@ -50,10 +50,10 @@ impl RawKey {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Bytes that an application got from somewhere. There may be more of them than the key has.
+    /// Decodes bytes that the application passes. Bytes after the key are ignored.
     ///
     /// # Errors
-    /// Torn: truncated, or changed on the way. Foreign: of another version, or it says what can't be.
+    /// Torn: truncated or modified. Foreign: of another version, or with impossible values.
     pub fn decode(bytes: &[u8]) -> Result<Self, Bad> {
         let chunks = bytes.as_chunks::<8>().0.iter();
         let words: Vec<u64> = chunks.map(|chunk| u64::from_le_bytes(*chunk)).collect();

@@ -1,8 +1,8 @@
 //! Records that peers read out of each other's memory: connection blocks, directory headers, entries,
 //! segment lists. `docs/protocol.md`, "The key directory", has the words.
 //!
-//! A record is a slice of words as they lie in memory, little-endian. What comes from a peer is decoded here
-//! once, and means nothing beyond what decoding has checked.
+//! A record is a slice of little-endian words as they lie in memory. A peer's record is decoded once,
+//! here; nothing may be assumed of it beyond the checks of the decoder.
 
 /// Words of a connection block, a header or an entry.
 pub const WORDS: usize = 8;
@@ -50,14 +50,14 @@ fn low(word: u64) -> u32 {
     word as u32
 }
 
-/// What the owner of a connection block says in it.
+/// The words of a connection block that its owner writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Block {
-    /// Address of the directory's header; 0 where nothing is published yet.
+    /// Address of the directory's header; 0 until one is published.
     pub header_addr: u64,
-    /// rkey of it.
+    /// rkey of that header.
     pub header_rkey: u32,
-    /// Address of the event cell that every operation of this connection counts in; 0: they are not counted.
+    /// Address of the event cell that counts every operation of this connection; 0: not counted.
     pub cell: u64,
 }
 
@@ -66,12 +66,12 @@ impl Block {
     pub const REVISION: usize = 0;
     /// The index of the word that the peer acknowledges in.
     pub const ACKNOWLEDGED: usize = 1;
-    /// The index of the word in which the owner shows how far it has settled the peer's
-    /// revocations.
+    /// The index of the word in which the owner publishes how many of the peer's revocations it has
+    /// settled.
     pub const SETTLED: usize = 6;
-    /// What it shows when it holds no keys; before it has looked anything up it shows 0.
+    /// Value of that word while the owner holds no keys; 0 before its first lookup.
     pub const HOLDS_NONE: u64 = 1;
-    /// What it shows when it acts upon a count of revocations is more than that count by this.
+    /// Once the owner has acted upon a count of revocations, the word is that count plus this.
     pub const SETTLED_COUNT: u64 = 2;
     /// The index of the first of the owner's words.
     pub const OWNERS: usize = 2;
@@ -83,7 +83,7 @@ impl Block {
         [addr, rkey, 0, cell, 0, checksum(&[addr, rkey, cell])]
     }
 
-    /// `None`: read while it was written.
+    /// `None`: the block was read during a write.
     pub fn decode(words: &[u64; WORDS]) -> Option<Self> {
         let [_, _, addr, rkey, _, cell, _, sum] = *words;
         // as an entry's: atomics go to words
@@ -105,9 +105,9 @@ pub struct Header {
     pub table_rkey: u32,
     /// Base-2 logarithm of its home slots, 1 to 40.
     pub log2: u32,
-    /// How often entries have changed their places.
+    /// Number of times that entries have changed their places.
     pub moves: u64,
-    /// How many keys were revoked.
+    /// Number of keys that were revoked.
     pub revocations: u64,
     /// rkey of the event cells.
     pub cells_rkey: u32,
@@ -157,11 +157,11 @@ impl Header {
 pub enum Bad {
     /// It was read while it was written: read it again.
     Torn,
-    /// It says what this version does not understand, or what can't be.
+    /// The record has values that this version does not define, or that are impossible.
     Foreign,
 }
 
-/// What peers may do with a region.
+/// Access rights of peers to a region.
 pub mod access {
     /// RMA reads, and the fetching part of atomics.
     pub const READ: u8 = 1;
@@ -169,7 +169,7 @@ pub mod access {
     pub const WRITE: u8 = 2;
     /// Atomics.
     pub const ATOMIC: u8 = 4;
-    /// Making what was written outlive a loss of power.
+    /// Making written data persistent across a loss of power.
     pub const FLUSH: u8 = 8;
 }
 
@@ -241,7 +241,8 @@ impl Entry {
     /// `Ok(None)`: the place is free.
     ///
     /// # Errors
-    /// See [`Bad`]. An entry whose addresses or lengths overflow, or whose event cell is not aligned, is foreign.
+    /// See [`Bad`]. An entry whose addresses or lengths overflow, or whose event cell is not aligned,
+    /// is foreign.
     pub fn decode(words: &[u64; WORDS]) -> Result<Option<Self>, Bad> {
         if *words == [0; WORDS] {
             return Ok(None);

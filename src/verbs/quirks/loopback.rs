@@ -104,7 +104,7 @@ impl Loopback {
             return Outcome::NotPosted(FiErrno::EOPNOTSUPP);
         };
         // SAFETY: the queue pair is live and was made with `ibv_create_qp_ex`; its operations
-        // are called between start and complete, as `ibv_wr_post(3)` wants it.
+        // are called between start and complete, as `ibv_wr_post(3)` requires.
         let posted = unsafe {
             let qp = convert(self.near.raw);
             let entries = qp.as_ref().map(|q| (q.wr_start, q.wr_flush, q.wr_complete));
@@ -213,8 +213,8 @@ impl Path {
         })?;
         let mut gid = None;
         if u32::from(port.link_layer) == sys::IBV_LINK_LAYER_ETHERNET {
-            // The last one: on RoCE the GIDs of IP addresses follow that of the MAC, which some
-            // networks do not resolve.
+            // The last one: on RoCE the GIDs of IP addresses follow the GID of the MAC address, and not
+            // every network resolves the latter.
             let last = u8::try_from(port.gid_tbl_len.clamp(0, 16)).unwrap_or(0);
             gid = (0..last).rev().find_map(|index| {
                 let mut gid = sys::ibv_gid::default();
@@ -244,7 +244,7 @@ impl Path {
             ..Default::default()
         };
         if flush {
-            // the answering side must grant it; a device without flush may not know the bits
+            // the responder must grant flush; a device without flush may refuse these bits
             attr.qp_access_flags |= sys::IBV_ACCESS_FLUSH_GLOBAL | sys::IBV_ACCESS_FLUSH_PERSISTENT;
         }
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT;
@@ -285,7 +285,7 @@ fn modify(qp: &RawQp, attr: &mut sys::ibv_qp_attr, mask: u32) -> Result<()> {
     FiErrno::from_verb(unsafe { (verbs.ibv_modify_qp)(qp.raw, attr, mask as c_int) })
 }
 
-/// Anonymous memory that nobody else uses.
+/// Anonymous memory of the trial alone.
 pub(super) struct Pages {
     addr: *mut c_void,
     len: usize,

@@ -1,19 +1,19 @@
-//! What a device really does, found by trying.
+//! The actual behaviour of a device, found by trials.
 //!
-//! Capability bits promise things that drivers do not keep, and drivers do things that no bit
-//! announces. So each behaviour that weft depends on is tried on two queue pairs of the device's
-//! own, once per device and only when somebody wants to know ([`Device::behaviour`]). It takes a
-//! few milliseconds on hardware and leaves nothing behind. With `FI_LOG_LEVEL=info` opening a
-//! domain prints the table.
+//! Capability bits can be wrong in both directions: a driver may lack an announced function, or have
+//! one that no bit announces. So each behaviour that weft depends on is tried on two queue pairs of
+//! the device, once per device, at the first call of [`Device::behaviour`]. The trials take a few
+//! milliseconds on hardware; all objects are destroyed afterwards. With `FI_LOG_LEVEL=info`, opening
+//! a domain prints the table.
 //!
-//! Known devices, for comparison (`rdma-core 65`, Linux 7.2 unless said otherwise):
+//! Known devices, for comparison (`rdma-core 65`, Linux 7.2 unless noted otherwise):
 //! - rxe takes on-demand regions, and on Linux 7.2.13 each access goes to the start of its page
 //!   instead of the address, with success (which is why the trial writes in the middle of a page).
-//!   If the region's iova differs from its address, an access takes the iova for an address in the
-//!   kernel's list of pages (`rxe_odp.c`, `rxe_check_pagefault`): mostly that fails, and once in some thirty
-//!   times the kernel panicked. So that is not tried there, see [`Seen::Harmful`]. rxe never checks the
-//!   bounds of a memory window; has no rereg in its library (`providers/rxe/rxe.c`), no implicit
-//!   ODP; with rdma-core 44 neither advise nor flush.
+//!   If the region's iova differs from its address, an access uses the iova as an address in the
+//!   kernel's list of pages (`rxe_odp.c`, `rxe_check_pagefault`): usually the access fails, and about
+//!   once in thirty times the kernel panicked. So that is not tried there, see [`Seen::Harmful`]. rxe
+//!   never checks the bounds of a memory window; it has no rereg in its library
+//!   (`providers/rxe/rxe.c`), no implicit ODP; with rdma-core 44 neither advise nor flush.
 //! - mlx5 reuses the rkey of a closed region for the next one.
 
 #![allow(unsafe_code, reason = "calls verbs")]
@@ -29,10 +29,10 @@ use self::loopback::{Loopback, Outcome, Pages};
 use super::{Device, Pd};
 use crate::errno::{FiErrno, Result};
 
-/// What came of trying something.
+/// The result of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// It does what it should.
+    /// The behaviour is as specified.
     Works,
     /// The device refuses, which a program can handle.
     Refused(FiErrno),
@@ -75,7 +75,7 @@ impl fmt::Display for Seen {
 
 macro_rules! behaviour {
     ($($(#[$meta:meta])* $field:ident: $label:literal by $trial:ident;)*) => {
-        /// What a device was seen to do.
+        /// The observed behaviour of a device.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Behaviour {
             $($(#[$meta])* pub $field: Seen,)*
@@ -91,7 +91,7 @@ macro_rules! behaviour {
                 }
             }
 
-            /// The rows of the table: what, and what came of it.
+            /// The rows of the table: the name of a behaviour, and the result of its trial.
             pub fn rows(&self) -> Vec<(&'static str, Seen)> {
                 vec![$(($label, self.$field),)*]
             }
@@ -135,11 +135,12 @@ impl fmt::Display for Behaviour {
 }
 
 impl Device {
-    /// What this device really does. Tries it on the first call, which blocks for some
-    /// milliseconds (a device that loses packets: seconds), and remembers it. Thread safe.
+    /// The actual behaviour of this device. The first call runs the trials, which block for a few
+    /// milliseconds (on a device that loses packets: seconds); later calls return the same result.
+    /// Thread safe.
     ///
     /// # Errors
-    /// What `ibv_alloc_pd(3)` answers.
+    /// Those of `ibv_alloc_pd(3)`.
     pub fn behaviour(self: &Arc<Self>) -> Result<&Behaviour> {
         if let Some(known) = self.observed().get() {
             return Ok(known);
@@ -152,10 +153,10 @@ impl Device {
     }
 }
 
-/// What the target of a trial holds once it was written.
+/// The content of a trial's target after the write.
 const MARK: u64 = 0x5eed_0f7e_a177_u64;
 const PAGE: usize = 4096;
-/// What rxe gives as its vendor (`RXE_VENDOR_ID` in the kernel's `rxe_param.h`).
+/// rxe's vendor id (`RXE_VENDOR_ID` in the kernel's `rxe_param.h`).
 const RXE_VENDOR: u32 = 0xff_ffff;
 const PINNED: u32 = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE;
 const ON_DEMAND: u32 = PINNED | sys::IBV_ACCESS_ON_DEMAND;
@@ -303,7 +304,7 @@ impl Bench<'_> {
         self.advise(sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE)
     }
 
-    /// Grants remote write afterwards; the write shows whether the device knows.
+    /// Grants remote write after registration; a write shows whether the device applies that.
     fn rereg(&self) -> Result<Seen> {
         let rereg = self.device.backend().verbs.ibv_rereg_mr;
         let rereg = rereg.ok_or(FiErrno::EOPNOTSUPP)?;
@@ -353,7 +354,7 @@ impl Bench<'_> {
         let region = self.register(&pages, pages.addr() as u64, access)?;
         let pair = Loopback::connect(self.device, &self.pd, false)?;
         // Made last, freed first: rxe (Linux 7.2) counts a bound window as a user of the queue pair,
-        // waits 50 s for it in destroy, and then complains in the kernel's log.
+        // waits 50 s for it in destroy, and then logs an error in the kernel's log.
         let window = Window::alloc(self)?;
         let key = inc_rkey(window.rkey());
         let bound = pair.bind(
