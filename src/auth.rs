@@ -1,5 +1,6 @@
-//! Authorization keys: only endpoints that have the same one connect, and a region with one is reached through such
-//! endpoints alone (`fi_endpoint(3)`, `fi_mr(3)`, *auth_key*). Each has a protection domain of its own.
+//! Authorization keys: only endpoints with equal keys connect, and a region with a key is reached only
+//! through endpoints with that key (`fi_endpoint(3)`, `fi_mr(3)`, *auth_key*). Each key has its own
+//! protection domain.
 
 use std::fmt;
 
@@ -28,9 +29,10 @@ impl AuthKey {
         &self.0
     }
 
-    /// What is told of it when endpoints connect: two keys with the same tag are the same, as good as certainly.
+    /// The hash of the key that connecting endpoints exchange; different keys have different tags with
+    /// very high probability.
     pub(crate) fn tag(&self) -> u64 {
-        // the length first, so that zeros behind a key make another one
+        // the length first, so that a key with zeros appended has another tag
         let length = self.0.len() as u64;
         let words = self.0.chunks(8).map(|chunk| {
             let bytes = chunk.iter().rev();

@@ -38,26 +38,26 @@ pub enum Threading {
     Domain,
 }
 
-/// What to open a domain with.
+/// Parameters of a domain.
 #[derive(Clone, Debug, Default)]
 pub struct DomainConfig {
     /// The promise of the application about its threads.
     pub threading: Threading,
-    /// What connections are set up with.
+    /// Parameters of its connections.
     pub tuning: Tuning,
     /// The form of its memory regions.
     pub form: Form,
-    /// Whether what peers do to regions can be counted (`FI_RMA_EVENT`) although the form has no bit for it: counters
-    /// are bound to regions that are enabled already.
+    /// Whether peers' operations on regions can be counted (`FI_RMA_EVENT`) although the form has no
+    /// bit for it: counters are bound to regions that are enabled already.
     pub events: bool,
-    /// Whether regions may be made of memory that outlives a loss of power (`FI_RMA_PMEM`).
+    /// Whether regions may be of persistent memory (`FI_RMA_PMEM`).
     pub durable: bool,
     /// How local buffers without a descriptor are reached.
     pub local: LocalMemory,
     /// How much of their registrations is kept.
     pub cache: CacheConfig,
-    /// Which endpoints may connect to those of this domain, and through which its regions are reached, unless they
-    /// have keys of their own.
+    /// The default authorization key of the domain's endpoints and regions; they may have keys of their
+    /// own.
     pub auth: Option<AuthKey>,
     /// How often peers are looked after that have been silent: `None` for the engine's choice,
     /// zero for never.
@@ -85,7 +85,7 @@ pub struct Domain {
     /// Registrations of such buffers, where there is no such region; made when first needed.
     cache: OnceLock<Option<Arc<LocalCache>>>,
     keepalive: Option<Arc<Keepalive>>,
-    /// Weak, as events that wait to be read may hold what holds the domain.
+    /// Weak, as unread events may hold objects that hold the domain.
     eq: OnceLock<Weak<EventQueue>>,
     shared: SharedIds,
     helper: Helper,
@@ -97,7 +97,8 @@ impl Domain {
     /// connection manager uses too.
     ///
     /// # Errors
-    /// What `ibv_alloc_pd(3)` answers, usually `ENOMEM`. `EMFILE`. `EINVAL`: tuning that verbs doesn't have.
+    /// Those of `ibv_alloc_pd(3)`, usually `ENOMEM`. `EMFILE`. `EINVAL`: tuning that verbs does not
+    /// have.
     pub fn open(device: &Arc<Device>, config: DomainConfig) -> Result<Arc<Self>> {
         config.tuning.check()?;
         let pd = Pd::alloc(device)?;
@@ -145,11 +146,11 @@ impl Domain {
         }))
     }
 
-    /// Makes an event queue the one of endpoints that are enabled without one of their own (`fi_domain(3)`,
+    /// Sets the event queue of endpoints that are enabled without one of their own (`fi_domain(3)`,
     /// `fi_domain_bind`). The domain does not keep it alive. Thread safe.
     ///
     /// # Errors
-    /// `EINVAL`: there is one already.
+    /// `EINVAL`: the domain has an event queue already.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
         let bound = self.eq.set(Arc::downgrade(eq));
         bound.map_err(|_| FiErrno::EINVAL)
@@ -220,7 +221,7 @@ impl Domain {
         self.paging
     }
 
-    /// Whether what peers do to its regions can be counted.
+    /// Whether peers' operations on its regions can be counted.
     pub(crate) fn counts(&self) -> bool {
         self.config.events || self.config.form.mode.contains(Mode::RMA_EVENT)
     }
@@ -234,7 +235,7 @@ impl Domain {
     /// endpoints that are connected to the peer.
     ///
     /// # Errors
-    /// `EINVAL`: no raw key, or one that was truncated, changed, or made by another version.
+    /// `EINVAL`: not a raw key, or one that is truncated, modified, or of another version.
     pub fn map_raw(&self, raw: &[u8]) -> Result<u64> {
         self.mapped.map(raw)
     }
@@ -267,8 +268,8 @@ impl Domain {
         Arc::ptr_eq(region.pd(), pd).then(|| region.lkey())
     }
 
-    /// The registrations that are kept of local buffers in `pd`, where the application need not register them and
-    /// nothing else covers them.
+    /// The cache of local buffers' registrations in `pd`; `None` if the application registers them,
+    /// no registration is needed, or `pd` is not the domain's own.
     pub(crate) fn local_cache(&self, pd: &Arc<Pd>) -> Option<Arc<LocalCache>> {
         if !Arc::ptr_eq(pd, &self.pd) || !self.caches() {
             return None;
@@ -283,15 +284,16 @@ impl Domain {
             && self.implicit.is_none()
     }
 
-    /// Lets a monitor of the application's say when memory changes (by [`memory_changed`](crate::mr::memory_changed)), instead of
-    /// `userfaultfd(2)`. To be called before the domain has an endpoint or a shared receive context. `make` is called once, if at all;
-    /// the monitor lives as long as the domain and is not used behind its drop.
+    /// Uses a monitor of the application, instead of `userfaultfd(2)`, to detect changes of memory; the
+    /// monitor reports them by [`memory_changed`](crate::mr::memory_changed). To be called before the
+    /// domain has an endpoint or a shared receive context. `make` is called at most once; the monitor
+    /// lives as long as the domain and is not used after its drop.
     ///
     /// # Errors
-    /// - `EBUSY`: another one watches already.
-    /// - `EOPNOTSUPP`: nothing is kept in this domain: the application registers, or the device needs no registrations, or
-    ///   the parameters say so.
-    /// - `ENOSYS`: forks can't be noticed. `ENOSPC`: too many domains watch. Those of `make`.
+    /// - `EBUSY`: the domain has a monitor already.
+    /// - `EOPNOTSUPP`: this domain caches no registrations: the application registers, or the device
+    ///   needs no registrations, or the parameters disable the cache.
+    /// - `ENOSYS`: forks can't be detected. `ENOSPC`: too many domains have a monitor. Those of `make`.
     pub fn import_monitor(&self, make: impl FnOnce() -> Result<Box<dyn Monitor>>) -> Result<()> {
         if !self.caches() || self.config.cache.max_count == 0 {
             return Err(FiErrno::EOPNOTSUPP);
@@ -308,12 +310,12 @@ impl Domain {
         &self.workers
     }
 
-    /// Who goes on with what waits when nobody else does.
+    /// The helper thread: resumes pending operations when no other thread does.
     pub(crate) fn helper(&self) -> &Helper {
         &self.helper
     }
 
-    /// What looks after the domain's connections, where the device doesn't.
+    /// The keepalive of the domain's connections, on devices that do not detect dead peers.
     pub(crate) fn keepalive(&self) -> Option<&Arc<Keepalive>> {
         self.keepalive.as_ref()
     }
@@ -323,7 +325,7 @@ impl Domain {
         &self.shared
     }
 
-    /// What it was opened with.
+    /// The parameters that the domain was opened with.
     pub fn config(&self) -> &DomainConfig {
         &self.config
     }
@@ -349,7 +351,7 @@ fn implicit(pd: &Arc<Pd>) -> Option<Mr> {
     implicit_region(pd).ok()
 }
 
-/// The table of what the device was seen to do, a row a line.
+/// Logs the table of the device's observed behaviour, one row per line.
 fn show_behaviour(device: &Arc<Device>) {
     match device.behaviour() {
         Ok(behaviour) => {

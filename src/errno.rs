@@ -108,8 +108,8 @@ impl FiErrno {
         io::Error::last_os_error().into()
     }
 
-    /// The result of a verb that returns 0 or an errno. Some drivers return -1 and set `errno`,
-    /// or a negated errno; both are understood.
+    /// The result of a verb that returns 0 or an errno. Drivers that return -1 and set `errno`, or
+    /// return a negated errno, are handled too.
     #[inline]
     pub(crate) fn from_verb(ret: i32) -> Result<()> {
         if ret == 0 {

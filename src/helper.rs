@@ -118,7 +118,7 @@ impl Member {
         let Some((rings, cq)) = self.upgrade() else {
             return;
         };
-        // a queue that has failed tells its readers
+        // the readers of a failed queue get the error
         let _ = cq.progress();
         if let Some(owner) = rings.owner.get().and_then(Weak::upgrade) {
             owner.resume();
@@ -138,7 +138,7 @@ impl Member {
 }
 
 impl Shared {
-    /// Lets the thread wake up at this time or earlier; says whether there is one.
+    /// Makes the thread wake at `at` or earlier; returns whether there is a thread.
     fn start(self: &Arc<Self>, state: &mut State, at: Instant) -> bool {
         if state.stopped {
             return false;
@@ -210,7 +210,7 @@ impl Shared {
         }
     }
 
-    /// Looks at the endpoints whose timers have expired; says whether there were any.
+    /// Handles the endpoints whose timers have expired; returns whether there were any.
     fn tend(&self, state: &mut MutexGuard<'_, State>, now: Instant) -> bool {
         let expired = state.holders.iter().filter(|(_, due)| *due <= now);
         let expired: Vec<Member> = expired.map(|(member, _)| member.clone()).collect();

@@ -1,13 +1,14 @@
-//! Looks after peers that are silent.
+//! Probes silent peers.
 //!
-//! A network does not tell that a peer's machine has died: a device finds out by a request that
-//! nobody acknowledges, and an endpoint that only waits has none under way. So on such devices
-//! connected endpoints are asked periodically to [`Member::beat`]: one that has seen nothing of its
-//! peer since the last time posts a probe, and the device does the rest.
+//! A network does not report the death of a peer's machine: the device detects it only by a request
+//! that is not acknowledged, and an idle endpoint has no such request. So on such devices
+//! [`Member::beat`] of the connected endpoints is called periodically: an endpoint that has received
+//! nothing from its peer since the last beat posts a probe, and the device detects a missing
+//! acknowledgement.
 //!
-//! No thread does this. Who polls a queue in vain looks at a coarse clock now and then, and who
-//! sleeps is woken by a timer that all wait objects of the domain watch; it runs only while there
-//! are connected endpoints.
+//! There is no thread for this. A thread whose polls find a queue empty checks a coarse clock
+//! periodically. A sleeping thread is woken by a timer that all wait objects of the domain watch; the
+//! timer runs only while there are connected endpoints.
 
 #![allow(unsafe_code, reason = "timerfd_create(2) and clock_gettime(2)")]
 
@@ -28,8 +29,8 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(750);
 
 /// A connected endpoint. Dropping the last reference to one must take no lock.
 pub(crate) trait Member: Send + Sync {
-    /// Probes the peer if it was silent since the last beat. Says whether the endpoint is still
-    /// connected. Called without a lock, by one thread at a time as a rule.
+    /// Probes the peer if it was silent since the last beat. Returns whether the endpoint is still
+    /// connected. Called without a lock, normally by one thread at a time.
     fn beat(&self) -> bool;
 }
 
@@ -40,7 +41,7 @@ struct Members {
     running: bool,
 }
 
-/// The connected endpoints of a domain, and when they beat.
+/// The connected endpoints of a domain, and the time of their beats.
 pub(crate) struct Keepalive {
     period: Duration,
     timer: OwnedFd,
@@ -57,7 +58,8 @@ impl std::fmt::Debug for Keepalive {
     }
 }
 
-/// The time as of the kernel's last tick: costs no system call, and is some milliseconds old.
+/// The time of the kernel's last tick, in nanoseconds: costs no system call, and is a few milliseconds
+/// old.
 fn coarse_now() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -89,14 +91,14 @@ impl Keepalive {
         self.timer.as_raw_fd()
     }
 
-    /// Lets an endpoint beat from now on, for as long as it says that it is connected.
+    /// Calls the endpoint's beat from now on, until that returns that the endpoint is not connected.
     pub(crate) fn join(&self, member: Weak<dyn Member>) {
         let mut members = self.members.lock();
         members.list.push(member);
         self.adjust(&mut members);
     }
 
-    /// Lets the timer run while there is somebody to beat.
+    /// Runs the timer while there is a member, and stops it otherwise.
     fn adjust(&self, members: &mut Members) {
         let wanted = !members.list.is_empty();
         if wanted == members.running {
@@ -122,19 +124,19 @@ impl Keepalive {
         }
     }
 
-    /// Beats if it is time. To be called now and then by who doesn't sleep, without a lock.
+    /// Beats if the period is over. Called periodically by a thread that does not sleep, without a lock.
     pub(crate) fn poll(&self) {
         self.beat_after(self.period);
     }
 
-    /// Takes back what made [`Self::fd`] readable, and beats unless somebody else just did. To be
-    /// called before going to sleep, without a lock.
+    /// Clears the timer of [`Self::fd`], and beats unless another thread just did. To be called by a
+    /// thread before it sleeps, without a lock.
     pub(crate) fn woken(&self) {
         let mut expirations = 0_u64;
         // SAFETY: eight bytes are writable. It fails where the timer has not expired.
         let ret = unsafe { libc::read(self.fd(), (&raw mut expirations).cast(), 8) };
         if ret == 8 {
-            // not the whole period: that would miss every other one, for want of milliseconds
+            // half the period: the clock is coarse, and with the whole one every second beat could be missed
             self.beat_after(self.period / 2);
         }
     }
@@ -158,7 +160,7 @@ impl Keepalive {
         let mut list = std::mem::take(&mut self.members.lock().list);
         list.retain(|member| member.upgrade().is_some_and(|member| member.beat()));
         let mut members = self.members.lock();
-        // who has joined meanwhile is there already
+        // members that joined meanwhile are in the list already
         members.list.append(&mut list);
         self.adjust(&mut members);
     }
@@ -203,7 +205,7 @@ mod tests {
         keepalive.join(weak);
         let beat = |wanted| {
             let before = member.beats.load(Ordering::Relaxed);
-            // who is woken late has the next expiration soon after, and that one is left out
+            // after a late wake-up the next expiration comes soon, and that one is skipped
             while member.beats.load(Ordering::Relaxed) == before {
                 assert!(expires(&keepalive, 5000));
                 keepalive.woken();

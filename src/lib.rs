@@ -1,19 +1,18 @@
 //! `weft`: the engine of the libfabric provider of that name.
 //!
-//! It turns libfabric's semantics into verbs and knows nothing of libfabric's C structures: the
-//! crate in `provider/` owns those, and calls what is public here. Values that cross that border
+//! It implements libfabric's semantics by verbs, without libfabric's C structures: the crate in
+//! `provider/` owns those, and calls the public items of this crate. Values that cross that boundary
 //! (error numbers, flags) have libfabric's numeric values.
 //!
 //! Layers, each using only those above it in this list:
 //! - [`errno`], [`flags`], [`log`], [`wire`], [`auth`]: values and formats;
 //! - [`verbs`]: owners of verbs and connection manager objects, the only module that calls a verb;
-//! - `keepalive`: asks silent peers for a sign of life; `helper`: progress for what waits;
+//! - `keepalive`: probes silent peers; `helper`: resumes pending operations;
 //! - [`domain`], [`mr`]: protection domains and memory regions;
 //! - [`queue`]: completion queues and event queues;
 //! - [`msg`]: connected endpoints.
 //!
-//! The order in which locks are taken is in `docs/locking.md`, what goes over the wire in
-//! `docs/protocol.md`.
+//! The lock order is in `docs/locking.md`, the wire protocol in `docs/protocol.md`.
 
 pub mod auth;
 pub mod domain;

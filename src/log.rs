@@ -9,7 +9,7 @@ use crate::errno::FiErrno;
 /// How much it matters; the order is `enum fi_log_level`'s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Something failed that the user should know of.
+    /// A failure that concerns the user.
     Warn,
     /// A decision worth seeing once.
     Info,
@@ -88,7 +88,7 @@ pub fn set_sink(sink: &'static dyn Sink) {
     let _ = SINK.set(sink);
 }
 
-/// Whether anybody would see such a message; for those that cost something to make.
+/// Whether such a message would be logged; for messages that are costly to format.
 pub(crate) fn enabled(level: Level, subsystem: Subsystem) -> bool {
     SINK.get()
         .is_some_and(|sink| sink.enabled(level, subsystem))
@@ -155,8 +155,8 @@ macro_rules! info_log {
         )
     };
 }
-/// The errno of a call that is refused, whose reason is logged at `info`. For the fast path only inside a
-/// cold function: the arguments of a message are taken by reference.
+/// The errno of a refused call; the reason is logged at `info`. On the fast path only inside a cold
+/// function, because the arguments of a message are taken by reference.
 macro_rules! refused {
     ($subsystem:ident, $errno:ident, $($arg:tt)*) => {
         $crate::log::refuse(

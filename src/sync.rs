@@ -1,4 +1,4 @@
-//! The atomics, cells and locks of what is shared without a lock: the processor's, and in the models loom's.
+//! Atomics, cells and locks of lock-free structures: the standard ones, and loom's in its models.
 
 #[cfg(all(test, loom))]
 pub(crate) use loom::{
@@ -12,8 +12,8 @@ pub(crate) use std::sync::{
     atomic::{AtomicU32, AtomicU64},
 };
 
-/// Plain memory that one thread at a time uses, by a rule of its owner. loom's, which finds out whether the
-/// rule is kept, is used in the same way.
+/// Plain memory that one thread at a time uses, by a rule of its owner. loom's cell, which checks that
+/// rule, has the same interface.
 #[cfg(not(all(test, loom)))]
 #[derive(Debug, Default)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

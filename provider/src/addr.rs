@@ -52,7 +52,7 @@ impl Format {
         }
     }
 
-    /// The format of an address whose format nobody chose.
+    /// The format of an address if none was requested.
     pub(crate) fn native(addr: &SocketAddr) -> Self {
         if addr.is_ipv4() { Self::In } else { Self::In6 }
     }
@@ -72,8 +72,8 @@ impl Format {
     /// `EINVAL`: NULL, too short, of another family, or not an address.
     ///
     /// # Safety
-    /// `addr` is NULL or has the memory that its format says: `len` bytes if a length is given, a C
-    /// string for [`Format::Str`].
+    /// `addr` is NULL or has the memory of its format: `len` bytes if a length is given, a C string for
+    /// [`Format::Str`].
     pub(crate) unsafe fn read(self, addr: *const c_void, len: Option<usize>) -> Result<SocketAddr> {
         if addr.is_null() {
             return Err(FiErrno::EINVAL);
@@ -183,7 +183,7 @@ unsafe fn read_sockaddr(addr: *const c_void, len: Option<usize>) -> Result<Socke
     let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
     match i32::from(family) {
         libc::AF_INET if has(size_of::<libc::sockaddr_in>()) => {
-            // SAFETY: the family and the length say so.
+            // SAFETY: the family and the length are those of this type.
             let raw = unsafe { addr.cast::<libc::sockaddr_in>().read_unaligned() };
             Ok(SocketAddr::V4(SocketAddrV4::new(
                 Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes()),
@@ -191,7 +191,7 @@ unsafe fn read_sockaddr(addr: *const c_void, len: Option<usize>) -> Result<Socke
             )))
         }
         libc::AF_INET6 if has(size_of::<libc::sockaddr_in6>()) => {
-            // SAFETY: the family and the length say so.
+            // SAFETY: the family and the length are those of this type.
             let raw = unsafe { addr.cast::<libc::sockaddr_in6>().read_unaligned() };
             Ok(SocketAddr::V6(SocketAddrV6::new(
                 Ipv6Addr::from(raw.sin6_addr.s6_addr),

@@ -36,7 +36,7 @@ pub(crate) static OPS: fi_ops_atomic = fi_ops_atomic {
     compwritevalid: Some(compwritevalid),
 };
 
-/// What calls with flags may carry: verbs sends no data along.
+/// Flags of the calls with flags: verbs atomics carry no immediate data.
 const ATOMIC_FLAGS: u64 = TX_FLAGS & !FI_REMOTE_CQ_DATA;
 
 /// The three families of calls.
@@ -64,8 +64,8 @@ fn supported(family: Family, datatype: fi_datatype, op: fi_op) -> Result<()> {
     }
 }
 
-/// As [`supported`], for a call that posts: the reason of a refusal is logged. `fi_atomicvalid(3)` and
-/// `fi_query_atomic(3)` are asked by programs that can do without.
+/// As [`supported`], for a call that posts: the reason of a refusal is logged. It is not logged for
+/// `fi_atomicvalid(3)` and `fi_query_atomic(3)`, whose callers expect a refusal.
 #[inline]
 fn posts(family: Family, datatype: fi_datatype, op: fi_op) -> Result<()> {
     supported(family, datatype, op).map_err(|_| unsupported(family, datatype, op))

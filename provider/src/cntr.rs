@@ -68,7 +68,7 @@ pub(crate) unsafe extern "C" fn open(
         // No attributes are the default ones, as in libfabric's own providers.
         let mut wait = WaitKind::None;
         if !attr.is_null() {
-            // SAFETY: not NULL; what every release has of it is what the bound one has.
+            // SAFETY: not NULL; the structure is the same in every release.
             let attr = unsafe { *attr };
             match attr.events {
                 FI_CNTR_EVENTS_COMP => {}

@@ -75,10 +75,10 @@ pub(crate) unsafe fn finish(handle: *mut fid) -> Result<()> {
     unsafe { Object::<ConnReq>::close(handle, |_| Ok(())) }
 }
 
-/// Frees an `fi_info` of a request that nobody will answer, with its request.
+/// Frees the `fi_info` of a request that will not be answered, and the request.
 ///
 /// # Safety
-/// `info` is one that [`crate::pep::request_info`] made, and nobody else's.
+/// [`crate::pep::request_info`] made `info`, and the caller is its only owner.
 pub(crate) unsafe fn discard(info: *mut fi_info) {
     // SAFETY: the caller's promise.
     unsafe {

@@ -23,8 +23,8 @@ pub(crate) struct Cq {
     /// Whether a blocking read's condition is a number of completions.
     threshold: bool,
     api_version: u32,
-    /// The last error's code of the device: what `err_data` points to when the application
-    /// brings no buffer of its own. Good until the next error is read (fi_cq(3)).
+    /// The device's code of the last error: `err_data` points to it if the application passes no
+    /// buffer of its own. Valid until the next error is read (fi_cq(3)).
     vendor_err: AtomicU32,
     _domain: User,
 }
@@ -57,10 +57,10 @@ impl Kind for Cq {
     }
 }
 
-/// The wait object of a queue. `default` is what an unspecified one means.
+/// The wait object of a queue; `FI_WAIT_UNSPEC` has a default.
 ///
 /// # Errors
-/// `ENOSYS`: a kind that we don't have; the man page's deprecated ones.
+/// `ENOSYS`: an unsupported kind, the man page's deprecated ones among them.
 pub(crate) fn wait_kind(wait_obj: fi_wait_obj) -> Result<WaitKind> {
     match wait_obj {
         FI_WAIT_NONE => Ok(WaitKind::None),
@@ -92,7 +92,7 @@ pub(crate) unsafe fn wait_control(
     if arg.is_null() {
         return Err(FiErrno::EINVAL);
     }
-    // SAFETY: not NULL, and of the type that the command says.
+    // SAFETY: not NULL, and of the type of the command.
     unsafe {
         if command == FI_GETWAIT {
             *arg.cast::<c_int>() = fd.ok_or(FiErrno::ENODATA)?;
@@ -124,7 +124,7 @@ pub(crate) unsafe extern "C" fn open(
         if attr.is_null() || out.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        // SAFETY: not NULL; what every release has of it is what the bound one has.
+        // SAFETY: not NULL; the structure is the same in every release.
         let attr = unsafe { *attr };
         if attr.flags & !FI_AFFINITY != 0 {
             return Err(FiErrno::EBADFLAGS); // FI_PEER: queues are not shared with other providers
@@ -379,7 +379,7 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
         let done = error.completion;
         cq.vendor_err.store(error.vendor_err, Ordering::Relaxed);
         // SAFETY: not NULL; each field is written only where the application's version has it, and
-        // `err_data` has `err_data_size` bytes where the application says so (from 1.5 on).
+        // `err_data` has the application's `err_data_size` bytes (from 1.5 on).
         unsafe {
             (*buf).op_context = pointer(done.context);
             (*buf).flags = done.flags.bits();

@@ -37,7 +37,7 @@ struct Bound {
 }
 
 impl Domain {
-    /// Where registrations tell that they are over, unless they block.
+    /// The event queue of completed registrations, unless registrations block.
     pub(crate) fn events(&self) -> Option<&Arc<EventQueue>> {
         let bound = self.events.get().filter(|bound| bound.in_background);
         bound.map(|bound| &bound.eq)
@@ -186,8 +186,8 @@ unsafe fn open_body(
     Ok(())
 }
 
-/// `fi_domain_bind(3)`: one event queue. It gets the events of endpoints that are bound to none, and with `FI_REG_MR`
-/// regions are registered in the background.
+/// `fi_domain_bind(3)`: one event queue. It gets the events of endpoints without an event queue of their
+/// own; with `FI_REG_MR`, regions are registered in the background.
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
     // SAFETY: fids by the contract of fi_domain_bind(3).
     let domain = match unsafe { Object::<Domain>::checked(handle) } {
@@ -205,7 +205,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
             eq: Arc::clone(&eq.engine),
             _user: eq.users.add()?,
         };
-        // whoever loses of two threads has bound nothing
+        // of two concurrent calls the second fails, and binds nothing
         domain.events.set(bound).map_err(|_| FiErrno::EINVAL)?;
         domain.engine.bind_eq(&eq.engine)?;
         Ok(0)
@@ -239,10 +239,10 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
     guard::on(&domain.poison, || log::explained("fi_control", control))
 }
 
-/// `fi_mr_map_raw`. The base address says nothing that the key does not.
+/// `fi_mr_map_raw`. The base address is ignored: the key contains it.
 ///
 /// # Safety
-/// `map` is NULL or points to such a structure; the key has as many bytes as it says.
+/// `map` is NULL or points to such a structure; the key has `key_size` bytes.
 unsafe fn map_raw(domain: &Engine, map: *const fi_mr_map_raw) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {

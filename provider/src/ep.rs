@@ -32,7 +32,7 @@ pub(crate) struct Ep {
     pub(crate) rma_data: bool,
     /// The queues and counters that it is bound to.
     bound: Mutex<Vec<User>>,
-    /// Of an alias: what it is one of. That holds the domain.
+    /// Of an alias: the original endpoint, which holds the domain.
     parent: Option<User>,
     _domain: Option<User>,
 }
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn open2(
     })
 }
 
-/// What an endpoint is opened from.
+/// The origin of an endpoint.
 enum Origin {
     /// It will connect.
     Connect,

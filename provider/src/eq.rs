@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// What a read takes out of the engine's event, before anything is made of it.
+/// The data that a read takes out of the engine's event, before it is converted.
 enum Taken {
     Request {
         pep: Token,
@@ -114,8 +114,8 @@ enum Taken {
     User(u32, usize),
 }
 
-/// What was made of a connection request when it was peeked at: the `fi_info` belongs to whoever
-/// reads the event in the end.
+/// The `fi_info` that a peek built from a connection request. The application owns it once it
+/// consumes the event.
 struct Prepared(*mut fi_info);
 
 // SAFETY: an fi_info is plain memory that one thread at a time uses.
@@ -123,7 +123,7 @@ unsafe impl Send for Prepared {}
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        // SAFETY: nobody read the event: the info and the request in it are ours alone.
+        // SAFETY: the event was not read, so `self` is the only owner of the info and of its request.
         unsafe { connreq::discard(self.0) };
     }
 }
@@ -171,7 +171,7 @@ impl Target {
     }
 }
 
-/// Takes what the first event says, copying where no more is to be made of it.
+/// Takes the data of the first event, and copies it to `target` if it needs no conversion.
 fn take(event: &mut Event, target: Target, peek: bool) -> Result<Taken> {
     match event {
         Event::ConnReq {
@@ -292,7 +292,7 @@ impl Object<Eq> {
         }
     }
 
-    /// Puts what was made of a request back into its event, for the read that consumes it.
+    /// Stores the prepared `fi_info` in the event of its request, for the read that consumes it.
     fn attach(&self, prepared: Prepared) {
         let mut prepared = Some(prepared);
         let _ = self.engine.read(true, |event| {

@@ -17,7 +17,7 @@ use crate::pep;
 
 /// An open fabric.
 pub(crate) struct Fabric {
-    /// The API version that the application asked for: the layout of what it passes.
+    /// The API version that the application requested: it gives the layout of its structures.
     pub(crate) api_version: u32,
 }
 

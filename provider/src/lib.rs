@@ -1,14 +1,14 @@
 //! `weft-fi`: the provider as libfabric loads it.
 //!
-//! The only crate that knows libfabric's C structures, and the composition root: it hands the system's
-//! verbs and the embedded device to the engine. Entry points are `fi_prov_ini` and, from there, the
-//! tables of functions in each fid; `ffi` is what they all go through.
+//! The only crate that uses libfabric's C structures, and the composition root: it passes the system's
+//! verbs and the embedded device to the engine. Entry points are `fi_prov_ini` and the tables of
+//! functions in each fid; all of them use `ffi`.
 //!
 //! Invariants:
 //! - A body runs under [`ffi::guard`]: no panic leaves the library, errors are negative errno.
 //! - A handle is checked before it is used ([`ffi::fid`]), except on the fast path.
 //! - Everything is validated before anything is consumed; outputs are written last.
-//! - What an object uses counts as used until the object is closed: `-FI_EBUSY`.
+//! - An object that another one uses can't be closed (`-FI_EBUSY`) until the user is closed.
 
 #![allow(
     unsafe_code,

@@ -1,7 +1,9 @@
-//! Memory monitors of the application, for `weft_mr_ops.monitor_import`: libfabric's `fid_mem_monitor`, which a program can make for
-//! libfabric's own registration cache too (`fi_import_fid` of `rdma/fi_ext.h`).
+//! Memory monitors of the application, for `weft_mr_ops.monitor_import`: libfabric's `fid_mem_monitor`,
+//! which a program can also make for libfabric's own registration cache (`fi_import_fid` of
+//! `rdma/fi_ext.h`).
 //!
-//! A monitor is started once, whatever the number of domains that have it. Nobody calls it with the lock of this module held.
+//! A monitor is started once, independent of the number of its domains. It is never called with the
+//! lock of this module held.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard};
@@ -65,7 +67,7 @@ fn pointer(addr: u64) -> *const c_void {
     std::ptr::without_provenance(addr as usize)
 }
 
-/// What a call of libfabric's returned.
+/// The result of a call in libfabric's convention.
 fn status(ret: c_int) -> Result<()> {
     match ret {
         0 => Ok(()),
@@ -110,7 +112,7 @@ impl Drop for Imported {
     }
 }
 
-/// Counts a domain. For the first one, the monitor learns how to tell, and is started.
+/// Counts a domain. For the first one, sets the monitor's `import_ops` and starts it.
 ///
 /// # Safety
 /// As [`import`].
@@ -133,7 +135,7 @@ unsafe fn begin(
         }),
     }
     drop(list);
-    // SAFETY: the caller's promise. In this order: it may tell as soon as it is started.
+    // SAFETY: the caller's promise. `import_ops` first: the monitor may notify once it is started.
     let started = unsafe {
         let before = (*monitor).import_ops;
         (*monitor).import_ops = (&raw const NOTIFY).cast_mut();
@@ -152,7 +154,7 @@ unsafe fn begin(
 }
 
 /// # Safety
-/// `monitor` is NULL or a fid, which is as its class says, and lives until no domain has it.
+/// `monitor` is NULL or a fid, of the type of its class, and lives until no domain has it.
 pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monitor) -> Result<()> {
     // SAFETY: the caller's promise.
     let ops = unsafe {
@@ -193,7 +195,7 @@ pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monit
     })
 }
 
-/// `fi_ops_mem_notify.notify`: whichever monitor says it, memory is the process's.
+/// `fi_ops_mem_notify.notify`: the same for every monitor, as memory belongs to the process.
 unsafe extern "C" fn notify(_: *mut fid_mem_monitor, addr: *const c_void, len: usize) {
     memory_changed(addr as u64, len as u64);
 }

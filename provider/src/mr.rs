@@ -24,11 +24,11 @@ use crate::mr_attr::{Wish, access_of, check_flags};
 
 /// A registered region.
 pub(crate) struct Mr {
-    // first: what is bound to it is held until it has gone
+    // first field, so dropped first: the objects bound to it are held until then
     region: Arc<Region>,
     /// The counters and the endpoint that it is bound to, and the region that it is a part of.
     bound: Mutex<Vec<User>>,
-    /// Where the end of its registration is told, if that is asynchronous.
+    /// The event queue of the registration's completion, if that is asynchronous.
     events: Option<Arc<EventQueue>>,
     _domain: User,
 }
@@ -141,8 +141,8 @@ pub(crate) unsafe fn register(
     guard::on(&domain.poison, || log::explained("fi_mr_reg", register))
 }
 
-/// Has a worker register the region; then the event queue has an event of it, or an error. The application finds the
-/// region in its variable before either.
+/// Passes the registration to a worker, which then writes an event, or an error, to the event queue. The
+/// application's variable has the region before either.
 fn register_later(mr: &Object<Mr>, events: &Arc<EventQueue>, context: *mut c_void) -> Result<()> {
     let owner = token(mr);
     let context = context.expose_provenance();
@@ -153,7 +153,7 @@ fn register_later(mr: &Object<Mr>, events: &Arc<EventQueue>, context: *mut c_voi
     let events = Arc::clone(events);
     mr.region.enable_later(move |result| {
         let handle: *const fid = std::ptr::with_exposed_provenance(owner.0);
-        // SAFETY: who closes the object waits for the end of this.
+        // SAFETY: a close of the object waits for the end of this job.
         if let Ok(mr) = unsafe { Object::<Mr>::checked(handle) } {
             let _bound = mr.bound.lock();
             mr.update(|c| c.key = key(&mr.region));
@@ -183,7 +183,7 @@ fn tell(events: &EventQueue, owner: Token, context: usize, result: Result<()>) {
     events.write(FI_MR_COMPLETE, &bytes, owner);
 }
 
-/// What `fi_mr_key` says.
+/// The result of `fi_mr_key`.
 fn key(region: &Region) -> u64 {
     if region.domain().config().form.mode.contains(Mode::RAW) {
         FI_KEY_NOTAVAIL // fi_mr_raw_attr has it
@@ -339,7 +339,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
 /// `fi_mr_refresh`
 ///
 /// # Safety
-/// `modify` is NULL or points to such a structure, whose list has as many elements as it says.
+/// `modify` is NULL or points to such a structure, whose list has as many elements as its count.
 unsafe fn refresh(region: &Region, modify: *const fi_mr_modify) -> Result<()> {
     if modify.is_null() {
         return Err(FiErrno::EINVAL);
@@ -371,8 +371,8 @@ unsafe fn refresh(region: &Region, modify: *const fi_mr_modify) -> Result<()> {
 /// `fi_mr_raw_attr`
 ///
 /// # Safety
-/// `attr` is NULL or points to such a structure, whose pointers are NULL or valid; there is as much room
-/// for the key as it says.
+/// `attr` is NULL or points to such a structure, whose pointers are NULL or valid; the key has room for
+/// `*key_size` bytes.
 unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {

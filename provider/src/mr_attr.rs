@@ -1,4 +1,4 @@
-//! What a registration asks for, whichever call it comes by: `fi_mr_reg`, `fi_mr_regv`, `fi_mr_regattr`.
+//! The request of a registration, the same for all calls: `fi_mr_reg`, `fi_mr_regv`, `fi_mr_regattr`.
 
 use std::ffi::c_void;
 use std::fs;
@@ -29,7 +29,7 @@ pub(crate) fn access_of(flags: u64) -> Option<Access> {
     Access::from_bits(flags & !FI_COLLECTIVE)
 }
 
-/// What a registration asks for.
+/// The request of a registration.
 pub(crate) struct Wish {
     pub(crate) buffers: [Buffer; MAX_SEGMENTS],
     pub(crate) count: usize,
@@ -119,7 +119,7 @@ impl Wish {
         Ok(this)
     }
 
-    /// As attributes say it, which have the layout of API `version`.
+    /// From attributes, which have the layout of API `version`.
     ///
     /// # Errors
     /// - `EINVAL`: NULL, wrong buffers, an authorization key that is NULL or too long, a size that no page has, a part

@@ -18,7 +18,7 @@ use crate::mr::{self, Mr};
 use crate::mr_attr::{Wish, access_of, check_flags};
 use crate::{monitor, xrcd};
 
-/// What the table is asked for by.
+/// The name of the table in `fi_open_ops`.
 const NAME: &CStr = c"weft_mr_ops";
 
 static OPS: weft_mr_ops = weft_mr_ops {
@@ -36,8 +36,8 @@ static OPS: weft_mr_ops = weft_mr_ops {
 
 const _: () = assert!(WEFT_MR_HANDLE_SIZE == HANDLE_SIZE);
 
-/// `fi_open_ops`. A name that is not known is `-FI_ENOSYS`, as of a provider without tables: ofi_rxm asks each domain below
-/// it for its own, and takes any other error for the end.
+/// `fi_open_ops`. An unknown name is `-FI_ENOSYS`, as from a provider without tables: ofi_rxm requests
+/// its own table from each domain below it, and fails on any other error.
 pub(crate) unsafe extern "C" fn open(
     handle: *mut fid,
     name: *const c_char,
@@ -115,10 +115,10 @@ unsafe extern "C" fn advise(
     unsafe { on(domain, body) }
 }
 
-/// What the attributes say, and where the memory should be.
+/// The attributes, and the hint for the address of the memory.
 ///
 /// # Safety
-/// `attr` is NULL or has the size that it says.
+/// `attr` is NULL or has the size in its size field.
 unsafe fn attributes(attr: *const weft_mr_attr) -> Result<(weft_mr_attr, Access, Hint)> {
     if attr.is_null() {
         return Err(FiErrno::EINVAL);
@@ -142,7 +142,7 @@ unsafe fn attributes(attr: *const weft_mr_attr) -> Result<(weft_mr_attr, Access,
     Ok((attr, access, hint))
 }
 
-/// Registers memory that `make` gives, by its length and place.
+/// Registers the memory that `make` returns for a length and a place.
 ///
 /// # Safety
 /// `domain` is NULL or a fid, `attr` NULL or as large as it says, the others NULL or writable.
@@ -177,7 +177,7 @@ unsafe fn shared(
     };
     // SAFETY: an open domain, as `on` has seen; the region keeps the memory.
     unsafe {
-        // before the region, whose event may tell another thread to look
+        // before the registration, whose event may make another thread read the address
         let before = addr.replace(at);
         let ret = mr::register(domain.cast(), || Ok(wish), mr);
         if ret != 0 {
@@ -259,7 +259,7 @@ unsafe extern "C" fn mr_export(
         }
         let access = access_of(access).ok_or(FiErrno::EINVAL)?;
         let bytes = object.region().export(access)?;
-        // SAFETY: not NULL; there is as much room as it says.
+        // SAFETY: not NULL; the caller promises room for `*size` bytes.
         unsafe {
             if size.replace(bytes.len()) < bytes.len() {
                 return Err(FiErrno::ETOOSMALL);

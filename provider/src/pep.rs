@@ -25,9 +25,9 @@ pub(crate) struct Pep {
     pub(crate) engine: Arc<PassiveEndpoint>,
     pub(crate) format: Format,
     api_version: u32,
-    /// Bytes of data that go along with a connection, if its endpoints have the authorization keys of this one.
+    /// Bytes of application data with a connection, if its endpoints have this one's authorization keys.
     pub(crate) cm_data_size: usize,
-    /// What it was opened with: requests are answered in kind.
+    /// The `fi_info` that it was opened with, the template for those of requests.
     seed: Seed,
     eq: Mutex<Option<User>>,
     _fabric: User,
@@ -162,10 +162,10 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// The `fi_info` of a request that came in, its handle holding the request.
+/// The `fi_info` of an incoming request; its handle holds the request.
 ///
 /// # Errors
-/// When nobody could answer it; the request is refused then.
+/// When no endpoint could answer the request; the request is then refused.
 ///
 /// # Safety
 /// `pep` is the token of an open passive endpoint.
@@ -188,7 +188,7 @@ pub(crate) unsafe fn request_info(pep: Token, request: ConnectRequest) -> Result
         )
     };
     if info.is_err() {
-        // SAFETY: made above and known to nobody else. It refuses the request.
+        // SAFETY: made above, and not shared. The call refuses the request.
         let _ = unsafe { connreq::finish(connreq) };
     }
     info
@@ -233,7 +233,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         }
         // SAFETY: not NULL, the command's argument.
         let backlog = unsafe { *arg.cast::<c_int>() };
-        // A backlog of nothing would refuse everybody.
+        // A backlog of 0 would refuse every request.
         let backlog = usize::try_from(backlog)
             .ok()
             .filter(|backlog| *backlog != 0);

@@ -1,4 +1,4 @@
-//! `fid_poll`: poll sets, `fi_poll(3)`. Which of several queues and counters have something, in one call.
+//! `fid_poll`: poll sets, `fi_poll(3)`. One call finds those of several queues and counters that are ready.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// What a handle stands for in a poll set of this domain.
+/// The member that a handle stands for in a poll set of this domain.
 ///
 /// # Errors
 /// `EINVAL`: neither a queue nor a counter. `EDOMAIN`: of another domain.
@@ -172,7 +172,7 @@ unsafe extern "C" fn del(poll: *mut fid_poll, handle: *mut fid, flags: u64) -> c
     }
 }
 
-/// `fi_poll`: makes the progress of all, and gives the contexts of as many as have something and fit.
+/// `fi_poll`: makes progress on all members, and returns the contexts of the ready ones, at most `count`.
 unsafe extern "C" fn poll(poll: *mut fid_poll, contexts: *mut *mut c_void, count: c_int) -> c_int {
     // SAFETY: the contract of fi_poll(3).
     unsafe {
@@ -183,7 +183,7 @@ unsafe extern "C" fn poll(poll: *mut fid_poll, contexts: *mut *mut c_void, count
             }
             let mut found = 0;
             for member in poll.members.lock().iter() {
-                // what doesn't fit is asked again next time: a counter's news must not be lost
+                // members beyond `count` are not polled: a counter's change is reported only once
                 let ready = match &member.what {
                     What::Cq(cq) => cq.poll_ready(),
                     What::Cntr(cntr) if found < room => cntr.poll(),
@@ -203,8 +203,8 @@ unsafe extern "C" fn poll(poll: *mut fid_poll, contexts: *mut *mut c_void, count
 
 unsafe extern "C" fn close(handle: *mut fid) -> c_int {
     guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3). Its members go with it: fi_poll(3) means the other
-        // way round, and those can't be closed while the set holds them.
+        // SAFETY: a fid by the contract of fi_close(3). Closing the set releases its members, which can't be
+        // closed while the set holds them (fi_poll(3)).
         unsafe { Object::<Poll>::close(handle, |_| Ok(()))? };
         Ok(0)
     })

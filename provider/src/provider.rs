@@ -51,7 +51,7 @@ pub(crate) const fn version() -> u32 {
     )
 }
 
-/// The structure, for the host's functions that ask who calls.
+/// The structure, for the host's functions that take the calling provider.
 pub(crate) fn as_ptr() -> *const fi_provider {
     PROVIDER.0.get()
 }
@@ -65,9 +65,9 @@ pub(crate) extern "C" fn init(caller: *const c_void) -> *mut fi_provider {
             return std::ptr::null_mut();
         };
         ONCE.call_once(|| {
-            // The host skips a provider that is older than the API an application asks for; what
-            // is newer than the bound headers only adds to them, so its own version is ours.
-            // SAFETY: nobody has seen the structure yet.
+            // The host skips a provider that is older than the API that an application requests.
+            // Later releases only add to the bound headers, so the host's version is used here.
+            // SAFETY: the structure is not published yet.
             unsafe { (*PROVIDER.0.get()).fi_version = host.version };
             guard::log_panics();
             weft::log::set_sink(&HostLog);

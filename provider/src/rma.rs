@@ -26,10 +26,10 @@ pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
     injectdata: Some(injectdata),
 };
 
-/// What a read may carry: nothing can be injected into it, and verbs carries no data with it.
+/// Flags of a read: no inject, and no remote completion data, which verbs does not carry with reads.
 const READ_FLAGS: u64 = TX_FLAGS & !(FI_INJECT | FI_REMOTE_CQ_DATA);
 
-/// What `fi_writemsg` may carry; the engine refuses `FI_COMMIT_COMPLETE` without `FI_RMA_PMEM`.
+/// Flags of `fi_writemsg`; the engine refuses `FI_COMMIT_COMPLETE` without `FI_RMA_PMEM`.
 const WRITE_FLAGS: u64 = TX_FLAGS | FI_COMMIT_COMPLETE;
 
 const _: () = {

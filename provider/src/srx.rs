@@ -98,10 +98,10 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// What the attributes ask for.
+/// The configuration that the attributes request.
 ///
 /// # Errors
-/// `EINVAL`: flags or orders that there are none of. `ENOSYS`: the device has no shared receive queues.
+/// `EINVAL`: unsupported flags or orders. `ENOSYS`: the device has no shared receive queues.
 fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
     let limits = getinfo::SharedRxLimits::of(domain.engine.device()).ok_or(FiErrno::ENOSYS)?;
     let (size, iov_limit, op_flags) = match attr {

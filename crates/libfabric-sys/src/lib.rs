@@ -1,7 +1,7 @@
 //! The C ABI of libfabric, the provider's side included, as it is in its headers.
 //!
 //! Nothing here links against libfabric: linking binds a symbol version of one release, while one
-//! provider serves them all (it looks the host library's functions up at run time). Types and most
+//! provider serves them all (it resolves the host library's functions at run time). Types and most
 //! constants are generated ([`bindings`]); what the generator can't evaluate is in [`consts`]; how the
 //! structures differ between releases is in [`layout`].
 

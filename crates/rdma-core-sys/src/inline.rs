@@ -1,9 +1,9 @@
 //! The functions that are `static inline` in `infiniband/verbs.h`, with the names that C gives
 //! them. They dispatch through `context->ops` or the `verbs_context` that lies around it, so
-//! they serve every device, whoever filled the table that opened it.
+//! they serve every device, independent of the table that opened it.
 //!
 //! All of them take live verbs objects; none blocks or allocates by itself. Calls that a device
-//! does not offer answer `EOPNOTSUPP` (or NULL with `errno` set to it), as in C.
+//! does not offer return `EOPNOTSUPP` (or NULL with `errno` set to it), as in C.
 
 use core::ffi::{c_int, c_uint};
 use core::mem::{offset_of, size_of};
@@ -23,7 +23,7 @@ const ACCESS_OPTIONAL_RANGE: c_uint = 0x3ff0_0000;
 pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> Option<*mut verbs_context> {
     // SAFETY: the caller promises a live context.
     let marked = unsafe { (*context).abi_compat } as usize == usize::MAX;
-    // SAFETY: the mark says that the context is the last field of a `verbs_context`.
+    // SAFETY: the mark means that the context is the last field of a `verbs_context`.
     marked.then(|| unsafe { context.byte_sub(offset_of!(verbs_context, context)) }.cast())
 }
 
@@ -107,7 +107,7 @@ pub unsafe fn ibv_modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c
     }
 }
 
-/// `ibv_query_port(3)`: 0 or an errno. Fields that the device does not know are 0.
+/// `ibv_query_port(3)`: 0 or an errno. Fields that the device does not fill in are 0.
 ///
 /// # Safety
 /// `context` must be live and belong to the table `fns`; `attr` must be writable.

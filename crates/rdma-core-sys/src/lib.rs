@@ -3,7 +3,7 @@
 //! Nothing here links against rdma-core: types come from generated declarations
 //! ([`bindings`]), exported functions from a table of pointers ([`table`]) that the system's
 //! libraries ([`system`]) or another device fills, and the functions that are `static inline` in
-//! `verbs.h` are written out by hand ([`inline`]). Whoever uses a table can't tell who filled it.
+//! `verbs.h` are translated to Rust ([`inline`]). The user of a table can't distinguish its origin.
 
 #[rustfmt::skip]
 #[allow(

@@ -56,8 +56,8 @@ fn load() -> Result<Backend, LoadError> {
 }
 
 fn open(soname: &CStr) -> Result<*mut c_void, LoadError> {
-    // SAFETY: `soname` is a C string. Loading runs the library's constructors, which is what a
-    // program linked to it does as well.
+    // SAFETY: `soname` is a C string. Loading runs the library's constructors, as in a program
+    // that is linked to it.
     let handle = unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !handle.is_null() {
         return Ok(handle);

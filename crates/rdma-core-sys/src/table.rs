@@ -34,8 +34,8 @@ macro_rules! function_table {
             /// The name of the first required symbol that is missing.
             ///
             /// # Safety
-            /// What `symbol` returns for a name must be NULL or the C function of that name with
-            /// the signature that rdma-core's headers give it.
+            /// `symbol` must return, for each name, NULL or the C function of that name with the
+            /// signature in rdma-core's headers.
             pub unsafe fn from_symbols(
                 mut symbol: impl FnMut(&'static core::ffi::CStr) -> *mut c_void,
             ) -> Result<Self, &'static str> {
@@ -189,13 +189,13 @@ function_table! {
 /// A handle that one backend made must never be given to another.
 #[derive(Clone, Copy)]
 pub struct Backend {
-    /// What it is, for logs: `"rdma-core"` or `"softverbs"`.
+    /// The name of the backend, for logs: `"rdma-core"` or `"softverbs"`.
     pub name: &'static str,
-    /// Its verbs.
+    /// The verbs functions.
     pub verbs: VerbsFns,
     /// Its connection manager.
     pub cm: CmFns,
     /// Whether a queue pair that is idle goes into its error state when the peer's process or
-    /// machine dies. A network does not tell: there only a request that is not acknowledged does.
+    /// machine dies. False for devices on a network: there only an unacknowledged request fails.
     pub notices_dead_peers: bool,
 }

@@ -1,4 +1,4 @@
-//! Memory that libfabric or the application frees with C's `free`, and what is read from C.
+//! Memory that libfabric or the application frees with C's `free`, and reading of C strings.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 

@@ -5,7 +5,7 @@
 //! its class is the wanted one and its `ops` is our table for it; closing puts tables of refusals in
 //! their place. The memory of a closed object outlives it for a while (the last [`QUARANTINE`]
 //! of them), because `fi_close` and its kin read `fid->ops` in the application: a second close finds
-//! the refusals and not somebody else's memory.
+//! the refusals and not reused memory.
 
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
@@ -27,13 +27,13 @@ use crate::ffi::stub::closed;
 /// How many closed objects keep their memory.
 const QUARANTINE: usize = 1024;
 
-/// What makes a Rust type the body of a fid.
+/// A Rust type that is the body of a fid.
 pub(crate) trait Kind: Sized {
     /// The C structure, whose first field is its `fid`.
     type C;
     /// `FI_CLASS_*`.
     const CLASS: usize;
-    /// Our table of control operations for this kind; its address is how we know our own.
+    /// Our table of control operations for this kind; its address identifies our own fids.
     fn ops() -> &'static fi_ops;
     /// Puts the tables of refusals into the other ops pointers.
     fn retire(c: &mut Self::C);
@@ -71,8 +71,8 @@ impl<K: Kind> Object<K> {
         }
     }
 
-    /// As [`Object::open`], for a body that must know the fid's address: `make` gets it, but may not
-    /// follow it.
+    /// As [`Object::open`], for a body that needs the fid's address: `make` gets it, but must not
+    /// dereference it.
     ///
     /// # Errors
     /// Those of `make`; nothing is left behind.

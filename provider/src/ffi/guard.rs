@@ -10,8 +10,8 @@ use weft::errno::Result;
 
 use crate::ffi::log::warning;
 
-/// Whether a panic went through an object. What it guards may be half changed, so every later call
-/// on it is `-FI_EOTHER`; only closing it still works.
+/// Whether a panic went through an object. The object's state may be inconsistent, so every later call
+/// on it returns `-FI_EOTHER`; only closing it still works.
 #[derive(Default)]
 pub(crate) struct Poison(AtomicBool);
 
@@ -32,7 +32,7 @@ impl Poison {
     }
 }
 
-/// A value that carries a negative errno too: what C functions return.
+/// The return type of a C function: a value, or a negative errno.
 pub(crate) trait Status {
     /// The negated errno.
     fn failed(errno: i32) -> Self;
@@ -62,8 +62,8 @@ pub(crate) fn entry<T: Status>(body: impl FnOnce() -> Result<T>) -> T {
     }
 }
 
-/// As [`entry`], for a body that works on an object: a panic poisons it. On the way without a panic it
-/// costs one load and no call, so the fast path takes it too.
+/// As [`entry`], for a body that works on an object: a panic poisons it. Without a panic it costs one
+/// load and no call, so the fast path uses it too.
 #[inline(always)]
 pub(crate) fn on<T: Status>(poison: &Poison, body: impl FnOnce() -> Result<T>) -> T {
     if poison.is_set() {

@@ -4,7 +4,7 @@
 //! so that older libraries refuse to load us and newer ones hand us compatibility shims. The host is
 //! the object that holds the return address of `fi_prov_ini`; there may be other libfabrics in the
 //! process. One host is served for the life of the process: structures differ between releases, and
-//! a provider call does not say which host it comes from.
+//! a provider call does not identify its host.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -41,7 +41,7 @@ pub(crate) struct Host {
     pub(crate) log: Log,
     pub(crate) param_define: ParamDefine,
     pub(crate) param_get: ParamGet,
-    /// What the host's `fi_version()` says.
+    /// The result of the host's `fi_version()`.
     pub(crate) version: u32,
     base: usize,
 }

@@ -1,6 +1,6 @@
 //! Log lines through the host's `fi_log`.
 //!
-//! Nothing is formatted before `fi_log_enabled` says that somebody reads it. Not for the fast path.
+//! A line is formatted only if `fi_log_enabled` returns that it is enabled. Not for the fast path.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_int, c_uint};
@@ -13,7 +13,7 @@ use weft::log::Place;
 use crate::ffi::host;
 use crate::provider;
 
-/// Whether anybody would read such a line.
+/// Whether such a line would be logged.
 pub(crate) fn enabled(level: c_uint, subsystem: c_uint) -> bool {
     host::get().is_some_and(|host| {
         // SAFETY: our static provider, registered with this host.
@@ -81,7 +81,7 @@ macro_rules! info {
     ($subsystem:ident, $($text:tt)+) => { $crate::ffi::log::log!(FI_LOG_INFO, $subsystem, $($text)+) };
 }
 
-/// The errno of a call that is refused, whose reason is logged at `info`.
+/// The errno of a refused call; the reason is logged at `info`.
 macro_rules! refused {
     ($subsystem:ident, $errno:ident, $($text:tt)+) => {
         $crate::ffi::log::refuse(
@@ -93,7 +93,7 @@ macro_rules! refused {
     };
 }
 
-/// What [`refused`] calls.
+/// Logs the reason for [`refused`].
 #[cold]
 #[inline(never)]
 pub(crate) fn refuse(
@@ -111,7 +111,7 @@ pub(crate) fn refuse(
     errno
 }
 
-/// Runs the body of a control call. A refusal for which no line was logged, with its reason, leaves one here.
+/// Runs the body of a control call, and logs a refusal for which the body has logged no reason.
 pub(crate) fn explained<T>(call: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = LINES.get();
     body().inspect_err(|errno| {

@@ -1,4 +1,4 @@
-//! The C boundary: what every entry point goes through, and the only place that calls the host.
+//! The C boundary: the layer of all entry points, and the only place that calls the host.
 
 pub(crate) mod alloc;
 pub(crate) mod fid;

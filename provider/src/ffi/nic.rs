@@ -10,7 +10,7 @@ use weft::errno::{FiErrno, Result};
 
 use crate::ffi::{alloc, guard, stub};
 
-/// What a nic says of itself; absent strings stay NULL.
+/// The attributes of a nic; absent strings stay NULL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Nic {
     pub(crate) name: Option<String>,
@@ -26,7 +26,7 @@ pub(crate) struct Nic {
     pub(crate) mtu: usize,
     /// Bits per second.
     pub(crate) speed: usize,
-    /// Whether the link is up; `None` when nobody knows.
+    /// Whether the link is up; `None` if unknown.
     pub(crate) up: Option<bool>,
     pub(crate) network_type: Option<String>,
 }
@@ -159,7 +159,7 @@ unsafe fn read(nic: *const fid_nic) -> Nic {
                 .into_owned()
         })
     };
-    // SAFETY: the caller's promise; the union is PCI where the type says so.
+    // SAFETY: the caller's promise; the union is PCI if the type is PCI.
     unsafe {
         let (device, bus, link) = ((*nic).device_attr, (*nic).bus_attr, (*nic).link_attr);
         Nic {
@@ -188,7 +188,7 @@ unsafe fn read(nic: *const fid_nic) -> Nic {
 
 unsafe extern "C" fn close(handle: *mut fid) -> c_int {
     guard::entry(|| {
-        // SAFETY: what the application passes is a fid by the contract of fi_close.
+        // SAFETY: the application passes a fid, by the contract of fi_close.
         unsafe { free(checked(handle)?) };
         Ok(0)
     })

@@ -103,7 +103,7 @@ const PARAMS: &[Param] = &[
     },
 ];
 
-/// What the parameters said when the provider was loaded.
+/// The values of the parameters when the provider was loaded.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     pub(crate) devices: Option<Vec<String>>,
@@ -142,12 +142,12 @@ pub(crate) fn values() -> &'static Values {
 }
 
 impl Values {
-    /// What the registration cache keeps.
+    /// The limits of the registration cache.
     pub(crate) fn cache(&self) -> CacheConfig {
         self.cache.unwrap_or_default()
     }
 
-    /// What connections are set up with.
+    /// Parameters of connections.
     pub(crate) fn tuning(&self) -> Tuning {
         let unset = Tuning::default();
         let [
@@ -167,7 +167,7 @@ impl Values {
     }
 }
 
-/// What the registration cache keeps: parameters of libfabric's own (`fi_mr(3)`), and one of ours.
+/// The limits of the registration cache: parameters of libfabric's own (`fi_mr(3)`), and one of ours.
 fn cache() -> CacheConfig {
     let unset = CacheConfig::default();
     let merge = of_core::<c_int>(c"mr_cache_merge_regions").map(|on| on != 0);
@@ -184,7 +184,7 @@ fn cache() -> CacheConfig {
     CacheConfig {
         max_size: of_core::<usize>(c"mr_cache_max_size").map(|size| size as u64),
         max_count: of_core(c"mr_cache_max_count").unwrap_or(unset.max_count),
-        // releases of libfabric that do not know it any more leave it to us
+        // later releases of libfabric lack this parameter; then the environment is read here
         merge: merge.unwrap_or_else(|| is_on("FI_MR_CACHE_MERGE_REGIONS")),
         check: get::<c_int>(c"mr_cache_check", 0).map_or(unset.check, |on| on != 0),
         userfaultfd: monitor != Some("disabled"),
@@ -201,7 +201,7 @@ fn is_on(name: &str) -> bool {
 fn of_core<T: Zero>(name: &CStr) -> Option<T> {
     let host = host::get()?;
     let mut value = T::ZERO;
-    // SAFETY: no provider stands for the core; it writes a value of the type that the parameter has there.
+    // SAFETY: a NULL provider means the core, which writes a value of the parameter's type.
     let ret = unsafe {
         (host.param_get)(
             std::ptr::null(),
@@ -287,7 +287,7 @@ fn get<T>(name: &CStr, unset: T) -> Option<T> {
     (ret == 0).then_some(value)
 }
 
-/// A number from 0 to `most`; what is none is told and not taken.
+/// A number from 0 to `most`; any other value is logged and ignored.
 fn small(name: &CStr, most: u8) -> Option<u8> {
     let value = get::<c_int>(name, 0)?;
     let taken = u8::try_from(value).ok().filter(|value| *value <= most);

@@ -1,5 +1,5 @@
-//! A whole ops table of refusals for each kind: what a fid does not support, and what a closed fid
-//! answers with. Real tables are built on these, so that no slot is ever NULL.
+//! A whole ops table of refusals for each kind: for unsupported calls of a fid, and for all calls of a
+//! closed fid. Real tables are built on these, so that no slot is ever NULL.
 
 use std::ffi::{c_char, c_int};
 
@@ -13,7 +13,7 @@ pub(crate) trait Refusal<const E: i32> {
     const REFUSE: Self;
 }
 
-/// What a refusal returns.
+/// The return value of a refusal.
 pub(crate) trait Answer {
     fn refused(errno: i32) -> Self;
 }
