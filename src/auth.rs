@@ -1,6 +1,6 @@
-//! Authorization keys: only endpoints with equal keys connect, and a region with a key is reached only
-//! through endpoints with that key (`fi_endpoint(3)`, `fi_mr(3)`, *auth_key*). Each key has its own
-//! protection domain.
+//! Authorization keys: only endpoints with equal keys connect, and a region with a key is reached
+//! only through endpoints with that key (`fi_endpoint(3)`, `fi_mr(3)`, *auth_key*). Each key has
+//! its own protection domain.
 
 use std::fmt;
 
@@ -29,8 +29,8 @@ impl AuthKey {
         &self.0
     }
 
-    /// The hash of the key that connecting endpoints exchange; different keys have different tags with
-    /// very high probability.
+    /// The hash of the key that connecting endpoints exchange; different keys have different tags
+    /// with very high probability.
     pub(crate) fn tag(&self) -> u64 {
         // the length first, so that a key with zeros appended has another tag
         let length = self.0.len() as u64;

@@ -47,8 +47,8 @@ pub struct DomainConfig {
     pub tuning: Tuning,
     /// The form of its memory regions.
     pub form: Form,
-    /// Whether peers' operations on regions can be counted (`FI_RMA_EVENT`) although the form has no
-    /// bit for it: counters are bound to regions that are enabled already.
+    /// Whether peers' operations on regions can be counted (`FI_RMA_EVENT`) although the form has
+    /// no bit for it: counters are bound to regions that are enabled already.
     pub events: bool,
     /// Whether regions may be of persistent memory (`FI_RMA_PMEM`).
     pub durable: bool,
@@ -56,8 +56,8 @@ pub struct DomainConfig {
     pub local: LocalMemory,
     /// How much of their registrations is kept.
     pub cache: CacheConfig,
-    /// The default authorization key of the domain's endpoints and regions; they may have keys of their
-    /// own.
+    /// The default authorization key of the domain's endpoints and regions; they may have keys of
+    /// their own.
     pub auth: Option<AuthKey>,
     /// How often peers are looked after that have been silent: `None` for the engine's choice,
     /// zero for never.
@@ -231,8 +231,8 @@ impl Domain {
         &self.keys_in_use
     }
 
-    /// Maps a raw key of a peer (`fi_mr_map_raw(3)`): the result is a key for operations of this domain's
-    /// endpoints that are connected to the peer.
+    /// Maps a raw key of a peer (`fi_mr_map_raw(3)`): the result is a key for operations of this
+    /// domain's endpoints that are connected to the peer.
     ///
     /// # Errors
     /// `EINVAL`: not a raw key, or one that is truncated, modified, or of another version.
@@ -284,16 +284,17 @@ impl Domain {
             && self.implicit.is_none()
     }
 
-    /// Uses a monitor of the application, instead of `userfaultfd(2)`, to detect changes of memory; the
-    /// monitor reports them by [`memory_changed`](crate::mr::memory_changed). To be called before the
-    /// domain has an endpoint or a shared receive context. `make` is called at most once; the monitor
-    /// lives as long as the domain and is not used after its drop.
+    /// Uses a monitor of the application, instead of `userfaultfd(2)`, to detect changes of memory;
+    /// the monitor reports them by [`memory_changed`](crate::mr::memory_changed). To be called
+    /// before the domain has an endpoint or a shared receive context. `make` is called at most
+    /// once; the monitor lives as long as the domain and is not used after its drop.
     ///
     /// # Errors
     /// - `EBUSY`: the domain has a monitor already.
-    /// - `EOPNOTSUPP`: this domain caches no registrations: the application registers, or the device
-    ///   needs no registrations, or the parameters disable the cache.
-    /// - `ENOSYS`: forks can't be detected. `ENOSPC`: too many domains have a monitor. Those of `make`.
+    /// - `EOPNOTSUPP`: this domain caches no registrations: the application registers, or the
+    ///   device needs no registrations, or the parameters disable the cache.
+    /// - `ENOSYS`: forks can't be detected. `ENOSPC`: too many domains have a monitor. Those of
+    ///   `make`.
     pub fn import_monitor(&self, make: impl FnOnce() -> Result<Box<dyn Monitor>>) -> Result<()> {
         if !self.caches() || self.config.cache.max_count == 0 {
             return Err(FiErrno::EOPNOTSUPP);

@@ -2,13 +2,13 @@
 //!
 //! A network does not report the death of a peer's machine: the device detects it only by a request
 //! that is not acknowledged, and an idle endpoint has no such request. So on such devices
-//! [`Member::beat`] of the connected endpoints is called periodically: an endpoint that has received
-//! nothing from its peer since the last beat posts a probe, and the device detects a missing
-//! acknowledgement.
+//! [`Member::beat`] of the connected endpoints is called periodically: an endpoint that has
+//! received nothing from its peer since the last beat posts a probe, and the device detects a
+//! missing acknowledgement.
 //!
 //! There is no thread for this. A thread whose polls find a queue empty checks a coarse clock
-//! periodically. A sleeping thread is woken by a timer that all wait objects of the domain watch; the
-//! timer runs only while there are connected endpoints.
+//! periodically. A sleeping thread is woken by a timer that all wait objects of the domain watch;
+//! the timer runs only while there are connected endpoints.
 
 #![allow(unsafe_code, reason = "timerfd_create(2) and clock_gettime(2)")]
 
@@ -58,8 +58,8 @@ impl std::fmt::Debug for Keepalive {
     }
 }
 
-/// The time of the kernel's last tick, in nanoseconds: costs no system call, and is a few milliseconds
-/// old.
+/// The time of the kernel's last tick, in nanoseconds: costs no system call, and is a few
+/// milliseconds old.
 fn coarse_now() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -91,7 +91,8 @@ impl Keepalive {
         self.timer.as_raw_fd()
     }
 
-    /// Calls the endpoint's beat from now on, until that returns that the endpoint is not connected.
+    /// Calls the endpoint's beat from now on, until that returns that the endpoint is not
+    /// connected.
     pub(crate) fn join(&self, member: Weak<dyn Member>) {
         let mut members = self.members.lock();
         members.list.push(member);
@@ -124,19 +125,21 @@ impl Keepalive {
         }
     }
 
-    /// Beats if the period is over. Called periodically by a thread that does not sleep, without a lock.
+    /// Beats if the period is over. Called periodically by a thread that does not sleep, without a
+    /// lock.
     pub(crate) fn poll(&self) {
         self.beat_after(self.period);
     }
 
-    /// Clears the timer of [`Self::fd`], and beats unless another thread just did. To be called by a
-    /// thread before it sleeps, without a lock.
+    /// Clears the timer of [`Self::fd`], and beats unless another thread just did. To be called by
+    /// a thread before it sleeps, without a lock.
     pub(crate) fn woken(&self) {
         let mut expirations = 0_u64;
         // SAFETY: eight bytes are writable. It fails where the timer has not expired.
         let ret = unsafe { libc::read(self.fd(), (&raw mut expirations).cast(), 8) };
         if ret == 8 {
-            // half the period: the clock is coarse, and with the whole one every second beat could be missed
+            // half the period: the clock is coarse, and with the whole one every second beat could
+            // be missed
             self.beat_after(self.period / 2);
         }
     }

@@ -1,8 +1,8 @@
 //! `weft`: the engine of the libfabric provider of that name.
 //!
 //! It implements libfabric's semantics by verbs, without libfabric's C structures: the crate in
-//! `provider/` owns those, and calls the public items of this crate. Values that cross that boundary
-//! (error numbers, flags) have libfabric's numeric values.
+//! `provider/` owns those, and calls the public items of this crate. Values that cross that
+//! boundary (error numbers, flags) have libfabric's numeric values.
 //!
 //! Layers, each using only those above it in this list:
 //! - [`errno`], [`flags`], [`log`], [`wire`], [`auth`]: values and formats;

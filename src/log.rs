@@ -1,5 +1,5 @@
-//! Log lines of the engine go through one sink, which the provider connects to `fi_log`. Never called on
-//! the fast path.
+//! Log lines of the engine go through one sink, which the provider connects to `fi_log`. Never
+//! called on the fast path.
 
 use std::fmt::Arguments;
 use std::sync::OnceLock;
@@ -47,8 +47,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place that [`log_place`](crate::log_place) is expanded at: `inner` is the path of the function
-    /// `here` in it, as [`std::any::type_name_of_val`] has it.
+    /// The place that [`log_place`](crate::log_place) is expanded at: `inner` is the path of the
+    /// function `here` in it, as [`std::any::type_name_of_val`] has it.
     pub fn new(inner: &'static str, line: u32) -> Self {
         Self { inner, line }
     }

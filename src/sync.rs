@@ -12,8 +12,8 @@ pub(crate) use std::sync::{
     atomic::{AtomicU32, AtomicU64},
 };
 
-/// Plain memory that one thread at a time uses, by a rule of its owner. loom's cell, which checks that
-/// rule, has the same interface.
+/// Plain memory that one thread at a time uses, by a rule of its owner. loom's cell, which checks
+/// that rule, has the same interface.
 #[cfg(not(all(test, loom)))]
 #[derive(Debug, Default)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

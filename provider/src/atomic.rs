@@ -1,7 +1,8 @@
-//! Atomics, `fi_atomic(3)`: those that verbs has, which are `FI_SUM` and `FI_ATOMIC_READ` by fetch and add,
-//! and `FI_CSWAP`, on one 64-bit integer.
+//! Atomics, `fi_atomic(3)`: those that verbs has, which are `FI_SUM` and `FI_ATOMIC_READ` by fetch
+//! and add, and `FI_CSWAP`, on one 64-bit integer.
 //!
-//! `FI_ATOMIC_WRITE` is not among them: an RDMA write between the halves of another atomic would be lost.
+//! `FI_ATOMIC_WRITE` is not among them: an RDMA write between the halves of another atomic would be
+//! lost.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,5 +1,5 @@
-//! The handle of a connection request (`fi_info.handle`): taken by the endpoint that answers it, or by
-//! `fi_reject`.
+//! The handle of a connection request (`fi_info.handle`): taken by the endpoint that answers it, or
+//! by `fi_reject`.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;

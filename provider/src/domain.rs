@@ -186,8 +186,8 @@ unsafe fn open_body(
     Ok(())
 }
 
-/// `fi_domain_bind(3)`: one event queue. It gets the events of endpoints without an event queue of their
-/// own; with `FI_REG_MR`, regions are registered in the background.
+/// `fi_domain_bind(3)`: one event queue. It gets the events of endpoints without an event queue of
+/// their own; with `FI_REG_MR`, regions are registered in the background.
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
     // SAFETY: fids by the contract of fi_domain_bind(3).
     let domain = match unsafe { Object::<Domain>::checked(handle) } {

@@ -243,8 +243,8 @@ fn c_part(context: *mut c_void) -> fid_ep {
     }
 }
 
-/// `fi_ep_alias(3)`: another handle of the endpoint, with default flags of its own. The endpoint can't be
-/// closed before it.
+/// `fi_ep_alias(3)`: another handle of the endpoint, with default flags of its own. The endpoint
+/// can't be closed before it.
 ///
 /// # Safety
 /// `handle` is that of `ep`; `arg` is NULL or valid.

@@ -123,7 +123,8 @@ unsafe impl Send for Prepared {}
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        // SAFETY: the event was not read, so `self` is the only owner of the info and of its request.
+        // SAFETY: the event was not read, so `self` is the only owner of the info and of its
+        // request.
         unsafe { connreq::discard(self.0) };
     }
 }

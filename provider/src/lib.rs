@@ -1,8 +1,8 @@
 //! `weft-fi`: the provider as libfabric loads it.
 //!
-//! The only crate that uses libfabric's C structures, and the composition root: it passes the system's
-//! verbs and the embedded device to the engine. Entry points are `fi_prov_ini` and the tables of
-//! functions in each fid; all of them use `ffi`.
+//! The only crate that uses libfabric's C structures, and the composition root: it passes the
+//! system's verbs and the embedded device to the engine. Entry points are `fi_prov_ini` and the
+//! tables of functions in each fid; all of them use `ffi`.
 //!
 //! Invariants:
 //! - A body runs under [`ffi::guard`]: no panic leaves the library, errors are negative errno.

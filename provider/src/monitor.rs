@@ -1,6 +1,6 @@
-//! Memory monitors of the application, for `weft_mr_ops.monitor_import`: libfabric's `fid_mem_monitor`,
-//! which a program can also make for libfabric's own registration cache (`fi_import_fid` of
-//! `rdma/fi_ext.h`).
+//! Memory monitors of the application, for `weft_mr_ops.monitor_import`: libfabric's
+//! `fid_mem_monitor`, which a program can also make for libfabric's own registration cache
+//! (`fi_import_fid` of `rdma/fi_ext.h`).
 //!
 //! A monitor is started once, independent of the number of its domains. It is never called with the
 //! lock of this module held.

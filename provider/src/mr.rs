@@ -141,8 +141,8 @@ pub(crate) unsafe fn register(
     guard::on(&domain.poison, || log::explained("fi_mr_reg", register))
 }
 
-/// Passes the registration to a worker, which then writes an event, or an error, to the event queue. The
-/// application's variable has the region before either.
+/// Passes the registration to a worker, which then writes an event, or an error, to the event
+/// queue. The application's variable has the region before either.
 fn register_later(mr: &Object<Mr>, events: &Arc<EventQueue>, context: *mut c_void) -> Result<()> {
     let owner = token(mr);
     let context = context.expose_provenance();
@@ -371,8 +371,8 @@ unsafe fn refresh(region: &Region, modify: *const fi_mr_modify) -> Result<()> {
 /// `fi_mr_raw_attr`
 ///
 /// # Safety
-/// `attr` is NULL or points to such a structure, whose pointers are NULL or valid; the key has room for
-/// `*key_size` bytes.
+/// `attr` is NULL or points to such a structure, whose pointers are NULL or valid; the key has room
+/// for `*key_size` bytes.
 unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {

@@ -1,4 +1,5 @@
-//! The request of a registration, the same for all calls: `fi_mr_reg`, `fi_mr_regv`, `fi_mr_regattr`.
+//! The request of a registration, the same for all calls: `fi_mr_reg`, `fi_mr_regv`,
+//! `fi_mr_regattr`.
 
 use std::ffi::c_void;
 use std::fs;
@@ -15,16 +16,18 @@ use weft::wire::records::MAX_SEGMENTS;
 use crate::ffi::log::refused;
 use crate::getinfo::auth_key;
 
-/// A flag of libfabric's own layers (`OFI_MR_NOCACHE`), which ofi_rxm sets: explicit registrations are not
-/// cached here anyway.
+/// A flag of libfabric's own layers (`OFI_MR_NOCACHE`), which ofi_rxm sets: explicit registrations
+/// are not cached here anyway.
 const NO_CACHE: u64 = 1 << 60;
 
-/// Flags that every call takes. `FI_HMEM_HOST_ALLOC` and `FI_HMEM_DEVICE_ONLY` are not among them: "This flag is only usable for
-/// domains opened with FI_HMEM capability support" (fi_mr(3)), which is not offered.
+/// Flags that every call takes. `FI_HMEM_HOST_ALLOC` and `FI_HMEM_DEVICE_ONLY` are not among them:
+/// "This flag is only usable for domains opened with FI_HMEM capability support" (fi_mr(3)), which
+/// is not offered.
 const FLAGS: u64 = NO_CACHE | FI_RMA_EVENT | FI_RMA_PMEM | FI_MR_SINGLE_USE;
 
-/// The access of these flags; none if there is another one. `FI_COLLECTIVE` is a permission that fi_mr(3) lists without the
-/// capability of that name, "paired with FI_SEND and/or FI_RECV", and adds nothing to these.
+/// The access of these flags; none if there is another one. `FI_COLLECTIVE` is a permission that
+/// fi_mr(3) lists without the capability of that name, "paired with FI_SEND and/or FI_RECV", and
+/// adds nothing to these.
 pub(crate) fn access_of(flags: u64) -> Option<Access> {
     Access::from_bits(flags & !FI_COLLECTIVE)
 }
@@ -122,8 +125,8 @@ impl Wish {
     /// From attributes, which have the layout of API `version`.
     ///
     /// # Errors
-    /// - `EINVAL`: NULL, wrong buffers, an authorization key that is NULL or too long, a size that no page has, a part
-    ///   of another region together with a descriptor of the kernel.
+    /// - `EINVAL`: NULL, wrong buffers, an authorization key that is NULL or too long, a size that
+    ///   no page has, a part of another region together with a descriptor of the kernel.
     /// - `EBADFLAGS`: as [`check_flags`].
     ///
     /// # Safety
@@ -153,7 +156,8 @@ impl Wish {
             if version >= fi_version(1, 5) {
                 this.auth = auth_key((*attr).auth_key, (*attr).auth_key_size)?;
             }
-            // iface, device, hmem_data: "ignored unless the application has requested the FI_HMEM capability"
+            // iface, device, hmem_data: "ignored unless the application has requested the FI_HMEM
+            // capability"
             if version >= fi_version(2, 0) {
                 this.base = (*attr).base_mr;
                 let is_part = !this.base.is_null();
@@ -192,7 +196,8 @@ impl Wish {
 }
 
 /// # Errors
-/// `EBADFLAGS`: one that belongs to another call, to a capability that is not offered, or to nothing.
+/// `EBADFLAGS`: one that belongs to another call, to a capability that is not offered, or to
+/// nothing.
 pub(crate) fn check_flags(flags: u64) -> Result<()> {
     if flags & !FLAGS != 0 {
         return Err(refused!(
@@ -205,8 +210,8 @@ pub(crate) fn check_flags(flags: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether pages can have this size; 0 leaves it to the provider, which leaves it to the device in any case
-/// (fi_mr(3), `page_size`: a hint).
+/// Whether pages can have this size; 0 leaves it to the provider, which leaves it to the device in
+/// any case (fi_mr(3), `page_size`: a hint).
 fn is_page_size(size: usize) -> bool {
     // SAFETY: no arguments that matter.
     let base = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

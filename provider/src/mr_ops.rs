@@ -36,8 +36,8 @@ static OPS: weft_mr_ops = weft_mr_ops {
 
 const _: () = assert!(WEFT_MR_HANDLE_SIZE == HANDLE_SIZE);
 
-/// `fi_open_ops`. An unknown name is `-FI_ENOSYS`, as from a provider without tables: ofi_rxm requests
-/// its own table from each domain below it, and fails on any other error.
+/// `fi_open_ops`. An unknown name is `-FI_ENOSYS`, as from a provider without tables: ofi_rxm
+/// requests its own table from each domain below it, and fails on any other error.
 pub(crate) unsafe extern "C" fn open(
     handle: *mut fid,
     name: *const c_char,
@@ -145,7 +145,8 @@ unsafe fn attributes(attr: *const weft_mr_attr) -> Result<(weft_mr_attr, Access,
 /// Registers the memory that `make` returns for a length and a place.
 ///
 /// # Safety
-/// `domain` is NULL or a fid, `attr` NULL or as large as it says, the others NULL or writable.
+/// `domain` is NULL or a fid, `attr` NULL or of the size in its size field, the others NULL or
+/// writable.
 unsafe fn shared(
     domain: *mut fid_domain,
     attr: *const weft_mr_attr,

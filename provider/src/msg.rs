@@ -1,6 +1,7 @@
 //! Sends and receives, `fi_msg(3)`. Thin: checks that cost nothing, then the engine.
 //!
-//! As all providers do, these trust the handle: it came through a table that only our endpoints carry.
+//! As all providers do, these trust the handle: it came through a table that only our endpoints
+//! carry.
 
 use std::ffi::c_void;
 
@@ -40,8 +41,8 @@ pub(crate) const TX_FLAGS: u64 = FI_COMPLETION
     | FI_MORE
     | FI_REMOTE_CQ_DATA;
 
-/// Flags that `fi_sendmsg` may carry. A reliable send is acknowledged when it has consumed a receive, so it
-/// has been matched with a buffer of the application then.
+/// Flags that `fi_sendmsg` may carry. A reliable send is acknowledged when it has consumed a
+/// receive, so it has been matched with a buffer of the application then.
 const SEND_FLAGS: u64 = TX_FLAGS | FI_MATCH_COMPLETE;
 
 /// Flags that a receive may carry.

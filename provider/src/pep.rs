@@ -25,7 +25,8 @@ pub(crate) struct Pep {
     pub(crate) engine: Arc<PassiveEndpoint>,
     pub(crate) format: Format,
     api_version: u32,
-    /// Bytes of application data with a connection, if its endpoints have this one's authorization keys.
+    /// Bytes of application data with a connection, if its endpoints have this one's authorization
+    /// keys.
     pub(crate) cm_data_size: usize,
     /// The `fi_info` that it was opened with, the template for those of requests.
     seed: Seed,

@@ -1,4 +1,5 @@
-//! `fid_poll`: poll sets, `fi_poll(3)`. One call finds those of several queues and counters that are ready.
+//! `fid_poll`: poll sets, `fi_poll(3)`. One call finds those of several queues and counters that
+//! are ready.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -172,7 +173,8 @@ unsafe extern "C" fn del(poll: *mut fid_poll, handle: *mut fid, flags: u64) -> c
     }
 }
 
-/// `fi_poll`: makes progress on all members, and returns the contexts of the ready ones, at most `count`.
+/// `fi_poll`: makes progress on all members, and returns the contexts of the ready ones, at most
+/// `count`.
 unsafe extern "C" fn poll(poll: *mut fid_poll, contexts: *mut *mut c_void, count: c_int) -> c_int {
     // SAFETY: the contract of fi_poll(3).
     unsafe {
@@ -183,7 +185,7 @@ unsafe extern "C" fn poll(poll: *mut fid_poll, contexts: *mut *mut c_void, count
             }
             let mut found = 0;
             for member in poll.members.lock().iter() {
-                // members beyond `count` are not polled: a counter's change is reported only once
+                // counters beyond `count` are not polled: a counter's change is reported only once
                 let ready = match &member.what {
                     What::Cq(cq) => cq.poll_ready(),
                     What::Cntr(cntr) if found < room => cntr.poll(),
@@ -203,8 +205,8 @@ unsafe extern "C" fn poll(poll: *mut fid_poll, contexts: *mut *mut c_void, count
 
 unsafe extern "C" fn close(handle: *mut fid) -> c_int {
     guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3). Closing the set releases its members, which can't be
-        // closed while the set holds them (fi_poll(3)).
+        // SAFETY: a fid by the contract of fi_close(3). Closing the set releases its members, which
+        // can't be closed while the set holds them (fi_poll(3)).
         unsafe { Object::<Poll>::close(handle, |_| Ok(()))? };
         Ok(0)
     })

@@ -26,7 +26,8 @@ pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
     injectdata: Some(injectdata),
 };
 
-/// Flags of a read: no inject, and no remote completion data, which verbs does not carry with reads.
+/// Flags of a read: no inject, and no remote completion data, which verbs does not carry with
+/// reads.
 const READ_FLAGS: u64 = TX_FLAGS & !(FI_INJECT | FI_REMOTE_CQ_DATA);
 
 /// Flags of `fi_writemsg`; the engine refuses `FI_COMMIT_COMPLETE` without `FI_RMA_PMEM`.

@@ -35,7 +35,8 @@ impl Kind for Xrcd {
     fn retire(_: &mut fid) {}
 }
 
-/// The file that a domain is found by, if it has one. That of a path is made where that is asked for.
+/// The file that a domain is found by, if it has one. That of a path is made where that is asked
+/// for.
 ///
 /// # Safety
 /// `path` is NULL or a C string.

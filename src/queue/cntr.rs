@@ -4,11 +4,11 @@
 //! counter, or waiting for it, polls those queues. The completions found for the application are
 //! queued in their backlogs.
 //!
-//! A thread that sleeps on a counter is woken by the channels of those queues, and by each change of
-//! the counter: by a poller of the queues, or by the application. A queue without a wait object has no
-//! channel (the kernel limits the channels of a process to a few hundred). For such a queue, and for
-//! the event cells of regions (`mr/event.rs`), which peers change without a notification, the sleeping
-//! thread wakes every millisecond.
+//! A thread that sleeps on a counter is woken by the channels of those queues, and by each change
+//! of the counter: by a poller of the queues, or by the application. A queue without a wait object
+//! has no channel (the kernel limits the channels of a process to a few hundred). For such a queue,
+//! and for the event cells of regions (`mr/event.rs`), which peers change without a notification,
+//! the sleeping thread wakes every millisecond.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -113,8 +113,8 @@ impl Counter {
         news
     }
 
-    /// Makes progress, and returns whether a value has changed since the last read, or since the last
-    /// change that this call or [`Self::trywait`] reported (`fi_poll(3)`).
+    /// Makes progress, and returns whether a value has changed since the last read, or since the
+    /// last change that this call or [`Self::trywait`] reported (`fi_poll(3)`).
     pub fn poll(&self) -> bool {
         self.progress();
         self.has_news()
@@ -146,8 +146,8 @@ impl Counter {
     }
 
     /// Waits until the value is at least `threshold`; a `timeout` of `None` is no limit. A counter
-    /// without a wait object is checked every 20 µs: `fi_cntr(3)` does not require that, but programs
-    /// rely on it (fabtests' `fi_multi_mr`), and other providers support it.
+    /// without a wait object is checked every 20 µs: `fi_cntr(3)` does not require that, but
+    /// programs rely on it (fabtests' `fi_multi_mr`), and other providers support it.
     ///
     /// # Errors
     /// - `EAVAIL`: the number of failures has changed meanwhile.

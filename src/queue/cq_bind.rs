@@ -50,8 +50,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Registers queue pair `number`, of the endpoint at place `id`, as a consumer of a shared receive
-    /// context. Those receives complete in this queue.
+    /// Registers queue pair `number`, of the endpoint at place `id`, as a consumer of a shared
+    /// receive context. Those receives complete in this queue.
     pub(crate) fn share(&self, id: WrId, number: u32, slots: &Arc<SharedSlots>, selective: bool) {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);
@@ -79,9 +79,9 @@ impl CompletionQueue {
         }
     }
 
-    /// Reverts [`Self::share`]; no effect without it. The queue pair must be in its error state. Its
-    /// completions are polled first, because the device discards them, and the receives that they
-    /// belong to, when the queue pair is destroyed.
+    /// Reverts [`Self::share`]; no effect without it. The queue pair must be in its error state.
+    /// Its completions are polled first, because the device discards them, and the receives that
+    /// they belong to, when the queue pair is destroyed.
     pub(crate) fn unshare(&self, id: WrId, slots: &Arc<SharedSlots>) {
         let mut inner = self.inner.lock();
         let mine = |entry: &(u32, u16)| usize::from(entry.1) == id.index();

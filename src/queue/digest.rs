@@ -28,7 +28,8 @@ pub(super) struct Inner {
     pub(super) endpoints: Vec<Attachment>,
     /// Shared receive contexts whose receives may complete here, by their index.
     pub(super) shared: Vec<Option<Sharer>>,
-    /// Queue pairs that consume receives of `shared`, sorted by number, each with its endpoint's place.
+    /// Queue pairs that consume receives of `shared`, sorted by number, each with its endpoint's
+    /// place.
     pub(super) sharing: Vec<(u32, u16)>,
     /// The most completions that the bound endpoints can have outstanding.
     pub(super) reserved: usize,

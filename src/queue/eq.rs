@@ -311,7 +311,8 @@ impl EventQueue {
         }
     }
 
-    /// Appends an event (`fi_eq_write(3)`, or one of the provider's own) and wakes the waiting threads.
+    /// Appends an event (`fi_eq_write(3)`, or one of the provider's own) and wakes the waiting
+    /// threads.
     pub fn write(&self, event: u32, bytes: &[u8], owner: Token) {
         self.push(Event::User {
             event,
@@ -320,8 +321,8 @@ impl EventQueue {
         });
     }
 
-    /// Appends the failure of an operation of the provider's own on the object `owner`, and wakes the
-    /// waiting threads.
+    /// Appends the failure of an operation of the provider's own on the object `owner`, and wakes
+    /// the waiting threads.
     pub fn write_error(&self, owner: Token, err: FiErrno) {
         self.push_error(EqError {
             owner,

@@ -132,8 +132,8 @@ impl SharedSlots {
         }
     }
 
-    /// Removes receive `number`, which is complete or could not be posted. `None`: no receive of this
-    /// number is posted.
+    /// Removes receive `number`, which is complete or could not be posted. `None`: no receive of
+    /// this number is posted.
     #[inline]
     pub(crate) fn complete(&self, number: u32) -> Option<SharedRecv> {
         let slot = self.slots.get(number as usize)?;

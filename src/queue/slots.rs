@@ -194,8 +194,8 @@ impl SlotRing {
     }
 }
 
-/// The owner of an endpoint's rings: it is notified when operations fail or can resume. Dropping the
-/// last reference to one must take no lock.
+/// The owner of an endpoint's rings: it is notified when operations fail or can resume. Dropping
+/// the last reference to one must take no lock.
 pub(crate) trait FailureListener: Send + Sync {
     /// An operation completed in error. Called with the completion queue's lock held.
     fn operation_failed(&self);
@@ -214,7 +214,8 @@ pub(crate) trait FailureListener: Send + Sync {
     }
 }
 
-/// The state of the keys that an endpoint holds of its peer's directory, when their timer has expired.
+/// The state of the keys that an endpoint holds of its peer's directory, when their timer has
+/// expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lease {
     /// They are in use.
@@ -235,7 +236,8 @@ pub(crate) struct Rings {
     /// Receives of a shared context that completed here, wrapping.
     shared_done: AtomicU32,
     pub(crate) own: OwnRequests,
-    /// Whether operations are pending, or a revocation is to be sent: the polling thread resumes them.
+    /// Whether operations are pending, or a revocation is to be sent: the polling thread resumes
+    /// them.
     waiting: AtomicBool,
     /// Whether the peer believes that this endpoint holds keys of its directory. Changed with the
     /// transmit side locked.
@@ -256,8 +258,8 @@ pub(crate) struct Probe {
     pub(crate) answered: AtomicU32,
 }
 
-/// A request of the engine's own. At most one of each kind is outstanding, except revocations: several
-/// may be, so that requests posted after a revocation stay behind it.
+/// A request of the engine's own. At most one of each kind is outstanding, except revocations:
+/// several may be, so that requests posted after a revocation stay behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Own {
@@ -445,8 +447,8 @@ impl Rings {
         self.holds_keys.store(holds, Ordering::Relaxed);
     }
 
-    /// Whether the failure of a transmit request is to be reported: of an operation of several requests,
-    /// the first that fails. Poller only.
+    /// Whether the failure of a transmit request is to be reported: of an operation of several
+    /// requests, the first that fails. Poller only.
     pub(crate) fn reports_failure(&self, slot: &Slot) -> bool {
         let told = self.broken_off.load(Ordering::Relaxed);
         self.broken_off.store(slot.part, Ordering::Relaxed);
@@ -560,8 +562,8 @@ mod tests {
 mod models {
     use super::*;
 
-    /// The poster and the poller of a ring that is full again and again: each completion is of the request
-    /// that was entered under its number, and loom sees no slot used by both.
+    /// The poster and the poller of a ring that is full again and again: each completion is of the
+    /// request that was entered under its number, and loom sees no slot used by both.
     #[test]
     fn slots_go_from_the_poster_to_the_poller_and_back() {
         let mut builder = loom::model::Builder::new();

@@ -70,7 +70,8 @@ impl WaitSet {
     /// Reverts [`Self::wake`].
     pub(crate) fn clear(&self) {
         let mut count = 0_u64;
-        // SAFETY: eight bytes are writable. The call fails if no `wake` came before; that is harmless.
+        // SAFETY: eight bytes are writable. The call fails if no `wake` came before; that is
+        // harmless.
         unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 

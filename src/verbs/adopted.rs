@@ -1,4 +1,5 @@
-//! Shared memory that softverbs reaches directly (`softdv_adopt_buf`): its direct verbs, found per device.
+//! Shared memory that softverbs reaches directly (`softdv_adopt_buf`): its direct verbs, found per
+//! device.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
@@ -16,13 +17,15 @@ pub(crate) struct Adopted {
     device: Arc<Device>,
 }
 
-// SAFETY: the pointer is only passed back, once; softverbs may be called from any thread, like verbs.
+// SAFETY: the pointer is only passed back, once; softverbs may be called from any thread, like
+// verbs.
 unsafe impl Send for Adopted {}
 // SAFETY: as above.
 unsafe impl Sync for Adopted {}
 
 impl Adopted {
-    /// Passes the mapping of a sealed file to the device; `None` for a device without direct access.
+    /// Passes the mapping of a sealed file to the device; `None` for a device without direct
+    /// access.
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`: resources. `EINVAL`, `EPERM`: another kind of file.

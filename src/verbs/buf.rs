@@ -1,4 +1,5 @@
-//! Memory that a device allocates, for tests: peers of softverbs access it by plain copies, which a signal can stop.
+//! Memory that a device allocates, for tests: peers of softverbs access it by plain copies, which a
+//! signal can stop.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 

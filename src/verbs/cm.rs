@@ -1,7 +1,7 @@
 //! The connection manager: event channels and identifiers.
 //!
-//! An event is copied and acknowledged before the engine acts on it. Destroying an identifier waits for
-//! the acknowledgement, and so never for a lock of the engine.
+//! An event is copied and acknowledged before the engine acts on it. Destroying an identifier waits
+//! for the acknowledgement, and so never for a lock of the engine.
 
 #![allow(unsafe_code, reason = "calls the connection manager")]
 
@@ -393,8 +393,8 @@ impl CmId {
         })
     }
 
-    /// Sets the type of service of the connection's packets. To be called before the peer's address is
-    /// resolved or a request accepted.
+    /// Sets the type of service of the connection's packets. To be called before the peer's address
+    /// is resolved or a request accepted.
     ///
     /// # Errors
     /// The connection manager's.

@@ -20,7 +20,8 @@ pub struct CompChannel {
     device: Arc<Device>,
 }
 
-// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
+// safe").
 unsafe impl Send for CompChannel {}
 // SAFETY: as above.
 unsafe impl Sync for CompChannel {}
@@ -119,7 +120,8 @@ pub struct Cq {
     device: Arc<Device>,
 }
 
-// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
+// safe").
 unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}

@@ -31,8 +31,8 @@ struct ContextList {
     list: *mut *mut sys::ibv_context,
 }
 
-// SAFETY: `rdma_get_devices(3)` and `rdma_free_devices(3)` may be called from any thread (rdma_cm(7):
-// the library is thread safe); the array itself is only read.
+// SAFETY: `rdma_get_devices(3)` and `rdma_free_devices(3)` may be called from any thread
+// (rdma_cm(7): the library is thread safe); the array itself is only read.
 unsafe impl Send for ContextList {}
 // SAFETY: as above.
 unsafe impl Sync for ContextList {}
@@ -378,9 +378,9 @@ impl Device {
         path.exists().then_some(path)
     }
 
-    /// The addresses of this host by which the device is reached: those that the connection manager,
-    /// when binding them, assigns to the device. Loopback addresses come last. The list is renewed
-    /// when the host's interfaces have changed.
+    /// The addresses of this host by which the device is reached: those that the connection
+    /// manager, when binding them, assigns to the device. Loopback addresses come last. The list is
+    /// renewed when the host's interfaces have changed.
     pub fn addresses(self: &Arc<Self>) -> Vec<DeviceAddress> {
         let interfaces = interfaces();
         let mut cache = self.addresses.lock();

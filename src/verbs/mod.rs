@@ -1,8 +1,8 @@
 //! Owners of verbs and connection manager objects.
 //!
-//! The only module that calls a verb or an rdma_cm function. An object holds an `Arc` of each object
-//! that it was made from. So all objects are destroyed in an order that the device accepts, whatever
-//! the order in which their owners are dropped.
+//! The only module that calls a verb or an rdma_cm function. An object holds an `Arc` of each
+//! object that it was made from. So all objects are destroyed in an order that the device accepts,
+//! whatever the order in which their owners are dropped.
 
 mod adopted;
 mod attr;
@@ -40,8 +40,8 @@ use std::os::fd::RawFd;
 
 use crate::errno::{FiErrno, Result};
 
-/// Makes reads of a channel's descriptor return `EAGAIN` instead of blocking; done for every channel,
-/// because a readable descriptor does not guarantee an event.
+/// Makes reads of a channel's descriptor return `EAGAIN` instead of blocking; done for every
+/// channel, because a readable descriptor does not guarantee an event.
 #[allow(unsafe_code, reason = "fcntl(2)")]
 fn set_nonblocking(fd: RawFd) -> Result<()> {
     // SAFETY: no pointers.

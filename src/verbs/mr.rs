@@ -78,7 +78,8 @@ pub struct Mr {
     held: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
+// safe").
 unsafe impl Send for Mr {}
 // SAFETY: as above.
 unsafe impl Sync for Mr {}
@@ -110,8 +111,8 @@ impl Mr {
         })
     }
 
-    /// `ibv_reg_dmabuf_mr(3)`: `len` bytes of the kernel's memory behind a descriptor, from an offset
-    /// on, with addresses from `iova` on.
+    /// `ibv_reg_dmabuf_mr(3)`: `len` bytes of the kernel's memory behind a descriptor, from an
+    /// offset on, with addresses from `iova` on.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the device has no such call. `EBADF`, `EINVAL`: not a DMA-BUF descriptor.
@@ -125,8 +126,8 @@ impl Mr {
         let register = pd.device().backend().verbs.ibv_reg_dmabuf_mr;
         let register = register.ok_or(FiErrno::EOPNOTSUPP)?;
         let access = access.cast_signed();
-        // SAFETY: a live protection domain and an open descriptor; the kernel owns the memory and keeps it
-        // as long as the registration (ibv_reg_mr(3)).
+        // SAFETY: a live protection domain and an open descriptor; the kernel owns the memory and
+        // keeps it as long as the registration (ibv_reg_mr(3)).
         let raw = unsafe { register(pd.raw(), offset, len, iova, fd.as_raw_fd(), access) };
         if raw.is_null() {
             return Err(FiErrno::last());
@@ -144,8 +145,8 @@ impl Mr {
         self
     }
 
-    /// Makes the device fault in pages of an on-demand registration: `ibv_advise_mr(3)`; blocks until
-    /// that is done. A device without that call faults the pages in at first use.
+    /// Makes the device fault in pages of an on-demand registration: `ibv_advise_mr(3)`; blocks
+    /// until that is done. A device without that call faults the pages in at first use.
     ///
     /// # Errors
     /// The device's: `EFAULT`: no memory is mapped there.
@@ -174,8 +175,8 @@ impl Mr {
         Ok(())
     }
 
-    /// Pages that the device has made present by advice since the registration; a page counts once per
-    /// advice.
+    /// Pages that the device has made present by advice since the registration; a page counts once
+    /// per advice.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the device has no such count that verbs could read. mlx5's is in

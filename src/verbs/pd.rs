@@ -17,7 +17,8 @@ pub struct Pd {
     device: Arc<Device>,
 }
 
-// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
+// safe").
 unsafe impl Send for Pd {}
 // SAFETY: as above.
 unsafe impl Sync for Pd {}
@@ -51,7 +52,8 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: made by this backend. Each object in the domain holds a reference, so none is left.
+        // SAFETY: made by this backend. Each object in the domain holds a reference, so none is
+        // left.
         let ret = unsafe { (self.device.backend().verbs.ibv_dealloc_pd)(self.raw) };
         if let Err(error) = FiErrno::from_verb(ret) {
             warn_log!(Domain, "ibv_dealloc_pd: {error}");

@@ -216,7 +216,8 @@ impl FlushCalls {
     }
 }
 
-// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
+// safe").
 unsafe impl Send for Qp {}
 // SAFETY: as above.
 unsafe impl Sync for Qp {}
@@ -269,8 +270,8 @@ fn create_flushing(
 }
 
 impl Qp {
-    /// `rdma_create_qp(3)`: on an identifier that is bound to the device of `pd`. With `srq` the queue
-    /// pair takes its receives from there, and has no receive queue of its own.
+    /// `rdma_create_qp(3)`: on an identifier that is bound to the device of `pd`. With `srq` the
+    /// queue pair takes its receives from there, and has no receive queue of its own.
     ///
     /// # Errors
     /// `EINVAL`: the identifier has no device, another device, or a queue pair; or the device
@@ -444,8 +445,8 @@ impl Qp {
         FiErrno::from_verb(unsafe { sys::ibv_post_send(self.raw, &raw mut wr, &raw mut bad) })
     }
 
-    /// Makes `len` bytes at the peer's `addr` persistent across a loss of power: the data of earlier
-    /// writes on this queue pair (`ibv_wr_flush`, `ibv_wr_post(3)`).
+    /// Makes `len` bytes at the peer's `addr` persistent across a loss of power: the data of
+    /// earlier writes on this queue pair (`ibv_wr_flush`, `ibv_wr_post(3)`).
     ///
     /// # Errors
     /// `ENOMEM`: the queue is full. `EOPNOTSUPP`: the queue pair was created without flush.
@@ -464,8 +465,9 @@ impl Qp {
         // both, as persistence alone does not order visibility; the values fit in 8 bits
         let placement = (sys::IBV_FLUSH_GLOBAL | sys::IBV_FLUSH_PERSISTENT) as u8;
         let level = sys::IBV_FLUSH_RANGE as u8;
-        // SAFETY: the queue pair is live and was made with these operations, which are called between
-        // start and complete, as ibv_wr_post(3) requires; start locks out other threads until complete.
+        // SAFETY: the queue pair is live and was made with these operations, which are called
+        // between start and complete, as ibv_wr_post(3) requires; start locks out other threads
+        // until complete.
         FiErrno::from_verb(unsafe {
             (calls.start)(calls.qp);
             (*calls.qp).wr_id = wr_id;

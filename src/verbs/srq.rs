@@ -19,7 +19,8 @@ pub struct Srq {
     pd: Arc<Pd>,
 }
 
-// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
+// safe").
 unsafe impl Send for Srq {}
 // SAFETY: as above.
 unsafe impl Sync for Srq {}

@@ -23,13 +23,15 @@ pub struct Xrcd {
 #[derive(Debug)]
 struct Raw(*mut sys::ibv_xrcd);
 
-// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread safe").
+// SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
+// safe").
 unsafe impl Send for Raw {}
 
 impl Xrcd {
-    /// `ibv_open_xrcd(3)`: the domain of a file, shared by all processes that open one with that file;
-    /// without a file, a private domain. `oflags`: `O_CREAT` creates the domain if no process has it
-    /// open, `O_EXCL` refuses one that a process has open. The descriptor need not stay open.
+    /// `ibv_open_xrcd(3)`: the domain of a file, shared by all processes that open one with that
+    /// file; without a file, a private domain. `oflags`: `O_CREAT` creates the domain if no process
+    /// has it open, `O_EXCL` refuses one that a process has open. The descriptor need not stay
+    /// open.
     ///
     /// # Errors
     /// - `EOPNOTSUPP`: the device has no XRC.

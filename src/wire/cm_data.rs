@@ -1,14 +1,15 @@
-//! The connection manager's private data: one byte of length, that many bytes of the application's data,
-//! and an [`Introduction`]. Padding of the transport may follow; it is ignored.
+//! The connection manager's private data: one byte of length, that many bytes of the application's
+//! data, and an [`Introduction`]. Padding of the transport may follow; it is ignored.
 //!
-//! Up to the introduction this is byte for byte the data that libfabric's `verbs` provider sends for RC
-//! endpoints over IP addresses (`prov/verbs/src/verbs_cm.c`). That provider ignores the bytes that
-//! follow, so the two interoperate.
+//! Up to the introduction this is byte for byte the data that libfabric's `verbs` provider sends
+//! for RC endpoints over IP addresses (`prov/verbs/src/verbs_cm.c`). That provider ignores the
+//! bytes that follow, so the two interoperate.
 
 use super::introduction::{INTRODUCTION_SIZE, Introduction, KEYED_SIZE};
 use crate::errno::{FiErrno, Result};
 
-/// Private data of a connection request over an IP address that rdma_cm leaves to its user, in bytes.
+/// Private data of a connection request over an IP address that rdma_cm leaves to its user, in
+/// bytes.
 pub const PRIVATE_DATA_SIZE: usize = 56;
 
 /// The most application data that is taken, in bytes: `FI_OPT_CM_DATA_SIZE`.

@@ -109,8 +109,8 @@ pub fn decode_block(
     Ok(parts.into_boxed_slice())
 }
 
-/// An index that is read in parts of [`Self::wants`] words. Its memory grows with the words that were
-/// read, not with the length that the peer claims.
+/// An index that is read in parts of [`Self::wants`] words. Its memory grows with the words that
+/// were read, not with the length that the peer claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexReader {
     generation: u64,
@@ -152,12 +152,12 @@ impl IndexReader {
         left.clamp(1, BLOCK_WORDS - HEAD)
     }
 
-    /// Consumes the next part. `Some`: the index is complete; its places are in order, the first one
-    /// at 0, and all of them in the region.
+    /// Consumes the next part. `Some`: the index is complete; its places are in order, the first
+    /// one at 0, and all of them in the region.
     ///
     /// # Errors
-    /// Torn: the index was written meanwhile, or now belongs to another region. Foreign: not a valid
-    /// list.
+    /// Torn: the index was written meanwhile, or now belongs to another region. Foreign: not a
+    /// valid list.
     pub fn feed(&mut self, words: &[u64]) -> Result<Option<Vec<Place>>, Bad> {
         let records = if self.read == 0 {
             let [generation, sum, count, first, rest @ ..] = words else {

@@ -31,7 +31,8 @@ pub fn decode_short(bytes: &[u8]) -> Option<u64> {
 pub struct RawKey {
     /// Number of the domain whose directory has the region.
     pub domain: u64,
-    /// Whether the directory has the region, under the entry's key; else that key is the device's rkey.
+    /// Whether the directory has the region, under the entry's key; else that key is the device's
+    /// rkey.
     pub published: bool,
     /// The region. Of several buffers, its address and rkey mean nothing: the segments have them.
     pub entry: Entry,

@@ -1,8 +1,8 @@
-//! Records that peers read out of each other's memory: connection blocks, directory headers, entries,
-//! segment lists. `docs/protocol.md`, "The key directory", has the words.
+//! Records that peers read out of each other's memory: connection blocks, directory headers,
+//! entries, segment lists. `docs/protocol.md`, "The key directory", has the words.
 //!
-//! A record is a slice of little-endian words as they lie in memory. A peer's record is decoded once,
-//! here; nothing may be assumed of it beyond the checks of the decoder.
+//! A record is a slice of little-endian words as they lie in memory. A peer's record is decoded
+//! once, here; nothing may be assumed of it beyond the checks of the decoder.
 
 /// Words of a connection block, a header or an entry.
 pub const WORDS: usize = 8;
@@ -241,8 +241,8 @@ impl Entry {
     /// `Ok(None)`: the place is free.
     ///
     /// # Errors
-    /// See [`Bad`]. An entry whose addresses or lengths overflow, or whose event cell is not aligned,
-    /// is foreign.
+    /// See [`Bad`]. An entry whose addresses or lengths overflow, or whose event cell is not
+    /// aligned, is foreign.
     pub fn decode(words: &[u64; WORDS]) -> Result<Option<Self>, Bad> {
         if *words == [0; WORDS] {
             return Ok(None);

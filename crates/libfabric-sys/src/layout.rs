@@ -24,9 +24,9 @@ use crate::bindings::*;
 use crate::consts::fi_version;
 
 /// A table of operations with the one slot that main appends to it (`export_xpu`, `xpu_ctx`,
-/// `lookup2`). Main's inline functions call several of these slots without checking `size`, so the slots
-/// must exist. Every such function takes only scalars and pointers and returns an int,
-/// and is never called with effect: the slot holds a stub.
+/// `lookup2`). Main's inline functions call several of these slots without checking `size`, so the
+/// slots must exist. Every such function takes only scalars and pointers and returns an int, and is
+/// never called with effect: the slot holds a stub.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct WithMainSlot<T> {
@@ -36,7 +36,8 @@ pub struct WithMainSlot<T> {
     pub appended: unsafe extern "C" fn() -> c_int,
 }
 
-/// Bytes of `fi_domain_attr` that a library of `version` allocates. `main` distinguishes 2.6's two forms.
+/// Bytes of `fi_domain_attr` that a library of `version` allocates. `main` distinguishes 2.6's two
+/// forms.
 #[must_use]
 pub const fn domain_attr_size(version: u32, main: bool) -> usize {
     if main {

@@ -2,8 +2,8 @@
 //!
 //! Nothing here links against libfabric: linking binds a symbol version of one release, while one
 //! provider serves them all (it resolves the host library's functions at run time). Types and most
-//! constants are generated ([`bindings`]); what the generator can't evaluate is in [`consts`]; how the
-//! structures differ between releases is in [`layout`].
+//! constants are generated ([`bindings`]); what the generator can't evaluate is in [`consts`]; how
+//! the structures differ between releases is in [`layout`].
 
 #[rustfmt::skip]
 #[allow(

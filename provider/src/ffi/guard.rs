@@ -10,8 +10,8 @@ use weft::errno::Result;
 
 use crate::ffi::log::warning;
 
-/// Whether a panic went through an object. The object's state may be inconsistent, so every later call
-/// on it returns `-FI_EOTHER`; only closing it still works.
+/// Whether a panic went through an object. The object's state may be inconsistent, so every later
+/// call on it returns `-FI_EOTHER`; only closing it still works.
 #[derive(Default)]
 pub(crate) struct Poison(AtomicBool);
 
@@ -62,8 +62,8 @@ pub(crate) fn entry<T: Status>(body: impl FnOnce() -> Result<T>) -> T {
     }
 }
 
-/// As [`entry`], for a body that works on an object: a panic poisons it. Without a panic it costs one
-/// load and no call, so the fast path uses it too.
+/// As [`entry`], for a body that works on an object: a panic poisons it. Without a panic it costs
+/// one load and no call, so the fast path uses it too.
 #[inline(always)]
 pub(crate) fn on<T: Status>(poison: &Poison, body: impl FnOnce() -> Result<T>) -> T {
     if poison.is_set() {

@@ -19,7 +19,8 @@ struct Param {
     help: &'static CStr,
 }
 
-/// All parameters. fi_weft(7) has the same names, types and texts: test_parameters.py compares them.
+/// All parameters. fi_weft(7) has the same names, types and texts: test_parameters.py compares
+/// them.
 const PARAMS: &[Param] = &[
     Param {
         name: c"device",
@@ -167,7 +168,8 @@ impl Values {
     }
 }
 
-/// The limits of the registration cache: parameters of libfabric's own (`fi_mr(3)`), and one of ours.
+/// The limits of the registration cache: parameters of libfabric's own (`fi_mr(3)`), and one of
+/// ours.
 fn cache() -> CacheConfig {
     let unset = CacheConfig::default();
     let merge = of_core::<c_int>(c"mr_cache_merge_regions").map(|on| on != 0);

@@ -1,5 +1,5 @@
-//! A whole ops table of refusals for each kind: for unsupported calls of a fid, and for all calls of a
-//! closed fid. Real tables are built on these, so that no slot is ever NULL.
+//! A whole ops table of refusals for each kind: for unsupported calls of a fid, and for all calls
+//! of a closed fid. Real tables are built on these, so that no slot is ever NULL.
 
 use std::ffi::{c_char, c_int};
 

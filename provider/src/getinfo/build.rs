@@ -1,4 +1,4 @@
-//! An `fi_info` from what was agreed.
+//! Builds an `fi_info` from negotiated terms.
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
@@ -11,7 +11,7 @@ use crate::addr::Format;
 use crate::ffi::{alloc, nic};
 use crate::provider;
 
-/// What the structure says of the provider alone (`FI_PROV_ATTR_ONLY`).
+/// An info with the provider's attributes only (`FI_PROV_ATTR_ONLY`).
 ///
 /// # Errors
 /// `ENOMEM`.

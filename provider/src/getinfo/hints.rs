@@ -1,4 +1,4 @@
-//! What the application asks for, copied out of C once.
+//! The application's hints, copied out of C once.
 //!
 //! The structures have the sizes of the host's release; only fields that 1.17 has are read.
 
@@ -90,7 +90,7 @@ pub(crate) struct Hints {
     pub(crate) prov_version: u32,
     /// `nic->device_attr->name`
     pub(crate) nic_name: Option<String>,
-    /// Not an application's wish but the info of an object: its `mr_mode` is what was agreed upon.
+    /// Not hints but the info of an object: its `mr_mode` is the negotiated one.
     pub(crate) exact: bool,
 }
 
@@ -129,8 +129,8 @@ impl Hints {
     /// Copies the hints out, of an application that was built for API `version`.
     ///
     /// # Errors
-    /// `ENODATA` for a format of address that we don't speak and for an authorization key that is too long,
-    /// `FI_AV_AUTH_KEY` among these. `EINVAL` for an address that is none.
+    /// `ENODATA` for a format of address that we don't speak and for an authorization key that is
+    /// too long, `FI_AV_AUTH_KEY` among these. `EINVAL` for an address that is none.
     ///
     /// # Safety
     /// `hints` is NULL or a valid `fi_info` of the host's release.

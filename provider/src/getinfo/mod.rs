@@ -1,4 +1,4 @@
-//! `fi_getinfo`: who can do what is asked, and how.
+//! `fi_getinfo`: the devices that match the hints, and the terms.
 
 mod build;
 mod hints;
@@ -29,7 +29,7 @@ use crate::provider;
 use hints::Hints;
 use offer::Offer;
 
-/// The provider's `getinfo`. Unknown flags are let through: the core adds some of its own.
+/// The provider's `getinfo`. Unknown flags are accepted: the core adds internal ones.
 pub(crate) unsafe extern "C" fn getinfo(
     version: u32,
     node: *const c_char,
@@ -97,7 +97,7 @@ fn find(
     Ok(list)
 }
 
-/// What can be agreed upon, a form of regions each, best first. `forced` leaves only that form.
+/// The possible terms, one per form of regions, best first. `forced` leaves only that form.
 fn all_terms(version: u32, hints: &Hints, offer: &Offer, forced: Option<Mode>) -> Vec<Terms> {
     let able = || mr_mode::Able {
         on_demand: offer.on_demand(),
@@ -124,11 +124,11 @@ fn exact_terms(version: u32, hints: &mut Hints, offer: &Offer) -> Result<Terms> 
     terms.into_iter().next().ok_or(FiErrno::ENODATA)
 }
 
-/// The `fi_info` of a connection request: what an endpoint that answers it is opened with. `seed` is the
-/// one that the passive endpoint was opened with; `handle` the request's fid.
+/// The `fi_info` of a connection request, with which the answering endpoint is opened. `seed` is
+/// the one that the passive endpoint was opened with; `handle` the request's fid.
 ///
 /// # Errors
-/// `ENODATA`: the device can't give what the passive endpoint was opened for. `ENOMEM`.
+/// `ENODATA`: the device can't provide the terms of the passive endpoint. `ENOMEM`.
 ///
 /// # Safety
 /// `seed` is a valid `fi_info` of the host's release.
@@ -167,20 +167,21 @@ pub(crate) unsafe fn for_request(
     Ok(info)
 }
 
-/// What a domain that is opened with an info is like.
+/// The terms of a domain that is opened with an info.
 pub(crate) struct DomainTerms {
     pub(crate) form: Form,
-    /// Whether what peers do to its regions is counted.
+    /// Whether peers' operations on its regions are counted.
     pub(crate) events: bool,
     pub(crate) auth: Option<AuthKey>,
     /// Whether its regions may be persistent.
     pub(crate) durable: bool,
 }
 
-/// What a domain that is opened with `info` will be like.
+/// The terms of a domain that is opened with `info`.
 ///
 /// # Errors
-/// `EINVAL`: a form of regions that the device doesn't have, or an authorization key that is too long.
+/// `EINVAL`: a form of regions that the device doesn't have, or an authorization key that is too
+/// long.
 ///
 /// # Safety
 /// As [`check`].
@@ -229,7 +230,8 @@ pub(crate) fn is_fabric(name: &str) -> bool {
         .any(|device| Offer::of(device).is_ok_and(|offer| offer.fabric_name == name))
 }
 
-/// The authorization keys that an info of an application of API `version` names: the domain's, and the endpoint's.
+/// The authorization keys that an info of an application of API `version` names: the domain's, and
+/// the endpoint's.
 ///
 /// # Errors
 /// `EINVAL`: one that is too long.
@@ -252,11 +254,11 @@ pub(crate) use hints::auth_key;
 pub(crate) use negotiate::Terms;
 pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, SharedRxLimits, TX_OP_FLAGS};
 
-/// What an endpoint opened with `info` will be; `info` may be a filled-in one of
-/// ours or the application's own.
+/// The terms of an endpoint opened with `info`, which may come from `fi_getinfo` or from the
+/// application.
 ///
 /// # Errors
-/// `EINVAL`: it asks for what the device doesn't have.
+/// `EINVAL`: it requests more than the device has.
 ///
 /// # Safety
 /// `info` is a valid `fi_info` of the host's release.

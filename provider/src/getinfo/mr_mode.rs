@@ -10,7 +10,7 @@ use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 use super::hints::Hints;
 use super::offer::MR_KEY_SIZE;
 
-/// What an endpoint's registrations need.
+/// The requirements of an endpoint's registrations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MrMode {
     /// `domain_attr->mr_mode`
@@ -66,7 +66,7 @@ impl MrMode {
 pub(crate) struct Able {
     /// Memory that isn't there yet when it is registered (`FI_MR_ALLOCATED` off).
     pub(crate) on_demand: bool,
-    /// What peers do to a region can be counted (`FI_MR_RMA_EVENT`).
+    /// Peers' operations on a region can be counted (`FI_MR_RMA_EVENT`).
     pub(crate) events: bool,
 }
 
@@ -84,8 +84,8 @@ const SPECIAL: Mode = Mode::RAW.union(Mode::RMA_EVENT).union(Mode::ENDPOINT);
 /// The forms for an application of API `version`, best first. `forced` leaves only that one.
 ///
 /// # Errors
-/// `ENODATA`: a bit that every form of the device uses was not offered, or bits that exclude each other
-/// were.
+/// `ENODATA`: a bit that every form of the device uses was not offered, or bits that exclude each
+/// other were.
 pub(crate) fn forms(
     version: u32,
     hints: &Hints,
@@ -119,7 +119,7 @@ pub(crate) fn forms(
     Ok(forms)
 }
 
-/// Whether what peers do to regions shall be counted.
+/// Whether peers' operations on regions are to be counted.
 pub(crate) fn counts(hints: &Hints) -> bool {
     (hints.caps | hints.rx.map_or(0, |rx| rx.caps)) & FI_RMA_EVENT != 0
 }
@@ -131,7 +131,7 @@ fn works(mode: Mode, able: &impl Fn() -> Able) -> bool {
         && (!mode.contains(Mode::RMA_EVENT) || able().events)
 }
 
-/// What the application offers.
+/// The application's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Offered {
     /// The bits' own names. `exact`: it is the form of an object already, so nothing else will do.
@@ -145,7 +145,7 @@ enum Offered {
 }
 
 fn offers(version: u32, hints: &Hints) -> Result<Offered> {
-    // Without hints nothing limits the answer: what suits the device best is said.
+    // Without hints nothing limits the answer: the form that suits the device best.
     let local = hints.mode.is_none_or(|mode| mode & FI_LOCAL_MR != 0);
     let offered = hints.domain.as_ref().map(|domain| domain.mr_mode);
     if version < fi_version(1, 5) {
@@ -182,9 +182,9 @@ fn offers(version: u32, hints: &Hints) -> Result<Offered> {
 }
 
 impl Offered {
-    /// Every form of these that weft knows, whether the device can do it or not, best first. `counting`: each has
-    /// the bit for that where it was offered; where it was not, the form with the fewest bits comes first, because no
-    /// key is the device's own then.
+    /// Every form of these that weft knows, whether the device can do it or not, best first.
+    /// `counting`: each has the bit for that where it was offered; where it was not, the form with
+    /// the fewest bits comes first, because no key is the device's own then.
     fn forms(self, able: &impl Fn() -> Able, counting: bool) -> Vec<MrMode> {
         match self {
             Self::Bits { bits, exact: true } => vec![MrMode::plain(bits)],
@@ -225,8 +225,8 @@ impl Offered {
     }
 }
 
-/// A form by its bits' names, with or without `FI_MR_`, separated by commas or bars; `0` or `none` for no
-/// bit, `basic` and `scalable` for what they stand for. `None` for anything else.
+/// A form by its bits' names, with or without `FI_MR_`, separated by commas or bars; `0` or `none`
+/// for no bit, `basic` and `scalable` for what they stand for. `None` for anything else.
 pub(crate) fn parse(text: &str) -> Option<Mode> {
     let mut mode = Mode::empty();
     for word in text

@@ -1,4 +1,4 @@
-//! Hints against what a device offers: what comes out is what the endpoint will really do.
+//! Matches hints with the offer of a device: the result is the actual behaviour of the endpoint.
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
@@ -34,8 +34,8 @@ pub(crate) struct Terms {
     pub(crate) cq_data_size: usize,
 }
 
-/// `Err(ENODATA)` unless `condition`: the hints ask for more of `what` than there is. The log tells what it
-/// was, since the errno alone leaves a user guessing.
+/// `Err(ENODATA)` unless `condition`: the hints request more of `what` than the device has. The log
+/// names it, since the errno alone does not.
 fn need(condition: bool, what: &str) -> Result<()> {
     if condition {
         return Ok(());
@@ -166,7 +166,7 @@ fn chosen(asked: usize, default: usize) -> usize {
     if asked == 0 { default } else { asked }
 }
 
-/// The device makes progress by itself; who promises to drive it loses nothing.
+/// The device makes progress by itself; an application that asks for manual progress gets that.
 fn progress(asked: u32) -> u32 {
     match asked {
         FI_PROGRESS_UNSPEC => FI_PROGRESS_AUTO,

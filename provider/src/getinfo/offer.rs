@@ -1,4 +1,4 @@
-//! What a device can do, as `fi_getinfo` will say it: every limit comes from the device.
+//! The capabilities of a device in the terms of `fi_getinfo`: every limit comes from the device.
 
 use std::sync::Arc;
 
@@ -11,17 +11,18 @@ use super::own::{self, OwnAddresses};
 use crate::ffi::nic::Nic;
 use crate::ffi::param;
 
-/// What endpoints can do; a device may lack atomics.
+/// Primary capabilities of endpoints; a device may lack atomics.
 pub(crate) const PRIMARY_CAPS: u64 = FI_MSG | FI_RMA | FI_ATOMIC;
-/// Which way the primary capabilities may be used.
+/// Directions in which the primary capabilities may be used.
 pub(crate) const TX_MODIFIERS: u64 = FI_SEND | FI_READ | FI_WRITE;
 pub(crate) const RX_MODIFIERS: u64 = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
-/// Said without being asked: none of them costs anything. The embedded device reaches the emulated
+/// Offered without a request: none of them has a cost. The embedded device reaches the emulated
 /// remote nodes of its host, so both kinds of peer are true of every device.
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
-/// Secondary capabilities of the transmit side: verbs has a fence bit, and a device may have flushes.
+/// Secondary capabilities of the transmit side: verbs has a fence bit, and a device may have
+/// flushes.
 pub(crate) const TX_SECONDARY: u64 = FI_FENCE | FI_RMA_PMEM;
-/// Of the receive side: it counts what peers do to regions, and may let them flush.
+/// Of the receive side: it counts peers' operations on regions, and may grant flushes.
 pub(crate) const RX_SECONDARY: u64 = FI_RMA_EVENT | FI_RMA_PMEM;
 /// Everything that hints may ask for.
 pub(crate) const CAPS: u64 =
@@ -33,8 +34,8 @@ pub(crate) const TX_OP_FLAGS: u64 =
     FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_DELIVERY_COMPLETE;
 pub(crate) const RX_OP_FLAGS: u64 = FI_COMPLETION;
 
-/// What a reliable connection keeps in order (IB specification, table of ordering rules): everything
-/// but what follows an RDMA read, which may still be under way.
+/// Orderings of a reliable connection (IB specification, table of ordering rules): all except that
+/// of operations after an RDMA read, which may still be outstanding.
 pub(crate) const MSG_ORDER: u64 = FI_ORDER_RAR
     | FI_ORDER_RAW
     | FI_ORDER_RAS
@@ -74,7 +75,8 @@ pub(crate) struct Offer {
     pub(crate) protocol: u32,
     /// Those of [`PRIMARY_CAPS`] that it has.
     pub(crate) primary_caps: u64,
-    /// Whether peers can count what they do: the device's atomics are atomic among all of its queue pairs.
+    /// Whether peers can count their operations: the device's atomics are atomic among all of its
+    /// queue pairs.
     pub(crate) events: bool,
     pub(crate) max_msg_size: usize,
     /// Greatest and default depth of the transmit queue.
@@ -92,7 +94,7 @@ pub(crate) struct Offer {
     pub(crate) nic: Nic,
 }
 
-/// What a shared receive context may be.
+/// The limits of a shared receive context.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedRxLimits {
     /// Greatest and default depth.
@@ -116,7 +118,7 @@ fn depth(greatest: usize, wanted: Option<usize>) -> (usize, usize) {
     (greatest, wanted.unwrap_or(DEFAULT_DEPTH).clamp(1, greatest))
 }
 
-/// Depth of a queue and inject size unless hints or parameters say otherwise.
+/// Depth of a queue and inject size unless hints or parameters set others.
 const DEFAULT_DEPTH: usize = 384;
 const DEFAULT_INJECT: usize = 64;
 /// Bytes of `ibv_wc.vendor_err`, and the most private data that a rejection carries.
@@ -180,8 +182,8 @@ impl Offer {
         OwnAddresses::of(&self.device, self.port, self.has_ip_gids)
     }
 
-    /// Whether what peers write can be made durable, found by trying. Which memory that is true of, only a registration
-    /// tells.
+    /// Whether what peers write can be made durable, found by trying. Which memory that is true of,
+    /// only a registration tells.
     pub(crate) fn flushes(&self) -> bool {
         let seen = self.device.behaviour();
         seen.is_ok_and(|behaviour| behaviour.flush_global.works())
@@ -194,7 +196,8 @@ impl Offer {
     }
 }
 
-/// The fabric is what can reach each other: an InfiniBand subnet, the Ethernet, or this host.
+/// A fabric is a set of ports that reach each other: an InfiniBand subnet, the Ethernet, or this
+/// host.
 fn fabric_name(port: &Port, host_only: bool) -> String {
     if host_only {
         return "softverbs".to_owned();

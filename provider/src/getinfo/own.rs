@@ -1,4 +1,5 @@
-//! The addresses of a device that are offered: all, unless the parameters `interface` and `gid_index` leave some out.
+//! The addresses of a device that are offered: all, unless the parameters `interface` and
+//! `gid_index` leave some out.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::ffi::param;
 #[derive(Clone, Debug)]
 pub(crate) struct OwnAddresses {
     list: Vec<DeviceAddress>,
-    /// Whether some were left out.
+    /// Whether addresses were left out.
     some: bool,
 }
 

@@ -10,7 +10,7 @@ use super::hints::Hints;
 use super::own::OwnAddresses;
 use crate::addr::{self, Format};
 
-/// What an endpoint starts from and goes to, as far as it is known.
+/// Source and destination address of an endpoint, as far as they are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Path {
     pub(crate) src: Option<SocketAddr>,
@@ -116,7 +116,7 @@ fn lookup(
     }
     // SAFETY: the list of getaddrinfo, freed once.
     unsafe { libc::freeaddrinfo(list) };
-    // The wildcard of IPv4 first: an application that takes the first answer listens where most look.
+    // The wildcard of IPv4 first: an application that takes the first answer then listens on IPv4.
     found.sort_by_key(|addr| addr.ip().is_unspecified() && addr.is_ipv6());
     Ok(found)
 }

@@ -213,8 +213,8 @@ impl Path {
         })?;
         let mut gid = None;
         if u32::from(port.link_layer) == sys::IBV_LINK_LAYER_ETHERNET {
-            // The last one: on RoCE the GIDs of IP addresses follow the GID of the MAC address, and not
-            // every network resolves the latter.
+            // The last one: on RoCE the GIDs of IP addresses follow the GID of the MAC address, and
+            // not every network resolves the latter.
             let last = u8::try_from(port.gid_tbl_len.clamp(0, 16)).unwrap_or(0);
             gid = (0..last).rev().find_map(|index| {
                 let mut gid = sys::ibv_gid::default();

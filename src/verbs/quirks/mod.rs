@@ -1,19 +1,19 @@
 //! The actual behaviour of a device, found by trials.
 //!
-//! Capability bits can be wrong in both directions: a driver may lack an announced function, or have
-//! one that no bit announces. So each behaviour that weft depends on is tried on two queue pairs of
-//! the device, once per device, at the first call of [`Device::behaviour`]. The trials take a few
-//! milliseconds on hardware; all objects are destroyed afterwards. With `FI_LOG_LEVEL=info`, opening
-//! a domain prints the table.
+//! Capability bits can be wrong in both directions: a driver may lack an announced function, or
+//! have one that no bit announces. So each behaviour that weft depends on is tried on two queue
+//! pairs of the device, once per device, at the first call of [`Device::behaviour`]. The trials
+//! take a few milliseconds on hardware; all objects are destroyed afterwards. With
+//! `FI_LOG_LEVEL=info`, opening a domain prints the table.
 //!
 //! Known devices, for comparison (`rdma-core 65`, Linux 7.2 unless noted otherwise):
 //! - rxe takes on-demand regions, and on Linux 7.2.13 each access goes to the start of its page
 //!   instead of the address, with success (which is why the trial writes in the middle of a page).
 //!   If the region's iova differs from its address, an access uses the iova as an address in the
-//!   kernel's list of pages (`rxe_odp.c`, `rxe_check_pagefault`): usually the access fails, and about
-//!   once in thirty times the kernel panicked. So that is not tried there, see [`Seen::Harmful`]. rxe
-//!   never checks the bounds of a memory window; it has no rereg in its library
-//!   (`providers/rxe/rxe.c`), no implicit ODP; with rdma-core 44 neither advise nor flush.
+//!   kernel's list of pages (`rxe_odp.c`, `rxe_check_pagefault`): usually the access fails, and
+//!   about once in thirty times the kernel panicked. So that is not tried there, see
+//!   [`Seen::Harmful`]. rxe never checks the bounds of a memory window; it has no rereg in its
+//!   library (`providers/rxe/rxe.c`), no implicit ODP; with rdma-core 44 neither advise nor flush.
 //! - mlx5 reuses the rkey of a closed region for the next one.
 
 #![allow(unsafe_code, reason = "calls verbs")]
@@ -353,8 +353,8 @@ impl Bench<'_> {
         let access = PINNED | sys::IBV_ACCESS_MW_BIND;
         let region = self.register(&pages, pages.addr() as u64, access)?;
         let pair = Loopback::connect(self.device, &self.pd, false)?;
-        // Made last, freed first: rxe (Linux 7.2) counts a bound window as a user of the queue pair,
-        // waits 50 s for it in destroy, and then logs an error in the kernel's log.
+        // Made last, freed first: rxe (Linux 7.2) counts a bound window as a user of the queue
+        // pair, waits 50 s for it in destroy, and then logs an error in the kernel's log.
         let window = Window::alloc(self)?;
         let key = inc_rkey(window.rkey());
         let bound = pair.bind(
