@@ -66,7 +66,7 @@ pub(crate) unsafe fn put_back(handle: *mut fid, request: ConnectRequest) {
     }
 }
 
-/// Ends a handle whose request was taken, or refuses a request that was not.
+/// Frees the handle; a request that was not taken is refused.
 ///
 /// # Safety
 /// As [`take`]; the handle is not used afterwards.

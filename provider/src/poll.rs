@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn open(
         if out.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        // SAFETY: NULL, or a structure whose size never changed.
+        // SAFETY: NULL, or a structure of the same size in every release.
         if unsafe { attr.as_ref() }.is_some_and(|attr| attr.flags != 0) {
             return Err(FiErrno::EBADFLAGS);
         }

@@ -71,7 +71,7 @@ pub(crate) unsafe extern "C" fn open(
         if out.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        // SAFETY: NULL, or a structure whose size never changed.
+        // SAFETY: NULL, or a structure of the same size in every release.
         let attr = unsafe { attr.as_ref() };
         let config = wish(domain, attr)?;
         let user = domain.users.add()?;

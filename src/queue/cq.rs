@@ -350,7 +350,7 @@ mod tests {
     use crate::queue::digest::Attachment;
     use crate::queue::slots::FailureListener;
 
-    /// An endpoint that polls when it goes on, and finds this.
+    /// An endpoint that polls when it resumes, and finds this entry.
     struct GoesOn(Weak<CompletionQueue>, fn(Completion) -> Entry);
 
     impl FailureListener for GoesOn {
@@ -379,7 +379,7 @@ mod tests {
         })
     }
 
-    /// What a read finds when its first poll finds nothing, and an endpoint goes on behind that.
+    /// The result of a read whose first poll is empty, and after which an endpoint resumes.
     fn read(found: fn(Completion) -> Entry) -> (Result<usize>, Vec<usize>, Result<usize>) {
         let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();

@@ -4,9 +4,9 @@ use libfabric_sys::fi_provider;
 
 use crate::provider;
 
-/// Called by libfabric when it has loaded the library: finds the libfabric that called, by the
-/// return address, and returns the provider. NULL if no libfabric is there, or if a second,
-/// different one calls in the same process.
+/// Called by libfabric when it has loaded the library: finds the libfabric that called, by the return
+/// address, and returns the provider. NULL if no libfabric is there, or if a second, different one
+/// calls in the same process.
 // One body for each architecture: the return address becomes the first argument of a function that
 // then returns in its place.
 #[unsafe(naked)]
@@ -25,8 +25,8 @@ pub extern "C" fn fi_prov_ini() -> *mut fi_provider {
     )
 }
 
-/// The version of the provider as libfabric writes versions: the major number shifted left by 16,
-/// or'ed with the minor one.
+/// The version of the provider as libfabric writes versions: the major number shifted left by 16, or'ed
+/// with the minor one.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_version() -> u32 {
     provider::version()

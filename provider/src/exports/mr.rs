@@ -1,6 +1,6 @@
-//! The calls of fi_mr(3) as symbols: libfabric's header has them as inline functions only, so that
-//! a program that no C compiler made has nothing to call. They go through the object's own
-//! operations, and so work on every provider's.
+//! The calls of fi_mr(3) as symbols: libfabric's header has them as inline functions only, so that a program
+//! that no C compiler made has nothing to call. They go through the object's own operations, and so work on
+//! every provider's.
 
 use std::ffi::{c_int, c_void};
 
@@ -105,8 +105,8 @@ pub unsafe extern "C" fn fi_mr_regv(
     }
 }
 
-/// fi_mr_regattr(3): registers what the attributes say. They have the layout of the API version
-/// that the fabric was opened with.
+/// fi_mr_regattr(3): registers what the attributes say. They have the layout of the API version that the
+/// fabric was opened with.
 ///
 /// # Safety
 /// As the C function of this name.

@@ -1,11 +1,11 @@
 //! Objects that C code holds as fids: allocation, the check of a handle, the count of children, and
 //! closing.
 //!
-//! An [`Object`] starts with its C structure, so its address is the fid's. A fid is ours and open
-//! if its class is the wanted one and its `ops` is our table for it; closing puts tables of
-//! refusals in their place. The memory of a closed object outlives it for a while (the last
-//! [`QUARANTINE`] of them), because `fi_close` and its kin read `fid->ops` in the application: a
-//! second close finds the refusals and not reused memory.
+//! An [`Object`] starts with its C structure, so its address is the fid's. A fid is an open one of
+//! this provider if its class is the expected one and its `ops` is this provider's table for it;
+//! closing puts tables of refusals in their place. The memory of a closed object stays allocated
+//! until [`QUARANTINE`] later ones are closed, because `fi_close` and similar calls read `fid->ops`
+//! in the application: a second close finds the refusals and not reused memory.
 
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
@@ -49,8 +49,8 @@ pub(crate) struct Object<K: Kind> {
     body: ManuallyDrop<K>,
 }
 
-// SAFETY: `c` is written by us before the object is handed out, in `update`, and after it is
-// closed, when the application may no longer use it (fi_close(3)); the body answers for itself.
+// SAFETY: this module writes `c` before the object is published, in `update`, and after it is
+// closed, when the application may no longer use it (fi_close(3)); the body is `Sync` itself.
 unsafe impl<K: Kind + Sync + Send> Sync for Object<K> {}
 
 impl<K: Kind> Deref for Object<K> {
@@ -118,8 +118,8 @@ impl<K: Kind> Object<K> {
         Ok(unsafe { &*handle.cast::<Self>() })
     }
 
-    /// Changes what the application reads of an open object. Calls for one object come one at a
-    /// time: its caller holds a lock of the body.
+    /// Changes the fields of an open object that the application reads. Calls for one object are
+    /// serialized: the caller holds a lock of the body.
     pub(crate) fn update(&self, change: impl FnOnce(&mut K::C)) {
         // SAFETY: writers are one at a time by the caller's lock; the application reads a field of
         // an object that it has just called to change, which it must have ordered itself.

@@ -1,10 +1,10 @@
-//! The libfabric that loaded us, and its functions.
+//! The libfabric that loaded the provider, and its functions.
 //!
 //! They are looked up at run time, never linked: a linked symbol binds the version of one release,
-//! so that older libraries refuse to load us and newer ones hand us compatibility shims. The host
-//! is the object that holds the return address of `fi_prov_ini`; there may be other libfabrics in
-//! the process. One host is served for the life of the process: structures differ between releases,
-//! and a provider call does not identify its host.
+//! so that older libraries refuse to load the provider and newer ones bind it to compatibility
+//! shims. The host is the object that holds the return address of `fi_prov_ini`; there may be other
+//! libfabrics in the process. One host is served for the life of the process: structures differ
+//! between releases, and a provider call does not identify its host.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;

@@ -213,8 +213,8 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
     })
 }
 
-/// Appends to the text in `buf`, as `fi_tostr`'s own printers do. `len` is what is left of the
-/// buffer by the caller's count; they keep one byte more in reserve, and so does this.
+/// Appends to the text in `buf`, as `fi_tostr`'s own printers do. `len` is the rest of the buffer
+/// by the caller's count; those printers keep one more byte in reserve, and so does this one.
 unsafe extern "C" fn tostr(handle: *const fid, buf: *mut c_char, len: usize) -> c_int {
     guard::entry(|| {
         if buf.is_null() || len == 0 {

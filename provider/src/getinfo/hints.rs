@@ -73,7 +73,8 @@ pub(crate) struct DomainHints {
 #[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct Hints {
     pub(crate) caps: u64,
-    /// `None` without hints: what we need is then said whatever the application supports.
+    /// `None` without hints: the answer then has the required modes, whether or not the application
+    /// supports them.
     pub(crate) mode: Option<u64>,
     pub(crate) format: Option<Format>,
     pub(crate) src: Option<SocketAddr>,

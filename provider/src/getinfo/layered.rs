@@ -4,12 +4,13 @@
 //! for each of its templates, in this order: for verbs, for tcp (which it asks for a shared receive
 //! context), for any provider, and for any provider with collectives. With hints of the application
 //! it names verbs and tcp in the first two queries, and libfabric does not pass these on to other
-//! providers. Without hints it names nobody, so that weft receives four queries, and the answers to
-//! the first three become equal entries of `weft;ofi_rxm`. Only the first of the three is answered.
+//! providers. Without hints it names no provider, so that weft receives four queries, and the
+//! answers to the first three become equal entries of `weft;ofi_rxm`. Only the first of the three
+//! is answered.
 //!
 //! libfabric calls the provider itself, without the flag, in each call of the application whose
-//! layered queries named nobody. That query separates one call of the application from the next one
-//! of the same thread.
+//! layered queries named no provider. That query separates one call of the application from the
+//! next one of the same thread.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -57,7 +58,7 @@ pub(crate) fn is_repeated(
 enum Query {
     /// Of the application.
     Direct,
-    /// Of a layered provider that names nobody: a digest of all but the receive context, and
+    /// Of a layered provider that names no provider: a digest of all but the receive context, and
     /// whether that is a shared one.
     Layered { digest: u64, shared: bool },
 }

@@ -157,8 +157,9 @@ pub(crate) unsafe fn for_request(
         dst: Some(peer),
     };
     let info = build::info(version, &hints, &offer, &terms, &path)?;
-    // The core names the provider in what `fi_getinfo` returns; nobody but us can do it here.
-    // SAFETY: the seed came from the core and is live by the caller's promise; the new one is ours.
+    // The core names the provider in the result of `fi_getinfo`; here the provider does it.
+    // SAFETY: the seed came from the core and is live by the caller's promise; this function owns
+    // the new one.
     unsafe {
         if let Some(name) = alloc::str_of((*(*seed).fabric_attr).prov_name) {
             (*(*info.as_ptr()).fabric_attr).prov_name = alloc::string(name)?;

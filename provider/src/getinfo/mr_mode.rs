@@ -61,7 +61,7 @@ impl MrMode {
     }
 }
 
-/// What a device can do without.
+/// The abilities of a device that make mode bits unnecessary.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Able {
     /// Memory that isn't there yet when it is registered (`FI_MR_ALLOCATED` off).
@@ -182,7 +182,7 @@ fn offers(version: u32, hints: &Hints) -> Result<Offered> {
 }
 
 impl Offered {
-    /// Every form of these that weft knows, whether the device can do it or not, best first.
+    /// Every form of these that weft supports, whether the device can do it or not, best first.
     /// `counting`: each has the bit for that where it was offered; where it was not, the form with
     /// the fewest bits comes first, because no key is the device's own then.
     fn forms(self, able: &impl Fn() -> Able, counting: bool) -> Vec<MrMode> {
@@ -194,7 +194,7 @@ impl Offered {
                 needed.set(Mode::RMA_EVENT, counting && announced);
                 let mut native = bits & (Mode::NATIVE | Mode::LOCAL | needed);
                 if !native.contains(Mode::ALLOCATED) && !able().on_demand {
-                    // somebody must say where pages have come
+                    // the application must notify the device of pages that are present
                     needed |= Mode::MMU_NOTIFY;
                     native |= bits & Mode::MMU_NOTIFY;
                 }
@@ -382,7 +382,7 @@ mod tests {
         assert!(forms(fi_version(1, 9), &both, || PINNING, None).is_err());
     }
 
-    /// Without on-demand paging somebody must say where pages have come; with it nobody has to.
+    /// Without on-demand paging the application must notify of present pages; with it, it need not.
     #[test]
     fn pages_are_there_or_told_of() {
         let version = fi_version(1, 21);

@@ -191,7 +191,7 @@ fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64,
         offer::PRIMARY_CAPS | offer::RX_MODIFIERS | offer::RX_SECONDARY | offer::DOMAIN_CAPS,
         "rx_attr->caps",
     )?;
-    // What a side asks for is asked for. (With caps 0, all is there already.)
+    // A capability that one side requests counts as requested. (With caps 0, all are.)
     let primary = match asked & offer::PRIMARY_CAPS {
         0 if (tx | rx) & offer::PRIMARY_CAPS != 0 => (tx | rx) & offer::PRIMARY_CAPS,
         0 => offered,

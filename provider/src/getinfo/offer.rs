@@ -182,8 +182,8 @@ impl Offer {
         OwnAddresses::of(&self.device, self.port, self.has_ip_gids)
     }
 
-    /// Whether what peers write can be made durable, found by trying. Which memory that is true of,
-    /// only a registration tells.
+    /// Whether peers' writes can be made persistent, found by a trial. Whether that holds for a
+    /// given memory is known only at its registration.
     pub(crate) fn flushes(&self) -> bool {
         let seen = self.device.behaviour();
         seen.is_ok_and(|behaviour| behaviour.flush_global.works())

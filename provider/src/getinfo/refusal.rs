@@ -78,7 +78,7 @@ impl Query<'_> {
         }) && !all_terms(self.version, &hints, self.offer, forced).is_empty()
     }
 
-    /// What to change, if changing `mr_mode` is enough.
+    /// The change of `mr_mode` that is needed, if that is enough.
     fn reason(&self, offered: i32) -> Option<String> {
         if let Some(forced) = self.forced {
             let bits = forced.bits().cast_signed();
@@ -114,7 +114,7 @@ impl Query<'_> {
             };
             return works.then(text);
         }
-        // a device that pins memory needs it present (ALLOCATED), or needs to be told when it is
+        // a device that pins memory needs it present (ALLOCATED), or a notification when it is
         // (MMU_NOTIFY)
         let pages = [FI_MR_ALLOCATED, FI_MR_MMU_NOTIFY];
         let remedies = pages

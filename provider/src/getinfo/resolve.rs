@@ -55,7 +55,7 @@ pub(crate) fn paths(
             })
             .collect(),
         (None, source) => vec![Path {
-            // With FI_SOURCE the hint is ignored, and nothing else says where from.
+            // With FI_SOURCE the hint is ignored, and no other source address is given.
             src: if source { None } else { hints.src },
             dst: hints.dst,
         }],
@@ -101,7 +101,7 @@ fn lookup(
     let mut found = Vec::new();
     let mut entry = list;
     while !entry.is_null() {
-        // SAFETY: a node of getaddrinfo's list, its address as long as it says.
+        // SAFETY: a node of getaddrinfo's list; its address has `ai_addrlen` bytes.
         let (addr, next) = unsafe {
             let addr =
                 Format::Sockaddr.read((*entry).ai_addr.cast(), Some((*entry).ai_addrlen as usize));
@@ -136,7 +136,7 @@ fn route(dst: SocketAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// The paths of a device among what was asked for: source addresses that are its own, destinations
+/// The requested paths that belong to a device: source addresses that are its own, destinations
 /// that it reaches.
 pub(crate) fn of_device(
     own: &OwnAddresses,
