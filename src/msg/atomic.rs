@@ -1,8 +1,8 @@
-//! Atomics that verbs has: 64-bit fetch and add, 64-bit compare and swap.
+//! The atomics of verbs: 64-bit fetch and add, 64-bit compare and swap.
 //!
-//! The operands go along in the work request, so the application's operand buffers are free when a
-//! call returns, and need no registration. The device writes the value that was there before into
-//! the result buffer; an operation without one (`fi_atomic`) has it written to a scratch cell.
+//! The work request carries the operands, so the application's operand buffers are free when a call
+//! returns and need no registration. The device writes the target's previous value to the result
+//! buffer; an operation without a result (`fi_atomic`) uses a scratch cell.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -16,24 +16,24 @@ use crate::flags::Flags;
 use crate::msg::{Endpoint, LocalIov};
 use crate::verbs::{Mr, Pd, SendOpcode, Sge};
 
-/// Bytes that an atomic works on; its target is aligned to as many.
+/// Size of an atomic's target in bytes, and its required alignment.
 pub const ATOMIC_SIZE: usize = 8;
 
-/// What to do with the target, a 64-bit integer in the byte order of its host.
+/// The operation on the target, a 64-bit integer in the byte order of the target's host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
     /// Adds, wrapping.
     Add(u64),
-    /// Puts `swap` there if the target is `compare`.
+    /// Stores `swap` if the target equals `compare`.
     CompareSwap {
-        /// What the target must be.
+        /// Value that the target is compared with.
         compare: u64,
-        /// What it becomes then.
+        /// Value that is stored if they are equal.
         swap: u64,
     },
 }
 
-/// Which kind of call an atomic came by: how its completion and its counter name it.
+/// The kind of call that posts an atomic; determines the flags of its completion and its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicKind {
     /// `fi_atomic` and its kin: counted as a write.
@@ -42,7 +42,7 @@ pub enum AtomicKind {
     Fetch,
 }
 
-/// Where results go that nobody wants. Devices write to it, nobody reads it.
+/// Destination of unused results: devices write it, the CPU never reads it.
 #[derive(Debug)]
 pub(super) struct Scratch {
     mr: Mr,
@@ -56,7 +56,8 @@ impl Scratch {
     pub(super) fn new(pd: &Arc<Pd>) -> Result<Self> {
         let cell = Box::new(UnsafeCell::new(0_u64));
         let write = rdma_core_sys::IBV_ACCESS_LOCAL_WRITE;
-        // SAFETY: the registration is dropped first, as the first field; the cell never moves.
+        // SAFETY: `Scratch` drops the registration before the cell (field order); the box keeps the
+        // cell at its address.
         let mr = unsafe { Mr::register(pd, cell.get().cast(), ATOMIC_SIZE, write) }?;
         Ok(Self { mr, cell })
     }
@@ -70,7 +71,7 @@ impl Scratch {
     }
 }
 
-/// Flags that calls with flags take. `FI_INJECT` asks for what is so anyway.
+/// Flags accepted by calls with flags. `FI_INJECT` has no effect: operands are always copied.
 const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT)
     .union(Flags::INJECT_COMPLETE)
@@ -80,19 +81,19 @@ const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::FENCE);
 
 impl Endpoint {
-    /// Posts an atomic: `fi_atomic(3)`'s calls, those with flags if `flags` are given. `result` gets the
-    /// value before, unless it has no buffers.
+    /// Posts an atomic: the calls of `fi_atomic(3)`; `flags` is `Some` for those with flags.
+    /// `result` receives the previous value, unless it has no buffers.
     ///
     /// # Errors
     /// - `EOPNOTSUPP`: the endpoint was made without atomics.
-    /// - `EINVAL`: a result of other than 8 bytes, a target that is not aligned to 8, or a descriptor
-    ///   that is wrong.
-    /// - `EKEYREJECTED`: a key that can't be one.
-    /// - `EBADFLAGS`: a flag that the operation doesn't have.
+    /// - `EINVAL`: the result has not 8 bytes, the target is not aligned to 8, or a descriptor is
+    ///   wrong.
+    /// - `EKEYREJECTED`: the value cannot be a key of the peer.
+    /// - `EBADFLAGS`: a flag that the operation does not accept.
     /// - as for sends.
     ///
     /// # Safety
-    /// As for sends, of the result.
+    /// As for sends; the only buffers are those of the result.
     #[inline]
     pub unsafe fn atomic(
         &self,

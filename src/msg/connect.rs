@@ -24,7 +24,7 @@ impl Core {
         }
     }
 
-    /// Application data with this side's introduction behind it.
+    /// The application's data, followed by this side's introduction.
     fn introducing(&self, control: &Control, data: CmData) -> CmData {
         match &control.block {
             Some(block) => data.introducing(Introduction {
@@ -58,12 +58,13 @@ impl Core {
         CmData::new(data)
     }
 
-    /// Whether a peer that says this of itself has another authorization key, or one side has none.
+    /// Whether the peer's introduction carries another authorization key than this side's, or only
+    /// one side has a key.
     fn is_stranger(&self, peer: Option<&Introduction>) -> bool {
         peer.and_then(|peer| peer.auth) != self.auth().map(AuthKey::tag)
     }
 
-    /// Begins to connect.
+    /// Starts to connect.
     pub(crate) fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
         let data = self.data(data)?;
         if self.control.lock().passive {
@@ -89,7 +90,7 @@ impl Core {
         })
     }
 
-    /// Accepts the request that the endpoint was made of.
+    /// Accepts the request that the endpoint was made from.
     pub(crate) fn accept(&self, data: &[u8]) -> Result<()> {
         let data = self.data(data)?;
         {
@@ -108,8 +109,9 @@ impl Core {
         }
         let id = Arc::clone(control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?);
         self.tune(&id);
-        // The peer may send as soon as it has the reply, before its confirmation is read here: all
-        // that an answer needs is in place before. `may_post` waits for the lock that is held.
+        // The peer may send as soon as it has the reply, before this side has read its
+        // confirmation. So everything that an answer needs is set up first; `may_post` waits for
+        // the lock held here.
         let peer = control.introduction;
         self.introduced(&mut control, peer);
         let param = self.conn_param(self.introducing(&control, data));
@@ -117,16 +119,16 @@ impl Core {
             info_log!(EpCtrl, "rdma_accept: {error}");
             self.state.set(State::Disconnected);
         })?;
-        // it moves on by itself where another thread has ended the connection already
+        // fails if another thread has already ended the connection; that state stays
         self.state.change(State::Accepting, State::Accepted);
         Ok(())
     }
 
     /// Whether an operation may be posted in a state other than `Connected`.
     ///
-    /// A message arrives as soon as the queue pair can receive, which is while the reply is sent (the
-    /// accepting side) or read (the connecting side) by another thread. It holds the lock of that step:
-    /// after it the state is the one that the arrival implies.
+    /// A message can arrive as soon as the queue pair can receive: while another thread sends the
+    /// reply (accepting side) or reads it (connecting side). That thread holds the lock of its
+    /// step; once the lock was acquired here, the state is the one that the arrival implies.
     ///
     /// # Errors
     /// `EOPBADSTATE`: not enabled, or closed. `ESHUTDOWN`: no longer connected. `ENOTCONN`: not yet.
@@ -149,7 +151,7 @@ impl Core {
         }
     }
 
-    /// Turns down a peer that has another authorization key.
+    /// Rejects a peer that has another authorization key.
     fn refuse(&self, control: &Control) -> Result<()> {
         let early = |from| self.state.change(from, State::Disconnected);
         if !early(State::Idle) && !early(State::Enabled) {
@@ -163,7 +165,7 @@ impl Core {
         Err(FiErrno::EACCES)
     }
 
-    /// A peer that does not look at authorization keys has accepted: ends that at once.
+    /// Disconnects at once from a peer that has accepted without a check of authorization keys.
     fn leave_stranger(&self) -> Result<()> {
         warn_log!(
             EpCtrl,
@@ -175,7 +177,8 @@ impl Core {
         Err(FiErrno::ECONNREFUSED)
     }
 
-    /// What an accepting side sets; a connecting one needs the traffic class for its route already.
+    /// Connection parameters of an accepting side. A connecting side sets the traffic class
+    /// earlier, for its route.
     fn tune(&self, id: &CmId) {
         self.set_traffic_class(id);
         self.set_ack_timeout(id);
@@ -209,7 +212,7 @@ impl Core {
         });
     }
 
-    /// The connection can't be made.
+    /// Reports that connecting has failed, once.
     fn fail_connecting(&self, eq: &EventQueue, err: FiErrno, event: &CmEvent) {
         let failed = [
             State::Connecting,
@@ -228,7 +231,7 @@ impl Core {
         let qp = {
             let mut control = self.control.lock();
             if !control.passive {
-                // the accepting side has known its peer since the request
+                // the accepting side has the peer's introduction from the request
                 self.introduced(&mut control, data.introduction());
             }
             control.qp.clone()
@@ -259,7 +262,7 @@ impl Core {
         }
     }
 
-    /// The next step after the peer's address was resolved.
+    /// Next step after the peer's address is resolved: makes the queue pair and resolves the route.
     fn addr_resolved(&self) -> Result<()> {
         let mut control = self.control.lock();
         if control.qp.is_none() {
@@ -269,7 +272,7 @@ impl Core {
         id.resolve_route()
     }
 
-    /// The next step after the route was resolved.
+    /// Next step after the route is resolved: connects.
     fn route_resolved(&self) -> Result<()> {
         let control = self.control.lock();
         let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
@@ -335,7 +338,8 @@ impl CmTarget for Core {
             }
             Self::take_in(&control);
             if let Some(id) = &control.id {
-                // answers the peer, or tells it where this side noticed first
+                // answers the peer's disconnect, or initiates one if this side detected the end
+                // first
                 let _ = id.disconnect();
             }
         }
@@ -343,8 +347,8 @@ impl CmTarget for Core {
     }
 }
 
-/// Why a peer was not reached: the connection manager's status is an errno here, except that some
-/// versions put the kernel's own reasons there.
+/// The errno for an unreachable peer. The connection manager's status is a positive errno here,
+/// except that some versions report the kernel's own reason codes.
 fn unreachable_errno(status: i32) -> FiErrno {
     match status {
         libc::EHOSTUNREACH

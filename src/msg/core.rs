@@ -1,8 +1,8 @@
-//! What an endpoint and those who call it back share.
+//! The state that an endpoint shares with its callbacks.
 //!
-//! Callbacks (events of the connection manager, failed operations, asynchronous events) may hold
-//! the last reference for a moment, with locks held; so nothing here has a drop that takes one.
-//! [`Core::close`] takes everything apart, and the owning endpoint calls it.
+//! Callbacks (events of the connection manager, failed operations, asynchronous events) may briefly
+//! hold the last reference, with locks held; so no drop in this module acquires a lock.
+//! [`Core::close`] releases everything; the owning endpoint calls it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
@@ -33,7 +33,7 @@ pub(crate) struct CqBinding {
     pub(crate) selective: bool,
 }
 
-/// A receive that waits for the queue pair.
+/// A receive posted before the queue pair exists.
 #[derive(Debug)]
 pub(crate) struct EarlyRecv {
     pub(crate) number: u32,
@@ -41,23 +41,24 @@ pub(crate) struct EarlyRecv {
     pub(crate) sges: Vec<Sge>,
 }
 
-/// The slow side: everything about connections.
+/// Connection state, outside the fast path.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) id: Option<Arc<CmId>>,
-    /// Whether the identifier came with a request.
+    /// Whether the identifier came with a connection request.
     pub(crate) passive: bool,
-    /// Whether a local address was asked for.
+    /// Whether the identifier is bound to a local address.
     pub(crate) bound: bool,
     pub(crate) qp: Option<Arc<Qp>>,
     pub(crate) tx: Option<CqBinding>,
     pub(crate) rx: Option<CqBinding>,
-    /// Where its receives come from, if they are not its own.
+    /// The shared receive context, if the endpoint uses one.
     pub(crate) srx: Option<Arc<SharedRx>>,
-    /// What counts the operations of the peer, and by which cell, once there is a queue pair.
+    /// Counters of the peer's operations, and the event cell in which they are counted; the cell is
+    /// allocated with the queue pair.
     pub(super) remote_counters: Vec<(Event, Arc<Counter>)>,
     pub(super) cell: Option<Arc<Cell>>,
-    /// Places in the tables of the queues, once enabled.
+    /// Places in the tables of the completion queues, once enabled.
     pub(crate) tx_place: Option<WrId>,
     pub(crate) rx_place: Option<WrId>,
     pub(crate) src: Option<SocketAddr>,
@@ -65,27 +66,27 @@ pub(crate) struct Control {
     pub(crate) data: CmData,
     /// This side's connection block, once there is a queue pair.
     pub(super) block: Option<Arc<ConnectionBlock>>,
-    /// What the peer of a request said of itself.
+    /// The introduction in the peer's connection request.
     pub(super) introduction: Option<Introduction>,
-    /// Tells the peer of revocations, once connected.
+    /// Notifies the peer of revocations, once connected.
     pub(super) teller: Option<Arc<Teller>>,
 }
 
-/// See the module.
+/// Shared state of an endpoint; see the module.
 #[derive(Debug)]
 pub(crate) struct Core {
     this: Weak<Self>,
     pub(crate) domain: Arc<Domain>,
-    /// The domain's, or its own where regions are endpoints'.
+    /// The domain's protection domain, or the endpoint's own if regions are bound to endpoints.
     pub(crate) pd: Arc<Pd>,
     pub(crate) config: EndpointConfig,
     pub(crate) state: AtomicState,
     pub(crate) rings: Arc<Rings>,
-    /// How far both rings were when the peer was last looked after.
+    /// Progress mark of both rings at the last keepalive check.
     pub(super) last_seen: AtomicU64,
-    /// Lengths that operations may have.
+    /// Maximum lengths of operations.
     pub(crate) lengths: Lengths,
-    /// Set when it is bound, never changed.
+    /// Set when an event queue is bound, never changed.
     pub(crate) eq: OnceLock<Arc<EventQueue>>,
     pub(crate) control: Mutex<Control>,
     pub(crate) tx: Mutex<Option<TxSide>>,
@@ -146,7 +147,7 @@ impl Core {
         Weak::clone(&self.this)
     }
 
-    /// Binds the event queue and gives the endpoint its identifier there.
+    /// Binds the event queue, and creates or migrates the identifier on its channel.
     pub(crate) fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
         let mut registry = eq.registry();
         let mut control = self.control.lock();
@@ -170,7 +171,7 @@ impl Core {
         let target: Weak<dyn CmTarget> = self.weak();
         registry.insert(id.object(), target);
         control.id = Some(id);
-        // no other thread can have bound one: the lock is held
+        // cannot fail: the lock is held since the check above
         let _ = self.eq.set(Arc::clone(eq));
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! From bound to ready: places in the queues, the queue pair, the two sides that post; and back.
+//! Enabling an endpoint: reserves slots in the completion queues, creates the queue pair with its
+//! transmit and receive sides; and the reverse.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -14,12 +15,13 @@ use crate::mr::{ConnectionBlock, Watch};
 use crate::queue::slots::Own;
 use crate::verbs::{AsyncListener, Qp, QpConfig};
 
-/// Requests of the engine's own that the send queue has room for: the marker behind all others at
-/// the end, the probe of a silent peer, what key directories need, and further parts of an operation.
+/// Engine requests that the send queue has room for: the marker behind all others at the end, the
+/// probe of a silent peer, the requests of key directories, and further parts of an operation.
 pub(super) const OWN_REQUESTS: usize = 2 + Own::MOST + OTHER_PARTS;
 
 impl Core {
-    /// Goes from idle to enabled; nothing to do if it is further on.
+    /// Changes the state from idle to enabled. Does nothing in a later state, except that a closed
+    /// endpoint is an error.
     pub(crate) fn enable(&self) -> Result<()> {
         self.take_domains_eq()?;
         let mut control = self.control.lock();
@@ -61,7 +63,7 @@ impl Core {
         Ok(())
     }
 
-    /// Binds the domain's event queue where the application has bound none.
+    /// Binds the domain's event queue if the application has bound none.
     fn take_domains_eq(&self) -> Result<()> {
         if self.eq.get().is_some() || !self.state.is(State::Idle) {
             return Ok(());
@@ -75,7 +77,7 @@ impl Core {
         }
     }
 
-    /// Takes places in the completion queues' tables.
+    /// Reserves places in the tables of the completion queues.
     fn attach(&self, control: &mut Control) -> Result<()> {
         let tx = control.tx.as_ref().map(|b| Arc::clone(&b.cq));
         let rx = control.rx.as_ref().map(|b| Arc::clone(&b.cq));
@@ -111,18 +113,18 @@ impl Core {
         Ok(())
     }
 
-    /// Completions that each direction may have under way.
+    /// Maximum number of completions under way per direction: transmit, receive.
     fn rooms(&self) -> (usize, usize) {
         let rx = if self.config.shared_rx {
-            0 // the context's, once per queue
+            0 // counted once per queue, for the shared context
         } else {
             self.config.rx_size
         };
         (self.config.tx_size + OWN_REQUESTS, rx)
     }
 
-    /// Gives the places back; what was under way completes as flushed. The queue pair must be
-    /// gone.
+    /// Releases the places; operations under way complete as flushed. The caller has destroyed the
+    /// queue pair before.
     pub(super) fn detach(&self, control: &mut Control) {
         let tx = control.tx_place.take().zip(control.tx.as_ref());
         let rx = control.rx_place.take().zip(control.rx.as_ref());
@@ -142,7 +144,8 @@ impl Core {
         }
     }
 
-    /// The identifier has no device before the peer's address is resolved: receives wait here.
+    /// Makes a receive side without a queue pair, which holds early receives: the identifier has no
+    /// device before the peer's address is resolved.
     fn defer(&self, control: &Control) -> Result<()> {
         if !self.config.shared_rx
             && let (Some(binding), Some(place)) = (&control.rx, control.rx_place)
@@ -153,7 +156,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the queue pair, and both sides ready for posting.
+    /// Creates the queue pair, the connection block, and both sides.
     pub(super) fn create_qp(&self, control: &mut Control) -> Result<()> {
         let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         if !id.is_on(self.domain.device()) {
@@ -191,7 +194,8 @@ impl Core {
         ready
     }
 
-    /// What the peer is to know of this side, and where it counts what it does.
+    /// The connection block, which the peer reads, with the event cell in which the peer counts its
+    /// operations.
     fn connection_block(&self, control: &mut Control) -> Result<ConnectionBlock> {
         let directory = self.domain.directory(&self.pd)?;
         if control.cell.is_none() && !control.remote_counters.is_empty() {
@@ -204,10 +208,10 @@ impl Core {
         directory.block(control.cell.clone())
     }
 
-    /// What to ask the device for. Queues have room for the engine's own requests.
+    /// Attributes of the queue pair. The queues have room for the engine's own requests.
     fn qp_config(&self, tx: bool, rx: bool) -> QpConfig {
         QpConfig {
-            // as many as the device has at most: the configuration was clipped
+            // within the device's limit: the configuration was clipped
             max_send_wr: self.config.tx_size + OWN_REQUESTS,
             max_recv_wr: if self.config.shared_rx {
                 0
@@ -267,7 +271,7 @@ impl Core {
                 binding.cq.unshare(place, srx.slots());
             }
         }
-        // each side holds the queue pair
+        // each side holds a reference to the queue pair
         let tx = self.tx.lock().take();
         drop(tx);
         *self.rx.lock() = None;

@@ -22,7 +22,7 @@ use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
 use crate::verbs::{Device, Pd};
 
 bitflags! {
-    /// What a completion queue is bound for, with libfabric's values.
+    /// The directions that a completion queue is bound for; values as in libfabric.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct BindFlags: u64 {
         /// `FI_RECV`
@@ -34,43 +34,44 @@ bitflags! {
     }
 }
 
-/// What to make an endpoint with. Sizes are clipped to what the device has.
+/// Attributes of a new endpoint. Sizes are clipped to the device's limits.
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
-    /// Handed back in events.
+    /// Returned in events.
     pub token: Token,
-    /// How many transmit operations may be under way.
+    /// Maximum number of transmit operations under way.
     pub tx_size: usize,
-    /// How many receives may be posted.
+    /// Maximum number of posted receives.
     pub rx_size: usize,
     /// Buffers per transmit operation.
     pub tx_iov_limit: usize,
     /// Buffers per receive.
     pub rx_iov_limit: usize,
-    /// Whether receives come from a shared context, which must be bound then, and not from a queue of
-    /// its own (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`).
+    /// Whether receives come from a shared context (`ep_attr->rx_ctx_cnt` of `FI_SHARED_CONTEXT`)
+    /// instead of the endpoint's own queue. The context must be bound before enabling.
     pub shared_rx: bool,
-    /// Whether it has atomics: the device must have them.
+    /// Whether the endpoint has atomics; requires a device with atomics.
     pub atomics: bool,
-    /// Whether writes can be made durable (`FI_RMA_PMEM`): the device must have flushes.
+    /// Whether writes can be made durable (`FI_RMA_PMEM`); requires a device with flush operations.
     pub durable: bool,
-    /// Bytes that inject must take.
+    /// Injected data has at most this many bytes.
     pub inject_size: usize,
     /// Default flags of transmit operations (`tx_attr->op_flags`).
     pub tx_op_flags: Flags,
     /// Default flags of receives (`rx_attr->op_flags`).
     pub rx_op_flags: Flags,
-    /// Whether its capabilities include sending or initiating RMA: enabling needs a completion
-    /// queue for that then.
+    /// Whether the capabilities include sending or initiating RMA; enabling then requires a
+    /// completion queue for transmits.
     pub needs_tx: bool,
-    /// Whether its capabilities include receiving: enabling needs a completion queue for that
-    /// then.
+    /// Whether the capabilities include receiving; enabling then requires a completion queue for
+    /// receives.
     pub needs_rx: bool,
-    /// Its authorization key, if it is not the domain's. Connects with endpoints of the same one only.
+    /// Authorization key, if it is not the domain's. The endpoint connects only with endpoints that
+    /// have the same key.
     pub auth: Option<AuthKey>,
-    /// This side's address, if it was chosen.
+    /// Local address, if the application has chosen one.
     pub src: Option<SocketAddr>,
-    /// The peer's address, if it is known.
+    /// The peer's address, if the application has given one.
     pub dst: Option<SocketAddr>,
 }
 
@@ -85,10 +86,10 @@ pub struct Endpoint {
     rx_op_flags: AtomicU64,
 }
 
-/// The most that an application can have of an endpoint on a device.
+/// Upper limits of an endpoint's attributes on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Transmit operations under way: the device's work requests less those of the engine's own.
+    /// Transmit operations under way: the device's `max_qp_wr` less the engine's own requests.
     pub tx_size: usize,
     /// Receives posted.
     pub rx_size: usize,
@@ -103,7 +104,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Those of a device.
+    /// The limits of a device.
     pub fn of(device: &Device) -> Self {
         let attr = device.attr();
         let iov = |most: usize| most.clamp(1, MAX_IOV);
@@ -119,7 +120,7 @@ impl Limits {
     }
 }
 
-/// Clips what the application asked for to what the device has.
+/// Clips the requested sizes to the device's limits.
 fn clip(domain: &Domain, mut config: EndpointConfig) -> EndpointConfig {
     let limits = Limits::of(domain.device());
     config.tx_size = config.tx_size.clamp(1, limits.tx_size);
@@ -167,8 +168,8 @@ impl Endpoint {
         })
     }
 
-    /// The same endpoint with default flags of its own (`fi_ep_alias(3)`): this one's, to begin with. It
-    /// must not outlive what it is an alias of, and closes nothing.
+    /// An alias with its own default flags (`fi_ep_alias(3)`), initially those of this endpoint.
+    /// The alias must not outlive the endpoint; dropping it closes nothing.
     pub fn alias(&self) -> Arc<Self> {
         Arc::new(Self {
             core: Arc::clone(&self.core),
@@ -181,8 +182,9 @@ impl Endpoint {
     /// Makes an endpoint that will accept a request.
     ///
     /// # Errors
-    /// Gives the request back: with `EDOMAIN` if it came in by another device than the domain's, with `ENOMEM`
-    /// if the device has no protection domain left for an endpoint that needs its own.
+    /// The request is returned with the errno.
+    /// - `EDOMAIN`: the request arrived on another device than the domain's.
+    /// - `ENOMEM`: the device has no protection domain left for an endpoint that needs its own.
     pub fn from_request(
         domain: &Arc<Domain>,
         config: EndpointConfig,
@@ -237,7 +239,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Binds the shared receive context that it takes its receives from.
+    /// Binds the shared receive context that supplies the endpoint's receives.
     ///
     /// # Errors
     /// - `EINVAL`: the endpoint was made with a receive queue of its own, or has a context.
@@ -258,14 +260,15 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Lets a counter count the operations of these kinds that end: `SEND`, `RECV`, `READ`, `WRITE`, and those of the peer on
-    /// regions of this side, `REMOTE_READ` and `REMOTE_WRITE`. None at all binds nothing. Completion queues are needed all the same (`fi_endpoint(3)`, `fi_ep_bind`); bound with selective
-    /// completion they stay empty.
+    /// Makes a counter count completed operations of these kinds: `SEND`, `RECV`, `READ`, `WRITE`,
+    /// and the peer's operations on regions of this side, `REMOTE_READ` and `REMOTE_WRITE`. Empty
+    /// `kinds` bind nothing. Completion queues are required nevertheless (`fi_endpoint(3)`,
+    /// `fi_ep_bind`); bound with selective completion they stay empty.
     ///
     /// # Errors
     /// - `EINVAL`: a kind has a counter already.
-    /// - `EOPNOTSUPP`: what the peer does to this side's memory, in a domain without events.
-    /// - `EBADFLAGS`: anything else.
+    /// - `EOPNOTSUPP`: `REMOTE_READ` or `REMOTE_WRITE` in a domain without events.
+    /// - `EBADFLAGS`: any other flag.
     /// - `EDOMAIN`: a counter of another domain.
     /// - `EOPBADSTATE`: enabled already.
     pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
@@ -297,35 +300,38 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Makes it ready: receives can be posted from now on. Connecting and accepting do it too.
+    /// Enables the endpoint: receives can be posted afterwards. Connecting and accepting enable it
+    /// too.
     ///
     /// # Errors
-    /// - `ENOEQ`, `ENOCQ`: what must be bound isn't.
-    /// - `EOPBADSTATE`: nor is the shared receive context that it was made for.
-    /// - `EADDRNOTAVAIL`: the source address is not one of the device.
+    /// - `ENOEQ`, `ENOCQ`: a required event queue or completion queue is not bound.
+    /// - `EOPBADSTATE`: the endpoint is closed, or was made for a shared receive context and none
+    ///   is bound.
+    /// - `EADDRNOTAVAIL`: the source address does not belong to the device.
     /// - `ENOMEM`, `EINVAL`: the device refuses a queue pair of this size.
     pub fn enable(&self) -> Result<()> {
         self.core.enable()
     }
 
-    /// Begins to connect to `peer` (or the address that it was made with); the event queue tells
-    /// how it ends.
+    /// Starts to connect to `peer`, or to [`EndpointConfig::dst`] if that is `None`. The event
+    /// queue reports the result.
     ///
     /// # Errors
     /// - `EINVAL`: no address, or more data than [`Self::cm_data_size`].
-    /// - `EOPBADSTATE`: it is connecting, connected, or made from a request.
+    /// - `EOPBADSTATE`: the endpoint is connecting or disconnected, or was made from a request.
+    /// - `EISCONN`: connected already.
     /// - as [`Self::enable`].
     pub fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
         self.core.connect(peer, data)
     }
 
-    /// Accepts the request that it was made from; the event queue tells when it is connected.
+    /// Accepts the request that the endpoint was made from. The event queue reports the connection.
     ///
     /// # Errors
     /// - `EINVAL`: more data than [`Self::cm_data_size`].
-    /// - `EACCES`: the peer has another authorization key; it is refused.
+    /// - `EACCES`: the peer has another authorization key; its request was rejected.
     /// - `EOPBADSTATE`: not made from a request, or accepted or refused already.
-    /// - `ECONNABORTED` and others of the connection manager: the peer has gone.
+    /// - `ECONNABORTED` and other errors of the connection manager: the peer has given up.
     /// - as [`Self::enable`].
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         self.core.accept(data)
@@ -334,18 +340,18 @@ impl Endpoint {
     /// Ends the connection. Operations under way complete with `ECANCELED`.
     ///
     /// # Errors
-    /// `ENOTCONN`: there is none.
+    /// `ENOTCONN`: the endpoint is not connected.
     pub fn shutdown(&self) -> Result<()> {
         self.core.shutdown()
     }
 
-    /// Disconnects, flushes every operation to its completion queue, and gives the device's
-    /// resources back; nothing else works afterwards. Idempotent.
+    /// Disconnects, flushes every operation to its completion queue, and releases the device's
+    /// resources. Every later call fails. Idempotent.
     pub fn close(&self) {
         self.core.close();
     }
 
-    /// Takes another source address (`fi_setname(3)`).
+    /// Changes the source address (`fi_setname(3)`).
     ///
     /// # Errors
     /// `EOPBADSTATE`: enabled already.
@@ -361,7 +367,7 @@ impl Endpoint {
     /// This side's address (`fi_getname(3)`).
     ///
     /// # Errors
-    /// `EOPBADSTATE`: it has none before it is enabled.
+    /// `EOPBADSTATE`: the endpoint has no local address yet, or is closed.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         let control = self.core.control.lock();
         if !control.bound && matches!(self.core.state.get(), State::Idle | State::Enabled) {
@@ -384,22 +390,22 @@ impl Endpoint {
         id.peer_addr().ok_or(FiErrno::ENOTCONN)
     }
 
-    /// Bytes of data that can go along when it connects.
+    /// Maximum length in bytes of the application's data in a connection request or reply.
     pub fn cm_data_size(&self) -> usize {
         self.core.cm_data_size()
     }
 
-    /// Its authorization key.
+    /// The endpoint's authorization key.
     pub(crate) fn auth(&self) -> Option<&AuthKey> {
         self.core.auth()
     }
 
-    /// Whether its writes can be made durable.
+    /// Whether writes of this endpoint can be made durable.
     pub fn is_durable(&self) -> bool {
         self.core.config.durable
     }
 
-    /// Whether it was made with atomics.
+    /// Whether the endpoint was made with atomics.
     pub fn has_atomics(&self) -> bool {
         self.core.config.atomics
     }
@@ -410,7 +416,7 @@ impl Endpoint {
         Flags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
     }
 
-    /// Changes them (`FI_SETOPSFLAG`).
+    /// Changes these flags (`FI_SETOPSFLAG`).
     pub fn set_tx_op_flags(&self, flags: Flags) {
         self.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
     }
@@ -421,17 +427,17 @@ impl Endpoint {
         Flags::from_bits_retain(self.rx_op_flags.load(Ordering::Relaxed))
     }
 
-    /// Changes them (`FI_SETOPSFLAG`).
+    /// Changes these flags (`FI_SETOPSFLAG`).
     pub fn set_rx_op_flags(&self, flags: Flags) {
         self.rx_op_flags.store(flags.bits(), Ordering::Relaxed);
     }
 
-    /// The length that its operations, of the kind that `option` names, may have, in bytes.
+    /// Maximum length in bytes of operations of the kind that `option` names.
     pub fn length(&self, option: LengthOption) -> usize {
         self.core.lengths.get(option)
     }
 
-    /// Makes that smaller (`fi_setopt(3)`).
+    /// Reduces this length (`fi_setopt(3)`).
     ///
     /// # Errors
     /// `EINVAL`: more than the endpoint was made with. `EOPBADSTATE`: enabled already.
@@ -443,12 +449,12 @@ impl Endpoint {
         self.core.lengths.set(option, value)
     }
 
-    /// The protection domain of its queue pair.
+    /// The protection domain of the endpoint's queue pair.
     pub(crate) fn pd(&self) -> &Arc<Pd> {
         &self.core.pd
     }
 
-    /// The domain it belongs to.
+    /// The domain that the endpoint belongs to.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.core.domain
     }

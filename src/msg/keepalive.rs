@@ -1,7 +1,8 @@
-//! The sign of life that a connected endpoint asks of a silent peer: an RDMA write of no bytes.
+//! The keepalive probe that a connected endpoint sends to a silent peer: an RDMA write of 0 bytes.
 //!
-//! A write of length 0 needs no key and no address (InfiniBand C9-88), takes no receive, and the
-//! peer's CPU has no part in it; any verbs peer acknowledges it. Its completion is no entry.
+//! A write of length 0 needs no key and no address (InfiniBand C9-88), consumes no receive, and
+//! does not involve the peer's CPU; every verbs peer acknowledges it. Its completion produces no
+//! entry.
 
 #![allow(unsafe_code, reason = "posts a request")]
 
@@ -18,7 +19,7 @@ impl Member for Core {
         if !self.state.is(State::Connected) {
             return false;
         }
-        // a control call is under way: it may take long, and the next beat will do
+        // a control call is under way and may take long: the next beat probes
         let Some(control) = self.control.try_lock() else {
             return true;
         };
@@ -29,7 +30,7 @@ impl Member for Core {
         let (Some(qp), Some((binding, place))) = (&control.qp, side) else {
             return false;
         };
-        // the application may have no reason to read this queue: the last probe's answer is there
+        // the application may not read this queue, which may hold the last probe's completion
         let _ = binding.cq.progress();
         let rings = &self.rings;
         let mark = rings.progress_mark();

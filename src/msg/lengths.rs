@@ -1,11 +1,10 @@
-//! The lengths that an endpoint's operations may have, and how an application makes them smaller
-//! (`fi_setopt(3)`).
+//! Maximum lengths of an endpoint's operations, which the application can reduce (`fi_setopt(3)`).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::errno::{FiErrno, Result};
 
-/// One of them, as `fi_endpoint(3)` names them.
+/// One maximum length, named as in `fi_endpoint(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LengthOption {
     /// `FI_OPT_MAX_MSG_SIZE`
@@ -18,7 +17,7 @@ pub enum LengthOption {
     InjectRma,
 }
 
-/// Set before the endpoint is enabled, in bytes; copied by the sides that post.
+/// Maximum lengths in bytes; set before the endpoint is enabled, then copied by the transmit side.
 #[derive(Debug)]
 pub(crate) struct Lengths {
     values: [AtomicUsize; 4],

@@ -13,7 +13,7 @@ use crate::errno::{FiErrno, Result};
 use crate::mr::{Desc, LocalKeys, Use};
 use crate::verbs::Sge;
 
-/// The most buffers that an operation has here.
+/// Maximum number of buffers per operation.
 pub(crate) const MAX_IOV: usize = 16;
 
 /// The local memory of one operation: buffers, and the descriptors of the regions they lie in.
@@ -26,7 +26,7 @@ pub struct LocalIov<'a> {
 }
 
 impl<'a> LocalIov<'a> {
-    /// No buffer at all.
+    /// No buffers.
     pub const NONE: LocalIov<'static> = LocalIov {
         iov: std::ptr::null(),
         desc: std::ptr::null(),
@@ -34,7 +34,7 @@ impl<'a> LocalIov<'a> {
         lifetime: PhantomData,
     };
 
-    /// One buffer. A NULL descriptor will do for inject, for what goes inline, and for length 0.
+    /// One buffer. A NULL descriptor is enough for inject, for inline data, and for length 0.
     #[inline]
     pub fn single(iov: &'a iovec, desc: &'a Desc) -> Self {
         Self {
@@ -45,10 +45,10 @@ impl<'a> LocalIov<'a> {
         }
     }
 
-    /// C's way: `count` buffers, and as many descriptors unless `desc` is NULL.
+    /// From C arguments: `count` buffers, and as many descriptors unless `desc` is NULL.
     ///
     /// # Errors
-    /// `EINVAL`: NULL with a count.
+    /// `EINVAL`: `iov` is NULL and `count` is not 0.
     ///
     /// # Safety
     /// `iov`, and `desc` if it isn't NULL, point to `count` elements that live for `'a`.
@@ -79,28 +79,28 @@ impl<'a> LocalIov<'a> {
         }
     }
 
-    /// The buffers and as many descriptors, for later; what is in the buffers is not copied.
+    /// Copies of the vectors of buffers and descriptors; the bytes in the buffers are not copied.
     pub(crate) fn to_owned(self) -> (Vec<iovec>, Vec<Desc>) {
         let desc = if self.desc.is_null() || self.count == 0 {
             vec![Desc::NULL; self.count]
         } else {
-            // SAFETY: whoever made this promised as many descriptors as buffers, for `'a`.
+            // SAFETY: the constructor's caller promised as many descriptors as buffers, for `'a`.
             unsafe { std::slice::from_raw_parts(self.desc, self.count) }.to_vec()
         };
         (self.iov().to_vec(), desc)
     }
 
-    /// Whether any buffer comes with a descriptor that isn't NULL.
+    /// Whether any buffer has a descriptor other than NULL.
     #[inline]
     pub(crate) fn has_descriptors(&self) -> bool {
         if self.desc.is_null() {
             return false;
         }
-        // SAFETY: whoever made this promised as many descriptors as buffers, for `'a`.
+        // SAFETY: the constructor's caller promised as many descriptors as buffers, for `'a`.
         (0..self.count).any(|index| unsafe { !(*self.desc.add(index)).0.is_null() })
     }
 
-    /// How many buffers.
+    /// Number of buffers.
     #[inline]
     pub(crate) fn count(&self) -> usize {
         self.count
@@ -111,34 +111,34 @@ impl<'a> LocalIov<'a> {
         if self.count == 0 {
             return &[];
         }
-        // SAFETY: whoever made this promised `count` elements for `'a`.
+        // SAFETY: the constructor's caller promised `count` elements for `'a`.
         unsafe { std::slice::from_raw_parts(self.iov, self.count) }
     }
 
-    /// The descriptor of the buffer at `index`, which there is.
+    /// The descriptor of the buffer at `index`, which must be less than the count.
     fn desc(&self, index: usize) -> Desc {
         if self.desc.is_null() {
             return Desc::NULL;
         }
         debug_assert!(index < self.count);
-        // SAFETY: whoever made this promised as many descriptors as buffers, for `'a`.
+        // SAFETY: the constructor's caller promised as many descriptors as buffers, for `'a`.
         unsafe { *self.desc.add(index) }
     }
 
-    /// Bytes in all.
+    /// Total length in bytes.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
-        // no memory is longer than usize counts; rubbish saturates and is refused as too long
+        // valid lengths cannot overflow; invalid ones saturate and are refused as too long
         self.iov()
             .iter()
             .fold(0_usize, |sum, iov| sum.saturating_add(iov.iov_len))
     }
 
-    /// The device's form of the buffers, without those of no length, which some devices take for
-    /// 2 GiB. `keys` are needed where the device reaches the memory itself.
+    /// The sges of the buffers, without those of length 0, which some devices interpret as 2 GiB.
+    /// `keys` are needed unless the data is sent inline.
     ///
     /// # Errors
-    /// `EINVAL`: more buffers than fit, or a descriptor that is needed and wrong. Else those of
+    /// `EINVAL`: more than [`MAX_IOV`] buffers, or a required descriptor is wrong. Others as for
     /// registering a buffer.
     ///
     /// # Safety
@@ -153,8 +153,9 @@ impl<'a> LocalIov<'a> {
         unsafe { self.sges_but(keys, out, |iov| iov.iov_len == 0) }
     }
 
-    /// As [`Self::sges`], of a receive: a buffer at NULL is left out too. It has room for nothing, which
-    /// is enough for a message without data; fabtests' `fi_shared_ctx` posts such receives.
+    /// As [`Self::sges`], for a receive: a buffer at NULL is skipped too. Such a receive has room
+    /// for 0 bytes, enough for a message without data; fabtests' `fi_shared_ctx` posts such
+    /// receives.
     ///
     /// # Errors
     /// As [`Self::sges`].
@@ -207,7 +208,7 @@ impl<'a> LocalIov<'a> {
             });
             count += 1;
         }
-        // SAFETY: the first `count` were written.
+        // SAFETY: the loop has initialized the first `count` elements.
         Ok(unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), count) })
     }
 
@@ -227,7 +228,7 @@ impl<'a> LocalIov<'a> {
     }
 }
 
-/// Room for some bytes of an operation's buffers.
+/// Storage for the vectors of a [`LocalIov`] that covers a byte range of another one.
 #[derive(Debug)]
 pub(crate) struct LocalPart {
     iov: [iovec; MAX_IOV],
@@ -244,7 +245,7 @@ impl Default for LocalPart {
 }
 
 impl LocalPart {
-    /// The bytes from `start` on, `len` of them, as far as there are so many.
+    /// The `len` bytes from `start` on, or fewer if the buffers end before.
     pub(crate) fn of(&mut self, whole: &LocalIov<'_>, start: usize, len: usize) -> LocalIov<'_> {
         let (mut skip, mut left, mut count) = (start, len, 0);
         for (index, iov) in whole.iov().iter().enumerate() {
@@ -263,7 +264,7 @@ impl LocalPart {
     }
 }
 
-/// C's form of a buffer that is only read.
+/// An `iovec` for a buffer that is only read.
 #[inline]
 pub(crate) fn buffer(buf: *const c_void, len: usize) -> iovec {
     iovec {

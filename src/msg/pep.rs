@@ -1,4 +1,4 @@
-//! Passive endpoints: they listen.
+//! Passive endpoints, which listen for connection requests.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,18 +13,18 @@ use crate::msg::ConnectRequest;
 use crate::queue::{CmTarget, Event, EventQueue};
 use crate::verbs::{CmEvent, CmEventKind, CmId, Device, EventChannel};
 
-/// Requests that may wait where the application doesn't say.
+/// Default number of unanswered requests.
 const DEFAULT_BACKLOG: usize = 128;
 
-/// What to open a passive endpoint with.
+/// Attributes of a new passive endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PepConfig {
-    /// Where to listen: an address with port 0 takes any port; `None` is the wildcard address of
-    /// IPv4 with any port.
+    /// Address to listen on. Port 0 selects any free port; `None` is the wildcard address of IPv4
+    /// with any port.
     pub addr: Option<SocketAddr>,
-    /// How many requests may wait; 0 for the default.
+    /// Maximum number of unanswered requests; 0 for the default.
     pub backlog: usize,
-    /// Handed back in events.
+    /// Returned in events.
     pub token: Token,
 }
 
@@ -59,12 +59,12 @@ fn bound_id(channel: &Arc<EventChannel>, addr: SocketAddr) -> Result<CmId> {
 }
 
 impl PassiveEndpoint {
-    /// Opens a passive endpoint on the connection manager that `device` belongs to, and binds it
-    /// to its address. A wildcard address takes requests of any device of that manager.
+    /// Opens a passive endpoint on the connection manager of `device`, and binds it to its address.
+    /// A wildcard address accepts requests on every device of that manager.
     ///
     /// # Errors
-    /// - `EADDRINUSE`, `EADDRNOTAVAIL`: the address.
-    /// - `ENOMEM`, `EMFILE`: resources.
+    /// - `EADDRINUSE`, `EADDRNOTAVAIL`: the address cannot be used.
+    /// - `ENOMEM`, `EMFILE`: no resources left.
     pub fn open(device: &Arc<Device>, config: PepConfig) -> Result<Arc<Self>> {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         // moved to the event queue's channel when one is bound
@@ -84,11 +84,11 @@ impl PassiveEndpoint {
         }))
     }
 
-    /// Takes another address (`fi_setname(3)`), before listening.
+    /// Changes the address (`fi_setname(3)`), before listening.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: it listens already. `EADDRINUSE`, `EADDRNOTAVAIL`: the address; the old one
-    /// is kept.
+    /// `EOPBADSTATE`: listening already, or closed. `EADDRINUSE`, `EADDRNOTAVAIL`: the address
+    /// cannot be used; the endpoint keeps its old one.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
         let eq = self.core.state.lock().eq.clone();
         let mut registry = eq.as_ref().map(|eq| eq.registry());
@@ -110,17 +110,17 @@ impl PassiveEndpoint {
         Ok(())
     }
 
-    /// The address it is bound to, with the true port.
+    /// The bound address, with the actual port.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: it is closed.
+    /// `EOPBADSTATE`: closed.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         let state = self.core.state.lock();
         let addr = state.id.as_ref().and_then(CmId::local_addr);
         addr.ok_or(FiErrno::EOPBADSTATE)
     }
 
-    /// Binds the event queue that gets the requests.
+    /// Binds the event queue that receives the requests.
     ///
     /// # Errors
     /// `EINVAL`: one is bound already.
@@ -137,7 +137,8 @@ impl PassiveEndpoint {
         Ok(())
     }
 
-    /// How many requests may wait (`FI_BACKLOG`); 0 for the default. Before listening.
+    /// Sets the maximum number of unanswered requests (`FI_BACKLOG`), before listening; 0 for the
+    /// default.
     ///
     /// # Errors
     /// `EOPBADSTATE`: it listens already.
@@ -150,7 +151,7 @@ impl PassiveEndpoint {
         Ok(())
     }
 
-    /// Begins to listen.
+    /// Starts listening.
     ///
     /// # Errors
     /// `ENOEQ`: no event queue is bound. `EOPBADSTATE`: it listens already.
@@ -173,12 +174,12 @@ impl PassiveEndpoint {
         Ok(())
     }
 
-    /// The device that it was opened with.
+    /// The device that the endpoint was opened with.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Stops listening and forgets its events; nothing else works afterwards. Idempotent.
+    /// Stops listening and discards its events. Every later call fails. Idempotent.
     pub fn close(&self) {
         let eq = self.core.state.lock().eq.clone();
         let mut registry = eq.as_ref().map(|eq| eq.registry());
@@ -224,7 +225,7 @@ impl CmTarget for Core {
                 data: event.data,
                 context: 0,
             }),
-            // a listener has no others that matter
+            // other events have no meaning for a listener
             _ => {}
         }
     }

@@ -1,5 +1,5 @@
-//! Operations that are posted otherwise than as one request: to several pieces of the target, or to fail in their
-//! place.
+//! Operations that are not posted as exactly one request: those on several pieces of the target,
+//! and those that fail in their place in the order.
 
 #![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
 
@@ -15,23 +15,23 @@ use crate::mr::keys::Piece;
 use crate::queue::slots::{Slot, SlotRing};
 use crate::verbs::{SendOpcode, SendRequest, Sge};
 
-/// The requests that make up an operation, in their order.
+/// The requests of an operation, in posting order.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     pieces: usize,
-    /// A flush of each piece follows.
+    /// Each piece is followed by a flush.
     durable: bool,
-    /// Remote data goes along.
+    /// The operation carries remote data.
     data: bool,
     events: usize,
 }
 
-/// One of them.
+/// One request of a [`Plan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Piece(usize),
     Flush(usize),
-    /// What tells the target, where that has to wait for the flushes.
+    /// Remote data in a request of its own, behind the flushes.
     Data,
     Event(usize),
 }
@@ -46,7 +46,7 @@ impl Plan {
         self.pieces + more + self.events
     }
 
-    /// The one at `index`, which is less than [`Self::count`].
+    /// The request at `index`, which must be less than [`Self::count`].
     fn part(self, index: usize) -> Part {
         let behind = |count: usize| index.wrapping_sub(count);
         if index < self.pieces {
@@ -64,23 +64,24 @@ impl Plan {
     }
 }
 
-/// Which requests of an operation are posted together: all of them, or those of some pieces, where
-/// there are more than the queue has room for at once.
+/// The share of an operation that is posted in one call: all of it, or some pieces if the send
+/// queue has no room for all at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Batch {
-    /// Others were posted before.
+    /// Earlier pieces are posted already.
     pub(super) begun: bool,
-    /// Others follow: the operation is not complete behind these.
+    /// More pieces follow: the operation does not complete with this batch.
     pub(super) more: bool,
 }
 
 impl TxSide {
-    /// Posts an operation as several requests, each to its piece of the target, and behind them
-    /// those that count it; the last one's completion is the operation's. Whether all were posted:
-    /// if not, the operation has its error completion, and nothing of it follows.
+    /// Posts an operation as one request per piece of the target, followed by the requests that
+    /// count it. The completion of the last request completes the operation. Returns whether all
+    /// were posted; if not, the operation gets an error completion and none of its later requests
+    /// is posted.
     ///
     /// # Errors
-    /// Nothing was posted.
+    /// Any error: no request was posted.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`].
@@ -108,13 +109,13 @@ impl TxSide {
             events: events.len(),
         };
         let count = plan.count();
-        // a batch makes room for the next one when it is complete
+        // the completion of a batch frees the slots for the next one
         let signaled = visible
             || batch.more
             || self.counted
             || self.unsignaled as usize + count >= self.period as usize;
         let mut posted_all = true;
-        // bytes of the first of `rest` that are taken already
+        // bytes of the first sge in `rest` that are used already
         let mut taken = 0;
         let mut last = 0;
         for index in 0..count {
@@ -152,7 +153,7 @@ impl TxSide {
                     flush = Some(&pieces[index]);
                     empty
                 }
-                // the target is told when all of it is durable
+                // remote data is sent when all of the operation is durable
                 Part::Data => SendRequest {
                     imm: op.data as u32,
                     ..empty
@@ -199,7 +200,8 @@ impl TxSide {
                     self.local.refused();
                     return Err(error);
                 }
-                // half an operation can't be taken back: it ends with the connection
+                // a partly posted operation cannot be withdrawn: moves the queue pair to its error
+                // state
                 let _ = self.qp.set_error();
                 let _ = self.post_failure(ring, op, error);
                 posted_all = false;
@@ -215,7 +217,8 @@ impl TxSide {
         Ok(posted_all)
     }
 
-    /// Lets an operation fail in its place among the others: a request that does nothing takes it.
+    /// Makes an operation fail in its place in the order: posts an empty write whose slot carries
+    /// the error.
     pub(super) fn post_failure(
         &mut self,
         ring: &SlotRing,
@@ -257,8 +260,8 @@ impl TxSide {
     }
 }
 
-/// Cuts `len` bytes off local buffers, of whose first one `taken` bytes are gone already; says how many `part`
-/// has of them.
+/// Moves `len` bytes from the local sges in `rest` to `part`, and returns the number of sges in
+/// `part`. `taken`: bytes of the first sge of `rest` that are used already.
 fn cut(rest: &mut &[Sge], taken: &mut u32, len: u64, part: &mut [Sge; MAX_IOV]) -> usize {
     let mut count = 0;
     let mut left = len;

@@ -19,19 +19,19 @@ use crate::queue::WrId;
 use crate::queue::slots::Slot;
 use crate::verbs::{Qp, RecvRequest};
 
-/// Flags that `fi_recvmsg` takes. A receive completes when its data is in memory, which covers
+/// Flags that `fi_recvmsg` accepts. A receive completes when its data is in memory, which satisfies
 /// `FI_TRANSMIT_COMPLETE` too.
 pub(super) const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::MORE)
     .union(Flags::TRANSMIT_COMPLETE);
 
-/// The receive side of an endpoint that is enabled.
+/// The receive side of an enabled endpoint.
 #[derive(Debug)]
 pub(crate) struct RxSide {
     selective: bool,
     place: WrId,
     qp: Option<Arc<Qp>>,
-    /// What was posted while there is no queue pair.
+    /// Receives posted before the queue pair exists.
     early: Option<VecDeque<EarlyRecv>>,
     local: LocalKeys,
 }
@@ -57,12 +57,12 @@ impl RxSide {
         self.early.take()
     }
 
-    /// Takes over what the side without a queue pair registered.
+    /// Takes over the registrations of the side without a queue pair.
     pub(crate) fn inherit(&mut self, old: Self) {
         self.local = old.local;
     }
 
-    /// Posts what was posted before there was a queue pair; it has its slots already.
+    /// Posts the early receives to the queue pair; they have their slots already.
     pub(crate) fn post_early(&self, early: VecDeque<EarlyRecv>) -> Result<()> {
         let qp = self.qp.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         for recv in early {
@@ -70,7 +70,8 @@ impl RxSide {
                 wr_id: self.place.recv(recv.number),
                 sges: &recv.sges,
             };
-            // SAFETY: whoever posted it promised that the buffers stay until completion.
+            // SAFETY: the caller that posted the receive promised that the buffers stay valid until
+            // completion.
             unsafe { qp.post_recv(&request) }?;
         }
         Ok(())
@@ -85,7 +86,7 @@ impl Core {
     #[inline(always)]
     unsafe fn receive(&self, local: LocalIov<'_>, context: usize, flags: Flags) -> Result<()> {
         if self.config.shared_rx {
-            // its receives are posted to the shared context
+            // receives are posted to the shared context
             return Err(refusal::shared_receives());
         }
         match self.state.get() {
@@ -139,7 +140,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes back the oldest receive of this context that the device doesn't have.
+    /// Cancels the oldest early receive with this context.
     fn cancel(&self, context: usize) -> Result<()> {
         let control = self.control.lock();
         if self.state.is(State::Closed) {
@@ -153,7 +154,8 @@ impl Core {
             let recv = found.and_then(|at| early.remove(at));
             recv.ok_or(FiErrno::ENOENT)?.number
         };
-        // it is in no list any more, so nobody else completes it: closing needs the lock that is held
+        // the receive is in no list any more, and closing needs the lock held here: no other thread
+        // completes it
         if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
             binding.cq.cancel(place, number);
         }
@@ -165,11 +167,11 @@ impl Core {
 ///
 /// # Errors
 /// - `EAGAIN`: the queue is full.
-/// - `EINVAL`: too many buffers, or a descriptor that is needed and wrong.
-/// - `EMSGSIZE`: more bytes than the device takes.
-/// - `EBADFLAGS`: a flag that the operation doesn't have.
+/// - `EINVAL`: too many buffers, or a required descriptor is wrong.
+/// - `EMSGSIZE`: longer than the device's maximum message.
+/// - `EBADFLAGS`: a flag that the operation does not accept.
 /// - `ENOCQ`: no completion queue is bound for receiving.
-/// - `EOPNOTSUPP`: it takes its receives from a shared context.
+/// - `EOPNOTSUPP`: the endpoint takes its receives from a shared context.
 /// - `EOPBADSTATE`: not enabled. `ESHUTDOWN`: no longer connected.
 ///
 /// # Safety
@@ -195,12 +197,12 @@ impl Endpoint {
         unsafe { self.core.receive(local, context, flags) }
     }
 
-    /// Takes back a receive with this context (`fi_cancel(3)`); it completes with `ECANCELED`. Verbs
-    /// can't take back what a device has, so that is possible only as long as the endpoint waits for
-    /// one: enabled without a source address, before the peer's address is resolved.
+    /// Cancels a receive with this context (`fi_cancel(3)`); it completes with `ECANCELED`. Verbs
+    /// cannot withdraw a posted receive, so only early receives can be cancelled: those of an
+    /// endpoint that is enabled without a source address, before the peer's address is resolved.
     ///
     /// # Errors
-    /// `ENOENT`: there is none, it is complete, or the device has it. `EOPBADSTATE`: closed.
+    /// `ENOENT`: no such receive, or it is complete or posted to the device. `EOPBADSTATE`: closed.
     pub fn cancel(&self, context: usize) -> Result<()> {
         self.core.cancel(context)
     }

@@ -1,24 +1,25 @@
-//! Why operations are refused for their arguments: each function logs a reason at `info` and gives the errno.
+//! Refusals of operations with invalid arguments: each function logs the reason at `info` and
+//! returns the errno.
 //!
-//! Cold, and with arguments by value: the fast path has a branch and no more. A queue that is full
-//! (`EAGAIN`) is no refusal and leaves no line; nor does a state in which nothing can be posted.
+//! Cold functions with arguments by value, so the fast path contains only a branch. A full queue
+//! (`EAGAIN`) and a state in which nothing can be posted are not logged.
 
 use crate::errno::FiErrno;
 use crate::log::refused;
 
-/// A vector longer than the endpoint takes.
+/// A vector with more buffers than the endpoint's limit.
 #[cold]
 pub(super) fn too_many_buffers(count: usize, limit: usize) -> FiErrno {
     refused!(EpData, EINVAL, "{count} buffers, and iov_limit is {limit}")
 }
 
-/// A count of buffers without buffers.
+/// A count of buffers with a NULL vector.
 #[cold]
 pub(super) fn no_buffers(count: usize) -> FiErrno {
     refused!(EpData, EINVAL, "a vector at NULL of {count} buffers")
 }
 
-/// More bytes than a transmit operation has.
+/// More bytes than the limit of an operation.
 #[cold]
 pub(super) fn too_long(len: usize, max: usize) -> FiErrno {
     refused!(
@@ -28,7 +29,7 @@ pub(super) fn too_long(len: usize, max: usize) -> FiErrno {
     )
 }
 
-/// More bytes than inject takes.
+/// More bytes than the limit of inject.
 #[cold]
 pub(super) fn too_long_to_inject(len: usize, max: usize) -> FiErrno {
     refused!(EpData, EMSGSIZE, "{len} bytes, and inject_size is {max}")
@@ -44,7 +45,7 @@ pub(super) fn other_length(local: usize, remote: usize) -> FiErrno {
     )
 }
 
-/// A durable write on an endpoint that has none.
+/// A durable write on an endpoint without durable writes.
 #[cold]
 pub(super) fn not_durable() -> FiErrno {
     refused!(
@@ -54,7 +55,7 @@ pub(super) fn not_durable() -> FiErrno {
     )
 }
 
-/// A key that no key of the peer can be.
+/// A value that cannot be a key of the peer.
 #[cold]
 pub(super) fn no_such_key(key: u64, introduced: bool) -> FiErrno {
     if introduced {
@@ -102,7 +103,7 @@ pub(super) fn unaligned(addr: u64) -> FiErrno {
     )
 }
 
-/// A receive on an endpoint that has none of its own.
+/// A receive on an endpoint that uses a shared context.
 #[cold]
 pub(super) fn shared_receives() -> FiErrno {
     refused!(

@@ -1,9 +1,12 @@
-//! Operations on keys that are not the device's own: looking them up in the peer's directory, checking,
-//! splitting, and keeping what is posted behind a look-up in order. `docs/protocol.md`, "The key directory".
+//! Operations on keys that are not rkeys of the device: reads the key's records in the peer's
+//! directory, checks the access, splits the operation, and preserves the order of operations posted
+//! behind a look-up. `docs/protocol.md`, "The key directory".
 //!
-//! All of it is the transmit side's and runs under its lock. What the device reports of the engine's own
-//! requests comes by way of [`crate::queue::slots::Own`], whoever polls. [`TxSide::resume`] goes on with what waits: who posts calls
-//! it, who reads the completion queue, and a thread of the domain while anything waits.
+//! This module belongs to the transmit side and runs under the transmit lock. Completions of the
+//! engine's own requests arrive through [`crate::queue::slots::Own`], whichever thread polls.
+//! [`TxSide::resume`] retries the pending operations; its callers are the posting thread, the
+//! thread that reads the completion queue, and, while an operation is pending, a thread of the
+//! domain.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -39,7 +42,7 @@ use self::teller::Poster;
 pub(crate) use self::teller::Teller;
 pub(crate) use self::waiting::Waiting;
 
-/// How often the completion queue is polled for the answer to a look-up before its operation waits.
+/// Polls of the completion queue for the answer to a look-up, before the operation becomes pending.
 #[cfg(not(test))]
 fn polls() -> u32 {
     256
@@ -47,7 +50,7 @@ fn polls() -> u32 {
 
 #[cfg(test)]
 thread_local! {
-    /// Tests let operations wait on a device that answers at once.
+    /// Lets a test make operations pending on a device that answers at once.
     pub(super) static POLLS: std::cell::Cell<u32> = const { std::cell::Cell::new(256) };
 }
 
@@ -56,65 +59,68 @@ fn polls() -> u32 {
     POLLS.get()
 }
 
-/// A peer that has introduced itself, as an initiator sees it.
+/// The initiator's state for a peer that has sent its introduction.
 #[derive(Debug)]
 pub(crate) struct Remote {
     peer: Introduction,
     block: Arc<ConnectionBlock>,
-    /// The peer's count of revocations, as far as it has been looked at.
+    /// The peer's revocation count that this side has processed.
     revision: u64,
-    /// The count that the kept keys take into account: no less than `revision`.
+    /// The revocation count that the cached keys take into account: at least `revision`.
     acted: u64,
-    /// Whether keys are held: the peer tells of revocations, and waits until they are acknowledged.
+    /// Whether this side holds keys of the peer: the peer then announces revocations and waits
+    /// until this side acknowledges them.
     holds: bool,
     /// The last value of the peer's *acknowledged* that was posted.
     posted: u64,
-    /// The number of the last request that was posted with a key, and what it was when the timer
-    /// was started.
+    /// `last_used`: the slot number of the last request that was posted with a key. `tended`: the
+    /// value of `last_used` when the lease timer was started.
     last_used: u32,
     tended: u32,
     map: Map,
     kept: KeyCache,
-    /// The keys that were given back.
+    /// Cached keys that were returned to the peer; reused if no revocation has happened since.
     given_back: KeyCache,
     lookup: Option<Lookup>,
-    /// Where reads go, and behind them what event cells were before; made by the first look-up.
+    /// Destination of directory reads; the word behind it receives the previous values of event
+    /// cells. Allocated by the first look-up.
     scratch: Option<Words>,
-    /// Whether what is being read is for a look-up that was given up.
+    /// Whether the read under way belongs to an abandoned look-up.
     astray: bool,
-    /// How often the operation whose turn it is read what was half written or had changed.
+    /// Directory reads for the operation at the head of the queue that found a record half written
+    /// or changed.
     vain: u32,
-    /// Since when.
+    /// Time of the first such read.
     vain_since: Option<Instant>,
-    /// How often its look-ups began anew because keys were revoked meanwhile.
+    /// Look-ups for that operation that were restarted because keys were revoked.
     disturbed: u32,
-    /// Of the operation that waits first: a compare and swap that is posted, and not counted yet.
+    /// The compare and swap at the head of the queue, if it is posted and its event is not.
     comparing: Option<Comparing>,
     poster: Poster,
     rings: Arc<Rings>,
 }
 
-/// What is known of an operation's key.
+/// Result of resolving an operation's key.
 #[derive(Clone, Copy)]
 enum Known {
-    /// One request.
+    /// One request is enough.
     One(Piece),
-    /// Several, from this offset of the region on: it has more than one buffer there, or counts, or may be accessed
-    /// once only.
+    /// Several requests, from this offset in the region: the range covers more than one buffer, or
+    /// events are counted, or the region permits only one access.
     Many(u64),
-    /// A compare and swap, counted by its result, at this offset of the region.
+    /// A compare and swap at this offset in the region, counted only if it succeeds.
     Compare(u64),
-    /// The device's own key, and what is written there is to be made durable.
+    /// An rkey of the device; the write must be made durable.
     Native(u32),
-    /// This block of its parts has to be read.
+    /// This block of the region's parts must be read first.
     Unread(usize),
-    /// It can't be done: the errno.
+    /// The operation is refused with this errno.
     Refused(FiErrno),
-    /// Not yet.
+    /// The look-up has not ended.
     Pending,
 }
 
-/// What an operation does with the peer's memory, and with how many bytes of it.
+/// The access to the peer's memory that an operation needs, and its length in bytes.
 #[inline]
 fn need(op: &Transmit<'_>, len: usize) -> (Need, u64) {
     if op.opcode == SendOpcode::Read {
@@ -128,8 +134,9 @@ fn need(op: &Transmit<'_>, len: usize) -> (Need, u64) {
     }
 }
 
-/// Whether the peer's memory is as it was behind an atomic: `FI_ATOMIC_READ`, a sum of 0. `fi_mr_bind(3)` counts as
-/// writes "whenever a remote RMA write or atomic operation modifies the memory region".
+/// Whether an atomic leaves the peer's memory unchanged: `FI_ATOMIC_READ`, or a sum with 0.
+/// `fi_mr_bind(3)` counts a write "whenever a remote RMA write or atomic operation modifies the
+/// memory region".
 fn leaves_as_it_is(op: &Transmit<'_>) -> bool {
     op.opcode == SendOpcode::FetchAdd && op.compare_add == 0
 }
@@ -169,7 +176,8 @@ impl Remote {
         &self.rings
     }
 
-    /// What a key that is kept says of an operation of which so many bytes are posted.
+    /// Resolves an operation from the cached keys. `done`: bytes of it that are posted already.
+    /// `None`: the key is not cached, or there are unprocessed revocations.
     #[inline]
     fn find(&mut self, key: u64, op: &Transmit<'_>, len: usize, done: u64) -> Option<Known> {
         if self.block.revision() != self.revision && !self.is_patient() {
@@ -180,8 +188,8 @@ impl Remote {
         Some(known(kept, self.map.cell != 0, op, len, done))
     }
 
-    /// As [`Self::find`], of a key that was mapped: it stands for no other registration than the one that the raw key
-    /// describes.
+    /// As [`Self::find`], for a mapped key: refused if the cached record belongs to another
+    /// registration than the one that the raw key describes.
     fn find_mapped(
         &mut self,
         mapped: &MappedKey,
@@ -203,19 +211,21 @@ impl Remote {
 }
 
 impl Remote {
-    /// Whether the operation whose turn it is uses what was read for it although keys were revoked
-    /// meanwhile: it was posted before that, and what it reaches stays until it is acknowledged.
+    /// Whether the operation at the head of the queue uses the records that were read for it
+    /// although keys were revoked meanwhile. This is safe: the operation was posted before the
+    /// revocation, and the memory stays registered until this side has acknowledged.
     fn is_patient(&self) -> bool {
         self.disturbed >= DISTURBED
     }
 
-    /// The operation whose turn it was needs nothing looked up any more.
+    /// The operation at the head of the queue is resolved: resets its counters.
     fn is_settled(&mut self) {
         (self.vain, self.disturbed) = (0, 0);
         self.vain_since = None;
     }
 
-    /// Reads what [`Self::find`] needs: the key, or a block of its parts. As [`Self::look_up`].
+    /// Reads the records that [`Self::find`] needs: those of the key, or a block of its parts.
+    /// Result as [`Self::look_up`].
     fn read_for(&mut self, key: u64, known: Option<Known>) -> Option<Result<()>> {
         match known {
             Some(Known::Unread(block)) => self.read_parts(key, block),
@@ -224,14 +234,14 @@ impl Remote {
     }
 }
 
-/// How often in one call what was read may have changed, before the operation waits.
+/// Reads of half-written or changed records in one call, before the operation becomes pending.
 const MOST_IN_VAIN: u32 = 64;
 
-/// How often the look-ups for one operation begin anew because keys were revoked meanwhile. A peer
-/// that changes its regions all the time can't keep it waiting longer.
+/// Restarts of one operation's look-ups caused by revocations. A peer that changes its regions
+/// continuously cannot delay the operation longer.
 const DISTURBED: u32 = 8;
 
-/// What the device's own key says of an operation.
+/// Resolves an operation whose key is an rkey of the device.
 fn native(rkey: u32, op: &Transmit<'_>, len: usize) -> Known {
     if op.is_durable() {
         return Known::Native(rkey);
@@ -245,8 +255,8 @@ fn native(rkey: u32, op: &Transmit<'_>, len: usize) -> Known {
     })
 }
 
-/// What a key that was looked up says of an operation; `counted`: the peer's endpoint counts it.
-/// `done`: so many bytes of it are posted.
+/// Resolves an operation from the records of its key. `counted`: the peer's endpoint counts the
+/// operation. `done`: bytes of it that are posted already.
 #[inline]
 fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize, done: u64) -> Known {
     let (need, len) = need(op, len);
@@ -270,7 +280,7 @@ fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize, done
         There::Unread(block) => return Known::Unread(block),
     }
     match resolved.piece(offset, len) {
-        // where addresses count from 0, only the base tells
+        // with offset addressing, alignment is checked on base plus offset
         Ok(piece) if op.opcode.is_atomic() && !(piece.last && piece.addr.is_multiple_of(len)) => {
             Known::Refused(FiErrno::EINVAL)
         }
@@ -281,7 +291,7 @@ fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize, done
         {
             Known::One(piece)
         }
-        // without a result the initiator can't tell
+        // without a result buffer the initiator cannot detect success
         _ if op.opcode == SendOpcode::CompareSwap
             && resolved.entry.cell != 0
             && !resolved.entry.once
@@ -293,8 +303,9 @@ fn known(resolved: &Resolved, counted: bool, op: &Transmit<'_>, len: usize, done
     }
 }
 
-/// The same of an operation that has begun, whose rest is these bytes of the region. What is there
-/// was found out, and may have changed: the next piece is looked at, and the others in their turn.
+/// As [`known`], for an operation that is partly posted and whose remaining bytes are this range of
+/// the region. The range was checked at the start and may have changed since: only the next piece
+/// is checked here, each later one when it is posted.
 fn rest(resolved: &Resolved, op: &Transmit<'_>, offset: u64, len: u64) -> Known {
     if op.is_durable() && resolved.entry.access & access::FLUSH == 0 {
         return Known::Refused(FiErrno::EACCES);
@@ -307,7 +318,7 @@ fn rest(resolved: &Resolved, op: &Transmit<'_>, offset: u64, len: u64) -> Known 
 }
 
 impl TxSide {
-    /// Posts an operation whose key may have to be looked up, or that comes after one.
+    /// Posts an operation whose key may need a look-up, or that is behind such an operation.
     ///
     /// # Safety
     /// As [`super::Endpoint::send`].
@@ -376,7 +387,8 @@ impl TxSide {
             if self.waiting.is_empty()
                 && let Some(remote) = &mut self.remote
             {
-                // the application may post it again behind news of the peer's
+                // the caller may repost the operation after a revocation: it starts with new
+                // counters
                 remote.is_settled();
             }
             return Err(FiErrno::EAGAIN);
@@ -386,7 +398,7 @@ impl TxSide {
         Ok(())
     }
 
-    /// Lets an operation wait, behind those that do.
+    /// Appends an operation to the pending operations.
     ///
     /// # Safety
     /// As [`super::Endpoint::send`].
@@ -397,19 +409,19 @@ impl TxSide {
         self.wake_helper();
     }
 
-    /// Whether no key of the peer looks like this.
+    /// Whether the value cannot be a key of the peer.
     fn is_senseless(&self, key: u64) -> bool {
         !self.application_keys && key >> 48 != kind::HANDLE
     }
 
-    /// What a mapped key that is kept says.
+    /// As [`Remote::find`], for a mapped key in the cache of mapped keys.
     fn find_mapped(&mut self, op: &Transmit<'_>, len: usize, done: u64) -> Option<Known> {
         let mapped = self.mapped.get(op.key)?;
         if !mapped.is_mapped() {
             return Some(Known::Refused(FiErrno::EKEYREJECTED));
         }
         match &mapped.meaning {
-            // neither such regions nor such endpoints count
+            // neither these regions nor these endpoints count events
             Meaning::Native(region) => Some(known(region, false, op, len, done)),
             Meaning::Key if mapped.key >> 32 == 0 && !self.application_keys => {
                 Some(native(mapped.key as u32, op, len))
@@ -436,7 +448,7 @@ impl TxSide {
         known
     }
 
-    /// As [`Self::resolve`], of a key of the peer's.
+    /// As [`Self::resolve`], for a key in the peer's directory.
     fn look_up(&mut self, op: &Transmit<'_>, len: usize, done: u64) -> Known {
         let Some(remote) = &mut self.remote else {
             return Known::Refused(FiErrno::EKEYREJECTED);
@@ -458,7 +470,7 @@ impl TxSide {
         }
     }
 
-    /// As [`Self::resolve`], of a key that was mapped.
+    /// As [`Self::resolve`], for a mapped key.
     fn resolve_mapped(&mut self, op: &Transmit<'_>, len: usize, done: u64) -> Known {
         if self.mapped.get(op.key).is_none() {
             let Some(mapped) = self.cq.domain().mapped().get(op.key) else {
@@ -486,8 +498,8 @@ impl TxSide {
         }
     }
 
-    /// Posts an operation, or its next part; `Some`: so many bytes of it are posted then, and
-    /// others have to follow.
+    /// Posts an operation, or its next part. `Some(n)`: `n` bytes of the operation are posted and
+    /// the rest remains.
     ///
     /// # Safety
     /// As [`super::Endpoint::send`].
@@ -517,16 +529,16 @@ impl TxSide {
                         .map(|_| ())
                 }
                 Known::Refused(error) => self.post_failure(ring, op, error),
-                // not here
+                // resolved by the callers
                 Known::Pending | Known::Unread(_) | Known::Compare(_) => Err(FiErrno::EAGAIN),
             }
         }
         .map(|()| None)
     }
 
-    /// Posts an operation that touches several buffers of a kept key, or is counted:
-    /// [`MAX_SEGMENTS`] pieces of it from `offset` of the region on, `done` bytes of its own. As
-    /// [`Self::post_known`].
+    /// Posts an operation that covers several buffers of a cached key, or is counted: at most
+    /// [`MAX_SEGMENTS`] pieces, from `offset` in the region and byte `done` of the operation.
+    /// Result as [`Self::post_known`].
     ///
     /// # Safety
     /// As [`super::Endpoint::send`].
@@ -554,7 +566,7 @@ impl TxSide {
             let left = len_there - done - taken;
             match region.piece(offset + taken, left) {
                 Ok(piece) if !piece.absent => *to = piece,
-                // it has to be read, or has gone meanwhile: not this time
+                // the part must be read first, or is absent by now: a later call handles it
                 _ => break,
             }
             count += 1;
@@ -577,10 +589,10 @@ impl TxSide {
             };
             let events = if last { &events[..event_count] } else { &[] };
             let mut part = LocalPart::default();
-            // no more than the buffers have
+            // limited to the length of the local buffers
             let local = part.of(&op.local, done as usize, taken as usize);
             let op = Transmit { local, ..*op };
-            // SAFETY: as this function; the bytes are some of the operation's.
+            // SAFETY: as this function; `local` covers a subset of the operation's bytes.
             let whole =
                 unsafe { self.post_pieces(ring, &op, taken as usize, pieces, events, batch) }?;
             more = (whole && !last).then_some(done + taken);
@@ -597,7 +609,7 @@ impl TxSide {
         Ok(more)
     }
 
-    /// The key by which the peer's region is kept.
+    /// The cache key of the peer's region.
     fn key_of(&self, op: &Transmit<'_>) -> u64 {
         match self.mapped.get(op.key) {
             Some(mapped) if op.key >> 48 == kind::MAPPED => mapped.key,
@@ -605,7 +617,7 @@ impl TxSide {
         }
     }
 
-    /// What is known of the region of a key that was resolved.
+    /// The cached records of a resolved key's region.
     fn region(&self, op: &Transmit<'_>) -> Option<&Resolved> {
         let kept = |key| self.remote.as_ref()?.kept.get(key);
         if op.key >> 48 != kind::MAPPED {
@@ -618,7 +630,8 @@ impl TxSide {
         }
     }
 
-    /// Where an operation on a region is counted, as `event` there; gives the number of places.
+    /// Fills `events` with the event cells that count an operation on a region: cell `event` of the
+    /// region, and the endpoint's cell. Returns their number.
     fn events(
         &self,
         op: &Transmit<'_>,
@@ -633,7 +646,7 @@ impl TxSide {
         else {
             return 0;
         };
-        // the claim of a region that was accessed is nobody's any more
+        // the claim word of an access-once region is free for this use once the region was accessed
         let of_region = if region.entry.once {
             Some((region.entry.claim_addr(), region.entry.rkey))
         } else if region.entry.cell != 0 {
@@ -642,7 +655,7 @@ impl TxSide {
         } else {
             None
         };
-        // of what was looked up: a region with a native key is in no directory
+        // only for regions found in a directory; a region with a native key is in none
         let of_endpoint = (remote.map.cell != 0 && region.cells_rkey != 0).then(|| {
             let offset = need(op, 0).0.event_of_endpoint().offset();
             (remote.map.cell.wrapping_add(offset), region.cells_rkey)
@@ -664,14 +677,15 @@ impl TxSide {
         count
     }
 
-    /// Goes on with what waits, as far as that is possible now.
+    /// Retries the pending operations in order, until one cannot be posted.
     pub(super) fn resume(&mut self, rings: &Rings) {
         if let Some(remote) = &mut self.remote {
             remote.catch_up();
             remote.acknowledge();
         }
         while let Some(mut waiting) = self.waiting.pop_front() {
-            // SAFETY: whoever posted it promised that the buffers stay until completion.
+            // SAFETY: the caller that posted the operation promised that the buffers stay valid
+            // until completion.
             if !unsafe { self.retry(rings, &mut waiting) } {
                 self.waiting.push_front(waiting);
                 return;
@@ -680,7 +694,7 @@ impl TxSide {
         rings.set_waiting(false);
     }
 
-    /// Posts an operation that has waited, or the rest of one; says whether that is done.
+    /// Posts a pending operation, or the rest of one. Returns whether all of it is posted.
     ///
     /// # Safety
     /// As [`super::Endpoint::send`].
@@ -722,7 +736,8 @@ impl TxSide {
         }
     }
 
-    /// The connection has ended: what waits takes its place among what is flushed, as far as there is room.
+    /// After the end of the connection: fails the pending operations with `ECANCELED`, in order, as
+    /// far as the send queue has room.
     pub(super) fn give_up(&mut self, rings: &Rings) {
         if let Some(remote) = &mut self.remote {
             remote.comparing = None;
@@ -748,13 +763,14 @@ impl TxSide {
 pub(super) struct EventTarget {
     pub(super) addr: u64,
     pub(super) rkey: u32,
-    /// Where the count before goes, which nobody reads.
+    /// Local destination of the fetch-and-add's result, which is never read.
     pub(super) sink: Sge,
 }
 
-/// Requests of the engine's own that a queue pair must have room for besides those of [`crate::queue::slots::Own`]: the other
-/// parts of the last operation: a write to each segment, a flush of each, remote data behind them, events.
+/// Engine requests that the send queue has room for besides those of [`crate::queue::slots::Own`]:
+/// the further parts of one operation, which are a write to each segment, a flush of each segment,
+/// remote data, and events.
 pub(super) const OTHER_PARTS: usize = 2 * MAX_SEGMENTS + MOST_EVENTS;
 
-/// Cells that one operation counts in: the region's, and that of the endpoint.
+/// Event cells per operation: the region's and the endpoint's.
 const MOST_EVENTS: usize = 2;

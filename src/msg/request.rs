@@ -1,4 +1,4 @@
-//! Connection requests that wait for an answer.
+//! Unanswered connection requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use crate::verbs::{CmId, Device, known_device};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
 
-/// An identifier, and what the peer said of itself.
+/// The identifier of a request, and the peer's introduction.
 pub(crate) type Taken = (CmId, Option<Introduction>);
 
-/// A peer's request for a connection. Answered by making an endpoint of it and accepting there,
-/// or by [`Self::reject`]; dropping it rejects without data.
+/// A peer's request for a connection. It is answered by making an endpoint from it and accepting
+/// there, or by [`Self::reject`]; dropping it rejects without data.
 #[derive(Debug)]
 pub struct ConnectRequest {
-    /// `None` once it is answered.
+    /// `None` once the request is answered.
     id: Option<CmId>,
-    /// What the peer says of itself.
+    /// The peer's introduction.
     introduction: Option<Introduction>,
 }
 
@@ -33,27 +33,28 @@ impl ConnectRequest {
         self.id.as_ref().ok_or(FiErrno::EINVAL)
     }
 
-    /// Whether an endpoint of this device can accept it.
+    /// Whether an endpoint on this device can accept the request.
     pub(crate) fn is_on(&self, device: &Device) -> bool {
         self.id.as_ref().is_some_and(|id| id.is_on(device))
     }
 
-    /// Hands the identifier, and what the peer said of itself, to who accepts.
+    /// Moves the identifier and the peer's introduction to the accepting endpoint.
     pub(crate) fn take(mut self) -> Option<Taken> {
         Some((self.id.take()?, self.introduction))
     }
 
-    /// Turns the peer down and hands it `data`.
+    /// Rejects the request and sends `data` to the peer.
     ///
     /// # Errors
-    /// `EINVAL`: more data than fits (the request is dropped, hence rejected, all the same).
+    /// `EINVAL`: `data` is too long. The request is rejected nevertheless, without data.
     pub fn reject(mut self, data: &[u8]) -> Result<()> {
         let data = CmData::new(data)?;
         let id = self.id.take().ok_or(FiErrno::EINVAL)?;
         id.reject(&data)
     }
 
-    /// The device that the request came in by: the accepting endpoint's domain must be of it.
+    /// The device on which the request arrived. The accepting endpoint's domain must be on this
+    /// device.
     pub fn device(&self) -> Option<Arc<Device>> {
         known_device(self.id.as_ref()?)
     }
@@ -61,7 +62,7 @@ impl ConnectRequest {
     /// This side's address.
     ///
     /// # Errors
-    /// `EINVAL`: it isn't an IP address.
+    /// `EINVAL`: the address is not an IP address.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         self.id()?.local_addr().ok_or(FiErrno::EINVAL)
     }
@@ -69,7 +70,7 @@ impl ConnectRequest {
     /// The peer's address.
     ///
     /// # Errors
-    /// `EINVAL`: it isn't an IP address.
+    /// `EINVAL`: the address is not an IP address.
     pub fn peer_addr(&self) -> Result<SocketAddr> {
         self.id()?.peer_addr().ok_or(FiErrno::EINVAL)
     }

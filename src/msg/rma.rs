@@ -17,7 +17,7 @@ use crate::verbs::SendOpcode;
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct RemoteIov {
-    /// Address, as the region's form counts: here its virtual address.
+    /// Address in the addressing mode of the region: virtual, or an offset.
     pub addr: u64,
     /// Bytes.
     pub len: usize,
@@ -61,7 +61,7 @@ impl<'a> Transmit<'a> {
         let &[target] = remote else {
             return Err(FiErrno::EINVAL);
         };
-        // the endpoint's own limit comes later; this one keeps a wrong count from being followed
+        // the endpoint's limit is checked later; this check bounds the number of elements read here
         if local.count() > MAX_IOV {
             return Err(refusal::too_many_buffers(local.count(), MAX_IOV));
         }
@@ -72,12 +72,12 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// As for sends; besides
+/// As for sends, and:
 ///
 /// # Errors
-/// - `EINVAL`: more than one remote range (`rma_iov_limit` is 1), or a length other than the
-///   local one's.
-/// - `EKEYREJECTED`: a key that can't be one.
+/// - `EINVAL`: more than one remote range (`rma_iov_limit` is 1), or its length differs from the
+///   local length.
+/// - `EKEYREJECTED`: the value cannot be a key of the peer.
 ///
 /// # Safety
 /// As for sends.
@@ -177,7 +177,7 @@ impl Endpoint {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        // inject means nothing where this side's memory is written
+        // inject has no meaning for an operation that writes local memory
         let flags = self.tx_op_flags() - Flags::INJECT;
         let op = Transmit::rma(SendOpcode::Read, local, addr, key, context, flags)?;
         // SAFETY: as this function.

@@ -11,17 +11,18 @@ use crate::flags::Flags;
 use crate::mr::Desc;
 use crate::msg::Endpoint;
 
-/// Operations without flags take the endpoint's default ones; those named `_msg` take theirs, and
-/// with `FI_SELECTIVE_COMPLETION` complete visibly only if `FI_COMPLETION` is among them.
+/// Operations without a flags argument use the endpoint's default flags. Those named `_msg` use
+/// their argument; with `FI_SELECTIVE_COMPLETION` they have a completion entry only if it contains
+/// `FI_COMPLETION`.
 ///
-/// None of them blocks, allocates, or makes a system call. All answer `EAGAIN` when the queue is
-/// full: read the completion queue and try again.
+/// No operation blocks, allocates, or makes a system call. `EAGAIN`: the queue is full; the caller
+/// reads the completion queue and repeats the call.
 ///
 /// # Errors
 /// - `EAGAIN`: the queue is full.
-/// - `EINVAL`: too many buffers, or a descriptor that is needed and wrong.
-/// - `EMSGSIZE`: more bytes than the device, or inject, takes.
-/// - `EBADFLAGS`: a flag that the operation doesn't have.
+/// - `EINVAL`: too many buffers, or a required descriptor is wrong.
+/// - `EMSGSIZE`: longer than the limit of the endpoint, or of inject.
+/// - `EBADFLAGS`: a flag that the operation does not accept.
 /// - `ENOCQ`: no completion queue is bound for transmitting.
 /// - `EOPBADSTATE`: not enabled. `ENOTCONN`: not connected. `ESHUTDOWN`: no longer connected.
 ///
@@ -38,7 +39,7 @@ impl Endpoint {
         unsafe { self.core.transmit_here(&op) }
     }
 
-    /// `fi_senddata`: the low 32 bits of `data` go along.
+    /// `fi_senddata`: the message carries the low 32 bits of `data`.
     #[inline]
     pub unsafe fn send_data(&self, local: LocalIov<'_>, data: u64, context: usize) -> Result<()> {
         let op = Transmit::send(local, context, self.tx_op_flags());

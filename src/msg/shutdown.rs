@@ -1,4 +1,4 @@
-//! The end of a connection and of an endpoint, and what tells of it.
+//! The end of a connection and of an endpoint, and the events that report it.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::queue::slots::{FailureListener, Lease};
 use crate::verbs::{AsyncEvent, AsyncListener};
 use crate::wire::cm_data::CmData;
 
-/// How long the end of a connection waits for the device to flush what was posted.
+/// Time limit for the device to flush the posted requests at the end of a connection.
 const FLUSH_WAIT: Duration = Duration::from_millis(200);
 
 impl Core {
@@ -31,8 +31,8 @@ impl Core {
         Ok(())
     }
 
-    /// Tells of the end of the connection. The state was changed by the caller, so it is told
-    /// once.
+    /// Reports the end of the connection to the event queue. The caller has changed the state, so
+    /// the end is reported once.
     pub(super) fn push_shutdown(&self) {
         if let Some(eq) = self.eq.get() {
             let event = Event::Shutdown {
@@ -42,15 +42,16 @@ impl Core {
         }
     }
 
-    /// Completes what has come in, before the queue pair is moved to its error state: the peer was told
-    /// that it has arrived, and a device may complete it only when it is asked.
+    /// Processes arrived completions before the queue pair is moved to its error state: the peer
+    /// has acknowledgements for these messages, and a device may complete them only when polled.
     pub(super) fn take_in(control: &Control) {
         for binding in [&control.tx, &control.rx].into_iter().flatten() {
             let _ = binding.cq.progress();
         }
     }
 
-    /// So that the peer does not wait for an acknowledgement when it closes regions.
+    /// Returns the keys to the peer, which then waits for no acknowledgement when it closes
+    /// regions.
     fn give_keys_back(&self) {
         if self.rings.holds_keys()
             && let Some(side) = self.tx.lock().as_mut()
@@ -59,8 +60,8 @@ impl Core {
         }
     }
 
-    /// Waits, for a short time at most, until the device has flushed what was posted, and moves
-    /// that to the completion queues' backlogs.
+    /// Waits at most [`FLUSH_WAIT`] until the device has flushed the posted requests, and moves
+    /// their completions to the completion queues' backlogs.
     pub(super) fn settle(&self) {
         let (tx, rx) = {
             let control = self.control.lock();
@@ -95,7 +96,7 @@ impl Core {
         }
     }
 
-    /// Takes everything apart. Idempotent.
+    /// Disconnects and releases all resources. Idempotent.
     pub(crate) fn close(&self) {
         let connected = {
             let mut registry = self.eq.get().map(|eq| eq.registry());
@@ -121,7 +122,7 @@ impl Core {
                     self.give_keys_back();
                 }
                 Self::take_in(&control);
-                // fails where the connection never came to be, or has ended
+                // fails if the connection was never established, or has ended
                 let _ = id.disconnect();
             }
             connected
@@ -144,7 +145,7 @@ impl Core {
                 counter.leave(&cell);
             }
         }
-        // one of its own, not that of an authorization key
+        // releases the endpoint's own protection domain; one of an authorization key stays
         if self.domain.config().form.mode.contains(Mode::ENDPOINT) {
             self.domain.forget(&self.pd);
         }
@@ -153,7 +154,7 @@ impl Core {
 
 impl FailureListener for Core {
     fn operation_failed(&self) {
-        // before the peer's confirmation is read, what the event queue says is that step's to say
+        // before the peer's confirmation is read, that step reports the end to the event queue
         if self.state.change(State::Accepted, State::Broken) {
             return;
         }
@@ -167,14 +168,15 @@ impl FailureListener for Core {
         if !connected && !matches!(self.state.get(), State::Disconnected | State::Broken) {
             return;
         }
-        // who has the lock goes on by itself, or comes again
+        // if the lock is taken, its holder retries the pending operations, or this is called again
         if let Some(mut tx) = self.tx.try_lock()
             && let Some(side) = tx.as_mut()
         {
             if connected {
                 side.resume(&self.rings);
             } else {
-                // the application may wait for its operation, and read the event queue when it has the error
+                // the application may wait for its operations' errors before it reads the event
+                // queue
                 side.give_up(&self.rings);
             }
         }

@@ -1,5 +1,5 @@
-//! Registered memory for data that is copied: injected data that is too long to go inline, and
-//! short sources that would have to be registered.
+//! Registered memory for copied data: injected data that is too long to send inline, and short
+//! sources that would need a registration.
 
 #![allow(unsafe_code, reason = "memory shared with a device")]
 
@@ -10,7 +10,7 @@ use crate::errno::Result;
 use crate::mr::COPIED;
 use crate::verbs::{Mr, Pd};
 
-/// As many equal pieces as there are work slots: a slot's piece is free when the slot is.
+/// One piece of `size` bytes per work slot: a slot's piece is free when the slot is.
 #[derive(Debug)]
 pub(crate) struct Slab {
     mr: Mr,
@@ -24,7 +24,8 @@ unsafe impl Send for Slab {}
 impl Slab {
     pub(crate) fn new(pd: &Arc<Pd>, slots: usize, size: usize) -> Result<Self> {
         let memory: Box<[UnsafeCell<u8>]> = (0..slots * size).map(|_| UnsafeCell::new(0)).collect();
-        // SAFETY: the registration is dropped first, as the first field. The device only reads.
+        // SAFETY: `Slab` drops the registration before the memory (field order). The device only
+        // reads.
         let mr = unsafe { Mr::register(pd, memory.as_ptr().cast(), memory.len(), 0) }?;
         Ok(Self { mr, memory, size })
     }
@@ -38,22 +39,22 @@ impl Slab {
     }
 }
 
-/// Pieces of [`COPIED`] bytes for short sources, taken in turn: of the oldest request first, given
-/// back when it is complete. Fewer than there are work slots: where all are taken, sources go the
-/// longer way.
+/// Pieces of [`COPIED`] bytes for short sources, used as a ring: each is released when its request
+/// is complete. There are fewer pieces than work slots; when all are used, a source is registered
+/// instead.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     slab: Slab,
-    /// The request that uses each piece.
+    /// Slot number of the request that uses each piece.
     numbers: [u32; PIECES],
-    /// Pieces taken and given back so far, wrapping.
+    /// Pieces taken and released so far, wrapping.
     head: u32,
     tail: u32,
-    /// Whether the operation that is being posted uses the next one.
+    /// Whether the operation that is being posted uses the piece at `head`.
     taken: bool,
 }
 
-/// Pieces of a transmit side: 256 KiB.
+/// Pieces per transmit side, 256 KiB in total.
 const PIECES: usize = 32;
 
 impl Bounce {
@@ -69,8 +70,8 @@ impl Bounce {
         })
     }
 
-    /// A piece for the operation that is being posted, and the lkey for it; requests before `tail`
-    /// are complete.
+    /// A piece for the operation that is being posted, and its lkey. Requests before `tail` are
+    /// complete.
     #[inline]
     pub(crate) fn take(&mut self, tail: u32) -> Option<(*mut u8, u32)> {
         while self.tail != self.head
@@ -85,8 +86,8 @@ impl Bounce {
         Some(self.slab.slot(self.head as usize % PIECES))
     }
 
-    /// The operation was posted; `number` is that of its last request. One that was refused leaves
-    /// its piece to the next one.
+    /// Records that the operation was posted; `number` is the slot number of its last request. A
+    /// refused operation leaves its piece to the next one.
     #[inline]
     pub(crate) fn posted(&mut self, number: u32) {
         if std::mem::take(&mut self.taken) {

@@ -1,4 +1,4 @@
-//! Shared receive contexts: receives that any endpoint bound to them takes.
+//! Shared receive contexts: receives that all bound endpoints draw from.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -20,10 +20,10 @@ use crate::queue::WrId;
 use crate::queue::shared::{SharedRecv, SharedSlots};
 use crate::verbs::{RecvRequest, Srq};
 
-/// What to make a shared receive context with.
+/// Attributes of a new shared receive context.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedRxConfig {
-    /// How many receives may be posted, at least 1.
+    /// Maximum number of posted receives, at least 1.
     pub size: usize,
     /// Buffers per receive, at least 1.
     pub iov_limit: usize,
@@ -33,9 +33,9 @@ pub struct SharedRxConfig {
 
 /// A shared receive context on a shared receive queue. Thread safe.
 ///
-/// Completions go to the completion queues of the endpoints that took the receives. What is still
-/// posted when it is dropped is discarded, without a completion: endpoints hold it, so none is left
-/// by then.
+/// Completions go to the completion queues of the endpoints that consumed the receives. Receives
+/// still posted when the context is dropped are discarded without a completion; by then no endpoint
+/// is left, because endpoints hold a reference to the context.
 #[derive(Debug)]
 pub struct SharedRx {
     domain: Arc<Domain>,
@@ -46,11 +46,12 @@ pub struct SharedRx {
     posting: Mutex<Posting>,
 }
 
-/// What is needed to post a receive.
+/// State for posting receives.
 #[derive(Debug)]
 struct Posting {
     local: LocalKeys,
-    /// Registrations of the receives under way, by their numbers; none where the application registers.
+    /// Registrations of the receives under way, indexed by slot number; empty if the application
+    /// registers.
     held: Vec<Vec<Kept>>,
 }
 
@@ -64,12 +65,12 @@ impl Drop for Posting {
 }
 
 impl SharedRx {
-    /// Makes one.
+    /// Opens a shared receive context.
     ///
     /// # Errors
-    /// - `EINVAL`: more than the device has.
+    /// - `EINVAL`: a size is 0 or exceeds the device's limit.
     /// - `ENOSYS`: the device has no shared receive queues.
-    /// - `ENOMEM`, `ENOSPC`.
+    /// - `ENOMEM`, `ENOSPC`: no resources left.
     pub fn open(domain: &Arc<Domain>, config: SharedRxConfig) -> Result<Arc<Self>> {
         let limits = Limits::of(domain.device());
         if limits.shared_rx_size == 0 {
@@ -95,7 +96,7 @@ impl SharedRx {
         }))
     }
 
-    /// The domain it belongs to.
+    /// The domain that the context belongs to.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
@@ -111,9 +112,9 @@ impl SharedRx {
     /// `fi_recv`, `fi_recvv` on the context.
     ///
     /// # Errors
-    /// - `EAGAIN`: as many as its size are posted.
-    /// - `EINVAL`: too many buffers, or a descriptor that is needed and wrong.
-    /// - `EMSGSIZE`: more bytes than the device takes.
+    /// - `EAGAIN`: the maximum number of receives is posted.
+    /// - `EINVAL`: too many buffers, or a required descriptor is wrong.
+    /// - `EMSGSIZE`: longer than the device's maximum message.
     ///
     /// # Safety
     /// Buffers must stay valid until the operation completes or the context is dropped, and
@@ -127,7 +128,7 @@ impl SharedRx {
     /// `fi_recvmsg` on the context.
     ///
     /// # Errors
-    /// As [`Self::recv`]; `EBADFLAGS`: a flag that the operation doesn't have.
+    /// As [`Self::recv`]; `EBADFLAGS`: a flag that the operation does not accept.
     ///
     /// # Safety
     /// As [`Self::recv`].
@@ -172,7 +173,8 @@ impl SharedRx {
     }
 }
 
-/// Keeps what a receive uses until the next one that gets its number, which it is complete by.
+/// Stores a receive's registrations until its slot number is reused; the receive is complete by
+/// then.
 #[inline]
 fn hold(held: &mut Vec<Vec<Kept>>, number: usize, keys: &mut LocalKeys) {
     if number >= held.len() && keys.has_taken() {

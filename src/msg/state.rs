@@ -1,8 +1,8 @@
-//! Where in its life an endpoint is.
+//! The life cycle of an endpoint.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Where in its life an endpoint is.
+/// The life cycle of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
@@ -22,7 +22,7 @@ pub(crate) enum State {
     Broken,
     /// Connected.
     Connected,
-    /// Was connected, or failed to become so.
+    /// The connection has ended, or could not be established.
     Disconnected,
     /// Closed.
     Closed,
@@ -46,7 +46,7 @@ impl State {
     }
 }
 
-/// A state that threads read without a lock.
+/// A state that is read without a lock.
 #[derive(Debug)]
 pub(crate) struct AtomicState(AtomicU8);
 
@@ -74,7 +74,7 @@ impl AtomicState {
         self.0.store(state as u8, Ordering::Release);
     }
 
-    /// Goes from one state to another, if it is in the first.
+    /// Changes the state from `from` to `to`. Returns false if the state is not `from`.
     pub(crate) fn change(&self, from: State, to: State) -> bool {
         self.0
             .compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire)

@@ -6,9 +6,9 @@ use crate::flags::Flags;
 use crate::mr::keys::Piece;
 use crate::verbs::SendOpcode;
 
-/// Flags that `fi_sendmsg`, `fi_writemsg` take. `FI_MORE` changes nothing: held back, a request would
-/// move only when the application calls again, though data progress is the device's (`FI_PROGRESS_AUTO`), and
-/// a refusal (`EAGAIN`) could no longer be told by the call that posted it.
+/// Flags accepted by `fi_sendmsg` and `fi_writemsg`. `FI_MORE` has no effect: a delayed request
+/// would be sent only by the application's next call, although progress is automatic
+/// (`FI_PROGRESS_AUTO`), and the call that posted it could not return `EAGAIN` any more.
 const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT)
     .union(Flags::INJECT_COMPLETE)
@@ -29,12 +29,12 @@ pub(crate) struct Transmit<'a> {
     pub(crate) data: u64,
     pub(crate) context: usize,
     pub(crate) flags: Flags,
-    /// An inject call: it never completes visibly.
+    /// Set for inject calls, which have no completion entry.
     pub(crate) silent: bool,
     /// Operands of an atomic.
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
-    /// What its completion says of it.
+    /// Flags of its completion.
     pub(crate) kind: Flags,
 }
 
@@ -56,7 +56,7 @@ impl<'a> Transmit<'a> {
         }
     }
 
-    /// Lets `data` go along.
+    /// Adds remote data.
     #[inline]
     pub(crate) fn with_data(mut self, data: u64) -> Self {
         self.opcode = self.opcode.with_imm();
@@ -64,7 +64,7 @@ impl<'a> Transmit<'a> {
         self
     }
 
-    /// Makes it an inject call.
+    /// Changes the operation to an inject call.
     #[inline]
     pub(crate) fn injected(mut self) -> Self {
         self.flags |= Flags::INJECT;
@@ -72,7 +72,7 @@ impl<'a> Transmit<'a> {
         self
     }
 
-    /// Whether it completes only when what it writes would outlive a loss of power.
+    /// Whether the operation completes only when its data would survive a loss of power.
     #[inline]
     pub(super) fn is_durable(&self) -> bool {
         self.flags.contains(Flags::COMMIT_COMPLETE)
@@ -80,7 +80,7 @@ impl<'a> Transmit<'a> {
             && self.local.len() != 0
     }
 
-    /// As a call with flags asks.
+    /// Applies the flags of a call with flags.
     #[inline]
     pub(crate) fn with_flags_checked(mut self, data: u64) -> Result<Self> {
         if self.flags.intersects(MSG_FLAGS.complement()) {
@@ -93,7 +93,7 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// The peer's memory, as its device knows it.
+/// The peer's memory as its device addresses it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) addr: u64,
@@ -101,7 +101,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Of an operation whose key is the device's own, or that has none.
+    /// The target of an operation whose key is an rkey of the device, or that has no key.
     #[inline]
     pub(super) fn native(op: &Transmit<'_>) -> Self {
         Self {
@@ -120,7 +120,7 @@ impl Target {
     }
 }
 
-/// What a completion says of an operation, unless it is an atomic.
+/// Completion flags of an operation; those of atomics are set by the caller.
 #[inline]
 pub(super) fn completion_flags(opcode: SendOpcode) -> Flags {
     match opcode {

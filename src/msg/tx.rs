@@ -1,4 +1,4 @@
-//! The transmit side of an endpoint: what sends, RMA and atomics post through.
+//! The transmit side of an endpoint: posts sends, RMA and atomics.
 
 #![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
 
@@ -33,26 +33,27 @@ pub(crate) struct TxSide {
     pub(super) selective: bool,
     iov_limit: usize,
     max_inline: usize,
-    /// Of messages, and of RMA.
+    /// Maximum lengths in bytes: of messages, of RMA.
     max_inject: [usize; 2],
     max_len: [usize; 2],
-    /// Every so many unsignaled requests one is signaled, so that their slots become free.
+    /// One request in `period` is signaled, so that the slots of the unsignaled ones become free.
     pub(super) period: u32,
     pub(super) unsignaled: u32,
-    /// Counted operations are all signaled: nobody would poll for the last ones otherwise.
+    /// Whether a counter is bound: every request is then signaled, because an unsignaled last
+    /// request would never be counted.
     pub(super) counted: bool,
     slab: Option<Slab>,
-    /// Where short sources are copied that would have to be registered.
+    /// Bounce buffer for short sources that would otherwise need a registration.
     pub(super) bounce: Option<Bounce>,
     pub(super) local: LocalKeys,
     scratch: Option<Scratch>,
-    /// Whether all keys of the peer are its application's.
+    /// Whether all keys of the peer are chosen by its application.
     pub(super) application_keys: bool,
-    /// A peer that has introduced itself.
+    /// Set once the peer's introduction was received.
     pub(super) remote: Option<Box<Remote>>,
-    /// Mapped keys that were used.
+    /// Cache of mapped keys that operations have used.
     pub(super) mapped: KeyCache<Arc<MappedKey>>,
-    /// What waits for a key to be looked up, and what was posted behind that.
+    /// Pending operations: the first waits for a key look-up, the others are behind it.
     pub(super) waiting: VecDeque<Waiting>,
 }
 
@@ -103,20 +104,20 @@ impl TxSide {
         })
     }
 
-    /// Whether the operation's key is the device's own.
+    /// Whether the operation's key is an rkey of the device.
     #[inline]
     pub(super) fn has_native_key(&self, op: &Transmit<'_>) -> bool {
         op.key >> 32 == 0 && !self.application_keys
     }
 
-    /// Whether it is one request of the device's, to be posted as it is.
+    /// Whether the operation is posted as one unmodified request.
     #[inline]
     pub(super) fn is_native(&self, op: &Transmit<'_>) -> bool {
         (self.has_native_key(op) && !op.is_durable())
             || matches!(op.opcode, SendOpcode::Send | SendOpcode::SendImm)
     }
 
-    /// Posts an operation, or lets it wait.
+    /// Posts an operation, or makes it pending.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`].
@@ -133,10 +134,10 @@ impl TxSide {
         }
     }
 
-    /// Checks what can be checked without the peer; gives the length.
+    /// Makes the checks that do not depend on the peer. Returns the length in bytes.
     #[inline]
     pub(super) fn check(&self, op: &Transmit<'_>) -> Result<usize> {
-        // before the list is looked at: a wrong count may be longer than the list
+        // checked before the list is read: a wrong count may exceed the list
         if op.local.count() > self.iov_limit {
             return Err(refusal::too_many_buffers(op.local.count(), self.iov_limit));
         }
@@ -152,7 +153,7 @@ impl TxSide {
         Ok(len)
     }
 
-    /// The device's form of an operation's local buffers, and whether they go inline.
+    /// The sges of an operation's local buffers, and whether the data is sent inline.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`].
@@ -176,7 +177,7 @@ impl TxSide {
         {
             let slab = self.slab.as_mut().ok_or(FiErrno::EMSGSIZE)?;
             let (to, lkey) = slab.slot(ring.next_index());
-            // SAFETY: the slot is free and has room for what inject takes; buffers as this function.
+            // SAFETY: the slot is free and holds `inject_size` bytes; buffers as this function.
             unsafe { op.local.copy_to(to) };
             let addr = to as u64;
             std::slice::from_ref(sges[0].write(Sge {
@@ -185,7 +186,8 @@ impl TxSide {
                 lkey,
             }))
         } else if let Some((to, lkey)) = self.bounced(ring, op, len) {
-            // SAFETY: the piece is free and has room for so many bytes; buffers as this function.
+            // SAFETY: the bounce buffer has handed out a free piece of at least `len` bytes;
+            // buffers as this function.
             unsafe { op.local.copy_to(to) };
             std::slice::from_ref(sges[0].write(Sge {
                 addr: to as u64,
@@ -205,7 +207,7 @@ impl TxSide {
         Ok((sges, inline))
     }
 
-    /// Whether a short source that would have to be registered goes through the memory of injected data.
+    /// Whether a short source that would need a registration is copied to the inject slab instead.
     #[inline]
     fn is_better_copied(&self, op: &Transmit<'_>, len: usize) -> bool {
         self.slab.is_some()
@@ -214,8 +216,8 @@ impl TxSide {
             && self.local.must_register(op.local.has_descriptors())
     }
 
-    /// Memory for a source that is copied because finding its registration would take longer, if
-    /// there is some.
+    /// Bounce memory for a source that is copied because its registration would take longer. `None`
+    /// if the source does not qualify or no bounce memory is free.
     #[inline]
     fn bounced(
         &mut self,
@@ -236,7 +238,7 @@ impl TxSide {
         }
     }
 
-    /// The operation was posted; `number` is that of its last request.
+    /// Records that an operation was posted; `number` is the slot number of its last request.
     #[inline]
     pub(super) fn posted(&mut self, number: u32, tail: u32) {
         self.local.posted(number, tail);
@@ -245,7 +247,7 @@ impl TxSide {
         }
     }
 
-    /// Posts an operation whose target is known, in one request.
+    /// Posts an operation with a resolved target as one request.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`].
@@ -280,14 +282,15 @@ impl TxSide {
             inline,
             signaled,
             fence: op.flags.contains(Flags::FENCE),
-            // the size of remote data is 4 bytes
+            // remote data has 4 bytes
             imm: op.data as u32,
             remote_addr: target.addr,
             rkey: target.rkey,
             compare_add: op.compare_add,
             swap: op.swap,
         };
-        // SAFETY: as this function; what is not inline stays until completion.
+        // SAFETY: as this function; the caller keeps buffers that are not inline valid until
+        // completion.
         if let Err(error) = unsafe { self.qp.post_send(&request) } {
             ring.unpush();
             self.local.refused();
@@ -298,7 +301,8 @@ impl TxSide {
         Ok(())
     }
 
-    /// Lets the domain's thread go on with what waits, should nobody else.
+    /// Registers this endpoint with the domain's thread, which retries the pending operations if no
+    /// application thread does.
     pub(super) fn wake_helper(&self) {
         if let Some(remote) = &self.remote {
             let rings = Arc::downgrade(remote.rings());
@@ -306,15 +310,16 @@ impl TxSide {
         }
     }
 
-    /// The application may never read its queue, when it injects only: looks for completions.
+    /// Polls for completions to free slots: an application that only injects may never read its
+    /// completion queue.
     #[cold]
     pub(super) fn make_room(&self, ring: &SlotRing) -> Result<bool> {
         self.cq.poll_quietly()?;
         Ok(!ring.is_full())
     }
 
-    /// Posts a request that does nothing behind all others: on a queue pair in its error state it
-    /// is flushed last, so what was not reported before it has succeeded.
+    /// Posts an empty request behind all others. On a queue pair in its error state it is flushed
+    /// last, so an unsignaled request without an error before it has succeeded.
     pub(crate) fn post_marker(&mut self, ring: &SlotRing) {
         if ring.outstanding() == 0 || ring.outstanding() > ring.depth() {
             return;
@@ -331,7 +336,7 @@ impl TxSide {
     }
 }
 
-/// A device that says its queue is full means: not now.
+/// Maps the device's "queue full" (`ENOMEM`) to `EAGAIN`.
 pub(crate) fn post_errno(error: FiErrno) -> FiErrno {
     if error == FiErrno::ENOMEM {
         FiErrno::EAGAIN
@@ -351,8 +356,8 @@ impl Core {
         unsafe { self.transmit_here(op) }
     }
 
-    /// As [`Self::transmit`], for the calls that are worth a copy in which their kind, flags and number of buffers are
-    /// known.
+    /// As [`Self::transmit`], inlined: the compiler specializes it in callers where kind, flags and
+    /// number of buffers are constants.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`].

@@ -1,7 +1,9 @@
-//! A compare and swap on a region whose modifications are counted: one that fails is none (fi_mr(3), `fi_mr_bind`).
+//! Compare and swap on a region whose modifications are counted: one that fails does not modify
+//! (fi_mr(3), `fi_mr_bind`).
 //!
-//! Its event is posted when its result has come, and operations behind it wait until then, so the event still comes before
-//! theirs. The request has a slot as a part of the operation; the event completes it.
+//! Its event is posted after its result has arrived. Later operations are pending until then, so
+//! the order of events is kept. The request has a slot as a part of the operation; the event
+//! completes the operation.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -18,12 +20,12 @@ use crate::msg::tx::{TxSide, post_errno};
 use crate::queue::slots::{Slot, SlotRing};
 use crate::verbs::SendRequest;
 
-/// One that is posted and not counted.
+/// A compare and swap that is posted, and whose event is not.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Comparing {
-    /// Of its slot.
+    /// Slot number of its request.
     number: u32,
-    /// Where it is counted if it succeeds, the region's place first.
+    /// Event cells that count it if it succeeds, the region's first.
     events: [EventTarget; MOST_EVENTS],
     count: usize,
 }
@@ -34,11 +36,12 @@ impl TxSide {
         remote.is_some_and(|remote| remote.comparing.is_some())
     }
 
-    /// Posts a compare and swap at this offset of its region, and counts it if its result comes soon; else it has to wait, as
-    /// the first one, for [`Self::count_compare`]. Says whether it is posted as a whole.
+    /// Posts a compare and swap at `offset` in its region, and its event if the result arrives
+    /// within [`super::polls`] polls. Otherwise the caller keeps the operation first among the
+    /// pending ones, for [`Self::count_compare`]. Returns whether all of it is posted.
     ///
     /// # Errors
-    /// Those of posting; nothing is posted then.
+    /// Errors of posting; nothing was posted.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`].
@@ -98,7 +101,8 @@ impl TxSide {
         Ok(unsafe { self.count_compare(ring, op) })
     }
 
-    /// Counts the compare and swap that is posted, if its result has come or comes soon; says whether that is done.
+    /// Posts the event of the compare and swap under way, if its result has arrived or arrives
+    /// within [`super::polls`] polls. Returns whether that is done.
     ///
     /// # Safety
     /// As [`crate::msg::Endpoint::send`], for the operation that [`Self::compare`] has posted.
@@ -115,10 +119,11 @@ impl TxSide {
             let _ = self.cq.poll_quietly();
         }
         let mut before = [0; ATOMIC_SIZE];
-        // SAFETY: a result of 8 bytes (`Endpoint::atomic`), the caller's until the operation is complete.
+        // SAFETY: `Endpoint::atomic` has checked that the result has 8 bytes; the caller keeps it
+        // valid until completion.
         unsafe { op.local.copy_to(before.as_mut_ptr()) };
         if u64::from_ne_bytes(before) != op.compare_add {
-            // what has failed has read
+            // a failed compare and swap counts as a read
             let read = Event::Read.offset() - Event::Write.offset();
             comparing.events[0].addr = comparing.events[0].addr.wrapping_add(read);
         }
@@ -137,7 +142,7 @@ impl TxSide {
         if posted && let Some(remote) = &mut self.remote {
             remote.comparing = None;
             remote.last_used = ring.next_number().wrapping_sub(1);
-            remote.acknowledge(); // that waited for this
+            remote.acknowledge(); // deferred until this event
         }
         posted
     }

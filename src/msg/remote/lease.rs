@@ -1,5 +1,4 @@
-//! How long an initiator holds keys: from its announcement until they are given back.
-//! `docs/protocol.md`, "Stale keys".
+//! The lease of keys: an initiator holds keys from its announcement until it returns them.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -15,12 +14,12 @@ use crate::queue::slots::{Lease, Own, Progress};
 use crate::verbs::{SendOpcode, Sge};
 use crate::wire::records::Block;
 
-/// How long the end of a connection waits until the keys are given back.
+/// Time limit for returning the keys at the end of a connection.
 const GIVING_BACK: Duration = Duration::from_millis(1);
 
 impl Remote {
-    /// Announces that `key` is to be looked up, and starts the timer. None: the end of
-    /// the last time is still under way to the peer.
+    /// Announces to the peer that this side holds keys, before `key` is looked up, and starts the
+    /// lease timer. `None`: the write that ended the previous lease is still under way.
     pub(super) fn announce(&mut self, key: u64) -> Option<Result<()>> {
         let mut count = 0;
         while self.posted != 0 || self.rings.own.is_under_way(Own::Acknowledge) {
@@ -32,12 +31,12 @@ impl Remote {
             let _ = self.poster.cq.poll_quietly();
         }
         self.holds = true;
-        // no more that it holds none, before it reads anything
+        // withdraws "holds none" before the first read of the directory
         self.block.show_settled(0);
         fence(Ordering::SeqCst);
         self.acknowledge();
         if self.posted == 0 {
-            // nothing may be read before
+            // without an announcement nothing may be read
             self.holds = false;
             return Some(Err(FiErrno::EIO));
         }
@@ -52,8 +51,9 @@ impl Remote {
         Some(Ok(()))
     }
 
-    /// The header has come behind an announcement, with this count: what was given back is good, or
-    /// forgotten. As [`Self::look_up`].
+    /// The directory's header was read after an announcement and has this revocation count:
+    /// returned keys are reused if the count is unchanged, otherwise dropped. Result as
+    /// [`Self::look_up`].
     pub(super) fn checked(&mut self, count: u64, key: u64) -> Option<Result<()>> {
         if count == self.acted {
             self.kept = std::mem::take(&mut self.given_back);
@@ -70,7 +70,7 @@ impl Remote {
         None
     }
 
-    /// What belongs into the peer's *acknowledged*.
+    /// The current value for the peer's *acknowledged*.
     fn word(&self) -> u64 {
         match self.holds {
             true => self.acted.saturating_add(1),
@@ -78,13 +78,12 @@ impl Remote {
         }
     }
 
-    /// Writes to the peer's *acknowledged* what belongs there, if that is something else than was
-    /// written last: behind everything that was posted before. Only one such request is under way
-    /// at a time.
+    /// Writes the current value to the peer's *acknowledged* if it differs from the last one
+    /// written, ordered behind all requests posted before. At most one such request is under way.
     pub(in crate::msg) fn acknowledge(&mut self) {
         let word = self.word();
         self.settle();
-        // the event of a compare and swap is still to be posted
+        // the event of a compare and swap is not posted yet
         let counts = self.comparing.is_some();
         if counts || word == self.posted || self.rings.own.is_under_way(Own::Acknowledge) {
             return;
@@ -100,8 +99,8 @@ impl Remote {
             .block_addr
             .wrapping_add(Block::ACKNOWLEDGED as u64 * 8);
         let to = (to, self.peer.block_rkey);
-        // SAFETY: the block lives as long as the queue pair, and the word is written again only
-        // when this has completed.
+        // SAFETY: the block lives as long as the queue pair, and this side overwrites the word only
+        // after this request has completed.
         let posted = unsafe {
             self.poster
                 .post(&self.rings, Own::Acknowledge, SendOpcode::Write, sge, to, 0)
@@ -112,14 +111,14 @@ impl Remote {
         }
     }
 
-    /// Where a kept key leads, for tests.
+    /// The first byte's target of a cached key, for tests.
     #[cfg(test)]
     pub(in crate::msg) fn kept_piece(&self, key: u64) -> Option<crate::mr::keys::Piece> {
         self.kept.get(key)?.piece(0, 1).ok()
     }
 
-    /// Shows in this side's own memory how far the peer's revocations are settled: nothing that was
-    /// posted with what was known before is under way.
+    /// Publishes in this side's memory how many of the peer's revocations are settled: no request
+    /// that was posted with older records is under way.
     fn settle(&self) {
         let reads = self.rings.own.is_under_way(Own::Lookup);
         let counts = self.comparing.is_some();
@@ -133,7 +132,7 @@ impl Remote {
         self.block.show_settled(value);
     }
 
-    /// Gives the keys back, unless a look-up still reads.
+    /// Returns the keys to the peer, unless a read of a look-up is under way.
     fn give_back(&mut self) {
         if !self.holds || self.rings.own.take(Own::Lookup) == Progress::UnderWay {
             return;
@@ -146,7 +145,8 @@ impl Remote {
 }
 
 impl TxSide {
-    /// The timer of the keys has expired.
+    /// Handles an expired lease timer: returns the keys if none was used since the timer was
+    /// started and no operation is pending.
     pub(in crate::msg) fn tend_keys(&mut self) -> Lease {
         let idle = self.waiting.is_empty();
         let Some(remote) = &mut self.remote else {
@@ -165,8 +165,8 @@ impl TxSide {
         }
     }
 
-    /// Gives the keys back although they may be used again, and waits for a short time until the
-    /// peer has them.
+    /// Returns the keys at the end of a connection, and waits at most [`GIVING_BACK`] for the write
+    /// to complete.
     pub(in crate::msg) fn give_keys_back(&mut self) {
         let Some(remote) = &mut self.remote else {
             return;

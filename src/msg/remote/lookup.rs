@@ -1,4 +1,4 @@
-//! What an initiator reads out of its peer's directory, and tells it of that.
+//! The initiator's reads of its peer's directory.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -13,15 +13,15 @@ use crate::mr::lookup::{Lookup, Outcome, READ_WORDS};
 use crate::queue::slots::{Own, Progress};
 use crate::verbs::{SendOpcode, Sge};
 
-/// How often, and for how long, records that are half written or have changed are read again for
-/// one operation: their owner may be stopped by its system while it writes.
+/// An operation fails with `EIO` after more than this many reads of half-written or changed
+/// records, and more than this time: the owner may be stopped by its system while it writes.
 const IN_VAIN: u32 = 100;
 const IN_VAIN_FOR: Duration = Duration::from_secs(1);
-/// How many reads are waited for before the operation waits.
+/// Completed reads in one call, before the operation becomes pending.
 const READS: u32 = 1024;
 
 impl Remote {
-    /// Forgets what the peer may have revoked.
+    /// Drops the cached keys if the peer has revoked any key since the last call.
     pub(in crate::msg) fn catch_up(&mut self) {
         let revision = self.block.revision();
         if revision != self.revision && !self.is_patient() {
@@ -30,7 +30,8 @@ impl Remote {
             self.kept.clear();
             self.given_back.clear();
             if let Some(lookup) = &self.lookup {
-                // What it has read may be from before; parts are of what is forgotten.
+                // The look-up may have read records from before the revocation: it is restarted. A
+                // look-up of a block of parts ends, because its key is dropped.
                 let again = lookup.block().is_none();
                 self.lookup = again.then(|| Lookup::new(lookup.key(), &self.map));
                 self.astray = true;
@@ -38,7 +39,7 @@ impl Remote {
         }
     }
 
-    /// The same, while something is looked up for an operation.
+    /// As [`Self::catch_up`], during a look-up for an operation: counts the restart.
     fn catch_up_again(&mut self) {
         let before = self.revision;
         self.catch_up();
@@ -64,7 +65,7 @@ impl Remote {
             length: read.words as u32 * 8,
             lkey: scratch.lkey(),
         };
-        // SAFETY: the words live as long as the transmit side, which outlives its queue pair's requests.
+        // SAFETY: the transmit side owns the words, and outlives the requests of its queue pair.
         let posted = unsafe {
             let from = (read.addr, read.rkey);
             let opcode = if read.claim {
@@ -78,7 +79,8 @@ impl Remote {
         if posted { Ok(()) } else { Err(FiErrno::EIO) }
     }
 
-    /// Goes on with looking `key` up, and waits a little: `Some` when it has come to an end.
+    /// Continues the look-up of `key`, within the limits of polls and reads. `Some` when the
+    /// look-up has ended.
     pub(super) fn look_up(&mut self, key: u64) -> Option<Result<()>> {
         self.catch_up_again();
         if !self.holds
@@ -88,7 +90,7 @@ impl Remote {
         }
         self.acknowledge();
         if self.kept.get(key).is_some() {
-            return Some(Ok(())); // not given back after all
+            return Some(Ok(())); // the returned keys were still valid
         }
         if self.lookup.is_none() {
             self.lookup = Some(Lookup::new(key, &self.map));
@@ -96,7 +98,8 @@ impl Remote {
         self.go_on(key, None)
     }
 
-    /// Reads a block of parts of a key that is kept, if it is kept still. As [`Self::look_up`].
+    /// Reads a block of a cached key's parts; ends at once if the key is not cached any more.
+    /// Result as [`Self::look_up`].
     pub(super) fn read_parts(&mut self, key: u64, block: usize) -> Option<Result<()>> {
         self.catch_up_again();
         self.acknowledge();
@@ -107,13 +110,13 @@ impl Remote {
             self.lookup = Lookup::of_block(kept, block);
         }
         if self.lookup.is_none() {
-            return Some(Err(FiErrno::EIO)); // it has no such block
+            return Some(Err(FiErrno::EIO)); // the region has no such block
         }
         self.go_on(key, Some(block))
     }
 
-    /// Goes on with the look-up under way until that of this key, or of this block of its parts, is
-    /// at its end, or another one was before it.
+    /// Continues the look-up under way until the one of this key, or of this block of its parts,
+    /// has ended. `None` if the limit of polls or reads is reached first.
     fn go_on(&mut self, key: u64, block: Option<usize>) -> Option<Result<()>> {
         let (mut polls, mut reads) = (0, 0);
         loop {
@@ -121,7 +124,7 @@ impl Remote {
                 return None;
             }
             match self.rings.own.take(Own::Lookup) {
-                // nothing has been read for this one yet, or what was is not of use any more
+                // no read was posted for this look-up, or its result was discarded
                 Progress::Idle => {
                     if let Err(error) = self.read_on() {
                         self.lookup = None;
@@ -151,12 +154,12 @@ impl Remote {
         }
     }
 
-    /// A read has come: what it says, if that is the end.
+    /// Processes a completed read. `Some` if the look-up of `key` has ended.
     pub(super) fn took_in(&mut self, key: u64, block: Option<usize>) -> Option<Result<()>> {
         let before = self.revision;
         self.catch_up_again();
         if self.revision != before {
-            // parts that were looked for are of what is forgotten
+            // a look-up of parts has ended: its key was dropped
             return self.lookup.is_none().then_some(Ok(()));
         }
         let (Some(lookup), Some(scratch)) = (&mut self.lookup, &self.scratch) else {
@@ -171,7 +174,7 @@ impl Remote {
             && self.given_back.is_empty()
             && let Some(count) = self.map.revocations()
         {
-            // whatever is read from here on takes them into account
+            // all later reads take these revocations into account
             self.acted = self.acted.max(count);
         }
         let end = match outcome {
@@ -204,14 +207,15 @@ impl Remote {
             return Some(end);
         }
         if block.is_some() {
-            // what is kept may be other blocks by now
+            // the cached key may hold other blocks by now
             return Some(Ok(()));
         }
         self.lookup = Some(Lookup::new(key, &self.map));
         None
     }
 
-    /// Counts reads that were of no use, so that an operation does not wait for ever.
+    /// Counts reads of half-written or changed records, and fails after the limits [`IN_VAIN`] and
+    /// [`IN_VAIN_FOR`].
     fn read_in_vain(&mut self, in_vain: bool) -> Result<()> {
         if in_vain {
             let since = *self.vain_since.get_or_insert_with(Instant::now);

@@ -1,4 +1,4 @@
-//! Requests of the engine's own, and what a peer is told by them: that keys were revoked.
+//! Posts the engine's own requests, and notifies the peer of revocations with them.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -14,7 +14,7 @@ use crate::verbs::{Qp, SendOpcode, SendRequest, Sge};
 use crate::wire::introduction::Introduction;
 use crate::wire::records::Block;
 
-/// The parts of a transmit side that the engine's own requests need.
+/// The parts of a transmit side that post the engine's own requests.
 #[derive(Clone, Debug)]
 pub(super) struct Poster {
     pub(super) qp: Arc<Qp>,
@@ -23,10 +23,10 @@ pub(super) struct Poster {
 }
 
 impl Poster {
-    /// Posts a request of the engine's own; says whether it could be.
+    /// Posts one of the engine's own requests. Returns whether it was posted.
     ///
     /// # Safety
-    /// The buffer stays until it is complete.
+    /// The buffer stays valid until the request completes.
     pub(super) unsafe fn post(
         &self,
         rings: &Rings,
@@ -45,7 +45,7 @@ impl Poster {
             sges: &[sge],
             inline: false,
             signaled: true,
-            // behind the reads and atomics before it, too
+            // also ordered behind earlier reads and atomics
             fence: own == Own::Acknowledge,
             imm: 0,
             remote_addr: to.0,
@@ -53,7 +53,7 @@ impl Poster {
             compare_add: 0,
             swap,
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function: the caller keeps the buffer valid until completion.
         let posted = unsafe { self.qp.post_send(&request) };
         if let Err(error) = posted {
             rings.own.end(own, false);
@@ -64,7 +64,7 @@ impl Poster {
 }
 
 impl Core {
-    /// Takes what the peer said of itself in its request or reply.
+    /// Processes the peer's introduction from its request or reply.
     pub(in crate::msg) fn introduced(&self, control: &mut Control, peer: Option<Introduction>) {
         let (Some(peer), Some(block), Some(qp)) = (peer, control.block.clone(), control.qp.clone())
         else {
@@ -98,7 +98,7 @@ impl Core {
     }
 }
 
-/// Tells a peer of revocations.
+/// Notifies a peer of revocations.
 #[derive(Debug)]
 pub(crate) struct Teller {
     poster: Poster,
@@ -108,15 +108,15 @@ pub(crate) struct Teller {
 }
 
 impl Teller {
-    /// Tells what could not be told when it happened.
+    /// Sends a notification that could not be sent at the time of the revocation.
     pub(in crate::msg) fn tell_again(&self) {
         if self.rings.own.is_wanted() {
             self.tell_revocations();
         }
     }
 
-    /// Reads how far the peer has settled revocations: its own requests may wait for receives of
-    /// this side.
+    /// Reads the peer's count of settled revocations. Needed because the peer's write of
+    /// *acknowledged* may be queued behind sends that wait for receives of this side.
     fn ask(&self) -> bool {
         let (addr, lkey) = self.block.sink();
         let sge = Sge {
@@ -126,8 +126,8 @@ impl Teller {
         };
         let from = self.peer.block_addr.wrapping_add(Block::SETTLED as u64 * 8);
         let from = (from, self.peer.block_rkey);
-        // SAFETY: the block lives as long as the queue pair, and one such read is under way at a
-        // time.
+        // SAFETY: the block lives as long as the queue pair, and at most one such read is under
+        // way.
         unsafe {
             self.poster
                 .post(&self.rings, Own::Settled, SendOpcode::Read, sge, from, 0)
@@ -142,7 +142,7 @@ impl Teller {
 impl Peer for Teller {
     fn tell_revocations(&self) {
         let own = &self.rings.own;
-        // before looking, so that whoever ends the one under way tells again
+        // set before the check, so that the thread that completes the request under way sends again
         own.want(true);
         let mut polls = 0;
         while !own.begin_revocation() {
@@ -153,7 +153,7 @@ impl Peer for Teller {
                 return;
             }
             polls += 1;
-            // the application may have no reason to read this queue
+            // the application may not read this queue
             let _ = self.poster.cq.poll_quietly();
         }
         own.want(false);
@@ -167,7 +167,7 @@ impl Peer for Teller {
             .peer
             .block_addr
             .wrapping_add(Block::REVISION as u64 * 8);
-        // SAFETY: the directory's header lives as long as its domain, which outlives the queue pair.
+        // SAFETY: the domain owns the directory's header and outlives the queue pair.
         unsafe {
             let to = (to, self.peer.block_rkey);
             self.poster
@@ -176,7 +176,7 @@ impl Peer for Teller {
     }
 
     fn look(&self) -> Look {
-        // a request that failed shows that the connection has ended
+        // polls so that a failed request is noticed as the end of the connection
         let _ = self.poster.cq.poll_quietly();
         self.tell_again();
         let up = self.owner().is_some_and(|owner| owner.is_up());
@@ -196,7 +196,7 @@ impl Peer for Teller {
 
     fn sever(&self) {
         let _ = self.poster.qp.set_error();
-        // nothing may be posted that the device could flush
+        // reported here, because there may be no request that the device flushes
         self.rings.tell_failure();
     }
 }

@@ -1,4 +1,4 @@
-//! An operation that waits, with all that it needs to be posted later.
+//! A pending operation, with all data needed to post it later.
 
 #![allow(unsafe_code, reason = "keeps the caller's buffers")]
 
@@ -10,13 +10,13 @@ use crate::msg::local::LocalIov;
 use crate::msg::transmit::Transmit;
 use crate::verbs::SendOpcode;
 
-/// An operation that waits for a look-up, or for another one that does.
+/// An operation that waits for a look-up, or is behind such an operation.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     opcode: SendOpcode,
     iov: Vec<iovec>,
     desc: Vec<Desc>,
-    /// What `iov` refers to, if it is a copy: injected data.
+    /// Injected data, which `iov` refers to; otherwise empty.
     _copy: Vec<u8>,
     remote_addr: u64,
     key: u64,
@@ -27,11 +27,12 @@ pub(crate) struct Waiting {
     compare_add: u64,
     swap: u64,
     kind: Flags,
-    /// Bytes of it that are posted.
+    /// Bytes of the operation that are posted.
     done: u64,
 }
 
-// SAFETY: the buffers are the caller's until completion (fi_rma(3)), from whichever thread that comes.
+// SAFETY: the caller keeps the buffers valid until completion (fi_rma(3)), on whichever thread the
+// operation is posted.
 unsafe impl Send for Waiting {}
 
 impl Waiting {
@@ -42,7 +43,7 @@ impl Waiting {
         let (iov, desc, copy);
         if inject {
             let mut bytes = vec![0; op.local.len()];
-            // SAFETY: the buffers are readable, and there is room for them.
+            // SAFETY: the caller promises readable buffers; `bytes` has their total length.
             unsafe { op.local.copy_to(bytes.as_mut_ptr()) };
             iov = vec![iovec {
                 iov_base: bytes.as_mut_ptr().cast(),
@@ -72,7 +73,7 @@ impl Waiting {
         }
     }
 
-    /// So many bytes of it are posted.
+    /// Sets the number of bytes that are posted.
     pub(super) fn begun(mut self, done: u64) -> Self {
         self.done = done;
         self
@@ -83,7 +84,7 @@ impl Waiting {
         self.done = done;
     }
 
-    /// How many bytes of it are posted.
+    /// Bytes of the operation that are posted.
     pub(super) fn done(&self) -> u64 {
         self.done
     }
