@@ -1,5 +1,5 @@
-//! A region's registrations in one protection domain: what its operations are posted with, and what peers are
-//! told of it.
+//! A region's registrations in one protection domain: their lkeys for local operations, and the
+//! records published to peers.
 
 #![allow(unsafe_code, reason = "registers the application's memory")]
 
@@ -21,53 +21,55 @@ use crate::verbs::{Mr, Pd};
 use crate::wire::raw_key::RawKey;
 use crate::wire::records::{Entry, MAX_LIST_WORDS, MAX_SEGMENTS, Segment, access};
 
-/// See the module.
+/// Registrations of one region; see the module.
 #[derive(Debug)]
 pub(crate) struct Exposed {
-    /// Of the only buffer, where that stays as it is.
+    /// The lkey of a region with one buffer that is never re-registered.
     lkey: Option<u32>,
     pd: Arc<Pd>,
-    /// Of each buffer, unless they are registered piece by piece. None once they have ended.
+    /// One registration per buffer, unless they are registered in pieces. Empty once they have
+    /// ended.
     mrs: RwLock<Vec<Mr>>,
     pieces: Option<Pieces>,
-    /// First address, length and lkey of each of several buffers.
+    /// First address, length and lkey of each buffer, if there are several.
     parts: Box<[(u64, u64, u32)]>,
-    /// What peers are told. Locked from a change to its publication.
+    /// The directory record. The lock is held from a change to its publication.
     told: Mutex<Told>,
     entry: Entry,
     key: Key,
-    /// Where it is published.
+    /// The directory that contains the record.
     directory: Option<Arc<Directory>>,
 }
 
-/// What the directory says of a region, and what that refers to.
+/// The directory record of a region, and the memory that it refers to.
 #[derive(Debug, Default)]
 struct Told {
     entry: Entry,
-    /// The parts, if it has several.
+    /// The list of parts, if there are several.
     list: Option<Words>,
-    /// The same, if it has more than [`MAX_SEGMENTS`].
+    /// The list of parts, if there are more than [`MAX_SEGMENTS`].
     long: Option<List>,
-    /// Where what peers do is counted.
+    /// The event cell that counts peers' operations.
     cell: Option<Arc<Cell>>,
-    /// Peers find it no more. Nothing is changed then but to end it.
+    /// The record is withdrawn from the directory; it is not changed any more.
     withdrawn: bool,
-    /// The count of revocations with which it was withdrawn.
+    /// The revocation count at the withdrawal.
     revoked: u64,
-    /// Nobody reaches its memory any more.
+    /// All registrations have ended: no peer can access the memory.
     over: bool,
-    /// Registrations of which only the keys are left, while others could not be ended.
+    /// Ended registrations that still reserve their keys, while other registrations could not be
+    /// ended.
     ended: Vec<Mr>,
 }
 
 /// The key of a region.
 #[derive(Clone, Copy, Debug)]
 enum Key {
-    /// The rkey, known to nobody but whom the application tells.
+    /// The rkey, which the application itself distributes.
     Native(u32),
-    /// In the directory.
+    /// A key in the directory.
     Published(u64),
-    /// No peer reaches the region, and it has what was asked for.
+    /// The region has no remote access; the requested key.
     Unused(u64),
 }
 
@@ -119,7 +121,7 @@ fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Memory> {
     let buffers = region.buffers.iter();
     let mrs = buffers
         .map(|buffer| {
-            // SAFETY: who registered the region promised that the memory stays (`Region::register`).
+            // SAFETY: the caller of `Region::register` promised that the memory stays valid.
             let mr =
                 unsafe { Mr::register(pd, buffer.addr as *const _, buffer.len as usize, rights) }
                     .inspect_err(|&error| explain(error, buffer.len))?;
@@ -133,7 +135,7 @@ fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Memory> {
 }
 
 impl Exposed {
-    /// For local operations alone.
+    /// Registers a region for local operations only.
     ///
     /// # Errors
     /// Those of `ibv_reg_mr(3)`.
@@ -143,7 +145,8 @@ impl Exposed {
         Ok(Self::of(region, pd, memory, Key::Unused(0), 0))
     }
 
-    /// For everything that the region is for; peers find it when this returns. `cell` is where they count.
+    /// Registers a region for all of its access and publishes its key. `cell`: the event cell in
+    /// which peers count.
     ///
     /// # Errors
     /// Those of `ibv_reg_mr(3)`.
@@ -205,7 +208,7 @@ impl Exposed {
                 len: region.len(),
                 rkey: first.map_or(0, Mr::rkey),
                 access: published(region),
-                // at most MAX_SEGMENTS
+                // the number of parts is at most MAX_SEGMENTS
                 segments: if several { mrs.len() as u16 } else { 0 },
                 once: region.once,
                 generation,
@@ -218,7 +221,7 @@ impl Exposed {
         }
     }
 
-    /// Lets peers find it.
+    /// Publishes the record in the directory.
     fn publish(&mut self, region: &Region, cell: Option<Arc<Cell>>) -> Result<()> {
         let directory = region.domain().directory(&self.pd)?;
         let segments = match &self.pieces {
@@ -252,8 +255,8 @@ impl Exposed {
         Ok(())
     }
 
-    /// What the directory shall say of the region, of at most [`MAX_SEGMENTS`]. No segments: it has
-    /// one buffer.
+    /// The directory record of a region with at most [`MAX_SEGMENTS`] segments; empty if it has one
+    /// buffer.
     fn described(&self, segments: &[Segment], cell: Option<Arc<Cell>>) -> Result<Told> {
         match segments {
             [] => {
@@ -271,7 +274,7 @@ impl Exposed {
         }
         let (mut len, mut rights) = (MAX_LIST_WORDS, sys::IBV_ACCESS_REMOTE_READ);
         if self.entry.once {
-            // the claim
+            // room for the claim word
             len += 1;
             rights |= sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_ATOMIC;
         }
@@ -279,7 +282,7 @@ impl Exposed {
         Ok(self.described_short(segments, list, cell))
     }
 
-    /// The same of a region that is one part.
+    /// The directory record of a region with one part.
     fn described_whole(&self, whole: &Segment, cell: Option<Arc<Cell>>) -> Told {
         Told {
             entry: Entry {
@@ -294,7 +297,7 @@ impl Exposed {
         }
     }
 
-    /// The same of a region whose parts are in a list, which has room for [`MAX_SEGMENTS`].
+    /// The directory record of a region whose parts are in a list with room for [`MAX_SEGMENTS`].
     fn described_short(&self, segments: &[Segment], list: Words, cell: Option<Arc<Cell>>) -> Told {
         list.write(0, &Segment::encode_list(self.entry.generation, segments));
         Told {
@@ -311,12 +314,12 @@ impl Exposed {
         }
     }
 
-    /// A list with room for so many parts.
+    /// A list with room for `parts` parts.
     fn list(&self, parts: usize) -> Result<List> {
         List::new(&self.pd, self.entry.generation, self.entry.len, parts)
     }
 
-    /// What the directory shall say of a region with a long list.
+    /// The directory record of a region with a long list.
     fn described_long(&self, list: List, cell: Option<Arc<Cell>>) -> Told {
         let (addr, rkey) = list.at();
         Told {
@@ -333,7 +336,7 @@ impl Exposed {
         }
     }
 
-    /// Counts what peers do from when they know of it.
+    /// Publishes an event cell; peers count their operations once they have read the new record.
     pub(super) fn count(&self, cell: &Arc<Cell>) {
         if let Some(directory) = &self.directory {
             let mut told = self.told.lock();
@@ -343,13 +346,13 @@ impl Exposed {
         }
     }
 
-    /// Registers what of these ranges is there now, publishes it, and ends what was registered
-    /// there before when peers have acknowledged that, for which it waits. They lie in the region's
-    /// buffers.
+    /// Registers the present pages of these ranges, publishes them, and ends the replaced
+    /// registrations after peers have acknowledged the change; blocks until then. The ranges lie in
+    /// the region's buffers.
     ///
     /// # Errors
-    /// `ENOMEM` and others of registering; nothing has changed then. `EOPBADSTATE`: it was closed,
-    /// as far as that can be done.
+    /// `ENOMEM` and others of registering: nothing has changed. `EOPBADSTATE`: the region is
+    /// closed, or its closing has begun.
     pub(super) fn refresh(&self, ranges: &[Range]) -> Result<()> {
         let Some(pieces) = &self.pieces else {
             return Ok(());
@@ -383,11 +386,11 @@ impl Exposed {
         Ok(())
     }
 
-    /// Makes a change of a region whose parts are in a long list. Gives the registrations and the
-    /// lists that peers may use until they know.
+    /// Changes a region whose parts are in a long list. Returns the registrations and the lists
+    /// that peers may use until they have processed the revocation.
     ///
     /// # Errors
-    /// `ENOMEM` and others of registering a longer list; nothing has changed then.
+    /// `ENOMEM` and others of registering a longer list: nothing has changed.
     fn change_long(
         &self,
         told: &mut Told,
@@ -401,7 +404,7 @@ impl Exposed {
             .ranges()
             .flat_map(|(start, end)| pieces.offsets(start, end))
             .collect();
-        // all that can fail comes before the change
+        // all steps that can fail come before the change
         if let Err(error) = list.reserve(change.most_parts(), changed.len()) {
             told.long = Some(list);
             return Err(error);
@@ -421,10 +424,10 @@ impl Exposed {
         Ok((replaced, lists))
     }
 
-    /// The same of a region with few parts.
+    /// As [`Self::change_long`], for a region with at most [`MAX_SEGMENTS`] parts.
     ///
     /// # Errors
-    /// `ENOMEM` and others of registering a list; nothing has changed then.
+    /// `ENOMEM` and others of registering a list: nothing has changed.
     fn change_short(
         &self,
         told: &mut Told,
@@ -456,10 +459,10 @@ impl Exposed {
         Ok((replaced, old.list.into_iter().collect()))
     }
 
-    /// Lets the device fetch the pages of these ranges. They lie in the region's buffers.
+    /// Makes the device fetch the pages of these ranges, which lie in the region's buffers.
     ///
     /// # Errors
-    /// The device's.
+    /// Those of the device.
     pub(super) fn prefetch(&self, region: &Region, ranges: &[Range]) -> Result<()> {
         let write = region.access().verbs_rights(false) & sys::IBV_ACCESS_LOCAL_WRITE != 0;
         let mrs = self.mrs.read();
@@ -474,16 +477,16 @@ impl Exposed {
         Ok(())
     }
 
-    /// Pages that the device has made present by advice, of all buffers.
+    /// Number of pages of all buffers that the device has made present by advice.
     ///
     /// # Errors
-    /// The device's.
+    /// Those of the device.
     pub(super) fn prefetched(&self) -> Result<u64> {
         let mrs = self.mrs.read();
         mrs.iter().try_fold(0, |sum, mr| Ok(sum + mr.prefetched()?))
     }
 
-    /// Its buffers, if there are several, as peers address them.
+    /// The segments of the region as peers address them, if there are several buffers.
     fn segments(&self) -> Vec<Segment> {
         let mrs = self.mrs.read();
         let parts = self.parts.iter().zip(&*mrs);
@@ -521,7 +524,7 @@ impl Exposed {
     /// The lkey of a local buffer.
     ///
     /// # Errors
-    /// `EINVAL`: of several buffers, none has it all.
+    /// `EINVAL`: no single buffer of the region covers it.
     #[inline]
     pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<u32> {
         match self.lkey {
@@ -530,7 +533,7 @@ impl Exposed {
         }
     }
 
-    /// The lkey by which the device knows these bytes; where no buffer has them all, that of some buffer or none's, 0.
+    /// The lkey of these bytes. If no buffer covers all of them: the lkey of one buffer, or 0.
     pub(super) fn lkey_at(&self, addr: u64, len: u64) -> u32 {
         let iov = libc::iovec {
             iov_base: std::ptr::without_provenance_mut(addr as usize),
@@ -540,7 +543,7 @@ impl Exposed {
         self.lkey(&iov).unwrap_or_else(|_| any())
     }
 
-    /// The lkey of the one of several buffers or pieces that a local one lies in.
+    /// The lkey of the buffer or piece that covers a local buffer.
     fn part(&self, iov: &libc::iovec) -> Result<u32> {
         if let Some(pieces) = &self.pieces {
             return pieces.lkey(iov);
@@ -556,13 +559,13 @@ impl Exposed {
     }
 }
 
-/// What the directory says of the rights of a region.
+/// The access bits of a region in its directory record.
 fn published(region: &Region) -> u8 {
     let flush = if region.persistent { access::FLUSH } else { 0 };
     region.access().published(region.atomics()) | flush
 }
 
-/// Ends a registration: nobody reaches the memory by it any more.
+/// Ends a registration: afterwards no access to the memory through it is possible.
 fn end(settled: Option<&Settled<'_>>, mr: Mr) -> End {
     match settled {
         Some(settled) => settled.end(mr),
@@ -574,11 +577,11 @@ fn end(settled: Option<&Settled<'_>>, mr: Mr) -> End {
 }
 
 impl Exposed {
-    /// Ends it: when this has succeeded nobody reaches the memory through it.
+    /// Ends all registrations. After success no access to the memory through them is possible.
     ///
     /// # Errors
-    /// `EBUSY`: somebody is in the middle of an access and was waited for in vain. No new one can begin. The call
-    /// can be repeated.
+    /// `EBUSY`: an access was under way until the timeout. No new access can start. The caller can
+    /// repeat the call.
     pub(super) fn end(&self) -> Result<()> {
         let mut told = self.told.lock();
         if told.over {
@@ -598,7 +601,7 @@ impl Exposed {
         if let Some(directory) = directory {
             left.extend(directory.take_stuck(self.entry.generation));
         }
-        // all of them, so that none gives access from here on
+        // tries every registration, so that none permits a new access
         for mr in left {
             match end(settled.as_ref(), mr) {
                 End::Reserved(mr) => told.ended.push(mr),
@@ -623,7 +626,7 @@ impl Exposed {
         Ok(())
     }
 
-    /// Whether it has ended, or was to and could not yet.
+    /// Whether the end of the registrations has begun.
     pub(super) fn is_ending(&self) -> bool {
         self.told.lock().withdrawn
     }
@@ -636,13 +639,14 @@ impl Drop for Exposed {
                 Mr,
                 "a region is dropped while a stopped peer has an access to it under way"
             );
-            // Their keys are dead and stay taken. To deregister them would only wait again.
+            // Their keys permit no access and stay reserved. Deregistering them would only block
+            // again.
             self.mrs.get_mut().drain(..).for_each(std::mem::forget);
         }
     }
 }
 
-/// Says what to raise when memory can't be locked, since `ENOMEM` alone tells a user nothing.
+/// Logs which limit to raise if memory cannot be locked: `ENOMEM` alone does not name it.
 fn explain(error: FiErrno, len: u64) {
     if error != FiErrno::ENOMEM && error != FiErrno::EPERM {
         return;
@@ -662,7 +666,7 @@ fn memlock_limit() -> Option<u64> {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the structure is writable.
+    // SAFETY: `limit` is a writable local structure.
     let ret = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (ret == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }

@@ -1,7 +1,8 @@
-//! The keys of one peer that its initiator has looked up, and what they say of an operation.
+//! Cache of the keys of one peer that the initiator has looked up, and the checks of an operation
+//! against them.
 //!
-//! One endpoint's own, used under its lock: finding a kept key takes a hash and one or two cache lines, no
-//! lock that others share, and no allocation.
+//! Belongs to one endpoint and is used under its transmit lock: finding a cached key takes a hash
+//! and one or two cache lines, no lock shared with other endpoints, and no allocation.
 
 use std::sync::Arc;
 
@@ -13,17 +14,17 @@ use crate::errno::FiErrno;
 use crate::wire::list::Part;
 use crate::wire::records::access;
 
-/// What the upper 16 bits of a key say.
+/// Kinds of keys, in their upper 16 bits.
 pub(crate) mod kind {
     /// A handle of the peer's directory.
     pub(crate) const HANDLE: u64 = 0xfffd;
-    /// Made by mapping a raw key.
+    /// A key made by mapping a raw key.
     pub(crate) const MAPPED: u64 = 0xfffe;
-    /// The first that an application can't choose.
+    /// The first kind that an application cannot choose.
     pub(crate) const RESERVED: u64 = HANDLE;
 }
 
-/// What is found by a key.
+/// An object that is cached by a key.
 pub(crate) trait Keyed {
     fn kept_as(&self) -> u64;
 }
@@ -34,19 +35,18 @@ impl Keyed for Resolved {
     }
 }
 
-/// Kept keys. Open addressing, half full at most.
+/// Cached keys. Open addressing, at most half full.
 #[derive(Debug)]
 pub(crate) struct KeyCache<T = Resolved> {
     /// Key and index in `entries` plus 1; 0 is free.
     slots: Box<[(u64, u32)]>,
     log2: u32,
     entries: Vec<T>,
-    /// Blocks and parts of all of them.
+    /// Blocks and parts of all cached keys.
     units: usize,
 }
 
-/// Blocks and parts that are kept, at most: what a peer says of its regions takes no more than 64
-/// MiB here.
+/// Maximum number of cached blocks and parts: bounds the memory for one peer's records to 64 MiB.
 const MOST_UNITS: usize = 1 << 21;
 
 /// Slots of an empty cache, as a base-2 logarithm.
@@ -68,7 +68,7 @@ impl<T: Keyed> KeyCache<T> {
         }
     }
 
-    /// A kept key.
+    /// The object cached by a key.
     #[inline]
     pub(crate) fn get(&self, key: u64) -> Option<&T> {
         self.entries.get(self.index(key)?)
@@ -90,13 +90,13 @@ impl<T: Keyed> KeyCache<T> {
         }
     }
 
-    /// A kept key, to be changed.
+    /// As [`Self::get`], mutable.
     pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
         let index = self.index(key)?;
         self.entries.get_mut(index)
     }
 
-    /// Keeps a key that is not kept yet.
+    /// Adds a key that is not cached yet.
     pub(crate) fn insert(&mut self, entry: T) {
         if self.is_full() {
             self.log2 += 1;
@@ -111,7 +111,7 @@ impl<T: Keyed> KeyCache<T> {
         self.entries.push(entry);
     }
 
-    /// Whether the slots have to become more for one more key.
+    /// Whether one more key requires more slots.
     fn is_full(&self) -> bool {
         (self.entries.len() + 1) * 2 > self.slots.len()
     }
@@ -130,7 +130,7 @@ impl<T: Keyed> KeyCache<T> {
         self.entries.is_empty()
     }
 
-    /// Forgets all of them.
+    /// Drops all keys.
     pub(crate) fn clear(&mut self) {
         if !self.entries.is_empty() {
             *self = Self::default();
@@ -140,7 +140,7 @@ impl<T: Keyed> KeyCache<T> {
 }
 
 impl KeyCache {
-    /// Makes room for more blocks and parts; where there is none, forgets all keys.
+    /// Accounts for more blocks and parts; drops all keys if [`MOST_UNITS`] would be exceeded.
     fn make_room(&mut self, units: usize) {
         if self.units + units > MOST_UNITS {
             self.clear();
@@ -148,13 +148,13 @@ impl KeyCache {
         self.units += units;
     }
 
-    /// Keeps a key that was looked up and is not kept yet.
+    /// Adds a looked-up key that is not cached yet.
     pub(crate) fn admit(&mut self, resolved: Resolved) {
         self.make_room(resolved.units());
         self.insert(resolved);
     }
 
-    /// Keeps parts of a key that is kept; whether they fit.
+    /// Adds parts to a cached key. Returns false if the key or the block is not cached.
     pub(crate) fn fill(&mut self, key: u64, block: usize, parts: Box<[Part]>) -> bool {
         self.make_room(parts.len());
         let kept = self.get_mut(key);
@@ -167,8 +167,9 @@ impl KeyCache {
 }
 
 impl KeyCache<Arc<MappedKey>> {
-    /// Keeps a mapped key that is not kept yet. Those that were unmapped are forgotten whenever there is no room for one more;
-    /// then there is room for as many again as are left, so this takes constant time in the mean.
+    /// Adds a mapped key that is not cached yet. When the slots are full, unmapped keys are dropped
+    /// and the slots are sized for as many new keys as are left, so this takes constant amortized
+    /// time.
     pub(crate) fn keep(&mut self, mapped: Arc<MappedKey>) {
         if self.is_full() {
             let all = std::mem::take(&mut self.entries).into_iter();
@@ -186,7 +187,7 @@ impl KeyCache<Arc<MappedKey>> {
     }
 }
 
-/// What an operation does with the peer's memory.
+/// The access to the peer's memory that an operation needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     Read,
@@ -196,7 +197,8 @@ pub(crate) enum Need {
 }
 
 impl Need {
-    /// As what a counter of the region counts it, if it changes the memory: `fi_mr(3)` has all atomics among the writes.
+    /// The event of the region's counter if the operation changes the memory: `fi_mr(3)` counts all
+    /// atomics as writes.
     pub(crate) fn event(self) -> Event {
         match self {
             Self::Read => Event::Read,
@@ -204,7 +206,8 @@ impl Need {
         }
     }
 
-    /// As what a counter of the target's endpoint counts it: `fi_endpoint(3)` has atomics that fetch among the reads.
+    /// The event of the counter of the target's endpoint: `fi_endpoint(3)` counts fetching atomics
+    /// as reads.
     pub(crate) fn event_of_endpoint(self) -> Event {
         match self {
             Self::Read | Self::FetchAtomic => Event::Read,
@@ -223,10 +226,10 @@ impl Need {
 }
 
 impl Resolved {
-    /// Where in the region an operation of `len` bytes at the application's `addr` begins.
+    /// Offset in the region of an operation of `len` bytes at the application's `addr`.
     ///
     /// # Errors
-    /// `EACCES`: the region does not allow it, or has not so many bytes there.
+    /// `EACCES`: the region does not permit the access, or the range exceeds it.
     #[inline]
     pub(crate) fn offset(&self, addr: u64, len: u64, need: Need) -> Result<u64, FiErrno> {
         let entry = &self.entry;
@@ -239,8 +242,8 @@ impl Resolved {
         Ok(offset)
     }
 
-    /// Whether the memory of these bytes is there, as far as was read. The range lies inside the
-    /// region.
+    /// Whether these bytes have memory, according to the parts read so far. The range lies inside
+    /// the region.
     #[inline]
     pub(crate) fn there(&self, offset: u64, len: u64) -> There {
         if self.blocks.is_empty() {
@@ -263,11 +266,11 @@ impl Resolved {
         }
     }
 
-    /// The first piece of `len` bytes from `offset` on: as many of them as lie behind each other in
-    /// one registration, at least one unless `len` is 0. The range lies inside the region.
+    /// The first piece of `len` bytes from `offset` on: the contiguous bytes in one registration,
+    /// at least one unless `len` is 0. The range lies inside the region.
     ///
     /// # Errors
-    /// The block that has to be read before.
+    /// The index of the block that must be read first.
     #[inline]
     pub(crate) fn piece(&self, offset: u64, len: u64) -> Result<Piece, usize> {
         if self.blocks.is_empty() {
@@ -300,7 +303,7 @@ impl Resolved {
             len: first.segment.len.saturating_sub(skipped).min(len),
             last: false,
         };
-        // what was cut in two at the end of a block, or by an address of which another buffer is
+        // joins contiguous parts that were split at the end of a block or at the border of a buffer
         while piece.len < len {
             index += 1;
             if index == parts.len() {
@@ -311,7 +314,7 @@ impl Resolved {
                 }
             }
             let Some(next) = parts.get(index) else {
-                // Not read yet. It is another piece, if its beginning is to be told.
+                // This part is not read yet: the piece ends here.
                 break;
             };
             let follows = next.segment.addr == piece.addr.wrapping_add(piece.len)
@@ -322,18 +325,18 @@ impl Resolved {
             piece.len += next.segment.len.min(len - piece.len);
         }
         piece.last = piece.len == len;
-        // outside the region, against the promise: nothing to go on with
+        // only for a range outside the region: an empty piece would never end the operation
         piece.absent |= piece.len == 0 && len != 0;
         Ok(piece)
     }
 }
 
-/// Whether there is memory.
+/// Whether a range has memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum There {
     All,
     Absent,
-    /// This block has to be read before that is known.
+    /// This block must be read first.
     Unread(usize),
 }
 
@@ -343,9 +346,9 @@ pub(crate) struct Piece {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
     pub(crate) len: u64,
-    /// Whether there is no memory behind it.
+    /// Whether the piece has no memory.
     pub(crate) absent: bool,
-    /// Whether there is no other behind it.
+    /// Whether this is the last piece of the operation.
     pub(crate) last: bool,
 }
 

@@ -1,8 +1,8 @@
-//! One key looked up in a peer's directory: which words to READ next, and what those that came mean.
-//! `docs/protocol.md`, "Looking a key up". It does no I/O itself.
+//! State machine of one key look-up in a peer's directory: selects the words to READ next and
+//! decodes them. `docs/protocol.md`, "Looking a key up". It does no I/O itself.
 //!
-//! Everything that is read is the peer's: it is copied, decoded and bounded before it counts, and whatever
-//! it says, a look-up ends.
+//! All words are untrusted data of the peer: they are copied, decoded and bounded before use, and
+//! every look-up ends whatever they contain.
 
 use super::table::{REACH, home};
 use crate::wire::list::{BLOCK_WORDS, IndexReader, Part, Place, decode_block};
@@ -10,33 +10,35 @@ use crate::wire::records::{
     Bad, Block, Entry, Header, MAX_LIST_WORDS, RECORD_SIZE, Segment, WORDS,
 };
 
-/// Entries that are read at once.
+/// Entries per read.
 const WINDOW: usize = 4;
-/// The most words that one read brings.
+/// Maximum number of words per read.
 pub(crate) const READ_WORDS: usize = BLOCK_WORDS;
 const _: () = assert!(READ_WORDS >= WINDOW * WORDS && READ_WORDS >= MAX_LIST_WORDS);
-/// How often a look-up begins anew because the directory has changed.
+/// Maximum number of restarts of a look-up because the directory has changed.
 const RESTARTS: u32 = 16;
 
-/// Words of the peer's memory to be read.
+/// A read of the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Read {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
     pub(crate) words: usize,
-    /// Not a read: a word that is 0 becomes [`Map::token`], and what it was comes.
+    /// Not a read but a compare and swap: replaces a word that is 0 by [`Map::token`] and returns
+    /// its previous value.
     pub(crate) claim: bool,
 }
 
-/// A key of a peer, looked up.
+/// The records of a looked-up key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Resolved {
     pub(crate) entry: Entry,
     pub(crate) cells_rkey: u32,
-    /// None: it is one buffer. One: its parts were read with it. More, or one that is not read yet:
-    /// those of a long list, in order and without gaps; the first one begins at 0.
+    /// No block: the region is one buffer. One block: its parts were read with the key. More
+    /// blocks, or one that is not read yet: those of a long list, in order and without gaps, the
+    /// first at offset 0.
     pub(crate) blocks: Box<[PartBlock]>,
-    /// Whether the one access that it allows is posted.
+    /// Whether the only access to a single-use region was posted.
     pub(crate) used: bool,
 }
 
@@ -44,7 +46,7 @@ pub(crate) struct Resolved {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartBlock {
     pub(crate) place: Place,
-    /// In order and without gaps; none: they were not read yet.
+    /// In order and without gaps; empty if not read yet.
     pub(crate) parts: Box<[Part]>,
 }
 
@@ -66,13 +68,13 @@ impl PartBlock {
 }
 
 impl Resolved {
-    /// How much memory it takes: blocks, and parts that were read.
+    /// Number of blocks and of parts read, for the memory limit.
     pub(crate) fn units(&self) -> usize {
         let parts = self.blocks.iter().map(|block| block.parts.len());
         self.blocks.len() + parts.sum::<usize>()
     }
 
-    /// Where a block is, and the byte behind it.
+    /// The place of a block, and the offset of its end.
     pub(super) fn block(&self, index: usize) -> Option<(Place, u64)> {
         let next = self.blocks.get(index + 1);
         let end = next.map_or(self.entry.len, |next| next.place.first);
@@ -80,28 +82,28 @@ impl Resolved {
     }
 }
 
-/// How far a look-up is.
+/// Result of one step of a look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Read [`Lookup::read`] next.
     More,
-    /// The same, because a record was caught half written.
+    /// Read [`Lookup::read`] again, because a record was half written.
     Torn,
-    /// There it is.
+    /// The key was found.
     Found(Resolved),
     /// The header, with this count of revocations: the answer to [`Lookup::check`].
     Checked(u64),
-    /// The parts of the block that was looked for.
+    /// The parts of the requested block.
     Parts(usize, Box<[Part]>),
-    /// What was known of the region is not so any more.
+    /// The cached records of the region are outdated.
     Stale,
     /// The peer has no such key.
     Missing,
-    /// The peer's directory makes no sense.
+    /// The peer's directory is invalid.
     Broken,
 }
 
-/// The peer's directory, as far as look-ups so far have seen it.
+/// The peer's directory as read by earlier look-ups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Map {
     block: (u64, u32),
@@ -109,7 +111,7 @@ pub(crate) struct Map {
     header: Option<Header>,
     /// Address of the event cell of the peer's endpoint, or 0.
     pub(crate) cell: u64,
-    /// What this connection claims with: no other one has it, and it is not 0.
+    /// The connection's unique token for claims, not 0.
     pub(crate) token: u64,
 }
 
@@ -127,7 +129,7 @@ impl Map {
 }
 
 impl Map {
-    /// The number of the domain whose directory it is, once that is known.
+    /// The number of the directory's domain, once the header was read.
     pub(crate) fn domain(&self) -> Option<u64> {
         self.header.map(|header| header.domain)
     }
@@ -143,20 +145,21 @@ enum Stage {
     Block,
     /// The header alone, for its count of revocations.
     Check,
-    /// Also after a miss: with what the header said before.
+    /// The header; after a miss, with its previous content.
     Header(Option<Header>),
     /// From this slot on.
     Window(Header, usize),
-    /// Before the list of what may be accessed once.
+    /// The claim of a single-use region, before its list.
     Claim(Entry),
     List(Entry),
     /// The index of a long list.
     Index(Entry, IndexReader),
-    /// A block of it, by its number: what it is of, where it is, and the byte behind it.
+    /// A block of a long list: its index, the region's generation, its place, and the offset of its
+    /// end.
     Parts(usize, u64, Place, u64),
 }
 
-/// See the module.
+/// A look-up in progress; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Lookup {
     key: u64,
@@ -178,8 +181,8 @@ impl Lookup {
         }
     }
 
-    /// Reads only the header, on behalf of an operation with this key. None: where it lies is not
-    /// known.
+    /// A look-up that reads only the header, for an operation with this key. `None` if the header's
+    /// address is not known.
     pub(crate) fn check(key: u64, map: &Map) -> Option<Self> {
         map.header_at?;
         Some(Self {
@@ -188,7 +191,7 @@ impl Lookup {
         })
     }
 
-    /// For a block of parts of a key that was found before; `None`: it has no such block.
+    /// A look-up of a block of parts of a resolved key. `None` if there is no such block.
     pub(crate) fn of_block(resolved: &Resolved, index: usize) -> Option<Self> {
         let (place, end) = resolved.block(index)?;
         Some(Self {
@@ -202,7 +205,7 @@ impl Lookup {
         self.key
     }
 
-    /// The block that is looked for, if it is one.
+    /// The index of the requested block, if the look-up is for a block.
     pub(crate) fn block(&self) -> Option<usize> {
         match self.stage {
             Stage::Parts(index, ..) => Some(index),
@@ -210,7 +213,8 @@ impl Lookup {
         }
     }
 
-    /// What to read next. Addresses that overflow are the peer's lie: its device refuses them.
+    /// The next read. Addresses wrap if the peer's records are invalid; the peer's device then
+    /// refuses the read.
     pub(crate) fn read(&self, map: &Map) -> Read {
         let (addr, rkey, words) = match &self.stage {
             Stage::Block => (map.block.0, map.block.1, WORDS),
@@ -242,13 +246,13 @@ impl Lookup {
         }
     }
 
-    /// How many entries there are to read from `slot` on, at most a window.
+    /// Number of entries to read from `slot` on, at most [`WINDOW`].
     fn window(&self, header: Header, slot: usize) -> usize {
         let end = home(self.key, header.log2) + REACH;
         WINDOW.min(end.saturating_sub(slot))
     }
 
-    /// The words that were asked for have come.
+    /// Processes the words of a completed read.
     pub(crate) fn feed(&mut self, map: &mut Map, words: &[u64]) -> Outcome {
         let result = match &mut self.stage {
             Stage::Block => self.connection_block(map, words),
@@ -260,7 +264,7 @@ impl Lookup {
                     self.stage = Stage::List(entry);
                     Ok(Outcome::More)
                 }
-                // somebody's, or used
+                // claimed by another connection, or used
                 _ => Ok(Outcome::Missing),
             },
             &mut Stage::List(entry) => Segment::decode_list(words, &entry).map(|segments| {

@@ -1,4 +1,4 @@
-//! Memory regions: libfabric's access and mode bits turned into verbs registrations.
+//! Memory regions: maps libfabric's access and mode bits to verbs registrations.
 
 mod access;
 mod backed;

@@ -1,4 +1,4 @@
-//! A memory region: from registration through binding and enabling to its end.
+//! The life cycle of a memory region: registration, binding, enabling, closing.
 
 #![allow(unsafe_code, reason = "takes buffers as C passes them")]
 
@@ -35,41 +35,44 @@ pub struct Buffer {
     pub len: usize,
 }
 
-/// What to register.
+/// Attributes of a new region.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RegionConfig<'a> {
-    /// The memory: one buffer, or up to [`MAX_SEGMENTS`] that peers address as if one followed the other.
+    /// The memory: one buffer, or up to [`MAX_SEGMENTS`] buffers that peers address as one
+    /// contiguous range.
     pub buffers: &'a [Buffer],
-    /// What it may be used for. None at all is allowed and gives a region of no use.
+    /// Permitted operations. Empty access is valid; the region then permits none.
     pub access: Access,
-    /// The key, where keys are the application's and peers reach the region.
+    /// The key, used if the application chooses keys and the region has remote access.
     pub requested_key: u64,
-    /// Whether counters will be bound that count what peers do to it (`FI_RMA_EVENT`). It is made disabled.
+    /// Whether counters of peers' operations will be bound (`FI_RMA_EVENT`). The region is created
+    /// disabled.
     pub counted: bool,
-    /// Whether it may be accessed once, by one peer (`FI_MR_SINGLE_USE`).
+    /// Whether the region permits only one access, by one peer (`FI_MR_SINGLE_USE`).
     pub once: bool,
-    /// Whether peers may make what they write there outlive a loss of power (`FI_RMA_PMEM`).
+    /// Whether peers may make their writes survive a loss of power (`FI_RMA_PMEM`).
     pub persistent: bool,
-    /// The memory is the kernel's, behind this descriptor; the one buffer says by which addresses it is called.
+    /// The memory behind this descriptor of the kernel; the one buffer then gives its address
+    /// range.
     pub dmabuf: Option<Dmabuf>,
-    /// Only endpoints with this authorization key give access, not those with the domain's.
+    /// Only endpoints with this authorization key give access, not those with the domain's key.
     pub auth: Option<&'a AuthKey>,
-    /// The one buffer is this memory, which the region keeps.
+    /// The one buffer is this memory, to which the region holds a reference.
     pub memory: Option<&'a Arc<SharedMemory>>,
-    /// It is a part of this region (`base_mr`), with a key and rights of its own.
+    /// The region is a part of this one (`base_mr`), with its own key and rights.
     pub base: Option<&'a Arc<Region>>,
 }
 
-/// Memory that a descriptor of the kernel stands for.
+/// Memory behind a descriptor of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Dmabuf {
     /// The descriptor; it need not stay open.
     pub fd: RawFd,
-    /// Where in it the memory begins, in bytes.
+    /// Offset of the memory in the file, in bytes.
     pub offset: u64,
 }
 
-/// A buffer as numbers: what is there is reached by devices only.
+/// The address range of a buffer; only devices access its memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
     pub(super) addr: u64,
@@ -78,16 +81,16 @@ pub(super) struct Range {
 
 /// A registered memory region in the form of its domain.
 ///
-/// [`Self::close`] ends it. Dropping one that was not closed does as much as one such call, and tells in the log if that
-/// was not enough. Thread safe.
+/// [`Self::close`] ends it. Dropping an open region calls `close` once; a failure is logged. Thread
+/// safe.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Region {
     pub(super) magic: u32,
     access: Access,
-    /// Once it is enabled. Dropped before all else.
+    /// Set once the region is enabled. Dropped before all other fields.
     pub(super) exposed: OnceLock<Exposed>,
-    /// Registrations for local use in further protection domains, made when first needed.
+    /// Registrations for local use in other protection domains, made at first use.
     pub(super) elsewhere: Mutex<Vec<Exposed>>,
     pub(super) buffers: Box<[Range]>,
     pub(super) len: u64,
@@ -96,38 +99,38 @@ pub struct Region {
     pub(super) once: bool,
     pub(super) persistent: bool,
     bindings: Mutex<Bindings>,
-    /// Its registration by a worker.
+    /// State of the region's registration by a worker.
     pub(super) pending: Arc<Pending>,
-    /// Of an application's key of a region that peers reach.
+    /// Reserves the application's key of a region with remote access.
     _key_in_use: Option<KeyInUse>,
-    /// A descriptor of the kernel's memory, and where in it the region begins.
+    /// The descriptor of the kernel's memory, and the region's offset in it.
     pub(super) dmabuf: Option<(OwnedFd, u64)>,
-    /// Its authorization key, if it is not the domain's, and the protection domain that it is in, unless that is an
-    /// endpoint's.
+    /// `auth`: the region's authorization key, if it is not the domain's. `pd`: the region's
+    /// protection domain, unless that is an endpoint's.
     auth: Option<AuthKey>,
     pd: Arc<Pd>,
-    /// Its memory, where that is the engine's, and who else may have it.
+    /// The region's memory, if the engine owns it, and the processes that it is shared with.
     pub(super) shared: Option<Shared>,
-    /// What it is a part of.
+    /// The region that this one is a part of.
     base: Option<Arc<Region>>,
     domain: Arc<Domain>,
 }
 
-/// What was bound to a region before it was enabled.
+/// Objects bound to a region.
 #[derive(Debug, Default)]
 struct Bindings {
-    /// By what they count.
+    /// Counters by the events that they count.
     counters: Vec<(Event, Arc<Counter>)>,
     /// The protection domain of the endpoint.
     endpoint: Option<Arc<Pd>>,
-    /// What the counters follow.
+    /// The event cell that the counters follow.
     cell: Option<Arc<Cell>>,
-    /// Nothing can be bound or enabled any more.
+    /// Set by closing: binding and enabling fail from then on.
     closing: bool,
 }
 
 impl Bindings {
-    /// Its counters count nothing any more.
+    /// Detaches the counters from the event cell.
     fn leave(&mut self) {
         if let Some(cell) = self.cell.take() {
             for (_, counter) in &self.counters {
@@ -137,7 +140,7 @@ impl Bindings {
     }
 }
 
-/// An application's key, in use until this is dropped.
+/// Reserves an application's key until dropped.
 #[derive(Debug)]
 struct KeyInUse {
     key: u64,
@@ -173,7 +176,7 @@ impl Drop for KeyInUse {
 }
 
 impl RegionConfig<'_> {
-    /// The number of all bytes, if the form can express them.
+    /// Checks the attributes and returns the total length in bytes.
     fn check(&self) -> Result<u64> {
         let [first, ..] = self.buffers else {
             return Err(refused!(Mr, EINVAL, "a region of no buffer"));
@@ -220,18 +223,18 @@ impl RegionConfig<'_> {
     }
 }
 
-/// A descriptor of one's own for the same file.
+/// Duplicates a descriptor.
 fn duplicate(fd: RawFd) -> Result<OwnedFd> {
-    // SAFETY: a number; what is no descriptor is refused.
+    // SAFETY: `fcntl` accepts any number and refuses invalid descriptors.
     let new = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
     if new < 0 {
         return Err(FiErrno::last());
     }
-    // SAFETY: just made, nobody else's.
+    // SAFETY: `fcntl` has just returned this descriptor; it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(new) })
 }
 
-/// The reason of a refusal, at `info`.
+/// Logs the refusal at `info`.
 #[cold]
 pub(super) fn not_enabled() -> FiErrno {
     refused!(
@@ -242,30 +245,32 @@ pub(super) fn not_enabled() -> FiErrno {
 }
 
 impl Region {
-    /// What no region's key is: `FI_KEY_NOTAVAIL`.
+    /// `FI_KEY_NOTAVAIL`; not the key of any region.
     pub const NO_KEY: u64 = u64::MAX;
 
-    /// Registers memory. Blocks for as long as pinning takes. Where the form has endpoints' regions
-    /// ([`Mode::ENDPOINT`]), and where events are counted, it comes disabled: nothing is registered before
-    /// [`Self::enable`].
+    /// Registers memory. Blocks while the kernel pins the pages. If regions are bound to endpoints
+    /// ([`Mode::ENDPOINT`]) or events are counted, the region is created disabled: nothing is
+    /// registered before [`Self::enable`].
     ///
     /// # Errors
-    /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`], one of no bytes, addresses that overflow; a part that
-    ///   does not lie in its base, or whose base is of another domain.
-    /// - `ENOSYS`: the device can't register the kernel's memory; a log line says so.
-    /// - `EBADFLAGS`: counted, and the domain has no events; persistent, and the domain has no such regions; to be accessed once, and the device has no atomics or the
-    ///   form has [`Mode::MMU_NOTIFY`] and pins.
-    /// - `ENOKEY`: the requested key is in use. `EKEYREJECTED`: it is none that can be chosen.
-    /// - `ENOMEM`: the limit of locked memory or the device's own is reached; a log line says
-    ///   which limit to raise.
-    /// - `EINVAL` too: the device has no way to make what is written to this memory persistent.
-    /// - `EFAULT`: the memory is not there, or may not be written while `access` needs that.
+    /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`]; a buffer of length 0; addresses that
+    ///   overflow; a part that does not lie in its base, or whose base is of another domain.
+    /// - `ENOSYS`: the device cannot register memory behind a descriptor; logged.
+    /// - `EBADFLAGS`: counted, and the domain has no events; persistent, and the domain has no
+    ///   persistent regions; single use, and the device has no atomics or the form has
+    ///   [`Mode::MMU_NOTIFY`] and pins.
+    /// - `ENOKEY`: the requested key is in use. `EKEYREJECTED`: it is outside the application's
+    ///   range.
+    /// - `ENOMEM`: the limit of locked memory or of the device is reached; the log names the limit
+    ///   to raise.
+    /// - `EINVAL` too: the device cannot make writes to this memory persistent.
+    /// - `EFAULT`: the memory is not mapped, or is read-only and `access` requires writing.
     ///
     /// # Safety
-    /// The memory must stay the caller's until the region is dropped: devices and peers access
-    /// it as `access` says.
+    /// The caller keeps the memory valid until the region is dropped: devices and peers access it
+    /// as permitted by `access`.
     pub unsafe fn register(domain: &Arc<Domain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: as this function: the caller keeps the memory valid.
         let this = unsafe { Self::prepare(domain, config)? };
         if !this.comes_disabled() {
             this.enable()?;
@@ -273,10 +278,11 @@ impl Region {
         Ok(this)
     }
 
-    /// As [`Self::register`], but registers nothing yet in any form. Never blocks.
+    /// As [`Self::register`], but the region is always created disabled, without a registration.
+    /// Never blocks.
     ///
     /// # Errors
-    /// Those of [`Self::register`] that registering has not.
+    /// Those of [`Self::register`] that do not come from the registration itself.
     ///
     /// # Safety
     /// As [`Self::register`].
@@ -339,23 +345,25 @@ impl Region {
         }))
     }
 
-    /// Whether it is for the application to enable it.
+    /// Whether the application must enable the region.
     pub fn comes_disabled(&self) -> bool {
         let waits = self.counted && self.mode().contains(Mode::RMA_EVENT);
         waits || self.mode().contains(Mode::ENDPOINT)
     }
 
-    /// Lets a counter count what peers do to the region (`fi_mr_bind(3)`): writes and atomics, reads, or both. In
-    /// a form with [`Mode::RMA_EVENT`] before it is enabled; else at any time, and from then on.
+    /// Binds a counter of peers' operations on the region (`fi_mr_bind(3)`): writes and atomics,
+    /// reads, or both. In a form with [`Mode::RMA_EVENT`] only before the region is enabled;
+    /// otherwise at any time, counting from then on.
     ///
     /// # Errors
     /// - `ENOSYS`: the domain has no events.
-    /// - `ENOMEM`: all event cells are taken.
-    /// - `EBADFLAGS`: `kinds` are others than `REMOTE_WRITE` and `REMOTE_READ`, or none.
+    /// - `ENOMEM`: all event cells are in use.
+    /// - `EBADFLAGS`: `kinds` is empty, or contains other flags than `REMOTE_WRITE` and
+    ///   `REMOTE_READ`.
     /// - `EDOMAIN`: a counter of another domain.
-    /// - `EOPBADSTATE`: enabled already, in a form with that bit; or being closed.
-    /// - `EINVAL`: registered without the intention, in such a form; to be accessed once; or one of the kinds has a
-    ///   counter.
+    /// - `EOPBADSTATE`: enabled already, in a form with [`Mode::RMA_EVENT`]; or being closed.
+    /// - `EINVAL`: registered without [`RegionConfig::counted`], in such a form; single use; or one
+    ///   of the kinds has a counter.
     pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         if !self.domain.counts() {
             return Err(refused!(
@@ -410,13 +418,14 @@ impl Region {
         Ok(())
     }
 
-    /// Binds the endpoint through which peers will reach the region, and no other (`fi_mr_bind(3)`).
+    /// Binds the only endpoint through which peers can access the region (`fi_mr_bind(3)`).
     ///
     /// # Errors
-    /// - `ENOSYS`: regions of this form are not endpoints'.
+    /// - `ENOSYS`: the form does not bind regions to endpoints.
     /// - `EDOMAIN`: an endpoint of another domain.
     /// - `EOPBADSTATE`: enabled already, or being closed.
-    /// - `EINVAL`: one is bound, or the region has an authorization key and the endpoint another.
+    /// - `EINVAL`: an endpoint is bound already, or the region's authorization key differs from the
+    ///   endpoint's.
     pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
         if !self.mode().contains(Mode::ENDPOINT) {
             return Err(refused!(
@@ -448,12 +457,13 @@ impl Region {
         Ok(())
     }
 
-    /// Makes it reachable (`fi_mr_enable(3)`): registers it, and publishes its key. Blocks as
-    /// [`Self::register`] does. Nothing can be bound any more.
+    /// Enables the region (`fi_mr_enable(3)`): registers it and publishes its key. Blocks as
+    /// [`Self::register`] does. Nothing can be bound afterwards.
     ///
     /// # Errors
-    /// - `EOPBADSTATE`: enabled already or being closed, or its form needs an endpoint and none is bound.
-    /// - those of [`Self::register`] that registering has; it stays disabled then.
+    /// - `EOPBADSTATE`: enabled already or being closed, or the form requires an endpoint and none
+    ///   is bound.
+    /// - those of the registration in [`Self::register`]; the region stays disabled.
     pub fn enable(&self) -> Result<()> {
         let mut bindings = self.bindings.lock();
         if bindings.closing || self.is_enabled() {
@@ -480,7 +490,7 @@ impl Region {
             cell = Some(self.domain.directory(pd)?.event_cell()?);
         }
         if let Some(cell) = &cell {
-            // before peers find it, so that none of their operations is missed
+            // before the key is published, so that every operation of a peer is counted
             for (event, counter) in &bindings.counters {
                 counter.follow(Watch::new(cell, *event));
             }
@@ -488,7 +498,7 @@ impl Region {
         }
         match Exposed::new(self, pd, cell) {
             Ok(exposed) => {
-                // nobody else can have set it: the bindings are locked
+                // cannot fail: the lock of the bindings is held since the check
                 let _ = self.exposed.set(exposed);
                 Ok(())
             }
@@ -499,15 +509,18 @@ impl Region {
         }
     }
 
-    /// Ends it: its key is revoked first of all, and when this has succeeded no operation, a peer's or one of this
-    /// side, reads or writes the memory through it. Withdraws a registration by a worker, or waits for it. After the
-    /// first call, whatever it answers, the region and its descriptor are good for nothing but to be closed.
+    /// Closes the region. The key is revoked first. After success no operation of a peer or of this
+    /// side accesses the memory through the region. A registration by a worker is withdrawn, or
+    /// waited for. After the first call, whatever its result, the only valid call on the region and
+    /// its descriptor is `close`.
     ///
-    /// Blocks while somebody is in the middle of an access, for as long as the device waits: 5 s on softverbs, for a
-    /// process that was stopped (`SIGSTOP`, a debugger). One that was killed is not waited for.
+    /// Blocks while an access is under way, for as long as the device waits: 5 s on softverbs if
+    /// the accessing process is stopped (`SIGSTOP`, a debugger). A killed process is not waited
+    /// for.
     ///
     /// # Errors
-    /// `EBUSY`: it was waited for in vain, and the access may still be made. No new one can begin. To be called again.
+    /// `EBUSY`: the wait has timed out and the access may still be executed. No new access can
+    /// start. The caller repeats the call.
     pub fn close(&self) -> Result<()> {
         self.settle();
         if let Some(shared) = &self.shared {
@@ -521,16 +534,18 @@ impl Region {
         all.fold(exposed, |so_far, one| so_far.and(one))
     }
 
-    /// Whether peers, if it is for them, reach it.
+    /// Whether the region is enabled.
     pub fn is_enabled(&self) -> bool {
         self.exposed.get().is_some()
     }
 
-    /// The raw key (`fi_mr_raw_attr(3)`), and the address by which peers call the first byte. In forms without
-    /// [`Mode::RAW`], whose keys have 8 bytes (`mr_key_size`), it is the key itself.
+    /// The raw key (`fi_mr_raw_attr(3)`), and the address of the first byte for peers. In forms
+    /// without [`Mode::RAW`], whose keys have 8 bytes (`mr_key_size`), the raw key is the key
+    /// itself.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: not enabled. `ENOMEM` and others, where it is the domain's first.
+    /// `EOPBADSTATE`: not enabled. `ENOMEM` and others: the domain's directory could not be
+    /// created.
     pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
         let exposed = self.exposed.get().ok_or_else(not_enabled)?;
         let raw = if self.mode().contains(Mode::RAW) {
@@ -541,7 +556,7 @@ impl Region {
         Ok((self.first_address(), raw))
     }
 
-    /// The key for peers (`fi_mr_key(3)`); [`Self::NO_KEY`] before it is enabled.
+    /// The key for peers (`fi_mr_key(3)`); [`Self::NO_KEY`] before the region is enabled.
     pub fn key(&self) -> u64 {
         self.exposed.get().map_or(Self::NO_KEY, Exposed::key)
     }
@@ -551,17 +566,17 @@ impl Region {
         Arc::as_ptr(self).cast_mut().cast()
     }
 
-    /// What it may be used for.
+    /// The permitted operations.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The domain it belongs to.
+    /// The domain that the region belongs to.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
 
-    /// Whether a buffer lies in this region: in one of its buffers, or in several whose addresses follow each other.
+    /// Whether a buffer lies in one buffer of this region, or in several with contiguous addresses.
     fn covers(&self, part: &Buffer) -> bool {
         let mut at = part.addr as u64;
         // checked not to overflow
@@ -579,13 +594,13 @@ impl Region {
         true
     }
 
-    /// Whether the device takes its pages when they are used.
+    /// Whether the region's pages are fetched on demand.
     pub(super) fn is_on_demand(&self) -> bool {
         let own = self.dmabuf.is_none() && self.memory().is_none();
         own && matches!(self.domain.paging(), Paging::OnDemand)
     }
 
-    /// What it or its base has for memory, where that is the engine's.
+    /// The memory of the region or of its base, if the engine owns it.
     pub(super) fn memory(&self) -> Option<&Arc<SharedMemory>> {
         match (&self.shared, &self.base) {
             (Some(shared), _) => Some(shared.memory()),
@@ -613,7 +628,7 @@ impl Region {
         self.len
     }
 
-    /// By which address peers call the first byte.
+    /// The address of the first byte for peers.
     pub(super) fn first_address(&self) -> u64 {
         if self.mode().contains(Mode::VIRT_ADDR) {
             self.start()
@@ -626,7 +641,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         self.magic = DEAD;
-        // revoked first: what was executed before that is counted
+        // the key is revoked first, so that operations executed before are counted
         drop(self.exposed.take());
         self.bindings.get_mut().leave();
     }

@@ -1,27 +1,28 @@
-//! The entries of the cache: what is known of each registration, and who uses it.
+//! The entries of the cache: one registration each, with its references.
 //!
-//! Entries are never freed before the cache, so a reader may look at one that belongs to another registration by
-//! now: it finds out by the generation. What a reader learns it may rely on while it holds a reference.
+//! Entries are not freed before the cache, so a reader may access an entry that now belongs to
+//! another registration: it detects this by the generation. The fields are stable while the reader
+//! holds a reference.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use crate::sync::{AtomicU32, AtomicU64, Mutex};
 
-/// Entries per block, and blocks.
+/// Entries per block, and number of blocks.
 const BLOCK: usize = if cfg!(all(test, loom)) { 2 } else { 1 << 12 };
 const BLOCKS: usize = 1 << 10;
 
 /// No entry.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// It stands in the list of those to be deregistered, or is free.
+/// The entry is queued for deregistration, or free.
 const QUEUED: u64 = 1 << 31;
-/// It gives no reference any more.
+/// The entry gives no new references.
 const DEAD: u64 = 1 << 30;
 const REFS: u64 = DEAD - 1;
 
-/// Names a registration: index and generation. Never 0 for one that was published.
+/// Identifies a registration by index and generation. Never 0 for a published one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(pub(super) u64);
 
@@ -39,23 +40,23 @@ impl Word {
     }
 }
 
-/// One registration, or the place for one. A cache line.
+/// One registration, or a free entry. Occupies one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Entry {
     /// Generation in the upper half, QUEUED, DEAD, references.
     state: AtomicU64,
-    /// The cache's clock when it was used last.
+    /// The cache's clock at the last use.
     stamp: AtomicU32,
     lkey: AtomicU32,
     start: AtomicU64,
     end: AtomicU64,
-    /// In the list of zombies, or the free list.
+    /// Link in the list of zombies, or in the free list.
     pub(super) next: AtomicU32,
-    /// In the list for eviction: under the slow lock.
+    /// Links in the eviction list; protected by the slow lock.
     pub(super) older: AtomicU32,
     pub(super) newer: AtomicU32,
-    /// Its stamp when it went to the end of that list.
+    /// The stamp when the entry was moved to the end of that list.
     pub(super) seen: AtomicU32,
     writable: AtomicU32,
 }
@@ -76,7 +77,8 @@ impl Entry {
         }
     }
 
-    /// A free one becomes a registration, with one reference. Relaxed: the tree's words publish it.
+    /// Turns a free entry into a registration with one reference. Relaxed: the tree's words publish
+    /// it.
     pub(super) fn begin(
         &self,
         index: u32,
@@ -91,13 +93,14 @@ impl Entry {
         self.writable.store(u32::from(writable), Ordering::Relaxed);
         self.stamp.store(clock, Ordering::Relaxed);
         self.seen.store(clock, Ordering::Relaxed);
-        // by addition: late readers count references up and down meanwhile
+        // by addition, because late readers may concurrently increment and decrement the references
         let more = (1_u64 << 32).wrapping_sub(QUEUED | DEAD) + 1;
         let old = self.state.fetch_add(more, Ordering::Release);
         Word::new(index, (old.wrapping_add(more) >> 32) as u32)
     }
 
-    /// Takes a reference on the registration that the word names, if it is live.
+    /// Acquires a reference if the word's registration is live. The count is incremented in any
+    /// case.
     #[inline]
     pub(super) fn acquire(&self, word: Word) -> bool {
         let old = self.state.fetch_add(1, Ordering::Acquire);
@@ -107,21 +110,24 @@ impl Entry {
         false
     }
 
-    /// Gives a reference back. True: it was the last one of a dead registration, which the caller now queues.
+    /// Releases a reference. True: it was the last one of a dead registration, which the caller
+    /// must queue.
     #[inline]
     pub(super) fn release(&self) -> bool {
         let left = self.state.fetch_sub(1, Ordering::Release) - 1;
         left & (DEAD | QUEUED) == DEAD && left & REFS == 0 && self.claim(left)
     }
 
-    /// No reference is given from now on. True: there is none, and the caller now queues it.
+    /// Marks the registration dead: no new references. True: there are none, and the caller must
+    /// queue it.
     pub(super) fn kill(&self) -> bool {
         let state = self.state.fetch_or(DEAD, Ordering::AcqRel) | DEAD;
         state & (REFS | QUEUED) == 0 && self.claim(state)
     }
 
-    /// One of those that see it dead and without references queues it. A late reader may come between; then that one
-    /// sees the same when it gives its reference back.
+    /// Selects one of the threads that see the entry dead and without references; that thread
+    /// queues it. If a late reader interferes, it sees the same state when it releases its
+    /// reference.
     #[cold]
     fn claim(&self, state: u64) -> bool {
         self.state
@@ -148,7 +154,7 @@ impl Entry {
         self.writable.load(Ordering::Relaxed) != 0
     }
 
-    /// It was used. Writes only what is not there yet.
+    /// Records a use. Writes only if the stamp changes.
     #[inline]
     pub(super) fn touch(&self, clock: u32) {
         if self.stamp.load(Ordering::Relaxed) != clock {
@@ -160,13 +166,13 @@ impl Entry {
         self.stamp.load(Ordering::Relaxed)
     }
 
-    /// The name of the live registration that it is.
+    /// The word of the entry's live registration.
     pub(super) fn word(&self, index: u32) -> Word {
         Word::new(index, (self.state.load(Ordering::Relaxed) >> 32) as u32)
     }
 }
 
-/// Entries that were made together, and the registrations beside them, which a hit doesn't look at.
+/// A block of entries, and their registrations, which a hit does not access.
 #[derive(Debug)]
 struct Block<M> {
     entries: Box<[Entry]>,
@@ -186,7 +192,7 @@ impl<M> Pool<M> {
         }
     }
 
-    /// Makes room for an index. Allocates. False: there are no more.
+    /// Allocates the block of an index. False: the index exceeds the limit.
     pub(super) fn prepare(&self, index: u32) -> bool {
         let Some(block) = self.blocks.get(index as usize / BLOCK) else {
             return false;
@@ -215,7 +221,8 @@ impl<M> Pool<M> {
         owned.ok()?.clone()
     }
 
-    /// Exchanges the registration itself: by who took the entry from the free list, or from the zombies.
+    /// Exchanges the registration itself. The caller has taken the entry from the free list or from
+    /// the zombies.
     pub(super) fn replace(&self, index: u32, new: Option<M>) -> Option<M> {
         let block = self.blocks.get(index as usize / BLOCK)?.get()?;
         let mut owned = match block.owned.get(index as usize % BLOCK)?.lock() {

@@ -1,11 +1,11 @@
-//! The registration cache: registrations of local buffers, kept for later operations. `docs/registration-cache.md` has the
-//! structures and the order of events. Knows neither verbs nor the kernel: who registers and who watches memory
-//! are traits.
+//! The registration cache: registrations of local buffers, cached for later operations.
+//! `docs/registration-cache.md` has the structures and the order of events. The cache is
+//! independent of verbs and of the kernel: registering and watching memory are traits.
 //!
 //! - A hit ([`Cache::find`]) takes no lock, allocates nothing, and writes to the registration's entry only.
 //! - Nothing is allocated, freed or called under the slow lock.
-//! - A registration that memory changes under ([`Index::kill`]) is given to nobody any more, and deregistered
-//!   behind the last reference.
+//! - A registration whose memory changes ([`Index::kill`]) gets no new references, and is
+//!   deregistered after its last reference is released.
 
 #![allow(unsafe_code, reason = "registers memory that the caller promises for")]
 
@@ -29,66 +29,73 @@ use tree::{Kind, Tree};
 use crate::errno::{FiErrno, Result};
 use crate::sync::{AtomicU32, Mutex, MutexGuard};
 
-/// Registrations that are joined without being asked for are at most so long, or eight times what is needed.
+/// Limit of joined registrations without [`Bounds::merge`]: this many bytes, or [`TIMES`] the
+/// length of the request.
 const JOINED: u64 = 1 << 20;
 const TIMES: u64 = 8;
-/// How many are evicted for one, at most.
+/// Maximum number of evictions for one new registration.
 const EVICTIONS: usize = 1024;
 
-/// Who registers memory.
+/// Registers memory on behalf of the cache.
 pub(crate) trait Registrar: Debug + Send + Sync {
     /// A registration; dropping it deregisters.
     type Mr: Debug + Send;
 
-    /// Registers a range of whole pages for local use; gives the lkey too. May block and allocate.
+    /// Registers a range of whole pages for local use, and returns the lkey too. May block and
+    /// allocate.
     ///
     /// # Errors
     /// The device's.
     ///
     /// # Safety
-    /// The memory is used by operations whose callers promise for it, and by nobody else.
+    /// The caller uses the registration only for operations whose callers keep the memory valid.
     unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(Self::Mr, u32)>;
 }
 
-/// Who says when memory changes: calls [`Index::kill`].
+/// Monitors memory and calls [`Index::kill`] when it changes.
 pub(crate) trait Watch: Debug + Send + Sync {
-    /// Whether what is kept of a range may be used now. On the fast path: neither blocks nor allocates.
+    /// Whether cached registrations of a range are current. On the fast path: neither blocks nor
+    /// allocates.
     fn is_current(&self, start: u64, end: u64) -> bool;
 
-    /// Whether it is asked about ranges as they were given to [`Self::watch`], not about parts of them.
+    /// Whether [`Self::is_current`] accepts only ranges as given to [`Self::watch`], not parts of
+    /// them.
     fn asks_of_registrations(&self) -> bool;
 
-    /// Whether no change is being told of at this moment.
+    /// Whether no change notification is being processed.
     fn is_quiet(&self) -> bool;
 
     /// Watches a range of whole pages from now on. May block and allocate.
     ///
     /// # Errors
-    /// It can't be watched.
+    /// The range cannot be watched.
     fn watch(&self, start: u64, end: u64) -> Result<()>;
 
-    /// Undoes one [`Self::watch`] of just this range.
+    /// Undoes one [`Self::watch`] of exactly this range.
     fn unwatch(&self, start: u64, end: u64);
 
-    /// Whether all changes of a range, which is watched and whose pages are there, will be told.
+    /// Whether all changes of a range will be reported; the range is watched and its pages are
+    /// present.
     fn tells_all(&self, start: u64, end: u64) -> bool;
 
-    /// Whether this process is a child of the one that the cache belongs to: nothing is to be touched then.
+    /// Whether this process is a forked child of the cache's process; a child must not touch the
+    /// cache.
     fn is_forked(&self) -> bool;
 }
 
-/// How much is kept.
+/// Limits of the cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Bytes of all registrations.
+    /// Maximum bytes of all registrations.
     pub(crate) size: u64,
-    /// How many.
+    /// Maximum number of registrations.
     pub(crate) count: usize,
-    /// Whether those that touch each other become one.
+    /// Whether adjacent registrations are merged.
     pub(crate) merge: bool,
 }
 
-/// A reference on a registration: to be given back by [`Cache::release`], else it is never deregistered.
+/// A reference to a registration. It must be released by [`Cache::release`]; otherwise the
+/// registration is never deregistered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     word: Word,
@@ -97,23 +104,24 @@ pub(crate) struct Held {
     pub(crate) lkey: u32,
 }
 
-/// What an operation uses.
+/// The registration that an operation uses.
 #[derive(Debug)]
 pub(crate) enum Got<M> {
-    /// One of the cache.
+    /// A cached registration.
     Kept(Held),
-    /// One that serves this operation only, and its lkey.
+    /// A registration for this operation only, and its lkey.
     Once(M, u32),
 }
 
-/// What the monitor needs of a cache, whatever it registers with. Thread safe; no call allocates or blocks, but for the
-/// slow lock.
+/// The cache's interface for the monitor, independent of the registrar. Thread safe; no call
+/// allocates, or blocks except on the slow lock.
 pub(crate) trait Index: Sync {
-    /// The memory of a range changes: nothing that covers a part of it is used from now on.
+    /// The memory of a range changes: registrations that overlap it get no new references from now
+    /// on.
     fn kill(&self, start: u64, end: u64);
 }
 
-/// See the module. Thread safe.
+/// The registration cache; see the module. Thread safe.
 #[derive(Debug)]
 pub(crate) struct Cache<R: Registrar> {
     registrar: R,
@@ -122,20 +130,20 @@ pub(crate) struct Cache<R: Registrar> {
     shift: u32,
     inner: Arc<Inner<R::Mr>>,
     watch: Box<dyn Watch>,
-    /// What the watch says of [`Watch::asks_of_registrations`].
+    /// The value of [`Watch::asks_of_registrations`].
     whole: bool,
 }
 
-/// What the monitor's thread knows too.
+/// The state that is shared with the monitor's thread.
 #[derive(Debug)]
 pub(crate) struct Inner<M> {
     shift: u32,
     tree: Tree,
     pool: Pool<M>,
-    /// Counts misses: the unit in which use is remembered.
+    /// Number of misses, used as the clock of last use.
     clock: AtomicU32,
     slow: Mutex<Slow>,
-    /// First of the dead ones without references, linked by `next`.
+    /// First of the dead registrations without references, linked by `next`.
     zombies: AtomicU32,
 }
 
@@ -147,12 +155,12 @@ impl<M> Inner<M> {
     fn slow(&self) -> MutexGuard<'_, Slow> {
         match self.slow.lock() {
             Ok(slow) => slow,
-            // nothing panics under it; and if, the numbers are whole
+            // no code panics under this lock, and the numbers stay consistent if it does
             Err(poisoned) => poisoned.into_inner(),
         }
     }
 
-    /// Lets it be deregistered by who posts next.
+    /// Queues a registration for deregistration by [`Cache::drain`].
     #[cold]
     fn queue(&self, index: u32) {
         let Some(entry) = self.pool.get(index) else {
@@ -169,7 +177,7 @@ impl<M> Inner<M> {
         }
     }
 
-    /// A live one is given to nobody any more. The slow lock is held.
+    /// Removes a live registration from the tree: it gets no new references. The slow lock is held.
     fn retire(&self, slow: &mut Slow, word: Word) {
         let Some((index, entry)) = word
             .index()
@@ -192,7 +200,7 @@ impl<M> Inner<M> {
         }
     }
 
-    /// Evicts the one that was not used for long. The slow lock is held.
+    /// Evicts a registration that was not used recently. The slow lock is held.
     fn evict(&self, slow: &mut Slow) -> bool {
         let Some(index) = slow.victim(&self.pool) else {
             return false;
@@ -204,7 +212,7 @@ impl<M> Inner<M> {
         true
     }
 
-    /// Kills everything.
+    /// Retires all registrations.
     pub(crate) fn kill_all(&self) {
         let mut slow = self.slow();
         slow.spoil(0, u64::MAX);
@@ -233,7 +241,7 @@ impl<M: Send> Index for Inner<M> {
 }
 
 impl<R: Registrar> Cache<R> {
-    /// An empty one. The watch is to be told of [`Self::index`].
+    /// An empty cache. `watch` makes the monitor, which reports changes to the given [`Inner`].
     pub(crate) fn new(
         registrar: R,
         bounds: Bounds,
@@ -262,18 +270,18 @@ impl<R: Registrar> Cache<R> {
         })
     }
 
-    /// Whether a monitor of the application's watches.
+    /// Whether the application supplies the monitor.
     pub(crate) fn is_foreign(&self) -> bool {
         self.whole
     }
 
-    /// How many registrations were tried that were to be kept.
+    /// Number of attempts to cache a registration.
     #[cfg(test)]
     pub(crate) fn misses(&self) -> u32 {
         self.inner.clock.load(Ordering::Relaxed)
     }
 
-    /// The registration that a reference is on.
+    /// The registration of a reference.
     #[cfg(test)]
     pub(crate) fn owned(&self, held: &Held) -> Option<R::Mr>
     where
@@ -282,8 +290,9 @@ impl<R: Registrar> Cache<R> {
         self.inner.pool.peek(held.word.index()?)
     }
 
-    /// A reference on a registration of this range, which has at least one byte. `known` is one that the caller holds:
-    /// where that will do it is given again, without another reference.
+    /// A reference to a registration of this range, which has at least one byte. `known` is a
+    /// reference that the caller holds: if it covers the range it is returned again, without
+    /// another reference.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -295,15 +304,15 @@ impl<R: Registrar> Cache<R> {
         if self.whole {
             return self.find_whole(start, end, writable, known);
         }
-        // where nothing is kept the kernel need not be asked; what there is counts behind its
-        // answer
+        // the kernel is asked only if a registration exists; the search after its answer is the
+        // valid one
         if !self.has_some(start) || !self.watch.is_current(start, end) {
             return None;
         }
         self.look(start, end, writable, known)
     }
 
-    /// Whether the page of an address is kept, of either kind.
+    /// Whether the page of an address has a cached registration of either kind.
     #[inline]
     fn has_some(&self, addr: u64) -> bool {
         let page = addr >> self.shift;
@@ -311,8 +320,8 @@ impl<R: Registrar> Cache<R> {
         kinds().into_iter().any(has)
     }
 
-    /// As [`Self::find`], where the watch knows registrations, not parts of them: what is found before it is asked must be
-    /// there behind it too.
+    /// As [`Self::find`], for a watch that accepts only whole registrations: the one found before
+    /// the watch is asked must still be in the tree after its answer.
     fn find_whole(
         &self,
         start: u64,
@@ -332,7 +341,7 @@ impl<R: Registrar> Cache<R> {
         None
     }
 
-    /// What the tree has.
+    /// Searches the tree.
     #[inline]
     fn look(&self, start: u64, end: u64, writable: bool, known: Option<&Held>) -> Option<Held> {
         let page = start >> self.shift;
@@ -369,7 +378,7 @@ impl<R: Registrar> Cache<R> {
         None
     }
 
-    /// Gives a reference back.
+    /// Releases a reference.
     #[inline]
     pub(crate) fn release(&self, held: &Held) {
         self.give_back(held.word);
@@ -385,13 +394,13 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// Whether something waits for [`Self::drain`].
+    /// Whether registrations wait for [`Self::drain`].
     #[inline]
     pub(crate) fn has_zombies(&self) -> bool {
         self.inner.zombies.load(Ordering::Relaxed) != NONE
     }
 
-    /// Deregisters what nobody uses any more. Blocks as deregistering does.
+    /// Deregisters the dead registrations without references. Blocks as deregistering does.
     #[cold]
     pub(crate) fn drain(&self) {
         if self.watch.is_forked() {
@@ -400,7 +409,7 @@ impl<R: Registrar> Cache<R> {
         let mut index = self.inner.zombies.swap(NONE, Ordering::Acquire);
         while let Some(entry) = self.inner.pool.get(index) {
             let next = entry.next.load(Ordering::Relaxed);
-            // foreign code, so before the lock
+            // calls the registrar's code, so before the lock is acquired
             drop(self.inner.pool.replace(index, None));
             let (start, end) = entry.range();
             self.watch.unwatch(start, end);
@@ -413,11 +422,11 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// A registration for a buffer of at least one byte: a kept one, or a new one, which is kept if that can be.
-    /// Blocks as registering does where it is no hit.
+    /// A registration for a buffer of at least one byte: a cached one, or a new one, which is
+    /// cached if possible. Blocks as registering does on a miss.
     ///
     /// # Errors
-    /// The device's, of a registration of just that buffer.
+    /// Errors of the device for a registration of exactly that buffer.
     ///
     /// # Safety
     /// As [`Registrar::register`].
@@ -430,7 +439,7 @@ impl<R: Registrar> Cache<R> {
             }
             std::hint::spin_loop();
         }
-        // the caller has just asked; where nothing is there the watch need not answer once more
+        // the caller has just had a miss: the watch is asked again only if a registration exists
         let page = addr >> self.shift;
         let known = kinds()
             .into_iter()
@@ -450,7 +459,7 @@ impl<R: Registrar> Cache<R> {
         made.map(|(mr, lkey)| Got::Once(mr, lkey))
     }
 
-    /// Registers. Where there is no more room, half of what is kept goes first.
+    /// Registers. On `ENOMEM`, evicts half of the cached registrations and retries once.
     unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(R::Mr, u32)> {
         // SAFETY: the caller's promise.
         match unsafe { self.registrar.register(start, len, writable) } {
@@ -462,7 +471,7 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// Half of what is kept goes; false where nothing is.
+    /// Evicts half of the cached registrations. Returns false if there are none.
     fn make_room(&self) -> bool {
         if self.watch.is_forked() {
             return false;
@@ -477,7 +486,8 @@ impl<R: Registrar> Cache<R> {
         half > 0
     }
 
-    /// Registers the pages of a range, and keeps that if it can be; `None`: it could not be tried, or failed.
+    /// Registers the pages of a range, and caches the registration if possible. `None`: registering
+    /// was not attempted, or failed.
     unsafe fn make(&self, addr: u64, end: u64, writable: bool) -> Option<Got<R::Mr>> {
         let page = 1_u64 << self.shift;
         let start = addr & !(page - 1);
@@ -503,8 +513,7 @@ impl<R: Registrar> Cache<R> {
             (slow.begin(joined.0, joined.1)?, joined)
         };
         for range in [joined, own] {
-            // if what it was to be joined with has changed, it alone; the note covers both
-            // SAFETY: the caller's promise.
+            // the joined range first; if that fails, the own range alone. The note covers both.
             let Some((made, keep)) = (unsafe { self.watched(range, writable) }) else {
                 continue;
             };
@@ -526,13 +535,13 @@ impl<R: Registrar> Cache<R> {
         None
     }
 
-    /// Whether keeping a range takes the place of others that are kept. The slow lock is held.
+    /// Whether caching a range requires evictions. The slow lock is held.
     fn is_full(&self, slow: &Slow, (start, end): (u64, u64)) -> bool {
         let bytes = slow.bytes.saturating_add(end - start);
         slow.count >= self.bounds.count || bytes > self.bounds.size
     }
 
-    /// Whether some of a range is kept already. The slow lock is held.
+    /// Whether a cached registration overlaps the range. The slow lock is held.
     fn displaces(&self, (start, end): (u64, u64), kind: Kind) -> bool {
         let mut some = false;
         let (first, behind) = (start >> self.shift, end >> self.shift);
@@ -540,7 +549,7 @@ impl<R: Registrar> Cache<R> {
         some
     }
 
-    /// Watches and registers a range; says whether it may be kept.
+    /// Watches and registers a range. The boolean: whether the registration may be cached.
     unsafe fn watched(
         &self,
         (start, end): (u64, u64),
@@ -557,7 +566,7 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// A range with those that it is joined with. The slow lock is held.
+    /// The range extended by the registrations that it is joined with. The slow lock is held.
     fn joined(&self, own: (u64, u64), kind: Kind) -> (u64, u64) {
         let limit = if self.bounds.merge {
             self.bounds.size
@@ -565,7 +574,7 @@ impl<R: Registrar> Cache<R> {
             let most = JOINED.max((own.1 - own.0).saturating_mul(TIMES));
             most.min(self.bounds.size)
         };
-        // neighbours count where they are merged
+        // adjacent registrations are included if merging is enabled
         let more = u64::from(self.bounds.merge);
         let mut range = own;
         let join = |word| {
@@ -584,8 +593,9 @@ impl<R: Registrar> Cache<R> {
         range
     }
 
-    /// Makes a registration of a range known, in the place of all that it overlaps, with one reference. It comes back, to serve
-    /// its operation only, if its memory changed meanwhile, or there is no room.
+    /// Publishes a registration of a range with one reference, and retires all registrations that
+    /// it overlaps. Returned as an error, for use by one operation only, if its memory has changed
+    /// meanwhile or there is no room.
     fn publish(
         &self,
         making: usize,
@@ -601,7 +611,7 @@ impl<R: Registrar> Cache<R> {
         let mut slow = inner.slow();
         let displaced = |word| inner.retire(&mut slow, Word(word));
         inner.tree.words(first, behind, kind, displaced);
-        // what is used by operations can be evicted and still takes room, so this has an end
+        // bounded, because evicted registrations that operations still use keep their room
         for _ in 0..EVICTIONS {
             let next = slow.next();
             let full = slow.count >= bounds.count || slow.bytes.saturating_add(len) > bounds.size;
@@ -620,11 +630,11 @@ impl<R: Registrar> Cache<R> {
             slow = inner.slow();
         }
         let full = slow.count >= bounds.count || slow.bytes.saturating_add(len) > bounds.size;
-        // in this order: the note is taken away in any case
+        // `finish` first: the note is removed in any case
         if !slow.finish(making) || full {
             return Err((mr, lkey));
         }
-        // the lock was given back in between
+        // the lock was released in between
         let displaced = |word| inner.retire(&mut slow, Word(word));
         inner.tree.words(first, behind, kind, displaced);
         let Some((index, entry)) = slow
@@ -651,7 +661,7 @@ impl<R: Registrar> Cache<R> {
 }
 
 impl<R: Registrar> Drop for Cache<R> {
-    /// Deregisters all and watches nothing any more. In a child nothing is touched.
+    /// Deregisters all and ends the watch. Does nothing in a forked child.
     fn drop(&mut self) {
         if !self.watch.is_forked() {
             self.inner.kill_all();
