@@ -1,7 +1,7 @@
-//! The key directory of a protection domain, as its owner sees it: the keys that peers may look up,
-//! the connection blocks through which they find it, and the registrations of closed regions that
-//! wait until no peer can use their keys any more. `docs/protocol.md` has the bytes and the order
-//! of writing them.
+//! The key directory of a protection domain, owner's side: the keys that peers may look up, the
+//! connection blocks through which peers find the directory, and the registrations of closed
+//! regions, which are retained until no peer can use their keys. `docs/protocol.md` has the bytes
+//! and the order of writing them.
 //!
 //! Under its lock only those of the peers' endpoints are taken: of their send queues, if they are
 //! free, and completion queues.
@@ -22,11 +22,11 @@ use crate::wire::records::{Block, Entry, Header, WORDS};
 
 /// Connection blocks per registration.
 const SLAB: usize = 64;
-/// Words from one block to the next: behind each is one for what is read of the peer's.
+/// Words from one block to the next: a word behind each block receives reads of the peer's block.
 const STRIDE: usize = 2 * WORDS;
 
-/// A connected endpoint, to whom revocations are told. Called with the directory's lock held: it may post
-/// and poll, and must not call the directory.
+/// A connected endpoint that receives revocations. Called with the directory's lock held: it may
+/// post and poll, and must not call the directory.
 pub(crate) trait Peer: Send + Sync {
     /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the *revision* of
     /// the peer's connection block, now or soon.
@@ -34,20 +34,21 @@ pub(crate) trait Peer: Send + Sync {
     /// Completes what was posted, tells what could not be told yet, and asks the peer how far it
     /// is, by a read of its memory.
     fn look(&self) -> Look;
-    /// Acknowledges the peer's own revocations, unless the endpoint's transmit lock is taken.
+    /// Acknowledges the peer's own revocations, unless another thread holds the endpoint's transmit
+    /// lock.
     fn acknowledge(&self);
     /// Ends the connection: the peer does not acknowledge.
     fn sever(&self);
 }
 
-/// What a [`Peer::look`] has seen.
+/// Result of [`Peer::look`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
     /// The connection has not ended, as far as this side can tell.
     pub(crate) up: bool,
-    /// The answer to the last question: the peer's word [`Block::SETTLED`].
+    /// The result of the last read of the peer's word [`Block::SETTLED`].
     pub(crate) answer: Option<u64>,
-    /// Whether there is a new question under way.
+    /// Whether a new read of that word is under way.
     pub(crate) asked: bool,
 }
 
@@ -57,7 +58,7 @@ pub(crate) struct Directory {
     header: Words,
     pd: Arc<Pd>,
     domain: u64,
-    /// Where events are counted.
+    /// The event cells.
     cells: Option<Arc<Cells>>,
     pub(super) inner: Mutex<Inner>,
 }
@@ -68,7 +69,8 @@ pub(super) struct Inner {
     blocks: Vec<Arc<Words>>,
     free: Vec<(usize, usize)>,
     pub(super) peers: Vec<Member>,
-    /// With the count of revocations that must be acknowledged before it may go, oldest first.
+    /// Retired registrations, each with the revocation count that peers must acknowledge before it
+    /// is freed, oldest first.
     pub(super) parked: VecDeque<(u64, Left)>,
     /// Registrations that regions had before they were refreshed and that somebody is in the middle
     /// of an access to, and generations of the regions.
@@ -84,7 +86,7 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// Where a connection block lies.
+/// The place of a connection block.
 #[derive(Clone, Debug)]
 pub(super) struct BlockPlace {
     words: Arc<Words>,
@@ -92,7 +94,7 @@ pub(super) struct BlockPlace {
     slab: usize,
 }
 
-/// A connection block, the endpoint's own. Given back when dropped.
+/// The connection block of one endpoint. Released when dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionBlock {
     directory: Arc<Directory>,
@@ -109,54 +111,54 @@ impl ConnectionBlock {
         self.place.words.rkey()
     }
 
-    /// A number that no other connection has, as good as certainly.
+    /// A number that no other connection has, with very high probability.
     pub(crate) fn token(&self) -> u64 {
         self.directory.domain ^ self.addr()
     }
 
-    /// The peer's count of revocations, as far as it has told.
+    /// The last revocation count that the peer has written here.
     #[inline]
     pub(crate) fn revision(&self) -> u64 {
         self.place.words.load(self.place.index + Block::REVISION)
     }
 
-    /// Where the directory's count of revocations lies: address and lkey.
+    /// Address and lkey of the directory's revocation count.
     pub(crate) fn revocations(&self) -> (u64, u32) {
         let header = &self.directory.header;
         (header.addr(4), header.lkey())
     }
 
-    /// Puts a word where the device can send it from; gives address and lkey.
+    /// Stores a word in registered memory, as the source of a write. Returns its address and lkey.
     pub(crate) fn stage(&self, value: u64) -> (u64, u32) {
         let index = self.place.index + 4;
         self.place.words.store(index, value);
         (self.place.words.addr(index), self.place.words.lkey())
     }
 
-    /// Shows the peer how far its revocations are settled.
+    /// Publishes the count of the peer's revocations that are settled.
     pub(crate) fn show_settled(&self, value: u64) {
         let index = self.place.index + Block::SETTLED;
         self.place.words.store(index, value);
     }
 
-    /// Where a word of the peer's block can be read to: address and lkey.
+    /// Address and lkey of the word that receives reads of the peer's block.
     pub(crate) fn sink(&self) -> (u64, u32) {
         let words = &self.place.words;
         (words.addr(self.place.index + WORDS), words.lkey())
     }
 
-    /// What was read there.
+    /// The value last read from the peer's block.
     pub(crate) fn sunk(&self) -> u64 {
         self.place.words.load(self.place.index + WORDS)
     }
 
-    /// Revocations are told to `peer` from now on, until it is dropped or forgotten.
+    /// Sends revocations to `peer` from now on, until it is dropped or [`Self::leave`] is called.
     pub(crate) fn join(&self, peer: Weak<dyn Peer>) {
         let mut inner = self.directory.inner.lock();
         inner.peers.push(Member::new(peer, self.place.clone()));
     }
 
-    /// The peer has gone: its queue pair can do nothing any more.
+    /// Removes the peer; its queue pair can execute no operation any more.
     pub(crate) fn leave(&self) {
         let mut inner = self.directory.inner.lock();
         let index = self.place.index;
@@ -218,7 +220,7 @@ impl Directory {
         self.header.write(0, &header.encode());
     }
 
-    /// Lets peers find an entry. Its key is in no other one.
+    /// Publishes an entry. No other entry has its key.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering a larger table.
@@ -253,10 +255,10 @@ impl Directory {
         inner.revocations
     }
 
-    /// A cell for a region whose events are counted.
+    /// An event cell for a region with counters.
     ///
     /// # Errors
-    /// `ENOMEM`: all are taken. `EOPNOTSUPP`: made without.
+    /// `ENOMEM`: all cells are in use. `EOPNOTSUPP`: the directory has no cells.
     pub(crate) fn event_cell(&self) -> Result<Arc<Cell>> {
         let cells = self.cells.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
         cells.take()
@@ -304,7 +306,7 @@ impl Directory {
         })
     }
 
-    /// Registrations of closed regions that wait, for tests.
+    /// Number of retired registrations, for tests.
     #[cfg(test)]
     pub(crate) fn parked(&self) -> usize {
         let mut inner = self.inner.lock();

@@ -19,16 +19,16 @@ use crate::mr::cache::{Got, Held};
 use crate::mr::{Desc, DescRule, LocalCache, Place};
 use crate::verbs::{Mr, Pd};
 
-/// What a device does with a local buffer.
+/// The device's access to a local buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Reads it: the source of sends and writes.
+    /// The device reads it: the source of sends and writes.
     Source,
-    /// Writes to it: receives, results of reads.
+    /// The device writes it: receives, results of reads.
     Sink,
 }
 
-/// What an operation's buffer is registered by.
+/// The registration of an operation's buffer.
 #[derive(Debug)]
 pub(crate) enum Kept {
     /// A registration for this operation.
@@ -36,7 +36,7 @@ pub(crate) enum Kept {
         /// Deregistered when it is dropped.
         _mr: Mr,
     },
-    /// A reference on one of the cache.
+    /// A reference to a cached registration.
     Cached(Held),
 }
 
@@ -44,17 +44,18 @@ pub(crate) enum Kept {
 /// current (300 to 600 ns): `docs/registration-cache.md` has the figures.
 pub(crate) const COPIED: usize = 8192;
 
-/// The lkeys of one direction of an endpoint. Not shared: whoever posts holds that direction's lock.
+/// The lkeys of one direction of an endpoint. Not shared: the posting thread holds that direction's
+/// lock.
 #[derive(Debug)]
 pub(crate) struct LocalKeys {
     rule: DescRule,
     place: Place,
-    /// Of the domain's implicit region.
+    /// The lkey of the domain's implicit region.
     implicit: Option<u32>,
     cache: Option<Arc<LocalCache>>,
     /// Sources up to so many bytes are better copied than looked for in the cache.
     copied: usize,
-    /// What the operation that is being posted uses.
+    /// Registrations of the operation that is being posted.
     taken: Vec<Kept>,
     /// Whether it uses the last one of `held` too.
     reused: bool,
@@ -66,7 +67,7 @@ pub(crate) struct LocalKeys {
 impl LocalKeys {
     pub(crate) fn new(domain: &Domain, pd: &Arc<Pd>) -> Self {
         let cache = domain.local_cache(pd);
-        // a monitor of the application's is asked at its own price
+        // only for weft's own monitor: the cost of the application's monitor is not known
         let asks = |cache: &Arc<LocalCache>| domain.config().cache.check && !cache.is_foreign();
         let copies = cache.as_ref().is_some_and(asks);
         Self {
@@ -103,10 +104,10 @@ impl LocalKeys {
         self.copied != 0 && self.must_register(false)
     }
 
-    /// The lkey for a buffer of at least one byte.
+    /// The lkey of a buffer of at least one byte.
     ///
     /// # Errors
-    /// `EINVAL`: a descriptor that is needed and wrong. Those of a registration: `EFAULT`, `ENOMEM`.
+    /// `EINVAL`: a required descriptor is wrong. Errors of a registration: `EFAULT`, `ENOMEM`.
     ///
     /// # Safety
     /// `desc` is as the rule has it: where it counts, NULL or of a live region. The buffer stays the
@@ -153,7 +154,8 @@ impl LocalKeys {
     unsafe fn register(&mut self, iov: &libc::iovec, to: Use) -> Result<u32> {
         let (kept, lkey) = if let Some(cache) = &self.cache {
             let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
-            // SAFETY: the caller's promise; the registration is held until the operation is complete.
+            // SAFETY: the caller keeps the buffer valid; `LocalKeys` holds the registration until
+            // the operation is complete.
             match unsafe { cache.get(addr, len, to == Use::Sink) }? {
                 Got::Kept(held) => (Kept::Cached(held), held.lkey),
                 Got::Once(mr, lkey) => (Kept::Once { _mr: mr }, lkey),
@@ -172,7 +174,8 @@ impl LocalKeys {
         Ok(lkey)
     }
 
-    /// The operation was posted as request `number`; those before `tail` are complete.
+    /// Records that the operation was posted as request `number`; requests before `tail` are
+    /// complete.
     #[inline]
     pub(crate) fn posted(&mut self, number: u32, tail: u32) {
         if !self.held.is_empty() || !self.taken.is_empty() {
@@ -206,7 +209,7 @@ impl LocalKeys {
         self.tidy();
     }
 
-    /// Deregisters what the cache's users have done with.
+    /// Deregisters the cache's dead registrations.
     #[inline]
     fn tidy(&self) {
         if let Some(cache) = &self.cache
@@ -238,7 +241,7 @@ impl LocalKeys {
         !self.taken.is_empty()
     }
 
-    /// The operation was not posted.
+    /// Releases the registrations of an operation that was not posted.
     #[inline]
     pub(crate) fn refused(&mut self) {
         self.reused = false;
@@ -264,8 +267,6 @@ impl Drop for LocalKeys {
 /// The device's, where it can't.
 pub(crate) fn implicit_region(pd: &Arc<Pd>) -> Result<Mr> {
     let rights = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_ON_DEMAND;
-    // Address 0 and all lengths is how verbs spells the whole address space.
-    // SAFETY: nothing is touched before an operation names it, and its buffers are the caller's; peers
-    // have no right on it.
+    // In verbs, address 0 with the maximum length is the whole address space.
     unsafe { Mr::register(pd, std::ptr::null(), usize::MAX, rights) }
 }

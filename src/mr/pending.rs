@@ -21,7 +21,7 @@ use crate::log::warn_log;
 
 /// Most threads that register at the same time, or fetch the pages of one region.
 const MAX_WORKERS: usize = 8;
-/// A worker without work ends after this time.
+/// Idle time after which a worker ends.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of one region from which on several threads fetch its pages, and the share of each at a time.
 const LARGE: u64 = 64 << 20;
@@ -33,7 +33,7 @@ fn workers() -> usize {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that register regions; there are none while there is nothing to do. Thread safe.
+/// Threads that register regions, started on demand. Thread safe.
 #[derive(Default)]
 pub(crate) struct Workers {
     shared: Arc<Shared>,
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Workers {
 }
 
 impl Workers {
-    /// Has a worker do this. Where no thread can be had, it is done here and now.
+    /// Passes a job to a worker. If no thread can be created, the calling thread runs the job.
     fn submit(&self, job: Job) {
         let mut state = self.shared.state.lock();
         state.jobs.push_back(job);
@@ -135,10 +135,10 @@ impl Drop for Workers {
     }
 }
 
-/// How far a region's registration by a worker has come.
+/// Progress of a region's registration by a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// There is none, or it is over.
+    /// No registration is requested, or it has ended.
     #[default]
     Settled,
     Queued,
@@ -156,7 +156,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// True where the registration was not withdrawn.
+    /// Returns true if the registration was not withdrawn.
     fn begin(&self) -> bool {
         let mut stage = self.stage.lock();
         let queued = *stage == Stage::Queued;
@@ -173,8 +173,8 @@ impl Pending {
 }
 
 impl Region {
-    /// Has a worker of the domain enable the region, as [`Self::enable`] does, and then call `tell`. The pages
-    /// of a large one are fetched by several threads.
+    /// Makes a worker of the domain enable the region, as [`Self::enable`] does, and then call
+    /// `tell`. Several threads fetch the pages of a large region.
     ///
     /// Returns at once. `tell` runs on the worker, once, unless [`Self::settle`] is called before it begins; it
     /// must not drop the region.
@@ -182,7 +182,7 @@ impl Region {
     /// `tell` gets the errors of [`Self::enable`], and `EOTHER` for a panic in it.
     ///
     /// # Errors
-    /// `EALREADY`: that was asked for already, and it is not over.
+    /// `EALREADY`: an earlier request has not ended.
     pub fn enable_later(
         self: &Arc<Self>,
         tell: impl FnOnce(Result<()>) + Send + 'static,
@@ -195,15 +195,16 @@ impl Region {
             }
             *stage = Stage::Queued;
         }
-        // Weak: who has withdrawn it may drop it.
+        // Weak: a caller that has withdrawn the registration may drop the region.
         let region = Arc::downgrade(self);
         self.domain().workers().submit(Box::new(move || {
             if !pending.begin() {
                 return;
             }
-            // Who drops the last one has waited for the end of this.
+            // The thread that drops the last reference has waited for the end of this job.
             if let Some(region) = region.upgrade() {
-                // A panic here would leave the application without an event, and who closes the region waiting.
+                // A panic here would leave the application without an event, and block the thread
+                // that closes the region.
                 let enabled = catch_unwind(AssertUnwindSafe(|| {
                     #[cfg(test)]
                     assert!(!pending.panics.load(Ordering::Relaxed), "planted");

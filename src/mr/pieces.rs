@@ -1,6 +1,6 @@
-//! A region that is registered part by part: what of its memory is there is pinned, and
-//! `fi_mr_refresh(3)` says where that has changed. For pinned forms with `FI_MR_MMU_NOTIFY`, and
-//! for memory that need not be there on devices without on-demand paging.
+//! A region that is registered part by part: its present pages are pinned, and `fi_mr_refresh(3)`
+//! names the ranges that have changed. For pinned forms with `FI_MR_MMU_NOTIFY`, and for memory
+//! that may be absent on devices without on-demand paging.
 //!
 //! New pages get a registration of their own, and a part that keeps its pages keeps its
 //! registration; there are as many parts as memory and the device allow. An operation of this side
@@ -24,7 +24,7 @@ use crate::errno::{FiErrno, Result};
 use crate::verbs::{Mr, Pd};
 use crate::wire::records::Segment;
 
-/// A registration, the same one wherever it is held.
+/// A registration shared by several parts.
 #[derive(Clone, Debug)]
 struct Shared(Arc<Mr>);
 
@@ -41,7 +41,7 @@ pub(super) struct Pieces {
     /// `ibv_access_flags`
     rights: u32,
     buffers: Box<[Range]>,
-    /// Held from finding out to having changed.
+    /// Held from the examination of the memory until the change is made.
     changing: Mutex<()>,
     inner: RwLock<Inner>,
 }
@@ -52,15 +52,15 @@ struct Inner {
     merged: Vec<Shared>,
 }
 
-/// What refreshing comes to; nothing has changed before it is [made](Pieces::make).
+/// A planned refresh; takes effect when it is [made](Pieces::make).
 pub(super) struct Change<'a> {
-    /// Ranges of addresses in the order in which they change, and what covers them then.
+    /// Address ranges in the order of their changes, each with its new registration.
     steps: Vec<(u64, u64, Option<Shared>)>,
     _alone: MutexGuard<'a, ()>,
 }
 
 impl Change<'_> {
-    /// How many parts there are more, at most.
+    /// Maximum number of additional parts.
     pub(super) fn most_parts(&self) -> usize {
         2 * self.steps.len()
     }
@@ -80,7 +80,7 @@ fn distinct(mut all: Vec<Shared>) -> impl Iterator<Item = Arc<Mr>> {
 }
 
 impl Pieces {
-    /// Registers what of the buffers is there.
+    /// Registers the present pages of the buffers.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering.
@@ -98,7 +98,7 @@ impl Pieces {
     }
 
     fn register(&self, start: u64, end: u64) -> Result<Shared> {
-        // SAFETY: who registered the region promised that its memory is the caller's (`Region::register`).
+        // SAFETY: the caller of `Region::register` promised that the memory stays valid.
         let mr = unsafe {
             Mr::register(
                 &self.pd,
@@ -110,7 +110,7 @@ impl Pieces {
         Ok(Shared(Arc::new(mr?)))
     }
 
-    /// Finds out what of these ranges is there now, and registers it.
+    /// Registers the present pages of these ranges, without a change of the parts.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -135,7 +135,7 @@ impl Pieces {
         })
     }
 
-    /// Registers what of a range is there, anew.
+    /// Registers the present pages of a range again.
     fn renew(
         &self,
         steps: &mut Vec<(u64, u64, Option<Shared>)>,
@@ -171,7 +171,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// The segments of `len` bytes from `offset` of the region on, as peers address them now.
+    /// The current segments of `len` bytes from `offset` in the region, as peers address them.
     pub(super) fn segments(&self, offset: u64, len: u64) -> Vec<Segment> {
         let inner = self.inner.read();
         let (mut skip, mut left) = (offset, len);
@@ -198,7 +198,7 @@ impl Pieces {
         segments
     }
 
-    /// The whole region, as peers address it now.
+    /// The current segments of the whole region.
     pub(super) fn segments_now(&self) -> Vec<Segment> {
         self.segments(0, u64::MAX)
     }
@@ -214,7 +214,7 @@ impl Pieces {
         })
     }
 
-    /// Makes a change; gives the registrations that are of no use any more.
+    /// Makes a change. Returns the registrations that no part uses any more.
     pub(super) fn make(&self, change: Change<'_>) -> Vec<Arc<Mr>> {
         let mut gone = Vec::new();
         let mut inner = self.inner.write();
@@ -233,7 +233,8 @@ impl Pieces {
     /// The lkey of a local buffer. Finding it takes a lock that only changes of the region hold for long.
     ///
     /// # Errors
-    /// `EINVAL`: some of it is not there. Those of registering, where it lies across several parts.
+    /// `EINVAL`: a part of the buffer is absent. Errors of registering, if the buffer covers
+    /// several parts.
     pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<u32> {
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
         if let Some(mr) = self.inner.read().cover.find(addr, len) {

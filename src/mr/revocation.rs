@@ -1,6 +1,6 @@
-//! Revocations as the owner of a directory sees them: which peers know, how long it is waited for
-//! them, and what stays of a registration as long as one does not know. `docs/protocol.md`, "Stale
-//! keys".
+//! Revocations at the owner of a directory: which peers have acknowledged them, how long the owner
+//! waits, and which parts of a registration stay until all peers have acknowledged.
+//! `docs/protocol.md`, "Stale keys".
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use crate::log::{info_log, warn_log};
 use crate::verbs::Mr;
 use crate::wire::records::Block;
 
-/// How long a peer is waited for.
+/// Time limit of the wait for a peer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Looks in vain before sleeping.
 const SPINS: u32 = 500;
-/// How long is slept between looks, at first and at most.
+/// Initial and maximum sleep between polls.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
-/// Regions of which something may stay.
+/// Maximum number of retired regions.
 const PARKED: usize = 4096;
 
 /// A connected peer.
@@ -33,7 +33,7 @@ pub(super) struct Member {
     /// last.
     settled: u64,
     asked: u64,
-    /// The word *acknowledged* with which it was given up.
+    /// The value of *acknowledged* at which the owner gave up waiting.
     given_up: Option<u64>,
 }
 
@@ -49,7 +49,7 @@ impl Member {
         }
     }
 
-    /// Whether its connection block is this one.
+    /// Whether the member has this connection block.
     pub(super) fn is_at(&self, words: &Arc<Words>, index: usize) -> bool {
         self.place.is(words, index)
     }
@@ -62,7 +62,7 @@ impl Member {
         behind && self.told >= wanted && self.settled < wanted
     }
 
-    /// Whether it is of no use to wait for it.
+    /// Whether the owner has given up waiting for this peer.
     fn is_given_up(&self) -> bool {
         self.given_up == Some(self.place.acknowledged())
     }
@@ -90,9 +90,9 @@ impl Member {
 pub(crate) struct Left {
     /// Registrations that are nothing but their keys.
     pub(crate) keys: Vec<Mr>,
-    /// Segment lists that a peer may be about to read.
+    /// Segment lists that a peer may still read.
     pub(crate) lists: Vec<Words>,
-    /// What a peer may be about to add to.
+    /// Event cell that a peer may still add to.
     pub(crate) cell: Option<Arc<Cell>>,
 }
 
@@ -107,7 +107,7 @@ pub(crate) enum End {
     /// Its key.
     Reserved(Mr),
     Gone,
-    /// Somebody is in the middle of an access.
+    /// An access is under way.
     Busy(Mr),
 }
 
@@ -122,8 +122,8 @@ pub(crate) struct Settled<'a> {
 }
 
 impl Directory {
-    /// Waits until the peers have acknowledged revocation number `wanted`, each for a bounded time.
-    /// No lock of a peer's or of an endpoint may be held.
+    /// Waits until the peers have acknowledged revocation number `wanted`, for a bounded time per
+    /// peer. The caller must hold no lock of a peer or of an endpoint.
     pub(crate) fn settle(&self, wanted: u64) -> Settled<'_> {
         let mut deadline = None;
         let mut pause = SHORTEST;
@@ -215,7 +215,7 @@ impl Settled<'_> {
 }
 
 impl Inner {
-    /// Tells the peers that hold keys how many revocations there were.
+    /// Sends the revocation count to the peers that hold keys.
     pub(super) fn tell(&mut self) {
         let count = self.revocations;
         self.peers.retain_mut(|member| {
@@ -262,7 +262,7 @@ impl Inner {
         }
     }
 
-    /// Ends the connections of peers that were given up and lag.
+    /// Ends the connections of peers that lag and that the owner has given up waiting for.
     fn sever(&mut self, wanted: u64) {
         self.peers.retain(|member| {
             if !(member.lags(wanted) && member.is_given_up()) {
@@ -279,7 +279,7 @@ impl Inner {
         });
     }
 
-    /// Frees what every peer knows to be gone.
+    /// Frees the retired registrations that every peer has acknowledged.
     pub(super) fn sweep(&mut self) {
         self.peers.retain(|member| member.peer.strong_count() != 0);
         while let Some((wanted, _)) = self.parked.front() {

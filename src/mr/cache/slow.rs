@@ -1,4 +1,5 @@
-//! What changes under the cache's slow lock: the list for eviction, sums, and registrations being made.
+//! State protected by the cache's slow lock: the eviction list, the sums, and the registrations
+//! being made.
 //!
 //! Nothing here allocates, frees, or calls anything foreign: the monitor's thread takes this lock too.
 
@@ -7,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::entry::{Entry, NONE, Pool};
 use crate::sync::AtomicU32;
 
-/// How many registrations can be made at the same time and kept.
+/// Maximum number of cacheable registrations being made at the same time.
 const MAKING: usize = 32;
 
 /// How many that were used are passed over for one that is evicted: the monitor may wait meanwhile.
@@ -29,7 +30,7 @@ struct Making {
     start: u64,
     end: u64,
     taken: bool,
-    /// Its memory changed meanwhile.
+    /// The memory has changed since.
     spoilt: bool,
 }
 
@@ -45,7 +46,7 @@ pub(super) struct Slow {
     fresh: u32,
     oldest: u32,
     newest: u32,
-    /// Live ones.
+    /// Live registrations.
     pub(super) live: usize,
     /// All that are registered: live ones, and those whose operations are not complete.
     pub(super) count: usize,
@@ -61,7 +62,7 @@ fn set(link: &AtomicU32, to: u32) {
 }
 
 impl Slow {
-    /// For a cache of so many registrations.
+    /// For a cache of at most `count` registrations.
     pub(super) fn new(count: usize) -> Self {
         let missed = count.clamp(8, MISSED / 2) * 2;
         Self {
@@ -117,14 +118,14 @@ impl Slow {
         }
     }
 
-    /// The memory of a range changes.
+    /// Marks the registrations being made that overlap a changed range.
     pub(super) fn spoil(&mut self, start: u64, end: u64) {
         for making in &mut self.making {
             making.spoilt |= making.taken && making.start < end && start < making.end;
         }
     }
 
-    /// The index that [`Self::take`] gives next.
+    /// The index that [`Self::take`] returns next.
     pub(super) fn next(&self) -> u32 {
         if self.free == NONE {
             self.fresh
@@ -151,7 +152,7 @@ impl Slow {
         self.free = index;
     }
 
-    /// Puts one at the end of the list.
+    /// Appends an entry to the eviction list.
     pub(super) fn append<M>(&mut self, pool: &Pool<M>, index: u32, entry: &Entry) {
         set(&entry.older, self.newest);
         set(&entry.newer, NONE);
@@ -163,7 +164,7 @@ impl Slow {
         self.newest = index;
     }
 
-    /// Takes one out of the list.
+    /// Removes an entry from the eviction list.
     pub(super) fn unlink<M>(&mut self, pool: &Pool<M>, entry: &Entry) {
         let (older, newer) = (get(&entry.older), get(&entry.newer));
         match pool.get(older) {

@@ -1,6 +1,7 @@
-//! Which registration a page has: a radix tree of three levels, read without a lock.
+//! Maps pages to registrations: a radix tree of three levels, read without a lock.
 //!
-//! Whoever changes it holds the cache's slow lock. Nodes are made before that, and live as long as the tree.
+//! A writer holds the cache's slow lock. Nodes are allocated before that, and live as long as the
+//! tree.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ const LEVELS: u32 = 3;
 pub(super) enum Kind {
     /// The device may only read.
     Read = 0,
-    /// It may write too.
+    /// The device may write too.
     Write = 1,
 }
 
@@ -51,7 +52,7 @@ impl Tree {
         }
     }
 
-    /// Whether the page number can be in it.
+    /// Whether the tree can contain the page number.
     pub(super) fn holds(page: u64) -> bool {
         page >> (BITS * LEVELS) == 0
     }
@@ -85,7 +86,7 @@ impl Tree {
         }
     }
 
-    /// Gives pages a word. Their nodes must be there; the slow lock is held.
+    /// Sets the word of pages. Their nodes must exist; the slow lock is held.
     pub(super) fn set(&self, first: u64, end: u64, kind: Kind, word: u64) {
         for page in first..end {
             if let Some(leaf) = self.leaf(page) {
