@@ -15,7 +15,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::verbs::Pd;
 
-/// Regions of a protection domain that count events at the same time, at most.
+/// Maximum number of event cells in use per protection domain.
 const CELLS: usize = 1 << 16;
 /// Words of a cell.
 const WORDS: usize = 2;
@@ -30,7 +30,7 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    /// Those that a counter is bound for with these flags.
+    /// The events that a counter with these flags counts.
     pub(crate) fn of(kinds: Flags) -> impl Iterator<Item = Self> + Clone {
         let all = [
             (Flags::REMOTE_WRITE, Self::Write),
@@ -42,7 +42,7 @@ impl Event {
         asked.map(|(_, event)| event)
     }
 
-    /// Where its word lies, in bytes from the beginning of the cell.
+    /// Offset of the event's word in the cell, in bytes.
     pub(crate) fn offset(self) -> u64 {
         self as u64 * 8
     }
@@ -58,12 +58,12 @@ pub(crate) struct Cells {
 #[derive(Debug, Default)]
 struct Free {
     back: Vec<u32>,
-    /// The first that was never used.
+    /// The first cell that was never used.
     next: u32,
 }
 
 impl Cells {
-    /// All of them, registered once: they never move.
+    /// Allocates and registers all cells, which never move.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering memory.
@@ -79,10 +79,10 @@ impl Cells {
         self.words.rkey()
     }
 
-    /// A cell of one's own, until it is dropped.
+    /// Reserves a cell until it is dropped.
     ///
     /// # Errors
-    /// `ENOMEM`: all are taken.
+    /// `ENOMEM`: all cells are in use.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Arc<Cell>> {
         let mut free = self.free.lock();
         let index = match free.back.pop() {
@@ -101,7 +101,7 @@ impl Cells {
     }
 }
 
-/// One of them. Given back when the last who holds it drops it.
+/// One cell. Released when its last reference is dropped.
 #[derive(Debug)]
 pub(crate) struct Cell {
     cells: Arc<Cells>,
@@ -109,7 +109,7 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Its address.
+    /// Address of the cell.
     pub(crate) fn addr(&self) -> u64 {
         self.cells.words.addr(self.index as usize * WORDS)
     }

@@ -15,7 +15,7 @@ use crate::wire::records::Block;
 
 /// Time limit of the wait for a peer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Looks in vain before sleeping.
+/// Polls without progress before the first sleep.
 const SPINS: u32 = 500;
 /// Initial and maximum sleep between polls.
 const SHORTEST: Duration = Duration::from_micros(20);
@@ -71,7 +71,7 @@ impl Member {
         self.lags(wanted) && !self.is_given_up()
     }
 
-    /// It has shown this when it was asked.
+    /// Records the peer's word *settled*, as read by [`Peer::look`].
     fn answered(&mut self, settled: u64) {
         let count = match settled {
             Block::HOLDS_NONE => self.asked,
@@ -85,10 +85,10 @@ impl Member {
     }
 }
 
-/// What stays of a region while a peer may act on what was so before.
+/// Parts of a region that are retained while a peer may use its old records.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
-    /// Registrations that are nothing but their keys.
+    /// Ended registrations that only reserve their keys.
     pub(crate) keys: Vec<Mr>,
     /// Segment lists that a peer may still read.
     pub(crate) lists: Vec<Words>,
@@ -102,7 +102,7 @@ impl Left {
     }
 }
 
-/// What is left of a registration that ends.
+/// Result of ending a registration.
 pub(crate) enum End {
     /// Its key.
     Reserved(Mr),
@@ -111,7 +111,7 @@ pub(crate) enum End {
     Busy(Mr),
 }
 
-/// A revocation that has been waited for.
+/// A revocation after the wait for the peers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settled<'a> {
     directory: &'a Directory,
@@ -181,8 +181,8 @@ impl Settled<'_> {
         }
     }
 
-    /// What the region that was withdrawn leaves, until every peer knows. Its registrations have
-    /// been ended.
+    /// Retains the remains of a withdrawn region until every peer has acknowledged. Its
+    /// registrations have been ended.
     pub(crate) fn park(&self, left: Left) {
         if !self.lagging || left.is_empty() {
             return;

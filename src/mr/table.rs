@@ -10,19 +10,19 @@ use crate::errno::{FiErrno, Result};
 use crate::verbs::Pd;
 use crate::wire::records::{Entry, WORDS};
 
-/// The most places beyond its home that an entry may lie.
+/// Maximum distance of an entry from its home slot, in slots.
 pub(crate) const REACH: usize = 60;
 /// Home slots of the first table, as a base-2 logarithm.
 const FIRST: u32 = 6;
-/// A table may not grow further than that many home slots (of 64 bytes each).
+/// Home slots of the largest table (64 bytes each), as a base-2 logarithm.
 const LAST: u32 = 32;
 
-/// Where a key belongs in a table of 2^`log2` home slots.
+/// The home slot of a key in a table of 2^`log2` home slots.
 pub(crate) fn home(key: u64, log2: u32) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - log2)) as usize
 }
 
-/// Entries of one directory. One writer: its owner's lock is held.
+/// Entries of one directory. One writer, which holds the directory's lock.
 #[derive(Debug)]
 pub(crate) struct Table {
     pd: Arc<Pd>,
@@ -30,7 +30,7 @@ pub(crate) struct Table {
     log2: u32,
     used: usize,
     moves: u64,
-    /// Outgrown ones, all zeros: peers may read them still.
+    /// Outgrown tables, all zeros: peers may still read them.
     old: Vec<Words>,
 }
 
@@ -91,8 +91,8 @@ impl Table {
             .find(|slot| self.get(*slot)[0] == key)
     }
 
-    /// Enters an entry, whose key is in no other one; `publish` is called when the table has moved, and must
-    /// make that known before it returns.
+    /// Adds an entry; no other entry has its key. `publish` is called after the table has moved,
+    /// and must publish the new address before it returns.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering a larger table; nothing has changed then.
@@ -140,7 +140,7 @@ impl Table {
         Err(FiErrno::ENOMEM)
     }
 
-    /// Puts another entry in the place of the one with its key; says whether there was one.
+    /// Replaces the entry with the same key. Returns whether there was one.
     pub(crate) fn replace(&mut self, entry: &Entry) -> bool {
         let slot = self.find(entry.key);
         if let Some(slot) = slot {
@@ -149,7 +149,7 @@ impl Table {
         slot.is_some()
     }
 
-    /// Takes the entry of a key out; says whether there was one.
+    /// Removes the entry of a key. Returns whether there was one.
     pub(crate) fn remove(&mut self, key: u64) -> bool {
         let Some(mut gap) = self.find(key) else {
             return false;
