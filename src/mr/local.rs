@@ -268,5 +268,7 @@ impl Drop for LocalKeys {
 pub(crate) fn implicit_region(pd: &Arc<Pd>) -> Result<Mr> {
     let rights = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_ON_DEMAND;
     // In verbs, address 0 with the maximum length is the whole address space.
+    // SAFETY: no memory is accessed before an operation names it, and that operation's caller keeps
+    // its buffers valid; peers have no access right to the region.
     unsafe { Mr::register(pd, std::ptr::null(), usize::MAX, rights) }
 }

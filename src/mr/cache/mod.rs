@@ -514,6 +514,7 @@ impl<R: Registrar> Cache<R> {
         };
         for range in [joined, own] {
             // the joined range first; if that fails, the own range alone. The note covers both.
+            // SAFETY: as this function: the caller keeps the memory valid.
             let Some((made, keep)) = (unsafe { self.watched(range, writable) }) else {
                 continue;
             };
