@@ -1,8 +1,9 @@
-//! What progress has to do besides taking messages: one word that says so, as there is mostly nothing.
+//! Progress flags: one word with the work besides taking messages, so that the usual case of no
+//! such work costs one load.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A completion queue was overrun, and its queue pairs do not know it yet.
+/// A completion queue was overrun, and its queue pairs have not failed yet.
 pub(super) const OVERRUN: u32 = 1;
 /// Requests wait.
 pub(super) const WAITING: u32 = 1 << 1;
@@ -10,14 +11,15 @@ pub(super) const WAITING: u32 = 1 << 1;
 pub(super) const LATE: u32 = 1 << 2;
 /// Completion queues hold events back.
 pub(super) const MODERATED: u32 = 1 << 3;
-/// Peers have ended that are not buried yet.
+/// Dead peers are not cleaned up yet.
 pub(super) const GRAVES: u32 = 1 << 4;
 /// A queue pair has failed, and its receives are not flushed yet.
 pub(super) const CLOSING: u32 = 1 << 5;
-/// There may be parked messages to take.
+/// There may be pending messages to pull.
 pub(super) const PULLS: u32 = 1 << 6;
 
-/// A bit for each. One that stands for a list is changed under the list's lock, so that it is true of it.
+/// One bit for each kind of work. The bit of a list is changed under the list's lock, so that it
+/// agrees with the list.
 #[derive(Debug, Default)]
 pub(super) struct Chores(AtomicU32);
 

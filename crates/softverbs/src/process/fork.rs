@@ -1,4 +1,4 @@
-//! Telling a forked child from its parent: a page that the kernel empties in children.
+//! Detection of a forked child: a page that the kernel zeroes in children (`MADV_WIPEONFORK`).
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! The rings that other processes send through to this one.
+//! The rings through which other processes send to this one.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -13,14 +13,14 @@ use crate::segment::layout::{MAX_PROCESSES, announce, header};
 use crate::sync::{Arc, Lock, heavy_fence, light_fence};
 use crate::sys::{self, Errno, Res, list, try_box};
 
-/// Messages that are taken from one ring before the next one has its turn.
+/// Maximum number of messages that are taken from one ring before the next ring is served.
 const BATCH: usize = 64;
 
-/// All incoming rings. An entry for a sender's slot is made with its first ring, and
-/// stays; its ring comes and goes.
+/// All incoming rings. The entry for a sender's slot is created with its first ring and never
+/// freed; the ring in it is replaced.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// The first `count` are set, and stay.
+    /// The first `count` entries are set and do not change.
     active: Box<[AtomicPtr<Line>]>,
     count: AtomicUsize,
     seen: AtomicU32,
@@ -37,7 +37,7 @@ struct Line {
 struct Attached {
     consumer: Consumer,
     peer: Arc<Peer>,
-    /// What the sender opens through /proc.
+    /// The memfd that the sender opens through /proc.
     file: OwnedFd,
 }
 
@@ -62,13 +62,13 @@ impl Incoming {
         })
     }
 
-    /// The ring from a process, opened anew, if it has this descriptor.
+    /// Reopens the ring's file for the process in `slot`, if `fd` is its descriptor.
     pub(super) fn reopen(&self, slot: u32, pid: u32, fd: i32) -> Option<OwnedFd> {
         let line = self.lines().find(|line| line.slot == slot)?;
         let ring = line.ring.lock();
         let attached = ring.as_ref()?;
         let right = attached.peer.identity.pid == pid && attached.file.as_raw_fd() == fd;
-        // Under the lock, so that it is not closed meanwhile.
+        // Reopened under the lock, so that the ring is not closed meanwhile.
         right
             .then(|| sys::open_fd_of(std::process::id(), fd, libc::O_RDWR).ok())
             .flatten()
@@ -92,8 +92,8 @@ impl Incoming {
 }
 
 impl Process {
-    /// Takes what is in the rings, and makes rings that senders asked for.
-    /// True where there was something.
+    /// Takes the messages in the rings, and creates the rings that senders requested. Returns true
+    /// if there was a message.
     #[inline(always)]
     pub(super) fn drain_rings(&self, poll: &mut Poll) -> bool {
         let mut any = false;
@@ -112,7 +112,7 @@ impl Process {
         any
     }
 
-    /// Takes at most so many messages; true where there was one.
+    /// Takes at most `most` messages. Returns true if there was one.
     #[inline(never)]
     fn drain(&self, attached: &mut Attached, most: usize, poll: &mut Poll) -> bool {
         let mut broken = false;
@@ -124,7 +124,8 @@ impl Process {
                         crate::qp::deliver(self, from, ring, &message);
                     }
                     attached.consumer.advance(&message);
-                    // The next one is for another poll: looking for it takes its line, and the caller's time.
+                    // The next message is left for another poll: peeking it would fetch its cache
+                    // line and delay the caller.
                     if poll.is_full() {
                         break;
                     }
@@ -144,13 +145,13 @@ impl Process {
             }
         }
         if broken {
-            // Its sender writes rubbish: the same as if it had ended.
+            // The sender wrote an invalid message: it is treated as a dead peer.
             self.request_burial(&attached.peer);
         }
         any
     }
 
-    /// Makes the rings that senders asked for.
+    /// Creates the rings that senders requested.
     #[cold]
     fn grant_rings(&self) {
         let map = &self.segment.map;
@@ -162,8 +163,8 @@ impl Process {
             if cookie == 0 || cookie == map.u64(at + announce::GRANTED).load(Ordering::Relaxed) {
                 continue;
             }
-            // One that has ended leaves its wish behind, and its place may be another's by now, which
-            // nobody here has to do with.
+            // An ended sender leaves its request behind, and its slot may now belong to a process
+            // that is no peer of this one.
             if self.cookie_of(slot) != Some(cookie) {
                 continue;
             }
@@ -175,7 +176,7 @@ impl Process {
                 }
                 Ok(())
             });
-            // Not the sender's fault: again at the next progress.
+            // A local shortage: retried at the next progress.
             if let Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) = granted {
                 complete = false;
             }
@@ -185,11 +186,12 @@ impl Process {
         }
     }
 
-    /// Makes the ring for messages from `peer`, unless it is there; the peer claims receives of shared queues from then on,
-    /// so its place's former process is to be buried before ([`Self::bury_all`]). The caller holds no lock of a queue.
+    /// Creates the ring for messages from `peer`, unless it exists. From then on the peer claims
+    /// receives of shared queues, so the caller has cleaned up the former process of its slot
+    /// before ([`Self::bury_all`]). The caller holds no lock of a queue.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`.
+    /// `ENOMEM`, `EMFILE`: no memory or no descriptor for the ring.
     pub(crate) fn grant_ring(&self, peer: &Arc<Peer>) -> Res<()> {
         let _one = self
             .incoming
@@ -202,7 +204,7 @@ impl Process {
             if old.peer.identity == peer.identity {
                 return Ok(());
             }
-            // What an ended process of that slot had sent was sent.
+            // Messages that an ended process of that slot had sent are delivered.
             self.drain(old, SLOTS as usize, &mut Poll::none());
         }
         let file = sys::memfd_create(c"softverbs-ring", RING_SIZE)?;
@@ -211,8 +213,10 @@ impl Process {
         let consumer = Consumer::new(Mapping::new(&file, RING_SIZE)?, cookie);
         if !peer.barriers {
             self.unfenced.store(true, Ordering::Relaxed);
-            // Before that process may wait for a shared receive, each thread that posts one sees the flag, or has what it posted seen. Also
-            // where another thread has set it for another one: it need not have fenced yet.
+            // Pairs with threads that post shared receives: after this fence each of them sees the
+            // flag, or its posted receive is visible to the peer before the peer waits for one. The
+            // fence is needed even if another thread has set the flag for another peer, as that
+            // thread may not have fenced yet.
             heavy_fence();
         }
         let map = &self.segment.map;
@@ -229,17 +233,19 @@ impl Process {
         Ok(())
     }
 
-    /// Takes what the process in `slot` has sent until now. The caller holds no lock of a queue.
+    /// Takes the messages that the process in `slot` has sent until now. The caller holds no lock
+    /// of a queue.
     pub(crate) fn drain_ring_of(&self, slot: u32) {
         for line in self.incoming.lines().filter(|line| line.slot == slot) {
             if let Some(attached) = line.ring.lock().as_mut() {
-                // No more than a ring holds: its sender may go on.
+                // At most one ring's capacity, as the sender may keep sending.
                 self.drain(attached, SLOTS as usize, &mut Poll::none());
             }
         }
     }
 
-    /// Takes what all others have sent until now. The caller holds no lock of a queue.
+    /// Takes the messages that all other processes have sent until now. The caller holds no lock of
+    /// a queue.
     pub(crate) fn drain_all_rings(&self) {
         for line in self.incoming.lines() {
             if let Some(attached) = line.ring.lock().as_mut() {
@@ -248,22 +254,23 @@ impl Process {
         }
     }
 
-    /// Takes everything that an ended process had sent, and lets its ring go.
+    /// Takes all messages that an ended process had sent, and frees its ring.
     pub(super) fn close_ring_of(&self, peer: &Arc<Peer>) {
         for line in self.incoming.lines().filter(|line| line.slot == peer.slot) {
             let mut ring = line.ring.lock();
             if let Some(attached) = ring.as_mut()
                 && Arc::ptr_eq(&attached.peer, peer)
             {
-                // No more than a ring holds: one that wrote rubbish may live, and go on.
+                // At most one ring's capacity: a sender of invalid messages may be alive and keep
+                // sending.
                 self.drain(attached, SLOTS as usize, &mut Poll::none());
                 *ring = None;
             }
         }
     }
 
-    /// Whether a message waits to be taken. Waits for who is taking some: that one may leave the
-    /// rest.
+    /// Whether a message waits in a ring. Waits for a thread that is taking messages, as that
+    /// thread may leave the rest.
     pub(super) fn rings_ready(&self) -> bool {
         self.incoming.lines().any(|line| {
             let ring = line.ring.lock();

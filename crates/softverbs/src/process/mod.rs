@@ -1,8 +1,8 @@
-//! This process as a part of the device: its segment, its peers, and the progress of everything
-//! that other processes can't do for it.
+//! This process as a part of the device: its segment, its peers, and the progress of all work that
+//! other processes can't do for it.
 //!
-//! There is one [`Process`] from the first `ibv_open_device` on, until the process ends; a forked
-//! child that opens the device gets one of its own.
+//! There is one [`Process`] from the first `ibv_open_device` until the process ends. A forked child
+//! that opens the device gets its own.
 
 mod chores;
 mod fork;
@@ -35,10 +35,10 @@ use crate::srq::Srq;
 use crate::sync::{Arc, Lock, barriers_work};
 use crate::sys::{self, Epoll, Errno, Identity, Pipe, Res, Timer};
 
-/// Emulated nodes: what fits into the GID's and LID's part for it.
+/// Number of emulated nodes: limited by the node's field in GIDs and LIDs.
 pub(crate) const MAX_NODES: u32 = 4096;
 
-/// See the module.
+/// This process, see the module documentation.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) slot: u32,
@@ -60,41 +60,42 @@ pub(crate) struct Process {
     pub(crate) next_pd: AtomicU32,
     registry: Registry,
     peers: Mutex<HashMap<u32, Arc<Peer>>>,
-    /// One process is opened at a time, and so each once.
+    /// Serializes the opening of peers, so that each peer is opened once.
     opening: Mutex<()>,
     incoming: incoming::Incoming,
-    /// There is a ring for a process without barriers, which may wait for a shared receive: who posts one fences fully.
+    /// There is a ring for a process without barriers, which may wait for a shared receive: threads
+    /// that post one use a full fence.
     pub(crate) unfenced: AtomicBool,
-    /// Queue pairs whose first request waits for something.
+    /// Indices of the queue pairs whose first request waits.
     waiting: Lock<Vec<u32>>,
-    /// Turns of datagrams at full rings that are over, wrapping.
+    /// Number of finished turns of datagrams at full rings, wrapping.
     turns: AtomicU32,
-    /// Messages without payload that found no room in a ring, and belong to no request.
+    /// Messages that belong to no request and found no room in a ring, or no ring.
     late: Lock<Vec<progress::Late>>,
     /// Completion queues that hold an event back, see [`Cq::moderate`].
     moderated: Lock<Vec<u32>>,
-    /// Who may have parked messages to take, and since when, in the processor's ticks.
+    /// Queues that may have pending messages to pull, and since when, in processor ticks.
     pulls: Lock<Vec<(progress::Puller, u64)>>,
     attention: Attention,
     chores: chores::Chores,
-    /// A process was opened that queue pairs may be connected to already.
+    /// A process was opened to which queue pairs may already be connected.
     newcomers: AtomicBool,
-    /// Peers that ended, whose queue pairs do not know it yet.
+    /// Dead peers whose queue pairs are not cleaned up yet.
     graves: Mutex<Vec<Arc<Peer>>>,
-    /// Comes before all locks of queues.
+    /// Serializes the cleanup of dead peers. In the lock order before all locks of queues.
     burying: Mutex<()>,
-    /// When the peers' lives were last looked at, in the processor's ticks.
+    /// Time of the last check for ended peers, in processor ticks.
     liveness_tick: AtomicU64,
     doorbell: Pipe,
-    /// Nobody writes; see [`header::LIFE`].
+    /// Nothing is written to it; see [`header::LIFE`].
     life: Pipe,
     timer: Timer,
     /// Readable when any of doorbell, timer and pidfds is; a member of every channel's set.
     pub(crate) wake: Epoll,
     agent: Agent,
-    /// What [`header::PROBE`] leads to.
+    /// The word that [`header::PROBE`] points to.
     _probe: Box<u64>,
-    /// The channels' doorbells, which peers open.
+    /// Descriptors of the completion channels' doorbells, which peers open.
     pub(crate) channels: Lock<Vec<i32>>,
     fork: fork::Guard,
 }
@@ -106,7 +107,7 @@ impl Process {
     /// This process, opened on the first call.
     ///
     /// # Errors
-    /// What the system says of making a segment or entering the registry.
+    /// Those of creating a segment or entering the registry.
     pub(crate) fn open() -> Res<&'static Self> {
         if let Some(process) = Self::current() {
             return Ok(process);
@@ -115,7 +116,7 @@ impl Process {
         if let Some(process) = Self::current() {
             return Ok(process);
         }
-        // Never dropped: objects of this process point to it, and so may its children's.
+        // Never freed: objects of this process point to it, and so may objects in forked children.
         let room = sys::room()?;
         let process: &'static Self = Box::leak(Box::write(room, Self::create()?));
         CURRENT.store(std::ptr::from_ref(process).cast_mut(), Ordering::Release);
@@ -154,8 +155,8 @@ impl Process {
             .store(life.read_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(header::LIFE_INODE)
             .store(life.inode(), Ordering::Relaxed);
-        // Descriptors can be polled before any call that sleeps. From now on the process is rung, or
-        // its doorbell is readable already, until such a call.
+        // An application can poll descriptors before any call that sleeps. So from now on, until
+        // such a call, peers ring this process, or its doorbell is already readable.
         signal::will_sleep(map);
         let probe = sys::try_box(identity.cookie)?;
         map.u64(header::PROBE)
@@ -169,15 +170,16 @@ impl Process {
         }
         agent::allow_tracers();
         let (qps, cqs) = (Pool::new(2, MAX_QPS)?, Pool::new(0, MAX_CQS)?);
-        // A request without a number of a shared receive queue reaches none.
+        // Index 0 is unused: a request without the number of a shared receive queue must reach
+        // none.
         let srqs = Pool::new(1, MAX_SRQS)?;
         let (regions, incoming) = (Regions::new()?, incoming::Incoming::new()?);
-        // Each has room for all that can be in it: what is put there can't be refused.
+        // Each list has room for all its possible entries, so adding an entry can't fail.
         let waiting = sys::with_room(MAX_QPS)?;
         let moderated = sys::with_room(MAX_CQS)?;
         let pulls = sys::with_room(MAX_QPS + MAX_SRQS)?;
         let graves = sys::with_room(progress::GRAVES)?;
-        // What stays when something fails comes last.
+        // The steps that are not undone on a failure come last.
         let fork = fork::Guard::new()?;
         let (registry, slot) = Registry::enter(Entry {
             identity,
@@ -228,17 +230,17 @@ impl Process {
         })
     }
 
-    /// Whether this is a child of the process that the object belongs to: then nothing of it may
-    /// be touched.
+    /// Whether this is a forked child of the process that the object belongs to. A child must not
+    /// use the object.
     #[inline]
     pub(crate) fn forked(&self) -> bool {
         self.fork.forked()
     }
 
-    /// The process itself, for a call on one of its objects.
+    /// Returns `self`, for a call on one of the process's objects.
     ///
     /// # Errors
-    /// `EIO` in a forked child.
+    /// `EIO`: this is a forked child.
     #[inline]
     pub(crate) fn live(&self) -> Res<&Self> {
         if self.forked() {
@@ -248,7 +250,7 @@ impl Process {
         }
     }
 
-    /// The registry, for what else lies there.
+    /// The registry, for other data in it.
     pub(crate) fn registry(&self) -> &Registry {
         &self.registry
     }
@@ -257,10 +259,10 @@ impl Process {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The living process in `slot`, opened if it was not.
+    /// The live process in `slot`; opens it if it is not open.
     ///
     /// # Errors
-    /// `ESRCH` where there is none, or why it can't be reached.
+    /// `ESRCH`: no process is in the slot. Others: the process can't be opened.
     pub(crate) fn peer(&self, slot: u32) -> Res<Arc<Peer>> {
         if let Some(peer) = self.peers().get(&slot)
             && peer.check_alive()
@@ -269,7 +271,7 @@ impl Process {
         }
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = self.registry.lookup(slot).ok_or(Errno(libc::ESRCH))?;
-        // An older process of this slot is dealt with before its place is taken.
+        // An earlier process of this slot is handed to the cleanup before the new one replaces it.
         let old = self.known_peer(slot);
         if let Some(old) = old {
             if old.identity == entry.identity && !old.is_dead() {
@@ -282,8 +284,9 @@ impl Process {
             .try_reserve(1)
             .map_err(|_| Errno(libc::ENOMEM))?;
         let peer = Arc::try_new(Peer::open(&entry, slot, self.slot, self.segment.guarded)?)?;
-        // In the set before it can be used: nobody would see the end of it otherwise. Who reads the set
-        // in between finds no peer of that slot, and looks again.
+        // The peer is added to the epoll set before it can be used: otherwise its end would not be
+        // noticed. A thread that reads the set in between finds no peer of that slot, and checks
+        // again.
         peer.watch(&self.wake, progress::TOKEN_PEER | u64::from(slot))?;
         self.peers().insert(slot, Arc::clone(&peer));
         if self.qps.iter().any(|qp| qp.may_miss(slot)) {
@@ -306,26 +309,27 @@ impl Process {
         self.peers().get(&slot).cloned()
     }
 
-    /// Has this process's agent run where processes may need it that it does not know: they are refused most likely as it is.
+    /// Starts this process's agent if processes that are not open here may need it: they most
+    /// likely have the same restrictions on copies.
     pub(crate) fn start_agent_for_strangers(&self) {
         if agent::needed_for(sys::copies_allowed()) {
             self.start_agent();
         }
     }
 
-    /// Has this process's agent run. Without one its peers' requests fail, or wait in vain.
+    /// Starts this process's agent. Without it, requests of its peers fail or wait without result.
     #[cold]
     pub(crate) fn start_agent(&self) {
         let Some(process) = Self::current().filter(|process| std::ptr::eq(*process, self)) else {
             return;
         };
-        // Who asked for it tries again when it is rung.
+        // The peer that requested the agent tries again when it is rung.
         if let Ok(true) = self.agent.start(process) {
             self.ring_all_peers();
         }
     }
 
-    /// Asks for the agent of a peer, once.
+    /// Requests that a peer starts its agent, once.
     fn call_agent(&self, peer: &Peer) {
         if signal::call_agent(&peer.map) {
             signal::call_attention(&peer.map);
@@ -333,11 +337,11 @@ impl Process {
         }
     }
 
-    /// The line to a peer's agent; `None` where that does not run yet, and is asked for.
+    /// The link to a peer's agent. `None` if the agent does not run yet; the call has requested it.
     ///
     /// # Errors
-    /// [`AccessError::Dead`] where the peer has ended, [`AccessError::Refused`] where it can't be reached this way
-    /// either.
+    /// [`AccessError::Dead`]: the peer has ended. [`AccessError::Refused`]: its agent can't be
+    /// reached either.
     pub(crate) fn link_to(&self, peer: &Arc<Peer>) -> Result<Option<Arc<Link>>, AccessError> {
         if let Some(link) = peer.link().filter(|link| !link.is_broken()) {
             return Ok(Some(link));
@@ -356,13 +360,14 @@ impl Process {
         }
     }
 
-    /// The line to the agent of the process in `slot`, if there is one.
+    /// The link to the agent of the process in `slot`, if there is one.
     pub(crate) fn link_of(&self, slot: u32) -> Option<Arc<Link>> {
         let peer = self.known_peer(slot)?;
         peer.link()
     }
 
-    /// The address behind `len` bytes that a peer names, by private memory only. Behind a hazard of the key.
+    /// The local address of `len` bytes that a peer names, from private memory only. The caller has
+    /// published a hazard for the key.
     pub(crate) fn own_place(&self, target: Target, len: u64, right: u32) -> Option<u64> {
         let (what, qp) = match self.regions.describe(target.key) {
             Some(region) => (region, 0),
@@ -378,16 +383,16 @@ impl Process {
         allowed.then(|| what.range.addr.wrapping_add(offset))
     }
 
-    /// The process that the registry has in `slot`, if it lives.
+    /// Process id of the live process in `slot`, from the registry.
     pub(crate) fn pid_of(&self, slot: u32) -> Option<u32> {
         self.registry.lookup(slot).map(|entry| entry.identity.pid)
     }
 
-    /// The file that this process shows under a descriptor to the process in `slot`, opened anew; `None` for all others
-    /// that it has open.
+    /// Reopens the file behind `fd` if this process shares it with the process in `slot`; `None`
+    /// for all other open files.
     pub(crate) fn shown_file(&self, fd: i32, slot: u32, pid: u32) -> Option<OwnedFd> {
         let open = |flags| sys::open_fd_of(std::process::id(), fd, flags).ok();
-        // None of these closes while the process lives.
+        // These descriptors stay open while the process lives.
         if fd == self.segment.shared_fd() || fd == self.doorbell.read_fd() {
             return open(libc::O_RDWR);
         }
@@ -411,14 +416,14 @@ impl Process {
             .or_else(|| self.incoming.reopen(slot, pid, fd))
     }
 
-    /// Whether the process in `slot` may still do something.
+    /// Whether the process in `slot` may still be alive.
     pub(crate) fn lives(&self, slot: u32) -> bool {
-        // The registry is a file that anybody may spoil.
+        // The registry is a file that any process may corrupt.
         let known = self.known_peer(slot);
         known.is_some_and(|peer| peer.check_alive()) || self.registry.may_live(slot)
     }
 
-    /// What tells the living process in `slot` from others of that slot.
+    /// The cookie that distinguishes the live process in `slot` from other processes of that slot.
     pub(crate) fn cookie_of(&self, slot: u32) -> Option<u64> {
         self.registry
             .lookup(slot)
@@ -430,10 +435,12 @@ impl Process {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a region known to peers; one that lies in a buffer of the device is a part of that.
+    /// Publishes a region to peers. A region inside a buffer of the device is recorded as a part of
+    /// that buffer.
     ///
     /// # Errors
-    /// `ENOMEM`, and `EINVAL` for persistent memory that is no shared mapping of a file on a disk.
+    /// `ENOMEM`: no memory. `EINVAL`: persistent flush was requested for memory that is no shared
+    /// mapping of a file on a disk.
     pub(crate) fn add_region(&self, pd: u32, range: Range, access: u32) -> Res<Key> {
         let file = if access & IBV_ACCESS_FLUSH_PERSISTENT != 0 {
             Some(sys::file_behind(range.addr, range.len)?.ok_or(Errno(libc::EINVAL))?)
@@ -472,8 +479,8 @@ impl Process {
     /// Ends a region.
     ///
     /// # Errors
-    /// `EBUSY` where a window is bound to it, or an initiator uses it for seconds; then its key is dead,
-    /// and the call can be repeated.
+    /// `EBUSY`: a window is bound to it, or an initiator still uses it after a timeout. In the
+    /// second case its key is already invalid, and the call can be repeated.
     pub(crate) fn end_region(&self, key: Key) -> Res<()> {
         let (regions, segment) = (&self.regions, &self.segment);
         self.windows
@@ -485,7 +492,7 @@ impl Process {
         Ok(())
     }
 
-    /// Does something with windows that their regions and peers take part in.
+    /// Runs `change` on the windows, with access to their regions and to the liveness of peers.
     pub(crate) fn with_windows<T>(&self, change: impl FnOnce(&Windows, &Owner<'_>) -> T) -> T {
         let owner = Owner {
             regions: &self.regions,
@@ -495,8 +502,8 @@ impl Process {
         change(&self.windows, &owner)
     }
 
-    /// Has posted receives fail whose memory this key named before its region changed. The caller
-    /// holds no lock of a queue.
+    /// Makes the posted receives fail whose memory this key named before its region changed. The
+    /// caller holds no lock of a queue.
     pub(crate) fn poison_receives(&self, lkey: u32) {
         for qp in self.qps.iter() {
             qp.poison_receives(lkey);
@@ -506,7 +513,7 @@ impl Process {
         }
     }
 
-    /// What a sender signs its ring with.
+    /// The signature with which this process, as a sender, identifies its rings.
     #[inline]
     pub(crate) fn signature(&self) -> Signature<'_> {
         Signature {
@@ -516,9 +523,10 @@ impl Process {
         }
     }
 
-    /// Wakes whoever may wait for something of this process.
+    /// Rings all open peers, as any of them may wait for this process.
     pub(crate) fn ring_all_peers(&self) {
-        // Not with the list locked, and without a copy of it: there are few.
+        // Neither locks the list while ringing nor copies it; quadratic, but the number of peers is
+        // small.
         let mut from = 0;
         loop {
             let peers = self.peers();
@@ -532,8 +540,9 @@ impl Process {
         }
     }
 
-    /// A process that says of itself that it sleeps gets rung by those that supply what its
-    /// requests wait for. To be followed by a heavy fence and one more round of progress.
+    /// Publishes that this process may sleep, so that peers ring it when they change a state that
+    /// its requests wait for. The caller then executes a heavy fence and one more round of
+    /// progress.
     pub(crate) fn will_sleep(&self) {
         signal::will_sleep(&self.segment.map);
     }

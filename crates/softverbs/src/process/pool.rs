@@ -1,5 +1,5 @@
-//! Objects with an index that other threads may look up at any time: their memory stays, and is
-//! used again for the next object of that index.
+//! Objects with an index that other threads may look up at any time. Their memory is never freed;
+//! the next object with the same index reuses it.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -19,7 +19,7 @@ struct Free {
     used: VecDeque<u32>,
 }
 
-/// Fresh indices are preferred up to this one, so that an index comes back late.
+/// Fresh indices are preferred up to this one, so that an index is reused late.
 const FRESH: u32 = 512;
 
 impl<T> Pool<T> {
@@ -50,17 +50,17 @@ impl<T> Pool<T> {
             .map(|object| &**object)
     }
 
-    /// An object out of use; `make` makes it if none was there.
+    /// Acquires an unused object; `make` creates it if none exists at its index.
     ///
     /// # Errors
-    /// `ENOMEM`, also where all are in use.
+    /// `ENOMEM`: no memory, or all objects are in use.
     pub(crate) fn take(&self, make: impl FnOnce(u32) -> T) -> Res<&T> {
         let index = {
             let mut free = self.free();
             if (free.next as usize) < self.slots.len()
                 && (free.next < FRESH || free.used.is_empty())
             {
-                // Giving back takes no memory.
+                // Room for all indices is reserved here, so that `give` allocates no memory.
                 let out = free.next as usize + 1 - free.used.len();
                 free.used.make_room(out)?;
                 free.next += 1;
@@ -72,18 +72,18 @@ impl<T> Pool<T> {
         let slot = &self.slots[index as usize];
         if slot.get().is_none() {
             let room = room().inspect_err(|_| self.give(index))?;
-            // Nobody else has this index.
+            // No other thread has this index.
             let _ = slot.set(Box::write(room, make(index)));
         }
         self.get(index).ok_or(Errno(libc::ENOMEM))
     }
 
-    /// Gives an object back.
+    /// Returns an object to the pool.
     pub(crate) fn give(&self, index: u32) {
         self.free().used.push_back(index);
     }
 
-    /// All objects that ever were in use.
+    /// All objects that have ever been in use.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         let next = self.free().next as usize;
         self.slots[..next]

@@ -1,4 +1,4 @@
-//! What this process does whenever it polls, and before it sleeps.
+//! The work that this process does at each poll, and before it sleeps.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -15,16 +15,16 @@ use crate::sys::{self, Grow};
 
 pub(super) const TOKEN_DOORBELL: u64 = 1;
 pub(super) const TOKEN_TIMER: u64 = 2;
-/// With the slot in the lower half.
+/// The lower 32 bits are the peer's slot.
 pub(super) const TOKEN_PEER: u64 = 1 << 32;
-/// Of the line to a peer's agent.
+/// Of the link to a peer's agent. The lower 32 bits are the peer's slot.
 pub(super) const TOKEN_LINK: u64 = 1 << 33;
 
-/// A cheap clock, for spacing out what costs more; about a nanosecond or less a tick.
+/// A cheap clock that limits how often expensive work is done; a tick is about 1 ns or less.
 #[inline]
 fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every processor of this architecture has it.
+    // SAFETY: every processor of this architecture has `rdtsc`.
     unsafe {
         std::arch::x86_64::_rdtsc()
     }
@@ -32,25 +32,27 @@ fn ticks() -> u64 {
     sys::now_ns()
 }
 
-/// Every so many polls of a queue one looks at the clock, which takes longer than all the rest of a poll; of those that take messages,
-/// which do not wait for that while others come in between, twice as many. Who polls twenty times a second still sees within one that a
-/// peer has died.
+/// A polling thread reads the clock at every 8th poll of a queue, as this takes longer than the
+/// rest of the poll. Polls that take messages skip it until the 16th. A thread that polls 20 times
+/// per second still notices a dead peer within 1 s.
 const POLLS_PER_LOOK: u32 = 8;
 
 /// About a millisecond of [`ticks`], more on slow clocks.
 const LIVENESS_TICKS: u64 = 2_000_000;
 
-/// How long a sender that was rung is left alone: about 40 microseconds, more on slow clocks.
+/// Time that a rung sender has to send its pending messages itself before they are pulled: about 40
+/// microseconds, more on slow clocks.
 const PULL_TICKS: u64 = 100_000;
 
-/// Batches of messages from each ring that are taken before sleeping: what all rings hold.
+/// Batches of messages that are taken from each ring before sleeping: the capacity of a ring.
 const ROUNDS: usize = 32;
-/// Rounds of turns at full rings in one look at what waits.
+/// Maximum rounds over the waiting queue pairs in one progress call.
 const TURNS: usize = 16;
-/// After how long receives are flushed that a sender was writing into, if it is done.
+/// Delay before the receives of a failed queue pair are checked again for a sender that writes into
+/// them, in nanoseconds.
 const FLUSH_NS: u64 = 1_000_000;
 
-/// Datagrams that are kept for one process that has not made a ring yet.
+/// Maximum number of datagrams that are queued for one process that has not made a ring yet.
 const KEPT: usize = 64;
 
 /// A message that belongs to no request and found no room.
@@ -61,12 +63,12 @@ pub(super) struct Late {
     payload: Box<[u8]>,
 }
 
-/// Ended processes that are not buried yet: at most one more for each place than there are, as a round of progress
-/// buries all.
+/// Capacity of the list of dead peers that are not cleaned up yet: twice the number of slots, as
+/// one round of progress cleans up all of them.
 pub(super) const GRAVES: usize = 2 * MAX_PROCESSES;
 
-/// The numbers in a list that others change meanwhile. Whoever takes one out moves others forward only, so from the end
-/// none that stays is left out.
+/// The numbers in a list that other threads change at the same time. Removing an entry only moves
+/// later entries forward, so iterating from the end visits every entry that stays.
 fn one_by_one(list: &Lock<Vec<u32>>) -> impl Iterator<Item = u32> {
     let count = list.lock().len();
     (0..count)
@@ -74,7 +76,7 @@ fn one_by_one(list: &Lock<Vec<u32>>) -> impl Iterator<Item = u32> {
         .filter_map(|at| list.lock().get(at).copied())
 }
 
-/// Who looks for parked messages.
+/// The queue for which pending messages are pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Puller {
     Qp(u32),
@@ -82,15 +84,16 @@ pub(super) enum Puller {
 }
 
 impl Process {
-    /// Takes messages from the rings, goes on with requests that waited, and notices what peers
-    /// did and that they ended. Costs some loads where there is nothing to do, and a system
-    /// call about once in a millisecond.
+    /// Takes messages from the rings, retries waiting requests, and handles state changes by peers
+    /// and the end of peers. If there is nothing to do, it costs a few loads, and a system call
+    /// about once per millisecond.
     pub(crate) fn progress(&self) {
         self.progress_of_poll(u32::MAX, &mut Poll::none());
     }
 
-    /// As [`Self::progress`], the `polls`th since one looked at the end of peers; true where this one did. Where there were messages nothing
-    /// else is done, if it can wait: they are what the caller polls for. Their completions may go to `poll` at once.
+    /// As [`Self::progress`], in the `polls`th poll since the last check for ended peers. Returns
+    /// true if this call did that check. If messages arrived, the other work is postponed if
+    /// possible, as the caller polls for the messages. Their completions may go directly to `poll`.
     #[inline(always)]
     pub(crate) fn progress_of_poll(&self, polls: u32, poll: &mut Poll) -> bool {
         if self.drain_rings(poll) && polls < 2 * POLLS_PER_LOOK {
@@ -111,7 +114,8 @@ impl Process {
 
     #[cold]
     fn do_chores(&self) {
-        // First: a request that waits for one that has ended would fail without its event.
+        // Dead peers come first: otherwise a request that waits for a dead peer would fail without
+        // the asynchronous event.
         if self.chores.has(chores::GRAVES) {
             self.bury_all();
         }
@@ -144,7 +148,8 @@ impl Process {
         }
     }
 
-    /// Peers moved queue pairs of this process to ERR; their owner does the rest.
+    /// Handles a call for attention: peers moved queue pairs of this process to ERR, and this
+    /// process, their owner, completes the transition; or a peer requested the agent.
     #[cold]
     fn attend(&self) {
         if signal::agent_called(&self.segment.map) {
@@ -159,20 +164,21 @@ impl Process {
         }
     }
 
-    /// Has the queue pairs of overrun completion queues failed at the next progress. Takes no
+    /// Requests that the next progress fails the queue pairs of overrun completion queues. Takes no
     /// lock.
     pub(crate) fn request_failure(&self) {
         self.chores.set(chores::OVERRUN, true);
         self.doorbell.ring();
     }
 
-    /// Has the receives of failed queue pairs flushed at the next progress. Takes no lock.
+    /// Requests that the next progress flushes the receives of failed queue pairs. Takes no lock.
     pub(crate) fn request_flush(&self) {
         self.chores.set(chores::CLOSING, true);
         self.doorbell.ring();
     }
 
-    /// As [`Self::request_flush`], where a sender is still writing: soon.
+    /// As [`Self::request_flush`], but without ringing the doorbell: a sender still writes into a
+    /// receive.
     pub(crate) fn flush_again(&self) {
         self.chores.set(chores::CLOSING, true);
     }
@@ -180,7 +186,8 @@ impl Process {
     #[cold]
     fn flush_closing(&self) {
         self.chores.set(chores::CLOSING, false);
-        // Senders publish a message, fence lightly, and look whether the state still is what it was.
+        // Pairs with the light fence of senders: a sender publishes a message, executes a light
+        // fence, and checks whether the state is unchanged.
         heavy_fence();
         for qp in self.qps.iter() {
             qp.flush_closing();
@@ -199,7 +206,7 @@ impl Process {
         }
     }
 
-    /// Has a queue pair tried again at each progress. Its first request waits.
+    /// Adds a queue pair to those that are retried at each progress. Its first request waits.
     pub(crate) fn wait(&self, index: u32) {
         let mut waiting = self.waiting.lock();
         if !waiting.contains(&index) {
@@ -208,15 +215,17 @@ impl Process {
         }
         drop(waiting);
         self.will_sleep();
-        // What it waits for may have come before the peer could see that it is waited for.
+        // The awaited change may have happened before the peer could see that this process waits
+        // for it.
         heavy_fence();
-        // A queue may have been armed before.
+        // A completion queue may have been armed before, so the timer may have to be set earlier.
         if let Some(deadline) = self.qps.get(index).and_then(Qp::deadline) {
             self.timer.arm(deadline);
         }
     }
 
-    /// A turn at a full ring is over, so that queue pairs that were refused for it may go on.
+    /// Counts the end of a turn at a full ring: queue pairs that waited for this turn can be
+    /// retried.
     pub(crate) fn note_turn(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
     }
@@ -231,23 +240,26 @@ impl Process {
         for _ in 0..TURNS {
             let before = self.turns();
             self.retry_each();
-            // In the last round no turn ended: each was refused by the ring, whose receiver rings
-            // this process, or for the turn of a queue pair that was refused by it.
+            // In the last round no turn ended: each queue pair waits either for the full ring,
+            // whose receiver will ring this process, or for the turn of a queue pair that waits for
+            // the ring.
             if self.turns() == before {
                 return;
             }
         }
-        // A receiver that consumes as fast must not keep the caller here: a thread that sleeps is
-        // woken and goes on.
+        // A receiver that consumes as fast as this process sends must not keep the caller here. The
+        // doorbell wakes a sleeping thread, which continues.
         self.doorbell.ring();
     }
 
-    /// Each that waits now, in the order in which they began to or had their last turn.
+    /// Retries each queue pair that waits now, in the order in which they began to wait or had
+    /// their last turn.
     fn retry_each(&self) {
         let mut at = 0;
         let count = self.waiting.lock().len();
         for _ in 0..count {
-            // One at a time: a request that completes may take other locks.
+            // The list is locked for one lookup at a time: a request that completes may take other
+            // locks.
             let Some(index) = self.waiting.lock().get(at).copied() else {
                 return;
             };
@@ -260,13 +272,13 @@ impl Process {
             if let Some(position) = waiting.iter().position(|&i| i == index) {
                 waiting.remove(position);
                 if went == Went::Yields {
-                    // There is room: one was just taken out.
+                    // There is room: an entry was just removed.
                     waiting.push(index);
                 }
             }
             self.chores.set(chores::WAITING, !waiting.is_empty());
             drop(waiting);
-            // It may have begun to wait again in between.
+            // A request of the queue pair may have begun to wait again in between.
             if went == Went::Through
                 && let Some(qp) = self.qps.get(index)
                 && qp.waits()
@@ -276,10 +288,11 @@ impl Process {
         }
     }
 
-    /// Sends a message when there is room for it; it belongs to no request. Takes no other lock.
+    /// Queues a message that belongs to no request; it is sent when the ring has room. Takes no
+    /// other lock.
     ///
-    /// Without memory for it nobody gets it, as if this process had ended with it: what it gives back is the other's again
-    /// when it does.
+    /// Without memory the message is dropped. The receive that it would give back returns to its
+    /// owner when this process ends.
     #[cold]
     pub(crate) fn push_later(&self, peer: &Arc<Peer>, header: Header) {
         let mut late = self.late.lock();
@@ -297,8 +310,8 @@ impl Process {
         self.chores.set(chores::LATE, !late.is_empty());
     }
 
-    /// As [`Self::push_later`], for a datagram to a process that has not made a ring yet. False where there are too
-    /// many already.
+    /// As [`Self::push_later`], for a datagram to a process that has not made a ring yet. Returns
+    /// false if 64 datagrams are queued for that process already, or without memory.
     #[cold]
     pub(crate) fn keep_datagram(
         &self,
@@ -324,7 +337,8 @@ impl Process {
         self.chores.has(chores::LATE)
     }
 
-    /// Whether some of them are for this peer, after another try: what comes later is to stay behind them.
+    /// Whether late messages for this peer remain after another try to send them. Later messages
+    /// must stay behind them.
     #[cold]
     pub(crate) fn has_late_for(&self, peer: &Arc<Peer>) -> bool {
         self.push_late();
@@ -345,7 +359,7 @@ impl Process {
                     return false;
                 }
                 let pushed = peer.push(self.signature(), header, |to| {
-                    // SAFETY: the place has room for the message, whose payload this is.
+                    // SAFETY: the ring reserved room for the message, whose payload is `payload`.
                     unsafe { to.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
                 });
                 if pushed == Push::Sent {
@@ -357,8 +371,8 @@ impl Process {
         self.chores.set(chores::LATE, !late.is_empty());
     }
 
-    /// A completion queue holds an event back until its period is over: who sleeps on it has to set the
-    /// clock. Takes no other lock.
+    /// A completion queue holds an event back until its period is over, so a thread that sleeps
+    /// must set the timer. Takes no other lock.
     #[cold]
     pub(crate) fn will_raise(&self, cq: u32) {
         let mut moderated = self.moderated.lock();
@@ -371,7 +385,7 @@ impl Process {
 
     #[cold]
     fn raise_moderated(&self) {
-        // Those that still wait come behind the others again.
+        // Queues whose period is not over are appended again.
         let count = self.moderated.lock().len();
         for _ in 0..count {
             let mut moderated = self.moderated.lock();
@@ -387,12 +401,13 @@ impl Process {
         }
     }
 
-    /// A queue pair has receives for which its sender waits. Takes no other lock.
+    /// Requests a pull for a queue pair with receives that its sender waits for. Takes no other
+    /// lock.
     pub(crate) fn request_pull(&self, qp: u32) {
         self.add_pull(Puller::Qp(qp));
     }
 
-    /// As [`Self::request_pull`], for all that take receives of a shared queue.
+    /// As [`Self::request_pull`], for all queue pairs that use a shared receive queue.
     pub(crate) fn request_shared_pull(&self, srq: u32) {
         self.add_pull(Puller::Srq(srq));
     }
@@ -403,10 +418,10 @@ impl Process {
         self.chores.set(chores::PULLS, true);
     }
 
-    /// Takes parked messages of senders that did not hear the doorbell in time.
+    /// Takes the pending messages of senders that did not react to the doorbell in time.
     #[cold]
     fn pull_parked(&self, now: u64) {
-        // Whoever has to look once more comes behind the others again.
+        // A queue that must be checked again is appended behind the others.
         let count = self.pulls.lock().len();
         for _ in 0..count {
             let mut pulls = self.pulls.lock();
@@ -432,27 +447,29 @@ impl Process {
         }
     }
 
-    /// As [`Self::pull_parked`], for a process that may not look again soon.
+    /// As [`Self::pull_parked`] without the delay, for a process that is about to sleep.
     fn pull_all_parked(&self) {
         if self.chores.has(chores::PULLS) {
             self.pull_parked(ticks().wrapping_add(2 * PULL_TICKS));
         }
     }
 
-    /// Wakes this process's own sleepers, so that they look once more.
+    /// Wakes the sleeping threads of this process, so that they check again.
     pub(crate) fn wake_up(&self) {
         self.doorbell.ring();
     }
 
-    /// When the next waiting request gives up or tries again by itself, an event is held back no longer, or receives
-    /// can be flushed; 0 for never.
+    /// Time of the next timed action, in nanoseconds of the monotonic clock: a waiting request
+    /// gives up or retries, a moderated event is raised, or receives are flushed; 0 for never.
     fn next_deadline(&self) -> u64 {
-        // One at a time: what is asked takes locks that come before the lists'. Who is put there meanwhile sets the timer.
+        // The lists are locked for one lookup at a time: the calls take locks that come before the
+        // lists' locks in the lock order. A thread that adds an entry meanwhile sets the timer
+        // itself.
         let requests = one_by_one(&self.waiting)
             .filter_map(|index| self.qps.get(index).and_then(Qp::deadline));
         let events = one_by_one(&self.moderated)
             .filter_map(|index| self.cqs.get(index).and_then(Cq::held_until));
-        // A sender that writes into a receive is soon done.
+        // A sender that writes into a receive finishes soon.
         let flushes = self
             .chores
             .has(chores::CLOSING)
@@ -460,17 +477,18 @@ impl Process {
         requests.chain(events).chain(flushes).min().unwrap_or(0)
     }
 
-    /// Finds out which peers have ended.
+    /// Finds the peers that have ended, and reads the answers of agents.
     #[cold]
     fn look_at_peers(&self) {
         while let Ok((tokens, n)) = self.wake.wait(0) {
             let mut any = false;
             for &token in &tokens[..n] {
                 if token & TOKEN_LINK != 0 {
-                    // Answers that nobody waits for any more; a line that broke is of no more use.
+                    // Reads answers that no thread waits for any more, and removes a broken link.
                     if let Some(link) = self.link_of(token as u32) {
                         if link.look() {
-                            // Not a round of progress more may follow before the caller sleeps.
+                            // The caller may sleep without another round of progress, so the
+                            // doorbell keeps it awake.
                             self.doorbell.ring();
                         }
                         if link.is_broken() {
@@ -492,8 +510,8 @@ impl Process {
         }
     }
 
-    /// Leaves an ended peer for the next progress to deal with. Takes no lock that the caller
-    /// may hold.
+    /// Marks a peer as dead and leaves its cleanup to the next progress. Takes no lock that the
+    /// caller may hold.
     pub(crate) fn request_burial(&self, peer: &Arc<Peer>) {
         peer.mark_dead();
         peer.unwatch(&self.wake);
@@ -504,16 +522,18 @@ impl Process {
         drop(peers);
         let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
         if !graves.iter().any(|grave| Arc::ptr_eq(grave, peer)) {
-            // There is room, see `GRAVES`; an ended process that nobody buries is still no process to its users.
+            // There is room, see `GRAVES`. A dead peer that is never cleaned up is still marked
+            // dead for its users.
             let _ = graves.try_push(Arc::clone(peer));
         }
         self.chores.set(chores::GRAVES, !graves.is_empty());
         drop(graves);
-        // Whoever sleeps now has to do it.
+        // A thread that sleeps now must wake up and do the cleanup.
         self.doorbell.ring();
     }
 
-    /// Deals with peers that have ended; when it returns that is done, whoever did it. The caller holds no lock.
+    /// Cleans up after dead peers. On return the cleanup is complete, also if another thread did
+    /// it. The caller holds no lock.
     #[cold]
     pub(crate) fn bury_all(&self) {
         let _one = self.burying.lock().unwrap_or_else(PoisonError::into_inner);
@@ -525,7 +545,7 @@ impl Process {
             let peer = graves.remove(0);
             self.chores.set(chores::GRAVES, !graves.is_empty());
             drop(graves);
-            // What it had sent before it ended was sent.
+            // Messages that the peer had sent before it ended are delivered.
             self.close_ring_of(&peer);
             for srq in self.srqs.iter() {
                 srq.claimant_died(peer.slot);
@@ -536,8 +556,9 @@ impl Process {
         }
     }
 
-    /// To be called before sleeping on a set that [`Process::wake`] is in, after the caller armed
-    /// whatever wakes it: after it, nothing that is there already goes unnoticed.
+    /// To be called before sleeping on a set that contains [`Process::wake`], after the caller
+    /// armed its wake-up sources. Events that happened before the call are handled or leave the set
+    /// readable.
     pub(crate) fn prepare_sleep(&self) {
         self.doorbell.drain();
         self.timer.disarm();
@@ -551,7 +572,8 @@ impl Process {
             }
             self.progress();
         }
-        // Whoever keeps sending must not keep the caller from what it has got: it comes back.
+        // A peer that sends continuously must not keep the caller here. The doorbell makes the
+        // caller return to the rest.
         if self.rings_ready() {
             self.doorbell.ring();
         }
@@ -559,19 +581,21 @@ impl Process {
         self.arm_timer();
     }
 
-    /// Whoever sleeps wakes up for the next retry.
+    /// Sets the timer, so that a sleeping thread wakes up for the next retry.
     fn arm_timer(&self) {
         self.timer.arm(self.next_deadline());
     }
 
-    /// After a completion queue was armed: a message that came before is not rung for any more.
+    /// To be called after a completion queue was armed: for a message that arrived before, the
+    /// sender does not ring.
     pub(crate) fn after_arming(&self, pipe: &sys::Pipe) {
         heavy_fence();
         self.pull_all_parked();
         if self.rings_ready() {
             pipe.ring();
         }
-        // A caller may poll the descriptor without asking for an event first.
+        // An application may poll the channel's descriptor without calling `ibv_get_cq_event`
+        // first.
         let closing = self.chores.has(chores::CLOSING);
         if closing || !self.waiting.lock().is_empty() || !self.moderated.lock().is_empty() {
             self.arm_timer();

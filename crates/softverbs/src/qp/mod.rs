@@ -1,10 +1,11 @@
 //! Queue pairs.
 //!
-//! Both queues are private memory. The initiator runs a request when it is posted, or later when
-//! what it waited for is there ([`send`]); messages are turned into completions by the process
-//! that owns the receiving queue pair ([`recv`]). Messages that find no receive are shown to the
-//! other end ([`parked`]), which takes them when it has one ([`pull`]). What peers see of a queue pair is its entry in
-//! the segment: one state word, and the receives that were posted.
+//! Both queues are private memory. The initiator executes a request when it is posted, or later
+//! when the resource that the request waits for is available ([`send`]). The process that owns the
+//! receiving queue pair turns messages into completions ([`recv`]). Messages that find no receive
+//! become pending: the sender shows them to the other end ([`parked`]), which takes them when a
+//! receive is posted ([`pull`]). Peers see only the queue pair's entry in the segment: one state
+//! word, and the posted receives.
 
 mod conn;
 mod datagram;
@@ -60,17 +61,18 @@ use crate::signal;
 use crate::srq::Srq;
 use crate::sync::{Arc, Lock};
 
-/// Most requests in one queue.
+/// Maximum number of requests in one queue.
 pub(crate) const MAX_WR: u32 = 1 << 15;
-/// Most pieces of one request.
+/// Maximum number of sges of one request.
 pub(crate) const MAX_SGE: u32 = 32;
-/// Most inline data.
+/// Maximum inline data of one request, in bytes.
 pub(crate) const MAX_INLINE: u32 = 1024;
-/// Longest message.
+/// Maximum message length, in bytes.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
 
-/// A queue pair. The C object comes first, so a pointer to it is one to this; the memory stays
-/// when the queue pair is destroyed, for the next one of its index.
+/// A queue pair. The C object is the first field, so a pointer to the C object is also a pointer to
+/// the `Qp`. Destroying the queue pair does not free the memory: the next queue pair with the same
+/// index reuses it.
 #[repr(C)]
 pub(crate) struct Qp {
     object: UnsafeCell<ibv_qp_ex>,
@@ -78,9 +80,9 @@ pub(crate) struct Qp {
     process: AtomicPtr<Process>,
     /// `ibv_qp_state`, [`TARGET`], or [`DESTROYED`]. Changed while both queues are locked.
     state: AtomicU32,
-    /// What the owner last stored in the shared state word.
+    /// The value that the owner last stored in the shared state word.
     word: AtomicU64,
-    /// Requests and receives that were polled, wrapping.
+    /// Requests and receives whose completions were polled, wrapping.
     send_done: AtomicU32,
     recv_done: AtomicU32,
     /// Asynchronous events that were raised.
@@ -88,14 +90,14 @@ pub(crate) struct Qp {
     sq: Lock<SendQueue>,
     rq: Lock<RecvQueue>,
     attr: Mutex<Attributes>,
-    /// What an XRC target is a handle on.
+    /// The XRC target that this object is a handle on, if it is one.
     target: Mutex<Option<xrc_target::Handle>>,
     batch: extended::Batch,
 }
 
 /// A state that no queue pair of the application is in.
 const DESTROYED: u32 = 0xff;
-/// That of a handle on an XRC target, whose state is in its domain.
+/// State of a handle on an XRC target. The target's own state is in its domain.
 const TARGET: u32 = 0xfe;
 
 // SAFETY: the C object is written by this crate only at creation and under its own mutex; the
@@ -110,13 +112,13 @@ impl std::fmt::Debug for Qp {
     }
 }
 
-/// What `ibv_query_qp` tells back.
+/// The attributes that `ibv_query_qp` returns.
 struct Attributes {
     attr: ibv_qp_attr,
     init: ibv_qp_init_attr,
 }
 
-// SAFETY: the pointers in it are the application's own and only copied back to it.
+// SAFETY: the pointers in it belong to the application; this crate only copies them back to it.
 unsafe impl Send for Attributes {}
 
 /// The send queue.
@@ -128,37 +130,38 @@ struct SendQueue {
     kind: u32,
     pd: u32,
     cq: *const Cq,
-    /// Requests posted and requests executed, wrapping; those in between wait, and are in
-    /// `stored`.
+    /// Requests posted and requests executed, wrapping. The requests between the two wait, and are
+    /// in `stored`.
     head: u32,
     executed: u32,
-    /// Where the last request with a completion ended.
+    /// Position behind the last request that has a completion.
     signaled: u32,
     stored: Box<[Stored]>,
     sges: Box<[ibv_sge]>,
     inline: Box<[u8]>,
-    /// The process that the other end belongs to, once it is known; of a target, one that holds it.
+    /// The process that owns the other end, once it is open; for an XRC target, one of the
+    /// processes that hold it.
     peer: Option<Arc<Peer>>,
-    /// Of an XRC queue pair.
+    /// Only of an XRC queue pair.
     route: Option<Box<xrc_send::Route>>,
     conn: Option<conn::Connection>,
     dest: u32,
-    /// Emulated node of the other end, by its address.
+    /// Emulated node of the other end, from its address vector.
     dest_node: Option<u32>,
     qkey: u32,
-    /// Messages of an unreliable connection were lost for want of a receive, and are until there
-    /// is one.
+    /// A message of this unreliable connection was lost because no receive was posted. Further
+    /// messages are lost at once until a receive is posted.
     lossy: bool,
-    /// Receives of the other end that were taken, wrapping.
+    /// Receives of the other end that this sender has consumed, wrapping.
     claimed: u32,
     credit: Credit,
-    /// The receive that the first waiting request claimed, of a shared queue.
+    /// Index of the receive that the first waiting request has claimed from a shared receive queue.
     claim: Option<u32>,
-    /// The first waiting request's payload is in the receive already.
+    /// The first waiting request's payload has already been copied to its destination.
     pushed: bool,
-    /// What the other end's agent does for the first waiting request.
+    /// The agent request that the other end's agent executes for the first waiting request.
     errand: Option<errand::Errand>,
-    /// Messages that took a receive of a shared queue, wrapping.
+    /// Messages that consumed a receive of a shared receive queue, wrapping.
     sent: u32,
     wait: Option<waiting::Wait>,
     drain: drain::Drain,
@@ -184,15 +187,15 @@ struct Stored {
     inline_len: u32,
 }
 
-/// What a request names at the other end.
+/// The operands of a request at the other end.
 #[derive(Clone, Copy, Default)]
 struct Operands {
     remote_addr: u64,
     rkey: u32,
-    /// Of atomics.
+    /// Only of atomics.
     compare_add: u64,
     swap: u64,
-    /// Of datagrams; of XRC requests, the shared receive queue.
+    /// Of datagrams. In XRC requests `qpn` is the number of the shared receive queue.
     node: u32,
     flow: u32,
     qpn: u32,
@@ -212,9 +215,9 @@ struct RecvQueue {
     next: u32,
     posted: Box<[Posted]>,
     sges: Box<[ibv_sge]>,
-    /// Where receives come from instead, or NULL.
+    /// The shared receive queue that is used instead, or NULL.
     srq: *const Srq,
-    /// Descriptors for peers.
+    /// The receive descriptors that peers read, in the segment.
     desc_at: usize,
     desc_len: usize,
     desc_stride: usize,
@@ -222,26 +225,27 @@ struct RecvQueue {
     peer: Option<Arc<Peer>>,
     dest: u32,
     incarnation: u32,
-    /// Messages that took a receive of a shared queue, wrapping.
+    /// Messages that consumed a receive of a shared receive queue, wrapping.
     received: u32,
-    /// This queue is among those that will look for parked messages.
+    /// This queue is in the list of queues that will pull pending messages.
     pulls: bool,
     flow: Flow,
-    /// Until when a sender is awaited that writes into a receive of the failed queue pair, in nanoseconds of
-    /// the monotonic clock; 0 for none.
+    /// Deadline for a sender that still writes into a receive of the failed queue pair, in
+    /// nanoseconds of the monotonic clock; 0 if there is none.
     patience: u64,
     seen: Seen,
 }
 
-/// What becomes of messages and receives.
+/// How arriving messages and posted receives are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Flow {
     #[default]
     Open,
-    /// The queue pair has failed. What the other end had published until then is still taken, at the next
-    /// progress; its sends were successful.
+    /// The queue pair has failed. Messages that the other end had published before are still
+    /// delivered at the next progress, because its sends were successful.
     Closing,
-    /// As that, but nothing more is taken: receives only wait for a sender that writes into one.
+    /// As `Closing`, but no more messages are delivered. The receives only wait for a sender that
+    /// still writes into one.
     Refusing,
     /// Receives are flushed.
     Closed,
@@ -271,7 +275,8 @@ impl Qp {
     /// `qp` must come from [`create`] and be live.
     #[inline]
     pub(crate) unsafe fn from_ptr<'a>(qp: *mut ibv_qp) -> &'a Self {
-        // SAFETY: the C object is the first field and begins as an `ibv_qp`; the memory stays.
+        // SAFETY: the C object is the first field and begins as an `ibv_qp`; the memory is never
+        // freed.
         unsafe { &*qp.cast::<Self>() }
     }
 
@@ -295,7 +300,8 @@ impl Qp {
         crate::segment::layout::qp_num(self.process().slot, self.index)
     }
 
-    /// Whether the other end answers, so that a failed request is one of the queue pair.
+    /// Whether the transport is reliable: the other end answers, so a failed request fails the
+    /// queue pair.
     #[inline]
     fn is_reliable(kind: u32) -> bool {
         matches!(kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
@@ -310,8 +316,9 @@ impl Qp {
         self.index
     }
 
-    /// The protection domain and rights of the queue pair `from`, of the process in `slot`, if that is the connected one in
-    /// this life; from private memory.
+    /// The protection domain and the access rights that this queue pair grants to the queue pair
+    /// `from` of the process in `slot`, if `from` is connected to this incarnation. Read from
+    /// private memory only.
     pub(crate) fn granted_to(&self, from: u32, incarnation: u32, slot: u32) -> Option<(u32, u32)> {
         let word = StateWord(self.word.load(Ordering::Acquire));
         let connected = conn::receives(self.state())
@@ -330,7 +337,7 @@ impl Qp {
         &self.process().segment.map
     }
 
-    /// Where its entry is in a segment.
+    /// Offset of its entry in a segment.
     #[inline]
     fn at(&self) -> usize {
         entry_at(self.index)
@@ -348,8 +355,8 @@ impl Qp {
         self.recv_done.store(done, Ordering::Release);
     }
 
-    /// Makes a new state visible to peers. Where one of them moved the queue pair to ERR in the
-    /// meantime, that stays.
+    /// Publishes a new state to peers. Returns false, with the state unchanged, if a peer has moved
+    /// the queue pair to ERR in the meantime.
     fn publish(&self, new: StateWord) -> bool {
         let old = StateWord(self.word.load(Ordering::Relaxed));
         let done = signal::move_state(self.map(), self.at(), old, new);
@@ -360,14 +367,14 @@ impl Qp {
     }
 }
 
-/// Where the entry of the queue pair with this index is in a segment.
+/// Offset in a segment of the entry of the queue pair with this index.
 #[inline]
 fn entry_at(index: u32) -> usize {
     layout::AT + layout::STRIDE * (index as usize % crate::segment::layout::MAX_QPS)
 }
 
 impl Process {
-    /// The queue pair of this number, if it is one of this process; it may be out of use.
+    /// The queue pair with this number, if it belongs to this process. It may be destroyed.
     #[inline]
     pub(crate) fn qp_by_num(&self, num: u32) -> Option<&Qp> {
         let (slot, index) = split_qp_num(num);

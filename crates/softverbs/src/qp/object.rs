@@ -29,7 +29,7 @@ use crate::sys::{Errno, Res, random, try_box, zeroed};
 pub(crate) struct QpInit {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) attr: ibv_qp_init_attr,
-    /// Operations by `ibv_wr_*`, or `None` where those calls will not be used.
+    /// Operations that the `ibv_wr_*` calls will use, or `None` if those calls will not be used.
     pub(crate) operations: Option<u64>,
 }
 
@@ -131,7 +131,7 @@ impl RecvQueue {
     }
 }
 
-/// An object of no use yet.
+/// An object that is not in use yet.
 pub(super) fn blank(index: u32) -> Qp {
     // SAFETY: all zeros is a value of each of the C structures.
     let (object, attr, init) = unsafe {
@@ -221,7 +221,7 @@ pub(super) fn blank(index: u32) -> Qp {
 
 fn check(init: &ibv_qp_init_attr) -> Res<()> {
     if !state::known_type(init.qp_type) {
-        // Types of other devices are not wrong, only not offered.
+        // Types that other devices have are valid, but not supported here.
         let elsewhere = matches!(init.qp_type, IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER);
         return Err(Errno(if elsewhere {
             libc::EOPNOTSUPP
@@ -249,7 +249,8 @@ fn check(init: &ibv_qp_init_attr) -> Res<()> {
 /// `ibv_create_qp`.
 ///
 /// # Errors
-/// `EINVAL` for capabilities that are not offered, `ENOMEM`.
+/// `EINVAL`: a capability exceeds the limits. `EOPNOTSUPP`: the type or an operation is not
+/// supported. `ENOMEM`: no memory.
 ///
 /// # Safety
 /// The domain and queues must be live.
@@ -314,7 +315,7 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
         libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
     }
     for cq in [init.attr.send_cq, init.attr.recv_cq] {
-        // SAFETY: the caller promises live queues, or NULL for one that is not needed.
+        // SAFETY: the caller promises live queues, or NULL for a queue that is not needed.
         if let Some(cq) = unsafe { cq.cast::<Cq>().as_ref() } {
             cq.users.fetch_add(1, Ordering::Relaxed);
         }
@@ -329,14 +330,15 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     qp.events.store(0, Ordering::Relaxed);
     {
         let mut attributes = qp.attributes();
-        // SAFETY: all zeros is a value of it.
+        // SAFETY: all zeros is a valid value of the C structure.
         attributes.attr = unsafe { std::mem::zeroed() };
         attributes.attr.cap = init.attr.cap;
         attributes.init = init.attr;
     }
     {
         let mut old = qp.sq.lock();
-        // A receiver that is late must not take a message of this life for one of the last.
+        // The generation of the pending messages continues, so that a late receiver does not
+        // mistake a message of this incarnation for one of the previous incarnation.
         let sq = sq.after(&old);
         *old = sq;
     }
@@ -371,15 +373,15 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     Ok(qp)
 }
 
-/// `ibv_destroy_qp`: waits until the application has acknowledged every asynchronous event that
-/// it got.
+/// `ibv_destroy_qp`: waits until the application has acknowledged every asynchronous event that it
+/// has read.
 ///
 /// # Errors
-/// `EBUSY` where a process that is stopped may still write into its receives; it is in RESET then, and the call can be
-/// repeated.
+/// `EBUSY`: a stopped process may still write into its receives. The queue pair is then in RESET,
+/// and the call can be repeated.
 ///
 /// # Safety
-/// `qp` must be live, and is gone afterwards.
+/// `qp` must be live, and must not be used after success.
 pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     // SAFETY: the caller promises a live queue pair.
     let this = unsafe { Qp::from_ptr(qp) };
@@ -388,10 +390,10 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     }
     let process = this.process();
     let context = this.context();
-    // What has arrived is acknowledged, as a device would have done long ago: an application may
-    // end when it has what it wanted.
+    // Messages that have arrived are acknowledged, as a device would have done before: an
+    // application may end as soon as it has the data that it needs.
     process.progress();
-    // SAFETY: live, and the type never changes.
+    // SAFETY: the queue pair is live, and its type never changes.
     if unsafe { (*qp).qp_type } == IBV_QPT_UD {
         this.finish_datagrams();
     }
@@ -421,7 +423,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     }
     process.segment.give(desc_at, desc_len);
     for cq in [send_cq, recv_cq] {
-        // SAFETY: NULL, or a completion queue, whose memory stays.
+        // SAFETY: NULL, or a completion queue, whose memory is never freed.
         if let Some(cq) = unsafe { cq.as_ref() } {
             cq.users.fetch_sub(1, Ordering::Relaxed);
         }
@@ -435,8 +437,8 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     Ok(())
 }
 
-/// Takes the queue pairs of a context that is closed over them out of service, as the kernel does
-/// with the objects of a closed descriptor. Their memory stays: the application may still hold
+/// Takes the remaining queue pairs of a closed context out of service, as the kernel does with the
+/// objects of a closed descriptor. Their memory is not freed, as the application may still hold
 /// pointers to them.
 pub(crate) fn abandon(process: &Process, context: *mut ibv_context) {
     for qp in process.qps.iter() {
@@ -449,7 +451,7 @@ pub(crate) fn abandon(process: &Process, context: *mut ibv_context) {
                 continue;
             }
             qp.reset();
-            // A close succeeds over what is left.
+            // Closing a context succeeds even if writers remain.
             let _ = qp.await_writers();
             qp.state.store(DESTROYED, Ordering::Relaxed);
         }

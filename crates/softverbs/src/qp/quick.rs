@@ -1,6 +1,7 @@
-//! The way of most messages: of one piece, on a connection on which nothing waits, into a receive of one piece that
-//! is there and long enough. It does what the general way does ([`super::send`], [`super::recv`]), with a third of the
-//! instructions; whatever is not plain is left to that, untouched.
+//! Fast path: a single-SGE send on an idle connection into a posted single-SGE receive that is
+//! large enough. It has the same effect as the general path ([`super::send`], [`super::recv`]) with
+//! a third of the instructions. In any other case a function returns false with no state changed,
+//! and the general path takes over.
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +18,7 @@ use crate::segment::layout::{desc, xrc};
 use crate::srq::{complete_quickly, deliver_xrc_quickly};
 
 impl Qp {
-    /// Sends `wr`, or does nothing and says so.
+    /// Sends `wr`; or returns false, with no state changed.
     ///
     /// # Safety
     /// `wr` must be a valid request.
@@ -39,13 +40,13 @@ impl Qp {
             return false;
         }
         if conn.srq.is_some() {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller promises a valid request, and the checks above hold.
             return unsafe { self.send_to_shared_quickly(sq, wr) };
         }
         if sq.claimed == sq.credit.posted {
             return false;
         }
-        // SAFETY: the caller promises a valid list of one.
+        // SAFETY: the caller promises a valid list of one sge.
         let sge = unsafe { &*wr.sg_list };
         let inline = wr.send_flags & IBV_SEND_INLINE != 0;
         let most = if inline {
@@ -77,13 +78,14 @@ impl Qp {
             src_qpn: self.number(),
             life: 0,
         };
-        // SAFETY: inside the application's registered buffer, or its inline data.
+        // SAFETY: the range is inside the application's registered buffer, or is its inline data.
         if !unsafe { publish(process, conn, &header, addr, sge.length) } {
             return false;
         }
         let status = outcome(conn, IBV_QPT_RC, sq.claimed);
         if unanswered(sq, status) {
-            // What is in the ring is of a life that has ended; the other way waits for the next.
+            // The message in the ring belongs to an ended incarnation, and its receiver drops it.
+            // The general path waits for the next incarnation.
             return false;
         }
         conn.peer.notify_cq(conn.recv_cq, solicited);
@@ -101,10 +103,12 @@ impl Qp {
         true
     }
 
-    /// As [`Self::send_quickly`], into a receive that others may claim too. What it claims stays the queue's where it can't send.
+    /// As [`Self::send_quickly`], into a receive of a shared queue, which other senders may claim
+    /// too. If the send fails after the claim, the claim stays in the send queue for the general
+    /// path.
     ///
     /// # Safety
-    /// As there, whose conditions hold.
+    /// As for [`Self::send_quickly`], which has checked its conditions.
     #[inline(never)]
     unsafe fn send_to_shared_quickly(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> bool {
         let Some(conn) = &sq.conn else {
@@ -120,7 +124,7 @@ impl Qp {
                 return false;
             }
         }
-        // SAFETY: the caller promises a valid list of one.
+        // SAFETY: the caller promises a valid list of one sge.
         let sge = unsafe { &*wr.sg_list };
         let inline = wr.send_flags & IBV_SEND_INLINE != 0;
         let most = if inline {
@@ -160,14 +164,14 @@ impl Qp {
             src_qpn: self.number(),
             life: conn.delivery.life(),
         };
-        // SAFETY: inside the application's registered buffer, or its inline data.
+        // SAFETY: the range is inside the application's registered buffer, or is its inline data.
         if !unsafe { publish(process, conn, &header, addr, sge.length) } {
             return false;
         }
         let status = outcome(conn, sq.kind, sq.next_number());
         sq.claim = None;
         if unanswered(sq, status) {
-            // As above; whoever finds the message in the ring gives the claim back.
+            // As above; the owner that finds the message in the ring gives the claim back.
             return false;
         }
         conn.peer.notify_cq(conn.recv_cq, solicited);
@@ -185,7 +189,7 @@ impl Qp {
         true
     }
 
-    /// Posts a receive, or does nothing and says so. The caller tells peers.
+    /// Posts a receive; or returns false, with no state changed. The caller publishes it to peers.
     ///
     /// # Safety
     /// `wr` must be a valid receive.
@@ -199,7 +203,7 @@ impl Qp {
         if !plain {
             return false;
         }
-        // SAFETY: the caller promises a valid list of one.
+        // SAFETY: the caller promises a valid list of one sge.
         let sge = unsafe { &*wr.sg_list };
         let regions = &self.process().regions;
         let Some(addr) = regions.local_again(&mut rq.seen, sge, rq.pd, true) else {
@@ -233,7 +237,7 @@ impl Qp {
     }
 }
 
-/// Publishes a message whose payload lies at one place, or does nothing and says so.
+/// Publishes a message whose payload is contiguous; or returns false, with nothing published.
 ///
 /// # Safety
 /// `addr` must be readable for `len` bytes.
@@ -256,7 +260,7 @@ unsafe fn publish(
     }
 }
 
-/// As [`publish`], of a message that takes more than a slot.
+/// As [`publish`], for a message that needs more than one slot.
 ///
 /// # Safety
 /// `from` must be readable for `len` bytes.
@@ -269,14 +273,14 @@ unsafe fn publish_longer(
     len: usize,
 ) -> bool {
     let pushed = conn.peer.push(process.signature(), header, |to| {
-        // SAFETY: the place has room for the message; the caller promises the rest.
+        // SAFETY: the ring reserved room for the message; the caller promises readable bytes.
         unsafe { copy(from, to, len) };
     });
     pushed == Push::Sent
 }
 
-/// Completes the receive that `message` took, or does nothing and says so. As [`super::deliver`], but the completion may
-/// go to `poll` at once.
+/// Completes the receive that `message` consumed; or returns false, with no state changed. As
+/// [`super::deliver`], but the completion may go directly to `poll`.
 #[inline(always)]
 pub(crate) fn deliver_quickly(
     process: &Process,
@@ -310,14 +314,14 @@ pub(crate) fn deliver_quickly(
         return false;
     }
     if message.inside > 0 {
-        // The region may have gone since the receive was posted.
+        // The region may have been deregistered since the receive was posted.
         let seen = &mut rq.seen;
         let Some(addr) = process.regions.local_again(seen, sge, rq.pd, true) else {
             return false;
         };
         let to = std::ptr::without_provenance_mut(addr as usize);
-        // SAFETY: inside a region that the application registered for this and has not
-        // deregistered; the ring is a mapping of this crate's.
+        // SAFETY: inside a region that the application registered for local writes and has not
+        // deregistered; the ring is a mapping that this crate owns.
         unsafe { ring.copy_payload(message, 0, to, message.inside) };
     }
     let done = number.wrapping_add(1);
@@ -339,7 +343,7 @@ pub(crate) fn deliver_quickly(
         retires: Retires::Recv,
         ..Cqe::default()
     };
-    // SAFETY: a queue pair in use holds its completion queues.
+    // SAFETY: a queue pair in use holds a reference to its completion queues.
     let cq = unsafe { &*rq.cq };
     match poll.place(cq) {
         Some(place) => {
@@ -351,7 +355,7 @@ pub(crate) fn deliver_quickly(
     true
 }
 
-/// The same with a receive that the sender claimed of a shared queue.
+/// As [`deliver_quickly`], with a receive that the sender claimed from a shared queue.
 #[inline(never)]
 fn deliver_shared_quickly(
     process: &Process,
@@ -375,7 +379,7 @@ fn deliver_shared_quickly(
     if !its_own || !qp.means(&rq, from, header) {
         return false;
     }
-    // SAFETY: a queue pair in use holds its completion queues.
+    // SAFETY: a queue pair in use holds a reference to its completion queues.
     let cq = unsafe { &*rq.cq };
     let done = complete_quickly(srq, cq, qp.number(), from, ring, message, poll);
     rq.received = rq.received.wrapping_add(u32::from(done));

@@ -59,7 +59,8 @@ pub(crate) unsafe fn post_recv(
     let map = this.map();
     map.u64(at + layout::CREDIT)
         .store(credit.to_word(), Ordering::Release);
-    // One that was not there when the queue pair was connected may be by now.
+    // A peer that was not open when the queue pair was connected may exist by now, possibly without
+    // barriers: then a full fence is used.
     let barriers = match &rq.peer {
         Some(peer) => peer.barriers,
         None => rq.dest == 0,
@@ -72,7 +73,7 @@ pub(crate) unsafe fn post_recv(
 }
 
 impl Qp {
-    /// Rings the other end's process if it asked for that; the state has changed.
+    /// Rings the other end's process after a change of state, if it asked to be rung.
     #[inline]
     pub(super) fn wake_sender(&self, rq: &mut RecvQueue) {
         light_fence(rq.peer.as_ref().is_some_and(|peer| peer.barriers));
@@ -83,8 +84,8 @@ impl Qp {
         }
     }
 
-    /// The process of the other end, which asks for something. It is opened where it was not there yet when the queue
-    /// pair was connected.
+    /// The process of the other end, which asked to be rung. Opens it if it did not exist when the
+    /// queue pair was connected.
     fn sender<'a>(&self, rq: &'a mut RecvQueue) -> Option<&'a Arc<Peer>> {
         if rq.peer.is_none() {
             rq.peer = sender_slot(rq).and_then(|slot| self.process().peer(slot).ok());
@@ -92,13 +93,14 @@ impl Qp {
         rq.peer.as_ref()
     }
 
-    /// Whether a process that was opened in `slot` may be that of the other end, and missing here. Takes no lock.
+    /// Whether the process opened in `slot` may own the other end of this queue pair and not be
+    /// recorded here. Takes no lock.
     pub(crate) fn may_miss(&self, slot: u32) -> bool {
         let word = StateWord(self.word.load(Ordering::Relaxed));
         receives(word.state()) && split_qp_num(word.dest()).0 == slot
     }
 
-    /// A process was opened that may be that of the other end. The caller holds no lock of a queue.
+    /// A process was opened that may own the other end. The caller holds no lock of a queue.
     pub(crate) fn find_sender(&self) {
         if !receives(self.state()) {
             return;
@@ -113,22 +115,22 @@ impl Qp {
         }
     }
 
-    /// The process of the other end is the one that is open by now, if one is.
+    /// Records the process of the other end, if it is open by now.
     pub(super) fn adopt_sender(&self, rq: &mut RecvQueue) {
         rq.peer = sender_slot(rq).and_then(|slot| self.process().known_peer(slot));
     }
 
-    /// A receive was posted that a sender waits for. It is rung; where it does not hear, its parked
-    /// messages are taken at this process's next progress.
+    /// A receive was posted that a sender waits for. Rings the sender; if it does not react in
+    /// time, a later progress of this process takes its pending messages.
     #[cold]
     fn sender_waits(&self, rq: &mut RecvQueue) {
         std::sync::atomic::fence(Ordering::SeqCst);
         if let Some(peer) = self.sender(rq) {
             peer.ring_process();
             self.pull_later(rq);
-            // SAFETY: a queue pair in use holds its completion queues.
+            // SAFETY: a queue pair in use holds a reference to its completion queues.
             if unsafe { &*rq.cq }.is_armed() {
-                // Whoever sleeps on it has to look once more.
+                // A thread that sleeps on the completion queue must check again.
                 self.process().wake_up();
             }
         }
@@ -136,7 +138,7 @@ impl Qp {
 
     /// Whether a sender waits for a receive of this shared queue.
     pub(crate) fn has_waiting_sender(&self, srq: &Srq) -> bool {
-        // One that never was in use has no process.
+        // A queue pair that never was in use has no process.
         self.state() != super::DESTROYED
             && signal::asks(self.map(), self.at() + layout::WAITING)
             && std::ptr::eq(self.rq.lock().srq, srq)
@@ -165,7 +167,7 @@ impl Qp {
         let sges = if pieces == 0 {
             &[]
         } else {
-            // SAFETY: the caller promises a valid list of that many.
+            // SAFETY: the caller promises a valid list of `num_sge` sges.
             unsafe { std::slice::from_raw_parts(wr.sg_list, pieces as usize) }
         };
         let slot = rq.head as usize & (rq.posted.len() - 1);
@@ -204,8 +206,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Receives that name a key which changed its meaning can't be written any more, and senders are
-    /// to see that.
+    /// Marks the receives that name a changed key as unwritable in their descriptors, so that
+    /// senders see it.
     pub(crate) fn poison_receives(&self, lkey: u32) {
         let mut rq = self.rq.lock();
         let mut number = rq.next;
@@ -233,8 +235,9 @@ impl Qp {
         }
     }
 
-    /// Where `len` bytes from byte `skip` on of a receive go: that with this number, or of a shared queue that with this
-    /// index, which the process in `slot` claimed. `None` where it is not there, or too short, or a key is not valid.
+    /// Destination of `len` bytes from byte `skip` of a receive: the receive with this number, or,
+    /// of a shared queue, the receive with this index that the process in `slot` claimed. `None` if
+    /// the receive does not exist or is too short, or a key is not valid.
     pub(crate) fn receive_places(
         &self,
         number: u32,
@@ -262,7 +265,7 @@ impl Qp {
         Places::of(self.process(), sges, pd, skip, len)
     }
 
-    /// Makes a completion without data of the receive that ended at `next`.
+    /// Adds a completion without data for the receive that ended at `next`.
     pub(super) fn complete_recv(&self, rq: &RecvQueue, wr_id: u64, status: ibv_wc_status) {
         let cqe = Cqe {
             wr_id,
@@ -273,19 +276,20 @@ impl Qp {
             retires: Retires::Recv,
             ..Cqe::default()
         };
-        // SAFETY: a queue pair in use holds its completion queues.
+        // SAFETY: a queue pair in use holds a reference to its completion queues.
         unsafe { &*rq.cq }.push(cqe, true);
     }
 }
 
-/// Where the process of a connected queue pair has its place.
+/// Slot of the process that owns the other end of a connected queue pair.
 pub(super) fn sender_slot(rq: &RecvQueue) -> Option<u32> {
     let connected = rq.dest != 0 && matches!(rq.kind, IBV_QPT_RC | IBV_QPT_UC);
     connected.then(|| split_qp_num(rq.dest).0)
 }
 
-/// Completes the receive that a message took. `from` is the process that sent it; what does not
-/// fit together is dropped, or fails the queue pair.
+/// Completes the receive that a message consumed. `from` is the sending process. A message for
+/// another connection or incarnation is dropped; a message that does not match the next receive
+/// fails the queue pair.
 #[inline(never)]
 pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, message: &Message) {
     let header = &message.header;
@@ -312,12 +316,12 @@ pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, mess
     let status = qp.deliver_to(&mut rq, ring, message);
     drop(rq);
     if status != IBV_WC_SUCCESS {
-        // The completion says it; no event besides.
+        // The completion reports the failure; no asynchronous event is raised.
         qp.fail_quietly();
     }
 }
 
-/// As [`deliver`], with a receive that the sender claimed of a shared queue.
+/// As [`deliver`], with a receive that the sender claimed from a shared queue.
 #[inline(never)]
 fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message: &Message) {
     let header = &message.header;
@@ -339,7 +343,7 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
     let mut rq = qp.rq.lock();
     let its_own = rq.shared().is_some_and(|own| std::ptr::eq(own, srq));
     if !its_own || !qp.means(&rq, from, header) {
-        // It was connected when the message was sent.
+        // The queue pair was connected when the message was sent, and is not any more.
         drop(rq);
         srq.give_back(index, from.slot);
         return;
@@ -358,7 +362,7 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
     }
 }
 
-/// A receive that a message goes to.
+/// The receive into which a message is delivered.
 pub(crate) struct Receive<'a> {
     pub(super) wr_id: u64,
     pub(super) total: u32,
@@ -369,7 +373,7 @@ pub(crate) struct Receive<'a> {
 }
 
 impl<'a> Receive<'a> {
-    /// One of a shared queue.
+    /// A receive of a shared queue.
     pub(crate) fn shared(taken: &'a Taken) -> Self {
         Self {
             wr_id: taken.wr_id,
@@ -382,7 +386,7 @@ impl<'a> Receive<'a> {
     }
 }
 
-/// Where completions of messages go, and the number of the queue pair that they name.
+/// The completion queue for messages, and the queue pair number in their completions.
 pub(crate) struct Inbox<'a> {
     pub(crate) process: &'a Process,
     pub(crate) cq: &'a Cq,
@@ -390,7 +394,7 @@ pub(crate) struct Inbox<'a> {
 }
 
 impl Qp {
-    /// Whether a message comes from the connected queue pair, in this life of both.
+    /// Whether a message comes from the connected queue pair and is for this incarnation.
     #[inline]
     pub(super) fn means(&self, rq: &RecvQueue, from: &Peer, header: &Header) -> bool {
         (receives(self.state()) || rq.flow == Flow::Closing)
@@ -421,7 +425,8 @@ impl Qp {
     fn inbox(&self, rq: &RecvQueue) -> Inbox<'_> {
         Inbox {
             process: self.process(),
-            // SAFETY: a queue pair in use holds its completion queues, whose memory stays.
+            // SAFETY: a queue pair in use holds a reference to its completion queues, whose memory
+            // is never freed.
             cq: unsafe { &*rq.cq },
             number: self.number(),
         }
@@ -441,7 +446,7 @@ impl Qp {
             })
     }
 
-    /// Makes the completion of a message that is where it belongs.
+    /// Adds the completion of a message whose payload is already in the receive.
     #[inline(always)]
     pub(super) fn push_receive(
         &self,
@@ -455,8 +460,9 @@ impl Qp {
 }
 
 impl Inbox<'_> {
-    /// Puts a message into its receive and makes the completion, whose status it returns. `invalidate` ends the window
-    /// that the message names; false where it is none.
+    /// Copies a message into its receive and adds the completion, whose status it returns.
+    /// `invalidate` invalidates the window that the message names; it returns false if the key
+    /// names no window.
     #[inline(always)]
     pub(crate) fn complete_message(
         &self,
@@ -486,7 +492,8 @@ impl Inbox<'_> {
         status
     }
 
-    /// Whether the receive's first `len` bytes still are regions, as the sender found them.
+    /// Whether the keys of the receive's first `len` bytes are still valid, as they were for the
+    /// sender.
     #[cold]
     fn all_valid(&self, receive: &Receive<'_>, len: u32) -> bool {
         let mut left = len;
@@ -521,7 +528,7 @@ impl Inbox<'_> {
         self.cq.push(cqe, header.flags & flag::SOLICITED != 0);
     }
 
-    /// Copies a payload from the ring into the receive's pieces.
+    /// Copies a payload from the ring into the receive's sges.
     #[inline(always)]
     fn scatter(
         &self,
@@ -536,12 +543,12 @@ impl Inbox<'_> {
             if len == 0 {
                 continue;
             }
-            // The region may have gone since the receive was posted.
+            // The region may have been deregistered since the receive was posted.
             let Some(addr) = self.process.regions.local(sge, pd, true) else {
                 return IBV_WC_LOC_PROT_ERR;
             };
-            // SAFETY: inside a region that the application registered for this and has not
-            // deregistered; the ring is a mapping of this crate's.
+            // SAFETY: inside a region that the application registered for local writes and has not
+            // deregistered; the ring is a mapping that this crate owns.
             unsafe {
                 ring.copy_payload(
                     message,

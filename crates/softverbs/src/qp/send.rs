@@ -1,4 +1,4 @@
-//! Posting and running requests.
+//! Posting and executing send requests.
 
 use std::sync::atomic::Ordering;
 
@@ -89,7 +89,7 @@ pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i3
     let mut next = wr;
     // SAFETY: as above.
     while let Some(request) = unsafe { next.as_ref() } {
-        // It was checked, and there is room.
+        // The loop above has checked it, and there is room.
         if let Err(error) = qp.post_one(&mut sq, request) {
             ret = error.0;
             break;
@@ -110,14 +110,14 @@ impl Qp {
         self.go_on();
     }
 
-    /// Whether a request may be posted; its pieces and their length.
+    /// Checks whether a request may be posted. Returns its sges and their total length.
     #[inline]
     fn check<'a>(&self, sq: &SendQueue, wr: &'a ibv_send_wr) -> Res<(&'a [ibv_sge], u64)> {
         let state = self.state();
         if !matches!(state, IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE | IBV_QPS_ERR) {
             return Err(Errno(libc::EINVAL));
         }
-        // The number of pieces is an int that may be negative.
+        // `num_sge` is an int and may be negative.
         let pieces = wr.num_sge.cast_unsigned();
         if pieces > sq.max_sge || !offered(sq.kind, wr.opcode) {
             return Err(Errno(libc::EINVAL));
@@ -125,7 +125,7 @@ impl Qp {
         let sges = if pieces == 0 {
             &[]
         } else {
-            // SAFETY: the caller promises a valid list of that many.
+            // SAFETY: the caller promises a valid list of `num_sge` sges.
             unsafe { std::slice::from_raw_parts(wr.sg_list, pieces as usize) }
         };
         let len: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
@@ -197,7 +197,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Frees the places of requests without a completion, where none is left to be polled.
+    /// Frees the slots of executed unsignaled requests, if no completion is left to be polled.
     #[cold]
     fn reclaim(&self, sq: &SendQueue) -> bool {
         let done = self.send_done.load(Ordering::Acquire);
@@ -230,7 +230,7 @@ impl Qp {
         }
     }
 
-    /// Keeps a request for later.
+    /// Stores a request that is executed later.
     fn store(
         &self,
         sq: &mut SendQueue,
@@ -270,7 +270,8 @@ impl Qp {
         sq.head = sq.head.wrapping_add(1);
     }
 
-    /// Counts a request as executed, completes it, and fails the queue pair where it failed.
+    /// Counts a request as executed and completes it. If the request failed, moves the queue pair
+    /// to ERR (reliable) or SQE (unreliable).
     #[inline]
     pub(super) fn finish(
         &self,
@@ -315,7 +316,7 @@ impl Qp {
             retires: Retires::Send,
             ..Cqe::default()
         };
-        // SAFETY: a queue pair in use holds its completion queues.
+        // SAFETY: a queue pair in use holds a reference to its completion queues.
         unsafe { &*sq.cq }.push(cqe, false);
     }
 
@@ -334,7 +335,7 @@ impl Qp {
         };
         match reached {
             Ok(()) => {}
-            // An unreliable sender never hears what became of its message.
+            // An unreliable sender is not notified of a lost message.
             Err(_) if sq.kind == IBV_QPT_UC => return Step::Done(IBV_WC_SUCCESS),
             Err(Unreachable::Yet) => return Step::Wait(Reason::Connection),
             Err(Unreachable::Gone) => return Step::Done(IBV_WC_RETRY_EXC_ERR),
@@ -360,7 +361,7 @@ impl Qp {
         }
     }
 
-    /// RDMA READ or WRITE: done here and now, without the other end.
+    /// RDMA READ or WRITE: executed by this thread, without the other end.
     fn run_access(&self, sq: &mut SendQueue, request: &Request<'_>, way: Direction) -> Step {
         let Some(conn) = &sq.conn else {
             return Step::Wait(Reason::Connection);
@@ -407,7 +408,7 @@ impl Qp {
         Step::Done(status)
     }
 
-    /// An atomic: done here and now as well.
+    /// An atomic: also executed by this thread.
     fn run_atomic(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
         let Some(conn) = &sq.conn else {
             return Step::Wait(Reason::Connection);
@@ -420,7 +421,7 @@ impl Qp {
             IBV_WR_ATOMIC_FETCH_AND_ADD => Change::Add(operands.compare_add),
             IBV_WR_ATOMIC_WRITE => {
                 let mut value = [0u8; 8];
-                // SAFETY: room for the 8 bytes that the request has.
+                // SAFETY: `value` has room for the 8 bytes of the request.
                 unsafe { request.gather(value.as_mut_ptr()) };
                 Change::Store(u64::from_ne_bytes(value))
             }
@@ -452,7 +453,7 @@ impl Qp {
         Step::Done(match result {
             Ok(_) if request.opcode == IBV_WR_ATOMIC_WRITE => IBV_WC_SUCCESS,
             Ok(old) => {
-                // SAFETY: the pieces are registered buffers of this process, 8 bytes in all.
+                // SAFETY: the sges are registered buffers of this process, 8 bytes in total.
                 unsafe { request.scatter(&old.to_ne_bytes()) };
                 IBV_WC_SUCCESS
             }
@@ -466,7 +467,8 @@ impl Qp {
         })
     }
 
-    /// A flush: of what was done before on this connection, as requests run in order.
+    /// A flush. It covers the earlier requests of this connection, because requests are executed in
+    /// order.
     #[cold]
     fn run_flush(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
         let Some(conn) = &sq.conn else {
@@ -503,7 +505,8 @@ impl Qp {
     }
 
     fn run_write_imm(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
-        // A write without a receive for its notice must not happen.
+        // A receive is claimed first: the data must not be written if no receive can take the
+        // immediate.
         let Some(conn) = &sq.conn else {
             return Step::Wait(Reason::Connection);
         };
@@ -598,7 +601,7 @@ impl Qp {
         if request.len > MAX_PAYLOAD as u64 {
             match self.push_payload(sq, request) {
                 Ok(()) => header.flags |= flag::PUSHED,
-                // What it is now says what becomes of the request.
+                // The other end's new state decides the result of the request.
                 Err(Unpushed::Moved) if Self::is_reliable(sq.kind) => {
                     return Step::Wait(Reason::Connection);
                 }
@@ -621,12 +624,15 @@ impl Qp {
         self.publish_message(sq, request, header)
     }
 
-    /// Claims a receive of the other end's shared queue, unless one is claimed already; what is to be done where that
-    /// can't be. Its length is looked at for each message.
+    /// Claims a receive of the other end's shared receive queue, unless one is already claimed.
+    /// Returns the step to take if none can be claimed. The caller checks the receive's length for
+    /// each message.
     ///
-    /// Nothing is claimed before there is a ring: who makes it knows this process from then on, and so its end, and has posted again
-    /// what an ended process of this slot had claimed. A process without barriers does not wait before there is one either: who posts to a shared
-    /// queue fences fully once it has made a ring for such a process.
+    /// Nothing is claimed before the ring to the owner exists. The owner that makes the ring has
+    /// opened this process, so it notices the end of this process; and it has already posted again
+    /// the receives that an ended process of this slot had claimed. A process without barriers does
+    /// not wait for a shared receive before the ring exists either: the owner uses full fences for
+    /// posts to a shared queue once it has made a ring for such a process.
     fn claim_shared(&self, sq: &mut SendQueue) -> Option<Step> {
         let process = self.process();
         if sq.claim.is_none()
@@ -647,7 +653,8 @@ impl Qp {
         sq.claim.is_none().then(|| no_receive(sq))
     }
 
-    /// Tells the other end's owner that its receive could not take the message, and fails.
+    /// Publishes a message that reports to the other end's owner that its receive could not take
+    /// the payload, and fails the request.
     #[cold]
     fn refuse(
         &self,
@@ -659,7 +666,8 @@ impl Qp {
         match self.publish_message(sq, request, header) {
             Step::Done(IBV_WC_SUCCESS) if Self::is_reliable(sq.kind) => {
                 if sq.route.is_some() {
-                    // A target has nobody else who would find out.
+                    // A target has no owning process that would move it to ERR, so the initiator
+                    // does.
                     self.fail_other_end(sq, Fault::Request);
                 }
                 Step::Done(status)
@@ -668,7 +676,7 @@ impl Qp {
         }
     }
 
-    /// Puts a message into the ring, and rings where the other end sleeps.
+    /// Writes a message to the ring, and rings the other end's doorbell if it sleeps.
     #[inline]
     fn publish_message(
         &self,
@@ -684,13 +692,13 @@ impl Qp {
             header.flags |= flag::SOLICITED;
         }
         let pushed = conn.peer.push(self.process().signature(), &header, |to| {
-            // SAFETY: the place has room for the message.
+            // SAFETY: the ring reserved room for the message.
             unsafe { request.gather(to) };
         });
         match pushed {
             Push::Sent => {
                 let status = outcome(conn, sq.kind, sq.next_number());
-                // A receive that fails for it counts as solicited too.
+                // A receive that completes with an error also counts as solicited.
                 let fails = matches!(header.op, op::TOO_LONG | op::UNWRITABLE);
                 conn.peer.notify_cq(conn.recv_cq, solicited || fails);
                 if sq.claim.take().is_none() {
@@ -712,8 +720,9 @@ impl Qp {
     }
 }
 
-/// What became of a message with this number that was just published. An owner that fails its queue pair says so
-/// first, fences heavily, and then takes what is there: who finds the state as it was can rely on that.
+/// Status of the message with this number, which was just published. An owner that fails its queue
+/// pair first publishes the state, then executes a heavy fence, and then delivers the messages in
+/// the ring. So a sender that reads the old state after its light fence can rely on the delivery.
 #[inline(always)]
 pub(super) fn outcome(conn: &Connection, kind: u32, number: u32) -> ibv_wc_status {
     light_fence(conn.peer.barriers);
@@ -724,7 +733,7 @@ pub(super) fn outcome(conn: &Connection, kind: u32, number: u32) -> ibv_wc_statu
     }
 }
 
-/// As on a wire, nobody knows whether the message was taken that is not acknowledged in the end.
+/// As on a wire, it is not known whether a message without an acknowledgement was delivered.
 #[cold]
 fn outcome_after_change(conn: &Connection, kind: u32, number: u32) -> ibv_wc_status {
     let taken = |count: u32| number.wrapping_sub(count).cast_signed() < 0;
@@ -735,9 +744,10 @@ fn outcome_after_change(conn: &Connection, kind: u32, number: u32) -> ibv_wc_sta
     }
 }
 
-/// Whether a request failed because the other end was destroyed or reset while it ran. On a wire nobody answers it then,
-/// and it is sent again until its retries are over; so it waits that long here too, and completions of what the other
-/// end had acknowledged come first.
+/// Whether a request failed because the other end was destroyed or reset while the request was
+/// executed. On a wire no answer comes then, and the sender retransmits until its retries are
+/// exhausted. So the request waits as long here, and the completions of acknowledged messages come
+/// first.
 #[inline]
 pub(super) fn unanswered(sq: &SendQueue, status: ibv_wc_status) -> bool {
     status != IBV_WC_SUCCESS && unanswered_slowly(sq, status)
@@ -752,7 +762,8 @@ fn unanswered_slowly(sq: &SendQueue, status: ibv_wc_status) -> bool {
     by_other_end && Qp::is_reliable(sq.kind) && sq.conn.as_ref().is_some_and(Connection::let_go)
 }
 
-/// The status of a request whose ring can't be opened. That of one that is ending can't be either.
+/// The status of a request whose ring can't be opened. The ring of a peer that is ending can't be
+/// opened either.
 #[cold]
 fn unopened(peer: &Peer) -> ibv_wc_status {
     if peer.has_ended() {

@@ -1,4 +1,5 @@
-//! Requests that can't run yet: what they wait for, for how long, and going on with them.
+//! Requests that can't be executed yet: the condition that they wait for, the deadline, and the
+//! retries.
 
 use rdma_core_sys::*;
 
@@ -11,24 +12,25 @@ use crate::ring::PATIENCE_NS;
 use crate::sync::heavy_fence;
 use crate::sys;
 
-/// How far a request came.
+/// Result of trying to execute a request.
 pub(super) enum Step {
     Done(ibv_wc_status),
     Wait(Reason),
 }
 
-/// How far the requests of a queue came.
+/// Result of trying to execute the waiting requests of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Went {
-    /// None waits.
+    /// No request waits.
     Through,
-    /// The first one waits.
+    /// The first request waits.
     Waits,
-    /// The first one may run, after others of the process that wait.
+    /// The first request can be executed, but other waiting queue pairs of the process have their
+    /// turn first.
     Yields,
 }
 
-/// What a request waits for.
+/// The condition that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
     /// The other end has no receive posted.
@@ -37,19 +39,19 @@ pub(super) enum Reason {
     Connection,
     /// There is no room in the ring.
     Room,
-    /// Somebody still uses the key that the request ended.
+    /// A peer still uses the key that the request invalidates.
     Hazard,
     /// There is no ring for a datagram.
     Ring,
-    /// The other end's agent works on it.
+    /// The other end's agent executes the request.
     Agent,
 }
 
-/// Since when, and for how long, the first request waits.
+/// The wait of the first request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wait {
     reason: Reason,
-    /// Nanoseconds of the monotonic clock, or 0 for any time.
+    /// In nanoseconds of the monotonic clock; 0 for no deadline.
     deadline: u64,
     left: u8,
 }
@@ -62,8 +64,9 @@ impl Wait {
 }
 
 impl Qp {
-    /// The first request can't run now. True where the other end could not know before that it is
-    /// waited for: then it must be looked at once more, after a heavy fence.
+    /// Records that the first request can't be executed now. Returns true if this call has newly
+    /// asked the other end to ring: then the caller must check the condition once more after a
+    /// heavy fence.
     #[cold]
     pub(super) fn note_wait(&self, sq: &mut SendQueue, reason: Reason) -> bool {
         let fresh = match (&mut sq.conn, reason) {
@@ -73,7 +76,7 @@ impl Qp {
         };
         if let Some(wait) = sq.wait.as_mut().filter(|wait| wait.reason == reason) {
             if reason == Reason::Room && sq.kind == IBV_QPT_UD {
-                // It may have the turn by now, and less time.
+                // The queue pair may have the turn by now, with an earlier deadline.
                 let now = sys::now_ns();
                 let until = room_until(sq.peer.as_deref(), self.number(), now, false);
                 wait.deadline = wait.deadline.min(until.unwrap_or(now));
@@ -117,8 +120,8 @@ impl Qp {
             .map_or(0, |conn| rnr_delay_ns(conn.rnr_timer()))
     }
 
-    /// Runs requests that waited, as far as they go. If a turn at a full ring ended with that, wakes
-    /// the threads that sleep, as other queue pairs may have waited for the end of the turn.
+    /// Executes waiting requests until one must wait. If a turn at a full ring ended, wakes the
+    /// sleeping threads, as other queue pairs may wait for the end of the turn.
     pub(crate) fn go_on(&self) {
         let process = self.process();
         let turns = process.turns();
@@ -128,7 +131,7 @@ impl Qp {
         }
     }
 
-    /// Runs requests that waited, as far as they go; of datagrams as many as make a turn.
+    /// Executes waiting requests until one must wait; of datagrams at most one turn.
     pub(crate) fn have_turn(&self) -> Went {
         let mut sq = self.sq.lock();
         let sq = &mut *sq;
@@ -152,7 +155,7 @@ impl Qp {
                     }
                 }
                 match (self.take_back(sq), over) {
-                    // The receiver rings when it has copied the message.
+                    // The receiver is copying the message, and rings when it has finished.
                     (None, _) => return Went::Waits,
                     (Some(0), Some(status)) => self.finish_first(sq, status),
                     (Some(_), _) => {}
@@ -175,7 +178,8 @@ impl Qp {
                 continue;
             }
             let parked = reason == Reason::Receive && self.park(sq);
-            // A receive that came meanwhile must be seen here, or what was said there.
+            // Either this sender sees a receive that was posted meanwhile, or the receiver sees the
+            // request to ring or the pending messages.
             if fresh {
                 heavy_fence();
             } else if parked {
@@ -193,7 +197,8 @@ impl Qp {
         Went::Through
     }
 
-    /// The first request waits no longer. Where it had the turn at a full ring, others have it.
+    /// Ends the wait of the first request. If it had the turn at a full ring, the turn passes to
+    /// other queue pairs.
     pub(super) fn end_wait(&self, sq: &mut SendQueue) {
         let waited = sq
             .wait
@@ -209,7 +214,7 @@ impl Qp {
         }
     }
 
-    /// Tries the first request that waits.
+    /// Tries to execute the first waiting request.
     fn run_first(&self, sq: &mut SendQueue) -> Step {
         let slot = sq.executed as usize & (sq.stored.len() - 1);
         let stored = sq.stored[slot];
@@ -224,7 +229,7 @@ impl Qp {
         } else {
             let first = slot * sq.max_sge as usize;
             for sge in &sq.sges[first..first + stored.pieces as usize] {
-                // The region may have gone in the meantime.
+                // The region may have been deregistered in the meantime.
                 let write = fetches(stored.opcode);
                 match self.process().regions.local(sge, sq.pd, write) {
                     Some(addr) => list.push(addr, sge.length as usize),
@@ -247,18 +252,20 @@ impl Qp {
         self.run(sq, &request)
     }
 
-    /// The first request that waits has ended.
+    /// Completes the first waiting request with `status`.
     pub(super) fn finish_first(&self, sq: &mut SendQueue, status: ibv_wc_status) {
         let slot = sq.executed as usize & (sq.stored.len() - 1);
         let stored = sq.stored[slot];
         let len = stored_len(sq, slot);
         self.end_wait(sq);
-        // If it was in a receive already and is lost, the next one is not there.
+        // If its payload was already in a receive and the request failed, that does not apply to
+        // the next request.
         sq.pushed = false;
         self.finish(sq, stored.wr_id, stored.opcode, stored.flags, len, status);
     }
 
-    /// The status of the first request where its patience is over.
+    /// The status of the first request if its deadline has passed; extends the deadline if retries
+    /// are left.
     fn expired(&self, sq: &mut SendQueue) -> Option<ibv_wc_status> {
         let delay = match sq.wait.as_ref()?.reason {
             Reason::Hazard => HAZARD_DELAY_NS,
@@ -277,7 +284,7 @@ impl Qp {
             return None;
         }
         if wait.reason == Reason::Ring {
-            // The request itself looks when it is tried.
+            // The request itself checks this when it is tried.
             return None;
         }
         if lost && sq.kind == IBV_QPT_UD {
@@ -301,7 +308,7 @@ impl Qp {
         None
     }
 
-    /// Whether the first request has waited for a ring as long as it may.
+    /// Whether the deadline of the first request's wait for a ring has passed.
     pub(super) fn waited_for_ring(&self, sq: &SendQueue) -> bool {
         sq.wait
             .is_some_and(|wait| wait.reason == Reason::Ring && sys::now_ns() >= wait.deadline)
@@ -322,7 +329,7 @@ impl Qp {
         self.goes_on(&self.sq.lock())
     }
 
-    /// When the first request's patience ends.
+    /// Deadline of the first request, if it has one.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let sq = self.sq.lock();
         let deadline = sq.wait.as_ref()?.deadline;
@@ -337,7 +344,7 @@ impl Qp {
     }
 }
 
-/// Bytes of the request in this place.
+/// Length in bytes of the request in this slot.
 pub(super) fn stored_len(sq: &SendQueue, slot: usize) -> u64 {
     let stored = &sq.stored[slot];
     if stored.flags & IBV_SEND_INLINE != 0 {
@@ -350,8 +357,8 @@ pub(super) fn stored_len(sq: &SendQueue, slot: usize) -> u64 {
         .sum()
 }
 
-/// Whether it is worth trying a request that waits for a receive: there is one, or the other end is
-/// not what it was.
+/// Whether a request that waits for a receive should be tried: a receive is available, or the other
+/// end's state has changed.
 fn receive_there(sq: &SendQueue) -> bool {
     let good = |conn: &&Connection| conn.current() && conn.still_delivers();
     let Some(conn) = sq.conn.as_ref().filter(good) else {
@@ -363,30 +370,31 @@ fn receive_there(sq: &SendQueue) -> bool {
     }
 }
 
-/// Datagrams that a queue pair sends before others have their turn.
+/// Number of datagrams that a queue pair sends before other queue pairs have their turn.
 const TURN: u32 = 16;
 
-/// Time between two looks of a waiting datagram at whether its receiver is stopped, in nanoseconds.
-/// A datagram to a stopped receiver is lost.
+/// Interval at which a waiting datagram checks whether its receiver is stopped, in nanoseconds. A
+/// datagram to a stopped receiver is lost.
 const LOOK_NS: u64 = 100_000_000;
 
-/// When a datagram that waits for room at this peer looks again; `None` where it is lost.
+/// Time at which a datagram that waits for room at this peer checks again; `None` if the datagram
+/// is lost.
 fn room_until(peer: Option<&Peer>, qpn: u32, now: u64, looks: bool) -> Option<u64> {
-    // The request itself finds out about a peer that is gone.
+    // Without a peer the request itself detects the missing process.
     let until = peer.map_or(Some(u64::MAX), |peer| peer.waits_for_room(qpn, now, looks))?;
     Some(until.min(now + LOOK_NS))
 }
 
-/// How long a message of an unreliable connection waits for a receive or for room. On a wire it
-/// would be lost at once; here the receiver may just not have had the processor.
+/// Time that a message of an unreliable connection waits for a receive or for room, in nanoseconds.
+/// On a wire it would be lost at once; here the receiver may only not have been scheduled.
 const LOSS_NS: u64 = 100_000_000;
 
-/// How long the first datagram to a process that never looked waits for it. On a wire a receive would take it all
-/// the same.
+/// Time that the first datagram waits for a receiver that has not made a ring yet, in nanoseconds.
+/// On a wire a posted receive would take the datagram without any progress of the receiver.
 const RING_NS: u64 = 1_000_000_000;
 
-/// There is no receive for the message. A connection that has lost one for that loses the following
-/// ones without waiting, until there is a receive again.
+/// No receive is available for the message. An unreliable connection that has lost a message for
+/// this reason loses the following messages without waiting, until a receive is available.
 #[cold]
 pub(super) fn no_receive(sq: &SendQueue) -> Step {
     if sq.lossy {
@@ -396,7 +404,8 @@ pub(super) fn no_receive(sq: &SendQueue) -> Step {
     }
 }
 
-/// How often a request looks again whether a key is in use, and how many times: 5 seconds.
+/// Interval in nanoseconds at which a request checks whether a key is still in use, and the number
+/// of checks: 5 s in total.
 const HAZARD_DELAY_NS: u64 = 20_000_000;
 const HAZARD_ROUNDS: u8 = 250;
 
