@@ -9,20 +9,20 @@ use crate::sys;
 
 const STAMP: u32 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
 const WALLCLOCK: u32 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
-/// What can be read of a completion, besides what always can.
+/// The optional fields of a completion that can be read.
 pub(crate) const OFFERED: u64 = (IBV_WC_STANDARD_FLAGS | STAMP | WALLCLOCK) as u64;
 
-/// Whether completions have to keep the time.
+/// Whether completions must record the time.
 pub(super) fn stamps(asked: u64) -> bool {
     asked & u64::from(STAMP | WALLCLOCK) != 0
 }
 
-/// Fills in the calls; those that were not asked for stay NULL, as verbs.h has it.
+/// Fills in the requested calls; the others stay NULL, as verbs.h specifies.
 ///
 /// # Safety
 /// `object` must be writable and not in use.
 pub(super) unsafe fn fill(object: *mut ibv_cq_ex, asked: u64) {
-    // SAFETY: the caller promises that.
+    // SAFETY: the caller promises an object that is writable and not in use.
     let object = unsafe { &mut *object };
     let wants = |bit: u32| asked & u64::from(bit) != 0;
     object.start_poll = Some(start_poll);
@@ -126,7 +126,7 @@ unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
     current(cq).src_qp
 }
 
-/// No message comes with a LID.
+/// Messages carry no LID.
 unsafe extern "C" fn read_slid(_cq: *mut ibv_cq_ex) -> u32 {
     0
 }

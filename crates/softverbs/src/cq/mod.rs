@@ -1,4 +1,4 @@
-//! Completion queues: private memory, filled by this process only.
+//! Completion queues: private memory that only this process fills.
 
 pub(crate) mod extended;
 mod moderation;
@@ -25,10 +25,11 @@ use crate::signal;
 use crate::sync::{Guard, Lock, light_fence};
 use crate::sys::{self, Errno, Res};
 
-/// Most entries that a queue may have.
+/// Maximum number of entries of a queue.
 pub(crate) const MAX_CQE: i32 = 1 << 22;
 
-/// Polls in vain before a thread begins to let others run: more than a busy peer's answer takes.
+/// Number of empty polls after which a thread begins to yield the processor: more than the answer
+/// of a running peer takes.
 const PATIENCE: u32 = 4096;
 
 /// A completion, as it waits to be polled.
@@ -38,20 +39,21 @@ pub(crate) struct Cqe {
     pub(crate) qp_num: u32,
     pub(crate) src_qp: u32,
     pub(crate) byte_len: u32,
-    /// As the wire has it.
+    /// In network byte order.
     pub(crate) imm: u32,
     pub(crate) wc_flags: u32,
     pub(crate) opcode: u32,
     pub(crate) status: u32,
     pub(crate) vendor_err: u32,
-    /// How many requests of that queue are done when this is polled, wrapping.
+    /// Number of requests of that queue that are done when this completion is polled, wrapping.
     pub(crate) done: u32,
-    /// When it was made, in nanoseconds of the monotonic clock, where the queue was asked for it.
+    /// Time of creation in nanoseconds of the monotonic clock, if the queue was created with
+    /// timestamps.
     pub(crate) time: u64,
     pub(crate) retires: Retires,
 }
 
-/// Which queue gets a place back when a completion is polled.
+/// The queue in which a slot becomes free when a completion is polled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Retires {
     #[default]
@@ -60,37 +62,40 @@ pub(crate) enum Retires {
     Recv,
 }
 
-/// A completion queue. The C object comes first, so a pointer to it is one to this; the memory
-/// stays when the queue is destroyed, for the next one of its index.
+/// A completion queue. The C object is the first field, so a pointer to the C object is also a
+/// pointer to the `Cq`. Destroying the queue does not free the memory: the next queue with the same
+/// index reuses it.
 #[repr(C)]
 pub(crate) struct Cq {
     object: UnsafeCell<ibv_cq_ex>,
     index: u32,
     process: AtomicPtr<Process>,
     channel: AtomicPtr<Channel>,
-    /// What the application waits for, `ARMED_*`; the shared word only tells peers.
+    /// The event that the application waits for, `ARMED_*`; the shared word is a copy for peers.
     armed: AtomicU32,
-    /// Events that `ibv_get_cq_event` gave out.
+    /// Events that `ibv_get_cq_event` has returned.
     events: AtomicU32,
     asynchronous: AtomicU32,
     /// Queue pairs and shared receive queues that complete here.
     pub(crate) users: AtomicU32,
     ring: Lock<Ring>,
-    /// Whether there is something to be taken or told, for a look without the lock.
+    /// Whether there are completions or an overrun to report, for a check without the lock.
     filled: AtomicBool,
-    /// Polls that found nothing since the last one that did; about, as threads may count at once.
+    /// Empty polls since the last successful poll; approximate, as threads may count at the same
+    /// time.
     in_vain: AtomicU32,
-    /// Polls since one looked at the clock; about, too.
+    /// Polls since the last check of the clock; also approximate.
     polls: AtomicU32,
     stamps: AtomicBool,
     moderation: Lock<moderation::Moderation>,
-    /// Between `ibv_start_poll` and `ibv_end_poll`, and the completion that is read then.
+    /// Set between `ibv_start_poll` and `ibv_end_poll`; `current` is the completion that is read
+    /// then.
     polled: AtomicBool,
     current: UnsafeCell<Cqe>,
 }
 
 // SAFETY: the C object is written by this crate only at creation, under its own mutex, or by the
-// thread that polls (`ibv_start_poll`), as verbs.h has it.
+// thread that polls (`ibv_start_poll`), as verbs.h specifies.
 unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}
@@ -123,7 +128,7 @@ impl Ring {
         })
     }
 
-    /// Of a queue that is out of use.
+    /// The ring of a queue that is not in use.
     fn none() -> Self {
         Self {
             entries: Box::default(),
@@ -150,7 +155,8 @@ impl Cq {
     /// `cq` must come from [`create`] and be live.
     #[inline]
     pub(crate) unsafe fn from_ptr<'a>(cq: *mut ibv_cq) -> &'a Self {
-        // SAFETY: the C object is the first field and begins as an `ibv_cq`; the memory stays.
+        // SAFETY: the C object is the first field and begins as an `ibv_cq`; the memory is never
+        // freed.
         unsafe { &*cq.cast::<Self>() }
     }
 
@@ -178,18 +184,19 @@ impl Cq {
         unsafe { Context::from_ptr((*self.as_ptr()).context) }
     }
 
-    /// Tells peers what the application waits for.
+    /// Publishes to peers the event that the application waits for.
     fn tell(&self, armed: u32) {
         let at = layout::AT + layout::STRIDE * self.index as usize;
         signal::arm(&self.process().segment.map, at, armed);
     }
 
-    /// Adds a completion. `solicited` as the message has it; errors always are.
+    /// Adds a completion. `solicited` is the flag of the message; errors always count as solicited.
     pub(crate) fn push(&self, cqe: Cqe, solicited: bool) {
         self.push_in_place(cqe, solicited);
     }
 
-    /// As [`Self::push`], for the few places where a call and a copy of the completion are worth saving.
+    /// As [`Self::push`], inlined for the few hot callers, to save a call and a copy of the
+    /// completion.
     #[inline(always)]
     pub(crate) fn push_in_place(&self, cqe: Cqe, solicited: bool) {
         let mut ring = self.ring.lock();
@@ -204,7 +211,8 @@ impl Cq {
         }
         ring.head = ring.head.wrapping_add(1);
         self.filled.store(true, Ordering::Relaxed);
-        // Who armed and then polled in vain, behind its heavy fence, is seen; who armed later polls this entry.
+        // Pairs with the heavy fence of arming: if a thread armed the queue and then polled
+        // nothing, this load sees the armed state; a thread that arms later polls this entry.
         light_fence(true);
         let armed = self.armed.load(Ordering::Relaxed);
         drop(ring);
@@ -224,7 +232,8 @@ impl Cq {
             if !events.push(IBV_EVENT_CQ_ERR, Element::Cq(self.as_ptr())) {
                 self.asynchronous.fetch_sub(1, Ordering::Relaxed);
             }
-            // The caller holds a queue of one of them.
+            // The caller holds the lock of a queue of one of the queue pairs, so the next progress
+            // fails them.
             self.process().request_failure();
         }
     }
@@ -241,7 +250,7 @@ impl Cq {
         self.raise();
     }
 
-    /// Gives the event that was asked for, unless somebody else did.
+    /// Raises the requested event, unless another thread has raised it.
     fn raise(&self) {
         if self.armed.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT {
             self.tell(ARMED_NOT);
@@ -251,21 +260,22 @@ impl Cq {
         }
     }
 
-    /// Whether completions were lost, so that the queue and those that complete here are of no use.
+    /// Whether completions were lost, so that the queue and the queue pairs that complete here are
+    /// unusable.
     pub(crate) fn is_overrun(&self) -> bool {
         self.ring.lock().overrun
     }
 
-    /// Whether there is something to be taken or told. What another thread adds meanwhile is for the next poll, or
-    /// rings (see [`Self::push`]).
+    /// Whether there may be completions or an overrun to report. A completion that another thread
+    /// adds meanwhile is found by the next poll, or raises an event (see [`Self::push`]).
     #[inline]
     fn may_have_some(&self) -> bool {
         self.filled.load(Ordering::Relaxed)
     }
 
-    /// Counts a poll that found nothing. Whoever spins where all processors are taken keeps the
-    /// very process from running that it waits for; so it lets others run now and then, which
-    /// costs a system call where nobody wants to.
+    /// Counts an empty poll. If all processors are busy, a spinning thread prevents the process
+    /// that it waits for from running. So the thread yields from time to time, which costs a system
+    /// call even if no other thread is ready.
     #[inline]
     fn in_vain(&self) {
         let count = self.in_vain.load(Ordering::Relaxed).wrapping_add(1);
@@ -280,7 +290,7 @@ impl Cq {
         self.armed.load(Ordering::Relaxed) != ARMED_NOT
     }
 
-    /// Tells peers again what the application waits for.
+    /// Publishes again to peers the event that the application waits for.
     pub(crate) fn rearm(&self) {
         let armed = self.armed.load(Ordering::Relaxed);
         if armed != ARMED_NOT {
@@ -288,19 +298,19 @@ impl Cq {
         }
     }
 
-    /// `ibv_get_cq_event` gave an event out.
+    /// Counts an event that `ibv_get_cq_event` returned.
     pub(crate) fn event_taken(&self) {
         self.events.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Drops completions of a queue pair that is destroyed or reset.
+    /// Removes the completions of a queue pair that is destroyed or reset.
     pub(crate) fn purge(&self, qp_num: u32) {
         let mut ring = self.ring.lock();
         let mut to = ring.tail;
         let mut from = ring.tail;
         while from != ring.head {
             let entry = ring.entries[ring.slot(from)];
-            // A shared receive queue's place must still be given back.
+            // A completion that frees a slot of a shared receive queue must still do so.
             if entry.qp_num != qp_num {
                 let slot = ring.slot(to);
                 ring.entries[slot] = entry;
@@ -317,7 +327,7 @@ impl Cq {
         } else {
             ARMED_ANY
         };
-        // Asking for less does not take back what was asked for before.
+        // A weaker request does not cancel an earlier stronger one.
         let armed = self.armed.fetch_max(wanted, Ordering::AcqRel).max(wanted);
         self.tell(armed);
         let process = self.process();
@@ -342,14 +352,15 @@ pub(crate) struct CqInit {
     pub(crate) cq_context: *mut c_void,
     pub(crate) channel: *mut ibv_comp_channel,
     pub(crate) comp_vector: i32,
-    /// What `ibv_start_poll` will read, or `None` where it will not be used.
+    /// Flags of the fields that are read after `ibv_start_poll`, or `None` if that call will not be
+    /// used.
     pub(crate) extended: Option<u64>,
 }
 
 /// `ibv_create_cq`.
 ///
 /// # Errors
-/// `EINVAL` for a size or vector that is not offered, `ENOMEM`.
+/// `EINVAL`: the size or the completion vector is out of range. `ENOMEM`: no memory.
 ///
 /// # Safety
 /// Context and channel must be live.
@@ -362,7 +373,7 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
     let process = context.process;
     let ring = Ring::new(init.cqe.cast_unsigned())?;
     let cq = process.cqs.take(|index| Cq {
-        // SAFETY: all zeros is a value of it.
+        // SAFETY: all zeros is a valid value of the C structure.
         object: UnsafeCell::new(unsafe { std::mem::zeroed() }),
         index,
         process: AtomicPtr::new(std::ptr::null_mut()),
@@ -432,13 +443,13 @@ pub(crate) unsafe fn create(init: &CqInit) -> Res<&'static Cq> {
     Ok(cq)
 }
 
-/// `ibv_destroy_cq`: waits until the application has acknowledged every event that it got.
+/// `ibv_destroy_cq`: waits until the application has acknowledged every event that it has read.
 ///
 /// # Errors
-/// `EBUSY` while a queue pair completes here.
+/// `EBUSY`: a queue pair or shared receive queue still completes here.
 ///
 /// # Safety
-/// `cq` must be live, and is gone after success.
+/// `cq` must be live, and must not be used after success.
 pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
     // SAFETY: the caller promises a live queue.
     let this = unsafe { Cq::from_ptr(cq) };
@@ -466,7 +477,7 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
     }
     *this.ring.lock() = Ring::none();
     this.armed.store(ARMED_NOT, Ordering::Relaxed);
-    // Nobody rings what may be another pipe by then.
+    // From here on no peer rings this queue: its descriptor may later be another pipe.
     this.tell(ARMED_NOT);
     let map = &this.process().segment.map;
     let at = layout::AT + layout::STRIDE * this.index as usize;
@@ -483,13 +494,14 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
 /// `ibv_resize_cq`.
 ///
 /// # Errors
-/// `EINVAL` for a size that is not offered or less than what waits to be polled, `ENOMEM`.
+/// `EINVAL`: the size is out of range or smaller than the number of queued completions. `ENOMEM`:
+/// no memory.
 pub(crate) fn resize(cq: &Cq, cqe: i32) -> Res<()> {
     if !(1..=MAX_CQE).contains(&cqe) {
         return Err(Errno(libc::EINVAL));
     }
     let mut new = Ring::new(cqe.cast_unsigned())?;
-    // What a poll would find now counts as well.
+    // Completions that a poll would find now count as well.
     cq.process().progress();
     let mut ring = cq.ring.lock();
     if ring.len() > cqe.cast_unsigned() {
@@ -503,7 +515,7 @@ pub(crate) fn resize(cq: &Cq, cqe: i32) -> Res<()> {
     }
     new.overrun = ring.overrun;
     *ring = new;
-    // SAFETY: live; readers of `cqe` race with a resize in C as well.
+    // SAFETY: the object is live; readers of `cqe` race with a resize in C as well.
     unsafe { (*cq.as_ptr()).cqe = cqe };
     Ok(())
 }

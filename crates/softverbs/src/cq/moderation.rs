@@ -5,29 +5,30 @@ use rdma_core_sys::{IBV_CQ_ATTR_MODERATE, ibv_modify_cq_attr};
 use super::Cq;
 use crate::sys::{self, Errno, Res};
 
-/// Most completions that one event may stand for.
+/// Maximum number of completions per event.
 pub(crate) const MAX_COUNT: u16 = u16::MAX;
-/// Longest time that an event may be held back, in microseconds.
+/// Maximum time that an event may be held back, in microseconds.
 pub(crate) const MAX_PERIOD: u16 = u16::MAX;
 
-/// What the application asked for, and the event that is held back.
+/// The moderation that the application set, and the event that is held back.
 #[derive(Debug, Default)]
 pub(super) struct Moderation {
     count: u16,
     /// Microseconds.
     period: u16,
-    /// Completions that an event is due for, and until when it is held back, in nanoseconds of the
-    /// monotonic clock.
+    /// Number of completions that the held event stands for, and the time until which it is held
+    /// back, in nanoseconds of the monotonic clock.
     held: u32,
     until: u64,
 }
 
 impl Cq {
-    /// `ibv_modify_cq`: an event is held back until `cq_count` completions could have raised one, or
-    /// `cq_period` microseconds after the first of them. With either at 0, or a count of 1, none is.
+    /// `ibv_modify_cq`: an event is held back until `cq_count` completions could have raised one,
+    /// or `cq_period` microseconds after the first of them. With either at 0, or a count of 1, none
+    /// is.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for anything but moderation, `EIO` in a forked child.
+    /// `EOPNOTSUPP`: any attribute other than moderation. `EIO`: this is a forked child.
     pub(crate) fn moderate(&self, attr: &ibv_modify_cq_attr) -> Res<()> {
         if self.process().forked() {
             return Err(Errno(libc::EIO));
@@ -38,7 +39,7 @@ impl Cq {
         let mut moderation = self.moderation.lock();
         moderation.count = attr.moderate.cq_count;
         moderation.period = attr.moderate.cq_period;
-        // Nobody waits longer for it than the new rule says.
+        // A held event is raised now, so that no thread waits longer than the new limits allow.
         let held = std::mem::take(&mut moderation.held) > 0;
         drop(moderation);
         if held {
@@ -47,7 +48,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Counts a completion that may raise an event; whether that has to wait.
+    /// Counts a completion that may raise an event. Returns whether the event must wait.
     pub(super) fn hold_back(&self) -> bool {
         let mut moderation = self.moderation.lock();
         if moderation.count <= 1 || moderation.period == 0 {
@@ -66,7 +67,7 @@ impl Cq {
         true
     }
 
-    /// Raises the event whose time has come; true where it has still to wait.
+    /// Raises the held event if its time has come. Returns true if it must still wait.
     pub(crate) fn raise_if_due(&self) -> bool {
         let mut moderation = self.moderation.lock();
         if moderation.held == 0 {
@@ -81,7 +82,7 @@ impl Cq {
         false
     }
 
-    /// Until when an event is held back.
+    /// Time until which an event is held back, if one is.
     pub(crate) fn held_until(&self) -> Option<u64> {
         let moderation = self.moderation.lock();
         (moderation.held > 0).then_some(moderation.until)

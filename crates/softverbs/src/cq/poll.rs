@@ -8,7 +8,7 @@ use super::{Cq, Cqe, Retires, Ring};
 use crate::process::Process;
 use crate::sys::{Errno, Res};
 
-/// Takes at most `most` completions into `wc`; how many, or −1 after an overrun.
+/// Writes at most `most` completions to `wc`. Returns their number, or −1 after an overrun.
 ///
 /// # Safety
 /// `cq` must be live and `wc` have room.
@@ -54,8 +54,8 @@ pub(crate) unsafe fn poll_cq(cq: *mut ibv_cq, most: i32, wc: *mut ibv_wc) -> i32
     0
 }
 
-/// A poll of an empty queue, which has messages taken from the rings. A completion made meanwhile need not go through
-/// the queue.
+/// A poll of an empty queue, during which messages are taken from the rings. Their completions need
+/// not go through the queue.
 pub(crate) struct Poll {
     cq: *const Cq,
     wc: *mut ibv_wc,
@@ -64,7 +64,7 @@ pub(crate) struct Poll {
 }
 
 impl Poll {
-    /// Takes no completion: for progress that nobody polls for.
+    /// A poll that takes no completion, for progress outside of polls.
     pub(crate) fn none() -> Self {
         Self {
             cq: std::ptr::null(),
@@ -74,19 +74,20 @@ impl Poll {
         }
     }
 
-    /// Whether the caller has all that it has room for. One that only has messages taken never has.
+    /// Whether the caller's array is full; never true for [`Self::none`].
     #[inline(always)]
     pub(crate) fn is_full(&self) -> bool {
         self.got == self.most && self.got > 0
     }
 
-    /// Where a receive's completion on `cq` may be written at once, its place in the receive queue given back; `None`
-    /// where it has to go into the queue. The caller holds the receive queue, and no completion before this one
-    /// is kept back by anybody.
+    /// The place where a receive's completion on `cq` may be written directly, with its slot in the
+    /// receive queue freed; `None` if the completion must go into the queue. The caller holds the
+    /// lock of the receive queue, and no thread holds back an earlier completion.
     #[inline(always)]
     pub(crate) fn place(&mut self, cq: &Cq) -> Option<Place> {
-        // What others have put into the queue comes first. They did that, or it was polled, before they let go of the
-        // receive queue. Who asked for an event has it from the queue.
+        // Completions that other threads have put into the queue come first: they were added before
+        // those threads released the lock of the receive queue. If an event was requested, the
+        // completion must go through the queue, which raises the event.
         let direct = std::ptr::eq(self.cq, cq)
             && self.got < self.most
             && !cq.filled.load(Ordering::Acquire)
@@ -115,7 +116,7 @@ impl Place {
 /// The next completion for `ibv_start_poll` and `ibv_next_poll`.
 ///
 /// # Errors
-/// `ENOENT` where there is none, `EIO` after an overrun or in a forked child.
+/// `ENOENT`: no completion. `EIO`: overrun, or this is a forked child.
 pub(super) fn next_one(cq: &Cq) -> Res<Cqe> {
     let process = cq.process();
     if process.forked() {
@@ -158,13 +159,14 @@ unsafe fn take(cq: &Cq, process: &Process, most: u32, wc: *mut ibv_wc) -> i32 {
         return -1;
     }
     if ring.len() == 0 && !ring.overrun {
-        // Behind what the completions gave back, for who looks at this alone.
+        // Release: after the slots that the completions freed, for threads that read only this
+        // flag.
         cq.filled.store(false, Ordering::Release);
     }
     count.cast_signed()
 }
 
-/// Takes the first completion, of which there is one.
+/// Takes the first completion. The ring must not be empty.
 #[inline]
 fn next(ring: &mut Ring, process: &Process) -> Cqe {
     let cqe = ring.entries[ring.slot(ring.tail)];

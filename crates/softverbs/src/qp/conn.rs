@@ -1,4 +1,4 @@
-//! What a sender knows about the other end's queue pair.
+//! The sender's view of the other end's queue pair.
 
 use std::sync::atomic::Ordering;
 
@@ -20,33 +20,35 @@ use crate::signal;
 use crate::srq::Shared;
 use crate::sync::Arc;
 
-/// The other end as it was when its state word was read; copied once and checked.
+/// The other end at the time when its state word was read: copied once from shared memory and
+/// checked.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Whose memory and receives it leads to.
+    /// The owner of the memory and of the receives.
     pub(super) peer: Arc<Peer>,
-    /// What the state word lies in: the peer's segment, or a target's domain.
+    /// The mapping with the state word: the peer's segment, or an XRC target's domain.
     state: Arc<Mapping>,
-    /// Its index, and its entry there.
+    /// Index of the queue pair, and offset of its entry in `state`.
     pub(super) index: u32,
     pub(super) at: usize,
     pub(super) word: StateWord,
     pub(super) pd: u32,
     pub(super) recv_cq: u32,
-    /// Where it takes its receives, unless it has a queue of its own.
+    /// The shared receive queue of the other end, if it uses one.
     pub(super) srq: Option<Shared>,
-    /// There was a ring to the process when it was looked for.
+    /// The ring to the process existed when it was last checked.
     pub(super) ring: bool,
     /// The shared receive queue of an XRC request.
     pub(super) delivery: Delivery,
     desc_at: usize,
     desc_mask: u32,
     desc_stride: usize,
-    /// When the owner of the shared queue was last asked to ring.
+    /// Turn in which the owner of the shared queue was last asked to ring.
     turn: u32,
 }
 
-/// Which shared receive queue a request of XRC names, and what says that it still is that one. All 0 for other connections.
+/// The shared receive queue that an XRC request names, and the stamp that shows that it is still
+/// the same one. All 0 for other connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Delivery {
     pub(super) number: u32,
@@ -55,25 +57,26 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    /// What messages say of it, so that a late one is not taken for the queue's next life.
+    /// The part of the stamp that messages carry, so that a late message is not delivered to the
+    /// queue's next incarnation.
     #[inline]
     pub(super) fn life(&self) -> u8 {
         self.stamp as u8
     }
 }
 
-/// Why the other end can't be reached.
+/// Reason why the other end can't be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unreachable {
-    /// It is not ready, and may become so.
+    /// It is not ready yet, and may become ready.
     Yet,
-    /// It never will be again.
+    /// It will never be ready again.
     Gone,
-    /// What the request names can't be reached through it.
+    /// The shared receive queue that the request names can't be reached through it.
     Invalid,
 }
 
-/// Whether an end takes messages in this state.
+/// Whether a queue pair in this state takes messages.
 #[inline]
 pub(crate) fn receives(state: u32) -> bool {
     matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE)
@@ -109,18 +112,19 @@ impl Connection {
         }
     }
 
-    /// Whether the state word is a target's.
+    /// Whether the state word is that of an XRC target.
     fn is_through_target(&self) -> bool {
         self.delivery.stamp_at != 0
     }
 
-    /// Whether it leads to the shared receive queue of this number.
+    /// Whether the connection leads to the shared receive queue with this number.
     #[inline]
     pub(super) fn leads_to(&self, number: u32) -> bool {
         self.delivery.number == number
     }
 
-    /// Whether the shared receive queue still is what it was; true where an XRC request does not name one.
+    /// Whether the shared receive queue that an XRC request names is still the same one; true for
+    /// other connections.
     #[inline(always)]
     pub(super) fn still_delivers(&self) -> bool {
         let Delivery {
@@ -129,7 +133,7 @@ impl Connection {
         stamp_at == 0 || self.peer.map.u32(stamp_at).load(Ordering::Acquire) == stamp
     }
 
-    /// What a hazard names while the receive is written.
+    /// The resource that a hazard names while the receive is written.
     pub(super) fn used_receive(&self, key: Key) -> Use {
         match &self.srq {
             Some(srq) if self.is_through_target() => Use::of_shared_receive(srq.number, key),
@@ -137,14 +141,15 @@ impl Connection {
         }
     }
 
-    /// Whether what was read is still true.
+    /// Whether the state word has not changed since it was read.
     #[inline(always)]
     pub(super) fn current(&self) -> bool {
         let word = self.state.u64(self.at + layout::STATE);
         word.load(Ordering::Acquire) == self.word.0 && !self.peer.is_dead()
     }
 
-    /// Whether the other end still is the one that was connected and takes messages, in whatever state.
+    /// Whether the other end is still the connected one and takes messages, possibly in another
+    /// state.
     #[cold]
     pub(super) fn lives_on(&self) -> bool {
         let word = self.state.u64(self.at + layout::STATE);
@@ -156,7 +161,7 @@ impl Connection {
             && self.still_delivers()
     }
 
-    /// Whether the other end was destroyed or reset, whatever became of its process.
+    /// Whether the other end was destroyed or reset, also if its process has ended since.
     #[cold]
     pub(super) fn let_go(&self) -> bool {
         let word = self.state.u64(self.at + layout::STATE);
@@ -166,10 +171,12 @@ impl Connection {
             || word.incarnation() != self.word.incarnation()
     }
 
-    /// How many messages the other end took, if it takes no more and has said so.
+    /// Number of messages that the other end took, if it takes no more and has published the
+    /// number.
     #[cold]
     pub(super) fn taken(&self) -> Option<u32> {
-        // A target takes nothing: who does has others' messages too.
+        // An XRC target takes no messages itself, and the owner of the shared queue counts messages
+        // of other senders too.
         if self.is_through_target() {
             return None;
         }
@@ -188,11 +195,11 @@ impl Connection {
         )
     }
 
-    /// Asks the owner to ring when it posts a receive or changes the state. True where it was not
-    /// asked before: that is to be followed by a heavy fence and one more look.
+    /// Asks the owner to ring when it posts a receive or changes the state. Returns true if it was
+    /// not asked before: the caller must then execute a heavy fence and check once more.
     pub(super) fn ask_to_ring(&mut self, own: u32) -> bool {
         let fresh = signal::ask(&self.state, self.at + layout::WAITING, own);
-        // The owner of a shared queue looks for the queue pairs that wait.
+        // The owner of a shared queue searches for the queue pairs that wait.
         let shared = self
             .srq
             .as_ref()
@@ -200,8 +207,8 @@ impl Connection {
         fresh || shared
     }
 
-    /// Nothing of the queue pair `own` waits any more. Where the other end is not connected to it any
-    /// more, the word may be about another one.
+    /// Withdraws the request to ring of the queue pair `own`. If the other end is not connected to
+    /// `own` any more, the word may belong to another queue pair and is left.
     pub(super) fn stop_asking(&self, own: u32) {
         let word = self.state.u64(self.at + layout::STATE);
         let word = StateWord(word.load(Ordering::Acquire));
@@ -219,7 +226,7 @@ impl Connection {
         timer.load(Ordering::Relaxed)
     }
 
-    /// Length of the receive with this number, or `None` where it can't be written.
+    /// Length of the receive with this number, or `None` if it can't be written.
     pub(super) fn receive_len(&self, number: u32) -> Option<u32> {
         let at = self.descriptor(number);
         let map = &self.peer.map;
@@ -227,7 +234,8 @@ impl Connection {
         (pieces != desc::POISONED).then(|| map.u32(at + desc::TOTAL).load(Ordering::Relaxed))
     }
 
-    /// The first `len` bytes of the receive with this number; copied once.
+    /// The sges for the first `len` bytes of the receive with this number, copied once from shared
+    /// memory.
     pub(super) fn receive(&self, number: u32, len: usize) -> Receive {
         let at = self.descriptor(number);
         let map = &self.peer.map;
@@ -252,11 +260,13 @@ impl Connection {
         Receive { pieces: list, keys }
     }
 
-    /// Under a hazard: whether the receive with this number may still be written, by a piece with this key.
+    /// Whether the receive with this number may still be written through the sge with this key. The
+    /// caller has published a hazard.
     pub(super) fn still_named(&self, number: u32, key: u32) -> bool {
         let map = &self.peer.map;
         let entry = region::AT + region::STRIDE * Key(key).index();
-        // A region that changes first has its receives poisoned, and then gets its key back.
+        // When a region changes, its owner first poisons the receives, and then makes the key valid
+        // again.
         let valid = key != 0 && map.u32(entry + region::KEY).load(Ordering::Acquire) == key;
         let pieces = map.u32(self.descriptor(number) + desc::PIECES);
         valid && pieces.load(Ordering::Relaxed) != desc::POISONED
@@ -269,7 +279,7 @@ impl Connection {
 }
 
 impl Qp {
-    /// The other end, if it takes messages from this one now.
+    /// Makes `sq.conn` the current connection, if the other end takes messages from this one now.
     #[inline]
     pub(super) fn reach(&self, sq: &mut SendQueue) -> Result<(), Unreachable> {
         if sq.conn.as_ref().is_some_and(Connection::current) {
@@ -288,8 +298,8 @@ impl Qp {
             return Err(Unreachable::Yet);
         };
         if !peer.check_alive() {
-            // One that let go of the connection before it ended is waited for as on a wire; else
-            // the queue pair goes to ERR with the request.
+            // If the other end was destroyed or reset before its process ended, the request waits
+            // as on a wire. Otherwise the request fails and the queue pair goes to ERR.
             return Err(if self.was_let_go(&peer, sq.dest) {
                 Unreachable::Yet
             } else {
@@ -303,7 +313,7 @@ impl Qp {
         let conn = read(&peer, index, self.number())?;
         if known != Some(conn.word.incarnation()) {
             self.give_claim_back(sq);
-            // What was copied went to the receive of another life.
+            // Payload that was copied went to a receive of another incarnation.
             sq.pushed = false;
             sq.claimed = 0;
             sq.sent = 0;
@@ -316,7 +326,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether the other end was destroyed or reset, whatever became of its process.
+    /// Whether the other end was destroyed or reset, also if its process has ended since.
     pub(super) fn was_let_go(&self, peer: &Peer, dest: u32) -> bool {
         let (_, index) = split_qp_num(dest);
         let theirs = peer.map.u64(entry_at(index) + layout::STATE);
@@ -324,8 +334,8 @@ impl Qp {
         theirs.state() == IBV_QPS_RESET || theirs.dest() != self.number()
     }
 
-    /// Asks the other end's owner, if there is one, to ring when its queue pair's state changes;
-    /// as [`Connection::ask_to_ring`].
+    /// Asks the other end's owner, if there is one, to ring when its queue pair's state changes.
+    /// Returns as [`Connection::ask_to_ring`].
     pub(super) fn ask_for_state(&self, sq: &SendQueue) -> bool {
         if sq.route.is_some() {
             return self.ask_target(sq);
@@ -343,7 +353,7 @@ fn read(peer: &Arc<Peer>, index: u32, own: u32) -> Result<Connection, Unreachabl
     match word.state() {
         state if receives(state) && word.dest() == own => {}
         IBV_QPS_ERR if word.dest() == own => return Err(Unreachable::Gone),
-        // Not connected yet, or to somebody else for now.
+        // Not connected yet, or currently connected to another queue pair.
         IBV_QPS_RESET | IBV_QPS_INIT => return Err(Unreachable::Yet),
         _ => return Err(Unreachable::Yet),
     }

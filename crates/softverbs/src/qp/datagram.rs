@@ -1,6 +1,6 @@
-//! Unreliable datagrams: each message names its receiver, and takes a receive when its owner
-//! finds it in the ring. What can't be delivered is lost without a word, as the specification has
-//! it.
+//! Unreliable datagrams: each message names its receiver, and consumes a receive when the owner
+//! takes it from the ring. A message that can't be delivered is dropped silently, as the
+//! specification requires.
 
 use std::sync::atomic::Ordering;
 
@@ -19,17 +19,17 @@ use crate::srq::Srq;
 use crate::sync::{Arc, Guard};
 use crate::sys;
 
-/// What comes before the payload in a datagram's receive.
+/// Length of the GRH before the payload in a datagram's receive, in bytes.
 const GRH: usize = 40;
-/// Longest datagram: the port's MTU.
+/// Maximum datagram length in bytes: the port's MTU.
 pub(super) const MAX_DATAGRAM: u64 = 4096;
-/// How long a queue pair that is destroyed waits for its datagrams to leave; a receiver that is
-/// stopped takes none.
+/// Time that destroying a queue pair waits for its datagrams to be sent, in nanoseconds. A stopped
+/// receiver takes none.
 const PATIENCE_NS: u64 = 200_000_000;
-/// A work request with this bit in its key sends the queue pair's own.
+/// If a work request has this bit in its qkey, the queue pair's own qkey is sent.
 const OWN_QKEY: u32 = 1 << 31;
 
-/// Rings for a datagram that was published, where its receiver sleeps.
+/// Rings the receiver of a published datagram, if it sleeps.
 pub(crate) fn notify(peer: &Peer, header: &Header) {
     if header.flags & flag::DATAGRAM != 0 {
         let (_, index) = split_qp_num(header.dst_qpn);
@@ -81,7 +81,7 @@ impl Qp {
             None
         } else {
             peer.push_datagram(process.signature(), self.number(), &header, |to| {
-                // SAFETY: the place has room for the message.
+                // SAFETY: the ring reserved room for the message.
                 unsafe { request.gather(to) };
             })
         };
@@ -103,9 +103,9 @@ impl Qp {
         }
     }
 
-    /// The receiver has made no ring yet: a datagram waits 1 s for it and is then copied to the list
-    /// of late messages, so that the queue goes on. When that list has no place for it, it waits as
-    /// long as for room.
+    /// The receiver has made no ring yet: a datagram waits 1 s for it and is then copied to the
+    /// list of late messages, so that the queue continues. If that list has no room for it, the
+    /// datagram waits as long as for room in a ring.
     #[cold]
     fn run_without_ring(
         &self,
@@ -134,8 +134,8 @@ impl Qp {
         Step::Done(IBV_WC_SUCCESS)
     }
 
-    /// Waits a short time for datagrams that found no ring or no room: a device would have sent them
-    /// long ago. The caller holds no lock.
+    /// Waits at most 200 ms for datagrams that found no ring or no room: a device would have sent
+    /// them before. The caller holds no lock.
     pub(super) fn finish_datagrams(&self) {
         let process = self.process();
         let until = sys::now_ns() + PATIENCE_NS;
@@ -145,12 +145,12 @@ impl Qp {
             if !waits() {
                 break;
             }
-            // Whoever makes the ring or the room rings.
+            // The receiver that creates the ring or frees room rings this process.
             let _ = process.wake.wait(10);
         }
     }
 
-    /// Completes a receive with a datagram that is meant for this queue pair.
+    /// Completes a receive with a datagram addressed to this queue pair.
     pub(super) fn deliver_datagram(&self, from: &Arc<Peer>, ring: &Consumer, message: &Message) {
         let header = &message.header;
         let mut rq = self.rq.lock();
@@ -186,7 +186,7 @@ impl Qp {
             retires: Retires::Recv,
             ..self.datagram_completion(posted.wr_id, header, status)
         };
-        // SAFETY: a queue pair in use holds its completion queues.
+        // SAFETY: a queue pair in use holds a reference to its completion queues.
         unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
         drop(rq);
         if status != IBV_WC_SUCCESS {
@@ -209,7 +209,7 @@ impl Qp {
         let grh = self.grh(from, header);
         let status = self.scatter_datagram(taken.sges(), taken.pd, &grh, ring, message);
         let cqe = self.datagram_completion(taken.wr_id, header, status);
-        // SAFETY: a queue pair in use holds its completion queues.
+        // SAFETY: a queue pair in use holds a reference to its completion queues.
         unsafe { &*rq.cq }.push(cqe, header.flags & flag::SOLICITED != 0);
         drop(rq);
         if status != IBV_WC_SUCCESS {
@@ -235,12 +235,12 @@ impl Qp {
         }
     }
 
-    /// The global route header, as it would have come over a wire.
+    /// The global route header, as it would arrive over a wire.
     fn grh(&self, from: &Peer, header: &Header) -> [u8; GRH] {
         let mut grh = [0; GRH];
         // Version 6, traffic class and flow label.
         grh[0..4].copy_from_slice(&(6 << 28 | header.incarnation & 0xfff_ffff).to_be_bytes());
-        // The headers and the checksum behind this one count too.
+        // The length includes the headers and the checksum behind the GRH.
         grh[4..6].copy_from_slice(&(header.len as u16 + 24).to_be_bytes());
         grh[6] = 0x1b;
         grh[7] = 64;
@@ -270,7 +270,7 @@ impl Qp {
             let mut to: *mut u8 = std::ptr::without_provenance_mut(addr as usize);
             let head = len.min(GRH.saturating_sub(offset));
             // SAFETY: inside a region that the application registered for this and has not
-            // deregistered; `head` is what is left of the header, and fits into this piece.
+            // deregistered; `head` is the number of header bytes left that fit into this sge.
             unsafe {
                 if head > 0 {
                     to.copy_from_nonoverlapping(grh[offset..].as_ptr(), head);

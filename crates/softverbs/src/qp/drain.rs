@@ -1,19 +1,19 @@
-//! SQD: no request begins any more, and those that have begun are finished (IB specification, 10.3.1, "Send Queue
-//! Drain").
+//! SQD: no more requests begin, and requests that have begun are finished (IB specification,
+//! 10.3.1, "Send Queue Drain").
 //!
-//! Requests run when they are posted, in order. So at most the first of those that wait has begun, and all that a
-//! receiver is just taking.
+//! Requests are executed in order when they are posted. So only the first waiting request, and
+//! pending messages that a receiver is taking, can have begun.
 
 use rdma_core_sys::{IBV_EVENT_SQ_DRAINED, IBV_QPS_RTS, IBV_QPS_SQD};
 
 use super::{Qp, SendQueue};
 
-/// How far a queue in SQD still runs.
+/// The requests that a queue in SQD still executes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Drain {
     /// Position behind the last request that has begun.
     to: u32,
-    /// The application wants to hear when it has ended.
+    /// The application requested the event at the end of the drain (`en_sqd_async_notify`).
     tells: bool,
 }
 
@@ -24,7 +24,7 @@ impl SendQueue {
 }
 
 impl Qp {
-    /// Whether the first of the requests that wait may run.
+    /// Whether the first waiting request may be executed.
     pub(super) fn goes_on(&self, sq: &SendQueue) -> bool {
         sq.executed != sq.head
             && match self.state() {
@@ -34,7 +34,7 @@ impl Qp {
             }
     }
 
-    /// Position behind the last request that may run.
+    /// Position behind the last request that may be executed.
     pub(super) fn runs_to(&self, sq: &SendQueue) -> u32 {
         if self.state() == IBV_QPS_SQD {
             sq.drain.to
@@ -43,7 +43,8 @@ impl Qp {
         }
     }
 
-    /// The queue pair goes from RTS to SQD; what a receiver could take was taken back.
+    /// Moves the queue pair from RTS to SQD. The caller has withdrawn the pending messages, unless
+    /// a receiver holds one.
     pub(super) fn begin_drain(&self, sq: &mut SendQueue, tells: bool) {
         let to = if sq.parked.live() {
             sq.parked.end()
@@ -59,7 +60,7 @@ impl Qp {
         self.state() == IBV_QPS_SQD && sq.has_begun()
     }
 
-    /// Tells the application, once, where nothing that has begun is left.
+    /// Raises `IBV_EVENT_SQ_DRAINED` once, when no begun request is left.
     pub(super) fn note_drained(&self, sq: &mut SendQueue) {
         if sq.drain.tells && self.state() == IBV_QPS_SQD && !sq.has_begun() {
             sq.drain.tells = false;

@@ -1,5 +1,6 @@
-//! Requests that the other end's agent carries out: what is under way, and going on with it. They stay at the head of
-//! the send queue meanwhile, and nobody waits with a lock held. `docs/softverbs-agent.md` has the protocol.
+//! Agent requests: work requests that the other end's agent executes. Such a work request stays at
+//! the head of the send queue meanwhile, and no thread waits with a lock held.
+//! `docs/softverbs-agent.md` has the protocol.
 
 use rdma_core_sys::IBV_QPT_UC;
 
@@ -10,24 +11,24 @@ use crate::process::Process;
 use crate::region::{AccessError, Change, Key, Pieces};
 use crate::sync::Arc;
 
-/// What is asked of an agent.
+/// The operation that an agent executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Write(Key, u64),
     Read(Key, u64),
-    /// Into the receive with this number, or of a shared queue with this index.
+    /// Writes into the receive with this number, or with this index of a shared queue.
     Receive(u32),
     Change(Key, u64, Change),
 }
 
-/// A request that an agent works on. Its place of the link's stage goes back with it.
+/// An agent request in progress. Dropping it releases its place in the link's bounce file.
 #[derive(Debug)]
 pub(super) struct Errand {
     process: &'static Process,
     link: Arc<Link>,
     place: usize,
     incarnation: u32,
-    /// Bytes that are done, and those that are under way.
+    /// Bytes that are done, and bytes that are in progress.
     done: u64,
     asked: Option<u64>,
     receive: bool,
@@ -41,11 +42,13 @@ impl Drop for Errand {
     }
 }
 
-/// How far an errand came: it ended (an atomic with the old word), or not yet.
+/// Progress of an agent request: its result (of an atomic, the old word), or `None` while it is in
+/// progress.
 pub(super) type Progress = Option<Result<u64, AccessError>>;
 
 impl Qp {
-    /// Goes on with the first request's errand, `len` bytes in `pieces`; the first call begins it.
+    /// Advances the first request's agent request, with `len` bytes in the sges `pieces`. The first
+    /// call begins it.
     #[cold]
     pub(super) fn by_agent(
         &self,
@@ -104,7 +107,8 @@ impl Qp {
         }
     }
 
-    /// A place at the agent of a peer; `None` where there is none yet.
+    /// Acquires a place at the agent of a peer; `None` if no place is free or the agent does not
+    /// run yet.
     fn begin_errand(
         &self,
         peer: &Arc<Peer>,
@@ -124,8 +128,9 @@ impl Qp {
         }))
     }
 
-    /// The first request is given up. Where an agent may still write into the receive that it claimed of a shared
-    /// queue, the agent gives that back when it is done: then this is true.
+    /// Abandons the agent request of the first request. If the agent may still write into the
+    /// receive that the request claimed from a shared queue, the agent returns the claim when it
+    /// has finished; then the result is true.
     #[cold]
     pub(super) fn drop_errand(&self, sq: &mut SendQueue, claim: Option<(u32, u32)>) -> bool {
         if let Some(link) = sq.conn.as_ref().and_then(|conn| conn.peer.link()) {
@@ -143,10 +148,10 @@ impl Qp {
     }
 }
 
-/// What a step did.
+/// Result of one step.
 enum Moved {
     No,
-    /// It is to be asked once more.
+    /// The request must be sent once more.
     Again,
     On,
     Ended(u64),
@@ -204,11 +209,11 @@ impl Errand {
         self.link
             .ask(self.place, request)
             .map_err(|Broken| AccessError::Dead)?;
-        // It may be quick; else the next progress looks.
+        // The answer may come at once; otherwise the next progress reads it.
         Ok(Moved::No)
     }
 
-    /// Takes the answer, if it is there.
+    /// Takes the answer, if it has arrived.
     fn look(&mut self, what: What, pieces: &[libc::iovec], len: u64) -> Result<Moved, AccessError> {
         let answer = self.link.answer(self.place, || self.process.wake_up());
         let Some(outcome) = answer.map_err(|Broken| AccessError::Dead)? else {
@@ -218,7 +223,7 @@ impl Errand {
         let old = match outcome {
             Outcome::Done(old) => old,
             Outcome::Refused => return Err(AccessError::Remote),
-            // It was not done; until its time is up.
+            // The agent was busy and did nothing; retried until the request's deadline.
             Outcome::Busy => return Ok(Moved::Again),
         };
         if matches!(what, What::Read(..)) {
@@ -232,7 +237,7 @@ impl Errand {
         })
     }
 
-    /// Does something with the local pieces of the next `bytes` bytes.
+    /// Calls `copy` with the local ranges of the next `bytes` bytes.
     fn each_part(
         &self,
         pieces: &[libc::iovec],
@@ -240,7 +245,7 @@ impl Errand {
         copy: impl Fn(&Link, usize, &[libc::iovec]) -> crate::sys::Res<()>,
     ) -> Result<(), AccessError> {
         let mut pieces = Pieces::new(pieces);
-        // A request has fewer pieces than a batch.
+        // A request has fewer sges than a batch has places.
         pieces.next(self.done as usize);
         let (batch, count, found) = pieces.next(bytes as usize);
         let whole = found as u64 == bytes;
@@ -252,7 +257,8 @@ impl Errand {
     }
 }
 
-/// How long an answer is waited for, in nanoseconds; 0 for any time: unreliable requests end without an error only.
+/// Maximum wait for an answer, in nanoseconds; 0 for no limit, as an unreliable request must not
+/// fail.
 pub(super) fn patience_ns(kind: u32) -> u64 {
     if kind == IBV_QPT_UC {
         0

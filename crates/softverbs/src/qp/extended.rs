@@ -1,5 +1,4 @@
-//! `ibv_wr_*`: a batch of requests is put together by calls, and posted by `ibv_wr_complete`, all
-//! or none.
+//! `ibv_wr_*`: calls build a batch of requests; `ibv_wr_complete` posts all of them or none.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +10,7 @@ use crate::sync::Lock;
 use crate::sys::{Errno, Grow, Res};
 
 /// The batch of one queue pair. Locked from `ibv_wr_start` on, as several threads may use a queue
-/// pair; the state between the calls is the thread's that started.
+/// pair; between the calls the state belongs to the thread that started the batch.
 #[derive(Default)]
 pub(super) struct Batch {
     taken: AtomicBool,
@@ -26,17 +25,17 @@ struct Content {
     error: c_int,
 }
 
-// SAFETY: the address handles in it are only passed on, within one start and complete.
+// SAFETY: the address handles in it are only passed on, between one start and its complete.
 unsafe impl Send for Content {}
 
 struct Part {
     wr: ibv_send_wr,
     first_sge: usize,
-    /// Inline data: where it begins and how long it is.
+    /// Inline data: offset and length.
     inline: Option<(usize, usize)>,
 }
 
-/// What a queue pair of this type may be asked for.
+/// The operations that a queue pair of this type supports.
 pub(super) fn operations(kind: u32) -> u64 {
     let sends = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     let writes = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -55,12 +54,12 @@ pub(super) fn operations(kind: u32) -> u64 {
     })
 }
 
-/// Fills in the calls that were asked for; the others stay NULL, as verbs.h has it.
+/// Fills in the requested calls; the others stay NULL, as verbs.h specifies.
 ///
 /// # Safety
 /// `object` must be writable and not in use.
 pub(super) unsafe fn fill(object: *mut ibv_qp_ex, kind: u32, asked: u64) {
-    // SAFETY: the caller promises that.
+    // SAFETY: the caller promises an object that is writable and not in use.
     let object = unsafe { &mut *object };
     let wants = |bit: u32| asked & u64::from(bit) != 0;
     object.wr_start = Some(start);
@@ -89,7 +88,7 @@ pub(super) unsafe fn fill(object: *mut ibv_qp_ex, kind: u32, asked: u64) {
         wants(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).then_some(atomic_fetch_add as _);
 }
 
-/// Changes the content of a batch that was started. What fails fails all of it.
+/// Changes the content of a started batch. An error fails the whole batch.
 fn with(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Content) -> Res<()>) {
     // SAFETY: these calls are made on live queue pairs of this device only.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
@@ -178,11 +177,11 @@ impl Content {
         if self.error != 0 {
             return self.error;
         }
-        // Lists do not move any more from here on.
+        // From here on the lists do not grow, so pointers into them stay valid.
         let data = self.data.as_ptr() as u64;
         for part in &mut self.requests {
             if let Some((at, len)) = part.inline {
-                // The one piece that was kept for it.
+                // The one sge that was reserved for the inline data.
                 self.sges[part.first_sge] = ibv_sge {
                     addr: data + at as u64,
                     length: len as u32,
@@ -332,7 +331,7 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
     last(qp, |part, sges, _| {
         sges.truncate(part.first_sge);
         if count > 0 {
-            // SAFETY: the caller promises a list of that many.
+            // SAFETY: the caller promises a list of `count` entries.
             let list = unsafe { std::slice::from_raw_parts(list, count) };
             sges.make_room(count)?;
             sges.extend_from_slice(list);
@@ -356,7 +355,7 @@ unsafe extern "C" fn set_inline_data_list(
     last(qp, |part, sges, data| {
         let at = data.len();
         for i in 0..count {
-            // SAFETY: the caller promises a list of that many readable buffers.
+            // SAFETY: the caller promises a list of `count` readable buffers.
             unsafe {
                 let buffer = &*list.add(i);
                 if buffer.length > 0 {

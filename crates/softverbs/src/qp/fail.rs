@@ -1,4 +1,4 @@
-//! Queue pairs in ERR and RESET: flushing, and noticing what others did.
+//! Queue pairs in ERR and RESET: flushing, and reacting to failures that peers caused.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,8 @@ use crate::segment::layout::{Credit, Fault, StateWord, qp as layout, split_qp_nu
 use crate::sync::Arc;
 use crate::sys::{self, Res};
 
-/// How long receives of a failed queue pair are kept for a sender that is writing into one.
+/// Time that receives of a failed queue pair are not flushed while a sender writes into one, in
+/// nanoseconds.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
 impl Qp {
@@ -40,16 +41,17 @@ impl Qp {
         if rq.peer.is_none() {
             self.flush_receives(rq);
         } else if rq.flow == Flow::Open {
-            // The ring's lock comes before those that are held here.
+            // The ring's lock comes before the held locks in the lock order, so the rest is left to
+            // the next progress.
             rq.flow = Flow::Closing;
             self.process().request_flush();
         }
-        // The other end finds out at once, if it waits for this one.
+        // Rings the other end, if it waits for this queue pair.
         self.wake_sender(rq);
     }
 
-    /// Takes the messages of a failed queue pair that were there before it failed, and flushes the rest of
-    /// its receives. The caller holds no lock.
+    /// Delivers the messages that were in the ring before the queue pair failed, and flushes its
+    /// other receives. The caller holds no lock.
     pub(crate) fn flush_closing(&self) {
         let slot = {
             let rq = self.rq.lock();
@@ -68,7 +70,8 @@ impl Qp {
         }
     }
 
-    /// Flushes the receives of a failed queue pair, or does so later where a sender is writing into one.
+    /// Flushes the receives of a failed queue pair; if a sender writes into one, a later progress
+    /// does it.
     fn flush_unless_written(&self, rq: &mut RecvQueue) {
         let process = self.process();
         let lives = rq.peer.as_ref().is_some_and(|peer| !peer.is_dead());
@@ -77,7 +80,8 @@ impl Qp {
             if rq.patience == 0 {
                 rq.patience = now + PATIENCE_NS;
             }
-            // One that is stopped is awaited as long as by a deregistration, which then says so.
+            // A stopped sender is awaited for 5 s, as long as by a deregistration, which then
+            // reports `EBUSY`.
             if now < rq.patience {
                 process.flush_again();
                 return;
@@ -99,12 +103,12 @@ impl Qp {
             self.complete_recv(rq, posted.wr_id, IBV_WC_WR_FLUSH_ERR);
         }
         if rq.shared().is_some() {
-            // It takes no more of the shared receives.
+            // The queue pair consumes no more shared receives.
             self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
     }
 
-    /// Tells the other end what was taken; that is final.
+    /// Publishes to the other end the final number of messages taken.
     fn tell_taken(&self, rq: &RecvQueue) {
         let count = if rq.srq.is_null() {
             rq.next
@@ -117,7 +121,8 @@ impl Qp {
             .store(word, Ordering::Release);
     }
 
-    /// A request of an unreliable queue pair failed: it sends no more, and still receives.
+    /// A request of an unreliable queue pair failed: moves the queue pair to SQE, in which it sends
+    /// no more but still receives.
     pub(super) fn fail_sends(&self, sq: &mut SendQueue) {
         let rq = self.rq.lock();
         if self.state() == IBV_QPS_RTS {
@@ -144,7 +149,7 @@ impl Qp {
         self.give_claim_back(sq);
     }
 
-    /// A receive of a shared queue that was claimed for a request that will not be sent.
+    /// Returns the receive of a shared queue that was claimed for a request that will not be sent.
     pub(super) fn give_claim_back(&self, sq: &mut SendQueue) {
         let claim = sq.claim.take();
         let shared = sq.conn.as_ref().and_then(|conn| conn.srq.as_ref());
@@ -173,7 +178,7 @@ impl Qp {
         }
     }
 
-    /// Fails the queue pair for a reason that is not a request of its own.
+    /// Fails the queue pair for a reason other than its own requests, and raises `event`.
     #[cold]
     pub(crate) fn fail_asynchronously(&self, event: ibv_event_type) {
         let mut sq = self.sq.lock();
@@ -184,8 +189,8 @@ impl Qp {
         self.raise(event);
     }
 
-    /// Fails the queue pair for a message that could not be taken, and that a completion has told of
-    /// already: those behind it are not taken either.
+    /// Fails the queue pair for a message that could not be delivered and that a completion has
+    /// already reported. The messages behind it are not delivered either.
     #[cold]
     pub(super) fn fail_quietly(&self) {
         let mut sq = self.sq.lock();
@@ -197,7 +202,8 @@ impl Qp {
         }
     }
 
-    /// What others cause is raised under a lock of the queue pair: none any more when it is destroyed.
+    /// Events that peers cause are raised under a lock of the queue pair, so that none is raised
+    /// after it is destroyed.
     pub(super) fn raise(&self, event: ibv_event_type) {
         self.events.fetch_add(1, Ordering::Relaxed);
         let events = &self.context().events;
@@ -206,7 +212,7 @@ impl Qp {
         }
     }
 
-    /// Follows a peer that moved the shared state to ERR.
+    /// Completes the transition after a peer moved the shared state to ERR.
     pub(crate) fn notice_failure(&self) {
         if self.state() == DESTROYED || self.notice_target() {
             return;
@@ -229,7 +235,7 @@ impl Qp {
         }
     }
 
-    /// A queue pair can't go on without a place for its completions.
+    /// Fails the queue pair if one of its completion queues was overrun.
     pub(crate) fn notice_overrun(&self) {
         if self.state() == DESTROYED {
             return;
@@ -238,7 +244,7 @@ impl Qp {
             let sq = self.sq.lock();
             [sq.cq, self.rq.lock().cq]
         };
-        // SAFETY: NULL, or a completion queue, whose memory stays.
+        // SAFETY: NULL, or a completion queue, whose memory is never freed.
         let overrun = cqs
             .iter()
             .any(|cq| unsafe { cq.as_ref() }.is_some_and(crate::cq::Cq::is_overrun));
@@ -247,7 +253,8 @@ impl Qp {
         }
     }
 
-    /// The process of the other end has ended: the first waiting request was never answered.
+    /// Handles the end of the other end's process: the first waiting request completes as
+    /// unanswered.
     pub(crate) fn peer_died(&self, peer: &Arc<Peer>) {
         if self.state() == DESTROYED {
             return;
@@ -271,11 +278,12 @@ impl Qp {
         if is_it(&rq.peer) {
             rq.peer = None;
         }
-        // Unreliable: nobody hears of it, and what is sent is lost. A queue pair that was destroyed or reset
-        // before its process ended is missed only by requests, which wait as long as they would on a wire.
+        // An unreliable queue pair is not notified, and its messages are lost. If the other end was
+        // destroyed or reset before its process ended, only requests detect it; they wait as long
+        // as on a wire.
         if sq.kind != IBV_QPT_RC || self.was_let_go(peer, sq.dest) {
             if rq.peer.is_none() {
-                // Another one may have its place already.
+                // Another process may already have the slot.
                 self.adopt_sender(&mut rq);
             }
             return;
@@ -290,7 +298,7 @@ impl Qp {
         }
     }
 
-    /// Empties both queues and takes back their completions; a new life begins.
+    /// Empties both queues and removes their completions. A new incarnation begins.
     pub(super) fn reset(&self) {
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
@@ -350,7 +358,7 @@ impl Qp {
         self.send_done.store(0, Ordering::Relaxed);
         self.recv_done.store(0, Ordering::Relaxed);
         for cq in [sq.cq, rq.cq] {
-            // SAFETY: NULL, or a completion queue, whose memory stays.
+            // SAFETY: NULL, or a completion queue, whose memory is never freed.
             if let Some(cq) = unsafe { cq.as_ref() } {
                 cq.purge(self.number());
             }
@@ -362,10 +370,11 @@ impl Qp {
         }
     }
 
-    /// Waits until nobody writes into receives of the last life any more. Only after [`Self::reset`].
+    /// Waits until no sender writes into receives of the previous incarnation. Only after
+    /// [`Self::reset`].
     ///
     /// # Errors
-    /// `EBUSY` where somebody still does after some seconds; the call can be repeated.
+    /// `EBUSY`: a sender still writes after the timeout. The call can be repeated.
     pub(super) fn await_writers(&self) -> Res<()> {
         let process = self.process();
         await_receive(&process.segment, self.index, |slot| process.lives(slot))
@@ -373,7 +382,7 @@ impl Qp {
 
     pub(super) fn set_state(&self, state: u32) {
         self.state.store(state, Ordering::Relaxed);
-        // SAFETY: live; `ibv_qp.state` is a hint that C code reads without a lock.
+        // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.
         unsafe { (*self.as_ptr()).state = state };
     }
 }

@@ -16,9 +16,9 @@ use crate::sys::{Errno, Res};
 /// `ibv_modify_qp`.
 ///
 /// # Errors
-/// `EINVAL` for an illegal transition, a missing or surplus attribute, or a value out of range;
-/// the queue pair is as it was. `EBUSY` where it is in RESET, but a process that is stopped may still write into its
-/// receives.
+/// `EINVAL`: an illegal transition, a missing or surplus attribute, or a value out of range; the
+/// queue pair is unchanged. `EBUSY`: the queue pair is in RESET, but a stopped process may still
+/// write into its receives.
 ///
 /// # Safety
 /// `qp` must be live, `attr` valid where `mask` says so.
@@ -28,13 +28,13 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
     if this.process().forked() {
         return Err(Errno(libc::EIO));
     }
-    // SAFETY: live, and the type never changes.
+    // SAFETY: the queue pair is live, and its type never changes.
     let kind = unsafe { (*qp).qp_type };
     let mask = meaningful(kind, mask);
     if this.state() == TARGET {
         return this.modify_target(attr, mask);
     }
-    // What a peer did to it comes first.
+    // A failure that a peer caused is handled first.
     this.notice_failure();
     let from = this.state();
     if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != from {
@@ -54,7 +54,7 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
             {
                 let mut attributes = this.attributes();
                 let cap = attributes.attr.cap;
-                // SAFETY: all zeros is a value of it.
+                // SAFETY: all zeros is a valid value of the C structure.
                 attributes.attr = unsafe { std::mem::zeroed() };
                 attributes.attr.cap = cap;
             }
@@ -95,7 +95,7 @@ pub(super) fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
     }
 }
 
-/// Whether an address vector leads to an emulated node of this host.
+/// Whether an address vector names an emulated node of this host.
 pub(crate) fn address_good(ah: &ibv_ah_attr) -> bool {
     if ah.port_num != 1 {
         return false;
@@ -154,14 +154,14 @@ pub(super) fn remember(to: &mut ibv_qp_attr, attr: &ibv_qp_attr, mask: u32) {
 }
 
 impl Qp {
-    /// What it was created with.
+    /// The capabilities with which the queue pair was created.
     pub(crate) fn capabilities(&self) -> ibv_qp_cap {
         self.attributes().attr.cap
     }
 
     /// # Errors
-    /// `EINVAL` where the queue pair is not in `from` any more, `EMFILE` and the like where the other end's process
-    /// can't be opened for want of something.
+    /// `EINVAL`: the queue pair is not in `from` any more. `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`:
+    /// a local shortage prevents opening the other end's process.
     fn apply(
         &self,
         attr: &ibv_qp_attr,
@@ -169,17 +169,18 @@ impl Qp {
         from: ibv_qp_state,
         to: ibv_qp_state,
     ) -> Res<()> {
-        // Before any lock: it may open a process.
+        // Before any lock is taken, as the call may open a process.
         let peer = self.open_peer(attr, mask)?;
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
         if self.state() != from {
-            // Another thread failed it, or changed it.
+            // Another thread has failed or modified the queue pair.
             return Err(Errno(libc::EINVAL));
         }
         remember(&mut self.attributes().attr, attr, mask);
         if (from, to) != (IBV_QPS_RTS, IBV_QPS_RTS) {
-            // In other states only what is on its way is sent; back in RTS, all that waits.
+            // In other states only requests that have begun are finished; back in RTS, all waiting
+            // requests are executed.
             let _ = self.take_back(&mut sq);
         }
         self.set_queues(&mut sq, &mut rq, attr, mask, peer);
@@ -197,19 +198,21 @@ impl Qp {
         // Senders may wait for this state.
         self.wake_sender(&mut rq);
         if rq.peer.is_none() {
-            // Opened since it was looked for above; who opens it later finds this queue pair connected.
+            // The process may have been opened since the lookup above. A thread that opens it later
+            // finds this queue pair connected.
             self.adopt_sender(&mut rq);
         }
         let ended = rq.peer.clone().filter(|peer| peer.is_dead());
         drop(rq);
         if mask & IBV_QP_DEST_QPN != 0 && sq.route.is_some() {
-            // Its end shall be noticed though nothing is sent. One that is not there yet is looked for again.
+            // Opens the target's holder, so that its end is noticed even if nothing is sent. A
+            // target that does not exist yet is looked up again later.
             let _ = self.find_target(&mut sq);
         }
         let waits = sq.executed != sq.head;
         drop(sq);
         if let Some(peer) = ended {
-            // Its burial may have missed this queue pair.
+            // The cleanup of the dead peer may have missed this queue pair, so it is repeated.
             self.process().request_burial(&peer);
         }
         if to == IBV_QPS_RTS && from == IBV_QPS_SQD && waits {
@@ -219,11 +222,12 @@ impl Qp {
         Ok(())
     }
 
-    /// Opens the process of the destination, if `mask` names one, and makes the ring on which it sends. `None` where there is
-    /// no such process, as may be on a wire.
+    /// Opens the process of the destination, if `mask` names one, and creates the ring on which it
+    /// sends. `None` if there is no such process, which is possible on a wire too.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the process is there, and can't be opened for want of something here.
+    /// `EMFILE`, `ENFILE`, `ENOMEM`, `ENOSPC`: the process exists, but a local shortage prevents
+    /// opening it.
     fn open_peer(&self, attr: &ibv_qp_attr, mask: u32) -> Res<Option<Arc<Peer>>> {
         if mask & IBV_QP_DEST_QPN == 0 {
             return Ok(None);
@@ -234,17 +238,18 @@ impl Qp {
             Err(error) if is_ours(error) => return Err(error),
             Err(_) => None,
         };
-        // What an ended process of that place had claimed is not the newcomer's.
+        // Receives that an ended process of that slot had claimed must not count as claimed by the
+        // new one.
         process.bury_all();
         if let Some(peer) = &peer {
-            // The ring is there before the other end may send. Where there is no room for it now, the
-            // other end asks again.
+            // The ring exists before the other end may send. If it can't be created now, the other
+            // end requests it again.
             let _ = process.grant_ring(peer);
         }
         Ok(peer)
     }
 
-    /// Gives the two queues those of the attributes that they use.
+    /// Copies to the two queues the attributes that they use.
     fn set_queues(
         &self,
         sq: &mut SendQueue,
@@ -283,7 +288,7 @@ impl Qp {
     }
 }
 
-/// Whether opening a peer failed for want of something here, whatever the peer is.
+/// Whether opening a peer failed because of a local shortage, independent of the peer.
 fn is_ours(error: Errno) -> bool {
     matches!(
         error.0,
@@ -306,7 +311,7 @@ pub(crate) unsafe fn query(
         return Err(Errno(libc::EIO));
     }
     if this.state() == TARGET {
-        // SAFETY: as promised here.
+        // SAFETY: the caller promises writable outputs.
         return unsafe { this.query_target(attr, init) };
     }
     this.notice_failure();

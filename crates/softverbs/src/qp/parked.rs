@@ -1,9 +1,10 @@
-//! Messages that wait for a receive, shown to the other end so that it can take them by itself
-//! when it has one, whatever this process does meanwhile. `docs/softverbs.md` has the protocol.
+//! Pending messages: messages that wait for a receive are shown to the other end, which takes them
+//! when a receive is posted, without any action of this process. `docs/softverbs.md` has the
+//! protocol.
 //!
-//! One word decides ([`super::parking`]): the receiver swaps it to one message fewer when it has copied the first,
-//! and that alone delivers it; the sender takes everything back by swapping the word to the next
-//! generation.
+//! One shared word decides ([`super::parking`]). The receiver copies the first message and then
+//! swaps the word to one message fewer; only this swap delivers the message. The sender withdraws
+//! all messages by swapping the word to the next generation.
 
 use rdma_core_sys::{
     IBV_SEND_INLINE, IBV_SEND_SOLICITED, IBV_WC_SUCCESS, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
@@ -19,18 +20,19 @@ use crate::segment::layout::{
 };
 use crate::sync::atomic::Ordering;
 
-/// What a send queue has parked. Positions are those of the send queue, wrapping.
+/// The pending messages of a send queue. Positions are those of the send queue, wrapping.
 #[derive(Debug)]
 pub(super) struct Parked {
-    /// Entries in the segment: where, how many bytes in all, and each.
+    /// Entries in the segment: offset, total length and stride, in bytes.
     place: Option<(usize, usize, usize)>,
     offer: Offer,
-    /// Entries are written up to here,
+    /// Position behind the last written entry.
     to: u32,
-    /// for messages with these numbers, to this incarnation of the receiver.
+    /// Message number minus position, for the written entries, and the receiver's incarnation that
+    /// they are for.
     number: u32,
     incarnation: u32,
-    /// The receiver took some while another one was added.
+    /// The receiver took messages while another one was added.
     pub(super) news: bool,
 }
 
@@ -46,12 +48,12 @@ impl Parked {
         }
     }
 
-    /// Positions begin anew.
+    /// Restarts the positions at 0.
     pub(super) fn rewind(&mut self) {
         self.to = 0;
     }
 
-    /// For the next queue pair in the same place.
+    /// Continues the generation of `old`, for the next queue pair at the same index.
     pub(super) fn continue_after(&mut self, old: &Self) {
         self.offer.continue_after(&old.offer);
     }
@@ -66,7 +68,7 @@ impl Parked {
         self.offer.is_live()
     }
 
-    /// Where the entries lie and how many bytes they have, for giving the place back.
+    /// Takes out offset and length of the entries, for returning the memory to the segment.
     pub(super) fn take_place(&mut self) -> Option<(usize, usize)> {
         self.place.take().map(|(at, len, _)| (at, len))
     }
@@ -85,7 +87,7 @@ impl SendQueue {
             self.sent = self.sent.wrapping_add(count);
         } else {
             self.claimed = self.claimed.wrapping_add(count);
-            // The receives that they took are later than what was known.
+            // The taken messages consumed receives that are newer than the cached credit.
             self.credit = conn.credit();
         }
     }
@@ -96,17 +98,18 @@ impl Qp {
         self.at() + qp_layout::PARKED
     }
 
-    /// Shows the waiting messages to the other end; false where there is none that it could take.
+    /// Shows the waiting messages to the other end. Returns false if there is no message that the
+    /// receiver could take.
     pub(super) fn park(&self, sq: &mut SendQueue) -> bool {
         let Some(incarnation) = sq.conn.as_ref().map(|conn| conn.word.incarnation()) else {
             return false;
         };
-        // A target has no owner that would take them.
+        // An XRC target has no owning process that would take messages.
         let nobody = sq.route.is_some() || sq.claim.is_some();
         if nobody || !parkable(sq, sq.executed) || !self.place_entries(sq) {
             return false;
         }
-        // Entries that were written before are still good for the same messages.
+        // Entries that were written before are still valid for the same messages.
         let number = sq.next_number().wrapping_sub(sq.executed);
         let written = sq.parked.to.wrapping_sub(sq.executed);
         if sq.parked.incarnation != incarnation
@@ -131,7 +134,7 @@ impl Qp {
         true
     }
 
-    /// A request was added behind parked ones.
+    /// Also shows the request that was just added behind the pending messages.
     #[cold]
     pub(super) fn park_another(&self, sq: &mut SendQueue) {
         if !sq.parked.live() {
@@ -153,8 +156,9 @@ impl Qp {
         offer.is_untouched(self.map(), self.parked_at())
     }
 
-    /// From now on the receiver takes nothing more; completes what it took. How many that was, or
-    /// `None` while it copies a message to where this process would copy it too.
+    /// Withdraws the pending messages, and completes those that the receiver took. Returns their
+    /// number, or `None` while the receiver copies a message into a receive that this process would
+    /// also write.
     pub(super) fn take_back(&self, sq: &mut SendQueue) -> Option<u32> {
         let offer = &mut sq.parked.offer;
         let taken = offer.take_back(self.map(), self.parked_at())?;
@@ -162,15 +166,15 @@ impl Qp {
         Some(taken)
     }
 
-    /// As [`Self::take_back`], for a queue pair that sends nothing more: a copy that is under way is
-    /// for nothing.
+    /// As [`Self::take_back`], for a queue pair that sends no more: a copy in progress is
+    /// discarded.
     pub(super) fn take_all_back(&self, sq: &mut SendQueue) {
         let offer = &mut sq.parked.offer;
         let taken = offer.withdraw(self.map(), self.parked_at());
         self.finish_taken(sq, taken);
     }
 
-    /// Completes what the receiver took.
+    /// Completes the `count` messages that the receiver took.
     fn finish_taken(&self, sq: &mut SendQueue, count: u32) {
         sq.parked.news = false;
         for _ in 0..count {
@@ -181,21 +185,21 @@ impl Qp {
         }
     }
 
-    /// As [`Self::take_all_back`], for a queue that is emptied.
+    /// As [`Self::take_all_back`], for a queue that is emptied without completions.
     pub(super) fn forget_parked(&self, sq: &mut SendQueue) {
         sq.parked.news = false;
         let offer = &mut sq.parked.offer;
         let _ = offer.withdraw(self.map(), self.parked_at());
     }
 
-    /// Gets a place for entries, with the first message that waits.
+    /// Allocates the entries, when the first message becomes pending.
     fn place_entries(&self, sq: &mut SendQueue) -> bool {
         if sq.parked.place.is_some() {
             return true;
         }
         let stride = layout::stride(sq.max_sge as usize);
         let len = stride * sq.stored.len();
-        // Without it the sender has to go on by itself.
+        // Without the entries the sender itself must send when a receive is posted.
         let Ok(at) = self.process().segment.take(len) else {
             return false;
         };
@@ -212,7 +216,8 @@ impl Qp {
         true
     }
 
-    /// Describes the message at this position; false where the receiver can't take it.
+    /// Writes the entry of the message at this position. Returns false if the receiver can't take
+    /// the message.
     fn write_entry(&self, sq: &SendQueue, position: u32) -> bool {
         let Some((at, _, stride)) = sq.parked.place else {
             return false;
@@ -263,13 +268,14 @@ impl Qp {
     }
 }
 
-/// Whether a receiver can take the request at this position by itself.
+/// Whether a receiver can take the request at this position.
 fn parkable(sq: &SendQueue, position: u32) -> bool {
     let slot = position as usize & (sq.stored.len() - 1);
     matches!(sq.stored[slot].opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM)
 }
 
-/// A sender's parked messages as the receiver sees them; copied once and checked.
+/// A sender's pending messages as the receiver reads them: copied once from shared memory and
+/// checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     word_at: usize,
@@ -278,19 +284,19 @@ pub(crate) struct Seen {
     stride: usize,
 }
 
-/// One of them.
+/// One pending message.
 pub(crate) struct Entry {
     pub(crate) len: u32,
     pub(super) imm: Option<u32>,
     pub(super) solicited: bool,
     pub(super) number: u32,
     pub(super) incarnation: u32,
-    /// Addresses in the sender's process, `len` bytes in all.
+    /// Addresses in the sender's process, `len` bytes in total.
     pub(crate) pieces: PieceList,
 }
 
 impl Seen {
-    /// What the queue pair with its entry at `entry` has parked.
+    /// Reads the pending messages of the queue pair with its entry at `entry`.
     pub(crate) fn read(map: &Mapping, entry: usize) -> Option<Self> {
         let at = map
             .u64(entry + qp_layout::PARKED_AT)
@@ -320,7 +326,7 @@ impl Seen {
         parking::look(map, self.word_at)
     }
 
-    /// The first message, if its entry makes sense.
+    /// The first message, if its entry is valid.
     pub(crate) fn first(&self, map: &Mapping, word: ParkedWord) -> Option<Entry> {
         let at = self.at + self.stride * (word.first() & self.mask) as usize;
         let get = |offset: usize| map.u32(at + offset).load(Ordering::Relaxed);

@@ -1,17 +1,18 @@
-//! The word by which two ends agree on parked messages: `docs/softverbs.md` has the protocol.
+//! The shared word by which two ends agree on pending messages. `docs/softverbs.md` has the
+//! protocol.
 //!
-//! The sender alone shows messages, adds to them, and takes them back; the receiver alone holds the first and makes
-//! it its own. All by compare-and-swap of the whole word, whose generation changes with each time that the sender
-//! takes back.
+//! Only the sender shows, adds and withdraws messages. Only the receiver holds the first message
+//! and commits it. Both use compare-and-swap of the whole word, whose generation changes each time
+//! the sender withdraws.
 
 use crate::segment::Mapping;
 use crate::segment::layout::ParkedWord;
 use crate::sync::atomic::Ordering;
 
-/// The sender's side: what it has shown.
+/// The sender's side: the messages that it has shown.
 #[derive(Debug)]
 pub(crate) struct Offer {
-    /// What the shared word held when it was last written, if messages are to be had.
+    /// The value that the sender last wrote to the shared word, if messages are shown.
     shown: Option<ParkedWord>,
     generation: u32,
 }
@@ -24,30 +25,31 @@ impl Offer {
         }
     }
 
-    /// The next one in the place of `old`: words of that are not its own.
+    /// Continues the generation of `old` at the same place, so that words of `old` are not mistaken
+    /// for words of this offer.
     pub(crate) fn continue_after(&mut self, old: &Self) {
         self.generation = old.generation;
     }
 
-    /// Whether messages are to be had.
+    /// Whether messages are shown.
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.shown.is_some()
     }
 
-    /// Shows `count` messages from position `first` on. Their entries are written.
+    /// Shows `count` messages from position `first` on. The caller has written their entries.
     pub(crate) fn show(&mut self, map: &Mapping, at: usize, count: u32, first: u32) {
         let word = ParkedWord::new(self.generation, count, first);
         map.u64(at).store(word.0, Ordering::Release);
         self.shown = Some(word);
     }
 
-    /// One more message behind those that are shown; its entry is written. False where the receiver has
-    /// taken some in the meantime: it may not look again.
+    /// Adds one message behind those that are shown. The caller has written its entry. Returns
+    /// false if the receiver has taken messages in the meantime: the receiver may not check again.
     pub(crate) fn add(&mut self, map: &Mapping, at: usize) -> bool {
         let Some(word) = self.shown else { return false };
         let more = word.with_one_more();
-        // It may take hold of the first one, and let go, at the same time.
+        // The receiver may hold the first message, and let it go, at the same time.
         for (old, new) in [(word, more), (word.held(), more.held()), (word, more)] {
             let swapped =
                 map.u64(at)
@@ -60,13 +62,14 @@ impl Offer {
         false
     }
 
-    /// Whether the receiver did nothing since the word was written.
+    /// Whether the receiver has not changed the word since the sender wrote it.
     pub(crate) fn is_untouched(&self, map: &Mapping, at: usize) -> bool {
         let now = map.u64(at).load(Ordering::Acquire);
         self.shown.is_some_and(|word| word.0 == now)
     }
 
-    /// From now on the receiver takes nothing more: how many it took, or `None` while it holds one.
+    /// Withdraws the messages. Returns the number of messages that the receiver took, or `None`
+    /// while it holds one.
     pub(crate) fn take_back(&mut self, map: &Mapping, at: usize) -> Option<u32> {
         let mut now = ParkedWord(map.u64(at).load(Ordering::Acquire));
         let empty = ParkedWord::new(self.generation.wrapping_add(1), 0, 0);
@@ -86,7 +89,7 @@ impl Offer {
         Some(self.count(now))
     }
 
-    /// As [`Self::take_back`], and a copy that is under way is for nothing.
+    /// As [`Self::take_back`], also while the receiver holds a message: its commit then fails.
     pub(crate) fn withdraw(&mut self, map: &Mapping, at: usize) -> u32 {
         let empty = ParkedWord::new(self.generation.wrapping_add(1), 0, 0);
         self.generation = empty.generation();
@@ -94,19 +97,19 @@ impl Offer {
         self.count(ParkedWord(now))
     }
 
-    /// How many were taken until the word was `now`.
+    /// Number of messages that were taken until the word was `now`.
     fn count(&mut self, now: ParkedWord) -> u32 {
         self.shown.take().map_or(0, |word| word.taken(now))
     }
 }
 
-/// What the receiver may take.
+/// Reads the word: the messages that the receiver may take.
 pub(crate) fn look(map: &Mapping, at: usize) -> ParkedWord {
     ParkedWord(map.u64(at).load(Ordering::Acquire))
 }
 
-/// Keeps the sender from taking the first message back, until [`commit`] or [`let_go`]. What is to be
-/// had then, or `None` where it is not any more.
+/// Prevents [`Offer::take_back`] until [`commit`] or [`let_go`]. Returns the new word, or `None` if
+/// the messages are not shown any more.
 pub(crate) fn hold(map: &Mapping, at: usize, word: ParkedWord) -> Option<ParkedWord> {
     map.u64(at)
         .compare_exchange(word.0, word.held().0, Ordering::AcqRel, Ordering::Relaxed)
@@ -114,7 +117,7 @@ pub(crate) fn hold(map: &Mapping, at: usize, word: ParkedWord) -> Option<ParkedW
         .then(|| word.held())
 }
 
-/// Gives a held message back.
+/// Releases a held message without taking it.
 pub(crate) fn let_go(map: &Mapping, at: usize, held: ParkedWord) {
     let mut word = held;
     loop {
@@ -130,7 +133,8 @@ pub(crate) fn let_go(map: &Mapping, at: usize, held: ParkedWord) {
     }
 }
 
-/// Makes the first message the receiver's own. False where the sender has taken it back.
+/// Commits the first message: the receiver has taken it. Returns false if the sender has withdrawn
+/// it.
 pub(crate) fn commit(map: &Mapping, at: usize, seen: ParkedWord) -> bool {
     let mut word = seen;
     loop {

@@ -1,4 +1,4 @@
-//! Taking messages that the other end has parked, when there is a receive for them.
+//! Pulling: the receiver takes pending messages of the other end when a receive is posted for them.
 
 use rdma_core_sys::*;
 
@@ -15,22 +15,22 @@ use crate::srq::Srq;
 use crate::sync::Arc;
 use crate::sys;
 
-/// Whether there may be more to take.
+/// Whether more messages may be taken.
 enum Outcome {
     Taken,
-    /// The sender has taken it back.
+    /// The sender has withdrawn the message.
     Again,
-    /// The sender goes on by itself, or there is nothing.
+    /// No message is pending, or the sender must send it itself.
     Over,
-    /// What it sent before is not delivered yet.
+    /// Messages that the sender sent before are not delivered yet.
     Later,
 }
 
-/// Tries of one call, as a sender may take its messages back each time.
+/// Maximum number of tries in one call, as a sender may withdraw its messages each time.
 const TRIES: u32 = 256;
 
 impl Qp {
-    /// Takes parked messages, as far as there are receives. The caller holds no lock of a queue.
+    /// Takes pending messages while receives are posted. The caller holds no lock of a queue.
     pub(crate) fn pull(&self) {
         let mut rq = self.rq.lock();
         rq.pulls = false;
@@ -55,12 +55,12 @@ impl Qp {
             }
         }
         if any {
-            // Its requests have completed.
+            // The peer's requests have completed, so its process is rung.
             peer.ring_process();
         }
     }
 
-    /// Has [`Self::pull`] called at a later progress.
+    /// Requests that a later progress calls [`Self::pull`].
     pub(super) fn pull_later(&self, rq: &mut RecvQueue) {
         if !rq.pulls {
             rq.pulls = true;
@@ -70,7 +70,7 @@ impl Qp {
 
     fn pull_one(&self, rq: &mut RecvQueue, peer: &Arc<Peer>, seen: &Seen) -> Outcome {
         let word = seen.word(&peer.map);
-        // Only one that was killed would hold a message still.
+        // A message is still held here only if an earlier holder was killed.
         if word.count() == 0 || word.is_held() || !receives(self.state()) {
             return Outcome::Over;
         }
@@ -115,7 +115,7 @@ impl Qp {
         }
         let mut word = word;
         if entry.len as usize > MAX_PAYLOAD {
-            // The sender would copy it to this very place.
+            // Otherwise the sender could copy the message into the same receive at the same time.
             let Some(held) = seen.hold(&peer.map, word) else {
                 return Outcome::Again;
             };
@@ -183,8 +183,8 @@ impl Qp {
         Outcome::Taken
     }
 
-    /// Copies a payload out of the sender's memory; false where something is not as it should be,
-    /// which the sender then finds out for itself.
+    /// Copies a payload from the sender's memory into `sges`. Returns false on any error; the
+    /// sender then sends the message itself and detects the error.
     fn fetch(&self, peer: &Peer, entry: &Entry, sges: &[ibv_sge], pd: u32) -> bool {
         let mut list = PieceList::new();
         let mut left = entry.len as usize;
@@ -217,7 +217,8 @@ impl Qp {
         copied == Ok(entry.len as usize)
     }
 
-    /// The kernel does not let this process copy a parked message: its sender's agent sends it.
+    /// If the kernel denies this process the copy, asks the sender's agent to make progress, so
+    /// that the sender sends the pending message itself.
     #[cold]
     fn send_from_there(&self, peer: &Arc<Peer>) {
         if peer.refuses()

@@ -1,8 +1,9 @@
-//! Payload that is too long for the ring: the sender copies it straight into the receive.
+//! Payload that is too long for the ring: the sender copies it directly into the receive.
 //!
-//! The receive may go away at any time: its region is deregistered, or its queue pair fails, is reset or
-//! destroyed. So each part is copied under a hazard that names both, and only if they were still good after it
-//! was published; their owner makes them invalid first and then waits for the hazard.
+//! The receive may become invalid at any time: its region is deregistered, or its queue pair fails,
+//! is reset or destroyed. So the sender copies each part under a hazard that names the key and the
+//! receive, and only if both are still valid after the hazard was published. The owner first
+//! invalidates them and then waits for the hazard.
 
 use super::conn::Connection;
 use super::errand::What;
@@ -10,14 +11,14 @@ use super::request::{PieceList, Request};
 use super::{MAX_SGE, Qp, SendQueue};
 use crate::region::{AccessError, Hazard, Key, MOST_AT_ONCE, Pieces, write_bytes};
 
-/// Why a payload is not in the receive.
+/// Reason why a payload is not in the receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unpushed {
-    /// The receive can't take it.
+    /// The receive can't be written.
     Access(AccessError),
     /// The other end is in another state now. A part may have been copied.
     Moved,
-    /// The other end's agent is at it.
+    /// The other end's agent is executing the copy.
     Asked,
 }
 
@@ -27,14 +28,15 @@ impl From<AccessError> for Unpushed {
     }
 }
 
-/// Where a payload goes: pieces of the owner's memory, and the keys that they were posted with.
+/// Destination of a payload: ranges of the owner's memory, and the lkeys with which they were
+/// posted.
 pub(super) struct Receive {
     pub(super) pieces: PieceList,
     pub(super) keys: [u32; MAX_SGE as usize],
 }
 
 impl Qp {
-    /// Copies a payload that is too long for the ring straight into the receive.
+    /// Copies a payload that is too long for the ring directly into the receive.
     pub(super) fn push_payload(
         &self,
         sq: &mut SendQueue,
@@ -87,7 +89,7 @@ impl Qp {
         let mut remote = Pieces::new(receive.pieces.as_slice());
         let mut at = 0;
         while at < receive.pieces.as_slice().len() {
-            // Neighbours of one region go together.
+            // Adjacent sges of one region are copied together.
             let key = receive.keys[at];
             let mut left = 0;
             while at < receive.pieces.as_slice().len() && receive.keys[at] == key {

@@ -1,4 +1,4 @@
-//! What a request says, and its pieces.
+//! The content of a request, and its sges.
 
 use std::mem::MaybeUninit;
 
@@ -8,7 +8,7 @@ use super::{MAX_SGE, Operands, window};
 use crate::object::Ah;
 use crate::sys::{self, Errno, Res};
 
-/// A request that runs, its pieces as memory of this process.
+/// A request in execution, with its sges as memory ranges of this process.
 pub(super) struct Request<'a> {
     pub(super) opcode: u32,
     pub(super) flags: u32,
@@ -19,15 +19,15 @@ pub(super) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Copies the payload to one place.
+    /// Copies the payload to contiguous memory.
     ///
     /// # Safety
-    /// `to` must have room for it.
+    /// `to` must have room for the payload.
     #[inline]
     pub(super) unsafe fn gather(&self, mut to: *mut u8) {
         for piece in self.pieces {
-            // SAFETY: the caller promises room; the pieces are the application's registered
-            // buffers, or inline data.
+            // SAFETY: the caller promises room; the sges are the application's registered buffers,
+            // or inline data.
             unsafe {
                 to.copy_from_nonoverlapping(piece.iov_base.cast(), piece.iov_len);
                 to = to.add(piece.iov_len);
@@ -37,14 +37,14 @@ impl Request<'_> {
 }
 
 impl Request<'_> {
-    /// Copies a result into the pieces.
+    /// Copies a result into the sges.
     ///
     /// # Safety
-    /// The pieces must be writable, and as long as the result.
+    /// The sges must be writable, and as long as the result.
     pub(super) unsafe fn scatter(&self, mut from: &[u8]) {
         for piece in self.pieces {
             let (now, later) = from.split_at(piece.iov_len.min(from.len()));
-            // SAFETY: the caller promises that.
+            // SAFETY: the caller promises writable sges that are long enough.
             unsafe {
                 piece
                     .iov_base
@@ -56,7 +56,7 @@ impl Request<'_> {
     }
 }
 
-/// What the union of a work request means for this type and operation.
+/// Reads the operands from the union of a work request, by queue pair type and opcode.
 #[inline]
 pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
     if wr.opcode == IBV_WR_BIND_MW {
@@ -65,14 +65,14 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
     if kind != IBV_QPT_UD {
         // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
         let rdma = unsafe { wr.wr.rdma };
-        // Of another queue pair it is whatever the application left there.
+        // For other queue pair types the field is not initialised by the application.
         let qpn = if kind == IBV_QPT_XRC_SEND {
             // SAFETY: as above.
             unsafe { wr.qp_type.xrc }.remote_srqn
         } else {
             0
         };
-        // A flush has its length and kind where atomics have their operands.
+        // A flush has its length and type in the operands of atomics.
         if is_atomic(wr.opcode) || wr.opcode == IBV_WR_FLUSH {
             // SAFETY: as above.
             let atomic = unsafe { wr.wr.atomic };
@@ -108,7 +108,7 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
     })
 }
 
-/// Pieces on the stack, without the cost of clearing them.
+/// A list of memory ranges on the stack, not zeroed for speed.
 pub(crate) struct PieceList {
     list: [MaybeUninit<libc::iovec>; MAX_SGE as usize],
     count: usize,
@@ -131,7 +131,7 @@ impl PieceList {
 
     #[inline]
     pub(crate) fn as_slice(&self) -> &[libc::iovec] {
-        // SAFETY: the first `count` were written.
+        // SAFETY: the first `count` entries were written.
         unsafe { std::slice::from_raw_parts(self.list.as_ptr().cast(), self.count) }
     }
 }
@@ -144,13 +144,13 @@ pub(super) fn is_atomic(opcode: u32) -> bool {
     )
 }
 
-/// Whether a request writes to its local pieces.
+/// Whether a request writes to its local sges.
 #[inline]
 pub(super) fn fetches(opcode: u32) -> bool {
     opcode == IBV_WR_RDMA_READ || is_atomic(opcode)
 }
 
-/// `IBV_WC_*` of a request.
+/// The `IBV_WC_*` opcode of a request.
 #[inline]
 pub(super) fn completion_opcode(opcode: u32) -> u32 {
     match opcode {
@@ -166,7 +166,7 @@ pub(super) fn completion_opcode(opcode: u32) -> u32 {
     }
 }
 
-/// Whether queue pairs of this type take this request.
+/// Whether queue pairs of this type support this opcode.
 #[inline]
 pub(super) fn offered(kind: u32, opcode: u32) -> bool {
     match kind {

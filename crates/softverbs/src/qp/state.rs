@@ -1,7 +1,7 @@
-//! Which transitions of a queue pair are legal, and which attributes each takes.
+//! The legal transitions of a queue pair, and the attributes of each.
 //!
-//! The table is that of the InfiniBand specification, table 91 (and so that of the kernel's
-//! `ib_modify_qp_is_ok`); programs test for it exactly.
+//! The table is table 91 of the InfiniBand specification, as in the kernel's `ib_modify_qp_is_ok`.
+//! Test programs check it exactly.
 
 use rdma_core_sys::{
     IBV_QP_ACCESS_FLAGS as ACCESS, IBV_QP_ALT_PATH as ALT, IBV_QP_AV as AV,
@@ -16,7 +16,7 @@ use rdma_core_sys::{
     IBV_QPT_XRC_RECV as XRC_RECV, IBV_QPT_XRC_SEND as XRC_SEND, ibv_qp_state, ibv_qp_type,
 };
 
-/// Attributes that a transition must have, and those that it may have.
+/// The required and the optional attributes of a transition.
 fn attributes(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Option<(u32, u32)> {
     let connected = kind != UD;
     Some(match (from, to) {
@@ -84,15 +84,16 @@ fn attributes(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state) -> Option
                     | MIG,
             ),
         },
-        // A reliable queue pair never gets into SQE.
+        // A reliable queue pair never enters SQE.
         (SQE, RTS) if kind == UD => (0, CUR | QKEY),
         (SQE, RTS) if kind == UC && connected => (0, CUR | ACCESS),
         _ => return None,
     })
 }
 
-/// The attributes that mean something to half a connection. The other half's are ignored, as the kernel's
-/// `modify_qp_mask` does it (`drivers/infiniband/core/uverbs_cmd.c`): programs set them for both alike.
+/// The attributes that apply to one half of an XRC connection. Attributes of the other half are
+/// ignored, as in the kernel's `modify_qp_mask` (`drivers/infiniband/core/uverbs_cmd.c`), because
+/// programs set the same attributes on both halves.
 pub(crate) fn meaningful(kind: ibv_qp_type, mask: u32) -> u32 {
     match kind {
         XRC_SEND => mask & !(DEST_RD | RNR_TIMER),
@@ -116,7 +117,7 @@ pub(crate) fn transition_allowed(
     })
 }
 
-/// Whether queue pairs of this type have queues, and are offered.
+/// Whether queue pairs of this type have queues and are supported.
 pub(crate) fn known_type(kind: ibv_qp_type) -> bool {
     matches!(kind, RC | UC | UD | XRC_SEND)
 }

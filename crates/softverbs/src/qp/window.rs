@@ -1,4 +1,4 @@
-//! Requests about memory windows: binding, and invalidating here and at the other end.
+//! Requests for memory windows: bind, local invalidate and remote invalidate.
 
 use std::ffi::c_int;
 
@@ -12,7 +12,7 @@ use crate::region::{self, Key, Target};
 use crate::segment::layout::Fault;
 use crate::sys::{Errno, Res};
 
-/// What a binding names, kept in the fields that other requests have for other things.
+/// The operands of a bind, stored in fields that have another meaning for other requests.
 pub(super) fn operands(wr: &ibv_send_wr) -> Res<Operands> {
     // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
     let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
@@ -80,8 +80,8 @@ pub(crate) unsafe fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw
 }
 
 impl Qp {
-    /// Binding and local invalidation: of this process alone, and done when nobody uses the key
-    /// that ends.
+    /// Bind and local invalidate: they change only this process, and complete when no initiator
+    /// uses the old key any more.
     #[cold]
     pub(super) fn run_window(&self, sq: &SendQueue, request: &Request<'_>) -> Step {
         let number = self.number();
@@ -102,7 +102,7 @@ impl Qp {
         }
     }
 
-    /// A message that ends a window of the other end.
+    /// A send with invalidate, of a window of the other end.
     #[cold]
     pub(super) fn run_send_inv(&self, sq: &mut SendQueue, request: &Request<'_>) -> Step {
         let Some(conn) = &sq.conn else {
@@ -114,7 +114,7 @@ impl Qp {
             pd: conn.pd,
             qp: sq.dest,
         };
-        // Its owner looks at its own list again when the message comes.
+        // The window's owner checks its own list again when the message arrives.
         if !region::may_invalidate(&conn.peer.map, target) {
             self.fail_other_end(sq, Fault::Access);
             return Step::Done(IBV_WC_REM_ACCESS_ERR);
@@ -122,7 +122,8 @@ impl Qp {
         self.run_message(sq, request)
     }
 
-    /// The other end's message ends a window of this queue pair; false where it is none.
+    /// Invalidates a window of this queue pair for a message of the other end. Returns false if the
+    /// key names none.
     #[cold]
     pub(super) fn invalidate_remotely(&self, rkey: u32) -> bool {
         let number = self.number();

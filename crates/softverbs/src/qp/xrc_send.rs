@@ -1,7 +1,9 @@
-//! Where the requests of an XRC send queue pair go: through a target to the shared receive queue that each of them names.
+//! Routing of the requests of an XRC send queue pair: through a target to the shared receive queue
+//! that each request names.
 //!
-//! Both together are a [`Connection`] as any other, whose state is in the target's domain and whose receives are in the
-//! queue's owner. The queue pair remembers one for each of the last queues that it sent to.
+//! Target and shared queue together form a [`Connection`], whose state word is in the target's
+//! domain and whose receives are in the segment of the queue's owner. The queue pair caches the
+//! connections of up to 64 queues besides the current one.
 
 use std::sync::atomic::Ordering;
 
@@ -17,15 +19,15 @@ use crate::sync::Arc;
 use crate::sys::{Res, list};
 use crate::xrc::Domain;
 
-/// Destinations that are remembered; a power of two.
+/// Number of cached destinations; a power of two.
 const REMEMBERED: usize = 64;
 
-/// What a send queue of XRC has besides.
+/// The additional state of an XRC send queue.
 #[derive(Debug)]
 pub(super) struct Route {
-    /// The target's domain, once it is known, and where its entry is there.
+    /// The target's domain, once it is open, and the offset of the target's entry in it.
     target: Option<(Arc<Domain>, usize)>,
-    /// Other destinations than the present one, each at its number's place.
+    /// Cached destinations other than the current one, each at the hash of its number.
     others: Box<[Option<Connection>]>,
 }
 
@@ -50,12 +52,13 @@ impl Route {
 }
 
 fn place(number: u32) -> usize {
-    // Slots differ in their upper bits, and their first queues in none of the lower.
+    // Numbers of different slots differ in the upper bits, and the first queues of all slots have
+    // the same lower bits.
     (number ^ number >> 14) as usize % REMEMBERED
 }
 
 impl Qp {
-    /// As [`Self::reach`], for a request to the shared receive queue of this number.
+    /// As [`Self::reach`], for a request to the shared receive queue with this number.
     #[inline]
     pub(super) fn reach_shared(&self, sq: &mut SendQueue, number: u32) -> Result<(), Unreachable> {
         if let Some(conn) = &sq.conn
@@ -68,7 +71,7 @@ impl Qp {
         self.turn_to(sq, number)
     }
 
-    /// Makes the destination the present one.
+    /// Makes the destination the current one.
     fn turn_to(&self, sq: &mut SendQueue, number: u32) -> Result<(), Unreachable> {
         let Some(route) = &mut sq.route else {
             return Err(Unreachable::Gone);
@@ -99,7 +102,7 @@ impl Qp {
             conn.word = word;
             return Ok(());
         }
-        // What was claimed or copied was a receive of another life.
+        // A claim or a copied payload belongs to a receive of another incarnation.
         self.give_claim_back(sq);
         sq.pushed = false;
         sq.conn = None;
@@ -108,7 +111,7 @@ impl Qp {
         Ok(())
     }
 
-    /// The target as it is now, if it takes requests of this queue pair.
+    /// Finds the target in its present state, if it takes requests of this queue pair.
     pub(super) fn find_target(
         &self,
         sq: &mut SendQueue,
@@ -136,17 +139,18 @@ impl Qp {
         let word = StateWord(domain.map.u64(at + layout::STATE).load(Ordering::Acquire));
         let ours = word.dest() == self.number();
         if !holder_lives {
-            // Whose end would be the target's; it is seen like that of any peer.
+            // The end of the last holder ends the target; the holder is watched like any peer.
             let holder = domain.living_holder(process, at);
             sq.peer = holder.and_then(|slot| process.peer(slot).ok());
             if let Some(holder) = sq.peer.as_ref().filter(|_| ours) {
-                // It may have looked for this process in vain when it connected the target, or have come by it later.
+                // The holder may have failed to open this process when it connected the target, or
+                // may have opened the target later.
                 holder.call_attention();
             }
         }
         if sq.peer.is_none() {
-            // A target that was let go before its process ended is waited for as on a wire; so is one whose domain is
-            // of an earlier life.
+            // If the target was destroyed or reset before its process ended, or its domain is of an
+            // earlier incarnation, the request waits as on a wire.
             route.target = None;
             return Err(if ours && word.state() != IBV_QPS_RESET {
                 Unreachable::Gone
@@ -161,7 +165,8 @@ impl Qp {
         }
     }
 
-    /// A connection through the target to the shared receive queue of this number, if there is one that may be reached so.
+    /// Creates a connection through the target to the shared receive queue with this number, if the
+    /// queue can be reached through the target.
     fn connect(
         &self,
         domain: &Arc<Domain>,
@@ -172,7 +177,7 @@ impl Qp {
         let (slot, index) = split_srq_num(number)?;
         let process = self.process();
         let peer = process.peer(slot).ok()?;
-        // It is to know this process before anything waits for it.
+        // The owner must have opened this process before a request waits for the owner.
         let _ = peer.has_ring(process.signature());
         let entry = srq::AT + srq::STRIDE * index as usize;
         let map = &peer.map;
@@ -194,7 +199,7 @@ impl Qp {
         ))
     }
 
-    /// A request that can't be: the target fails.
+    /// Handles an invalid request: the target fails.
     #[cold]
     pub(super) fn refuse_route(&self, sq: &SendQueue) {
         let Some((domain, at)) = sq.route.as_ref().and_then(|route| route.target.as_ref()) else {
@@ -225,14 +230,14 @@ impl Qp {
         })
     }
 
-    /// A process has ended that may have held the target, or have owned a shared receive queue.
+    /// Handles the end of a process that may have held the target or owned a shared receive queue.
     pub(super) fn route_lost(&self, sq: &mut SendQueue, peer: &Arc<Peer>) {
         if sq
             .conn
             .as_ref()
             .is_some_and(|conn| Arc::ptr_eq(&conn.peer, peer))
         {
-            // A claim went with its owner.
+            // The claim is void, as the owner of the queue has ended.
             sq.claim = None;
             sq.pushed = false;
             sq.conn = None;

@@ -1,7 +1,8 @@
-//! Handles on XRC targets: `ibv_create_qp_ex` with `IBV_QPT_XRC_RECV`, `ibv_open_qp`, and what is done with either.
+//! Handles on XRC targets: `ibv_create_qp_ex` with `IBV_QPT_XRC_RECV`, `ibv_open_qp`, and the calls
+//! on such handles.
 //!
-//! A handle has no queues. It has a place among the queue pairs of its process, so that it is found when there may be an event
-//! for it; its number is the target's.
+//! A handle has no queues. It has an index among the queue pairs of its process, so that progress
+//! finds it when there may be an event for it; its number is the target's.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -21,18 +22,18 @@ use crate::sync::Arc;
 use crate::sys::{Errno, Res};
 use crate::xrc::{Attr, Target, Xrcd};
 
-/// What a handle is on.
+/// The target of a handle, and the handle's view of it.
 pub(super) struct Handle {
     target: Target,
     xrcd: &'static Xrcd,
-    /// The state word as this handle knows it: what differs is an event.
+    /// The state word that this handle read last: a difference raises an event.
     seen: StateWord,
-    /// The process of the initiator, once there is one.
+    /// The process of the initiator, once it is open.
     initiator: Option<Arc<Peer>>,
 }
 
 impl Handle {
-    /// Has the end of the initiator's process noticed.
+    /// Opens the initiator's process, so that its end is noticed.
     fn watch(&mut self) {
         let process = self.target.membership().process;
         self.initiator = if receives(self.seen.state()) {
@@ -54,12 +55,13 @@ impl Handle {
 /// `ibv_create_qp_ex` of a target.
 ///
 /// # Errors
-/// `ENOMEM`; `EBUSY` where another process makes one for seconds.
+/// `ENOMEM`: no memory. `EBUSY`: another process holds the domain's lock until the timeout.
 ///
 /// # Safety
 /// The handle on the domain must be live.
 pub(crate) unsafe fn create(xrcd: *mut ibv_xrcd, qp_context: *mut c_void) -> Res<&'static Qp> {
-    // SAFETY: the caller promises that; it can't be closed while this handle counts as its child.
+    // SAFETY: the caller promises a live handle on the domain; it can't be closed while this handle
+    // counts as its child.
     let xrcd: &'static Xrcd = unsafe { Xrcd::from_ptr(xrcd) };
     make(xrcd, qp_context, Target::create(&xrcd.membership)?)
 }
@@ -67,7 +69,8 @@ pub(crate) unsafe fn create(xrcd: *mut ibv_xrcd, qp_context: *mut c_void) -> Res
 /// `ibv_open_qp`.
 ///
 /// # Errors
-/// `EINVAL` where the number is of no target of the domain, or attributes are missing; `EOPNOTSUPP` for those of later releases.
+/// `EINVAL`: the number is of no target of the domain, or attributes are missing. `EOPNOTSUPP`:
+/// attributes of later releases.
 ///
 /// # Safety
 /// The handle on the domain must be live.
@@ -94,7 +97,7 @@ pub(crate) unsafe fn open(attr: &ibv_qp_open_attr) -> Res<&'static Qp> {
     )
 }
 
-/// A C object for a target, which is given up where there is no room for one.
+/// Creates the C object for a target; closes the target if there is no room for the object.
 fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'static Qp> {
     let context = xrcd.context();
     let process = target.membership().process;
@@ -111,7 +114,7 @@ fn make(xrcd: &'static Xrcd, qp_context: *mut c_void, target: Target) -> Res<&'s
     let qp = match placed {
         Ok(qp) => qp,
         Err(error) => {
-            // Where that takes too long, the bit goes with the process.
+            // If that times out, this holder's bit is cleared when the process ends.
             let _ = target.close();
             return Err(error);
         }
@@ -200,23 +203,24 @@ impl Qp {
             target.record_connection(new.dest());
         }
         if !target.change(old, new) {
-            // Somebody else has changed it meanwhile.
+            // Another holder has changed the target meanwhile.
             return Err(Errno(libc::EINVAL));
         }
         handle.seen = new;
         handle.watch();
         if connects {
-            // The others watch the initiator too, as this process may end before it.
+            // The other holders watch the initiator too, as this process may end before it.
             handle.target.call_holders();
         }
         let initiator = handle.initiator.clone();
         drop(held);
         if let Some(initiator) = initiator {
-            // Most likely it sends here first. Where there is no room for a ring now, it asks again.
+            // The initiator most likely sends to this process first. If the ring can't be created
+            // now, the initiator requests it again.
             process.bury_all();
             let _ = process.grant_ring(&initiator);
         }
-        // SAFETY: live; `ibv_qp.state` is a hint that C code reads without a lock.
+        // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.
         unsafe { (*self.as_ptr()).state = to };
         Ok(())
     }
@@ -249,13 +253,14 @@ impl Qp {
         Ok(())
     }
 
-    /// `ibv_destroy_qp` of a target: waits until the application has acknowledged every event that it got.
+    /// `ibv_destroy_qp` of a target: waits until the application has acknowledged every event that
+    /// it has read.
     ///
     /// # Errors
-    /// `EBUSY` where another process has the domain's lock for seconds; nothing is done then.
+    /// `EBUSY`: another process holds the domain's lock until the timeout; nothing is changed.
     pub(super) fn destroy_target(&self) -> Res<()> {
         let (process, context) = (self.process(), self.context());
-        // What has happened is told before.
+        // Events of earlier changes are raised first.
         process.progress();
         let xrcd = {
             let mut handle = self.handle();
@@ -273,17 +278,18 @@ impl Qp {
         Ok(())
     }
 
-    /// The context is closed over it.
+    /// Closes the handle, as its context is closed.
     pub(super) fn abandon_target(&self) {
         let gone = self.handle().take();
         if let Some(handle) = gone {
-            // Where that takes too long, the bit goes with the process.
+            // If that times out, this holder's bit is cleared when the process ends.
             let _ = handle.target.close();
             handle.xrcd.children.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Follows what others did to a target, and raises the event. False where this is no handle on one.
+    /// Follows changes of the target by other processes, and raises the event. Returns false if
+    /// this is no handle on a target.
     pub(super) fn notice_target(&self) -> bool {
         if self.state() != TARGET {
             return false;
@@ -304,7 +310,8 @@ impl Qp {
                 Fault::Asked => {}
             }
         } else if new.dest() != old.dest() || handle.initiator.is_none() {
-            // Another holder has connected it, or the initiator's process was not there to be opened.
+            // Another holder has connected the target, or the initiator's process could not be
+            // opened before.
             handle.watch();
             if handle.initiator.is_none()
                 && receives(new.state())
@@ -316,7 +323,7 @@ impl Qp {
         true
     }
 
-    /// A process has ended, which may be the initiator's.
+    /// Handles the end of a process, which may be the initiator's.
     pub(super) fn initiator_died(&self, peer: &Arc<Peer>) {
         if self.state() != TARGET {
             return;
@@ -335,7 +342,8 @@ impl Qp {
         }
     }
 
-    /// Forgets the events that were not read, and waits until those are acknowledged that were.
+    /// Drops the events that were not read, and waits until the application has acknowledged the
+    /// events that it has read.
     pub(super) fn await_acknowledgements(&self) {
         let qp = self.as_ptr();
         let unread = self.context().events.forget(Element::Qp(qp));
