@@ -1,5 +1,6 @@
-//! What a request does with this process's memory. Everything is checked against private memory, behind a hazard of this
-//! process's own, so that who ends a key waits for the agent as for any initiator.
+//! The accesses of a request to this process's memory. Every access is checked against private
+//! memory under a hazard of this process, so that a thread that invalidates a key waits for the
+//! agent as for any initiator.
 
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_sge};
 
@@ -12,7 +13,7 @@ use crate::segment::layout::xrc;
 use crate::srq::{Srq, split_srq_num};
 use crate::sys::{self, Stage};
 
-/// Pieces of a receive, each with the key that it was posted with.
+/// Sges of a receive, each with the lkey that it was posted with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     pub(crate) list: [(u64, u32, Key); MAX_SGE as usize],
@@ -20,7 +21,8 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Where `len` bytes from byte `skip` on of the pieces `sges` go; `None` where there are not so many, or a key is not valid.
+    /// Destination of `len` bytes from byte `skip` of `sges`; `None` if `sges` are too short or a
+    /// key is not valid.
     pub(crate) fn of(
         process: &Process,
         sges: &[ibv_sge],
@@ -50,7 +52,8 @@ impl Places {
     }
 }
 
-/// Who takes what a request brings: a queue pair, or for a target of XRC the shared receive queue that the request names.
+/// The receiver of a request's payload: a queue pair, or for an XRC target the shared receive queue
+/// that the request names.
 #[derive(Clone, Copy)]
 enum Receiver<'a> {
     Qp(&'a Qp),
@@ -58,7 +61,7 @@ enum Receiver<'a> {
 }
 
 impl Receiver<'_> {
-    /// Where a part of a receive goes that the process in `slot` may write.
+    /// Destination of a part of a receive that the process in `slot` may write.
     fn places(self, number: u32, skip: u64, len: u32, slot: u32) -> Option<Places> {
         match self {
             Self::Qp(qp) => qp.receive_places(number, skip, len, slot),
@@ -66,7 +69,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// What a hazard names meanwhile.
+    /// The resource that the hazard names.
     fn used(self, key: Key) -> Use {
         match self {
             Self::Qp(qp) => Use::of_receive(qp.index(), key),
@@ -75,7 +78,7 @@ impl Receiver<'_> {
     }
 }
 
-/// Does a request of the process in `slot`.
+/// Executes a request of the process in `slot`.
 pub(super) fn execute(process: &Process, slot: u32, stage: &Stage, request: &Request) -> Outcome {
     let done = match request.kind {
         Kind::Write | Kind::Read => copy(process, slot, stage, request),
@@ -85,14 +88,14 @@ pub(super) fn execute(process: &Process, slot: u32, stage: &Stage, request: &Req
     done.map_or(Outcome::Refused, |()| Outcome::Done(0))
 }
 
-/// A claimed receive of a shared queue that no message will take.
+/// Returns a claimed receive of a shared queue that no message will consume.
 pub(super) fn give_back(process: &Process, slot: u32, request: &Request) {
     if let Some(srq) = process.srqs.get(request.a as u32) {
         srq.give_back(request.b as u32, slot);
     }
 }
 
-/// What a request may be about, if its queue pairs are connected and allow it.
+/// The target of a request, if its queue pairs are connected and grant the access.
 fn target<'a>(
     process: &'a Process,
     slot: u32,
@@ -153,7 +156,8 @@ fn receive(process: &Process, slot: u32, stage: &Stage, request: &Request) -> Op
     let mut at = request.place as usize * PLACE;
     for (i, &(addr, len, key)) in places.list[..places.count].iter().enumerate() {
         let hazard = publish(process, &own, receiver.used(key));
-        // It may have gone before the hazard was out.
+        // The target may have become invalid before the hazard was published, so it is checked
+        // again.
         target(process, slot, request, 0)?;
         let now = receiver.places(number, request.b, request.len as u32, slot)?;
         if now.list[..now.count].get(i) != Some(&(addr, len, key)) {

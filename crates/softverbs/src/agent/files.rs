@@ -1,4 +1,4 @@
-//! Opening the files that a peer shows, whichever way the kernel allows.
+//! Opening the files that a peer shares: through `/proc`, or through the peer's agent.
 
 use std::os::fd::{OwnedFd, RawFd};
 
@@ -14,11 +14,13 @@ pub(crate) struct Opener {
 }
 
 impl Opener {
-    /// The file that the peer has open as `fd`, opened anew. Where `/proc` is closed it is asked for, which takes 2 s at
-    /// most; then it is writable where such files are, whatever `flags` say.
+    /// Reopens the file that the peer has open as `fd`. If `/proc` denies access, the peer's agent
+    /// sends the file, which takes at most 2 s; the agent, not `flags`, then determines whether the
+    /// file is writable.
     ///
     /// # Errors
-    /// `EACCES` where neither way is open, `ETIMEDOUT`, `ENOENT`.
+    /// `EACCES`: both ways are denied. `ETIMEDOUT`: the agent did not answer. `ENOENT`: no such
+    /// file.
     pub(crate) fn open(&self, fd: RawFd, flags: libc::c_int) -> Res<OwnedFd> {
         match sys::open_fd_of(self.identity.pid, fd, flags) {
             Err(Errno(libc::EACCES | libc::EPERM)) if self.slot != self.own_slot => {

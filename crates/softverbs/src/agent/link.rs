@@ -1,4 +1,4 @@
-//! The asking side: a line to one peer's agent, and who uses which place of its stage.
+//! The requesting side: a line to one peer's agent, and the users of the places in its bounce file.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -9,14 +9,14 @@ use super::wire::{Kind, Outcome, PLACE, PLACES, REPLY, Reply, Request};
 use crate::sync::Lock;
 use crate::sys::{self, Errno, Identity, Line, Res, Stage};
 
-/// How long a file is waited for.
+/// Maximum wait for a file.
 const FILE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why there is no answer, and will be none.
+/// The line is broken: no answer will come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
 
-/// What is to be expected of a line.
+/// The answers that are expected on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
@@ -24,7 +24,7 @@ pub(crate) enum Due {
     Later,
 }
 
-/// A line to the agent of a peer. All calls return at once.
+/// A line to the agent of a peer. No call blocks.
 #[derive(Debug)]
 pub(crate) struct Link {
     line: Line,
@@ -44,9 +44,10 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Free,
-    /// A queue pair has it, and nothing is under way.
+    /// A queue pair has acquired the place, and no request is in progress.
     Taken,
-    /// A request is under way; with its user gone, the place is free when the answer comes.
+    /// A request is in progress. If its user has released the place, the place becomes free when
+    /// the answer arrives.
     Asked {
         id: u64,
         abandoned: bool,
@@ -57,7 +58,8 @@ enum Place {
 /// Connects to the agent of a process.
 ///
 /// # Errors
-/// `ECONNREFUSED` where it does not run, `EAGAIN` where too many connect, `EACCES` where somebody else answers.
+/// `ECONNREFUSED`: the agent does not run. `EAGAIN`: too many connections wait. `EACCES`: another
+/// process listens on the name.
 fn connect(slot: u32, identity: &Identity) -> Res<Line> {
     let line = Line::connect(&name(slot, identity))?;
     let there = line.credentials()?;
@@ -68,10 +70,10 @@ fn connect(slot: u32, identity: &Identity) -> Res<Line> {
 }
 
 impl Link {
-    /// A line from the process in `own_slot` to the one that the registry has in `slot`.
+    /// Opens a line from the process in `own_slot` to the process that the registry has in `slot`.
     ///
     /// # Errors
-    /// `ECONNREFUSED`, `EAGAIN`: later, perhaps. Others: never.
+    /// `ECONNREFUSED`, `EAGAIN`: a later try may succeed. Others are permanent.
     pub(crate) fn open(slot: u32, identity: &Identity, own_slot: u32) -> Res<Self> {
         let line = connect(slot, identity)?;
         let stage = Stage::create(PLACES * PLACE)?;
@@ -92,12 +94,13 @@ impl Link {
         })
     }
 
-    /// Readable when there may be an answer.
+    /// The descriptor, which is readable when an answer may have arrived.
     pub(crate) fn fd(&self) -> RawFd {
         self.line.as_raw_fd()
     }
 
-    /// What is due: an answer that nobody has looked at, or one that has not come.
+    /// The answers that are due: one that has arrived and was not read, or one that has not
+    /// arrived.
     pub(crate) fn due(&self) -> Due {
         let state = self.state.lock();
         let any = |what: fn(&Place) -> bool| state.places.iter().any(what);
@@ -124,7 +127,8 @@ impl Link {
         self.state.lock().broken
     }
 
-    /// A place for a request of the queue pair with this index; one that gets none is in the queue for it.
+    /// Acquires a place for a request of the queue pair with this index. If none is free, the queue
+    /// pair is appended to the queue.
     pub(crate) fn take(&self, qp: u32) -> Option<usize> {
         let mut state = self.state.lock();
         let free = state.places.iter().filter(|&&place| place == Place::Free);
@@ -144,12 +148,13 @@ impl Link {
         Some(place)
     }
 
-    /// A queue pair waits for no place any more.
+    /// Removes a queue pair from the queue for a place.
     pub(crate) fn leave(&self, qp: u32) {
         self.state.lock().queue.retain(|&waiting| waiting != qp);
     }
 
-    /// Gives a place back; an answer that is still to come is nobody's. True where somebody waits for a place.
+    /// Releases a place; an answer that arrives later is dropped. Returns true if a queue pair
+    /// waits for a place.
     pub(crate) fn release(&self, place: usize) -> bool {
         let mut state = self.state.lock();
         state.places[place] = match state.places[place] {
@@ -162,15 +167,15 @@ impl Link {
         !state.queue.is_empty()
     }
 
-    /// Copies local pieces to a place.
+    /// Copies local memory ranges to a place.
     ///
     /// # Errors
-    /// `EFAULT` where local memory is missing.
+    /// `EFAULT`: local memory is not mapped.
     pub(crate) fn fill(&self, place: usize, from: &[libc::iovec]) -> Res<()> {
         self.stage.fill(place * PLACE, from)
     }
 
-    /// The other way round.
+    /// Copies a place to local memory ranges.
     ///
     /// # Errors
     /// As [`Self::fill`].
@@ -178,7 +183,7 @@ impl Link {
         self.stage.empty(place * PLACE, to)
     }
 
-    /// Sends a request for a place that the caller has.
+    /// Sends a request for a place that the caller has acquired.
     ///
     /// # Errors
     /// [`Broken`].
@@ -191,7 +196,7 @@ impl Link {
             id,
             ..request
         };
-        // There is room: no more requests are under way than there are places.
+        // The socket has room: at most one request per place is in progress.
         if state.broken || self.line.send(&request.to_bytes(), None).is_err() {
             state.broken = true;
             return Err(Broken);
@@ -203,8 +208,8 @@ impl Link {
         Ok(())
     }
 
-    /// Gives a claimed receive of a shared queue back, behind what is under way for it. False where nothing can be
-    /// under way any more.
+    /// Returns a claimed receive of a shared queue, behind the requests in progress for it. Returns
+    /// false if the line is broken, so that no request can be in progress.
     pub(crate) fn give_back(&self, srq: u32, index: u32) -> bool {
         let request = Request {
             a: u64::from(srq),
@@ -218,17 +223,17 @@ impl Link {
         !state.broken
     }
 
-    /// Has the peer make progress; nothing is lost where it does not.
+    /// Asks the peer to make progress; a lost request does no harm.
     pub(crate) fn ask_to_go_on(&self) {
         let request = Request::new(Kind::GoOn);
         let _ = self.line.send(&request.to_bytes(), None);
     }
 
-    /// The answer for a place, if it has come. `others` is called where answers for others came with it, which they
-    /// have to be told.
+    /// The answer for a place, if it has arrived. Calls `others` if answers for other users arrived
+    /// too, so that they are woken.
     ///
     /// # Errors
-    /// [`Broken`]: none will.
+    /// [`Broken`]: no answer will come.
     pub(crate) fn answer(
         &self,
         place: usize,
@@ -248,16 +253,17 @@ impl Link {
         }
     }
 
-    /// Takes what came, for places whose users are gone too. True where somebody has to be told.
+    /// Takes the answers that have arrived, also for released places. Returns true if other users
+    /// must be woken.
     pub(crate) fn look(&self) -> bool {
         self.take_answers(&mut self.state.lock(), None)
     }
 
-    /// True where there are answers for others than the user of `own`.
+    /// Returns true if there are answers for users other than that of `own`.
     fn take_answers(&self, state: &mut State, own: Option<usize>) -> bool {
         let mut others = false;
         let mut bytes = [0; REPLY];
-        // Whoever answers more than was asked is cut off.
+        // The loop is bounded: an agent with more answers than requests is cut off.
         for _ in 0..=PLACES {
             match self.line.receive(&mut bytes) {
                 Ok(_) => {}
@@ -268,7 +274,7 @@ impl Link {
             match state.places.get_mut(reply.place as usize) {
                 Some(place) => match *place {
                     Place::Asked { id, abandoned } if id == reply.id => {
-                        // A place that is free may be waited for.
+                        // Another queue pair may wait for a place that becomes free.
                         others |= own != Some(reply.place as usize);
                         *place = if abandoned {
                             Place::Free
@@ -286,11 +292,11 @@ impl Link {
     }
 }
 
-/// A file of a process whose descriptors are closed to this one, by its agent. Waits for it, some seconds at
-/// most.
+/// Fetches through the agent a file of a process whose descriptors this process can't open. Waits
+/// at most 2 s.
 ///
 /// # Errors
-/// `EACCES` where there is no agent or it says no, `ETIMEDOUT`.
+/// `EACCES`: there is no agent, or it refuses. `ETIMEDOUT`: no answer within 2 s.
 pub(crate) fn fetch_file(slot: u32, identity: &Identity, own_slot: u32, fd: RawFd) -> Res<OwnedFd> {
     let line = connect(slot, identity).map_err(|_| Errno(libc::EACCES))?;
     let hello = Request {

@@ -1,8 +1,9 @@
-//! Access to memory and files where the kernel refuses it to peers: their owner does it, in a thread of the device's.
+//! Access to memory and files that the kernel denies to peers: a thread in the owning process
+//! executes it.
 //!
-//! `docs/softverbs-agent.md` has the protocol: who finds out, when the thread runs, what it checks. [`link`] is the
-//! asking side, [`serve`] the thread, [`access`] what it does with this process's memory, [`files`] opening
-//! peers' files whichever way.
+//! `docs/softverbs-agent.md` has the protocol: how the denial is detected, when the thread runs,
+//! and which checks it does. [`link`] is the requesting side, [`serve`] the thread, [`access`] its
+//! accesses to this process's memory, [`files`] the opening of peers' files.
 
 mod access;
 mod files;
@@ -23,7 +24,7 @@ use crate::sys::Identity;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::name as agent_name;
 
-/// The name of a process's agent: unlike any that it or another one had before.
+/// The socket name of a process's agent, unique among all earlier names.
 pub(crate) fn name(slot: u32, identity: &Identity) -> String {
     let Identity { pid, cookie, .. } = identity;
     format!("softverbs.{slot}.{pid}.{cookie:016x}")

@@ -1,28 +1,30 @@
-//! When a process is out of others' reach, and what is said about it.
+//! When peers can't reach a process's memory and files, and the log line about it.
 
 use std::sync::Once;
 
 use crate::{environment, sys};
 
-/// Whether peers can't open this process's files, so that they can't ask for an agent either; or it is asked for.
+/// Whether the agent must run from the start: peers can't open this process's files, so they can't
+/// request the agent either; or the environment requests it.
 pub(crate) fn needed_from_start() -> bool {
     !sys::dumpable() || environment::AGENT.is_on()
 }
 
-/// Whether a peer may need an agent of this process. `copies` is what the peer says of itself: that the kernel lets
-/// it copy between processes.
+/// Whether a peer may need an agent of this process. `copies` is the peer's own report whether the
+/// kernel permits it to copy between processes.
 pub(crate) fn needed_for(copies: bool) -> bool {
     !copies || !sys::dumpable() || sys::yama_restricts() && !environment::PTRACER.is_on()
 }
 
-/// Has Yama let every process of the user read this one's memory, where whoever started it asks for that.
+/// Sets `PR_SET_PTRACER` for all processes of the user, if the environment requests it.
 pub(crate) fn allow_tracers() {
     if environment::PTRACER.is_on() {
         sys::allow_tracers();
     }
 }
 
-/// Says once in the life of the process, and of its children, that copies go by agents. `why` ends the line.
+/// Logs once per process, including its forked children, that copies use agents. `why` is the end
+/// of the line.
 pub(crate) fn tell(why: &str) {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {

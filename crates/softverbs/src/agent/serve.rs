@@ -1,7 +1,7 @@
-//! The agent: a thread that does for peers what the kernel does not let them do.
+//! The agent: a thread that executes for peers the copies and opens that the kernel denies them.
 //!
-//! It sleeps until somebody writes to it. What it reads was written by whoever is at the other end of a line, and the
-//! kernel says who that is; it is checked in [`super::access`].
+//! The thread sleeps until a peer writes to it. The kernel reports the process at the other end of
+//! a line (`SO_PEERCRED`); [`super::access`] checks the requests, which are not trusted.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,15 +14,16 @@ use crate::process::Process;
 use crate::segment::layout::MAX_PROCESSES;
 use crate::sys::{self, Credentials, Epoll, Errno, Line, Listener, Res, Stage};
 
-/// Most lines at a time: one for each process that there can be, and some for files.
+/// Maximum number of lines: one for each possible process, and 64 for files.
 const LINES: usize = MAX_PROCESSES + 64;
 
-/// The epoll token of the name; lines have their index.
+/// The epoll token of the listener; the token of a line is its index.
 const NAME: u64 = u64::MAX;
-/// Tokens of this process's own lines to others' agents: with the slot of the other one.
+/// Tokens of this process's own links to agents of peers; the lower 32 bits are the peer's slot.
 const OWN: u64 = 1 << 32;
 
-/// How often progress is made for answers that are there; somebody else may be about to take them.
+/// Maximum rounds of progress for answers that have arrived; another thread may be about to take
+/// them.
 const ROUNDS: u32 = 64;
 
 /// Whether this process's agent runs.
@@ -30,10 +31,10 @@ const ROUNDS: u32 = 64;
 pub(crate) struct Agent(Mutex<bool>);
 
 impl Agent {
-    /// Has the agent run from now on; true where it did not before. It lasts as long as the process.
+    /// Starts the agent. Returns true if it did not run before. It runs until the process ends.
     ///
     /// # Errors
-    /// What the system says of a socket or thread; it can be tried again.
+    /// Those of creating a socket or thread; the call can be repeated.
     pub(crate) fn start(&self, process: &'static Process) -> Res<bool> {
         let mut runs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if *runs {
@@ -60,7 +61,7 @@ impl Agent {
     }
 }
 
-/// What the thread has. Nobody else touches it.
+/// The state of the agent thread; no other thread uses it.
 struct Server {
     process: &'static Process,
     listener: Listener,
@@ -68,11 +69,12 @@ struct Server {
     clients: Vec<Option<Client>>,
 }
 
-/// Who is at the other end of a line.
+/// A peer at the other end of a line.
 struct Client {
     line: Line,
     who: Credentials,
-    /// Its place in the registry, once it has said so and is the process that is there.
+    /// The peer's slot in the registry, once the peer has named it and was verified to be the
+    /// process in that slot.
     slot: Option<u32>,
     stage: Option<Stage>,
 }
@@ -98,12 +100,12 @@ impl Server {
         }
     }
 
-    /// Lets somebody in who has connected, if it is of the same user.
+    /// Accepts a connection, if it is of the same user.
     fn admit(&mut self) {
         let line = match self.listener.accept() {
             Ok(line) => line,
             Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
-                // The name stays readable: not at once again.
+                // The listener stays readable, so the thread waits 20 ms before the next try.
                 std::thread::sleep(Duration::from_millis(20));
                 return;
             }
@@ -131,13 +133,13 @@ impl Server {
         }
     }
 
-    /// Does one request of a line, or lets it go.
+    /// Executes one request of a line, or closes the line on an error.
     fn attend(&mut self, index: usize) {
         let Some(client) = self.clients.get_mut(index).and_then(Option::as_mut) else {
             return;
         };
         let process = self.process;
-        // A panic is of this request alone.
+        // A panic fails only this request's line.
         let done = catch_unwind(AssertUnwindSafe(|| client.serve(process)));
         match done {
             Ok(Ok(None)) => {}
@@ -146,7 +148,8 @@ impl Server {
         }
     }
 
-    /// Ends a line. Closing alone would do neither of both while a forked child has a copy of its descriptor.
+    /// Ends a line explicitly. Closing alone would have no effect while a forked child has a copy
+    /// of its descriptor.
     fn let_go(&mut self, index: usize) {
         if let Some(client) = self.clients[index].take() {
             self.set.remove(client.line.as_raw_fd());
@@ -154,8 +157,8 @@ impl Server {
         }
     }
 
-    /// Makes progress for the process, which may sleep elsewhere, and again when the agent of the process in `slot` has
-    /// answered.
+    /// Makes progress for the process, whose other threads may sleep, and again when the agent of
+    /// the process in `slot` has answered.
     fn go_on(&mut self, slot: u32) {
         let process = self.process;
         for _ in 0..ROUNDS {
@@ -168,7 +171,7 @@ impl Server {
                 Due::Nothing => return,
                 Due::Answer => {}
                 Due::Later => {
-                    // It is looked at once, so one that is closed meanwhile does no harm.
+                    // The descriptor is added one-shot, so closing it meanwhile is harmless.
                     let _ = self.set.add_once(link.fd(), OWN | u64::from(slot));
                     return;
                 }
@@ -178,10 +181,11 @@ impl Server {
 }
 
 impl Client {
-    /// Does one request. The slot of who asks this process to go on, if it does.
+    /// Executes one request. Returns the slot of the peer if the request asks this process to make
+    /// progress.
     ///
     /// # Errors
-    /// Why the line can't go on.
+    /// The line must be closed.
     fn serve(&mut self, process: &Process) -> Res<Option<u32>> {
         let mut bytes = [0; REQUEST];
         let file = match self.line.receive(&mut bytes) {
@@ -234,7 +238,7 @@ impl Client {
             id: request.id,
         };
         let bytes: [u8; REPLY] = reply.to_bytes();
-        // One that does not read its answers is let go.
+        // The line of a peer that does not read its answers is closed.
         self.line.send(&bytes, file.map(AsFd::as_fd))
     }
 }

@@ -1,14 +1,14 @@
-//! What is said on a line to an agent. `docs/softverbs-agent.md` has the table.
+//! The messages on a line to an agent. `docs/softverbs-agent.md` has the table.
 
 /// Bytes of a request and of a reply.
 pub(super) const REQUEST: usize = 72;
 pub(super) const REPLY: usize = 24;
 
-/// Places of a stage, and bytes of each: a request moves no more.
+/// Number of places in a bounce file, and bytes of each: the maximum payload of one request.
 pub(crate) const PLACES: usize = 8;
 pub(crate) const PLACE: usize = 256 << 10;
 
-/// What a request is.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {
@@ -48,7 +48,7 @@ pub(crate) struct Request {
     pub(crate) kind: Kind,
     pub(crate) place: u32,
     pub(crate) id: u64,
-    /// Queue pairs, the owner's and the one that asks, and the owner's incarnation.
+    /// The owner's queue pair, the initiator's queue pair, and the owner's incarnation.
     pub(crate) qp: u32,
     pub(crate) from: u32,
     pub(crate) incarnation: u32,
@@ -57,7 +57,7 @@ pub(crate) struct Request {
     pub(crate) len: u64,
     pub(crate) a: u64,
     pub(crate) b: u64,
-    /// Of XRC, where the queue pair is a target: the shared receive queue that the request names.
+    /// If the queue pair is an XRC target: the shared receive queue that the request names.
     pub(crate) srq: u32,
 }
 
@@ -99,7 +99,7 @@ impl Request {
         bytes
     }
 
-    /// `None` for a kind that there is not.
+    /// `None` for an unknown kind.
     pub(super) fn of_bytes(bytes: &[u8; REQUEST]) -> Option<Self> {
         let words: [u64; REQUEST / 8] = words(bytes);
         let (low, high) = (
@@ -123,13 +123,13 @@ impl Request {
     }
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done(u64),
-    /// It is not allowed, or the memory is not there.
+    /// The access is not allowed, or the memory is not mapped.
     Refused,
-    /// To be asked again.
+    /// The agent was busy; the request must be sent again.
     Busy,
 }
 
@@ -155,7 +155,7 @@ impl Reply {
         bytes
     }
 
-    /// What is no status is a refusal.
+    /// An unknown status counts as `Refused`.
     pub(super) fn of_bytes(bytes: &[u8; REPLY]) -> Self {
         let words: [u64; REPLY / 8] = words(bytes);
         Self {
