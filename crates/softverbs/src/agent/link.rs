@@ -208,8 +208,9 @@ impl Link {
         Ok(())
     }
 
-    /// Returns a claimed receive of a shared queue, behind the requests in progress for it. Returns
-    /// false if the line is broken, so that no request can be in progress.
+    /// Sends a request that gives a claimed receive back to its shared queue, behind the requests
+    /// in progress for it. Returns false if the line is broken, so that no request can be in
+    /// progress.
     pub(crate) fn give_back(&self, srq: u32, index: u32) -> bool {
         let request = Request {
             a: u64::from(srq),

@@ -1,6 +1,7 @@
-//! The registry's part about XRC domains: which number is which file, and who has it open.
+//! The registry's part for XRC domains: the file of each number, and the member processes.
 //!
-//! Membership is a lock on a byte that has no content: it can't be forged for a process that lives, and ends with it.
+//! Membership is a lock on a byte without content: it can't be forged for a live process, and ends
+//! with the process.
 
 use std::fs::File;
 use std::ops::Range;
@@ -13,32 +14,33 @@ use crate::segment::layout::{MAX_PLACES, MAX_PROCESSES};
 use crate::sync::pause;
 use crate::sys::{self, Errno, Grow, Res};
 
-/// Entries lie behind those of the processes: node u32, valid u32, device u64, inode u64, cookie u64, and at the end a u64
-/// that sums up the rest.
+/// Entries follow those of the processes: node u32, valid u32, device u64, inode u64, cookie u64,
+/// and at the end a u64 checksum of the rest.
 const ENTRIES_AT: u64 = (MAX_PROCESSES * ENTRY) as u64;
 const SUM: usize = 56;
 /// Bytes of an entry that are its name.
 const NAME: usize = 24;
 const VALID: u32 = 0x7867_7401;
 
-/// Where the locks are: no content reaches so far. One byte for each slot of each domain, one for each domain, and one for all.
+/// Offset of the locks, behind all content. One byte for each slot of each domain, one for each
+/// domain, and one for all domains.
 const MEMBERS_AT: u64 = 1 << 24;
 const CONTROL_AT: u64 = 1 << 26;
 const ALL_AT: u64 = 1 << 27;
 
-/// How long is waited for another process that has a lock; it takes some milliseconds at most.
+/// Maximum wait for a lock that another process holds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a domain is found by: the emulated node and a file, or nothing.
+/// The key of a domain: the emulated node and a file, or no file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) node: u32,
-    /// Device and inode; `None` for a domain that nobody else finds.
+    /// Device and inode; `None` for a domain that other processes can't find.
     pub(crate) file: Option<(u64, u64)>,
 }
 
 impl Name {
-    /// How an entry of this name begins.
+    /// The first bytes of an entry with this name.
     fn to_bytes(self) -> [u8; NAME] {
         let mut bytes = [0; NAME];
         let (device, inode) = self.file.unwrap_or((0, 0));
@@ -51,11 +53,11 @@ impl Name {
     }
 }
 
-/// A domain as the registry has it.
+/// A domain's entry in the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: Name,
-    /// Unlike that of any other domain; not 0.
+    /// Unique among all domains; not 0.
     pub(crate) cookie: u64,
 }
 
@@ -95,7 +97,7 @@ pub(crate) struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // What can't be released goes with the process.
+        // A lock that can't be released ends with the process.
         let _ = sys::unlock(self.file, byte(self.byte));
     }
 }
@@ -108,10 +110,11 @@ fn members(domain: u32) -> u64 {
     MEMBERS_AT + u64::from(domain) * MAX_PROCESSES as u64
 }
 
-/// Takes a lock; waits for who has it, with a bound. Threads of one process must exclude each other by themselves.
+/// Acquires a lock; waits at most 5 s for its holder. File locks do not exclude threads of one
+/// process; the callers do that.
 ///
 /// # Errors
-/// `EBUSY` where somebody keeps it for seconds.
+/// `EBUSY`: another process holds the lock for 5 s.
 fn hold(file: &File, at: u64) -> Res<Held<'_>> {
     let begin = Instant::now();
     let mut round = 64;
@@ -128,18 +131,18 @@ fn hold(file: &File, at: u64) -> Res<Held<'_>> {
     Ok(Held { file, byte: at })
 }
 
-/// Keeps others from opening domains.
+/// Acquires the lock against opening domains.
 pub(crate) fn hold_all(file: &File) -> Res<Held<'_>> {
     hold(file, ALL_AT)
 }
 
-/// Keeps others from making, opening and destroying targets of a domain.
+/// Acquires the lock against creating, opening and destroying targets of a domain.
 pub(crate) fn hold_domain(file: &File, domain: u32) -> Res<Held<'_>> {
-    // Neighbours of one process are apart, as one lock of two bytes names neither.
+    // The bytes are not adjacent: the kernel merges adjacent locks of one process into one range.
     hold(file, CONTROL_AT + 2 * u64::from(domain))
 }
 
-/// The domain of this number, if there ever was one.
+/// The entry of the domain with this number, if it ever existed.
 pub(crate) fn read(file: &File, domain: u32) -> Option<Entry> {
     let mut bytes = [0; ENTRY];
     let at = ENTRIES_AT + u64::from(domain) * ENTRY as u64;
@@ -147,16 +150,16 @@ pub(crate) fn read(file: &File, domain: u32) -> Option<Entry> {
     Entry::from_bytes(&bytes)
 }
 
-/// Enters a domain. Under [`hold_all`].
+/// Writes a domain's entry. The caller holds [`hold_all`].
 pub(crate) fn write(file: &File, domain: u32, entry: Entry) -> Res<()> {
     let at = ENTRIES_AT + u64::from(domain) * ENTRY as u64;
     Ok(file.write_all_at(&entry.to_bytes(), at)?)
 }
 
-/// All numbers whose entry has this name; whether anybody is a member is another question.
+/// All numbers whose entry has this name; the domains may have no members.
 ///
 /// # Errors
-/// `ENOMEM`; what the system says of the read.
+/// `ENOMEM`: no memory. Others: those of the read.
 pub(crate) fn named(file: &File, name: Name) -> Res<Vec<(u32, Entry)>> {
     let mut all = sys::zeroed::<u8>(MAX_DOMAINS * ENTRY)?;
     let there = read_what_is_there(file, &mut all)?;
@@ -172,7 +175,7 @@ pub(crate) fn named(file: &File, name: Name) -> Res<Vec<(u32, Entry)>> {
     Ok(found)
 }
 
-/// The entries from the first one on, as far as the file has them; bytes.
+/// Reads the entries that the file has, from the first one on. Returns the number of bytes.
 fn read_what_is_there(file: &File, into: &mut [u8]) -> Res<usize> {
     let mut there = 0;
     while there < into.len() {
@@ -189,13 +192,13 @@ fn read_what_is_there(file: &File, into: &mut [u8]) -> Res<usize> {
 /// Enters the process in `slot` as a member.
 ///
 /// # Errors
-/// `EAGAIN` where somebody else keeps the byte.
+/// `EAGAIN`: another process holds the lock on the byte.
 pub(crate) fn join(file: &File, domain: u32, slot: u32) -> Res<()> {
     sys::lock(file, byte(members(domain) + u64::from(slot)))
 }
 
 pub(crate) fn leave(file: &File, domain: u32, slot: u32) {
-    // What can't be released goes with the process.
+    // A lock that can't be released ends with the process.
     let _ = sys::unlock(file, byte(members(domain) + u64::from(slot)));
 }
 
@@ -204,7 +207,7 @@ pub(crate) fn is_member(file: &File, domain: u32, slot: u32) -> bool {
     sys::locked(file, byte(members(domain) + u64::from(slot)))
 }
 
-/// Slots of the members that are not this process.
+/// Slots of the members other than this process.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -212,14 +215,14 @@ pub(crate) fn others(file: &File, domain: u32) -> Res<Vec<u32>> {
     let first = members(domain);
     let end = first + MAX_PLACES as u64;
     let mut found = sys::with_room(MAX_PLACES)?;
-    // The kernel names any one lock of a range, not the first.
+    // The kernel reports any one lock of a range, not necessarily the first.
     let mut ranges = sys::with_room(MAX_PLACES + 1)?;
     ranges.push(first..end);
     while let Some(range) = ranges.pop() {
         let Some(held) = sys::holder(file, range.clone()) else {
             continue;
         };
-        // Somebody may have locked more than a byte.
+        // A process may have locked more than one byte.
         let (from, to) = (held.start.max(range.start), held.end.min(range.end));
         found.extend((from..to).map(|at| (at - first) as u32));
         ranges.extend(
@@ -231,7 +234,7 @@ pub(crate) fn others(file: &File, domain: u32) -> Res<Vec<u32>> {
     Ok(found)
 }
 
-/// Whether anybody else is a member.
+/// Whether another process is a member.
 pub(crate) fn is_open_elsewhere(file: &File, domain: u32) -> bool {
     let first = members(domain);
     sys::locked(file, first..first + MAX_PLACES as u64)

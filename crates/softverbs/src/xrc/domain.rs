@@ -1,4 +1,4 @@
-//! The file of a domain: making it, joining it, and finding it by its number.
+//! The file of a domain: creating it, joining it, and finding it by its number.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,10 +13,10 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, Weak};
 use crate::sys::{self, Errno, Res};
 
-/// Entries that get their pages at once.
+/// Number of entries whose pages are allocated at once.
 const STEP: u32 = 128;
 
-/// A domain, mapped. Whatever it holds may be wrong.
+/// A mapped domain. Its content is not trusted.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) number: u32,
@@ -46,7 +46,7 @@ impl Domain {
         })
     }
 
-    /// The file that the process in `slot` shows as that of the domain of this number and cookie.
+    /// Opens the file that the process in `slot` shares for the domain with this number and cookie.
     fn open_from(process: &Process, slot: u32, number: u32, cookie: u64) -> Res<Self> {
         let peer = process.peer(slot)?;
         let at = member::AT + member::STRIDE * number as usize;
@@ -76,18 +76,18 @@ impl Domain {
         })
     }
 
-    /// Entries that have pages, and so may be looked at.
+    /// Number of entries that have pages, and so may be read.
     pub(crate) fn count(&self) -> u32 {
         let count = self.map.u32(layout::COUNT).load(Ordering::Acquire);
         count.min(MAX_TARGETS as u32)
     }
 
-    /// Where the entry of the target with this index is, if there ever was one.
+    /// Offset of the entry of the target with this index, if it has pages.
     pub(crate) fn entry(&self, index: u32) -> Option<usize> {
         (index < self.count()).then(|| layout::entry_at(index))
     }
 
-    /// Gives more entries their pages. Under the domain's lock.
+    /// Allocates the pages of more entries. The caller holds the domain's lock.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -108,18 +108,19 @@ impl Domain {
     }
 }
 
-/// This process's part in a domain, as long as any of its handles has it open.
+/// This process's membership in a domain, as long as one of its handles has the domain open.
 #[derive(Debug)]
 pub(crate) struct Membership {
     pub(crate) domain: Arc<Domain>,
     pub(crate) process: &'static Process,
-    /// Handles of this process on each target, by its index. Held while anything is done to holders' bits.
+    /// Number of handles of this process on each target, by index. Locked while holders' bits are
+    /// changed.
     pub(super) held: Mutex<HashMap<u32, u32>>,
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        // A child's lock is its parent's.
+        // A forked child does not own the file lock; its parent does.
         if self.process.forked() {
             return;
         }
@@ -132,14 +133,16 @@ impl Drop for Membership {
     }
 }
 
-/// What a process knows of domains.
+/// The domains that a process has mapped.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
-    /// Those that are mapped, as initiator or member, by number.
+    /// Domains that are mapped, as initiator or member, by number.
     mapped: Mutex<HashMap<u32, Weak<Domain>>>,
-    /// Those that it is a member of. Locked while it opens or closes one: the locks of the registry are the whole process's.
+    /// Domains that the process is a member of. Locked while it opens or closes one, as the
+    /// registry's file locks belong to the whole process.
     memberships: Mutex<HashMap<u32, Weak<Membership>>>,
-    /// Those whose files others may have. A leaf among the locks, as the agent takes it.
+    /// Domains whose files are shared with other processes. A leaf in the lock order, as the agent
+    /// takes it.
     shown: Mutex<HashMap<u32, Weak<Domain>>>,
 }
 
@@ -158,7 +161,7 @@ impl Domains {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file of a domain that this process is a member of, opened anew, if it has this descriptor.
+    /// Reopens the file of a domain that this process is a member of, if `fd` is its descriptor.
     pub(crate) fn reopen(&self, fd: i32) -> Option<OwnedFd> {
         let domain = self
             .shown()
@@ -170,7 +173,7 @@ impl Domains {
         sys::open_fd_of(std::process::id(), file, libc::O_RDWR).ok()
     }
 
-    /// The domain of this number, if it lives.
+    /// The domain with this number, if it has members.
     pub(crate) fn find(&self, process: &Process, number: u32) -> Option<Arc<Domain>> {
         let file = process.registry().file();
         let entry = directory::read(file, number)?;
@@ -197,11 +200,12 @@ impl Domains {
         Ok(domain)
     }
 
-    /// Opens the domain of this name, or makes it. A domain without a file is always a new one.
+    /// Opens or creates the domain with this name. A domain without a file is always a new one.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none and `create` does not allow to make it, `EINVAL` where there is one and `exclusive`
-    /// wants none; `EBUSY` where somebody else opens one for seconds; `ENOMEM`, `EMFILE`.
+    /// `EAGAIN`: the domain does not exist and `create` is not set. `EINVAL`: it exists and
+    /// `exclusive` is set. `EBUSY`: another process holds the registry's lock for 5 s. `ENOMEM`,
+    /// `EMFILE`.
     pub(super) fn open(
         &self,
         process: &'static Process,
@@ -248,7 +252,7 @@ impl Domains {
         Ok(made)
     }
 
-    /// Takes part in a domain that somebody else has open. `None` where all of them end meanwhile.
+    /// Joins a domain that another process has open. `None` if all members end meanwhile.
     fn join(
         &self,
         process: &'static Process,
@@ -271,7 +275,8 @@ impl Domains {
         number: u32,
         entry: Entry,
     ) -> Option<Arc<Domain>> {
-        // What is mapped may be of members that have all ended, and the number may be free: somebody has to live.
+        // What is mapped may be of members that have all ended, and the number may be free:
+        // somebody has to live.
         if !directory::is_open_elsewhere(process.registry().file(), number) {
             return None;
         }
@@ -281,7 +286,7 @@ impl Domains {
 
     fn make(&self, process: &'static Process, name: Name) -> Res<Arc<Membership>> {
         let file = process.registry().file();
-        // A number comes back late.
+        // The search starts at a random number, so that a number is reused late.
         let start = sys::random() as u32;
         for i in 0..MAX_DOMAINS as u32 {
             let number = start.wrapping_add(i) % MAX_DOMAINS as u32;
@@ -309,7 +314,7 @@ impl Domains {
         cookie.load(Ordering::Relaxed) != 0
     }
 
-    /// Shows others the way to the domain's file.
+    /// Publishes the domain's file to other processes.
     fn show(process: &'static Process, domain: Arc<Domain>) -> Res<Arc<Membership>> {
         let at = member::AT + member::STRIDE * domain.number as usize;
         let shown = || {
@@ -337,7 +342,7 @@ impl Domains {
         })
     }
 
-    /// Leaves a domain, with the last of its handles. Nobody opens one meanwhile.
+    /// Leaves a domain with the last of its handles. No thread opens a domain meanwhile.
     pub(super) fn leave(&self, membership: Arc<Membership>) {
         let mut memberships = self.memberships();
         drop(membership);

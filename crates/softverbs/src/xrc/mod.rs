@@ -1,8 +1,10 @@
-//! XRC domains and their target queue pairs; `docs/softverbs-xrc.md` has who owns what, and what happens at each death.
+//! XRC domains and their target queue pairs; `docs/softverbs-xrc.md` describes the ownership, and
+//! the effects of the end of each process.
 //!
-//! A domain is a file of its own that its members map, found by the registry; who is a member says a lock that the
-//! kernel takes back when the process ends. A target lies in its domain and belongs to all that hold it. Nobody works for
-//! one: initiators look at its state and deliver to the owner of a shared receive queue.
+//! A domain is a separate file that its members map and find through the registry. Membership is a
+//! file lock, which the kernel releases when the process ends. A target is an entry of its domain
+//! and belongs to all its holders. No process executes work for a target: initiators read its state
+//! and deliver to the owner of a shared receive queue.
 
 mod directory;
 mod domain;

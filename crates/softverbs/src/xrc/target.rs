@@ -1,7 +1,8 @@
 //! Target queue pairs: entries of a domain, and this process's handles on them.
 //!
-//! An entry is free if no living process holds it. Who makes, opens or destroys one has the domain's lock; who is killed in
-//! the middle leaves an entry that is as free or as held as its bits say.
+//! An entry is free if no live process holds it. A process that creates, opens or destroys a target
+//! holds the domain's lock. If it is killed meanwhile, the holders' bits still determine whether
+//! the entry is free.
 
 use std::sync::PoisonError;
 
@@ -56,18 +57,18 @@ pub(super) fn forget(domain: &Domain, slot: u32) {
     }
 }
 
-/// Whether the process in `slot`, another one, is a member that lives.
+/// Whether the process in `slot`, which is not this one, is a live member.
 fn lives(process: &Process, domain: &Domain, slot: u32) -> bool {
     directory::is_member(process.registry().file(), domain.number, slot) && process.lives(slot)
 }
 
 impl Domain {
-    /// A living process that holds the target whose entry is at `at`. It may be this one.
+    /// A live process that holds the target with its entry at `at`. It may be this process.
     pub(crate) fn living_holder(&self, process: &Process, at: usize) -> Option<u32> {
         holders(self, at).find(|&slot| slot == process.slot || lives(process, self, slot))
     }
 
-    /// Moves a target to ERR, if it still is in the state that `word` says, and tells all that hold it.
+    /// Moves a target to ERR, if its state is still `word`, and notifies all holders.
     #[cold]
     pub(crate) fn fail_target(&self, process: &Process, at: usize, word: StateWord, fault: Fault) {
         if signal::move_state(&self.map, at, word, word.failed(fault)) {
@@ -76,14 +77,14 @@ impl Domain {
         }
     }
 
-    /// Has all that hold a target look at its state.
+    /// Calls all holders of a target to check its state.
     fn call_holders(&self, process: &Process, at: usize) {
         for slot in holders(self, at) {
             if slot == process.slot {
                 signal::call_attention(&process.segment.map);
                 process.wake_up();
             } else if let Ok(peer) = process.peer(slot) {
-                // One that can't be reached has ended.
+                // A holder that can't be reached has ended.
                 peer.call_attention();
             }
         }
@@ -102,10 +103,10 @@ impl Domain {
 }
 
 impl Target {
-    /// Makes a target in RESET.
+    /// Creates a target in RESET.
     ///
     /// # Errors
-    /// `ENOMEM` where the domain has as many as it can have; `EBUSY` where somebody else makes one for seconds.
+    /// `ENOMEM`: the domain is full. `EBUSY`: another process holds the domain's lock for 5 s.
     pub(crate) fn create(membership: &Arc<Membership>) -> Res<Self> {
         let (domain, process) = (&membership.domain, membership.process);
         let mut held = membership.held();
@@ -117,13 +118,13 @@ impl Target {
                 && !holders(domain, at)
                     .any(|slot| slot != process.slot && lives(process, domain, slot))
         };
-        // Not the one that was just given back: its number may still be known.
+        // Not the entry that was freed last: initiators may still use its number.
         let start = crate::sys::random() as u32;
         let count = domain.count();
         let mut order = (0..count).map(|i| start.wrapping_add(i) % count);
         let index = match order.find(|&index| free(index)) {
             Some(index) if count as usize == MAX_TARGETS => index,
-            // New ones first, as long as there are.
+            // Entries that were never used come first.
             Some(index) if is_fresh(domain, index) => index,
             found => match (0..count).find(|&index| is_fresh(domain, index) && free(index)) {
                 Some(index) => index,
@@ -154,10 +155,10 @@ impl Target {
         Ok(this)
     }
 
-    /// Opens a target that somebody holds.
+    /// Opens a target that a process holds.
     ///
     /// # Errors
-    /// `EINVAL` where this is no target of the domain; `EBUSY` as [`Self::create`].
+    /// `EINVAL`: no target of the domain has this number. `EBUSY`: as [`Self::create`].
     pub(crate) fn open(membership: &Arc<Membership>, num: u32) -> Res<Self> {
         let (domain, process) = (&membership.domain, membership.process);
         let none = Errno(libc::EINVAL);
@@ -184,10 +185,10 @@ impl Target {
         })
     }
 
-    /// Gives the handle up; with the last one that lives the target ends.
+    /// Closes the handle; with the last live handle the target ends.
     ///
     /// # Errors
-    /// `EBUSY` as [`Self::create`]: nothing is done then.
+    /// `EBUSY`: as [`Self::create`]; nothing is changed.
     pub(crate) fn close(&self) -> Res<()> {
         let (domain, process) = (&self.membership.domain, self.membership.process);
         let mut held = self.membership.held();
@@ -206,7 +207,7 @@ impl Target {
         Ok(())
     }
 
-    /// Begins the next life, in RESET.
+    /// Begins the next incarnation, in RESET.
     fn renew(&self) {
         let state = self.membership.domain.map.u64(self.at + qp::STATE);
         let old = StateWord(state.load(Ordering::Relaxed));
@@ -227,8 +228,8 @@ impl Target {
         StateWord(state.load(Ordering::Acquire))
     }
 
-    /// Moves it from one state word to another and tells an initiator that waits; false where it is in another state
-    /// meanwhile.
+    /// Moves the target from one state word to another, and rings an initiator that waits. Returns
+    /// false if the state has changed meanwhile.
     pub(crate) fn change(&self, from: StateWord, to: StateWord) -> bool {
         let domain = &self.membership.domain;
         let done = signal::move_state(&domain.map, self.at, from, to);
@@ -238,7 +239,7 @@ impl Target {
         done
     }
 
-    /// Has all that hold it look at its state.
+    /// Calls all holders to check the target's state.
     pub(crate) fn call_holders(&self) {
         let Membership {
             domain, process, ..
@@ -246,8 +247,8 @@ impl Target {
         domain.call_holders(process, self.at);
     }
 
-    /// Records the processes on both ends of a connection that is about to be made to `initiator`, the number of a
-    /// queue pair.
+    /// Records the processes on both ends of a connection that is about to be made to `initiator`,
+    /// the number of a queue pair.
     pub(crate) fn record_connection(&self, initiator: u32) {
         let Membership {
             domain, process, ..
@@ -262,8 +263,9 @@ impl Target {
             .store(process.slot, Ordering::Relaxed);
     }
 
-    /// Whether the process of the initiator `initiator` (a queue pair number) ended before this process could watch it, and no
-    /// other process watched it: the one that connected the target has ended too, or has given the target up.
+    /// Whether the process of the initiator `initiator` (a queue pair number) ended before this
+    /// process could watch it, and no other process watched it: the one that connected the target
+    /// has ended too, or has given the target up.
     pub(crate) fn initiator_is_lost(&self, initiator: u32) -> bool {
         let Membership {
             domain, process, ..
@@ -302,7 +304,7 @@ impl Target {
             .store(timer.into(), Ordering::Relaxed);
     }
 
-    /// What holders have set; anything, where somebody has spoiled it.
+    /// The attributes that holders have set. Not trusted, as any member can write them.
     pub(crate) fn attr(&self) -> Attr {
         let mut attr = Attr::default();
         let map = &self.membership.domain.map;
@@ -322,7 +324,7 @@ impl Target {
     }
 }
 
-/// Attributes as words, none of which is undefined: what the structure leaves between its fields is 0.
+/// Attributes as words, all initialised: the padding between the fields is 0.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attr([u32; layout::ATTR_WORDS]);
@@ -336,12 +338,13 @@ impl Default for Attr {
 impl Attr {
     pub(crate) fn get(&mut self) -> &mut ibv_qp_attr {
         const { assert!(align_of::<ibv_qp_attr>() <= align_of::<Attr>()) };
-        // SAFETY: as large and aligned as the structure, of which any bytes are a value; its fields are numbers.
+        // SAFETY: as large and aligned as the structure, of which any bytes are a value; its fields
+        // are numbers.
         unsafe { &mut *(&raw mut self.0).cast::<ibv_qp_attr>() }
     }
 }
 
-/// Whether an entry never was in use.
+/// Whether an entry has never been in use.
 fn is_fresh(domain: &Domain, index: u32) -> bool {
     let state = domain.map.u64(layout::entry_at(index) + qp::STATE);
     state.load(Ordering::Relaxed) == 0
