@@ -1,4 +1,4 @@
-//! Address handles: where datagrams go.
+//! Address handles: the destinations of datagrams.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -55,7 +55,7 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     })
 }
 
-/// The way back to the sender of a datagram.
+/// The address of the sender of a received datagram.
 fn address_of_sender(
     context: &Context,
     port: u8,

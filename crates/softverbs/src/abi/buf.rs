@@ -35,7 +35,7 @@ pub(super) unsafe extern "C" fn alloc_buf(
     })
 }
 
-/// Where regions of it are left the memory stays until the last of them has gone.
+/// If regions of the buffer remain, the memory is freed with the last of them.
 pub(super) unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
     let _ = guard(|| {
         non_null(buf)?;

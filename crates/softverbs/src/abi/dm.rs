@@ -1,4 +1,5 @@
-//! Device memory: `ibv_alloc_dm(3)`. The offsets and lengths of copies are multiples of 4, as on mlx5.
+//! Device memory: `ibv_alloc_dm(3)`. The offsets and lengths of copies are multiples of 4, as on
+//! mlx5.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
@@ -11,11 +12,12 @@ use crate::object::{Context, Dm, Pd, region_object};
 use crate::region::{Range, access};
 use crate::sys::{Errno, Res, room};
 
-/// Memory begins at a page.
+/// Device memory is page-aligned.
 const MAX_LOG_ALIGN: u32 = 12;
 
-/// Sets `EINVAL` for a length of 0, attributes or an alignment that are not offered, `ENOMEM` for more than
-/// is left. A forked child may allocate with its parent's context; nobody else sees that memory.
+/// Sets `EINVAL` for a length of 0, attributes or an alignment that are not offered, `ENOMEM` for
+/// more than is left. A forked child may allocate with its parent's context; the memory is private
+/// to the child.
 pub(super) unsafe extern "C" fn alloc_dm(
     context: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,

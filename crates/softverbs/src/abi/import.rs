@@ -1,9 +1,10 @@
-//! Objects of the context that another one was imported from: `ibv_import_pd(3)`, `ibv_import_mr(3)`, `ibv_import_dm(3)`.
+//! Importing objects of another context: `ibv_import_pd(3)`, `ibv_import_mr(3)`,
+//! `ibv_import_dm(3)`.
 //!
-//! In the process that made them, imported objects are the same ones again. In another one a domain gets a
-//! number of that process, and regions of device memory are mapped and registered there, with
-//! the rights that their maker granted and never others. Regions of other memory stay with the process
-//! whose memory it is.
+//! In the process that made them, imported objects are the same ones again. In another one a domain
+//! gets a number of that process, and regions of device memory are mapped and registered there,
+//! with the rights that their maker granted and never others. Regions of other memory stay with the
+//! process whose memory it is.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +17,7 @@ use crate::process::Process;
 use crate::region::{self, Key, Range};
 use crate::sys::{Errno, Res, room};
 
-/// Sets `EINVAL` for a handle that the context does not have.
+/// Sets `EINVAL` for a handle that does not belong to the context.
 pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     pointer(|| {
         // SAFETY: the caller promises a live context.
@@ -52,8 +53,8 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
     })
 }
 
-/// Sets `EINVAL` for a handle that is no region's of that domain, `EOPNOTSUPP` for one of another process
-/// that is not of device memory.
+/// Sets `EINVAL` for a handle that is no region's of that domain, `EOPNOTSUPP` for one of another
+/// process that is not of device memory.
 pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
@@ -87,7 +88,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
     })
 }
 
-/// Maps and registers what another process registered.
+/// Maps and registers a region that another process registered.
 fn import_foreign(
     process: &'static Process,
     owner: &Context,
@@ -129,7 +130,7 @@ fn import_foreign(
     Ok((added?, len))
 }
 
-/// Sets `EINVAL` for a handle that the context does not have.
+/// Sets `EINVAL` for a handle that does not belong to the context.
 pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     pointer(|| {
         // SAFETY: the caller promises a live context.
@@ -168,7 +169,8 @@ pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
 }
 
 pub(super) unsafe extern "C" fn unimport_mr(region: *mut ibv_mr) {
-    // SAFETY: the caller promises an imported region, whose domain and context are live, and is done with it.
+    // SAFETY: the caller promises an imported region, whose domain and context are live, and is
+    // done with it.
     let _ = guard(|| unsafe {
         let domain = Pd::from_ptr((*region).pd);
         let process = Context::from_ptr((*region).context).process;

@@ -1,8 +1,9 @@
 //! The exported functions of libibverbs as a table.
 //!
-//! A file has the entry points of one kind of object; [`operations`] those that `verbs.h` reaches through a context. Every
-//! entry checks that its process is not a forked child, runs its body in [`crate::entry`], and uses the modules below this
-//! one. No file of this folder uses another one but [`operations`], which [`open`] and this table use.
+//! A file has the entry points of one kind of object; [`operations`] those that `verbs.h` reaches
+//! through a context. Every entry checks that its process is not a forked child, runs its body in
+//! [`crate::entry`], and uses the modules below this one. No file of this folder uses another one
+//! but [`operations`], which [`open`] and this table use.
 
 mod ah;
 mod buf;
@@ -29,7 +30,7 @@ use std::sync::OnceLock;
 
 use rdma_core_sys::VerbsFns;
 
-/// The functions of libibverbs, of this device.
+/// This device's implementation of the functions of libibverbs.
 pub fn verbs() -> &'static VerbsFns {
     static TABLE: OnceLock<VerbsFns> = OnceLock::new();
     TABLE.get_or_init(|| VerbsFns {

@@ -11,7 +11,7 @@ use crate::object::{Context, Pd};
 use crate::qp;
 use crate::sys::{Errno, room};
 
-/// Sets `EINVAL` for a type that there is not, `ENOMEM`.
+/// Sets `EINVAL` for an unknown type, `ENOMEM`.
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
     pointer(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
@@ -38,8 +38,8 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
     })
 }
 
-/// `EBUSY` where an initiator uses the window for seconds: it is bound to nothing, and the call can be
-/// repeated.
+/// `EBUSY`: an initiator still uses the window after the timeout. The window is unbound, and the
+/// call can be repeated.
 pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     status(|| {
         // SAFETY: the caller promises a live window, whose domain and context are live.

@@ -4,7 +4,7 @@ use rdma_core_sys::*;
 
 use super::{cq, dm, mr, mw, qp, query, srq, td, xrcd};
 
-/// A context with its operations alone.
+/// A context in which only the operations are set.
 pub(super) fn table() -> verbs_context {
     // SAFETY: all zeros is a value of it: no operation, no object.
     let mut verbs: verbs_context = unsafe { std::mem::zeroed() };

@@ -95,7 +95,7 @@ pub(super) unsafe extern "C" fn open_qp(
     })
 }
 
-/// The queue pair's calls of `ibv_wr_*`, or NULL where it was made without.
+/// The queue pair's `ibv_wr_*` calls, or NULL if it was created without them.
 pub(super) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     let extended = qp.cast::<ibv_qp_ex>();
     // SAFETY: the caller promises a live queue pair; all of this device are extended ones.

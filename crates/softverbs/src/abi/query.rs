@@ -1,4 +1,4 @@
-//! What the device says about itself.
+//! Queries of the device's and port's attributes.
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
@@ -14,7 +14,8 @@ use crate::region::odp;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_REGIONS, MAX_SRQS};
 use crate::sys::{self, Errno, Res};
 
-/// Capabilities that only `device_cap_flags_ex` has room for, by the kernel's `ib_uverbs_device_cap_flags`.
+/// Capabilities that only `device_cap_flags_ex` has room for, by the kernel's
+/// `ib_uverbs_device_cap_flags`.
 const FLUSH_GLOBAL: u64 = 1 << 38;
 const FLUSH_PERSISTENT: u64 = 1 << 39;
 const ATOMIC_WRITE: u64 = 1 << 40;
@@ -127,7 +128,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
     })
 }
 
-/// The clock that completion timestamps are of.
+/// The clock of completion timestamps.
 pub(super) unsafe extern "C" fn query_rt_values(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,

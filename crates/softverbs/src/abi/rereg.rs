@@ -1,8 +1,8 @@
 //! `ibv_rereg_mr(3)`.
 //!
-//! What the page calls an input error leaves the region as it was. After any other error it must not
-//! be used, and here can't be: its key is dead until it is deregistered. Only where that error is `EBUSY` the call
-//! can also be repeated.
+//! What the page calls an input error leaves the region as it was. After any other error it must
+//! not be used, and here can't be: its key is dead until it is deregistered. Only where that error
+//! is `EBUSY` the call can also be repeated.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ const TRANSLATION: u32 = IBV_REREG_MR_CHANGE_TRANSLATION;
 const DOMAIN: u32 = IBV_REREG_MR_CHANGE_PD;
 const ACCESS: u32 = IBV_REREG_MR_CHANGE_ACCESS;
 
-/// What a call asks to change.
+/// The changes that a call requests.
 struct Change {
     flags: u32,
     pd: *mut ibv_pd,
@@ -28,7 +28,7 @@ struct Change {
 }
 
 impl Change {
-    /// The errors that libibverbs itself finds.
+    /// The errors that libibverbs itself detects.
     fn check(&self) -> Res<()> {
         let translation = self.flags & TRANSLATION == 0 || self.length != 0 && !self.addr.is_null();
         let access = self.flags & ACCESS != 0 || self.access == 0;
@@ -74,8 +74,8 @@ pub(super) unsafe extern "C" fn rereg_mr(
     code.unwrap_or(IBV_REREG_MR_ERR_CMD)
 }
 
-/// What the region was; its key is dead from here on. `None` where it was dead already, but for one that a stopped
-/// initiator kept from being changed.
+/// What the region was; its key is dead from here on. `None` where it was dead already, but for one
+/// that a stopped initiator kept from being changed.
 ///
 /// # Errors
 /// `EINVAL` for a null region, which has no place to change, `EBUSY` where a window is bound to it.
@@ -137,7 +137,8 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
         // Its file would have to be found anew.
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    // Before the key is good again: whoever finds it so finds the receives poisoned.
+    // Before the key becomes valid again: a sender that sees a valid key also sees the poisoned
+    // receives.
     process.poison_receives(key.0);
     let left = to.direct.stamp;
     to.direct = process.buffers.cover(to.range.addr, to.range.len);

@@ -1,5 +1,5 @@
-//! Direct verbs: calls that no other device has. Programs find them in the table of functions, and do without
-//! elsewhere.
+//! Direct verbs: calls that only this device has. Programs find them in the table of functions, and
+//! do not use them with other devices.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,13 +18,14 @@ struct Adopted {
     held: Held,
 }
 
-/// `softdv_adopt_buf`: makes `len` bytes at `addr` a buffer of the device, as if `ibv_alloc_buf(3)` had made them. They are the
-/// beginning of a file that is mapped there, shared, and sealed against shrinking and growing. Whatever is registered of
-/// them from now on is reached directly by peers. The descriptor need not stay open, the mapping must, until
-/// `softdv_release_buf` and the end of the last region.
+/// `softdv_adopt_buf`: makes `len` bytes at `addr` a buffer of the device, as if `ibv_alloc_buf(3)`
+/// had made them. They are the beginning of a file that is mapped there, shared, and sealed against
+/// shrinking and growing. Whatever is registered of them from now on is reached directly by peers.
+/// The descriptor need not stay open, the mapping must, until `softdv_release_buf` and the end of
+/// the last region.
 ///
-/// Sets `EINVAL` for no bytes or another length than the file has, `EPERM` for a file that is not sealed or not of ordinary pages,
-/// `EBADF`, `EMFILE`, `ENOMEM`.
+/// Sets `EINVAL` for no bytes or another length than the file has, `EPERM` for a file that is not
+/// sealed or not of ordinary pages, `EBADF`, `EMFILE`, `ENOMEM`.
 pub(super) unsafe extern "C" fn adopt_buf(
     context: *mut ibv_context,
     fd: c_int,
@@ -53,7 +54,7 @@ pub(super) unsafe extern "C" fn adopt_buf(
     })
 }
 
-/// `softdv_release_buf`: undoes `softdv_adopt_buf`. Regions that are left keep what they have.
+/// `softdv_release_buf`: undoes `softdv_adopt_buf`. Remaining regions stay valid.
 pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
     let _: Res<()> = guard(|| {
         non_null(adopted)?;
@@ -72,11 +73,12 @@ pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
     });
 }
 
-/// `softdv_page_prefetch`: how many pages of a region `ibv_advise_mr(3)` has made present since it was registered, those that
-/// were there already and those of each call counted again: what `rdma statistic show mr` has as `page_prefetch` on mlx5.
-/// Pages that a transfer touches are the kernel's affair, in whichever process copies, and are not counted.
+/// `softdv_page_prefetch`: how many pages of a region `ibv_advise_mr(3)` has made present since it
+/// was registered, those that were there already and those of each call counted again: what `rdma
+/// statistic show mr` has as `page_prefetch` on mlx5. Pages that a transfer touches are the
+/// kernel's affair, in whichever process copies, and are not counted.
 ///
-/// Returns `EOPNOTSUPP` where the device does not page on demand. Thread safe.
+/// Returns `EOPNOTSUPP` if the device does not page on demand. Thread safe.
 pub(super) unsafe extern "C" fn page_prefetch(mr: *mut ibv_mr, pages: *mut u64) -> c_int {
     status(|| {
         non_null(mr)?;

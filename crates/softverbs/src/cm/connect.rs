@@ -37,7 +37,7 @@ unsafe fn private<const N: usize>(data: *const c_void, len: u8) -> Res<Private<N
     Private::new(bytes).ok_or(INVALID)
 }
 
-/// What this side says of itself, and how many times to retry; checked against the device.
+/// This side's connection parameters and retry counts, checked against the device's limits.
 fn party(
     state: &State,
     handle: *mut Id,
@@ -79,12 +79,12 @@ fn party(
     Ok((party, param.map_or(7, |p| p.retry_count.min(7))))
 }
 
-/// What came of calling somebody.
+/// Result of connecting to a listener.
 enum Called {
     Answered(Sock),
-    /// Nobody listens there.
+    /// No process listens there.
     Nobody,
-    /// Too many wait already.
+    /// The listener's queue is full.
     Busy,
 }
 
@@ -98,7 +98,7 @@ fn call(state: &mut State, names: &[String]) -> Res<Called> {
     };
     for name in names {
         match sock.connect(name) {
-            // Somebody of another user has taken the name: that is nobody.
+            // A process of another user has taken the name: it counts as no listener.
             Ok(()) if sock.peer_uid()? != sys::effective_uid() => return Ok(Called::Nobody),
             Ok(()) => return Ok(Called::Answered(sock)),
             Err(Errno(libc::ECONNREFUSED)) => {}
@@ -212,7 +212,7 @@ fn go_on(state: &mut State, id: &Arc<Shared>, called: Called, mut redial: Redial
     Ok(())
 }
 
-/// Repeats a request, if it is time.
+/// Repeats a request, if its time has come.
 pub(super) fn repeat(state: &mut State, id: &Arc<Shared>) {
     let due = |redial: &mut Redial| sys::now_ns() >= redial.at;
     let Some(redial) = state.redial.take_if(due) else {
@@ -264,14 +264,14 @@ fn reject(id: &Arc<Shared>, data: Private<{ super::wire::REJ_DATA }>) -> Res<()>
         reason: reason::CONSUMER_DEFINED,
         data,
     });
-    // A peer that has gone needs no refusal.
+    // A peer that has ended needs no refusal.
     let _ = say(&mut state, id, &rej);
     state.phase = Phase::Failed;
     close_when_sent(&mut state);
     Ok(())
 }
 
-/// Ends the conversation now, or when the last words are out.
+/// Ends the conversation now, or when the last message has been sent.
 fn close_when_sent(state: &mut State) {
     state.stop_timer();
     if state.link.as_ref().is_some_and(|link| !link.has_unsent()) {

@@ -3,15 +3,15 @@
 //! `docs/softverbs-cm.md` has the bytes that two sides exchange, and the states of an id.
 //!
 //! Invariants:
-//! - No thread of its own: everything happens in calls of the application, and what a peer causes
-//!   happens in `rdma_get_cm_event`. A channel's descriptor is readable whenever that would do
-//!   something.
-//! - No call but `rdma_get_cm_event` on a blocking channel, those that librdmacm documents as
-//!   waiting for acknowledgements, and those of ids without a channel, waits for anything.
-//! - A peer is a process of the same user, checked by the kernel's word for it, and no more
-//!   trusted than that: its messages can end the conversation, never more.
-//! - Ids are C objects of the application; all other state is behind locks, so that threads may
-//!   call at will on different ids and channels.
+//! - There is no internal thread: calls of the application do all work, and `rdma_get_cm_event`
+//!   processes the messages of peers. A channel's descriptor is readable whenever that call has
+//!   work to do.
+//! - Only these calls block: `rdma_get_cm_event` on a blocking channel, the calls that librdmacm
+//!   documents as waiting for acknowledgements, and calls on ids without a channel.
+//! - A peer is a process of the same user, verified with `SO_PEERCRED`, and not trusted further:
+//!   its messages can end the conversation, and have no effect outside of it.
+//! - Ids are C objects of the application. All other state is behind locks, so that threads may
+//!   use different ids and channels concurrently.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -35,7 +35,7 @@ mod sock;
 mod state;
 mod wire;
 
-/// What decodes encodes to the same bytes.
+/// A decoded message encodes to the same bytes.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn check_packet(packet: &[u8]) {
     if let Ok(message) = wire::decode(packet) {
@@ -67,16 +67,16 @@ fn pointer<T>(body: impl FnOnce() -> Res<*mut T>) -> *mut T {
     })
 }
 
-/// Of a function that can't fail.
+/// Runs the body of a function that can't fail.
 fn void(body: impl FnOnce()) {
-    // A defect that was caught: there is nobody to tell.
+    // A panic that was caught can't be reported to the caller.
     let _ = guard(|| {
         body();
         Ok(())
     });
 }
 
-/// The functions of librdmacm, of this device.
+/// This device's implementation of the functions of librdmacm.
 pub(crate) fn table() -> CmFns {
     CmFns {
         rdma_create_event_channel: channel::rdma_create_event_channel,

@@ -20,7 +20,7 @@ const SILENT: usize = 64;
 /// Connections taken in at a time, so that other ids have their turn.
 const ACCEPTED_AT_ONCE: usize = 64;
 
-/// Lets an id act on what its descriptors say.
+/// Processes the events of an id's descriptors.
 ///
 /// # Errors
 /// Why connections can't be taken in, such as `EMFILE`: they wait.
@@ -86,7 +86,7 @@ fn accept(state: &mut State) -> Res<()> {
     Ok(())
 }
 
-/// The oldest of those who have said nothing, where they are too many.
+/// The oldest connections without a request, if there are more than 64.
 fn silent_crowd(state: &mut State) -> Vec<Arc<Shared>> {
     let silent = state.children.iter().filter(|(_, asked)| !asked).count();
     let mut surplus = silent.saturating_sub(SILENT);
@@ -102,7 +102,7 @@ fn silent_crowd(state: &mut State) -> Vec<Arc<Shared>> {
     gone
 }
 
-/// The first message of somebody who has connected; false where there will be none.
+/// Receives the first message of a new connection. Returns false if none will come.
 fn hear_request(state: &mut State, id: &Arc<Shared>) -> bool {
     let Some(link) = &state.link else {
         // It is being made.
@@ -115,7 +115,7 @@ fn hear_request(state: &mut State, id: &Arc<Shared>) -> bool {
     }
 }
 
-/// Brings a request to the listener's application.
+/// Delivers a request to the listener's application.
 fn request(state: &mut State, id: &Arc<Shared>, req: &Req) -> bool {
     let Some(listener) = state.listener.upgrade() else {
         return false;
@@ -160,7 +160,7 @@ fn in_conversation(phase: Phase) -> bool {
     )
 }
 
-/// Sends what waits, hears what there is, and notices silence.
+/// Sends waiting messages, receives messages, and detects timeouts.
 fn converse(state: &mut State, id: &Arc<Shared>) {
     connect::repeat(state, id);
     if let Some(link) = &mut state.link {
@@ -201,7 +201,7 @@ fn converse(state: &mut State, id: &Arc<Shared>) {
     }
 }
 
-/// One step; false where the message makes no sense now.
+/// Executes one step of the state machine. Returns false if the message is not valid in this phase.
 fn understand(state: &mut State, id: &Arc<Shared>, message: Message) -> bool {
     match (state.phase, message) {
         (Phase::ReqSent, Message::Rep(rep)) => {
