@@ -1,7 +1,7 @@
 //! Fast path: a single-SGE send on an idle connection into a posted single-SGE receive that is
 //! large enough. It has the same effect as the general path ([`super::send`], [`super::recv`]) with
-//! a third of the instructions. In any other case a function returns false with no state changed,
-//! and the general path takes over.
+//! a third of the instructions. In any other case a function returns false with the request not
+//! done, and the general path does it.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,7 @@ use crate::segment::layout::{desc, xrc};
 use crate::srq::{complete_quickly, deliver_xrc_quickly};
 
 impl Qp {
-    /// Sends `wr`; or returns false, with no state changed.
+    /// Sends `wr`; or returns false, with `wr` not sent: the general path sends it.
     ///
     /// # Safety
     /// `wr` must be a valid request.
