@@ -84,7 +84,7 @@ WEAKENED = [
     Bug(REMOTE, "no fence behind the hazard", S + "region/remote.rs", "store(what.into().to_word(), Ordering::Relaxed);\n        fence(Ordering::SeqCst);\n", "store(what.into().to_word(), Ordering::Relaxed);\n"),
     Bug(REMOTE, "no fence behind the key's end", S + "region/table.rs", "        fence(Ordering::SeqCst);\n", ""),
     Bug(REMOTE, "the hazard cleared with Relaxed", S + "region/remote.rs", "store(0, Ordering::Release)", "store(0, Ordering::Relaxed)"),
-    Bug(REMOTE, "no acquire behind the wait", S + "region/hazard.rs", "    // What initiators did under their hazards is done.\n    fence(Ordering::Acquire);\n", ""),
+    Bug(REMOTE, "no acquire behind the wait", S + "region/hazard.rs", "'s next steps.\n    fence(Ordering::Acquire);\n", "'s next steps.\n"),
     Bug(REMOTE, "hazards not looked at", S + "region/hazard.rs", "while let Some((visitor, word)) = find(segment, &named) {", "while let Some((visitor, word)) = find(segment, &named).filter(|_| false) {"),
     Bug(REMOTE, "a key that does not change", S + "region/table.rs", "            generation + 1\n", "            generation\n"),
     Bug(LOCAL, "the second look before the words", S + "region/table.rs", "        fence(Ordering::Acquire);\n        let unchanged", "        let unchanged"),
