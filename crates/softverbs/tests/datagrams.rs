@@ -222,7 +222,7 @@ fn beside_receiver(link: &mut Link) {
     link.say("all");
 }
 
-/// Nobody polls: who makes room rings.
+/// No sender polls: the receiver that makes room rings them.
 fn asleep_sender(link: &mut Link) {
     let mut ends = senders(link, &[128, 128]);
     let buffers: Vec<_> = ends.iter().map(|end| end.0.buffer(&[7; 1024])).collect();
@@ -284,7 +284,7 @@ fn pause_receiver(link: &mut Link) {
     link.say("all");
 }
 
-/// A queue pair with receives, for who has taken one datagram and looks no more.
+/// A queue pair with receives, of a receiver that takes one datagram and polls no more.
 fn idle(link: &mut Link) {
     let mut ends = receivers(link, 1, 400, 1024);
     link.say("ready");
