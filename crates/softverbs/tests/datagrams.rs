@@ -30,6 +30,16 @@ fn main() {
         ("a_target_that_never_looks", silent_sender, idle),
         ("flushed_while_they_wait", flushed_sender, flushed_receiver),
         ("destroyed_while_they_wait", destroyed_sender, idle),
+        (
+            "a_buffer_that_is_written_after_the_post",
+            rewriting_sender,
+            rewriting_receiver,
+        ),
+        (
+            "an_armed_queue_without_a_completion",
+            unasked_sender,
+            unasked_receiver,
+        ),
     ]);
 }
 
@@ -564,4 +574,96 @@ fn destroyed_sender(link: &mut Link) {
     assert_eq!(next.wait(BOUND / 2).status, IBV_WC_SUCCESS);
     link.expect("seen");
     link.say("end");
+}
+
+/// As UCX does, which frees a buffer once it has an answer, without the completion of the send: the datagram that waits
+/// has the bytes of the post.
+fn rewriting_sender(link: &mut Link) {
+    let mut ends = senders(link, &[64]);
+    let (end, to) = &mut ends[0];
+    let mut buffer = end.buffer(&[0; 1024]);
+    link.expect("ready");
+    for number in 0..16 {
+        buffer.fill(number as u8 + 1);
+        post(end, &buffer, 1024, *to, number);
+    }
+    buffer.fill(0xff);
+    link.say("posted");
+    for _ in 0..16 {
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    }
+    link.expect("all");
+}
+
+fn rewriting_receiver(link: &mut Link) {
+    let mut end = end_of(1, 16);
+    let rooms: Vec<_> = (0..16).map(|_| end.buffer(&[0; GRH + 1024])).collect();
+    for (number, room) in rooms.iter().enumerate() {
+        end.recv(room, number as u64);
+    }
+    end.say_address(link);
+    link.say("ready");
+    // No poll before, so no ring: all of them wait.
+    link.expect("posted");
+    for (number, room) in rooms.iter().enumerate() {
+        assert_eq!(end.wait(LIMIT).imm, Some(number as u32));
+        assert!(
+            room.bytes()[GRH..].iter().all(|&b| b == number as u8 + 1),
+            "datagram {number}: {}",
+            room.bytes()[GRH]
+        );
+    }
+    link.say("all");
+}
+
+/// A datagram without a receive completes nothing, so it makes no channel readable. UCX aborts if one is at its start.
+fn unasked_sender(link: &mut Link) {
+    let mut ends = senders(link, &[4]);
+    let (end, to) = &mut ends[0];
+    let buffer = end.buffer(&[7; 8]);
+    link.expect("ready");
+    for number in 0..2 {
+        post(end, &buffer, 8, *to, number);
+        assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+        link.say("sent");
+        link.expect("next");
+    }
+    post(end, &buffer, 8, *to, 2);
+    assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
+    link.expect("all");
+}
+
+fn unasked_receiver(link: &mut Link) {
+    let mut end = end_of(1, 1);
+    let room = end.buffer(&[0; GRH + 8]);
+    end.recv(&room, 0);
+    end.say_address(link);
+    link.say("ready");
+    assert_eq!(end.wait(LIMIT).imm, Some(0));
+    link.expect("sent");
+    link.say("next");
+    link.expect("sent");
+    // SAFETY: live queue and channel.
+    let fd = unsafe {
+        assert_eq!(ibv_req_notify_cq(end.cq, 0), 0);
+        (*end.channel).fd
+    };
+    assert!(!readable(fd, Duration::from_millis(100)));
+    // The next one completes a receive.
+    end.recv(&room, 2);
+    link.say("next");
+    assert!(readable(fd, LIMIT));
+    assert_eq!(end.wait(LIMIT).imm, Some(2));
+    link.say("all");
+}
+
+/// Whether the descriptor becomes readable in time.
+fn readable(fd: i32, time: Duration) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one element.
+    unsafe { libc::poll(&raw mut poll, 1, time.as_millis() as i32) == 1 }
 }

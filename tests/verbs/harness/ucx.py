@@ -35,7 +35,7 @@ DIRECT_PERFTEST = [
     "get -x rc_verbs -D zcopy -s 65536", "fadd -x rc_verbs", "swap -x rc_verbs", "cswap -x rc_verbs", "add_mr -x rc_verbs",
     "am_lat -x ud_verbs", "am_bw -x ud_verbs -D bcopy -s 4000",
 ]
-MPI = ["rc -np 2", "rc -np 4", "ud -np 2"]
+MPI = ["rc -np 2", "rc -np 4", "ud -np 2", "ud -np 4"]
 # Of mpi4py's tests, those that move data, in the time that `make check` has; `--long` runs all.
 MPI4PY = {"short": "test_p2p_buf test_p2p_obj test_cco_buf test_rma test_msgspec", "whole": ""}
 # What starts processes anew: about Open MPI's launcher, not the device.

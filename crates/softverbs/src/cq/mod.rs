@@ -331,9 +331,14 @@ impl Cq {
         let armed = self.armed.fetch_max(wanted, Ordering::AcqRel).max(wanted);
         self.tell(armed);
         let process = self.process();
-        process.will_sleep();
-        if let Some(channel) = self.channel() {
-            process.after_arming(&channel.pipe);
+        if self.channel().is_some() {
+            // An application may poll the channel's descriptor without calling
+            // `ibv_get_cq_event` first. Messages that arrived before complete now and raise the
+            // event. Earlier rings of the doorbell must not make the channel readable: UCX aborts
+            // if a channel without events is readable while UCX opens its interface.
+            process.prepare_sleep();
+        } else {
+            process.will_sleep();
         }
     }
 }

@@ -586,16 +586,14 @@ impl Process {
         self.timer.arm(self.next_deadline());
     }
 
-    /// To be called after a completion queue was armed: for a message that arrived before, the
-    /// sender does not ring.
+    /// To be called after the queues of a channel were armed again: for a message that arrived
+    /// before, the sender does not ring.
     pub(crate) fn after_arming(&self, pipe: &sys::Pipe) {
         heavy_fence();
         self.pull_all_parked();
         if self.rings_ready() {
             pipe.ring();
         }
-        // An application may poll the channel's descriptor without calling `ibv_get_cq_event`
-        // first.
         let closing = self.chores.has(chores::CLOSING);
         if closing || !self.waiting.lock().is_empty() || !self.moderated.lock().is_empty() {
             self.arm_timer();

@@ -337,6 +337,7 @@ impl Qp {
         sq.pushed = false;
         sq.errand = None;
         sq.lossy = false;
+        sq.copies = Box::new([]);
         self.end_wait(&mut sq);
         sq.drain = Drain::default();
         sq.peer = None;

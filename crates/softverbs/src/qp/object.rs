@@ -57,6 +57,7 @@ impl SendQueue {
             stored: zeroed::<Stored>(count)?,
             sges: zeroed::<ibv_sge>(count * max_sge as usize)?,
             inline: zeroed::<u8>(count * cap.max_inline_data as usize)?,
+            copies: Box::new([]),
             peer: None,
             route,
             conn: None,
@@ -164,6 +165,7 @@ pub(super) fn blank(index: u32) -> Qp {
             stored: Box::new([]),
             sges: Box::new([]),
             inline: Box::new([]),
+            copies: Box::new([]),
             peer: None,
             route: None,
             conn: None,
@@ -409,6 +411,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
         sq.stored = Box::new([]);
         sq.sges = Box::new([]);
         sq.inline = Box::new([]);
+        sq.copies = Box::new([]);
         rq.posted = Box::new([]);
         rq.sges = Box::new([]);
         let cqs = (sq.cq, rq.cq);

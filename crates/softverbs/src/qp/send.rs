@@ -266,6 +266,8 @@ impl Qp {
                 }
                 at += to.len();
             }
+        } else if sq.kind == IBV_QPT_UD {
+            self.copy_payload(sq, slot, sges, len);
         }
         sq.head = sq.head.wrapping_add(1);
     }

@@ -4,13 +4,14 @@
 use rdma_core_sys::*;
 
 use super::conn::{Connection, rnr_delay_ns};
+use super::datagram::MAX_DATAGRAM;
 use super::errand::patience_ns;
 use super::request::{PieceList, Request, fetches};
 use super::{Qp, SendQueue};
 use crate::peer::Peer;
 use crate::ring::PATIENCE_NS;
 use crate::sync::heavy_fence;
-use crate::sys;
+use crate::sys::{self, Grow};
 
 /// Result of trying to execute a request.
 pub(super) enum Step {
@@ -214,6 +215,46 @@ impl Qp {
         }
     }
 
+    /// Copies the payload of a datagram that will wait in `slot`. A device reads the buffer
+    /// microseconds after the post. UCX relies on this: it reuses the buffer of its connection
+    /// request when the peer's own request arrives, and does not wait for the completion.
+    ///
+    /// Without memory, or with a key that the request fails for later, the buffer is read when the
+    /// datagram is sent.
+    #[cold]
+    pub(super) fn copy_payload(&self, sq: &mut SendQueue, slot: usize, sges: &[ibv_sge], len: u64) {
+        if let Some(copy) = sq.copies.get_mut(slot) {
+            copy.clear();
+        }
+        if len > MAX_DATAGRAM {
+            return;
+        }
+        let mut list = PieceList::new();
+        for sge in sges {
+            match self.process().regions.local(sge, sq.pd, false) {
+                Some(addr) => list.push(addr, sge.length as usize),
+                None => return,
+            }
+        }
+        if sq.copies.is_empty() {
+            match sys::zeroed(sq.stored.len()) {
+                Ok(copies) => sq.copies = copies,
+                Err(_) => return,
+            }
+        }
+        let copy = &mut sq.copies[slot];
+        if copy.make_room(len as usize).is_err() {
+            return;
+        }
+        for piece in list.as_slice() {
+            // SAFETY: the application's registered buffer, which the device may read until the
+            // request completes (`ibv_post_send(3)`).
+            copy.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(piece.iov_base.cast(), piece.iov_len)
+            });
+        }
+    }
+
     /// Tries to execute the first waiting request.
     fn run_first(&self, sq: &mut SendQueue) -> Step {
         let slot = sq.executed as usize & (sq.stored.len() - 1);
@@ -226,6 +267,9 @@ impl Qp {
             let bytes = &sq.inline[at..at + stored.inline_len as usize];
             len = bytes.len() as u64;
             list.push(bytes.as_ptr() as u64, bytes.len());
+        } else if let Some(copy) = sq.copies.get(slot).filter(|copy| !copy.is_empty()) {
+            len = copy.len() as u64;
+            list.push(copy.as_ptr() as u64, copy.len());
         } else {
             let first = slot * sq.max_sge as usize;
             for sge in &sq.sges[first..first + stored.pieces as usize] {
