@@ -1,4 +1,4 @@
-//! What a region may be used for, and the least verbs rights that allow it.
+//! Access rights of a region, and the minimum of verbs rights that grants them.
 
 use bitflags::bitflags;
 use rdma_core_sys as sys;
@@ -25,12 +25,12 @@ bitflags! {
 }
 
 impl Access {
-    /// The least `ibv_access_flags` that cover these uses. What the device writes to needs local
-    /// write, and verbs grants remote write only together with local write (`ibv_reg_mr(3)`).
+    /// The minimum of `ibv_access_flags` for these uses. A buffer that the device writes needs
+    /// local write, and verbs grants remote write only together with local write (`ibv_reg_mr(3)`).
     ///
-    /// libfabric has no access flag of its own for atomics as a target: they come with
-    /// `FI_REMOTE_WRITE`, those that fetch too. `atomics` says whether the device
-    /// has any, because some refuse the right if they don't.
+    /// libfabric has no access flag for atomics as a target: `FI_REMOTE_WRITE` includes them, those
+    /// that fetch too (`fi_mr(3)`). `atomics`: whether the device has atomics; some devices without
+    /// them refuse the right.
     pub fn verbs_rights(self, atomics: bool) -> u32 {
         let mut rights = 0;
         if self.is_written() {
@@ -48,7 +48,8 @@ impl Access {
         rights
     }
 
-    /// What the key directory says of it; atomics as for [`Self::verbs_rights`].
+    /// The access bits of its record in the key directory (`docs/protocol.md`); `atomics` as for
+    /// [`Self::verbs_rights`].
     pub(crate) fn published(self, atomics: bool) -> u8 {
         let mut bits = 0;
         if self.contains(Self::REMOTE_READ) {
@@ -63,12 +64,12 @@ impl Access {
         bits
     }
 
-    /// Whether the memory is written to.
+    /// Whether the device writes to the memory.
     pub fn is_written(self) -> bool {
         self.intersects(Self::READ | Self::RECV | Self::REMOTE_WRITE)
     }
 
-    /// Whether peers reach the region: without that its key means nothing.
+    /// Whether peers can access the region; if not, no peer can use its key.
     pub fn is_remote(self) -> bool {
         self.intersects(Self::REMOTE_READ | Self::REMOTE_WRITE)
     }

@@ -1,4 +1,4 @@
-//! Which parts of the address space are mapped: `/proc/self/maps` (proc(5)).
+//! The parts of the address space that are mapped: `/proc/self/maps` (`proc_pid_maps(5)`).
 
 use std::fs::File;
 use std::io::Result as IoResult;
@@ -8,24 +8,26 @@ use crate::errno::FiErrno;
 
 #[cfg(test)]
 thread_local! {
-    /// Tests have this thread's refreshes do without the query.
+    /// Tests emulate a kernel without the query for the refreshes of this thread.
     pub(crate) static OLD_KERNEL: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// The parts of a range that can be read, and written if that is asked for: first byte, and the one behind the
-/// last. Neighbours are one. What is mapped may have no page yet: registering makes it.
+/// The parts of a range that are readable, and writable if `write`: pairs of the first byte and the
+/// byte behind the last. Adjacent parts are merged. A mapped page may have no memory yet:
+/// registering allocates it.
 ///
-/// Takes as long as the range has mappings, however many the process has.
+/// Takes time in proportion to the mappings in the range, not to those of the process.
 ///
 /// # Errors
-/// `ENOTTY`: before Linux 6.11, where all mappings of the process have to be [read](read_runs).
-/// Others where `/proc` is closed.
+/// - `ENOTTY`: a kernel before Linux 6.11, on which all mappings of the process must be
+///   [read](read_runs).
+/// - `EACCES`: `/proc` is not accessible. Others of the query.
 pub(super) fn runs(start: u64, end: u64, write: bool) -> Result<Vec<(u64, u64)>, FiErrno> {
     #[cfg(test)]
     if OLD_KERNEL.get() {
         return Err(FiErrno::ENOTTY);
     }
-    // of this process, even if it was forked meanwhile
+    // opened for each call: after a fork it is that of the child
     let maps = File::open("/proc/self/maps").map_err(|_| FiErrno::EACCES)?;
     let flags = OR_NEXT | READABLE | if write { WRITABLE } else { 0 };
     let (mut runs, mut at) = (Vec::new(), start);
@@ -42,16 +44,16 @@ pub(super) fn runs(start: u64, end: u64, write: bool) -> Result<Vec<(u64, u64)>,
     Ok(runs)
 }
 
-/// As [`runs`], on every kernel.
+/// As [`runs`], on every kernel; reads all mappings of the process.
 ///
 /// # Errors
-/// Where `/proc` is closed.
+/// `/proc` is not accessible.
 pub(super) fn read_runs(start: u64, end: u64, write: bool) -> IoResult<Vec<(u64, u64)>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     Ok(parse(&maps, start, end, write))
 }
 
-/// Adds what begins at the end of the last one, or behind it.
+/// Appends a part at or behind the end of the last one; merges it if they touch.
 fn add(runs: &mut Vec<(u64, u64)>, from: u64, to: u64) {
     match runs.last_mut() {
         Some(last) if last.1 == from => last.1 = to,
@@ -59,24 +61,25 @@ fn add(runs: &mut Vec<(u64, u64)>, from: u64, to: u64) {
     }
 }
 
-/// All mappings that are no file's, in order: first byte, and the one behind the last. Neighbours are not one.
+/// All mappings of the process that are not of a file, in ascending order: pairs of the first byte
+/// and the byte behind the last. Adjacent mappings are not merged.
 ///
 /// # Errors
-/// Where `/proc` is closed.
+/// `/proc` is not accessible.
 pub(super) fn anonymous() -> IoResult<Vec<(u64, u64)>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let own = lines(&maps).filter(|(_, _, rest)| is_anonymous(rest));
     Ok(own.map(|(from, to, _)| (from, to)).collect())
 }
 
-/// By the rights, offset, device, inode and name of a line.
+/// Decides by the part of a line behind its range: rights, offset, device, inode and name.
 fn is_anonymous(rest: &str) -> bool {
     let mut words = rest.split_whitespace().skip(3);
-    // huge pages of `MAP_ANONYMOUS` are a file's that nobody can name
+    // huge pages of `MAP_ANONYMOUS` belong to an internal file of the kernel, which has an inode
     words.next() == Some("0") || words.eq(["/anon_hugepage", "(deleted)"])
 }
 
-/// The range and the rights that each line says.
+/// The range and the rest of each line; other lines are skipped.
 fn lines(maps: &str) -> impl Iterator<Item = (u64, u64, &str)> {
     maps.lines().filter_map(|line| {
         let (range, rest) = line.split_once(' ')?;
@@ -129,7 +132,7 @@ rubbish
     fn a_mapping_is_a_file_s_by_its_inode() {
         let of = |line: &str| lines(line).all(|(_, _, rest)| is_anonymous(rest));
         let anonymous: Vec<_> = MAPS.lines().filter(|line| of(line)).collect();
-        assert_eq!(anonymous.len(), 5, "{anonymous:?}"); // with the one that is no line
+        assert_eq!(anonymous.len(), 5, "{anonymous:?}"); // with the line that is no mapping
         assert!(of(
             "1000-3000 rw-p 00000000 00:0f 77   /anon_hugepage (deleted)"
         ));
@@ -149,14 +152,14 @@ rubbish
         }
     }
 
-    /// The query finds what all of the mappings say.
+    /// The query and the reading of all mappings agree.
     #[test]
     #[allow(unsafe_code, reason = "maps memory")]
     fn both_ways_find_the_same() {
         const PAGE: usize = 4096;
         let (none, anywhere) = (libc::PROT_NONE, std::ptr::null_mut());
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, of whose pages some get other rights.
+        // SAFETY: a new mapping of this test, whose pages get different rights.
         let start = unsafe {
             let new = libc::mmap(anywhere, 12 * PAGE, none, flags, -1, 0);
             assert_ne!(new, libc::MAP_FAILED);

@@ -1,13 +1,13 @@
-//! Which parts of memory are registered, and by what: disjoint ranges in order, in a B-tree, so
-//! that a change or a look-up among n parts takes log n steps. No I/O.
+//! Map from address ranges to the registrations that cover them: disjoint ranges in a B-tree, so
+//! that a change or a look-up among n ranges takes O(log n) steps. Does no I/O.
 
 use std::collections::BTreeMap;
 
-/// See the module. `M` names a registration.
+/// Disjoint address ranges with the registration that covers each. `M` identifies a registration.
 #[derive(Clone, Debug)]
 pub(super) struct Cover<M> {
-    /// First byte: the one behind the last, and what covers them. Disjoint; neighbours by the same
-    /// registration are one.
+    /// First byte to (the byte behind the last, registration). Disjoint; adjacent ranges of the
+    /// same registration are merged.
     parts: BTreeMap<u64, (u64, M)>,
 }
 
@@ -20,18 +20,18 @@ impl<M> Default for Cover<M> {
 }
 
 impl<M: Clone + PartialEq> Cover<M> {
-    /// What covers each part, in order.
+    /// The registration of each range, in ascending order of addresses.
     pub(super) fn into_registrations(self) -> impl Iterator<Item = M> {
         self.parts.into_values().map(|(_, by)| by)
     }
 
-    /// Nothing covers this range any more. What did, wholly or in part, is added to `gone`, once
-    /// for each part.
+    /// Removes a range. The registrations that covered it, wholly or in part, are appended to
+    /// `gone`, once for each of their ranges.
     pub(super) fn cut(&mut self, start: u64, end: u64, gone: &mut Vec<M>) {
         if start >= end {
             return;
         }
-        // the one that begins before
+        // the range that begins before `start`
         if let Some((&first, (behind, by))) = self.parts.range_mut(..start).next_back()
             && *behind > start
         {
@@ -52,7 +52,7 @@ impl<M: Clone + PartialEq> Cover<M> {
         }
     }
 
-    /// Only this covers the range from now on. As [`Self::cut`].
+    /// Covers the range by this registration alone. `gone` as for [`Self::cut`].
     pub(super) fn put(&mut self, start: u64, end: u64, by: &M, gone: &mut Vec<M>) {
         self.cut(start, end, gone);
         let (mut start, mut end) = (start, end);
@@ -72,13 +72,13 @@ impl<M: Clone + PartialEq> Cover<M> {
         self.parts.insert(start, (end, by.clone()));
     }
 
-    /// What covers all of these bytes by itself.
+    /// The registration that covers all of these bytes.
     pub(super) fn find(&self, addr: u64, len: u64) -> Option<&M> {
         let (_, (end, by)) = self.parts.range(..=addr).next_back()?;
         (addr.checked_add(len)? <= *end).then_some(by)
     }
 
-    /// From where to where parts touch each other around these bytes, if all of them are covered.
+    /// The extent of the adjacent ranges around these bytes; `None` if a byte is not covered.
     pub(super) fn around(&self, addr: u64, len: u64) -> Option<(u64, u64)> {
         let wanted = addr.checked_add(len)?;
         let (&first, (last, _)) = self.parts.range(..=addr).next_back()?;
@@ -101,7 +101,7 @@ impl<M: Clone + PartialEq> Cover<M> {
         Some((start, end))
     }
 
-    /// The bytes of a range in order: address, length, and what covers them.
+    /// The parts of a range in ascending order, gaps included: address, length, registration.
     pub(super) fn walk(&self, start: u64, len: u64) -> Vec<(u64, u64, Option<&M>)> {
         let end = start.saturating_add(len);
         let (mut at, mut list) = (start, Vec::new());
@@ -136,7 +136,7 @@ mod tests {
 
     const SPACE: usize = 40;
 
-    /// The same, byte by byte.
+    /// The same as an array of bytes.
     fn bytes(cover: &Cover<u8>) -> [Option<u8>; SPACE] {
         let mut bytes = [None; SPACE];
         for (start, (end, by)) in &cover.parts {

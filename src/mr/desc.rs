@@ -1,4 +1,4 @@
-//! Descriptors of local buffers (`fi_mr_desc(3)`), and the lkeys that they stand for.
+//! Descriptors of local buffers (`fi_mr_desc(3)`), and the lkeys that they resolve to.
 
 #![allow(unsafe_code, reason = "follows descriptors as C passes them")]
 
@@ -13,23 +13,23 @@ use crate::log::{Subsystem, refuse, refused};
 use crate::log_place;
 use crate::verbs::Pd;
 
-/// Marks a live region: a descriptor that points elsewhere is refused in most cases.
+/// Marks a live region. Most invalid descriptors are refused because they do not point to it.
 pub(super) const MAGIC: u32 = 0x7765_6672;
 pub(super) const DEAD: u32 = 0xdead_6672;
 
-/// A descriptor as the application passes it: what [`Region::desc`] gave, or NULL.
+/// A descriptor as the application passes it: a pointer from [`Region::desc`], or NULL.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Desc(pub *mut c_void);
 
-// SAFETY: a number until it is followed, and a region may be used by any thread.
+// SAFETY: the pointer is only dereferenced in `lkey`, and a region may be used by any thread.
 unsafe impl Send for Desc {}
 
-/// Where a descriptor is used: regions of other domains are refused there.
+/// The protection domain and domain of an endpoint, which its descriptors must match.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) pd: Arc<Pd>,
-    /// Address of the domain, to compare with.
+    /// Address of the domain, for comparison only.
     domain: usize,
 }
 
@@ -43,24 +43,26 @@ impl Place {
 }
 
 impl Desc {
-    /// No region: will do for inject, for what goes inline, and for length 0.
+    /// No region: valid for inject, for inline data, and for a length of 0.
     pub const NULL: Self = Self(std::ptr::null_mut());
 
-    /// The lkey with which `place` reaches the region: at once where that is the protection domain the region
-    /// is exposed in, else with a registration made by the first use there, which blocks.
+    /// The lkey of the region in the protection domain of `place`. If the region is exposed in
+    /// another one, the first use in this one registers the region there, which blocks and
+    /// allocates; later uses take a lock of the region.
     ///
     /// # Errors
-    /// `EINVAL`: NULL, not a region, or of another domain; of several buffers, none has it all. Else those of
-    /// registering.
+    /// - `EINVAL`: NULL; not a region; a region of another domain; or no buffer of the region has
+    ///   all bytes.
+    /// - Those of registering (`ibv_reg_mr(3)`).
     ///
     /// # Safety
-    /// NULL, or a pointer that [`Region::desc`] of a live region gave.
+    /// NULL, or a pointer from [`Region::desc`] of a region that is still open.
     #[inline]
     pub(crate) unsafe fn lkey(self, place: &Place, iov: &libc::iovec) -> Result<u32> {
         if self.0.is_null() {
             return Err(absent(iov.iov_base as u64, iov.iov_len));
         }
-        // SAFETY: the caller promises a live region.
+        // SAFETY: the caller promises that the region is open.
         let region = unsafe { &*self.0.cast::<Region>() };
         if region.magic != MAGIC {
             return Err(foreign(self.0 as u64));
@@ -77,7 +79,7 @@ impl Desc {
     }
 }
 
-/// The reason of a refusal, at `info`: a buffer without a descriptor where one is needed.
+/// Refuses, and logs at `info`, a buffer without a descriptor in a domain with `FI_MR_LOCAL`.
 #[cold]
 fn absent(addr: u64, len: usize) -> FiErrno {
     refused!(
@@ -87,7 +89,7 @@ fn absent(addr: u64, len: usize) -> FiErrno {
     )
 }
 
-/// The same: a descriptor that fi_mr_desc has not given, or of a closed region.
+/// Refuses a pointer that is not from `fi_mr_desc`, or is of a closed region.
 #[cold]
 fn foreign(desc: u64) -> FiErrno {
     refused!(
@@ -97,14 +99,14 @@ fn foreign(desc: u64) -> FiErrno {
     )
 }
 
-/// The same: a region of several buffers, or of parts, none of which has all bytes.
+/// Refuses a buffer that no single buffer or part of the region contains.
 #[cold]
 fn outside(error: FiErrno, addr: u64, len: usize) -> FiErrno {
     let reason = format_args!("no buffer of the region has all {len} bytes at {addr:#x}");
     refuse(error, Subsystem::EpData, log_place!(), reason)
 }
 
-/// The same: a region of another domain.
+/// Refuses a region of another domain.
 #[cold]
 fn elsewhere(desc: u64) -> FiErrno {
     refused!(
@@ -115,8 +117,8 @@ fn elsewhere(desc: u64) -> FiErrno {
 }
 
 impl Region {
-    /// The lkey in a protection domain that the region is not exposed in: before it is enabled, or at another
-    /// endpoint than the one it is bound to.
+    /// The lkey in a protection domain in which the region is not exposed: before the region is
+    /// enabled, or at an endpoint other than the one that the region is bound to.
     #[cold]
     fn lkey_elsewhere(&self, pd: &Arc<Pd>, iov: &libc::iovec) -> Result<u32> {
         let mut elsewhere = self.elsewhere.lock();

@@ -1,13 +1,13 @@
-//! A long segment list, as its owner keeps it: blocks in registered memory and an index of them.
+//! A long segment list at its owner: blocks in registered memory, and an index of the blocks.
 //! `docs/protocol.md`, "Long segment lists".
 //!
-//! A change rewrites the blocks that cover it, and the index where blocks were added or removed. A
-//! block is full at [`MOST_RECORDS`] segments and then split; one that has become short is joined
-//! with the next one. So a change of one part among n writes 2 KiB, and the index, 24 bytes for
-//! each block, once in about 28 changes.
+//! A change rewrites the blocks that cover it, and the index if blocks were added or removed. A
+//! block has at most [`MOST_RECORDS`] segments; above that it is split. A block that has fewer than
+//! [`SHORT`] after a change is joined with the next one if both fit in one. So a change of one part
+//! among n writes 2 KiB, and about one change in 28 writes the index too, 24 bytes for each block.
 //!
-//! Peers read at any time. Memory that was published stays until the region ends, or is given to
-//! the caller to be kept until the peers have acknowledged.
+//! Peers read at any time. Published memory stays until the region ends, or is returned to the
+//! caller, which keeps it until the peers have acknowledged the change.
 
 use std::sync::Arc;
 
@@ -22,13 +22,13 @@ use crate::wire::list::{
 };
 use crate::wire::records::Segment;
 
-/// Segments that new blocks get: as many again fit in before one is split.
+/// Segments of a new block; half as many more fit in before it is split.
 const FILL: usize = MOST_RECORDS * 2 / 3;
 /// A block with fewer segments is joined with the next one.
 const SHORT: usize = MOST_RECORDS / 4;
-/// Blocks of the first registration; each further one has as many as all before it.
+/// Blocks of the first registration; each further one doubles the number of blocks.
 const FIRST: usize = 4;
-/// Blocks of one registration, at most: 8 MiB.
+/// Maximum number of blocks of one registration: 8 MiB.
 const MOST_AT_ONCE: usize = 4096;
 
 /// A block in use.
@@ -36,36 +36,37 @@ const MOST_AT_ONCE: usize = 4096;
 struct Block {
     /// Offset of its first byte in the region.
     first: u64,
-    /// Segments.
+    /// Number of segments.
     count: usize,
     place: (usize, usize),
 }
 
-/// See the module. Not shared: changed by one thread at a time.
+/// The list of one region. Not thread safe: one thread at a time changes it.
 #[derive(Debug)]
 pub(super) struct List {
     pd: Arc<Pd>,
     generation: u64,
-    /// Bytes of the region.
+    /// Length of the region in bytes.
     len: u64,
-    /// In order, without gaps.
+    /// In ascending order of offsets, without gaps.
     blocks: Vec<Block>,
     pool: Vec<Words>,
-    /// Registration, and block in it.
+    /// Free blocks: index of the registration in `pool`, and of the block in it.
     free: Vec<(usize, usize)>,
     index: Words,
-    /// A larger one, for the next time that the index is written.
+    /// A larger index for the next write of the index.
     larger: Option<Words>,
 }
 
-/// The words that an index of so many blocks takes: no piece of it is read from outside.
+/// The words of an index of so many blocks, rounded up: a peer reads whole pieces of
+/// [`BLOCK_WORDS`] words, which must lie inside the registration.
 fn index_words(blocks: usize) -> usize {
     (HEAD + 3 * blocks).next_multiple_of(BLOCK_WORDS)
 }
 
 impl List {
-    /// A list of a region of `len` bytes, of which nothing is published before [`Self::update`].
-    /// There is room for `segments` segments.
+    /// A list of a region of `len` bytes with room for `segments` segments. It publishes nothing
+    /// before [`Self::update`]. Blocks and allocates.
     ///
     /// # Errors
     /// As [`Self::reserve`].
@@ -86,11 +87,11 @@ impl List {
         Ok(this)
     }
 
-    /// Makes room for `more` segments in so many ranges, so that the next update can't fail.
+    /// Reserves room for `more` segments in `ranges` ranges, so that the next update cannot fail.
     ///
     /// # Errors
-    /// `ENOMEM` and others of registering memory, and where a peer would not take so long a list.
-    /// Nothing has changed.
+    /// `ENOMEM`: the list would exceed [`MAX_BLOCKS`], the maximum that peers accept. Those of
+    /// registering memory. The published list has not changed.
     pub(super) fn reserve(&mut self, more: usize, ranges: usize) -> Result<()> {
         let ranges = if self.is_dense(ranges) { 1 } else { ranges };
         // each range may split the blocks at both of its ends
@@ -131,21 +132,23 @@ impl List {
         matches!(*self.blocks, [Block { count: 1, .. }])
     }
 
-    /// How many blocks the index has room for, at the next time that it is written.
+    /// The number of blocks that the index has room for when it is written next.
     fn index_room(&self) -> usize {
         let words = self.larger.as_ref().unwrap_or(&self.index).len();
         ((words - HEAD) / 3).min(MAX_BLOCKS)
     }
 
-    /// Whether changes of so many ranges are one change of all that lies between them: walking over
-    /// that takes no more than 336 segments for each.
+    /// Whether an update of so many ranges is done as one update from the first to the last of
+    /// them. There are then about 4 blocks for each range, so the update walks over about 336
+    /// segments for each.
     fn is_dense(&self, ranges: usize) -> bool {
         ranges > 1 && ranges >= self.blocks.len() / 4
     }
 
-    /// Publishes what there is in these ranges, from and to offsets in the region; at first of all
-    /// of it. `walk` gives the segments of a range. There must be [room](Self::reserve). Gives the
-    /// index that was replaced by a larger one, which peers may be about to read.
+    /// Publishes the segments of these ranges, pairs of offsets in the region; the first update
+    /// must be of the whole region. `walk` returns the segments of a range. The caller has
+    /// [reserved](Self::reserve) the room. Returns the index that a larger one has replaced; peers
+    /// may still read it.
     pub(super) fn update(
         &mut self,
         ranges: &[(u64, u64)],
@@ -164,7 +167,7 @@ impl List {
         if changed { self.write_index() } else { None }
     }
 
-    /// One of the ranges; whether the index has to be written.
+    /// Updates one range; returns whether the index must be written.
     fn update_one(
         &mut self,
         start: u64,
@@ -200,7 +203,7 @@ impl List {
             .collect();
         self.free.extend(before.iter().rev());
         let least = segments.len().div_ceil(MOST_RECORDS).max(1);
-        // what was reserved is enough for `least` ones
+        // the reserved blocks suffice for `least`
         let others = self.blocks.len() - before.len();
         let room = self
             .free
@@ -211,7 +214,7 @@ impl List {
         let mut new = Vec::with_capacity(count);
         let mut offset = from;
         for segments in segments.chunks(each) {
-            // there is room by the caller's promise
+            // the caller has reserved the room
             let Some(place) = self.free.pop() else { break };
             let block = Block {
                 first: offset,
@@ -253,7 +256,7 @@ impl List {
         old
     }
 
-    /// All memory that peers may be about to read.
+    /// All memory that peers may still read.
     pub(super) fn into_words(self) -> Vec<Words> {
         let mut all = self.pool;
         all.push(self.index);
@@ -272,7 +275,7 @@ mod tests {
 
     const PAGES: usize = 4000;
 
-    /// The segments of a range of pages, equal neighbours as one; 0 is absent.
+    /// The segments of a range of pages, adjacent equal ones merged; rkey 0 is absent.
     fn walk(model: &[u32], from: u64, to: u64) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
         for (page, rkey) in model
@@ -294,7 +297,7 @@ mod tests {
         segments
     }
 
-    /// What a peer reads: each page's rkey.
+    /// Reads the list as a peer does; returns each page's rkey.
     fn read(list: &List, generation: u64) -> Vec<u32> {
         let len = PAGES as u64;
         let mut reader = IndexReader::new(generation, len);
@@ -322,8 +325,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
-        /// After any changes a peer reads what the model has, and there are no more blocks than
-        /// that takes.
+        /// After any changes a peer reads the state of the model, and no block has too many
+        /// segments.
         #[test]
         fn it_agrees_with_a_model(
             steps in prop::collection::vec((0..PAGES, 1..PAGES, 0..4_u32, 1..6_usize, any::<bool>()), 1..60)
@@ -336,7 +339,7 @@ mod tests {
             prop_assert!(list.is_short());
             for (start, len, kind, step, several) in steps {
                 let end = (start + len / 1.max(4 * kind as usize)).clamp(start + 1, PAGES);
-                // one rkey, or pages of their own
+                // either one rkey for all pages, or a different one for each
                 for page in (start..end).step_by(step) {
                     model[page] = if kind == 0 { 0 } else if kind == 1 { 9 } else { page as u32 + 10 };
                 }
@@ -351,7 +354,7 @@ mod tests {
                 prop_assert!(list.blocks.iter().all(|block| block.count <= MOST_RECORDS));
                 prop_assert!(segments >= walk(&model, 0, PAGES as u64).len());
             }
-            // all at once, from one part
+            // the whole region at once: to one segment, and from one to many
             list.reserve(2, 1).unwrap();
             list.update(&[(0, PAGES as u64)], |from, to| walk(&[1; PAGES], from, to));
             prop_assert!(list.is_short(), "one part, one block");

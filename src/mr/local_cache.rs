@@ -1,4 +1,5 @@
-//! The registration cache of a domain: how much it keeps, what it registers with, and who watches memory.
+//! The registration cache of a domain: its configuration, its registrar, and the monitor of memory
+//! changes.
 
 #![allow(unsafe_code, reason = "registers memory")]
 
@@ -12,30 +13,33 @@ use crate::errno::Result;
 use crate::log::info_log;
 use crate::verbs::{Mr, Pd};
 
-/// How local buffers without descriptors are reached (`FI_MR_LOCAL` off).
+/// How local buffers without descriptors get an lkey (`FI_MR_LOCAL` off, `fi_mr(3)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalMemory {
-    /// Through one implicit on-demand region, where the device has that; else by the cache.
+    /// By one implicit on-demand region if the device supports it, else by the cache.
     #[default]
     Best,
-    /// By the cache, even where the device has such a region.
+    /// By the cache, also if the device supports an implicit on-demand region.
     Cached,
-    /// Registered for their operation only.
+    /// By a registration for each operation.
     Each,
 }
 
-/// How much the registration cache keeps (`FI_MR_CACHE_*` of `fi_mr(3)`).
+/// Limits and settings of the registration cache (`FI_MR_CACHE_*`, `fi_mr(3)`).
 #[derive(Clone, Copy, Debug)]
 pub struct CacheConfig {
-    /// Bytes of all registrations; `None`: the machine's memory divided by twice its processors.
+    /// Maximum bytes of all registrations. `None`: the machine's memory divided by twice the number
+    /// of its processors.
     pub max_size: Option<u64>,
-    /// How many registrations. 0: none is kept.
+    /// Maximum number of registrations; 0 disables the cache.
     pub max_count: usize,
-    /// Whether registrations that touch each other become one.
+    /// Whether adjacent registrations are merged.
     pub merge: bool,
-    /// Whether the kernel is asked before each use whether memory is just being changed.
+    /// Whether each use of a cached registration asks the kernel if a change of memory is in
+    /// progress.
     pub check: bool,
-    /// Whether memory is watched by `userfaultfd(2)`; if not, nothing is kept without a foreign monitor.
+    /// Whether `userfaultfd(2)` may detect changes of memory. If not, only a domain with a monitor
+    /// of the application caches registrations.
     pub userfaultfd: bool,
 }
 
@@ -51,7 +55,7 @@ impl Default for CacheConfig {
     }
 }
 
-/// Registers in a protection domain, for local use.
+/// Registers memory in a protection domain, for local use.
 #[derive(Debug)]
 pub(crate) struct Pinned(Arc<Pd>);
 
@@ -67,7 +71,7 @@ impl Registrar for Pinned {
             0
         };
         let addr = std::ptr::without_provenance(start as usize);
-        // SAFETY: the caller's promise; peers have no rights.
+        // SAFETY: the caller of `register` promises the memory; peers get no rights.
         let mr = unsafe { Mr::register(&self.0, addr, len as usize, rights) }?;
         let lkey = mr.lkey();
         Ok((mr, lkey))
@@ -75,7 +79,7 @@ impl Registrar for Pinned {
 }
 
 fn all_memory() -> u64 {
-    // SAFETY: have no preconditions.
+    // SAFETY: `sysconf` has no preconditions.
     let numbers = unsafe {
         [
             libc::_SC_PHYS_PAGES,
@@ -89,7 +93,8 @@ fn all_memory() -> u64 {
 }
 
 impl LocalCache {
-    /// The cache for a protection domain, if there is to be one and memory can be watched; a refusal is said once.
+    /// The cache of a protection domain, with `userfaultfd(2)` as its monitor. `None`: the
+    /// configuration disables the cache, or the kernel refuses `userfaultfd`, which is logged once.
     pub(crate) fn open(pd: &Arc<Pd>, config: &CacheConfig) -> Option<Arc<Self>> {
         if config.max_count == 0 || !config.userfaultfd {
             return None;
@@ -108,10 +113,11 @@ impl LocalCache {
         }
     }
 
-    /// The same with a monitor of the application's.
+    /// The cache of a protection domain with a monitor of the application.
     ///
     /// # Errors
-    /// Those of making the monitor, which comes last; `ENOSYS`, `ENOSPC`.
+    /// `ENOSYS`: forks cannot be detected. `ENOSPC`: the process has 64 caches. Those of `make`,
+    /// which is called last.
     pub(crate) fn open_foreign(
         pd: &Arc<Pd>,
         config: &CacheConfig,

@@ -1,8 +1,9 @@
 //! Raw keys that were mapped into a domain (`fi_mr_map_raw(3)`).
 //!
-//! A mapped key is a number of the domain's own, never given twice. It stands for a key of the peer: for one registration
-//! of it where the raw key is a record, for the key alone where the raw key is that (`docs/protocol.md`, "Raw keys").
-//! Endpoints keep the mapped keys that they have used; [`MappedKey::is_mapped`] ends with `fi_mr_unmap_key(3)`.
+//! A mapped key is a number that the domain assigns and never reuses. It stands for a key of the
+//! peer: if the raw key is a record, for one registration of that key; else for the key alone
+//! (`docs/protocol.md`, "Raw keys"). Endpoints cache the mapped keys that they use;
+//! [`MappedKey::is_mapped`] is false after `fi_mr_unmap_key(3)`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,21 +17,21 @@ use crate::errno::{FiErrno, Result};
 use crate::wire::raw_key::{self, RawKey};
 use crate::wire::records::Entry;
 
-/// What a raw key says besides the key.
+/// The content of a raw key besides the key itself.
 #[derive(Debug)]
 pub(crate) enum Meaning {
-    /// Nothing: it is what `fi_mr_key(3)` gives to the peer's application.
+    /// None: the raw key is the key that `fi_mr_key(3)` returns at the peer.
     Key,
-    /// The registration of this generation, in the directory of this domain.
+    /// The registration with this generation, in the key directory of this domain.
     Published { domain: u64, generation: u64 },
-    /// A native key, and which region it gives access to.
+    /// A native key, and the resolution of its region.
     Native(Resolved),
 }
 
 /// A mapped key.
 #[derive(Debug)]
 pub(crate) struct MappedKey {
-    /// What the application calls it by.
+    /// The key that the application uses.
     number: u64,
     /// The peer's key.
     pub(crate) key: u64,
@@ -39,7 +40,7 @@ pub(crate) struct MappedKey {
 }
 
 impl MappedKey {
-    /// Whether it has not been unmapped.
+    /// False after `fi_mr_unmap_key(3)`.
     #[inline]
     pub(crate) fn is_mapped(&self) -> bool {
         self.mapped.load(Ordering::Acquire)
@@ -52,7 +53,7 @@ impl Keyed for Arc<MappedKey> {
     }
 }
 
-/// Those of one domain. Thread safe.
+/// The mapped keys of one domain. Thread safe.
 #[derive(Debug, Default)]
 pub(crate) struct Mapped {
     inner: Mutex<Inner>,
@@ -61,11 +62,11 @@ pub(crate) struct Mapped {
 #[derive(Debug, Default)]
 struct Inner {
     keys: HashMap<u64, Arc<MappedKey>>,
-    /// How many were mapped so far.
+    /// Number of keys mapped so far.
     count: u64,
 }
 
-/// The peer's key, and what is said of it.
+/// Decodes a raw key: the peer's key, and its meaning.
 fn decode(raw: &[u8]) -> Result<(u64, Meaning)> {
     let (key, meaning) = match raw_key::decode_short(raw) {
         Some(key) => (key, Meaning::Key),
@@ -78,7 +79,7 @@ fn decode(raw: &[u8]) -> Result<(u64, Meaning)> {
                 }
             } else {
                 Meaning::Native(Resolved {
-                    // counted regions are published
+                    // native keys have no event cell: a counted region is published
                     entry: Entry {
                         cell: 0,
                         once: false,
@@ -95,7 +96,7 @@ fn decode(raw: &[u8]) -> Result<(u64, Meaning)> {
             (raw.entry.key, meaning)
         }
     };
-    // numbers of mapped keys are no peer's
+    // a peer has no key in the range of mapped keys, and none that is `FI_KEY_NOTAVAIL`
     if key >> 48 == kind::MAPPED || key == u64::MAX {
         return Err(FiErrno::EINVAL);
     }
@@ -103,13 +104,15 @@ fn decode(raw: &[u8]) -> Result<(u64, Meaning)> {
 }
 
 impl Mapped {
+    /// Maps a raw key; returns the key for the application's operations (`fi_mr_map_raw(3)`).
+    ///
     /// # Errors
-    /// `EINVAL`: no raw key, or one that was truncated, changed, or made by another version.
+    /// `EINVAL`: not a raw key, or one that was truncated, changed, or made by another version.
     pub(crate) fn map(&self, raw: &[u8]) -> Result<u64> {
         let (key, meaning) = decode(raw)?;
         let mut inner = self.inner.lock();
         inner.count += 1;
-        // 48 bits of numbers last for centuries
+        // the number is unique for 2^48 mappings
         let number = kind::MAPPED << 48 | (inner.count & 0xffff_ffff_ffff);
         let mapped = MappedKey {
             number,
@@ -121,7 +124,7 @@ impl Mapped {
         Ok(number)
     }
 
-    /// Ends a mapped key: operations that are posted from now on are refused.
+    /// Unmaps a key: operations that are posted later with it are refused.
     ///
     /// # Errors
     /// `EINVAL`: no such key is mapped.

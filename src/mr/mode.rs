@@ -1,50 +1,51 @@
-//! The form that regions of a domain have: libfabric's `mr_mode` bits, and what they ask of descriptors.
+//! The memory registration mode of a domain: libfabric's `mr_mode` bits, and the rule for
+//! descriptors.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// The bits of `domain_attr->mr_mode` (`fi_mr(3)`) that a form of regions uses, with libfabric's
-    /// values.
+    /// The bits of `domain_attr->mr_mode` (`fi_mr(3)`) that weft supports, with libfabric's values.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Mode: u32 {
-        /// `FI_MR_LOCAL`: local buffers are registered by the application.
+        /// `FI_MR_LOCAL`: the application registers local buffers.
         const LOCAL = 1 << 2;
-        /// `FI_MR_RAW`: peers map raw keys.
+        /// `FI_MR_RAW`: peers map raw keys with `fi_mr_map_raw(3)`.
         const RAW = 1 << 3;
-        /// `FI_MR_VIRT_ADDR`: addresses are virtual ones; else they count from 0.
+        /// `FI_MR_VIRT_ADDR`: peers use virtual addresses; without it, offsets in the region.
         const VIRT_ADDR = 1 << 4;
-        /// `FI_MR_ALLOCATED`: memory is there when it is registered; else when it is used.
+        /// `FI_MR_ALLOCATED`: memory has its pages when it is registered; without it, when it is
+        /// accessed.
         const ALLOCATED = 1 << 5;
-        /// `FI_MR_PROV_KEY`: keys are the provider's; else the application's.
+        /// `FI_MR_PROV_KEY`: the provider chooses keys; without it, the application.
         const PROV_KEY = 1 << 6;
-        /// `FI_MR_MMU_NOTIFY`: the application says where pages have changed.
+        /// `FI_MR_MMU_NOTIFY`: the application reports changes of pages with `fi_mr_refresh(3)`.
         const MMU_NOTIFY = 1 << 7;
-        /// `FI_MR_RMA_EVENT`: regions whose accesses are counted are made disabled.
+        /// `FI_MR_RMA_EVENT`: regions with counted accesses are created disabled.
         const RMA_EVENT = 1 << 8;
-        /// `FI_MR_ENDPOINT`: regions belong to endpoints.
+        /// `FI_MR_ENDPOINT`: regions are bound to endpoints.
         const ENDPOINT = 1 << 9;
     }
 }
 
 impl Mode {
-    /// What an rkey alone can express.
+    /// The mode that an rkey implements without a key directory.
     pub const NATIVE: Self = Self::VIRT_ADDR.union(Self::ALLOCATED).union(Self::PROV_KEY);
 }
 
-/// How regions of a form hold on to their pages.
+/// How the pages of a mode's regions are kept present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Paging {
-    /// Pinned when they are registered.
+    /// Pinned at registration.
     Pinned,
-    /// By the device, when they are used.
+    /// The device faults pages in on access.
     OnDemand,
-    /// Pinned as far as they are there; the application says when that has changed. `whole`: all must be
-    /// there at first.
+    /// Pinned where present; the application reports changes. `whole`: all pages must be present at
+    /// registration.
     Refreshed { whole: bool },
 }
 
 impl Mode {
-    /// On a device that has on-demand paging or not.
+    /// The paging of this mode. `on_demand`: whether the device has on-demand paging.
     pub(crate) fn paging(self, on_demand: bool) -> Paging {
         match (
             self.contains(Self::ALLOCATED),
@@ -53,35 +54,35 @@ impl Mode {
             (true, false) => Paging::Pinned,
             (true, true) => Paging::Refreshed { whole: true },
             (false, true) if !on_demand => Paging::Refreshed { whole: false },
-            // without both the device refuses
+            // a device without on-demand paging refuses the registration
             (false, _) => Paging::OnDemand,
         }
     }
 }
 
-/// What descriptors of local buffers mean (`fi_mr(3)`, `FI_MR_LOCAL`).
+/// The rule for descriptors of local buffers (`fi_mr(3)`, `FI_MR_LOCAL`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DescRule {
-    /// Each buffer that the device reaches has one.
+    /// Every buffer that the device accesses needs a valid descriptor.
     Required,
-    /// NULL, or valid (API 1.22 on).
+    /// NULL or valid (API 1.22 and later).
     Optional,
-    /// Anything: not looked at.
+    /// Not read; any value is allowed.
     Ignored,
 }
 
-/// The form of a domain's regions.
+/// The registration mode and descriptor rule of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
-    /// What the application was asked to do.
+    /// The `mr_mode` bits that the application must follow.
     pub mode: Mode,
-    /// What its descriptors mean.
+    /// The rule for its descriptors.
     pub desc: DescRule,
 }
 
 impl Form {
-    /// A form whose descriptors follow from it; `checked` for an application that passes valid ones or
-    /// NULL where they are not required (API 1.22 on).
+    /// The form of a mode. `checked`: where descriptors are not required, the application passes
+    /// valid ones or NULL (API 1.22 and later).
     pub fn new(mode: Mode, checked: bool) -> Self {
         let desc = if mode.contains(Mode::LOCAL) {
             DescRule::Required
@@ -95,7 +96,7 @@ impl Form {
 }
 
 impl Default for Form {
-    /// The native form, with local registration.
+    /// The native mode, with local registration.
     fn default() -> Self {
         Self::new(Mode::NATIVE | Mode::LOCAL, false)
     }

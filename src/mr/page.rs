@@ -1,23 +1,23 @@
-//! Pages of the system.
+//! Rounding to pages of the system.
 
 #![allow(unsafe_code, reason = "asks the system")]
 
 use std::sync::LazyLock;
 
-/// What the kernel maps at once.
+/// The page size in bytes.
 static SIZE: LazyLock<u64> = LazyLock::new(|| {
-    // SAFETY: no pointers.
+    // SAFETY: `sysconf` takes no pointers.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    // every system has pages, of a power of two
+    // page sizes are powers of two; the rounding only covers a failing `sysconf`
     u64::try_from(size).map_or(4096, |size| size.max(1).next_power_of_two())
 });
 
-/// The first byte of the page that this one is in.
+/// The address of the page of a byte.
 pub(super) fn floor(addr: u64) -> u64 {
     addr & !(*SIZE - 1)
 }
 
-/// The end of the last page of what ends here, if there are addresses behind it.
+/// The end of the last page of a range that ends at `end`; `None` beyond the address space.
 pub(super) fn ceil(end: u64) -> Option<u64> {
     end.checked_next_multiple_of(*SIZE)
 }

@@ -1,4 +1,4 @@
-//! What a post does to find lkeys of local buffers, by itself: for measurements.
+//! The look-up of local lkeys that each post does, without a post: for measurements.
 
 #![allow(unsafe_code, reason = "registers buffers that its caller promises for")]
 
@@ -9,7 +9,7 @@ use super::{Desc, LocalKeys, Use};
 use crate::domain::Domain;
 use crate::errno::Result;
 
-/// One direction of an endpoint that posts nothing. Not shared.
+/// One direction of an endpoint that posts nothing. Not thread safe.
 #[derive(Debug)]
 pub struct LocalProbe {
     keys: LocalKeys,
@@ -17,7 +17,7 @@ pub struct LocalProbe {
 }
 
 impl LocalProbe {
-    /// One of a domain.
+    /// A probe with the cache or implicit region of a domain.
     pub fn new(domain: &Arc<Domain>) -> Self {
         Self {
             keys: LocalKeys::new(domain, domain.pd()),
@@ -25,20 +25,20 @@ impl LocalProbe {
         }
     }
 
-    /// Finds the lkey of a source, and has done with it when the next one is posted.
+    /// The lkey of a source buffer. The buffer's registration is released by a later call.
     ///
     /// # Errors
     /// Those of registering.
     ///
     /// # Safety
-    /// The memory is there.
+    /// The memory is mapped.
     #[inline]
     pub unsafe fn source(&mut self, addr: *const c_void, len: usize) -> Result<u32> {
         let iov = libc::iovec {
             iov_base: addr.cast_mut(),
             iov_len: len,
         };
-        // SAFETY: the caller's promise; nothing is posted.
+        // SAFETY: the caller promises the memory; nothing is posted.
         let lkey = unsafe { self.keys.lkey(Desc::NULL, &iov, Use::Source) }?;
         self.number = self.number.wrapping_add(1);
         self.keys.posted(self.number, self.number);

@@ -1,4 +1,5 @@
-//! `fi_mr_refresh(3)`: the pages of a region are others now, or are there at last.
+//! `fi_mr_refresh(3)`: the application reports that pages of a region have changed or are now
+//! present.
 
 use super::region::{Range, not_enabled};
 use super::{Paging, Region};
@@ -7,13 +8,14 @@ use crate::log::refused;
 use crate::mr::Buffer;
 
 impl Region {
-    /// Pages that the device has made present by advice or by [`Self::refresh`] since the region was enabled; what was there
-    /// already, and what was asked for before, is counted too. It is the device's count, not the engine's.
+    /// Number of pages that the device has prefetched by advice or by [`Self::refresh`] since the
+    /// region was enabled. Each request counts each page, also one that was present. It is the
+    /// device's count, not the engine's.
     ///
     /// # Errors
     /// - `EOPBADSTATE`: not enabled.
-    /// - `EOPNOTSUPP`: the region is not on demand, or the device has no count that verbs could read: all but
-    ///   softverbs.
+    /// - `EOPNOTSUPP`: the region is not on demand, or the device has no count that verbs can read:
+    ///   only softverbs has one.
     pub fn prefetched(&self) -> Result<u64> {
         let exposed = self.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
         if !self.is_on_demand() {
@@ -22,16 +24,19 @@ impl Region {
         exposed.prefetched()
     }
 
-    /// Takes note of the pages that these ranges have now. On-demand regions have them fetched; pinned ones are
-    /// registered anew there and published, then what was registered before goes. Blocks for as long as
-    /// pinning takes.
+    /// Updates the registration for the present pages of these ranges; no range: of all buffers.
+    /// The pages of an on-demand region are prefetched. Those of a pinned region are registered
+    /// again and published; then the previous registrations end. Blocks until the pages are pinned,
+    /// and allocates.
     ///
     /// # Errors
-    /// - `EINVAL`: no range, one of no bytes, or one that does not lie in a buffer of the region; nothing has
+    /// - `EINVAL`: a range is empty, or lies outside every buffer of the region; nothing has
     ///   changed.
     /// - `EOPBADSTATE`: not enabled, or being closed.
-    /// - `EOPNOTSUPP`: pinned for good: the form is without [`Mode::MMU_NOTIFY`](super::Mode::MMU_NOTIFY).
-    /// - `ENOMEM`: locked memory, or more parts with gaps between them than a region has; it is as it was.
+    /// - `EOPNOTSUPP`: pinned at registration: the mode is without
+    ///   [`Mode::MMU_NOTIFY`](super::Mode::MMU_NOTIFY).
+    /// - `ENOMEM`: the limit of locked memory, or more parts with gaps between them than a region
+    ///   can have; the region is unchanged.
     pub fn refresh(&self, ranges: &[Buffer]) -> Result<()> {
         let inside = |range: &Buffer| {
             let (addr, len) = (range.addr as u64, range.len as u64);
@@ -66,7 +71,7 @@ impl Region {
                 "the pages are pinned for good: the domain has no mr_mode FI_MR_MMU_NOTIFY"
             )),
             Paging::OnDemand if self.is_on_demand() => exposed.prefetch(self, &ranges),
-            Paging::OnDemand => Ok(()), // its pages stay as they are
+            Paging::OnDemand => Ok(()), // nothing pins or unpins its pages
             Paging::Refreshed { .. } => {
                 exposed.refresh(&ranges)?;
                 let elsewhere = self.elsewhere.lock();

@@ -1,4 +1,4 @@
-//! Registered words that peers read, and some write.
+//! Registered memory of 64-bit words that peers read, and partly write.
 
 #![allow(unsafe_code, reason = "memory shared with a device")]
 
@@ -9,26 +9,27 @@ use crate::errno::Result;
 use crate::log::warn_log;
 use crate::verbs::{Mr, Pd};
 
-/// Words of 64 bits, little-endian to whoever reads them from outside, with one registration over all. No
-/// Rust reference ever covers them but those of atomics, so a peer may write where it has the right.
+/// 64-bit words, little-endian in memory, with one registration for all. The only Rust references
+/// to them are to atomics, so a peer with the right may write them.
 #[derive(Debug)]
 pub(crate) struct Words {
-    /// There until this is dropped.
+    /// `None` only while this is dropped.
     mr: Option<Mr>,
     memory: Box<[AtomicU64]>,
 }
 
 impl Words {
-    /// So many words, zero, with `ibv_access_flags`.
+    /// `count` words, all zero, registered with `rights` (`ibv_access_flags`). Blocks and
+    /// allocates.
     ///
     /// # Errors
     /// Those of `ibv_reg_mr(3)`.
     pub(crate) fn new(pd: &Arc<Pd>, count: usize, rights: u32) -> Result<Self> {
         let zeros = vec![0_u64; count].into_boxed_slice();
-        // SAFETY: both types have one size and alignment, and zero is a value of each.
+        // SAFETY: `AtomicU64` has the size and alignment of `u64`, and zero is valid for both.
         let memory = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [AtomicU64]) };
         let addr = memory.as_ptr().cast();
-        // SAFETY: the registration is dropped before the memory; only atomics are ever used on it.
+        // SAFETY: the registration ends before the memory is freed, and all access is by atomics.
         let mr = unsafe { Mr::register(pd, addr, count * 8, rights) }?;
         Ok(Self {
             mr: Some(mr),
@@ -36,12 +37,12 @@ impl Words {
         })
     }
 
-    /// The address of a word.
+    /// The address of the word at `index`.
     pub(crate) fn addr(&self, index: usize) -> u64 {
         (&raw const self.memory[index]) as u64
     }
 
-    /// How many there are.
+    /// The number of words.
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
@@ -54,32 +55,32 @@ impl Words {
         self.mr.as_ref().map_or(0, Mr::rkey)
     }
 
-    /// A word as it is now.
+    /// Reads a word (`Acquire`).
     #[inline]
     pub(crate) fn load(&self, index: usize) -> u64 {
         u64::from_le(self.memory[index].load(Ordering::Acquire))
     }
 
-    /// Writes a word.
+    /// Writes a word (`Release`).
     #[inline]
     pub(crate) fn store(&self, index: usize, value: u64) {
         self.memory[index].store(value.to_le(), Ordering::Release);
     }
 
-    /// Words from `index` on.
+    /// Reads `N` words from `index` on, each for itself.
     pub(crate) fn read<const N: usize>(&self, index: usize) -> [u64; N] {
         std::array::from_fn(|i| self.load(index + i))
     }
 
-    /// Writes a record whose last word is its checksum (or zeros), so that a reader sees the old one, the
-    /// new one, or one whose checksum is wrong.
+    /// Writes a record whose last word is its checksum (or writes zeros). A concurrent reader sees
+    /// the old record, the new one, or one with a wrong checksum.
     pub(crate) fn write(&self, index: usize, record: &[u64]) {
         if let Some(last) = record.len().checked_sub(1) {
             self.rewrite(index, record, last);
         }
     }
 
-    /// The same of a record whose word `sum` is its checksum, wherever that is.
+    /// As [`Self::write`], for a record whose word `sum` is the checksum.
     pub(crate) fn rewrite(&self, index: usize, record: &[u64], sum: usize) {
         self.store(index + sum, 0);
         fence(Ordering::SeqCst);
@@ -96,7 +97,7 @@ impl Drop for Words {
         let Some(Err(busy)) = self.mr.take().map(Mr::deregister) else {
             return;
         };
-        // What it writes later goes nowhere else.
+        // the memory is leaked, so that the late access writes nothing else
         warn_log!(
             Mr,
             "memory is kept: a stopped peer has an access to it under way"

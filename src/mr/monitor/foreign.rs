@@ -1,4 +1,5 @@
-//! A monitor of the application's: what libfabric's core has too, and imports by `fi_import_fid(3)`.
+//! A memory monitor of the application, such as those that libfabric's core imports by
+//! `fi_import_fid(3)`.
 
 #![allow(unsafe_code, reason = "leaves the monitor alone in a forked child")]
 
@@ -10,38 +11,44 @@ use super::{Gate, Listed, fork, list};
 use crate::errno::{FiErrno, Result};
 use crate::mr::cache::{Index, Watch};
 
-/// Who says when memory changes, by [`memory_changed`]. Thread safe. Called by threads that post, with a lock of their endpoint held, and
-/// by who closes: so a call must not wait for another thread that uses this domain. No lock of the cache is held.
+/// A source of memory changes, which it reports by [`memory_changed`]. Thread safe. Its functions
+/// are called by threads that post, with their endpoint's lock held, and by threads that close
+/// objects; so they must not wait for another thread that uses this domain. The caller holds no
+/// lock of the cache.
 pub trait Monitor: Debug + Send + Sync {
-    /// From now on changes of this range, of whole pages, are told. Subscriptions count: the same range, or one that overlaps it, can be
-    /// subscribed to again before it is unsubscribed from.
+    /// Subscribes to a range of whole pages: the monitor reports its changes from now on.
+    /// Subscriptions count: a range, or one that overlaps it, can be subscribed to again before it
+    /// is unsubscribed.
     ///
     /// # Errors
-    /// The range can't be watched: it is registered for each operation.
+    /// The range cannot be watched; its memory is then registered for each operation.
     fn subscribe(&self, addr: u64, len: u64) -> Result<()>;
 
-    /// Undoes one [`Self::subscribe`] of just this range. Each is undone once, the last ones when the domain is closed.
+    /// Undoes one [`Self::subscribe`] of exactly this range. Called once for each, at the latest
+    /// when the domain is closed.
     fn unsubscribe(&self, addr: u64, len: u64);
 
-    /// Whether nothing happened to this range, as it was subscribed to, that was not told yet. Called before each use of what was kept:
-    /// must not block, or allocate.
+    /// False if a change of this range, as it was subscribed to, has not been reported yet. Called
+    /// before each use of a cached registration: must not block or allocate.
     fn is_valid(&self, addr: u64, len: u64) -> bool;
 }
 
-/// How a monitor tells: memory of this range changes, or has just changed and nobody can have used it since. What any cache of the
-/// process kept of it is used by no operation that is posted after this returns.
+/// Reports that memory of this range is about to change, or has changed and no thread can have used
+/// it since. No operation that is posted after the return of this call uses a registration that a
+/// cache of the process has of the range.
 ///
-/// May be called by any thread, at any time, for any range, with any lock that [`Monitor::subscribe`] does not take, and from within the
-/// calls of a monitor; not from a signal handler. Neither allocates nor waits for anything but short locks. In a forked child, where
-/// nothing is kept, it does nothing.
+/// May be called by any thread, at any time, for any range, by the functions of a monitor, and with
+/// any lock held that [`Monitor::subscribe`] does not take; not by a signal handler. Does not
+/// allocate, and blocks only on short locks. Does nothing in a forked child, where no registration
+/// is cached.
 pub fn memory_changed(addr: u64, len: u64) {
-    // in a child the locks may be ones that nobody opens any more
+    // in a child another thread of the parent may have held the locks at the fork
     if len != 0 && Gate::get().is_some_and(|gate| !gate.is_forked()) {
         list::kill(addr, addr.saturating_add(len));
     }
 }
 
-/// A cache's use of a foreign monitor.
+/// Connects one cache to a monitor of the application.
 #[derive(Debug)]
 pub(crate) struct Foreign {
     monitor: ManuallyDrop<Box<dyn Monitor>>,
@@ -50,10 +57,11 @@ pub(crate) struct Foreign {
 }
 
 impl Foreign {
-    /// Makes the monitor when nothing else can fail.
+    /// Registers the cache for changes, then calls `make`.
     ///
     /// # Errors
-    /// `ENOSYS`: a fork could not be noticed here. `ENOSPC`: too many caches. Those of `make`.
+    /// `ENOSYS`: forks cannot be detected, or this process is a forked child. `ENOSPC`: too many
+    /// caches. Those of `make`.
     pub(crate) fn new(
         index: Arc<dyn Index + Send>,
         make: impl FnOnce() -> Result<Box<dyn Monitor>>,
@@ -71,10 +79,10 @@ impl Foreign {
 }
 
 impl Drop for Foreign {
-    /// A child leaves the monitor alone, which is its parent's.
+    /// A forked child does not drop the monitor: its resources are the parent's.
     fn drop(&mut self) {
         if !self.gate.is_forked() {
-            // SAFETY: dropped here alone, and not used behind.
+            // SAFETY: the only drop of the field, which is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.monitor) };
         }
     }

@@ -1,4 +1,5 @@
-//! What a fork does to what was kept: in the parent it is killed, in the child the gate is closed.
+//! Effect of a fork on cached registrations: the parent invalidates all; the child's gate stays
+//! closed.
 
 #![allow(unsafe_code, reason = "pthread_atfork")]
 
@@ -7,11 +8,12 @@ use std::sync::Once;
 use super::{Gate, list};
 use crate::log::warn_log;
 
-/// From now on the process's forks are noticed.
+/// Installs the fork handlers, once for the process.
 pub(crate) fn notice() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: functions of this library, which the C library forgets when it is unloaded.
+        // SAFETY: functions of this library; the C library removes them when the library is
+        // unloaded.
         let ret = unsafe { libc::pthread_atfork(Some(before), Some(parent), None) };
         if ret != 0 {
             warn_log!(Mr, "pthread_atfork: error {ret}: forks are not noticed");
@@ -19,7 +21,8 @@ pub(crate) fn notice() {
     });
 }
 
-/// The gate, but in a child that forks in its turn: there it is closed, and locks may be ones that nobody opens.
+/// The gate, unless this process is a forked child that forks again: its gate is closed, and other
+/// threads of the parent may have held the locks at the fork.
 fn own_gate() -> Option<Gate> {
     Gate::get().filter(|gate| !gate.is_forked())
 }
@@ -30,7 +33,8 @@ unsafe extern "C" fn before() {
     }
 }
 
-/// Kernels before 5.12 give the parent other pages when it writes next; kills all that refers to the old ones.
+/// Invalidates all registrations: a kernel before 5.12 gives the parent new pages at its next
+/// write, and the device has the old ones.
 unsafe extern "C" fn parent() {
     if let Some(gate) = own_gate() {
         list::kill(0, u64::MAX);

@@ -1,6 +1,6 @@
-//! The gate: whether registrations that were kept may be used. One word for the process.
+//! The gate: whether cached registrations may be used. One word for the process.
 //!
-//! It lies in a page that a forked child finds zeroed (`MADV_WIPEONFORK`), which is: closed.
+//! The word is in a page that a forked child gets zeroed (`MADV_WIPEONFORK`). Zero means closed.
 
 #![allow(
     unsafe_code,
@@ -10,23 +10,24 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Its word when nobody has closed it; each who has adds 1.
+/// The word while no thread closes the gate; each closing thread adds 1.
 const OPEN: u64 = 1 << 32;
 
-/// See the module. A word that lives as long as the process.
+/// The word of the gate, which lives as long as the process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate(&'static AtomicU64);
 
 impl Gate {
-    /// The process's gate; `None` where the kernel has no such pages (before 4.14).
+    /// The gate of the process; `None` if the kernel has no such pages (before 4.14).
     pub(crate) fn get() -> Option<Self> {
         static GATE: OnceLock<Option<Gate>> = OnceLock::new();
         *GATE.get_or_init(Self::make)
     }
 
     fn make() -> Option<Self> {
-        let len = 1; // a page
-        // SAFETY: a new mapping, which nobody else knows and which is never unmapped; its start is aligned.
+        let len = 1; // rounded up to a page by mmap(2)
+        // SAFETY: a new mapping, which is never unmapped and only referenced here; its start is
+        // aligned.
         let word: &'static AtomicU64 = unsafe {
             let prot = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -45,18 +46,20 @@ impl Gate {
         Some(Self(word))
     }
 
-    /// Whether what was kept may be used. Of what is found open, all that was killed before it opened is seen.
+    /// Whether cached registrations may be used. If it is open, the caller sees all invalidations
+    /// that were made before it opened (`Acquire`).
     #[inline]
     pub(crate) fn is_open(self) -> bool {
         self.0.load(Ordering::Acquire) == OPEN
     }
 
-    /// Whether this is a child of the process that made it.
+    /// Whether this process is a forked child of the process that made the gate.
     pub(crate) fn is_forked(self) -> bool {
         self.0.load(Ordering::Relaxed) < OPEN
     }
 
-    /// Nothing that was kept is used by whoever learns that this has returned.
+    /// Closes the gate: a thread that has learned of the return of this call uses no cached
+    /// registration.
     pub(crate) fn close(self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
@@ -86,7 +89,7 @@ mod tests {
     #[test]
     fn a_child_finds_it_closed() {
         let gate = Gate::make().unwrap();
-        // SAFETY: the child only looks at the word and ends.
+        // SAFETY: the child only reads the word and exits.
         unsafe {
             let child = libc::fork();
             if child == 0 {

@@ -1,6 +1,7 @@
-//! The caches of the process that are told when memory changes.
+//! The caches of the process, to which changes of memory are reported.
 //!
-//! The lock is the monitor's thread's too: nobody who holds it allocates, frees, or calls anything foreign.
+//! The monitor's thread takes the lock too: its holder must not allocate, free, or call foreign
+//! code.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -8,7 +9,7 @@ use super::Gate;
 use crate::errno::{FiErrno, Result};
 use crate::mr::cache::Index;
 
-/// How many there can be.
+/// Maximum number of caches in a process.
 const MOST: usize = 64;
 
 type Cell = Option<Arc<dyn Index + Send>>;
@@ -18,12 +19,12 @@ static LIST: Mutex<[Cell; MOST]> = Mutex::new([const { None }; MOST]);
 fn list() -> MutexGuard<'static, [Cell; MOST]> {
     match LIST.lock() {
         Ok(list) => list,
-        // nothing panics under it; and if, the cells are whole
+        // no code panics under this lock; the cells would be complete if it did
         Err(poisoned) => poisoned.into_inner(),
     }
 }
 
-/// A cache's place in the list, until it is dropped.
+/// A cache's place in the list; removed on drop.
 #[derive(Debug)]
 pub(crate) struct Listed {
     at: usize,
@@ -31,6 +32,8 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
+    /// Adds a cache to the list.
+    ///
     /// # Errors
     /// `ENOSPC`: the list is full.
     pub(crate) fn new(index: Arc<dyn Index + Send>, gate: Gate) -> Result<Self> {
@@ -44,16 +47,16 @@ impl Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        // in a child the lock may be one that nobody opens any more
+        // in a child another thread of the parent may have held the lock at the fork
         if !self.gate.is_forked() {
             let index = list()[self.at].take();
-            // the last reference may be this one: not under the lock
+            // may be the last reference, which frees the cache: not under the lock
             drop(index);
         }
     }
 }
 
-/// Keeps the lock, for a test that forks meanwhile.
+/// Holds the lock, for a test that forks meanwhile.
 #[cfg(test)]
 pub(super) fn hold() -> impl Drop {
     struct Held(#[allow(dead_code, reason = "dropped")] MutexGuard<'static, [Cell; MOST]>);
@@ -63,7 +66,7 @@ pub(super) fn hold() -> impl Drop {
     Held(list())
 }
 
-/// Tells all of them.
+/// Reports a change of a range to all caches.
 pub(super) fn kill(start: u64, end: u64) {
     for index in list().iter().flatten() {
         index.kill(start, end);

@@ -1,4 +1,4 @@
-//! From where to where mappings go that are no file's: `/proc/self/maps`, by query (Linux 6.11) or by reading it.
+//! The extent of anonymous mappings: `/proc/self/maps`, by query (Linux 6.11) or by reading it.
 
 use std::fs::File;
 
@@ -6,23 +6,25 @@ use crate::errno::{FiErrno, Result};
 use crate::mr::procmap::Query;
 use crate::mr::{backed, page};
 
-/// See the module. Thread safe.
+/// `/proc/self/maps` of this process. Thread safe.
 #[derive(Debug)]
 pub(super) struct Maps(File);
 
 impl Maps {
+    /// Opens the file.
+    ///
     /// # Errors
-    /// Where `/proc` is closed.
+    /// `EACCES`: `/proc` is not accessible.
     pub(super) fn open() -> Result<Self> {
         let file = File::open("/proc/self/maps");
         file.map(Self).map_err(|_| FiErrno::EACCES)
     }
 
-    /// The range of the mappings that a range lies in, which are no file's: a file can be cut short, and takes the pages of its mappings away
-    /// without an event, the private copies too.
+    /// The extent of the mappings that contain this range, all of which must be anonymous:
+    /// truncating a file takes pages from its mappings without an event, also from private copies.
     ///
     /// # Errors
-    /// `EFAULT`: not all of it is such mappings.
+    /// `EFAULT`: a part of the range is not mapped, or is of a file.
     pub(super) fn around(&self, start: u64, end: u64) -> Result<(u64, u64)> {
         let (mut first, mut at) = (start, start);
         while at < end {
@@ -38,14 +40,15 @@ impl Maps {
         Ok((first, at))
     }
 
-    /// The mapping of an address.
+    /// The mapping that contains an address.
     fn query(&self, addr: u64) -> Result<(u64, u64)> {
         let query = Query::ask(&self.0, addr, 0).map_err(|error| match error {
             FiErrno::ENOENT => FiErrno::EFAULT,
             error => error,
         })?;
         if query.inode != 0 {
-            // huge pages may be anonymous all the same, as the name says, which is read
+            // anonymous huge pages have an inode too: the caller decides by the name, which it
+            // reads
             let huge = page::ceil(1) < Some(query.page_size);
             return Err(if huge {
                 FiErrno::EINVAL
@@ -80,7 +83,7 @@ mod tests {
     #[test]
     fn both_ways_find_the_same() {
         const PAGE: usize = 4096;
-        // SAFETY: new mappings; the last page is one with other rights, so a mapping of its own.
+        // SAFETY: new mappings; the last page has other rights, so it is a mapping of its own.
         let start = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let new = libc::mmap(
@@ -114,7 +117,7 @@ mod tests {
             assert_eq!(maps.around(from, to), found);
             assert_eq!(Maps::read(from, to), found);
         }
-        // SAFETY: a mapping of a file in the place of one page of the above; and a hole in the place of another.
+        // SAFETY: replaces one page of the mapping above by a file, and unmaps another.
         unsafe {
             let file = libc::memfd_create(c"weft-test".as_ptr(), libc::MFD_CLOEXEC);
             libc::ftruncate(file, PAGE as i64);

@@ -1,4 +1,5 @@
-//! What tells the registration cache that memory changed. `docs/registration-cache.md` has the order of events.
+//! Monitors: report changes of memory to the registration caches. `docs/registration-cache.md` has
+//! the order of events.
 
 mod foreign;
 mod fork;

@@ -1,7 +1,8 @@
-//! The cache with the kernel's events, and a device that holds on to pages as hardware does.
+//! The cache with the kernel's events, and a device that keeps references to pages as hardware
+//! does.
 //!
-//! Memory is changed in processes of their own, which this program starts: what other tests fork or unmap would
-//! be noticed too. `WEFT_CACHE_OPS` sets how long the mixture is.
+//! The tests run in child processes of this program: the cache would also notice forks and
+//! unmappings of other tests. `WEFT_CACHE_OPS` sets the number of operations of the mixture.
 
 #![allow(unsafe_code, reason = "changes memory")]
 
@@ -39,7 +40,7 @@ fn open(bounds: Bounds) -> Tested {
 }
 
 fn map(at: *mut u8, pages: usize, more: libc::c_int) -> *mut u8 {
-    // SAFETY: a new mapping, or one in the place of this thread's own.
+    // SAFETY: a new mapping, or one that replaces a mapping of this thread.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | more;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -49,7 +50,8 @@ fn map(at: *mut u8, pages: usize, more: libc::c_int) -> *mut u8 {
     }
 }
 
-/// A filter that refuses userfaultfd and its device, for this thread and those it starts.
+/// Installs a seccomp filter that refuses userfaultfd and its device, for this thread and the
+/// threads it starts.
 fn refuse() {
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let errno = 0x0005_0000 | libc::EPERM.cast_unsigned();
@@ -68,7 +70,7 @@ fn refuse() {
         len: steps.len() as u16,
         filter: steps.as_mut_ptr(),
     };
-    // SAFETY: a filter of that many steps, which is copied.
+    // SAFETY: `program` has the length and address of `steps`, which the kernel copies.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         let set = libc::prctl(
@@ -80,7 +82,7 @@ fn refuse() {
     }
 }
 
-/// Starts this program in a role; a process that is not done in time hangs, and is killed.
+/// Runs this program in a role; kills it after 600 seconds.
 fn run(role: &str, preload: Option<&str>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -105,7 +107,7 @@ fn run(role: &str, preload: Option<&str>) {
     assert!(status.success(), "{role} with {preload:?}: {status}");
 }
 
-/// Whether the kernel lets us watch memory; said where it doesn't.
+/// Whether the kernel permits userfaultfd; prints the error if not.
 pub(crate) fn available() -> bool {
     match userfault::Userfault::get() {
         Ok(_) => true,
@@ -116,7 +118,7 @@ pub(crate) fn available() -> bool {
     }
 }
 
-/// What the other processes run; does nothing in an ordinary run of the tests.
+/// Entry point of the child processes; does nothing without a role.
 #[test]
 fn in_a_process() {
     let role = std::env::var(ROLE);
@@ -183,7 +185,7 @@ fn a_random_mixture_of_changes_and_transfers() {
     run("mixture", None);
 }
 
-/// Allocators that give memory back while they hold locks.
+/// Allocators that unmap memory while they hold their locks.
 #[test]
 fn other_allocators_do_not_deadlock() {
     for library in ["libjemalloc.so.2", "libmimalloc.so.2.0"] {

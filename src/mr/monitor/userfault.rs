@@ -1,7 +1,8 @@
-//! Changes of memory as userfaultfd(2) tells them: one descriptor and one thread for the process.
+//! Changes of memory, reported by userfaultfd(2): one descriptor and one thread for the process.
 //!
-//! The thread neither allocates nor logs, takes only the locks of [`super::list`] and of the caches, and blocks all
-//! signals: whoever changes watched memory waits for it, with any lock of an allocator.
+//! The thread does not allocate or log, takes only the locks of [`super::list`] and of the caches,
+//! and blocks all signals: a thread that changes watched memory waits for it, and may hold any lock
+//! of an allocator.
 
 #![allow(
     unsafe_code,
@@ -24,7 +25,7 @@ use crate::log::{info_log, warn_log};
 use crate::mr::backed;
 use crate::mr::cache::{Index, Watch};
 
-/// Names and numbers are those of linux/userfaultfd.h.
+/// Names and values of linux/userfaultfd.h.
 mod abi {
     pub(super) const UFFD_API: u64 = 0xaa;
     pub(super) const UFFD_USER_MODE_ONLY: libc::c_int = 1;
@@ -37,7 +38,7 @@ mod abi {
     pub(super) const UFFD_EVENT_REMOVE: u8 = 0x15;
     pub(super) const UFFD_EVENT_UNMAP: u8 = 0x16;
 
-    /// `_IOWR(UFFDIO, nr, size)` as most machines have it.
+    /// `_IOWR(UFFDIO, nr, size)` in the encoding of most architectures.
     const fn iowr(nr: u64, size: usize) -> u64 {
         3 << 30 | (size as u64) << 16 | UFFD_API << 8 | nr
     }
@@ -84,7 +85,8 @@ const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const FILE_OR_SHARED: u64 = 1 << 61;
 
-/// The process's monitor. Thread safe. Stops when the last reference goes.
+/// The userfaultfd monitor of the process. Thread safe. Its thread stops when the last reference is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct Userfault {
     fd: Arc<OwnedFd>,
@@ -102,12 +104,12 @@ fn owned(fd: libc::c_long) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(FiErrno::last());
     }
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just returned this descriptor; no other owner exists.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
 fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<()> {
-    // SAFETY: the requests of this module take a pointer to what they are called with.
+    // SAFETY: `T` is the structure of the request, by the callers in this module.
     let ret = unsafe { libc::ioctl(fd, request as _, std::ptr::from_mut(argument)) };
     if ret < 0 {
         return Err(FiErrno::last());
@@ -115,7 +117,8 @@ fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<()> {
     Ok(())
 }
 
-/// A descriptor: without privileges where the kernel has that (5.11), by the device file (6.1), with them.
+/// Opens a descriptor: without privileges (Linux 5.11), with privileges, or by the device file
+/// (Linux 6.1).
 fn open() -> Result<OwnedFd> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: a system call that takes flags.
@@ -124,7 +127,7 @@ fn open() -> Result<OwnedFd> {
     open(abi::UFFD_USER_MODE_ONLY)
         .or_else(|_| open(0))
         .or_else(|error| {
-            // SAFETY: a C string; and a request that takes flags.
+            // SAFETY: a C string; the request takes flags.
             unsafe {
                 let path = c"/dev/userfaultfd".as_ptr();
                 let device = owned(libc::open(path, libc::O_RDWR | libc::O_CLOEXEC).into());
@@ -135,10 +138,11 @@ fn open() -> Result<OwnedFd> {
 }
 
 impl Userfault {
-    /// The process's one, which is started if it isn't there.
+    /// The monitor of the process; starts it if it does not run.
     ///
     /// # Errors
-    /// It can't be had: `EPERM`, `ENOSYS`, `EINVAL` where the kernel refuses, `EACCES` where `/proc` is closed.
+    /// `EPERM`, `ENOSYS`, `EINVAL`: the kernel refuses userfaultfd, or this process is a forked
+    /// child. `EACCES`: `/proc` is not accessible. `EAGAIN`: no thread could be started.
     pub(crate) fn get() -> Result<Arc<Self>> {
         if Gate::get().is_none_or(Gate::is_forked) {
             return Err(FiErrno::ENOSYS);
@@ -159,7 +163,7 @@ impl Userfault {
         Ok(this)
     }
 
-    /// One whose events nobody reads yet.
+    /// A monitor without a thread, and the reader of its events.
     fn prepare() -> Result<(Self, Reader)> {
         let gate = Gate::get().ok_or(FiErrno::ENOSYS)?;
         let fd = Arc::new(open()?);
@@ -179,7 +183,7 @@ impl Userfault {
             (owned(pagemap.into())?, libc::eventfd(0, libc::EFD_CLOEXEC))
         };
         let stop = Arc::new(owned(stop.into())?);
-        // SAFETY: has no preconditions.
+        // SAFETY: `sysconf` has no preconditions.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let this = Self {
             fd: Arc::clone(&fd),
@@ -202,11 +206,12 @@ impl Userfault {
         ))
     }
 
-    /// Asks for events of a range of whole pages: of whole mappings, since what is asked for becomes a mapping of
-    /// its own, and `mremap(2)` takes no two of them.
+    /// Watches a range of whole pages, extended to whole mappings: the kernel splits a mapping at
+    /// the ends of a watched range, and `mremap(2)` accepts only one mapping.
     ///
     /// # Errors
-    /// The kernel's: `EINVAL` for memory of a kind that can't be watched, `EBUSY` where another descriptor watches it.
+    /// `EFAULT`: not all of it is anonymous memory. `EINVAL`: memory of a kind that cannot be
+    /// watched. `EBUSY`: another descriptor watches it.
     pub(super) fn watch_range(&self, start: u64, end: u64) -> Result<()> {
         let (start, end) = self.maps.around(start, end)?;
         self.register(start, end)
@@ -222,9 +227,10 @@ impl Userfault {
         ioctl(self.fd.as_raw_fd(), abi::UFFDIO_REGISTER, &mut range)
     }
 
-    /// Watches nothing any more. A forked child may have the descriptor too, so closing it is not enough: whoever unmaps
-    /// would wait for ever. Older kernels let a descriptor end what another one watches, as that of another library. So each mapping
-    /// is asked for first, which is refused where it is another one's.
+    /// Stops watching all memory. Closing the descriptor is not enough: a forked child may have it
+    /// too, and an unmapping thread would wait for a reader without end. Older kernels let a
+    /// descriptor unregister a range of another one, for example of another library's; so each
+    /// mapping is registered first, which fails if another descriptor watches it.
     fn unwatch_all(&self) {
         for (start, end) in backed::anonymous().unwrap_or_default() {
             if self.register(start, end).is_ok() {
@@ -234,21 +240,22 @@ impl Userfault {
         }
     }
 
-    /// Whether memory is being changed by a call whose event was not read. Asks the kernel: any request that makes pages
-    /// is refused meanwhile, before its argument is looked at.
+    /// Whether a call is changing memory whose event has not been read yet. Asks the kernel:
+    /// meanwhile it refuses every request that fills pages with `EAGAIN`, before it checks the
+    /// argument (`EINVAL`).
     pub(super) fn is_changing(&self) -> bool {
         let mut nothing = abi::Range::default();
         ioctl(self.fd.as_raw_fd(), abi::UFFDIO_ZEROPAGE, &mut nothing) != Err(FiErrno::EINVAL)
     }
 
-    /// Whether all pages of a range are there and anonymous.
+    /// Whether all pages of a range are anonymous and present or swapped out.
     pub(super) fn is_anonymous(&self, start: u64, end: u64) -> bool {
         let (mut page, behind) = (start >> self.shift, end >> self.shift);
         let mut words = [0_u64; 512];
         while page < behind {
             let count = (behind - page).min(words.len() as u64) as usize;
             let (bytes, offset) = (count * size_of::<u64>(), page * size_of::<u64>() as u64);
-            // SAFETY: there is room for so many bytes.
+            // SAFETY: `words` has room for `bytes` bytes.
             let got = unsafe {
                 let (fd, to) = (self.pagemap.as_raw_fd(), words.as_mut_ptr());
                 libc::pread(fd, to.cast::<c_void>(), bytes, offset.cast_signed())
@@ -269,40 +276,41 @@ impl Drop for Userfault {
             return;
         };
         if self.gate.is_forked() {
-            std::mem::forget(thread); // the thread is the parent's
+            std::mem::forget(thread); // the thread runs only in the parent
             return;
         }
         self.unwatch_all();
         let one = 1_u64;
-        // SAFETY: eight bytes of ours.
+        // SAFETY: reads the 8 bytes of `one`.
         unsafe { libc::write(self.stop.as_raw_fd(), (&raw const one).cast(), 8) };
         let _ = thread.join();
     }
 }
 
-/// What the thread owns.
+/// The state that the thread owns.
 pub(super) struct Reader {
     fd: Arc<OwnedFd>,
     stop: Arc<OwnedFd>,
     gate: Gate,
-    /// That no cache is left.
+    /// Whether the thread was stopped because no cache is left.
     told: bool,
 }
 
 impl Drop for Reader {
-    /// No event is made from now on, and whoever waits is let go: another file takes the descriptor's number. In this
-    /// order: the end of a thread gives its own memory back, which may lie in a watched mapping.
+    /// Ends all events and releases the waiting threads: another file replaces the descriptor. This
+    /// must happen in the thread's own code: when the thread ends, it frees memory of its own,
+    /// which may be in a watched mapping. The gate stays closed if the thread ends for an error.
     fn drop(&mut self) {
         if !self.told {
             self.gate.close();
         }
-        // SAFETY: two descriptors of ours.
+        // SAFETY: two descriptors that this object owns.
         unsafe { libc::dup3(self.stop.as_raw_fd(), self.fd.as_raw_fd(), libc::O_CLOEXEC) };
     }
 }
 
 impl Reader {
-    /// Starts the thread, which blocks all signals: a handler could change memory.
+    /// Starts the thread. It blocks all signals, because a handler could change memory.
     fn spawn(self) -> Result<JoinHandle<()>> {
         let mut old = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: both sets are written before they are read.
@@ -314,7 +322,7 @@ impl Reader {
         let thread = std::thread::Builder::new()
             .name("weft-monitor".to_owned())
             .spawn(move || self.run());
-        // SAFETY: as written above.
+        // SAFETY: `old` is the mask that the first call has written.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
         thread.map_err(|_| FiErrno::EAGAIN)
     }
@@ -343,7 +351,7 @@ impl Reader {
             if events.revents & libc::POLLIN == 0 {
                 return;
             }
-            // in this order: whoever waits goes on as soon as its event is read
+            // before the events are read: a read releases the thread that waits for its event
             self.gate.close();
             let read = self.read_all();
             self.gate.open();
@@ -353,11 +361,12 @@ impl Reader {
         }
     }
 
-    /// Reads all events that are there, and kills what they concern.
+    /// Reads all pending events, and invalidates the registrations that they concern. False: the
+    /// descriptor failed.
     fn read_all(&self) -> bool {
         let mut messages = [abi::Msg::default(); 32];
         loop {
-            // SAFETY: there is room for so many bytes, and any bytes are a message.
+            // SAFETY: `messages` has that size, and any bytes are a valid message.
             let got = unsafe {
                 let to = messages.as_mut_ptr().cast::<c_void>();
                 libc::read(self.fd.as_raw_fd(), to, size_of_val(&messages))
@@ -378,7 +387,8 @@ impl Reader {
                         list::kill(first, first.saturating_add(third));
                         list::kill(second, second.saturating_add(third));
                     }
-                    // nothing is write-protected, and no other events were asked for
+                    // unexpected: no range is write-protected for faults, and no other events were
+                    // requested
                     _ => list::kill(0, u64::MAX),
                 }
             }
@@ -386,7 +396,7 @@ impl Reader {
     }
 }
 
-/// A cache's use of the monitor.
+/// Connects one cache to the monitor.
 #[derive(Debug)]
 pub(crate) struct Watching {
     monitor: Arc<Userfault>,
@@ -395,10 +405,11 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// Tells a cache. `check`: whether the kernel is asked before each use.
+    /// Registers a cache for changes. `check`: whether each use asks the kernel if a change is in
+    /// progress.
     ///
     /// # Errors
-    /// Those of [`Userfault::get`]; `ENOSPC`: too many caches.
+    /// Those of [`Userfault::get`]. `ENOSPC`: too many caches.
     pub(crate) fn new(index: Arc<dyn Index + Send>, check: bool) -> Result<Self> {
         let monitor = Userfault::get()?;
         let listed = Listed::new(index, monitor.gate)?;
@@ -412,7 +423,7 @@ impl Watching {
 
 #[cfg(test)]
 impl Watching {
-    /// By a monitor of the test's own.
+    /// With a monitor that the test has made.
     pub(super) fn by(
         monitor: Arc<Userfault>,
         index: Arc<dyn Index + Send>,
@@ -434,7 +445,7 @@ impl Watch for Watching {
             if self.monitor.is_changing() {
                 return false;
             }
-            // what the kernel has said is older than what is read now
+            // the kernel's answer is older than the word of the gate that is read next
             fence(Ordering::SeqCst);
         }
         self.monitor.gate.is_open()
@@ -453,7 +464,7 @@ impl Watch for Watching {
     }
 
     fn unwatch(&self, _: u64, _: u64) {
-        // other registrations of the same pages may need it; it ends with the mapping
+        // other registrations may need the range; it ends with its mapping
     }
 
     fn tells_all(&self, start: u64, end: u64) -> bool {
@@ -465,7 +476,7 @@ impl Watch for Watching {
     }
 }
 
-/// Says once why nothing is kept.
+/// Logs once why no registration is cached.
 pub(crate) fn refused(error: FiErrno) {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -480,7 +491,7 @@ pub(crate) fn refused(error: FiErrno) {
     });
 }
 
-/// One without a thread; what its thread would own ends the descriptor.
+/// A monitor without a thread. [`Reader::end`] ends the descriptor.
 #[cfg(test)]
 pub(super) fn without_thread() -> (Userfault, Reader) {
     Userfault::prepare().expect("userfaultfd")

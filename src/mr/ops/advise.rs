@@ -1,4 +1,4 @@
-//! `ibv_advise_mr(3)` with regions for keys.
+//! `ibv_advise_mr(3)` with regions in place of lkeys.
 
 use std::sync::Arc;
 
@@ -7,25 +7,25 @@ use crate::errno::{FiErrno, Result};
 use crate::mr::Region;
 use crate::verbs::{Advised, FLUSH, NO_FAULT, Pd, advise};
 
-/// Bytes of a region that an advice is about.
+/// Bytes of a region for an advice.
 #[derive(Clone, Copy, Debug)]
 pub struct AdvisedRange<'a> {
     /// The region.
     pub region: &'a Region,
-    /// The virtual address of the first byte.
+    /// Virtual address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// Bytes of the smallest page.
+/// Size of the smallest page in bytes.
 const PAGE: u64 = 1 << 12;
-/// Most bytes that one element of a verbs list is given, of 32 bits of length.
+/// Maximum length of one element of a verbs list, whose length field has 32 bits.
 const PART: u64 = 1 << 30;
 
 impl AdvisedRange<'_> {
-    /// The protection domain and the key that the device knows the range by. One that lies in no buffer of the region has a
-    /// key of it too: it is for the device to say what that means.
+    /// The protection domain and lkey of the range. A range outside every buffer of the region gets
+    /// the lkey of one of its buffers: the device decides about it.
     fn key(&self, domain: &Arc<Domain>) -> Result<(Arc<Pd>, u32)> {
         let (region, of) = (self.region, self.region.domain());
         if !Arc::ptr_eq(of.device(), domain.device()) {
@@ -33,14 +33,15 @@ impl AdvisedRange<'_> {
         }
         let exposed = region.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
         let pd = if Arc::ptr_eq(of, domain) {
-            exposed.pd() // an endpoint's, maybe
+            exposed.pd() // may be an endpoint's
         } else {
             domain.pd()
         };
         Ok((Arc::clone(pd), exposed.lkey_at(self.addr, self.len)))
     }
 
-    /// Whether a buffer of the region has it all, counted in whole pages as devices do. No bytes lie anywhere.
+    /// Whether a buffer of the region contains the range, in whole pages as devices count. An empty
+    /// range is always inside.
     fn is_inside(&self) -> bool {
         let Some(end) = self.addr.checked_add(self.len) else {
             return false;
@@ -53,7 +54,7 @@ impl AdvisedRange<'_> {
             })
     }
 
-    /// The range as elements of a verbs list.
+    /// Splits the range into elements of a verbs list.
     fn parts(self, lkey: u32) -> impl Iterator<Item = Advised> {
         let parts = self.len.div_ceil(PART).max(1);
         (0..parts).map(move |part| Advised {
@@ -65,9 +66,10 @@ impl AdvisedRange<'_> {
     }
 }
 
-/// Why a list with a region that is not on demand is refused: the device says whether it has advice at all. Such regions
-/// are not shown to it: mlx5 answers `ENOENT`, but rxe takes every region for one on demand, and the kernel (Linux 7.2)
-/// ends with a page fault of its own.
+/// The error for a list with a region that is not on demand. An empty list is passed to the device,
+/// which shows whether it supports advice at all; such regions are not passed to it: mlx5 returns
+/// `ENOENT`, but rxe treats every region as on demand, and the kernel (Linux 7.2) crashes with a
+/// page fault.
 fn pinned(pd: &Pd, advice: u32, flags: u32) -> FiErrno {
     match advise(pd, advice, flags, &[]) {
         Err(FiErrno::EOPNOTSUPP) => FiErrno::EOPNOTSUPP,
@@ -78,17 +80,18 @@ fn pinned(pd: &Pd, advice: u32, flags: u32) -> FiErrno {
 }
 
 impl Domain {
-    /// Gives the device an advice about ranges of regions (`ibv_advise_mr(3)`), with verbs' values of advice and flags.
-    /// Regions of several endpoints' protection domains need a call for each, in the order of the ranges; else it is one.
-    /// Blocks as the device does.
+    /// Gives the device advice about ranges of regions (`ibv_advise_mr(3)`), with verbs' values of
+    /// advice and flags. One call of the device, or one for each run of ranges with the same
+    /// protection domain, in the order of the ranges. Blocks as the device does.
     ///
     /// # Errors
-    /// - `EINVAL`: a region of another device.
+    /// - `EINVAL`: a region of another device, or unknown flags.
     /// - `EOPBADSTATE`: a region that is not enabled.
     /// - `ENOENT`: a region that is not on demand; nothing is done.
-    /// - `EFAULT`: a range that lies in no buffer of its region. Devices say so only with the flag to wait ("when the range
-    ///   requested is out of the MR bounds": the page has it for both), so without it nothing is done.
-    /// - those of the device.
+    /// - `EOPNOTSUPP`: the device has no such advice.
+    /// - `EFAULT`: a range outside every buffer of its region. With `IBV_ADVISE_MR_FLAG_FLUSH` the
+    ///   ranges before it have been advised, as devices do; without it nothing is done.
+    /// - Those of the device.
     pub fn advise(
         self: &Arc<Self>,
         advice: u32,
@@ -114,18 +117,19 @@ impl Domain {
                 }
                 at = pd;
             }
-            // the length of a range that lies in no buffer bounds no list
+            // a range outside the buffers may have any length: one element stands for it
             let inside = range.is_inside();
             if known && !inside {
                 if !list.is_empty() {
-                    advise(at, advice, flags, &list)?; // the ranges before it are followed, as devices do
+                    // the ranges before it take effect, as on devices
+                    advise(at, advice, flags, &list)?;
                 }
                 return Err(FiErrno::EFAULT);
             }
             let most = if inside { usize::MAX } else { 1 };
             list.extend(range.parts(*lkey).take(most));
         }
-        // none at all is for the device to refuse
+        // the device refuses an empty list
         advise(at, advice, flags, &list)
     }
 }

@@ -1,7 +1,9 @@
-//! Grants and handles: what is shown of shared memory to other processes, and what is believed of it.
+//! Grants and handles: how the exporter describes shared memory to other processes, and how the
+//! importer verifies it.
 //!
-//! A grant is a sealed file of the exporter, a handle says where it is. Both are 64-bit words in the machine's order.
-//! Nothing of another process is mapped before it is known to keep its size.
+//! A grant is a sealed file of the exporter; a handle names its process and descriptor. Both are
+//! arrays of 64-bit words in native byte order. The importer maps memory of another process only
+//! after it has checked that its size is sealed.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -22,10 +24,10 @@ const GRANT: usize = 9;
 /// Words: magic, process, descriptor, token (2), checksum.
 const HANDLE: usize = 6;
 
-/// Bytes of a handle.
+/// Length of a handle in bytes.
 pub const HANDLE_SIZE: usize = HANDLE * 8;
 
-/// A grant of this process: the handle is good until it is dropped.
+/// A grant of this process: its handle is valid until the grant is dropped.
 #[derive(Debug)]
 pub(super) struct Grant {
     access: Access,
@@ -33,7 +35,7 @@ pub(super) struct Grant {
     file: OwnedFd,
 }
 
-/// Memory that was granted.
+/// Memory of a verified grant.
 pub(super) struct Granted {
     pub(super) file: OwnedFd,
     pub(super) len: usize,
@@ -43,7 +45,7 @@ fn bytes<const N: usize>(words: [u64; N]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// As many words, the last of which sums up the others.
+/// Decodes `N` words, of which the first is `magic` and the last the checksum of the others.
 fn words<const N: usize>(bytes: &[u8], magic: u64) -> Option<[u64; N]> {
     let chunks = bytes.as_chunks::<8>();
     let words: Vec<_> = chunks
@@ -57,7 +59,8 @@ fn words<const N: usize>(bytes: &[u8], magic: u64) -> Option<[u64; N]> {
 }
 
 impl Grant {
-    /// Shows memory to who has the handle.
+    /// Grants `access` to the memory to every process that has the handle and may open this
+    /// process's files.
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`.
@@ -106,15 +109,15 @@ impl Grant {
     }
 }
 
-/// The memory that a handle stands for, open as `access` needs it.
+/// The memory of a handle, opened for `access`.
 ///
 /// # Errors
-/// Those of [`super::SharedMemory::import`] that have to do with the handle.
+/// Those of [`super::SharedMemory::import`] that concern the handle.
 pub(super) fn open(handle: &[u8], access: Access) -> Result<Granted> {
     let [_, pid, fd, first, second, _] =
         words::<HANDLE>(handle, HANDLE_MAGIC).ok_or(FiErrno::EINVAL)?;
     let (pid, fd) = (number(pid)?, number(fd)?);
-    // a file of another kind is in the place of a grant that has ended
+    // after a grant has ended, its descriptor number may be a file of another kind
     let file = open_of(pid, fd, false)?.ok_or(FiErrno::ENOENT)?;
     let mut read = [0; GRANT * 8];
     std::fs::File::from(file)
@@ -135,21 +138,23 @@ pub(super) fn open(handle: &[u8], access: Access) -> Result<Granted> {
     if (stat.st_dev, stat.st_ino) != (device, inode) || len == 0 || len_there != Some(size) {
         return Err(FiErrno::EINVAL);
     }
-    // as long as the file, which is no longer than a file can be
+    // at most the size of the file
     let len = usize::try_from(len).map_err(|_| FiErrno::EINVAL)?;
     Ok(Granted { file, len })
 }
 
-/// A number of a process or descriptor.
+/// Decodes a process id or descriptor.
 fn number(word: u64) -> Result<i32> {
     i32::try_from(word).map_err(|_| FiErrno::EINVAL)
 }
 
-/// A descriptor of a process, opened anew. `None` for what is no regular file of ordinary shared memory pages, sealed at its
-/// size: it is looked at before it is opened, as opening some files does something.
+/// Opens a descriptor of a process again. `None`: not a regular file of ordinary shared memory
+/// pages with a sealed size. The type is checked before the file is opened, because opening some
+/// files has effects.
 ///
 /// # Errors
-/// `ENOENT`: there is no such process, or it has no such descriptor. `EACCES`. `EMFILE`.
+/// `ENOENT`: no such process, or no such descriptor in it. `EACCES`: the process's files may not be
+/// opened. `EMFILE`.
 fn open_of(pid: i32, fd: RawFd, write: bool) -> Result<Option<OwnedFd>> {
     let there = open_path(&format!("/proc/{pid}/fd/{fd}"), libc::O_PATH)?;
     if stat(&there)?.st_mode & libc::S_IFMT != libc::S_IFREG || !is_shared_memory(&there)? {
@@ -170,18 +175,18 @@ fn open_path(path: &str, flags: i32) -> Result<OwnedFd> {
     if fd < 0 {
         let error = std::io::Error::last_os_error();
         return Err(match error.kind() {
-            ErrorKind::PermissionDenied => FiErrno::EACCES, // EPERM too
+            ErrorKind::PermissionDenied => FiErrno::EACCES, // EPERM included
             _ if error.raw_os_error() == Some(libc::ESRCH) => FiErrno::ENOENT,
             _ => error.into(),
         });
     }
-    // SAFETY: just made, nobody else's.
+    // SAFETY: the call has just returned this descriptor; no other owner exists.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether a file's pages are the kernel's ordinary ones, of shared memory.
+/// Whether the file is on tmpfs, with ordinary pages; hugetlbfs is not.
 fn is_shared_memory(file: &OwnedFd) -> Result<bool> {
-    // SAFETY: all zeros is a value of it.
+    // SAFETY: all zeros is a valid value.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: a writable structure.
     FiErrno::from_call(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) })?;
@@ -189,7 +194,7 @@ fn is_shared_memory(file: &OwnedFd) -> Result<bool> {
 }
 
 fn stat(file: &OwnedFd) -> Result<libc::stat> {
-    // SAFETY: all zeros is a value of it.
+    // SAFETY: all zeros is a valid value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: a writable structure.
     FiErrno::from_call(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
@@ -207,7 +212,7 @@ mod tests {
     const LEN: usize = 5000;
     const BOTH: Access = Access::SEND.union(Access::RECV);
 
-    /// Two pages, sealed unless that is what is tried.
+    /// A file of two pages with these seals.
     fn memory(seals: i32) -> OwnedFd {
         let file = create(c"test").unwrap();
         // SAFETY: no memory is passed.
@@ -223,7 +228,7 @@ mod tests {
         }
     }
 
-    /// A handle with one word changed, and the sum right.
+    /// A handle with one word changed and a valid checksum.
     fn forged(grant: &Grant, at: usize, word: u64) -> Vec<u8> {
         let mut words = words::<HANDLE>(&grant.handle(), HANDLE_MAGIC).unwrap();
         assert_ne!(words[at], word);
@@ -277,7 +282,7 @@ mod tests {
         // token
         assert_eq!(refused(&forged(&grant, 3, words[3] ^ 1)), FiErrno::ENOENT);
         assert_eq!(refused(&forged(&grant, 4, 0)), FiErrno::ENOENT);
-        // another process, none, and what is no process
+        // another process, and numbers of none
         for pid in [1, 0, i32::MAX as u64] {
             let error = refused(&forged(&grant, 1, pid));
             assert!([FiErrno::ENOENT, FiErrno::EACCES].contains(&error), "{pid}");
@@ -286,7 +291,7 @@ mod tests {
             assert_eq!(refused(&forged(&grant, 1, word)), FiErrno::EINVAL);
             assert_eq!(refused(&forged(&grant, 2, word)), FiErrno::EINVAL);
         }
-        // another grant's descriptor, the memory's, and one that is not open
+        // the descriptor of another grant, of the memory, and one that is not open
         for fd in [other.file.as_raw_fd(), file.as_raw_fd(), 999_999] {
             assert_eq!(refused(&forged(&grant, 2, fd as u64)), FiErrno::ENOENT);
         }
@@ -298,14 +303,14 @@ mod tests {
         assert!(open(&grant.handle(), BOTH).is_ok());
     }
 
-    /// Opening a pipe without a writer would wait for one.
+    /// Opening a pipe without a writer would block.
     #[test]
     fn what_is_no_regular_file_is_not_opened() {
         let grant = Grant::new(&memory(SIZE_SEALS), LEN, BOTH).unwrap();
         let mut ends = [0; 2];
-        // SAFETY: room for two.
+        // SAFETY: `ends` has two elements.
         assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
-        // SAFETY: just made.
+        // SAFETY: the call has just returned these descriptors; no other owner exists.
         let [read, write] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         drop(write);
         let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
@@ -316,7 +321,7 @@ mod tests {
         }
     }
 
-    /// A process that shows a grant of something else.
+    /// A process that publishes a false grant.
     #[test]
     fn grants_that_lie() {
         let file = memory(SIZE_SEALS);

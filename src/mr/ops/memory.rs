@@ -1,4 +1,5 @@
-//! Memory that the provider allocates, and that processes share: sealed files, mapped. `docs/shared-regions.md`.
+//! Memory that the provider allocates and processes share: sealed files, mapped.
+//! `docs/shared-regions.md`.
 
 #![allow(unsafe_code, reason = "system calls")]
 
@@ -11,25 +12,26 @@ use crate::errno::{FiErrno, Result};
 use crate::mr::Access;
 use crate::verbs::{Adopted, Device};
 
-/// Where memory is to be mapped.
+/// The wanted address of a mapping.
 #[derive(Clone, Copy, Debug)]
 pub struct Hint {
-    /// The address of its first byte, or any in its first page; NULL for any.
+    /// Any address in the first page; NULL for any page.
     pub addr: *mut c_void,
-    /// Whether any other will not do. Then it is a page's.
+    /// Whether no other address is accepted. `addr` must then be the start of a page.
     pub fixed: bool,
 }
 
-/// Bytes of a page, and of one of the huge pages that shared memory has.
+/// Sizes in bytes of a page, and of a huge page of shared memory.
 const PAGE: usize = 1 << 12;
 const HUGE: usize = 1 << 21;
-/// What keeps everybody who has it mapped from SIGBUS.
+/// The size of the file is sealed: a truncated file would raise SIGBUS in each process that maps
+/// it.
 pub(super) const SIZE_SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// Shared memory, mapped here. Thread safe; unmapped when it is dropped.
+/// Shared memory, mapped in this process. Thread safe; unmapped on drop.
 #[derive(Debug)]
 pub struct SharedMemory {
-    // first: the device is told before the memory goes
+    // first field: the device releases the memory before it is unmapped
     _adopted: Option<Adopted>,
     map: Map,
     file: OwnedFd,
@@ -43,23 +45,25 @@ struct Map {
     whole: usize,
 }
 
-// SAFETY: an address and a length; the memory is reached by devices and the application only.
+// SAFETY: an address and a length; only devices and the application access the memory.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`; who holds the memory keeps it from being dropped.
+        // SAFETY: `map` made the mapping; objects that use the memory hold a reference to it.
         unsafe { libc::munmap(self.addr, self.whole) };
     }
 }
 
 impl SharedMemory {
-    /// Memory of `len` bytes, zeros, with all its pages: huge ones where the kernel gives them to shared memory.
+    /// Allocates `len` bytes of zeros with all pages present, huge ones if the kernel permits them
+    /// for shared memory. Blocks while the kernel clears the pages.
     ///
     /// # Errors
-    /// `EINVAL`: no bytes, or an address that it has to be at and that is no page's. `EADDRINUSE`: it has to be there, and something is. `ENOMEM`, `EMFILE`.
+    /// - `EINVAL`: `len` is 0, or the fixed address is NULL or not the start of a page.
+    /// - `EADDRINUSE`: memory is mapped at the fixed address. `ENOMEM`, `EMFILE`.
     pub fn alloc(device: &Arc<Device>, len: usize, hint: Hint) -> Result<Arc<Self>> {
         let whole = whole(len)?;
         let file = create(c"weft-region")?;
@@ -67,10 +71,12 @@ impl SharedMemory {
         FiErrno::from_call(unsafe { libc::ftruncate(file.as_raw_fd(), whole as libc::off_t) })?;
         seal(&file, SIZE_SEALS | libc::F_SEAL_SEAL)?;
         let map = map(&file, whole, hint, true)?;
-        // SAFETY: the mapping made above. Both may be refused: older kernels, huge pages turned off.
+        // SAFETY: the mapping made above. An older kernel may refuse either advice, and huge pages
+        // may be off.
         unsafe {
             libc::madvise(map.addr, whole, libc::MADV_HUGEPAGE);
-            libc::madvise(map.addr, whole, libc::MADV_POPULATE_WRITE); // before the next, which takes small ones
+            // before fallocate, which makes small pages
+            libc::madvise(map.addr, whole, libc::MADV_POPULATE_WRITE);
         }
         loop {
             // SAFETY: no memory is passed.
@@ -84,14 +90,14 @@ impl SharedMemory {
         Self::of(device, file, map, len)
     }
 
-    /// The memory that a handle stands for, if it grants this access; writable if [`Access::is_written`].
+    /// Maps the memory of a handle that grants this access; writable if [`Access::is_written`].
     ///
     /// # Errors
-    /// - `EINVAL`: no handle: truncated, changed, of another version; what it names is not what it says; an address that it has to be
-    ///   at and that is no page's.
-    /// - `ENOENT`: its process or its region has ended, or nobody made it.
-    /// - `EACCES`: access that was not granted, or a process that can't be looked into.
-    /// - `EADDRINUSE`: it has to be at the hint, and something is. `ENOMEM`, `EMFILE`.
+    /// - `EINVAL`: not a handle (truncated, changed, or of another version); the memory is not as
+    ///   its grant describes it; or the fixed address is NULL or not the start of a page.
+    /// - `ENOENT`: the exporter or its region has ended, or never existed.
+    /// - `EACCES`: access that was not granted, or an exporter whose files may not be opened.
+    /// - `EADDRINUSE`: memory is mapped at the fixed address. `ENOMEM`, `EMFILE`.
     pub fn import(
         device: &Arc<Device>,
         handle: &[u8],
@@ -100,13 +106,13 @@ impl SharedMemory {
     ) -> Result<Arc<Self>> {
         let Granted { file, len } = grant::open(handle, access)?;
         let map = map(&file, whole(len)?, hint, access.is_written())?;
-        // SAFETY: the mapping made above; nothing changes but, maybe, the size of its pages.
+        // SAFETY: the mapping made above; the advice can only change the size of its pages.
         unsafe { libc::madvise(map.addr, map.whole, libc::MADV_HUGEPAGE) };
         Self::of(device, file, map, len)
     }
 
     fn of(device: &Arc<Device>, file: OwnedFd, map: Map, len: usize) -> Result<Arc<Self>> {
-        // SAFETY: registrations hold this object, so the mapping ends after them.
+        // SAFETY: registrations hold this object, so they end before the mapping.
         let adopted = unsafe { Adopted::new(device, &file, map.addr, len)? };
         Ok(Arc::new(Self {
             _adopted: adopted,
@@ -116,12 +122,12 @@ impl SharedMemory {
         }))
     }
 
-    /// The first byte.
+    /// The address of the first byte.
     pub fn addr(&self) -> *mut c_void {
         self.map.addr
     }
 
-    /// Bytes.
+    /// The length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.len
@@ -132,7 +138,7 @@ impl SharedMemory {
     }
 }
 
-/// Bytes of whole pages.
+/// The length rounded up to whole pages, in bytes.
 pub(super) fn whole(len: usize) -> Result<usize> {
     if len == 0 {
         return Err(FiErrno::EINVAL);
@@ -143,7 +149,7 @@ pub(super) fn whole(len: usize) -> Result<usize> {
         .ok_or(FiErrno::ENOMEM)
 }
 
-/// A file without a name.
+/// Creates a file without a name.
 ///
 /// # Errors
 /// `EMFILE`, `ENOMEM`.
@@ -152,7 +158,7 @@ pub(super) fn create(name: &CStr) -> Result<OwnedFd> {
     // SAFETY: a C string.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
     FiErrno::from_call(fd)?;
-    // SAFETY: just made, nobody else's.
+    // SAFETY: the call has just returned this descriptor; no other owner exists.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -165,14 +171,15 @@ fn map(file: &OwnedFd, whole: usize, hint: Hint, write: bool) -> Result<Map> {
     if hint.fixed && (hint.addr.is_null() || !hint.addr.addr().is_multiple_of(PAGE)) {
         return Err(FiErrno::EINVAL);
     }
-    // of a mere hint the page (mmap(2))
+    // a hint that is not fixed may be any address in the page (mmap(2))
     let near = hint.addr.map_addr(|addr| addr & !(PAGE - 1));
     if !near.is_null() {
         match map_at(file, whole, near, libc::MAP_FIXED_NOREPLACE, write) {
             Ok(map) if map.addr == near => return Ok(map),
             Err(FiErrno::ENOMEM) if hint.fixed => return Err(FiErrno::ENOMEM),
             Ok(_) | Err(_) if hint.fixed => return Err(FiErrno::EADDRINUSE),
-            Ok(map) => return Ok(map), // a kernel that takes it for a hint
+            // a kernel before 4.17 ignores the flag and takes the address as a hint
+            Ok(map) => return Ok(map),
             Err(_) => {}
         }
     }
@@ -180,7 +187,7 @@ fn map(file: &OwnedFd, whole: usize, hint: Hint, write: bool) -> Result<Map> {
     if whole < HUGE {
         return map_at(file, whole, nowhere, 0, write);
     }
-    // huge pages begin at their multiples: reserve more, and map within
+    // huge pages are aligned to their size: reserve more, and map inside
     // SAFETY: a new mapping at an address of the kernel's choice.
     let room = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -193,7 +200,7 @@ fn map(file: &OwnedFd, whole: usize, hint: Hint, write: bool) -> Result<Map> {
     let start = room.wrapping_byte_add(before);
     let map = map_at(file, whole, start, libc::MAP_FIXED, write);
     let kept = if map.is_ok() { whole } else { 0 };
-    // SAFETY: what of the reserved room is not in use.
+    // SAFETY: unmaps only the unused parts of the reservation.
     unsafe {
         if before > 0 {
             libc::munmap(room, before);
@@ -208,7 +215,7 @@ fn map(file: &OwnedFd, whole: usize, hint: Hint, write: bool) -> Result<Map> {
 fn map_at(file: &OwnedFd, whole: usize, at: *mut c_void, flags: i32, write: bool) -> Result<Map> {
     let protection = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
     let flags = libc::MAP_SHARED | flags;
-    // SAFETY: at an address of the kernel's choice, where nothing is, or in the place of what `map` has reserved.
+    // SAFETY: the address is of the kernel's choice, unused, or in the reservation of `map`.
     let addr = unsafe { libc::mmap(at, whole, protection, flags, file.as_raw_fd(), 0) };
     if addr == libc::MAP_FAILED {
         return Err(FiErrno::last());

@@ -1,4 +1,4 @@
-//! What verbs can do with regions beyond `fi_mr(3)`: the provider's `weft_mr_ops`.
+//! Operations on regions beyond `fi_mr(3)`: the engine's part of `weft_mr_ops` (`include/weft.h`).
 
 mod advise;
 mod grant;

@@ -1,4 +1,4 @@
-//! Who else may have the memory of a region.
+//! Export of a region's memory to other processes.
 
 use std::sync::Arc;
 
@@ -9,11 +9,12 @@ use super::grant::Grant;
 use crate::errno::{FiErrno, Result};
 use crate::mr::{Access, Region};
 
-/// The engine's memory of a region, and the grants of it, which end with the region.
+/// Memory that the engine allocated or imported for a region, and its grants, which end with the
+/// region.
 #[derive(Debug)]
 pub(in crate::mr) struct Shared {
     memory: Arc<SharedMemory>,
-    /// One for each access that was asked for; none any more when the region is being closed.
+    /// One for each access that was exported; `None` when the region is being closed.
     grants: Mutex<Option<Vec<Grant>>>,
 }
 
@@ -25,7 +26,7 @@ impl Shared {
         }
     }
 
-    /// Ends all handles.
+    /// Revokes all handles.
     pub(in crate::mr) fn end(&self) {
         let gone = self.grants.lock().take();
         drop(gone);
@@ -37,12 +38,14 @@ impl Shared {
 }
 
 impl Region {
-    /// A handle by which another process can import the region's memory with this access or less, as long as the
-    /// region is not closed: [`super::HANDLE_SIZE`] bytes. The same access has the same handle.
+    /// A handle with which another process can import the region's memory with this access or less,
+    /// until the region is closed: [`super::HANDLE_SIZE`] bytes. Equal access returns the same
+    /// handle.
     ///
     /// # Errors
-    /// - `EOPNOTSUPP`: the memory is not the engine's, or the region is a part of another.
-    /// - `EACCES`: access that the region does not have. `EINVAL`: it is being closed.
+    /// - `EOPNOTSUPP`: the engine did not allocate or import the memory, or the region is a part of
+    ///   another.
+    /// - `EACCES`: access that the region does not have. `EINVAL`: the region is being closed.
     /// - `EMFILE`, `ENOMEM`.
     pub fn export(&self, access: Access) -> Result<Vec<u8>> {
         let shared = self.shared.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
@@ -60,7 +63,7 @@ impl Region {
         Ok(handle)
     }
 
-    /// Whether its memory is the engine's, allocated or imported for it.
+    /// Whether the engine allocated or imported the region's memory for it.
     pub fn is_shared(&self) -> bool {
         self.shared.is_some()
     }

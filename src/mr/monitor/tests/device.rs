@@ -1,4 +1,4 @@
-//! A device that holds on to pages as hardware does: each registration is a pipe.
+//! A device that keeps references to pages as hardware does: each registration is a pipe.
 
 #![allow(unsafe_code, reason = "pipes, and pages of a caller")]
 
@@ -11,7 +11,7 @@ use super::PAGE;
 use crate::errno::{FiErrno, Result};
 use crate::mr::cache::{Cache, Got, Registrar};
 
-/// A pipe that holds pages of the time when it was made, whatever is mapped there later: `vmsplice(2)`.
+/// A pipe that keeps the pages that were mapped when it was made (`vmsplice(2)`).
 #[derive(Debug)]
 pub(super) struct Pipe {
     read: OwnedFd,
@@ -19,13 +19,14 @@ pub(super) struct Pipe {
     start: u64,
 }
 
-/// What a pipe can have without privilege, as `pipe-max-size` of pipe(7) usually is. A registration of more is refused, as one that is joined
-/// of several may be on a device; a pipe that it is read by has two pages more.
+/// Maximum size of a pipe without privileges, the usual `pipe-max-size` of pipe(7). Larger
+/// registrations are refused, as a device may refuse a merged one. Reading a registration takes a
+/// second pipe with two more pages.
 const MOST: usize = 1 << 20;
 
 fn pipe(len: usize) -> Result<(OwnedFd, OwnedFd)> {
     let mut fds = [-1; 2];
-    // SAFETY: two elements; then descriptors of ours.
+    // SAFETY: `fds` has two elements; the descriptors in it are new.
     unsafe {
         if libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) != 0 {
             return Err(FiErrno::last());
@@ -38,7 +39,8 @@ fn pipe(len: usize) -> Result<(OwnedFd, OwnedFd)> {
     }
 }
 
-/// The same, when other processes of the user leave room for it (`pipe-user-pages-soft` of pipe(7)).
+/// As [`pipe`]; retries for up to 60 seconds while other processes of the user have no room left
+/// (`pipe-user-pages-soft` of pipe(7)).
 fn pipe_soon(len: usize) -> (OwnedFd, OwnedFd) {
     let start = Instant::now();
     loop {
@@ -51,12 +53,12 @@ fn pipe_soon(len: usize) -> (OwnedFd, OwnedFd) {
 }
 
 impl Pipe {
-    /// The bytes as the device finds them.
+    /// The bytes of the pages that the registration has.
     fn read(&self, addr: u64, len: usize) -> Vec<u8> {
         let offset = (addr - self.start) as usize;
         let (from, to) = pipe_soon(offset + len + 2 * PAGE);
         let mut bytes = vec![0; offset + len];
-        // SAFETY: pipes of ours, and room for so many bytes.
+        // SAFETY: pipes of this test; `bytes` has that size.
         unsafe {
             let got = libc::tee(self.read.as_raw_fd(), to.as_raw_fd(), offset + len, 0);
             assert_eq!(got, (offset + len) as isize);
@@ -72,7 +74,7 @@ impl Pipe {
     }
 }
 
-/// Registers by pipes.
+/// The registrar whose registrations are pipes.
 #[derive(Debug)]
 pub(super) struct Pipes;
 
@@ -82,7 +84,7 @@ impl Registrar for Pipes {
         if len as usize > MOST - 2 * PAGE {
             return Err(FiErrno::ENOMEM);
         }
-        // a buffer of one operation need not begin with a page
+        // a buffer of one operation need not begin at a page
         let before = start % PAGE as u64;
         let (read, write) = pipe_soon((before + len) as usize + PAGE);
         // a device's pin makes a private page the mapping's own, as a write does (FOLL_LONGTERM)
@@ -100,7 +102,7 @@ impl Registrar for Pipes {
                 iov_base: std::ptr::without_provenance_mut((start + at) as usize),
                 iov_len: (len - at) as usize,
             };
-            // SAFETY: the kernel refuses what isn't there.
+            // SAFETY: the kernel refuses memory that is not mapped.
             let got = unsafe { libc::vmsplice(write.as_raw_fd(), &raw const part, 1, 0) };
             if got <= 0 {
                 return Err(FiErrno::last());
@@ -118,15 +120,15 @@ impl Registrar for Pipes {
 
 pub(super) type Tested = Cache<Pipes>;
 
-/// How often a kept registration was used.
+/// Number of uses of a cached registration.
 pub(super) static HITS: AtomicU64 = AtomicU64::new(0);
 
-/// What the device finds at a place must be what is there.
+/// Checks that the device reads the bytes that are in memory.
 pub(super) fn transfer(cache: &Tested, place: *const u8, len: usize) {
     let addr = place as u64;
     let found = cache.find(addr, addr + len as u64, false, None);
     HITS.fetch_add(u64::from(found.is_some()), Ordering::Relaxed);
-    // SAFETY: the memory is this thread's, and stays until the transfer is over.
+    // SAFETY: the memory is this thread's until the transfer is complete.
     let got = match found {
         Some(held) => Got::Kept(held),
         // SAFETY: as above.

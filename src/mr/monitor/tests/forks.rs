@@ -1,4 +1,4 @@
-//! A forked child uses nothing that was kept, keeps nothing, and can drop the cache.
+//! A forked child uses no registration of the parent, caches none, and can drop the cache.
 
 #![allow(unsafe_code, reason = "forks")]
 
@@ -9,11 +9,11 @@ use super::{BOUNDS, PAGE, map, open};
 pub(super) fn child() {
     let cache = open(BOUNDS);
     let place = map(std::ptr::null_mut(), 4, 0);
-    // SAFETY: the child calls only what must be possible there, and ends.
+    // SAFETY: the child calls only functions that must be possible there, and exits.
     unsafe {
         place.write_bytes(1, 4 * PAGE);
         assert!(kept(&cache, place));
-        // a thread that has a lock when the process forks: the child has it for ever
+        // a thread that holds the lock at the fork: in the child it is never released
         let (says, said) = std::sync::mpsc::channel();
         let other = std::thread::spawn(move || {
             let held = list::hold();
@@ -26,16 +26,16 @@ pub(super) fn child() {
         if child == 0 {
             libc::alarm(60);
             let mut clean = !hit(&cache, place) && userfault::Userfault::get().is_err();
-            // one that it registers itself serves its operation
+            // a registration that the child makes is for its operation only
             for _ in 0..3 {
                 let got = cache.get(place as u64, 4 * PAGE as u64, false);
                 clean &= matches!(got, Ok(crate::mr::cache::Got::Once(..)));
                 clean &= !hit(&cache, place);
             }
-            // what the parent is told by its monitor it is not
+            // a report to the child has no effect
             crate::mr::memory_changed(0, u64::MAX);
             drop(cache);
-            // and forks in its turn
+            // the child forks again
             let grandchild = libc::fork();
             if grandchild > 0 {
                 libc::waitpid(grandchild, std::ptr::null_mut(), 0);
@@ -46,7 +46,7 @@ pub(super) fn child() {
         libc::waitpid(child, &raw mut status, 0);
         assert_eq!(status, 0);
         other.join().unwrap();
-        // the parent goes on, with new registrations
+        // the parent caches new registrations
         assert!(kept(&cache, place));
     }
 }

@@ -1,4 +1,4 @@
-//! While a change is being told, nothing is served.
+//! While a change is being reported, the gate is closed.
 
 #![allow(unsafe_code, reason = "changes memory")]
 
@@ -10,7 +10,7 @@ use super::super::{Gate, Listed, userfault};
 use super::{PAGE, map};
 use crate::mr::cache::Index;
 
-/// Looks at the gate when it is told.
+/// Reads the gate when a change is reported.
 struct Told {
     place: u64,
     closed: AtomicUsize,
@@ -45,13 +45,13 @@ pub(super) fn closed() {
             place.write(1);
             libc::madvise(place.cast(), PAGE, libc::MADV_DONTNEED);
         }
-        // the call waits until its event is read, not until it is told
+        // the call waits until its event is read, not until the change is reported
         while told.closed.load(Ordering::SeqCst) < round {
             assert_eq!(told.open.load(Ordering::SeqCst), 0, "the gate is open");
             assert!(start.elapsed() < Duration::from_secs(60), "not told");
         }
     }
-    // it opens again
+    // the gate opens again
     while !Gate::get().is_some_and(Gate::is_open) {
         assert!(start.elapsed() < Duration::from_secs(60), "it stays closed");
     }

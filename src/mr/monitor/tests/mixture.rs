@@ -8,7 +8,7 @@ use super::device::{HITS, Tested, transfer};
 use super::{BOUNDS, OPS, PAGE, map, open};
 use crate::mr::cache::Bounds;
 
-/// How often `mremap(2)` was refused.
+/// Number of calls of `mremap(2)` that the kernel refused.
 static TORN: AtomicU64 = AtomicU64::new(0);
 
 /// Memory of one thread.
@@ -55,7 +55,7 @@ fn mix(cache: &Tested, ops: usize, seed: u64) {
                 let pages = 1 + random.below(12);
                 Area::Mapped(map(std::ptr::null_mut(), pages, 0), pages)
             } else {
-                // below and above what allocators give back at once
+                // below and above the sizes that allocators unmap at once
                 Area::Allocated(vec![1; 1 + random.below(300_000)])
             };
             areas.push(area);
@@ -79,7 +79,8 @@ fn mix(cache: &Tested, ops: usize, seed: u64) {
                 let (old, len) = ((*place).cast(), *pages * PAGE);
                 let moved = libc::mremap(old, len, new * PAGE, libc::MREMAP_MAYMOVE);
                 if moved == libc::MAP_FAILED {
-                    // two mappings by now: the other thread's were watched while this one was mapped beside them
+                    // now two mappings: the other thread's were watched while this one was mapped
+                    // next to them
                     TORN.fetch_add(1, Ordering::Relaxed);
                 } else {
                     (*place, *pages) = (moved.cast(), new);

@@ -1,4 +1,4 @@
-//! What calls do to memory that was registered, one after the other, with a hit before each.
+//! Calls that change registered memory, one after the other, with a cache hit before each.
 
 #![allow(unsafe_code, reason = "changes memory")]
 
@@ -9,14 +9,14 @@ use super::device::{Tested, transfer};
 use super::{BOUNDS, PAGE, map, open};
 
 const LEN: usize = 4 * PAGE;
-/// Of linux/mman.h, which the C library's declarations lack in part.
+/// Constants of linux/mman.h, some of which the C library's declarations lack.
 const MADV_DONTNEED_LOCKED: libc::c_int = 24;
 const MREMAP_DONTUNMAP: libc::c_int = 4;
 
-/// Changes memory; gives where the place is now.
+/// Changes memory; returns the new address of the place.
 type Way = fn(*mut u8) -> *mut u8;
 
-/// Transfers until one is kept: an event that is being dealt with keeps one from that.
+/// Transfers until the cache has a registration; none is cached while an event is processed.
 pub(super) fn kept(cache: &Tested, place: *mut u8) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(60) {
@@ -134,7 +134,7 @@ const LOSE: [(&str, Way); 14] = [
     }),
 ];
 
-/// What loses its pages is not used any more.
+/// A range that loses its pages is not used again.
 pub(super) fn lost() {
     let cache = open(BOUNDS);
     for (name, lose) in LOSE {
@@ -152,7 +152,7 @@ pub(super) fn lost() {
         assert!(kept(&cache, place), "not kept before {name}");
         fill(place, 2);
         let place = lose(place);
-        // of a part that was not touched, a page at a time
+        // also parts that the call did not touch, page by page
         for page in 0..4 {
             let at = place.wrapping_add(page * PAGE);
             assert!(!hit(&cache, at), "page {page} kept over {name}");
@@ -163,7 +163,7 @@ pub(super) fn lost() {
     }
 }
 
-/// What keeps its pages is as it was: the device finds what is written there later.
+/// A range that keeps its pages stays cached: the device finds bytes that are written later.
 pub(super) fn stays() {
     let cache = open(BOUNDS);
     let stay: [(&str, Way); 5] = [
@@ -209,7 +209,7 @@ pub(super) fn stays() {
     }
 }
 
-/// What would not be told is never kept.
+/// Memory whose changes would not be reported is never cached.
 pub(super) fn untold() {
     let cache = open(BOUNDS);
     let never = |place: *mut u8| {
@@ -225,7 +225,7 @@ pub(super) fn untold() {
         let segment: *mut u8 = libc::shmat(id, std::ptr::null(), 0).cast();
         libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut());
         never(segment);
-        // other memory at the place of a segment that was taken away
+        // other memory at the address of a detached segment
         assert_eq!(libc::shmdt(segment.cast()), 0);
         map(segment, 4, libc::MAP_FIXED);
         fill(segment, 1);
@@ -241,17 +241,17 @@ pub(super) fn untold() {
         };
         let shared = file_at(libc::MAP_SHARED);
         never(shared);
-        // a hole in it, by the file and by the mapping
+        // a hole in the file, made by the file and by the mapping
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         assert_eq!(libc::fallocate(file, flags, 0, PAGE as i64), 0);
         transfer(&cache, shared, LEN);
         assert_eq!(advise(shared, LEN, libc::MADV_REMOVE), 0);
         transfer(&cache, shared, LEN);
         never(shared);
-        // private pages of a file: its own until they are written to
+        // private mappings: pages are the file's until they are written
         never(file_at(libc::MAP_PRIVATE));
 
-        // by the pages too
+        // the check of the pages agrees
         let monitor = userfault::Userfault::get().expect("userfaultfd");
         let own = |at: *mut u8| monitor.is_anonymous(at as u64, at as u64 + LEN as u64);
         assert!(!own(shared), "a file's");

@@ -1,4 +1,5 @@
-//! Between an unmapping and its event another thread is given the addresses: the kernel says so, and nothing is served.
+//! Between an unmapping and its event another thread may get the addresses: the kernel reports
+//! that, and the cache serves none.
 
 #![allow(unsafe_code, reason = "changes memory")]
 
@@ -11,7 +12,8 @@ use super::ways::{hit, kept};
 use super::{BOUNDS, PAGE, map};
 use crate::mr::cache::Cache;
 
-/// A mapping of four pages that is joined with no other one: what is unmapped there would wait too.
+/// A mapping of four pages that the kernel does not merge with others: unmapping those would wait
+/// too.
 fn alone() -> *mut u8 {
     let all = map(std::ptr::null_mut(), 6, 0);
     // SAFETY: the mapping is the test's.
@@ -26,7 +28,7 @@ fn alone() -> *mut u8 {
 pub(super) fn window() {
     let (monitor, reader) = userfault::without_thread();
     let monitor = Arc::new(monitor);
-    // what the check is for is shown by one that makes none
+    // a cache without the check shows the error that the check prevents
     let caches = [true, false].map(|check| {
         let by = Arc::clone(&monitor);
         let cache = Cache::new(Pipes, BOUNDS, |index| {
@@ -43,7 +45,7 @@ pub(super) fn window() {
     std::thread::scope(|scope| {
         let at = place as usize;
         scope.spawn(move || {
-            // waits until its event is read, which is never, or the descriptor ends
+            // the call waits until its event is read, or the descriptor ends; no thread reads it
             // SAFETY: as above.
             unsafe { libc::munmap(std::ptr::without_provenance_mut(at), 4 * PAGE) };
         });
@@ -51,7 +53,7 @@ pub(super) fn window() {
         while !monitor.is_changing() {
             assert!(start.elapsed() < Duration::from_secs(60), "never seen");
         }
-        // the addresses are free, and can be had
+        // the addresses are free and can be mapped
         map(place, 4, libc::MAP_FIXED_NOREPLACE);
         assert!(monitor.is_changing());
         assert_eq!(
