@@ -11,11 +11,13 @@ use crate::errno::{FiErrno, Result};
 pub struct AuthKey(Box<[u8]>);
 
 impl AuthKey {
-    /// Bytes of the longest one.
+    /// Maximum length in bytes.
     pub const MAX_SIZE: usize = 64;
 
+    /// A key of these bytes.
+    ///
     /// # Errors
-    /// `EINVAL`: no bytes, or too many.
+    /// `EINVAL`: no bytes, or more than [`Self::MAX_SIZE`].
     pub fn new(bytes: &[u8]) -> Result<Self> {
         if (1..=Self::MAX_SIZE).contains(&bytes.len()) {
             Ok(Self(bytes.into()))
@@ -24,7 +26,7 @@ impl AuthKey {
         }
     }
 
-    /// The key.
+    /// The bytes of the key.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -44,7 +46,8 @@ impl AuthKey {
 
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Each bit of both changes half of the result's: docs/protocol.md, "Authorization keys".
+/// Each bit of both arguments changes about half of the result's bits: docs/protocol.md,
+/// "Authorization keys".
 fn mix(sum: u64, word: u64) -> u64 {
     let product = (sum ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let product = (product ^ product >> 33).wrapping_mul(SEED);

@@ -20,7 +20,8 @@ macro_rules! errnos {
             $($(#[$meta])* pub const $name: Self = Self::new($value);)*
         }
 
-        /// The name of an error number without its `FI_` prefix, where it is one of the list.
+        /// The name of an error number without its `FI_` prefix; `None` if the list does not have
+        /// it.
         fn name(errno: FiErrno) -> Option<&'static str> {
             match errno {
                 $(FiErrno::$name => Some(stringify!($name)),)*
@@ -90,7 +91,7 @@ errnos! {
 }
 
 impl FiErrno {
-    /// An error number from its positive value; anything that isn't one becomes `EOTHER`.
+    /// An error number from its positive value; any other value becomes `EOTHER`.
     pub const fn new(value: i32) -> Self {
         match NonZeroI32::new(value) {
             Some(value) if value.get() > 0 => Self(value),
@@ -103,7 +104,7 @@ impl FiErrno {
         self.0.get()
     }
 
-    /// The C library's `errno` of this thread, as the last failed call left it.
+    /// The C library's `errno` of this thread.
     pub(crate) fn last() -> Self {
         io::Error::last_os_error().into()
     }

@@ -1,10 +1,10 @@
-//! The flags of libfabric that the engine understands, with libfabric's values.
+//! The flags of libfabric that the engine uses, with libfabric's values.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// Flags of operations, of completions, of bindings and of capabilities: in libfabric they
-    /// share one numbering (`rdma/fabric.h`). Unknown bits are kept.
+    /// Flags of operations, completions, bindings and capabilities, which share one numbering in
+    /// libfabric (`rdma/fabric.h`). Unknown bits are preserved.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Flags: u64 {
         /// `FI_MSG`

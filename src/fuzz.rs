@@ -1,5 +1,5 @@
-//! What has an algebra, and what reads from strangers, driven by bytes: property tests in `cargo test`,
-//! fuzz targets in `make fuzz`. `crates/softverbs/src/fuzz` has those of the device.
+//! Models of data structures, and decoders of untrusted data, driven by bytes: property tests in
+//! `cargo test`, fuzz targets in `make fuzz`. `crates/softverbs/src/fuzz` has those of the device.
 
 use std::collections::VecDeque;
 
@@ -10,11 +10,11 @@ use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
 use crate::wire::list::{MAX_BLOCKS, Place, encode_block, encode_index};
 use crate::wire::records::{Block, Entry, Header, MAX_SEGMENTS, Segment, WORDS};
 
-/// Private data decodes to at most as many bytes as are there, and what an application hands in comes out
-/// at the other end, padded or not.
+/// Private data decodes to at most as many bytes as were received, and the data of the sender is
+/// equal to that of the receiver, padded or not.
 ///
 /// # Panics
-/// Where that is not so.
+/// If not.
 pub fn cm_data(data: &[u8]) {
     let decoded = CmData::decode(data);
     assert!(decoded.data().len() <= data.len().saturating_sub(1).min(MAX_CM_DATA));
@@ -34,7 +34,7 @@ pub fn cm_data(data: &[u8]) {
     }
 }
 
-/// One request as the model has it.
+/// A request in the model.
 #[derive(Clone, Copy)]
 struct Request {
     number: u32,
@@ -43,11 +43,11 @@ struct Request {
     done: bool,
 }
 
-/// Each request completes once, with its own context; unsignaled ones complete with a later one; no more are
-/// under way than the depth allows; a number that belongs to nothing is refused.
+/// Each request completes once, with its own context; unsignaled requests complete with a later
+/// one; no more are outstanding than the depth permits; an unknown number is refused.
 ///
 /// # Panics
-/// Where that is not so.
+/// If not.
 pub fn slots(data: &[u8]) {
     let (&depth, data) = data.split_first().unwrap_or((&0, &[]));
     let ring = SlotRing::new(usize::from(depth % 20) + 1);
@@ -106,7 +106,7 @@ pub fn slots(data: &[u8]) {
                 }
             }
             _ => {
-                // One before the oldest, or behind the newest.
+                // one before the oldest, or behind the newest
                 let number = match (model.front(), model.back(), argument % 2) {
                     (Some(first), _, 0) => first.number.wrapping_sub(1),
                     (_, Some(last), _) => last.number.wrapping_add(1 + argument as u32),
@@ -125,7 +125,7 @@ pub fn slots(data: &[u8]) {
     }
 }
 
-/// Numbers out of bytes; zeros when there are no more.
+/// Numbers from bytes; zeros after the last byte.
 struct Numbers<'a>(std::slice::Iter<'a, u8>);
 
 impl Numbers<'_> {
@@ -137,7 +137,7 @@ impl Numbers<'_> {
         u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// A small one, or any.
+    /// A multiple of 64 up to 16 256, or any number.
     fn size(&mut self) -> u64 {
         match self.byte() {
             255 => self.word(),
@@ -146,7 +146,7 @@ impl Numbers<'_> {
     }
 }
 
-/// What a peer may answer to a read: rubbish, or a record that is whole and says anything.
+/// The answer of a peer to a read: arbitrary words, or a complete record with arbitrary fields.
 fn answer(numbers: &mut Numbers<'_>, key: u64, generation: u64, words: usize) -> Vec<u64> {
     let mut answer = match numbers.byte() % 8 {
         0 => (0..words).map(|_| numbers.word()).collect(),
@@ -227,12 +227,12 @@ fn segment(numbers: &mut Numbers<'_>) -> Segment {
     }
 }
 
-/// A peer that answers look-ups with anything: each read is bounded, and what was found can be used
-/// for every range of the region without leaving it: pieces are not empty, and their sum is the
+/// A peer that answers look-ups arbitrarily: each read is bounded, and the resolution can be used
+/// for every range of the region without leaving it: segments are not empty, and their sum is the
 /// range.
 ///
 /// # Panics
-/// Where that is not so.
+/// If not.
 pub fn lookup(data: &[u8]) {
     let mut numbers = Numbers(data.iter());
     let (key, generation) = (numbers.word(), 5);
@@ -261,7 +261,7 @@ pub fn lookup(data: &[u8]) {
     }
 }
 
-/// Uses a range of a region that was found; gives the look-up of what has to be read before.
+/// Uses a range of a resolved region; returns the look-up of a block that must be read first.
 fn used(resolved: &Resolved, numbers: &mut Numbers<'_>) -> Option<Lookup> {
     let whole = resolved.entry.len;
     let mut offset = numbers.size().min(whole);
@@ -291,7 +291,7 @@ fn used(resolved: &Resolved, numbers: &mut Numbers<'_>) -> Option<Lookup> {
 mod tests {
     use proptest::prelude::*;
 
-    /// What fails becomes a test of its own; nothing is written into the tree.
+    /// A failing case is copied into a test by its author; the tests write no files into the tree.
     fn cases(cases: u32) -> ProptestConfig {
         ProptestConfig {
             cases,

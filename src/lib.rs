@@ -33,7 +33,7 @@ mod sync;
 pub mod verbs;
 pub mod wire;
 
-/// Which object of the caller an event is about: opaque to the engine, handed back unchanged in
-/// events. The provider stores the address of its fid here.
+/// The object of the caller that an event is about. The engine does not interpret it and returns it
+/// unchanged in events. The provider stores the address of its fid here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Token(pub usize);

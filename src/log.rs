@@ -1,23 +1,23 @@
-//! Log lines of the engine go through one sink, which the provider connects to `fi_log`. Never
-//! called on the fast path.
+//! Log lines of the engine go through one sink, which the provider connects to `fi_log`
+//! (`fi_provider(3)`). Never called on the fast path.
 
 use std::fmt::Arguments;
 use std::sync::OnceLock;
 
 use crate::errno::FiErrno;
 
-/// How much it matters; the order is `enum fi_log_level`'s.
+/// Severity, in the order of `enum fi_log_level`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// A failure that concerns the user.
+    /// A failure that concerns the user of the application.
     Warn,
-    /// A decision worth seeing once.
+    /// A decision, or the reason why a call is refused.
     Info,
-    /// For the developer.
+    /// Details for developers.
     Debug,
 }
 
-/// Which part speaks; names are those of `enum fi_log_subsys`.
+/// The subsystem of a line; names of `enum fi_log_subsys`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subsystem {
     /// `FI_LOG_CORE`
@@ -38,22 +38,22 @@ pub enum Subsystem {
     Mr,
 }
 
-/// The place in the source that a line comes from.
+/// The position in the source that logs a line.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     inner: &'static str,
-    /// Its line.
+    /// Line number.
     pub line: u32,
 }
 
 impl Place {
-    /// The place that [`log_place`](crate::log_place) is expanded at: `inner` is the path of the
-    /// function `here` in it, as [`std::any::type_name_of_val`] has it.
+    /// The position where [`log_place`](crate::log_place) is expanded: `inner` is the path of the
+    /// function `here` in it, as [`std::any::type_name_of_val`] returns it.
     pub fn new(inner: &'static str, line: u32) -> Self {
         Self { inner, line }
     }
 
-    /// Its function, behind the name of its type or, if it is free, of its module: `Type::method`,
+    /// The function with its type or, if it is free, its module: `Type::method`,
     /// `module::function`.
     pub fn function(&self) -> String {
         let mut path = self.inner;
@@ -63,7 +63,7 @@ impl Place {
         let Some((scope, name)) = path.rsplit_once("::") else {
             return path.to_owned();
         };
-        // of a method of a trait: `<Type as Trait>`; of a generic type: `Type<_>`
+        // methods of a trait: `<Type as Trait>`; of a generic type: `Type<_>`
         let scope = scope.strip_prefix('<').unwrap_or(scope);
         let scope = scope.split(['<', ' ', '>']).next().unwrap_or(scope);
         let scope = scope.rsplit("::").find(|part| !part.is_empty());
@@ -71,24 +71,24 @@ impl Place {
     }
 }
 
-/// Where messages go. Called from any thread, sometimes with the engine's locks held: an
-/// implementation must not call back into the engine.
+/// Receives log lines. Called from any thread, with engine locks held in part of the calls: an
+/// implementation must not call the engine.
 pub trait Sink: Sync {
-    /// Whether a message of this kind would be shown.
+    /// Whether a line of this level and subsystem would be logged.
     fn enabled(&self, level: Level, subsystem: Subsystem) -> bool;
-    /// Shows a message, one line without its newline.
+    /// Logs a line, without its newline.
     fn log(&self, level: Level, subsystem: Subsystem, place: Place, message: Arguments<'_>);
 }
 
 static SINK: OnceLock<&'static dyn Sink> = OnceLock::new();
 
-/// Connects the sink, once per process; later calls change nothing. Until then messages are
+/// Connects the sink, once per process; later calls have no effect. Lines logged before are
 /// dropped.
 pub fn set_sink(sink: &'static dyn Sink) {
     let _ = SINK.set(sink);
 }
 
-/// Whether such a message would be logged; for messages that are costly to format.
+/// Whether a line would be logged; for lines that are costly to format.
 pub(crate) fn enabled(level: Level, subsystem: Subsystem) -> bool {
     SINK.get()
         .is_some_and(|sink| sink.enabled(level, subsystem))
@@ -107,7 +107,7 @@ pub(crate) fn write(
     }
 }
 
-/// Logs at `info` why a call is refused, and gives back the errno that the call answers with.
+/// Logs at `info` why a call is refused, and returns the call's errno.
 #[cold]
 #[inline(never)]
 pub(crate) fn refuse(
@@ -125,7 +125,7 @@ pub(crate) fn refuse(
     errno
 }
 
-/// Gives the function and the line that it is expanded in, when it is called.
+/// A closure that returns the [`Place`](crate::log::Place) of the expansion.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! log_place {
@@ -155,8 +155,8 @@ macro_rules! info_log {
         )
     };
 }
-/// The errno of a refused call; the reason is logged at `info`. On the fast path only inside a cold
-/// function, because the arguments of a message are taken by reference.
+/// The errno of a refused call; logs the reason at `info`. On the fast path only in a cold
+/// function, because the arguments of the line are taken by reference.
 macro_rules! refused {
     ($subsystem:ident, $errno:ident, $($arg:tt)*) => {
         $crate::log::refuse(

@@ -1,8 +1,9 @@
-//! IP addresses: from and to C, which of them are this host's, and the names that stand for them.
+//! IP addresses: conversion from and to C, the check for local addresses, and the socket names that
+//! represent them. `docs/softverbs-cm.md`, "Names".
 //!
-//! Invariants: the owner of a name `softverbs/<uid>/<ip>/<port>` owns that port of that address
-//! for its user in its network namespace. `any4` and `any6` stand for the unspecified addresses.
-//! An IPv6 address that contains an IPv4 one has the IPv4 one's name.
+//! Invariants: the owner of the name `softverbs/<uid>/<ip>/<port>` owns that port of that address
+//! for its user in its network namespace. `any4` and `any6` represent the unspecified addresses. An
+//! IPv4-mapped IPv6 address has the name of the IPv4 address.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -13,13 +14,13 @@ use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use super::sock::Sock;
 use crate::sys::{self, Errno, Res};
 
-/// Reads an application's address.
+/// Reads an address of the application.
 ///
 /// # Errors
-/// `EINVAL` for NULL and for families other than IPv4 and IPv6.
+/// `EINVAL`: NULL, or a family other than IPv4 and IPv6.
 ///
 /// # Safety
-/// `addr` must be NULL or point to a whole structure of the family that it names.
+/// `addr` must be NULL or point to a complete structure of its family.
 pub(super) unsafe fn from_c(addr: *const sockaddr) -> Res<SocketAddr> {
     if addr.is_null() {
         return Err(Errno(libc::EINVAL));
@@ -48,9 +49,9 @@ pub(super) unsafe fn from_c(addr: *const sockaddr) -> Res<SocketAddr> {
     }
 }
 
-/// The same address in C's form.
+/// Converts an address to C.
 pub(super) fn to_c(address: &SocketAddr) -> sockaddr_storage {
-    // SAFETY: all zeros is a value of it.
+    // SAFETY: all zeros is a valid value.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     match address {
         SocketAddr::V4(v4) => {
@@ -72,7 +73,7 @@ pub(super) fn to_c(address: &SocketAddr) -> sockaddr_storage {
     storage
 }
 
-/// The port of an address in C's form, in network order; 0 where there is none.
+/// The port of an address of C in network byte order; 0 for other families.
 ///
 /// # Safety
 /// `addr` must point to a `sockaddr_storage`.
@@ -87,8 +88,7 @@ pub(super) unsafe fn port_of(addr: *const sockaddr_storage) -> u16 {
     }
 }
 
-/// The form in which listeners are looked up: an IPv4 address inside an IPv6 one is that IPv4
-/// address.
+/// The form for looking up listeners: an IPv4-mapped IPv6 address becomes the IPv4 address.
 fn canonical(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(ip, IpAddr::V4),
@@ -96,7 +96,7 @@ fn canonical(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether the address stands for all of this host's.
+/// Whether the address stands for all addresses of this host.
 pub(super) fn is_any(address: &SocketAddr) -> bool {
     canonical(address.ip()).is_unspecified()
 }
@@ -111,10 +111,10 @@ fn with_port(address: &SocketAddr, port: u16) -> SocketAddr {
     address
 }
 
-/// Finds out whether an address is this host's, without sending anything.
+/// Checks that an address is one of this host, without sending a packet.
 ///
 /// # Errors
-/// `EADDRNOTAVAIL` where it isn't, or what the kernel says about it.
+/// `EADDRNOTAVAIL`: it is not. Those of `bind(2)`.
 pub(super) fn check_local(address: &SocketAddr) -> Res<()> {
     if is_any(address) {
         return Ok(());
@@ -123,14 +123,14 @@ pub(super) fn check_local(address: &SocketAddr) -> Res<()> {
         return Err(Errno(libc::EADDRNOTAVAIL));
     }
     let socket = UdpSocket::bind(with_port(address, 0))?;
-    // A subnet's broadcast address can be bound to, but not connected to.
+    // A subnet's broadcast address can be bound, but connecting to it fails.
     match socket.connect(with_port(address, 9)) {
         Ok(()) => Ok(()),
         Err(_) => Err(Errno(libc::EADDRNOTAVAIL)),
     }
 }
 
-/// The address that this host would use towards `destination`, with port 0.
+/// The source address of this host towards `destination`, with port 0.
 pub(super) fn source_towards(destination: &SocketAddr) -> Res<SocketAddr> {
     let any: SocketAddr = match destination {
         SocketAddr::V4(_) => SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -141,7 +141,7 @@ pub(super) fn source_towards(destination: &SocketAddr) -> Res<SocketAddr> {
     Ok(with_port(&socket.local_addr()?, 0))
 }
 
-/// The loopback address of the same family.
+/// The loopback address of the same family, with the same port.
 pub(super) fn loopback(like: &SocketAddr) -> SocketAddr {
     match like {
         SocketAddr::V4(_) => SocketAddrV4::new(Ipv4Addr::LOCALHOST, like.port()).into(),
@@ -157,7 +157,7 @@ fn prefix() -> String {
     format!("softverbs/{}/", sys::effective_uid())
 }
 
-/// The part of a name that stands for the address.
+/// The host part of the name of an address.
 fn host_part(address: &SocketAddr) -> String {
     match (canonical(address.ip()), address) {
         (IpAddr::V4(Ipv4Addr::UNSPECIFIED), _) => "any4".into(),
@@ -173,8 +173,7 @@ fn name(host: &str, port: u16) -> String {
     format!("{}{host}/{port}", prefix())
 }
 
-/// The names under which somebody may listen for connections to `destination`, the most particular
-/// first.
+/// The names that a listener for connections to `destination` may have, the most specific first.
 pub(super) fn candidates(destination: &SocketAddr) -> [String; 2] {
     let any = if canonical(destination.ip()).is_ipv4() {
         "any4"
@@ -187,7 +186,7 @@ pub(super) fn candidates(destination: &SocketAddr) -> [String; 2] {
     ]
 }
 
-/// What a bound address owns.
+/// The hosts whose names a bound address owns.
 fn hosts(address: &SocketAddr, only_own_family: bool) -> Vec<String> {
     let host = host_part(address);
     if host == "any6" && !only_own_family {
@@ -197,14 +196,14 @@ fn hosts(address: &SocketAddr, only_own_family: bool) -> Vec<String> {
     }
 }
 
-/// Whether owners of the two hosts at one port would both be asked for the same address.
+/// Whether owners of the two hosts with the same port would listen on a common address.
 fn overlap(mine: &str, other: &str) -> bool {
     let v6 = |host: &str| host == "any6" || host.contains(':');
     mine == other || (mine.starts_with("any") || other.starts_with("any")) && v6(mine) == v6(other)
 }
 
-/// Whether somebody else of this user owns a name that overlaps with `mine`, of which `taken` is
-/// the kernel's list of sockets.
+/// Whether another socket of this user owns a name that overlaps with `mine`. `taken` is the
+/// contents of `/proc/net/unix`.
 fn overlaps_with_another(taken: &str, mine: &[String], port: u16) -> bool {
     let prefix = format!("@{}", prefix());
     let suffix = format!("/{port}");
@@ -219,15 +218,15 @@ fn overlaps_with_another(taken: &str, mine: &[String], port: u16) -> bool {
         .any(|other| mine.iter().any(|host| overlap(host, other)))
 }
 
-/// Sockets that own `address` with the port given; one, or two where IPv4 comes along.
+/// Sockets that own `address` with its port: one, or two if the IPv4 addresses are included.
 ///
 /// # Errors
-/// `EADDRINUSE` where the port is taken for any of the address.
+/// `EADDRINUSE`: another socket owns the port for an overlapping address.
 pub(super) fn own(address: &SocketAddr, only_own_family: bool) -> Res<Vec<Sock>> {
     let mine = hosts(address, only_own_family);
     let sockets = own_names(&mine, address.port())?;
-    // After taking the names: of two that overlap, at least one sees the other. A host without
-    // /proc lets both be.
+    // After binding the names: of two sockets with overlapping names at least one sees the other.
+    // Without /proc the check finds no overlap.
     let taken = fs::read("/proc/net/unix").unwrap_or_default();
     if overlaps_with_another(&String::from_utf8_lossy(&taken), &mine, address.port()) {
         return Err(Errno(libc::EADDRINUSE));
@@ -246,7 +245,7 @@ fn own_names(hosts: &[String], port: u16) -> Res<Vec<Sock>> {
         .collect()
 }
 
-/// As [`own`], with a free port out of the range that the host uses for that.
+/// As [`own`], with a free port of the ephemeral range of the host.
 pub(super) fn own_any_port(
     address: &SocketAddr,
     only_own_family: bool,
@@ -293,7 +292,7 @@ mod tests {
         ] {
             let before = address(text);
             let storage = to_c(&before);
-            // SAFETY: a storage is a whole structure of every family.
+            // SAFETY: a storage is a complete structure of every family.
             let after = unsafe { from_c((&raw const storage).cast()) };
             assert_eq!(after, Ok(before));
             // SAFETY: as above.

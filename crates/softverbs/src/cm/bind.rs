@@ -1,7 +1,8 @@
-//! The application's calls before a connection: options, addresses, routes, listening.
+//! The calls of the application before a connection: options, addresses, routes, listening.
 //!
 //! Invariants: an id in a phase past `Idle` has a source; unless it shares the address with others
-//! (RDMA_OPTION_ID_REUSEADDR), `names` own it. A call that fails has changed nothing.
+//! (RDMA_OPTION_ID_REUSEADDR), `names` own it. A call that fails after it has bound the id leaves
+//! it bound; else it leaves the phase unchanged.
 
 use std::net::SocketAddr;
 use std::ptr::null_mut;
@@ -20,10 +21,10 @@ use crate::sys::{Errno, Res};
 use rdma_core_sys::scalars::__be16;
 
 const INVALID: Errno = Errno(libc::EINVAL);
-/// Where the application leaves the backlog open, and the most that it gets: that of the kernel.
+/// Maximum backlog, used for 0 and less too: the default of `net.rdma_ucm.max_backlog`.
 const MAX_BACKLOG: i32 = 1024;
 
-/// Takes `wanted` for the id.
+/// Binds the id to `wanted`.
 fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
     address::check_local(wanted)?;
     let options = state.options;
@@ -31,7 +32,7 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
         address::own_any_port(wanted, options.only_own_family)?
     } else {
         match address::own(wanted, options.only_own_family) {
-            // Another one has it; who listens decides `rdma_listen`.
+            // Another socket owns it; `rdma_listen` decides which one listens.
             Err(Errno(libc::EADDRINUSE)) if options.reuse_address => (*wanted, Vec::new()),
             owned => (*wanted, owned?),
         }
@@ -44,7 +45,7 @@ fn bind(state: &mut State, id: &Shared, wanted: &SocketAddr) -> Res<()> {
     Ok(())
 }
 
-/// The address from which `destination` is reached.
+/// The source address for `destination`.
 fn route(bound: Option<SocketAddr>, destination: &SocketAddr) -> Res<SocketAddr> {
     let unreachable = |_| Errno(libc::ENETUNREACH);
     address::check_local(destination).map_err(unreachable)?;
@@ -72,7 +73,7 @@ fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<(
         (Phase::Idle | Phase::Bound, _) => {}
         _ => return Err(INVALID),
     }
-    // As on a real device, "any" means this host.
+    // The unspecified address means this host, as on a real device.
     let destination = if address::is_any(to) {
         address::loopback(to)
     } else {
@@ -90,9 +91,9 @@ fn resolve(id: &Arc<Shared>, from: Option<SocketAddr>, to: &SocketAddr) -> Res<(
         }
         Err(errno) => state.push(id, Kind::AddrError(errno)),
     }
-    // The application sees its destination at once, its source with the event.
+    // The id has its destination at once, and its source with the event.
     let handle = id.handle();
-    // SAFETY: the handle lives, since this is a call on it; the union has the size of a storage.
+    // SAFETY: the handle lives during a call on it; the union has the size of a storage.
     unsafe {
         let to = &raw mut (*handle).c.route.addr.__bindgen_anon_2;
         to.cast::<libc::sockaddr_storage>()
@@ -221,7 +222,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
         if level.cast_unsigned() != RDMA_OPTION_ID {
-            // RDMA_OPTION_IB_PATH: the one path is the device's own, and can't be replaced.
+            // RDMA_OPTION_IB_PATH: the device has one path, which cannot be replaced.
             return Err(Errno(libc::ENOSYS));
         }
         let byte = || match optlen {
@@ -246,7 +247,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
                 (only, Phase::Idle) => state.options.only_own_family = only,
                 (true, Phase::Bound) => {
                     state.options.only_own_family = true;
-                    // The first name is the address's own.
+                    // The first name is that of the address itself.
                     state.names.truncate(1);
                 }
                 _ => return Err(INVALID),
@@ -276,7 +277,7 @@ pub(super) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mu
 pub(super) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     super::void(|| {
         if !list.is_null() {
-            // SAFETY: made by `rdma_get_devices`; the caller gives it up.
+            // SAFETY: from `rdma_get_devices`; the caller does not use it again.
             drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
         }
     });

@@ -1,10 +1,10 @@
-//! Event channels: a queue of events, and the descriptors from which events come.
+//! Event channels: a queue of events, and the descriptors that cause events.
 //!
 //! Invariants: the channel's descriptor is readable while the queue has an event, or a descriptor
-//! of one of its ids has something to say. An id is in the `sources` of exactly one channel, that
-//! of its state. The channel's lock is taken after an id's and never before; taking an event
-//! out counts it as reported under this lock, so whoever removes an id's events under it knows
-//! how many of them are with the application.
+//! of one of its ids is ready. An id is in the `sources` of exactly one channel, that of its state.
+//! The lock of an id is taken before that of a channel. Taking an event from the queue counts it as
+//! reported under the channel's lock; so a thread that removes an id's events under this lock has
+//! the exact number of events that the application holds.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
@@ -20,24 +20,24 @@ use super::sock::{Flag, Poll};
 use super::{progress, void};
 use crate::sys::{Errno, Res};
 
-/// The token of the flag; ids have others.
+/// The token of the channel's flag; the tokens of ids are above 0.
 const FLAG: u64 = 0;
 
-/// Takes a lock. A panic elsewhere must not spread through a lock into every later call.
+/// Takes a lock. A panic in another call must not make every later call panic.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the application holds.
+/// The object that the application holds.
 #[repr(C)]
 pub(super) struct Channel {
     c: rdma_event_channel,
     events: Arc<Events>,
 }
 
-/// The channel itself, which its ids keep.
+/// The channel itself; its ids hold references to it.
 pub(super) struct Events {
-    /// What the application holds, to be shown in the ids that requests bring.
+    /// The application's object, which the ids of connection requests get.
     address: AtomicPtr<Channel>,
     poll: Poll,
     flag: Flag,
@@ -69,7 +69,7 @@ impl Channel {
         Ok(channel.cast())
     }
 
-    /// What its ids keep.
+    /// The channel of the application's object, as ids hold it.
     ///
     /// # Safety
     /// `channel` must be a live channel of this connection manager.
@@ -78,28 +78,29 @@ impl Channel {
         Arc::clone(unsafe { &(*channel.cast::<Self>()).events })
     }
 
-    /// Gives a channel back.
+    /// Frees the application's object.
     ///
     /// # Safety
-    /// As `rdma_destroy_event_channel(3)`: live, and used by nobody any more.
+    /// As `rdma_destroy_event_channel(3)`: `channel` is live, and no thread uses it any more.
     pub(super) unsafe fn destroy(channel: *mut rdma_event_channel) {
-        // SAFETY: made by `create`; the caller gives it up.
+        // SAFETY: made by `create`; the caller does not use it again.
         let channel = unsafe { Box::from_raw(channel.cast::<Self>()) };
-        // Ids that the application should have destroyed would keep it alive through their events.
+        // Ids that the application has not destroyed would keep the channel alive through their
+        // events.
         let left = std::mem::take(&mut lock(&channel.events.pending).queue);
         drop(left);
     }
 }
 
 impl Events {
-    /// Adds an event. The caller holds the lock of the subject's state.
+    /// Queues an event. The caller holds the lock of the subject's state.
     pub(super) fn push(&self, event: Raw) {
         let mut pending = lock(&self.pending);
         pending.queue.push_back(event);
         self.flag.set();
     }
 
-    /// Takes the next event out, and counts it as reported.
+    /// Takes the next event from the queue, and counts it as reported.
     fn pop(&self) -> Option<Raw> {
         let mut pending = lock(&self.pending);
         let event = pending.queue.pop_front()?;
@@ -111,14 +112,14 @@ impl Events {
         Some(event)
     }
 
-    /// Makes the id's descriptors heard.
+    /// Adds the id to those whose descriptors are processed.
     pub(super) fn enroll(&self, id: &Arc<Shared>) {
         lock(&self.pending)
             .sources
             .insert(id.serial, Arc::downgrade(id));
     }
 
-    /// Forgets the id and returns the events that it still had.
+    /// Removes the id; returns the events that it still had.
     pub(super) fn expel(&self, id: &Shared) -> Vec<Raw> {
         let mut pending = lock(&self.pending);
         pending.sources.remove(&id.serial);
@@ -132,26 +133,26 @@ impl Events {
         Vec::from(std::convert::identity::<VecDeque<Raw>>(gone))
     }
 
-    /// Listens to a descriptor of the id.
+    /// Watches a descriptor of the id.
     pub(super) fn watch(&self, fd: RawFd, id: &Shared, writable: bool) -> Res<()> {
         self.poll.add(fd, id.serial, writable)
     }
 
-    /// Changes whether room to write is waited for.
+    /// Changes whether the channel waits until `fd` is writable.
     pub(super) fn rewatch(&self, fd: RawFd, id: &Shared, writable: bool) {
-        // It fails only for a descriptor that isn't watched, which has ended then.
+        // Fails only for a descriptor that is no longer watched because it has ended.
         let _ = self.poll.change(fd, id.serial, writable);
     }
 
-    /// Listens to a descriptor no more.
+    /// Stops watching a descriptor.
     pub(super) fn unwatch(&self, fd: RawFd) {
         self.poll.remove(fd);
     }
 
-    /// Lets the ids that have something to say act.
+    /// Processes the ids with ready descriptors.
     fn turn(&self) -> Res<()> {
         for token in self.poll.ready()? {
-            // The lock must not be held while an id acts.
+            // The lock must not be held while an id is processed.
             let id = lock(&self.pending)
                 .sources
                 .get(&token)
@@ -163,10 +164,10 @@ impl Events {
         Ok(())
     }
 
-    /// The next event as the application gets it.
+    /// The next event for the application.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none and the descriptor is non-blocking; `EINTR`.
+    /// `EAGAIN`: none, and the channel is non-blocking. `EINTR`. Those of accepting connections.
     pub(super) fn next(self: &Arc<Self>) -> Res<Box<Event>> {
         loop {
             while let Some(raw) = self.pop() {
@@ -192,7 +193,7 @@ pub(super) extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel 
 pub(super) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     void(|| {
         if !channel.is_null() {
-            // SAFETY: the caller promises a channel that it uses no more.
+            // SAFETY: the caller promises a channel that no thread uses any more.
             unsafe { Channel::destroy(channel) };
         }
     });

@@ -1,7 +1,8 @@
-//! The application's calls that make and end connections.
+//! The calls of the application that make and end connections.
 //!
-//! Invariants: a call that fails has changed nothing. What a call begins, an event ends. Limits
-//! are InfiniBand's, so that what works here fits there.
+//! Invariants: a call that fails leaves the phase of the id unchanged. A started operation ends
+//! with an event. Limits are InfiniBand's, so that an application that works here stays within
+//! them.
 
 use std::sync::Arc;
 
@@ -21,10 +22,10 @@ use crate::sys::{self, Errno, Res};
 
 const INVALID: Errno = Errno(libc::EINVAL);
 
-/// "As much as the device can" in responder_resources and initiator_depth.
+/// RDMA_MAX_RESP_RES: the device's maximum, in responder_resources and initiator_depth.
 const MAXIMUM: u8 = RDMA_MAX_RESP_RES as u8;
 
-/// The application's private data.
+/// The private data of the application.
 ///
 /// # Safety
 /// `data` must be NULL or have `len` bytes.
@@ -37,7 +38,7 @@ unsafe fn private<const N: usize>(data: *const c_void, len: u8) -> Res<Private<N
     Private::new(bytes).ok_or(INVALID)
 }
 
-/// This side's connection parameters and retry counts, checked against the device's limits.
+/// The connection parameters and retry counts of this side, checked against the device's limits.
 fn party(
     state: &State,
     handle: *mut Id,
@@ -88,8 +89,8 @@ enum Called {
     Busy,
 }
 
-/// Connects to whoever listens on `names`. The socket has the local address' name, if that is the
-/// id's alone.
+/// Connects to the listener on one of `names`. The socket has the name of the local address, if the
+/// id alone owns that.
 fn call(state: &mut State, names: &[String]) -> Res<Called> {
     let sock = if state.names.is_empty() {
         Sock::new()?
@@ -153,14 +154,14 @@ fn connect(id: &Arc<Shared>, param: Option<&rdma_conn_param>) -> Res<()> {
     Ok(())
 }
 
-/// A request that found too many others waiting. As a real device does, the active side repeats it
-/// until the attempt's time is over.
+/// A connection request that the listener's queue had no room for. The active side repeats it until
+/// the deadline of the attempt, as a real device does.
 #[derive(Debug)]
 pub(super) struct Redial {
     req: Req,
     /// Nanoseconds until the next attempt.
     pause: u64,
-    /// When that is, by the monotonic clock.
+    /// Time of the next attempt in nanoseconds of the monotonic clock.
     at: u64,
 }
 
@@ -177,13 +178,13 @@ impl Redial {
     }
 }
 
-/// What follows from a call: the request is said, repeated later, or refused.
+/// Continues after an attempt: sends the request, schedules the next attempt, or refuses.
 fn go_on(state: &mut State, id: &Arc<Shared>, called: Called, mut redial: Redial) -> Res<()> {
     match called {
         Called::Answered(sock) => {
             state.events.watch(sock.fd(), id, false)?;
             state.link = Some(Link::new(sock));
-            // A listener that closes just now is heard as one that refuses.
+            // A listener that closes at this moment is processed later as a refusal.
             let _ = say(state, id, &Message::Req(redial.req));
             if let Some(timer) = &state.timer {
                 timer.look_in(0);
@@ -212,16 +213,16 @@ fn go_on(state: &mut State, id: &Arc<Shared>, called: Called, mut redial: Redial
     Ok(())
 }
 
-/// Repeats a request, if its time has come.
+/// Repeats a request that is due.
 pub(super) fn repeat(state: &mut State, id: &Arc<Shared>) {
     let due = |redial: &mut Redial| sys::now_ns() >= redial.at;
     let Some(redial) = state.redial.take_if(due) else {
         return;
     };
-    // What fails for want of memory or descriptors is tried again, like one that finds no room.
+    // An attempt that fails for lack of memory or descriptors is repeated, as for a full queue.
     let called = call(state, &address::candidates(&redial.req.destination));
     if go_on(state, id, called.unwrap_or(Called::Busy), redial).is_err() {
-        // Unwatched, its end would not be heard; silence ends the attempt.
+        // The end of an unwatched socket would not be noticed; the deadline ends the attempt.
         state.link = None;
     }
 }
@@ -264,14 +265,14 @@ fn reject(id: &Arc<Shared>, data: Private<{ super::wire::REJ_DATA }>) -> Res<()>
         reason: reason::CONSUMER_DEFINED,
         data,
     });
-    // A peer that has ended needs no refusal.
+    // A peer that has closed needs no refusal.
     let _ = say(&mut state, id, &rej);
     state.phase = Phase::Failed;
     close_when_sent(&mut state);
     Ok(())
 }
 
-/// Ends the conversation now, or when the last message has been sent.
+/// Ends the conversation now, or after the last message has been sent.
 fn close_when_sent(state: &mut State) {
     state.stop_timer();
     if state.link.as_ref().is_some_and(|link| !link.has_unsent()) {
@@ -293,7 +294,7 @@ fn disconnect(id: &Arc<Shared>) -> Res<()> {
             progress::announce_disconnect(&state, id, None);
             Ok(())
         }
-        // The peer was first, or there is no connection to end: only the queue pair is moved.
+        // The peer has disconnected first, or there is no connection: only the queue pair is moved.
         Phase::ReqSent | Phase::ReqReceived | Phase::Disconnected | Phase::Failed => {
             qp::to_error(id.handle())
         }
@@ -301,10 +302,10 @@ fn disconnect(id: &Arc<Shared>) -> Res<()> {
     }
 }
 
-/// The parameters that an application passed, if it did.
+/// The parameters of the application; `None` for NULL.
 ///
 /// # Safety
-/// `param` must be NULL or valid for the time of the call.
+/// `param` must be NULL or valid during the call.
 unsafe fn given<'a>(param: *mut rdma_conn_param) -> Option<&'a rdma_conn_param> {
     // SAFETY: the caller promises it.
     unsafe { param.as_ref() }
@@ -342,7 +343,7 @@ pub(super) unsafe extern "C" fn rdma_reject(
     private_data_len: u8,
 ) -> c_int {
     super::status(|| {
-        // SAFETY: the caller promises a live id and as many bytes as it says.
+        // SAFETY: the caller promises a live id and `private_data_len` bytes.
         unsafe {
             reject(
                 &Id::shared_of(id)?,
@@ -389,7 +390,7 @@ pub(super) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_even
                 Ok(())
             }
             (IBV_EVENT_COMM_EST, Phase::Established) => Err(Errno(libc::EISCONN)),
-            // There is one path, so there is no migration to tell of.
+            // The device has one path: no migration event.
             _ => Err(INVALID),
         }
     })

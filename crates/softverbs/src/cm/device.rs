@@ -1,9 +1,9 @@
-//! The device that ids are bound to: one open context for the process, and one protection domain
-//! while at least one id is bound.
+//! The device of the ids: one open context for the process, and one protection domain while at
+//! least one id is bound.
 //!
 //! Invariants: the context is opened once and stays open, as in librdmacm, because applications
-//! keep what `rdma_get_devices` and `id->verbs` gave them. The protection domain lives as long as
-//! the last [`Device`].
+//! keep the pointers from `rdma_get_devices` and `id->verbs`. The protection domain lives as long
+//! as the last [`Device`].
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,9 +14,9 @@ use rdma_core_sys::{
 
 use crate::sys::{Errno, Res};
 
-/// The one port.
+/// The number of the device's only port.
 pub(super) const PORT: u8 = 1;
-/// The device's default partition, in network order.
+/// The device's default partition key, in network byte order.
 pub(super) const PKEY: u16 = 0xffff;
 
 /// Bits of `device_cap_flags_ex` (ib_user_verbs.h, `ib_uverbs_device_cap_flags`).
@@ -24,15 +24,15 @@ const FLUSH_GLOBAL: u64 = 1 << 38;
 const FLUSH_PERSISTENT: u64 = 1 << 39;
 
 struct Shared {
-    /// The process that all this is of: a forked child has a device of its own.
+    /// The process that the pointers belong to: a forked child opens the device again.
     pid: u32,
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     users: usize,
 }
 
-// SAFETY: verbs objects may be used by any thread (verbs(7), "thread-safe"); the numbers are
-// guarded by the mutex around this.
+// SAFETY: verbs objects may be used by any thread (verbs(7), "thread-safe"); the mutex around this
+// guards the counts.
 unsafe impl Send for Shared {}
 
 static SHARED: Mutex<Shared> = Mutex::new(Shared {
@@ -42,15 +42,15 @@ static SHARED: Mutex<Shared> = Mutex::new(Shared {
     users: 0,
 });
 
-/// The device's verbs.
+/// The device's table of verbs.
 pub(super) fn verbs() -> &'static VerbsFns {
     &crate::backend().verbs
 }
 
-/// The process's context of the device, opened on the first call.
+/// The context of the process, opened by the first call.
 ///
 /// # Errors
-/// `ENODEV` where there is none, or why it could not be opened.
+/// `ENODEV`: no device. Those of `ibv_open_device(3)`.
 pub(super) fn context() -> Res<*mut ibv_context> {
     open(&mut SHARED.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -74,14 +74,14 @@ fn open(shared: &mut Shared) -> Res<*mut ibv_context> {
     if list.is_null() {
         return Err(Errno::last());
     }
-    // SAFETY: a list ends in NULL, so it has a first element.
+    // SAFETY: the list ends with NULL, so it has a first element.
     let first = unsafe { *list };
     if first.is_null() {
-        // SAFETY: the list is the one that was got.
+        // SAFETY: the list from the call above.
         unsafe { (verbs().ibv_free_device_list)(list) };
         return Err(Errno(libc::ENODEV));
     }
-    // SAFETY: a device of the list, which is freed only after.
+    // SAFETY: a device of the list, which is freed later.
     shared.context = unsafe { (verbs().ibv_open_device)(first) };
     let errno = Errno::last();
     // SAFETY: as above.
@@ -93,7 +93,7 @@ fn open(shared: &mut Shared) -> Res<*mut ibv_context> {
     }
 }
 
-/// One id's share of the device.
+/// The reference of one id to the device.
 #[derive(Debug)]
 pub(super) struct Device {
     pid: u32,
@@ -101,11 +101,11 @@ pub(super) struct Device {
     pub(super) pd: *mut ibv_pd,
     pub(super) gid: [u8; 16],
     pub(super) mtu: ibv_mtu,
-    /// The most reads and atomics that a queue pair answers at a time.
+    /// Maximum number of reads and atomics that a queue pair answers concurrently.
     pub(super) max_responder_resources: u8,
-    /// The most reads and atomics that a queue pair has outstanding.
+    /// Maximum number of outstanding reads and atomics of a queue pair.
     pub(super) max_initiator_depth: u8,
-    /// The access rights to flush that the device knows.
+    /// The flush access rights that the device supports.
     pub(super) flush: u32,
 }
 
@@ -116,11 +116,11 @@ impl Device {
     /// Binds to the device.
     ///
     /// # Errors
-    /// As [`context`], or why there is no protection domain.
+    /// Those of [`context`] and of `ibv_alloc_pd(3)`. `ENODEV`: the device does not answer queries.
     pub(super) fn acquire() -> Res<Self> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let context = open(&mut shared)?;
-        // SAFETY: all zeros is a value of these three.
+        // SAFETY: all zeros is a valid value of these three.
         let (mut attr, mut port, mut gid): (ibv_device_attr_ex, ibv_port_attr, ibv_gid) =
             unsafe { std::mem::zeroed() };
         // SAFETY: a live context and writable structures; each call returns an errno or −1.
@@ -167,21 +167,21 @@ impl Drop for Device {
         }
         shared.users -= 1;
         if shared.users == 0 {
-            // SAFETY: made by `acquire`, given up by the last user. Where the application still
-            // has objects in it, it is refused, and stays until the process ends.
+            // SAFETY: from `acquire`, released by the last user. If the application still has
+            // objects in it, the call is refused and it stays until the process ends.
             unsafe { (verbs().ibv_dealloc_pd)(shared.pd) };
             shared.pd = std::ptr::null_mut();
         }
     }
 }
 
-/// A GID's 16 bytes.
+/// The 16 bytes of a GID.
 pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     // SAFETY: a GID is 16 bytes, of which each is initialized.
     unsafe { (&raw const *gid).cast::<[u8; 16]>().read() }
 }
 
-/// 16 bytes as a GID.
+/// A GID of 16 bytes.
 pub(super) fn gid_from(bytes: [u8; 16]) -> ibv_gid {
     // SAFETY: as above, and every pattern is a GID.
     unsafe { (&raw const bytes).cast::<ibv_gid>().read_unaligned() }

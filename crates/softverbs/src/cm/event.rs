@@ -1,8 +1,8 @@
-//! Events, as they wait in a channel and as the application gets them.
+//! Events, in the queue of a channel and as the application gets them.
 //!
-//! Invariants: what an event does to its id, it does when it is delivered, in the thread that gets
-//! it: fields are written, queue pairs moved. So the application never sees an id change behind its
-//! back. An event that was reported holds its subject until it is acknowledged.
+//! Invariants: the effects of an event on its id (fields, state of the queue pair) happen when it
+//! is delivered, in the thread that takes it, so an id changes only during calls of the
+//! application. A reported event holds its subject until it is acknowledged.
 
 use std::sync::Arc;
 
@@ -16,24 +16,24 @@ use super::wire::{Message, Party, Private, REJ_DATA, REP_DATA, REQ_DATA};
 use super::{id, link, qp};
 use crate::sys::{Errno, Res};
 
-/// InfiniBand's reject reasons, as applications find them in an event's status.
+/// Reject reasons of the InfiniBand specification, which applications find in an event's status.
 pub(super) mod reason {
-    /// The peer gave up.
+    /// The peer has given up.
     pub(in super::super) const TIMEOUT: u16 = 4;
-    /// Nobody listens.
+    /// No process listens.
     pub(in super::super) const INVALID_SERVICE_ID: u16 = 8;
-    /// The application, or the end of it.
+    /// The application has rejected, or has ended.
     pub(in super::super) const CONSUMER_DEFINED: u16 = 28;
 }
 
-/// An event that waits.
+/// An event in a channel's queue.
 pub(super) struct Raw {
-    /// The id that it is counted for: the listener's in the case of a request.
+    /// The id that counts the event: the listener for a connection request.
     pub(super) subject: Arc<Shared>,
     pub(super) kind: Kind,
 }
 
-/// What has happened. A status is a negative errno.
+/// The kind of an event. A status is a negative errno.
 #[allow(
     clippy::large_enum_variant,
     reason = "a few at a time, none on a fast path"
@@ -59,12 +59,12 @@ pub(super) enum Kind {
     },
     Unreachable(Errno),
     ConnectError(Errno),
-    /// 0, or why it ended.
+    /// 0, or the reason as a negative errno.
     Disconnected(c_int),
     TimewaitExit,
 }
 
-/// What the application holds.
+/// The object that the application holds.
 #[repr(C)]
 pub(super) struct Event {
     c: rdma_cm_event,
@@ -90,7 +90,8 @@ impl Event {
         unsafe { self.c.param.conn.as_mut() }
     }
 
-    /// What the peer said of itself; its depth is what this side must answer, and the reverse.
+    /// Sets the peer's parameters. The peer's initiator depth is this side's number of responder
+    /// resources, and the reverse.
     fn set_party(&mut self, party: &Party) {
         let conn = self.conn();
         conn.responder_resources = party.initiator_depth;
@@ -116,16 +117,17 @@ impl Event {
     }
 }
 
-/// What must be done while an event is taken out: the id of a request comes to be, so that whoever
-/// gets the id's next event finds it. The caller holds the channel's lock.
+/// The part of delivery that happens when an event is taken from the queue: creates the id of a
+/// connection request, so that a thread that takes the id's next event finds it. The caller holds
+/// the channel's lock.
 pub(super) fn prepare(raw: &Raw, channel: *mut rdma_event_channel) {
     if let Kind::Request { child, .. } = &raw.kind {
         Id::make_for_request(child, &raw.subject, channel);
     }
 }
 
-/// Turns a waiting event of `channel` into one for the application; `None` for one that it must
-/// not see.
+/// Turns an event of `channel` into the object for the application; `None` if the application must
+/// not see it.
 pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
     let Raw { subject, kind } = raw;
     let plain = |event, status| Some(Event::new(Arc::clone(&subject), event, status));
@@ -175,8 +177,8 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
             if state.connect_error {
                 None
             } else {
-                // The application learns of it by the event; a queue pair that can't be moved is in
-                // the error state already, or was never out of reset.
+                // The event informs the application. Moving fails only for a queue pair that is in
+                // the error state already, or that is still in the reset state.
                 let _ = qp::to_error(subject.handle());
                 drop(state);
                 let mut event =
@@ -197,9 +199,10 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
     delivered
 }
 
-/// Makes the new id ready for the application; without a device there is nothing to offer.
+/// Prepares the new id for the application. `None` without a device.
 fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>) -> Option<()> {
-    // The listener may have moved between its event's coming out and now, and the child with it.
+    // The listener may have moved to another channel since its event was taken, and the child with
+    // it.
     id::move_to(child, channel);
     lock(&listener.state)
         .children
@@ -212,12 +215,12 @@ fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>
     }
     drop(state);
     Id::abandon(child);
-    // SAFETY: made when the event was taken out, and never shown to the application.
+    // SAFETY: made when the event was taken, and never passed to the application.
     unsafe { Id::free(child.handle()) };
     None
 }
 
-/// The active side's half of the connection, where the id has the queue pair.
+/// Completes the connection on the active side, if the id has a queue pair.
 fn deliver_response(subject: &Shared) -> (rdma_cm_event_type, c_int) {
     let mut state = lock(&subject.state);
     let handle = subject.handle();
@@ -249,7 +252,8 @@ pub(super) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> 
         if event.is_null() {
             return Err(Errno(libc::EINVAL));
         }
-        // SAFETY: every event of this connection manager is an `Event`; the caller gives it up.
+        // SAFETY: every event of this connection manager is an `Event`; the caller does not use it
+        // again.
         let event = unsafe { Box::from_raw(event.cast::<Event>()) };
         event.subject.acknowledge();
         Ok(())

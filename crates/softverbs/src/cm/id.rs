@@ -1,9 +1,9 @@
-//! Ids: what the application holds, what the connection manager keeps, and their lives.
+//! Ids: the application's objects, the connection manager's state of them, and their lifetimes.
 //!
 //! Invariants: an [`Id`] is freed once, by `rdma_destroy_id`, after all its reported events were
-//! acknowledged. A [`Shared`] outlives it where a thread still looks at it; its phase is `Dead`
-//! then, and nothing more happens to it. Lock order: a requested id before its listener,
-//! an id before a channel, a channel before the count of events.
+//! acknowledged. A [`Shared`] lives longer if a thread still uses it; its phase stays
+//! `Dead` then. Lock order: a requested id before its listener, an id before a
+//! channel, a channel before the count of events.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -16,12 +16,12 @@ use super::channel::{Channel, Events, lock};
 use super::state::{Phase, State};
 use crate::sys::{Errno, Res};
 
-/// What the application holds.
+/// The object that the application holds.
 #[repr(C)]
 pub(super) struct Id {
     pub(super) c: rdma_cm_id,
     pub(super) shared: Arc<Shared>,
-    /// What `c.route.path_rec` points to.
+    /// The target of `c.route.path_rec`.
     pub(super) path: Box<ibv_sa_path_rec>,
 }
 
@@ -31,9 +31,9 @@ struct Count {
     completed: u64,
 }
 
-/// What the connection manager keeps of an id.
+/// The connection manager's state of an id.
 pub(super) struct Shared {
-    /// Never used twice in a process.
+    /// Unique in the process.
     pub(super) serial: u64,
     pub(super) state: Mutex<State>,
     handle: AtomicPtr<Id>,
@@ -53,17 +53,17 @@ impl Shared {
         })
     }
 
-    /// The application's id; NULL until it has one.
+    /// The application's id; NULL until it has been made.
     pub(super) fn handle(&self) -> *mut Id {
         self.handle.load(Ordering::Acquire)
     }
 
-    /// One more event is with the application.
+    /// Counts an event that the application gets.
     pub(super) fn report(&self) {
         lock(&self.count).reported += 1;
     }
 
-    /// One less.
+    /// Counts an event that the application has acknowledged.
     pub(super) fn acknowledge(&self) {
         lock(&self.count).completed += 1;
         self.acknowledged.notify_all();
@@ -81,7 +81,7 @@ impl Shared {
 }
 
 impl Id {
-    /// The connection manager's half of an application's id.
+    /// The connection manager's state of an application's id.
     ///
     /// # Safety
     /// `id` must be NULL or a live id of this connection manager.
@@ -103,7 +103,7 @@ impl Id {
         id
     }
 
-    /// The id that a request's event brings. It inherits from the listener, which lives, since it
+    /// Makes the id of a connection request. It inherits from the listener, which lives because it
     /// has an event in the channel whose lock the caller holds.
     pub(super) fn make_for_request(
         child: &Arc<Shared>,
@@ -111,7 +111,7 @@ impl Id {
         channel: *mut rdma_event_channel,
     ) {
         let listener = listener.handle();
-        // SAFETY: it lives, see above.
+        // SAFETY: the listener lives, see above.
         let (context, ps, qp_type) = unsafe {
             let c = &raw const (*listener).c;
             ((*c).context, (*c).ps, (*c).qp_type)
@@ -131,13 +131,13 @@ impl Id {
     /// Frees the application's id.
     ///
     /// # Safety
-    /// `id` must have been made by this module, and be used by nobody any more.
+    /// `id` must have been made by this module, and no thread may use it any more.
     pub(super) unsafe fn free(id: *mut Self) {
         // SAFETY: the caller promises both.
         drop(unsafe { Box::from_raw(id) });
     }
 
-    /// Ends all that the id does. What the peer learns, it learns by the socket's end.
+    /// Ends all activity of the id. The peer notices it by the end of the socket.
     pub(super) fn abandon(shared: &Arc<Shared>) {
         let (children, events, parts) = {
             let mut state = lock(&shared.state);
@@ -156,11 +156,11 @@ impl Id {
             (std::mem::take(&mut state.children), events, parts)
         };
         drop(parts);
-        // Requests that wait in the channel hold nothing that is not in `children`.
+        // Requests in the queue hold only objects that `children` has too.
         drop(events);
         for (child, _) in children {
-            // One that was taken out of the channel before its events were expelled is the
-            // application's.
+            // A child whose event was taken from the queue before the events were removed belongs
+            // to the application.
             if child.handle().is_null() {
                 Self::abandon(&child);
             }
@@ -219,7 +219,7 @@ pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
         unsafe { acknowledge_last(id) };
         shared.wait_for_acknowledgements();
         let own_channel = lock(&shared.state).own_channel.take();
-        // SAFETY: nobody else has the id or, if it was the id's own, its channel.
+        // SAFETY: no other thread uses the id or, if the id owned it, its channel.
         unsafe {
             Id::free(id.cast());
             if let Some(channel) = own_channel {
@@ -230,12 +230,12 @@ pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// Acknowledges the event that a waiting call left in the id.
+/// Acknowledges the event that a waiting call has left in the id.
 ///
 /// # Safety
 /// `id` must be live.
 unsafe fn acknowledge_last(id: *mut rdma_cm_id) {
-    // SAFETY: the caller promises a live id; its event is NULL or one that was not acknowledged.
+    // SAFETY: the caller promises a live id; its event is NULL or not yet acknowledged.
     unsafe {
         let event = std::mem::replace(&mut (*id).event, null_mut());
         if !event.is_null() {
@@ -244,10 +244,11 @@ unsafe fn acknowledge_last(id: *mut rdma_cm_id) {
     }
 }
 
-/// Of an id without a channel of the application's, waits for what a call has begun.
+/// On an id without a channel of the application, waits for the event of the call that has just
+/// begun (rdma_create_id(3), synchronous operation).
 ///
 /// # Errors
-/// What the event says, as an errno.
+/// The status of the event, as an errno.
 ///
 /// # Safety
 /// `id` must be live.
@@ -262,7 +263,7 @@ pub(super) unsafe fn complete(id: *mut rdma_cm_id) -> Res<()> {
         acknowledge_last(id);
         Channel::events_of(channel).next()?.into_c()
     };
-    // SAFETY: a fresh event.
+    // SAFETY: the event has just been returned.
     let (kind, status) = unsafe {
         (*id).event = event;
         ((*event).event, (*event).status)
@@ -299,7 +300,7 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(
             unsafe { acknowledge_last(id) };
         }
         shared.wait_for_acknowledgements();
-        // SAFETY: the id lives; its own channel, which it has left, is nobody else's.
+        // SAFETY: the id lives; no other id uses its own channel, which it has left.
         unsafe {
             (*id).channel = channel;
             if let Some(left) = left {
@@ -310,8 +311,8 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(
     })
 }
 
-/// Takes the id with its descriptors and waiting events to another channel, and so those who have
-/// asked it and are not with the application yet.
+/// Moves the id with its descriptors and queued events to another channel, and with it the ids of
+/// connection requests that the application does not have yet.
 pub(super) fn move_to(shared: &Arc<Shared>, events: &Arc<Events>) {
     let children = {
         let mut state = lock(&shared.state);
@@ -323,7 +324,7 @@ pub(super) fn move_to(shared: &Arc<Shared>, events: &Arc<Events>) {
         events.enroll(shared);
         for (fd, writable) in state.watched() {
             old.unwatch(fd);
-            // Fails for lack of memory only; the peer's end of the conversation shows it.
+            // Fails for lack of memory only; the end of the peer's socket reveals it.
             let _ = events.watch(fd, shared, writable);
         }
         for event in waiting {

@@ -1,4 +1,4 @@
-//! The conversation of two ids: one socket, packets that did not fit yet, and a deadline.
+//! The conversation of two ids: a socket, unsent packets, and a deadline.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -11,15 +11,16 @@ use super::wire::{self, MAX_MESSAGE, Malformed, Message};
 use crate::environment;
 use crate::sys::{self, Errno, Res, Timer};
 
-/// One end of a conversation. Dropping it ends the conversation; the peer still gets what was sent.
+/// One end of a conversation. Dropping it ends the conversation; the peer still receives the
+/// packets that were sent.
 #[derive(Debug)]
 pub(super) struct Link {
     sock: Sock,
-    /// In the order in which they must go.
+    /// Packets that the socket had no room for, in order.
     unsent: VecDeque<Vec<u8>>,
 }
 
-/// What the peer says.
+/// Result of receiving.
 #[derive(Debug)]
 #[allow(
     clippy::large_enum_variant,
@@ -29,7 +30,7 @@ pub(super) enum Heard {
     Nothing,
     Message(Message),
     Malformed,
-    /// It has closed, or died.
+    /// The peer has closed, or its process has ended.
     End,
 }
 
@@ -49,7 +50,8 @@ impl Link {
         !self.unsent.is_empty()
     }
 
-    /// Sends what did not fit. An error is not told: the end of the conversation is heard as well.
+    /// Sends unsent packets. Errors are not reported: the end of the conversation is received as
+    /// well.
     pub(super) fn flush(&mut self) {
         while let Some(packet) = self.unsent.front() {
             match self.sock.send(packet) {
@@ -69,7 +71,7 @@ impl Link {
         Ok(())
     }
 
-    /// The next message.
+    /// Receives the next message.
     pub(super) fn hear(&self) -> Heard {
         let mut buffer = [0; MAX_MESSAGE + 1];
         match self.sock.recv(&mut buffer) {
@@ -83,10 +85,10 @@ impl Link {
     }
 }
 
-/// Says something to the peer of the id, at once or as soon as there is room.
+/// Sends a message to the peer of the id, at once or as soon as the socket has room.
 ///
 /// # Errors
-/// `ECONNRESET` where the conversation has ended.
+/// `ECONNRESET`: the conversation has ended.
 pub(super) fn say(state: &mut State, id: &Shared, message: &Message) -> Res<()> {
     let ended = Errno(libc::ECONNRESET);
     let link = state.link.as_mut().ok_or(ended)?;
@@ -97,17 +99,17 @@ pub(super) fn say(state: &mut State, id: &Shared, message: &Message) -> Res<()> 
     Ok(())
 }
 
-/// Until when the peer must have answered.
+/// The time by which the peer must have answered.
 #[derive(Debug)]
 pub(super) struct Deadline {
     timer: Timer,
-    /// Nanoseconds of the monotonic clock.
+    /// In nanoseconds of the monotonic clock.
     at: u64,
 }
 
 impl Deadline {
-    /// The time that an InfiniBand connection manager gives a peer which has said that it is
-    /// working on the request: 4.096 µs × 2^24. `SOFTVERBS_CM_TIMEOUT_MS` sets another.
+    /// The time that an InfiniBand connection manager gives a peer that has acknowledged the
+    /// request with MRA: 4.096 µs × 2^24, 68.7 s. `SOFTVERBS_CM_TIMEOUT_MS` sets another.
     pub(super) fn new() -> Res<Self> {
         static NANOSECONDS: OnceLock<u64> = OnceLock::new();
         let span = *NANOSECONDS.get_or_init(|| {
@@ -129,7 +131,8 @@ impl Deadline {
         sys::now_ns() >= self.at
     }
 
-    /// Has the id looked at after a time too; 0 for not before the end.
+    /// Makes the timer's descriptor readable in `nanoseconds`, at the latest at the deadline; 0
+    /// means only then.
     pub(super) fn look_in(&self, nanoseconds: u64) {
         let next = match nanoseconds {
             0 => self.at,

@@ -35,7 +35,7 @@ mod sock;
 mod state;
 mod wire;
 
-/// A decoded message encodes to the same bytes.
+/// A message that decodes must encode to the same bytes.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn check_packet(packet: &[u8]) {
     if let Ok(message) = wire::decode(packet) {
@@ -43,12 +43,13 @@ pub(crate) fn check_packet(packet: &[u8]) {
     }
 }
 
-/// Runs an entry point's body. A panic is a defect of this crate; it must not end the application.
+/// Runs the body of an entry point. A panic is a defect of this crate, and must not end the
+/// application.
 fn guard<T>(body: impl FnOnce() -> Res<T>) -> Res<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO)))
 }
 
-/// 0, or −1 with `errno`.
+/// The result in C: 0, or −1 with `errno`.
 fn status(body: impl FnOnce() -> Res<()>) -> c_int {
     match guard(body) {
         Ok(()) => 0,
@@ -59,7 +60,7 @@ fn status(body: impl FnOnce() -> Res<()>) -> c_int {
     }
 }
 
-/// A pointer, or NULL with `errno`.
+/// The result in C: a pointer, or NULL with `errno`.
 fn pointer<T>(body: impl FnOnce() -> Res<*mut T>) -> *mut T {
     guard(body).unwrap_or_else(|errno| {
         errno.set();
@@ -67,9 +68,9 @@ fn pointer<T>(body: impl FnOnce() -> Res<*mut T>) -> *mut T {
     })
 }
 
-/// Runs the body of a function that can't fail.
+/// Runs the body of a function that returns no error.
 fn void(body: impl FnOnce()) {
-    // A panic that was caught can't be reported to the caller.
+    // a caught panic cannot be reported to the caller
     let _ = guard(|| {
         body();
         Ok(())

@@ -1,8 +1,8 @@
-//! What happens because of the peer: connections that come in, messages, ends, silence.
+//! Effects of the peer: incoming connections, messages, closed sockets, timeouts.
 //!
-//! Invariants: nothing here waits. Whatever a peer sends, an id takes one step of the picture in
-//! `docs/softverbs-cm.md` or its conversation ends; no message is trusted for more than its
-//! fields' ranges. An id whose conversation has ended hears nothing more.
+//! Invariants: no call blocks. For every input of a peer an id takes one step of the state diagram
+//! in `docs/softverbs-cm.md` or its conversation ends; of a message only its fields'
+//! ranges are relied on. After the end of its conversation an id receives nothing.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use super::state::{Phase, State};
 use super::wire::{Message, Private, Rej, Req};
 use crate::sys::{self, Errno, Res};
 
-/// Connections that may have asked for nothing yet. Past this the oldest makes room.
+/// Maximum number of connections without a request; a further one ends the oldest.
 const SILENT: usize = 64;
-/// Connections taken in at a time, so that other ids have their turn.
+/// Maximum number of connections accepted at a time, so that other ids are processed too.
 const ACCEPTED_AT_ONCE: usize = 64;
 
-/// Processes the events of an id's descriptors.
+/// Processes the ready descriptors of an id.
 ///
 /// # Errors
-/// Why connections can't be taken in, such as `EMFILE`: they wait.
+/// Those of accepting connections, such as `EMFILE`; the connections stay in the socket's queue.
 pub(super) fn act(id: &Arc<Shared>) -> Res<()> {
     let mut state = lock(&id.state);
     match state.phase {
@@ -56,8 +56,9 @@ pub(super) fn act(id: &Arc<Shared>) -> Res<()> {
     }
 }
 
-/// Takes connections in, while requests that wait for the application are fewer than the backlog.
-/// Past that they wait in the socket, which has the same limit; those who find no room try again.
+/// Accepts connections while fewer requests than the backlog wait for the application. Further
+/// connections wait in the socket's queue, which has the same limit; a peer that finds it full
+/// repeats its request.
 fn accept(state: &mut State) -> Res<()> {
     let asked = state.children.iter().filter(|(_, asked)| *asked).count();
     let mut room = state.backlog.saturating_sub(asked).min(ACCEPTED_AT_ONCE);
@@ -73,8 +74,8 @@ fn accept(state: &mut State) -> Res<()> {
             events.enroll(&child);
             events.watch(sock.fd(), &child, false)?;
             {
-                // Nobody else can have this lock long: the child knows no listener yet, so that
-                // the order of locks does no harm.
+                // This is the reverse of the lock order, and safe: the child has no listener yet,
+                // so a thread with the child's lock does not wait for the listener's.
                 let mut inner = lock(&child.state);
                 inner.options = state.options;
                 inner.listener = listener.clone();
@@ -86,7 +87,7 @@ fn accept(state: &mut State) -> Res<()> {
     Ok(())
 }
 
-/// The oldest connections without a request, if there are more than 64.
+/// Removes the oldest connections without a request beyond [`SILENT`].
 fn silent_crowd(state: &mut State) -> Vec<Arc<Shared>> {
     let silent = state.children.iter().filter(|(_, asked)| !asked).count();
     let mut surplus = silent.saturating_sub(SILENT);
@@ -105,7 +106,7 @@ fn silent_crowd(state: &mut State) -> Vec<Arc<Shared>> {
 /// Receives the first message of a new connection. Returns false if none will come.
 fn hear_request(state: &mut State, id: &Arc<Shared>) -> bool {
     let Some(link) = &state.link else {
-        // It is being made.
+        // The connection is being set up.
         return true;
     };
     match link.hear() {
@@ -180,7 +181,7 @@ fn converse(state: &mut State, id: &Arc<Shared>) {
                     end(state, id, Some(Errno(libc::EPROTO)));
                 }
             }
-            // Only last words of this side are still to be sent.
+            // Only the last messages of this side are still to be sent.
             Heard::Message(_) => {}
             Heard::Malformed => end(state, id, Some(Errno(libc::EPROTO))),
             Heard::End => end(state, id, None),
@@ -224,7 +225,7 @@ fn understand(state: &mut State, id: &Arc<Shared>, message: Message) -> bool {
             state.phase = Phase::Established;
             state.push(id, Kind::Established);
         }
-        // The application had heard of it from the queue pair, and had said so.
+        // `rdma_notify` has reported the establishment before the message.
         (Phase::Established, Message::Rtu) => {}
         (Phase::RepReceived | Phase::RepSent | Phase::Established, Message::Dreq) => {
             disconnected(state, id, None);
@@ -254,15 +255,16 @@ pub(super) fn disconnected(state: &mut State, id: &Arc<Shared>, why: Option<Errn
     announce_disconnect(state, id, why);
 }
 
-/// Tells the application that the connection is no more. No packet lingers in this device, so that
-/// the time in which a real one keeps the queue pair's number back is over at once.
+/// Reports the end of the connection to the application. The device has no delayed packets, so the
+/// time for which a real device reserves the queue pair number (TimeWait) is over at once.
 pub(super) fn announce_disconnect(state: &State, id: &Arc<Shared>, why: Option<Errno>) {
     state.push(id, Kind::Disconnected(why.map_or(0, |Errno(errno)| -errno)));
     state.push(id, Kind::TimewaitExit);
 }
 
-/// The peer has closed or died, or `why` it isn't listened to any more. What a dead peer's
-/// kernel would say on a real network, its socket's end says here.
+/// Ends the conversation: the peer has closed or its process has ended, or this side refuses it
+/// with `why`. The end of the socket takes the place of the message that a dead peer's kernel would
+/// send.
 fn end(state: &mut State, id: &Arc<Shared>, why: Option<Errno>) {
     let failed = |state: &mut State, kind| {
         state.phase = Phase::Failed;

@@ -1,8 +1,8 @@
-//! Queue pairs of ids: made, and moved through their states as the connection goes on.
+//! Queue pairs of ids: their creation, and their state changes during a connection.
 //!
-//! Invariants: the attributes are those that the kernel's connection manager gives
-//! (ib_cm, `ib_cm_init_qp_attr`): an application that moves its queue pair by itself with
-//! `rdma_init_qp_attr` gets the same connection.
+//! Invariants: the attributes are those of the kernel's connection manager (ib_cm,
+//! `ib_cm_init_qp_attr`): an application that moves its queue pair itself with `rdma_init_qp_attr`
+//! gets the same connection.
 
 use std::ptr::null_mut;
 
@@ -15,15 +15,15 @@ use super::id::Id;
 use super::state::{Phase, State};
 use crate::sys::{Errno, Res};
 
-/// Local acknowledgement timeout where the application set none: 4.096 µs × 2^18, about a second.
+/// Default of the local acknowledgement timeout: 4.096 µs × 2^18, about 1.07 s.
 const ACK_TIMEOUT: u8 = 18;
 
-/// The id's queue pair; NULL where it has none.
+/// The queue pair of the id; NULL if it has none.
 pub(super) fn of(handle: *mut Id) -> *mut ibv_qp {
     if handle.is_null() {
         return null_mut();
     }
-    // SAFETY: callers are calls on the id or deliver its event, so that it lives.
+    // SAFETY: the callers run during a call on the id or the delivery of its event, so it lives.
     unsafe { (*handle).c.qp }
 }
 
@@ -35,7 +35,7 @@ fn modify(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: c_int) -> Res<()> {
     }
 }
 
-/// Moves the id's queue pair, if it has one, to the error state.
+/// Moves the queue pair of the id, if it has one, to the error state.
 pub(super) fn to_error(handle: *mut Id) -> Res<()> {
     let qp = of(handle);
     if qp.is_null() {
@@ -48,13 +48,13 @@ pub(super) fn to_error(handle: *mut Id) -> Res<()> {
     modify(qp, &mut attr, IBV_QP_STATE as c_int)
 }
 
-/// Moves the id's queue pair, if it has one, from INIT to RTS.
+/// Moves the queue pair of the id, if it has one, from INIT to RTS.
 pub(super) fn to_ready(state: &State, handle: *mut Id) -> Res<()> {
     let qp = of(handle);
     if qp.is_null() {
         return Ok(());
     }
-    // INIT once more: by now it is known what the peer may do.
+    // INIT again: the access rights of the peer are known only now.
     for target in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
         let (mut attr, mask) = attributes(state, target)?;
         modify(qp, &mut attr, mask)?;
@@ -62,7 +62,7 @@ pub(super) fn to_ready(state: &State, handle: *mut Id) -> Res<()> {
     Ok(())
 }
 
-/// The attributes for the way to `target`.
+/// The attributes and their mask for the transition to `target`.
 fn attributes(state: &State, target: ibv_qp_state) -> Res<(ibv_qp_attr, c_int)> {
     let device = state.device.as_ref().ok_or(Errno(libc::EINVAL))?;
     let mut attr = ibv_qp_attr {
@@ -208,7 +208,7 @@ unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Res<()>
     // SAFETY: the caller promises a live id.
     let shared = unsafe { Id::shared_of(id)? };
     let state = lock(&shared.state);
-    // SAFETY: as above; no other call on this id runs, since the state is locked.
+    // SAFETY: as above; other calls on this id wait for the lock of its state.
     let c = unsafe { &mut *id };
     if !c.qp.is_null() || c.verbs.is_null() {
         return Err(Errno(libc::EINVAL));
@@ -245,7 +245,7 @@ unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Res<()>
     let initialized =
         attributes(&state, IBV_QPS_INIT).and_then(|(mut init, mask)| modify(qp, &mut init, mask));
     if let Err(errno) = initialized {
-        // SAFETY: made above and shown to nobody.
+        // SAFETY: made above, and not yet passed on.
         unsafe { (verbs().ibv_destroy_qp)(qp) };
         destroy_cqs(c);
         return Err(errno);
@@ -256,7 +256,7 @@ unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Res<()>
     Ok(())
 }
 
-/// Completion queues of the id's own, where the application brought none.
+/// Creates completion queues for the id, if the application has passed none.
 fn create_missing_cqs(c: &mut rdma_cm_id, attr: &ibv_qp_init_attr_ex) -> Res<()> {
     let context = c.verbs;
     let make = |entries: u32| {
@@ -270,7 +270,7 @@ fn create_missing_cqs(c: &mut rdma_cm_id, attr: &ibv_qp_init_attr_ex) -> Res<()>
         let cq = unsafe { (verbs().ibv_create_cq)(context, entries, null_mut(), channel, 0) };
         if cq.is_null() {
             let errno = Errno::last();
-            // SAFETY: made above and shown to nobody.
+            // SAFETY: made above, and not yet passed on.
             unsafe { (verbs().ibv_destroy_comp_channel)(channel) };
             return Err(errno);
         }
@@ -286,7 +286,7 @@ fn create_missing_cqs(c: &mut rdma_cm_id, attr: &ibv_qp_init_attr_ex) -> Res<()>
 }
 
 fn destroy_cqs(c: &mut rdma_cm_id) {
-    // A completion queue without a channel is not one that was made here.
+    // Completion queues of this module have a channel.
     for (channel, cq) in [
         (&mut c.recv_cq_channel, &mut c.recv_cq),
         (&mut c.send_cq_channel, &mut c.send_cq),
@@ -294,7 +294,7 @@ fn destroy_cqs(c: &mut rdma_cm_id) {
         if channel.is_null() {
             continue;
         }
-        // SAFETY: made by `create_missing_cqs`; the queue pair that used them is gone.
+        // SAFETY: made by `create_missing_cqs`; the queue pair that used them is destroyed.
         unsafe {
             (verbs().ibv_destroy_cq)(*cq);
             (verbs().ibv_destroy_comp_channel)(*channel);
@@ -308,11 +308,12 @@ pub(super) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
         if id.is_null() {
             return;
         }
-        // Without a lock: it may wait for the application to acknowledge events of the queue pair.
+        // Without a lock: the call may wait until the application has acknowledged the queue pair's
+        // events.
         // SAFETY: the caller promises a live id, and that no other thread uses its queue pair.
         let c = unsafe { &mut *id };
         if !c.qp.is_null() {
-            // SAFETY: the id's queue pair, which the caller gives up.
+            // SAFETY: the id's queue pair, which the caller does not use again.
             unsafe { (verbs().ibv_destroy_qp)(c.qp) };
             c.qp = null_mut();
         }

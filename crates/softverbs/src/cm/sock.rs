@@ -1,26 +1,27 @@
-//! Sockets of the local host that keep packets apart, and the descriptors that a channel waits on.
+//! Sequenced-packet sockets of the local host (`AF_UNIX`), and the descriptors that a channel waits
+//! for.
 //!
 //! Invariants: every descriptor is close-on-exec and non-blocking. A socket's name is in the
-//! abstract space: it belongs to the network namespace, and is gone with the last descriptor. No
-//! ancillary data is ever received, so a peer can't push descriptors into this process.
+//! abstract namespace: it belongs to the network namespace, and ends with the last descriptor.
+//! Ancillary data is never received, so a peer cannot pass descriptors to this process.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::sys::{Errno, Res, check};
 
-/// A socket; shut down when dropped, so that a child that inherited a copy by `fork` does not keep
-/// the conversation open.
+/// A socket; shut down on drop, so that a forked child with a copy does not keep the conversation
+/// open.
 #[derive(Debug)]
 pub(super) struct Sock(OwnedFd);
 
-/// What `recv` found.
+/// Result of `recv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// Nothing yet.
+    /// No packet yet.
     Nothing,
     /// A packet of this many bytes, which may be more than the buffer holds.
     Packet(usize),
-    /// The peer has closed, or died.
+    /// The peer has closed, or its process has ended.
     End,
 }
 
@@ -29,7 +30,7 @@ fn abstract_name(name: &str) -> Res<(libc::sockaddr_un, libc::socklen_t)> {
         sun_family: libc::AF_UNIX as libc::sa_family_t,
         sun_path: [0; 108],
     };
-    // The first byte stays zero: that makes the name abstract.
+    // The first byte stays zero, which makes the name abstract.
     let room = address
         .sun_path
         .get_mut(1..=name.len())
@@ -43,7 +44,7 @@ fn abstract_name(name: &str) -> Res<(libc::sockaddr_un, libc::socklen_t)> {
 
 fn owned(fd: libc::c_int) -> Res<OwnedFd> {
     let fd = check(fd)?;
-    // SAFETY: the system call just made it, so nothing else owns it.
+    // SAFETY: the call has just returned this descriptor; no other owner exists.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -54,7 +55,7 @@ impl Sock {
         owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).map(Self)
     }
 
-    /// Takes a name: `EADDRINUSE` where another socket of the namespace has it.
+    /// Binds a name. `EADDRINUSE`: another socket of the namespace has it.
     pub(super) fn bind(&self, name: &str) -> Res<()> {
         let (address, len) = abstract_name(name)?;
         // SAFETY: `len` bytes of the structure are set.
@@ -62,15 +63,16 @@ impl Sock {
         Ok(())
     }
 
-    /// Lets at most `pending` connections wait to be accepted.
+    /// Limits the number of connections in the queue to `pending`.
     pub(super) fn listen(&self, pending: i32) -> Res<()> {
-        // The kernel counts what may wait besides the one that is next.
+        // the kernel permits one more than its argument
         // SAFETY: no memory is passed.
         check(unsafe { libc::listen(self.fd(), (pending - 1).max(0)) })?;
         Ok(())
     }
 
-    /// Connects at once: `ECONNREFUSED` where nobody listens, `EAGAIN` where too many wait.
+    /// Connects without blocking. `ECONNREFUSED`: no socket listens. `EAGAIN`: the listener's queue
+    /// is full.
     pub(super) fn connect(&self, name: &str) -> Res<()> {
         let (address, len) = abstract_name(name)?;
         // SAFETY: `len` bytes of the structure are set.
@@ -78,10 +80,10 @@ impl Sock {
         Ok(())
     }
 
-    /// The next waiting connection, if there is one.
+    /// The next connection of the queue.
     pub(super) fn accept(&self) -> Res<Option<Self>> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: NULL says that the address is not wanted.
+        // SAFETY: NULL means that the address is not returned.
         let fd =
             unsafe { libc::accept4(self.fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
         match owned(fd) {
@@ -91,7 +93,7 @@ impl Sock {
         }
     }
 
-    /// The user that the other end acted for when it connected or began to listen.
+    /// The effective user of the other end when it connected or began to listen (`SO_PEERCRED`).
     pub(super) fn peer_uid(&self) -> Res<u32> {
         let mut peer = libc::ucred {
             pid: 0,
@@ -112,7 +114,7 @@ impl Sock {
         Ok(peer.uid)
     }
 
-    /// Sends one packet; false where there is no room now.
+    /// Sends one packet. False: no room.
     pub(super) fn send(&self, packet: &[u8]) -> Res<bool> {
         loop {
             // SAFETY: the buffer has the length given.
@@ -130,7 +132,7 @@ impl Sock {
             match Errno::last() {
                 Errno(libc::EAGAIN | libc::ENOBUFS) => return Ok(false),
                 Errno(libc::EINTR) => {}
-                // Said once when the peer closed with packets unread; then EPIPE.
+                // ECONNRESET once if the peer closed with packets unread; EPIPE after that.
                 errno => return Err(errno),
             }
         }
@@ -156,8 +158,8 @@ impl Sock {
             }
             match Errno::last() {
                 Errno(libc::EAGAIN) => return Received::Nothing,
-                // The peer closed with packets unread. It is said once; what the peer had sent
-                // before is still there.
+                // The peer closed with packets unread. This is reported once; the packets that the
+                // peer had sent before can still be received.
                 Errno(libc::EINTR | libc::ECONNRESET) => {}
                 _ => return Received::End,
             }
@@ -171,12 +173,13 @@ impl Sock {
 
 impl Drop for Sock {
     fn drop(&mut self) {
-        // SAFETY: no memory is passed. An unconnected socket answers ENOTCONN, and that is fine.
+        // SAFETY: no memory is passed. An unconnected socket returns ENOTCONN, which is no error
+        // here.
         unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
     }
 }
 
-/// The descriptor that an application waits on.
+/// The descriptor that the application waits on.
 #[derive(Debug)]
 pub(super) struct Poll(OwnedFd);
 
@@ -205,26 +208,26 @@ impl Poll {
         Ok(())
     }
 
-    /// Waits for `fd` too; what it says comes with `token`.
+    /// Adds `fd`; [`Self::ready`] reports it with `token`.
     pub(super) fn add(&self, fd: RawFd, token: u64, writable: bool) -> Res<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, token, writable)
     }
 
-    /// Changes whether room to write is waited for.
+    /// Changes whether writability is reported too.
     pub(super) fn change(&self, fd: RawFd, token: u64, writable: bool) -> Res<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, token, writable)
     }
 
-    /// Waits for `fd` no more. Closing it would not do: a child may hold a copy.
+    /// Removes `fd`. Closing it is not enough: a forked child may hold a copy.
     pub(super) fn remove(&self, fd: RawFd) {
-        // It may not be in the set, and then there is nothing to do.
+        // A descriptor that is not in the set needs no removal.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, false);
     }
 
-    /// The tokens of what is ready now, at most 32.
+    /// The tokens of the ready descriptors, at most 32.
     pub(super) fn ready(&self) -> Res<impl Iterator<Item = u64>> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
-        // SAFETY: room for the number of events given.
+        // SAFETY: the array has 32 elements.
         let count = check(unsafe { libc::epoll_wait(self.fd(), events.as_mut_ptr(), 32, 0) })?;
         Ok(events
             .into_iter()
@@ -232,13 +235,13 @@ impl Poll {
             .map(|event| event.u64))
     }
 
-    /// Sleeps until something is ready.
+    /// Blocks until a descriptor is ready.
     pub(super) fn sleep(&self) -> Res<()> {
         crate::sys::epoll_readable(self.fd(), -1)?;
         Ok(())
     }
 
-    /// Whether the application made the descriptor non-blocking.
+    /// Whether the application has made the descriptor non-blocking.
     pub(super) fn nonblocking(&self) -> bool {
         // SAFETY: no memory is passed.
         let flags = unsafe { libc::fcntl(self.fd(), libc::F_GETFL) };
@@ -257,13 +260,13 @@ impl Flag {
     }
 
     pub(super) fn set(&self) {
-        // SAFETY: eight readable bytes. It fails only where it is set already.
+        // SAFETY: 8 readable bytes. Fails only if the flag is set already.
         unsafe { libc::write(self.fd(), 1u64.to_ne_bytes().as_ptr().cast(), 8) };
     }
 
     pub(super) fn clear(&self) {
         let mut value = [0u8; 8];
-        // SAFETY: eight writable bytes. It fails only where it is clear already.
+        // SAFETY: 8 writable bytes. Fails only if the flag is clear already.
         unsafe { libc::read(self.fd(), value.as_mut_ptr().cast(), 8) };
     }
 

@@ -1,7 +1,7 @@
-//! What changes in an id's life, and how the application gets to see it.
+//! The mutable state of an id, and how the application sees it.
 //!
 //! Invariants: a state is used under its id's lock. The fields of `rdma_cm_id` are written only by
-//! calls on the id and by the delivery of its events, so that the handle lives wherever they are.
+//! calls on the id and by the delivery of its events, during which the handle lives.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use super::sock::Sock;
 use super::wire::Party;
 use crate::sys::{self, Res};
 
-/// Where an id is in its life. `docs/softverbs-cm.md` has the picture.
+/// The state of an id in the state diagram of `docs/softverbs-cm.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Idle,
@@ -28,25 +28,25 @@ pub(super) enum Phase {
     AddrResolved,
     RouteResolved,
     Listening,
-    /// Active: asked.
+    /// Active: the request is sent.
     ReqSent,
-    /// Active: the answer is there, the queue pair not yet ready.
+    /// Active: the reply is received, the queue pair is not yet ready.
     RepReceived,
-    /// Passive: somebody has connected and not yet said what for.
+    /// Passive: a peer has connected, and its request is not yet received.
     Accepted,
-    /// Passive: asked.
+    /// Passive: the request is received.
     ReqReceived,
-    /// Passive: has agreed.
+    /// Passive: the reply is sent.
     RepSent,
     Established,
     Disconnected,
-    /// The attempt has failed or was refused.
+    /// The attempt has failed or was rejected.
     Failed,
     /// Destroyed.
     Dead,
 }
 
-/// What can be set by `rdma_set_option(3)`.
+/// Options of `rdma_set_option(3)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Options {
     pub(super) reuse_address: bool,
@@ -55,21 +55,21 @@ pub(super) struct Options {
     pub(super) ack_timeout: Option<u8>,
 }
 
-/// The part that changes.
+/// The mutable state of an id.
 pub(super) struct State {
     pub(super) events: Arc<Events>,
-    /// The channel of an id without one of the application's: calls wait for their events.
+    /// The channel of an id that was created without one: calls then wait for their events.
     pub(super) own_channel: Option<*mut rdma_event_channel>,
     pub(super) phase: Phase,
     pub(super) options: Options,
     pub(super) source: Option<SocketAddr>,
     pub(super) destination: Option<SocketAddr>,
-    /// What owns the local address; in phase `Listening` they accept.
+    /// The sockets that own the local address; in phase `Listening` they accept connections.
     pub(super) names: Vec<Sock>,
     pub(super) link: Option<Link>,
-    /// Active: the request, while the listener has no room for it.
+    /// Active: the request, while the listener's queue is full.
     pub(super) redial: Option<Redial>,
-    /// Ends an attempt that the peer does not answer.
+    /// Deadline of the current attempt.
     pub(super) timer: Option<Deadline>,
     pub(super) device: Option<Device>,
     /// First packet sequence number of this side.
@@ -77,20 +77,21 @@ pub(super) struct State {
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
     pub(super) retry_count: u8,
-    /// For this side's queue pair.
+    /// RNR retry count of this side's queue pair.
     pub(super) rnr_retry_count: u8,
     pub(super) peer: Option<Party>,
-    /// The application saw a CONNECT_ERROR, and is spared what follows from it.
+    /// The application has got a CONNECT_ERROR; later events of this connection are suppressed.
     pub(super) connect_error: bool,
-    /// Listening: how many requests may wait.
+    /// Listening: maximum number of pending requests.
     pub(super) backlog: usize,
-    /// Listening: who has connected and is not with the application yet, and whether it has asked.
+    /// Listening: connections that the application does not have yet, and whether their request has
+    /// been received.
     pub(super) children: Vec<(Arc<Shared>, bool)>,
-    /// Of an id that came from a request, until it is with the application.
+    /// Of the id of a connection request, until the application has it.
     pub(super) listener: Weak<Shared>,
 }
 
-// SAFETY: the one raw pointer is a channel that belongs to this id and is used under the rules of
+// SAFETY: the raw pointer is a channel that this id owns, used by the rules of
 // rdma_get_cm_event(3), which any thread may call.
 unsafe impl Send for State {}
 
@@ -121,7 +122,7 @@ impl State {
         }
     }
 
-    /// Adds an event of `id`, whose state this is.
+    /// Queues an event of `id`, which this state belongs to.
     pub(super) fn push(&self, id: &Arc<Shared>, kind: Kind) {
         self.events.push(Raw {
             subject: Arc::clone(id),
@@ -129,7 +130,7 @@ impl State {
         });
     }
 
-    /// The descriptors that the channel listens to.
+    /// The descriptors that the channel watches, and whether for writing too.
     pub(super) fn watched(&self) -> Vec<(c_int, bool)> {
         let names = if self.phase == Phase::Listening {
             &self.names[..]
@@ -144,7 +145,7 @@ impl State {
             .collect()
     }
 
-    /// Ends the conversation, if there is one.
+    /// Ends the conversation and stops the timer.
     pub(super) fn close_link(&mut self) {
         self.stop_timer();
         if let Some(link) = self.link.take() {
@@ -158,14 +159,14 @@ impl State {
         }
     }
 
-    /// Gives the id its device.
+    /// Binds the id to the device.
     pub(super) fn bind_device(&mut self, id: &Shared) -> Res<()> {
         if self.device.is_some() {
             return Ok(());
         }
         let device = Device::acquire()?;
         let handle = id.handle();
-        // SAFETY: the handle lives: this is a call on it or the delivery of its event.
+        // SAFETY: the handle lives during a call on it and the delivery of its event.
         unsafe {
             (*handle).c.verbs = device.context;
             (*handle).c.pd = device.pd;
@@ -176,11 +177,11 @@ impl State {
         Ok(())
     }
 
-    /// Shows the application what the id's addresses are now.
+    /// Writes the current addresses to the application's id.
     pub(super) fn show_addresses(&self, id: &Shared) {
         let handle = id.handle();
-        // SAFETY: the handle lives (as above); both unions have the size of a storage, and a GID
-        // is at the offsets that the type says.
+        // SAFETY: the handle lives (as above); both unions have the size of a storage, and the type
+        // has GIDs at these offsets.
         unsafe {
             let addr = &raw mut (*handle).c.route.addr;
             if let Some(source) = &self.source {
@@ -194,15 +195,15 @@ impl State {
             let ib = (&raw mut (*addr).addr).cast::<rdma_ib_addr>();
             if let Some(device) = &self.device {
                 (*ib).sgid = device::gid_from(device.gid);
-                // Whoever is asked for is on this host's device, and has its GID until it says
-                // otherwise.
+                // A listener is on this host's device and has its GID, unless its reply has
+                // another.
                 let peer = self.peer.as_ref().map_or(device.gid, |peer| peer.gid);
                 (*ib).dgid = device::gid_from(peer);
             }
         }
     }
 
-    /// Shows the application the one path there is.
+    /// Writes the device's only path to the application's id.
     pub(super) fn show_route(&self, id: &Shared) {
         let handle = id.handle();
         let Some(device) = &self.device else { return };

@@ -1,25 +1,25 @@
-//! What two connection managers say to each other, as bytes. `docs/softverbs-cm.md` has the tables.
+//! Messages between two connection managers, as bytes. `docs/softverbs-cm.md` has the tables.
 //!
-//! Invariants: every kind of message has one length, every number is little-endian, and whatever
-//! has no meaning is zero. [`decode`] takes bytes of a stranger: it answers with a message that
-//! [`Message::encode`] could have made, or with an error.
+//! Invariants: every kind of message has one length, every number is little-endian, and unused
+//! bytes are zero. [`decode`] takes untrusted bytes: it returns a message that [`Message::encode`]
+//! could have made, or an error.
 
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// "SVCM" as it stands in the bytes.
+/// "SVCM" in the order of the bytes.
 const MAGIC: u32 = u32::from_le_bytes(*b"SVCM");
-/// Raised with every change of the tables; both sides must have the same.
+/// Incremented with every change of the tables; both sides must have the same.
 const VERSION: u16 = 1;
-/// Bytes in front of every message's body.
+/// Length of the header of every message.
 const HEADER: usize = 12;
-/// No message is longer.
+/// Length of the longest message in bytes.
 pub(super) const MAX_MESSAGE: usize = HEADER + 32 + REP_DATA;
 
-/// Private data of a request: what InfiniBand's 92 bytes leave after the 36 of librdmacm's header.
+/// Maximum private data of a request: InfiniBand's 92 bytes without the 36 of librdmacm's header.
 pub(super) const REQ_DATA: usize = 56;
-/// Private data of a reply.
+/// Maximum private data of a reply.
 pub(super) const REP_DATA: usize = 196;
-/// Private data of a rejection.
+/// Maximum private data of a rejection.
 pub(super) const REJ_DATA: usize = 148;
 
 const KIND_REQ: u8 = 1;
@@ -28,7 +28,7 @@ const KIND_RTU: u8 = 3;
 const KIND_REJ: u8 = 4;
 const KIND_DREQ: u8 = 5;
 
-/// An application's private data: at most `N` bytes, zero after `len`.
+/// Private data of the application: at most `N` bytes, zero after `len`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Private<const N: usize> {
     len: u8,
@@ -36,13 +36,13 @@ pub(super) struct Private<const N: usize> {
 }
 
 impl<const N: usize> Private<N> {
-    /// None at all.
+    /// No private data.
     pub(super) const EMPTY: Self = Self {
         len: 0,
         bytes: [0; N],
     };
 
-    /// `data`, or `None` where it is too long.
+    /// The bytes of `data`; `None` if they are too long.
     pub(super) fn new(data: &[u8]) -> Option<Self> {
         let mut bytes = [0; N];
         bytes.get_mut(..data.len())?.copy_from_slice(data);
@@ -52,59 +52,59 @@ impl<const N: usize> Private<N> {
         })
     }
 
-    /// The whole field. InfiniBand's messages do not say how much of it the sender filled, so
-    /// that is what the receiver's application gets.
+    /// The whole field. InfiniBand's messages do not contain the length of private data, so the
+    /// receiver's application gets the whole field.
     pub(super) fn padded(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// What both sides of a connection say about their queue pair.
+/// The parameters that both sides of a connection send about their queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Party {
-    /// 24 bits.
+    /// Queue pair number, 24 bits.
     pub(super) qp_num: u32,
     /// First packet sequence number, 24 bits.
     pub(super) psn: u32,
     pub(super) gid: [u8; 16],
-    /// Reads and atomics that the sender will answer at a time.
+    /// Maximum number of reads and atomics that the sender answers concurrently.
     pub(super) responder_resources: u8,
-    /// Reads and atomics that the sender will have outstanding.
+    /// Maximum number of outstanding reads and atomics of the sender.
     pub(super) initiator_depth: u8,
     pub(super) flow_control: bool,
-    /// 3 bits.
+    /// RNR retry count, 3 bits.
     pub(super) rnr_retry_count: u8,
     pub(super) srq: bool,
 }
 
-/// Asks for a connection.
+/// Connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Req {
     pub(super) party: Party,
-    /// 3 bits.
+    /// Retry count, 3 bits.
     pub(super) retry_count: u8,
-    /// Both addresses are of one family.
+    /// Source and destination have the same family.
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
     pub(super) data: Private<REQ_DATA>,
 }
 
-/// Accepts a request.
+/// Reply: accepts a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rep {
     pub(super) party: Party,
     pub(super) data: Private<REP_DATA>,
 }
 
-/// Refuses a request or a reply.
+/// Rejects a request or a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rej {
-    /// A reason of the InfiniBand specification, table 103.
+    /// Reject reason of the InfiniBand specification, table 103.
     pub(super) reason: u16,
     pub(super) data: Private<REJ_DATA>,
 }
 
-/// One message, which is one packet of the socket.
+/// A message, which is one packet of the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(
     clippy::large_enum_variant,
@@ -113,18 +113,18 @@ pub(super) struct Rej {
 pub(super) enum Message {
     Req(Req),
     Rep(Rep),
-    /// The requester's queue pair is ready.
+    /// The queue pair of the active side is ready to use.
     Rtu,
     Rej(Rej),
-    /// The sender's queue pair takes no more part.
+    /// The sender has disconnected.
     Dreq,
 }
 
-/// Bytes that are no message of this version.
+/// Error: the bytes are no message of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-/// Writes fields one after another.
+/// Appends fields.
 struct Writer(Vec<u8>);
 
 impl Writer {
@@ -161,7 +161,7 @@ impl Writer {
     }
 }
 
-/// Reads fields one after another; the first that is not there ends the reading.
+/// Reads fields in order; fails at the first that is missing.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -244,7 +244,7 @@ impl<'a> Reader<'a> {
 }
 
 impl Message {
-    /// The message as one packet.
+    /// Encodes the message as one packet.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Writer(Vec::with_capacity(MAX_MESSAGE));
         out.u32(MAGIC);
@@ -285,10 +285,10 @@ impl Message {
     }
 }
 
-/// The message that a packet is.
+/// Decodes a packet.
 ///
 /// # Errors
-/// [`Malformed`] for anything that [`Message::encode`] does not make.
+/// [`Malformed`]: [`Message::encode`] makes no such packet.
 pub(super) fn decode(packet: &[u8]) -> Result<Message, Malformed> {
     let mut body = Reader(packet);
     if body.u32()? != MAGIC || body.u16()? != VERSION {
@@ -343,7 +343,7 @@ pub(super) fn decode(packet: &[u8]) -> Result<Message, Malformed> {
 mod tests {
     use super::*;
 
-    /// A generator of test values: xorshift, so that a failure can be repeated.
+    /// Generator of test values: xorshift with a fixed seed, so that a failure can be repeated.
     struct Random(u64);
 
     impl Random {

@@ -1,4 +1,4 @@
-//! `ibv_open_xrcd` and `ibv_close_xrcd`: a handle on a domain.
+//! `ibv_open_xrcd(3)` and `ibv_close_xrcd(3)`: handles of XRC domains.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,18 +14,20 @@ use crate::object::Context;
 use crate::sync::Arc;
 use crate::sys::{self, Errno, Res};
 
-/// A handle on a domain. The C object comes first.
+/// A handle of an XRC domain. The C object is the first field.
 #[repr(C)]
 pub(crate) struct Xrcd {
     object: ibv_xrcd,
     pub(crate) membership: Arc<Membership>,
-    /// Queue pairs and shared receive queues that were made by it.
+    /// Number of queue pairs and shared receive queues that were created with it.
     pub(crate) children: AtomicU32,
-    /// Keeps the inode's number from another file.
+    /// The open file keeps its inode number from being reused while the handle exists.
     _file: Option<OwnedFd>,
 }
 
 impl Xrcd {
+    /// The handle of a C object.
+    ///
     /// # Safety
     /// `xrcd` must come from [`open`] and be live.
     pub(crate) unsafe fn from_ptr<'a>(xrcd: *mut ibv_xrcd) -> &'a Self {
@@ -33,17 +35,21 @@ impl Xrcd {
         unsafe { &*xrcd.cast::<Self>() }
     }
 
-    /// The context that it was opened by.
+    /// The context that opened it.
     pub(crate) fn context(&self) -> *mut ibv_context {
         self.object.context
     }
 }
 
-/// `ibv_open_xrcd`.
+/// `ibv_open_xrcd(3)`. Blocks on the locks of other processes for up to 5 s.
 ///
 /// # Errors
-/// `EINVAL` without descriptor and flags, or with `O_EXCL` where the file has a domain; `EOPNOTSUPP` for attributes of later
-/// releases; `EBADF`; `EAGAIN` without `O_CREAT` where it has none; `EBUSY`, `ENOMEM`, `EMFILE`.
+/// - `EINVAL`: no descriptor or no flags in `comp_mask`; or `O_EXCL`, and a domain exists for the
+///   file.
+/// - `EOPNOTSUPP`: attributes of later releases.
+/// - `EBADF`: not a descriptor.
+/// - `EAGAIN`: no domain exists for the file, and no `O_CREAT`.
+/// - `EBUSY`, `ENOMEM`, `EMFILE`.
 ///
 /// # Safety
 /// The context must be live.
@@ -66,7 +72,8 @@ pub(crate) unsafe fn open(
     } else if init.fd < 0 {
         return Err(Errno(libc::EBADF));
     } else {
-        // SAFETY: the caller's descriptor, open as long as the call takes; the kernel says if it is none.
+        // SAFETY: the caller's descriptor, open during the call; if it is none, the kernel refuses
+        // it.
         let given = unsafe { BorrowedFd::borrow_raw(init.fd) };
         let file = given.try_clone_to_owned()?;
         let name = sys::name_of(&file)?;
@@ -90,13 +97,13 @@ pub(crate) unsafe fn open(
     Ok(Box::into_raw(Box::write(room, xrcd)).cast())
 }
 
-/// `ibv_close_xrcd`.
+/// `ibv_close_xrcd(3)`.
 ///
 /// # Errors
-/// `EBUSY` while queue pairs or shared receive queues that were made by this handle exist.
+/// `EBUSY`: queue pairs or shared receive queues that were created with this handle exist.
 ///
 /// # Safety
-/// `xrcd` must be live, and is gone after success.
+/// `xrcd` must be live; success frees it.
 pub(crate) unsafe fn close(xrcd: *mut ibv_xrcd) -> Res<()> {
     // SAFETY: the caller promises a live handle, whose context is live.
     let (this, owner) = unsafe { (Xrcd::from_ptr(xrcd), Context::from_ptr((*xrcd).context)) };
@@ -105,7 +112,7 @@ pub(crate) unsafe fn close(xrcd: *mut ibv_xrcd) -> Res<()> {
         return Err(Errno(libc::EBUSY));
     }
     owner.children.fetch_sub(1, Ordering::Relaxed);
-    // SAFETY: made by `Box::into_raw` in `open`, and nothing refers to it.
+    // SAFETY: from `Box::into_raw` in `open`, and no child refers to it.
     let this = unsafe { Box::from_raw(xrcd.cast::<Xrcd>()) };
     process.domains.leave(this.membership);
     Ok(())
