@@ -1,14 +1,15 @@
-//! Loading: `fi_prov_ini`, and what a program can ask without libfabric.
+//! Loading: `fi_prov_ini` (`fi_provider(3)`), and the version for programs that load the library
+//! without libfabric.
 
 use libfabric_sys::fi_provider;
 
 use crate::provider;
 
-/// Called by libfabric when it has loaded the library: finds the libfabric that called, by the return
-/// address, and returns the provider. NULL if no libfabric is there, or if a second, different one
-/// calls in the same process.
-// One body for each architecture: the return address becomes the first argument of a function that
-// then returns in its place.
+/// fi_provider(3): libfabric calls this when it has loaded the library. Finds the calling libfabric
+/// by the return address, and returns the provider. NULL: the caller is no libfabric, or a second,
+/// different libfabric in the same process.
+// One body for each architecture: passes the return address as the first argument to a function
+// that returns in place of this one.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut fi_provider {
@@ -25,8 +26,8 @@ pub extern "C" fn fi_prov_ini() -> *mut fi_provider {
     )
 }
 
-/// The version of the provider as libfabric writes versions: the major number shifted left by 16, or'ed
-/// with the minor one.
+/// The version of the provider in libfabric's encoding (FI_VERSION): the major number shifted left
+/// by 16 bits, plus the minor number.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_version() -> u32 {
     provider::version()

@@ -1,5 +1,4 @@
-//! The symbols that the shared object exports, and nothing else: `include/weft.h` is generated
-//! from this module.
+//! All symbols that the shared object exports. `include/weft.h` is generated from this module.
 
 mod init;
 mod mr;

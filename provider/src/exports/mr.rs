@@ -1,24 +1,24 @@
-//! The calls of fi_mr(3) as symbols: libfabric's header has them as inline functions only, so that a program
-//! that no C compiler made has nothing to call. They go through the object's own operations, and so work on
-//! every provider's.
+//! The functions of fi_mr(3) as symbols. libfabric's header has them as inline functions only, so a
+//! program that is not compiled from C has no symbol to call. They call the operations in the
+//! object's tables, so they work with the objects of every provider.
 
 use std::ffi::{c_int, c_void};
 
 use libc::iovec;
 use libfabric_sys::*;
 
-/// The negative errno of a call that can't be made.
+/// -FI_EINVAL: NULL in place of an object. -FI_ENOSYS: the object's table lacks the operation.
 const INVALID: c_int = -FI_EINVAL;
 const MISSING: c_int = -FI_ENOSYS;
 
-/// Calls the operation of a slot, where the table has it.
+/// Calls the operation of a slot, if the table has it.
 macro_rules! through {
     ($ops:expr, $type:ident, $slot:ident, $($arg:expr),*) => {{
         let ops: *const $type = $ops;
         if ops.is_null() {
             MISSING
         } else if (*ops).size <= std::mem::offset_of!($type, $slot) {
-            MISSING // the table of an older provider
+            MISSING // the table of an older provider ends before the slot
         } else if let Some(call) = (*ops).$slot {
             call($($arg),*)
         } else {
@@ -30,7 +30,7 @@ macro_rules! through {
 /// fi_mr_reg(3): registers one buffer.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The arguments are as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_reg(
     domain: *mut fid_domain,
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn fi_mr_reg(
     if domain.is_null() {
         return INVALID;
     }
-    // SAFETY: an open domain by the contract of the call.
+    // SAFETY: the caller passes an open domain, as fi_mr(3) requires.
     unsafe {
         let fid = &raw mut (*domain).fid;
         through!(
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn fi_mr_reg(
 /// fi_mr_regv(3): registers several buffers as one region.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The arguments are as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_regv(
     domain: *mut fid_domain,
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn fi_mr_regv(
     if domain.is_null() {
         return INVALID;
     }
-    // SAFETY: an open domain by the contract of the call.
+    // SAFETY: the caller passes an open domain, as fi_mr(3) requires.
     unsafe {
         let fid = &raw mut (*domain).fid;
         through!(
@@ -105,11 +105,11 @@ pub unsafe extern "C" fn fi_mr_regv(
     }
 }
 
-/// fi_mr_regattr(3): registers what the attributes say. They have the layout of the API version that the
-/// fabric was opened with.
+/// fi_mr_regattr(3): registers by attributes. Their layout is that of the API version with which
+/// the fabric was opened.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The arguments are as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_regattr(
     domain: *mut fid_domain,
@@ -120,49 +120,49 @@ pub unsafe extern "C" fn fi_mr_regattr(
     if domain.is_null() {
         return INVALID;
     }
-    // SAFETY: an open domain by the contract of the call.
+    // SAFETY: the caller passes an open domain, as fi_mr(3) requires.
     unsafe {
         let fid = &raw mut (*domain).fid;
         through!((*domain).mr, fi_ops_mr, regattr, fid, attr, flags, mr)
     }
 }
 
-/// fi_mr_desc(3): the descriptor for local operations.
+/// fi_mr_desc(3): the descriptor of a region for local operations.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The region is NULL or open, as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_desc(mr: *mut fid_mr) -> *mut c_void {
-    // SAFETY: NULL or an open region by the contract of the call.
+    // SAFETY: the caller passes NULL or an open region.
     unsafe { mr.as_ref() }.map_or(std::ptr::null_mut(), |mr| mr.mem_desc)
 }
 
-/// fi_mr_key(3): the key for peers; FI_KEY_NOTAVAIL where there is none.
+/// fi_mr_key(3): the key of a region for peers; FI_KEY_NOTAVAIL if it has none.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The region is NULL or open, as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_key(mr: *mut fid_mr) -> u64 {
-    // SAFETY: NULL or an open region by the contract of the call.
+    // SAFETY: the caller passes NULL or an open region.
     unsafe { mr.as_ref() }.map_or(FI_KEY_NOTAVAIL, |mr| mr.key)
 }
 
-/// A control operation of a fid.
+/// Calls a control operation of a fid (`fi_control(3)`).
 ///
 /// # Safety
-/// `fid` is open, and `arg` what the command takes.
+/// `fid` is open, and `arg` is of the command's type.
 unsafe fn control(fid: *mut fid, command: u32, arg: *mut c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises an open fid and the argument.
     unsafe {
         let command = command.cast_signed();
         through!((*fid).ops, fi_ops, control, fid, command, arg)
     }
 }
 
-/// fi_mr_raw_attr(3): the raw key, and the address that it begins at.
+/// fi_mr_raw_attr(3): the raw key of a region and its base address.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The arguments are as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_raw_attr(
     mr: *mut fid_mr,
@@ -180,14 +180,14 @@ pub unsafe extern "C" fn fi_mr_raw_attr(
         raw_key,
         key_size,
     };
-    // SAFETY: an open region by the contract of the call.
+    // SAFETY: the caller passes an open region, as fi_mr(3) requires.
     unsafe { control(&raw mut (*mr).fid, FI_GET_RAW_MR, (&raw mut attr).cast()) }
 }
 
-/// fi_mr_map_raw(3): makes a key for operations of a peer's raw key.
+/// fi_mr_map_raw(3): maps a peer's raw key to a key for operations.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The arguments are as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_map_raw(
     domain: *mut fid_domain,
@@ -207,44 +207,44 @@ pub unsafe extern "C" fn fi_mr_map_raw(
         key_size,
         key,
     };
-    // SAFETY: an open domain by the contract of the call.
+    // SAFETY: the caller passes an open domain, as fi_mr(3) requires.
     unsafe { control(&raw mut (*domain).fid, FI_MAP_RAW_MR, (&raw mut map).cast()) }
 }
 
-/// fi_mr_unmap_key(3): undoes fi_mr_map_raw.
+/// fi_mr_unmap_key(3): unmaps a key of fi_mr_map_raw.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The arguments are as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_unmap_key(domain: *mut fid_domain, key: u64) -> c_int {
     if domain.is_null() {
         return INVALID;
     }
     let mut key = key;
-    // SAFETY: an open domain by the contract of the call.
+    // SAFETY: the caller passes an open domain, as fi_mr(3) requires.
     unsafe { control(&raw mut (*domain).fid, FI_UNMAP_KEY, (&raw mut key).cast()) }
 }
 
 /// fi_mr_bind(3): binds a counter or an endpoint to a region.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The arguments are as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_bind(mr: *mut fid_mr, bfid: *mut fid, flags: u64) -> c_int {
     if mr.is_null() {
         return INVALID;
     }
-    // SAFETY: open objects by the contract of the call.
+    // SAFETY: the caller passes open objects, as fi_mr(3) requires.
     unsafe {
         let fid = &raw mut (*mr).fid;
         through!((*fid).ops, fi_ops, bind, fid, bfid, flags)
     }
 }
 
-/// fi_mr_refresh(3): tells that pages of a region have changed.
+/// fi_mr_refresh(3): reports that pages of a region have changed.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The arguments are as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_refresh(
     mr: *mut fid_mr,
@@ -255,7 +255,7 @@ pub unsafe extern "C" fn fi_mr_refresh(
     if mr.is_null() {
         return INVALID;
     }
-    // SAFETY: zeros are a value of every field; an open region by the contract of the call.
+    // SAFETY: zeros are valid for every field; the caller passes an open region.
     unsafe {
         let mut modify = std::mem::zeroed::<fi_mr_modify>();
         modify.flags = flags;
@@ -265,15 +265,15 @@ pub unsafe extern "C" fn fi_mr_refresh(
     }
 }
 
-/// fi_mr_enable(3): makes a region that was made disabled accessible.
+/// fi_mr_enable(3): enables a region that was created disabled.
 ///
 /// # Safety
-/// As the C function of this name.
+/// The arguments are as fi_mr(3) requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_enable(mr: *mut fid_mr) -> c_int {
     if mr.is_null() {
         return INVALID;
     }
-    // SAFETY: an open region by the contract of the call.
+    // SAFETY: the caller passes an open region, as fi_mr(3) requires.
     unsafe { control(&raw mut (*mr).fid, FI_ENABLE, std::ptr::null_mut()) }
 }

@@ -1,75 +1,81 @@
-//! `struct weft_mr_ops`: what `fi_open_ops` of a domain gives for the name `weft_mr_ops`. Declarations only, which programs
-//! in Rust may include as they are.
+//! `struct weft_mr_ops`, the table that `fi_open_ops(3)` of a domain returns for the name
+//! `weft_mr_ops`. Declarations only: programs in Rust may include this file unchanged.
 
 use std::ffi::{c_char, c_int, c_void};
 
 use libfabric_sys::{fid, fid_domain, fid_mem_monitor, fid_mr};
 
-/// Advice of weft_mr_ops.advise: make pages present, for reading.
+/// Advice of weft_mr_ops.advise: make pages present for reading.
 pub const WEFT_ADVISE_PREFETCH: u32 = 0;
-/// Advice: make pages present, for writing.
+/// Advice of weft_mr_ops.advise: make pages present for writing.
 pub const WEFT_ADVISE_PREFETCH_WRITE: u32 = 1;
-/// Advice: tell the device of pages that are present, and fault none in.
+/// Advice of weft_mr_ops.advise: map pages that are present in the device, without page faults.
 pub const WEFT_ADVISE_PREFETCH_NO_FAULT: u32 = 2;
-/// Flag of weft_mr_ops.advise: return when it is done, with the errors of doing it.
+/// Flag of weft_mr_ops.advise: return after the advice has taken effect, with its errors.
 pub const WEFT_ADVISE_FLUSH: u32 = 1;
 
-/// Flag of weft_mr_attr.map_flags: the memory is at addr, or the call fails.
+/// Flag of weft_mr_attr.map_flags: fail unless the memory can be mapped at addr.
 pub const WEFT_MAP_FIXED: u64 = 1;
 
-/// Bytes of a handle that weft_mr_ops.mr_export gives. Later releases may have longer ones.
+/// Length in bytes of a handle from weft_mr_ops.mr_export. Later releases may have longer handles.
 pub const WEFT_MR_HANDLE_SIZE: usize = 48;
 
-/// How memory of the provider is mapped and registered.
+/// Attributes of memory that the provider allocates or imports: its mapping and its registration.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct weft_mr_attr {
-    /// Bytes of this structure.
+    /// Size of this structure in bytes; the caller sets it.
     pub size: usize,
-    /// The access of the region, as for fi_mr_reg(3).
+    /// Access rights, as for fi_mr_reg(3).
     pub access: u64,
-    /// The key, as for fi_mr_reg(3).
+    /// Requested key, as for fi_mr_reg(3).
     pub requested_key: u64,
-    /// The flags of fi_mr_reg(3).
+    /// Flags, as for fi_mr_reg(3).
     pub flags: u64,
-    /// Where the memory should begin, or NULL for anywhere: a hint, of which the page counts. With WEFT_MAP_FIXED a page.
+    /// NULL, or a hint for the address of the memory: any address in its first page. With
+    /// WEFT_MAP_FIXED the address of a page.
     pub addr: *mut c_void,
     /// WEFT_MAP_FIXED, or 0.
     pub map_flags: u64,
-    /// The context of the region.
+    /// Context of the region.
     pub context: *mut c_void,
 }
 
-/// Bytes of a region.
+/// A range of bytes of a region.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct weft_mr_range {
     /// The region: open, and of the same device.
     pub mr: *mut fid_mr,
-    /// The virtual address of the first byte, whatever the form of the domain's regions.
+    /// Virtual address of the first byte, also if the domain is without FI_MR_VIRT_ADDR.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// Calls beside those of fi_mr(3), from fi_open_ops(&domain->fid, WEFT_MR_OPS, 0, (void **) &ops, NULL). The table lives
-/// as long as the provider is loaded and serves every domain. All calls are thread safe and return 0 or a negative errno
-/// of fi_errno(3); outputs are written on success only. Later releases append members: see WEFT_HAS_OP.
+/// Operations beyond fi_mr(3), from fi_open_ops(&domain->fid, WEFT_MR_OPS, 0, (void **) &ops,
+/// NULL). The table serves every domain and is valid while the provider is loaded. All operations
+/// are thread safe and return 0 or a negative errno of fi_errno(3). Outputs are written on success
+/// only, except for size of mr_export. Later releases append members: see WEFT_HAS_OP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct weft_mr_ops {
-    /// Bytes of this table.
+    /// Size of this table in bytes.
     pub size: usize,
-    /// ibv_advise_mr(3) with the advice, the flags and the ranges as they are. Ranges of more than 1 GiB go to the device in
-    /// parts. May block for as long as reading the pages takes.
+    /// ibv_advise_mr(3) with the advice, the flags and the ranges as given. Ranges of more than 1
+    /// GiB are passed to the device in parts. May block until the pages have been read from
+    /// storage.
     ///
-    /// -FI_EINVAL: no open domain or region, a region of another device, an unknown flag; no ranges.
+    /// -FI_EINVAL: no open domain or region, a region of another device, an unknown flag, or no
+    /// range.
     /// -FI_EOPBADSTATE: a region that is not enabled, or not registered yet.
-    /// -FI_EOPNOTSUPP: an unknown advice; the device has no such call, or no on-demand paging.
+    /// -FI_EOPNOTSUPP: an unknown advice, or a device without this verb or without on-demand
+    /// paging.
     /// -FI_ENOENT: a region that is not on demand.
-    /// -FI_EPERM: WEFT_ADVISE_PREFETCH_WRITE of a region that nobody may write to; a region of another domain.
-    /// -FI_EFAULT: a range outside its region; with WEFT_ADVISE_FLUSH, memory that is not there.
-    /// These are what most drivers answer; the device's own errors are returned as they are.
+    /// -FI_EPERM: WEFT_ADVISE_PREFETCH_WRITE for a region without write access, or a region of
+    /// another domain.
+    /// -FI_EFAULT: a range outside its region; with WEFT_ADVISE_FLUSH, memory that is not mapped.
+    /// These are the errors of most drivers; other errors of the device are returned unchanged.
     pub advise: Option<
         unsafe extern "C" fn(
             domain: *mut fid_domain,
@@ -79,11 +85,13 @@ pub struct weft_mr_ops {
             count: usize,
         ) -> c_int,
     >,
-    /// Allocates memory that processes can share, zeros with all pages, huge ones where the kernel has them for shared memory, and
-    /// registers it as fi_mr_reg(3) does. It is mapped writable, whatever the access.
+    /// Allocates memory that processes can share, and registers it as fi_mr_reg(3) does. The memory
+    /// is zeros with all pages present, huge ones if the kernel permits them for shared memory. It
+    /// is mapped writable for every access. Blocks while the kernel clears the pages.
     ///
-    /// -FI_EINVAL: no open domain, no bytes, an attribute that is not as described.
-    /// -FI_EADDRINUSE: WEFT_MAP_FIXED, and something is at the address.
+    /// -FI_EINVAL: no open domain, len is 0, addr or mr is NULL, or an invalid attribute.
+    /// -FI_EBADFLAGS: an unknown bit in flags or map_flags.
+    /// -FI_EADDRINUSE: WEFT_MAP_FIXED, and memory is mapped at the address.
     /// -FI_ENOMEM, -FI_EMFILE; and those of fi_mr_reg(3).
     pub mr_alloc: Option<
         unsafe extern "C" fn(
@@ -94,18 +102,21 @@ pub struct weft_mr_ops {
             mr: *mut *mut fid_mr,
         ) -> c_int,
     >,
-    /// Closes a region of mr_alloc or mr_import as fi_close(3) does, which may be called as well. The memory is unmapped here, and
-    /// ends when no process has it.
+    /// Closes a region of mr_alloc or mr_import, as fi_close(3) does, which may be called instead.
+    /// Unmaps the memory in this process; it is freed when no process has it mapped.
     ///
-    /// -FI_EINVAL: any other region. -FI_EBUSY: there are parts of it, nothing has changed; or somebody is in the middle of an
-    /// access, and the call can be repeated.
+    /// -FI_EINVAL: not an open region of mr_alloc or mr_import.
+    /// -FI_EBUSY: the region has parts, and nothing has changed; or a peer's access is in progress,
+    /// and the call can be repeated.
     pub mr_free: Option<unsafe extern "C" fn(mr: *mut fid_mr) -> c_int>,
-    /// Makes a handle by which processes of the same user import the memory with this access or less, until the region is
-    /// closed. size says how much room there is, and is set to the bytes of the handle. The same access has the same handle.
+    /// Makes a handle with which processes of the same user can import the memory with this access
+    /// or less, until the region is closed. size is the length of the buffer, and is set to the
+    /// length of the handle. Equal access returns the same handle.
     ///
-    /// -FI_ETOOSMALL: there is less room; size is set.
-    /// -FI_EINVAL: no open region, unknown access. -FI_EACCES: access that the region does not have.
-    /// -FI_EOPNOTSUPP: memory that is not of mr_alloc or mr_import. -FI_EMFILE, -FI_ENOMEM.
+    /// -FI_ETOOSMALL: the buffer is too small; size is set.
+    /// -FI_EINVAL: no open region, unknown access, or handle or size is NULL.
+    /// -FI_EACCES: access that the region does not have.
+    /// -FI_EOPNOTSUPP: not a region of mr_alloc or mr_import. -FI_EMFILE, -FI_ENOMEM.
     pub mr_export: Option<
         unsafe extern "C" fn(
             mr: *mut fid_mr,
@@ -114,13 +125,16 @@ pub struct weft_mr_ops {
             size: *mut usize,
         ) -> c_int,
     >,
-    /// Maps the memory of another process's handle, or one's own, and registers it. The access is checked against what was
-    /// granted; the memory is mapped writable if it has FI_RECV, FI_READ or FI_REMOTE_WRITE. len, unless NULL, is set to its bytes.
+    /// Maps the memory of a handle, of this or another process, and registers it. The access must
+    /// have been granted by mr_export; the memory is mapped writable if it contains FI_RECV,
+    /// FI_READ or FI_REMOTE_WRITE. len, unless NULL, is set to the length of the memory in bytes.
     ///
-    /// -FI_EINVAL: no open domain, no handle (truncated or changed), an attribute that is not as described.
-    /// -FI_ENOENT: the handle's region is closed, its process has ended, or nobody made it.
-    /// -FI_EACCES: access that was not granted, or a process that this one may not look into.
-    /// -FI_EADDRINUSE: WEFT_MAP_FIXED, and something is at the address.
+    /// -FI_EINVAL: no open domain, not a handle (truncated or changed), addr or mr is NULL, or an
+    /// invalid attribute.
+    /// -FI_EBADFLAGS: an unknown bit in flags or map_flags.
+    /// -FI_ENOENT: the exported region is closed, its process has ended, or the handle is forged.
+    /// -FI_EACCES: access that was not granted, or a process whose files this one may not open.
+    /// -FI_EADDRINUSE: WEFT_MAP_FIXED, and memory is mapped at the address.
     /// -FI_ENOMEM, -FI_EMFILE; and those of fi_mr_reg(3).
     pub mr_import: Option<
         unsafe extern "C" fn(
@@ -133,13 +147,19 @@ pub struct weft_mr_ops {
             mr: *mut *mut fid_mr,
         ) -> c_int,
     >,
-    /// Opens an XRC domain (ibv_open_xrcd(3)): by the path of a file, or by a descriptor with path NULL; with fd -1 too it is one that
-    /// nobody else finds. All processes that open the same file on a device get the same domain, which lives until the last one has
-    /// closed it. oflags: O_CREAT makes it, and the file of a path, where there is none; O_EXCL refuses one that is there.
+    /// Opens an XRC domain (ibv_open_xrcd(3)): of the file at path; with path NULL, of the file
+    /// that the descriptor fd refers to; with fd negative too, a private one. All processes that
+    /// open the same file on a device get the same domain, which exists until the last of them has
+    /// closed it. oflags: O_CREAT creates the domain, and the file at path, if it does not exist;
+    /// O_EXCL refuses an existing domain.
     ///
-    /// -FI_EOPNOTSUPP: the device has no XRC. -FI_EAGAIN: nobody has it open, and O_CREAT is not given.
-    /// -FI_EINVAL: somebody has it open, and O_EXCL is given; other flags; a path and a descriptor; no open domain.
-    /// -FI_EBADF: no descriptor. -FI_ENOENT and others of open(2). -FI_ENOMEM, -FI_EBUSY.
+    /// -FI_EOPNOTSUPP: the device has no XRC.
+    /// -FI_EAGAIN: no process has the domain open, and O_CREAT is not given.
+    /// -FI_EINVAL: a process has the domain open, and O_EXCL is given; other flags; both path and
+    /// fd; xrcd is NULL; or no open domain.
+    /// -FI_EBADF: fd is not a descriptor. -FI_EBUSY: soft0 could not get the lock of its XRC
+    /// domains for 5 s.
+    /// -FI_ENOENT and others of open(2). -FI_ENOMEM.
     pub xrcd_open: Option<
         unsafe extern "C" fn(
             domain: *mut fid_domain,
@@ -150,36 +170,47 @@ pub struct weft_mr_ops {
             context: *mut c_void,
         ) -> c_int,
     >,
-    /// Closes it, as fi_close(3) does. -FI_EINVAL: not open. -FI_EBUSY: something of this process is in it.
+    /// Closes an XRC domain, as fi_close(3) does. -FI_EINVAL: not open. -FI_EBUSY: this process has
+    /// a queue pair or shared receive queue in it.
     pub xrcd_close: Option<unsafe extern "C" fn(xrcd: *mut fid) -> c_int>,
-    /// The device's count of pages of a region that advise and fi_mr_refresh(3) have made present since it was enabled: each time
-    /// that they were asked for, whether or not they were there. Pages that a transfer touches first are not among them.
+    /// The device's number of pages of a region that advise and fi_mr_refresh(3) have prefetched
+    /// since it was enabled. Each request counts each page, also one that was present. Pages that a
+    /// transfer has faulted in are not counted.
     ///
-    /// -FI_EINVAL: no open region, pages is NULL. -FI_EOPBADSTATE: a region that is not enabled, or not registered yet.
-    /// -FI_EOPNOTSUPP: a region that is not on demand; a device whose counts verbs can't read, all but soft0. mlx5 has them as
-    /// page_prefetch of `rdma statistic show mr`.
+    /// -FI_EINVAL: no open region, or pages is NULL.
+    /// -FI_EOPBADSTATE: a region that is not enabled, or not registered yet.
+    /// -FI_EOPNOTSUPP: a region that is not on demand, or a device without a count that verbs can
+    /// read: only soft0 has one. mlx5 has it as page_prefetch of `rdma statistic show mr`.
     pub mr_prefetched: Option<unsafe extern "C" fn(mr: *mut fid_mr, pages: *mut u64) -> c_int>,
-    /// Lets a memory monitor of the program say when memory changes, for the registrations that the domain keeps of local buffers,
-    /// instead of userfaultfd(2). The monitor is libfabric's (rdma/fi_ext.h): fid.fclass is FI_CLASS_MEM_MONITOR, export_ops has
-    /// all five calls; import_ops and fid.ops are NULL the first time. To be called before the domain has an endpoint or a
-    /// shared receive context. Several domains may have the same monitor.
+    /// Uses a memory monitor of the program, instead of userfaultfd(2), to detect changes of memory
+    /// for the domain's cache of local registrations. The monitor is libfabric's (rdma/fi_ext.h):
+    /// fid.fclass is FI_CLASS_MEM_MONITOR, export_ops has all five functions, import_ops is NULL
+    /// for the first domain, and fid.ops is set if it is NULL. Must be called before the
+    /// domain has an endpoint or a shared receive context. Several domains may have the same
+    /// monitor.
     ///
-    /// On success import_ops->notify is there, and stays valid when nothing is imported any more. It may be called by any thread at any
-    /// time, but not by a signal handler, for any range; also by the calls of export_ops. What overlaps the range is used by no
-    /// operation that is posted after it returns. fi_close(&monitor->fid) is -FI_EBUSY while a domain has the monitor, and does
-    /// nothing else.
+    /// On success import_ops->notify is set, and stays valid after the last domain is closed. Any
+    /// thread may call it at any time and for any range, also from the functions of export_ops, but
+    /// not from a signal handler. No operation that is posted after its return uses a cached
+    /// registration that overlaps the range. fi_close(&monitor->fid) returns -FI_EBUSY while a
+    /// domain has the monitor, and has no other effect.
     ///
-    /// start is called with the first domain, stop when the last one is closed; then the monitor may be freed. subscribe and
-    /// unsubscribe have whole pages; each range is unsubscribed from once, the last ones when the domain is closed. A range can be
-    /// subscribed to again before that, so they count. valid has a range as it was subscribed to, before each use of its
-    /// registration; it must neither block nor allocate. These three are called with an endpoint's lock held: they must not wait
-    /// for another thread that uses the domain, nor call libfabric. A range that can't be subscribed to is registered for each
-    /// operation. In a forked child nothing is called and nothing is kept.
+    /// start is called with the first domain, and stop when the last one is closed; after stop the
+    /// monitor may be freed. subscribe and unsubscribe get whole pages. Each subscription is
+    /// unsubscribed once, at the latest when the domain is closed; a range can be subscribed again
+    /// before that, so the monitor must count. valid gets a range as it was subscribed, before each
+    /// use of its registration, and must not block or allocate. These three are called with an
+    /// endpoint's lock held: they must not wait for another thread that uses the domain, and must
+    /// not call libfabric. A range that cannot be subscribed is registered for each operation. In a
+    /// forked child no function is called and no registration is cached.
     ///
-    /// -FI_EINVAL: no open domain, no such monitor, a call is missing. -FI_EBUSY: the domain watches memory already, or somebody
-    /// else has imported the monitor. -FI_EAGAIN: another thread is starting or stopping it.
-    /// -FI_EOPNOTSUPP: nothing is kept in this domain: it has FI_MR_LOCAL, the device needs no registrations, or the parameters
-    /// say so. -FI_ENOSYS, -FI_ENOSPC; and what start returns.
+    /// -FI_EINVAL: no open domain, not such a monitor, or a function is missing.
+    /// -FI_EBUSY: the domain has a monitor, or has had an endpoint or a shared receive context; or
+    /// another library has imported the monitor.
+    /// -FI_EAGAIN: another thread is starting or stopping the monitor.
+    /// -FI_EOPNOTSUPP: the domain caches no registrations: it has FI_MR_LOCAL, the device needs no
+    /// registrations, or the parameters disable the cache.
+    /// -FI_ENOSYS: forks cannot be detected. -FI_ENOSPC: the process has 64 caches. Those of start.
     pub monitor_import: Option<
         unsafe extern "C" fn(domain: *mut fid_domain, monitor: *mut fid_mem_monitor) -> c_int,
     >,
