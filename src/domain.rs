@@ -268,8 +268,10 @@ impl Domain {
         Arc::ptr_eq(region.pd(), pd).then(|| region.lkey())
     }
 
-    /// The cache of local buffers' registrations in `pd`; `None` if the application registers them,
-    /// no registration is needed, or `pd` is not the domain's own.
+    /// The cache of registrations of local buffers in `pd`; the first call opens it, which may start
+    /// the monitor's thread. `None`: `pd` is not the domain's own; the application registers local
+    /// buffers; the device needs no registrations; the configuration disables the cache; or the
+    /// kernel refuses `userfaultfd(2)` to a domain without a monitor of the application.
     pub(crate) fn local_cache(&self, pd: &Arc<Pd>) -> Option<Arc<LocalCache>> {
         if !Arc::ptr_eq(pd, &self.pd) || !self.caches() {
             return None;
@@ -287,14 +289,14 @@ impl Domain {
     /// Uses a monitor of the application, instead of `userfaultfd(2)`, to detect changes of memory;
     /// the monitor reports them by [`memory_changed`](crate::mr::memory_changed). To be called
     /// before the domain has an endpoint or a shared receive context. `make` is called at most
-    /// once; the monitor lives as long as the domain and is not used after its drop.
+    /// once. The cache owns the monitor and drops it when the domain and its endpoints are closed;
+    /// a forked child never drops it.
     ///
     /// # Errors
-    /// - `EBUSY`: the domain has a monitor already.
-    /// - `EOPNOTSUPP`: this domain caches no registrations: the application registers, or the
-    ///   device needs no registrations, or the parameters disable the cache.
-    /// - `ENOSYS`: forks can't be detected. `ENOSPC`: too many domains have a monitor. Those of
-    ///   `make`.
+    /// - `EBUSY`: the domain has a monitor, or [`Self::local_cache`] was called before.
+    /// - `EOPNOTSUPP`: this domain caches no registrations: the application registers local
+    ///   buffers, the device needs no registrations, or the configuration disables the cache.
+    /// - `ENOSYS`: forks cannot be detected. `ENOSPC`: the process has 64 caches. Those of `make`.
     pub fn import_monitor(&self, make: impl FnOnce() -> Result<Box<dyn Monitor>>) -> Result<()> {
         if !self.caches() || self.config.cache.max_count == 0 {
             return Err(FiErrno::EOPNOTSUPP);

@@ -258,26 +258,27 @@ pub(crate) struct Probe {
     pub(crate) answered: AtomicU32,
 }
 
-/// A request of the engine's own. At most one of each kind is outstanding, except revocations:
-/// several may be, so that requests posted after a revocation stay behind it.
+/// A request of the engine's own (`docs/protocol.md`, "The connection block"). At most one of each
+/// kind is outstanding, except revocations: a revocation is posted while up to 7 others are
+/// outstanding, so that requests posted after it stay behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Own {
-    /// Reads the peer's key directory.
+    /// Reads the peer's key directory, or claims a single-use region there (compare and swap).
     Lookup = 1,
-    /// Writes to the peer which of its revocations this side has acted upon.
+    /// Writes *acknowledged* to the peer: this side acts upon that many of the peer's revocations.
     Acknowledge = 2,
-    /// Writes this side's revocations to the peer.
+    /// Writes *revision* to the peer: this side's count of revocations.
     Revocation = 3,
-    /// Reads how many of them the peer has settled.
+    /// Reads *settled* of the peer: no request of the peer under an older key is outstanding.
     Settled = 4,
 }
 
 impl Own {
     pub(crate) const COUNT: usize = 4;
-    /// How many revocations may be under way.
+    /// Maximum number of outstanding revocations.
     pub(crate) const REVOCATIONS: u32 = 8;
-    /// How many requests of all kinds.
+    /// Maximum number of outstanding requests of all kinds.
     pub(crate) const MOST: usize = Self::COUNT - 1 + Self::REVOCATIONS as usize;
 
     pub(crate) fn of(number: u32) -> Option<Self> {
