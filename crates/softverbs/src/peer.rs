@@ -100,16 +100,17 @@ pub(crate) enum Push {
     NoMemory,
 }
 
-/// Handling of a datagram while the receiver has not made a ring.
+/// Handling of the datagrams to a receiver that has not made a ring yet. `Waits` again after a
+/// datagram has been pushed into its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unmade {
-    /// The datagram waits for the ring in its queue.
+    /// A datagram waits for the ring in its send queue, for up to 1 s.
     Waits = 0,
-    /// The datagram is copied to the process's list of late messages, so that its send queue is not
-    /// blocked.
+    /// An earlier datagram has waited for 1 s: a datagram is copied to the process's list of late
+    /// messages, so that its send queue is not blocked. Without room in that list it waits.
     Kept = 1,
-    /// The datagram is dropped: that list had no room for an earlier datagram until its wait was
-    /// over.
+    /// Datagrams are dropped: an earlier one had no room in that list at the end of its wait, or
+    /// its receiver was stopped then.
     Lost = 2,
 }
 

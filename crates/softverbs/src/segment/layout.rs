@@ -165,8 +165,9 @@ pub(crate) mod srq {
     pub(crate) const DESC_AT: usize = OWNED + 8;
     pub(crate) const COUNT: usize = OWNED + 16;
     pub(crate) const DESC_STRIDE: usize = OWNED + 20;
-    /// u32, u32, u32, u32, only for an XRC SRQ: a stamp that differs from that of the last life, 0
-    /// if unused, stored last; number of the XRC domain; protection domain; completion queue.
+    /// u32, u32, u32, u32, only for an XRC SRQ: a stamp that differs from that of the entry's
+    /// previous XRC SRQ, 0 if there is none, stored last and cleared first; number of the XRC
+    /// domain; protection domain; index of the completion queue.
     pub(crate) const STAMP: usize = OWNED + 24;
     pub(crate) const XRCD: usize = OWNED + 28;
     pub(crate) const PD: usize = OWNED + 32;
@@ -248,8 +249,8 @@ pub(crate) mod domain {
     pub(crate) const END: usize = AT + STRIDE * super::MAX_PDS;
 }
 
-/// One entry for each XRC domain, at its number: the access of other processes to the domain's file
-/// while this process has the file open.
+/// One entry for each XRC domain, at its number: while this process is a member of the domain, other
+/// processes open the domain's file by it.
 pub(crate) mod member {
     pub(crate) const AT: usize = super::domain::END;
     pub(crate) const STRIDE: usize = 32;
@@ -260,13 +261,14 @@ pub(crate) mod member {
     pub(crate) const END: usize = AT + STRIDE * super::xrc::MAX_DOMAINS;
 }
 
-/// The layout of an XRC domain's file.
+/// The layout of an XRC domain's file (`docs/softverbs-xrc.md`). Every member can write all of it.
 pub(crate) mod xrc {
-    /// Magic: the first word of the file.
+    /// Magic: the first word of the file, stored last.
     pub(crate) const MAGIC: u64 = 0x0001_6372_7874_666f;
     pub(crate) const MAX_DOMAINS: usize = 1 << 9;
     pub(crate) const TARGET_BITS: u32 = 12;
-    /// Limit of targets of one domain. The highest of all numbers is a special one.
+    /// Limit of targets of one domain: one less than `TARGET_BITS` allow, because the highest queue
+    /// pair number, 0xffffff, is that of multicast.
     pub(crate) const MAX_TARGETS: usize = (1 << TARGET_BITS) - 1;
 
     /// Header: one page. After the magic u64 size, u64 cookie, u32 number, u32 node.
@@ -274,7 +276,7 @@ pub(crate) mod xrc {
     pub(crate) const COOKIE: usize = 16;
     pub(crate) const NUMBER: usize = 24;
     pub(crate) const NODE: usize = 28;
-    /// u32: number of entries that have pages.
+    /// u32: number of entries that have pages. Grows only, under the domain's lock.
     pub(crate) const COUNT: usize = 64;
 
     /// One entry for each target, with the fields `STATE` and `WAITING` of [`super::qp`].
@@ -284,16 +286,18 @@ pub(crate) mod xrc {
     pub(crate) const RNR_TIMER: usize = 36;
     /// u32: `ibv_qp_type`.
     pub(crate) const TYPE: usize = 48;
-    /// u32: slot of the process that connected the target; u64: cookie of that process.
+    /// u32: slot of the process that connects the target; u64: cookie of that process. Stored
+    /// before the connection is made.
     pub(crate) const CONNECTOR_SLOT: usize = 52;
     pub(crate) const CONNECTOR: usize = 64;
-    /// u64: cookie of the initiator's process when the target was connected; 0 if there was no such
+    /// u64: cookie of the initiator's process, stored with the two above; 0 if its slot had no live
     /// process.
     pub(crate) const INITIATOR: usize = 56;
-    /// u64 each: one bit for each process that holds the target.
+    /// u64 each: one bit for the slot of each process that holds the target. The bit of an ended
+    /// process may stay set.
     pub(crate) const HOLDERS: usize = 128;
     pub(crate) const HOLDER_WORDS: usize = super::MAX_PROCESSES / 64;
-    /// u32 each: `struct ibv_qp_attr`.
+    /// u32 each: `struct ibv_qp_attr` with the attributes that holders have set.
     pub(crate) const ATTR: usize = 256;
     pub(crate) const ATTR_WORDS: usize = size_of::<rdma_core_sys::ibv_qp_attr>() / 4;
     const _: () = assert!(ATTR + 4 * ATTR_WORDS <= STRIDE);
@@ -471,7 +475,7 @@ pub(crate) enum Fault {
     Request = 1,
     /// The connected process has ended.
     Fatal = 2,
-    /// XRC target: one of its owners moved it to ERR.
+    /// XRC target: a holder moved it to ERR by `ibv_modify_qp(3)`.
     Asked = 3,
 }
 

@@ -136,9 +136,13 @@ pub(crate) fn hold_all(file: &File) -> Res<Held<'_>> {
     hold(file, ALL_AT)
 }
 
-/// Acquires the lock against creating, opening and destroying targets of a domain.
+/// Acquires the lock under which processes create, open and destroy targets of a domain.
+///
+/// # Errors
+/// `EBUSY`: another process holds the lock for 5 s. Those of `fcntl(2)`.
 pub(crate) fn hold_domain(file: &File, domain: u32) -> Res<Held<'_>> {
-    // The bytes are not adjacent: the kernel merges adjacent locks of one process into one range.
+    // Every second byte: the kernel merges adjacent locks of one open file into one lock, whose
+    // range would identify no single domain.
     hold(file, CONTROL_AT + 2 * u64::from(domain))
 }
 
