@@ -268,10 +268,10 @@ impl Domain {
         Arc::ptr_eq(region.pd(), pd).then(|| region.lkey())
     }
 
-    /// The cache of registrations of local buffers in `pd`; the first call opens it, which may start
-    /// the monitor's thread. `None`: `pd` is not the domain's own; the application registers local
-    /// buffers; the device needs no registrations; the configuration disables the cache; or the
-    /// kernel refuses `userfaultfd(2)` to a domain without a monitor of the application.
+    /// The cache of registrations of local buffers in `pd`. The first call opens it, which may
+    /// start the monitor's thread. `None`: `pd` is not the domain's own; the application registers
+    /// local buffers; the device needs no registrations; the configuration disables the cache; or
+    /// the kernel refuses `userfaultfd(2)` to a domain without a monitor of the application.
     pub(crate) fn local_cache(&self, pd: &Arc<Pd>) -> Option<Arc<LocalCache>> {
         if !Arc::ptr_eq(pd, &self.pd) || !self.caches() {
             return None;

@@ -232,7 +232,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
                     );
                 })?;
             }
-            _ => return Err(FiErrno::ENOSYS), // FI_QUEUE_WORK and its kin: FI_TRIGGER is not offered
+            _ => return Err(FiErrno::ENOSYS), // FI_QUEUE_WORK etc.: FI_TRIGGER is not offered
         }
         Ok(0)
     };

@@ -48,7 +48,7 @@ static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     cancel: Some(cancel),
     getopt: Some(option::getopt),
     setopt: Some(option::setopt),
-    ..stub::ep_base::<FI_ENOSYS>() // contexts are for scalable endpoints; the two counts are deprecated
+    ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
 });
 
 static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>(); // FI_TAGGED is not offered

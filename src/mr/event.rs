@@ -1,9 +1,10 @@
-//! Event cells: words that initiators add 1 to behind each operation on a region whose accesses are counted
-//! (`FI_RMA_EVENT`), and that the region's counters take over. `docs/protocol.md`, "Counted events".
+//! Event cells (`FI_RMA_EVENT`): words to which initiators add 1 after each operation on a region
+//! with counted accesses. The region's counters read them. `docs/protocol.md`, "Counted events".
 //!
-//! A cell is 16 bytes: writes and atomics, then reads. It only grows, and serves another region when no peer
-//! can be about to add to it for the one before; so what counts is how far it has moved since a counter last
-//! looked. Peers have the right to add to every cell of a protection domain: a count is as true as they are.
+//! A cell has 16 bytes: the count of writes and atomics, and the count of reads. Both only grow. A
+//! cell is reused for another region when no peer can add to it for the previous one, so a counter
+//! adds the difference since it last read the cell. Peers may add to every cell of a protection
+//! domain, so the counts are as reliable as the peers.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ const CELLS: usize = 1 << 16;
 /// Words of a cell.
 const WORDS: usize = 2;
 
-/// What a word of a cell counts.
+/// The kinds of events that a cell counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// RMA writes, and atomics of either kind.
@@ -114,7 +115,7 @@ impl Cell {
         self.cells.words.addr(self.index as usize * WORDS)
     }
 
-    /// How far it has moved; wraps.
+    /// The count of an event since the cells were allocated; wraps.
     #[inline]
     pub(crate) fn load(&self, event: Event) -> u64 {
         let word = self.index as usize * WORDS + event as usize;
@@ -128,7 +129,7 @@ impl Drop for Cell {
     }
 }
 
-/// A word that somebody follows.
+/// A counter's position in one count of a cell.
 #[derive(Debug)]
 pub(crate) struct Watch {
     cell: Arc<Cell>,
@@ -137,7 +138,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// What comes from now on.
+    /// Counts the events from now on.
     pub(crate) fn new(cell: &Arc<Cell>, event: Event) -> Self {
         Self {
             seen: cell.load(event),
@@ -146,12 +147,12 @@ impl Watch {
         }
     }
 
-    /// Whether it follows a word of this cell.
+    /// Whether it counts events of this cell.
     pub(crate) fn is_of(&self, cell: &Arc<Cell>) -> bool {
         Arc::ptr_eq(&self.cell, cell)
     }
 
-    /// How many events came since this was last asked.
+    /// The number of events since the last call.
     #[inline]
     pub(crate) fn take(&mut self) -> u64 {
         let now = self.cell.load(self.event);

@@ -219,7 +219,8 @@ impl Need {
         match self {
             Self::Read => access::READ,
             Self::Write => access::WRITE,
-            // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3)), whether it fetches or not
+            // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3)):
+            // fetching atomics included
             Self::Atomic | Self::FetchAtomic => access::ATOMIC,
         }
     }
@@ -510,8 +511,8 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a model that has each byte: the same bytes, what is absent, blocks that are not
-        /// read, and no more pieces than there are changes of registration.
+        /// Agrees with a model of single bytes: the same bytes, absent ones, unread blocks, and at
+        /// most one sge for each change of registration.
         #[test]
         fn parts_in_blocks_agree_with_bytes(
             lens in prop::collection::vec((1..6_u64, 0..3_u32, any::<bool>()), 1..40),
@@ -520,7 +521,7 @@ mod tests {
         ) {
             let mut at = 4096;
             let segments: Vec<_> = lens.iter().map(|&(len, rkey, jump)| {
-                // a few registrations, at whose ends other ones begin or not
+                // registrations that touch the next one, or do not
                 at += if jump { 10 } else { 0 };
                 let segment = Segment { addr: at, len, rkey, absent: rkey == 0 };
                 at += len;

@@ -1,10 +1,10 @@
-//! The lkeys of local buffers: from descriptors, or made here where the application need not register
-//! (`FI_MR_LOCAL` off).
+//! The lkeys of local buffers: from descriptors or, without `FI_MR_LOCAL`, from registrations of
+//! the engine.
 //!
-//! Without a descriptor a buffer is reached through the domain's implicit on-demand region, where the
-//! device has one, else by a registration of the cache (`docs/registration-cache.md`), else by one for this operation
-//! alone. Either is held until a later operation of the same direction is posted after its completion, or
-//! the endpoint is closed.
+//! A buffer without a descriptor uses the domain's implicit on-demand region, if the device
+//! supports that; else a registration of the cache (`docs/registration-cache.md`); else a
+//! registration for this operation only. The latter two are held until a later operation of the
+//! same direction is posted after its completion, or the endpoint is closed.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -40,12 +40,12 @@ pub(crate) enum Kept {
     Cached(Held),
 }
 
-/// Bytes that are copied in less time than the kernel takes to say that a kept registration is
-/// current (300 to 600 ns): `docs/registration-cache.md` has the figures.
+/// Length in bytes up to which copying takes less time than asking the kernel if a cached
+/// registration is current (300 to 600 ns): `docs/registration-cache.md` has the figures.
 pub(crate) const COPIED: usize = 8192;
 
-/// The lkeys of one direction of an endpoint. Not shared: the posting thread holds that direction's
-/// lock.
+/// The lkeys of one direction of an endpoint. Not thread safe: the posting thread holds that
+/// direction's lock.
 #[derive(Debug)]
 pub(crate) struct LocalKeys {
     rule: DescRule,
@@ -53,14 +53,16 @@ pub(crate) struct LocalKeys {
     /// The lkey of the domain's implicit region.
     implicit: Option<u32>,
     cache: Option<Arc<LocalCache>>,
-    /// Sources up to so many bytes are better copied than looked for in the cache.
+    /// Length in bytes up to which sources are copied instead of being looked up in the cache.
     copied: usize,
     /// Registrations of the operation that is being posted.
     taken: Vec<Kept>,
-    /// Whether it uses the last one of `held` too.
+    /// Whether it uses the last registration of `held` too.
     reused: bool,
-    /// What operations under way use, by the number of the last request that does, oldest first. The last one stays when that
-    /// is complete, if it is the cache's: so who uses one buffer again and again changes nothing that others read.
+    /// Registrations of outstanding operations, oldest first, each with the number of the last
+    /// request that uses it. A cached registration in the last place stays after completion, so
+    /// that a thread that posts the same buffer repeatedly does not change the cache's shared
+    /// reference count.
     held: VecDeque<(u32, Kept)>,
 }
 
@@ -82,7 +84,8 @@ impl LocalKeys {
         }
     }
 
-    /// Whether buffers without descriptors have no lkey before they are registered: short ones are better copied.
+    /// Whether buffers without descriptors must be registered before use: short ones are copied
+    /// instead.
     #[inline]
     pub(crate) fn must_register(&self, has_descriptors: bool) -> bool {
         match self.rule {
@@ -92,26 +95,26 @@ impl LocalKeys {
         }
     }
 
-    /// Up to how many bytes [such](Self::must_register) sources are better copied, whatever else is
-    /// there.
+    /// Length in bytes up to which [such](Self::must_register) sources are copied in any case.
     #[inline]
     pub(crate) fn copied(&self) -> usize {
         self.copied
     }
 
-    /// Whether sources may ever be copied for that.
+    /// Whether sources can be copied for that reason.
     pub(crate) fn copies(&self) -> bool {
         self.copied != 0 && self.must_register(false)
     }
 
-    /// The lkey of a buffer of at least one byte.
+    /// The lkey of a buffer of at least one byte. A cache miss, and a buffer for which there is no
+    /// cache, are registered: blocks and allocates.
     ///
     /// # Errors
-    /// `EINVAL`: a required descriptor is wrong. Errors of a registration: `EFAULT`, `ENOMEM`.
+    /// `EINVAL`: a required descriptor is invalid. Those of registering: `EFAULT`, `ENOMEM`.
     ///
     /// # Safety
-    /// `desc` is as the rule has it: where it counts, NULL or of a live region. The buffer stays the
-    /// caller's until the operation is complete.
+    /// `desc` follows the rule: where it is read, it is NULL or of an open region. The caller does
+    /// not free the buffer before the operation is complete.
     #[inline]
     pub(crate) unsafe fn lkey(&mut self, desc: Desc, iov: &libc::iovec, to: Use) -> Result<u32> {
         match self.rule {
@@ -127,7 +130,7 @@ impl LocalKeys {
         }
     }
 
-    /// That of a registration which the cache has, else of one made here.
+    /// The lkey of a cached registration, or else of a new one.
     #[inline]
     unsafe fn registered(&mut self, iov: &libc::iovec, to: Use) -> Result<u32> {
         if let Some(cache) = &self.cache {
@@ -192,7 +195,7 @@ impl LocalKeys {
         if self.taken.len() == 1
             && let Some(kept) = self.taken.pop()
         {
-            // the usual one, without the ways of a list
+            // the common case, without the cost of extending a list
             self.held.push_back((number, kept));
         } else {
             self.held
@@ -226,8 +229,8 @@ impl LocalKeys {
         }
     }
 
-    /// For a caller whose operations do not complete in order: puts what the operation that was just posted uses
-    /// in the place of what a complete one did.
+    /// For a caller whose operations complete out of order: exchanges the registrations of an
+    /// operation that is complete for those of the operation that was just posted.
     #[inline]
     pub(crate) fn exchange(&mut self, complete: &mut Vec<Kept>) {
         std::mem::swap(&mut self.taken, complete);
@@ -264,7 +267,7 @@ impl Drop for LocalKeys {
 /// Registers the whole address space on demand, for local use.
 ///
 /// # Errors
-/// The device's, where it can't.
+/// Those of the device, if it does not support this.
 pub(crate) fn implicit_region(pd: &Arc<Pd>) -> Result<Mr> {
     let rights = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_ON_DEMAND;
     // In verbs, address 0 with the maximum length is the whole address space.

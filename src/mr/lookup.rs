@@ -42,7 +42,7 @@ pub(crate) struct Resolved {
     pub(crate) used: bool,
 }
 
-/// Some of a region's parts.
+/// A block of a region's parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartBlock {
     pub(crate) place: Place,
@@ -399,8 +399,7 @@ mod tests {
     use super::*;
     use crate::wire::list::MAX_BLOCKS;
 
-    /// A peer that answers with whatever comes to its mind: every look-up ends, and what it finds does not
-    /// overflow.
+    /// A peer that answers arbitrarily: every look-up ends, and the resolution does not overflow.
     #[test]
     fn a_lookup_ends_whatever_the_peer_says() {
         let mut state = 7_u64;
@@ -462,7 +461,7 @@ mod tests {
                         words = Segment::encode_list(entry.generation, &segments);
                     }
                     (_, Stage::Index(entry, reader)) => {
-                        // a list that goes on and on
+                        // a list with a false number of blocks
                         if reader.read() == 0 {
                             words[0] = entry.generation;
                             words[2] = next() % 2 * (next() % (MAX_BLOCKS as u64 + 2));

@@ -1,5 +1,5 @@
-//! Registration in the background (`FI_REG_MR` bound to a domain's event queue): workers of the domain, and
-//! what a region knows of its own registration that one of them has.
+//! Registration in the background (`FI_REG_MR` bound to a domain's event queue): the domain's
+//! worker threads, and the progress of a region's registration.
 
 #![allow(unsafe_code, reason = "asks the kernel for pages")]
 
@@ -19,11 +19,12 @@ use super::region::{Range, Region};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
-/// Most threads that register at the same time, or fetch the pages of one region.
+/// Maximum number of threads that register at the same time, or fetch the pages of one region.
 const MAX_WORKERS: usize = 8;
 /// Idle time after which a worker ends.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Bytes of one region from which on several threads fetch its pages, and the share of each at a time.
+/// Length in bytes of a region whose pages several threads fetch, and of the share that a thread
+/// fetches at a time.
 const LARGE: u64 = 64 << 20;
 const SHARE: u64 = 16 << 20;
 
@@ -124,7 +125,7 @@ impl Drop for Workers {
                 std::mem::take(&mut state.jobs),
             )
         };
-        // none is left of a region that anybody holds: regions hold their domain
+        // none of these jobs has an open region: a region holds a reference to its domain
         drop(jobs);
         let own = std::thread::current().id();
         for thread in threads {
@@ -145,12 +146,12 @@ enum Stage {
     Running,
 }
 
-/// See [`Stage`]. Thread safe.
+/// The progress of one region's registration. Thread safe.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     stage: Mutex<Stage>,
     changed: Condvar,
-    /// The registration is to panic.
+    /// Makes the registration panic.
     #[cfg(test)]
     panics: std::sync::atomic::AtomicBool,
 }
@@ -176,10 +177,9 @@ impl Region {
     /// Makes a worker of the domain enable the region, as [`Self::enable`] does, and then call
     /// `tell`. Several threads fetch the pages of a large region.
     ///
-    /// Returns at once. `tell` runs on the worker, once, unless [`Self::settle`] is called before it begins; it
-    /// must not drop the region.
-    ///
-    /// `tell` gets the errors of [`Self::enable`], and `EOTHER` for a panic in it.
+    /// Does not block. `tell` is called once, by the worker, unless [`Self::settle`] is called
+    /// before the registration begins; it must not drop the region. It gets the errors of
+    /// [`Self::enable`], and `EOTHER` for a panic in it.
     ///
     /// # Errors
     /// `EALREADY`: an earlier request has not ended.
@@ -195,16 +195,16 @@ impl Region {
             }
             *stage = Stage::Queued;
         }
-        // Weak: a caller that has withdrawn the registration may drop the region.
+        // Weak: a caller that withdraws the registration may drop the region.
         let region = Arc::downgrade(self);
         self.domain().workers().submit(Box::new(move || {
             if !pending.begin() {
                 return;
             }
-            // The thread that drops the last reference has waited for the end of this job.
+            // A caller that drops the last reference has waited for the end of this job.
             if let Some(region) = region.upgrade() {
-                // A panic here would leave the application without an event, and block the thread
-                // that closes the region.
+                // An uncaught panic would leave the application without an event, and block the
+                // thread that closes the region.
                 let enabled = catch_unwind(AssertUnwindSafe(|| {
                     #[cfg(test)]
                     assert!(!pending.panics.load(Ordering::Relaxed), "planted");
@@ -219,8 +219,8 @@ impl Region {
         Ok(())
     }
 
-    /// After it, no worker has anything to do with the region: a registration that has not begun is withdrawn, one
-    /// that has is waited for. To be called before the region is dropped.
+    /// Withdraws a registration that has not begun, and waits for the end of one that has; then no
+    /// worker uses the region. Must be called before the region is dropped.
     pub fn settle(&self) {
         let mut stage = self.pending.stage.lock();
         if *stage == Stage::Queued {
@@ -231,11 +231,11 @@ impl Region {
         }
     }
 
-    /// Has the pages of a large pinned region made by several threads, which pinning then finds. Only a help: what
-    /// can't be had is for the registration to refuse.
+    /// Fetches the pages of a large pinned region by several threads, before the registration pins
+    /// them. Pages that cannot be fetched are left to the registration, which reports the error.
     fn fetch_pages(&self) {
         let pinned = self.domain().paging() == Paging::Pinned;
-        // the kernel's own memory has no pages to be made
+        // memory behind a dma-buf descriptor has no pages to fetch
         if !pinned || self.len < LARGE || self.dmabuf.is_some() {
             return;
         }
@@ -250,7 +250,8 @@ impl Region {
         let fetch = || {
             while let Some(share) = shares.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let at = std::ptr::without_provenance_mut(share.addr as usize);
-                // SAFETY: whole pages of the caller's memory (`Region::register`); contents stay.
+                // SAFETY: whole pages of the caller's memory (`Region::register`); the advice keeps
+                // the contents.
                 unsafe { libc::madvise(at, share.len as usize, advice) };
             }
         };
@@ -266,7 +267,7 @@ impl Region {
     }
 }
 
-/// The whole pages of a buffer, in parts.
+/// Divides the whole pages of a buffer into shares.
 fn shares(buffer: &Range) -> impl Iterator<Item = Range> + use<> {
     let start = page::floor(buffer.addr);
     let end = page::ceil(buffer.addr + buffer.len).unwrap_or(buffer.addr + buffer.len);
@@ -322,8 +323,8 @@ mod tests {
         assert_eq!((state.running, state.jobs.len()), (0, 0));
     }
 
-    /// All pages of a large region are there before it is registered, whoever of the threads has made them; of a smaller one
-    /// it is left to the registration.
+    /// All pages of a large region are fetched before it is registered, by any of the threads;
+    /// those of a smaller one are left to the registration.
     #[test]
     fn pages_of_a_large_region_are_fetched_first() {
         use super::super::{Access, Buffer, RegionConfig};
@@ -344,22 +345,22 @@ mod tests {
                 requested_key: 1,
                 ..RegionConfig::default()
             };
-            // SAFETY: the memory is unmapped behind the region.
+            // SAFETY: the memory is unmapped after the region is dropped.
             let region = unsafe { Region::prepare(&domain, &config) }.unwrap();
             region.fetch_pages();
             let mut pages = vec![0_u8; len / 4096];
-            // SAFETY: a live mapping; a byte for each page, and for no more where pages are larger.
+            // SAFETY: a live mapping; at most one byte of `pages` for each page of the system.
             let ret = unsafe { libc::mincore(addr, len, pages.as_mut_ptr()) };
             assert_eq!(ret, 0);
             let there = pages.iter().filter(|&&page| page & 1 != 0).count();
             assert_eq!(there, if expected { pages.len() } else { 0 });
             drop(region);
-            // SAFETY: this test's mapping, of which no region is left.
+            // SAFETY: this test's mapping, which no region uses any more.
             unsafe { libc::munmap(addr, len) };
         }
     }
 
-    /// The application gets its event all the same, and who closes the region is not kept waiting.
+    /// The application gets its event in spite of the panic, and closing the region does not block.
     #[test]
     fn a_panic_of_a_worker_is_an_error() {
         use super::super::{Access, Buffer, RegionConfig};
@@ -379,7 +380,7 @@ mod tests {
                 requested_key: 1,
                 ..RegionConfig::default()
             };
-            // SAFETY: the memory is dropped last.
+            // SAFETY: the memory is dropped after the region.
             let region = unsafe { Region::prepare(&domain, &config) }.unwrap();
             region.pending.panics.store(panics, Ordering::Relaxed);
             let (tell, told) = std::sync::mpsc::channel();

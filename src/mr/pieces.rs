@@ -3,10 +3,10 @@
 //! that may be absent on devices without on-demand paging.
 //!
 //! New pages get a registration of their own, and a part that keeps its pages keeps its
-//! registration; there are as many parts as memory and the device allow. An operation of this side
-//! across several parts registers what touches each other around it as one; then the old ones stay
-//! registered until the region ends, because an operation that is under way may use them. One whose
-//! pages have all changed goes as soon as no peer can use it.
+//! registration; the number of parts is limited by memory and the device only. A local operation on
+//! several adjacent parts registers all parts that touch each other around it as one; their
+//! previous registrations stay until the region ends, because outstanding operations may use them.
+//! A registration whose pages have all changed ends as soon as no peer can use it.
 //!
 //! A change of k parts among n takes k log n steps.
 
@@ -34,7 +34,7 @@ impl PartialEq for Shared {
     }
 }
 
-/// See the module. Thread safe.
+/// The parts of one region. Thread safe.
 #[derive(Debug)]
 pub(super) struct Pieces {
     pd: Arc<Pd>,
@@ -65,14 +65,14 @@ impl Change<'_> {
         2 * self.steps.len()
     }
 
-    /// The addresses that it changes, in order of the ranges that were named.
+    /// The address ranges that it changes, in the order of the caller's ranges.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         let cuts = self.steps.iter().filter(|(_, _, by)| by.is_none());
         cuts.map(|(start, end, _)| (*start, *end))
     }
 }
 
-/// Each once.
+/// Each registration once.
 fn distinct(mut all: Vec<Shared>) -> impl Iterator<Item = Arc<Mr>> {
     all.sort_unstable_by_key(|mr| Arc::as_ptr(&mr.0));
     all.dedup();
@@ -118,7 +118,7 @@ impl Pieces {
         let alone = self.changing.lock();
         let mut steps = Vec::new();
         for range in ranges {
-            // larger pages begin and end at such places too
+            // the boundaries of larger pages are boundaries of these pages too
             let first = page::floor(range.addr);
             let last = page::ceil(range.addr.saturating_add(range.len)).unwrap_or(u64::MAX);
             for buffer in &self.buffers {
@@ -146,15 +146,15 @@ impl Pieces {
         let write = self.rights & sys::IBV_ACCESS_LOCAL_WRITE != 0;
         let runs = match backed::runs(start, end, write) {
             Ok(runs) => runs,
-            // All mappings would have to be read; most often all of the range is there, and the
-            // device says so.
+            // the kernel has no query of mappings: tries to register the whole range first, which
+            // fails with EFAULT if a part is absent
             Err(_) => match self.register(start, end) {
                 Ok(mr) => {
                     steps.push((start, end, Some(mr)));
                     return Ok(());
                 }
                 Err(FiErrno::EFAULT) => {
-                    // none, where nothing tells
+                    // without /proc: no present page
                     backed::read_runs(start, end, write).unwrap_or_default()
                 }
                 Err(error) => return Err(error),
@@ -163,7 +163,7 @@ impl Pieces {
         for (start, end) in runs {
             match self.register(start, end) {
                 Ok(mr) => steps.push((start, end, Some(mr))),
-                // mapped, but without pages behind it: the end of a file
+                // mapped, but without pages: behind the end of a file
                 Err(FiErrno::EFAULT) => {}
                 Err(error) => return Err(error),
             }
@@ -203,7 +203,7 @@ impl Pieces {
         self.segments(0, u64::MAX)
     }
 
-    /// Where in the region a range of addresses is: offsets, in each buffer that has some of it.
+    /// The offsets in the region of a range of addresses, for each buffer that overlaps it.
     pub(super) fn offsets(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let mut before = 0;
         self.buffers.iter().filter_map(move |buffer| {
@@ -224,17 +224,19 @@ impl Pieces {
                 Some(mr) => inner.cover.put(start, end, &mr, &mut gone),
             }
         }
-        // others of its parts, and those that were merged, refer to it too
+        // other parts, or the merged registrations, may refer to it too
         distinct(gone)
             .filter(|mr| Arc::strong_count(mr) == 1)
             .collect()
     }
 
-    /// The lkey of a local buffer. Finding it takes a lock that only changes of the region hold for long.
+    /// The lkey of a local buffer. Takes a lock for reading, which is held for writing only while
+    /// the parts change; if the buffer covers several parts, registers them as one, which blocks
+    /// and allocates.
     ///
     /// # Errors
-    /// `EINVAL`: a part of the buffer is absent. Errors of registering, if the buffer covers
-    /// several parts.
+    /// `EINVAL`: a part of the buffer is absent. Those of registering, if the buffer covers several
+    /// parts.
     pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<u32> {
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
         if let Some(mr) = self.inner.read().cover.find(addr, len) {
@@ -244,7 +246,7 @@ impl Pieces {
         let around = {
             let inner = self.inner.read();
             if let Some(mr) = inner.cover.find(addr, len) {
-                return Ok(mr.0.lkey()); // another thread was sooner
+                return Ok(mr.0.lkey()); // another thread has registered it meanwhile
             }
             inner.cover.around(addr, len)
         };
@@ -257,7 +259,7 @@ impl Pieces {
         Ok(lkey)
     }
 
-    /// All registrations, which are nobody else's. Nothing is there any more behind it.
+    /// Takes all registrations, which have no other owner. The region then has no parts.
     pub(super) fn take(&self) -> Vec<Mr> {
         let _alone = self.changing.lock();
         let inner = std::mem::take(&mut *self.inner.write());

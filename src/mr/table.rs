@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// What a reader finds.
+    /// The reader's result for a key.
     fn lookup(table: &Table, key: u64) -> Option<u64> {
         let slot = table.find(key)?;
         let found = Entry::decode(&table.get(slot)).unwrap().unwrap();

@@ -2,8 +2,9 @@
 //! `docs/registration-cache.md` has the structures and the order of events. The cache is
 //! independent of verbs and of the kernel: registering and watching memory are traits.
 //!
-//! - A hit ([`Cache::find`]) takes no lock, allocates nothing, and writes to the registration's entry only.
-//! - Nothing is allocated, freed or called under the slow lock.
+//! - A hit ([`Cache::find`]) takes no lock, allocates nothing, and writes only to the
+//!   registration's entry.
+//! - No memory is allocated or freed, and no foreign code is called, under the slow lock.
 //! - A registration whose memory changes ([`Index::kill`]) gets no new references, and is
 //!   deregistered after its last reference is released.
 
@@ -247,7 +248,7 @@ impl<R: Registrar> Cache<R> {
         bounds: Bounds,
         watch: impl FnOnce(&Arc<Inner<R::Mr>>) -> Result<Box<dyn Watch>>,
     ) -> Result<Self> {
-        // SAFETY: has no preconditions.
+        // SAFETY: `sysconf` has no preconditions.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let shift = page.unsigned_abs().trailing_zeros();
         let inner = Arc::new(Inner {

@@ -1,4 +1,5 @@
-//! The cache in every order of a few steps: hits beside what ends registrations. The tree has eight pages here.
+//! loom models of the cache: hits concurrent with the ends of registrations. The tree has eight
+//! pages here.
 
 use loom::thread::{JoinHandle, spawn};
 
@@ -9,10 +10,11 @@ use crate::sync::UnsafeCell;
 const PAGE: u64 = 4096;
 const MOST: usize = 4;
 
-/// What a device has: whether the registration of each lkey is there. loom sees who looks while another one changes it.
+/// State of a device: whether each lkey is registered. loom reports an access that is concurrent
+/// with a change.
 type Registered = Arc<[UnsafeCell<bool>; MOST]>;
 
-/// A device whose registrations are looked at by who holds a reference.
+/// A device whose registrations are read by the holders of references.
 #[derive(Debug)]
 struct Device {
     registered: Registered,
@@ -24,7 +26,8 @@ struct Mr(Registered, u32);
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: that nobody uses it any more is what is tried; loom would say.
+        // SAFETY: that no thread uses the registration any more is the property under test; loom
+        // checks it.
         self.0[self.1 as usize].with_mut(|there| unsafe { assert!(there.replace(false)) });
     }
 }
@@ -61,9 +64,9 @@ fn cache() -> Modelled {
     Arc::new(Cache::new(device, bounds, |_| Ok(Box::new(Manual))).unwrap())
 }
 
-/// Makes a registration of a page; gives its lkey.
+/// Caches a registration of a page; returns its lkey.
 fn keep(cache: &Modelled, page: u64, writable: bool) -> u32 {
-    // SAFETY: nothing is touched.
+    // SAFETY: the memory is not accessed.
     match unsafe { cache.get(page * PAGE, 1, writable) } {
         Ok(Got::Kept(held)) => {
             cache.release(&held);
@@ -73,10 +76,10 @@ fn keep(cache: &Modelled, page: u64, writable: bool) -> u32 {
     }
 }
 
-/// A look-up, and a transfer if it is a hit: gives the lkey.
+/// A look-up and, on a hit, a transfer; returns the lkey.
 fn hit(cache: &Modelled, page: u64, writable: bool) -> Option<u32> {
     let held = cache.find(page * PAGE, page * PAGE + 1, writable, None)?;
-    // SAFETY: as of `Device`.
+    // SAFETY: as for `Device`.
     let there = |there: *const bool| unsafe { *there };
     assert!(cache.registrar.registered[held.lkey as usize].with(there));
     assert_eq!((held.start, held.end), (page * PAGE, (page + 1) * PAGE));
@@ -89,7 +92,7 @@ fn with(cache: &Modelled, run: impl FnOnce(&Modelled) + 'static) -> JoinHandle<(
     spawn(move || run(&cache))
 }
 
-/// Nothing is left, and nothing was counted twice.
+/// No registration is left, and none was counted twice.
 fn end(cache: &Modelled) {
     cache.inner.kill_all();
     cache.drain();
@@ -97,7 +100,7 @@ fn end(cache: &Modelled) {
     assert_eq!((slow.live, slow.count, slow.bytes), (0, 0, 0));
     drop(slow);
     for one in cache.registrar.registered.iter() {
-        // SAFETY: as of `Device`.
+        // SAFETY: as for `Device`.
         one.with(|there| unsafe { assert!(!*there) });
     }
 }
@@ -108,7 +111,7 @@ fn check(run: impl Fn() + Sync + Send + 'static) {
     builder.check(run);
 }
 
-/// A registration is there as long as one of two hits uses it, whoever gives the last reference back.
+/// A registration exists while one of two hits uses it, in either order of releasing.
 #[test]
 fn what_is_used_stays_until_the_last_has_done_with_it() {
     check(|| {
@@ -129,7 +132,8 @@ fn what_is_used_stays_until_the_last_has_done_with_it() {
     });
 }
 
-/// One is evicted and another one takes its entry, for another page or with another right: a late hit gets neither.
+/// A registration is evicted and another one gets its entry, for another page or with other rights:
+/// a late hit gets neither.
 #[test]
 fn a_late_hit_gets_no_other_registration() {
     check(|| {
@@ -147,7 +151,7 @@ fn a_late_hit_gets_no_other_registration() {
     });
 }
 
-/// A registration is published whole.
+/// A hit concurrent with a miss reads a completely published registration.
 #[test]
 fn a_hit_beside_a_miss_knows_the_registration() {
     check(|| {
@@ -161,7 +165,7 @@ fn a_hit_beside_a_miss_knows_the_registration() {
     });
 }
 
-/// Memory changes, is evicted, and hit, at once: its registration goes once.
+/// Memory changes while its registration is evicted and hit: it is deregistered once.
 #[test]
 fn one_that_is_killed_and_evicted_goes_once() {
     check(|| {

@@ -1,7 +1,8 @@
 //! State protected by the cache's slow lock: the eviction list, the sums, and the registrations
 //! being made.
 //!
-//! Nothing here allocates, frees, or calls anything foreign: the monitor's thread takes this lock too.
+//! This module does not allocate, free, or call foreign code: the monitor's thread takes this lock
+//! too.
 
 use std::sync::atomic::Ordering;
 
@@ -11,17 +12,18 @@ use crate::sync::AtomicU32;
 /// Maximum number of cacheable registrations being made at the same time.
 const MAKING: usize = 32;
 
-/// How many that were used are passed over for one that is evicted: the monitor may wait meanwhile.
+/// Maximum number of recently used registrations that an eviction passes over: the monitor may wait
+/// for the lock meanwhile.
 const CHANCES: usize = 64;
 
-/// A miss that was not kept: page and kind, and the count of misses then.
+/// A miss whose registration was not cached: page and kind, and the count of misses at that time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Missed {
     tag: u64,
     clock: u32,
 }
 
-/// Places for remembered misses, at most.
+/// Maximum number of remembered misses.
 const MISSED: usize = 8192;
 
 /// A range that is being registered.
@@ -30,15 +32,15 @@ struct Making {
     start: u64,
     end: u64,
     taken: bool,
-    /// The memory has changed since.
+    /// The memory has changed since the registration began.
     spoilt: bool,
 }
 
-/// See the module.
+/// The state under the slow lock.
 #[derive(Debug)]
 pub(super) struct Slow {
     making: [Making; MAKING],
-    /// By a hash of the tag; a place holds the last one.
+    /// Indexed by a hash of the tag; an entry has the last miss with that hash.
     missed: Box<[Missed]>,
     /// First of the free list, linked by [`Entry::next`].
     free: u32,
@@ -48,7 +50,7 @@ pub(super) struct Slow {
     newest: u32,
     /// Live registrations.
     pub(super) live: usize,
-    /// All that are registered: live ones, and those whose operations are not complete.
+    /// Number of all registrations: live ones, and dead ones with references.
     pub(super) count: usize,
     pub(super) bytes: u64,
 }
@@ -78,10 +80,10 @@ impl Slow {
         }
     }
 
-    /// Whether a miss of a full cache takes the place of another registration: where the same one
-    /// was a miss before, not longer ago than half as many misses as there are registrations.
-    /// Buffers that are used less often would be evicted before their next use, so keeping them
-    /// would cost twice.
+    /// Whether a miss of a full cache may replace another registration: if the same page and kind
+    /// missed before, at most half as many misses ago as there are live registrations. Buffers that
+    /// are used less often would be evicted before their next use, so caching them would cost
+    /// twice.
     pub(super) fn admits(&mut self, tag: u64, clock: u32) -> bool {
         let hash = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let at = hash as usize & (self.missed.len() - 1);
@@ -98,7 +100,7 @@ impl Slow {
         again
     }
 
-    /// Notes a range that is being registered.
+    /// Records a range that is being registered.
     pub(super) fn begin(&mut self, start: u64, end: u64) -> Option<usize> {
         let at = self.making.iter().position(|making| !making.taken)?;
         *self.making.get_mut(at)? = Making {
@@ -110,7 +112,7 @@ impl Slow {
         Some(at)
     }
 
-    /// Takes the note away; whether the memory stayed as it was.
+    /// Removes the record; returns whether the memory has not changed since.
     pub(super) fn finish(&mut self, at: usize) -> bool {
         match self.making.get_mut(at) {
             Some(making) => !std::mem::take(making).spoilt,
@@ -134,7 +136,7 @@ impl Slow {
         }
     }
 
-    /// An index for a registration, whose entry is there.
+    /// Takes an index for a registration; `None` if its entry is not allocated.
     pub(super) fn take<M>(&mut self, pool: &Pool<M>) -> Option<u32> {
         let index = self.next();
         let entry = pool.get(index)?;
@@ -146,7 +148,7 @@ impl Slow {
         Some(index)
     }
 
-    /// Gives one back.
+    /// Returns an index to the free list.
     pub(super) fn give_back(&mut self, index: u32, entry: &Entry) {
         set(&entry.next, self.free);
         self.free = index;
@@ -177,7 +179,8 @@ impl Slow {
         }
     }
 
-    /// Which one to evict: the oldest that was not used since it was looked at last, or the next one behind [`CHANCES`] that were.
+    /// The registration to evict: the oldest that was not used since it was last moved to the end
+    /// of the list; after [`CHANCES`] recently used ones, the next in any case.
     pub(super) fn victim<M>(&mut self, pool: &Pool<M>) -> Option<u32> {
         for _ in 0..self.live.min(CHANCES) {
             let index = self.oldest;
@@ -191,7 +194,7 @@ impl Slow {
         (self.oldest != NONE).then_some(self.oldest)
     }
 
-    /// The oldest.
+    /// The index of the oldest registration.
     pub(super) fn oldest(&self) -> Option<u32> {
         (self.oldest != NONE).then_some(self.oldest)
     }

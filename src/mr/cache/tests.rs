@@ -1,16 +1,16 @@
-//! The cache by itself, with a device that remembers what it registered.
+//! The cache alone, with a device that records its registrations.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use super::*;
 
-/// Registrations of a device that isn't one.
+/// A fake device.
 #[derive(Debug, Default)]
 struct Fake {
     next: AtomicU32,
     live: Arc<AtomicUsize>,
-    /// Up to so many; 0 for any number.
+    /// Maximum number of registrations; 0 for no limit.
     most: usize,
     ranges: Arc<Mutex<Vec<(u64, u64)>>>,
 }
@@ -37,7 +37,7 @@ impl Registrar for Fake {
     }
 }
 
-/// Is told nothing by anybody but the test.
+/// A watch that reports nothing; the tests report changes themselves.
 #[derive(Debug)]
 pub(super) struct Manual;
 
@@ -63,12 +63,12 @@ impl Watch for Manual {
     }
 }
 
-/// Counts what it watches, and is asked about that alone.
+/// A watch that counts its ranges and accepts only those.
 #[derive(Debug, Default)]
 struct Counted {
     ranges: Mutex<Vec<(u64, u64)>>,
     watched: AtomicUsize,
-    /// It is to kill what it is asked about, and to say that this is current.
+    /// Makes `is_current` invalidate the range, and return true.
     kills: Mutex<Option<Arc<Inner<Registered>>>>,
     ends: AtomicUsize,
 }
@@ -138,14 +138,14 @@ impl Cache<Fake> {
         }
     }
 
-    /// Uses a buffer and has done with it; gives the lkey.
+    /// Uses a buffer and releases it; returns the lkey.
     fn used(&self, addr: u64, len: u64, writable: bool) -> u32 {
         let held = self.kept(addr, len, writable);
         self.release(&held);
         held.lkey
     }
 
-    /// The same of a full cache, which keeps what is missed a second time.
+    /// As [`Self::used`], for a full cache, which caches a buffer at its second miss.
     fn admitted(&self, addr: u64, len: u64, writable: bool) -> u32 {
         // SAFETY: nothing is touched.
         let first = unsafe { self.get(addr, len, writable) };
@@ -206,7 +206,7 @@ fn overlapping_ones_become_one() {
     assert_ne!(first, second);
     assert_eq!(cache.used(0x10 * PAGE, 3 * PAGE, false), second);
     assert_eq!(cache.live(), 1);
-    // not if it is much longer: then the other one goes
+    // not joined if it is much longer: then the other one is retired
     let long = cache.used(0x1000 * PAGE, 1000 * PAGE, false);
     let short = cache.used((0x1000 + 999) * PAGE, 2 * PAGE, false);
     assert_ne!(cache.used(0x1000 * PAGE, PAGE, false), long);
@@ -252,15 +252,15 @@ fn the_bounds_are_kept_and_what_is_used_stays() {
         };
         assert!(small.live() <= 3);
     }
-    // longer than all that may be kept
+    // longer than the limit of the cache
     // SAFETY: nothing is touched.
     let got = unsafe { small.get(PAGE, 11 * PAGE, false) };
     assert!(matches!(got, Ok(Got::Once(..))), "{got:?}");
 }
 
-/// More buffers than the cache has room for, in turn: those that are kept are hits, the others are
-/// registered for their operations, and neither kept nor evicted. Fewer registrations than without
-/// a cache, and none of them watched in vain.
+/// More buffers than the cache has room for, in turn: cached ones are hits, the others are
+/// registered for their operations, and neither cached nor evicted. There are fewer registrations
+/// than without a cache, and none of them is watched in vain.
 #[test]
 fn a_cache_that_is_too_small_does_not_evict_in_vain() {
     for (buffers, most) in [(64, 0), (1000, 0), (9, 3), (12, 6)] {
@@ -290,7 +290,7 @@ fn a_cache_that_is_too_small_does_not_evict_in_vain() {
     }
 }
 
-/// Other buffers than before: they are kept from their second miss on.
+/// Other buffers than before are cached from their second miss on.
 #[test]
 fn a_full_cache_follows_the_program() {
     let cache = cache(Bounds { count: 8, ..BOUNDS });
@@ -310,7 +310,7 @@ fn a_full_cache_follows_the_program() {
     assert_eq!(cache.registrar.next.load(Ordering::Relaxed), 8 + 4 + 4);
 }
 
-/// However many are in use, an eviction takes a bounded time.
+/// An eviction takes a bounded time, independent of the number of registrations in use.
 #[test]
 fn not_all_are_passed_over_for_one() {
     let cache = cache(Bounds {
@@ -319,7 +319,7 @@ fn not_all_are_passed_over_for_one() {
     });
     let at = |i: u64| i * 10 * PAGE;
     let keys: Vec<_> = (1..=500).map(|i| cache.used(at(i), 1, false)).collect();
-    // all of them are used behind a miss
+    // all of them are used after a miss
     let once = cache.inner.clock.fetch_add(1, Ordering::Relaxed);
     for (i, key) in (1..).zip(&keys) {
         assert_eq!(cache.used(at(i), 1, false), *key, "{once}");
@@ -361,7 +361,7 @@ fn a_device_that_is_full_takes_what_was_kept() {
     assert!(cache.live() <= 8);
 }
 
-/// A device whose memory changes while it registers.
+/// A device during whose registrations the memory changes.
 #[derive(Debug)]
 struct Late(Mutex<Option<Arc<Inner<()>>>>);
 
@@ -415,12 +415,12 @@ fn counted(fake: Fake, bounds: Bounds) -> (Cache<Fake>, Arc<Counted>) {
     (cache, counted)
 }
 
-/// Whatever becomes of a registration, what was watched for it is given back once.
+/// Every watched range is unwatched once, in every course of its registration.
 #[test]
 fn all_that_is_watched_is_given_back() {
     for merge in [false, true] {
         let fake = Fake {
-            most: 4, // less than are in use at times
+            most: 4, // less than the maximum number in use
             ..Fake::default()
         };
         let bounds = Bounds {
@@ -471,7 +471,8 @@ fn all_that_is_watched_is_given_back() {
     }
 }
 
-/// A change that is told while the watch is asked: what was found before is not used.
+/// A change is reported while the watch is asked: the registration that was found before is not
+/// used.
 #[test]
 fn what_is_killed_while_the_watch_is_asked_is_not_used() {
     let (cache, counted) = counted(Fake::default(), BOUNDS);

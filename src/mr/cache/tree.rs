@@ -13,7 +13,7 @@ const BITS: u32 = if cfg!(all(test, loom)) { 1 } else { 12 };
 const FAN: usize = 1 << BITS;
 const LEVELS: u32 = 3;
 
-/// Which of a page's two registrations.
+/// The two registrations of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The device may only read.
@@ -22,17 +22,17 @@ pub(super) enum Kind {
     Write = 1,
 }
 
-/// Words of 4096 pages: 64 KiB, of which the kernel makes what is touched.
+/// Words of 4096 pages: 64 KiB, whose pages the kernel allocates on access.
 type Leaf = [[AtomicU64; 2]; FAN];
 type Mid = [OnceLock<Box<Leaf>>; FAN];
 
-/// Page number to two words; 0 for none.
+/// Maps a page number to two words; 0 means no registration.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: Box<[OnceLock<Box<Mid>>; FAN]>,
 }
 
-/// An array on the heap that was never on the stack.
+/// An array that is allocated on the heap, not moved there from the stack.
 fn array<T>(make: impl Fn() -> T) -> Box<[T; FAN]> {
     let all: Box<[T]> = (0..FAN).map(|_| make()).collect();
     match all.try_into() {
@@ -57,7 +57,7 @@ impl Tree {
         page >> (BITS * LEVELS) == 0
     }
 
-    /// The node with the page's words; `None` where there is none, so no word either.
+    /// The node with the page's words; `None` means that no word is set.
     #[inline]
     fn leaf(&self, page: u64) -> Option<&Leaf> {
         if !Self::holds(page) {
@@ -76,7 +76,7 @@ impl Tree {
         }
     }
 
-    /// Makes the nodes of pages from `first` up to `end`: allocates, so not under the slow lock.
+    /// Allocates the nodes of the pages from `first` up to `end`. Not under the slow lock.
     pub(super) fn prepare(&self, first: u64, end: u64) {
         let mut page = first;
         while page < end && Self::holds(page) {
@@ -95,8 +95,8 @@ impl Tree {
         }
     }
 
-    /// Gives each different word of a range to `each`, which may change words. The slow lock is held. Where nothing is
-    /// registered, whole nodes are passed over.
+    /// Calls `each` with each different word of a range; it may change words. The slow lock is
+    /// held. Nodes that do not exist are skipped as a whole.
     pub(super) fn words(&self, first: u64, end: u64, kind: Kind, mut each: impl FnMut(u64)) {
         let (mut page, mut last) = (first, 0);
         while page < end && Self::holds(page) {
