@@ -72,7 +72,7 @@ pub(crate) unsafe extern "C" fn open(
             let attr = unsafe { *attr };
             match attr.events {
                 FI_CNTR_EVENTS_COMP => {}
-                FI_CNTR_EVENTS_BYTES => return Err(FiErrno::ENOSYS), // a send completion has no length
+                FI_CNTR_EVENTS_BYTES => return Err(FiErrno::ENOSYS), // sends report no length
                 _ => return Err(FiErrno::EINVAL),
             }
             if attr.flags != 0 {

@@ -28,8 +28,8 @@ const STRIDE: usize = 2 * WORDS;
 /// A connected endpoint that receives revocations. Called with the directory's lock held: it may
 /// post and poll, and must not call the directory.
 pub(crate) trait Peer: Send + Sync {
-    /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the *revision* of
-    /// the peer's connection block, now or soon.
+    /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the
+    /// *revision* of the peer's connection block, now or soon.
     fn tell_revocations(&self);
     /// Completes what was posted, tells what could not be told yet, and asks the peer how far it
     /// is, by a read of its memory.
