@@ -249,12 +249,13 @@ pub(crate) mod domain {
     pub(crate) const END: usize = AT + STRIDE * super::MAX_PDS;
 }
 
-/// One entry for each XRC domain, at its number: while this process is a member of the domain, other
-/// processes open the domain's file by it.
+/// One entry for each XRC domain, at its number: while this process is a member of the domain,
+/// other processes open the domain's file by it.
 pub(crate) mod member {
     pub(crate) const AT: usize = super::domain::END;
     pub(crate) const STRIDE: usize = 32;
-    /// u64, u64, u32: the domain's cookie, 0 for none, stored last; its file's inode and descriptor.
+    /// u64, u64, u32: the domain's cookie, 0 for none, stored last; its file's inode and
+    /// descriptor.
     pub(crate) const COOKIE: usize = 0;
     pub(crate) const INODE: usize = 8;
     pub(crate) const FD: usize = 16;
