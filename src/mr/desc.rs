@@ -47,8 +47,8 @@ impl Desc {
     pub const NULL: Self = Self(std::ptr::null_mut());
 
     /// The lkey of the region in the protection domain of `place`. If the region is exposed in
-    /// another one, the first use in this one registers the region there, which blocks and
-    /// allocates; later uses take a lock of the region.
+    /// another one, or not enabled yet, the first use in this one registers the region there, which
+    /// blocks and allocates; later uses take a lock of the region.
     ///
     /// # Errors
     /// - `EINVAL`: NULL; not a region; a region of another domain; or no buffer of the region has

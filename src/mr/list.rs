@@ -3,8 +3,9 @@
 //!
 //! A change rewrites the blocks that cover it, and the index if blocks were added or removed. A
 //! block has at most [`MOST_RECORDS`] segments; above that it is split. A block that has fewer than
-//! [`SHORT`] after a change is joined with the next one if both fit in one. So a change of one part
-//! among n writes 2 KiB, and about one change in 28 writes the index too, 24 bytes for each block.
+//! [`SHORT`] after a change is joined with the next one if the two have at most [`FILL`]. So a
+//! change of one part among n writes 2 KiB, and about one change in 28 writes the index too, 24
+//! bytes for each block.
 //!
 //! Peers read at any time. Published memory stays until the region ends, or is returned to the
 //! caller, which keeps it until the peers have acknowledged the change.

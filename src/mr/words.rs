@@ -67,7 +67,7 @@ impl Words {
         self.memory[index].store(value.to_le(), Ordering::Release);
     }
 
-    /// Reads `N` words from `index` on, each for itself.
+    /// Reads `N` words from `index` on, each atomically.
     pub(crate) fn read<const N: usize>(&self, index: usize) -> [u64; N] {
         std::array::from_fn(|i| self.load(index + i))
     }

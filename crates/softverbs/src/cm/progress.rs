@@ -1,8 +1,8 @@
 //! Effects of the peer: incoming connections, messages, closed sockets, timeouts.
 //!
 //! Invariants: no call blocks. For every input of a peer an id takes one step of the state diagram
-//! in `docs/softverbs-cm.md` or its conversation ends; of a message only its fields'
-//! ranges are relied on. After the end of its conversation an id receives nothing.
+//! in `docs/softverbs-cm.md` or its conversation ends; of a message only the ranges of its fields
+//! are relied on. After the end of its conversation an id receives nothing.
 
 use std::sync::Arc;
 
