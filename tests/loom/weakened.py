@@ -36,10 +36,10 @@ ROUND = "srq::a_late_claimant_finds_the_receive_of_the_next_round"
 SKIPPED = "srq::a_place_that_was_not_looked_at_is_used_again"
 NO_ROOM = "srq::a_receive_that_can_t_be_written_has_no_room"
 SHARED = "srq::senders_without_a_shared_receive_find_one_or_are_rung"
-PARKED = "parked::what_was_not_taken_back_was_delivered_once"
-FAILS = "parked::a_sender_that_fails_knows_what_was_delivered"
-LATER = "parked::a_message_of_an_earlier_time_is_not_taken_for_a_later_one"
-HELD = "parked::the_receive_of_a_held_message_is_written_by_its_holder_alone"
+PENDING = "pending::what_was_not_taken_back_was_delivered_once"
+FAILS = "pending::a_sender_that_fails_knows_what_was_delivered"
+LATER = "pending::a_message_of_an_earlier_time_is_not_taken_for_a_later_one"
+HELD = "pending::the_receive_of_a_held_message_is_written_by_its_holder_alone"
 TAKEN_OVER = "lock::the_lock_of_one_that_has_ended_is_taken_over_once"
 BUFFERS = "buffers::an_entry_is_of_one_buffer"
 LAST_STATE = "closing::who_finds_the_state_unchanged_was_heard"
@@ -93,7 +93,7 @@ WEAKENED = [
     Bug(CHANGED, "no second look at the version", S + "region/table.rs", "let unchanged = entry.version.load(Ordering::Relaxed) == version;", "let unchanged = true;"),
     Bug(CHANGED, "no fence behind the version", S + "region/table.rs", "        fence(Ordering::Release);\n        self.access", "        self.access"),
     Bug(SEEN, "keys that end are not counted", S + "region/table.rs", "        self.changes.fetch_add(1, Ordering::Release);\n", ""),
-    Bug(SEEN, "the count read behind the table", S + "region/seen.rs", "                changes,\n", "                changes: self.changes.load(Ordering::Acquire),\n"),
+    Bug(SEEN, "the count read behind the table", S + "region/last_region.rs", "                changes,\n", "                changes: self.changes.load(Ordering::Acquire),\n"),
     Bug(SLEEP, "no fence of who rings", S + "signal.rs", "pub(crate) fn must_ring(map: &Mapping) -> bool {\n    fence(Ordering::SeqCst);", "pub(crate) fn must_ring(map: &Mapping) -> bool {"),
     Bug(SLEEP, "no heavy fence", S + "sync.rs", *NO_HEAVY),
     Bug(ONE, "the word cleared without an exchange", S + "signal.rs", "word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::AcqRel) != 0", "word.load(Ordering::Relaxed) != 0 && { word.store(0, Ordering::Release); true }"),
@@ -117,17 +117,17 @@ WEAKENED = [
     Bug(SHARED, "no heavy fence", S + "sync.rs", *NO_HEAVY),
     Bug(SHARED, "no second look where somebody else asks", S + "srq/shared.rs", "        let now = signal::ask_in_turn(", "        if map.u32(self.at + layout::WAITING).load(Ordering::Relaxed) & 1 != 0 {\n            return false;\n        }\n        let now = signal::ask_in_turn("),
     Bug(SHARED, "a turn that comes back", S + "signal.rs", "turn.wrapping_add(1),", "turn.wrapping_sub(1),"),
-    Bug(PARKED, "messages shown with Relaxed", S + "qp/parking.rs", "map.u64(at).store(word.0, Ordering::Release)", "map.u64(at).store(word.0, Ordering::Relaxed)"),
-    Bug(PARKED, "one added with Relaxed", S + "qp/parking.rs", "compare_exchange(old.0, new.0, Ordering::AcqRel", "compare_exchange(old.0, new.0, Ordering::Relaxed"),
-    Bug(PARKED, "looked at with Relaxed", S + "qp/parking.rs", "    ParkedWord(map.u64(at).load(Ordering::Acquire))\n}", "    ParkedWord(map.u64(at).load(Ordering::Relaxed))\n}"),
-    Bug(PARKED, "taken with Relaxed", S + "qp/parking.rs", "compare_exchange(word.0, rest, Ordering::AcqRel", "compare_exchange(word.0, rest, Ordering::Relaxed"),
-    Bug(PARKED, "taken back with Relaxed", S + "qp/parking.rs", "compare_exchange(now.0, empty.0, Ordering::AcqRel, Ordering::Acquire)", "compare_exchange(now.0, empty.0, Ordering::Relaxed, Ordering::Relaxed)"),
-    Bug(PARKED, "what is taken is not counted", S + "qp/parking.rs", "map_or(0, |word| word.taken(now))", "map_or(0, |_| 0)"),
-    Bug(FAILS, "withdrawn with Relaxed", S + "qp/parking.rs", "swap(empty.0, Ordering::AcqRel)", "swap(empty.0, Ordering::Relaxed)"),
-    Bug(LATER, "a generation that does not change", S + "qp/parking.rs", "        self.generation = empty.generation();\n        Some(self.count(now))", "        Some(self.count(now))"),
-    Bug(HELD, "taken back although it is held", S + "qp/parking.rs", "            if now.is_held() {\n                return None;\n            }\n", ""),
-    Bug(HELD, "let go with Relaxed", S + "qp/parking.rs", "compare_exchange(word.0, free, Ordering::AcqRel", "compare_exchange(word.0, free, Ordering::Relaxed"),
-    Bug(HELD, "held without an exchange", S + "qp/parking.rs", "    map.u64(at)\n        .compare_exchange(word.0, word.held().0, Ordering::AcqRel, Ordering::Relaxed)\n        .is_ok()\n", "    map.u64(at).store(word.held().0, Ordering::Release);\n    true\n"),
+    Bug(PENDING, "messages shown with Relaxed", S + "qp/pending_word.rs", "map.u64(at).store(word.0, Ordering::Release)", "map.u64(at).store(word.0, Ordering::Relaxed)"),
+    Bug(PENDING, "one added with Relaxed", S + "qp/pending_word.rs", "compare_exchange(old.0, new.0, Ordering::AcqRel", "compare_exchange(old.0, new.0, Ordering::Relaxed"),
+    Bug(PENDING, "looked at with Relaxed", S + "qp/pending_word.rs", "    PendingWord(map.u64(at).load(Ordering::Acquire))\n}", "    PendingWord(map.u64(at).load(Ordering::Relaxed))\n}"),
+    Bug(PENDING, "taken with Relaxed", S + "qp/pending_word.rs", "compare_exchange(word.0, rest, Ordering::AcqRel", "compare_exchange(word.0, rest, Ordering::Relaxed"),
+    Bug(PENDING, "taken back with Relaxed", S + "qp/pending_word.rs", "compare_exchange(now.0, empty.0, Ordering::AcqRel, Ordering::Acquire)", "compare_exchange(now.0, empty.0, Ordering::Relaxed, Ordering::Relaxed)"),
+    Bug(PENDING, "what is taken is not counted", S + "qp/pending_word.rs", "map_or(0, |word| word.taken(now))", "map_or(0, |_| 0)"),
+    Bug(FAILS, "withdrawn with Relaxed", S + "qp/pending_word.rs", "swap(empty.0, Ordering::AcqRel)", "swap(empty.0, Ordering::Relaxed)"),
+    Bug(LATER, "a generation that does not change", S + "qp/pending_word.rs", "        self.generation = empty.generation();\n        Some(self.count(now))", "        Some(self.count(now))"),
+    Bug(HELD, "taken back although it is held", S + "qp/pending_word.rs", "            if now.is_held() {\n                return None;\n            }\n", ""),
+    Bug(HELD, "let go with Relaxed", S + "qp/pending_word.rs", "compare_exchange(word.0, free, Ordering::AcqRel", "compare_exchange(word.0, free, Ordering::Relaxed"),
+    Bug(HELD, "held without an exchange", S + "qp/pending_word.rs", "    map.u64(at)\n        .compare_exchange(word.0, word.held().0, Ordering::AcqRel, Ordering::Relaxed)\n        .is_ok()\n", "    map.u64(at).store(word.held().0, Ordering::Release);\n    true\n"),
     Bug(TAKEN_OVER, "taken over without an exchange", S + "region/atomic.rs", "            if free\n                && word\n                    .compare_exchange(held, own, Ordering::SeqCst, Ordering::Relaxed)\n                    .is_ok()\n            {", "            if free {\n                word.store(own, Ordering::SeqCst);"),
     Bug(BUFFERS, "no second look", S + "dm/mod.rs", "(map.u64(at + layout::STAMP).load(Ordering::Relaxed) == stamp).then_some(shown)", "Some(shown)"),
     Bug(BUFFERS, "no fence before the second look", S + "dm/mod.rs", "        fence(Ordering::Acquire);\n", ""),

@@ -314,7 +314,7 @@ impl Field {
     /// Looks at all that nobody may have changed.
     fn check(&self) {
         let mut whole = vec![(0, LEN), (2 * LEN, 3 * LEN)];
-        // An agent's stage holds the bytes themselves, and the neighbour may write there.
+        // An agent's bounce holds the bytes themselves, and the neighbour may write there.
         if copies_are_allowed() {
             whole.extend([(LEN + TARGET, LEN + COUNTER), (LEN + REST, 2 * LEN)]);
         }

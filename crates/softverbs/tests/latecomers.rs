@@ -1,5 +1,5 @@
 //! A queue pair is connected while the process of its other end is not there: that comes later, in the place and with the
-//! number of one that has ended. It is found, its parked messages are taken, and its end is noticed.
+//! number of one that has ended. It is found, its pending messages are taken, and its end is noticed.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

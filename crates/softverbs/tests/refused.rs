@@ -28,7 +28,7 @@ use rdma_core_sys::*;
 
 /// What can't be as it is elsewhere:
 /// - `a_stopped_target`, `a_stopped_sender`: their agents are stopped with them;
-/// - `a_write_between`: the receiver takes no write that is behind a parked message, and an agent goes on with it.
+/// - `a_write_between`: the receiver takes no write that is behind a pending message, and an agent goes on with it.
 const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between";
 
 fn main() {

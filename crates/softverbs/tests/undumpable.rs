@@ -18,7 +18,7 @@ use everywhere::common::{ALL, Link, refuse, run};
 
 /// What can't be as it is elsewhere:
 /// - `a_stopped_target`, `a_stopped_sender`: their agents are stopped with them;
-/// - `a_write_between`: the receiver takes no write that is behind a parked message, and an agent goes on with it;
+/// - `a_write_between`: the receiver takes no write that is behind a pending message, and an agent goes on with it;
 /// - `flushes`: `nobody` can't make its file where the test has it;
 /// - `imported_objects`: the test passes a descriptor through `/proc`.
 const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between flushes imported_objects";

@@ -14,7 +14,7 @@ const TARGETS: [(&str, Target); 17] = [
     ("agent", softverbs::fuzz::agent),
     ("arena", softverbs::fuzz::arena),
     ("cm_message", softverbs::fuzz::cm_message),
-    ("parked", softverbs::fuzz::parked),
+    ("pending", softverbs::fuzz::pending),
     ("regions", softverbs::fuzz::regions),
     ("registry", softverbs::fuzz::registry),
     ("ring", softverbs::fuzz::ring),

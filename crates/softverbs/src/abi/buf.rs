@@ -23,12 +23,19 @@ pub(super) unsafe extern "C" fn alloc_buf(
         let process = owner.live()?;
         let room = room()?;
         let buffer = Buffer::create(size)?;
-        let held = process
-            .buffers
-            .add(&process.segment, buffer, owner.origin.context)?;
+        let buffer_reference =
+            process
+                .buffers
+                .add(&process.segment, buffer, owner.origin.context)?;
         domain.children.fetch_add(1, Ordering::Relaxed);
-        let addr = std::ptr::with_exposed_provenance_mut(held.buffer.addr() as usize);
-        let buf = Box::into_raw(Box::write(room, Buf { pd, held }));
+        let addr = std::ptr::with_exposed_provenance_mut(buffer_reference.buffer.addr() as usize);
+        let buf = Box::into_raw(Box::write(
+            room,
+            Buf {
+                pd,
+                buffer_reference,
+            },
+        ));
         // SAFETY: the caller promises a writable pointer.
         unsafe { out.write(buf.cast()) };
         Ok(addr)
@@ -53,7 +60,7 @@ pub(super) unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
         domain.children.fetch_sub(1, Ordering::Relaxed);
         process
             .buffers
-            .leave_to_regions(&process.segment, this.held.stamp);
+            .leave_to_regions(&process.segment, this.buffer_reference.stamp);
         Ok(())
     });
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use crate::dm::{Buffer, Held};
+use crate::dm::{Buffer, BufferReference};
 use crate::entry::{non_null, pointer, status};
 use crate::object::{Context, Dm, Pd, region_object};
 use crate::region::{Range, access};
@@ -34,17 +34,17 @@ pub(super) unsafe extern "C" fn alloc_dm(
         let counted = attr.length as u64;
         Dm::count(process, counted)?;
         let made = make_buffer(owner, attr.length);
-        let (held, shown) = made.inspect_err(|_| Dm::uncount(process, counted))?;
+        let (buffer_reference, shown) = made.inspect_err(|_| Dm::uncount(process, counted))?;
         owner.children.fetch_add(1, Ordering::Relaxed);
-        Ok(Dm::make(room, context, held, counted, shown))
+        Ok(Dm::make(room, context, buffer_reference, counted, shown))
     })
 }
 
-fn make_buffer(owner: &Context, len: usize) -> Res<(Held, bool)> {
+fn make_buffer(owner: &Context, len: usize) -> Res<(BufferReference, bool)> {
     let buffer = Buffer::create(len)?;
     if owner.process.forked() {
         // The parent's tables are not this process's.
-        return Ok((Held::alone(buffer)?, false));
+        return Ok((BufferReference::alone(buffer)?, false));
     }
     let (buffers, segment) = (&owner.process.buffers, &owner.process.segment);
     Ok((buffers.add(segment, buffer, owner.origin.context)?, true))
@@ -78,14 +78,14 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
         // SAFETY: as above.
         let process = unsafe { Context::from_ptr(context) }.live()?;
         let access = access::check(access)?;
-        let len = this.held.buffer.len as u64;
+        let len = this.buffer_reference.buffer.len as u64;
         let inside = offset <= len && length as u64 <= len - offset;
         let zero = access & IBV_ACCESS_ZERO_BASED != 0;
         if access & !OFFERED != 0 || !zero || !inside || !this.shown {
             return Err(Errno(libc::EINVAL));
         }
         let range = Range {
-            addr: this.held.buffer.addr() + offset,
+            addr: this.buffer_reference.buffer.addr() + offset,
             len: length as u64,
             iova: 0,
         };

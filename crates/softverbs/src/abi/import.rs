@@ -114,11 +114,11 @@ fn import_foreign(
         return Err(Errno(libc::EPROTO));
     }
     let access = region::access::check(granted.access)?;
-    let held = process
+    let buffer_reference = process
         .buffers
         .add(&process.segment, buffer, owner.origin.context)?;
     let range = Range {
-        addr: held.buffer.addr() + direct.offset,
+        addr: buffer_reference.buffer.addr() + direct.offset,
         len,
         iova: granted.range.iova,
     };
@@ -126,7 +126,7 @@ fn import_foreign(
     // From here on the region holds it, if there is one.
     process
         .buffers
-        .leave_to_regions(&process.segment, held.stamp);
+        .leave_to_regions(&process.segment, buffer_reference.stamp);
     Ok((added?, len))
 }
 
@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
         let process = owner.live()?;
         let origin = owner.origin;
         let room = room()?;
-        let held = if origin.is_of(process) {
+        let buffer_reference = if origin.is_of(process) {
             process.buffers.hold(handle, origin.context)
         } else {
             let peer = origin_peer(process, origin)?;
@@ -152,9 +152,9 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
                 None => None,
             }
         };
-        let held = held.ok_or(Errno(libc::EINVAL))?;
+        let buffer_reference = buffer_reference.ok_or(Errno(libc::EINVAL))?;
         owner.children.fetch_add(1, Ordering::Relaxed);
-        Ok(Dm::make(room, context, held, 0, true))
+        Ok(Dm::make(room, context, buffer_reference, 0, true))
     })
 }
 

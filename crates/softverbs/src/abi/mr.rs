@@ -175,7 +175,7 @@ pub(super) unsafe extern "C" fn advise_mr(
         if !odp::enabled() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let pieces = if num_sge == 0 {
+        let sges = if num_sge == 0 {
             &[]
         } else {
             non_null(sg_list)?;
@@ -183,7 +183,7 @@ pub(super) unsafe extern "C" fn advise_mr(
             unsafe { std::slice::from_raw_parts(sg_list, num_sge as usize) }
         };
         let (regions, windows) = (&process.regions, &process.windows);
-        region::advise(regions, windows, domain.number, advice, flags, pieces)
+        region::advise(regions, windows, domain.number, advice, flags, sges)
     })
 }
 

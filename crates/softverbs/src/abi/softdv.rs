@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rdma_core_sys::*;
 
-use crate::dm::{Buffer, Held};
+use crate::dm::{Buffer, BufferReference};
 use crate::entry::{guard, non_null, pointer, status};
 use crate::object::Context;
 use crate::process::Process;
@@ -15,7 +15,7 @@ use crate::sys::{Errno, Res};
 
 struct Adopted {
     process: &'static Process,
-    held: Held,
+    buffer_reference: BufferReference,
 }
 
 /// `softdv_adopt_buf`: makes `len` bytes at `addr` a buffer of the device, as if `ibv_alloc_buf(3)`
@@ -46,10 +46,14 @@ pub(super) unsafe extern "C" fn adopt_buf(
         let file: OwnedFd = file.try_clone_to_owned().map_err(Errno::from)?;
         // SAFETY: the caller promises the mapping.
         let buffer = unsafe { Buffer::adopt(file, addr.cast(), len)? };
-        let held = process
-            .buffers
-            .add_another(&process.segment, buffer, owner.origin.context)?;
-        let adopted: *mut Adopted = Box::into_raw(Box::new(Adopted { process, held }));
+        let buffer_reference =
+            process
+                .buffers
+                .add_another(&process.segment, buffer, owner.origin.context)?;
+        let adopted: *mut Adopted = Box::into_raw(Box::new(Adopted {
+            process,
+            buffer_reference,
+        }));
         Ok(adopted.cast())
     })
 }
@@ -68,7 +72,7 @@ pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
         }
         process
             .buffers
-            .leave_to_regions(&process.segment, this.held.stamp);
+            .leave_to_regions(&process.segment, this.buffer_reference.stamp);
         Ok(())
     });
 }

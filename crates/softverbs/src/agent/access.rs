@@ -11,7 +11,7 @@ use crate::qp::{MAX_SGE, Qp};
 use crate::region::{self, AccessError, Change, Hazard, Key, Target, Use};
 use crate::segment::layout::xrc;
 use crate::srq::{Srq, split_srq_num};
-use crate::sys::{self, Stage};
+use crate::sys::{self, BounceFile};
 
 /// Sges of a receive, each with the lkey that it was posted with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,10 +79,15 @@ impl Receiver<'_> {
 }
 
 /// Executes a request of the process in `slot`.
-pub(super) fn execute(process: &Process, slot: u32, stage: &Stage, request: &Request) -> Outcome {
+pub(super) fn execute(
+    process: &Process,
+    slot: u32,
+    bounce: &BounceFile,
+    request: &Request,
+) -> Outcome {
     let done = match request.kind {
-        Kind::Write | Kind::Read => copy(process, slot, stage, request),
-        Kind::Receive => receive(process, slot, stage, request),
+        Kind::Write | Kind::Read => copy(process, slot, bounce, request),
+        Kind::Receive => receive(process, slot, bounce, request),
         _ => return change(process, slot, request),
     };
     done.map_or(Outcome::Refused, |()| Outcome::Done(0))
@@ -125,7 +130,7 @@ fn publish<'a>(process: &'a Process, own: &'a Peer, what: impl Into<Use>) -> Haz
     Hazard::publish(&own.hazards, &process.segment.map, process.slot, what)
 }
 
-fn copy(process: &Process, slot: u32, stage: &Stage, request: &Request) -> Option<()> {
+fn copy(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) -> Option<()> {
     let write = request.kind == Kind::Write;
     let right = if write {
         IBV_ACCESS_REMOTE_WRITE
@@ -136,18 +141,18 @@ fn copy(process: &Process, slot: u32, stage: &Stage, request: &Request) -> Optio
     let own = process.peer(process.slot).ok()?;
     let hazard = publish(process, &own, target.key);
     let addr = process.own_place(target, request.len, right)?;
-    let piece = [sys::as_local(addr, request.len as usize)];
+    let iovec = [sys::as_local(addr, request.len as usize)];
     let at = request.place as usize * PLACE;
     let done = if write {
-        stage.empty(at, &piece)
+        bounce.empty(at, &iovec)
     } else {
-        stage.fill(at, &piece)
+        bounce.fill(at, &iovec)
     };
     drop(hazard);
     done.ok()
 }
 
-fn receive(process: &Process, slot: u32, stage: &Stage, request: &Request) -> Option<()> {
+fn receive(process: &Process, slot: u32, bounce: &BounceFile, request: &Request) -> Option<()> {
     let number = u32::try_from(request.a).ok()?;
     let (receiver, _) = target(process, slot, request, 0)?;
     let own = process.peer(process.slot).ok()?;
@@ -163,7 +168,9 @@ fn receive(process: &Process, slot: u32, stage: &Stage, request: &Request) -> Op
         if now.list[..now.count].get(i) != Some(&(addr, len, key)) {
             return None;
         }
-        stage.empty(at, &[sys::as_local(addr, len as usize)]).ok()?;
+        bounce
+            .empty(at, &[sys::as_local(addr, len as usize)])
+            .ok()?;
         drop(hazard);
         at += len as usize;
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::name;
 use super::wire::{Kind, Outcome, PLACE, PLACES, REPLY, Reply, Request};
 use crate::sync::Lock;
-use crate::sys::{self, Errno, Identity, Line, Res, Stage};
+use crate::sys::{self, BounceFile, Errno, Identity, Line, Res};
 
 /// Maximum wait for a file.
 const FILE_PATIENCE: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ pub(crate) enum Due {
 #[derive(Debug)]
 pub(crate) struct Link {
     line: Line,
-    stage: Stage,
+    bounce: BounceFile,
     state: Lock<State>,
 }
 
@@ -76,15 +76,15 @@ impl Link {
     /// `ECONNREFUSED`, `EAGAIN`: a later try may succeed. Others are permanent.
     pub(crate) fn open(slot: u32, identity: &Identity, own_slot: u32) -> Res<Self> {
         let line = connect(slot, identity)?;
-        let stage = Stage::create(PLACES * PLACE)?;
+        let bounce = BounceFile::create(PLACES * PLACE)?;
         let hello = Request {
             a: u64::from(own_slot),
             ..Request::new(Kind::Hello)
         };
-        line.send(&hello.to_bytes(), Some(stage.as_fd()))?;
+        line.send(&hello.to_bytes(), Some(bounce.as_fd()))?;
         Ok(Self {
             line,
-            stage,
+            bounce,
             state: Lock::new(State {
                 places: [Place::Free; PLACES],
                 queue: VecDeque::new(),
@@ -172,7 +172,7 @@ impl Link {
     /// # Errors
     /// `EFAULT`: local memory is not mapped.
     pub(crate) fn fill(&self, place: usize, from: &[libc::iovec]) -> Res<()> {
-        self.stage.fill(place * PLACE, from)
+        self.bounce.fill(place * PLACE, from)
     }
 
     /// Copies a place to local memory ranges.
@@ -180,7 +180,7 @@ impl Link {
     /// # Errors
     /// As [`Self::fill`].
     pub(crate) fn empty(&self, place: usize, to: &[libc::iovec]) -> Res<()> {
-        self.stage.empty(place * PLACE, to)
+        self.bounce.empty(place * PLACE, to)
     }
 
     /// Sends a request for a place that the caller has acquired.

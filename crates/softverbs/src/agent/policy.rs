@@ -26,8 +26,8 @@ pub(crate) fn allow_tracers() {
 /// Logs once per process, including its forked children, that copies use agents. `why` is the end
 /// of the line.
 pub(crate) fn tell(why: &str) {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| {
+    static REPORTED: Once = Once::new();
+    REPORTED.call_once(|| {
         crate::log::say(&format!(
             "softverbs: slower copies, by a thread of the memory's owner: {why}"
         ));

@@ -12,7 +12,7 @@ use super::wire::{Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request};
 use super::{Due, access, name};
 use crate::process::Process;
 use crate::segment::layout::MAX_PROCESSES;
-use crate::sys::{self, Credentials, Epoll, Errno, Line, Listener, Res, Stage};
+use crate::sys::{self, BounceFile, Credentials, Epoll, Errno, Line, Listener, Res};
 
 /// Maximum number of lines: one for each possible process, and 64 for files.
 const LINES: usize = MAX_PROCESSES + 64;
@@ -76,7 +76,7 @@ struct Client {
     /// The peer's slot in the registry, once the peer has named it and was verified to be the
     /// process in that slot.
     slot: Option<u32>,
-    stage: Option<Stage>,
+    bounce: Option<BounceFile>,
 }
 
 impl Server {
@@ -128,7 +128,7 @@ impl Server {
                 line,
                 who,
                 slot: None,
-                stage: None,
+                bounce: None,
             });
         }
     }
@@ -211,9 +211,9 @@ impl Client {
             _ => {}
         }
         let inside = (request.place as usize) < PLACES && request.len <= PLACE as u64;
-        let stage = self.stage.as_ref().filter(|_| inside);
-        let stage = stage.ok_or(Errno(libc::EPROTO))?;
-        let outcome = access::execute(process, slot, stage, &request);
+        let bounce = self.bounce.as_ref().filter(|_| inside);
+        let bounce = bounce.ok_or(Errno(libc::EPROTO))?;
+        let outcome = access::execute(process, slot, bounce, &request);
         self.answer(&request, outcome, None).map(|()| None)
     }
 
@@ -223,8 +223,8 @@ impl Client {
         if request.kind != Kind::Hello || !known {
             return Err(Errno(libc::EPROTO));
         }
-        self.stage = match file {
-            Some(file) => Some(Stage::of_file(file, PLACES * PLACE)?),
+        self.bounce = match file {
+            Some(file) => Some(BounceFile::of_file(file, PLACES * PLACE)?),
             None => None,
         };
         self.slot = Some(slot);

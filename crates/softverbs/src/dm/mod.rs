@@ -103,14 +103,14 @@ impl Buffer {
     }
 }
 
-/// A buffer in the table, held by an object of the application.
+/// A buffer in the table, buffer_reference by an object of the application.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct BufferReference {
     pub(crate) stamp: u64,
     pub(crate) buffer: Arc<Buffer>,
 }
 
-impl Held {
+impl BufferReference {
     /// A buffer that no table has.
     ///
     /// # Errors
@@ -166,12 +166,17 @@ impl Buffers {
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub(crate) fn add(&self, segment: &OwnSegment, buffer: Buffer, context: u32) -> Res<Held> {
+    pub(crate) fn add(
+        &self,
+        segment: &OwnSegment,
+        buffer: Buffer,
+        context: u32,
+    ) -> Res<BufferReference> {
         let mut slots = self.lock();
         let known = |slot: &&mut Slot| slot.buffer.inode == buffer.inode;
         if let Some(slot) = slots.iter_mut().flatten().find(known) {
             slot.holders += 1;
-            return Ok(slot.held());
+            return Ok(slot.buffer_reference());
         }
         self.enter(segment, &mut slots, buffer, context)
     }
@@ -185,7 +190,7 @@ impl Buffers {
         segment: &OwnSegment,
         buffer: Buffer,
         context: u32,
-    ) -> Res<Held> {
+    ) -> Res<BufferReference> {
         self.enter(segment, &mut self.lock(), buffer, context)
     }
 
@@ -195,7 +200,7 @@ impl Buffers {
         slots: &mut Vec<Option<Slot>>,
         buffer: Buffer,
         context: u32,
-    ) -> Res<Held> {
+    ) -> Res<BufferReference> {
         let buffer = Arc::try_new(buffer)?;
         let index = match slots.iter().position(Option::is_none) {
             Some(index) => index,
@@ -232,20 +237,20 @@ impl Buffers {
             holders: 1,
             regions: 0,
         };
-        let held = slot.held();
+        let buffer_reference = slot.buffer_reference();
         slots[index] = Some(slot);
-        Ok(held)
+        Ok(buffer_reference)
     }
 
-    /// The buffer of a context by its handle, held once more.
-    pub(crate) fn hold(&self, handle: u32, context: u32) -> Option<Held> {
+    /// The buffer of a context by its handle, buffer_reference once more.
+    pub(crate) fn hold(&self, handle: u32, context: u32) -> Option<BufferReference> {
         let mut slots = self.lock();
         let slot = slots.get_mut(handle as usize)?.as_mut()?;
         if slot.context != context {
             return None;
         }
         slot.holders += 1;
-        Some(slot.held())
+        Some(slot.buffer_reference())
     }
 
     /// The other end of [`Self::add`] and [`Self::hold`].
@@ -349,8 +354,8 @@ impl Buffers {
 }
 
 impl Slot {
-    fn held(&self) -> Held {
-        Held {
+    fn buffer_reference(&self) -> BufferReference {
+        BufferReference {
             stamp: self.stamp,
             buffer: Arc::clone(&self.buffer),
         }
@@ -432,51 +437,51 @@ mod tests {
     fn buffers_come_and_go() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
         let buffers = Buffers::default();
-        let held = buffers
+        let buffer_reference = buffers
             .add(&segment, Buffer::create(5000).unwrap(), 3)
             .unwrap();
-        let addr = held.buffer.addr();
-        let shown = Shown::read(&segment.map, held.handle()).unwrap();
+        let addr = buffer_reference.buffer.addr();
+        let shown = Shown::read(&segment.map, buffer_reference.handle()).unwrap();
         assert_eq!(
             (shown.stamp, shown.addr, shown.len),
-            (held.stamp, addr, 5000)
+            (buffer_reference.stamp, addr, 5000)
         );
         for (from, len, inside) in [(0, 5000, true), (4999, 1, true), (1, 5000, false)] {
             let direct = buffers.cover(addr + from, len);
-            assert_eq!(direct.stamp == held.stamp, inside);
+            assert_eq!(direct.stamp == buffer_reference.stamp, inside);
             buffers.uncover(&segment, direct.stamp);
         }
         assert_eq!(
             Shown::at(&segment.map, addr + 4999).map(|s| s.stamp),
-            Some(held.stamp)
+            Some(buffer_reference.stamp)
         );
         assert!(Shown::at(&segment.map, addr + 5000).is_none());
         assert!(Shown::at(&segment.map, addr - 1).is_none());
         // A region keeps it, and so does another holder.
         buffers.cover(addr, 10);
         let busy = Err(Errno(libc::EBUSY));
-        assert_eq!(buffers.let_go(&segment, held.stamp), busy);
-        assert!(buffers.hold(held.handle(), 4).is_none());
-        buffers.hold(held.handle(), 3).unwrap();
-        assert_eq!(buffers.let_go(&segment, held.stamp), Ok(()));
-        buffers.uncover(&segment, held.stamp);
-        assert_eq!(buffers.let_go(&segment, held.stamp), Ok(()));
+        assert_eq!(buffers.let_go(&segment, buffer_reference.stamp), busy);
+        assert!(buffers.hold(buffer_reference.handle(), 4).is_none());
+        buffers.hold(buffer_reference.handle(), 3).unwrap();
+        assert_eq!(buffers.let_go(&segment, buffer_reference.stamp), Ok(()));
+        buffers.uncover(&segment, buffer_reference.stamp);
+        assert_eq!(buffers.let_go(&segment, buffer_reference.stamp), Ok(()));
         assert!(Shown::read(&segment.map, 0).is_none());
         let next = buffers
             .add(&segment, Buffer::create(1).unwrap(), 3)
             .unwrap();
-        assert_eq!(next.handle(), held.handle());
-        assert_ne!(next.stamp, held.stamp);
+        assert_eq!(next.handle(), buffer_reference.handle());
+        assert_ne!(next.stamp, buffer_reference.stamp);
     }
 
     #[test]
     fn another_mapping_of_the_file_is_the_same_memory() {
         let segment = OwnSegment::create(1, 0, true).unwrap();
         let buffers = Buffers::default();
-        let held = buffers
+        let buffer_reference = buffers
             .add(&segment, Buffer::create(1 << 21).unwrap(), 0)
             .unwrap();
-        let shown = Shown::read(&segment.map, held.handle()).unwrap();
+        let shown = Shown::read(&segment.map, buffer_reference.handle()).unwrap();
         let opener = Opener {
             identity: sys::Identity {
                 pid: std::process::id(),
@@ -487,11 +492,15 @@ mod tests {
             own_slot: 0,
         };
         let second = shown.import(&opener).unwrap();
-        held.buffer.map.u64(4096).store(77, Ordering::Relaxed);
+        buffer_reference
+            .buffer
+            .map
+            .u64(4096)
+            .store(77, Ordering::Relaxed);
         assert_eq!(second.map.u64(4096).load(Ordering::Relaxed), 77);
         // Imported, it is the one that is there already.
         let again = buffers.add(&segment, second, 0).unwrap();
-        assert_eq!(again.stamp, held.stamp);
+        assert_eq!(again.stamp, buffer_reference.stamp);
         let wrong = Shown { inode: 1, ..shown };
         assert!(wrong.open(&opener).is_err());
         assert_eq!(Buffer::create(0).err(), Some(Errno(libc::EINVAL)));

@@ -17,7 +17,7 @@ use crate::agent::agent_name;
 use crate::process::Process;
 use crate::segment::layout::{StateWord, qp};
 use crate::srq::{Shared, split_srq_num};
-use crate::sys::{self, Line, Stage};
+use crate::sys::{self, BounceFile, Line};
 
 /// Bytes of each part of the memory, and of a receive.
 const PART: usize = 4096;
@@ -41,7 +41,7 @@ const ACCESS: [Option<u32>; 7] = [
 const INBOX: usize = 4;
 const FOREIGN: usize = 5;
 
-/// Places of a stage, and bytes of each, as the document has them.
+/// Places of a bounce, and bytes of each, as the document has them.
 const PLACES: u32 = 8;
 const PLACE: usize = 256 << 10;
 
@@ -146,7 +146,7 @@ const RETURN: u32 = 10;
 /// A line that has greeted.
 struct Asker {
     line: Line,
-    stage: Stage,
+    bounce: BounceFile,
 }
 
 fn dial() -> Line {
@@ -176,11 +176,11 @@ fn greeting(slot: u64) -> Vec<u8> {
 impl Asker {
     fn new() -> Self {
         let line = dial();
-        let stage = Stage::create(PLACES as usize * PLACE).unwrap();
+        let bounce = BounceFile::create(PLACES as usize * PLACE).unwrap();
         let slot = Process::open().unwrap().slot;
-        line.send(&greeting(slot.into()), Some(stage.as_fd()))
+        line.send(&greeting(slot.into()), Some(bounce.as_fd()))
             .unwrap();
-        Self { line, stage }
+        Self { line, bounce }
     }
 }
 
@@ -448,7 +448,7 @@ pub fn agent(data: &[u8]) {
         let request = world.request(&mut input, id);
         let fill: Vec<u8> = (0..PART).map(|i| (i as u64 * 7 + id) as u8).collect();
         let at = request.place as usize % PLACES as usize * PLACE;
-        asker.stage.fill(at, &[piece(&fill)]).unwrap();
+        asker.bounce.fill(at, &[piece(&fill)]).unwrap();
         asker.line.send(&request.bytes(), None).unwrap();
         let moves = (WRITE..=STORE).contains(&request.kind);
         let known = (HELLO + 1..=RETURN).contains(&request.kind);
@@ -510,7 +510,7 @@ pub fn agent(data: &[u8]) {
                 let from = world.place(&request, request.len);
                 if let Some(from) = from {
                     let mut read = vec![0; len];
-                    asker.stage.empty(at, &[piece_mut(&mut read)]).unwrap();
+                    asker.bounce.empty(at, &[piece_mut(&mut read)]).unwrap();
                     assert_eq!(read, bytes[from..from + len]);
                 }
                 from.is_some()
@@ -560,8 +560,8 @@ fn refuse_greeting(input: &mut Input<'_>) {
         1 => (greeting(slot | 1 << 32), None),
         2 => {
             // Of another size.
-            let stage = Stage::create(PLACES as usize * PLACE / 2).unwrap();
-            (greeting(slot), Some(stage))
+            let bounce = BounceFile::create(PLACES as usize * PLACE / 2).unwrap();
+            (greeting(slot), Some(bounce))
         }
         _ => {
             let mut bytes = greeting(slot);

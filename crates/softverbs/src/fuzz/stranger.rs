@@ -133,7 +133,7 @@ impl Stranger {
         for i in 0..COUNT as usize {
             let at = DESC_AT + stride * i;
             map.u32(at + desc::TOTAL).store(1 << 15, Ordering::Relaxed);
-            map.u32(at + desc::PIECES).store(1, Ordering::Relaxed);
+            map.u32(at + desc::NUM_SGE).store(1, Ordering::Relaxed);
             map.u64(at + desc::FIRST)
                 .store(self.memory, Ordering::Relaxed);
             map.u32(at + desc::FIRST + 8)

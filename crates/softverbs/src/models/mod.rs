@@ -12,7 +12,7 @@
 mod buffers;
 mod closing;
 mod lock;
-mod parked;
+mod pending;
 mod region;
 mod ring;
 mod signal;

@@ -6,7 +6,7 @@ use loom::thread;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_sge};
 
 use super::{Memory, check};
-use crate::region::{Hazard, Hazards, Key, Range, Regions, Seen, Target, resolve};
+use crate::region::{Hazard, Hazards, Key, LastRegion, Range, Regions, Target, resolve};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_PROCESSES, announce, header};
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -133,11 +133,11 @@ fn a_region_that_was_seen_is_not_found_behind_its_change() {
                 length: 8,
                 lkey: key.0,
             };
-            let mut seen = Seen::default();
-            let found = theirs.local_again(&mut seen, &sge, PD, true);
+            let mut last_region = LastRegion::default();
+            let found = theirs.local_again(&mut last_region, &sge, PD, true);
             assert!(matches!(found, None | Some(OLD | NEW)), "{found:x?}");
             if hears.load(Ordering::Acquire) != 0 {
-                let found = theirs.local_again(&mut seen, &sge, PD, true);
+                let found = theirs.local_again(&mut last_region, &sge, PD, true);
                 assert_eq!(found, Some(NEW));
             }
         });

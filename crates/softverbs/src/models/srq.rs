@@ -42,7 +42,7 @@ fn post(map: &Mapping, order: &mut Order, index: u32, len: u32) {
 fn claim(map: &Mapping, slot: u32) -> Option<(u32, u32)> {
     let shared = Shared::read(map, 0).unwrap();
     let Claim { index, .. } = if slot == 3 {
-        shared.claim_quickly(map, slot)?
+        shared.claim_fast(map, slot)?
     } else {
         shared.claim(map, slot)?
     };

@@ -2,14 +2,14 @@
 
 use rdma_core_sys::*;
 
-use crate::dm::Held;
+use crate::dm::BufferReference;
 use crate::entry::non_null;
 use crate::sys::{Errno, Res};
 
 /// The object behind an `ibv_buf`.
 pub(crate) struct Buf {
     pub(crate) pd: *mut ibv_pd,
-    pub(crate) held: Held,
+    pub(crate) buffer_reference: BufferReference,
 }
 
 impl Buf {
@@ -25,8 +25,8 @@ impl Buf {
         // SAFETY: the caller promises that.
         let this = unsafe { &*init.buf.cast::<Self>() };
         let has = |bit: u32| init.comp_mask & u64::from(bit) != 0;
-        let room = this.held.buffer.len as u64;
-        let offset = (init.addr as u64).wrapping_sub(this.held.buffer.addr());
+        let room = this.buffer_reference.buffer.len as u64;
+        let offset = (init.addr as u64).wrapping_sub(this.buffer_reference.buffer.addr());
         let inside = offset <= room && init.length as u64 <= room - offset;
         let file = IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET;
         if pd == this.pd && has(IBV_REG_MR_MASK_ADDR) && !has(file) && inside {

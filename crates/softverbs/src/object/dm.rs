@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::Context;
-use crate::dm::Held;
+use crate::dm::BufferReference;
 use crate::entry::errno_of;
 use crate::process::Process;
 use crate::sys::{Errno, Res};
@@ -19,7 +19,7 @@ pub(crate) const MAX_DM: u64 = 128 << 20;
 #[repr(C)]
 pub(crate) struct Dm {
     object: ibv_dm,
-    pub(crate) held: Held,
+    pub(crate) buffer_reference: BufferReference,
     /// Counted as device memory of this process.
     counted: u64,
     /// Published to peers. Memory that a forked child allocates is not.
@@ -30,7 +30,7 @@ impl Dm {
     pub(crate) fn make(
         room: Box<MaybeUninit<Self>>,
         context: *mut ibv_context,
-        held: Held,
+        buffer_reference: BufferReference,
         counted: u64,
         shown: bool,
     ) -> *mut ibv_dm {
@@ -39,11 +39,11 @@ impl Dm {
             memcpy_to_dm: Some(memcpy_to_dm),
             memcpy_from_dm: Some(memcpy_from_dm),
             comp_mask: IBV_DM_MASK_HANDLE,
-            handle: held.handle(),
+            handle: buffer_reference.handle(),
         };
         let this = Self {
             object,
-            held,
+            buffer_reference,
             counted,
             shown,
         };
@@ -59,12 +59,16 @@ impl Dm {
 
     /// Where a range of it is.
     fn place(&self, offset: u64, length: usize) -> Res<*mut u8> {
-        let len = self.held.buffer.len as u64;
+        let len = self.buffer_reference.buffer.len as u64;
         let inside = offset <= len && length as u64 <= len - offset;
         if !inside || !offset.is_multiple_of(4) || !length.is_multiple_of(4) {
             return Err(Errno(libc::EFAULT));
         }
-        Ok(self.held.buffer.map.bytes(offset as usize, length))
+        Ok(self
+            .buffer_reference
+            .buffer
+            .map
+            .bytes(offset as usize, length))
     }
 
     /// # Safety
@@ -78,7 +82,9 @@ impl Dm {
             return Ok(());
         }
         if this.shown {
-            process.buffers.let_go(&process.segment, this.held.stamp)?;
+            process
+                .buffers
+                .let_go(&process.segment, this.buffer_reference.stamp)?;
         }
         Self::uncount(process, this.counted);
         context.children.fetch_sub(1, Ordering::Relaxed);

@@ -120,7 +120,7 @@ impl Process {
             match attached.consumer.peek() {
                 Ok(Some(message)) => {
                     let (from, ring) = (&attached.peer, &attached.consumer);
-                    if !crate::qp::deliver_quickly(self, from, ring, &message, poll) {
+                    if !crate::qp::deliver_fast(self, from, ring, &message, poll) {
                         crate::qp::deliver(self, from, ring, &message);
                     }
                     attached.consumer.advance(&message);
@@ -146,7 +146,7 @@ impl Process {
         }
         if broken {
             // The sender wrote an invalid message: it is treated as a dead peer.
-            self.request_burial(&attached.peer);
+            self.request_cleanup(&attached.peer);
         }
         any
     }
@@ -170,7 +170,7 @@ impl Process {
             }
             let granted = self.peer(slot).and_then(|peer| {
                 if peer.identity.cookie == cookie {
-                    self.bury_all();
+                    self.clean_up_dead_peers();
                     self.grant_ring(&peer)?;
                     peer.ring_process();
                 }
@@ -188,7 +188,7 @@ impl Process {
 
     /// Creates the ring for messages from `peer`, unless it exists. From then on the peer claims
     /// receives of shared queues, so the caller has cleaned up the former process of its slot
-    /// before ([`Self::bury_all`]). The caller holds no lock of a queue.
+    /// before ([`Self::clean_up_dead_peers`]). The caller holds no lock of a queue.
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`: no memory or no descriptor for the ring.

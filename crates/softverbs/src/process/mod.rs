@@ -4,11 +4,11 @@
 //! There is one [`Process`] from the first `ibv_open_device` until the process ends. A forked child
 //! that opens the device gets its own.
 
-mod chores;
 mod fork;
 mod incoming;
 mod pool;
 mod progress;
+mod progress_flags;
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -77,13 +77,13 @@ pub(crate) struct Process {
     /// Queues that may have pending messages to pull, and since when, in processor ticks.
     pulls: Lock<Vec<(progress::Puller, u64)>>,
     attention: Attention,
-    chores: chores::Chores,
+    progress_flags: progress_flags::ProgressFlags,
     /// A process was opened to which queue pairs may already be connected.
     newcomers: AtomicBool,
     /// Dead peers whose queue pairs are not cleaned up yet.
-    graves: Mutex<Vec<Arc<Peer>>>,
+    dead_peers: Mutex<Vec<Arc<Peer>>>,
     /// Serializes the cleanup of dead peers. In the lock order before all locks of queues.
-    burying: Mutex<()>,
+    cleaning_up: Mutex<()>,
     /// Time of the last check for ended peers, in processor ticks.
     liveness_tick: AtomicU64,
     doorbell: Pipe,
@@ -178,7 +178,7 @@ impl Process {
         let waiting = sys::with_room(MAX_QPS)?;
         let moderated = sys::with_room(MAX_CQS)?;
         let pulls = sys::with_room(MAX_QPS + MAX_SRQS)?;
-        let graves = sys::with_room(progress::GRAVES)?;
+        let dead_peers = sys::with_room(progress::DEAD_PEERS)?;
         // The steps that are not undone on a failure come last.
         let fork = fork::Guard::new()?;
         let (registry, slot) = Registry::enter(Entry {
@@ -214,10 +214,10 @@ impl Process {
             moderated: Lock::new(moderated),
             pulls: Lock::new(pulls),
             attention: Attention::default(),
-            chores: chores::Chores::default(),
+            progress_flags: progress_flags::ProgressFlags::default(),
             newcomers: AtomicBool::new(false),
-            graves: Mutex::new(graves),
-            burying: Mutex::new(()),
+            dead_peers: Mutex::new(dead_peers),
+            cleaning_up: Mutex::new(()),
             liveness_tick: AtomicU64::new(0),
             doorbell,
             life,
@@ -272,13 +272,13 @@ impl Process {
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = self.registry.lookup(slot).ok_or(Errno(libc::ESRCH))?;
         // An earlier process of this slot is handed to the cleanup before the new one replaces it.
-        let old = self.known_peer(slot);
+        let old = self.mapped_peer(slot);
         if let Some(old) = old {
             if old.identity == entry.identity && !old.is_dead() {
                 return Ok(old);
             }
             self.peers().remove(&slot);
-            self.request_burial(&old);
+            self.request_cleanup(&old);
         }
         self.peers()
             .try_reserve(1)
@@ -305,7 +305,7 @@ impl Process {
     }
 
     /// The process in `slot`, if it is open.
-    pub(crate) fn known_peer(&self, slot: u32) -> Option<Arc<Peer>> {
+    pub(crate) fn mapped_peer(&self, slot: u32) -> Option<Arc<Peer>> {
         self.peers().get(&slot).cloned()
     }
 
@@ -362,7 +362,7 @@ impl Process {
 
     /// The link to the agent of the process in `slot`, if there is one.
     pub(crate) fn link_of(&self, slot: u32) -> Option<Arc<Link>> {
-        let peer = self.known_peer(slot)?;
+        let peer = self.mapped_peer(slot)?;
         peer.link()
     }
 
@@ -419,7 +419,7 @@ impl Process {
     /// Whether the process in `slot` may still be alive.
     pub(crate) fn lives(&self, slot: u32) -> bool {
         // The registry is a file that any process may corrupt.
-        let known = self.known_peer(slot);
+        let known = self.mapped_peer(slot);
         known.is_some_and(|peer| peer.check_alive()) || self.registry.may_live(slot)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::{Process, chores};
+use super::{Process, progress_flags};
 use crate::cq::{Cq, Poll};
 use crate::peer::{Peer, Push};
 use crate::qp::{Qp, Went, notify_datagram};
@@ -53,7 +53,7 @@ const TURNS: usize = 16;
 const FLUSH_NS: u64 = 1_000_000;
 
 /// Maximum number of datagrams that are queued for one process that has not made a ring yet.
-const KEPT: usize = 64;
+const MAX_LATE: usize = 64;
 
 /// A message that belongs to no request and found no room.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub(super) struct Late {
 
 /// Capacity of the list of dead peers that are not cleaned up yet: twice the number of slots, as
 /// one round of progress cleans up all of them.
-pub(super) const GRAVES: usize = 2 * MAX_PROCESSES;
+pub(super) const DEAD_PEERS: usize = 2 * MAX_PROCESSES;
 
 /// The numbers in a list that other threads change at the same time. Removing an entry only moves
 /// later entries forward, so iterating from the end visits every entry that stays.
@@ -106,35 +106,35 @@ impl Process {
         if look {
             self.look_at_clock();
         }
-        if self.chores.any() {
-            self.do_chores();
+        if self.progress_flags.any() {
+            self.do_flagged_work();
         }
         look
     }
 
     #[cold]
-    fn do_chores(&self) {
+    fn do_flagged_work(&self) {
         // Dead peers come first: otherwise a request that waits for a dead peer would fail without
         // the asynchronous event.
-        if self.chores.has(chores::GRAVES) {
-            self.bury_all();
+        if self.progress_flags.has(progress_flags::DEAD_PEERS) {
+            self.clean_up_dead_peers();
         }
-        if self.chores.has(chores::OVERRUN) {
+        if self.progress_flags.has(progress_flags::OVERRUN) {
             self.fail_overrun();
         }
-        if self.chores.has(chores::WAITING) {
+        if self.progress_flags.has(progress_flags::WAITING) {
             self.retry_waiting();
         }
-        if self.chores.has(chores::LATE) {
+        if self.progress_flags.has(progress_flags::LATE) {
             self.push_late();
         }
-        if self.chores.has(chores::MODERATED) {
+        if self.progress_flags.has(progress_flags::MODERATED) {
             self.raise_moderated();
         }
-        if self.chores.has(chores::PULLS) {
-            self.pull_parked(ticks());
+        if self.progress_flags.has(progress_flags::PULLS) {
+            self.pull_pending(ticks());
         }
-        if self.chores.has(chores::CLOSING) {
+        if self.progress_flags.has(progress_flags::CLOSING) {
             self.flush_closing();
         }
     }
@@ -167,25 +167,25 @@ impl Process {
     /// Requests that the next progress fails the queue pairs of overrun completion queues. Takes no
     /// lock.
     pub(crate) fn request_failure(&self) {
-        self.chores.set(chores::OVERRUN, true);
+        self.progress_flags.set(progress_flags::OVERRUN, true);
         self.doorbell.ring();
     }
 
     /// Requests that the next progress flushes the receives of failed queue pairs. Takes no lock.
     pub(crate) fn request_flush(&self) {
-        self.chores.set(chores::CLOSING, true);
+        self.progress_flags.set(progress_flags::CLOSING, true);
         self.doorbell.ring();
     }
 
     /// As [`Self::request_flush`], but without ringing the doorbell: a sender still writes into a
     /// receive.
     pub(crate) fn flush_again(&self) {
-        self.chores.set(chores::CLOSING, true);
+        self.progress_flags.set(progress_flags::CLOSING, true);
     }
 
     #[cold]
     fn flush_closing(&self) {
-        self.chores.set(chores::CLOSING, false);
+        self.progress_flags.set(progress_flags::CLOSING, false);
         // Pairs with the light fence of senders: a sender publishes a message, executes a light
         // fence, and checks whether the state is unchanged.
         heavy_fence();
@@ -196,7 +196,7 @@ impl Process {
 
     #[cold]
     fn fail_overrun(&self) {
-        self.chores.set(chores::OVERRUN, false);
+        self.progress_flags.set(progress_flags::OVERRUN, false);
         std::sync::atomic::fence(Ordering::SeqCst);
         for qp in self.qps.iter() {
             qp.notice_overrun();
@@ -211,7 +211,7 @@ impl Process {
         let mut waiting = self.waiting.lock();
         if !waiting.contains(&index) {
             waiting.push(index);
-            self.chores.set(chores::WAITING, true);
+            self.progress_flags.set(progress_flags::WAITING, true);
         }
         drop(waiting);
         self.will_sleep();
@@ -276,7 +276,8 @@ impl Process {
                     waiting.push(index);
                 }
             }
-            self.chores.set(chores::WAITING, !waiting.is_empty());
+            self.progress_flags
+                .set(progress_flags::WAITING, !waiting.is_empty());
             drop(waiting);
             // A request of the queue pair may have begun to wait again in between.
             if went == Went::Through
@@ -307,7 +308,8 @@ impl Process {
             header,
             payload,
         });
-        self.chores.set(chores::LATE, !late.is_empty());
+        self.progress_flags
+            .set(progress_flags::LATE, !late.is_empty());
     }
 
     /// As [`Self::push_later`], for a datagram to a process that has not made a ring yet. Returns
@@ -321,7 +323,7 @@ impl Process {
     ) -> bool {
         let mut late = self.late.lock();
         let same = late.iter().filter(|one| Arc::ptr_eq(&one.peer, peer));
-        if same.count() >= KEPT || late.make_room(1).is_err() {
+        if same.count() >= MAX_LATE || late.make_room(1).is_err() {
             return false;
         }
         let Ok(mut payload) = sys::zeroed::<u8>(header.len as usize) else {
@@ -334,7 +336,7 @@ impl Process {
 
     /// Whether messages that belong to no request wait for room.
     pub(crate) fn has_late(&self) -> bool {
-        self.chores.has(chores::LATE)
+        self.progress_flags.has(progress_flags::LATE)
     }
 
     /// Whether late messages for this peer remain after another try to send them. Later messages
@@ -368,7 +370,8 @@ impl Process {
                 matches!(pushed, Push::Full | Push::Unmade)
             },
         );
-        self.chores.set(chores::LATE, !late.is_empty());
+        self.progress_flags
+            .set(progress_flags::LATE, !late.is_empty());
     }
 
     /// A completion queue holds an event back until its period is over, so a thread that sleeps
@@ -378,7 +381,7 @@ impl Process {
         let mut moderated = self.moderated.lock();
         if !moderated.contains(&cq) {
             moderated.push(cq);
-            self.chores.set(chores::MODERATED, true);
+            self.progress_flags.set(progress_flags::MODERATED, true);
             self.doorbell.ring();
         }
     }
@@ -393,7 +396,8 @@ impl Process {
                 return;
             }
             let index = moderated.remove(0);
-            self.chores.set(chores::MODERATED, !moderated.is_empty());
+            self.progress_flags
+                .set(progress_flags::MODERATED, !moderated.is_empty());
             drop(moderated);
             if self.cqs.get(index).is_some_and(Cq::raise_if_due) {
                 self.will_raise(index);
@@ -415,12 +419,12 @@ impl Process {
     fn add_pull(&self, who: Puller) {
         let mut pulls = self.pulls.lock();
         pulls.push((who, ticks()));
-        self.chores.set(chores::PULLS, true);
+        self.progress_flags.set(progress_flags::PULLS, true);
     }
 
     /// Takes the pending messages of senders that did not react to the doorbell in time.
     #[cold]
-    fn pull_parked(&self, now: u64) {
+    fn pull_pending(&self, now: u64) {
         // A queue that must be checked again is appended behind the others.
         let count = self.pulls.lock().len();
         for _ in 0..count {
@@ -430,7 +434,8 @@ impl Process {
                 return;
             };
             let (who, _) = pulls.remove(at);
-            self.chores.set(chores::PULLS, !pulls.is_empty());
+            self.progress_flags
+                .set(progress_flags::PULLS, !pulls.is_empty());
             drop(pulls);
             match who {
                 Puller::Qp(index) => {
@@ -447,10 +452,10 @@ impl Process {
         }
     }
 
-    /// As [`Self::pull_parked`] without the delay, for a process that is about to sleep.
-    fn pull_all_parked(&self) {
-        if self.chores.has(chores::PULLS) {
-            self.pull_parked(ticks().wrapping_add(2 * PULL_TICKS));
+    /// As [`Self::pull_pending`] without the delay, for a process that is about to sleep.
+    fn pull_all_pending(&self) {
+        if self.progress_flags.has(progress_flags::PULLS) {
+            self.pull_pending(ticks().wrapping_add(2 * PULL_TICKS));
         }
     }
 
@@ -471,8 +476,8 @@ impl Process {
             .filter_map(|index| self.cqs.get(index).and_then(Cq::held_until));
         // A sender that writes into a receive finishes soon.
         let flushes = self
-            .chores
-            .has(chores::CLOSING)
+            .progress_flags
+            .has(progress_flags::CLOSING)
             .then(|| sys::now_ns() + FLUSH_NS);
         requests.chain(events).chain(flushes).min().unwrap_or(0)
     }
@@ -497,9 +502,9 @@ impl Process {
                     }
                 }
                 if token & TOKEN_PEER != 0 {
-                    let peer = self.known_peer(token as u32);
+                    let peer = self.mapped_peer(token as u32);
                     if let Some(peer) = peer {
-                        self.request_burial(&peer);
+                        self.request_cleanup(&peer);
                         any = true;
                     }
                 }
@@ -512,7 +517,7 @@ impl Process {
 
     /// Marks a peer as dead and leaves its cleanup to the next progress. Takes no lock that the
     /// caller may hold.
-    pub(crate) fn request_burial(&self, peer: &Arc<Peer>) {
+    pub(crate) fn request_cleanup(&self, peer: &Arc<Peer>) {
         peer.mark_dead();
         peer.unwatch(&self.wake);
         let mut peers = self.peers();
@@ -520,14 +525,21 @@ impl Process {
             peers.remove(&peer.slot);
         }
         drop(peers);
-        let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
-        if !graves.iter().any(|grave| Arc::ptr_eq(grave, peer)) {
-            // There is room, see `GRAVES`. A dead peer that is never cleaned up is still marked
+        let mut dead_peers = self
+            .dead_peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !dead_peers
+            .iter()
+            .any(|dead_peer| Arc::ptr_eq(dead_peer, peer))
+        {
+            // There is room, see `DEAD_PEERS`. A dead peer that is never cleaned up is still marked
             // dead for its users.
-            let _ = graves.try_push(Arc::clone(peer));
+            let _ = dead_peers.try_push(Arc::clone(peer));
         }
-        self.chores.set(chores::GRAVES, !graves.is_empty());
-        drop(graves);
+        self.progress_flags
+            .set(progress_flags::DEAD_PEERS, !dead_peers.is_empty());
+        drop(dead_peers);
         // A thread that sleeps now must wake up and do the cleanup.
         self.doorbell.ring();
     }
@@ -535,16 +547,23 @@ impl Process {
     /// Cleans up after dead peers. On return the cleanup is complete, also if another thread did
     /// it. The caller holds no lock.
     #[cold]
-    pub(crate) fn bury_all(&self) {
-        let _one = self.burying.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn clean_up_dead_peers(&self) {
+        let _one = self
+            .cleaning_up
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         loop {
-            let mut graves = self.graves.lock().unwrap_or_else(PoisonError::into_inner);
-            if graves.is_empty() {
+            let mut dead_peers = self
+                .dead_peers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            if dead_peers.is_empty() {
                 return;
             }
-            let peer = graves.remove(0);
-            self.chores.set(chores::GRAVES, !graves.is_empty());
-            drop(graves);
+            let peer = dead_peers.remove(0);
+            self.progress_flags
+                .set(progress_flags::DEAD_PEERS, !dead_peers.is_empty());
+            drop(dead_peers);
             // Messages that the peer had sent before it ended are delivered.
             self.close_ring_of(&peer);
             for srq in self.srqs.iter() {
@@ -577,7 +596,7 @@ impl Process {
         if self.rings_ready() {
             self.doorbell.ring();
         }
-        self.pull_all_parked();
+        self.pull_all_pending();
         self.arm_timer();
     }
 
@@ -590,11 +609,11 @@ impl Process {
     /// before, the sender does not ring.
     pub(crate) fn after_arming(&self, pipe: &sys::Pipe) {
         heavy_fence();
-        self.pull_all_parked();
+        self.pull_all_pending();
         if self.rings_ready() {
             pipe.ring();
         }
-        let closing = self.chores.has(chores::CLOSING);
+        let closing = self.progress_flags.has(progress_flags::CLOSING);
         if closing || !self.waiting.lock().is_empty() || !self.moderated.lock().is_empty() {
             self.arm_timer();
         }

@@ -7,7 +7,7 @@ use rdma_core_sys::{
 };
 
 use super::push::Receive;
-use super::request::PieceList;
+use super::request::IovecList;
 use super::{MAX_SGE, Qp, SendQueue, entry_at};
 use crate::peer::Peer;
 use crate::region::{Key, Use};
@@ -230,8 +230,8 @@ impl Connection {
     pub(super) fn receive_len(&self, number: u32) -> Option<u32> {
         let at = self.descriptor(number);
         let map = &self.peer.map;
-        let pieces = map.u32(at + desc::PIECES).load(Ordering::Relaxed);
-        (pieces != desc::POISONED).then(|| map.u32(at + desc::TOTAL).load(Ordering::Relaxed))
+        let num_sge = map.u32(at + desc::NUM_SGE).load(Ordering::Relaxed);
+        (num_sge != desc::POISONED).then(|| map.u32(at + desc::TOTAL).load(Ordering::Relaxed))
     }
 
     /// The sges for the first `len` bytes of the receive with this number, copied once from shared
@@ -239,25 +239,25 @@ impl Connection {
     pub(super) fn receive(&self, number: u32, len: usize) -> Receive {
         let at = self.descriptor(number);
         let map = &self.peer.map;
-        let most = ((self.desc_stride - desc::FIRST) / desc::PIECE).min(MAX_SGE as usize);
-        let count = map.u32(at + desc::PIECES).load(Ordering::Relaxed) as usize;
+        let most = ((self.desc_stride - desc::FIRST) / desc::SGE_STRIDE).min(MAX_SGE as usize);
+        let count = map.u32(at + desc::NUM_SGE).load(Ordering::Relaxed) as usize;
         let mut left = len;
-        let mut list = PieceList::new();
+        let mut list = IovecList::new();
         let mut keys = [0; MAX_SGE as usize];
         let mut used = 0;
         for i in 0..count.min(most) {
-            let piece = at + desc::FIRST + desc::PIECE * i;
-            let addr = map.u64(piece).load(Ordering::Relaxed);
-            let room = map.u32(piece + 8).load(Ordering::Relaxed) as usize;
+            let sge_at = at + desc::FIRST + desc::SGE_STRIDE * i;
+            let addr = map.u64(sge_at).load(Ordering::Relaxed);
+            let room = map.u32(sge_at + 8).load(Ordering::Relaxed) as usize;
             let take = room.min(left);
             if take > 0 {
-                keys[used] = map.u32(piece + desc::LKEY).load(Ordering::Relaxed);
+                keys[used] = map.u32(sge_at + desc::LKEY).load(Ordering::Relaxed);
                 used += 1;
                 list.push(addr, take);
                 left -= take;
             }
         }
-        Receive { pieces: list, keys }
+        Receive { iovecs: list, keys }
     }
 
     /// Whether the receive with this number may still be written through the sge with this key. The
@@ -268,8 +268,8 @@ impl Connection {
         // When a region changes, its owner first poisons the receives, and then makes the key valid
         // again.
         let valid = key != 0 && map.u32(entry + region::KEY).load(Ordering::Acquire) == key;
-        let pieces = map.u32(self.descriptor(number) + desc::PIECES);
-        valid && pieces.load(Ordering::Relaxed) != desc::POISONED
+        let num_sge = map.u32(self.descriptor(number) + desc::NUM_SGE);
+        valid && num_sge.load(Ordering::Relaxed) != desc::POISONED
     }
 
     #[inline]

@@ -178,7 +178,7 @@ impl Qp {
         }
         let grh = self.grh(from, header);
         let first = slot * rq.max_sge as usize;
-        let sges = &rq.sges[first..first + posted.pieces as usize];
+        let sges = &rq.sges[first..first + posted.num_sge as usize];
         let status = self.scatter_datagram(sges, rq.pd, &grh, ring, message);
         rq.next = rq.next.wrapping_add(1);
         let cqe = Cqe {

@@ -46,8 +46,8 @@ impl Qp {
     /// Moves the queue pair from RTS to SQD. The caller has withdrawn the pending messages, unless
     /// a receiver holds one.
     pub(super) fn begin_drain(&self, sq: &mut SendQueue, tells: bool) {
-        let to = if sq.parked.live() {
-            sq.parked.end()
+        let to = if sq.pending.live() {
+            sq.pending.end()
         } else if sq.executed != sq.head && sq.wait.is_some() {
             sq.executed.wrapping_add(1)
         } else {

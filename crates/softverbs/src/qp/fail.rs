@@ -154,7 +154,7 @@ impl Qp {
         let claim = sq.claim.take();
         let shared = sq.conn.as_ref().and_then(|conn| conn.srq.as_ref());
         let claimed = claim.zip(shared).map(|(index, srq)| (srq.number, index));
-        if self.drop_errand(sq, claimed) {
+        if self.drop_agent_request(sq, claimed) {
             return;
         }
         let Some(index) = claim else { return };
@@ -303,7 +303,7 @@ impl Qp {
         let mut sq = self.sq.lock();
         let mut rq = self.rq.lock();
         self.give_claim_back(&mut sq);
-        self.forget_parked(&mut sq);
+        self.forget_pending(&mut sq);
         let number = self.number();
         self.process()
             .with_windows(|windows, owner| windows.release(owner, number));
@@ -329,13 +329,13 @@ impl Qp {
         sq.signaled = 0;
         sq.claimed = 0;
         sq.sent = 0;
-        sq.parked.rewind();
+        sq.pending.rewind();
         sq.credit = Credit {
             posted: 0,
             least: 0,
         };
         sq.pushed = false;
-        sq.errand = None;
+        sq.agent_request = None;
         sq.lossy = false;
         sq.copies = Box::new([]);
         self.end_wait(&mut sq);

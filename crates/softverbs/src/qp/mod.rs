@@ -3,23 +3,23 @@
 //! Both queues are private memory. The initiator executes a request when it is posted, or later
 //! when the resource that the request waits for is available ([`send`]). The process that owns the
 //! receiving queue pair turns messages into completions ([`recv`]). Messages that find no receive
-//! become pending: the sender shows them to the other end ([`parked`]), which takes them when a
+//! become pending: the sender shows them to the other end ([`pending`]), which takes them when a
 //! receive is posted ([`pull`]). Peers see only the queue pair's entry in the segment: one state
 //! word, and the posted receives.
 
+mod agent_request;
 mod conn;
 mod datagram;
 mod drain;
-mod errand;
 mod extended;
 mod fail;
+mod fast_path;
 mod modify;
 mod object;
-mod parked;
-pub(crate) mod parking;
+mod pending;
+pub(crate) mod pending_word;
 mod pull;
 mod push;
-mod quick;
 mod recv;
 mod request;
 mod send;
@@ -31,11 +31,11 @@ mod xrc_target;
 
 pub(crate) use conn::receives;
 pub(crate) use datagram::notify as notify_datagram;
+pub(crate) use fast_path::deliver_fast;
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
 #[cfg(any(test, fuzzing))]
-pub(crate) use parked::Seen as ParkedSeen;
-pub(crate) use quick::deliver_quickly;
+pub(crate) use pending::PendingView;
 pub(crate) use recv::{Inbox, Receive, deliver, post_recv};
 pub(crate) use send::post_send;
 pub(crate) use waiting::Went;
@@ -54,7 +54,7 @@ use crate::cq::Cq;
 use crate::object::Context;
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::region::Seen;
+use crate::region::LastRegion;
 use crate::segment::Mapping;
 use crate::segment::layout::{Credit, StateWord, qp as layout, split_qp_num};
 use crate::signal;
@@ -162,16 +162,16 @@ struct SendQueue {
     /// The first waiting request's payload has already been copied to its destination.
     pushed: bool,
     /// The agent request that the other end's agent executes for the first waiting request.
-    errand: Option<errand::Errand>,
+    agent_request: Option<agent_request::AgentRequest>,
     /// Messages that consumed a receive of a shared receive queue, wrapping.
     sent: u32,
     wait: Option<waiting::Wait>,
     drain: drain::Drain,
-    parked: parked::Parked,
+    pending: pending::PendingSends,
     timeout: u8,
     retry_cnt: u8,
     rnr_retry: u8,
-    seen: Seen,
+    last_region: LastRegion,
 }
 
 // SAFETY: the completion queue's memory is never freed.
@@ -185,7 +185,7 @@ struct Stored {
     flags: u32,
     imm: u32,
     operands: Operands,
-    pieces: u32,
+    num_sge: u32,
     inline_len: u32,
 }
 
@@ -235,7 +235,7 @@ struct RecvQueue {
     /// Deadline for a sender that still writes into a receive of the failed queue pair, in
     /// nanoseconds of the monotonic clock; 0 if there is none.
     patience: u64,
-    seen: Seen,
+    last_region: LastRegion,
 }
 
 /// How arriving messages and posted receives are treated.
@@ -261,7 +261,7 @@ unsafe impl Send for RecvQueue {}
 struct Posted {
     wr_id: u64,
     total: u32,
-    pieces: u32,
+    num_sge: u32,
 }
 
 impl RecvQueue {

@@ -213,7 +213,7 @@ impl Qp {
         drop(sq);
         if let Some(peer) = ended {
             // The cleanup of the dead peer may have missed this queue pair, so it is repeated.
-            self.process().request_burial(&peer);
+            self.process().request_cleanup(&peer);
         }
         if to == IBV_QPS_RTS && from == IBV_QPS_SQD && waits {
             self.process().wait(self.index);
@@ -240,7 +240,7 @@ impl Qp {
         };
         // Receives that an ended process of that slot had claimed must not count as claimed by the
         // new one.
-        process.bury_all();
+        process.clean_up_dead_peers();
         if let Some(peer) = &peer {
             // The ring exists before the other end may send. If it can't be created now, the other
             // end requests it again.

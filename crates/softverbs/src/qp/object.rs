@@ -10,7 +10,7 @@ use rdma_core_sys::{
 };
 
 use super::drain::Drain;
-use super::parked::Parked;
+use super::pending::PendingSends;
 use super::xrc_send::Route;
 use super::{
     Attributes, DESTROYED, Flow, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue,
@@ -19,7 +19,7 @@ use super::{
 use crate::cq::Cq;
 use crate::object::{Context, Pd};
 use crate::process::Process;
-use crate::region::Seen;
+use crate::region::LastRegion;
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout};
 use crate::srq::Srq;
 use crate::sync::Lock;
@@ -72,22 +72,22 @@ impl SendQueue {
             },
             claim: None,
             pushed: false,
-            errand: None,
+            agent_request: None,
             sent: 0,
             wait: None,
             drain: Drain::default(),
-            parked: Parked::new(),
+            pending: PendingSends::new(),
             timeout: 0,
             retry_cnt: 0,
             rnr_retry: 0,
-            seen: Seen::default(),
+            last_region: LastRegion::default(),
         })
     }
 }
 
 impl SendQueue {
     fn after(mut self, old: &Self) -> Self {
-        self.parked.continue_after(&old.parked);
+        self.pending.continue_after(&old.pending);
         self
     }
 }
@@ -127,7 +127,7 @@ impl RecvQueue {
             patience: 0,
             received: 0,
             pulls: false,
-            seen: Seen::default(),
+            last_region: LastRegion::default(),
         })
     }
 }
@@ -180,15 +180,15 @@ pub(super) fn blank(index: u32) -> Qp {
             },
             claim: None,
             pushed: false,
-            errand: None,
+            agent_request: None,
             sent: 0,
             wait: None,
             drain: Drain::default(),
-            parked: Parked::new(),
+            pending: PendingSends::new(),
             timeout: 0,
             retry_cnt: 0,
             rnr_retry: 0,
-            seen: Seen::default(),
+            last_region: LastRegion::default(),
         }),
         rq: Lock::new(RecvQueue {
             max_wr: 0,
@@ -213,7 +213,7 @@ pub(super) fn blank(index: u32) -> Qp {
             patience: 0,
             received: 0,
             pulls: false,
-            seen: Seen::default(),
+            last_region: LastRegion::default(),
         }),
         attr: Mutex::new(Attributes { attr, init }),
         target: Mutex::new(None),
@@ -222,7 +222,7 @@ pub(super) fn blank(index: u32) -> Qp {
 }
 
 fn check(init: &ibv_qp_init_attr) -> Res<()> {
-    if !state::known_type(init.qp_type) {
+    if !state::is_supported_type(init.qp_type) {
         // Types that other devices have are valid, but not supported here.
         let elsewhere = matches!(init.qp_type, IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER);
         return Err(Errno(if elsewhere {
@@ -359,12 +359,12 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
         .store(srq.map_or(0, |srq| srq.index() + 1), Ordering::Relaxed);
     map.u32(at + layout::TYPE)
         .store(init.attr.qp_type, Ordering::Relaxed);
-    let pieces = if srq.is_some() {
+    let num_sge = if srq.is_some() {
         1
     } else {
         init.attr.cap.max_recv_sge.max(1)
     };
-    let stride = desc::stride(pieces as usize);
+    let stride = desc::stride(num_sge as usize);
     map.u64(at + layout::DESC_AT)
         .store(desc_at as u64, Ordering::Relaxed);
     map.u32(at + layout::DESC_COUNT)
@@ -403,7 +403,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
     this.await_writers()?;
     let (desc_at, desc_len, send_cq, recv_cq, srq) = {
         let mut sq = this.sq.lock();
-        if let Some((at, len)) = sq.parked.take_place() {
+        if let Some((at, len)) = sq.pending.take_place() {
             process.segment.give(at, len);
         }
         let mut rq = this.rq.lock();

@@ -3,14 +3,14 @@
 use rdma_core_sys::*;
 
 use super::conn::receives;
-use super::parked::{Entry, Seen};
+use super::pending::{Entry, PendingView};
 use super::recv::Receive;
-use super::request::PieceList;
+use super::request::IovecList;
 use super::{Qp, RecvQueue, entry_at};
 use crate::cq::Retires;
 use crate::peer::Peer;
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
-use crate::segment::layout::{ParkedWord, split_qp_num};
+use crate::segment::layout::{PendingWord, split_qp_num};
 use crate::srq::Srq;
 use crate::sync::Arc;
 use crate::sys;
@@ -39,7 +39,7 @@ impl Qp {
         if slot != peer.slot || rq.kind == IBV_QPT_UD {
             return;
         }
-        let Some(seen) = Seen::read(&peer.map, entry_at(index)) else {
+        let Some(seen) = PendingView::read(&peer.map, entry_at(index)) else {
             return;
         };
         let mut any = false;
@@ -68,7 +68,7 @@ impl Qp {
         }
     }
 
-    fn pull_one(&self, rq: &mut RecvQueue, peer: &Arc<Peer>, seen: &Seen) -> Outcome {
+    fn pull_one(&self, rq: &mut RecvQueue, peer: &Arc<Peer>, seen: &PendingView) -> Outcome {
         let word = seen.word(&peer.map);
         // A message is still held here only if an earlier holder was killed.
         if word.count() == 0 || word.is_held() || !receives(self.state()) {
@@ -99,8 +99,8 @@ impl Qp {
         &self,
         rq: &mut RecvQueue,
         peer: &Arc<Peer>,
-        seen: &Seen,
-        word: ParkedWord,
+        seen: &PendingView,
+        word: PendingWord,
         entry: &Entry,
     ) -> Outcome {
         if rq.next == rq.head {
@@ -109,7 +109,7 @@ impl Qp {
         let slot = rq.next as usize & (rq.posted.len() - 1);
         let posted = rq.posted[slot];
         let first = slot * rq.max_sge as usize;
-        let sges = &rq.sges[first..first + posted.pieces as usize];
+        let sges = &rq.sges[first..first + posted.num_sge as usize];
         if entry.len > posted.total {
             return Outcome::Over;
         }
@@ -147,8 +147,8 @@ impl Qp {
         rq: &mut RecvQueue,
         srq: &Srq,
         peer: &Arc<Peer>,
-        seen: &Seen,
-        word: ParkedWord,
+        seen: &PendingView,
+        word: PendingWord,
         entry: &Entry,
     ) -> Outcome {
         let Some(claim) = srq.claim_next(entry.len) else {
@@ -186,7 +186,7 @@ impl Qp {
     /// Copies a payload from the sender's memory into `sges`. Returns false on any error; the
     /// sender then sends the message itself and detects the error.
     fn fetch(&self, peer: &Peer, entry: &Entry, sges: &[ibv_sge], pd: u32) -> bool {
-        let mut list = PieceList::new();
+        let mut list = IovecList::new();
         let mut left = entry.len as usize;
         for sge in sges {
             let len = left.min(sge.length as usize);
@@ -208,7 +208,7 @@ impl Qp {
         if peer.refuses() {
             return false;
         }
-        let copied = sys::vm_read(peer.identity.pid, list.as_slice(), entry.pieces.as_slice());
+        let copied = sys::vm_read(peer.identity.pid, list.as_slice(), entry.iovecs.as_slice());
         if let Err(error) = copied
             && sys::refused(error)
         {

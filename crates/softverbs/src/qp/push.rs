@@ -5,11 +5,11 @@
 //! receive, and only if both are still valid after the hazard was published. The owner first
 //! invalidates them and then waits for the hazard.
 
+use super::agent_request::What;
 use super::conn::Connection;
-use super::errand::What;
-use super::request::{PieceList, Request};
+use super::request::{IovecList, Request};
 use super::{MAX_SGE, Qp, SendQueue};
-use crate::region::{AccessError, Hazard, Key, MOST_AT_ONCE, Pieces, write_bytes};
+use crate::region::{AccessError, Hazard, IovecCursor, Key, MOST_AT_ONCE, write_bytes};
 
 /// Reason why a payload is not in the receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl From<AccessError> for Unpushed {
 /// Destination of a payload: ranges of the owner's memory, and the lkeys with which they were
 /// posted.
 pub(super) struct Receive {
-    pub(super) pieces: PieceList,
+    pub(super) iovecs: IovecList,
     pub(super) keys: [u32; MAX_SGE as usize],
 }
 
@@ -51,10 +51,10 @@ impl Qp {
         let number = sq.claim.unwrap_or(sq.claimed);
         let receive = conn.receive(number, request.len as usize);
         let there: u64 = receive
-            .pieces
+            .iovecs
             .as_slice()
             .iter()
-            .map(|piece| piece.iov_len as u64)
+            .map(|iovec| iovec.iov_len as u64)
             .sum();
         if there < request.len {
             return Err(AccessError::Remote.into());
@@ -67,7 +67,7 @@ impl Qp {
         match copied {
             Err(Unpushed::Access(AccessError::Refused)) => {
                 let what = What::Receive(number);
-                match self.by_agent(sq, what, request.pieces, request.len) {
+                match self.by_agent(sq, what, request.iovecs, request.len) {
                     Some(done) => done.map(drop)?,
                     None => return Err(Unpushed::Asked),
                 }
@@ -85,15 +85,15 @@ impl Qp {
         receive: &Receive,
         request: &Request<'_>,
     ) -> Result<(), Unpushed> {
-        let mut local = Pieces::new(request.pieces);
-        let mut remote = Pieces::new(receive.pieces.as_slice());
+        let mut local = IovecCursor::new(request.iovecs);
+        let mut remote = IovecCursor::new(receive.iovecs.as_slice());
         let mut at = 0;
-        while at < receive.pieces.as_slice().len() {
+        while at < receive.iovecs.as_slice().len() {
             // Adjacent sges of one region are copied together.
             let key = receive.keys[at];
             let mut left = 0;
-            while at < receive.pieces.as_slice().len() && receive.keys[at] == key {
-                left += receive.pieces.as_slice()[at].iov_len;
+            while at < receive.iovecs.as_slice().len() && receive.keys[at] == key {
+                left += receive.iovecs.as_slice()[at].iov_len;
                 at += 1;
             }
             while left > 0 {

@@ -39,7 +39,7 @@ pub(crate) unsafe fn post_recv(
     // SAFETY: the caller promises a valid chain.
     while let Some(receive) = unsafe { next.as_ref() } {
         // SAFETY: as above.
-        if unsafe { this.receive_quickly(&mut rq, receive) } {
+        if unsafe { this.receive_fast(&mut rq, receive) } {
             next = receive.next;
             continue;
         }
@@ -117,7 +117,7 @@ impl Qp {
 
     /// Records the process of the other end, if it is open by now.
     pub(super) fn adopt_sender(&self, rq: &mut RecvQueue) {
-        rq.peer = sender_slot(rq).and_then(|slot| self.process().known_peer(slot));
+        rq.peer = sender_slot(rq).and_then(|slot| self.process().mapped_peer(slot));
     }
 
     /// A receive was posted that a sender waits for. Rings the sender; if it does not react in
@@ -146,11 +146,11 @@ impl Qp {
 
     #[inline(never)]
     fn post_one_recv(&self, rq: &mut RecvQueue, wr: &ibv_recv_wr) -> Res<()> {
-        let pieces = wr.num_sge.cast_unsigned();
+        let num_sge = wr.num_sge.cast_unsigned();
         let state = self.state();
         if state == IBV_QPS_RESET
             || state > IBV_QPS_ERR
-            || pieces > rq.max_sge
+            || num_sge > rq.max_sge
             || rq.shared().is_some()
         {
             return Err(Errno(libc::EINVAL));
@@ -164,11 +164,11 @@ impl Qp {
             self.complete_recv(rq, wr.wr_id, IBV_WC_WR_FLUSH_ERR);
             return Ok(());
         }
-        let sges = if pieces == 0 {
+        let sges = if num_sge == 0 {
             &[]
         } else {
             // SAFETY: the caller promises a valid list of `num_sge` sges.
-            unsafe { std::slice::from_raw_parts(wr.sg_list, pieces as usize) }
+            unsafe { std::slice::from_raw_parts(wr.sg_list, num_sge as usize) }
         };
         let slot = rq.head as usize & (rq.posted.len() - 1);
         let shared = rq.desc_at + rq.desc_stride * slot;
@@ -180,12 +180,12 @@ impl Qp {
         for (i, sge) in sges.iter().enumerate() {
             rq.sges[first + i] = *sge;
             total = total.saturating_add(sge.length);
-            let piece = shared + desc::FIRST + desc::PIECE * i;
+            let sge_at = shared + desc::FIRST + desc::SGE_STRIDE * i;
             match regions.local(sge, rq.pd, true) {
                 Some(addr) => {
-                    map.u64(piece).store(addr, Ordering::Relaxed);
-                    map.u32(piece + 8).store(sge.length, Ordering::Relaxed);
-                    map.u32(piece + desc::LKEY)
+                    map.u64(sge_at).store(addr, Ordering::Relaxed);
+                    map.u32(sge_at + 8).store(sge.length, Ordering::Relaxed);
+                    map.u32(sge_at + desc::LKEY)
                         .store(sge.lkey, Ordering::Relaxed);
                 }
                 None => good = false,
@@ -194,13 +194,13 @@ impl Qp {
         rq.posted[slot] = Posted {
             wr_id: wr.wr_id,
             total,
-            pieces,
+            num_sge,
         };
         map.u32(shared + desc::TOTAL)
             .store(total, Ordering::Relaxed);
-        let pieces = if good { pieces } else { desc::POISONED };
-        map.u32(shared + desc::PIECES)
-            .store(pieces, Ordering::Relaxed);
+        let num_sge = if good { num_sge } else { desc::POISONED };
+        map.u32(shared + desc::NUM_SGE)
+            .store(num_sge, Ordering::Relaxed);
         rq.least = rq.least.min(if good { total } else { 0 });
         rq.head = rq.head.wrapping_add(1);
         Ok(())
@@ -215,9 +215,9 @@ impl Qp {
         while number != rq.head {
             let slot = number as usize & (rq.posted.len() - 1);
             let first = slot * rq.max_sge as usize;
-            let sges = &rq.sges[first..first + rq.posted[slot].pieces as usize];
+            let sges = &rq.sges[first..first + rq.posted[slot].num_sge as usize];
             if sges.iter().any(|sge| sge.lkey == lkey && sge.length > 0) {
-                let at = rq.desc_at + rq.desc_stride * slot + desc::PIECES;
+                let at = rq.desc_at + rq.desc_stride * slot + desc::NUM_SGE;
                 self.map().u32(at).store(desc::POISONED, Ordering::Relaxed);
                 any = true;
             }
@@ -256,7 +256,7 @@ impl Qp {
                 let at = number as usize & (rq.posted.len() - 1);
                 let first = at * rq.max_sge as usize;
                 (
-                    &rq.sges[first..first + rq.posted[at].pieces as usize],
+                    &rq.sges[first..first + rq.posted[at].num_sge as usize],
                     rq.pd,
                 )
             }
@@ -414,7 +414,7 @@ impl Qp {
             wr_id: posted.wr_id,
             total: posted.total,
             pd: rq.pd,
-            sges: &rq.sges[first..first + posted.pieces as usize],
+            sges: &rq.sges[first..first + posted.num_sge as usize],
             done: rq.next,
             retires: Retires::Recv,
         };

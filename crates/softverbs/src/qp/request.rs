@@ -14,7 +14,7 @@ pub(super) struct Request<'a> {
     pub(super) flags: u32,
     pub(super) imm: u32,
     pub(super) operands: Operands,
-    pub(super) pieces: &'a [libc::iovec],
+    pub(super) iovecs: &'a [libc::iovec],
     pub(super) len: u64,
 }
 
@@ -25,12 +25,12 @@ impl Request<'_> {
     /// `to` must have room for the payload.
     #[inline]
     pub(super) unsafe fn gather(&self, mut to: *mut u8) {
-        for piece in self.pieces {
+        for iovec in self.iovecs {
             // SAFETY: the caller promises room; the sges are the application's registered buffers,
             // or inline data.
             unsafe {
-                to.copy_from_nonoverlapping(piece.iov_base.cast(), piece.iov_len);
-                to = to.add(piece.iov_len);
+                to.copy_from_nonoverlapping(iovec.iov_base.cast(), iovec.iov_len);
+                to = to.add(iovec.iov_len);
             }
         }
     }
@@ -42,11 +42,11 @@ impl Request<'_> {
     /// # Safety
     /// The sges must be writable, and as long as the result.
     pub(super) unsafe fn scatter(&self, mut from: &[u8]) {
-        for piece in self.pieces {
-            let (now, later) = from.split_at(piece.iov_len.min(from.len()));
+        for iovec in self.iovecs {
+            let (now, later) = from.split_at(iovec.iov_len.min(from.len()));
             // SAFETY: the caller promises writable sges that are long enough.
             unsafe {
-                piece
+                iovec
                     .iov_base
                     .cast::<u8>()
                     .copy_from_nonoverlapping(now.as_ptr(), now.len());
@@ -109,12 +109,12 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
 }
 
 /// A list of memory ranges on the stack, not zeroed for speed.
-pub(crate) struct PieceList {
+pub(crate) struct IovecList {
     list: [MaybeUninit<libc::iovec>; MAX_SGE as usize],
     count: usize,
 }
 
-impl PieceList {
+impl IovecList {
     #[inline]
     pub(super) fn new() -> Self {
         Self {

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
+use super::agent_request::What;
 use super::conn::{Connection, Unreachable};
-use super::errand::What;
 use super::push::Unpushed;
-use super::request::{PieceList, Request, completion_opcode, fetches, offered, operands};
+use super::request::{IovecList, Request, completion_opcode, fetches, offered, operands};
 use super::waiting::{Reason, Step, no_receive};
 use super::{MAX_MESSAGE, Operands, Qp, SendQueue, Stored};
 use crate::cq::{Cqe, Retires};
@@ -41,7 +41,7 @@ pub(crate) unsafe fn post_send(
     // SAFETY: the caller promises a valid chain.
     while let Some(request) = unsafe { next.as_ref() } {
         // SAFETY: as above.
-        if unsafe { this.send_quickly(&mut sq, request) } {
+        if unsafe { this.send_fast(&mut sq, request) } {
             next = request.next;
             continue;
         }
@@ -53,7 +53,7 @@ pub(crate) unsafe fn post_send(
         }
         next = request.next;
     }
-    if sq.executed != sq.head && (!waited || sq.parked.news) {
+    if sq.executed != sq.head && (!waited || sq.pending.news) {
         this.begin_to_wait(sq);
     }
     ret
@@ -96,7 +96,7 @@ pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i3
         }
         next = request.next;
     }
-    if sq.executed != sq.head && (!waited || sq.parked.news) {
+    if sq.executed != sq.head && (!waited || sq.pending.news) {
         qp.begin_to_wait(sq);
     }
     ret
@@ -118,15 +118,15 @@ impl Qp {
             return Err(Errno(libc::EINVAL));
         }
         // `num_sge` is an int and may be negative.
-        let pieces = wr.num_sge.cast_unsigned();
-        if pieces > sq.max_sge || !offered(sq.kind, wr.opcode) {
+        let num_sge = wr.num_sge.cast_unsigned();
+        if num_sge > sq.max_sge || !offered(sq.kind, wr.opcode) {
             return Err(Errno(libc::EINVAL));
         }
-        let sges = if pieces == 0 {
+        let sges = if num_sge == 0 {
             &[]
         } else {
             // SAFETY: the caller promises a valid list of `num_sge` sges.
-            unsafe { std::slice::from_raw_parts(wr.sg_list, pieces as usize) }
+            unsafe { std::slice::from_raw_parts(wr.sg_list, num_sge as usize) }
         };
         let len: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = wr.send_flags & IBV_SEND_INLINE != 0;
@@ -151,7 +151,7 @@ impl Qp {
             self.post_later(sq, wr, operands, sges, len, state);
             return Ok(());
         }
-        let mut list = PieceList::new();
+        let mut list = IovecList::new();
         for sge in sges {
             let addr = if inline {
                 Some(sge.addr)
@@ -178,7 +178,7 @@ impl Qp {
             flags: wr.send_flags,
             imm: wr.__bindgen_anon_1.bindgen_union_field,
             operands,
-            pieces: list.as_slice(),
+            iovecs: list.as_slice(),
             len,
         };
         match self.run(sq, &request) {
@@ -225,7 +225,7 @@ impl Qp {
         } else {
             self.store(sq, wr, operands, sges, len);
             if state == IBV_QPS_RTS {
-                self.park_another(sq);
+                self.publish_another_pending(sq);
             }
         }
     }
@@ -247,7 +247,7 @@ impl Qp {
             flags: wr.send_flags,
             imm: wr.__bindgen_anon_1.bindgen_union_field,
             operands,
-            pieces: sges.len() as u32,
+            num_sge: sges.len() as u32,
             inline_len: if inline { len as u32 } else { 0 },
         };
         let first = slot * sq.max_sge as usize;
@@ -381,17 +381,17 @@ impl Qp {
         };
         let mut result = if conn.word.access() & right == 0 {
             Err(AccessError::Remote)
-        } else if sq.errand.is_some() {
+        } else if sq.agent_request.is_some() {
             Err(AccessError::Refused)
         } else {
-            region::copy(&conn.peer, process.slot, target, request.pieces, way)
+            region::copy(&conn.peer, process.slot, target, request.iovecs, way)
         };
         if result == Err(AccessError::Refused) {
             let what = match way {
                 Direction::Write => What::Write(target.key, target.addr),
                 Direction::Read => What::Read(target.key, target.addr),
             };
-            match self.by_agent(sq, what, request.pieces, request.len) {
+            match self.by_agent(sq, what, request.iovecs, request.len) {
                 Some(done) => result = done.map(drop),
                 None => return Step::Wait(Reason::Agent),
             }

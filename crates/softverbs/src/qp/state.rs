@@ -118,7 +118,7 @@ pub(crate) fn transition_allowed(
 }
 
 /// Whether queue pairs of this type have queues and are supported.
-pub(crate) fn known_type(kind: ibv_qp_type) -> bool {
+pub(crate) fn is_supported_type(kind: ibv_qp_type) -> bool {
     matches!(kind, RC | UC | UD | XRC_SEND)
 }
 

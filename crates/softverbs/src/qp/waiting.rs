@@ -3,10 +3,10 @@
 
 use rdma_core_sys::*;
 
+use super::agent_request::patience_ns;
 use super::conn::{Connection, rnr_delay_ns};
 use super::datagram::MAX_DATAGRAM;
-use super::errand::patience_ns;
-use super::request::{PieceList, Request, fetches};
+use super::request::{IovecList, Request, fetches};
 use super::{Qp, SendQueue};
 use crate::peer::Peer;
 use crate::ring::PATIENCE_NS;
@@ -147,9 +147,9 @@ impl Qp {
                 self.process().note_turn();
                 return Went::Yields;
             }
-            if sq.parked.live() {
+            if sq.pending.live() {
                 let mut over = None;
-                if self.parked_untouched(sq) && !receive_there(sq) {
+                if self.pending_untouched(sq) && !receive_there(sq) {
                     over = self.expired(sq);
                     if over.is_none() {
                         return Went::Waits;
@@ -178,12 +178,12 @@ impl Qp {
                 self.finish_first(sq, status);
                 continue;
             }
-            let parked = reason == Reason::Receive && self.park(sq);
+            let pending = reason == Reason::Receive && self.publish_pending(sq);
             // Either this sender sees a receive that was posted meanwhile, or the receiver sees the
             // request to ring or the pending messages.
             if fresh {
                 heavy_fence();
-            } else if parked {
+            } else if pending {
                 std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
             } else {
                 return Went::Waits;
@@ -229,7 +229,7 @@ impl Qp {
         if len > MAX_DATAGRAM {
             return;
         }
-        let mut list = PieceList::new();
+        let mut list = IovecList::new();
         for sge in sges {
             match self.process().regions.local(sge, sq.pd, false) {
                 Some(addr) => list.push(addr, sge.length as usize),
@@ -246,11 +246,11 @@ impl Qp {
         if copy.make_room(len as usize).is_err() {
             return;
         }
-        for piece in list.as_slice() {
+        for iovec in list.as_slice() {
             // SAFETY: the application's registered buffer, which the device may read until the
             // request completes (`ibv_post_send(3)`).
             copy.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(piece.iov_base.cast(), piece.iov_len)
+                std::slice::from_raw_parts(iovec.iov_base.cast(), iovec.iov_len)
             });
         }
     }
@@ -259,7 +259,7 @@ impl Qp {
     fn run_first(&self, sq: &mut SendQueue) -> Step {
         let slot = sq.executed as usize & (sq.stored.len() - 1);
         let stored = sq.stored[slot];
-        let mut list = PieceList::new();
+        let mut list = IovecList::new();
         let mut readable = true;
         let mut len = 0;
         if stored.flags & IBV_SEND_INLINE != 0 {
@@ -272,7 +272,7 @@ impl Qp {
             list.push(copy.as_ptr() as u64, copy.len());
         } else {
             let first = slot * sq.max_sge as usize;
-            for sge in &sq.sges[first..first + stored.pieces as usize] {
+            for sge in &sq.sges[first..first + stored.num_sge as usize] {
                 // The region may have been deregistered in the meantime.
                 let write = fetches(stored.opcode);
                 match self.process().regions.local(sge, sq.pd, write) {
@@ -290,7 +290,7 @@ impl Qp {
             flags: stored.flags,
             imm: stored.imm,
             operands: stored.operands,
-            pieces: list.as_slice(),
+            iovecs: list.as_slice(),
             len,
         };
         self.run(sq, &request)
@@ -395,7 +395,7 @@ pub(super) fn stored_len(sq: &SendQueue, slot: usize) -> u64 {
         return u64::from(stored.inline_len);
     }
     let first = slot * sq.max_sge as usize;
-    sq.sges[first..first + stored.pieces as usize]
+    sq.sges[first..first + stored.num_sge as usize]
         .iter()
         .map(|sge| u64::from(sge.length))
         .sum()

@@ -217,7 +217,7 @@ impl Qp {
         if let Some(initiator) = initiator {
             // The initiator most likely sends to this process first. If the ring can't be created
             // now, the initiator requests it again.
-            process.bury_all();
+            process.clean_up_dead_peers();
             let _ = process.grant_ring(&initiator);
         }
         // SAFETY: the object is live; `ibv_qp.state` is a hint that C code reads without a lock.

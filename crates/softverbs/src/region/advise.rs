@@ -36,9 +36,9 @@ pub(crate) fn advise(
     pd: u32,
     advice: u32,
     flags: u32,
-    pieces: &[ibv_sge],
+    sges: &[ibv_sge],
 ) -> Res<()> {
-    if flags & !FLUSH != 0 || pieces.is_empty() {
+    if flags & !FLUSH != 0 || sges.is_empty() {
         return Err(Errno(libc::EINVAL));
     }
     let prefetch = match advice {
@@ -47,33 +47,31 @@ pub(crate) fn advise(
         IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Prefetch::NoFault,
         _ => return Err(Errno(libc::EOPNOTSUPP)),
     };
-    let place = |piece: &ibv_sge| match find(regions, pd, prefetch, piece) {
-        Err(Errno(libc::ENOENT)) if windows.has(Key(piece.lkey)) => Err(Errno(libc::EINVAL)),
+    let place = |sge: &ibv_sge| match find(regions, pd, prefetch, sge) {
+        Err(Errno(libc::ENOENT)) if windows.has(Key(sge.lkey)) => Err(Errno(libc::EINVAL)),
         found => found,
     };
     if flags & FLUSH == 0 {
         // All keys are checked first: a driver checks none later, when it leaves the work to a
         // worker.
-        let mut places = with_room(pieces.len())?;
-        for piece in pieces {
-            places.push(place(piece)?);
+        let mut places = with_room(sges.len())?;
+        for sge in sges {
+            places.push(place(sge)?);
         }
-        for (place, piece) in places.into_iter().zip(pieces) {
-            let _ = place.and_then(|addr| follow(regions, addr, piece, prefetch));
+        for (place, sge) in places.into_iter().zip(sges) {
+            let _ = place.and_then(|addr| follow(regions, addr, sge, prefetch));
         }
         return Ok(());
     }
-    for piece in pieces {
-        follow(regions, place(piece)??, piece, prefetch)?;
+    for sge in sges {
+        follow(regions, place(sge)??, sge, prefetch)?;
     }
     Ok(())
 }
 
 /// The address of an sge; the inner result is `EFAULT` if the sge is outside its region.
-fn find(regions: &Regions, pd: u32, prefetch: Prefetch, piece: &ibv_sge) -> Res<Res<u64>> {
-    let region = regions
-        .describe(Key(piece.lkey))
-        .ok_or(Errno(libc::ENOENT))?;
+fn find(regions: &Regions, pd: u32, prefetch: Prefetch, sge: &ibv_sge) -> Res<Res<u64>> {
+    let region = regions.describe(Key(sge.lkey)).ok_or(Errno(libc::ENOENT))?;
     if region.access & IBV_ACCESS_ON_DEMAND == 0 {
         return Err(Errno(libc::ENOENT));
     }
@@ -81,7 +79,7 @@ fn find(regions: &Regions, pd: u32, prefetch: Prefetch, piece: &ibv_sge) -> Res<
         return Err(Errno(libc::EPERM));
     }
     let range = region.range;
-    let Some(offset) = piece.addr.checked_sub(range.iova) else {
+    let Some(offset) = sge.addr.checked_sub(range.iova) else {
         return Ok(Err(Errno(libc::EFAULT)));
     };
     // The kernel accepts addresses up to the end of the region's last page.
@@ -89,13 +87,13 @@ fn find(regions: &Regions, pd: u32, prefetch: Prefetch, piece: &ibv_sge) -> Res<
     let inside = range
         .addr
         .checked_add(offset)
-        .filter(|&addr| addr < end && u64::from(piece.length) <= end - addr);
+        .filter(|&addr| addr < end && u64::from(sge.length) <= end - addr);
     Ok(inside.ok_or(Errno(libc::EFAULT)))
 }
 
 /// Makes the pages of an sge at an address present, and counts them.
-fn follow(regions: &Regions, addr: u64, piece: &ibv_sge, prefetch: Prefetch) -> Res<()> {
-    let length = piece.length as usize;
+fn follow(regions: &Regions, addr: u64, sge: &ibv_sge, prefetch: Prefetch) -> Res<()> {
+    let length = sge.length as usize;
     let write = match prefetch {
         Prefetch::NoFault => return Ok(()),
         Prefetch::Read => false,
@@ -107,7 +105,7 @@ fn follow(regions: &Regions, addr: u64, piece: &ibv_sge, prefetch: Prefetch) -> 
     if !sys::pages_usable(addr, length, write) {
         return Err(Errno(libc::EFAULT));
     }
-    regions.count_prefetched(Key(piece.lkey), sys::pages_of(addr, length as u64));
+    regions.count_prefetched(Key(sge.lkey), sys::pages_of(addr, length as u64));
     Ok(())
 }
 
@@ -194,12 +192,12 @@ mod tests {
         }
 
         fn advise(&self, advice: u32, flags: u32, key: Key, from: u64, len: u32) -> Res<()> {
-            let piece = ibv_sge {
+            let sge = ibv_sge {
                 addr: from,
                 length: len,
                 lkey: key.0,
             };
-            advise(&self.regions, &self.windows, 1, advice, flags, &[piece])
+            advise(&self.regions, &self.windows, 1, advice, flags, &[sge])
         }
     }
 
@@ -247,12 +245,12 @@ mod tests {
             assert_eq!(wrong(READ, pinned), error(libc::ENOENT));
             assert_eq!(wrong(READ, read_only), Ok(()));
             assert_eq!(wrong(WRITE, read_only), error(libc::EPERM));
-            let piece = ibv_sge {
+            let sge = ibv_sge {
                 addr: 0x10_0000,
                 length: 8,
                 lkey: key.0,
             };
-            let other = advise(&own.regions, &own.windows, 2, READ, flags, &[piece]);
+            let other = advise(&own.regions, &own.windows, 2, READ, flags, &[sge]);
             assert_eq!(other, error(libc::EPERM));
             assert_eq!(wrong(READ, window), error(libc::EINVAL));
             assert_eq!(wrong(3, key), error(libc::EOPNOTSUPP));

@@ -76,17 +76,17 @@ pub(super) fn copy(
         return Err(AccessError::Remote);
     }
     let mut there = map.bytes(offset as usize, bytes);
-    for piece in local {
-        let here = piece.iov_base.cast::<u8>();
+    for iovec in local {
+        let here = iovec.iov_base.cast::<u8>();
         // SAFETY: the application keeps its registered buffers, `bytes` bytes in all, valid; the
         // other side was checked to lie inside the mapping. A concurrent writer of the mapping
         // changes only the bytes that are copied.
         unsafe {
             match direction {
-                Direction::Write => there.copy_from(here, piece.iov_len),
-                Direction::Read => here.copy_from(there, piece.iov_len),
+                Direction::Write => there.copy_from(here, iovec.iov_len),
+                Direction::Read => here.copy_from(there, iovec.iov_len),
             }
-            there = there.add(piece.iov_len);
+            there = there.add(iovec.iov_len);
         }
     }
     Ok(())

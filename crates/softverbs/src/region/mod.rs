@@ -12,11 +12,11 @@ mod atomic;
 mod direct;
 mod flush;
 mod hazard;
+mod last_region;
 mod locked;
 mod null;
 pub(crate) mod odp;
 mod remote;
-mod seen;
 mod table;
 
 pub(crate) use access::Range;
@@ -29,11 +29,11 @@ pub(crate) use direct::change as change_direct;
 pub(crate) use direct::{Direct, Directs};
 pub(crate) use flush::{Flush, flush};
 pub(crate) use hazard::{Use, await_receive, await_shared_receive, receive_in_use};
+pub(crate) use last_region::LastRegion;
 #[cfg(any(test, fuzzing))]
 pub(crate) use remote::resolve;
 pub(crate) use remote::{
-    AccessError, Direction, Hazard, Hazards, MOST_AT_ONCE, Pieces, Target, copy, granted,
+    AccessError, Direction, Hazard, Hazards, IovecCursor, MOST_AT_ONCE, Target, copy, granted,
     may_invalidate, write_bytes,
 };
-pub(crate) use seen::Seen;
 pub(crate) use table::{Description, Key, Regions};

@@ -212,13 +212,13 @@ pub(crate) fn copy(
         Direction::Write => IBV_ACCESS_REMOTE_WRITE,
         Direction::Read => IBV_ACCESS_REMOTE_READ,
     };
-    let mut pieces = Pieces::new(local);
+    let mut iovecs = IovecCursor::new(local);
     let mut addr = target.addr;
     // Each round checks all bytes that are left, so a request that exceeds its region changes
     // nothing.
-    let mut left: u64 = local.iter().map(|piece| piece.iov_len as u64).sum();
+    let mut left: u64 = local.iter().map(|iovec| iovec.iov_len as u64).sum();
     while left > 0 {
-        let (batch, count, bytes) = pieces.next(MOST_AT_ONCE);
+        let (batch, count, bytes) = iovecs.next(MOST_AT_ONCE);
         let hazard = Hazard::publish(&peer.hazards, &peer.map, own_slot, target.key);
         let place = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
         let batch = &batch[..count];
@@ -287,9 +287,9 @@ fn judge(
 
 /// Determines on which side the memory is not mapped.
 fn blame(local: &[libc::iovec], direction: Direction) -> AccessError {
-    let there = local.iter().all(|piece| match direction {
-        Direction::Write => sys::readable_locally(piece.iov_base as u64, piece.iov_len),
-        Direction::Read => sys::writable_locally(piece.iov_base as u64, piece.iov_len),
+    let there = local.iter().all(|iovec| match direction {
+        Direction::Write => sys::readable_locally(iovec.iov_base as u64, iovec.iov_len),
+        Direction::Read => sys::writable_locally(iovec.iov_base as u64, iovec.iov_len),
     });
     if there {
         AccessError::Remote
@@ -300,13 +300,13 @@ fn blame(local: &[libc::iovec], direction: Direction) -> AccessError {
 
 /// Splits a list of buffers into batches of limited size and count.
 #[derive(Debug)]
-pub(crate) struct Pieces<'a> {
+pub(crate) struct IovecCursor<'a> {
     list: &'a [libc::iovec],
     index: usize,
     offset: usize,
 }
 
-impl<'a> Pieces<'a> {
+impl<'a> IovecCursor<'a> {
     pub(crate) fn new(list: &'a [libc::iovec]) -> Self {
         Self {
             list,
@@ -320,15 +320,15 @@ impl<'a> Pieces<'a> {
         let mut batch = [sys::as_local(0, 0); MAX_IOV];
         let (mut count, mut bytes) = (0, 0);
         while count < MAX_IOV && bytes < most && self.index < self.list.len() {
-            let piece = self.list[self.index];
-            let len = (piece.iov_len - self.offset).min(most - bytes);
+            let iovec = self.list[self.index];
+            let len = (iovec.iov_len - self.offset).min(most - bytes);
             if len > 0 {
-                batch[count] = sys::as_local(piece.iov_base as u64 + self.offset as u64, len);
+                batch[count] = sys::as_local(iovec.iov_base as u64 + self.offset as u64, len);
                 count += 1;
                 bytes += len;
             }
             self.offset += len;
-            if self.offset == piece.iov_len {
+            if self.offset == iovec.iov_len {
                 self.index += 1;
                 self.offset = 0;
             }
@@ -375,16 +375,16 @@ mod tests {
         let list: Vec<_> = [3usize, 0, 5, 1 << 20, 7, 0]
             .iter()
             .scan(0x1000u64, |at, &len| {
-                let piece = sys::as_local(*at, len);
+                let iovec = sys::as_local(*at, len);
                 *at += 1 << 24;
-                Some(piece)
+                Some(iovec)
             })
             .collect();
         for most in [1usize, 4, 1000, 1 << 19, 1 << 30] {
-            let mut pieces = Pieces::new(&list);
+            let mut iovecs = IovecCursor::new(&list);
             let mut seen = 0;
             loop {
-                let (batch, count, bytes) = pieces.next(most);
+                let (batch, count, bytes) = iovecs.next(most);
                 if bytes == 0 {
                     break;
                 }

@@ -454,7 +454,7 @@ impl Regions {
         let entry = self.entry(Key(sge.lkey).index())?;
         let version = entry.version.load(Ordering::Acquire);
         if entry.key.load(Ordering::Acquire) != sge.lkey || sge.lkey == 0 {
-            return null_piece(entry, sge, pd, write);
+            return null_sge(entry, sge, pd, write);
         }
         let access = entry.access.load(Ordering::Relaxed);
         let start = entry.iova.load(Ordering::Relaxed);
@@ -506,7 +506,7 @@ fn shared_at(index: usize) -> usize {
 }
 
 #[cold]
-fn null_piece(entry: &Entry, sge: &ibv_sge, pd: u32, write: bool) -> Option<u64> {
+fn null_sge(entry: &Entry, sge: &ibv_sge, pd: u32, write: bool) -> Option<u64> {
     let good = sge.lkey != 0
         && entry.null.load(Ordering::Acquire) == sge.lkey
         && entry.pd.load(Ordering::Relaxed) == pd;

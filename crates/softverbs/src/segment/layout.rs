@@ -140,13 +140,13 @@ pub(crate) mod qp {
     pub(crate) const TYPE: usize = OWNED + 48;
     /// u64: see [`super::Credit`].
     pub(crate) const CREDIT: usize = OWNED + 64;
-    /// u64, by both: see [`super::ParkedWord`].
-    pub(crate) const PARKED: usize = 72;
+    /// u64, by both: see [`super::PendingWord`].
+    pub(crate) const PENDING: usize = 72;
     /// u64, u32, u32: entries of pending messages: offset in the segment, count (a power of two),
     /// bytes each. The offset is 0 until the first message is pending.
-    pub(crate) const PARKED_AT: usize = OWNED + 80;
-    pub(crate) const PARKED_COUNT: usize = OWNED + 88;
-    pub(crate) const PARKED_STRIDE: usize = OWNED + 92;
+    pub(crate) const PENDING_AT: usize = OWNED + 80;
+    pub(crate) const PENDING_COUNT: usize = OWNED + 88;
+    pub(crate) const PENDING_STRIDE: usize = OWNED + 92;
     /// u64, stored when the queue pair stops accepting messages: number of accepted messages (32
     /// bits), incarnation (24 bits).
     pub(crate) const TAKEN: usize = OWNED + 96;
@@ -342,37 +342,37 @@ pub(crate) fn fits(part: std::ops::Range<usize>, at: usize, count: u32, stride: 
 /// address, u32 length, u32 the lkey that it was posted with.
 pub(crate) mod desc {
     pub(crate) const TOTAL: usize = 0;
-    pub(crate) const PIECES: usize = 4;
+    pub(crate) const NUM_SGE: usize = 4;
     pub(crate) const FIRST: usize = 16;
-    pub(crate) const PIECE: usize = 16;
+    pub(crate) const SGE_STRIDE: usize = 16;
     /// Offset in a sge.
     pub(crate) const LKEY: usize = 12;
     /// Stored instead of the number of sges: the owner may not write the memory of at least one
     /// sge.
     pub(crate) const POISONED: u32 = u32::MAX;
 
-    pub(crate) fn stride(pieces: usize) -> usize {
-        (FIRST + pieces * PIECE).next_multiple_of(32)
+    pub(crate) fn stride(num_sge: usize) -> usize {
+        (FIRST + num_sge * SGE_STRIDE).next_multiple_of(32)
     }
 }
 
 /// A pending message, which waits for a receive: u32 length, number of sges, immediate, flags,
 /// message number, receiver's incarnation, then the sges as in [`desc`].
-pub(crate) mod parked {
+pub(crate) mod pending {
     pub(crate) const LEN: usize = 0;
-    pub(crate) const PIECES: usize = 4;
+    pub(crate) const NUM_SGE: usize = 4;
     pub(crate) const IMM: usize = 8;
     pub(crate) const FLAGS: usize = 12;
     pub(crate) const NUMBER: usize = 16;
     pub(crate) const INCARNATION: usize = 20;
     pub(crate) const FIRST: usize = 32;
-    pub(crate) const PIECE: usize = 16;
+    pub(crate) const SGE_STRIDE: usize = 16;
 
     pub(crate) const WITH_IMM: u32 = 1;
     pub(crate) const SOLICITED: u32 = 2;
 
-    pub(crate) fn stride(pieces: usize) -> usize {
-        (FIRST + pieces * PIECE).next_multiple_of(32)
+    pub(crate) fn stride(num_sge: usize) -> usize {
+        (FIRST + num_sge * SGE_STRIDE).next_multiple_of(32)
     }
 }
 
@@ -380,9 +380,9 @@ pub(crate) mod parked {
 /// first one (1 bit), generation (31), count (16), position of the first one in the send queue
 /// (16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ParkedWord(pub(crate) u64);
+pub(crate) struct PendingWord(pub(crate) u64);
 
-impl ParkedWord {
+impl PendingWord {
     const HELD: u64 = 1 << 63;
 
     pub(crate) fn new(generation: u32, count: u32, first: u32) -> Self {
@@ -600,9 +600,9 @@ mod tests {
     }
 
     #[test]
-    fn parked_words_count_what_was_taken() {
+    fn pending_words_count_what_was_taken() {
         let most = u32::MAX >> 1;
-        let word = ParkedWord::new(u32::MAX, 3, 0x1_fffe);
+        let word = PendingWord::new(u32::MAX, 3, 0x1_fffe);
         assert_eq!(
             (word.generation(), word.count(), word.first()),
             (most, 3, 0xfffe)
@@ -619,8 +619,8 @@ mod tests {
         }
         // More messages than there were, another generation, another count.
         assert_eq!(word.taken(now), 0);
-        assert_eq!(word.taken(ParkedWord::new(0, 2, 0xffff)), 0);
-        assert_eq!(word.taken(ParkedWord::new(u32::MAX, 3, 0xffff)), 0);
+        assert_eq!(word.taken(PendingWord::new(0, 2, 0xffff)), 0);
+        assert_eq!(word.taken(PendingWord::new(u32::MAX, 3, 0xffff)), 0);
         assert!(word.with_one_more().has_grown_from(word));
         assert!(!word.has_grown_from(word));
         assert!(!word.without_first().has_grown_from(word));

@@ -7,9 +7,9 @@
 //! consume only a receive that its sender has claimed, and the owner posts the claims of an ended
 //! process again.
 
+mod fast_path;
 mod object;
 mod order;
-mod quick;
 mod shared;
 mod xrc;
 
@@ -26,15 +26,15 @@ pub(crate) use shared::Shared;
 #[cfg(any(test, fuzzing))]
 pub(crate) use xrc::srq_num;
 pub(crate) use xrc::{
-    XrcInit, abandon, complete_quickly, deliver as deliver_xrc,
-    deliver_quickly as deliver_xrc_quickly, number_of, split_srq_num,
+    XrcInit, abandon, complete_fast, deliver as deliver_xrc, deliver_fast as deliver_xrc_fast,
+    number_of, split_srq_num,
 };
 
 use crate::agent::Places;
 use crate::events::Element;
 use crate::object::Context;
 use crate::process::Process;
-use crate::region::Seen;
+use crate::region::LastRegion;
 use crate::segment::layout::{desc, srq as layout};
 use crate::signal;
 use crate::sync::{Lock, heavy_fence, light_fence_towards_all};
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Srq {
 struct Posted {
     wr_id: u64,
     total: u32,
-    pieces: u32,
+    num_sge: u32,
     /// The length that senders see; 0 if a sge is not writable, or the region of one has been
     /// deregistered.
     room: u32,
@@ -104,7 +104,7 @@ struct Queue {
     sges: Box<[ibv_sge]>,
     desc_at: usize,
     desc_stride: usize,
-    seen: Seen,
+    last_region: LastRegion,
 }
 
 /// A receive that a message has consumed and that must be completed.
@@ -113,12 +113,12 @@ pub(crate) struct Taken {
     pub(crate) total: u32,
     pub(crate) pd: u32,
     sges: [ibv_sge; crate::qp::MAX_SGE as usize],
-    pieces: usize,
+    num_sge: usize,
 }
 
 impl Taken {
     pub(crate) fn sges(&self) -> &[ibv_sge] {
-        &self.sges[..self.pieces]
+        &self.sges[..self.num_sge]
     }
 }
 
@@ -129,15 +129,15 @@ impl Queue {
             return None;
         }
         let first = index as usize * self.max_sge as usize;
-        let pieces = posted.pieces as usize;
+        let num_sge = posted.num_sge as usize;
         let mut sges = [ibv_sge::default(); crate::qp::MAX_SGE as usize];
-        sges[..pieces].copy_from_slice(&self.sges[first..first + pieces]);
+        sges[..num_sge].copy_from_slice(&self.sges[first..first + num_sge]);
         Some(Taken {
             wr_id: posted.wr_id,
             total: posted.total,
             pd: self.pd,
             sges,
-            pieces,
+            num_sge,
         })
     }
 }
@@ -176,18 +176,18 @@ impl Srq {
 
     #[inline(never)]
     fn post(&self, queue: &mut Queue, wr: &ibv_recv_wr) -> Res<()> {
-        let pieces = wr.num_sge.cast_unsigned();
-        if pieces > queue.max_sge {
+        let num_sge = wr.num_sge.cast_unsigned();
+        if num_sge > queue.max_sge {
             return Err(Errno(libc::EINVAL));
         }
         let Some(index) = queue.free.pop() else {
             return Err(Errno(libc::ENOMEM));
         };
-        let sges = if pieces == 0 {
+        let sges = if num_sge == 0 {
             &[]
         } else {
             // SAFETY: the caller promises a list of `num_sge` sges.
-            unsafe { std::slice::from_raw_parts(wr.sg_list, pieces as usize) }
+            unsafe { std::slice::from_raw_parts(wr.sg_list, num_sge as usize) }
         };
         let process = self.process();
         let map = &process.segment.map;
@@ -198,12 +198,12 @@ impl Srq {
         for (i, sge) in sges.iter().enumerate() {
             queue.sges[first + i] = *sge;
             total = total.saturating_add(sge.length);
-            let piece = shared + desc::FIRST + desc::PIECE * i;
+            let sge_at = shared + desc::FIRST + desc::SGE_STRIDE * i;
             match process.regions.local(sge, queue.pd, true) {
                 Some(addr) => {
-                    map.u64(piece).store(addr, Ordering::Relaxed);
-                    map.u32(piece + 8).store(sge.length, Ordering::Relaxed);
-                    map.u32(piece + desc::LKEY)
+                    map.u64(sge_at).store(addr, Ordering::Relaxed);
+                    map.u32(sge_at + 8).store(sge.length, Ordering::Relaxed);
+                    map.u32(sge_at + desc::LKEY)
                         .store(sge.lkey, Ordering::Relaxed);
                 }
                 None => good = false,
@@ -211,13 +211,13 @@ impl Srq {
         }
         map.u32(shared + desc::TOTAL)
             .store(total, Ordering::Relaxed);
-        let shown = if good { pieces } else { desc::POISONED };
-        map.u32(shared + desc::PIECES)
+        let shown = if good { num_sge } else { desc::POISONED };
+        map.u32(shared + desc::NUM_SGE)
             .store(shown, Ordering::Relaxed);
         queue.posted[index as usize] = Posted {
             wr_id: wr.wr_id,
             total,
-            pieces,
+            num_sge,
             room: if good { total } else { 0 },
             state: State::Posted,
         };
@@ -332,10 +332,10 @@ impl Srq {
         let mut any = false;
         for (index, posted) in queue.posted.iter_mut().enumerate() {
             let first = index * queue.max_sge as usize;
-            let sges = &queue.sges[first..first + posted.pieces as usize];
+            let sges = &queue.sges[first..first + posted.num_sge as usize];
             let named = sges.iter().any(|sge| sge.lkey == lkey && sge.length > 0);
             if posted.state != State::Free && named {
-                let at = queue.desc_at + queue.desc_stride * index + desc::PIECES;
+                let at = queue.desc_at + queue.desc_stride * index + desc::NUM_SGE;
                 map.u32(at).store(desc::POISONED, Ordering::Relaxed);
                 posted.room = 0;
                 any = true;
@@ -443,7 +443,7 @@ pub(crate) unsafe fn post_srq_recv(
         // SAFETY: the caller promises a valid chain.
         while let Some(receive) = unsafe { next.as_ref() } {
             // SAFETY: as above.
-            if unsafe { this.post_quickly(&mut queue, receive) } {
+            if unsafe { this.post_fast(&mut queue, receive) } {
                 next = receive.next;
                 continue;
             }

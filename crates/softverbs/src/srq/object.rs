@@ -11,7 +11,7 @@ use super::{Posted, Queue, Srq, XrcInit};
 use crate::events::Element;
 use crate::object::{Context, Pd};
 use crate::qp::{MAX_SGE, MAX_WR};
-use crate::region::Seen;
+use crate::region::LastRegion;
 use crate::segment::layout::{desc, srq as layout};
 use crate::signal;
 use crate::sync::Lock;
@@ -120,7 +120,7 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
         sges,
         desc_at,
         desc_stride,
-        seen: Seen::default(),
+        last_region: LastRegion::default(),
     };
     drop(queue);
     let at = srq.at();

@@ -152,7 +152,7 @@ impl Shared {
     /// As [`Self::claim`], with one attempt at the hint's position first. If that attempt fails,
     /// for example because another sender has claimed, calls [`Self::claim`].
     #[inline(always)]
-    pub(crate) fn claim_quickly(&self, map: &Mapping, slot: u32) -> Option<Claim> {
+    pub(crate) fn claim_fast(&self, map: &Mapping, slot: u32) -> Option<Claim> {
         let hint = map.u32(self.at + layout::HINT);
         let position = hint.load(Ordering::Relaxed);
         let cell = map.u64(self.ring_at + 8 * (position & self.mask) as usize);

@@ -251,10 +251,10 @@ pub(crate) fn deliver(
     }
 }
 
-/// As [`deliver`], on the fast path of [`crate::qp::deliver_quickly`]: returns false, with no state
+/// As [`deliver`], on the fast path of [`crate::qp::deliver_fast`]: returns false, with no state
 /// changed, if the fast path does not apply.
 #[inline(never)]
-pub(crate) fn deliver_quickly(
+pub(crate) fn deliver_fast(
     srq: &Srq,
     from: &Peer,
     ring: &Consumer,
@@ -270,13 +270,13 @@ pub(crate) fn deliver_quickly(
     if number != Some(xrcd.membership.domain.number) || header.life != part.stamp as u8 {
         return false;
     }
-    complete_quickly(srq, cq, header.dst_qpn, from, ring, message, poll)
+    complete_fast(srq, cq, header.dst_qpn, from, ring, message, poll)
 }
 
 /// Completes the receive that a short message consumes. The caller's lock excludes other messages
 /// for the same connection or XRC domain handle.
 #[inline(always)]
-pub(crate) fn complete_quickly(
+pub(crate) fn complete_fast(
     srq: &Srq,
     cq: &Cq,
     number: u32,
@@ -287,9 +287,9 @@ pub(crate) fn complete_quickly(
 ) -> bool {
     let header = &message.header;
     let len = message.inside;
-    let filled = srq.fill_quickly(header.msn & 0xffff, from.slot, len, |addr| {
+    let filled = srq.fill_fast(header.msn & 0xffff, from.slot, len, |addr| {
         let to = std::ptr::without_provenance_mut(addr as usize);
-        // SAFETY: `fill_quickly` has checked that the address lies in a region that the application
+        // SAFETY: `fill_fast` has checked that the address lies in a region that the application
         // registered with local write; the application keeps that memory valid until it deregisters
         // the region.
         unsafe { ring.copy_payload(message, 0, to, len) };

@@ -119,14 +119,14 @@ impl Line {
     /// # Errors
     /// `EAGAIN`: no room. `EPIPE`, `ECONNRESET`: the other end is closed.
     pub(crate) fn send(&self, bytes: &[u8], with: Option<BorrowedFd<'_>>) -> Res<()> {
-        let mut piece = libc::iovec {
+        let mut iovec = libc::iovec {
             iov_base: bytes.as_ptr().cast_mut().cast(),
             iov_len: bytes.len(),
         };
         let mut control = Control([0; CONTROL]);
         // SAFETY: all zeros is a value of it.
         let mut message: libc::msghdr = unsafe { zeroed() };
-        message.msg_iov = &raw mut piece;
+        message.msg_iov = &raw mut iovec;
         message.msg_iovlen = 1;
         if let Some(file) = with {
             message.msg_control = (&raw mut control).cast();
@@ -168,14 +168,14 @@ impl Line {
     /// # Errors
     /// `EAGAIN`: none is there. `EPIPE`: the other end is closed. `EPROTO`: the message has another length.
     pub(crate) fn receive(&self, bytes: &mut [u8]) -> Res<Option<OwnedFd>> {
-        let mut piece = libc::iovec {
+        let mut iovec = libc::iovec {
             iov_base: bytes.as_mut_ptr().cast(),
             iov_len: bytes.len(),
         };
         let mut control = Control([0; CONTROL]);
         // SAFETY: all zeros is a value of it.
         let mut message: libc::msghdr = unsafe { zeroed() };
-        message.msg_iov = &raw mut piece;
+        message.msg_iov = &raw mut iovec;
         message.msg_iovlen = 1;
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = CONTROL as _;

@@ -1,5 +1,6 @@
 //! System calls, wrapped so that the rest of the crate sees owned descriptors and errnos.
 
+mod bounce;
 mod fd;
 mod limits;
 mod line;
@@ -8,10 +9,10 @@ mod memfd;
 mod memory;
 mod proc;
 mod reach;
-mod stage;
 mod text;
 mod vm;
 
+pub(crate) use bounce::BounceFile;
 pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, ring_fd};
 pub(crate) use limits::{may_exceed_memlock, memlock};
 pub(crate) use line::{Credentials, Line, Listener};
@@ -26,7 +27,6 @@ pub(crate) use proc::{
     own_start_time, start_time,
 };
 pub(crate) use reach::{allow_tracers, block_signals, dumpable, restore_signals, yama_restricts};
-pub(crate) use stage::Stage;
 pub(crate) use text::ShortPath;
 pub(crate) use vm::{
     MAX_IOV, as_local, copies_allowed, file_behind, page_end, pages_huge, pages_of, pages_usable,

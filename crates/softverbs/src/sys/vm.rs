@@ -4,13 +4,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr;
 
-use super::stage::copy_own;
+use super::bounce::copy_own;
 use super::{Errno, Res};
 
-/// How many pieces one call may have on either side.
+/// How many iovecs one call may have on either side.
 pub(crate) const MAX_IOV: usize = 64;
 
-/// A piece of this process's memory.
+/// A iovec of this process's memory.
 pub(crate) fn as_local(addr: u64, len: usize) -> libc::iovec {
     libc::iovec {
         iov_base: ptr::without_provenance_mut(addr as usize),
@@ -18,7 +18,7 @@ pub(crate) fn as_local(addr: u64, len: usize) -> libc::iovec {
     }
 }
 
-/// Copies local pieces into those of process `pid`; the number of bytes copied, which is less than
+/// Copies local iovecs into those of process `pid`; the number of bytes copied, which is less than
 /// asked for where memory on either side is missing.
 ///
 /// The kernel checks both sides, so no address can hurt this process.
@@ -40,9 +40,9 @@ pub(crate) fn vm_write(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) 
     }
 }
 
-/// Copies pieces of process `pid` into local ones; as [`vm_write`].
+/// Copies iovecs of process `pid` into local ones; as [`vm_write`].
 pub(crate) fn vm_read(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) -> Res<usize> {
-    // SAFETY: as in `vm_write`; the local pieces were checked to be the application's buffers.
+    // SAFETY: as in `vm_write`; the local iovecs were checked to be the application's buffers.
     let n = unsafe {
         libc::process_vm_readv(
             pid.cast_signed(),
@@ -70,7 +70,7 @@ pub(crate) fn copies_allowed() -> bool {
     let (from, mut to) = (1u8, 0u8);
     let local = [as_local((&raw mut to) as u64, 1)];
     let remote = [as_local((&raw const from) as u64, 1)];
-    // SAFETY: both pieces are this function's.
+    // SAFETY: both iovecs are this function's.
     let n = unsafe {
         libc::process_vm_readv(
             std::process::id().cast_signed(),

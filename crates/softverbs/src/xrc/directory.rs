@@ -90,12 +90,12 @@ impl Entry {
 }
 
 /// Holds a lock of the registry until it is dropped.
-pub(crate) struct Held<'a> {
+pub(crate) struct RangeLock<'a> {
     file: &'a File,
     byte: u64,
 }
 
-impl Drop for Held<'_> {
+impl Drop for RangeLock<'_> {
     fn drop(&mut self) {
         // A lock that can't be released ends with the process.
         let _ = sys::unlock(self.file, byte(self.byte));
@@ -115,7 +115,7 @@ fn members(domain: u32) -> u64 {
 ///
 /// # Errors
 /// `EBUSY`: another process holds the lock for 5 s.
-fn hold(file: &File, at: u64) -> Res<Held<'_>> {
+fn hold(file: &File, at: u64) -> Res<RangeLock<'_>> {
     let begin = Instant::now();
     let mut round = 64;
     while let Err(error) = sys::lock(file, byte(at)) {
@@ -128,11 +128,11 @@ fn hold(file: &File, at: u64) -> Res<Held<'_>> {
         round += 8;
         pause(round);
     }
-    Ok(Held { file, byte: at })
+    Ok(RangeLock { file, byte: at })
 }
 
 /// Acquires the lock against opening domains.
-pub(crate) fn hold_all(file: &File) -> Res<Held<'_>> {
+pub(crate) fn hold_all(file: &File) -> Res<RangeLock<'_>> {
     hold(file, ALL_AT)
 }
 
@@ -140,7 +140,7 @@ pub(crate) fn hold_all(file: &File) -> Res<Held<'_>> {
 ///
 /// # Errors
 /// `EBUSY`: another process holds the lock for 5 s. Those of `fcntl(2)`.
-pub(crate) fn hold_domain(file: &File, domain: u32) -> Res<Held<'_>> {
+pub(crate) fn hold_domain(file: &File, domain: u32) -> Res<RangeLock<'_>> {
     // Every second byte: the kernel merges adjacent locks of one open file into one lock, whose
     // range would identify no single domain.
     hold(file, CONTROL_AT + 2 * u64::from(domain))

@@ -7,8 +7,8 @@
 
 #[path = "../direct.rs"]
 mod direct;
-#[path = "../parked.rs"]
-mod parked;
+#[path = "../pending.rs"]
+mod pending;
 #[path = "../queues.rs"]
 mod queues;
 #[path = "../regions.rs"]
@@ -34,7 +34,7 @@ pub(crate) const SUITES: [Suite; 9] = [
     ("regions", regions::main),
     ("windows", windows::main),
     ("direct", direct::main),
-    ("parked", parked::main),
+    ("pending", pending::main),
     ("queues", queues::main),
     ("withdrawn", withdrawn::main),
     ("sleepers", sleepers::main),

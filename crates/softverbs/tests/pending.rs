@@ -304,7 +304,7 @@ fn take_all(end: &mut End, buffers: &[Buffer], mut post: impl FnMut(&mut End, &B
     for i in 0..RACES {
         let buffer = &buffers[i as usize % buffers.len()];
         post(end, buffer, u64::from(i));
-        // Arming looks for what is parked at once.
+        // Arming looks for what is pending at once.
         // SAFETY: a live queue.
         unsafe { ibv_req_notify_cq(end.cq, 0) };
         let wc = if i % 3 == 0 {

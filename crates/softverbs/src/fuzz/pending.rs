@@ -1,4 +1,4 @@
-//! Messages that a sender has parked: as two ends use the word that keep to the rules, and with rubbish in the
+//! Messages that a sender has pending: as two ends use the word that keep to the rules, and with rubbish in the
 //! sender's segment.
 
 use std::collections::VecDeque;
@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::Input;
-use crate::qp::parking::{self, Offer};
-use crate::qp::{MAX_MESSAGE, MAX_SGE, ParkedSeen as Seen};
-use crate::segment::layout::{arena, parked as layout, qp};
+use crate::qp::pending_word::{self, Offer};
+use crate::qp::{MAX_MESSAGE, MAX_SGE, PendingView};
+use crate::segment::layout::{arena, pending as layout, qp};
 use crate::segment::{Mapping, OwnSegment};
 
 const QP: usize = qp::AT + qp::STRIDE;
-const WORD: usize = QP + qp::PARKED;
+const WORD: usize = QP + qp::PENDING;
 /// Bytes of the arena that entries may lie in.
 const ROOM: usize = 1 << 16;
 
@@ -26,12 +26,12 @@ fn segment() -> &'static Mutex<OwnSegment> {
     })
 }
 
-/// Whatever a sender shows, what is made of it is a message of a length that there is, in as many pieces as a
+/// Whatever a sender shows, what is made of it is a message of a length that there is, in as many iovecs as a
 /// request has. What both ends do by the rules delivers each message once, in order.
 ///
 /// # Panics
 /// Where that is not so.
-pub fn parked(data: &[u8]) {
+pub fn pending(data: &[u8]) {
     let segment = segment().lock().unwrap_or_else(PoisonError::into_inner);
     let mut input = Input::new(data);
     if input.u8().is_multiple_of(2) {
@@ -44,22 +44,22 @@ pub fn parked(data: &[u8]) {
 fn strange(map: &Mapping, input: &mut Input<'_>) {
     let stride = layout::stride(1 + input.below(4));
     let at = arena::AT + 32 * input.below(64);
-    map.u64(QP + qp::PARKED_AT)
+    map.u64(QP + qp::PENDING_AT)
         .store(at as u64, Ordering::Relaxed);
-    map.u32(QP + qp::PARKED_COUNT).store(8, Ordering::Relaxed);
-    map.u32(QP + qp::PARKED_STRIDE)
+    map.u32(QP + qp::PENDING_COUNT).store(8, Ordering::Relaxed);
+    map.u32(QP + qp::PENDING_STRIDE)
         .store(stride as u32, Ordering::Relaxed);
     while !input.is_empty() {
         match input.u8() % 12 {
-            0 => map.u64(QP + qp::PARKED_AT).store(
+            0 => map.u64(QP + qp::PENDING_AT).store(
                 (arena::AT as u64).wrapping_add(input.edgy()),
                 Ordering::Relaxed,
             ),
             1 => map
-                .u32(QP + qp::PARKED_COUNT)
+                .u32(QP + qp::PENDING_COUNT)
                 .store(input.edgy() as u32, Ordering::Relaxed),
             2 => map
-                .u32(QP + qp::PARKED_STRIDE)
+                .u32(QP + qp::PENDING_STRIDE)
                 .store(input.edgy() as u32 & !31, Ordering::Relaxed),
             3 => map.u64(WORD).store(input.edgy(), Ordering::Relaxed),
             _ => {
@@ -67,16 +67,16 @@ fn strange(map: &Mapping, input: &mut Input<'_>) {
                 map.u32(at).store(input.edgy() as u32, Ordering::Relaxed);
             }
         }
-        let Some(seen) = Seen::read(map, QP) else {
+        let Some(seen) = PendingView::read(map, QP) else {
             continue;
         };
         let Some(entry) = seen.first(map, seen.word(map)) else {
             continue;
         };
-        let pieces = entry.pieces.as_slice();
-        let total: usize = pieces.iter().map(|piece| piece.iov_len).sum();
+        let iovecs = entry.iovecs.as_slice();
+        let total: usize = iovecs.iter().map(|iovec| iovec.iov_len).sum();
         assert_eq!(total, entry.len as usize);
-        assert!(u64::from(entry.len) <= MAX_MESSAGE && pieces.len() <= MAX_SGE as usize);
+        assert!(u64::from(entry.len) <= MAX_MESSAGE && iovecs.len() <= MAX_SGE as usize);
     }
 }
 
@@ -86,7 +86,7 @@ fn honest(map: &Mapping, input: &mut Input<'_>) {
     // Numbers of what is shown, and what the receiver saw last, maybe long ago.
     let mut shown: VecDeque<u32> = VecDeque::new();
     let (mut first, mut next, mut taken) = (0u32, 0u32, 0u32);
-    let mut seen = parking::look(map, WORD);
+    let mut seen = pending_word::look(map, WORD);
     while !input.is_empty() {
         match input.u8() % 7 {
             0 if !offer.is_live() => {
@@ -105,7 +105,7 @@ fn honest(map: &Mapping, input: &mut Input<'_>) {
                 }
             }
             2 | 3 => {
-                let held = parking::look(map, WORD).is_held();
+                let held = pending_word::look(map, WORD).is_held();
                 let back = if input.u8().is_multiple_of(2) {
                     offer.take_back(map, WORD)
                 } else {
@@ -121,31 +121,31 @@ fn honest(map: &Mapping, input: &mut Input<'_>) {
                 shown.clear();
                 taken = 0;
             }
-            4 => seen = parking::look(map, WORD),
+            4 => seen = pending_word::look(map, WORD),
             5 => {
-                let now = parking::look(map, WORD);
+                let now = pending_word::look(map, WORD);
                 if seen.count() > 0 && !seen.is_held() {
-                    let held = parking::hold(map, WORD, seen);
+                    let held = pending_word::hold(map, WORD, seen);
                     assert_eq!(held.is_some(), now == seen);
                     seen = held.unwrap_or(seen);
                 } else if seen.is_held() {
-                    parking::let_go(map, WORD, seen);
-                    seen = parking::look(map, WORD);
+                    pending_word::let_go(map, WORD, seen);
+                    seen = pending_word::look(map, WORD);
                 }
             }
             _ => {
                 if seen.count() == 0 {
                     continue;
                 }
-                let now = parking::look(map, WORD);
+                let now = pending_word::look(map, WORD);
                 let good = now == seen || now.has_grown_from(seen);
-                assert_eq!(parking::commit(map, WORD, seen), good);
+                assert_eq!(pending_word::commit(map, WORD, seen), good);
                 if good {
                     assert_eq!(seen.first(), first.wrapping_add(taken) & 0xffff);
                     shown.pop_front().unwrap();
                     taken += 1;
                 }
-                seen = parking::look(map, WORD);
+                seen = pending_word::look(map, WORD);
             }
         }
     }

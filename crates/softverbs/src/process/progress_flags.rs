@@ -12,7 +12,7 @@ pub(super) const LATE: u32 = 1 << 2;
 /// Completion queues hold events back.
 pub(super) const MODERATED: u32 = 1 << 3;
 /// Dead peers are not cleaned up yet.
-pub(super) const GRAVES: u32 = 1 << 4;
+pub(super) const DEAD_PEERS: u32 = 1 << 4;
 /// A queue pair has failed, and its receives are not flushed yet.
 pub(super) const CLOSING: u32 = 1 << 5;
 /// There may be pending messages to pull.
@@ -21,23 +21,23 @@ pub(super) const PULLS: u32 = 1 << 6;
 /// One bit for each kind of work. The bit of a list is changed under the list's lock, so that it
 /// agrees with the list.
 #[derive(Debug, Default)]
-pub(super) struct Chores(AtomicU32);
+pub(super) struct ProgressFlags(AtomicU32);
 
-impl Chores {
+impl ProgressFlags {
     #[inline]
     pub(super) fn any(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    pub(super) fn has(&self, chore: u32) -> bool {
-        self.0.load(Ordering::Relaxed) & chore != 0
+    pub(super) fn has(&self, flag: u32) -> bool {
+        self.0.load(Ordering::Relaxed) & flag != 0
     }
 
-    pub(super) fn set(&self, chore: u32, there: bool) {
+    pub(super) fn set(&self, flag: u32, there: bool) {
         if there {
-            self.0.fetch_or(chore, Ordering::Release);
+            self.0.fetch_or(flag, Ordering::Release);
         } else {
-            self.0.fetch_and(!chore, Ordering::AcqRel);
+            self.0.fetch_and(!flag, Ordering::AcqRel);
         }
     }
 }

@@ -3,12 +3,12 @@
 use loom::thread;
 
 use super::{Memory, check};
-use crate::qp::parking::{self, Offer};
+use crate::qp::pending_word::{self, Offer};
 use crate::segment::Mapping;
-use crate::segment::layout::{ParkedWord, SEGMENT_SIZE, arena, qp};
+use crate::segment::layout::{PendingWord, SEGMENT_SIZE, arena, qp};
 use crate::sync::atomic::Ordering;
 
-const WORD: usize = qp::AT + 2 * qp::STRIDE + qp::PARKED;
+const WORD: usize = qp::AT + 2 * qp::STRIDE + qp::PENDING;
 /// An entry says which message it is of.
 const ENTRIES: usize = arena::AT;
 
@@ -23,7 +23,7 @@ fn write_entry(map: &Mapping, place: usize, message: u32) {
         .store(message, Ordering::Relaxed);
 }
 
-fn entry(map: &Mapping, word: ParkedWord) -> u32 {
+fn entry(map: &Mapping, word: PendingWord) -> u32 {
     map.u32(ENTRIES + 8 * word.first() as usize)
         .load(Ordering::Relaxed)
 }
@@ -32,13 +32,13 @@ fn entry(map: &Mapping, word: ParkedWord) -> u32 {
 fn take(map: &Mapping, memory: &[Memory], most: usize) -> Vec<u32> {
     let mut taken = Vec::new();
     for _ in 0..most {
-        let word = parking::look(map, WORD);
+        let word = pending_word::look(map, WORD);
         if word.count() == 0 || word.is_held() {
             break;
         }
         let message = entry(map, word);
         let bytes = memory[word.first() as usize].read();
-        if parking::commit(map, WORD, word) {
+        if pending_word::commit(map, WORD, word) {
             assert_eq!(bytes, u64::from(message), "payload of another message");
             taken.push(message);
         }
@@ -85,12 +85,12 @@ fn a_message_of_an_earlier_time_is_not_taken_for_a_later_one() {
         let (map, theirs) = maps(1);
         let mut offer = Offer::new();
         let receiver = thread::spawn(move || {
-            let word = parking::look(&theirs, WORD);
+            let word = pending_word::look(&theirs, WORD);
             if word.count() == 0 {
                 return None;
             }
             let message = entry(&theirs, word);
-            parking::commit(&theirs, WORD, word).then_some(message)
+            pending_word::commit(&theirs, WORD, word).then_some(message)
         });
         write_entry(&map, 0, 1);
         offer.show(&map, WORD, 1, 0);
@@ -119,18 +119,18 @@ fn the_receive_of_a_held_message_is_written_by_its_holder_alone() {
             let mut offer = Offer::new();
             offer.show(&map, WORD, 1, 0);
             let receiver = thread::spawn(move || {
-                let word = parking::look(&theirs, WORD);
+                let word = pending_word::look(&theirs, WORD);
                 if word.count() == 0 {
                     return false;
                 }
-                let Some(held) = parking::hold(&theirs, WORD, word) else {
+                let Some(held) = pending_word::hold(&theirs, WORD, word) else {
                     return false;
                 };
                 at_receiver.write(1);
                 if commits {
-                    assert!(parking::commit(&theirs, WORD, held), "it was held");
+                    assert!(pending_word::commit(&theirs, WORD, held), "it was held");
                 } else {
-                    parking::let_go(&theirs, WORD, held);
+                    pending_word::let_go(&theirs, WORD, held);
                 }
                 commits
             });

@@ -6,14 +6,14 @@
 //! the sender withdraws.
 
 use crate::segment::Mapping;
-use crate::segment::layout::ParkedWord;
+use crate::segment::layout::PendingWord;
 use crate::sync::atomic::Ordering;
 
 /// The sender's side: the messages that it has shown.
 #[derive(Debug)]
 pub(crate) struct Offer {
     /// The value that the sender last wrote to the shared word, if messages are shown.
-    shown: Option<ParkedWord>,
+    shown: Option<PendingWord>,
     generation: u32,
 }
 
@@ -39,7 +39,7 @@ impl Offer {
 
     /// Shows `count` messages from position `first` on. The caller has written their entries.
     pub(crate) fn show(&mut self, map: &Mapping, at: usize, count: u32, first: u32) {
-        let word = ParkedWord::new(self.generation, count, first);
+        let word = PendingWord::new(self.generation, count, first);
         map.u64(at).store(word.0, Ordering::Release);
         self.shown = Some(word);
     }
@@ -71,8 +71,8 @@ impl Offer {
     /// Withdraws the messages. Returns the number of messages that the receiver took, or `None`
     /// while it holds one.
     pub(crate) fn take_back(&mut self, map: &Mapping, at: usize) -> Option<u32> {
-        let mut now = ParkedWord(map.u64(at).load(Ordering::Acquire));
-        let empty = ParkedWord::new(self.generation.wrapping_add(1), 0, 0);
+        let mut now = PendingWord(map.u64(at).load(Ordering::Acquire));
+        let empty = PendingWord::new(self.generation.wrapping_add(1), 0, 0);
         loop {
             if now.is_held() {
                 return None;
@@ -82,7 +82,7 @@ impl Offer {
                     .compare_exchange(now.0, empty.0, Ordering::AcqRel, Ordering::Acquire);
             match swapped {
                 Ok(_) => break,
-                Err(other) => now = ParkedWord(other),
+                Err(other) => now = PendingWord(other),
             }
         }
         self.generation = empty.generation();
@@ -91,26 +91,26 @@ impl Offer {
 
     /// As [`Self::take_back`], also while the receiver holds a message: its commit then fails.
     pub(crate) fn withdraw(&mut self, map: &Mapping, at: usize) -> u32 {
-        let empty = ParkedWord::new(self.generation.wrapping_add(1), 0, 0);
+        let empty = PendingWord::new(self.generation.wrapping_add(1), 0, 0);
         self.generation = empty.generation();
         let now = map.u64(at).swap(empty.0, Ordering::AcqRel);
-        self.count(ParkedWord(now))
+        self.count(PendingWord(now))
     }
 
     /// Number of messages that were taken until the word was `now`.
-    fn count(&mut self, now: ParkedWord) -> u32 {
+    fn count(&mut self, now: PendingWord) -> u32 {
         self.shown.take().map_or(0, |word| word.taken(now))
     }
 }
 
 /// Reads the word: the messages that the receiver may take.
-pub(crate) fn look(map: &Mapping, at: usize) -> ParkedWord {
-    ParkedWord(map.u64(at).load(Ordering::Acquire))
+pub(crate) fn look(map: &Mapping, at: usize) -> PendingWord {
+    PendingWord(map.u64(at).load(Ordering::Acquire))
 }
 
 /// Prevents [`Offer::take_back`] until [`commit`] or [`let_go`]. Returns the new word, or `None` if
 /// the messages are not shown any more.
-pub(crate) fn hold(map: &Mapping, at: usize, word: ParkedWord) -> Option<ParkedWord> {
+pub(crate) fn hold(map: &Mapping, at: usize, word: PendingWord) -> Option<PendingWord> {
     map.u64(at)
         .compare_exchange(word.0, word.held().0, Ordering::AcqRel, Ordering::Relaxed)
         .is_ok()
@@ -118,7 +118,7 @@ pub(crate) fn hold(map: &Mapping, at: usize, word: ParkedWord) -> Option<ParkedW
 }
 
 /// Releases a held message without taking it.
-pub(crate) fn let_go(map: &Mapping, at: usize, held: ParkedWord) {
+pub(crate) fn let_go(map: &Mapping, at: usize, held: PendingWord) {
     let mut word = held;
     loop {
         let free = word.let_go().0;
@@ -127,7 +127,7 @@ pub(crate) fn let_go(map: &Mapping, at: usize, held: ParkedWord) {
                 .compare_exchange(word.0, free, Ordering::AcqRel, Ordering::Acquire);
         match swapped {
             // Another message was added behind it.
-            Err(now) if ParkedWord(now).has_grown_from(word) => word = ParkedWord(now),
+            Err(now) if PendingWord(now).has_grown_from(word) => word = PendingWord(now),
             _ => return,
         }
     }
@@ -135,7 +135,7 @@ pub(crate) fn let_go(map: &Mapping, at: usize, held: ParkedWord) {
 
 /// Commits the first message: the receiver has taken it. Returns false if the sender has withdrawn
 /// it.
-pub(crate) fn commit(map: &Mapping, at: usize, seen: ParkedWord) -> bool {
+pub(crate) fn commit(map: &Mapping, at: usize, seen: PendingWord) -> bool {
     let mut word = seen;
     loop {
         let rest = word.without_first().0;
@@ -144,7 +144,7 @@ pub(crate) fn commit(map: &Mapping, at: usize, seen: ParkedWord) -> bool {
                 .compare_exchange(word.0, rest, Ordering::AcqRel, Ordering::Acquire);
         match swapped {
             Ok(_) => return true,
-            Err(now) if ParkedWord(now).has_grown_from(word) => word = ParkedWord(now),
+            Err(now) if PendingWord(now).has_grown_from(word) => word = PendingWord(now),
             Err(_) => return false,
         }
     }

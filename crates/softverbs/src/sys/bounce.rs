@@ -7,15 +7,15 @@ use super::{Errno, Res, fallocate, memfd_create, sealed_size};
 
 /// A sealed file of a size that both ends know.
 #[derive(Debug)]
-pub(crate) struct Stage(OwnedFd);
+pub(crate) struct BounceFile(OwnedFd);
 
-impl Stage {
+impl BounceFile {
     /// A fresh one of `len` bytes, with pages.
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`.
     pub(crate) fn create(len: usize) -> Res<Self> {
-        let file = memfd_create(c"softverbs-stage", len)?;
+        let file = memfd_create(c"softverbs-bounce", len)?;
         fallocate(file.as_raw_fd(), 0, len)?;
         Ok(Self(file))
     }
@@ -31,7 +31,7 @@ impl Stage {
         Ok(Self(file))
     }
 
-    /// Fills the place at `at` from pieces of this process's memory.
+    /// Fills the place at `at` from iovecs of this process's memory.
     ///
     /// # Errors
     /// `EFAULT` where memory is missing; a part may have been copied.
@@ -39,7 +39,7 @@ impl Stage {
         self.whole(libc::SYS_pwritev, from, at)
     }
 
-    /// Copies the place at `at` to pieces of this process's memory.
+    /// Copies the place at `at` to iovecs of this process's memory.
     ///
     /// # Errors
     /// As [`Self::fill`].
@@ -50,7 +50,7 @@ impl Stage {
     /// Both calls may do a part, up to a page that is missing. Not the C library's: sanitizers take its calls for the
     /// program's own accesses, and a device reads whole pages.
     fn whole(&self, call: libc::c_long, list: &[libc::iovec], at: usize) -> Res<()> {
-        let len: usize = list.iter().map(|piece| piece.iov_len).sum();
+        let len: usize = list.iter().map(|iovec| iovec.iov_len).sum();
         if len == 0 {
             return Ok(());
         }
@@ -69,7 +69,7 @@ impl Stage {
     }
 }
 
-impl AsFd for Stage {
+impl AsFd for BounceFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -78,11 +78,11 @@ impl AsFd for Stage {
 /// Copies within this process, as [`super::vm_write`] of its own pid does where that is allowed. The number of bytes
 /// that both lists have is the same, and bounded.
 pub(super) fn copy_own(from: &[libc::iovec], to: &[libc::iovec]) -> Res<usize> {
-    let len = from.iter().map(|piece| piece.iov_len).sum();
+    let len = from.iter().map(|iovec| iovec.iov_len).sum();
     // One for each call: a forked child would share any other with its parent.
-    let stage = Stage(memfd_create(c"softverbs-own", len)?);
-    stage.fill(0, from)?;
-    stage.empty(0, to)?;
+    let bounce = BounceFile(memfd_create(c"softverbs-own", len)?);
+    bounce.fill(0, from)?;
+    bounce.empty(0, to)?;
     Ok(len)
 }
 
@@ -103,22 +103,22 @@ mod tests {
         let missing = [as_local(b, 50), as_local(8, 50)];
         assert_eq!(copy_own(&list, &missing), Err(Errno(libc::EFAULT)));
         assert_eq!(copy_own(&missing, &list), Err(Errno(libc::EFAULT)));
-        let stage = Stage::create(4096).unwrap();
-        assert_eq!(stage.fill(4096 - 99, &list), Err(Errno(libc::EFAULT)));
-        assert_eq!(stage.fill(4096 - 100, &list), Ok(()));
-        assert_eq!(stage.empty(4096 - 99, &there), Err(Errno(libc::EFAULT)));
+        let bounce = BounceFile::create(4096).unwrap();
+        assert_eq!(bounce.fill(4096 - 99, &list), Err(Errno(libc::EFAULT)));
+        assert_eq!(bounce.fill(4096 - 100, &list), Ok(()));
+        assert_eq!(bounce.empty(4096 - 99, &there), Err(Errno(libc::EFAULT)));
     }
 
     #[test]
-    fn other_files_are_no_stages() {
+    fn other_files_are_no_bounce_files() {
         let good = || memfd_create(c"test", 8192).unwrap();
-        assert!(Stage::of_file(good(), 8192).is_ok());
+        assert!(BounceFile::of_file(good(), 8192).is_ok());
         assert_eq!(
-            Stage::of_file(good(), 4096).err(),
+            BounceFile::of_file(good(), 4096).err(),
             Some(Errno(libc::EPROTO))
         );
         let pipe = super::super::Pipe::new().unwrap();
         let end = super::super::open_fd_of(std::process::id(), pipe.read_fd(), libc::O_RDWR);
-        assert!(Stage::of_file(end.unwrap(), 8192).is_err());
+        assert!(BounceFile::of_file(end.unwrap(), 8192).is_err());
     }
 }

@@ -8,7 +8,7 @@ use super::{Qp, SendQueue};
 use crate::agent::{Broken, Kind, Link, Outcome, PLACE, Request};
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::region::{AccessError, Change, Key, Pieces};
+use crate::region::{AccessError, Change, IovecCursor, Key};
 use crate::sync::Arc;
 
 /// The operation that an agent executes.
@@ -23,7 +23,7 @@ pub(super) enum What {
 
 /// An agent request in progress. Dropping it releases its place in the link's bounce file.
 #[derive(Debug)]
-pub(super) struct Errand {
+pub(super) struct AgentRequest {
     process: &'static Process,
     link: Arc<Link>,
     place: usize,
@@ -34,7 +34,7 @@ pub(super) struct Errand {
     receive: bool,
 }
 
-impl Drop for Errand {
+impl Drop for AgentRequest {
     fn drop(&mut self) {
         if self.link.release(self.place) {
             self.process.wake_up();
@@ -47,38 +47,40 @@ impl Drop for Errand {
 pub(super) type Progress = Option<Result<u64, AccessError>>;
 
 impl Qp {
-    /// Advances the first request's agent request, with `len` bytes in the sges `pieces`. The first
+    /// Advances the first request's agent request, with `len` bytes in the sges `iovecs`. The first
     /// call begins it.
     #[cold]
     pub(super) fn by_agent(
         &self,
         sq: &mut SendQueue,
         what: What,
-        pieces: &[libc::iovec],
+        iovecs: &[libc::iovec],
         len: u64,
     ) -> Progress {
-        let done = self.errand_step(sq, what, pieces, len);
+        let done = self.agent_request_step(sq, what, iovecs, len);
         if done.is_some() {
-            sq.errand = None;
+            sq.agent_request = None;
         }
         done
     }
 
-    fn errand_step(
+    fn agent_request_step(
         &self,
         sq: &mut SendQueue,
         what: What,
-        pieces: &[libc::iovec],
+        iovecs: &[libc::iovec],
         len: u64,
     ) -> Progress {
         let conn = sq.conn.as_ref()?;
         let incarnation = conn.word.incarnation();
-        let of_before = |errand: &Errand| errand.incarnation != incarnation;
-        let old = sq.errand.take_if(|errand| of_before(errand));
+        let of_before = |agent_request: &AgentRequest| agent_request.incarnation != incarnation;
+        let old = sq
+            .agent_request
+            .take_if(|agent_request| of_before(agent_request));
         drop(old);
-        if sq.errand.is_none() {
-            match self.begin_errand(&conn.peer, incarnation) {
-                Ok(Some(errand)) => sq.errand = Some(errand),
+        if sq.agent_request.is_none() {
+            match self.begin_agent_request(&conn.peer, incarnation) {
+                Ok(Some(agent_request)) => sq.agent_request = Some(agent_request),
                 Ok(None) => return None,
                 Err(error) => return Some(Err(error)),
             }
@@ -90,12 +92,12 @@ impl Qp {
             srq: conn.delivery.number,
             ..Request::new(Kind::Hello)
         };
-        let errand = sq.errand.as_mut()?;
+        let agent_request = sq.agent_request.as_mut()?;
         loop {
-            let result = if errand.asked.is_some() {
-                errand.look(what, pieces, len)
+            let result = if agent_request.asked.is_some() {
+                agent_request.look(what, iovecs, len)
             } else {
-                errand.ask(what, pieces, len, request)
+                agent_request.ask(what, iovecs, len, request)
             };
             match result {
                 Ok(Moved::On) => sq.wait = None,
@@ -109,15 +111,15 @@ impl Qp {
 
     /// Acquires a place at the agent of a peer; `None` if no place is free or the agent does not
     /// run yet.
-    fn begin_errand(
+    fn begin_agent_request(
         &self,
         peer: &Arc<Peer>,
         incarnation: u32,
-    ) -> Result<Option<Errand>, AccessError> {
+    ) -> Result<Option<AgentRequest>, AccessError> {
         let Some(link) = self.process().link_to(peer)? else {
             return Ok(None);
         };
-        Ok(link.take(self.index).map(|place| Errand {
+        Ok(link.take(self.index).map(|place| AgentRequest {
             process: self.process(),
             link,
             place,
@@ -132,16 +134,16 @@ impl Qp {
     /// receive that the request claimed from a shared queue, the agent returns the claim when it
     /// has finished; then the result is true.
     #[cold]
-    pub(super) fn drop_errand(&self, sq: &mut SendQueue, claim: Option<(u32, u32)>) -> bool {
+    pub(super) fn drop_agent_request(&self, sq: &mut SendQueue, claim: Option<(u32, u32)>) -> bool {
         if let Some(link) = sq.conn.as_ref().and_then(|conn| conn.peer.link()) {
             link.leave(self.index);
         }
-        let Some(errand) = sq.errand.take() else {
+        let Some(agent_request) = sq.agent_request.take() else {
             return false;
         };
         match claim {
-            Some((srq, index)) if errand.asked.is_some() && errand.receive => {
-                errand.link.give_back(srq, index)
+            Some((srq, index)) if agent_request.asked.is_some() && agent_request.receive => {
+                agent_request.link.give_back(srq, index)
             }
             _ => false,
         }
@@ -157,19 +159,19 @@ enum Moved {
     Ended(u64),
 }
 
-impl Errand {
+impl AgentRequest {
     /// Sends the next part.
     fn ask(
         &mut self,
         what: What,
-        pieces: &[libc::iovec],
+        iovecs: &[libc::iovec],
         len: u64,
         request: Request,
     ) -> Result<Moved, AccessError> {
         let bytes = (len - self.done).min(PLACE as u64);
         let fills = matches!(what, What::Write(..) | What::Receive(_));
         if fills {
-            self.each_part(pieces, bytes, |link, place, list| link.fill(place, list))?;
+            self.each_part(iovecs, bytes, |link, place, list| link.fill(place, list))?;
         }
         let done = self.done;
         let request = match what {
@@ -214,7 +216,7 @@ impl Errand {
     }
 
     /// Takes the answer, if it has arrived.
-    fn look(&mut self, what: What, pieces: &[libc::iovec], len: u64) -> Result<Moved, AccessError> {
+    fn look(&mut self, what: What, iovecs: &[libc::iovec], len: u64) -> Result<Moved, AccessError> {
         let answer = self.link.answer(self.place, || self.process.wake_up());
         let Some(outcome) = answer.map_err(|Broken| AccessError::Dead)? else {
             return Ok(Moved::No);
@@ -227,7 +229,7 @@ impl Errand {
             Outcome::Busy => return Ok(Moved::Again),
         };
         if matches!(what, What::Read(..)) {
-            self.each_part(pieces, bytes, |link, place, list| link.empty(place, list))?;
+            self.each_part(iovecs, bytes, |link, place, list| link.empty(place, list))?;
         }
         self.done += bytes;
         Ok(if self.done == len {
@@ -240,14 +242,14 @@ impl Errand {
     /// Calls `copy` with the local ranges of the next `bytes` bytes.
     fn each_part(
         &self,
-        pieces: &[libc::iovec],
+        iovecs: &[libc::iovec],
         bytes: u64,
         copy: impl Fn(&Link, usize, &[libc::iovec]) -> crate::sys::Res<()>,
     ) -> Result<(), AccessError> {
-        let mut pieces = Pieces::new(pieces);
+        let mut iovecs = IovecCursor::new(iovecs);
         // A request has fewer sges than a batch has places.
-        pieces.next(self.done as usize);
-        let (batch, count, found) = pieces.next(bytes as usize);
+        iovecs.next(self.done as usize);
+        let (batch, count, found) = iovecs.next(bytes as usize);
         let whole = found as u64 == bytes;
         if whole && copy(&self.link, self.place, &batch[..count]).is_ok() {
             Ok(())

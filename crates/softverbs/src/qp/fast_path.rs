@@ -15,7 +15,7 @@ use crate::peer::{Peer, Push};
 use crate::process::Process;
 use crate::ring::{Consumer, Header, MAX_PAYLOAD, Message, SHORT, copy, flag, op};
 use crate::segment::layout::{desc, xrc};
-use crate::srq::{complete_quickly, deliver_xrc_quickly};
+use crate::srq::{complete_fast, deliver_xrc_fast};
 
 impl Qp {
     /// Sends `wr`; or returns false, with `wr` not sent: the general path sends it.
@@ -23,7 +23,7 @@ impl Qp {
     /// # Safety
     /// `wr` must be a valid request.
     #[inline(always)]
-    pub(super) unsafe fn send_quickly(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> bool {
+    pub(super) unsafe fn send_fast(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> bool {
         let Some(conn) = &sq.conn else {
             return false;
         };
@@ -41,7 +41,7 @@ impl Qp {
         }
         if conn.srq.is_some() {
             // SAFETY: the caller promises a valid request, and the checks above hold.
-            return unsafe { self.send_to_shared_quickly(sq, wr) };
+            return unsafe { self.send_to_shared_fast(sq, wr) };
         }
         if sq.claimed == sq.credit.posted {
             return false;
@@ -61,7 +61,10 @@ impl Qp {
         let addr = if inline {
             sge.addr
         } else {
-            match process.regions.local_again(&mut sq.seen, sge, sq.pd, false) {
+            match process
+                .regions
+                .local_again(&mut sq.last_region, sge, sq.pd, false)
+            {
                 Some(addr) => addr,
                 None => return false,
             }
@@ -103,14 +106,14 @@ impl Qp {
         true
     }
 
-    /// As [`Self::send_quickly`], into a receive of a shared queue, which other senders may claim
+    /// As [`Self::send_fast`], into a receive of a shared queue, which other senders may claim
     /// too. If the send fails after the claim, the claim stays in the send queue for the general
     /// path.
     ///
     /// # Safety
-    /// As for [`Self::send_quickly`], which has checked its conditions.
+    /// As for [`Self::send_fast`], which has checked its conditions.
     #[inline(never)]
-    unsafe fn send_to_shared_quickly(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> bool {
+    unsafe fn send_to_shared_fast(&self, sq: &mut SendQueue, wr: &ibv_send_wr) -> bool {
         let Some(conn) = &sq.conn else {
             return false;
         };
@@ -139,12 +142,15 @@ impl Qp {
         let addr = if inline {
             sge.addr
         } else {
-            match process.regions.local_again(&mut sq.seen, sge, sq.pd, false) {
+            match process
+                .regions
+                .local_again(&mut sq.last_region, sge, sq.pd, false)
+            {
                 Some(addr) => addr,
                 None => return false,
             }
         };
-        let Some(claim) = srq.claim_quickly(&conn.peer.map, process.slot) else {
+        let Some(claim) = srq.claim_fast(&conn.peer.map, process.slot) else {
             return false;
         };
         sq.claim = Some(claim.index);
@@ -194,7 +200,7 @@ impl Qp {
     /// # Safety
     /// `wr` must be a valid receive.
     #[inline(always)]
-    pub(super) unsafe fn receive_quickly(&self, rq: &mut RecvQueue, wr: &ibv_recv_wr) -> bool {
+    pub(super) unsafe fn receive_fast(&self, rq: &mut RecvQueue, wr: &ibv_recv_wr) -> bool {
         let number = rq.head;
         let plain = wr.num_sge == 1
             && matches!(self.state(), IBV_QPS_INIT..=IBV_QPS_SQE)
@@ -206,7 +212,7 @@ impl Qp {
         // SAFETY: the caller promises a valid list of one sge.
         let sge = unsafe { &*wr.sg_list };
         let regions = &self.process().regions;
-        let Some(addr) = regions.local_again(&mut rq.seen, sge, rq.pd, true) else {
+        let Some(addr) = regions.local_again(&mut rq.last_region, sge, rq.pd, true) else {
             return false;
         };
         let slot = number as usize & rq.posted.len().wrapping_sub(1);
@@ -220,14 +226,14 @@ impl Qp {
         *posted = Posted {
             wr_id: wr.wr_id,
             total: sge.length,
-            pieces: 1,
+            num_sge: 1,
         };
-        const LEN: usize = (desc::FIRST + desc::PIECE) / 4;
+        const LEN: usize = (desc::FIRST + desc::SGE_STRIDE) / 4;
         let shared = rq.desc_at + rq.desc_stride * slot;
         let map = self.map();
         let words = map.u32s::<LEN>(shared);
         words[desc::TOTAL / 4].store(sge.length, Ordering::Relaxed);
-        words[desc::PIECES / 4].store(1, Ordering::Relaxed);
+        words[desc::NUM_SGE / 4].store(1, Ordering::Relaxed);
         words[(desc::FIRST + 8) / 4].store(sge.length, Ordering::Relaxed);
         words[(desc::FIRST + desc::LKEY) / 4].store(sge.lkey, Ordering::Relaxed);
         map.u64(shared + desc::FIRST).store(addr, Ordering::Relaxed);
@@ -282,7 +288,7 @@ unsafe fn publish_longer(
 /// Completes the receive that `message` consumed; or returns false, with no state changed. As
 /// [`super::deliver`], but the completion may go directly to `poll`.
 #[inline(always)]
-pub(crate) fn deliver_quickly(
+pub(crate) fn deliver_fast(
     process: &Process,
     from: &Peer,
     ring: &Consumer,
@@ -294,7 +300,7 @@ pub(crate) fn deliver_quickly(
         return header.op <= op::SEND_IMM
             && header.flags & !(flag::SOLICITED | flag::SHARED) == 0
             && message.inside == header.len as usize
-            && deliver_shared_quickly(process, from, ring, message, poll);
+            && deliver_shared_fast(process, from, ring, message, poll);
     }
     let Some(qp) = process.qp_by_num(header.dst_qpn) else {
         return false;
@@ -310,13 +316,13 @@ pub(crate) fn deliver_quickly(
         return false;
     };
     let whole = message.inside == header.len as usize;
-    if !plain || !whole || posted.pieces != 1 || message.inside > sge.length as usize {
+    if !plain || !whole || posted.num_sge != 1 || message.inside > sge.length as usize {
         return false;
     }
     if message.inside > 0 {
         // The region may have been deregistered since the receive was posted.
-        let seen = &mut rq.seen;
-        let Some(addr) = process.regions.local_again(seen, sge, rq.pd, true) else {
+        let last_region = &mut rq.last_region;
+        let Some(addr) = process.regions.local_again(last_region, sge, rq.pd, true) else {
             return false;
         };
         let to = std::ptr::without_provenance_mut(addr as usize);
@@ -355,9 +361,9 @@ pub(crate) fn deliver_quickly(
     true
 }
 
-/// As [`deliver_quickly`], with a receive that the sender claimed from a shared queue.
+/// As [`deliver_fast`], with a receive that the sender claimed from a shared queue.
 #[inline(never)]
-fn deliver_shared_quickly(
+fn deliver_shared_fast(
     process: &Process,
     from: &Peer,
     ring: &Consumer,
@@ -369,7 +375,7 @@ fn deliver_shared_quickly(
         return false;
     };
     if xrc::split_target(header.dst_qpn).is_some() {
-        return deliver_xrc_quickly(srq, from, ring, message, poll);
+        return deliver_xrc_fast(srq, from, ring, message, poll);
     }
     let Some(qp) = process.qp_by_num(header.dst_qpn) else {
         return false;
@@ -381,7 +387,7 @@ fn deliver_shared_quickly(
     }
     // SAFETY: a queue pair in use holds a reference to its completion queues.
     let cq = unsafe { &*rq.cq };
-    let done = complete_quickly(srq, cq, qp.number(), from, ring, message, poll);
+    let done = complete_fast(srq, cq, qp.number(), from, ring, message, poll);
     rq.received = rq.received.wrapping_add(u32::from(done));
     done
 }

@@ -17,7 +17,7 @@ impl Srq {
     /// # Safety
     /// `wr` must be a valid receive.
     #[inline(always)]
-    pub(super) unsafe fn post_quickly(&self, queue: &mut Queue, wr: &ibv_recv_wr) -> bool {
+    pub(super) unsafe fn post_fast(&self, queue: &mut Queue, wr: &ibv_recv_wr) -> bool {
         if wr.num_sge != 1 || queue.order.is_full() {
             return false;
         }
@@ -27,8 +27,11 @@ impl Srq {
         // SAFETY: the caller promises a valid receive, and `num_sge` is 1.
         let sge = unsafe { &*wr.sg_list };
         let process = self.process();
-        let seen = &mut queue.seen;
-        let Some(addr) = process.regions.local_again(seen, sge, queue.pd, true) else {
+        let last_region = &mut queue.last_region;
+        let Some(addr) = process
+            .regions
+            .local_again(last_region, sge, queue.pd, true)
+        else {
             return false;
         };
         let at = index as usize;
@@ -43,16 +46,16 @@ impl Srq {
         *posted = Posted {
             wr_id: wr.wr_id,
             total: sge.length,
-            pieces: 1,
+            num_sge: 1,
             room: sge.length,
             state: State::Posted,
         };
-        const LEN: usize = (desc::FIRST + desc::PIECE) / 4;
+        const LEN: usize = (desc::FIRST + desc::SGE_STRIDE) / 4;
         let shared = queue.desc_at + queue.desc_stride * at;
         let map = &process.segment.map;
         let words = map.u32s::<LEN>(shared);
         words[desc::TOTAL / 4].store(sge.length, Ordering::Relaxed);
-        words[desc::PIECES / 4].store(1, Ordering::Relaxed);
+        words[desc::NUM_SGE / 4].store(1, Ordering::Relaxed);
         words[(desc::FIRST + 8) / 4].store(sge.length, Ordering::Relaxed);
         words[(desc::FIRST + desc::LKEY) / 4].store(sge.lkey, Ordering::Relaxed);
         map.u64(shared + desc::FIRST).store(addr, Ordering::Relaxed);
@@ -69,7 +72,7 @@ impl Srq {
     /// claim. A forged message can consume only a receive that its sender was free to claim, and
     /// corrupts this SRQ no worse than overwriting its shared words would.
     #[inline(always)]
-    pub(crate) fn fill_quickly(
+    pub(crate) fn fill_fast(
         &self,
         index: u32,
         slot: u32,
@@ -87,14 +90,18 @@ impl Srq {
             _ => return None,
         };
         let there = next || posted.state != State::Posted;
-        if !there || posted.pieces != 1 || len > posted.total as usize {
+        if !there || posted.num_sge != 1 || len > posted.total as usize {
             return None;
         }
         let sge = queue.sges.get(index as usize * queue.max_sge as usize)?;
         if len > 0 {
             // The region may have been deregistered since the receive was posted.
-            let seen = &mut queue.seen;
-            copy(process.regions.local_again(seen, sge, queue.pd, true)?);
+            let last_region = &mut queue.last_region;
+            copy(
+                process
+                    .regions
+                    .local_again(last_region, sge, queue.pd, true)?,
+            );
         }
         if next {
             queue.order.skip();

@@ -8,7 +8,7 @@ use crate::sync::atomic::Ordering;
 
 /// The result of the last look-up; `changes` is 0 if there is none.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct LastRegion {
     /// The value of [`Regions::changes`] before the look-up.
     changes: u64,
     start: u64,
@@ -20,40 +20,46 @@ pub(crate) struct Seen {
 }
 
 impl Regions {
-    /// As [`Self::local`], with the caller's cached look-up `seen`. An invalidated key is detected
+    /// As [`Self::local`], with the caller's cached look-up `last_region`. An invalidated key is detected
     /// as in that function.
     #[inline(always)]
     pub(crate) fn local_again(
         &self,
-        seen: &mut Seen,
+        last_region: &mut LastRegion,
         sge: &ibv_sge,
         pd: u32,
         write: bool,
     ) -> Option<u64> {
-        let offset = sge.addr.wrapping_sub(seen.start);
+        let offset = sge.addr.wrapping_sub(last_region.start);
         // `kill` increments `changes` after it has made the key invalid, so the numbers differ
         // after a `kill`.
-        let same = seen.lkey == sge.lkey
-            && seen.changes == self.changes.load(Ordering::Acquire)
-            && seen.pd == pd
-            && (seen.writable || !write)
-            && offset <= seen.len
-            && u64::from(sge.length) <= seen.len - offset;
+        let same = last_region.lkey == sge.lkey
+            && last_region.changes == self.changes.load(Ordering::Acquire)
+            && last_region.pd == pd
+            && (last_region.writable || !write)
+            && offset <= last_region.len
+            && u64::from(sge.length) <= last_region.len - offset;
         if same {
-            return Some(seen.addr.wrapping_add(offset));
+            return Some(last_region.addr.wrapping_add(offset));
         }
-        self.local_first(seen, sge, pd, write)
+        self.local_first(last_region, sge, pd, write)
     }
 
     #[inline(never)]
-    fn local_first(&self, seen: &mut Seen, sge: &ibv_sge, pd: u32, write: bool) -> Option<u64> {
+    fn local_first(
+        &self,
+        last_region: &mut LastRegion,
+        sge: &ibv_sge,
+        pd: u32,
+        write: bool,
+    ) -> Option<u64> {
         let changes = self.changes.load(Ordering::Acquire);
         let found = self.local(sge, pd, write);
         // Null regions have no description and are not cached.
         if found.is_some()
             && let Some(region) = self.describe(Key(sge.lkey))
         {
-            *seen = Seen {
+            *last_region = LastRegion {
                 changes,
                 start: region.range.iova,
                 len: region.range.len,
@@ -84,14 +90,14 @@ mod tests {
         };
         let register = |access| regions.register(&segment, 7, range, access).unwrap();
         let (first, second) = (register(IBV_ACCESS_LOCAL_WRITE), register(0));
-        let mut seen = Seen::default();
+        let mut last_region = LastRegion::default();
         let mut ask = |key: Key, addr, length, pd, write| {
             let sge = ibv_sge {
                 addr,
                 length,
                 lkey: key.0,
             };
-            let found = regions.local_again(&mut seen, &sge, pd, write);
+            let found = regions.local_again(&mut last_region, &sge, pd, write);
             assert_eq!(found, regions.local(&sge, pd, write));
             found
         };
