@@ -12,12 +12,11 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
-use super::event::{Cell, Cells};
 use super::revocation::{Left, Member};
 use super::table::Table;
-use super::words::Words;
 use crate::errno::{FiErrno, Result};
-use crate::verbs::{Mr, Pd};
+use crate::queue::event_cell::{Cell, Cells};
+use crate::verbs::{Mr, Pd, Words};
 use crate::wire::records::{Block, Entry, Header, WORDS};
 
 /// Connection blocks per registration.

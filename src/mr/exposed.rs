@@ -8,16 +8,16 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 use rdma_core_sys as sys;
 
-use super::event::Cell;
 use super::keys::kind;
 use super::list::List;
 use super::pieces::{Change, Pieces};
 use super::region::{Range, Region};
 use super::revocation::{End, Left, Settled};
-use super::{Directory, Mode, Paging, Words};
+use super::{Directory, Mode, Paging};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::verbs::{Mr, Pd};
+use crate::queue::event_cell::Cell;
+use crate::verbs::{Mr, Pd, Words};
 use crate::wire::raw_key::RawKey;
 use crate::wire::records::{Entry, MAX_LIST_WORDS, MAX_SEGMENTS, Segment, access};
 

@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
-use super::event::Event;
 use super::lookup::Resolved;
 use super::mapped::MappedKey;
 use super::table::home;
 use crate::errno::FiErrno;
+use crate::queue::event_cell::Event;
 use crate::wire::list::Part;
 use crate::wire::records::access;
 

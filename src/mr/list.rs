@@ -14,10 +14,9 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
-use super::words::Words;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::verbs::Pd;
+use crate::verbs::{Pd, Words};
 use crate::wire::list::{
     BLOCK_WORDS, HEAD, MAX_BLOCKS, MOST_RECORDS, Place, SUM, encode_block, encode_index,
 };

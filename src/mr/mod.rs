@@ -6,7 +6,6 @@ pub(crate) mod cache;
 mod cover;
 mod desc;
 mod directory;
-mod event;
 mod exposed;
 pub(crate) mod keys;
 mod list;
@@ -26,7 +25,6 @@ mod refresh;
 mod region;
 mod revocation;
 mod table;
-mod words;
 
 pub use access::Access;
 #[cfg(test)]
@@ -34,7 +32,6 @@ pub(crate) use backed::OLD_KERNEL;
 pub use desc::Desc;
 pub(crate) use desc::Place;
 pub(crate) use directory::{ConnectionBlock, Directory, Look, Peer};
-pub(crate) use event::{Cell, Event, Watch};
 pub(crate) use local::{COPIED, Kept, LocalKeys, Use, implicit_region};
 pub(crate) use local_cache::LocalCache;
 pub use local_cache::{CacheConfig, LocalMemory};
@@ -45,4 +42,3 @@ pub use monitor::{Monitor, memory_changed};
 pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 pub(crate) use pending::Workers;
 pub use region::{Buffer, Dmabuf, Region, RegionConfig};
-pub(crate) use words::Words;

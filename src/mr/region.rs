@@ -9,7 +9,6 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use super::desc::{DEAD, MAGIC};
-use super::event::{Cell, Event, Watch};
 use super::exposed::Exposed;
 use super::keys::kind;
 use super::ops::{Shared, SharedMemory};
@@ -22,6 +21,7 @@ use crate::log::refused;
 use crate::mr::{Access, Mode, Paging};
 use crate::msg::Endpoint;
 use crate::queue::Counter;
+use crate::queue::event_cell::{Cell, Event, Watch};
 use crate::verbs::Pd;
 use crate::wire::raw_key::encode_short;
 use crate::wire::records::MAX_SEGMENTS;

@@ -6,11 +6,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::directory::{BlockPlace, Directory, Inner, Peer};
-use super::event::Cell;
-use super::words::Words;
 use crate::errno::FiErrno;
 use crate::log::{info_log, warn_log};
-use crate::verbs::Mr;
+use crate::queue::event_cell::Cell;
+use crate::verbs::{Mr, Words};
 use crate::wire::records::Block;
 
 /// Time limit of the wait for a peer.

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
-use super::words::Words;
 use crate::errno::{FiErrno, Result};
-use crate::verbs::Pd;
+use crate::verbs::{Pd, Words};
 use crate::wire::records::{Entry, WORDS};
 
 /// Maximum distance of an entry from its home slot, in slots.

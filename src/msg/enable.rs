@@ -11,7 +11,8 @@ use super::state::State;
 use super::tx::TxSide;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
-use crate::mr::{ConnectionBlock, Watch};
+use crate::mr::ConnectionBlock;
+use crate::queue::event_cell::Watch;
 use crate::queue::slots::Own;
 use crate::verbs::{AsyncListener, Qp, QpConfig};
 

@@ -16,8 +16,9 @@ use crate::auth::AuthKey;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::{Event, Mode};
+use crate::mr::Mode;
 use crate::msg::{ConnectRequest, LengthOption, SharedRx};
+use crate::queue::event_cell::Event;
 use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
 use crate::verbs::{Device, Pd};
 

@@ -27,13 +27,14 @@ use super::transmit::{Target, Transmit};
 use super::tx::TxSide;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::Event;
+
+use crate::mr::ConnectionBlock;
 use crate::mr::keys::{KeyCache, Need, Piece, There, kind};
 use crate::mr::lookup::{Lookup, Map, READ_WORDS, Resolved};
 use crate::mr::mapped::{MappedKey, Meaning};
-use crate::mr::{ConnectionBlock, Words};
+use crate::queue::event_cell::Event;
 use crate::queue::slots::{Rings, SlotRing};
-use crate::verbs::{SendOpcode, Sge};
+use crate::verbs::{SendOpcode, Sge, Words};
 use crate::wire::introduction::Introduction;
 use crate::wire::records::{MAX_SEGMENTS, access};
 

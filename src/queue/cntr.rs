@@ -7,7 +7,7 @@
 //! A thread that sleeps on a counter is woken by the channels of those queues, and by each change
 //! of the counter: by a poller of the queues, or by the application. A queue without a wait object
 //! has no channel (the kernel limits the channels of a process to a few hundred). For such a queue,
-//! and for the event cells of regions (`mr/event.rs`), which peers change without a notification,
+//! and for the event cells of regions (`queue/event_cell.rs`), which peers change without a notification,
 //! the sleeping thread wakes every millisecond.
 
 use std::os::fd::RawFd;
@@ -21,7 +21,8 @@ use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::info_log;
-use crate::mr::{Cell, Watch};
+
+use crate::queue::event_cell::{Cell, Watch};
 use crate::queue::wait::{Timer, WaitSet, deadline};
 use crate::queue::{CompletionQueue, WaitKind};
 

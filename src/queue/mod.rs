@@ -7,6 +7,7 @@ mod cq_bind;
 mod cq_wait;
 mod digest;
 mod eq;
+pub(crate) mod event_cell;
 pub(crate) mod shared;
 pub(crate) mod slots;
 mod wait;

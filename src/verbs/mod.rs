@@ -17,6 +17,7 @@ mod qp;
 mod quirks;
 mod sockaddr;
 mod srq;
+mod words;
 mod xrcd;
 
 pub(crate) use adopted::Adopted;
@@ -34,6 +35,7 @@ pub use qp::{Qp, QpConfig, QpLimits, QpState, RecvRequest, SendOpcode, SendReque
 pub use quirks::{Behaviour, Seen};
 pub use sockaddr::SockAddr;
 pub use srq::Srq;
+pub(crate) use words::Words;
 pub use xrcd::Xrcd;
 
 use std::os::fd::RawFd;

@@ -11,12 +11,13 @@ use std::mem::MaybeUninit;
 
 use super::{EventTarget, MOST_EVENTS};
 use crate::errno::{FiErrno, Result};
-use crate::mr::Event;
+
 use crate::msg::atomic::ATOMIC_SIZE;
 use crate::msg::local::{LocalIov, MAX_IOV};
 use crate::msg::pieces::Batch;
 use crate::msg::transmit::Transmit;
 use crate::msg::tx::{TxSide, post_errno};
+use crate::queue::event_cell::Event;
 use crate::queue::slots::{Slot, SlotRing};
 use crate::verbs::SendRequest;
 

@@ -8,10 +8,10 @@ use rdma_core_sys as sys;
 
 use super::{Remote, polls};
 use crate::errno::{FiErrno, Result};
-use crate::mr::Words;
+
 use crate::mr::lookup::{Lookup, Outcome, READ_WORDS};
 use crate::queue::slots::{Own, Progress};
-use crate::verbs::{SendOpcode, Sge};
+use crate::verbs::{SendOpcode, Sge, Words};
 
 /// An operation fails with `EIO` after more than this many reads of half-written or changed
 /// records, and more than this time: the owner may be stopped by its system while it writes.

@@ -11,10 +11,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
-use super::words::Words;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::verbs::Pd;
+use crate::verbs::{Pd, Words};
 
 /// Maximum number of event cells in use per protection domain.
 const CELLS: usize = 1 << 16;

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use super::{Mr, Pd};
 use crate::errno::Result;
 use crate::log::warn_log;
-use crate::verbs::{Mr, Pd};
 
 /// 64-bit words, little-endian in memory, with one registration for all. The only Rust references
 /// to them are to atomics, so a peer with the right may write them.
