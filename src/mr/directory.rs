@@ -12,7 +12,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
-use super::revocation::{Left, Member};
+use super::members::{Member, Members};
+use super::revocation::Left;
 use super::table::Table;
 use crate::errno::{FiErrno, Result};
 use crate::queue::event_cell::{Cell, Cells};
@@ -65,9 +66,11 @@ pub(crate) struct Directory {
 pub(super) struct Inner {
     table: Table,
     pub(super) revocations: u64,
-    blocks: Vec<Arc<Words>>,
-    free: Vec<(usize, usize)>,
-    pub(super) peers: Vec<Member>,
+    /// The connection blocks, [`SLAB`] per registration.
+    pub(super) blocks: Vec<Arc<Words>>,
+    /// Numbers of the blocks that are not in use.
+    free: Vec<usize>,
+    pub(super) peers: Members,
     /// Retired registrations, each with the revocation count that peers must acknowledge before it
     /// is freed, oldest first.
     pub(super) parked: VecDeque<(u64, Left)>,
@@ -89,8 +92,10 @@ impl std::fmt::Debug for Inner {
 #[derive(Clone, Debug)]
 pub(super) struct BlockPlace {
     words: Arc<Words>,
+    /// The block's first word.
     index: usize,
-    slab: usize,
+    /// The block's number: the blocks are numbered through all registrations.
+    number: usize,
 }
 
 /// The connection block of one endpoint. Released when dropped.
@@ -154,24 +159,23 @@ impl ConnectionBlock {
     /// Sends revocations to `peer` from now on, until it is dropped or [`Self::leave`] is called.
     pub(crate) fn join(&self, peer: Weak<dyn Peer>) {
         let mut inner = self.directory.inner.lock();
-        inner.peers.push(Member::new(peer, self.place.clone()));
+        let member = Member::new(peer, self.place.clone());
+        inner.peers.insert(self.place.number, member);
     }
 
     /// Removes the peer; its queue pair can execute no operation any more.
     pub(crate) fn leave(&self) {
         let mut inner = self.directory.inner.lock();
-        let index = self.place.index;
-        let words = &self.place.words;
-        inner.peers.retain(|member| !member.is_at(words, index));
-        inner.sweep();
+        if inner.peers.remove(self.place.number) {
+            inner.sweep();
+        }
     }
 }
 
 impl Drop for ConnectionBlock {
     fn drop(&mut self) {
         self.leave();
-        let place = (self.place.slab, self.place.index);
-        self.directory.inner.lock().free.push(place);
+        self.directory.inner.lock().free.push(self.place.number);
     }
 }
 
@@ -194,7 +198,7 @@ impl Directory {
                 revocations: 0,
                 blocks: Vec::new(),
                 free: Vec::new(),
-                peers: Vec::new(),
+                peers: Members::default(),
                 parked: VecDeque::new(),
                 stuck: Vec::new(),
             }),
@@ -249,7 +253,7 @@ impl Directory {
         if change(&mut inner.table) {
             inner.revocations += 1;
             self.publish(&inner.table, inner.revocations);
-            inner.tell();
+            inner.notify();
         }
         inner.revocations
     }
@@ -281,13 +285,12 @@ impl Directory {
             let slab = inner.blocks.len();
             let words = Words::new(&self.pd, SLAB * STRIDE, rights)?;
             inner.blocks.push(Arc::new(words));
-            inner
-                .free
-                .extend((0..SLAB).rev().map(|i| (slab, i * STRIDE)));
+            inner.free.extend((slab * SLAB..(slab + 1) * SLAB).rev());
         }
         // there is one: they were just made
-        let (slab, index) = inner.free.pop().ok_or(FiErrno::ENOMEM)?;
-        let words = Arc::clone(&inner.blocks[slab]);
+        let number = inner.free.pop().ok_or(FiErrno::ENOMEM)?;
+        let words = Arc::clone(&inner.blocks[number / SLAB]);
+        let index = number % SLAB * STRIDE;
         drop(inner);
         for word in 0..STRIDE {
             words.store(index + word, 0);
@@ -300,7 +303,11 @@ impl Directory {
         words.write(index + Block::OWNERS, &block.encode());
         Ok(ConnectionBlock {
             directory: Arc::clone(self),
-            place: BlockPlace { words, index, slab },
+            place: BlockPlace {
+                words,
+                index,
+                number,
+            },
             _cell: cell,
         })
     }
@@ -314,12 +321,15 @@ impl Directory {
     }
 }
 
-impl BlockPlace {
-    /// The words, and the index of the first one.
-    pub(super) fn is(&self, words: &Arc<Words>, index: usize) -> bool {
-        self.index == index && Arc::ptr_eq(&self.words, words)
-    }
+/// The numbers of the blocks of a registration whose peers hold keys, or did so when they last used
+/// their blocks.
+pub(super) fn holders(slab: usize, words: &Words) -> impl Iterator<Item = usize> {
+    (0..SLAB)
+        .filter(|i| words.load(i * STRIDE + Block::ACKNOWLEDGED) != 0)
+        .map(move |i| slab * SLAB + i)
+}
 
+impl BlockPlace {
     pub(super) fn acknowledged(&self) -> u64 {
         self.words.load(self.index + Block::ACKNOWLEDGED)
     }
@@ -331,6 +341,7 @@ mod tests {
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::verbs::devices;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
     struct Silent;
@@ -406,5 +417,81 @@ mod tests {
         assert_eq!(directory.parked(), 2);
         block.leave();
         assert_eq!(directory.parked(), 0);
+    }
+    /// Counts its notifications.
+    #[derive(Default)]
+    struct Counts(AtomicUsize);
+
+    impl Peer for Counts {
+        fn tell_revocations(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        fn look(&self) -> Look {
+            Silent.look()
+        }
+        fn acknowledge(&self) {}
+        fn sever(&self) {}
+    }
+
+    /// Of 10,000 connected peers, three hold keys: a revocation, the sweeps and the others' leaving
+    /// visit these three alone.
+    #[test]
+    fn revocations_and_leaving_visit_the_holders_of_keys_alone() {
+        const PEERS: usize = 10_000;
+        let device = devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let directory = domain.directory(domain.pd()).unwrap();
+        let visits = || std::mem::take(&mut directory.inner.lock().peers.visits);
+        let peer = Arc::new(Counts::default());
+        let weak: Weak<dyn Peer> = Arc::<Counts>::downgrade(&peer);
+        let mut blocks: Vec<_> = (0..PEERS).map(|_| directory.block(None).unwrap()).collect();
+        for block in &blocks {
+            block.join(Weak::clone(&weak));
+        }
+        let holders = blocks.split_off(PEERS - 3);
+        for block in &holders {
+            let words = &block.place.words;
+            words.store(block.place.index + Block::ACKNOWLEDGED, 1);
+        }
+        assert_eq!(visits(), 0, "joining");
+
+        let count = directory.change(|_| true);
+        assert_eq!(peer.0.load(Ordering::Relaxed), 3);
+        assert_eq!(visits(), 3, "the revocation");
+
+        let retired = || Left {
+            cell: None,
+            keys: Vec::new(),
+            lists: vec![Words::new(domain.pd(), 1, 0).unwrap()],
+        };
+        directory.inner.lock().parked.push_back((count, retired()));
+        assert_eq!(directory.parked(), 1);
+        assert_eq!(visits(), 1, "the first holder lags");
+
+        drop(blocks);
+        assert_eq!(visits(), 0, "peers that held no keys leave");
+
+        for block in &holders[..2] {
+            let words = &block.place.words;
+            words.store(block.place.index + Block::ACKNOWLEDGED, 1 + count);
+        }
+        assert_eq!(directory.parked(), 1, "the third lags");
+        assert!(visits() <= 3);
+        assert_eq!(directory.parked(), 1);
+        assert_eq!(visits(), 1, "the third again");
+        holders[2].leave();
+        assert_eq!(directory.inner.lock().parked.len(), 0);
+        assert!(visits() <= 1);
+        drop(holders);
+        assert_eq!(visits(), 0, "those that have confirmed leave");
+
+        // their blocks and slots are used again, without the last peer's announcement
+        let blocks: Vec<_> = (0..PEERS).map(|_| directory.block(None).unwrap()).collect();
+        blocks
+            .iter()
+            .for_each(|block| block.join(Weak::clone(&weak)));
+        directory.change(|_| true);
+        assert_eq!((visits(), peer.0.load(Ordering::Relaxed)), (0, 3));
+        assert_eq!(directory.inner.lock().blocks.len(), PEERS.div_ceil(SLAB));
     }
 }

@@ -13,6 +13,7 @@ mod local;
 mod local_cache;
 pub(crate) mod lookup;
 pub(crate) mod mapped;
+mod members;
 mod mode;
 pub(crate) mod monitor;
 mod ops;

@@ -2,15 +2,15 @@
 //! waits, and which parts of a registration stay until all peers have acknowledged.
 //! `docs/protocol.md`, "Stale keys".
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::directory::{BlockPlace, Directory, Inner, Peer};
+use super::directory::{Directory, Inner, holders};
+use super::members::Member;
 use crate::errno::FiErrno;
 use crate::log::{info_log, warn_log};
 use crate::queue::event_cell::Cell;
 use crate::verbs::{Mr, Words};
-use crate::wire::records::Block;
 
 /// Time limit of the wait for a peer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -21,68 +21,6 @@ const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 /// Maximum number of retired regions.
 const PARKED: usize = 4096;
-
-/// A connected peer.
-pub(super) struct Member {
-    peer: Weak<dyn Peer>,
-    place: BlockPlace,
-    /// The count of revocations that it was last told, which it was each time while it held keys.
-    told: u64,
-    /// The count that it has settled, as far as it was asked, and the count at which it was asked
-    /// last.
-    settled: u64,
-    asked: u64,
-    /// The value of *acknowledged* at which the owner gave up waiting.
-    given_up: Option<u64>,
-}
-
-impl Member {
-    pub(super) fn new(peer: Weak<dyn Peer>, place: BlockPlace) -> Self {
-        Self {
-            peer,
-            place,
-            told: 0,
-            settled: 0,
-            asked: 0,
-            given_up: None,
-        }
-    }
-
-    /// Whether the member has this connection block.
-    pub(super) fn is_at(&self, words: &Arc<Words>, index: usize) -> bool {
-        self.place.is(words, index)
-    }
-
-    /// Whether it may still act on what was so before revocation number `wanted`. One that has
-    /// announced itself since then read the table as it was behind that.
-    fn lags(&self, wanted: u64) -> bool {
-        let acknowledged = self.place.acknowledged();
-        let behind = acknowledged != 0 && acknowledged - 1 < wanted;
-        behind && self.told >= wanted && self.settled < wanted
-    }
-
-    /// Whether the owner has given up waiting for this peer.
-    fn is_given_up(&self) -> bool {
-        self.given_up == Some(self.place.acknowledged())
-    }
-
-    fn is_awaited(&self, wanted: u64) -> bool {
-        self.lags(wanted) && !self.is_given_up()
-    }
-
-    /// Records the peer's word *settled*, as read by [`Peer::look`].
-    fn answered(&mut self, settled: u64) {
-        let count = match settled {
-            Block::HOLDS_NONE => self.asked,
-            _ => settled.saturating_sub(Block::SETTLED_COUNT),
-        };
-        self.settled = self.settled.max(count);
-    }
-
-    fn give_up(&mut self) {
-        self.given_up = Some(self.place.acknowledged());
-    }
-}
 
 /// Parts of a region that are retained while a peer may use its old records.
 #[derive(Debug, Default)]
@@ -129,8 +67,9 @@ impl Directory {
         let mut round = 0;
         loop {
             let mut inner = self.inner.lock();
-            if !inner.peers.iter().any(|member| member.is_awaited(wanted)) {
-                let lagging = inner.peers.iter().any(|member| member.lags(wanted));
+            let awaited = |member: &Member| member.is_awaited(wanted);
+            if !inner.peers.any_unconfirmed(awaited) {
+                let lagging = inner.peers.any_unconfirmed(|member| member.lags(wanted));
                 inner.sweep();
                 return Settled {
                     directory: self,
@@ -214,26 +153,21 @@ impl Settled<'_> {
 }
 
 impl Inner {
-    /// Sends the revocation count to the peers that hold keys.
-    pub(super) fn tell(&mut self) {
-        let count = self.revocations;
-        self.peers.retain_mut(|member| {
-            let Some(peer) = member.peer.upgrade() else {
-                return false;
-            };
-            if member.place.acknowledged() != 0 {
-                member.told = count;
-                peer.tell_revocations();
+    /// Sends the revocation count to the peers that hold keys. Reads one word of each connection
+    /// block, and visits no peer that holds none.
+    pub(super) fn notify(&mut self) {
+        for (slab, words) in self.blocks.iter().enumerate() {
+            for number in holders(slab, words) {
+                self.peers.notify(number, self.revocations);
             }
-            true
-        });
+        }
     }
 
     /// Does what helps peers to acknowledge. Those that are of no use to wait for are given up; all
     /// that are awaited if it is `late`.
     fn look(&mut self, wanted: u64, late: bool) {
         let count = self.revocations;
-        for member in &mut self.peers {
+        for member in self.peers.iter_mut() {
             let Some(peer) = member.peer.upgrade() else {
                 continue;
             };
@@ -247,7 +181,7 @@ impl Inner {
                 member.answered(settled);
             }
             if look.asked {
-                member.asked = count;
+                member.asked(count);
             }
             if !look.up {
                 member.give_up();
@@ -263,26 +197,24 @@ impl Inner {
 
     /// Ends the connections of peers that lag and that the owner has given up waiting for.
     fn sever(&mut self, wanted: u64) {
-        self.peers.retain(|member| {
-            if !(member.lags(wanted) && member.is_given_up()) {
-                return true;
-            }
-            if let Some(peer) = member.peer.upgrade() {
+        self.peers.remove_unconfirmed(|member| {
+            let ends = member.lags(wanted) && member.is_given_up();
+            if ends && let Some(peer) = member.peer.upgrade() {
                 warn_log!(
                     Mr,
                     "a peer does not acknowledge that keys were revoked: its connection is ended"
                 );
                 peer.sever();
             }
-            false
+            ends
         });
     }
 
     /// Frees the retired registrations that every peer has acknowledged.
     pub(super) fn sweep(&mut self) {
-        self.peers.retain(|member| member.peer.strong_count() != 0);
-        while let Some((wanted, _)) = self.parked.front() {
-            if self.peers.iter().any(|member| member.lags(*wanted)) {
+        while let Some(&(wanted, _)) = self.parked.front() {
+            let lags = |member: &Member| member.peer.strong_count() != 0 && member.lags(wanted);
+            if self.peers.any_unconfirmed(lags) {
                 return;
             }
             self.parked.pop_front();

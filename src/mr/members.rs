@@ -1,0 +1,195 @@
+//! The connected peers of a key directory, and which of them may still use records that were
+//! revoked. `docs/protocol.md`, "Stale keys".
+//!
+//! A peer's slot has the number of its connection block, so a peer joins and leaves in constant
+//! time. Only peers that held keys at a revocation can lag behind it. They are listed when they are
+//! notified and taken off the list when they have confirmed, so every later search visits these
+//! peers alone. Peers announce that they hold keys by writing to their blocks, which the owner's
+//! processor is not notified of: a revocation reads one word of each block to find them
+//! ([`Directory`](super::Directory)).
+
+use std::sync::Weak;
+
+use super::directory::{BlockPlace, Peer};
+use crate::wire::records::Block;
+
+/// A connected peer.
+pub(super) struct Member {
+    pub(super) peer: Weak<dyn Peer>,
+    place: BlockPlace,
+    /// The revocation count of the last notification; notifications go only to holders of keys.
+    notified: u64,
+    /// The count up to which the peer has confirmed on request, and the count at which this side
+    /// last requested that.
+    settled: u64,
+    asked: u64,
+    /// The value of *acknowledged* at which the owner gave up waiting.
+    given_up: Option<u64>,
+    /// Index in [`Members::unconfirmed`].
+    listed: Option<usize>,
+}
+
+impl Member {
+    pub(super) fn new(peer: Weak<dyn Peer>, place: BlockPlace) -> Self {
+        Self {
+            peer,
+            place,
+            notified: 0,
+            settled: 0,
+            asked: 0,
+            given_up: None,
+            listed: None,
+        }
+    }
+
+    /// Whether the peer may still act on records older than revocation number `wanted`. A peer that
+    /// has announced itself since then read the table as it was after the revocation.
+    pub(super) fn lags(&self, wanted: u64) -> bool {
+        let acknowledged = self.place.acknowledged();
+        let behind = acknowledged != 0 && acknowledged - 1 < wanted;
+        behind && self.notified >= wanted && self.settled < wanted
+    }
+
+    /// Whether the peer lags behind no revocation that it was notified of. Later announcements of
+    /// the peer change nothing: it reads the table after them.
+    fn has_confirmed(&self) -> bool {
+        let acknowledged = self.place.acknowledged();
+        acknowledged == 0 || self.settled.max(acknowledged - 1) >= self.notified
+    }
+
+    /// Whether the owner has given up waiting for this peer.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up == Some(self.place.acknowledged())
+    }
+
+    pub(super) fn is_awaited(&self, wanted: u64) -> bool {
+        self.lags(wanted) && !self.is_given_up()
+    }
+
+    /// Records the peer's word *settled*, as read by [`Peer::look`].
+    pub(super) fn answered(&mut self, settled: u64) {
+        let count = match settled {
+            Block::HOLDS_NONE => self.asked,
+            _ => settled.saturating_sub(Block::SETTLED_COUNT),
+        };
+        self.settled = self.settled.max(count);
+    }
+
+    /// Records that a read of *settled* was posted when the revocation count was `count`.
+    pub(super) fn asked(&mut self, count: u64) {
+        self.asked = count;
+    }
+
+    pub(super) fn give_up(&mut self) {
+        self.given_up = Some(self.place.acknowledged());
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Members {
+    /// By the number of the connection block.
+    slots: Vec<Option<Member>>,
+    /// Numbers of the peers that were notified of a revocation and have not confirmed it.
+    unconfirmed: Vec<usize>,
+    /// Peers visited, for tests.
+    #[cfg(test)]
+    pub(super) visits: usize,
+}
+
+impl Members {
+    /// Adds the peer of connection block `number`.
+    pub(super) fn insert(&mut self, number: usize, member: Member) {
+        self.remove(number);
+        if self.slots.len() <= number {
+            self.slots.resize_with(number + 1, || None);
+        }
+        self.slots[number] = Some(member);
+    }
+
+    /// Removes the peer of connection block `number`. Returns whether it was not confirmed.
+    pub(super) fn remove(&mut self, number: usize) -> bool {
+        let listed = self.slots.get_mut(number).and_then(Option::take);
+        match listed.and_then(|member| member.listed) {
+            Some(at) => {
+                self.unlist(at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Takes an entry off the list; the last entry takes its place.
+    fn unlist(&mut self, at: usize) {
+        let number = self.unconfirmed.swap_remove(at);
+        if let Some(member) = self.slots[number].as_mut() {
+            member.listed = None;
+        }
+        if let Some(&moved) = self.unconfirmed.get(at)
+            && let Some(member) = self.slots[moved].as_mut()
+        {
+            member.listed = Some(at);
+        }
+    }
+
+    /// Notifies the peer of block `number`, which holds keys, that the revocation count is `count`.
+    pub(super) fn notify(&mut self, number: usize, count: u64) {
+        self.visit();
+        let Some(member) = self.slots.get_mut(number).and_then(Option::as_mut) else {
+            return;
+        };
+        let Some(peer) = member.peer.upgrade() else {
+            self.remove(number);
+            return;
+        };
+        member.notified = count;
+        if member.listed.is_none() {
+            member.listed = Some(self.unconfirmed.len());
+            self.unconfirmed.push(number);
+        }
+        peer.tell_revocations();
+    }
+
+    /// Whether a peer that has not confirmed its last revocation meets a condition. Takes those
+    /// that have confirmed off the list.
+    pub(super) fn any_unconfirmed(&mut self, condition: impl Fn(&Member) -> bool) -> bool {
+        let mut at = 0;
+        while let Some(&number) = self.unconfirmed.get(at) {
+            self.visit();
+            match &self.slots[number] {
+                Some(member) if !member.has_confirmed() => {
+                    if condition(member) {
+                        return true;
+                    }
+                    at += 1;
+                }
+                _ => self.unlist(at),
+            }
+        }
+        false
+    }
+
+    /// Removes the peers that have not confirmed and that meet a condition.
+    pub(super) fn remove_unconfirmed(&mut self, mut condition: impl FnMut(&Member) -> bool) {
+        for at in (0..self.unconfirmed.len()).rev() {
+            self.visit();
+            let number = self.unconfirmed[at];
+            if self.slots[number].as_ref().is_some_and(&mut condition) {
+                self.remove(number);
+            }
+        }
+    }
+
+    /// All peers.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Member> {
+        self.slots.iter_mut().flatten()
+    }
+
+    #[inline]
+    fn visit(&mut self) {
+        #[cfg(test)]
+        {
+            self.visits += 1;
+        }
+    }
+}
