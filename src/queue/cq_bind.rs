@@ -1,5 +1,6 @@
 //! Which endpoints and shared receive contexts complete in a queue, and how much room that takes.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use rdma_core_sys as sys;
@@ -19,29 +20,33 @@ impl CompletionQueue {
     /// `ENOSPC`: 65,536 endpoints are bound.
     pub(crate) fn attach(&self, rings: &Arc<Rings>, completions: usize) -> Result<WrId> {
         let mut inner = self.inner.lock();
-        let free = inner
-            .endpoints
-            .iter()
-            .position(|place| place.rings.is_none());
-        let index = free.unwrap_or(inner.endpoints.len());
-        let short = u16::try_from(index).map_err(|_| FiErrno::ENOSPC)?;
-        if free.is_none() {
-            inner.endpoints.push(Attachment::default());
-        }
+        let index = match inner.free.pop() {
+            Some(index) => index,
+            None => {
+                let index = u16::try_from(inner.endpoints.len()).map_err(|_| FiErrno::ENOSPC)?;
+                inner.endpoints.push(Attachment::default());
+                index
+            }
+        };
         self.reserve(&mut inner, completions);
-        let place = &mut inner.endpoints[index];
+        let place = &mut inner.endpoints[usize::from(index)];
         place.rings = Some(Arc::clone(rings));
         place.selective = false;
-        Ok(WrId::base(short, place.generation))
+        Ok(WrId::base(index, place.generation))
     }
 
-    /// Reserves room for `completions` more, and grows the device's queue if necessary.
+    /// Reserves room for `completions` more, and grows the device's queue if necessary: to a power of
+    /// two, as the device copies its entries each time.
     fn reserve(&self, inner: &mut Inner, completions: usize) {
         inner.reserved += completions;
-        let wanted = inner.reserved.min(self.cq.device().attr().max_cqe);
-        if wanted > self.cq.cqe()
-            && let Err(error) = self.cq.resize(wanted)
-        {
+        let most = self.cq.device().attr().max_cqe;
+        let wanted = inner.reserved.min(most);
+        if wanted <= self.cq.cqe() {
+            return;
+        }
+        let grown = wanted.next_power_of_two().min(most);
+        let resized = self.cq.resize(grown);
+        if let Err(error) = resized.or_else(|_| self.cq.resize(wanted)) {
             info_log!(
                 Cq,
                 "a completion queue stays at {} entries: {error}",
@@ -76,6 +81,7 @@ impl CompletionQueue {
         }
         if let Some(place) = inner.endpoints.get_mut(id.index()) {
             place.selective = selective;
+            place.sharing = NonZeroU32::new(number);
         }
     }
 
@@ -84,12 +90,15 @@ impl CompletionQueue {
     /// they belong to, when the queue pair is destroyed.
     pub(crate) fn unshare(&self, id: WrId, slots: &Arc<SharedSlots>) {
         let mut inner = self.inner.lock();
-        let mine = |entry: &(u32, u16)| usize::from(entry.1) == id.index();
-        let Some(at) = inner.sharing.iter().position(mine) else {
+        let place = inner.endpoints.get_mut(id.index());
+        let Some(number) = place.and_then(|place| place.sharing.take()) else {
             return;
         };
         let _ = self.drain_locked(&mut inner, usize::MAX);
-        inner.sharing.remove(at);
+        let entry = (number.get(), id.index() as u16);
+        if let Ok(at) = inner.sharing.binary_search(&entry) {
+            inner.sharing.remove(at);
+        }
         let index = usize::from(slots.id().index);
         if let Some(Some(sharer)) = inner.shared.get_mut(index)
             && Arc::ptr_eq(&sharer.slots, slots)
@@ -138,6 +147,8 @@ impl CompletionQueue {
             return;
         };
         place.generation = place.generation.wrapping_add(1) & WrId::GENERATIONS;
+        // `attach` gave the index, which has 16 bits
+        inner.free.push(id.index() as u16);
         inner.reserved -= completions;
         let directions = [(tx, &rings.tx), (rx, &rings.rx)];
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
@@ -158,6 +169,52 @@ impl CompletionQueue {
             && !inner.backlog.is_empty()
         {
             wait.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::queue::CqConfig;
+
+    /// 10,000 endpoints: places that became free are used again, with other generations, and the
+    /// device's queue is copied a few times, not once per endpoint.
+    #[test]
+    fn a_free_place_is_found_without_a_search() {
+        const ENDPOINTS: usize = 10_000;
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let cq = CompletionQueue::open(&domain, CqConfig::default()).unwrap();
+        let rings = Arc::new(Rings::new(1, 1));
+        let mut sizes = vec![cq.cq.cqe()];
+        let mut ids: Vec<_> = (0..ENDPOINTS)
+            .map(|_| {
+                let id = cq.attach(&rings, 4).unwrap();
+                sizes.push(cq.cq.cqe());
+                id
+            })
+            .collect();
+        sizes.dedup();
+        assert!(*sizes.last().unwrap() >= 4 * ENDPOINTS);
+        assert!(sizes.len() <= 8, "{sizes:?}");
+        let mut gone: Vec<_> = ids.drain(4_000..7_000).collect();
+        for id in &gone {
+            cq.detach(*id, 4, true, true);
+            // a second call has no effect
+            cq.detach(*id, 4, true, true);
+        }
+        assert_eq!(cq.inner.lock().free.len(), gone.len());
+        let mut again: Vec<_> = gone.iter().map(|_| cq.attach(&rings, 4).unwrap()).collect();
+        let inner = cq.inner.lock();
+        assert_eq!((inner.endpoints.len(), inner.free.len()), (ENDPOINTS, 0));
+        assert_eq!(inner.reserved, 4 * ENDPOINTS);
+        gone.sort_unstable_by_key(|id| id.index());
+        again.sort_unstable_by_key(|id| id.index());
+        for (old, new) in gone.iter().zip(&again) {
+            assert_eq!(old.index(), new.index());
+            assert_ne!(old.generation(), new.generation());
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use rdma_core_sys as sys;
@@ -26,6 +27,8 @@ pub(super) enum Entry {
 pub(super) struct Inner {
     pub(super) backlog: VecDeque<Entry>,
     pub(super) endpoints: Vec<Attachment>,
+    /// Places of `endpoints` without an endpoint.
+    pub(super) free: Vec<u16>,
     /// Shared receive contexts whose receives may complete here, by their index.
     pub(super) shared: Vec<Option<Sharer>>,
     /// Queue pairs that consume receives of `shared`, sorted by number, each with its endpoint's
@@ -48,6 +51,8 @@ pub(super) struct Attachment {
     pub(super) rings: Option<Arc<Rings>>,
     /// Whether receives of a shared context complete visibly only where they were selected.
     pub(super) selective: bool,
+    /// The queue pair's number in [`Inner::sharing`]; no queue pair of an endpoint has number 0.
+    pub(super) sharing: Option<NonZeroU32>,
 }
 
 /// A shared receive context, as a queue sees it.
