@@ -3,13 +3,13 @@
 #[cfg(all(test, loom))]
 pub(crate) use loom::{
     cell::UnsafeCell,
-    sync::atomic::{AtomicU32, AtomicU64},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize},
     sync::{Mutex, MutexGuard},
 };
 #[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU32, AtomicU64},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize},
 };
 
 /// Plain memory for one thread at a time, by a rule of its owner. loom's cell has the same

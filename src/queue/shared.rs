@@ -1,16 +1,17 @@
 //! Receives of a shared receive context, between posting and completion.
 //!
-//! Any completion queue of the domain may find the completion of any of them, in any order. So they
-//! are not in a ring: a receive takes a free slot and gives it back when it completes. The poster
-//! (one at a time, under the context's lock) takes from the list of free slots, pollers (each under
-//! its queue's lock) give back. With one taker, an entry that is compared and swapped can't have
-//! been away in between.
+//! Receives complete in any order and in any completion queue of the domain, so they are not in a
+//! ring: a receive takes a slot from a list of free slots and returns it when it completes. One
+//! thread at a time takes slots (the poster, under the context's lock); several return them (the
+//! pollers, each under the lock of its queue). Because only one thread takes slots, the first slot
+//! of the list cannot be taken and returned between that thread's load and its exchange.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
 use crate::errno::{FiErrno, Result};
+use crate::sync::{AtomicBool, AtomicU32, AtomicUsize};
 
 /// No slot.
 const END: u32 = u32::MAX;
@@ -26,32 +27,42 @@ pub(crate) struct SharedId {
 /// The identities of a domain's shared receive contexts.
 #[derive(Debug, Default)]
 pub(crate) struct SharedIds {
-    /// By index: the generation, and whether it is in use.
-    known: Mutex<Vec<(u16, bool)>>,
+    state: Mutex<Ids>,
+}
+
+#[derive(Debug, Default)]
+struct Ids {
+    /// By index.
+    generations: Vec<u16>,
+    /// Indices that are not in use.
+    free: Vec<u16>,
 }
 
 impl SharedIds {
     /// # Errors
     /// `ENOSPC`: 65,536 are in use.
     pub(crate) fn take(&self) -> Result<SharedId> {
-        let mut known = self.known.lock();
-        let free = known.iter().position(|(_, used)| !used);
-        let index = free.unwrap_or(known.len());
-        let short = u16::try_from(index).map_err(|_| FiErrno::ENOSPC)?;
-        if free.is_none() {
-            known.push((0, false));
-        }
-        let entry = &mut known[index];
-        entry.1 = true;
+        let mut state = self.state.lock();
+        let index = match state.free.pop() {
+            Some(index) => index,
+            None => {
+                let new = u16::try_from(state.generations.len()).map_err(|_| FiErrno::ENOSPC)?;
+                state.generations.push(0);
+                new
+            }
+        };
         Ok(SharedId {
-            index: short,
-            generation: entry.0,
+            index,
+            generation: state.generations[usize::from(index)],
         })
     }
 
+    /// Releases an identity that [`Self::take`] returned.
     pub(crate) fn give_back(&self, id: SharedId) {
-        if let Some(entry) = self.known.lock().get_mut(usize::from(id.index)) {
-            *entry = (entry.0.wrapping_add(1), false);
+        let mut state = self.state.lock();
+        if let Some(generation) = state.generations.get_mut(usize::from(id.index)) {
+            *generation = generation.wrapping_add(1);
+            state.free.push(id.index);
         }
     }
 }
@@ -232,5 +243,110 @@ mod tests {
             drop(to);
         });
         assert!(seen.lock().iter().all(|&count| count == 1));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use std::sync::Arc;
+
+    const ID: SharedId = SharedId {
+        index: 0,
+        generation: 0,
+    };
+
+    fn recv(context: usize) -> SharedRecv {
+        SharedRecv {
+            context,
+            selected: context.is_multiple_of(2),
+        }
+    }
+
+    fn check(run: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(run);
+    }
+
+    /// Posts a receive as soon as there is a free slot.
+    fn post(slots: &SharedSlots, context: usize) -> u32 {
+        loop {
+            match slots.take(recv(context)) {
+                Some(number) => return number,
+                None => loom::thread::yield_now(),
+            }
+        }
+    }
+
+    /// Two pollers return slots while the poster takes them again: no slot is lost, and none is
+    /// taken while its receive is posted.
+    #[test]
+    fn returned_slots_of_shared_receives_are_taken_once() {
+        check(|| {
+            let slots = Arc::new(SharedSlots::new(ID, 2));
+            let pollers: Vec<_> = [10, 11]
+                .into_iter()
+                .map(|context| {
+                    let number = post(&slots, context);
+                    let slots = Arc::clone(&slots);
+                    (number, context, slots)
+                })
+                .collect();
+            let pollers: Vec<_> = pollers
+                .into_iter()
+                .map(|(number, context, slots)| {
+                    loom::thread::spawn(move || {
+                        assert_eq!(slots.complete(number), Some(recv(context)));
+                    })
+                })
+                .collect();
+            let numbers = [post(&slots, 12), post(&slots, 13)];
+            assert_ne!(numbers[0], numbers[1]);
+            assert_eq!(slots.take(recv(14)), None);
+            for poller in pollers {
+                poller.join().unwrap();
+            }
+            assert_eq!(slots.complete(numbers[0]), Some(recv(12)));
+            assert_eq!(slots.complete(numbers[1]), Some(recv(13)));
+        });
+    }
+
+    /// A poller finds the receive that was posted, although the device orders nothing for it.
+    #[test]
+    fn a_completed_shared_receive_is_the_posted_one() {
+        check(|| {
+            let slots = Arc::new(SharedSlots::new(ID, 1));
+            let theirs = Arc::clone(&slots);
+            let poster = loom::thread::spawn(move || {
+                post(&theirs, 10);
+                post(&theirs, 11);
+            });
+            for context in [10, 11] {
+                let done = loop {
+                    match slots.complete(0) {
+                        Some(done) => break done,
+                        None => loom::thread::yield_now(),
+                    }
+                };
+                assert_eq!(done, recv(context));
+            }
+            poster.join().unwrap();
+        });
+    }
+
+    /// Of two completions with the number of one receive, one completes it.
+    #[test]
+    fn a_shared_receive_completes_once() {
+        check(|| {
+            let slots = Arc::new(SharedSlots::new(ID, 2));
+            let number = post(&slots, 10);
+            let theirs = Arc::clone(&slots);
+            let other = loom::thread::spawn(move || theirs.complete(number));
+            let done = [slots.complete(number), other.join().unwrap()];
+            assert_eq!(done.into_iter().flatten().collect::<Vec<_>>(), [recv(10)]);
+            assert_ne!(post(&slots, 11), post(&slots, 12));
+            assert_eq!(slots.take(recv(13)), None);
+        });
     }
 }

@@ -55,12 +55,23 @@ E = "src/mr/cache/entry.rs"
 C = "src/mr/cache/mod.rs"
 
 SLOTS = "slots_go_from_the_poster_to_the_poller_and_back"
+RETURNED = "returned_slots_of_shared_receives_are_taken_once"
+COMPLETED = "a_completed_shared_receive_is_the_posted_one"
+TWICE = "a_shared_receive_completes_once"
+FREE = "src/queue/shared.rs"
 
 WEAKENED = [
     Bug(SLOTS, "a request entered with Relaxed", "src/queue/slots.rs", "self.head.store(head.wrapping_add(1), Ordering::Release)", "self.head.store(head.wrapping_add(1), Ordering::Relaxed)"),
     Bug(SLOTS, "requests looked for with Relaxed", "src/queue/slots.rs", "        let mut tail = self.tail.load(Ordering::Relaxed);\n        let head = self.head.load(Ordering::Acquire);", "        let mut tail = self.tail.load(Ordering::Relaxed);\n        let head = self.head.load(Ordering::Relaxed);"),
     Bug(SLOTS, "a slot given back with Relaxed", "src/queue/slots.rs", "self.tail.store(tail, Ordering::Release)", "self.tail.store(tail, Ordering::Relaxed)"),
     Bug(SLOTS, "room looked for with Relaxed", "src/queue/slots.rs", "    pub(crate) fn is_full(&self) -> bool {\n        let tail = self.tail.load(Ordering::Acquire);", "    pub(crate) fn is_full(&self) -> bool {\n        let tail = self.tail.load(Ordering::Relaxed);"),
+    Bug(RETURNED, "a slot returned with Relaxed", FREE, "                number,\n                Ordering::Release,", "                number,\n                Ordering::Relaxed,"),
+    Bug(RETURNED, "the first free slot read with Relaxed", FREE, "let mut number = self.free.load(Ordering::Acquire);", "let mut number = self.free.load(Ordering::Relaxed);"),
+    Bug(RETURNED, "a slot returned meanwhile read with Relaxed", FREE, "                Ordering::Acquire,\n                Ordering::Acquire,", "                Ordering::Acquire,\n                Ordering::Relaxed,"),
+    Bug(RETURNED, "a slot returned without an exchange", FREE, "            match self.free.compare_exchange_weak(\n                first,\n                number,\n                Ordering::Release,\n                Ordering::Relaxed,\n            ) {", "            self.free.store(number, Ordering::Release);\n            match Ok::<u32, u32>(first) {"),
+    Bug(COMPLETED, "a receive posted with Relaxed", FREE, "slot.posted.store(true, Ordering::Release)", "slot.posted.store(true, Ordering::Relaxed)"),
+    Bug(COMPLETED, "a posted receive looked for with Relaxed", FREE, "slot.posted.swap(false, Ordering::Acquire)", "slot.posted.swap(false, Ordering::Relaxed)"),
+    Bug(TWICE, "a receive completed without an exchange", FREE, "!slot.posted.swap(false, Ordering::Acquire)", "!{ let posted = slot.posted.load(Ordering::Acquire); slot.posted.store(false, Ordering::Relaxed); posted }"),
     Bug(USED, "a reference given back with Relaxed", E, "self.state.fetch_sub(1, Ordering::Release)", "self.state.fetch_sub(1, Ordering::Relaxed)"),
     Bug(USED, "the last reference claimed with Relaxed", E, "compare_exchange(state, state | QUEUED, Ordering::AcqRel", "compare_exchange(state, state | QUEUED, Ordering::Relaxed"),
     Bug(USED, "the last but one reference counts as the last", E, "left & REFS == 0 && self.claim(left)", "left & REFS <= 1 && self.claim(left)"),
