@@ -23,26 +23,9 @@ use crate::queue::EventQueue;
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
 
-/// How the application promises to serialize its calls (`fi_domain(3)`, `threading`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Threading {
-    /// Anything from any thread: `FI_THREAD_SAFE`.
-    #[default]
-    Safe,
-    /// One call at a time per object: `FI_THREAD_FID`, `FI_THREAD_ENDPOINT`.
-    Endpoint,
-    /// One call at a time per completion object and the endpoints bound to it:
-    /// `FI_THREAD_COMPLETION`.
-    Completion,
-    /// One call at a time in the whole domain: `FI_THREAD_DOMAIN`.
-    Domain,
-}
-
 /// Parameters of a domain.
 #[derive(Clone, Debug, Default)]
 pub struct DomainConfig {
-    /// The promise of the application about its threads.
-    pub threading: Threading,
     /// Parameters of its connections.
     pub tuning: Tuning,
     /// The form of its memory regions.

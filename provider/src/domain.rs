@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
-use weft::domain::{Domain as Engine, DomainConfig, Threading};
+use weft::domain::{Domain as Engine, DomainConfig};
 use weft::errno::{FiErrno, Result};
 use weft::queue::EventQueue;
 use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
@@ -84,15 +84,6 @@ impl Kind for Domain {
     }
 }
 
-fn threading_of(threading: u32) -> Threading {
-    match threading {
-        FI_THREAD_FID | FI_THREAD_ENDPOINT => Threading::Endpoint,
-        FI_THREAD_COMPLETION => Threading::Completion,
-        FI_THREAD_DOMAIN => Threading::Domain,
-        _ => Threading::Safe,
-    }
-}
-
 /// `fi_domain(3)`
 pub(crate) unsafe extern "C" fn open(
     fabric: *mut fid_fabric,
@@ -139,12 +130,12 @@ unsafe fn open_body(
         return Err(FiErrno::EINVAL);
     }
     // SAFETY: `info` is a valid fi_info; its parts may be NULL.
-    let (name, threading) = unsafe {
+    let name = unsafe {
         let attr = (*info).domain_attr;
         if attr.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        (str_of((*attr).name), (*attr).threading)
+        str_of((*attr).name)
     };
     let name = name.ok_or(FiErrno::EINVAL)?;
     fault_point("domain");
@@ -158,7 +149,6 @@ unsafe fn open_body(
     let engine = Engine::open(
         &device,
         DomainConfig {
-            threading: threading_of(threading),
             tuning: param::values().tuning(),
             form: terms.form,
             events: terms.events,
