@@ -14,7 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::queue::digest::{Entry, Inner};
+use crate::queue::complete::{Entry, Inner};
 use crate::queue::slots::Rings;
 use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, EntryWriter, WaitKind};
@@ -347,7 +347,7 @@ mod tests {
     use crate::domain::DomainConfig;
     use crate::flags::Flags;
     use crate::queue::Completion;
-    use crate::queue::digest::Attachment;
+    use crate::queue::complete::Attachment;
     use crate::queue::slots::FailureListener;
 
     /// An endpoint that polls when it resumes, and finds this entry.

@@ -1,11 +1,11 @@
 //! Completion queues, counters and event queues, and their wait objects.
 
 mod cntr;
+mod complete;
 mod completion;
 mod cq;
 mod cq_bind;
 mod cq_wait;
-mod digest;
 mod eq;
 pub(crate) mod event_cell;
 pub(crate) mod shared;
