@@ -14,8 +14,7 @@ use weft::msg::{ATOMIC_SIZE, AtomicKind, AtomicOp, LocalIov};
 
 use crate::domain::Domain;
 use crate::ep::Ep;
-use crate::ffi::fid::Object;
-use crate::ffi::guard;
+use crate::ffi::fid::{object, on};
 use crate::ffi::log::refused;
 use crate::msg::{TX_FLAGS, buffer, flags_of, no_message, post, token};
 
@@ -520,11 +519,8 @@ unsafe fn valid(
     count: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let ep = match unsafe { Object::<Ep>::checked(ep) } {
-        Ok(ep) => ep,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&ep.poison, || {
+    let ep = unsafe { object::<Ep>(ep) };
+    on(ep, |ep| {
         if count.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -577,11 +573,8 @@ pub(crate) unsafe extern "C" fn query(
     flags: u64,
 ) -> c_int {
     // SAFETY: a domain by the contract of fi_query_atomic(3).
-    let domain = match unsafe { Object::<Domain>::checked(domain) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&domain.poison, || {
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
         if attr.is_null() {
             return Err(FiErrno::EINVAL);
         }

@@ -1,7 +1,6 @@
 //! Connection management calls of endpoints and passive endpoints, `fi_cm(3)`.
 
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
@@ -9,7 +8,7 @@ use weft::wire::cm_data::CM_DATA_SIZE;
 
 use crate::connreq;
 use crate::ep::Ep;
-use crate::ffi::fid::Object;
+use crate::ffi::fid::{Object, object, on};
 use crate::ffi::{guard, stub};
 use crate::pep::Pep;
 
@@ -44,9 +43,9 @@ enum Either<'a> {
 unsafe fn either<'a>(handle: *mut fid) -> Result<Either<'a>> {
     // SAFETY: the caller's promise.
     unsafe {
-        match Object::<Ep>::checked(handle) {
+        match object::<Ep>(handle) {
             Ok(ep) => Ok(Either::Active(ep)),
-            Err(_) => Object::<Pep>::checked(handle).map(Either::Passive),
+            Err(_) => object::<Pep>(handle).map(Either::Passive),
         }
     }
 }
@@ -97,26 +96,15 @@ unsafe extern "C" fn getname(handle: *mut fid, addr: *mut c_void, len: *mut usiz
     })
 }
 
-/// The endpoint of a handle, for calls that only active ones have; the body runs under its guard.
-///
-/// # Safety
-/// `handle` is NULL or readable as a fid.
-unsafe fn on_ep(handle: *mut fid_ep, body: impl FnOnce(&Object<Ep>) -> Result<()>) -> c_int {
-    // SAFETY: the caller's promise.
-    match unsafe { Object::<Ep>::checked(handle) } {
-        Ok(ep) => guard::on(&ep.poison, || body(ep).map(|()| 0)),
-        Err(errno) => -errno.code(),
-    }
-}
-
 unsafe extern "C" fn getpeer(ep: *mut fid_ep, addr: *mut c_void, len: *mut usize) -> c_int {
-    // SAFETY: the contract of fi_getpeer(3).
-    unsafe {
-        on_ep(ep, |ep| {
-            let peer: SocketAddr = ep.engine.peer_addr()?;
-            ep.format.answer(&peer, addr, len)
-        })
-    }
+    // SAFETY: an endpoint by the contract of fi_getpeer(3).
+    let ep = unsafe { object::<Ep>(ep) };
+    on(ep, |ep| {
+        let peer = ep.engine.peer_addr()?;
+        // SAFETY: a buffer and its length by the contract of fi_getpeer(3).
+        unsafe { ep.format.answer(&peer, addr, len)? };
+        Ok(0)
+    })
 }
 
 unsafe extern "C" fn connect(
@@ -125,43 +113,48 @@ unsafe extern "C" fn connect(
     param: *const c_void,
     len: usize,
 ) -> c_int {
-    // SAFETY: the contract of fi_connect(3).
-    unsafe {
-        on_ep(ep, |ep| {
-            let data = data_of(param, len)?;
-            let peer = if addr.is_null() {
-                None // the one that it was opened with
-            } else {
-                Some(ep.format.read(addr, None)?)
-            };
-            ep.engine.connect(peer, data)
-        })
-    }
+    // SAFETY: an endpoint by the contract of fi_connect(3).
+    let ep = unsafe { object::<Ep>(ep) };
+    on(ep, |ep| {
+        // SAFETY: `param` has `len` bytes by the contract of fi_connect(3).
+        let data = unsafe { data_of(param, len)? };
+        let peer = if addr.is_null() {
+            None // the endpoint's `dest_addr`
+        } else {
+            // SAFETY: an address of the endpoint's format by the contract of fi_connect(3).
+            Some(unsafe { ep.format.read(addr, None)? })
+        };
+        ep.engine.connect(peer, data)?;
+        Ok(0)
+    })
 }
 
 unsafe extern "C" fn accept(ep: *mut fid_ep, param: *const c_void, len: usize) -> c_int {
-    // SAFETY: the contract of fi_accept(3).
-    unsafe { on_ep(ep, |ep| ep.engine.accept(data_of(param, len)?)) }
+    // SAFETY: an endpoint by the contract of fi_accept(3).
+    let ep = unsafe { object::<Ep>(ep) };
+    on(ep, |ep| {
+        // SAFETY: `param` has `len` bytes by the contract of fi_accept(3).
+        ep.engine.accept(unsafe { data_of(param, len)? })?;
+        Ok(0)
+    })
 }
 
 unsafe extern "C" fn shutdown(ep: *mut fid_ep, flags: u64) -> c_int {
-    // SAFETY: the contract of fi_shutdown(3).
-    unsafe {
-        on_ep(ep, |ep| {
-            if flags != 0 {
-                return Err(FiErrno::EBADFLAGS); // none are defined
-            }
-            ep.engine.shutdown()
-        })
-    }
+    // SAFETY: an endpoint by the contract of fi_shutdown(3).
+    let ep = unsafe { object::<Ep>(ep) };
+    on(ep, |ep| {
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS); // none are defined
+        }
+        ep.engine.shutdown()?;
+        Ok(0)
+    })
 }
 
 unsafe extern "C" fn listen(pep: *mut fid_pep) -> c_int {
-    // SAFETY: the contract of fi_listen(3).
-    match unsafe { Object::<Pep>::checked(pep) } {
-        Ok(pep) => guard::on(&pep.poison, || pep.engine.listen().map(|()| 0)),
-        Err(errno) => -errno.code(),
-    }
+    // SAFETY: a passive endpoint by the contract of fi_listen(3).
+    let pep = unsafe { object::<Pep>(pep) };
+    on(pep, |pep| pep.engine.listen().map(|()| 0))
 }
 
 unsafe extern "C" fn reject(
@@ -173,7 +166,7 @@ unsafe extern "C" fn reject(
     guard::entry(|| {
         // SAFETY: the contract of fi_reject(3). All is checked before the request is taken.
         unsafe {
-            Object::<Pep>::checked(pep)?;
+            object::<Pep>(pep)?;
             let data = data_of(param, len)?;
             let request = connreq::take(handle)?;
             let done = request.reject(data);

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
-use weft::errno::FiErrno;
+use weft::errno::{FiErrno, Result};
 use weft::queue::{Counter, WaitKind};
 
 use crate::cq::{wait_control, wait_kind};
 use crate::domain::Domain;
-use crate::fabric::header;
-use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::fid::{Kind, Object, User, assumed, close, header, object, on};
 use crate::ffi::{guard, stub};
 
 /// An open counter.
@@ -22,7 +21,7 @@ pub(crate) struct Cntr {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Cntr>),
     control: Some(control),
     ..stub::fid::<FI_ENOSYS>()
 };
@@ -57,11 +56,8 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: a domain by the contract of fi_cntr_open(3).
-    let domain = match unsafe { Object::<Domain>::checked(domain) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&domain.poison, || {
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
         if out.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -83,7 +79,7 @@ pub(crate) unsafe extern "C" fn open(
         let user = domain.users.add()?;
         let object = Object::open(
             fid_cntr {
-                fid: header(FI_CLASS_CNTR, &FID_OPS, context),
+                fid: header::<Cntr>(context),
                 ops: (&raw const OPS.base).cast_mut(),
             },
             Cntr {
@@ -99,21 +95,21 @@ pub(crate) unsafe extern "C" fn open(
 
 unsafe extern "C" fn read(cntr: *mut fid_cntr) -> u64 {
     // SAFETY: called through the counter's own table.
-    let cntr = unsafe { Object::<Cntr>::assumed(cntr) };
-    value(|| cntr.engine.read())
+    let cntr = unsafe { assumed::<Cntr>(cntr) };
+    value(cntr, Counter::read)
 }
 
 unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
     // SAFETY: called through the counter's own table.
-    let cntr = unsafe { Object::<Cntr>::assumed(cntr) };
-    value(|| cntr.engine.read_errors())
+    let cntr = unsafe { assumed::<Cntr>(cntr) };
+    value(cntr, Counter::read_errors)
 }
 
 /// The call has no way to fail: a panic on the way reads as 0.
-fn value(read: impl FnOnce() -> u64) -> u64 {
+fn value(cntr: Result<&Object<Cntr>>, read: impl FnOnce(&Counter) -> u64) -> u64 {
     let mut value = 0;
     let _: c_int = guard::entry(|| {
-        value = read();
+        value = read(&cntr?.engine);
         Ok(0)
     });
     value
@@ -123,8 +119,8 @@ fn value(read: impl FnOnce() -> u64) -> u64 {
 /// `cntr` is an open counter.
 unsafe fn change(cntr: *mut fid_cntr, change: impl FnOnce(&Counter)) -> c_int {
     // SAFETY: called through the counter's own table.
-    let cntr = unsafe { Object::<Cntr>::assumed(cntr) };
-    guard::on(&cntr.poison, || {
+    let cntr = unsafe { assumed::<Cntr>(cntr) };
+    on(cntr, |cntr| {
         change(&cntr.engine);
         Ok(0)
     })
@@ -152,8 +148,8 @@ unsafe extern "C" fn seterr(cntr: *mut fid_cntr, value: u64) -> c_int {
 
 unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -> c_int {
     // SAFETY: called through the counter's own table.
-    let cntr = unsafe { Object::<Cntr>::assumed(cntr) };
-    guard::on(&cntr.poison, || {
+    let cntr = unsafe { assumed::<Cntr>(cntr) };
+    on(cntr, |cntr| {
         let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
         cntr.engine.wait(threshold, timeout).map(|()| 0)
     })
@@ -162,20 +158,9 @@ unsafe extern "C" fn wait(cntr: *mut fid_cntr, threshold: u64, timeout: c_int) -
 /// The wait object's commands. Counters have no operation flags.
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     // SAFETY: a fid by the contract of fi_control(3).
-    let cntr = match unsafe { Object::<Cntr>::checked(handle) } {
-        Ok(cntr) => cntr,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&cntr.poison, || {
+    let cntr = unsafe { object::<Cntr>(handle) };
+    on(cntr, |cntr| {
         // SAFETY: the argument that the command asks for.
         unsafe { wait_control(command, arg, cntr.engine.fd(), cntr.engine.wait_kind()) }
-    })
-}
-
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe { Object::<Cntr>::close(handle, |_| Ok(()))? };
-        Ok(0)
     })
 }

@@ -1,7 +1,6 @@
 //! The handle of a connection request (`fi_info.handle`): taken by the endpoint that answers it, or
 //! by `fi_reject`.
 
-use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use libfabric_sys::*;
@@ -9,9 +8,8 @@ use parking_lot::Mutex;
 use weft::errno::{FiErrno, Result};
 use weft::msg::ConnectRequest;
 
-use crate::fabric::header;
-use crate::ffi::fid::{Kind, Object};
-use crate::ffi::{guard, host, stub};
+use crate::ffi::fid::{Kind, Object, close, header, object};
+use crate::ffi::{host, stub};
 
 /// A request that waits for an answer.
 pub(crate) struct ConnReq {
@@ -19,7 +17,7 @@ pub(crate) struct ConnReq {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<ConnReq>),
     ..stub::fid::<FI_ENOSYS>()
 };
 
@@ -35,7 +33,7 @@ impl Kind for ConnReq {
 /// A new handle.
 pub(crate) fn open(request: ConnectRequest) -> NonNull<Object<ConnReq>> {
     Object::open(
-        header(FI_CLASS_CONNREQ, &FID_OPS, std::ptr::null_mut()),
+        header::<ConnReq>(std::ptr::null_mut()),
         ConnReq {
             request: Mutex::new(Some(request)),
         },
@@ -51,7 +49,7 @@ pub(crate) fn open(request: ConnectRequest) -> NonNull<Object<ConnReq>> {
 /// `handle` is NULL or readable as a fid.
 pub(crate) unsafe fn take(handle: *mut fid) -> Result<ConnectRequest> {
     // SAFETY: the caller's promise.
-    let object = unsafe { Object::<ConnReq>::checked(handle)? };
+    let object = unsafe { object::<ConnReq>(handle)? };
     object.request.lock().take().ok_or(FiErrno::EINVAL)
 }
 
@@ -61,7 +59,7 @@ pub(crate) unsafe fn take(handle: *mut fid) -> Result<ConnectRequest> {
 /// `handle` is one that [`take`] took it from.
 pub(crate) unsafe fn put_back(handle: *mut fid, request: ConnectRequest) {
     // SAFETY: the caller's promise.
-    if let Ok(object) = unsafe { Object::<ConnReq>::checked(handle) } {
+    if let Ok(object) = unsafe { object::<ConnReq>(handle) } {
         *object.request.lock() = Some(request);
     }
 }
@@ -72,7 +70,7 @@ pub(crate) unsafe fn put_back(handle: *mut fid, request: ConnectRequest) {
 /// As [`take`]; the handle is not used afterwards.
 pub(crate) unsafe fn finish(handle: *mut fid) -> Result<()> {
     // SAFETY: the caller's promise.
-    unsafe { Object::<ConnReq>::close(handle, |_| Ok(())) }
+    unsafe { Object::<ConnReq>::close(handle) }
 }
 
 /// Frees the `fi_info` of a request that will not be answered, and the request.
@@ -87,12 +85,4 @@ pub(crate) unsafe fn discard(info: *mut fi_info) {
             (host.freeinfo)(info);
         }
     }
-}
-
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe { finish(handle)? };
-        Ok(0)
-    })
 }

@@ -11,10 +11,9 @@ use weft::errno::{FiErrno, Result};
 use weft::queue::{Completion, CompletionQueue, CqConfig, WaitKind};
 
 use crate::domain::Domain;
-use crate::fabric::header;
-use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::fid::{Kind, Object, User, assumed, close, header, object, on};
 use crate::ffi::param::fault_point;
-use crate::ffi::{guard, stub};
+use crate::ffi::stub;
 
 /// An open completion queue.
 pub(crate) struct Cq {
@@ -30,7 +29,7 @@ pub(crate) struct Cq {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Cq>),
     control: Some(control),
     ..stub::fid::<FI_ENOSYS>()
 };
@@ -115,11 +114,8 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: a domain by the contract of fi_cq_open(3).
-    let domain = match unsafe { Object::<Domain>::checked(domain) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&domain.poison, || {
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
         fault_point("cq_open");
         if attr.is_null() || out.is_null() {
             return Err(FiErrno::EINVAL);
@@ -150,7 +146,7 @@ pub(crate) unsafe extern "C" fn open(
         let engine = CompletionQueue::open(&domain.engine, config)?;
         let object = Object::open(
             fid_cq {
-                fid: header(FI_CLASS_CQ, &FID_OPS, context),
+                fid: header::<Cq>(context),
                 ops: (&raw const OPS.base).cast_mut(),
             },
             Cq {
@@ -295,11 +291,9 @@ impl Cq {
 
 unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, count: usize) -> isize {
     // SAFETY: called through the queue's own table.
-    let cq = unsafe { Object::<Cq>::assumed(cq) };
+    let cq = unsafe { assumed::<Cq>(cq) };
     // SAFETY: the contract of fi_cq_read(3).
-    guard::on(&cq.poison, || unsafe {
-        cq.read_into(buf, count, Wait::Not)
-    })
+    on(cq, |cq| unsafe { cq.read_into(buf, count, Wait::Not) })
 }
 
 /// Connected endpoints have no addresses to report.
@@ -337,8 +331,8 @@ unsafe extern "C" fn sread(
     timeout: c_int,
 ) -> isize {
     // SAFETY: called through the queue's own table.
-    let cq = unsafe { Object::<Cq>::assumed(cq) };
-    guard::on(&cq.poison, || {
+    let cq = unsafe { assumed::<Cq>(cq) };
+    on(cq, |cq| {
         let wait = cq.waiting(cond, count, timeout);
         // SAFETY: the contract of fi_cq_sread(3).
         unsafe { cq.read_into(buf, count, wait) }
@@ -364,11 +358,8 @@ unsafe extern "C" fn sreadfrom(
 /// `fi_cq_readerr(3)`. The entry has the size of the application's API version.
 unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: u64) -> isize {
     // SAFETY: a queue by the contract of fi_cq_readerr(3).
-    let cq = match unsafe { Object::<Cq>::checked(cq) } {
-        Ok(cq) => cq,
-        Err(errno) => return -(errno.code() as isize),
-    };
-    guard::on(&cq.poison, || {
+    let cq = unsafe { object::<Cq>(cq) };
+    on(cq, |cq| {
         if buf.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -414,11 +405,8 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
 
 unsafe extern "C" fn signal(cq: *mut fid_cq) -> c_int {
     // SAFETY: a queue by the contract of fi_cq_signal(3).
-    let cq = match unsafe { Object::<Cq>::checked(cq) } {
-        Ok(cq) => cq,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&cq.poison, || cq.engine.signal().map(|()| 0))
+    let cq = unsafe { object::<Cq>(cq) };
+    on(cq, |cq| cq.engine.signal().map(|()| 0))
 }
 
 unsafe extern "C" fn strerror(
@@ -429,7 +417,7 @@ unsafe extern "C" fn strerror(
     len: usize,
 ) -> *const c_char {
     // SAFETY: a queue by the contract of fi_cq_strerror(3).
-    let Ok(cq) = (unsafe { Object::<Cq>::checked(cq) }) else {
+    let Ok(cq) = (unsafe { object::<Cq>(cq) }) else {
         return c"invalid completion queue".as_ptr();
     };
     let text = cq.engine.strerror(prov_errno);
@@ -457,20 +445,9 @@ pub(crate) unsafe fn copy_text(text: &std::ffi::CStr, buf: *mut c_char, len: usi
 
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     // SAFETY: a fid by the contract of fi_control(3).
-    let cq = match unsafe { Object::<Cq>::checked(handle) } {
-        Ok(cq) => cq,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&cq.poison, || {
+    let cq = unsafe { object::<Cq>(handle) };
+    on(cq, |cq| {
         // SAFETY: the argument that the command asks for.
         unsafe { wait_control(command, arg, cq.engine.fd(), cq.engine.wait_kind()) }
-    })
-}
-
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe { Object::<Cq>::close(handle, |_| Ok(()))? };
-        Ok(0)
     })
 }

@@ -11,9 +11,9 @@ use weft::queue::EventQueue;
 use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
 use crate::eq::Eq;
-use crate::fabric::{self, header};
+use crate::fabric::Fabric;
 use crate::ffi::alloc::str_of;
-use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, log, stub};
@@ -45,7 +45,7 @@ impl Domain {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Domain>),
     bind: Some(bind),
     control: Some(control),
     ops_open: Some(mr_ops::open),
@@ -81,6 +81,13 @@ impl Kind for Domain {
     fn retire(c: &mut fid_domain) {
         c.ops = (&raw const stub::closed::DOMAIN.base).cast_mut();
         c.mr = (&raw const stub::closed::MR).cast_mut();
+    }
+    fn finish(domain: &Object<Self>) -> Result<()> {
+        if domain.engine.has_mapped_keys() {
+            let reason = "keys of fi_mr_map_raw are mapped in the domain";
+            return Err(refused!(FI_LOG_DOMAIN, EBUSY, "{reason}"));
+        }
+        Ok(())
     }
 }
 
@@ -125,7 +132,7 @@ unsafe fn open_body(
     context: *mut c_void,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
-    let (fabric, users) = unsafe { fabric::checked(fabric)? };
+    let fabric = unsafe { object::<Fabric>(fabric)? };
     if info.is_null() || out.is_null() {
         return Err(FiErrno::EINVAL);
     }
@@ -145,7 +152,7 @@ unsafe fn open_body(
         .ok_or(FiErrno::ENODEV)?;
     // SAFETY: as above.
     let terms = unsafe { getinfo::domain_terms(fabric.api_version, info, &device)? };
-    let user = users.add()?;
+    let user = fabric.users.add()?;
     let engine = Engine::open(
         &device,
         DomainConfig {
@@ -160,7 +167,7 @@ unsafe fn open_body(
     )?;
     let object = Object::open(
         fid_domain {
-            fid: header(FI_CLASS_DOMAIN, &FID_OPS, context),
+            fid: header::<Domain>(context),
             ops: (&raw const OPS.base).cast_mut(),
             mr: (&raw const MR_OPS).cast_mut(),
         },
@@ -180,13 +187,10 @@ unsafe fn open_body(
 /// their own; with `FI_REG_MR`, regions are registered in the background.
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
     // SAFETY: fids by the contract of fi_domain_bind(3).
-    let domain = match unsafe { Object::<Domain>::checked(handle) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&domain.poison, || {
+    let domain = unsafe { object::<Domain>(handle) };
+    on(domain, |domain| {
         // SAFETY: as above.
-        let eq = unsafe { Object::<Eq>::checked(other)? };
+        let eq = unsafe { object::<Eq>(other)? };
         if flags & !FI_REG_MR != 0 {
             return Err(FiErrno::EBADFLAGS);
         }
@@ -204,11 +208,8 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
 
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     // SAFETY: a fid by the contract of fi_control(3).
-    let domain = match unsafe { Object::<Domain>::checked(handle) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    let control = || {
+    let domain = unsafe { object::<Domain>(handle) };
+    let control = |domain: &Object<Domain>| {
         match command.cast_unsigned() {
             // SAFETY: the argument is NULL or a pointer to that structure.
             FI_MAP_RAW_MR => unsafe { map_raw(&domain.engine, arg.cast())? },
@@ -226,7 +227,9 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         }
         Ok(0)
     };
-    guard::on(&domain.poison, || log::explained("fi_control", control))
+    on(domain, |domain| {
+        log::explained("fi_control", || control(domain))
+    })
 }
 
 /// `fi_mr_map_raw`. The base address is ignored: the key contains it.
@@ -253,20 +256,4 @@ unsafe fn map_raw(domain: &Engine, map: *const fi_mr_map_raw) -> Result<()> {
         })?;
     }
     Ok(())
-}
-
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe {
-            Object::<Domain>::close(handle, |domain| {
-                if domain.engine.has_mapped_keys() {
-                    let reason = "keys of fi_mr_map_raw are mapped in the domain";
-                    return Err(refused!(FI_LOG_DOMAIN, EBUSY, "{reason}"));
-                }
-                Ok(())
-            })?;
-        }
-        Ok(0)
-    })
 }

@@ -17,9 +17,8 @@ use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::eq::Eq;
-use crate::fabric::header;
-use crate::ffi::fid::{Kind, Object, User};
-use crate::ffi::{guard, stub};
+use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
+use crate::ffi::stub;
 use crate::pep::Pep;
 use crate::srx::Srx;
 use crate::{atomic, cm, connreq, getinfo, msg, option, rma};
@@ -38,7 +37,7 @@ pub(crate) struct Ep {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Ep>),
     bind: Some(bind),
     control: Some(control),
     ..stub::fid::<FI_ENOSYS>()
@@ -63,6 +62,12 @@ impl Kind for Ep {
     fn retire(c: &mut fid_ep) {
         stub::closed::retire_ep(c);
     }
+    fn finish(ep: &Object<Self>) -> Result<()> {
+        if ep.parent.is_none() {
+            ep.engine.close();
+        }
+        Ok(())
+    }
 }
 
 /// `fi_endpoint(3)`
@@ -85,11 +90,8 @@ pub(crate) unsafe extern "C" fn open2(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: a domain by the contract of fi_endpoint(3).
-    let domain = match unsafe { Object::<Domain>::checked(domain) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&domain.poison, || {
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
         if info.is_null() || out.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -143,7 +145,7 @@ impl Wish {
                 Origin::Connect
             } else if (*handle).fclass == FI_CLASS_PEP {
                 // It takes over the address of a passive endpoint that does not listen.
-                let pep = Object::<Pep>::checked(handle)?;
+                let pep = object::<Pep>(handle)?;
                 src = Some(pep.engine.local_addr()?);
                 pep.engine.close();
                 Origin::Connect
@@ -232,7 +234,7 @@ impl Wish {
 /// The C structure of an endpoint.
 fn c_part(context: *mut c_void) -> fid_ep {
     fid_ep {
-        fid: header(FI_CLASS_EP, &FID_OPS, context),
+        fid: header::<Ep>(context),
         ops: (&raw const OPS.base).cast_mut(),
         cm: (&raw const cm::EP_OPS).cast_mut(),
         msg: (&raw const msg::OPS).cast_mut(),
@@ -283,11 +285,8 @@ unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result
 
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
     // SAFETY: fids by the contract of fi_ep_bind(3).
-    let ep = match unsafe { Object::<Ep>::checked(handle) } {
-        Ok(ep) => ep,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&ep.poison, || {
+    let ep = unsafe { object::<Ep>(handle) };
+    on(ep, |ep| {
         if other.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -296,7 +295,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         match class {
             FI_CLASS_EQ => {
                 // SAFETY: as above.
-                let eq = unsafe { Object::<Eq>::checked(other)? };
+                let eq = unsafe { object::<Eq>(other)? };
                 if flags != 0 {
                     return Err(FiErrno::EBADFLAGS);
                 }
@@ -306,7 +305,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
             }
             FI_CLASS_CQ => {
                 // SAFETY: as above.
-                let cq = unsafe { Object::<Cq>::checked(other)? };
+                let cq = unsafe { object::<Cq>(other)? };
                 let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
                 let user = cq.users.add()?;
                 ep.engine.bind_cq(&cq.engine, flags)?;
@@ -314,7 +313,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
             }
             FI_CLASS_CNTR => {
                 // SAFETY: as above.
-                let cntr = unsafe { Object::<Cntr>::checked(other)? };
+                let cntr = unsafe { object::<Cntr>(other)? };
                 let user = cntr.users.add()?;
                 let kinds = Flags::from_bits_retain(flags);
                 ep.engine.bind_counter(&cntr.engine, kinds)?;
@@ -322,7 +321,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
             }
             FI_CLASS_SRX_CTX => {
                 // SAFETY: as above.
-                let srx = unsafe { Object::<Srx>::checked(other)? };
+                let srx = unsafe { object::<Srx>(other)? };
                 if flags != 0 {
                     return Err(FiErrno::EBADFLAGS);
                 }
@@ -340,11 +339,8 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
 
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     // SAFETY: a fid by the contract of fi_control(3).
-    let ep = match unsafe { Object::<Ep>::checked(handle) } {
-        Ok(ep) => ep,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&ep.poison, || {
+    let ep = unsafe { object::<Ep>(handle) };
+    on(ep, |ep| {
         match command.cast_unsigned() {
             FI_ENABLE => ep.engine.enable()?,
             // SAFETY: the argument of both is a pointer to 64-bit flags, or NULL.
@@ -420,26 +416,8 @@ unsafe fn set_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
 
 unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {
     // SAFETY: a fid by the contract of fi_cancel(3).
-    let ep = match unsafe { Object::<Ep>::checked(handle) } {
-        Ok(ep) => ep,
-        Err(errno) => return -(errno.code() as isize),
-    };
-    guard::on(&ep.poison, || {
+    let ep = unsafe { object::<Ep>(handle) };
+    on(ep, |ep| {
         ep.engine.cancel(context.expose_provenance()).map(|()| 0)
-    })
-}
-
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe {
-            Object::<Ep>::close(handle, |ep| {
-                if ep.parent.is_none() {
-                    ep.engine.close();
-                }
-                Ok(())
-            })?;
-        }
-        Ok(0)
     })
 }

@@ -14,9 +14,9 @@ use weft::queue::{EqConfig, Event, EventQueue};
 use weft::wire::cm_data::CmData;
 
 use crate::cq::{copy_text, wait_control, wait_kind};
-use crate::fabric::{self, header};
+use crate::fabric::Fabric;
 use crate::ffi::alloc::Info;
-use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::log::warning;
 use crate::ffi::{guard, stub};
 use crate::{connreq, pep};
@@ -32,7 +32,7 @@ pub(crate) struct Eq {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Eq>),
     control: Some(control),
     ..stub::fid::<FI_ENOSYS>()
 };
@@ -66,7 +66,7 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     guard::entry(|| {
         // SAFETY: a fabric by the contract of fi_eq_open(3).
-        let (fabric, users) = unsafe { fabric::checked(fabric)? };
+        let fabric = unsafe { object::<Fabric>(fabric)? };
         if attr.is_null() || out.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -76,11 +76,11 @@ pub(crate) unsafe extern "C" fn open(
             return Err(FiErrno::EBADFLAGS);
         }
         let wait = wait_kind(attr.wait_obj)?;
-        let user = users.add()?;
+        let user = fabric.users.add()?;
         let engine = EventQueue::open(EqConfig { wait })?;
         let object = Object::open(
             fid_eq {
-                fid: header(FI_CLASS_EQ, &FID_OPS, context),
+                fid: header::<Eq>(context),
                 ops: (&raw const OPS).cast_mut(),
             },
             Eq {
@@ -323,13 +323,10 @@ unsafe extern "C" fn read(
     flags: u64,
 ) -> isize {
     // SAFETY: a queue by the contract of fi_eq_read(3).
-    let eq = match unsafe { Object::<Eq>::checked(eq) } {
-        Ok(eq) => eq,
-        Err(errno) => return -(errno.code() as isize),
-    };
+    let eq = unsafe { object::<Eq>(eq) };
     let target = Target { event, buf, len };
     // SAFETY: as above.
-    guard::on(&eq.poison, || unsafe { eq.read_event(target, flags, None) })
+    on(eq, |eq| unsafe { eq.read_event(target, flags, None) })
 }
 
 unsafe extern "C" fn sread(
@@ -341,14 +338,11 @@ unsafe extern "C" fn sread(
     flags: u64,
 ) -> isize {
     // SAFETY: a queue by the contract of fi_eq_sread(3).
-    let eq = match unsafe { Object::<Eq>::checked(eq) } {
-        Ok(eq) => eq,
-        Err(errno) => return -(errno.code() as isize),
-    };
+    let eq = unsafe { object::<Eq>(eq) };
     let target = Target { event, buf, len };
     let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
     // SAFETY: as above.
-    guard::on(&eq.poison, || unsafe {
+    on(eq, |eq| unsafe {
         eq.read_event(target, flags, Some(timeout))
     })
 }
@@ -356,11 +350,8 @@ unsafe extern "C" fn sread(
 /// `fi_eq_readerr(3)`
 unsafe extern "C" fn readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: u64) -> isize {
     // SAFETY: a queue by the contract of fi_eq_readerr(3).
-    let eq = match unsafe { Object::<Eq>::checked(eq) } {
-        Ok(eq) => eq,
-        Err(errno) => return -(errno.code() as isize),
-    };
-    guard::on(&eq.poison, || {
+    let eq = unsafe { object::<Eq>(eq) };
+    on(eq, |eq| {
         if buf.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -408,11 +399,8 @@ unsafe extern "C" fn write(
     flags: u64,
 ) -> isize {
     // SAFETY: a queue by the contract of fi_eq_write(3).
-    let eq = match unsafe { Object::<Eq>::checked(eq) } {
-        Ok(eq) => eq,
-        Err(errno) => return -(errno.code() as isize),
-    };
-    guard::on(&eq.poison, || {
+    let eq = unsafe { object::<Eq>(eq) };
+    on(eq, |eq| {
         if !eq.writable || (buf.is_null() && len != 0) {
             return Err(FiErrno::EINVAL);
         }
@@ -448,20 +436,9 @@ unsafe extern "C" fn strerror(
 
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     // SAFETY: a fid by the contract of fi_control(3).
-    let eq = match unsafe { Object::<Eq>::checked(handle) } {
-        Ok(eq) => eq,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&eq.poison, || {
+    let eq = unsafe { object::<Eq>(handle) };
+    on(eq, |eq| {
         // SAFETY: the argument that the command asks for.
         unsafe { wait_control(command, arg, eq.engine.fd(), eq.engine.wait_kind()) }
-    })
-}
-
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe { Object::<Eq>::close(handle, |_| Ok(()))? };
-        Ok(0)
     })
 }

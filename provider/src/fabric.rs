@@ -1,17 +1,16 @@
 //! `fid_fabric`: the network that domains, passive endpoints and event queues belong to.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 
 use libfabric_sys::*;
-use weft::errno::{FiErrno, Result};
+use weft::errno::FiErrno;
 
 use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain;
 use crate::eq::{self, Eq};
 use crate::ffi::alloc::str_of;
-use crate::ffi::fid::{Kind, Object, Users};
+use crate::ffi::fid::{Kind, Object, close, header, object};
 use crate::ffi::{guard, stub};
 use crate::pep;
 
@@ -22,7 +21,7 @@ pub(crate) struct Fabric {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Fabric>),
     ..stub::fid::<FI_ENOSYS>()
 };
 
@@ -46,30 +45,6 @@ impl Kind for Fabric {
     }
 }
 
-/// The fid part of a new object.
-pub(crate) fn header(class: usize, ops: &'static fi_ops, context: *mut c_void) -> fid {
-    fid {
-        fclass: class,
-        context,
-        ops: std::ptr::from_ref(ops).cast_mut(),
-    }
-}
-
-/// The fabric behind a handle, and its user count.
-///
-/// # Errors
-/// `EINVAL`.
-///
-/// # Safety
-/// `fabric` is NULL or readable as a fid, and not closed while the reference lives.
-pub(crate) unsafe fn checked<'a>(
-    fabric: *mut fid_fabric,
-) -> Result<(&'a Object<Fabric>, &'a Arc<Users>)> {
-    // SAFETY: the caller's promise.
-    let fabric = unsafe { Object::<Fabric>::checked(fabric)? };
-    Ok((fabric, &fabric.users))
-}
-
 /// The provider's `fabric`: `fi_fabric(3)`.
 pub(crate) unsafe extern "C" fn fabric(
     attr: *mut fi_fabric_attr,
@@ -88,7 +63,7 @@ pub(crate) unsafe extern "C" fn fabric(
         }
         let object = Object::open(
             fid_fabric {
-                fid: header(FI_CLASS_FABRIC, &FID_OPS, context),
+                fid: header::<Fabric>(context),
                 ops: (&raw const OPS).cast_mut(),
                 api_version,
             },
@@ -100,19 +75,11 @@ pub(crate) unsafe extern "C" fn fabric(
     })
 }
 
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe { Object::<Fabric>::close(handle, |_| Ok(()))? };
-        Ok(0)
-    })
-}
-
 /// `fi_trywait(3)`: whether a thread may go to sleep on the descriptors of these objects.
 unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count: c_int) -> c_int {
     guard::entry(|| {
         // SAFETY: fids by the contract of fi_trywait(3).
-        unsafe { checked(fabric)? };
+        unsafe { object::<Fabric>(fabric)? };
         let count = usize::try_from(count).map_err(|_| FiErrno::EINVAL)?;
         if count != 0 && fids.is_null() {
             return Err(FiErrno::EINVAL);
@@ -121,12 +88,12 @@ unsafe extern "C" fn trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count
             // SAFETY: `fids` has `count` elements, each NULL or a fid.
             unsafe {
                 let handle = *fids.add(index);
-                if let Ok(cq) = Object::<Cq>::checked(handle) {
+                if let Ok(cq) = object::<Cq>(handle) {
                     cq.engine.trywait()?;
-                } else if let Ok(cntr) = Object::<Cntr>::checked(handle) {
+                } else if let Ok(cntr) = object::<Cntr>(handle) {
                     cntr.engine.trywait()?;
                 } else {
-                    Object::<Eq>::checked(handle)?.engine.trywait()?;
+                    object::<Eq>(handle)?.engine.trywait()?;
                 }
             }
         }

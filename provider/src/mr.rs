@@ -15,11 +15,10 @@ use weft::queue::EventQueue;
 use crate::cntr::Cntr;
 use crate::domain::Domain;
 use crate::ep::Ep;
-use crate::fabric::header;
-use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::fault_point;
-use crate::ffi::{guard, log, stub};
+use crate::ffi::{log, stub};
 use crate::mr_attr::{Wish, access_of, check_flags};
 
 /// A registered region.
@@ -40,7 +39,7 @@ impl Mr {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Mr>),
     bind: Some(bind),
     control: Some(control),
     ..stub::fid::<FI_ENOSYS>()
@@ -56,6 +55,18 @@ impl Kind for Mr {
         c.mem_desc = std::ptr::null_mut();
         c.key = FI_KEY_NOTAVAIL;
     }
+    fn finish(mr: &Object<Self>) -> Result<()> {
+        mr.region.close().inspect_err(|errno| {
+            info!(
+                FI_LOG_MR,
+                "fi_close: -{errno:?}: an access through the region has not ended; to be called again"
+            );
+        })?;
+        if let Some(events) = &mr.events {
+            events.forget(token(mr));
+        }
+        Ok(())
+    }
 }
 
 /// # Safety
@@ -66,11 +77,8 @@ pub(crate) unsafe fn register(
     out: *mut *mut fid_mr,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let domain = match unsafe { Object::<Domain>::checked(handle) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    let register = || {
+    let domain = unsafe { object::<Domain>(handle) };
+    let register = |domain: &Object<Domain>| {
         fault_point("mr_reg");
         let wish = wish()?;
         if out.is_null() {
@@ -92,7 +100,7 @@ pub(crate) unsafe fn register(
         let mut base = None;
         if !wish.base.is_null() {
             // SAFETY: a region by the contract of fi_mr_regattr(3).
-            let of = unsafe { Object::<Mr>::checked(wish.base)? };
+            let of = unsafe { object::<Mr>(wish.base)? };
             bound.push(of.users.add()?);
             base = Some(&of.region);
         }
@@ -119,7 +127,7 @@ pub(crate) unsafe fn register(
         };
         let object = Object::open(
             fid_mr {
-                fid: header(FI_CLASS_MR, &FID_OPS, wish.context),
+                fid: header::<Mr>(wish.context),
                 mem_desc: region.desc(),
                 key: key(&region),
             },
@@ -138,7 +146,9 @@ pub(crate) unsafe fn register(
         }
         Ok(0)
     };
-    guard::on(&domain.poison, || log::explained("fi_mr_reg", register))
+    on(domain, |domain| {
+        log::explained("fi_mr_reg", || register(domain))
+    })
 }
 
 /// Passes the registration to a worker, which then writes an event, or an error, to the event
@@ -154,7 +164,7 @@ fn register_later(mr: &Object<Mr>, events: &Arc<EventQueue>, context: *mut c_voi
     mr.region.enable_later(move |result| {
         let handle: *const fid = std::ptr::with_exposed_provenance(owner.0);
         // SAFETY: a close of the object waits for the end of this job.
-        if let Ok(mr) = unsafe { Object::<Mr>::checked(handle) } {
+        if let Ok(mr) = unsafe { object::<Mr>(handle) } {
             let _bound = mr.bound.lock();
             mr.update(|c| c.key = key(&mr.region));
         }
@@ -255,7 +265,7 @@ pub(crate) unsafe extern "C" fn regattr(
     // SAFETY: the contract of fi_mr_regattr(3).
     unsafe {
         let wish = || {
-            let version = Object::<Domain>::checked(domain)?.api_version;
+            let version = object::<Domain>(domain)?.api_version;
             Wish::attributes(version, attr, flags)
         };
         register(domain, wish, out)
@@ -265,11 +275,8 @@ pub(crate) unsafe extern "C" fn regattr(
 /// `fi_mr_bind`
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
     // SAFETY: fids by the contract of fi_mr_bind(3).
-    let mr = match unsafe { Object::<Mr>::checked(handle) } {
-        Ok(mr) => mr,
-        Err(errno) => return -errno.code(),
-    };
-    let bind = || {
+    let mr = unsafe { object::<Mr>(handle) };
+    let bind = |mr: &Object<Mr>| {
         if other.is_null() {
             return Err(refused!(FI_LOG_MR, EINVAL, "the object to bind is NULL"));
         }
@@ -278,7 +285,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         let user = match class {
             FI_CLASS_CNTR => {
                 // SAFETY: as above.
-                let cntr = unsafe { Object::<Cntr>::checked(other)? };
+                let cntr = unsafe { object::<Cntr>(other)? };
                 let user = cntr.users.add()?;
                 let kinds = Flags::from_bits_retain(flags);
                 mr.region.bind_counter(&cntr.engine, kinds)?;
@@ -286,7 +293,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
             }
             FI_CLASS_EP => {
                 // SAFETY: as above.
-                let ep = unsafe { Object::<Ep>::checked(other)? };
+                let ep = unsafe { object::<Ep>(other)? };
                 if flags != 0 {
                     return Err(refused!(
                         FI_LOG_MR,
@@ -306,16 +313,13 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         mr.bound.lock().push(user);
         Ok(0)
     };
-    guard::on(&mr.poison, || log::explained("fi_mr_bind", bind))
+    on(mr, |mr| log::explained("fi_mr_bind", || bind(mr)))
 }
 
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     // SAFETY: a fid by the contract of fi_control(3).
-    let mr = match unsafe { Object::<Mr>::checked(handle) } {
-        Ok(mr) => mr,
-        Err(errno) => return -errno.code(),
-    };
-    let control = || match command.cast_unsigned() {
+    let mr = unsafe { object::<Mr>(handle) };
+    let control = |mr: &Object<Mr>| match command.cast_unsigned() {
         // SAFETY: the argument is NULL or a pointer to that structure.
         FI_GET_RAW_MR => unsafe { raw_attr(&mr.region, arg.cast()) }.map(|()| 0),
         FI_ENABLE if !mr.region.comes_disabled() => Err(refused!(
@@ -333,7 +337,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         FI_REFRESH => unsafe { refresh(&mr.region, arg.cast()) }.map(|()| 0),
         _ => Err(FiErrno::ENOSYS), // what belongs to other fids
     };
-    guard::on(&mr.poison, || log::explained("fi_control", control))
+    on(mr, |mr| log::explained("fi_control", || control(mr)))
 }
 
 /// `fi_mr_refresh`
@@ -402,25 +406,4 @@ unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
         }
     }
     Ok(())
-}
-
-pub(crate) unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe {
-            Object::<Mr>::close(handle, |mr| {
-                mr.region.close().inspect_err(|errno| {
-                    info!(
-                        FI_LOG_MR,
-                        "fi_close: -{errno:?}: an access through the region has not ended; to be called again"
-                    );
-                })?;
-                if let Some(events) = &mr.events {
-                    events.forget(Token(handle.expose_provenance()));
-                }
-                Ok(())
-            })?;
-        }
-        Ok(0)
-    })
 }

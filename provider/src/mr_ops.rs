@@ -11,12 +11,12 @@ use crate::domain::Domain;
 use crate::exports::mr_ops::{
     WEFT_MAP_FIXED, WEFT_MR_HANDLE_SIZE, weft_mr_attr, weft_mr_ops, weft_mr_range,
 };
-use crate::ffi::fid::Object;
-use crate::ffi::guard;
+use crate::ffi::fid::{Object, close, object, on};
 use crate::ffi::log::info;
+use crate::monitor;
 use crate::mr::{self, Mr};
 use crate::mr_attr::{Wish, access_of, check_flags};
-use crate::{monitor, xrcd};
+use crate::xrcd::{self, Xrcd};
 
 /// The name of the table in `fi_open_ops`.
 const NAME: &CStr = c"weft_mr_ops";
@@ -29,7 +29,7 @@ static OPS: weft_mr_ops = weft_mr_ops {
     mr_export: Some(mr_export),
     mr_import: Some(mr_import),
     xrcd_open: Some(xrcd_open),
-    xrcd_close: Some(xrcd::close),
+    xrcd_close: Some(close::<Xrcd>),
     mr_prefetched: Some(mr_prefetched),
     monitor_import: Some(monitor_import),
 };
@@ -46,11 +46,8 @@ pub(crate) unsafe extern "C" fn open(
     _context: *mut c_void,
 ) -> c_int {
     // SAFETY: a fid by the contract of fi_open_ops(3).
-    let domain = match unsafe { Object::<Domain>::checked(handle) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&domain.poison, || {
+    let domain = unsafe { object::<Domain>(handle) };
+    on(domain, |_| {
         if name.is_null() || ops.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -69,19 +66,6 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// Runs a call of the table on its domain.
-///
-/// # Safety
-/// `domain` is NULL or a fid.
-unsafe fn on(domain: *mut fid_domain, body: impl FnOnce(&Object<Domain>) -> Result<()>) -> c_int {
-    // SAFETY: the caller's promise.
-    let domain = match unsafe { Object::<Domain>::checked(domain) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&domain.poison, || body(domain).map(|()| 0))
-}
-
 /// `weft_mr_ops.advise`
 unsafe extern "C" fn advise(
     domain: *mut fid_domain,
@@ -90,7 +74,9 @@ unsafe extern "C" fn advise(
     ranges: *const weft_mr_range,
     count: usize,
 ) -> c_int {
-    let body = |domain: &Object<Domain>| {
+    // SAFETY: a domain by the contract of the call.
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
         let list = if count == 0 {
             &[]
         } else if ranges.is_null() || count > isize::MAX as usize / size_of::<weft_mr_range>() {
@@ -101,7 +87,7 @@ unsafe extern "C" fn advise(
         };
         let list = list.iter().map(|range| {
             // SAFETY: a region by the contract of the call.
-            let mr = unsafe { Object::<Mr>::checked(range.mr)? };
+            let mr = unsafe { object::<Mr>(range.mr)? };
             Ok(AdvisedRange {
                 region: mr.region(),
                 addr: range.addr,
@@ -109,10 +95,9 @@ unsafe extern "C" fn advise(
             })
         });
         let list = list.collect::<Result<Vec<_>>>()?;
-        domain.engine.advise(advice, flags, &list)
-    };
-    // SAFETY: a domain by the contract of the call.
-    unsafe { on(domain, body) }
+        domain.engine.advise(advice, flags, &list)?;
+        Ok(0)
+    })
 }
 
 /// The attributes, and the hint for the address of the memory.
@@ -154,17 +139,17 @@ unsafe fn shared(
     make: impl FnOnce(&Object<Domain>, Access, Hint) -> Result<Arc<SharedMemory>>,
 ) -> c_int {
     let mut made = None;
-    let body = |domain: &Object<Domain>| {
+    // SAFETY: the caller's promise.
+    let opened = unsafe { object::<Domain>(domain) };
+    let ret = on(opened, |domain| {
         if addr.is_null() || mr.is_null() {
             return Err(FiErrno::EINVAL);
         }
         // SAFETY: the caller's promise.
         let (attr, access, hint) = unsafe { attributes(attr)? };
         made = Some((make(domain, access, hint)?, attr));
-        Ok(())
-    };
-    // SAFETY: the caller's promise.
-    let ret = unsafe { on(domain, body) };
+        Ok(0)
+    });
     let Some((memory, attr)) = made else {
         return ret;
     };
@@ -176,7 +161,7 @@ unsafe fn shared(
         context: attr.context,
         ..Wish::memory(memory)
     };
-    // SAFETY: an open domain, as `on` has seen; the region keeps the memory.
+    // SAFETY: an open domain: the check above has passed; the region keeps the memory.
     unsafe {
         // before the registration, whose event may make another thread read the address
         let before = addr.replace(at);
@@ -233,13 +218,13 @@ unsafe extern "C" fn mr_import(
 /// `weft_mr_ops.mr_free`
 unsafe extern "C" fn mr_free(mr: *mut fid_mr) -> c_int {
     // SAFETY: a region by the contract of the call.
-    match unsafe { Object::<Mr>::checked(mr) } {
+    match unsafe { object::<Mr>(mr) } {
         Ok(object) if object.region().is_shared() => {}
         Ok(_) => return -FI_EINVAL,
         Err(errno) => return -errno.code(),
     }
     // SAFETY: as above.
-    unsafe { mr::close(mr.cast()) }
+    unsafe { close::<Mr>(mr.cast()) }
 }
 
 /// `weft_mr_ops.mr_export`
@@ -250,16 +235,13 @@ unsafe extern "C" fn mr_export(
     size: *mut usize,
 ) -> c_int {
     // SAFETY: a region by the contract of the call.
-    let object = match unsafe { Object::<Mr>::checked(mr) } {
-        Ok(object) => object,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&object.poison, || {
+    let mr = unsafe { object::<Mr>(mr) };
+    on(mr, |mr| {
         if size.is_null() {
             return Err(FiErrno::EINVAL);
         }
         let access = access_of(access).ok_or(FiErrno::EINVAL)?;
-        let bytes = object.region().export(access)?;
+        let bytes = mr.region().export(access)?;
         // SAFETY: not NULL; the caller promises room for `*size` bytes.
         unsafe {
             if size.replace(bytes.len()) < bytes.len() {
@@ -277,15 +259,12 @@ unsafe extern "C" fn mr_export(
 /// `weft_mr_ops.mr_prefetched`
 unsafe extern "C" fn mr_prefetched(mr: *mut fid_mr, pages: *mut u64) -> c_int {
     // SAFETY: a region by the contract of the call.
-    let object = match unsafe { Object::<Mr>::checked(mr) } {
-        Ok(object) => object,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&object.poison, || {
+    let mr = unsafe { object::<Mr>(mr) };
+    on(mr, |mr| {
         if pages.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        let count = object.region().prefetched()?;
+        let count = mr.region().prefetched()?;
         // SAFETY: not NULL; the caller has room for it.
         unsafe { *pages = count };
         Ok(0)
@@ -301,12 +280,13 @@ unsafe extern "C" fn xrcd_open(
     out: *mut *mut fid,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: as this function.
-    unsafe {
-        on(domain, |domain| {
-            xrcd::open(domain, (path, fd), oflags, out, context)
-        })
-    }
+    // SAFETY: a domain by the contract of the call.
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
+        // SAFETY: the other arguments by the contract of the call.
+        unsafe { xrcd::open(domain, (path, fd), oflags, out, context)? };
+        Ok(0)
+    })
 }
 
 /// `weft_mr_ops.monitor_import`
@@ -314,6 +294,11 @@ unsafe extern "C" fn monitor_import(
     domain: *mut fid_domain,
     monitor: *mut fid_mem_monitor,
 ) -> c_int {
-    // SAFETY: as this function.
-    unsafe { on(domain, |domain| monitor::import(domain, monitor)) }
+    // SAFETY: a domain by the contract of the call.
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
+        // SAFETY: a monitor by the contract of the call.
+        unsafe { monitor::import(domain, monitor)? };
+        Ok(0)
+    })
 }

@@ -13,8 +13,7 @@ use weft::mr::Desc;
 use weft::msg::LocalIov;
 
 use crate::ep::Ep;
-use crate::ffi::fid::Object;
-use crate::ffi::guard;
+use crate::ffi::fid::{assumed, on};
 use crate::ffi::log::refused;
 
 /// Those of connected endpoints.
@@ -55,8 +54,8 @@ pub(crate) const RX_FLAGS: u64 = FI_COMPLETION | FI_MORE | FI_TRANSMIT_COMPLETE;
 #[inline(always)]
 pub(crate) unsafe fn post(ep: *mut fid_ep, body: impl FnOnce(&Ep) -> Result<()>) -> isize {
     // SAFETY: the caller's promise.
-    let ep = unsafe { Object::<Ep>::assumed(ep) };
-    guard::on(&ep.poison, || body(ep).map(|()| 0))
+    let ep = unsafe { assumed::<Ep>(ep) };
+    on(ep, |ep| body(ep).map(|()| 0))
 }
 
 /// One buffer as a vector of one.

@@ -7,7 +7,7 @@ use weft::errno::{FiErrno, Result};
 use weft::msg::{ATOMIC_SIZE, LengthOption};
 
 use crate::ep::Ep;
-use crate::ffi::fid::Object;
+use crate::ffi::fid::{object, on};
 use crate::ffi::guard;
 use crate::pep::Pep;
 
@@ -54,11 +54,11 @@ pub(crate) unsafe extern "C" fn getopt_pep(
     buf: *mut c_void,
     len: *mut usize,
 ) -> c_int {
-    guard::entry(|| {
-        // SAFETY: the contract of fi_getopt(3).
-        let pep = unsafe { Object::<Pep>::checked(handle)? };
+    // SAFETY: a passive endpoint by the contract of fi_getopt(3).
+    let pep = unsafe { object::<Pep>(handle) };
+    on(pep, |pep| {
         match (level.cast_unsigned(), name.cast_unsigned()) {
-            // SAFETY: as above.
+            // SAFETY: a buffer and its length by the contract of fi_getopt(3).
             (FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE) => unsafe { answer(pep.cm_data_size, buf, len) },
             _ => Err(FiErrno::ENOPROTOOPT),
         }
@@ -72,9 +72,9 @@ pub(crate) unsafe extern "C" fn getopt(
     buf: *mut c_void,
     len: *mut usize,
 ) -> c_int {
-    guard::entry(|| {
-        // SAFETY: the contract of fi_getopt(3).
-        let ep = unsafe { Object::<Ep>::checked(handle)? };
+    // SAFETY: an endpoint by the contract of fi_getopt(3) and fi_setopt(3).
+    let ep = unsafe { object::<Ep>(handle) };
+    on(ep, |ep| {
         if level.cast_unsigned() != FI_OPT_ENDPOINT {
             return Err(FiErrno::ENOPROTOOPT);
         }
@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn getopt(
             }
             name => ep.engine.length(length(name)?),
         };
-        // SAFETY: as above.
+        // SAFETY: a buffer and its length by the contract of fi_getopt(3).
         unsafe { answer(value, buf, len) }
     })
 }
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn setopt(
 ) -> c_int {
     guard::entry(|| {
         // SAFETY: the contract of fi_setopt(3).
-        let ep = unsafe { Object::<Ep>::checked(handle)? };
+        let ep = unsafe { object::<Ep>(handle)? };
         if level.cast_unsigned() != FI_OPT_ENDPOINT {
             return Err(FiErrno::ENOPROTOOPT);
         }

@@ -13,9 +13,9 @@ use weft::wire::cm_data::{CM_DATA_SIZE, KEYED_CM_DATA_SIZE};
 
 use crate::addr::Format;
 use crate::eq::Eq;
-use crate::fabric::{self, header};
+use crate::fabric::Fabric;
 use crate::ffi::alloc::{Info, str_of};
-use crate::ffi::fid::{Kind, Object, User};
+use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::param;
 use crate::ffi::{guard, stub};
 use crate::{cm, connreq, getinfo, option, provider};
@@ -42,7 +42,7 @@ unsafe impl Send for Seed {}
 unsafe impl Sync for Seed {}
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Pep>),
     bind: Some(bind),
     control: Some(control),
     ..stub::fid::<FI_ENOSYS>()
@@ -63,6 +63,10 @@ impl Kind for Pep {
         c.ops = (&raw const stub::closed::EP.base).cast_mut();
         c.cm = (&raw const stub::closed::CM).cast_mut();
     }
+    fn finish(pep: &Object<Self>) -> Result<()> {
+        pep.engine.close();
+        Ok(())
+    }
 }
 
 /// `fi_passive_ep(3)`
@@ -74,7 +78,7 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     guard::entry(|| {
         // SAFETY: a fabric by the contract of fi_passive_ep(3).
-        let (fabric, users) = unsafe { fabric::checked(fabric)? };
+        let fabric = unsafe { object::<Fabric>(fabric)? };
         if info.is_null() || out.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -108,7 +112,7 @@ pub(crate) unsafe extern "C" fn open(
             .into_iter()
             .find(|device| name.is_none_or(|name| name == device.name()))
             .ok_or(FiErrno::ENODEV)?;
-        let user = users.add()?;
+        let user = fabric.users.add()?;
         // SAFETY: `info` is a valid fi_info of the host's release.
         let seed = Seed(unsafe { Info::duplicate(info)? });
         // SAFETY: just made, and ours alone: a seed must not bring in addresses or a handle.
@@ -142,7 +146,7 @@ pub(crate) unsafe extern "C" fn open(
             )?;
             Ok::<_, FiErrno>((
                 fid_pep {
-                    fid: header(FI_CLASS_PEP, &FID_OPS, context),
+                    fid: header::<Pep>(context),
                     ops: (&raw const OPS.base).cast_mut(),
                     cm: (&raw const cm::PEP_OPS).cast_mut(),
                 },
@@ -173,7 +177,7 @@ pub(crate) unsafe extern "C" fn open(
 pub(crate) unsafe fn request_info(pep: Token, request: ConnectRequest) -> Result<Info> {
     let handle: *mut fid = std::ptr::with_exposed_provenance_mut(pep.0);
     // SAFETY: the caller's promise.
-    let pep = unsafe { Object::<Pep>::checked(handle)? };
+    let pep = unsafe { object::<Pep>(handle)? };
     let device = request.device().ok_or(FiErrno::ENODEV)?;
     let (local, peer) = (request.local_addr()?, request.peer_addr()?);
     let connreq = connreq::open(request).as_ptr().cast::<fid>();
@@ -197,13 +201,10 @@ pub(crate) unsafe fn request_info(pep: Token, request: ConnectRequest) -> Result
 
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
     // SAFETY: fids by the contract of fi_pep_bind(3).
-    let pep = match unsafe { Object::<Pep>::checked(handle) } {
-        Ok(pep) => pep,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&pep.poison, || {
+    let pep = unsafe { object::<Pep>(handle) };
+    on(pep, |pep| {
         // SAFETY: as above.
-        let eq = unsafe { Object::<Eq>::checked(other)? };
+        let eq = unsafe { object::<Eq>(other)? };
         if flags != 0 {
             return Err(FiErrno::EBADFLAGS);
         }
@@ -221,11 +222,8 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
 /// `FI_BACKLOG`, which is an int.
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     // SAFETY: a fid by the contract of fi_control(3).
-    let pep = match unsafe { Object::<Pep>::checked(handle) } {
-        Ok(pep) => pep,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&pep.poison, || {
+    let pep = unsafe { object::<Pep>(handle) };
+    on(pep, |pep| {
         if command.cast_unsigned() != FI_BACKLOG {
             return Err(FiErrno::ENOSYS);
         }
@@ -239,19 +237,6 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
             .ok()
             .filter(|backlog| *backlog != 0);
         pep.engine.set_backlog(backlog.ok_or(FiErrno::EINVAL)?)?;
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe {
-            Object::<Pep>::close(handle, |pep| {
-                pep.engine.close();
-                Ok(())
-            })?;
-        }
         Ok(0)
     })
 }

@@ -13,9 +13,8 @@ use weft::queue::{CompletionQueue, Counter};
 use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
-use crate::fabric::header;
-use crate::ffi::fid::{Kind, Object, User};
-use crate::ffi::{guard, stub};
+use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
+use crate::ffi::stub;
 
 /// An open poll set.
 pub(crate) struct Poll {
@@ -38,7 +37,7 @@ enum What {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Poll>),
     ..stub::fid::<FI_ENOSYS>()
 };
 
@@ -49,6 +48,8 @@ static OPS: fi_ops_poll = fi_ops_poll {
     poll_del: Some(del),
 };
 
+// The default `Kind::finish` is enough: freeing the set releases its members, which can't be closed
+// while the set holds them (fi_poll(3)).
 impl Kind for Poll {
     type C = fid_poll;
     const CLASS: usize = FI_CLASS_POLL;
@@ -67,11 +68,8 @@ pub(crate) unsafe extern "C" fn open(
     out: *mut *mut fid_poll,
 ) -> c_int {
     // SAFETY: a domain by the contract of fi_poll_open(3).
-    let domain = match unsafe { Object::<Domain>::checked(domain) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&domain.poison, || {
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
         if out.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -82,7 +80,7 @@ pub(crate) unsafe extern "C" fn open(
         let user = domain.users.add()?;
         let object = Object::open(
             fid_poll {
-                fid: header(FI_CLASS_POLL, &FID_OPS, std::ptr::null_mut()),
+                fid: header::<Poll>(std::ptr::null_mut()),
                 ops: (&raw const OPS).cast_mut(),
             },
             Poll {
@@ -107,11 +105,11 @@ pub(crate) unsafe extern "C" fn open(
 unsafe fn member(domain: &Arc<Engine>, handle: *mut fid) -> Result<Member> {
     // SAFETY: the caller's promise.
     let (what, owner, user) = unsafe {
-        if let Ok(cq) = Object::<Cq>::checked(handle) {
+        if let Ok(cq) = object::<Cq>(handle) {
             let owner = Arc::clone(cq.engine.domain());
             (What::Cq(Arc::clone(&cq.engine)), owner, cq.users.add()?)
         } else {
-            let cntr = Object::<Cntr>::checked(handle)?;
+            let cntr = object::<Cntr>(handle)?;
             let owner = Arc::clone(cntr.engine.domain());
             let what = What::Cntr(Arc::clone(&cntr.engine));
             (what, owner, cntr.users.add()?)
@@ -127,87 +125,66 @@ unsafe fn member(domain: &Arc<Engine>, handle: *mut fid) -> Result<Member> {
     })
 }
 
-/// The poll set behind a handle; the body runs under its guard.
-///
-/// # Safety
-/// `poll` is NULL or readable as a fid.
-unsafe fn on(poll: *mut fid_poll, body: impl FnOnce(&Poll) -> Result<c_int>) -> c_int {
-    // SAFETY: the caller's promise.
-    match unsafe { Object::<Poll>::checked(poll) } {
-        Ok(poll) => guard::on(&poll.poison, || body(poll)),
-        Err(errno) => -errno.code(),
-    }
-}
-
 unsafe extern "C" fn add(poll: *mut fid_poll, handle: *mut fid, flags: u64) -> c_int {
-    // SAFETY: the contract of fi_poll_add(3).
-    unsafe {
-        on(poll, |poll| {
-            if flags != 0 {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            let new = member(&poll.domain, handle)?;
-            let mut members = poll.members.lock();
-            if members.iter().all(|known| known.handle != new.handle) {
-                members.push(new);
-            }
-            Ok(0)
-        })
-    }
+    // SAFETY: a poll set by the contract of fi_poll_add(3).
+    let poll = unsafe { object::<Poll>(poll) };
+    on(poll, |poll| {
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        // SAFETY: a fid by the contract of fi_poll_add(3).
+        let new = unsafe { member(&poll.domain, handle)? };
+        let mut members = poll.members.lock();
+        if members.iter().all(|member| member.handle != new.handle) {
+            members.push(new);
+        }
+        Ok(0)
+    })
 }
 
 unsafe extern "C" fn del(poll: *mut fid_poll, handle: *mut fid, flags: u64) -> c_int {
-    // SAFETY: the contract of fi_poll_del(3).
-    unsafe {
-        on(poll, |poll| {
-            if flags != 0 {
-                return Err(FiErrno::EBADFLAGS);
-            }
-            let mut members = poll.members.lock();
-            let known = members
-                .iter()
-                .position(|known| known.handle == handle.addr());
-            members.remove(known.ok_or(FiErrno::EINVAL)?);
-            Ok(0)
-        })
-    }
+    // SAFETY: a poll set by the contract of fi_poll_del(3).
+    let poll = unsafe { object::<Poll>(poll) };
+    on(poll, |poll| {
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS);
+        }
+        let mut members = poll.members.lock();
+        let index = members
+            .iter()
+            .position(|member| member.handle == handle.addr());
+        members.remove(index.ok_or(FiErrno::EINVAL)?);
+        Ok(0)
+    })
 }
 
 /// `fi_poll`: makes progress on all members, and returns the contexts of the ready ones, at most
 /// `count`.
 unsafe extern "C" fn poll(poll: *mut fid_poll, contexts: *mut *mut c_void, count: c_int) -> c_int {
-    // SAFETY: the contract of fi_poll(3).
-    unsafe {
-        on(poll, |poll| {
-            let room = usize::try_from(count).map_err(|_| FiErrno::EINVAL)?;
-            if contexts.is_null() && room != 0 {
-                return Err(FiErrno::EINVAL);
+    // SAFETY: a poll set by the contract of fi_poll(3).
+    let poll = unsafe { object::<Poll>(poll) };
+    on(poll, |poll| {
+        let room = usize::try_from(count).map_err(|_| FiErrno::EINVAL)?;
+        if contexts.is_null() && room != 0 {
+            return Err(FiErrno::EINVAL);
+        }
+        let mut found = 0;
+        for member in poll.members.lock().iter() {
+            // Counters beyond `count` are not polled: a counter's change is reported only once.
+            let ready = match &member.what {
+                What::Cq(cq) => cq.poll_ready(),
+                What::Cntr(cntr) if found < room => cntr.poll(),
+                What::Cntr(_) => false,
+            };
+            if ready && found < room {
+                let handle: *mut fid = std::ptr::with_exposed_provenance_mut(member.handle);
+                // SAFETY: the member's fid is open while the set holds it; `contexts` has room for
+                // `count` elements by the contract of fi_poll(3). The context is read now, because
+                // the application may change it.
+                unsafe { contexts.add(found).write((*handle).context) };
+                found += 1;
             }
-            let mut found = 0;
-            for member in poll.members.lock().iter() {
-                // counters beyond `count` are not polled: a counter's change is reported only once
-                let ready = match &member.what {
-                    What::Cq(cq) => cq.poll_ready(),
-                    What::Cntr(cntr) if found < room => cntr.poll(),
-                    What::Cntr(_) => false,
-                };
-                if ready && found < room {
-                    let handle: *mut fid = std::ptr::with_exposed_provenance_mut(member.handle);
-                    // it may be changed by the application: read when it is asked for
-                    contexts.add(found).write((*handle).context);
-                    found += 1;
-                }
-            }
-            Ok(c_int::try_from(found).unwrap_or(c_int::MAX))
-        })
-    }
-}
-
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3). Closing the set releases its members, which
-        // can't be closed while the set holds them (fi_poll(3)).
-        unsafe { Object::<Poll>::close(handle, |_| Ok(()))? };
-        Ok(0)
+        }
+        Ok(c_int::try_from(found).unwrap_or(c_int::MAX))
     })
 }

@@ -12,9 +12,8 @@ use weft::mr::Desc;
 use weft::msg::{LocalIov, SharedRx, SharedRxConfig};
 
 use crate::domain::Domain;
-use crate::fabric::header;
-use crate::ffi::fid::{Kind, Object, User};
-use crate::ffi::{guard, stub};
+use crate::ffi::fid::{Kind, Object, User, assumed, close, header, object, on};
+use crate::ffi::stub;
 use crate::getinfo;
 use crate::msg::{RX_FLAGS, buffer, flags_of, no_message, token};
 
@@ -25,7 +24,7 @@ pub(crate) struct Srx {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Srx>),
     // Contexts are not bound to queues: completions go to those of the endpoint (fi_endpoint(3)).
     ..stub::fid::<FI_ENOSYS>()
 };
@@ -63,11 +62,8 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: a domain by the contract of fi_srx_context(3).
-    let domain = match unsafe { Object::<Domain>::checked(domain) } {
-        Ok(domain) => domain,
-        Err(errno) => return -errno.code(),
-    };
-    guard::on(&domain.poison, || {
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
         if out.is_null() {
             return Err(FiErrno::EINVAL);
         }
@@ -78,7 +74,7 @@ pub(crate) unsafe extern "C" fn open(
         let engine = SharedRx::open(&domain.engine, config)?;
         let object = Object::open(
             fid_ep {
-                fid: header(FI_CLASS_SRX_CTX, &FID_OPS, context),
+                fid: header::<Srx>(context),
                 ops: (&raw const OPS.base).cast_mut(),
                 cm: (&raw const CM).cast_mut(),
                 msg: (&raw const MSG).cast_mut(),
@@ -130,8 +126,8 @@ fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
 #[inline(always)]
 unsafe fn post(srx: *mut fid_ep, body: impl FnOnce(&SharedRx) -> Result<()>) -> isize {
     // SAFETY: the caller's promise.
-    let srx = unsafe { Object::<Srx>::assumed(srx) };
-    guard::on(&srx.poison, || body(&srx.engine).map(|()| 0))
+    let srx = unsafe { assumed::<Srx>(srx) };
+    on(srx, |srx| body(&srx.engine).map(|()| 0))
 }
 
 unsafe extern "C" fn recv(
@@ -179,12 +175,4 @@ unsafe extern "C" fn recvmsg(srx: *mut fid_ep, msg: *const fi_msg, flags: u64) -
             )
         })
     }
-}
-
-unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe { Object::<Srx>::close(handle, |_| Ok(()))? };
-        Ok(0)
-    })
 }

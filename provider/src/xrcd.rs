@@ -10,9 +10,8 @@ use weft::errno::{FiErrno, Result};
 use weft::verbs;
 
 use crate::domain::Domain;
-use crate::fabric::header;
-use crate::ffi::fid::{Kind, Object, User};
-use crate::ffi::{guard, stub};
+use crate::ffi::fid::{Kind, Object, User, close, header};
+use crate::ffi::stub;
 
 /// An open XRC domain.
 pub(crate) struct Xrcd {
@@ -21,7 +20,7 @@ pub(crate) struct Xrcd {
 }
 
 static FID_OPS: fi_ops = fi_ops {
-    close: Some(close),
+    close: Some(close::<Xrcd>),
     ..stub::fid::<FI_ENOSYS>()
 };
 
@@ -33,6 +32,9 @@ impl Kind for Xrcd {
         &FID_OPS
     }
     fn retire(_: &mut fid) {}
+    fn finish(xrcd: &Object<Self>) -> Result<()> {
+        xrcd.engine.close()
+    }
 }
 
 /// The file that a domain is found by, if it has one. That of a path is made where that is asked
@@ -78,7 +80,7 @@ pub(crate) unsafe fn open(
     };
     let engine = verbs::Xrcd::open(domain.engine.device(), shared, oflags)?;
     let object = Object::open(
-        header(Xrcd::CLASS, &FID_OPS, context),
+        header::<Xrcd>(context),
         Xrcd {
             engine,
             _domain: user,
@@ -87,12 +89,4 @@ pub(crate) unsafe fn open(
     // SAFETY: not NULL; the object starts with its fid.
     unsafe { *out = object.as_ptr().cast() };
     Ok(())
-}
-
-pub(crate) unsafe extern "C" fn close(handle: *mut fid) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3).
-        unsafe { Object::<Xrcd>::close(handle, |xrcd| xrcd.engine.close())? };
-        Ok(0)
-    })
 }

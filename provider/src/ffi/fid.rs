@@ -1,5 +1,8 @@
-//! Objects that C code holds as fids: allocation, the check of a handle, the count of children, and
-//! closing.
+//! Objects that C code holds as fids: allocation, the check of a handle, the guard of a call, the
+//! count of children, and closing.
+//!
+//! An entry point on an object is two steps: [`object`] checks the handle, which is unsafe and cites
+//! the man page, and [`on`] runs the body, which is safe.
 //!
 //! An [`Object`] starts with its C structure, so its address is the fid's. A fid is an open one of
 //! this provider if its class is the expected one and its `ops` is this provider's table for it;
@@ -10,6 +13,7 @@
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -20,7 +24,7 @@ use libfabric_sys::*;
 use parking_lot::Mutex;
 use weft::errno::{FiErrno, Result};
 
-use crate::ffi::guard::Poison;
+use crate::ffi::guard::{self, Poison, Status};
 use crate::ffi::log::{self, info, refused};
 use crate::ffi::stub::closed;
 
@@ -37,6 +41,77 @@ pub(crate) trait Kind: Sized {
     fn ops() -> &'static fi_ops;
     /// Puts the tables of refusals into the other ops pointers.
     fn retire(c: &mut Self::C);
+    /// What `fi_close` does before the object is freed; a refusal leaves the object open.
+    ///
+    /// # Errors
+    /// Those of `fi_close` for this kind.
+    fn finish(_object: &Object<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The fid part of a new object.
+pub(crate) fn header<K: Kind>(context: *mut c_void) -> fid {
+    fid {
+        fclass: K::CLASS,
+        context,
+        ops: std::ptr::from_ref(K::ops()).cast_mut(),
+    }
+}
+
+/// The object behind a handle: one of this provider, of kind `K`, and open.
+///
+/// # Errors
+/// `EINVAL` for NULL, a handle of another class or provider, and a closed one.
+///
+/// # Safety
+/// `handle` is NULL or points to readable memory that starts with a `fid`, and the object is not
+/// closed while the reference lives.
+pub(crate) unsafe fn object<'a, K: Kind>(handle: *const impl Sized) -> Result<&'a Object<K>> {
+    let handle = handle.cast::<fid>();
+    if handle.is_null() || !handle.is_aligned() {
+        return Err(not_open(K::CLASS, handle));
+    }
+    // SAFETY: readable by the caller's promise; fields are read one by one, without a reference.
+    let (class, ops) = unsafe { ((*handle).fclass, (*handle).ops) };
+    if class != K::CLASS || !std::ptr::eq(ops, K::ops()) {
+        return Err(not_open(K::CLASS, handle));
+    }
+    // SAFETY: only `open` makes fids with this table, at the start of an `Object<K>`.
+    Ok(unsafe { &*handle.cast::<Object<K>>() })
+}
+
+/// As [`object`], for the fast path: no check, as in libfabric's own providers.
+///
+/// # Safety
+/// `handle` is an open fid of this kind. A call through an ops table that only objects of this kind
+/// have is enough for the kind.
+#[inline(always)]
+pub(crate) unsafe fn assumed<'a, K: Kind>(handle: *const impl Sized) -> Result<&'a Object<K>> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { &*handle.cast::<Object<K>>() })
+}
+
+/// Runs the body of a call on the object of [`object`], unless that is an error: errors become
+/// negative errno, and a panic poisons the object. With [`assumed`] the cost is one load.
+#[inline(always)]
+pub(crate) fn on<K: Kind, T: Status>(
+    object: Result<&Object<K>>,
+    body: impl FnOnce(&Object<K>) -> Result<T>,
+) -> T {
+    match object {
+        Ok(object) => guard::on(&object.poison, || body(object)),
+        Err(errno) => T::failed(errno.code()),
+    }
+}
+
+/// `fi_close(3)` of an object of kind `K`: `EBUSY` while the object has users.
+pub(crate) unsafe extern "C" fn close<K: Kind>(handle: *mut fid) -> c_int {
+    guard::entry(|| {
+        // SAFETY: a fid by the contract of fi_close(3), after which the application does not use it.
+        unsafe { Object::<K>::close(handle)? };
+        Ok(0)
+    })
 }
 
 /// An object of kind `K`. Its address is that of its fid.
@@ -95,29 +170,6 @@ impl<K: Kind> Object<K> {
         Ok(unsafe { NonNull::new_unchecked(Box::into_raw(object)) })
     }
 
-    /// The object behind a handle, if it is one of ours, of this kind, and open.
-    ///
-    /// # Errors
-    /// `EINVAL` for NULL, a handle of another class or provider, and a closed one.
-    ///
-    /// # Safety
-    /// `handle` is NULL or points to readable memory that starts with a `fid`, and the object is
-    /// not closed while the reference lives.
-    pub(crate) unsafe fn checked<'a, T>(handle: *const T) -> Result<&'a Self> {
-        let handle = handle.cast::<fid>();
-        if handle.is_null() || !handle.is_aligned() {
-            return Err(not_open(K::CLASS, handle));
-        }
-        // SAFETY: readable by the caller's promise; fields are read one by one, without a
-        // reference.
-        let (class, ops) = unsafe { ((*handle).fclass, (*handle).ops) };
-        if class != K::CLASS || !std::ptr::eq(ops, K::ops()) {
-            return Err(not_open(K::CLASS, handle));
-        }
-        // SAFETY: only `open` makes fids with this table, at the start of an `Object<K>`.
-        Ok(unsafe { &*handle.cast::<Self>() })
-    }
-
     /// Changes the fields of an open object that the application reads. Calls for one object are
     /// serialized: the caller holds a lock of the body.
     pub(crate) fn update(&self, change: impl FnOnce(&mut K::C)) {
@@ -126,34 +178,21 @@ impl<K: Kind> Object<K> {
         change(unsafe { &mut *self.c.get() });
     }
 
-    /// As [`Object::checked`], for the fast path: no check at all, as libfabric's own providers do.
-    ///
-    /// # Safety
-    /// `handle` is an open fid of this kind.
-    #[inline(always)]
-    pub(crate) unsafe fn assumed<'a, T>(handle: *const T) -> &'a Self {
-        // SAFETY: the application called through a table that only our objects carry.
-        unsafe { &*handle.cast::<Self>() }
-    }
-
-    /// Ends an object: refused while it has users, and untouched when `finish` refuses.
+    /// Ends an object: refused while it has users, and untouched when [`Kind::finish`] refuses.
     ///
     /// # Errors
-    /// `EBUSY`, or that of `finish`.
+    /// `EBUSY`, or that of [`Kind::finish`].
     ///
     /// # Safety
-    /// As [`Object::checked`]; no other call on the object runs or follows.
-    pub(crate) unsafe fn close(
-        handle: *mut fid,
-        finish: impl FnOnce(&K) -> Result<()>,
-    ) -> Result<()> {
+    /// As [`object`]; no other call on the object runs or follows.
+    pub(crate) unsafe fn close(handle: *mut fid) -> Result<()> {
         // SAFETY: the caller's promise.
-        let object = unsafe { Self::checked(handle)? };
+        let object = unsafe { object::<K>(handle)? };
         object
             .users
             .close()
             .inspect_err(|_| in_use(K::CLASS, object.users.count()))?;
-        if let Err(errno) = log::explained("fi_close", || finish(&object.body)) {
+        if let Err(errno) = log::explained("fi_close", || K::finish(object)) {
             object.users.reopen();
             return Err(errno);
         }
