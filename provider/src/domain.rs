@@ -17,7 +17,7 @@ use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, log, stub};
-use crate::{atomic, cntr, cq, ep, getinfo, mr, mr_ops, poll, provider, srx};
+use crate::{atomic, cntr, cq, devices, ep, getinfo, mr, mr_ops, poll, srx};
 
 /// An open domain.
 pub(crate) struct Domain {
@@ -146,7 +146,7 @@ unsafe fn open_body(
     };
     let name = name.ok_or(FiErrno::EINVAL)?;
     fault_point("domain");
-    let device = provider::devices(false)
+    let device = devices::list(false)
         .into_iter()
         .find(|device| device.name() == name)
         .ok_or(FiErrno::ENODEV)?;

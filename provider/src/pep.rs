@@ -18,7 +18,7 @@ use crate::ffi::alloc::{Info, str_of};
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::param;
 use crate::ffi::{guard, stub};
-use crate::{cm, connreq, getinfo, option, provider};
+use crate::{cm, connreq, devices, getinfo, option};
 
 /// An open passive endpoint.
 pub(crate) struct Pep {
@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C" fn open(
             // SAFETY: an address of that format, by the contract of fi_info.
             Some(unsafe { format.read(src, (src_len != 0).then_some(src_len))? })
         };
-        let device = provider::devices(false)
+        let device = devices::list(false)
             .into_iter()
             .find(|device| name.is_none_or(|name| name == device.name()))
             .ok_or(FiErrno::ENODEV)?;

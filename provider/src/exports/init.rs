@@ -3,7 +3,7 @@
 
 use libfabric_sys::fi_provider;
 
-use crate::provider;
+use crate::{identity, provider};
 
 /// fi_provider(3): libfabric calls this when it has loaded the library. Finds the calling libfabric
 /// by the return address, and returns the provider. NULL: the caller is no libfabric, or a second,
@@ -30,5 +30,5 @@ pub extern "C" fn fi_prov_ini() -> *mut fi_provider {
 /// by 16 bits, plus the minor number.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_version() -> u32 {
-    provider::version()
+    identity::version()
 }

@@ -35,6 +35,9 @@ type ParamGet = unsafe extern "C" fn(*const fi_provider, *const c_char, *mut c_v
 
 /// The functions of the host that we use.
 pub(crate) struct Host {
+    /// The structure that is registered with the host: it names the caller in the log and in
+    /// parameters.
+    pub(crate) provider: *const fi_provider,
     pub(crate) dupinfo: DupInfo,
     pub(crate) freeinfo: FreeInfo,
     pub(crate) log_enabled: LogEnabled,
@@ -46,6 +49,12 @@ pub(crate) struct Host {
     base: usize,
 }
 
+// SAFETY: `provider` points to a static, which only libfabric writes to (its own `context`); the
+// functions may be called by any thread.
+unsafe impl Send for Host {}
+// SAFETY: as above.
+unsafe impl Sync for Host {}
+
 static HOST: OnceLock<Option<Host>> = OnceLock::new();
 
 /// The host, once `fi_prov_ini` has found it.
@@ -54,10 +63,13 @@ pub(crate) fn get() -> Option<&'static Host> {
 }
 
 /// Finds the host from `caller`, the return address of `fi_prov_ini`. `None` if it isn't a
-/// libfabric, or not the one of the first call.
-pub(crate) fn init(caller: *const c_void) -> Option<&'static Host> {
+/// libfabric, or not the one of the first call. `provider` is the static structure that the host
+/// registers.
+pub(crate) fn init(caller: *const c_void, provider: *const fi_provider) -> Option<&'static Host> {
     let here = object_at(caller);
-    let host = HOST.get_or_init(|| find(here.as_ref())).as_ref()?;
+    let host = HOST
+        .get_or_init(|| find(here.as_ref(), provider))
+        .as_ref()?;
     match here {
         Some((base, _)) if is_libfabric(&here) && base != host.base => None,
         _ => Some(host),
@@ -94,9 +106,9 @@ fn symbol(handle: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(handle, name.as_ptr()) }
 }
 
-fn find(caller: Option<&(usize, *mut c_void)>) -> Option<Host> {
+fn find(caller: Option<&(usize, *mut c_void)>, provider: *const fi_provider) -> Option<Host> {
     if let Some(&(base, handle)) = caller
-        && let Some(host) = functions(base, handle)
+        && let Some(host) = functions(base, handle, provider)
     {
         return Some(host);
     }
@@ -112,7 +124,7 @@ fn find(caller: Option<&(usize, *mut c_void)>) -> Option<Host> {
         return None;
     }
     let (base, _) = object_at(symbol(handle, c"fi_dupinfo"))?;
-    functions(base, handle)
+    functions(base, handle, provider)
 }
 
 macro_rules! function {
@@ -127,11 +139,12 @@ macro_rules! function {
     }};
 }
 
-fn functions(base: usize, handle: *mut c_void) -> Option<Host> {
+fn functions(base: usize, handle: *mut c_void, provider: *const fi_provider) -> Option<Host> {
     let version = function!(handle, c"fi_version", Version);
     // SAFETY: fi_version takes nothing and only returns a constant.
     let version = unsafe { version() };
     Some(Host {
+        provider,
         dupinfo: function!(handle, c"fi_dupinfo", DupInfo),
         freeinfo: function!(handle, c"fi_freeinfo", FreeInfo),
         log_enabled: function!(handle, c"fi_log_enabled", LogEnabled),

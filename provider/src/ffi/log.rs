@@ -11,13 +11,12 @@ use weft::errno::{FiErrno, Result};
 use weft::log::Place;
 
 use crate::ffi::host;
-use crate::provider;
 
 /// Whether such a line would be logged.
 pub(crate) fn enabled(level: c_uint, subsystem: c_uint) -> bool {
     host::get().is_some_and(|host| {
-        // SAFETY: our static provider, registered with this host.
-        unsafe { (host.log_enabled)(provider::as_ptr(), level, subsystem) != 0 }
+        // SAFETY: the provider is the static structure that this host registered.
+        unsafe { (host.log_enabled)(host.provider, level, subsystem) != 0 }
     })
 }
 
@@ -29,9 +28,8 @@ pub(crate) fn emit(
     text: Arguments<'_>,
 ) {
     let Some(host) = host::get() else { return };
-    let provider = provider::as_ptr();
-    // SAFETY: `provider` is our static structure, registered with this host.
-    if unsafe { (host.log_enabled)(provider, level, subsystem) } == 0 {
+    // SAFETY: the provider is the static structure that this host registered.
+    if unsafe { (host.log_enabled)(host.provider, level, subsystem) } == 0 {
         return;
     }
     let text = CString::new(format!("{text}\n").replace('\0', "?")).unwrap_or_default();
@@ -44,7 +42,7 @@ pub(crate) fn emit(
     // SAFETY: all strings are C strings that outlive the call; the format takes one string.
     unsafe {
         (host.log)(
-            provider,
+            host.provider,
             level,
             subsystem,
             function.as_ptr(),

@@ -8,8 +8,6 @@ use libfabric_sys::{FI_PARAM_BOOL, FI_PARAM_INT, FI_PARAM_SIZE_T, FI_PARAM_STRIN
 
 use crate::ffi::log::warning;
 use crate::ffi::{alloc, host};
-use crate::getinfo::mr_mode;
-use crate::provider;
 use weft::mr::{CacheConfig, Mode};
 use weft::msg::Tuning;
 
@@ -238,7 +236,7 @@ pub(crate) fn init() {
         // SAFETY: our static provider and C strings; the help text is the one argument of "%s".
         unsafe {
             (host.param_define)(
-                provider::as_ptr(),
+                host.provider,
                 param.name.as_ptr(),
                 param.kind,
                 c"%s".as_ptr(),
@@ -264,7 +262,7 @@ pub(crate) fn init() {
             small(c"traffic_class", 255),
         ],
         mr_mode: text(c"mr_mode").and_then(|text| {
-            let mode = mr_mode::parse(&text);
+            let mode = mode_of(&text);
             if mode.is_none() {
                 warning!(FI_LOG_FABRIC, "FI_WEFT_MR_MODE={text} is not understood");
             }
@@ -281,7 +279,7 @@ fn get<T>(name: &CStr, unset: T) -> Option<T> {
     // SAFETY: the parameter was defined with the type that `T` is.
     let ret = unsafe {
         (host.param_get)(
-            provider::as_ptr(),
+            host.provider,
             name.as_ptr(),
             (&raw mut value).cast::<c_void>(),
         )
@@ -320,9 +318,44 @@ fn text(name: &CStr) -> Option<String> {
     unsafe { alloc::str_of(value) }.map(str::to_owned)
 }
 
+/// A form by its bits' names, with or without `FI_MR_`, separated by commas or bars; `0` or `none`
+/// for no bit, `basic` and `scalable` for what they stand for. `None` for anything else.
+fn mode_of(text: &str) -> Option<Mode> {
+    let mut mode = Mode::empty();
+    for word in text
+        .split([',', '|'])
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+    {
+        let word = word.to_ascii_uppercase();
+        mode |= match word.strip_prefix("FI_MR_").unwrap_or(&word) {
+            "0" | "NONE" | "SCALABLE" => Mode::empty(),
+            "BASIC" => Mode::NATIVE,
+            name => Mode::from_name(name)?,
+        };
+    }
+    Some(mode)
+}
+
 /// Panics if `FI_WEFT_FAULT` names this place. Not for the fast path.
 pub(crate) fn fault_point(place: &str) {
     if values().fault.as_deref() == Some(place) {
         panic!("planted by FI_WEFT_FAULT={place}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_of_regions_is_read_by_the_names_of_its_bits() {
+        assert_eq!(
+            mode_of("FI_MR_VIRT_ADDR, allocated|PROV_KEY"),
+            Some(Mode::NATIVE)
+        );
+        assert_eq!(mode_of("none"), Some(Mode::empty()));
+        assert_eq!(mode_of("basic"), Some(Mode::NATIVE));
+        assert_eq!(mode_of("FI_MR_WRONG"), None);
     }
 }

@@ -9,7 +9,7 @@ use super::offer::{self, Offer};
 use super::resolve::Path;
 use crate::addr::Format;
 use crate::ffi::{alloc, nic};
-use crate::provider;
+use crate::identity;
 
 /// An info with the provider's attributes only (`FI_PROV_ATTR_ONLY`).
 ///
@@ -18,7 +18,7 @@ use crate::provider;
 pub(crate) fn attributes_only() -> Result<alloc::Info> {
     let info = alloc::Info::new()?;
     // SAFETY: made by the host with all its parts.
-    unsafe { (*(*info.as_ptr()).fabric_attr).prov_version = provider::version() };
+    unsafe { (*(*info.as_ptr()).fabric_attr).prov_version = identity::version() };
     Ok(info)
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn info(
 
         let fabric = (*info).fabric_attr;
         (*fabric).name = alloc::string(&offer.fabric_name)?;
-        (*fabric).prov_version = provider::version();
+        (*fabric).prov_version = identity::version();
         (*fabric).api_version = version;
     }
     Ok(owner)

@@ -10,7 +10,7 @@ use weft::errno::{FiErrno, Result};
 
 use crate::addr::Format;
 use crate::ffi::alloc::str_of;
-use crate::provider;
+use crate::identity;
 
 /// The transmit or receive side; `None` and 0 leave a thing open.
 #[derive(Clone, Copy, Debug, Default, Hash)]
@@ -242,7 +242,7 @@ impl Hints {
             if !fabric.is_null() {
                 this.fabric_name = owned((*fabric).name)?;
                 let mut names = str_of((*fabric).prov_name).unwrap_or_default().split(';');
-                this.names_weft = names.any(|name| name.eq_ignore_ascii_case(provider::NAME));
+                this.names_weft = names.any(|name| name.eq_ignore_ascii_case(identity::NAME));
                 this.prov_version = (*fabric).prov_version;
             }
             let nic = (*hints).nic;

@@ -21,11 +21,11 @@ use weft::mr::{Form, Mode};
 use weft::verbs::Device;
 
 use crate::addr::Format;
+use crate::devices;
 use crate::ffi::alloc::{self, Info};
 use crate::ffi::guard;
 use crate::ffi::log::info;
 use crate::ffi::param;
-use crate::provider;
 use hints::Hints;
 use offer::Offer;
 
@@ -72,7 +72,7 @@ fn find(
     let forced = param::values().mr_mode;
     let mut list = Vec::new();
     let mut offers = Vec::new();
-    for device in provider::devices(flags & FI_RESCAN != 0) {
+    for device in devices::list(flags & FI_RESCAN != 0) {
         let offer = match Offer::of(&device) {
             Ok(offer) => offer,
             Err(errno) => {
@@ -226,7 +226,7 @@ fn link(list: Vec<Info>) -> *mut fi_info {
 
 /// Whether a fabric of that name is there.
 pub(crate) fn is_fabric(name: &str) -> bool {
-    provider::devices(false)
+    devices::list(false)
         .iter()
         .any(|device| Offer::of(device).is_ok_and(|offer| offer.fabric_name == name))
 }

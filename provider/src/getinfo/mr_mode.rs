@@ -225,25 +225,6 @@ impl Offered {
     }
 }
 
-/// A form by its bits' names, with or without `FI_MR_`, separated by commas or bars; `0` or `none`
-/// for no bit, `basic` and `scalable` for what they stand for. `None` for anything else.
-pub(crate) fn parse(text: &str) -> Option<Mode> {
-    let mut mode = Mode::empty();
-    for word in text
-        .split([',', '|'])
-        .map(str::trim)
-        .filter(|word| !word.is_empty())
-    {
-        let word = word.to_ascii_uppercase();
-        mode |= match word.strip_prefix("FI_MR_").unwrap_or(&word) {
-            "0" | "NONE" | "SCALABLE" => Mode::empty(),
-            "BASIC" => Mode::NATIVE,
-            name => Mode::from_name(name)?,
-        };
-    }
-    Some(mode)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -431,8 +412,7 @@ mod tests {
 
     #[test]
     fn a_forced_form_is_the_only_one() {
-        let forced = parse("FI_MR_VIRT_ADDR, allocated|PROV_KEY").unwrap();
-        assert_eq!(forced, Mode::NATIVE);
+        let forced = Mode::NATIVE;
         let version = fi_version(1, 21);
         let all = offering(!(FI_MR_BASIC | FI_MR_SCALABLE) & 4095, 0);
         let answer = forms(version, &all, || PINNING, Some(forced));
@@ -442,8 +422,5 @@ mod tests {
             forms(version, &fewer, || PINNING, Some(forced)),
             Err(FiErrno::ENODATA)
         );
-        assert_eq!(parse("none"), Some(Mode::empty()));
-        assert_eq!(parse("basic"), Some(Mode::NATIVE));
-        assert_eq!(parse("FI_MR_WRONG"), None);
     }
 }

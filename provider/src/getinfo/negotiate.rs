@@ -5,6 +5,7 @@ use weft::errno::{FiErrno, Result};
 use weft::mr::Mode;
 
 use crate::ffi::log::info;
+use crate::identity;
 
 use super::hints::{DomainHints, EpHints, Hints, Side};
 use super::mr_mode::{self, MrMode};
@@ -59,10 +60,7 @@ fn subset(asked: u64, offered: u64, what: &str) -> Result<()> {
 /// # Errors
 /// `ENODATA`: something asked for can't be had.
 pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
-    need(
-        hints.prov_version <= crate::provider::version(),
-        "prov_version",
-    )?;
+    need(hints.prov_version <= identity::version(), "prov_version")?;
     need(
         hints
             .fabric_name
