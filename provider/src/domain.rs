@@ -17,7 +17,7 @@ use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, log, stub};
-use crate::{atomic, cntr, cq, devices, ep, getinfo, mr, mr_ops, poll, srx};
+use crate::{atomic_family, cntr, cq, devices, ep, getinfo, mr, mr_ops, poll, srx};
 
 /// An open domain.
 pub(crate) struct Domain {
@@ -59,7 +59,7 @@ static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domai
     endpoint2: Some(ep::open2),
     srx_ctx: Some(srx::open),
     poll_open: Some(poll::open),
-    query_atomic: Some(atomic::query),
+    query_atomic: Some(atomic_family::query),
     // Connected endpoints use neither address vectors nor scalable endpoints; shared transmit
     // contexts are not offered by getinfo either.
     ..stub::domain_base::<FI_ENOSYS>()

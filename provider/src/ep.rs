@@ -10,12 +10,13 @@ use parking_lot::Mutex;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
-use weft::msg::{BindFlags, Endpoint, EndpointConfig};
+use weft::msg::{AtomicKind, AtomicOp, BindFlags, Endpoint, EndpointConfig, LocalIov, RemoteIov};
 
 use crate::addr::Format;
 use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
+use crate::endpoint::{Atomics, Receives, Rma, Sends};
 use crate::eq::Eq;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::stub;
@@ -50,6 +51,9 @@ static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
 });
 
+static MSG: fi_ops_msg = msg::ops::<Ep>();
+static RMA: fi_ops_rma = rma::ops::<Ep>();
+static ATOMIC: fi_ops_atomic = atomic::ops::<Ep>();
 static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>(); // FI_TAGGED is not offered
 static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>(); // nor is FI_COLLECTIVE
 
@@ -237,10 +241,10 @@ fn c_part(context: *mut c_void) -> fid_ep {
         fid: header::<Ep>(context),
         ops: (&raw const OPS.base).cast_mut(),
         cm: (&raw const cm::EP_OPS).cast_mut(),
-        msg: (&raw const msg::OPS).cast_mut(),
-        rma: (&raw const rma::OPS).cast_mut(),
+        msg: (&raw const MSG).cast_mut(),
+        rma: (&raw const RMA).cast_mut(),
         tagged: (&raw const TAGGED).cast_mut(),
-        atomic: (&raw const atomic::OPS).cast_mut(),
+        atomic: (&raw const ATOMIC).cast_mut(),
         collective: (&raw const COLLECTIVE).cast_mut(),
     }
 }
@@ -420,4 +424,205 @@ unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {
     on(ep, |ep| {
         ep.engine.cancel(context.expose_provenance()).map(|()| 0)
     })
+}
+
+// The operations of a connected endpoint go to its one peer: the address is ignored.
+
+impl Receives for Ep {
+    #[inline(always)]
+    unsafe fn recv(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.recv(local, context) }
+    }
+
+    #[inline(always)]
+    unsafe fn recv_msg(
+        &self,
+        _: fi_addr_t,
+        local: LocalIov<'_>,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.recv_msg(local, context, flags) }
+    }
+}
+
+impl Sends for Ep {
+    #[inline(always)]
+    unsafe fn send(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.send(local, context) }
+    }
+
+    #[inline(always)]
+    unsafe fn send_data(
+        &self,
+        _: fi_addr_t,
+        local: LocalIov<'_>,
+        data: u64,
+        context: usize,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.send_data(local, data, context) }
+    }
+
+    #[inline(always)]
+    unsafe fn send_msg(
+        &self,
+        _: fi_addr_t,
+        local: LocalIov<'_>,
+        data: u64,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.send_msg(local, data, context, flags) }
+    }
+
+    #[inline(always)]
+    unsafe fn inject(&self, _: fi_addr_t, buf: *const c_void, len: usize) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.inject(buf, len) }
+    }
+
+    #[inline(always)]
+    unsafe fn inject_data(
+        &self,
+        _: fi_addr_t,
+        buf: *const c_void,
+        len: usize,
+        data: u64,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.inject_data(buf, len, data) }
+    }
+}
+
+impl Rma for Ep {
+    const RMA_IOV_LIMIT: usize = 1;
+
+    #[inline(always)]
+    fn writes_data(&self) -> bool {
+        self.rma_data
+    }
+
+    #[inline(always)]
+    unsafe fn read(
+        &self,
+        _: fi_addr_t,
+        local: LocalIov<'_>,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.read(local, addr, key, context) }
+    }
+
+    #[inline(always)]
+    unsafe fn read_msg(
+        &self,
+        _: fi_addr_t,
+        local: LocalIov<'_>,
+        remote: &[RemoteIov],
+        context: usize,
+        flags: Flags,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.read_msg(local, remote, context, flags) }
+    }
+
+    #[inline(always)]
+    unsafe fn write(
+        &self,
+        _: fi_addr_t,
+        local: LocalIov<'_>,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.write(local, addr, key, context) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_data(
+        &self,
+        _: fi_addr_t,
+        local: LocalIov<'_>,
+        data: u64,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.write_data(local, data, addr, key, context) }
+    }
+
+    #[inline(always)]
+    unsafe fn write_msg(
+        &self,
+        _: fi_addr_t,
+        local: LocalIov<'_>,
+        remote: &[RemoteIov],
+        data: u64,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.write_msg(local, remote, data, context, flags) }
+    }
+
+    #[inline(always)]
+    unsafe fn inject_write(
+        &self,
+        _: fi_addr_t,
+        buf: *const c_void,
+        len: usize,
+        addr: u64,
+        key: u64,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.inject_write(buf, len, addr, key) }
+    }
+
+    #[inline(always)]
+    unsafe fn inject_write_data(
+        &self,
+        _: fi_addr_t,
+        buf: *const c_void,
+        len: usize,
+        data: u64,
+        addr: u64,
+        key: u64,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.inject_write_data(buf, len, data, addr, key) }
+    }
+}
+
+impl Atomics for Ep {
+    fn has_atomics(&self) -> bool {
+        self.engine.has_atomics()
+    }
+
+    #[inline(always)]
+    unsafe fn atomic(
+        &self,
+        _: fi_addr_t,
+        op: (AtomicOp, AtomicKind),
+        result: LocalIov<'_>,
+        target: (u64, u64),
+        context: usize,
+        flags: Option<Flags>,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.atomic(op, result, target, context, flags) }
+    }
+
+    #[inline(always)]
+    fn inject_atomic(&self, _: fi_addr_t, op: AtomicOp, target: (u64, u64)) -> Result<()> {
+        self.engine.inject_atomic(op, target)
+    }
 }

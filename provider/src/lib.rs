@@ -17,12 +17,15 @@
 
 mod addr;
 mod atomic;
+mod atomic_family;
+mod atomic_operand;
 mod cm;
 mod cntr;
 mod connreq;
 mod cq;
 mod devices;
 mod domain;
+mod endpoint;
 mod ep;
 mod eq;
 pub mod exports;

@@ -1,4 +1,4 @@
-//! Remote reads and writes, `fi_rma(3)`. As thin as the messages.
+//! Remote reads and writes, `fi_rma(3)`, on endpoints of any kind.
 
 use std::ffi::c_void;
 
@@ -8,23 +8,24 @@ use weft::errno::{FiErrno, Result};
 use weft::mr::Desc;
 use weft::msg::{LocalIov, RemoteIov};
 
-use crate::ep::Ep;
+use crate::endpoint::{Rma, TX_FLAGS, buffer, flags_of, message, post, token};
 use crate::ffi::log::refused;
-use crate::msg::{TX_FLAGS, buffer, flags_of, no_message, post, token};
 
-/// Those of connected endpoints.
-pub(crate) static OPS: fi_ops_rma = fi_ops_rma {
-    size: size_of::<fi_ops_rma>(),
-    read: Some(read),
-    readv: Some(readv),
-    readmsg: Some(readmsg),
-    write: Some(write),
-    writev: Some(writev),
-    writemsg: Some(writemsg),
-    inject: Some(inject),
-    writedata: Some(writedata),
-    injectdata: Some(injectdata),
-};
+/// The table of an endpoint kind.
+pub(crate) const fn ops<E: Rma>() -> fi_ops_rma {
+    fi_ops_rma {
+        size: size_of::<fi_ops_rma>(),
+        read: Some(read::<E>),
+        readv: Some(readv::<E>),
+        readmsg: Some(readmsg::<E>),
+        write: Some(write::<E>),
+        writev: Some(writev::<E>),
+        writemsg: Some(writemsg::<E>),
+        inject: Some(inject::<E>),
+        writedata: Some(writedata::<E>),
+        injectdata: Some(injectdata::<E>),
+    }
+}
 
 /// Flags of a read: no inject, and no remote completion data, which verbs does not carry with
 /// reads.
@@ -40,39 +41,44 @@ const _: () = {
     assert!(std::mem::offset_of!(fi_rma_iov, key) == std::mem::offset_of!(RemoteIov, key));
 };
 
+/// The ranges of the peer's memory.
+///
+/// # Errors
+/// `EINVAL`: NULL, none, or more than the endpoint kind takes.
+///
 /// # Safety
 /// `iov` is NULL or has `count` elements.
 #[inline(always)]
-unsafe fn remote<'a>(iov: *const fi_rma_iov, count: usize) -> Result<&'a [RemoteIov]> {
-    // a slice must not be made of a count that can't be true; the limit is 1
-    if iov.is_null() || count != 1 {
-        return Err(other_count(count));
+unsafe fn remote<'a, E: Rma>(iov: *const fi_rma_iov, count: usize) -> Result<&'a [RemoteIov]> {
+    // The limit is checked before the slice is made: a wrong count may exceed the list.
+    if iov.is_null() || count == 0 || count > E::RMA_IOV_LIMIT {
+        return Err(other_count(count, E::RMA_IOV_LIMIT));
     }
-    // SAFETY: the caller's promise; the two have one layout, asserted above.
+    // SAFETY: the caller's promise; the two types have one layout, asserted above.
     Ok(unsafe { std::slice::from_raw_parts(iov.cast(), count) })
 }
 
 /// Remote data of a write consumes a receive at the target, to which both sides must have agreed.
 #[inline(always)]
-fn with_data(ep: &Ep) -> Result<()> {
-    if ep.rma_data {
+fn check_data(ep: &impl Rma) -> Result<()> {
+    if ep.writes_data() {
         Ok(())
     } else {
-        Err(no_data()) // FI_RX_CQ_DATA was not among the modes
+        Err(no_data())
     }
 }
 
-/// The reason of a refusal, at `info`.
+/// Logs the refusal at `info`.
 #[cold]
-fn other_count(count: usize) -> FiErrno {
+fn other_count(count: usize, limit: usize) -> FiErrno {
     refused!(
         FI_LOG_EP_DATA,
         EINVAL,
-        "{count} ranges of the peer's memory, and rma_iov_limit is 1"
+        "{count} ranges of the peer's memory, and rma_iov_limit is {limit}"
     )
 }
 
-/// The same.
+/// Logs the refusal at `info`.
 #[cold]
 fn no_data() -> FiErrno {
     refused!(
@@ -82,179 +88,161 @@ fn no_data() -> FiErrno {
     )
 }
 
-unsafe extern "C" fn read(
+unsafe extern "C" fn read<E: Rma>(
     ep: *mut fid_ep,
     buf: *mut c_void,
     len: usize,
     desc: *mut c_void,
-    _src_addr: fi_addr_t,
+    src_addr: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     let (iov, desc) = (buffer(buf, len), Desc(desc));
+    let local = LocalIov::single(&iov, &desc);
     // SAFETY: the contract of fi_read(3).
-    unsafe {
-        post(ep, |ep| {
-            ep.engine
-                .read(LocalIov::single(&iov, &desc), addr, key, token(context))
-        })
-    }
+    unsafe { post::<E>(ep, |ep| ep.read(src_addr, local, addr, key, token(context))) }
 }
 
-unsafe extern "C" fn readv(
+unsafe extern "C" fn readv<E: Rma>(
     ep: *mut fid_ep,
     iov: *const iovec,
     desc: *mut *mut c_void,
     count: usize,
-    _src_addr: fi_addr_t,
+    src_addr: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the contract of fi_readv(3).
     unsafe {
-        post(ep, |ep| {
-            ep.engine.read(
-                LocalIov::from_raw(iov, desc, count)?,
-                addr,
-                key,
-                token(context),
-            )
+        post::<E>(ep, |ep| {
+            let local = LocalIov::from_raw(iov, desc, count)?;
+            ep.read(src_addr, local, addr, key, token(context))
         })
     }
 }
 
-unsafe extern "C" fn readmsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
+unsafe extern "C" fn readmsg<E: Rma>(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
     // SAFETY: the contract of fi_readmsg(3).
     unsafe {
-        post(ep, |ep| {
-            let msg = msg.as_ref().ok_or_else(no_message)?;
-            ep.engine.read_msg(
-                LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
-                remote(msg.rma_iov, msg.rma_iov_count)?,
-                token(msg.context),
-                flags_of(flags, READ_FLAGS)?,
-            )
+        post::<E>(ep, |ep| {
+            let msg = message(msg)?;
+            let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
+            let remote = remote::<E>(msg.rma_iov, msg.rma_iov_count)?;
+            let flags = flags_of(flags, READ_FLAGS)?;
+            ep.read_msg(msg.addr, local, remote, token(msg.context), flags)
         })
     }
 }
 
-unsafe extern "C" fn write(
+unsafe extern "C" fn write<E: Rma>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
     desc: *mut c_void,
-    _dest_addr: fi_addr_t,
+    dest_addr: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     let (iov, desc) = (buffer(buf, len), Desc(desc));
+    let local = LocalIov::single(&iov, &desc);
     // SAFETY: the contract of fi_write(3).
     unsafe {
-        post(ep, |ep| {
-            ep.engine
-                .write(LocalIov::single(&iov, &desc), addr, key, token(context))
+        post::<E>(ep, |ep| {
+            ep.write(dest_addr, local, addr, key, token(context))
         })
     }
 }
 
-unsafe extern "C" fn writev(
+unsafe extern "C" fn writev<E: Rma>(
     ep: *mut fid_ep,
     iov: *const iovec,
     desc: *mut *mut c_void,
     count: usize,
-    _dest_addr: fi_addr_t,
+    dest_addr: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the contract of fi_writev(3).
     unsafe {
-        post(ep, |ep| {
-            ep.engine.write(
-                LocalIov::from_raw(iov, desc, count)?,
-                addr,
-                key,
-                token(context),
-            )
+        post::<E>(ep, |ep| {
+            let local = LocalIov::from_raw(iov, desc, count)?;
+            ep.write(dest_addr, local, addr, key, token(context))
         })
     }
 }
 
-unsafe extern "C" fn writemsg(ep: *mut fid_ep, msg: *const fi_msg_rma, flags: u64) -> isize {
+unsafe extern "C" fn writemsg<E: Rma>(
+    ep: *mut fid_ep,
+    msg: *const fi_msg_rma,
+    flags: u64,
+) -> isize {
     // SAFETY: the contract of fi_writemsg(3).
     unsafe {
-        post(ep, |ep| {
-            let msg = msg.as_ref().ok_or_else(no_message)?;
+        post::<E>(ep, |ep| {
+            let msg = message(msg)?;
             if flags & FI_REMOTE_CQ_DATA != 0 {
-                with_data(ep)?;
+                check_data(ep)?;
             }
-            ep.engine.write_msg(
-                LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
-                remote(msg.rma_iov, msg.rma_iov_count)?,
-                msg.data,
-                token(msg.context),
-                flags_of(flags, WRITE_FLAGS)?,
-            )
+            let local = LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?;
+            let remote = remote::<E>(msg.rma_iov, msg.rma_iov_count)?;
+            let flags = flags_of(flags, WRITE_FLAGS)?;
+            ep.write_msg(msg.addr, local, remote, msg.data, token(msg.context), flags)
         })
     }
 }
 
-unsafe extern "C" fn inject(
+unsafe extern "C" fn inject<E: Rma>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
-    _dest_addr: fi_addr_t,
+    dest_addr: fi_addr_t,
     addr: u64,
     key: u64,
 ) -> isize {
     // SAFETY: the contract of fi_inject_write(3).
-    unsafe { post(ep, |ep| ep.engine.inject_write(buf, len, addr, key)) }
+    unsafe { post::<E>(ep, |ep| ep.inject_write(dest_addr, buf, len, addr, key)) }
 }
 
-unsafe extern "C" fn writedata(
+unsafe extern "C" fn writedata<E: Rma>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
     desc: *mut c_void,
     data: u64,
-    _dest_addr: fi_addr_t,
+    dest_addr: fi_addr_t,
     addr: u64,
     key: u64,
     context: *mut c_void,
 ) -> isize {
     let (iov, desc) = (buffer(buf, len), Desc(desc));
+    let local = LocalIov::single(&iov, &desc);
     // SAFETY: the contract of fi_writedata(3).
     unsafe {
-        post(ep, |ep| {
-            with_data(ep)?;
-            ep.engine.write_data(
-                LocalIov::single(&iov, &desc),
-                data,
-                addr,
-                key,
-                token(context),
-            )
+        post::<E>(ep, |ep| {
+            check_data(ep)?;
+            ep.write_data(dest_addr, local, data, addr, key, token(context))
         })
     }
 }
 
-unsafe extern "C" fn injectdata(
+unsafe extern "C" fn injectdata<E: Rma>(
     ep: *mut fid_ep,
     buf: *const c_void,
     len: usize,
     data: u64,
-    _dest_addr: fi_addr_t,
+    dest_addr: fi_addr_t,
     addr: u64,
     key: u64,
 ) -> isize {
     // SAFETY: the contract of fi_inject_writedata(3).
     unsafe {
-        post(ep, |ep| {
-            with_data(ep)?;
-            ep.engine.inject_write_data(buf, len, data, addr, key)
+        post::<E>(ep, |ep| {
+            check_data(ep)?;
+            ep.inject_write_data(dest_addr, buf, len, data, addr, key)
         })
     }
 }

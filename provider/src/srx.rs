@@ -3,19 +3,18 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use libc::iovec;
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
-use weft::mr::Desc;
 use weft::msg::{LocalIov, SharedRx, SharedRxConfig};
 
 use crate::domain::Domain;
-use crate::ffi::fid::{Kind, Object, User, assumed, close, header, object, on};
+use crate::endpoint::Receives;
+use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::stub;
 use crate::getinfo;
-use crate::msg::{RX_FLAGS, buffer, flags_of, no_message, token};
+use crate::msg;
 
 /// An open shared receive context.
 pub(crate) struct Srx {
@@ -36,12 +35,7 @@ static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>();
 static ATOMIC: fi_ops_atomic = stub::atomic::<FI_ENOSYS>();
 static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>();
 
-static MSG: fi_ops_msg = fi_ops_msg {
-    recv: Some(recv),
-    recvv: Some(recvv),
-    recvmsg: Some(recvmsg),
-    ..stub::msg::<FI_ENOSYS>()
-};
+static MSG: fi_ops_msg = msg::receive_ops::<Srx>(stub::msg::<FI_ENOSYS>());
 
 impl Kind for Srx {
     type C = fid_ep;
@@ -119,60 +113,22 @@ fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
     })
 }
 
-/// Runs an operation on a context.
-///
-/// # Safety
-/// `srx` is an open context of ours.
-#[inline(always)]
-unsafe fn post(srx: *mut fid_ep, body: impl FnOnce(&SharedRx) -> Result<()>) -> isize {
-    // SAFETY: the caller's promise.
-    let srx = unsafe { assumed::<Srx>(srx) };
-    on(srx, |srx| body(&srx.engine).map(|()| 0))
-}
-
-unsafe extern "C" fn recv(
-    srx: *mut fid_ep,
-    buf: *mut c_void,
-    len: usize,
-    desc: *mut c_void,
-    _src_addr: fi_addr_t,
-    context: *mut c_void,
-) -> isize {
-    let (iov, desc) = (buffer(buf, len), Desc(desc));
-    // SAFETY: the contract of fi_recv(3).
-    unsafe {
-        post(srx, |srx| {
-            srx.recv(LocalIov::single(&iov, &desc), token(context))
-        })
+impl Receives for Srx {
+    #[inline(always)]
+    unsafe fn recv(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.recv(local, context) }
     }
-}
 
-unsafe extern "C" fn recvv(
-    srx: *mut fid_ep,
-    iov: *const iovec,
-    desc: *mut *mut c_void,
-    count: usize,
-    _src_addr: fi_addr_t,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: the contract of fi_recvv(3).
-    unsafe {
-        post(srx, |srx| {
-            srx.recv(LocalIov::from_raw(iov, desc, count)?, token(context))
-        })
-    }
-}
-
-unsafe extern "C" fn recvmsg(srx: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize {
-    // SAFETY: the contract of fi_recvmsg(3).
-    unsafe {
-        post(srx, |srx| {
-            let msg = msg.as_ref().ok_or_else(no_message)?;
-            srx.recv_msg(
-                LocalIov::from_raw(msg.msg_iov, msg.desc, msg.iov_count)?,
-                token(msg.context),
-                flags_of(flags, RX_FLAGS)?,
-            )
-        })
+    #[inline(always)]
+    unsafe fn recv_msg(
+        &self,
+        _: fi_addr_t,
+        local: LocalIov<'_>,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe { self.engine.recv_msg(local, context, flags) }
     }
 }

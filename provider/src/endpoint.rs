@@ -1,0 +1,262 @@
+//! What an endpoint kind implements to serve `fi_msg(3)`, `fi_rma(3)` and `fi_atomic(3)`, and the
+//! steps that all of these calls share.
+//!
+//! The entry points in `msg`, `rma` and `atomic` are generic over the kind: each kind has ops tables
+//! of its own, and no call is dispatched at run time. They trust the handle, as in libfabric's own
+//! providers: it came through a table that only endpoints of this kind have.
+//!
+//! Methods take the peer's `fi_addr_t` first; connected endpoints ignore it. Methods named `_msg`
+//! take the flags of the call, all others use the default flags of the endpoint.
+
+use std::ffi::c_void;
+
+use libc::iovec;
+use libfabric_sys::*;
+use weft::errno::{FiErrno, Result};
+use weft::flags::Flags;
+use weft::msg::{AtomicKind, AtomicOp, LocalIov, RemoteIov};
+
+use crate::ffi::fid::{Kind, assumed, on};
+use crate::ffi::log::refused;
+
+/// Receives.
+#[allow(clippy::missing_safety_doc, reason = "the same for all methods")]
+pub(crate) trait Receives: Kind<C = fid_ep> {
+    /// `fi_recv`, `fi_recvv`
+    ///
+    /// # Safety
+    /// As for every method of these traits that takes a buffer: it stays valid until the operation
+    /// completes, and a descriptor is NULL or that of an open region.
+    unsafe fn recv(&self, from: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()>;
+
+    /// `fi_recvmsg`
+    unsafe fn recv_msg(
+        &self,
+        from: fi_addr_t,
+        local: LocalIov<'_>,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()>;
+}
+
+/// Sends.
+#[allow(clippy::missing_safety_doc, reason = "as for `Receives::recv`")]
+pub(crate) trait Sends: Kind<C = fid_ep> {
+    /// `fi_send`, `fi_sendv`
+    unsafe fn send(&self, to: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()>;
+
+    /// `fi_senddata`
+    unsafe fn send_data(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        data: u64,
+        context: usize,
+    ) -> Result<()>;
+
+    /// `fi_sendmsg`
+    unsafe fn send_msg(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        data: u64,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()>;
+
+    /// `fi_inject`
+    unsafe fn inject(&self, to: fi_addr_t, buf: *const c_void, len: usize) -> Result<()>;
+
+    /// `fi_injectdata`
+    unsafe fn inject_data(
+        &self,
+        to: fi_addr_t,
+        buf: *const c_void,
+        len: usize,
+        data: u64,
+    ) -> Result<()>;
+}
+
+/// Remote reads and writes.
+#[allow(clippy::missing_safety_doc, reason = "as for `Receives::recv`")]
+pub(crate) trait Rma: Kind<C = fid_ep> {
+    /// `rma_iov_limit`
+    const RMA_IOV_LIMIT: usize;
+
+    /// Whether writes may carry remote CQ data.
+    fn writes_data(&self) -> bool;
+
+    /// `fi_read`, `fi_readv`
+    unsafe fn read(
+        &self,
+        from: fi_addr_t,
+        local: LocalIov<'_>,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()>;
+
+    /// `fi_readmsg`
+    unsafe fn read_msg(
+        &self,
+        from: fi_addr_t,
+        local: LocalIov<'_>,
+        remote: &[RemoteIov],
+        context: usize,
+        flags: Flags,
+    ) -> Result<()>;
+
+    /// `fi_write`, `fi_writev`
+    unsafe fn write(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()>;
+
+    /// `fi_writedata`
+    unsafe fn write_data(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        data: u64,
+        addr: u64,
+        key: u64,
+        context: usize,
+    ) -> Result<()>;
+
+    /// `fi_writemsg`
+    unsafe fn write_msg(
+        &self,
+        to: fi_addr_t,
+        local: LocalIov<'_>,
+        remote: &[RemoteIov],
+        data: u64,
+        context: usize,
+        flags: Flags,
+    ) -> Result<()>;
+
+    /// `fi_inject_write`
+    unsafe fn inject_write(
+        &self,
+        to: fi_addr_t,
+        buf: *const c_void,
+        len: usize,
+        addr: u64,
+        key: u64,
+    ) -> Result<()>;
+
+    /// `fi_inject_writedata`
+    unsafe fn inject_write_data(
+        &self,
+        to: fi_addr_t,
+        buf: *const c_void,
+        len: usize,
+        data: u64,
+        addr: u64,
+        key: u64,
+    ) -> Result<()>;
+}
+
+/// Atomics.
+pub(crate) trait Atomics: Kind<C = fid_ep> {
+    /// Whether the endpoint was opened with `FI_ATOMIC`.
+    fn has_atomics(&self) -> bool;
+
+    /// The calls of `fi_atomic(3)` with a completion; `flags` is `None` for those that use the
+    /// default flags. The target is an address and a key.
+    ///
+    /// # Safety
+    /// As for [`Receives::recv`]; the only buffers are those of the result.
+    unsafe fn atomic(
+        &self,
+        to: fi_addr_t,
+        op: (AtomicOp, AtomicKind),
+        result: LocalIov<'_>,
+        target: (u64, u64),
+        context: usize,
+        flags: Option<Flags>,
+    ) -> Result<()>;
+
+    /// `fi_inject_atomic`
+    fn inject_atomic(&self, to: fi_addr_t, op: AtomicOp, target: (u64, u64)) -> Result<()>;
+}
+
+/// Flags that a transmit operation may carry.
+pub(crate) const TX_FLAGS: u64 = FI_COMPLETION
+    | FI_INJECT
+    | FI_INJECT_COMPLETE
+    | FI_TRANSMIT_COMPLETE
+    | FI_DELIVERY_COMPLETE
+    | FI_FENCE
+    | FI_MORE
+    | FI_REMOTE_CQ_DATA;
+
+/// Runs an operation on an endpoint.
+///
+/// # Safety
+/// `ep` is an open endpoint of kind `E`.
+#[inline(always)]
+pub(crate) unsafe fn post<E: Kind>(ep: *mut fid_ep, body: impl FnOnce(&E) -> Result<()>) -> isize {
+    // SAFETY: the caller's promise.
+    let ep = unsafe { assumed::<E>(ep) };
+    on(ep, |ep| body(ep).map(|()| 0))
+}
+
+/// One buffer as a vector of one.
+#[inline(always)]
+pub(crate) fn buffer(buf: *const c_void, len: usize) -> iovec {
+    iovec {
+        iov_base: buf.cast_mut(),
+        iov_len: len,
+    }
+}
+
+/// The application's context as the number that its completion returns.
+#[inline(always)]
+pub(crate) fn token(context: *mut c_void) -> usize {
+    context.expose_provenance()
+}
+
+/// The flags of a call.
+///
+/// # Errors
+/// `EBADFLAGS` for flags that are not in `allowed`.
+#[inline(always)]
+pub(crate) fn flags_of(flags: u64, allowed: u64) -> Result<Flags> {
+    if flags & !allowed != 0 {
+        return Err(bad_flags(flags & !allowed));
+    }
+    Ok(Flags::from_bits_retain(flags))
+}
+
+/// The structure of a `msg` call.
+///
+/// # Errors
+/// `EINVAL`: NULL.
+///
+/// # Safety
+/// `msg` is NULL or valid for `'a`.
+#[inline(always)]
+pub(crate) unsafe fn message<'a, M>(msg: *const M) -> Result<&'a M> {
+    // SAFETY: the caller's promise.
+    unsafe { msg.as_ref() }.ok_or_else(no_message)
+}
+
+/// Logs the refusal at `info`.
+#[cold]
+fn bad_flags(flags: u64) -> FiErrno {
+    refused!(
+        FI_LOG_EP_DATA,
+        EBADFLAGS,
+        "flags {flags:#x} are not flags of this operation"
+    )
+}
+
+/// Logs the refusal at `info`.
+#[cold]
+fn no_message() -> FiErrno {
+    refused!(FI_LOG_EP_DATA, EINVAL, "msg is NULL")
+}
