@@ -1,4 +1,4 @@
-/* What the examples have in common: opening a message endpoint's objects, and waiting for what comes. */
+/* Common code of the examples: opens a message endpoint's objects, and waits for events. */
 #ifndef EXAMPLE_H
 #define EXAMPLE_H
 
@@ -18,7 +18,7 @@
 
 #include "weft.h"
 
-/* Seconds after which something that should have come will not. */
+/* Seconds to wait for an expected event or completion. */
 #define PATIENCE 60
 
 static const char *role = "example";
@@ -42,7 +42,7 @@ struct end {
 	const struct weft_mr_ops *ops;
 };
 
-/* What the provider has on this address. The forms of regions are limited to mr_mode. */
+/* The provider's info for this address, with at most these bits of mr_mode, or NULL. */
 static inline struct fi_info *get_info(const char *node, uint64_t flags, int mr_mode)
 {
 	struct fi_info *hints = fi_allocinfo(), *info = NULL;
@@ -58,7 +58,7 @@ static inline struct fi_info *get_info(const char *node, uint64_t flags, int mr_
 	return ret ? NULL : info;
 }
 
-/* Opens everything but the endpoint, and the provider's own calls. */
+/* Opens all objects except the endpoint, and the provider's table of further calls. */
 static inline void open_domain(struct end *end, struct fi_info *info)
 {
 	struct fi_eq_attr eq_attr = {.wait_obj = FI_WAIT_UNSPEC};
@@ -86,7 +86,7 @@ static inline void open_endpoint(struct end *end, struct fi_info *info)
 	MUST(fi_enable(end->ep));
 }
 
-/* Waits for an event of connections. A request's info is left in *info. */
+/* Waits for this event of the connection manager. Writes its info to *info. */
 static inline void await_event(struct end *end, uint32_t wanted, struct fi_info **info)
 {
 	struct fi_eq_cm_entry entry;

@@ -1,9 +1,10 @@
-/* Pages before they are needed: advice about a region on demand.
+/* Prefetching the pages of an on-demand region by advice.
  *
  *   prefetch [NODE [MIB]]
  *
- * Registers memory that has no pages yet, which takes no time, has the pages of the first half fetched, and looks what it
- * costs to write to each page of either half. Ends with 77 where the device has no on-demand paging. */
+ * Registers memory without pages, advises the device to fetch the pages of the first half, and
+ * measures the first write to each page of either half. The exit status is 77 if the device has no
+ * on-demand paging. */
 #define _GNU_SOURCE
 #include "example.h"
 
@@ -19,7 +20,7 @@ static double now(void)
 	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-/* How many of these pages are there. */
+/* Number of resident pages of a range. */
 static size_t resident(char *at, size_t len)
 {
 	unsigned char *there = malloc(len / PAGE);
@@ -33,7 +34,7 @@ static size_t resident(char *at, size_t len)
 	return count;
 }
 
-/* Nanoseconds for one page. */
+/* Writes to each page of a range. Returns the mean time per page in nanoseconds. */
 static double touch(char *at, size_t len)
 {
 	double start = now();
@@ -52,13 +53,13 @@ int main(int argc, char **argv)
 	struct fid_mr *mr;
 	double start, registered, advised;
 	size_t first, second;
-	/* without FI_MR_ALLOCATED: the device takes pages when they are used */
+	/* without FI_MR_ALLOCATED: the device maps pages at their first use */
 	int mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
 	char *memory = mmap(NULL, 2 * half, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (memory == MAP_FAILED)
 		return 1;
-	madvise(memory, 2 * half, MADV_NOHUGEPAGE); /* so that each page counts */
+	madvise(memory, 2 * half, MADV_NOHUGEPAGE); /* so that all pages have 4 KiB */
 	open_domain(&end, get_info(node, FI_SOURCE, mr_mode));
 	if (!WEFT_HAS_OP(end.ops, advise))
 		return 77;

@@ -1,7 +1,9 @@
-//! Memory that one process fills and another reads, in Rust, through `libfabric-sys` and what `weft.h` declares.
+//! Memory that one process fills and another reads, in Rust, through `libfabric-sys` and the
+//! declarations of `weft.h`.
 //!
-//! `reader [NODE]` allocates and fills memory, exports it for reading, and starts itself once more with the handle:
-//! `reader NODE HANDLE` imports it, sums it up, and is refused when it asks for more.
+//! `reader [NODE]` allocates and fills memory, exports it for reading, and starts itself again with
+//! the handle: `reader NODE HANDLE` imports the memory, computes its sum, and is refused when it
+//! requests more access.
 
 #![allow(unsafe_code, reason = "a C interface")]
 
@@ -15,9 +17,9 @@ use libfabric_sys::*;
 use std::process::Command;
 use std::ptr::null_mut;
 
-/// Words of the memory.
+/// Length of the memory in words.
 const COUNT: usize = 100_000;
-/// What the reader may do: send it, and have peers read it.
+/// The reader's access: sends from the memory, and RMA reads of peers.
 const READING: u64 = FI_SEND | FI_REMOTE_READ;
 
 fn attributes(access: u64) -> weft_mr_attr {
@@ -26,7 +28,7 @@ fn attributes(access: u64) -> weft_mr_attr {
         access,
         requested_key: 1,
         flags: 0,
-        addr: null_mut(), // anywhere
+        addr: null_mut(), // any address
         map_flags: 0,
         context: null_mut(),
     }
@@ -37,7 +39,7 @@ fn main() {
     let node = args.next().unwrap_or_else(|| "127.0.0.1".to_owned());
     let lib = Lib::open("libfabric.so.1");
     let setup = Setup::new(&lib, Some(&node), None, FI_SOURCE, &hints(&lib));
-    // SAFETY: the domain is open and stays so until the end.
+    // SAFETY: the domain stays open until the end.
     let ops = unsafe { mr_ops(setup.domain) };
     match args.next() {
         None => write(&setup, ops, &node),
@@ -56,7 +58,7 @@ fn write(setup: &Setup, ops: &weft_mr_ops, node: &str) {
         ops.mr_alloc.expect("mr_alloc"),
         ops.mr_export.expect("mr_export"),
     );
-    // SAFETY: an open domain; the memory is as long as it was asked for.
+    // SAFETY: the domain is open; the memory has the requested length.
     let words = unsafe {
         let len = COUNT * size_of::<u64>();
         let ret = alloc(
@@ -79,7 +81,7 @@ fn write(setup: &Setup, ops: &weft_mr_ops, node: &str) {
     let reader = Command::new(program).args([node, &text]).status();
     assert!(reader.expect("it starts").success());
     let free = ops.mr_free.expect("mr_free");
-    // SAFETY: the region is open, and nobody uses its memory here any more.
+    // SAFETY: the region is open, and this process no longer uses its memory.
     assert_eq!(unsafe { free(mr) }, 0);
 }
 
@@ -92,7 +94,7 @@ fn read(setup: &Setup, ops: &weft_mr_ops, handle: &str) {
         let (bytes, size) = (handle.as_ptr().cast(), handle.len());
         let call = ops.mr_import.expect("mr_import");
         let (to, len_to, mr_to) = (&raw mut addr, &raw mut len, &raw mut mr);
-        // SAFETY: an open domain, and a handle of that size.
+        // SAFETY: the domain is open, and the handle has that size.
         let ret = unsafe {
             call(
                 setup.domain,
@@ -112,7 +114,8 @@ fn read(setup: &Setup, ops: &weft_mr_ops, handle: &str) {
     };
     let (addr, len, mr) = import(READING).expect("mr_import");
     let words = addr.cast::<u64>();
-    // SAFETY: mapped and as long; others may write to it at any time, so no reference covers it.
+    // SAFETY: the memory is mapped and has this length; other processes may write to it at any
+    // time, so no reference covers it.
     let sum: u64 = (0..len / 8)
         .map(|i| unsafe { words.add(i).read_volatile() })
         .sum();
@@ -121,6 +124,6 @@ fn read(setup: &Setup, ops: &weft_mr_ops, handle: &str) {
     assert_eq!(more.err(), Some(-FI_EACCES), "writing was not granted");
     println!("{COUNT} words, whose sum is {sum}, and not a right more");
     let free = ops.mr_free.expect("mr_free");
-    // SAFETY: the region is open, and nobody uses its memory here any more.
+    // SAFETY: the region is open, and this process no longer uses its memory.
     assert_eq!(unsafe { free(mr) }, 0);
 }

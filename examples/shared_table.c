@@ -1,11 +1,13 @@
-/* A table of counters that three processes change, of which one may end.
+/* A table of counters that two processes change, after the process that allocated it has ended.
  *
  *   shared_table [NODE [both]]
  *
- * The owner allocates the table, exports it, and ends without another word as soon as the worker has imported it. The worker counts
- * by the processor's atomics, as in any memory; the remote process, which has no access to the memory, by RMA atomics through
- * the worker's region. Each takes every other counter; with `both` they take all of them, which needs a device whose atomics
- * are the processor's, as soft0's are for such memory. NODE is an address of this host, 127.0.0.1 by default. */
+ * The owner allocates the table, exports it, and ends without closing anything as soon as the worker
+ * has imported it. The worker increments counters by the processor's atomics. The remote process,
+ * which has not mapped the memory, increments counters by RMA atomics through the worker's region.
+ * Each of the two increments every other counter. With `both` each increments all counters, which
+ * needs a device whose atomics are the processor's, as soft0's are for such memory. NODE is an
+ * address of this host, 127.0.0.1 by default. */
 #include "example.h"
 
 #include <sys/wait.h>
@@ -14,14 +16,14 @@
 #define ROUNDS 50
 #define START 1000
 
-/* Addresses and keys as the provider has them; the table is read and written by RMA. */
+/* Virtual addresses and the provider's keys. */
 #define MR_MODE (FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY)
 #define ACCESS (FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
 
 static const char *node = "127.0.0.1";
 static int both;
 
-/* What the worker tells the remote process. */
+/* From the worker to the remote process: address and key of the table, the worker's address. */
 struct place {
 	uint64_t addr, key;
 	size_t name_len;
@@ -69,7 +71,7 @@ static void owner(int to_worker, int from_worker)
 	get(from_worker, &ready, 1);
 	printf("owner: the worker has the table, and I go\n");
 	fflush(stdout);
-	_exit(0); /* nothing is closed: as if it had been killed */
+	_exit(0); /* closes nothing, as a killed process */
 }
 
 static int mine(int counter, int remote) { return both || (counter & 1) == remote; }
@@ -94,7 +96,7 @@ static void worker(int from_owner, int to_owner, int to_remote)
 	MUST(end.ops->mr_import(end.domain, handle, sizeof handle, &attr, &addr, &len, &mr));
 	table = addr;
 	put(to_owner, "", 1);
-	if (read(from_owner, &end_of_owner, 1) != 0) /* the pipe ends with the owner */
+	if (read(from_owner, &end_of_owner, 1) != 0) /* returns 0 when the owner has ended */
 		exit(1);
 	if (end.ops->mr_import(end.domain, handle, sizeof handle, &attr, &addr, &len, &mr) != -FI_ENOENT) {
 		fprintf(stderr, "worker: the owner has gone, and its handle is still good\n");
@@ -191,13 +193,13 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (pipe(table) || pipe(ready) || pipe(place))
 		return 1;
-	/* libfabric is opened by each child, never before a fork */
+	/* each child opens libfabric, after the fork */
 	for (int i = 0; i < 3; i++) {
 		children[i] = fork();
 		if (children[i])
 			continue;
 		if (i != 0)
-			close(table[1]); /* so that it ends with the owner */
+			close(table[1]); /* only the owner keeps the write end */
 		switch (i) {
 		case 0: owner(table[1], ready[0]); break;
 		case 1: worker(table[0], ready[1], place[1]); break;
