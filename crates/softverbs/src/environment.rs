@@ -46,7 +46,7 @@ pub(crate) static AGENT: Variable = Variable::new(
 /// Yama: [`crate::agent`].
 pub(crate) static PTRACER: Variable = Variable::new(
     "SOFTVERBS_PTRACER",
-    "1: where Yama restricts ptrace(2), permit every process of the user to read, write and trace this one (default: 0)",
+    "1: if Yama restricts ptrace(2), permit every process of the user to read, write and trace this one (default: 0)",
 );
 /// Deadline of a connection request: [`crate::cm`].
 pub(crate) static CM_TIMEOUT_MS: Variable = Variable::new(
