@@ -7,8 +7,8 @@ use rdma_core_sys as sys;
 
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
-use crate::queue::cq::CompletionQueue;
 use crate::queue::complete::{Attachment, Inner, Sharer, failure};
+use crate::queue::cq::CompletionQueue;
 use crate::queue::shared::SharedSlots;
 use crate::queue::slots::Rings;
 use crate::queue::wr_id::WrId;
