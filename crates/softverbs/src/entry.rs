@@ -1,5 +1,5 @@
-//! The guard around every C entry point: it turns a panic of the body into an errno, and the result into the form of the
-//! function's man page.
+//! The guard around every C entry point: it converts a panic of the body to an errno, and the
+//! result to the form in the function's man page.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

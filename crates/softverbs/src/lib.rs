@@ -1,14 +1,15 @@
 //! `softverbs`: an RDMA device in user space for the processes of one user on one host.
 //!
-//! It implements the exported functions of libibverbs and librdmacm, and fills the operation
-//! tables of `ibv_context`, so programs for verbs can use it: through [`backend`], or linked as a
-//! drop-in `libibverbs.so.1`. `docs/softverbs.md` has the layout of shared memory, the writer of
-//! each word, and the effects of a process's death.
+//! It implements the exported functions of libibverbs and librdmacm, and fills the operation tables
+//! of `ibv_context`, so programs for verbs can use it: through [`backend`], or linked as a drop-in
+//! `libibverbs.so.1`. `docs/softverbs.md` has the layout of shared memory, the writer of each word,
+//! and the effects of a process's death.
 //!
 //! Lock order, outermost first: incoming ring, send queue, receive queue, shared receive queue,
-//! completion queue, channel; outgoing ring, windows, buffers, lines to agents and the waiting list are leaves. No thread
-//! waits for another process while it holds one of them. Before all of these: memberships of XRC domains, handles on a
-//! target, targets held. A thread that holds one of these three may wait for a lock of the registry, with a bound.
+//! completion queue, channel; outgoing ring, windows, buffers, lines to agents and the waiting list
+//! are leaves. No thread waits for another process while it holds one of them. Before all of these:
+//! memberships of XRC domains, handles on a target, targets held. A thread that holds one of these
+//! three may wait for a lock of the registry, with a bound.
 
 #[allow(unsafe_code, reason = "the C entry points of verbs")]
 pub mod abi;

@@ -1,4 +1,5 @@
-//! Opening the device, also by the descriptor of another context: `ibv_open_device(3)`, `ibv_import_device(3)`.
+//! Opening the device, also by the descriptor of another context: `ibv_open_device(3)`,
+//! `ibv_import_device(3)`.
 
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
@@ -30,8 +31,8 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     })
 }
 
-/// Sets `EBADF`, `EINVAL` for a descriptor that is no context's, `ESRCH` where its process has ended,
-/// `EACCES` where it can't be reached. The descriptor is closed with the context.
+/// Sets `EBADF`; `EINVAL`: the descriptor is not that of a context; `ESRCH`: its process has ended;
+/// `EACCES`: its process cannot be reached. The descriptor is closed with the context.
 pub(super) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
     pointer(|| {
         if cmd_fd < 0 {

@@ -1,7 +1,9 @@
-//! The device context behind a command descriptor, and the objects of it that other contexts import.
+//! The device context behind a command descriptor, and the objects of it that other contexts
+//! import.
 //!
-//! The descriptor is a sealed file, which no process can write. It names a process and one of its contexts, and grants
-//! nothing by itself: the importing process must be able to open that process's segment, so both have the same user.
+//! The descriptor is a sealed file, which no process can write. It names a process and one of its
+//! contexts, and grants nothing by itself: the importing process must be able to open that
+//! process's segment, so both have the same user.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -69,7 +71,8 @@ impl Origin {
 pub(crate) struct Imports(Mutex<HashMap<(u64, u32), (u32, u32)>>);
 
 impl Imports {
-    /// The number of a foreign domain in this process. All current imports of one domain share the number.
+    /// The number of a foreign domain in this process. All current imports of one domain share the
+    /// number.
     ///
     /// # Errors
     /// `ENOMEM`.

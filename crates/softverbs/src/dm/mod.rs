@@ -1,9 +1,9 @@
-//! Memory that the device allocates: files that peers map, so that access to it is a plain copy or an
-//! instruction of the processor, without a system call and without the owner.
+//! Memory that the device allocates: files that peers map, so that access to it is a plain copy or
+//! an instruction of the processor, without a system call and without the owner.
 //!
-//! A buffer is a sealed file of its own. Its entry in the owner's segment says where it lies in the
-//! owner's memory and which descriptor it is; regions over it name the entry's stamp, which is never
-//! used twice. The owner keeps the holders of a buffer in private memory.
+//! A buffer is a sealed file of its own. Its entry in the owner's segment has its address in the
+//! owner's memory and its descriptor. Regions over it name the entry's stamp, which is never used
+//! twice. The owner keeps the holders of a buffer in private memory.
 
 pub(crate) mod domain;
 mod import;
@@ -47,8 +47,9 @@ impl Buffer {
             .ok_or(Errno(libc::ENOMEM))?;
         let file = sys::memfd_create(c"softverbs-buffer", whole)?;
         let map = Mapping::new(&file, whole)?;
-        // Not from the kernel's pool of huge pages: a hole that a process punches into such a file might not be filled
-        // again. The pages are touched before the file is allocated, as allocating it gives 4 KiB pages.
+        // Not from the kernel's pool of huge pages: a hole that a process punches into such a file
+        // might not be filled again. The pages are accessed before the file is allocated, because
+        // allocating it gives 4 KiB pages.
         map.prefer_huge_pages();
         let start = map.bytes(0, whole) as u64;
         if !sys::pages_usable(start, whole, true) {
@@ -72,7 +73,7 @@ impl Buffer {
     /// A buffer over a mapping that the application has made of a file.
     ///
     /// # Errors
-    /// `EINVAL`: the file is shorter. `EPERM`: its pages can be taken away (no seals, or hugetlbfs).
+    /// `EINVAL`: the file is shorter. `EPERM`: its pages can be removed (no seals, or hugetlbfs).
     ///
     /// # Safety
     /// `len` bytes of the file are mapped at `addr`, shared, until the buffer is dropped.
@@ -214,7 +215,8 @@ impl Buffers {
         let stamp =
             (self.next.fetch_add(1, Ordering::Relaxed) + 1) * MAX_BUFFERS as u64 + index as u64;
         let (map, at) = (&segment.map, entry_at(index));
-        // A peer that reads one of the following words finds the old stamp gone when it reads the stamp again.
+        // A peer that reads one of the following words finds that the old stamp has changed when it
+        // reads the stamp again.
         fence(Ordering::Release);
         map.u64(at + layout::ADDR)
             .store(buffer.addr(), Ordering::Relaxed);
@@ -296,8 +298,8 @@ impl Buffers {
         }
     }
 
-    /// The buffer that contains a whole range of addresses; the range is counted as a region of it. A range that lies only
-    /// partly in a buffer belongs to none.
+    /// The buffer that contains all of a range of addresses; the range is counted as a region of
+    /// it. A range that is only partly in a buffer belongs to none.
     pub(crate) fn cover(&self, addr: u64, len: u64) -> Direct {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Direct::default();

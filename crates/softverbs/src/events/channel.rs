@@ -83,13 +83,15 @@ impl Channel {
     fn pop(&self) -> Option<&'static Cq> {
         let mut events = self.events.lock();
         let cq = self.process.cqs.get(events.pop_front()?)?;
-        // Under the lock: the thread that destroys the queue either drops the event or waits for its acknowledgement.
+        // Under the lock: the thread that destroys the queue either drops the event or waits for
+        // its acknowledgement.
         cq.event_taken();
         if events.is_empty() {
             // Readable means: there is an event. Further rings are looked for below.
             self.pipe.drain();
             drop(events);
-            // A late ring for an earlier message may have cleared a word that a queue has armed since.
+            // A late ring for an earlier message may have cleared a word that a queue has armed
+            // since.
             self.rearm();
             self.process.after_arming(&self.pipe);
             self.process.progress();
@@ -97,8 +99,8 @@ impl Channel {
         Some(cq)
     }
 
-    /// Arms the queues that still wait once more: peers ring only for armed queues, and an earlier ring may have cleared
-    /// the word.
+    /// Arms the queues that still wait again: peers ring only for armed queues, and an earlier ring
+    /// may have cleared the word.
     fn rearm(&self) {
         let cqs = self.cqs.lock();
         for cq in cqs.iter().filter_map(|&index| self.process.cqs.get(index)) {

@@ -1,7 +1,8 @@
-//! A line to this process's agent, and whatever may be said on it.
+//! A line to this process's agent, with arbitrary bytes on it.
 //!
-//! The process is its own neighbour: its queue pairs are connected to each other, and the agent is a thread of it all the same. What
-//! each request may do is worked out here from what the test itself has made.
+//! The process is its own peer: its queue pairs are connected to each other, and the agent is a
+//! thread of the same process. The test computes from its own objects which access each request
+//! has.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,7 +24,8 @@ use crate::sys::{self, BounceFile, Line};
 const PART: usize = 4096;
 const RECEIVE: usize = 512;
 const RECEIVES: usize = 4;
-/// What the parts are: nobody's, any access, reading only, local only, receives, of another domain, nobody's.
+/// Access of the parts: unregistered, any access, read only, local only, receives, of another
+/// domain, unregistered.
 const ACCESS: [Option<u32>; 7] = [
     None,
     Some(
@@ -412,11 +414,11 @@ fn input_place(id: u64) -> u8 {
     (id % u64::from(PLACES)) as u8
 }
 
-/// Whatever is said on a line: it gets what the queue pairs that are connected to it allow, in the regions that allow it, and nothing
-/// else changes. What is no request ends the line.
+/// Any bytes on a line get only the access that the queue pairs connected to it have, in regions
+/// that permit it, and nothing else changes. Bytes that are not a request end the line.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn agent(data: &[u8]) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -464,7 +466,8 @@ pub fn agent(data: &[u8]) {
                 if request.a == u64::from(world.through.srqn & 0x3fff) {
                     world.claimed.remove(&request.b);
                 }
-                // It has no answer; that to the next one on the line says that it is done, before more is claimed.
+                // The request has no reply. The reply to the next request on the line shows that it
+                // was executed, before more receives are claimed.
                 let behind = Request {
                     kind: READ,
                     place: 0,

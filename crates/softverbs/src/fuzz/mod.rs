@@ -1,8 +1,10 @@
-//! What has an algebra, and what reads from strangers, driven by bytes.
+//! Properties of code with an algebra, and of code that reads data of other processes, driven by
+//! bytes.
 //!
-//! Each function here is two things: a property test, which gets random bytes in `cargo test` and has what
-//! fails made short, and a fuzz target (`make fuzz TARGET=ring`), which gets bytes that lead to
-//! new code. It panics where a property does not hold; the fuzz targets run under `AddressSanitizer`.
+//! Each function here is two things: a property test, which gets random bytes in `cargo test` and
+//! finds the shortest input that fails, and a fuzz target (`make fuzz TARGET=ring`), which gets
+//! bytes that lead to new code. It panics if a property does not hold. The fuzz targets run under
+//! `AddressSanitizer`.
 
 mod agent;
 mod arena;

@@ -1,5 +1,5 @@
-//! Messages that a sender has pending: as two ends use the word that keep to the rules, and with rubbish in the
-//! sender's segment.
+//! Pending messages of a sender: the word that both ends use, with two ends that follow the
+//! protocol, and with arbitrary bytes in the sender's segment.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -26,11 +26,12 @@ fn segment() -> &'static Mutex<OwnSegment> {
     })
 }
 
-/// Whatever a sender shows, what is made of it is a message of a length that there is, in as many iovecs as a
-/// request has. What both ends do by the rules delivers each message once, in order.
+/// For any content of a sender's segment, the result is a message of a valid length, in at most as
+/// many sges as a request has. If both ends follow the protocol, each message is delivered once, in
+/// order.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn pending(data: &[u8]) {
     let segment = segment().lock().unwrap_or_else(PoisonError::into_inner);
     let mut input = Input::new(data);

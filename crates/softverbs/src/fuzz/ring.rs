@@ -28,11 +28,11 @@ fn slots(head: u32, len: usize) -> u32 {
     }
 }
 
-/// Whatever is pushed in whatever sizes comes out whole and in order; a push fails exactly where there is
-/// no room.
+/// Messages of any sizes arrive complete and in order. A push fails if and only if there is no
+/// room.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn ring(data: &[u8]) {
     let mut input = Input::new(data);
     let (_, mut producer, mut consumer) = pair();
@@ -92,10 +92,11 @@ pub fn ring(data: &[u8]) {
     }
 }
 
-/// Whatever words are in a ring, its receiver reads only inside it, and its sender writes only inside it.
+/// For any words in a ring, its receiver reads only inside the ring, and its sender writes only
+/// inside it.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn ring_rubbish(data: &[u8]) {
     let mut input = Input::new(data);
     let (map, mut producer, mut consumer) = pair();

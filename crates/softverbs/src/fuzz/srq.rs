@@ -8,11 +8,12 @@ use crate::segment::OwnSegment;
 use crate::segment::layout::{OWNED, SEGMENT_SIZE, desc, order, srq as layout};
 use crate::srq::{Claim, Order, Shared};
 
-/// Receives are claimed in the order in which they were posted, each once, and the claimant learns their room; the owner learns
-/// of the claims in that order, and by whom. Whatever the words hold, what is claimed is a descriptor of the queue.
+/// Receives are claimed in the order in which they were posted, each once, and the claimant reads
+/// their room. The owner reads the claims in that order, with their claimants. For any content of
+/// the words, a claimed receive is a descriptor of the queue.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn srq(data: &[u8]) {
     let mut input = Input::new(data);
     let segment = OwnSegment::create(1, 0, true).unwrap();

@@ -17,8 +17,8 @@ const STATES: [u32; 7] = [
     IBV_QPS_ERR,
 ];
 
-/// What `ibv_modify_qp` must get for a transition, as its manual page has it; `None` for one that is no
-/// way to go with that alone.
+/// The attributes that `ibv_modify_qp` requires for a transition, according to its man page.
+/// `None`: there is no such transition.
 fn needs(kind: u32, from: u32, to: u32) -> Option<u32> {
     let first = IBV_QP_PKEY_INDEX | IBV_QP_PORT;
     let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
@@ -50,11 +50,11 @@ fn needs(kind: u32, from: u32, to: u32) -> Option<u32> {
     }
 }
 
-/// A queue pair is in the state that the table gives, takes requests where it must, and completes each of
-/// them once, in order, unless a reset took it back.
+/// A queue pair is in the state that the table gives, accepts requests in the states that permit
+/// it, and completes each of them once, in order, unless a reset removed it.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn states(data: &[u8]) {
     let mut input = Input::new(data);
     let kind = [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD][input.below(3)];

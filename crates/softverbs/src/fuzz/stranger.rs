@@ -1,7 +1,7 @@
-//! A peer that writes rubbish into everything that it shares.
+//! A peer that writes arbitrary bytes into all memory that it shares.
 //!
-//! The peer is a child that only sleeps; its segment is written from here. Whatever an initiator is led
-//! to read or write by it is the child's memory, never this process's.
+//! The peer is a child that only sleeps. Its segment is written from here. An initiator that
+//! follows these bytes reads or writes the child's memory, never this process's.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -79,7 +79,8 @@ pub(super) fn child() -> &'static Stranger {
             .store(life.read_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(header::LIFE_INODE)
             .store(life.inode(), Ordering::Relaxed);
-        // SAFETY: the child calls nothing but what may be called after fork, and ends with this process.
+        // SAFETY: the child calls only functions that are permitted after fork, and ends with this
+        // process.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             // SAFETY: as above.
@@ -245,7 +246,8 @@ impl Stranger {
         let ring = Mapping::new(&file, RING_SIZE).unwrap();
         match input.u8() % rarely {
             0 => {
-                // Not what the ring is known by: the receiver does not look there again, and whoever sends next would find none.
+                // Not the words that identify the ring: the receiver does not read them again, and
+                // the next sender would not find the ring.
                 let at = SLOTS_AT + input.below((RING_SIZE - SLOTS_AT) / 8) * 8;
                 ring.u64(at).store(input.edgy(), Ordering::Relaxed);
             }
@@ -261,11 +263,11 @@ impl Stranger {
     }
 }
 
-/// Whatever a peer shows of itself, and whatever it sends: requests towards it and receives from it end,
-/// none of them twice, and nothing else of this process is touched.
+/// For any content of a peer's segment and any messages of it: requests to the peer and receives
+/// from it complete, none of them twice, and no other memory of this process changes.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn stranger(data: &[u8]) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);

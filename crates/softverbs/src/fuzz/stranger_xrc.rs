@@ -1,6 +1,8 @@
-//! A peer that writes rubbish into what XRC shares: the domain's file, its shared receive queues, its messages.
+//! A peer that writes arbitrary bytes into the shared parts of XRC: the domain's file, its shared
+//! receive queues, its messages.
 //!
-//! The stranger is that of [`super::stranger`]. The domain is this process's own, as any member may write all of it.
+//! The peer is that of [`super::stranger`]. The domain is this process's own, because any member
+//! may write all of it.
 
 use std::collections::HashSet;
 use std::ptr::null_mut;
@@ -72,7 +74,8 @@ fn neighbour(stranger: &Stranger) -> End {
     end
 }
 
-/// The stranger's queue lies somewhere else, or its parts have other sizes. Who has looked before does not look again in this life.
+/// Moves the peer's queue, or changes the sizes of its parts. A sender that has read them before
+/// does not read them again during this life of the queue.
 fn misplace(input: &mut Input<'_>, stranger: &Stranger) {
     let map = &stranger.segment.map;
     let end = (SEGMENT_SIZE as u64).wrapping_add(input.u64() % 8192 / 32 * 32) - 4096;
@@ -100,7 +103,8 @@ fn misplace(input: &mut Input<'_>, stranger: &Stranger) {
     }
 }
 
-/// One word of the domain, of the stranger's queue, or of what senders write of this process's, becomes something else.
+/// Changes one word of the domain, of the peer's queue, or of the words of this process that
+/// senders write.
 fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target: usize, own: u32) {
     match input.u8() % 5 {
         0 => {
@@ -137,7 +141,8 @@ fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target:
     }
 }
 
-/// A message to this process's queue, for one of the receives that the stranger claimed last or for any.
+/// A message to this process's queue, for one of the receives that the peer claimed last or for any
+/// receive.
 fn message(
     input: &mut Input<'_>,
     stranger: &Stranger,
@@ -287,11 +292,11 @@ fn poll(cq: *mut ibv_cq, outstanding: &mut HashSet<u64>) {
 /// Bytes of the inbox that receives name; behind them nothing is written.
 const INBOX: usize = 4096;
 
-/// Whatever a domain's file, a stranger's shared queue and its messages hold: requests of XRC and receives end, none of them twice, and
-/// nothing is written but the receives that were posted.
+/// For any content of a domain's file, of a peer's shared queue and of its messages: requests of
+/// XRC and receives complete, none of them twice, and only posted receives are written.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn stranger_xrc(data: &[u8]) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -72,12 +72,13 @@ fn show(map: &Mapping, index: usize, file: &File, input: &mut Input<'_>) -> u64 
     stamp
 }
 
-/// A mapping is of the file that its entry names, descriptor and inode, and of one whose pages stay; a word of it is
-/// changed inside, on its boundary. An entry that is found holds the address. A domain is there as its word says. A lock is had
-/// where nobody has it or who has it is gone, and is not touched else.
+/// A mapping is of the file that its entry names, by descriptor and inode, and of a file whose
+/// pages stay. A word is changed inside the mapping, at its alignment. An entry that is found
+/// contains the address. A domain exists if its word says so. A lock is acquired if it is free or
+/// its holder has ended, and is not changed otherwise.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn tables(data: &[u8]) {
     let mut input = Input::new(data);
     let segment = OwnSegment::create(1, 0, true).unwrap();

@@ -7,7 +7,8 @@ use rdma_core_sys::*;
 
 use super::device::{RECVS, attributes, device, verbs};
 
-/// A domain that nobody else finds; the same for all inputs. One that is spoiled is not for those that run beside it.
+/// A domain that no other process finds, the same for all inputs. Inputs that run beside one with a
+/// spoiled domain use another domain.
 fn domain(spoiled: bool) -> *mut ibv_xrcd {
     struct Xrcd(*mut ibv_xrcd);
     // SAFETY: a domain may be used by several threads at once.
@@ -91,7 +92,8 @@ impl Targeted {
         assert_eq!(self.modify(&mut attr, IBV_QP_STATE), 0);
     }
 
-    /// Connects the target to an initiator, which may do what `access` says. False where somebody has it in another state meanwhile.
+    /// Connects the target to an initiator with the access `access`. Returns false if another
+    /// thread has changed its state meanwhile.
     #[must_use]
     pub(super) fn connect(&self, initiator: u32, access: u32) -> bool {
         let mut attr = attributes(initiator);

@@ -16,7 +16,8 @@ fn file(len: usize) -> Buffer {
     unsafe { Buffer::adopt(file, std::ptr::null_mut(), len).unwrap() }
 }
 
-/// Who reads an entry while its buffer is given back and another one gets its place finds one of both, or none.
+/// A reader of an entry, while its buffer is released and another buffer gets its place, finds one
+/// of the two, or none.
 #[test]
 fn an_entry_is_of_one_buffer() {
     check(|| {

@@ -1,13 +1,14 @@
-//! Models of what processes share without a lock: loom runs each in every order that the memory model
-//! allows, up to a bound of preemptions (`make check-loom`).
+//! Models of the data that processes share without a lock: loom runs each in every order that the
+//! memory model allows, up to a bound of preemptions (`make check-loom`).
 //!
-//! What runs is the code that ships. Only [`Mapping`](crate::segment::Mapping) gives loom's words instead of
-//! memory, and a ring has 4 slots. Two things are not modelled: a barrier of `membarrier(2)` is a
-//! fence on both sides here, which orders two light fences among each other too (no protocol has them
-//! on both sides); and payload is a cell of the model instead of bytes.
+//! The models run the shipped code. Only [`Mapping`](crate::segment::Mapping) supplies loom's words
+//! instead of memory, and a ring has 4 slots. Two things are not modelled. A barrier of
+//! `membarrier(2)` is a fence on both sides here, which also orders two light fences with each
+//! other; no protocol has light fences on both sides. And payload is a cell of the model instead of
+//! bytes.
 //!
-//! Each model fails when one of the orderings is weakened that it is about: `tests/loom/weakened.py`
-//! has the list, and `make check-loom OPTIONS=--planted` goes through it.
+//! Each model fails when one of its orderings is weakened: `tests/loom/weakened.py` has the list,
+//! and `make check-loom OPTIONS=--planted` runs it.
 
 mod buffers;
 mod closing;

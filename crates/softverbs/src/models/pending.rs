@@ -28,7 +28,8 @@ fn entry(map: &Mapping, word: PendingWord) -> u32 {
         .load(Ordering::Relaxed)
 }
 
-/// Takes what is to be had, without a hold: each message's number, as its entry says, and what its memory held.
+/// Takes the available messages, without a hold. Returns each message's number, as its entry has
+/// it, and the content of its memory.
 fn take(map: &Mapping, memory: &[Memory], most: usize) -> Vec<u32> {
     let mut taken = Vec::new();
     for _ in 0..most {
@@ -46,8 +47,8 @@ fn take(map: &Mapping, memory: &[Memory], most: usize) -> Vec<u32> {
     taken
 }
 
-/// The sender may use the memory of a message again when it was taken, and not before; what was taken and what was
-/// taken back is all.
+/// The sender may use the memory of a message again after the message was taken, and not before.
+/// Each message was either taken or withdrawn.
 fn each_once(take_back: fn(&mut Offer, &Mapping) -> u32) {
     let (map, theirs) = maps(2);
     let memory = [Memory::new(1), Memory::new(2)];

@@ -44,8 +44,8 @@ fn owner() -> (Arc<OwnSegment>, Arc<Regions>, Key) {
     (Arc::new(segment), Arc::new(regions), key)
 }
 
-/// The memory is the application's again when deregistration returns, and the key leads nowhere else
-/// although its index does.
+/// The application may use the memory again when deregistration returns. The key is invalid
+/// although its index is used again.
 #[test]
 fn no_initiator_uses_memory_after_its_deregistration() {
     check(|| {

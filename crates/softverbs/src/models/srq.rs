@@ -38,7 +38,8 @@ fn post(map: &Mapping, order: &mut Order, index: u32, len: u32) {
     order.append(map, index, len);
 }
 
-/// Claims one receive; its descriptor and the length that it says. One claimant does so by the quick way.
+/// Claims one receive. Returns its descriptor and the length in it. One claimant uses the fast
+/// path.
 fn claim(map: &Mapping, slot: u32) -> Option<(u32, u32)> {
     let shared = Shared::read(map, 0).unwrap();
     let Claim { index, .. } = if slot == 3 {
@@ -107,7 +108,8 @@ fn a_late_claimant_finds_the_receive_of_the_next_round() {
     });
 }
 
-/// A message tells the owner of a claim, whose word it does not read then; the place is used again, while others claim.
+/// A message reports a claim to the owner, which does not read the word then. The place is used
+/// again while other senders claim.
 #[test]
 fn a_place_that_was_not_looked_at_is_used_again() {
     check(|| {
@@ -138,8 +140,8 @@ fn a_place_that_was_not_looked_at_is_used_again() {
     });
 }
 
-/// Two senders find no receive and ask, while the owner posts one for each and looks once who asked: it sees the first one's question, or
-/// the second one's, or neither.
+/// Two senders find no receive and request one, while the owner posts a receive for each and checks
+/// for requests once: it finds the request of the first sender, of the second sender, or neither.
 #[test]
 fn senders_without_a_shared_receive_find_one_or_are_rung() {
     check(|| {
@@ -176,7 +178,8 @@ fn senders_without_a_shared_receive_find_one_or_are_rung() {
     });
 }
 
-/// A receive's key ends while somebody claims it: either its room is gone, or it was claimed before.
+/// The key of a receive becomes invalid during a claim: either the receive's room is 0, or it was
+/// claimed before.
 #[test]
 fn a_receive_that_can_t_be_written_has_no_room() {
     check(|| {

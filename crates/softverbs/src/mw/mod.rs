@@ -1,12 +1,13 @@
 //! Memory windows of type 1 and of type 2B.
 //!
-//! A window is a key of the regions' table with bounds, rights and, for type 2B, a queue pair of its own.
-//! Initiators find it in the same shared entries, so checking its bounds costs as much as a region's. The region that a
-//! window is bound to is in private memory alone, under one lock for all windows of the process, which is a leaf.
-//! Deregistration takes that lock too, as a region with bound windows cannot be deregistered.
+//! A window is a key of the regions' table with bounds, rights and, for type 2B, a queue pair of
+//! its own. Initiators find it in the same published entries, so a check of its bounds costs as
+//! much as that of a region. The region that a window is bound to is in private memory only, under
+//! one lock for all windows of the process, which is a leaf. Deregistration acquires that lock too,
+//! because a region with bound windows cannot be deregistered.
 //!
-//! A key dies at once when its window is bound anew, invalidated or freed; the request that did that is
-//! complete when no initiator uses the key any more.
+//! A key becomes invalid at once when its window is bound again, invalidated or freed. The request
+//! that caused this completes when no initiator uses the key any more.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +29,8 @@ const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
 /// The two types of `ibv_alloc_mw(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Bound by `ibv_bind_mw` only, which takes the next key; good for all queue pairs of its domain.
+    /// Bound by `ibv_bind_mw` only, which takes the next key; valid for all queue pairs of its
+    /// domain.
     One,
     /// Bound by work requests, with a key that the application chooses; good for the queue pair
     /// that bound it.
@@ -120,10 +122,11 @@ impl Windows {
         Ok(key)
     }
 
-    /// Ends a window: its key is dead, and no initiator uses it.
+    /// Ends a window: its key is invalid, and no initiator uses it.
     ///
     /// # Errors
-    /// `EBUSY`: an initiator still uses it after 5 s. The key is dead, and the call can be repeated.
+    /// `EBUSY`: an initiator still uses it after 5 s. The key is invalid, and the call can be
+    /// repeated.
     pub(crate) fn free(&self, owner: &Owner<'_>, handle: u32) -> Res<()> {
         let keys = {
             let mut all = self.lock();
@@ -144,13 +147,13 @@ impl Windows {
         Ok(())
     }
 
-    /// Binds a window for a queue pair (`qp` its number, `pd` its domain).
+    /// Binds a window for a queue pair (`qp`: its number, `pd`: its domain).
     ///
     /// # Errors
-    /// `EINVAL` for what 10.6.6.2 of the specification forbids: a window or region that is not there,
-    /// another domain, a range outside the region, a region without `IBV_ACCESS_MW_BIND` or named from zero,
-    /// writing what the region may not write; for type 2 a window that is bound already, or binding to
-    /// nothing. The window is as it was.
+    /// `EINVAL`, as section 10.6.6.2 of the specification requires: no such window or region,
+    /// another domain, a range outside the region, a region that is zero-based or without
+    /// `IBV_ACCESS_MW_BIND`, a right to write that the region does not have; for type 2 a window
+    /// that is bound already, or a binding of length 0. The window is unchanged.
     pub(crate) fn bind(&self, owner: &Owner<'_>, bind: &Bind, qp: u32, pd: u32) -> Res<Progress> {
         let mut all = self.lock();
         let window = all.get_mut(&bind.window).ok_or(Errno(libc::EINVAL))?;
@@ -174,10 +177,11 @@ impl Windows {
         Ok(Progress::Done)
     }
 
-    /// Invalidates a window of type 2 for a request of this process, on any queue pair of its domain.
+    /// Invalidates a window of type 2 for a request of this process, on any queue pair of its
+    /// domain.
     ///
     /// # Errors
-    /// `EINVAL` where the key is not that of a bound one.
+    /// `EINVAL`: the key is not that of a bound window.
     pub(crate) fn invalidate(&self, owner: &Owner<'_>, key: Key, pd: u32) -> Res<Progress> {
         let mut all = self.lock();
         let window = all
@@ -196,11 +200,11 @@ impl Windows {
         })
     }
 
-    /// Invalidates a window of type 2B for a SEND with invalidate from the other end of its queue pair. That end is the
-    /// only one that can use the window, and its earlier accesses are complete.
+    /// Invalidates a window of type 2B for a SEND with invalidate from the other end of its queue
+    /// pair. Only that end can use the window, and its earlier accesses are complete.
     ///
     /// # Errors
-    /// `EINVAL` where the key is not that of a window bound for this queue pair.
+    /// `EINVAL`: the key is not that of a window bound for this queue pair.
     pub(crate) fn invalidate_remotely(&self, owner: &Owner<'_>, key: Key, qp: u32) -> Res<()> {
         let mut all = self.lock();
         let window = all.get_mut(&(key.index() as u32));
@@ -238,8 +242,8 @@ impl Windows {
         Ok(then())
     }
 
-    /// The range and rights of a bound window, by its key, and the only queue pair number it is valid for (0: all of its
-    /// domain).
+    /// The range and rights of the bound window with this key, and the number of the only queue
+    /// pair that it is valid for (0: all queue pairs of its domain).
     pub(crate) fn describe(&self, key: Key) -> Option<(Description, u32)> {
         if !self.any() {
             return None;
@@ -261,7 +265,8 @@ impl Windows {
 }
 
 impl Window {
-    /// The description that a binding gives the window; `None` for a binding of length 0, which unbinds.
+    /// The description that a binding gives the window. `None` for a binding of length 0, which
+    /// unbinds the window.
     fn check(&self, owner: &Owner<'_>, bind: &Bind, pd: u32) -> Res<Option<Description>> {
         let wrong = Err(Errno(libc::EINVAL));
         let two = self.kind == Kind::TwoB;

@@ -44,8 +44,8 @@ impl Context {
         self.process.live()
     }
 
-    /// A context with the operations in `verbs`: one of its own, or one that shares the objects of the context that `origin`
-    /// names. `command` is closed with it.
+    /// A context with the operations in `verbs`: a context of its own, or one that shares the
+    /// objects of the context that `origin` names. `command` is closed with it.
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`.

@@ -1,5 +1,5 @@
-//! Copies through a file without a name, where the kernel allows none between memories. A copy meets missing
-//! memory as `process_vm_*` do, with `EFAULT`: nobody faults.
+//! Copies through a file without a name, if the kernel refuses copies between memories. For
+//! unmapped memory a copy returns `EFAULT`, as `process_vm_*` do, so there is no fault.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -47,8 +47,9 @@ impl BounceFile {
         self.whole(libc::SYS_preadv, to, at)
     }
 
-    /// Both calls may do a part, up to a page that is missing. Not the C library's: sanitizers take its calls for the
-    /// program's own accesses, and a device reads whole pages.
+    /// Both calls may transfer only a part, up to an unmapped page. The functions of the C library
+    /// are not used: sanitizers check their arguments as accesses of the program, and a device
+    /// accesses whole pages.
     fn whole(&self, call: libc::c_long, list: &[libc::iovec], at: usize) -> Res<()> {
         let len: usize = list.iter().map(|iovec| iovec.iov_len).sum();
         if len == 0 {
@@ -56,8 +57,9 @@ impl BounceFile {
         }
         let fd = self.0.as_raw_fd();
         loop {
-            // SAFETY: the kernel checks every address; who lets memory be filled promises that it may be written. The
-            // file's pages are its own. Its places lie below 4 GiB, so the offset's upper half is 0 everywhere.
+            // SAFETY: the kernel checks every address; the caller that has memory filled promises
+            // that it may be written. The file's pages belong to this module. Its places are below
+            // 4 GiB, so the offset's upper half is always 0.
             let ret = unsafe { libc::syscall(call, fd, list.as_ptr(), list.len(), at, 0) };
             match usize::try_from(ret) {
                 Ok(n) if n == len => return Ok(()),
@@ -75,8 +77,8 @@ impl AsFd for BounceFile {
     }
 }
 
-/// Copies within this process, as [`super::vm_write`] of its own pid does where that is allowed. The number of bytes
-/// that both lists have is the same, and bounded.
+/// Copies within this process, as [`super::vm_write`] of its own pid does if that is permitted.
+/// Both lists have the same number of bytes, which is bounded.
 pub(super) fn copy_own(from: &[libc::iovec], to: &[libc::iovec]) -> Res<usize> {
     let len = from.iter().map(|iovec| iovec.iov_len).sum();
     // One for each call: a forked child would share any other with its parent.

@@ -125,8 +125,8 @@ impl Timer {
         })
     }
 
-    /// Makes the timer readable at `at` (monotonic clock, nanoseconds) at the latest; 0 means never. An earlier time
-    /// that another thread has set stays.
+    /// Makes the timer readable at `at` (monotonic clock, nanoseconds) at the latest; 0 means
+    /// never. An earlier time that another thread has set stays.
     pub(crate) fn arm(&self, at: u64) {
         let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
         if at != 0 && (*armed == 0 || at < *armed) {
@@ -135,8 +135,8 @@ impl Timer {
         }
     }
 
-    /// Makes the timer neither readable nor armed. Afterwards the caller checks which requests wait, and arms the
-    /// timer again for them.
+    /// Makes the timer neither readable nor armed. Afterwards the caller checks for waiting
+    /// requests, and arms the timer again for them.
     pub(crate) fn disarm(&self) {
         let mut armed = self.at.lock().unwrap_or_else(PoisonError::into_inner);
         if *armed != 0 {
@@ -199,7 +199,8 @@ impl Epoll {
         Ok(())
     }
 
-    /// Reports `fd` with `token` once (`EPOLLONESHOT`), until this is called again. Adds `fd` if the set does not have it.
+    /// Reports `fd` with `token` once (`EPOLLONESHOT`), until this is called again. Adds `fd` if
+    /// the set does not have it.
     pub(crate) fn add_once(&self, fd: RawFd, token: u64) -> Res<()> {
         let mut event = libc::epoll_event {
             events: (libc::EPOLLIN | libc::EPOLLONESHOT) as u32,

@@ -1,11 +1,13 @@
-//! Lines between processes: sequenced-packet sockets with abstract names, and descriptors passed over them.
+//! Lines between processes: sequenced-packet sockets with abstract names, and descriptors passed
+//! over them.
 
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::{Errno, Res, check};
 
-/// The process at the other end as the kernel reports it (`SO_PEERCRED`): the one that connected, or the listener.
+/// The process at the other end as the kernel reports it (`SO_PEERCRED`): the process that
+/// connected, or the listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Credentials {
     pub(crate) pid: u32,
@@ -132,7 +134,8 @@ impl Line {
             message.msg_control = (&raw mut control).cast();
             // SAFETY: no memory is passed.
             message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<i32>() as u32) } as _;
-            // SAFETY: the control buffer has room for one descriptor, and is aligned for its header.
+            // SAFETY: the control buffer has room for one descriptor, and is aligned for its
+            // header.
             unsafe {
                 let header = libc::CMSG_FIRSTHDR(&raw const message);
                 (*header).cmsg_level = libc::SOL_SOCKET;
@@ -163,10 +166,11 @@ impl Line {
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// Takes one message of exactly `bytes`, and the descriptor that came with it.
+    /// Receives one message of exactly the length of `bytes`, and the descriptor in it.
     ///
     /// # Errors
-    /// `EAGAIN`: none is there. `EPIPE`: the other end is closed. `EPROTO`: the message has another length.
+    /// `EAGAIN`: there is no message. `EPIPE`: the other end is closed. `EPROTO`: the message has
+    /// another length.
     pub(crate) fn receive(&self, bytes: &mut [u8]) -> Res<Option<OwnedFd>> {
         let mut iovec = libc::iovec {
             iov_base: bytes.as_mut_ptr().cast(),
@@ -190,7 +194,8 @@ impl Line {
                 Err(_) => return Err(Errno::last()),
             }
         };
-        // Every descriptor in the message belongs to this process now, also if the message is refused.
+        // Every descriptor in the message belongs to this process now, also if the message is
+        // refused.
         let file = taken(&message);
         if n == 0 {
             return Err(Errno(libc::EPIPE));

@@ -1,7 +1,8 @@
 //! Locks on byte ranges of a file. No call waits for a lock.
 //!
-//! They are of the open file, not of the process: another descriptor of the same file does not release
-//! one, and the file is closed at the latest when the process ends or executes another program.
+//! A lock belongs to the open file, not to the process: closing another descriptor of the same file
+//! does not release it. The open file is closed at the latest when the process ends or executes
+//! another program.
 
 use std::fs::File;
 use std::ops::Range;
@@ -26,7 +27,8 @@ pub(crate) fn locked(file: &File, bytes: Range<u64>) -> bool {
     holder(file, bytes).is_some()
 }
 
-/// The range of one lock, held through another open file, that overlaps `bytes`. The range may extend beyond `bytes`.
+/// The range of one lock, held through another open file, that overlaps `bytes`. The range may
+/// extend beyond `bytes`.
 pub(crate) fn holder(file: &File, bytes: Range<u64>) -> Option<Range<u64>> {
     let lock = call(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes).ok()?;
     let start = lock.l_start.cast_unsigned();

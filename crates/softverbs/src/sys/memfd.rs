@@ -1,4 +1,5 @@
-//! Anonymous files that peers map. Their size is sealed: a truncated file would end each process that maps it (SIGBUS).
+//! Anonymous files that peers map. Their size is sealed: a truncated file would end each process
+//! that maps it (SIGBUS).
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -49,8 +50,8 @@ impl Tables {
         &self.0
     }
 
-    /// Seals the size, and refuses all writes except by existing mappings (`F_SEAL_FUTURE_WRITE`). Returns false if the
-    /// kernel has no such seal (before 5.1); then only the size is sealed.
+    /// Seals the size, and refuses all writes except by existing mappings (`F_SEAL_FUTURE_WRITE`).
+    /// Returns false if the kernel has no such seal (before 5.1); then only the size is sealed.
     ///
     /// # Errors
     /// Those of `fcntl(2)` with `F_ADD_SEALS`.

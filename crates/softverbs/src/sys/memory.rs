@@ -1,4 +1,5 @@
-//! Fallible allocation: out of memory is `ENOMEM` here. The standard library's allocating calls abort the process instead.
+//! Fallible allocation: out of memory is `ENOMEM` here. The standard library's allocating calls
+//! abort the process instead.
 
 use std::alloc::{Layout, alloc};
 use std::collections::VecDeque;

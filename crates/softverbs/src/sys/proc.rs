@@ -25,8 +25,8 @@ fn path_of_fd(pid: u32, fd: RawFd) -> Res<ProcPath> {
     ProcPath::new(format_args!("/proc/{pid}/fd/{fd}"))
 }
 
-/// The beginning of a file, read without an allocation: a process counts as ended only for its state, not for lack of
-/// memory here.
+/// The beginning of a file, read without an allocation: a lack of memory must not make a process
+/// count as ended.
 struct Start {
     bytes: [u8; 2048],
     len: usize,

@@ -23,7 +23,8 @@ pub(crate) fn as_local(addr: u64, len: usize) -> libc::iovec {
 ///
 /// The kernel checks both sides, so no address can hurt this process.
 pub(crate) fn vm_write(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) -> Res<usize> {
-    // SAFETY: the kernel checks every address; both ranges are registered memory that the applications named in requests.
+    // SAFETY: the kernel checks every address; both ranges are registered memory that the
+    // applications named in requests.
     let n = unsafe {
         libc::process_vm_writev(
             pid.cast_signed(),
@@ -59,7 +60,8 @@ pub(crate) fn vm_read(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) -
     }
 }
 
-/// Whether the kernel refuses the call itself, independent of the addresses. A seccomp filter may return any errno.
+/// Whether the kernel refuses the call itself, independent of the addresses. A seccomp filter may
+/// return any errno.
 pub(crate) fn refused(error: Errno) -> bool {
     let of_addresses = [libc::EFAULT, libc::ESRCH, libc::EINVAL, libc::ENOMEM];
     !of_addresses.contains(&error.0)
@@ -102,8 +104,8 @@ pub(crate) fn readable_locally(addr: u64, len: usize) -> bool {
     })
 }
 
-/// Whether each page of a range of this process can be written. Contents do not change. For error paths: two system
-/// calls per page.
+/// Whether each page of a range of this process can be written. Contents do not change. For error
+/// paths: two system calls per page.
 pub(crate) fn writable_locally(addr: u64, len: usize) -> bool {
     readable_locally(addr, len) && populate(addr, len, libc::MADV_POPULATE_WRITE)
 }
@@ -253,7 +255,7 @@ fn file_in(maps: &str, addr: u64, len: u64) -> Option<OwnedFd> {
 /// From linux/magic.h; not in every libc.
 const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 
-/// Writes a file's dirty pages back, by whichever process they were changed, and waits for the disk.
+/// Writes a file's dirty pages back, whichever process has changed them, and waits for the disk.
 pub(crate) fn write_back(file: &OwnedFd) -> Res<()> {
     // SAFETY: no memory is passed.
     super::check(unsafe { libc::fdatasync(file.as_raw_fd()) }).map(|_| ())
