@@ -10,7 +10,7 @@ use crate::entry::{guard, non_null, pointer};
 use crate::object::{Buf, Context, Pd};
 use crate::sys::room;
 
-/// Zeros at the address that it returns, NULL with `EINVAL` for length 0 or `ENOMEM`.
+/// Memory of zeros at the address that it returns, or NULL with `EINVAL` (length 0) or `ENOMEM`.
 pub(super) unsafe extern "C" fn alloc_buf(
     pd: *mut ibv_pd,
     size: usize,
@@ -46,14 +46,14 @@ pub(super) unsafe extern "C" fn alloc_buf(
 pub(super) unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
     let _ = guard(|| {
         non_null(buf)?;
-        // SAFETY: made by `Box::into_raw` in `alloc_buf`, and the caller is done with it.
+        // SAFETY: made by `Box::into_raw` in `alloc_buf`; the caller no longer uses it.
         let this = unsafe { Box::from_raw(buf.cast::<Buf>()) };
-        // SAFETY: the page: the domain stays until the buffer is freed.
+        // SAFETY: according to the man page the domain exists until the buffer is freed.
         let (domain, context) =
             unsafe { (Pd::from_ptr(this.pd), Context::from_ptr((*this.pd).context)) };
         let process = context.process;
         if process.forked() {
-            // The parent's, and not mapped here.
+            // It belongs to the parent, and is not mapped in this process.
             std::mem::forget(this);
             return Ok(());
         }

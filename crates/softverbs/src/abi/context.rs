@@ -15,13 +15,14 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
         let this = unsafe { Context::from_ptr(context) };
         this.live()?;
         if this.children.load(Ordering::Relaxed) > 0 {
-            // A close succeeds over what is left (`ibv_open_device(3)`; perftest does so): it no
-            // longer works, and its memory stays for pointers that the application still has.
+            // A close succeeds although objects remain (`ibv_open_device(3)`; perftest depends on
+            // it). They no longer work. The memory of the context is kept for pointers that the
+            // application still has.
             crate::qp::abandon(this.process, context);
             crate::srq::abandon(this.process, context);
             return Ok(());
         }
-        // SAFETY: no object refers to it, and the caller is done with it.
+        // SAFETY: no object refers to it, and the caller no longer uses it.
         unsafe { Context::end(context) };
         Ok(())
     })
@@ -60,8 +61,8 @@ pub(super) unsafe extern "C" fn get_async_event(
 }
 
 pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: the caller promises an event of `get_async_event`, whose object is live; which
-    // member of the union is meant follows from the type.
+    // SAFETY: the caller promises an event of `get_async_event`, whose object is live; the type
+    // determines the member of the union.
     unsafe {
         let element = &(*event).element;
         let (mutex, cond, count) = match (*event).event_type {

@@ -79,7 +79,8 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             Context::from_ptr(context).live()?;
             &*init
         };
-        // The domain of a queue only matters to devices whose queues lie in its memory.
+        // The domain of a completion queue is only used by devices that place the queue in its
+        // memory.
         let known = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
         let flags = if ex.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
             ex.flags

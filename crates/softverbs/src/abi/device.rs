@@ -82,11 +82,11 @@ pub(super) unsafe extern "C" fn get_device_guid(_device: *mut ibv_device) -> u64
 }
 
 pub(super) unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {
-    // There is no kernel device, and so no index of one.
+    // There is no kernel device, so there is no index.
     -1
 }
 
-/// Forked children never have this device's memory, so nothing needs preparing.
+/// A forked child never has this device's memory, so no preparation is needed.
 pub(super) unsafe extern "C" fn fork_init() -> c_int {
     0
 }

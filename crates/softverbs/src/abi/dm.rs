@@ -15,9 +15,9 @@ use crate::sys::{Errno, Res, room};
 /// Device memory is page-aligned.
 const MAX_LOG_ALIGN: u32 = 12;
 
-/// Sets `EINVAL` for a length of 0, attributes or an alignment that are not offered, `ENOMEM` for
-/// more than is left. A forked child may allocate with its parent's context; the memory is private
-/// to the child.
+/// Sets `EINVAL` for a length of 0 or for attributes or an alignment that are not supported,
+/// `ENOMEM` for more than is available. A forked child may allocate with its parent's context; the
+/// memory is private to the child.
 pub(super) unsafe extern "C" fn alloc_dm(
     context: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,
@@ -43,27 +43,28 @@ pub(super) unsafe extern "C" fn alloc_dm(
 fn make_buffer(owner: &Context, len: usize) -> Res<(BufferReference, bool)> {
     let buffer = Buffer::create(len)?;
     if owner.process.forked() {
-        // The parent's tables are not this process's.
+        // The parent's tables do not belong to this process.
         return Ok((BufferReference::alone(buffer)?, false));
     }
     let (buffers, segment) = (&owner.process.buffers, &owner.process.segment);
     Ok((buffers.add(segment, buffer, owner.origin.context)?, true))
 }
 
-/// `EBUSY` while a region of it is registered.
+/// `EBUSY`: a region of it is registered.
 pub(super) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
-    // SAFETY: the caller promises live memory, and is done with it.
+    // SAFETY: the caller promises live memory, which it no longer uses.
     status(|| unsafe { Dm::end(dm) })
 }
 
-/// What a region of device memory may allow: it is named from zero.
+/// Access flags that a region of device memory may have. Its IOVA begins at zero.
 const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_ATOMIC
     | IBV_ACCESS_ZERO_BASED;
 
-/// Sets `EINVAL` for a range outside, other rights, or without `IBV_ACCESS_ZERO_BASED`.
+/// Sets `EINVAL` for a range that is not inside, for other rights, or without
+/// `IBV_ACCESS_ZERO_BASED`.
 pub(super) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,

@@ -1,10 +1,10 @@
 //! Importing objects of another context: `ibv_import_pd(3)`, `ibv_import_mr(3)`,
 //! `ibv_import_dm(3)`.
 //!
-//! In the process that made them, imported objects are the same ones again. In another one a domain
-//! gets a number of that process, and regions of device memory are mapped and registered there,
-//! with the rights that their maker granted and never others. Regions of other memory stay with the
-//! process whose memory it is.
+//! In the process that made them, imported objects are the same objects. In another process, a
+//! domain gets a number of that process, and regions of device buffers are mapped and registered
+//! there, with the rights that their owner granted and no others. Regions of other memory cannot be
+//! imported by another process.
 
 use std::sync::atomic::Ordering;
 
@@ -44,7 +44,7 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
         owner.children.fetch_add(1, Ordering::Relaxed);
         let nothing = (std::ptr::null_mut(), std::ptr::null_mut());
         let pd = Pd::make(room, context, number, nothing);
-        // SAFETY: just made, and nobody else knows it.
+        // SAFETY: just made, and not known to any other thread.
         unsafe {
             (*pd).handle = handle;
             (*pd.cast::<Pd>()).import = Some(Import { handle, foreign });
@@ -53,8 +53,8 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
     })
 }
 
-/// Sets `EINVAL` for a handle that is no region's of that domain, `EOPNOTSUPP` for one of another
-/// process that is not of device memory.
+/// Sets `EINVAL` if the handle is not that of a region of the domain, `EOPNOTSUPP` if the region
+/// belongs to another process and is not of a device buffer.
 pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
@@ -74,7 +74,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
             }
         };
         domain.children.fetch_add(1, Ordering::Relaxed);
-        // The page: the address of an imported region is NULL.
+        // According to the man page, the address of an imported region is NULL.
         let nowhere = std::ptr::null_mut();
         Ok(region_object(
             room,
@@ -123,7 +123,7 @@ fn import_foreign(
         iova: granted.range.iova,
     };
     let added = process.add_region(domain.number, range, access);
-    // From here on the region holds it, if there is one.
+    // From here on the region holds the buffer, if it was registered.
     process
         .buffers
         .leave_to_regions(&process.segment, buffer_reference.stamp);
@@ -159,7 +159,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
 }
 
 pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
-    // SAFETY: the caller promises an imported domain, and is done with it.
+    // SAFETY: the caller promises an imported domain, which it no longer uses.
     let _ = guard(|| unsafe {
         if Pd::from_ptr(pd).import.is_some() {
             Pd::end_imported(pd);
@@ -169,8 +169,8 @@ pub(super) unsafe extern "C" fn unimport_pd(pd: *mut ibv_pd) {
 }
 
 pub(super) unsafe extern "C" fn unimport_mr(region: *mut ibv_mr) {
-    // SAFETY: the caller promises an imported region, whose domain and context are live, and is
-    // done with it.
+    // SAFETY: the caller promises an imported region, whose domain and context are live, and which
+    // it no longer uses.
     let _ = guard(|| unsafe {
         let domain = Pd::from_ptr((*region).pd);
         let process = Context::from_ptr((*region).context).process;
@@ -186,6 +186,6 @@ pub(super) unsafe extern "C" fn unimport_mr(region: *mut ibv_mr) {
 }
 
 pub(super) unsafe extern "C" fn unimport_dm(memory: *mut ibv_dm) {
-    // SAFETY: the caller promises imported memory, and is done with it.
+    // SAFETY: the caller promises imported memory, which it no longer uses.
     let _ = guard(|| unsafe { Dm::end(memory) });
 }

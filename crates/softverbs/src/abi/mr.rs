@@ -1,4 +1,4 @@
-//! Registering memory.
+//! Registration of memory.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use crate::object::{Buf, Context, Pd, region_object};
 use crate::region::{self, Key, Range, access, odp};
 use crate::sys::{Errno, Res, room};
 
-/// What requests call the first byte where nothing else was asked for.
+/// The address of the first byte in requests, if the caller has not chosen one.
 fn default_iova(addr: *mut c_void, access: u32) -> u64 {
     if access & IBV_ACCESS_ZERO_BASED != 0 {
         0
@@ -53,7 +53,7 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
 }
 
 /// # Errors
-/// As `region::access` has them, and `ENOMEM`.
+/// Those of `region::access`, and `ENOMEM`.
 unsafe fn register(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -78,9 +78,9 @@ unsafe fn register(
     Ok(region_object(room, context, pd, addr, length, key, key))
 }
 
-/// `ibv_reg_mr_ex`: of addresses, named as the caller likes.
+/// `ibv_reg_mr_ex`: memory by its address, with any IOVA.
 ///
-/// Sets `EOPNOTSUPP` for a file or a hint that no device here has.
+/// Sets `EOPNOTSUPP` for a file or a hint, which this device does not support.
 pub(super) unsafe extern "C" fn reg_mr_ex(
     pd: *mut ibv_pd,
     init: *mut ibv_mr_init_attr,
@@ -116,7 +116,7 @@ pub(super) unsafe extern "C" fn reg_mr_ex(
     })
 }
 
-/// `ibv_alloc_null_mr`: zeros to read from, and a place for what is thrown away. It has no rkey.
+/// `ibv_alloc_null_mr`: reads return zeros, and written data is discarded. It has no rkey.
 pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
@@ -179,7 +179,7 @@ pub(super) unsafe extern "C" fn advise_mr(
             &[]
         } else {
             non_null(sg_list)?;
-            // SAFETY: the caller promises a list of that many.
+            // SAFETY: the caller promises a list of this length.
             unsafe { std::slice::from_raw_parts(sg_list, num_sge as usize) }
         };
         let (regions, windows) = (&process.regions, &process.windows);

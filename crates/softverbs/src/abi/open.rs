@@ -44,7 +44,7 @@ pub(super) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context
         if !origin.is_of(process) {
             origin_peer(process, origin)?;
         }
-        // SAFETY: the caller hands it over.
+        // SAFETY: the caller passes its ownership.
         let command = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
         let operations = operations::table();
         Context::make(operations, device::device(), process, origin, command)

@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(
                 if ex.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || ex.xrcd.is_null() {
                     return Err(Errno(libc::EINVAL));
                 }
-                // It sends nothing, and what it receives is not its own.
+                // A target sends nothing, and has no receives of its own.
                 ex.cap = ibv_qp_cap::default();
                 return qp::create_target(ex.xrcd, ex.qp_context).map(Qp::as_ptr);
             }

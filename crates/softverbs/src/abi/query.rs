@@ -14,7 +14,7 @@ use crate::region::odp;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_REGIONS, MAX_SRQS};
 use crate::sys::{self, Errno, Res};
 
-/// Capabilities that only `device_cap_flags_ex` has room for, by the kernel's
+/// Capabilities for which only `device_cap_flags_ex` has enough bits; values of the kernel's
 /// `ib_uverbs_device_cap_flags`.
 const FLUSH_GLOBAL: u64 = 1 << 38;
 const FLUSH_PERSISTENT: u64 = 1 << 39;
@@ -36,7 +36,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     let guid = u64::from_ne_bytes(gid::guid(context.process.node));
     attr.node_guid = guid;
     attr.sys_image_guid = guid;
-    // Locally administered, as no vendor has a number for it.
+    // Locally administered, because no vendor has assigned a number.
     attr.vendor_id = 0x02_7776;
     attr.vendor_part_id = 1;
     attr.hw_ver = 1;
@@ -94,14 +94,14 @@ pub(super) unsafe extern "C" fn query_device_ex(
     status(|| {
         // SAFETY: the caller promises a live context.
         let context = unsafe { Context::from_ptr(context) };
-        // Constants, which a forked child may know: it can have device memory of its own.
+        // Constants, which are also valid in a forked child: it can have its own device memory.
         // SAFETY: NULL or readable.
         if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0)
             || size < size_of::<ibv_device_attr>()
         {
             return Err(Errno(libc::EINVAL));
         }
-        // SAFETY: all zeros is a value of it: nothing optional is offered.
+        // SAFETY: all zeros is a value of it; zero means that no optional feature is supported.
         let mut full: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
         full.orig_attr = device_attr(context);
         full.phys_port_cnt_ex = 1;
@@ -199,7 +199,7 @@ pub(super) unsafe extern "C" fn query_port_compat(
     port: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    // The structure once ended where `port_cap_flags2` begins.
+    // Older versions of the structure end where `port_cap_flags2` begins.
     const OLD: usize = offset_of!(ibv_port_attr, port_cap_flags2);
     // SAFETY: as the caller promises for the old structure.
     unsafe { query_port(context, port, attr.cast(), OLD) }

@@ -1,8 +1,8 @@
 //! `ibv_rereg_mr(3)`.
 //!
-//! What the page calls an input error leaves the region as it was. After any other error it must
-//! not be used, and here can't be: its key is dead until it is deregistered. Only where that error
-//! is `EBUSY` the call can also be repeated.
+//! After `IBV_REREG_MR_ERR_INPUT` the region is unchanged. After any other error the region must
+//! not be used, and cannot be: its key is invalid until it is deregistered. Only if that error is
+//! `EBUSY` may the call be repeated.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -74,11 +74,12 @@ pub(super) unsafe extern "C" fn rereg_mr(
     code.unwrap_or(IBV_REREG_MR_ERR_CMD)
 }
 
-/// What the region was; its key is dead from here on. `None` where it was dead already, but for one
-/// that a stopped initiator kept from being changed.
+/// Invalidates the key, and returns the region's previous description. `None`: the key was already
+/// invalid, and not because a stopped initiator prevented a change.
 ///
 /// # Errors
-/// `EINVAL` for a null region, which has no place to change, `EBUSY` where a window is bound to it.
+/// `EINVAL`: a null region, which has no range that can change. `EBUSY`: a window is bound to the
+/// region.
 ///
 /// # Safety
 /// `mr` must be live.
@@ -99,7 +100,7 @@ unsafe fn begin(mr: *mut ibv_mr) -> Res<Option<Description>> {
 }
 
 /// # Safety
-/// `mr` and a domain to change to must be live.
+/// `mr` must be live, and so must the new domain.
 unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -> Res<()> {
     // SAFETY: the caller promises a live region, whose domain and context are live.
     let (process, key, old_pd) = unsafe {
@@ -111,7 +112,7 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
         return Err(Errno(libc::EINVAL));
     }
     if change.flags & ACCESS != 0 {
-        // What the first byte is called stays, unless the place changes.
+        // The IOVA of the first byte does not change, unless the range changes.
         let named = to.access & IBV_ACCESS_ZERO_BASED;
         to.access = access::check(change.access)?;
         if change.flags & TRANSLATION == 0 {
@@ -123,7 +124,7 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
         to.range = Range {
             addr: change.addr as u64,
             len: change.length as u64,
-            // No other name can be asked for.
+            // The call has no parameter for another IOVA.
             iova: if based { change.addr as u64 } else { 0 },
         };
     }
@@ -134,7 +135,7 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
     }
     access::check_range(to.range, to.access)?;
     if to.access & IBV_ACCESS_FLUSH_PERSISTENT != 0 {
-        // Its file would have to be found anew.
+        // The device does not look for the file of the new range.
         return Err(Errno(libc::EOPNOTSUPP));
     }
     // Before the key becomes valid again: a sender that sees a valid key also sees the poisoned
@@ -145,7 +146,7 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
     let changed = process
         .regions
         .change(&process.segment, key, &to, |slot| process.lives(slot));
-    // A region that could not change still lies where it did, until it is deregistered.
+    // A region whose change failed still has its old range, until it is deregistered.
     let gone = if changed.is_ok() {
         left
     } else {
@@ -153,7 +154,8 @@ unsafe fn apply(mr: *mut ibv_mr, before: Option<Description>, change: &Change) -
     };
     process.buffers.uncover(&process.segment, gone);
     changed?;
-    // SAFETY: as above; the object is the caller's, who lets nobody else use it meanwhile.
+    // SAFETY: as above; the object belongs to the caller, and no other thread uses it during the
+    // call.
     unsafe {
         if change.flags & DOMAIN != 0 {
             let new_pd = Pd::from_ptr(change.pd);

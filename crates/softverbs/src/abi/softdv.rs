@@ -1,5 +1,5 @@
 //! Direct verbs: calls that only this device has. Programs find them in the table of functions, and
-//! do not use them with other devices.
+//! do not call them for other devices.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -20,12 +20,11 @@ struct Adopted {
 
 /// `softdv_adopt_buf`: makes `len` bytes at `addr` a buffer of the device, as if `ibv_alloc_buf(3)`
 /// had made them. They are the beginning of a file that is mapped there, shared, and sealed against
-/// shrinking and growing. Whatever is registered of them from now on is reached directly by peers.
-/// The descriptor need not stay open, the mapping must, until `softdv_release_buf` and the end of
-/// the last region.
+/// shrinking and growing. Peers access regions of them directly. The descriptor may be closed after
+/// the call. The mapping must exist until `softdv_release_buf` and the end of the last region.
 ///
-/// Sets `EINVAL` for no bytes or another length than the file has, `EPERM` for a file that is not
-/// sealed or not of ordinary pages, `EBADF`, `EMFILE`, `ENOMEM`.
+/// Sets `EINVAL` for a length of 0 or a length other than that of the file, `EPERM` for a file that
+/// is not sealed or not of ordinary pages, `EBADF`, `EMFILE`, `ENOMEM`.
 pub(super) unsafe extern "C" fn adopt_buf(
     context: *mut ibv_context,
     fd: c_int,
@@ -62,11 +61,11 @@ pub(super) unsafe extern "C" fn adopt_buf(
 pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
     let _: Res<()> = guard(|| {
         non_null(adopted)?;
-        // SAFETY: of `adopt_buf`, and the caller is done with it.
+        // SAFETY: of `adopt_buf`; the caller no longer uses it.
         let this = unsafe { Box::from_raw(adopted.cast::<Adopted>()) };
         let process = this.process;
         if process.forked() {
-            // The parent's, and not in the table here.
+            // It belongs to the parent, and is not in this process's table.
             std::mem::forget(this);
             return Ok(());
         }
@@ -77,12 +76,12 @@ pub(super) unsafe extern "C" fn release_buf(adopted: *mut c_void) {
     });
 }
 
-/// `softdv_page_prefetch`: how many pages of a region `ibv_advise_mr(3)` has made present since it
-/// was registered, those that were there already and those of each call counted again: what `rdma
-/// statistic show mr` has as `page_prefetch` on mlx5. Pages that a transfer touches are the
-/// kernel's affair, in whichever process copies, and are not counted.
+/// `softdv_page_prefetch`: the number of pages of a region that `ibv_advise_mr(3)` has made present
+/// since registration. Pages that were already present count too, and each call counts its pages
+/// again. On mlx5 this is `page_prefetch` in `rdma statistic show mr`. The pages of transfers do
+/// not count: the kernel makes them present in the process that copies.
 ///
-/// Returns `EOPNOTSUPP` if the device does not page on demand. Thread safe.
+/// Returns `EOPNOTSUPP` if the device has no on-demand paging. Thread safe.
 pub(super) unsafe extern "C" fn page_prefetch(mr: *mut ibv_mr, pages: *mut u64) -> c_int {
     status(|| {
         non_null(mr)?;

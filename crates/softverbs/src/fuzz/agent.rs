@@ -43,7 +43,7 @@ const ACCESS: [Option<u32>; 7] = [
 const INBOX: usize = 4;
 const FOREIGN: usize = 5;
 
-/// Places of a bounce, and bytes of each, as the document has them.
+/// Number of places of a bounce file, and bytes of each, as in the document.
 const PLACES: u32 = 8;
 const PLACE: usize = 256 << 10;
 
@@ -66,7 +66,7 @@ fn memory() -> &'static Memory {
             let Some(access) = access else { continue };
             let pd = if part == FOREIGN { other } else { device().pd };
             let start = std::ptr::without_provenance_mut(at + PART * part);
-            // SAFETY: live domain, memory that stays.
+            // SAFETY: live domain, and memory that is never freed.
             unsafe {
                 let mr = (verbs().ibv_reg_mr)(pd, start, PART, access.cast_signed());
                 assert!(!mr.is_null(), "{}", std::io::Error::last_os_error());
@@ -81,7 +81,7 @@ impl Memory {
     fn bytes(&self) -> Vec<u8> {
         let from: *const u8 = std::ptr::with_exposed_provenance(self.at);
         (0..PART * ACCESS.len())
-            // SAFETY: inside the memory; the agent has answered, and writes no more.
+            // SAFETY: inside the memory; the agent has answered, and no longer writes.
             .map(|i| unsafe { from.add(i).read_volatile() })
             .collect()
     }
@@ -99,7 +99,7 @@ impl Memory {
     }
 }
 
-/// A request, as it is written on a line.
+/// A request, in the form in which it is written to a line.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     kind: u32,
@@ -145,7 +145,7 @@ const FILE: u32 = 8;
 const GO_ON: u32 = 9;
 const RETURN: u32 = 10;
 
-/// A line that has greeted.
+/// A line on which the greeting was sent.
 struct Asker {
     line: Line,
     bounce: BounceFile,
@@ -186,7 +186,7 @@ impl Asker {
     }
 }
 
-/// An answer: its status and value, and a file if one came. `None` where the line was cut.
+/// An answer: its status and value, and a file if one came. `None`: the agent has closed the line.
 fn answer(line: &Line, id: u64) -> Option<(u32, u64, Option<OwnedFd>)> {
     let mut bytes = [0; 24];
     loop {
@@ -205,11 +205,11 @@ fn answer(line: &Line, id: u64) -> Option<(u32, u64, Option<OwnedFd>)> {
     }
 }
 
-/// What there is to be asked for, and what may be had.
+/// The objects that requests name, and the rights of the requests.
 struct World {
     ends: [End; 2],
     through: Targeted,
-    /// Rights of those that ask, by the queue pair and by the target.
+    /// Rights of requests through the queue pair and through the target.
     rights: [u32; 2],
     incarnations: [u32; 2],
     claimed: BTreeSet<u64>,
@@ -305,7 +305,7 @@ impl World {
             };
             memory.keys[part].0
         };
-        // Up to the end of the part, or a byte further.
+        // Up to the end of the part, or one byte more.
         let rest = ((memory.at + PART * (part + 1)) as u64).wrapping_sub(addr);
         let len = match input.u8() % 5 {
             0 => u64::from(input.u16()) % 4104,
@@ -357,7 +357,7 @@ impl World {
         }
     }
 
-    /// The rights of a request, if it comes from where it may come.
+    /// The rights of a request, if its initiator and connection are valid.
     fn rights(&self, request: &Request) -> Option<u32> {
         let from = request.from == self.ends[1].number();
         let same = |i: usize| request.incarnation == self.incarnations[i];
@@ -371,7 +371,7 @@ impl World {
         }
     }
 
-    /// Where in the memory the request's bytes are, if it may have them.
+    /// The offset of the request's bytes in the memory, if the request is permitted.
     fn place(&self, request: &Request, len: u64) -> Option<usize> {
         let right = match request.kind {
             WRITE | STORE => IBV_ACCESS_REMOTE_WRITE,
@@ -390,7 +390,7 @@ impl World {
         (allowed && part != FOREIGN && inside).then(|| (addr - start) as usize + PART * part)
     }
 
-    /// The same, of a part of a receive.
+    /// The offset of the request's bytes in a receive, if the request is permitted.
     fn receive(&self, request: &Request) -> Option<usize> {
         self.rights(request)?;
         let there = request.b.min(RECEIVE as u64);
@@ -398,7 +398,7 @@ impl World {
             return None;
         }
         let number = if request.qp == self.through.number() {
-            // Descriptors are given out from the first one on.
+            // Descriptors are assigned from the first one on.
             self.claimed
                 .contains(&request.a)
                 .then_some(RECEIVES + request.a as usize)?
@@ -409,7 +409,7 @@ impl World {
     }
 }
 
-/// Each place in its turn.
+/// Uses the places one after another.
 fn input_place(id: u64) -> u8 {
     (id % u64::from(PLACES)) as u8
 }
@@ -437,7 +437,7 @@ pub fn agent(data: &[u8]) {
                 continue;
             }
             8..=15 => {
-                // Neither as long as a request, nor the end of a line.
+                // Not the length of a request, and not 0, which ends the line.
                 let len = 1 + input.below(71);
                 asker.line.send(&vec![input.u8(); len], None).unwrap();
                 assert!(answer(&asker.line, id).is_none(), "{len} bytes are enough");
@@ -536,7 +536,7 @@ pub fn agent(data: &[u8]) {
         assert_eq!(status == 0, done, "{request:?}: {status}");
         assert!(memory.bytes() == bytes, "{request:?} wrote elsewhere");
     }
-    // The regions stay for the next input; so does what was written.
+    // The regions and the written bytes remain for the next input.
     drop(asker);
 }
 
@@ -554,7 +554,7 @@ fn piece_mut(bytes: &mut [u8]) -> libc::iovec {
     }
 }
 
-/// A line that begins with something else is cut.
+/// The agent closes a line that begins with anything other than a valid greeting.
 fn refuse_greeting(input: &mut Input<'_>) {
     let line = dial();
     let slot = u64::from(Process::open().unwrap().slot);
@@ -562,7 +562,7 @@ fn refuse_greeting(input: &mut Input<'_>) {
         0 => (greeting(slot + 1 + u64::from(input.u8())), None),
         1 => (greeting(slot | 1 << 32), None),
         2 => {
-            // Of another size.
+            // A bounce file of another size.
             let bounce = BounceFile::create(PLACES as usize * PLACE / 2).unwrap();
             (greeting(slot), Some(bounce))
         }
@@ -576,7 +576,7 @@ fn refuse_greeting(input: &mut Input<'_>) {
     assert!(answer(&line, 0).is_none());
 }
 
-/// A file that an agent gives out is the device's.
+/// A file from an agent belongs to the device.
 fn assert_shown(fd: u64) {
     let name = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap();
     let name = name.to_string_lossy();

@@ -1,18 +1,18 @@
-//! Places for descriptors.
+//! Allocation of places for descriptors.
 
 use super::Input;
 use crate::segment::Arena;
 
-/// No two places overlap, all lie inside, and what is free is found.
+/// No two places overlap, all are inside, and free space is found.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn arena(data: &[u8]) {
     const START: usize = 4096;
     const ROOM: usize = 64 * Arena::GRAIN;
     let mut input = Input::new(data);
     let mut arena = Arena::new(START, ROOM).unwrap();
-    // By grain: who has it.
+    // For each grain, the number of its place; 0: free.
     let mut taken = [0u32; ROOM / Arena::GRAIN];
     let mut places = Vec::new();
     let mut number = 0;

@@ -1,4 +1,4 @@
-//! The device as a program uses it, through the table of verbs.
+//! The device, used as a program uses it, through the table of verbs.
 
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use rdma_core_sys::*;
 
 use super::Input;
 
-/// What all inputs use.
+/// The objects that all inputs use.
 pub(super) struct Device {
     pub(super) context: *mut ibv_context,
     pub(super) pd: *mut ibv_pd,
@@ -37,7 +37,7 @@ pub(super) fn device() -> &'static Device {
     })
 }
 
-/// A queue pair with a completion queue of its own, and perhaps a shared receive queue.
+/// A queue pair with its own completion queue, and possibly a shared receive queue.
 pub(super) struct End {
     pub(super) cq: *mut ibv_cq,
     pub(super) srq: *mut ibv_srq,
@@ -149,7 +149,7 @@ impl Drop for End {
     }
 }
 
-/// Good attributes for every transition, towards queue pair `dest` of this host.
+/// Valid attributes for every transition, for a connection to queue pair `dest` of this host.
 pub(super) fn attributes(dest: u32) -> ibv_qp_attr {
     let device = device();
     // SAFETY: all zeros is a value of them; the GID is written by the call.
@@ -185,7 +185,7 @@ impl Buffer {
             | IBV_ACCESS_REMOTE_READ
             | IBV_ACCESS_REMOTE_WRITE
             | IBV_ACCESS_REMOTE_ATOMIC;
-        // SAFETY: live memory, which stays until the region is gone.
+        // SAFETY: live memory, which exists until the region has ended.
         let mr = unsafe {
             (verbs().ibv_reg_mr)(
                 device().pd,
@@ -209,7 +209,7 @@ impl Buffer {
         }
     }
 
-    /// Whether there are only zeros from this byte on.
+    /// Whether all bytes from this one on are zero.
     pub(super) fn is_empty_from(&self, start: usize) -> bool {
         self.bytes[start..]
             .iter()
@@ -217,7 +217,7 @@ impl Buffer {
             .all(|byte| unsafe { std::ptr::from_ref(byte).read_volatile() } == 0)
     }
 
-    /// A piece of it, nearly always inside.
+    /// A piece of it, in nearly all cases inside.
     pub(super) fn piece(&self, input: &mut Input<'_>) -> ibv_sge {
         let offset = input.below(self.bytes.len());
         let len = input.below(self.bytes.len() - offset + 1);

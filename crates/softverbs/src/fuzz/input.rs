@@ -1,6 +1,6 @@
 //! Bytes as a source of choices.
 
-/// What is left of the bytes. Behind their end everything is 0.
+/// The remaining bytes. After their end every byte is 0.
 pub(super) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -42,7 +42,7 @@ impl<'a> Input<'a> {
         self.number(8)
     }
 
-    /// A number below `limit`, of up to 2 bytes.
+    /// A number below `limit`, from up to 2 bytes.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         let raw = if limit <= 256 {
             usize::from(self.u8())
@@ -52,7 +52,7 @@ impl<'a> Input<'a> {
         raw % limit
     }
 
-    /// A number that is often near one of those that code compares with.
+    /// A number that is often near a value that code compares with.
     pub(super) fn edgy(&mut self) -> u64 {
         let shift = self.u8();
         let small = u64::from(self.u8());

@@ -41,14 +41,14 @@ use input::Input;
 mod tests {
     use proptest::prelude::*;
 
-    /// The tests of these names, each with so many inputs of up to so many bytes.
+    /// Tests of these names, each with a number of inputs and a maximum length.
     macro_rules! properties {
         ($($name:ident: $cases:literal of $bytes:literal;)+) => {$(
             #[test]
             fn $name() {
                 let config = ProptestConfig {
                     cases: $cases,
-                    // What fails becomes a test of its own; nothing is written into the tree.
+                    // A failing input is added as a separate test. Nothing is written to the tree.
                     failure_persistence: None,
                     ..ProptestConfig::default()
                 };

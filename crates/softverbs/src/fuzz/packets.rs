@@ -1,13 +1,13 @@
 //! Messages of the connection manager.
 
-/// What decodes is what encodes to the same bytes; nothing else decodes.
+/// A packet that can be decoded encodes to the same bytes. No other packet can be decoded.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn cm_message(data: &[u8]) {
     crate::cm::check_packet(data);
-    // Most inputs fail at the first bytes: once more with a header that is right, and a length that
-    // some kind has.
+    // Most inputs fail at the first bytes. So they are tried again with a valid header, and with
+    // the lengths of the message kinds.
     let Some((&kind, body)) = data.split_first() else {
         return;
     };

@@ -13,7 +13,7 @@ use crate::segment::{Mapping, OwnSegment};
 
 const QP: usize = qp::AT + qp::STRIDE;
 const WORD: usize = QP + qp::PENDING;
-/// Bytes of the arena that entries may lie in.
+/// Bytes of the arena in which entries may be.
 const ROOM: usize = 1 << 16;
 
 fn segment() -> &'static Mutex<OwnSegment> {
@@ -84,7 +84,7 @@ fn strange(map: &Mapping, input: &mut Input<'_>) {
 fn honest(map: &Mapping, input: &mut Input<'_>) {
     map.u64(WORD).store(0, Ordering::Relaxed);
     let mut offer = Offer::new();
-    // Numbers of what is shown, and what the receiver saw last, maybe long ago.
+    // Numbers of the shown messages, and the word that the receiver read last, possibly long ago.
     let mut shown: VecDeque<u32> = VecDeque::new();
     let (mut first, mut next, mut taken) = (0u32, 0u32, 0u32);
     let mut seen = pending_word::look(map, WORD);

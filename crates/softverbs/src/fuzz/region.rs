@@ -19,7 +19,7 @@ struct Live {
 }
 
 impl Live {
-    /// Where `len` bytes at `addr` are, computed where nothing can wrap.
+    /// The address of `len` bytes at `addr`, computed without the possibility of wrapping.
     fn finds(&self, addr: u64, len: u64) -> Option<u64> {
         let (addr, len) = (u128::from(addr), u128::from(len));
         let (start, room) = (u128::from(self.range.iova), u128::from(self.range.len));
@@ -28,10 +28,11 @@ impl Live {
     }
 }
 
-/// A key leads to its own range, with its own rights, while it lives, and nowhere afterwards.
+/// While a key is valid, it gives access to its own range with its own rights. Afterwards it gives
+/// no access.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn regions(data: &[u8]) {
     let mut input = Input::new(data);
     let segment = OwnSegment::create(1, 0, true).unwrap();
@@ -46,7 +47,7 @@ pub fn regions(data: &[u8]) {
                 let range = Range {
                     addr: input.edgy(),
                     len,
-                    // A region never wraps around: the calls that register see to that.
+                    // A region never wraps around: the registration calls check this.
                     iova: input.edgy().min(u64::MAX - len),
                 };
                 let pd = u32::from(input.u8() % 3);

@@ -7,10 +7,10 @@ use super::Input;
 use crate::registry::{Entry, Registry};
 use crate::sys::{self, Identity};
 
-/// Whatever the file holds, a process finds a place in it and is found there.
+/// For any content of the file, a process finds an entry in it, and peers find the process.
 ///
 /// # Panics
-/// Where that is not so.
+/// If this property does not hold.
 pub fn registry(data: &[u8]) {
     let mut input = Input::new(data);
     let (registry, file) = Registry::anonymous().unwrap();
@@ -33,7 +33,7 @@ pub fn registry(data: &[u8]) {
             }
             1 => file.set_len(u64::from(input.u16())).unwrap(),
             2 => {
-                // An entry that is good but for some of its bytes.
+                // A valid entry, except for one changed byte.
                 let slot = input.below(1024) as u64;
                 let mut bytes = me.to_bytes();
                 bytes[input.below(64)] ^= input.u8();
@@ -43,7 +43,7 @@ pub fn registry(data: &[u8]) {
             _ => {
                 let slot = registry.join(me).unwrap();
                 assert_eq!(registry.lookup(slot), Some(me));
-                // It leaves, so that others have room.
+                // The process leaves, so that others have room.
                 file.write_all_at(&[0; 64], u64::from(slot) * 64).unwrap();
             }
         }

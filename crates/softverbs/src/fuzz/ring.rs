@@ -1,4 +1,4 @@
-//! The ring: as two sides use it that keep to the rules, and with rubbish in it.
+//! The ring: between two sides that follow the protocol, and with arbitrary content.
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -17,7 +17,7 @@ fn pair() -> (Mapping, Producer, Consumer) {
     (map(), Producer::new(map(), 42).unwrap(), consumer)
 }
 
-/// Slots of a message and those left empty at the ring's end before it.
+/// Slots of a message, and the slots left empty at the ring's end before it.
 fn slots(head: u32, len: usize) -> u32 {
     let slots = (HEADER + len).div_ceil(SLOT) as u32;
     let to_end = SLOTS - head % SLOTS;
@@ -37,7 +37,7 @@ pub fn ring(data: &[u8]) {
     let mut input = Input::new(data);
     let (_, mut producer, mut consumer) = pair();
     let mut sent = VecDeque::new();
-    // Slots written, read, and read as the producer knows it.
+    // Slots written, slots read, and slots that the producer knows to be read.
     let (mut head, mut tail, mut told) = (0u32, 0u32, 0u32);
     let mut number = 0u32;
     while !input.is_empty() {
@@ -48,7 +48,7 @@ pub fn ring(data: &[u8]) {
                     1 => input.below(300),
                     _ => input.below(MAX_PAYLOAD + 1),
                 };
-                // Payload that looks like headers as much as it can.
+                // Payload that resembles a header as closely as possible.
                 let word = u64::from((head + u32::from(input.u8())) << 1 | 1).to_ne_bytes();
                 let payload: Vec<u8> = word.into_iter().cycle().take(len).collect();
                 let header = Header {
@@ -107,7 +107,8 @@ pub fn ring_rubbish(data: &[u8]) {
                 map.u64(at).store(input.edgy(), Ordering::Relaxed);
             }
             1 => {
-                // Where the receiver looks next, with a sequence that it waits for.
+                // The position that the receiver reads next, with the sequence number that it
+                // expects.
                 let at = consumer.place();
                 let op = u64::from(input.u8());
                 let flags = u64::from(input.u8());

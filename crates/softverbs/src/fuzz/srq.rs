@@ -23,7 +23,7 @@ pub fn srq(data: &[u8]) {
     let stride = desc::stride(1);
     let ring_at = segment.take_order(8 * count as usize).unwrap();
     let desc_at = segment.take(stride * count as usize).unwrap();
-    // As if the queue had been in use for long, so that positions wrap.
+    // Positions as after long use, so that they wrap.
     let mut order = Order::starting(
         map,
         ring_at,
@@ -51,14 +51,14 @@ pub fn srq(data: &[u8]) {
         match input.u8() % 10 {
             0..=2 => {
                 if order.is_full() {
-                    // Only claims that were not followed yet are in the way.
+                    // The queue is full only because of claims that the owner has not read.
                     assert!(!honest || posted.len() + claimed.len() == count as usize);
                     continue;
                 }
                 let Some(index) = free.pop() else { continue };
                 let room = u32::from(input.u16());
                 order.append(map, index, room);
-                // More than goes through a ring is not said.
+                // The queue publishes at most this room.
                 posted.push_back((index, room.min(0x3fff)));
             }
             3..=4 => {
@@ -86,7 +86,8 @@ pub fn srq(data: &[u8]) {
                 }
             }
             7 => {
-                // A message for the next one; who is not honest sends it unclaimed.
+                // A message for the next receive. A peer that does not follow the protocol sends it
+                // without a claim.
                 let next = order.next();
                 if !honest || !claimed.is_empty() {
                     if honest {
@@ -109,7 +110,7 @@ pub fn srq(data: &[u8]) {
                 }
             }
             _ => {
-                // From now on by the rules of strangers.
+                // From here on the peer writes arbitrary bytes.
                 if !input.u8().is_multiple_of(16) {
                     continue;
                 }

@@ -60,7 +60,7 @@ pub fn states(data: &[u8]) {
     let kind = [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD][input.below(3)];
     let end = End::new(kind, false);
     let buffer = Buffer::new(256);
-    // Towards itself, or to nobody.
+    // Connected to itself, or to a queue pair that does not exist.
     let dest = if input.u8().is_multiple_of(4) {
         end.number() ^ 1
     } else {
@@ -72,7 +72,7 @@ pub fn states(data: &[u8]) {
     while !input.is_empty() {
         match input.u8() % 8 {
             0..=2 => {
-                // Mostly the way up.
+                // In most cases the next state up to RTS.
                 let to = match input.u8() % 4 {
                     0 => STATES[input.below(STATES.len())],
                     _ => STATES[(state as usize + 1).min(3)],
@@ -84,24 +84,24 @@ pub fn states(data: &[u8]) {
                 let mut mask = IBV_QP_STATE | needed.unwrap_or(0);
                 let mut allowed = needed.is_some();
                 match input.u8() % 8 {
-                    // Without one that it needs.
+                    // Without one of the required attributes.
                     0 if needed.is_some_and(|needed| needed != 0) => {
                         mask &= !(1 << (mask & !IBV_QP_STATE).trailing_zeros());
                         allowed = false;
                     }
-                    // With one that no transition takes.
+                    // With an attribute that no transition permits.
                     1 => {
                         mask |= IBV_QP_CAP;
                         allowed = false;
                     }
-                    // With one whose value is out of range.
+                    // With an attribute whose value is out of range.
                     2 if mask & IBV_QP_PORT != 0 => {
                         attr.port_num = 7;
                         allowed = false;
                     }
                     _ => {}
                 }
-                // Polling first, as a completion may have moved it to ERR.
+                // Polls first, because a completion may have moved the queue pair to ERR.
                 drain(&end, &mut sends, &mut recvs);
                 if end.state() != state {
                     let now = end.state();
@@ -160,7 +160,7 @@ pub fn states(data: &[u8]) {
                 wr.num_sge = 1;
                 wr.opcode = IBV_WR_SEND;
                 if kind == IBV_QPT_UD {
-                    // Needs an address handle; an empty one is refused.
+                    // A send needs an address handle. A read is refused instead.
                     wr.opcode = IBV_WR_RDMA_READ;
                     assert_ne!(end.post_send(&mut wr), 0);
                     continue;
@@ -184,7 +184,8 @@ pub fn states(data: &[u8]) {
         let mut attr = attributes(dest);
         attr.qp_state = IBV_QPS_ERR;
         assert_eq!(end.modify(&mut attr, IBV_QP_STATE), 0);
-        // A poll that finds messages of other tests' queue pairs leaves the flush to the next one.
+        // A poll that finds messages for queue pairs of other tests leaves the flush to the next
+        // poll.
         for _ in 0..1000 {
             drain(&end, &mut sends, &mut recvs);
             if sends.is_empty() && recvs.is_empty() {
@@ -199,7 +200,7 @@ pub fn states(data: &[u8]) {
     }
 }
 
-/// Takes what has completed: of each queue the oldest.
+/// Polls all completions. Of each queue the oldest request must complete first.
 fn drain(end: &End, sends: &mut VecDeque<u64>, recvs: &mut VecDeque<u64>) {
     while let Some(wc) = end.poll() {
         if sends.front() == Some(&wc.wr_id) {

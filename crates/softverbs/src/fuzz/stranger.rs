@@ -1,7 +1,7 @@
 //! A peer that writes arbitrary bytes into all memory that it shares.
 //!
-//! The peer is a child that only sleeps. Its segment is written from here. An initiator that
-//! follows these bytes reads or writes the child's memory, never this process's.
+//! The peer is a child process that only sleeps. This process writes the child's segment. An
+//! initiator that uses these bytes reads or writes the child's memory, never this process's.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ const QP: usize = qp::AT + qp::STRIDE * INDEX as usize;
 pub(super) const DESC_AT: usize = arena::AT + 4096;
 pub(super) const ORDER_AT: usize = order::AT;
 pub(super) const COUNT: u32 = 8;
-/// The region that it shows.
+/// The region in the peer's table.
 pub(super) const KEY: u32 = 1 << 8 | 1;
 
 pub(super) struct Stranger {
@@ -35,7 +35,7 @@ pub(super) struct Stranger {
     pub(super) segment: OwnSegment,
     /// The ring that it made for this process.
     pub(super) ring: Mapping,
-    /// Memory of the child's that it registered.
+    /// Memory of the child that it registered.
     pub(super) memory: u64,
 }
 
@@ -104,7 +104,7 @@ pub(super) fn child() -> &'static Stranger {
             node: process.node,
         };
         let slot = Registry::open().unwrap().join(entry).unwrap();
-        // The child has the descriptors, and keeps them.
+        // The child has the descriptors, and keeps them open.
         drop((file, life));
         Stranger {
             slot,
@@ -116,7 +116,8 @@ pub(super) fn child() -> &'static Stranger {
 }
 
 impl Stranger {
-    /// The segment as an honest process has it, with a queue pair that is connected to `dest`.
+    /// The content of the segment of a process that follows the protocol, with a queue pair that is
+    /// connected to `dest`.
     pub(super) fn be_honest(&self, dest: u32, shared: bool) {
         let map = &self.segment.map;
         let process = Process::open().unwrap();
@@ -182,12 +183,12 @@ impl Stranger {
         map.u64(QP + qp::STATE).store(word.0, Ordering::Release);
     }
 
-    /// One word of what this process reads becomes something else.
+    /// Changes one word that this process reads.
     pub(super) fn scribble(&self, input: &mut Input<'_>) {
         let map = &self.segment.map;
         let slot = Process::open().unwrap().slot as usize;
         let which = input.u8();
-        // Which half of an entry: a process may be wrong in its own tables too.
+        // The half of an entry: a process may also write wrong values to its own tables.
         let half = if which < 128 { 0 } else { OWNED };
         let at = match which % 10 {
             0..=2 => half + QP + 8 * input.below(qp::STRIDE / 8),
@@ -197,14 +198,15 @@ impl Stranger {
             6 => half + srq::AT + 8 * input.below(srq::STRIDE / 8),
             7 => half + cq::AT + 8 * input.below(2),
             8 => half + header::SLEEPS + 8 * input.below(2),
-            // Its own word of a lock stays out of it: that waits for two seconds, as it must.
+            // Except the lock words: this process waits 2 s for a lock that a live process seems to
+            // hold, as it must.
             _ => half + announce::AT + announce::STRIDE * slot + 8 * input.below(16),
         };
         assert!(!(stripe::AT..stripe::END).contains(&at));
         map.u64(at).store(input.edgy(), Ordering::Relaxed);
     }
 
-    /// Something in the ring from the stranger to this process, if there is one.
+    /// Writes to the ring from the stranger to this process, if there is one.
     fn send(&self, input: &mut Input<'_>, to: &End) {
         self.send_any(input, 3, |input| Header {
             op: input.u8() % 8,
@@ -219,7 +221,7 @@ impl Stranger {
         });
     }
 
-    /// As [`Self::send`], a message of this kind, or one time in so many rubbish.
+    /// As [`Self::send`], with `message`; in one of `rarely` cases arbitrary content.
     pub(super) fn send_any(
         &self,
         input: &mut Input<'_>,
@@ -234,8 +236,8 @@ impl Stranger {
         if cookie != self.segment.map.u64(header::COOKIE).load(Ordering::Relaxed) {
             return;
         }
-        // SAFETY: this process made it for the stranger, and nothing closes it meanwhile: rings are
-        // let go by calls of this thread.
+        // SAFETY: this process made it for the stranger, and no other thread closes it during the
+        // call: calls of this thread close rings.
         let file = unsafe { BorrowedFd::borrow_raw(fd.cast_signed()) };
         let Ok(file) = file.try_clone_to_owned() else {
             return;
@@ -246,13 +248,13 @@ impl Stranger {
         let ring = Mapping::new(&file, RING_SIZE).unwrap();
         match input.u8() % rarely {
             0 => {
-                // Not the words that identify the ring: the receiver does not read them again, and
-                // the next sender would not find the ring.
+                // Except the words that identify the ring: the receiver does not read them again,
+                // and the next sender would not find the ring.
                 let at = SLOTS_AT + input.below((RING_SIZE - SLOTS_AT) / 8) * 8;
                 ring.u64(at).store(input.edgy(), Ordering::Relaxed);
             }
             _ => {
-                // Behind those that were read, whose number the receiver stores.
+                // After the messages that were read; the receiver stores their number.
                 let Some(mut producer) = Producer::resume(ring, cookie) else {
                     return;
                 };
@@ -351,7 +353,7 @@ pub fn stranger(data: &[u8]) {
                 }
             }
         }
-        // What it was told of the ring is the stranger's to forget.
+        // Changes the number of read slots, which is in the stranger's memory.
         if input.u8() == 0 {
             stranger.ring.u32(64).store(input.u32(), Ordering::Relaxed);
         }

@@ -23,12 +23,13 @@ use crate::srq::{Shared, srq_num};
 use crate::sync::Arc;
 use crate::xrc::Domain;
 
-/// Its shared receive queue, and the queue pair that its messages say.
+/// The peer's shared receive queue, and the queue pair number in its messages.
 const SRQ: u32 = 1;
 const QP: u32 = 3;
 const SRQ_AT: usize = srq::AT + srq::STRIDE * SRQ as usize;
 
-/// The queue as an honest process has it, in this domain, with all receives posted.
+/// The entry of the queue as a process that follows the protocol writes it, in this domain, with
+/// all receives posted.
 fn show_queue(stranger: &Stranger, domain: u32) {
     let map = &stranger.segment.map;
     let stride = desc::stride(2) as u32;
@@ -130,7 +131,8 @@ fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target:
         }
         _ => {
             let at = 8 * input.below(16);
-            // Pages that nobody has paid for would be made by whoever looks at them.
+            // With a larger number of entries, readers would allocate the pages of entries that do
+            // not exist.
             let value = if at == xrc::COUNT {
                 input.edgy() % 129
             } else {
@@ -173,7 +175,7 @@ fn message(
     }
 }
 
-/// The queue pair that sends through the target, to whatever queue.
+/// The queue pair that sends through the target, to any queue.
 struct Initiator {
     cq: *mut ibv_cq,
     qp: *mut ibv_qp,
@@ -263,7 +265,7 @@ impl Drop for Initiator {
     }
 }
 
-/// Connects the two. What a message from the stranger breaks meanwhile is begun again.
+/// Connects the two. If a message from the stranger fails the target in between, this is repeated.
 fn connect(through: &Targeted, initiator: &Initiator) {
     let all = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
     let connected = (0..8).any(|_| {
@@ -289,7 +291,7 @@ fn poll(cq: *mut ibv_cq, outstanding: &mut HashSet<u64>) {
     }
 }
 
-/// Bytes of the inbox that receives name; behind them nothing is written.
+/// Bytes of the inbox that receives refer to. Nothing is written after them.
 const INBOX: usize = 4096;
 
 /// For any content of a domain's file, of a peer's shared queue and of its messages: requests of
@@ -333,7 +335,7 @@ pub fn stranger_xrc(data: &[u8]) {
                 {
                     claimed.extend(shared.claim(map, stranger.slot).map(|claim| claim.index));
                 }
-                // Sometimes more than it has claimed.
+                // In some cases more messages than the peer has claimed receives.
                 let messages = if input.u8() < 200 { 1 } else { 2 };
                 for _ in 0..messages {
                     stranger.send_any(&mut input, 32, |input| {
@@ -380,7 +382,7 @@ pub fn stranger_xrc(data: &[u8]) {
                 }
             }
             12..=13 => {
-                // A new life of the connection, in which the completions of the last one are gone.
+                // A new connection. The completions of the old one no longer occur.
                 initiator.reset();
                 through.reset();
                 poll(initiator.cq, &mut sent);
@@ -404,7 +406,7 @@ pub fn stranger_xrc(data: &[u8]) {
     let mut attr = attributes(0);
     attr.qp_state = IBV_QPS_ERR;
     initiator.modify(&mut attr, IBV_QP_STATE);
-    // A flush may take more than one poll.
+    // A flush may need more than one poll.
     for _ in 0..2000 {
         poll(initiator.cq, &mut sent);
         if sent.is_empty() {

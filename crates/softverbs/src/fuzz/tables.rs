@@ -1,4 +1,4 @@
-//! What a peer's segment says of its buffers and protection domains, and its locks of atomics.
+//! The buffers and protection domains in a peer's segment, and the peer's locks of atomics.
 
 use std::collections::HashSet;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,9 +14,9 @@ use crate::segment::{Mapping, OwnSegment};
 use crate::sync::atomic::Ordering;
 use crate::sys::{self, Identity};
 
-/// Entries that the segment has.
+/// Number of entries in the segment.
 const COUNT: usize = 6;
-/// Locks that are looked at, which takes a millisecond where somebody else has one.
+/// Number of locks that are tried. Trying a lock takes about 1 ms if another process holds it.
 const LOCKS: u32 = 4;
 
 /// A file that an entry may name.
@@ -24,11 +24,11 @@ struct File {
     fd: OwnedFd,
     inode: u64,
     len: u64,
-    /// Nobody can take its pages away.
+    /// No process can remove its pages.
     good: bool,
 }
 
-/// Each of another length.
+/// Each file has another length.
 fn files() -> &'static [File] {
     static FILES: OnceLock<Vec<File>> = OnceLock::new();
     FILES.get_or_init(|| {
@@ -37,7 +37,7 @@ fn files() -> &'static [File] {
             sys::fallocate(fd.as_raw_fd(), 0, pages << 12).unwrap();
             (fd, pages, true)
         };
-        // SAFETY: a new descriptor, which nobody else has.
+        // SAFETY: a new descriptor, which has no other owner.
         let open = unsafe {
             let fd = libc::memfd_create(c"fuzz".as_ptr(), libc::MFD_CLOEXEC);
             assert_eq!(libc::ftruncate(fd, 4 << 12), 0);
@@ -115,7 +115,8 @@ pub fn tables(data: &[u8]) {
                 map.u64(at).store(input.edgy(), Ordering::Relaxed);
             }
             3 => {
-                // Pages that nobody has paid for would be made by whoever looks at them.
+                // With a larger number of entries, readers would allocate the pages of entries that
+                // do not exist.
                 let count = input.below(COUNT + 1) as u32;
                 map.u32(header::BUFFERS).store(count, Ordering::Relaxed);
             }

@@ -1,4 +1,4 @@
-//! A domain of XRC with a target, and a shared receive queue of it.
+//! A domain of XRC with a target, and a shared receive queue of the domain.
 
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -7,8 +7,8 @@ use rdma_core_sys::*;
 
 use super::device::{RECVS, attributes, device, verbs};
 
-/// A domain that no other process finds, the same for all inputs. Inputs that run beside one with a
-/// spoiled domain use another domain.
+/// A domain that no other process finds, the same for all inputs. Inputs that run at the same time
+/// as one with a spoiled domain use another domain.
 fn domain(spoiled: bool) -> *mut ibv_xrcd {
     struct Xrcd(*mut ibv_xrcd);
     // SAFETY: a domain may be used by several threads at once.
@@ -31,7 +31,7 @@ fn domain(spoiled: bool) -> *mut ibv_xrcd {
         .0
 }
 
-/// A target, and a shared receive queue of its domain with a completion queue of its own.
+/// A target, and a shared receive queue of its domain with its own completion queue.
 pub(super) struct Targeted {
     pub(super) cq: *mut ibv_cq,
     pub(super) srq: *mut ibv_srq,
@@ -40,7 +40,7 @@ pub(super) struct Targeted {
 }
 
 impl Targeted {
-    /// `spoiled`: the caller will write over the domain's file.
+    /// `spoiled`: the caller will overwrite the domain's file.
     pub(super) fn new(spoiled: bool) -> Self {
         let device = device();
         // SAFETY: all objects are live and of one context.

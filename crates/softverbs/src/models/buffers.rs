@@ -1,4 +1,4 @@
-//! The table of the device's buffers, whose entries are used again.
+//! The table of the device's buffers, whose entries are reused.
 
 use loom::thread;
 
@@ -9,15 +9,15 @@ use crate::segment::layout::{buffer, header};
 use crate::sync::atomic::Ordering;
 use crate::sys::memfd_create;
 
-/// A buffer of so many bytes, less than two pages, that a model has no memory for.
+/// A buffer of `len` bytes, less than two pages, without memory.
 fn file(len: usize) -> Buffer {
     let file = memfd_create(c"model", 8192).unwrap();
-    // SAFETY: models follow no addresses.
+    // SAFETY: models do not access memory by address.
     unsafe { Buffer::adopt(file, std::ptr::null_mut(), len).unwrap() }
 }
 
-/// A reader of an entry, while its buffer is released and another buffer gets its place, finds one
-/// of the two, or none.
+/// While a buffer is released and another buffer gets its entry, a reader of the entry finds one of
+/// the two buffers, or none.
 #[test]
 fn an_entry_is_of_one_buffer() {
     check(|| {

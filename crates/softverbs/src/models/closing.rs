@@ -1,5 +1,5 @@
-//! The last messages of a connection, or to a shared receive queue of XRC, whose owner ends it
-//! meanwhile.
+//! The last messages of a connection, or to a shared receive queue of XRC, which its owner ends at
+//! the same time.
 
 use loom::thread;
 use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RTS};
@@ -15,9 +15,9 @@ use crate::sync::{heavy_fence, light_fence};
 const QP: usize = qp::AT + 2 * qp::STRIDE;
 const STAMP: usize = srq::AT + srq::STRIDE + srq::STAMP;
 
-/// The sender publishes a message, and then reads the word that tells whether it will be taken. The
-/// owner changes the word, and then takes messages for the last time. If the sender finds the word
-/// unchanged, its message was taken.
+/// The sender publishes a message, and then reads the word that states whether the owner will
+/// process it. The owner changes the word, and then processes messages for the last time. If the
+/// sender finds the word unchanged, its message was processed.
 fn last(
     end: impl Fn(&Mapping) + Send + Sync + 'static,
     lives: impl Fn(&Mapping) -> bool + Send + Sync + Copy + 'static,

@@ -1,4 +1,4 @@
-//! The lock inside a process, and the one between processes that atomics take.
+//! The lock inside a process, and the lock between processes for atomics.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::segment::Mapping;
 use crate::segment::layout::{SEGMENT_SIZE, stripe};
 use crate::sync::Lock;
 
-/// Longer than any model runs.
+/// Longer than the run time of any model.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 #[test]
@@ -56,7 +56,7 @@ fn the_lock_of_an_address_excludes_processes() {
     });
 }
 
-/// Of two that find the lock of one that has ended, one has it at a time.
+/// If two processes find the lock of a process that has ended, only one of them holds it at a time.
 #[test]
 fn the_lock_of_one_that_has_ended_is_taken_over_once() {
     const DEAD: u64 = 9 << 48;

@@ -23,18 +23,18 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 
-/// Runs a model. Three preemptions find all that its planted bugs are.
+/// Runs a model. Three preemptions are enough to find all planted bugs.
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(model);
 }
 
-/// Plain memory that loom watches for races.
+/// Plain memory, for which loom detects data races.
 #[derive(Clone)]
 struct Memory(Arc<UnsafeCell<u64>>);
 
-// SAFETY: loom fails the model where two threads use it at once.
+// SAFETY: loom fails the model if two threads use it at the same time.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}

@@ -1,4 +1,4 @@
-//! Messages that a sender shows and a receiver takes, until they are taken back.
+//! Messages that a sender shows and a receiver takes, until the sender withdraws them.
 
 use loom::thread;
 
@@ -9,7 +9,7 @@ use crate::segment::layout::{PendingWord, SEGMENT_SIZE, arena, qp};
 use crate::sync::atomic::Ordering;
 
 const WORD: usize = qp::AT + 2 * qp::STRIDE + qp::PENDING;
-/// An entry says which message it is of.
+/// An entry contains the number of its message.
 const ENTRIES: usize = arena::AT;
 
 fn maps(entries: usize) -> (Mapping, Mapping) {
@@ -28,8 +28,8 @@ fn entry(map: &Mapping, word: PendingWord) -> u32 {
         .load(Ordering::Relaxed)
 }
 
-/// Takes the available messages, without a hold. Returns each message's number, as its entry has
-/// it, and the content of its memory.
+/// Takes the available messages without holding the first one. Returns each message's number, from
+/// its entry, and the content of its memory.
 fn take(map: &Mapping, memory: &[Memory], most: usize) -> Vec<u32> {
     let mut taken = Vec::new();
     for _ in 0..most {
@@ -79,7 +79,7 @@ fn a_sender_that_fails_knows_what_was_delivered() {
     check(|| each_once(|offer, map| offer.withdraw(map, WORD)));
 }
 
-/// An entry's place is used for another message, while the receiver looks at the first.
+/// An entry is reused for another message while the receiver reads the first message.
 #[test]
 fn a_message_of_an_earlier_time_is_not_taken_for_a_later_one() {
     check(|| {
@@ -109,7 +109,7 @@ fn a_message_of_an_earlier_time_is_not_taken_for_a_later_one() {
     });
 }
 
-/// The receive of a long message is written by the one or the other, never by both.
+/// The receive of a long message is written by the sender or by the receiver, never by both.
 #[test]
 fn the_receive_of_a_held_message_is_written_by_its_holder_alone() {
     for commits in [true, false] {
@@ -136,12 +136,12 @@ fn the_receive_of_a_held_message_is_written_by_its_holder_alone() {
                 commits
             });
             let added = offer.add(&map, WORD);
-            // The sender copies it itself, if it is not taken.
+            // The sender copies the message itself, if the receiver has not taken it.
             let first = offer.take_back(&map, WORD);
             if first == Some(0) {
                 receive.write(2);
                 assert_eq!(receive.read(), 2);
-                // And then it waits again.
+                // Then the sender shows it again.
                 offer.show(&map, WORD, 1, 0);
             }
             let committed = receiver.join().unwrap();

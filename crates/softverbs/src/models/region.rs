@@ -1,4 +1,4 @@
-//! Keys: their use by initiators and by the owner, against their end.
+//! Keys: use by initiators and by the owner during their end.
 
 use std::sync::Arc;
 
@@ -96,7 +96,8 @@ fn a_local_key_leads_to_its_own_region_or_nowhere() {
     });
 }
 
-/// A region that changes keeps its key: a look-up is of one or the other, never of a part of both.
+/// A region that changes keeps its key. A look-up returns the old or the new description, never a
+/// part of both.
 #[test]
 fn a_key_whose_region_changes_leads_to_one_or_the_other() {
     check(|| {
@@ -111,7 +112,7 @@ fn a_key_whose_region_changes_leads_to_one_or_the_other() {
             let found = theirs.local(&sge, PD, true);
             assert!(matches!(found, None | Some(0x5080 | 0x9000)), "{found:x?}");
         });
-        // The second one's first byte has another name.
+        // The first byte of the new range has another IOVA.
         let mut to = regions.describe(key).unwrap();
         to.range.addr = NEW;
         to.range.iova = OLD + 0x80;
@@ -120,7 +121,8 @@ fn a_key_whose_region_changes_leads_to_one_or_the_other() {
     });
 }
 
-/// Who sees that a region has changed finds the new one, whatever it found before.
+/// A thread that observes a region's change finds the new description, whatever it has found
+/// before.
 #[test]
 fn a_region_that_was_seen_is_not_found_behind_its_change() {
     check(|| {

@@ -82,8 +82,8 @@ fn a_sender_that_waits_for_room_finds_it_or_is_rung() {
     });
 }
 
-/// A sender that was rung and finds too little room waits again. Who publishes the rest in between
-/// must ring or be seen.
+/// A sender that was rung and finds too little room waits again. A receiver that publishes the rest
+/// in between must ring, or the sender must see the room.
 #[test]
 fn a_sender_that_waits_for_room_once_more_finds_it_or_is_rung() {
     check(|| {
@@ -94,7 +94,7 @@ fn a_sender_that_waits_for_room_once_more_finds_it_or_is_rung() {
         while producer.push(&message(number), |_| {}) {
             number += 1;
         }
-        // Needs the whole ring.
+        // This message needs the whole ring.
         let long = Header {
             len: SLOT as u32,
             ..message(number)

@@ -1,4 +1,5 @@
-//! Publish and then look, against say and then sleep; and queue pairs that peers move to ERR.
+//! A supplier that publishes and then checks for sleepers, against a process that announces its
+//! sleep and then checks for work. And queue pairs that peers move to ERR.
 
 use loom::thread;
 use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_RTR, IBV_QPS_RTS};
@@ -10,7 +11,7 @@ use crate::signal::{self, Attention};
 use crate::sync::atomic::Ordering;
 use crate::sync::{heavy_fence, light_fence};
 
-/// Where a model keeps what is waited for.
+/// The word of the work that a model waits for.
 const WORK: usize = arena::AT;
 const DESCRIPTOR: usize = arena::AT + 64;
 const QP: usize = qp::AT + 2 * qp::STRIDE;
@@ -98,7 +99,7 @@ fn a_sender_without_a_receive_finds_one_or_is_rung() {
     });
 }
 
-/// A peer fails a queue pair while its owner moves it on.
+/// A peer fails a queue pair while its owner changes the state.
 #[test]
 fn a_failed_queue_pair_stays_failed_and_its_owner_hears_of_it() {
     check(|| {

@@ -81,7 +81,7 @@ fn each_receive_is_claimed_once_and_the_owner_knows_by_whom() {
     });
 }
 
-/// The words go round while a claimant is at an old place.
+/// The words are reused while a claimant is at an old position.
 #[test]
 fn a_late_claimant_finds_the_receive_of_the_next_round() {
     check(|| {
@@ -108,8 +108,8 @@ fn a_late_claimant_finds_the_receive_of_the_next_round() {
     });
 }
 
-/// A message reports a claim to the owner, which does not read the word then. The place is used
-/// again while other senders claim.
+/// A message reports a claim to the owner, which then does not read the word. The word is reused
+/// while other senders claim.
 #[test]
 fn a_place_that_was_not_looked_at_is_used_again() {
     check(|| {
@@ -147,7 +147,7 @@ fn senders_without_a_shared_receive_find_one_or_are_rung() {
     check(|| {
         let (map, mut order) = queue(2);
         map.prepare([srq::AT + srq::WAITING], []);
-        // Both have been rung before, once.
+        // Both senders have been rung once before.
         let mut turn = 0;
         let asked = Shared::read(&map, 0).unwrap().ask_to_ring(&map, &mut turn);
         assert!(asked && signal::asked_in_turn(&map, srq::AT + srq::WAITING));
