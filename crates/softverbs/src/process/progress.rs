@@ -465,7 +465,8 @@ impl Process {
     }
 
     /// Time of the next timed action, in nanoseconds of the monotonic clock: a waiting request
-    /// gives up or retries, a moderated event is raised, or receives are flushed; 0 for never.
+    /// fails or is retried, a moderated event is raised, or receives are flushed; 0 if there is
+    /// none.
     fn next_deadline(&self) -> u64 {
         // The lists are locked for one lookup at a time: the calls take locks that come before the
         // lists' locks in the lock order. A thread that adds an entry meanwhile sets the timer

@@ -275,8 +275,8 @@ impl Domains {
         number: u32,
         entry: Entry,
     ) -> Option<Arc<Domain>> {
-        // What is mapped may be of members that have all ended, and the number may be free:
-        // somebody has to live.
+        // The mapped domain may be one whose members have all ended, and its number may be free, so
+        // a live member is required.
         if !directory::is_open_elsewhere(process.registry().file(), number) {
             return None;
         }
@@ -309,7 +309,7 @@ impl Domains {
 
     fn is_shown(&self, process: &Process, number: u32) -> bool {
         let at = member::AT + member::STRIDE * number as usize;
-        // The owner's own word; who spoils it harms the domain only.
+        // The owner's own word. A process that overwrites it harms only the domain.
         let cookie = process.segment.map.u64(at + member::COOKIE);
         cookie.load(Ordering::Relaxed) != 0
     }
@@ -333,7 +333,8 @@ impl Domains {
             .store(domain.file.as_raw_fd().cast_unsigned(), Ordering::Relaxed);
         map.u64(at + member::COOKIE)
             .store(domain.cookie, Ordering::Release);
-        // Initiators come without being opened by who owns a shared receive queue of the domain.
+        // Initiators can access a shared receive queue of this process although this process has
+        // not opened them.
         process.start_agent_for_strangers();
         Arc::try_new(Membership {
             domain,

@@ -18,7 +18,7 @@ use crate::sync::Arc;
 use crate::sync::atomic::{Ordering, fence};
 use crate::sys::{Errno, Res};
 
-/// One handle of this process on a target, or the look of its owner at it.
+/// One handle of this process on a target.
 #[derive(Debug)]
 pub(crate) struct Target {
     membership: Arc<Membership>,
@@ -264,8 +264,8 @@ impl Target {
     }
 
     /// Whether the process of the initiator `initiator` (a queue pair number) ended before this
-    /// process could watch it, and no other process watched it: the one that connected the target
-    /// has ended too, or has given the target up.
+    /// process could watch it, and no other process watched it: the process that connected the
+    /// target has also ended or has closed the target.
     pub(crate) fn initiator_is_lost(&self, initiator: u32) -> bool {
         let Membership {
             domain, process, ..
