@@ -2,9 +2,9 @@
 //! when a receive is posted, without any action of this process. `docs/softverbs.md` has the
 //! protocol.
 //!
-//! One shared word decides ([`super::pending_word`]). The receiver copies the first message and then
-//! swaps the word to one message fewer; only this swap delivers the message. The sender withdraws
-//! all messages by swapping the word to the next generation.
+//! One shared word decides ([`super::pending_word`]). The receiver copies the first message and
+//! then swaps the word to one message fewer; only this swap delivers the message. The sender
+//! withdraws all messages by swapping the word to the next generation.
 
 use rdma_core_sys::{
     IBV_SEND_INLINE, IBV_SEND_SOLICITED, IBV_WC_SUCCESS, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,

@@ -20,8 +20,8 @@ pub(crate) struct LastRegion {
 }
 
 impl Regions {
-    /// As [`Self::local`], with the caller's cached look-up `last_region`. An invalidated key is detected
-    /// as in that function.
+    /// As [`Self::local`], with the caller's cached look-up `last_region`. An invalidated key is
+    /// detected as in that function.
     #[inline(always)]
     pub(crate) fn local_again(
         &self,
