@@ -141,6 +141,7 @@ pub(crate) unsafe extern "C" fn open(
             } else {
                 0
             },
+            sources_only: false,
         };
         let user = domain.users.add()?;
         let engine = CompletionQueue::open(&domain.engine, config)?;
@@ -238,6 +239,49 @@ impl Cq {
     /// `buf` has room for `count` entries of the queue's format.
     #[inline(always)]
     unsafe fn read_into(&self, buf: *mut c_void, count: usize, wait: Wait) -> Result<isize> {
+        // SAFETY: as this function.
+        unsafe { self.read_with(buf, count, wait, |_| {}) }
+    }
+
+    /// Reads up to `count` completions into `buf`, and their senders' addresses into `src_addr`.
+    ///
+    /// # Safety
+    /// `buf` has room for `count` entries of the queue's format. `src_addr` is NULL or has room for
+    /// `count` addresses.
+    unsafe fn read_from(
+        &self,
+        buf: *mut c_void,
+        count: usize,
+        src_addr: *mut fi_addr_t,
+        wait: Wait,
+    ) -> Result<isize> {
+        let mut next = src_addr;
+        let source = |address| {
+            if !next.is_null() {
+                // SAFETY: the caller's promise; the engine writes at most `count` entries.
+                unsafe {
+                    next.write(address);
+                    next = next.add(1);
+                }
+            }
+        };
+        // SAFETY: as this function.
+        unsafe { self.read_with(buf, count, wait, source) }
+    }
+
+    /// Reads up to `count` completions into `buf`, and calls `source` with the sender's address of
+    /// each.
+    ///
+    /// # Safety
+    /// `buf` has room for `count` entries of the queue's format.
+    #[inline(always)]
+    unsafe fn read_with(
+        &self,
+        buf: *mut c_void,
+        count: usize,
+        wait: Wait,
+        source: impl FnMut(fi_addr_t),
+    ) -> Result<isize> {
         if count == 0 {
             return Err(FiErrno::EAGAIN); // nothing was asked for, and none is read
         }
@@ -247,10 +291,10 @@ impl Cq {
         // SAFETY: the caller's promise, by format.
         unsafe {
             match self.format {
-                FI_CQ_FORMAT_CONTEXT => self.read_as::<fi_cq_entry>(buf, count, wait),
-                FI_CQ_FORMAT_MSG => self.read_as::<fi_cq_msg_entry>(buf, count, wait),
-                FI_CQ_FORMAT_DATA => self.read_as::<fi_cq_data_entry>(buf, count, wait),
-                _ => self.read_as::<fi_cq_tagged_entry>(buf, count, wait),
+                FI_CQ_FORMAT_CONTEXT => self.read_as::<fi_cq_entry>(buf, count, wait, source),
+                FI_CQ_FORMAT_MSG => self.read_as::<fi_cq_msg_entry>(buf, count, wait, source),
+                FI_CQ_FORMAT_DATA => self.read_as::<fi_cq_data_entry>(buf, count, wait, source),
+                _ => self.read_as::<fi_cq_tagged_entry>(buf, count, wait, source),
             }
         }
     }
@@ -261,6 +305,7 @@ impl Cq {
         buf: *mut c_void,
         count: usize,
         wait: Wait,
+        mut source: impl FnMut(fi_addr_t),
     ) -> Result<isize> {
         let mut next = buf.cast::<E>();
         let mut write = |completion: &Completion| {
@@ -269,6 +314,7 @@ impl Cq {
                 next.write_unaligned(E::of(completion));
                 next = next.add(1);
             }
+            source(completion.src_addr);
         };
         let read = match wait {
             Wait::Not => self.engine.read(count, &mut write)?,
@@ -296,31 +342,18 @@ unsafe extern "C" fn read(cq: *mut fid_cq, buf: *mut c_void, count: usize) -> is
     on(cq, |cq| unsafe { cq.read_into(buf, count, Wait::Not) })
 }
 
-/// Connected endpoints have no addresses to report.
-///
-/// # Safety
-/// `src_addr` is NULL or has room for `read` addresses.
-unsafe fn no_sources(src_addr: *mut fi_addr_t, read: isize) {
-    if !src_addr.is_null() {
-        for index in 0..usize::try_from(read).unwrap_or(0) {
-            // SAFETY: the caller's promise.
-            unsafe { src_addr.add(index).write(FI_ADDR_NOTAVAIL) };
-        }
-    }
-}
-
 unsafe extern "C" fn readfrom(
     cq: *mut fid_cq,
     buf: *mut c_void,
     count: usize,
     src_addr: *mut fi_addr_t,
 ) -> isize {
+    // SAFETY: called through the queue's own table.
+    let cq = unsafe { assumed::<Cq>(cq) };
     // SAFETY: the contract of fi_cq_readfrom(3).
-    unsafe {
-        let ret = read(cq, buf, count);
-        no_sources(src_addr, ret);
-        ret
-    }
+    on(cq, |cq| unsafe {
+        cq.read_from(buf, count, src_addr, Wait::Not)
+    })
 }
 
 unsafe extern "C" fn sread(
@@ -347,12 +380,13 @@ unsafe extern "C" fn sreadfrom(
     cond: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: the contract of fi_cq_sreadfrom(3).
-    unsafe {
-        let ret = sread(cq, buf, count, cond, timeout);
-        no_sources(src_addr, ret);
-        ret
-    }
+    // SAFETY: called through the queue's own table.
+    let cq = unsafe { assumed::<Cq>(cq) };
+    on(cq, |cq| {
+        let wait = cq.waiting(cond, count, timeout);
+        // SAFETY: the contract of fi_cq_sreadfrom(3).
+        unsafe { cq.read_from(buf, count, src_addr, wait) }
+    })
 }
 
 /// `fi_cq_readerr(3)`. The entry has the size of the application's API version.
@@ -396,7 +430,7 @@ unsafe extern "C" fn readerr(cq: *mut fid_cq, buf: *mut fi_cq_err_entry, flags: 
                 }
             }
             if cq.api_version >= fi_version(1, 20) {
-                (*buf).src_addr = FI_ADDR_NOTAVAIL;
+                (*buf).src_addr = done.src_addr;
             }
         }
         Ok(1)

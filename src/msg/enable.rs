@@ -172,8 +172,8 @@ impl Core {
         }
         let (tx, rx) = (control.tx.as_ref(), control.rx.as_ref());
         let any = tx.or(rx).ok_or(FiErrno::ENOCQ)?;
-        let send_cq = tx.unwrap_or(any).cq.cq();
-        let recv_cq = rx.unwrap_or(any).cq.cq();
+        let send_cq = tx.unwrap_or(any).cq.device_cq()?;
+        let recv_cq = rx.unwrap_or(any).cq.device_cq()?;
         let config = self.qp_config(tx.is_some(), rx.is_some());
         let srq = control.srx.as_ref().map(|srx| srx.srq());
         let qp = Qp::create(id, &self.pd, send_cq, recv_cq, srq, &config)?;

@@ -211,13 +211,14 @@ impl Endpoint {
     /// Binds a completion queue for one direction or both.
     ///
     /// # Errors
-    /// - `EINVAL`: no direction, or one that has a queue already.
+    /// - `EINVAL`: no direction, or one that has a queue already; a queue without a device queue.
     /// - `EDOMAIN`: a queue of another domain.
     /// - `EOPBADSTATE`: enabled already.
     pub fn bind_cq(&self, cq: &Arc<CompletionQueue>, flags: BindFlags) -> Result<()> {
         if !Arc::ptr_eq(cq.domain(), self.domain()) {
             return Err(FiErrno::EDOMAIN);
         }
+        cq.device_cq()?;
         let mut control = self.core.control.lock();
         if !self.core.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);

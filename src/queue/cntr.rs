@@ -7,8 +7,8 @@
 //! A thread that sleeps on a counter is woken by the channels of those queues, and by each change
 //! of the counter: by a poller of the queues, or by the application. A queue without a wait object
 //! has no channel (the kernel limits the channels of a process to a few hundred). For such a queue,
-//! and for the event cells of regions (`queue/event_cell.rs`), which peers change without a notification,
-//! the sleeping thread wakes every millisecond.
+//! for a queue with further sources, and for the event cells of regions (`event_cell.rs`), which
+//! peers change without a notification, the sleeping thread wakes every millisecond.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -264,7 +264,7 @@ impl Counter {
     pub(crate) fn watch(&self, queue: &Arc<CompletionQueue>) {
         let mut queues = self.queues.lock();
         let new = Arc::downgrade(queue);
-        if !queues.iter().any(|known| known.ptr_eq(&new)) {
+        if !queues.iter().any(|other| other.ptr_eq(&new)) {
             if let Some(wait) = &self.wait
                 && let Err(error) = self.wake_by(wait, queue)
             {
@@ -279,9 +279,13 @@ impl Counter {
 
     fn wake_by(&self, wait: &WaitSet, queue: &CompletionQueue) -> Result<()> {
         match queue.channel_fd() {
-            Some(fd) => wait.add(fd),
-            None => self.wake_by_time(wait),
+            Some(fd) => wait.add(fd)?,
+            None => return self.wake_by_time(wait),
         }
+        if queue.has_sources() {
+            return self.wake_by_time(wait);
+        }
+        Ok(())
     }
 
     /// Under the lock of the queues, so that there is one timer.

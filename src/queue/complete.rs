@@ -1,7 +1,6 @@
-//! Converts work completions into the entries that the application reads.
+//! Converts the work completions of a device queue into the completions that the application reads.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -11,21 +10,20 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::queue::shared::SharedSlots;
 use crate::queue::slots::{Own, Rings, Slot};
+use crate::queue::source::{Entry, NoReader, Sink};
 use crate::queue::wr_id::WrId;
-use crate::queue::{Completion, CompletionError};
+use crate::queue::{Completion, CompletionError, EntryWriter};
 use crate::verbs::Wc;
 
-/// An entry of the backlog.
-#[derive(Debug)]
-pub(super) enum Entry {
-    Done(Completion),
-    Failed(CompletionError),
-}
+/// A polled completion belongs to an endpoint with pending operations.
+pub(super) const RESUME: u8 = 1;
+/// The queue has sources besides the device queue.
+pub(super) const SOURCES: u8 = 2;
 
-/// The state under a completion queue's lock.
+/// The endpoints whose requests complete in a device queue.
 #[derive(Debug, Default)]
-pub(super) struct Inner {
-    pub(super) backlog: VecDeque<Entry>,
+pub(super) struct EndpointTable {
+    /// By the index in `wr_id`.
     pub(super) endpoints: Vec<Attachment>,
     /// Places of `endpoints` without an endpoint.
     pub(super) free: Vec<u16>,
@@ -34,14 +32,8 @@ pub(super) struct Inner {
     /// Queue pairs that consume receives of `shared`, sorted by number, each with its endpoint's
     /// place.
     pub(super) sharing: Vec<(u32, u16)>,
-    /// The most completions that the bound endpoints can have outstanding.
-    pub(super) reserved: usize,
-    /// Empty reads, wrapping.
-    pub(super) vain: u32,
-    /// The endpoint to examine next for revoked keys.
-    pub(super) next_holder: usize,
-    /// Whether a polled completion belongs to an endpoint with pending operations.
-    pub(super) resumable: Cell<bool>,
+    /// What a read has to do besides polling the device queue: [`RESUME`], [`SOURCES`].
+    pub(super) more: Cell<u8>,
 }
 
 /// An endpoint's place in the table that `wr_id` refers to.
@@ -51,7 +43,7 @@ pub(super) struct Attachment {
     pub(super) rings: Option<Arc<Rings>>,
     /// Whether receives of a shared context complete visibly only where they were selected.
     pub(super) selective: bool,
-    /// The queue pair's number in [`Inner::sharing`]; no queue pair of an endpoint has number 0.
+    /// The queue pair's number in [`EndpointTable::sharing`]; no queue pair of an endpoint has number 0.
     pub(super) sharing: Option<NonZeroU32>,
 }
 
@@ -76,7 +68,7 @@ impl Attachment {
                 Some(own) => {
                     rings.own.end(own, success);
                     if !success {
-                        rings.tell_failure();
+                        rings.notify_failure();
                     }
                 }
             }
@@ -102,21 +94,15 @@ pub(super) fn status_errno(status: u32, recv: bool) -> FiErrno {
     }
 }
 
-pub(super) fn failure(slot: &Slot, status: u32, vendor_err: u32) -> Entry {
-    Entry::Failed(CompletionError {
-        completion: Completion {
-            context: slot.context,
-            flags: slot.flags,
-            len: 0,
-            buf: 0,
-            data: 0,
-            tag: 0,
-        },
+#[cold]
+pub(super) fn failure(slot: &Slot, status: u32, vendor_err: u32) -> CompletionError {
+    CompletionError {
+        completion: Completion::new(slot.context, slot.flags),
         olen: 0,
         err: status_errno(status, slot.flags.contains(Flags::RECV)),
         prov_errno: status as i32,
         vendor_err,
-    })
+    }
 }
 
 impl Completion {
@@ -136,39 +122,58 @@ impl Completion {
 
 /// The entry of an operation that the engine refused, as the device would have done.
 #[cold]
-fn refusal(slot: &Slot, error: FiErrno) -> Entry {
-    let mut entry = failure(slot, sys::IBV_WC_REM_ACCESS_ERR, 0);
-    if let Entry::Failed(failed) = &mut entry {
-        failed.err = error;
+fn refusal(slot: &Slot, error: FiErrno) -> CompletionError {
+    CompletionError {
+        err: error,
+        ..failure(slot, sys::IBV_WC_REM_ACCESS_ERR, 0)
     }
-    entry
 }
 
-impl Inner {
-    /// The application's entry for a work completion; `None` if the application gets none.
+impl EndpointTable {
+    /// Sets or clears a flag of [`Self::more`].
+    pub(super) fn set_more(&self, flag: u8, on: bool) {
+        let others = self.more.get() & !flag;
+        self.more.set(if on { others | flag } else { others });
+    }
+
+    /// Whether endpoints with pending operations are to be resumed.
+    pub(super) fn resumes(&self) -> bool {
+        self.more.get() & RESUME != 0
+    }
+
+    /// Passes on the application's completions of a work completion: none or one.
     #[inline(always)]
-    pub(super) fn digest(&self, wc: &Wc) -> Option<Entry> {
+    pub(super) fn complete<W: EntryWriter>(&self, wc: &Wc, sink: &mut Sink<'_, W>) {
         let id = WrId(wc.wr_id());
         let place = match self.endpoints.get(id.index()) {
             Some(place) if place.generation == id.generation() => place,
-            _ if id.is_shared() => return self.digest_shared(id, wc),
+            _ if id.is_shared() => {
+                if let Some(entry) = self.complete_shared(id, wc) {
+                    sink.pass(entry);
+                }
+                return;
+            }
             Some(place) => {
                 place.stray(id, wc);
                 if place.rings.as_ref().is_some_and(|rings| rings.is_waiting()) {
-                    self.resumable.set(true);
+                    self.set_more(RESUME, true);
                 }
-                return None;
+                return;
             }
-            None => return None,
+            None => return,
         };
-        let rings = place.rings.as_ref()?;
+        let Some(rings) = place.rings.as_ref() else {
+            return;
+        };
         if rings.is_waiting() {
-            self.resumable.set(true);
+            self.set_more(RESUME, true);
         }
         let recv = id.0 & WrId::RECV != 0;
         let ring = if recv { &rings.rx } else { &rings.tx };
         // the low half is the number
-        let slot = ring.complete(id.0 as u32)?;
+        let Some(slot) = ring.complete(id.0 as u32) else {
+            return;
+        };
         if let Some(counters) = rings.counters()
             && !slot.part
         {
@@ -179,43 +184,39 @@ impl Inner {
             }
         }
         if wc.status() != sys::IBV_WC_SUCCESS {
-            rings.tell_failure();
+            rings.notify_failure();
             let reported = if recv {
                 slot.visible || slot.reports_failure
             } else {
                 rings.reports_failure(&slot)
             };
-            return reported.then(|| failure(&slot, wc.status(), wc.vendor_err()));
+            if reported {
+                sink.fail(failure(&slot, wc.status(), wc.vendor_err()));
+            }
+            return;
         }
         if let Some(error) = slot.refused {
-            return Some(refusal(&slot, error));
+            return sink.fail(refusal(&slot, error));
         }
         if !slot.visible {
-            return None;
+            return;
         }
-        let mut completion = Completion {
-            context: slot.context,
-            flags: slot.flags,
-            len: 0,
-            buf: 0,
-            data: 0,
-            tag: 0,
-        };
+        let mut completion = Completion::new(slot.context, slot.flags);
         if recv {
             completion.received(wc);
         }
-        Some(Entry::Done(completion))
+        sink.complete(&completion);
     }
 
-    /// As [`Self::digest`], where it is not worth a copy of its own.
+    /// As [`Self::complete`], not inlined.
     #[cold]
-    pub(super) fn digest_late(&self, wc: &Wc) -> Option<Entry> {
-        self.digest(wc)
+    pub(super) fn complete_late(&self, wc: &Wc, sink: &mut Sink<'_, NoReader>) {
+        self.complete(wc, sink);
     }
 
-    /// The same for a receive of a shared context.
+    /// As [`Self::complete`], for a receive of a shared context.
     #[inline(never)]
-    fn digest_shared(&self, id: WrId, wc: &Wc) -> Option<Entry> {
+    fn complete_shared(&self, id: WrId, wc: &Wc) -> Option<Entry> {
         let sharer = self.shared.get(id.index())?.as_ref()?;
         // the context's generation has more bits than go over the device and back
         if (sharer.slots.id().generation & WrId::GENERATIONS) | WrId::PROBE != id.generation() {
@@ -224,8 +225,8 @@ impl Inner {
         // the low half is the number
         let recv = sharer.slots.complete(id.0 as u32)?;
         let number = wc.qp_num();
-        let known = self.sharing.binary_search_by_key(&number, |entry| entry.0);
-        let place = known
+        let entry = self.sharing.binary_search_by_key(&number, |entry| entry.0);
+        let place = entry
             .ok()
             .and_then(|at| self.sharing.get(at))
             .and_then(|entry| self.endpoints.get(usize::from(entry.1)));
@@ -246,21 +247,15 @@ impl Inner {
         }
         if !success {
             if let Some(rings) = rings {
-                rings.tell_failure();
+                rings.notify_failure();
             }
-            return Some(failure(&slot, wc.status(), wc.vendor_err()));
+            let error = failure(&slot, wc.status(), wc.vendor_err());
+            return Some(Entry::Failed(error));
         }
         if place.is_some_and(|place| place.selective) && !recv.selected {
             return None;
         }
-        let mut completion = Completion {
-            context: slot.context,
-            flags: slot.flags,
-            len: 0,
-            buf: 0,
-            data: 0,
-            tag: 0,
-        };
+        let mut completion = Completion::new(slot.context, slot.flags);
         completion.received(wc);
         Some(Entry::Done(completion))
     }

@@ -4,7 +4,7 @@ use crate::errno::FiErrno;
 use crate::flags::Flags;
 
 /// A successful operation, with the fields of every format of `fi_cq(3)`; a format uses its part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
     /// The context that the operation was posted with.
     pub context: usize,
@@ -19,6 +19,28 @@ pub struct Completion {
     pub data: u64,
     /// Tag of a tagged message; else 0.
     pub tag: u64,
+    /// The sender's address (`fi_addr_t`) for `fi_cq_readfrom`; [`Self::NO_ADDR`] if there is none.
+    pub src_addr: u64,
+}
+
+impl Completion {
+    /// `FI_ADDR_NOTAVAIL`: the completion of a connected endpoint or of an operation that this side
+    /// initiated.
+    pub const NO_ADDR: u64 = u64::MAX;
+
+    /// A completion without data or source.
+    #[inline(always)]
+    pub(super) fn new(context: usize, flags: Flags) -> Self {
+        Self {
+            context,
+            flags,
+            len: 0,
+            buf: 0,
+            data: 0,
+            tag: 0,
+            src_addr: Self::NO_ADDR,
+        }
+    }
 }
 
 /// A failed operation.

@@ -1,33 +1,34 @@
 //! Completion queues.
 //!
-//! A read copies completions from the device directly into the application's buffer. Completions
-//! that are polled outside a read (by `trywait`, by a post that makes room, at the end of a
-//! connection) are queued in a backlog. So are errors, and the completions that follow them.
+//! A completion queue reads its sources: the device queue of its MSG endpoints (`device.rs`) and
+//! endpoints that poll for themselves (`source.rs`). A read copies completions from the device
+//! directly into the application's buffer. Completions that are polled outside a read (by
+//! `trywait`, by a post that makes room, at the end of a connection) are queued in a backlog. So
+//! are errors, and the completions that follow them.
 
+use std::collections::VecDeque;
 use std::ffi::CStr;
-use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
-use crate::log::warn_log;
-use crate::queue::complete::{Entry, Inner};
+use crate::queue::complete::{EndpointTable, RESUME, SOURCES};
+use crate::queue::device::DeviceQueue;
 use crate::queue::slots::Rings;
+use crate::queue::source::{Batch, Entry, NoReader, Sink, Source};
 use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, EntryWriter, WaitKind};
-use crate::verbs::{AsyncEvent, AsyncListener, CompChannel, Cq, Wc};
+use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 
 /// Completions that a queue holds if the application gives no size.
 const DEFAULT_SIZE: usize = 1024;
 /// Empty reads between two checks of the clock, for silent peers.
-const VAIN_READS: u32 = 32;
+const EMPTY_READS: u32 = 32;
 /// Endpoints that each such check examines for revoked keys.
 const HOLDERS: usize = 4;
-/// Completions polled from the device at a time.
-const BATCH: usize = 16;
 
 /// Parameters of a completion queue.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,19 +40,37 @@ pub struct CqConfig {
     pub wait: WaitKind,
     /// The completion vector (`FI_AFFINITY`), taken modulo those of the device.
     pub signaling_vector: u32,
+    /// Whether all completions come from sources ([`CompletionQueue::add_source`]): the queue has
+    /// no device queue, and no MSG endpoint can be bound to it.
+    pub sources_only: bool,
+}
+
+/// The state under a completion queue's lock.
+#[derive(Debug, Default)]
+pub(super) struct Inner {
+    pub(super) backlog: VecDeque<Entry>,
+    /// The endpoints of the device queue.
+    pub(super) table: EndpointTable,
+    pub(super) sources: Vec<Arc<dyn Source>>,
+    /// Used during a read of a source.
+    batch: Batch,
+    /// The most completions that the bound endpoints can have outstanding.
+    pub(super) reserved: usize,
+    /// Empty reads, wrapping.
+    empty_reads: u32,
+    /// The endpoint to examine next for revoked keys.
+    next_holder: usize,
 }
 
 /// A completion queue. Thread safe.
 #[derive(Debug)]
 pub struct CompletionQueue {
     pub(super) domain: Arc<Domain>,
-    pub(super) cq: Arc<Cq>,
-    /// The channel of this queue alone; `None` for a queue without a wait object.
-    pub(super) channel: Option<Arc<CompChannel>>,
+    /// The source of MSG endpoints.
+    pub(super) device: Option<DeviceQueue>,
     pub(super) kind: WaitKind,
     pub(super) wait: Option<WaitSet>,
     pub(super) signaled: AtomicBool,
-    pub(super) overrun: AtomicBool,
     pub(super) size: usize,
     pub(super) inner: Mutex<Inner>,
 }
@@ -68,33 +87,68 @@ impl CompletionQueue {
             0 => DEFAULT_SIZE.min(device.attr().max_cqe),
             size => size,
         };
-        let mut channel = None;
-        let mut wait = None;
-        if config.wait != WaitKind::None {
-            let set = WaitSet::new()?;
-            let new = Arc::new(CompChannel::create(device)?);
-            set.add(new.fd())?;
-            if let Some(keepalive) = domain.keepalive() {
-                set.add(keepalive.fd())?;
+        let wait = match config.wait {
+            WaitKind::None => None,
+            WaitKind::Unspec | WaitKind::Fd => Some(WaitSet::new()?),
+        };
+        let queue = match config.sources_only {
+            true => None,
+            false => {
+                let vector = config.signaling_vector;
+                Some(DeviceQueue::create(device, size, wait.is_some(), vector)?)
             }
-            channel = Some(new);
-            wait = Some(set);
+        };
+        if let Some(wait) = &wait {
+            if let Some(fd) = queue.as_ref().and_then(DeviceQueue::fd) {
+                wait.add(fd)?;
+            }
+            if let Some(keepalive) = domain.keepalive() {
+                wait.add(keepalive.fd())?;
+            }
         }
-        let cq = Cq::create(device, size, channel.clone(), config.signaling_vector)?;
         let this = Arc::new(Self {
             domain: Arc::clone(domain),
-            cq: Arc::new(cq),
-            channel,
+            device: queue,
             kind: config.wait,
             wait,
             signaled: AtomicBool::new(false),
-            overrun: AtomicBool::new(false),
             size,
             inner: Mutex::default(),
         });
-        let listener: Weak<dyn AsyncListener> = Arc::downgrade(&this) as _;
-        device.listen(this.cq.object(), listener);
+        if let Some(queue) = &this.device {
+            let listener: Weak<dyn AsyncListener> = Arc::downgrade(&this) as _;
+            device.listen(queue.cq().object(), listener);
+        }
         Ok(this)
+    }
+
+    /// Adds a source: from now on the queue's reads run it, and it wakes threads that wait on the
+    /// queue. A source whose operations move a counter is added before the counter is bound.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue has a wait object, and the source has no descriptor. `ENOMEM`.
+    pub fn add_source(&self, source: Arc<dyn Source>) -> Result<()> {
+        let mut inner = self.inner.lock();
+        if let Some(wait) = &self.wait {
+            wait.add(source.fd().ok_or(FiErrno::EINVAL)?)?;
+        }
+        inner.sources.push(source);
+        inner.table.set_more(SOURCES, true);
+        Ok(())
+    }
+
+    /// Removes a source, without running it once more. No effect if it is not one of the queue's.
+    pub fn remove_source(&self, source: &Arc<dyn Source>) {
+        let removed = {
+            let mut inner = self.inner.lock();
+            let at = inner.sources.iter().position(|s| Arc::ptr_eq(s, source));
+            let removed = at.map(|at| inner.sources.swap_remove(at));
+            inner.table.set_more(SOURCES, !inner.sources.is_empty());
+            removed
+        };
+        if let (Some(wait), Some(fd)) = (&self.wait, removed.and_then(|source| source.fd())) {
+            wait.remove(fd);
+        }
     }
 
     /// Reads up to `max` completions into `writer`; returns how many, at least 1. Never blocks.
@@ -105,30 +159,32 @@ impl CompletionQueue {
     /// - `EOVERRUN`: the device lost completions; the queue is unusable.
     #[inline]
     pub fn read<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
-        let mut inner = self.inner.lock();
-        let mut count = 0;
+        let mut guard = self.inner.lock();
         if max == 0 {
             // a read of 0 completions only makes progress
-            self.progress_locked(&mut inner)?;
+            self.progress_locked(&mut guard)?;
             return Err(FiErrno::EAGAIN);
         }
-        if !inner.backlog.is_empty() {
-            count = Self::take(&mut inner, max, writer);
+        let inner = &mut *guard;
+        let mut sink = Sink::new(writer, max, &mut inner.backlog);
+        if !sink.is_open() {
+            sink.take_backlog();
         }
-        if inner.backlog.is_empty() {
-            count += self.poll(&mut inner, max - count, writer)?;
+        if let Some(device) = &self.device
+            && sink.is_open()
+        {
+            device.poll(&inner.table, &mut sink)?;
         }
-        if inner.resumable.get() {
-            inner = self.resume(inner);
-            // endpoints that resumed may have polled
-            count += Self::take(&mut inner, max - count, writer);
+        let mut count = max - sink.room();
+        if inner.table.more.get() != 0 {
+            (guard, count) = self.read_more(guard, max, count, writer)?;
         }
         if count > 0 {
             Ok(count)
-        } else if inner.backlog.is_empty() {
-            inner.vain = inner.vain.wrapping_add(1);
-            if inner.vain.is_multiple_of(VAIN_READS) {
-                self.read_in_vain(inner);
+        } else if guard.backlog.is_empty() {
+            guard.empty_reads = guard.empty_reads.wrapping_add(1);
+            if guard.empty_reads.is_multiple_of(EMPTY_READS) {
+                self.after_empty_reads(guard);
             }
             Err(FiErrno::EAGAIN)
         } else {
@@ -136,24 +192,44 @@ impl CompletionQueue {
         }
     }
 
-    /// Writes at most `max` completions of the backlog, up to its first error.
-    fn take<W: EntryWriter>(inner: &mut Inner, max: usize, writer: &mut W) -> usize {
-        let mut count = 0;
-        while count < max
-            && let Some(Entry::Done(completion)) = inner.backlog.front()
-        {
-            writer.write(completion);
-            inner.backlog.pop_front();
-            count += 1;
+    /// The part of a read behind the device queue, which has passed on `count` of at most `max`
+    /// completions: runs the other sources, and resumes pending operations of endpoints. Returns
+    /// the lock and the new count.
+    #[cold]
+    #[inline(never)]
+    fn read_more<'a, W: EntryWriter>(
+        &'a self,
+        mut guard: MutexGuard<'a, Inner>,
+        max: usize,
+        count: usize,
+        writer: &mut W,
+    ) -> Result<(MutexGuard<'a, Inner>, usize)> {
+        let inner = &mut *guard;
+        let mut sink = Sink::new(writer, max - count, &mut inner.backlog);
+        let mut result = Ok(());
+        for source in &inner.sources {
+            result = result.and(sink.run(&**source, &mut inner.batch));
         }
-        count
+        let mut room = sink.room();
+        if room == max {
+            result?;
+        }
+        if !guard.table.resumes() {
+            return Ok((guard, max - room));
+        }
+        guard = self.resume(guard);
+        // endpoints that resumed may have polled
+        let mut sink = Sink::new(writer, room, &mut guard.backlog);
+        sink.take_backlog();
+        room = sink.room();
+        Ok((guard, max - room))
     }
 
     /// Resumes the pending operations of endpoints. Releases the lock and acquires it again.
     #[cold]
     fn resume<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
-        inner.resumable.set(false);
-        let places = inner.endpoints.iter();
+        inner.table.set_more(RESUME, false);
+        let places = inner.table.endpoints.iter();
         let waiting: Vec<_> = places
             .filter_map(|place| place.rings.as_ref().filter(|rings| rings.is_waiting()))
             .cloned()
@@ -171,7 +247,7 @@ impl CompletionQueue {
     /// On behalf of a thread that reads without sleeping: acknowledges revoked keys, and probes
     /// silent peers.
     #[cold]
-    fn read_in_vain(&self, inner: MutexGuard<'_, Inner>) {
+    fn after_empty_reads(&self, inner: MutexGuard<'_, Inner>) {
         if self.domain.helper().has_holders() {
             let holders = Self::some_holders(inner);
             for rings in holders.into_iter().flatten() {
@@ -187,11 +263,11 @@ impl CompletionQueue {
 
     /// The next [`HOLDERS`] endpoints, reduced to those that hold keys of their peers.
     fn some_holders(mut inner: MutexGuard<'_, Inner>) -> [Option<Arc<Rings>>; HOLDERS] {
-        let count = inner.endpoints.len();
+        let count = inner.table.endpoints.len();
         let first = inner.next_holder;
         inner.next_holder = (first + HOLDERS) % count.max(1);
         std::array::from_fn(|i| {
-            let place = inner.endpoints.get((first + i) % count.max(1));
+            let place = inner.table.endpoints.get((first + i) % count.max(1));
             let rings = place.filter(|_| i < count)?.rings.as_ref();
             rings.filter(|rings| rings.holds_keys()).cloned()
         })
@@ -204,63 +280,23 @@ impl CompletionQueue {
         }
     }
 
-    /// Polls the device for up to `max` completions. An error goes to the backlog, together with
-    /// the completions that follow it in the same batch.
-    #[inline]
-    fn poll<W: EntryWriter>(&self, inner: &mut Inner, max: usize, writer: &mut W) -> Result<usize> {
-        let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
-        let mut count = 0;
-        while count < max {
-            let want = BATCH.min(max - count);
-            let wcs = self
-                .cq
-                .poll(&mut buffer, want)
-                .map_err(|_| self.overran())?;
-            for wc in wcs {
-                match inner.digest(wc) {
-                    Some(Entry::Done(completion)) if inner.backlog.is_empty() => {
-                        writer.write(&completion);
-                        count += 1;
-                    }
-                    Some(entry) => inner.backlog.push_back(entry),
-                    None => {}
-                }
-            }
-            if wcs.len() < want || !inner.backlog.is_empty() {
-                break;
-            }
-        }
-        Ok(count)
-    }
-
-    #[cold]
-    fn overran(&self) -> FiErrno {
-        if !self.overrun.swap(true, Ordering::Relaxed) {
-            warn_log!(
-                Cq,
-                "a completion queue of {} has failed",
-                self.cq.device().name()
-            );
-        }
-        FiErrno::EOVERRUN
-    }
-
-    /// Polls completions from the device into the backlog, unless the backlog is as long as the
-    /// queue. Returns whether the backlog has an entry. Resumes pending operations of endpoints.
+    /// Runs the sources; completions go to the backlog. The device queue is polled unless the
+    /// backlog is as long as the queue. Returns whether the backlog has an entry. Resumes pending
+    /// operations of endpoints.
     pub(crate) fn progress(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         let mut result = self.progress_locked(&mut inner)?;
-        if inner.resumable.get() {
+        if inner.table.resumes() {
             inner = self.resume(inner);
             result = !inner.backlog.is_empty();
         }
         Ok(result)
     }
 
-    /// As [`Self::progress`], but resumes no endpoint: for a caller that holds an endpoint's lock.
+    /// Polls the device queue alone, and resumes no endpoint: for a caller that holds an endpoint's
+    /// lock.
     pub(crate) fn poll_quietly(&self) -> Result<bool> {
-        let mut inner = self.inner.lock();
-        self.progress_locked(&mut inner)
+        self.drain_locked(&mut self.inner.lock(), self.size)
     }
 
     /// As [`Self::poll_quietly`], also when the application leaves the queue full: the engine's own
@@ -271,26 +307,24 @@ impl CompletionQueue {
         self.drain_locked(&mut inner, limit)
     }
 
+    /// As [`Self::progress`], but resumes no endpoint.
     pub(super) fn progress_locked(&self, inner: &mut Inner) -> Result<bool> {
-        self.drain_locked(inner, self.size)
+        self.drain_locked(inner, self.size)?;
+        let room = self.size.saturating_sub(inner.backlog.len());
+        for source in &inner.sources {
+            let mut sink = Sink::new(&mut inner.batch, 0, &mut inner.backlog);
+            source.progress(&mut sink, room)?;
+        }
+        Ok(!inner.backlog.is_empty())
     }
 
-    /// Polls completions from the device into the backlog, until that has `limit` entries.
+    /// Polls completions from the device queue into the backlog, until that has `limit` entries.
+    /// Returns whether it has any.
     pub(super) fn drain_locked(&self, inner: &mut Inner, limit: usize) -> Result<bool> {
-        let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
-        while inner.backlog.len() < limit {
-            let wcs = self
-                .cq
-                .poll(&mut buffer, BATCH)
-                .map_err(|_| self.overran())?;
-            for wc in wcs {
-                if let Some(entry) = inner.digest_late(wc) {
-                    inner.backlog.push_back(entry);
-                }
-            }
-            if wcs.len() < BATCH {
-                break;
-            }
+        if let Some(device) = &self.device {
+            let mut none = NoReader;
+            let mut sink = Sink::queueing(&mut none, &mut inner.backlog);
+            device.drain(&inner.table, &mut sink, limit)?;
         }
         Ok(!inner.backlog.is_empty())
     }
@@ -312,7 +346,7 @@ impl CompletionQueue {
 
     /// The text of a [`CompletionError::prov_errno`].
     pub fn strerror(&self, prov_errno: i32) -> &'static CStr {
-        self.cq.status_str(prov_errno)
+        self.domain.device().status_str(prov_errno)
     }
 
     /// The domain it belongs to.
@@ -320,24 +354,31 @@ impl CompletionQueue {
         &self.domain
     }
 
-    pub(crate) fn cq(&self) -> &Arc<Cq> {
-        &self.cq
+    /// The device's queue, in which requests of MSG endpoints complete.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue was opened without one.
+    pub(crate) fn device_cq(&self) -> Result<&Arc<Cq>> {
+        let device = self.device.as_ref().ok_or(FiErrno::EINVAL)?;
+        Ok(device.cq())
     }
 }
 
 impl AsyncListener for CompletionQueue {
     fn async_event(&self, event: AsyncEvent) {
-        if event == AsyncEvent::CqError {
-            let _ = self.overran();
+        if event == AsyncEvent::CqError
+            && let Some(device) = &self.device
+        {
+            let _ = device.overran();
         }
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        self.domain.device().unlisten(self.cq.object());
-        // its events must be acknowledged before it can be destroyed
-        self.cq.drain_channel();
+        if let Some(device) = &self.device {
+            self.domain.device().unlisten(device.cq().object());
+        }
     }
 }
 
@@ -356,14 +397,7 @@ mod tests {
     impl FailureListener for GoesOn {
         fn operation_failed(&self) {}
         fn resume(&self) {
-            let found = (self.1)(Completion {
-                context: 7,
-                flags: Flags::SEND,
-                len: 0,
-                buf: 0,
-                data: 0,
-                tag: 0,
-            });
+            let found = (self.1)(Completion::new(7, Flags::SEND));
             let cq = self.0.upgrade().expect("it is being read");
             cq.inner.lock().backlog.push_back(found);
         }
@@ -390,11 +424,11 @@ mod tests {
         rings.set_waiting(true);
         {
             let mut inner = cq.inner.lock();
-            inner.endpoints.push(Attachment {
+            inner.table.endpoints.push(Attachment {
                 rings: Some(Arc::clone(&rings)),
                 ..Attachment::default()
             });
-            inner.resumable.set(true);
+            inner.table.set_more(RESUME, true);
         }
         let mut contexts = Vec::new();
         let read = cq.read(4, &mut |completion: &Completion| {

@@ -1,4 +1,5 @@
-//! Which endpoints and shared receive contexts complete in a queue, and how much room that takes.
+//! Binds endpoints and shared receive contexts to a completion queue's device queue, and reserves
+//! room for their completions.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -7,10 +8,11 @@ use rdma_core_sys as sys;
 
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
-use crate::queue::complete::{Attachment, Inner, Sharer, failure};
-use crate::queue::cq::CompletionQueue;
+use crate::queue::complete::{Attachment, Sharer, failure};
+use crate::queue::cq::{CompletionQueue, Inner};
 use crate::queue::shared::SharedSlots;
 use crate::queue::slots::Rings;
+use crate::queue::source::Entry;
 use crate::queue::wr_id::WrId;
 
 impl CompletionQueue {
@@ -20,16 +22,17 @@ impl CompletionQueue {
     /// `ENOSPC`: 65,536 endpoints are bound.
     pub(crate) fn attach(&self, rings: &Arc<Rings>, completions: usize) -> Result<WrId> {
         let mut inner = self.inner.lock();
-        let index = match inner.free.pop() {
+        let index = match inner.table.free.pop() {
             Some(index) => index,
             None => {
-                let index = u16::try_from(inner.endpoints.len()).map_err(|_| FiErrno::ENOSPC)?;
-                inner.endpoints.push(Attachment::default());
+                let index =
+                    u16::try_from(inner.table.endpoints.len()).map_err(|_| FiErrno::ENOSPC)?;
+                inner.table.endpoints.push(Attachment::default());
                 index
             }
         };
         self.reserve(&mut inner, completions);
-        let place = &mut inner.endpoints[usize::from(index)];
+        let place = &mut inner.table.endpoints[usize::from(index)];
         place.rings = Some(Arc::clone(rings));
         place.selective = false;
         Ok(WrId::base(index, place.generation))
@@ -39,18 +42,21 @@ impl CompletionQueue {
     /// two, as the device copies its entries each time.
     fn reserve(&self, inner: &mut Inner, completions: usize) {
         inner.reserved += completions;
-        let most = self.cq.device().attr().max_cqe;
+        let Ok(cq) = self.device_cq() else {
+            return;
+        };
+        let most = cq.device().attr().max_cqe;
         let wanted = inner.reserved.min(most);
-        if wanted <= self.cq.cqe() {
+        if wanted <= cq.cqe() {
             return;
         }
         let grown = wanted.next_power_of_two().min(most);
-        let resized = self.cq.resize(grown);
-        if let Err(error) = resized.or_else(|_| self.cq.resize(wanted)) {
+        let resized = cq.resize(grown);
+        if let Err(error) = resized.or_else(|_| cq.resize(wanted)) {
             info_log!(
                 Cq,
                 "a completion queue stays at {} entries: {error}",
-                self.cq.cqe()
+                cq.cqe()
             );
         }
     }
@@ -60,10 +66,10 @@ impl CompletionQueue {
     pub(crate) fn share(&self, id: WrId, number: u32, slots: &Arc<SharedSlots>, selective: bool) {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);
-        if inner.shared.len() <= index {
-            inner.shared.resize_with(index + 1, || None);
+        if inner.table.shared.len() <= index {
+            inner.table.shared.resize_with(index + 1, || None);
         }
-        let entry = &mut inner.shared[index];
+        let entry = &mut inner.table.shared[index];
         match entry {
             Some(sharer) if Arc::ptr_eq(&sharer.slots, slots) => sharer.users += 1,
             _ => {
@@ -75,11 +81,15 @@ impl CompletionQueue {
         }
         // a place's index has 16 bits
         let place = id.index() as u16;
-        match inner.sharing.binary_search_by_key(&number, |entry| entry.0) {
-            Ok(at) => inner.sharing[at].1 = place,
-            Err(at) => inner.sharing.insert(at, (number, place)),
+        match inner
+            .table
+            .sharing
+            .binary_search_by_key(&number, |entry| entry.0)
+        {
+            Ok(at) => inner.table.sharing[at].1 = place,
+            Err(at) => inner.table.sharing.insert(at, (number, place)),
         }
-        if let Some(place) = inner.endpoints.get_mut(id.index()) {
+        if let Some(place) = inner.table.endpoints.get_mut(id.index()) {
             place.selective = selective;
             place.sharing = NonZeroU32::new(number);
         }
@@ -90,22 +100,22 @@ impl CompletionQueue {
     /// they belong to, when the queue pair is destroyed.
     pub(crate) fn unshare(&self, id: WrId, slots: &Arc<SharedSlots>) {
         let mut inner = self.inner.lock();
-        let place = inner.endpoints.get_mut(id.index());
+        let place = inner.table.endpoints.get_mut(id.index());
         let Some(number) = place.and_then(|place| place.sharing.take()) else {
             return;
         };
         let _ = self.drain_locked(&mut inner, usize::MAX);
         let entry = (number.get(), id.index() as u16);
-        if let Ok(at) = inner.sharing.binary_search(&entry) {
-            inner.sharing.remove(at);
+        if let Ok(at) = inner.table.sharing.binary_search(&entry) {
+            inner.table.sharing.remove(at);
         }
         let index = usize::from(slots.id().index);
-        if let Some(Some(sharer)) = inner.shared.get_mut(index)
+        if let Some(Some(sharer)) = inner.table.shared.get_mut(index)
             && Arc::ptr_eq(&sharer.slots, slots)
         {
             sharer.users -= 1;
             if sharer.users == 0 {
-                inner.shared[index] = None;
+                inner.table.shared[index] = None;
                 inner.reserved -= slots.depth();
             }
         }
@@ -114,7 +124,7 @@ impl CompletionQueue {
     /// Completes, as cancelled, a receive that was never posted to a device.
     pub(crate) fn cancel(&self, id: WrId, number: u32) {
         let mut inner = self.inner.lock();
-        let place = inner.endpoints.get(id.index());
+        let place = inner.table.endpoints.get(id.index());
         let Some(rings) = place.and_then(|place| place.rings.as_ref()) else {
             return;
         };
@@ -124,8 +134,8 @@ impl CompletionQueue {
         if let Some(counters) = rings.counters() {
             counters.count(slot.flags, false);
         }
-        let entry = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
-        inner.backlog.push_back(entry);
+        let error = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
+        inner.backlog.push_back(Entry::Failed(error));
         if let Some(wait) = &self.wait {
             wait.wake();
         }
@@ -137,7 +147,7 @@ impl CompletionQueue {
         let mut inner = self.inner.lock();
         // completions that the device still holds come before the flushed ones made here
         let _ = self.progress_locked(&mut inner);
-        let Some(place) = inner.endpoints.get_mut(id.index()) else {
+        let Some(place) = inner.table.endpoints.get_mut(id.index()) else {
             return;
         };
         if place.generation != id.generation() {
@@ -148,7 +158,7 @@ impl CompletionQueue {
         };
         place.generation = place.generation.wrapping_add(1) & WrId::GENERATIONS;
         // `attach` gave the index, which has 16 bits
-        inner.free.push(id.index() as u16);
+        inner.table.free.push(id.index() as u16);
         inner.reserved -= completions;
         let directions = [(tx, &rings.tx), (rx, &rings.rx)];
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
@@ -160,8 +170,8 @@ impl CompletionQueue {
                 }
                 let sent = std::ptr::eq(ring, &rings.tx);
                 if (sent && rings.reports_failure(&slot)) || (!sent && slot.reports_failure) {
-                    let entry = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
-                    inner.backlog.push_back(entry);
+                    let error = failure(&slot, sys::IBV_WC_WR_FLUSH_ERR, 0);
+                    inner.backlog.push_back(Entry::Failed(error));
                 }
             }
         }
@@ -188,11 +198,11 @@ mod tests {
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
         let cq = CompletionQueue::open(&domain, CqConfig::default()).unwrap();
         let rings = Arc::new(Rings::new(1, 1));
-        let mut sizes = vec![cq.cq.cqe()];
+        let mut sizes = vec![cq.device_cq().unwrap().cqe()];
         let mut ids: Vec<_> = (0..ENDPOINTS)
             .map(|_| {
                 let id = cq.attach(&rings, 4).unwrap();
-                sizes.push(cq.cq.cqe());
+                sizes.push(cq.device_cq().unwrap().cqe());
                 id
             })
             .collect();
@@ -205,10 +215,13 @@ mod tests {
             // a second call has no effect
             cq.detach(*id, 4, true, true);
         }
-        assert_eq!(cq.inner.lock().free.len(), gone.len());
+        assert_eq!(cq.inner.lock().table.free.len(), gone.len());
         let mut again: Vec<_> = gone.iter().map(|_| cq.attach(&rings, 4).unwrap()).collect();
         let inner = cq.inner.lock();
-        assert_eq!((inner.endpoints.len(), inner.free.len()), (ENDPOINTS, 0));
+        assert_eq!(
+            (inner.table.endpoints.len(), inner.table.free.len()),
+            (ENDPOINTS, 0)
+        );
         assert_eq!(inner.reserved, 4 * ENDPOINTS);
         gone.sort_unstable_by_key(|id| id.index());
         again.sort_unstable_by_key(|id| id.index());

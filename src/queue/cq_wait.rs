@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::errno::{FiErrno, Result};
 use crate::queue::cq::CompletionQueue;
+use crate::queue::device::DeviceQueue;
 use crate::queue::wait::{WaitSet, deadline};
 use crate::queue::{EntryWriter, WaitKind};
 
@@ -89,7 +90,7 @@ impl CompletionQueue {
         self.arm(wait)
     }
 
-    /// Arms the channel for the next completion, then checks whether one came before that.
+    /// Arms the sources for the next completion, then checks whether one came before that.
     fn arm(&self, wait: &WaitSet) -> Result<()> {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.woken();
@@ -105,8 +106,12 @@ impl CompletionQueue {
         if !inner.backlog.is_empty() {
             return Err(FiErrno::EAGAIN);
         }
-        self.cq.drain_channel();
-        self.cq.arm()?;
+        if let Some(device) = &self.device {
+            device.arm()?;
+        }
+        for source in &inner.sources {
+            source.arm()?;
+        }
         match self.progress_locked(&mut inner) {
             Ok(false) => Ok(()),
             // the read that follows returns the failure
@@ -119,10 +124,11 @@ impl CompletionQueue {
     /// wake-up of a thread that waits on the queue itself, so that thread is woken too.
     pub(crate) fn arm_for_counter(&self) {
         let mut inner = self.inner.lock();
-        if self.channel.is_some() {
-            self.cq.drain_channel();
+        if let Some(device) = &self.device
+            && device.fd().is_some()
+        {
             // the queue's reader gets the error
-            let _ = self.cq.arm();
+            let _ = device.arm();
         }
         let something = self.progress_locked(&mut inner);
         if let Some(wait) = &self.wait
@@ -132,9 +138,15 @@ impl CompletionQueue {
         }
     }
 
-    /// The channel's descriptor: readable when a completion comes after the channel was armed.
+    /// The descriptor of the device queue's channel, readable when a completion comes after the
+    /// channel was armed.
     pub(crate) fn channel_fd(&self) -> Option<RawFd> {
-        self.channel.as_ref().map(|channel| channel.fd())
+        self.device.as_ref().and_then(DeviceQueue::fd)
+    }
+
+    /// Whether the queue has other sources than its device queue.
+    pub(crate) fn has_sources(&self) -> bool {
+        !self.inner.lock().sources.is_empty()
     }
 
     /// Makes progress, and returns whether the queue has an entry or an error (`fi_poll(3)`).

@@ -6,10 +6,12 @@ mod completion;
 mod cq;
 mod cq_bind;
 mod cq_wait;
+mod device;
 mod eq;
 pub(crate) mod event_cell;
 pub(crate) mod shared;
 pub(crate) mod slots;
+pub mod source;
 mod wait;
 mod wr_id;
 

@@ -107,7 +107,7 @@ impl SlotRing {
         self.head.load(Ordering::Relaxed)
     }
 
-    /// Whether the request of this number is not known to be complete.
+    /// Whether the request of this number is outstanding.
     pub(crate) fn is_outstanding(&self, number: u32) -> bool {
         let tail = self.tail.load(Ordering::Acquire);
         number.wrapping_sub(tail) < self.head.load(Ordering::Acquire).wrapping_sub(tail)
@@ -451,9 +451,9 @@ impl Rings {
     /// Whether the failure of a transmit request is to be reported: of an operation of several
     /// requests, the first that fails. Poller only.
     pub(crate) fn reports_failure(&self, slot: &Slot) -> bool {
-        let told = self.broken_off.load(Ordering::Relaxed);
+        let reported = self.broken_off.load(Ordering::Relaxed);
         self.broken_off.store(slot.part, Ordering::Relaxed);
-        slot.reports_failure && !told
+        slot.reports_failure && !reported
     }
 
     /// The probe has come to its end.
@@ -462,11 +462,11 @@ impl Rings {
         if success {
             self.probe.answered.fetch_add(1, Ordering::Relaxed);
         } else {
-            self.tell_failure();
+            self.notify_failure();
         }
     }
 
-    pub(crate) fn tell_failure(&self) {
+    pub(crate) fn notify_failure(&self) {
         if let Some(owner) = self.owner.get().and_then(Weak::upgrade) {
             owner.operation_failed();
         }

@@ -55,6 +55,14 @@ impl WaitSet {
         })
     }
 
+    /// Reverts [`Self::add`].
+    pub(crate) fn remove(&self, fd: RawFd) {
+        let epoll = self.epoll.as_raw_fd();
+        let none = std::ptr::null_mut();
+        // SAFETY: no pointers. The call fails only if `fd` is not in the set.
+        unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, none) };
+    }
+
     pub(crate) fn fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }

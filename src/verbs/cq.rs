@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -242,14 +242,6 @@ impl Cq {
             // SAFETY: an event of this queue was got; destroying it waits for this.
             unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
         }
-    }
-
-    /// The text of a work completion's status.
-    pub fn status_str(&self, status: i32) -> &'static CStr {
-        let status = u32::try_from(status).unwrap_or(sys::IBV_WC_GENERAL_ERR);
-        // SAFETY: any value is answered with a string that lives as long as the library, which is
-        // never unloaded.
-        unsafe { CStr::from_ptr((self.device.backend().verbs.ibv_wc_status_str)(status)) }
     }
 }
 

@@ -288,6 +288,14 @@ impl Device {
         !self.backend.notices_dead_peers && !self.attr.iwarp
     }
 
+    /// The text of a work completion's status (`ibv_wc_status_str(3)`).
+    pub(crate) fn status_str(&self, status: i32) -> &'static CStr {
+        let status = u32::try_from(status).unwrap_or(sys::IBV_WC_GENERAL_ERR);
+        // SAFETY: any value is answered with a string that lives as long as the library, which is
+        // never unloaded.
+        unsafe { CStr::from_ptr((self.backend().verbs.ibv_wc_status_str)(status)) }
+    }
+
     /// Its name, for instance `mlx5_0`, `rxe0` or `soft0`.
     pub fn name(&self) -> &str {
         &self.name

@@ -197,6 +197,6 @@ impl Peer for Teller {
     fn sever(&self) {
         let _ = self.poster.qp.set_error();
         // reported here, because there may be no request that the device flushes
-        self.rings.tell_failure();
+        self.rings.notify_failure();
     }
 }

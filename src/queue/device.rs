@@ -1,0 +1,137 @@
+//! The device queue of a completion queue: the source of endpoints whose work requests complete in
+//! it. The engine's other sources poll for themselves (`source.rs`).
+
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+use crate::queue::EntryWriter;
+use crate::queue::complete::EndpointTable;
+use crate::queue::source::{NoReader, Sink};
+use crate::verbs::{CompChannel, Cq, Device, Wc};
+
+/// Work completions polled at a time.
+const BATCH: usize = 16;
+
+/// See the module. Polled with the completion queue's lock held.
+#[derive(Debug)]
+pub(super) struct DeviceQueue {
+    cq: Arc<Cq>,
+    /// The channel of this queue alone; `None` for a queue without a wait object.
+    channel: Option<Arc<CompChannel>>,
+    overrun: AtomicBool,
+}
+
+impl DeviceQueue {
+    /// Creates a device queue of `size` entries, with a channel if `waits`.
+    ///
+    /// # Errors
+    /// `EINVAL`: too many entries. `ENOMEM`, `EMFILE`: resources of the device or the process.
+    pub(super) fn create(
+        device: &Arc<Device>,
+        size: usize,
+        waits: bool,
+        vector: u32,
+    ) -> Result<Self> {
+        let channel = match waits {
+            true => Some(Arc::new(CompChannel::create(device)?)),
+            false => None,
+        };
+        let cq = Cq::create(device, size, channel.clone(), vector)?;
+        Ok(Self {
+            cq: Arc::new(cq),
+            channel,
+            overrun: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn cq(&self) -> &Arc<Cq> {
+        &self.cq
+    }
+
+    /// Passes on completions until `sink`, which is open, has no room or the device has none.
+    ///
+    /// # Errors
+    /// `EOVERRUN`: the device has lost completions.
+    #[inline(always)]
+    pub(super) fn poll<W: EntryWriter>(
+        &self,
+        table: &EndpointTable,
+        sink: &mut Sink<'_, W>,
+    ) -> Result<()> {
+        let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
+        loop {
+            let want = BATCH.min(sink.room());
+            let polled = self.cq.poll(&mut buffer, want);
+            let wcs = polled.map_err(|_| self.overran())?;
+            for wc in wcs {
+                table.complete(wc, sink);
+            }
+            if wcs.len() < want || !sink.is_open() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Moves completions to the backlog until that has `limit` entries.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    pub(super) fn drain(
+        &self,
+        table: &EndpointTable,
+        sink: &mut Sink<'_, NoReader>,
+        limit: usize,
+    ) -> Result<()> {
+        let mut buffer = [const { MaybeUninit::<Wc>::uninit() }; BATCH];
+        while sink.queued() < limit {
+            let polled = self.cq.poll(&mut buffer, BATCH);
+            let wcs = polled.map_err(|_| self.overran())?;
+            for wc in wcs {
+                table.complete_late(wc, sink);
+            }
+            if wcs.len() < BATCH {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the channel readable at the next completion. The caller polls afterwards, since
+    /// earlier completions do not make it readable.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn arm(&self) -> Result<()> {
+        self.cq.drain_channel();
+        self.cq.arm()
+    }
+
+    /// The channel's descriptor.
+    pub(super) fn fd(&self) -> Option<RawFd> {
+        self.channel.as_ref().map(|channel| channel.fd())
+    }
+
+    /// The device has lost completions.
+    #[cold]
+    pub(super) fn overran(&self) -> FiErrno {
+        if !self.overrun.swap(true, Ordering::Relaxed) {
+            warn_log!(
+                Cq,
+                "a completion queue of {} has failed",
+                self.cq.device().name()
+            );
+        }
+        FiErrno::EOVERRUN
+    }
+}
+
+impl Drop for DeviceQueue {
+    fn drop(&mut self) {
+        // its events must be acknowledged before it can be destroyed
+        self.cq.drain_channel();
+    }
+}

@@ -1,0 +1,385 @@
+//! Where a completion queue's completions come from, and where they go.
+//!
+//! A completion queue has a device queue for endpoints whose work requests complete there one by
+//! one (`device.rs`), and any number of other sources: endpoints that poll for themselves. Each
+//! read of the queue runs them all. A source passes completions to a [`Sink`], none, one or many
+//! for each work completion that it finds.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+
+use crate::errno::Result;
+use crate::queue::{Completion, CompletionError, EntryWriter};
+
+/// Completions that a source passes to a read at a time; further ones wait in the backlog.
+const BATCH: usize = 16;
+
+/// A source of completions that polls for itself, bound to the completion queue by
+/// [`CompletionQueue::add_source`](super::CompletionQueue::add_source).
+///
+/// All functions are called with the queue's lock held and must not call the queue.
+pub trait Source: std::fmt::Debug + Send + Sync {
+    /// Makes progress, and passes the completions that it finds to `sink`, in order. `max` is the
+    /// number of completions that the caller has room for, possibly 0; the sink accepts more, which
+    /// the queue holds until they are read. One indirect call per read of the queue.
+    ///
+    /// # Errors
+    /// The source has lost completions: `EOVERRUN`. The read of the queue returns the error.
+    fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()>;
+
+    /// Makes [`Self::fd`] readable when the source next has progress to make. The caller calls
+    /// [`Self::progress`] once more before it sleeps.
+    ///
+    /// # Errors
+    /// The source cannot wake the caller, which then does not sleep.
+    fn arm(&self) -> Result<()>;
+
+    /// The descriptor that becomes readable after [`Self::arm`], if the source has one. Always the
+    /// same; the source keeps it open.
+    fn fd(&self) -> Option<RawFd>;
+}
+
+/// An entry of the backlog.
+#[derive(Debug)]
+pub(super) enum Entry {
+    Done(Completion),
+    Failed(CompletionError),
+}
+
+#[cold]
+fn queue(backlog: &mut VecDeque<Entry>, entry: Entry) {
+    backlog.push_back(entry);
+}
+
+/// Receives the completions of one read: the first ones go to the reader's buffer, those behind an
+/// error or beyond the buffer to the queue's backlog.
+#[derive(Debug)]
+pub struct Sink<'a, W = Batch> {
+    writer: &'a mut W,
+    /// Completions that `writer` accepts.
+    room: usize,
+    backlog: &'a mut VecDeque<Entry>,
+}
+
+impl<'a, W: EntryWriter> Sink<'a, W> {
+    #[inline(always)]
+    pub(super) fn new(writer: &'a mut W, room: usize, backlog: &'a mut VecDeque<Entry>) -> Self {
+        Self {
+            writer,
+            room,
+            backlog,
+        }
+    }
+
+    /// Passes on the next completion. Allocates if the reader's buffer is full.
+    #[inline(always)]
+    pub fn complete(&mut self, completion: &Completion) {
+        if self.room != 0 && self.backlog.is_empty() {
+            self.writer.write(completion);
+            self.room -= 1;
+        } else {
+            queue(self.backlog, Entry::Done(*completion));
+        }
+    }
+
+    /// Passes on a failed operation. Allocates.
+    #[inline(always)]
+    pub fn fail(&mut self, error: CompletionError) {
+        queue(self.backlog, Entry::Failed(error));
+    }
+
+    /// Passes on an entry.
+    #[inline(always)]
+    pub(super) fn pass(&mut self, entry: Entry) {
+        match entry {
+            Entry::Done(completion) => self.complete(&completion),
+            Entry::Failed(error) => self.fail(error),
+        }
+    }
+
+    /// Completions that the reader's buffer still has room for.
+    #[inline(always)]
+    pub(super) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Whether the next completion goes to the reader.
+    #[inline(always)]
+    pub(super) fn is_open(&self) -> bool {
+        self.room != 0 && self.backlog.is_empty()
+    }
+
+    /// Moves completions of the backlog to the reader, up to its first error.
+    #[inline(never)]
+    pub(super) fn take_backlog(&mut self) {
+        while self.room != 0
+            && let Some(Entry::Done(completion)) = self.backlog.front()
+        {
+            self.writer.write(completion);
+            self.room -= 1;
+            self.backlog.pop_front();
+        }
+    }
+
+    /// Runs a source once. Its completions go through `batch`, so that the source is compiled for
+    /// one kind of sink and calls no writer.
+    ///
+    /// # Errors
+    /// The source's.
+    #[inline(never)]
+    pub(super) fn run(&mut self, source: &dyn Source, batch: &mut Batch) -> Result<()> {
+        let room = if self.is_open() { self.room } else { 0 };
+        batch.count = 0;
+        let mut sink = Sink::new(batch, room.min(BATCH), self.backlog);
+        let result = source.progress(&mut sink, room);
+        for completion in batch.completions.iter().take(batch.count) {
+            self.writer.write(completion);
+        }
+        self.room -= batch.count;
+        self.take_backlog();
+        result
+    }
+}
+
+impl<'a> Sink<'a, NoReader> {
+    /// A sink that passes everything to the backlog.
+    pub(super) fn queueing(none: &'a mut NoReader, backlog: &'a mut VecDeque<Entry>) -> Self {
+        Self::new(none, 0, backlog)
+    }
+
+    /// Entries of the backlog.
+    pub(super) fn queued(&self) -> usize {
+        self.backlog.len()
+    }
+}
+
+/// The writer of a sink without room: outside a read.
+#[derive(Debug)]
+pub(super) struct NoReader;
+
+impl EntryWriter for NoReader {
+    fn write(&mut self, _: &Completion) {}
+}
+
+/// Completions of one call of [`Source::progress`], on their way to the reader's buffer.
+#[derive(Debug, Default)]
+pub struct Batch {
+    completions: [Completion; BATCH],
+    count: usize,
+}
+
+impl EntryWriter for Batch {
+    #[inline]
+    fn write(&mut self, completion: &Completion) {
+        // the sink has no more room than that
+        if let Some(place) = self.completions.get_mut(self.count) {
+            *place = *completion;
+            self.count += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::errno::FiErrno;
+    use crate::flags::Flags;
+    use crate::queue::{CompletionQueue, Counter, CqConfig, WaitKind};
+    use parking_lot::Mutex;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    /// A source that passes on what the test puts into it: all of it in one call of `progress`.
+    #[derive(Debug)]
+    struct Scripted {
+        ready: Mutex<Vec<Entry>>,
+        calls: AtomicUsize,
+        wait: Option<crate::queue::wait::WaitSet>,
+        counter: Option<Arc<Counter>>,
+    }
+
+    impl Scripted {
+        fn new(waits: bool, counter: Option<Arc<Counter>>) -> Arc<Self> {
+            Arc::new(Self {
+                ready: Mutex::default(),
+                calls: AtomicUsize::new(0),
+                wait: waits.then(|| crate::queue::wait::WaitSet::new().unwrap()),
+                counter,
+            })
+        }
+
+        fn put(&self, entries: impl IntoIterator<Item = Entry>) {
+            self.ready.lock().extend(entries);
+            if let Some(wait) = &self.wait {
+                wait.wake();
+            }
+        }
+    }
+
+    impl Source for Scripted {
+        fn progress(&self, sink: &mut Sink<'_>, _max: usize) -> Result<()> {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            for entry in std::mem::take(&mut *self.ready.lock()) {
+                match entry {
+                    Entry::Done(completion) => sink.complete(&completion),
+                    Entry::Failed(error) => sink.fail(error),
+                }
+                if let Some(counter) = &self.counter {
+                    counter.add(1);
+                }
+            }
+            Ok(())
+        }
+        fn arm(&self) -> Result<()> {
+            self.wait.as_ref().unwrap().clear();
+            Ok(())
+        }
+        fn fd(&self) -> Option<RawFd> {
+            self.wait.as_ref().map(|wait| wait.fd())
+        }
+    }
+
+    fn done(number: usize) -> Entry {
+        Entry::Done(Completion {
+            src_addr: 100 + number as u64,
+            ..Completion::new(number, Flags::RECV)
+        })
+    }
+
+    fn failed(number: usize) -> Entry {
+        Entry::Failed(CompletionError {
+            completion: Completion::new(number, Flags::RECV),
+            olen: 0,
+            err: FiErrno::EIO,
+            prov_errno: 0,
+            vendor_err: 0,
+        })
+    }
+
+    fn domain() -> Arc<Domain> {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        Domain::open(&device, DomainConfig::default()).unwrap()
+    }
+
+    fn queue(domain: &Arc<Domain>, wait: WaitKind) -> Arc<CompletionQueue> {
+        let config = CqConfig {
+            wait,
+            sources_only: true,
+            ..CqConfig::default()
+        };
+        CompletionQueue::open(domain, config).unwrap()
+    }
+
+    /// Numbers of the completions of one read, each with its source address.
+    fn read(cq: &CompletionQueue, max: usize) -> Result<Vec<usize>> {
+        let mut numbers = Vec::new();
+        let count = cq.read(max, &mut |completion: &Completion| {
+            assert_eq!(completion.src_addr, 100 + completion.context as u64);
+            numbers.push(completion.context);
+        })?;
+        assert_eq!(count, numbers.len());
+        Ok(numbers)
+    }
+
+    #[test]
+    fn one_call_passes_on_none_one_or_many_completions() {
+        let cq = queue(&domain(), WaitKind::None);
+        let sources = [Scripted::new(false, None), Scripted::new(false, None)];
+        for source in &sources {
+            cq.add_source(Arc::clone(source) as _).unwrap();
+        }
+        assert_eq!(read(&cq, 4), Err(FiErrno::EAGAIN));
+        sources[0].put([done(1)]);
+        assert_eq!(read(&cq, 4), Ok(vec![1]));
+        sources[0].put((10..13).map(done));
+        sources[1].put((20..22).map(done));
+        assert_eq!(read(&cq, 2), Ok(vec![10, 11]));
+        assert_eq!(read(&cq, 4), Ok(vec![12, 20, 21]));
+        // more than the sink takes at a time
+        sources[1].put((0..50).map(done));
+        assert_eq!(read(&cq, 40), Ok((0..40).collect()));
+        assert_eq!(read(&cq, 40), Ok((40..50).collect()));
+        let calls = sources.each_ref().map(|s| s.calls.load(Ordering::Relaxed));
+        assert_eq!(calls, [6, 6], "one per read");
+    }
+
+    #[test]
+    fn completions_behind_an_error_wait_until_it_is_read() {
+        let cq = queue(&domain(), WaitKind::None);
+        let source = Scripted::new(false, None);
+        cq.add_source(Arc::clone(&source) as _).unwrap();
+        source.put([done(1), failed(2), done(3)]);
+        assert_eq!(read(&cq, 4), Ok(vec![1]));
+        source.put([done(4)]);
+        assert_eq!(read(&cq, 4), Err(FiErrno::EAVAIL));
+        assert_eq!(cq.read_error().unwrap().completion.context, 2);
+        assert_eq!(read(&cq, 4), Ok(vec![3, 4]));
+    }
+
+    #[test]
+    fn a_source_wakes_a_reader_until_it_is_removed() {
+        let cq = queue(&domain(), WaitKind::Unspec);
+        let mute: Arc<dyn Source> = Scripted::new(false, None);
+        assert_eq!(cq.add_source(mute), Err(FiErrno::EINVAL));
+        let source = Scripted::new(true, None);
+        let shared: Arc<dyn Source> = Arc::clone(&source) as _;
+        cq.add_source(Arc::clone(&shared)).unwrap();
+        assert_eq!(cq.trywait(), Ok(()));
+        let putting = {
+            let source = Arc::clone(&source);
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                source.put([done(1)]);
+            })
+        };
+        let mut ignore = |_: &Completion| {};
+        assert_eq!(cq.sread(1, 1, None, &mut ignore), Ok(1));
+        putting.join().unwrap();
+        source.put([done(2)]);
+        assert_eq!(cq.trywait(), Err(FiErrno::EAGAIN));
+        assert_eq!(read(&cq, 1), Ok(vec![2]));
+        cq.remove_source(&shared);
+        source.put([done(3)]);
+        let soon = Some(Duration::from_millis(10));
+        let read = cq.sread(1, 1, soon, &mut ignore);
+        assert_eq!(read, Err(FiErrno::EAGAIN));
+        drop(shared);
+        assert_eq!(Arc::strong_count(&source), 1);
+    }
+
+    /// The queue has a channel, which the source's completions do not go through.
+    #[test]
+    fn a_source_wakes_those_who_wait_for_a_counter() {
+        let domain = domain();
+        let config = CqConfig {
+            wait: WaitKind::Unspec,
+            ..CqConfig::default()
+        };
+        let cq = CompletionQueue::open(&domain, config).unwrap();
+        let counter = Counter::open(&domain, WaitKind::Unspec).unwrap();
+        let source = Scripted::new(true, Some(Arc::clone(&counter)));
+        cq.add_source(Arc::clone(&source) as _).unwrap();
+        counter.watch(&cq);
+        let putting = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            source.put([done(1), done(2)]);
+        });
+        let limit = Some(Duration::from_secs(20));
+        assert_eq!(counter.wait(2, limit), Ok(()));
+        putting.join().unwrap();
+        assert_eq!(read(&cq, 4), Ok(vec![1, 2]));
+    }
+
+    #[test]
+    fn a_queue_of_sources_alone_has_no_device_queue() {
+        let domain = domain();
+        let cq = queue(&domain, WaitKind::None);
+        assert_eq!(cq.device_cq().err(), Some(FiErrno::EINVAL));
+        assert!(
+            CompletionQueue::open(&domain, CqConfig::default())
+                .is_ok_and(|cq| cq.device_cq().is_ok())
+        );
+    }
+}
