@@ -15,10 +15,10 @@ use crate::wire::cm_data::{CM_DATA_SIZE, CmData, KEYED_CM_DATA_SIZE};
 use crate::wire::introduction::Introduction;
 
 impl Core {
-    fn conn_param(&self, data: CmData) -> ConnParam {
+    fn conn_param<'a>(&self, data: &'a CmData) -> ConnParam<'a> {
         let tuning = &self.domain.config().tuning;
         ConnParam {
-            data,
+            private_data: data.encoded(),
             retry_count: tuning.retry_count,
             rnr_retry_count: tuning.rnr_retry_count,
         }
@@ -114,8 +114,8 @@ impl Core {
         // the lock held here.
         let peer = control.introduction;
         self.introduced(&mut control, peer);
-        let param = self.conn_param(self.introducing(&control, data));
-        id.accept(&param).inspect_err(|error| {
+        let data = self.introducing(&control, data);
+        id.accept(&self.conn_param(&data)).inspect_err(|error| {
             info_log!(EpCtrl, "rdma_accept: {error}");
             self.state.set(State::Disconnected);
         })?;
@@ -160,7 +160,7 @@ impl Core {
         warn_log!(EpCtrl, "a peer with another authorization key is refused");
         if let Some(id) = &control.id {
             // the peer may have gone already
-            let _ = id.reject(&CmData::EMPTY);
+            let _ = id.reject(CmData::EMPTY.encoded());
         }
         Err(FiErrno::EACCES)
     }
@@ -207,7 +207,7 @@ impl Core {
             owner: self.config.token,
             err,
             prov_errno: event.status,
-            data: event.data,
+            data: CmData::decode(event.private_data.bytes()),
             context: 0,
         });
     }
@@ -278,23 +278,24 @@ impl Core {
         let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         self.set_ack_timeout(id);
         let data = self.introducing(&control, control.data);
-        id.connect(&self.conn_param(data))
+        id.connect(&self.conn_param(&data))
     }
 }
 
 impl CmTarget for Core {
     fn cm_event(&self, event: CmEvent, eq: &EventQueue) {
+        let data = CmData::decode(event.private_data.bytes());
         let result = match event.kind {
             CmEventKind::AddrResolved => self.addr_resolved(),
             CmEventKind::RouteResolved => self.route_resolved(),
             CmEventKind::Established
                 if self.state.is(State::Connecting)
-                    && self.is_stranger(event.data.introduction().as_ref()) =>
+                    && self.is_stranger(data.introduction().as_ref()) =>
             {
                 self.leave_stranger()
             }
             CmEventKind::Established => {
-                self.established(eq, event.data);
+                self.established(eq, data);
                 Ok(())
             }
             CmEventKind::Disconnected => {

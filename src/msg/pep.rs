@@ -12,6 +12,7 @@ use crate::log::info_log;
 use crate::msg::ConnectRequest;
 use crate::queue::{CmTarget, Event, EventQueue};
 use crate::verbs::{CmEvent, CmEventKind, CmId, Device, EventChannel};
+use crate::wire::cm_data::CmData;
 
 /// Default number of unanswered requests.
 const DEFAULT_BACKLOG: usize = 128;
@@ -210,10 +211,11 @@ impl CmTarget for Core {
         match event.kind {
             CmEventKind::ConnectRequest => {
                 if let Some(id) = event.new_id.take() {
+                    let data = CmData::decode(event.private_data.bytes());
                     eq.push(Event::ConnReq {
                         pep: self.token,
-                        request: Some(ConnectRequest::new(id, event.data.introduction())),
-                        data: event.data,
+                        request: Some(ConnectRequest::new(id, data.introduction())),
+                        data,
                         attachment: None,
                     });
                 }
@@ -222,7 +224,7 @@ impl CmTarget for Core {
                 owner: self.token,
                 err: FiErrno::ENODEV,
                 prov_errno: event.status,
-                data: event.data,
+                data: CmData::EMPTY,
                 context: 0,
             }),
             // other events have no meaning for a listener

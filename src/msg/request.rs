@@ -50,7 +50,7 @@ impl ConnectRequest {
     pub fn reject(mut self, data: &[u8]) -> Result<()> {
         let data = CmData::new(data)?;
         let id = self.id.take().ok_or(FiErrno::EINVAL)?;
-        id.reject(&data)
+        id.reject(data.encoded())
     }
 
     /// The device on which the request arrived. The accepting endpoint's domain must be on this
@@ -80,7 +80,7 @@ impl Drop for ConnectRequest {
     fn drop(&mut self) {
         if let Some(id) = &self.id {
             // the peer may have gone already
-            let _ = id.reject(&CmData::EMPTY);
+            let _ = id.reject(CmData::EMPTY.encoded());
         }
     }
 }

@@ -114,7 +114,7 @@ impl Core {
                 && let Some(id) = &control.id
             {
                 // never accepted
-                let _ = id.reject(&CmData::EMPTY);
+                let _ = id.reject(CmData::EMPTY.encoded());
             }
             let connected = !matches!(old, State::Idle | State::Enabled);
             if connected && let Some(id) = &control.id {

@@ -446,7 +446,7 @@ impl EventQueue {
             target.cm_event(event, self);
         } else if let Some(id) = event.new_id.take() {
             // its listener has just gone
-            let _ = id.reject(&CmData::EMPTY);
+            let _ = id.reject(CmData::EMPTY.encoded());
         }
         // else the identifier of a request that is not answered yet: it has no endpoint
     }

@@ -17,10 +17,50 @@ use rdma_core_sys::{self as sys, Backend};
 use super::{Device, Pd, SockAddr};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::wire::cm_data::CmData;
 
 /// How long the resolution of an address or a route may take, in milliseconds.
 const RESOLVE_TIMEOUT: i32 = 2000;
+
+/// The most private data that a message of the connection manager carries, in bytes: that of an
+/// acceptance (`rdma_accept(3)`). A request over an IP address has 56 bytes, a rejection 148.
+const MAX_PRIVATE_DATA: usize = 196;
+
+/// Private data of a connection request, of its acceptance or of its rejection, as it was received.
+/// The transport may have padded it with zeros.
+#[derive(Clone, Copy)]
+pub struct PrivateData {
+    bytes: [u8; MAX_PRIVATE_DATA],
+    len: u8,
+}
+
+impl PrivateData {
+    /// No data.
+    pub const EMPTY: Self = Self {
+        bytes: [0; MAX_PRIVATE_DATA],
+        len: 0,
+    };
+
+    /// Copies at most [`MAX_PRIVATE_DATA`] of the bytes.
+    fn copy(bytes: &[u8]) -> Self {
+        let mut this = Self::EMPTY;
+        let count = bytes.len().min(MAX_PRIVATE_DATA);
+        this.bytes[..count].copy_from_slice(&bytes[..count]);
+        // at most 196
+        this.len = count as u8;
+        this
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl std::fmt::Debug for PrivateData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PrivateData({:?})", self.bytes())
+    }
+}
 
 /// The kind of an event of the connection manager (`rdma_get_cm_event(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,15 +98,15 @@ pub struct CmEvent {
     pub new_id: Option<CmId>,
     /// Reason of a failure, positive; 0 if there is none.
     pub status: i32,
-    /// The peer's application data.
-    pub data: CmData,
+    /// The peer's private data.
+    pub private_data: PrivateData,
 }
 
 /// Parameters of a connection (`rdma_connect(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConnParam {
-    /// Application data.
-    pub data: CmData,
+pub struct ConnParam<'a> {
+    /// Private data for the peer: at most 56 bytes to connect, 196 to accept.
+    pub private_data: &'a [u8],
     /// How often an unacknowledged packet is sent again, at most 7.
     pub retry_count: u8,
     /// Retries after the peer's RNR NAK (receiver not ready); 7: without limit.
@@ -74,12 +114,16 @@ pub struct ConnParam {
 }
 
 /// Runs `f` on the parameters in C's form.
-fn with_c_param<R>(param: &ConnParam, f: impl FnOnce(*mut sys::rdma_conn_param) -> R) -> R {
-    let data = param.data.encoded();
+///
+/// # Errors
+/// `EINVAL`: more than 255 bytes of private data. Those of `f`.
+fn with_c_param(
+    param: &ConnParam<'_>,
+    f: impl FnOnce(*mut sys::rdma_conn_param) -> Result<()>,
+) -> Result<()> {
     let mut c = sys::rdma_conn_param {
-        private_data: data.as_ptr().cast(),
-        // at most 56
-        private_data_len: data.len() as u8,
+        private_data: param.private_data.as_ptr().cast(),
+        private_data_len: data_len(param.private_data)?,
         // the library clips both to the limits of the device and the peer
         responder_resources: sys::RDMA_MAX_RESP_RES as u8,
         initiator_depth: sys::RDMA_MAX_INIT_DEPTH as u8,
@@ -89,6 +133,12 @@ fn with_c_param<R>(param: &ConnParam, f: impl FnOnce(*mut sys::rdma_conn_param) 
         ..Default::default()
     };
     f(&raw mut c)
+}
+
+/// The length of private data in the type of the connection manager, which refuses a length above
+/// its own limit.
+fn data_len(private_data: &[u8]) -> Result<u8> {
+    u8::try_from(private_data.len()).map_err(|_| FiErrno::EINVAL)
 }
 
 /// An event channel. Thread safe.
@@ -201,7 +251,7 @@ impl EventChannel {
             kind,
             CmEventKind::ConnectRequest | CmEventKind::Established | CmEventKind::Rejected
         );
-        let mut data = CmData::EMPTY;
+        let mut private_data = PrivateData::EMPTY;
         if carries_data {
             // SAFETY: these events carry connection parameters.
             let conn = unsafe { &*(&raw const event.param).cast::<sys::rdma_conn_param>() };
@@ -213,7 +263,7 @@ impl EventChannel {
                         conn.private_data_len.into(),
                     )
                 };
-                data = CmData::decode(bytes);
+                private_data = PrivateData::copy(bytes);
             }
         }
         let request = kind == CmEventKind::ConnectRequest;
@@ -222,7 +272,7 @@ impl EventChannel {
             object: if request { event.listen_id } else { event.id } as usize,
             new_id: request.then(|| self.own(event.id)),
             status: event.status.saturating_abs(),
-            data,
+            private_data,
         }
     }
 }
@@ -314,7 +364,7 @@ impl CmId {
     ///
     /// # Errors
     /// The connection manager's.
-    pub fn connect(&self, param: &ConnParam) -> Result<()> {
+    pub fn connect(&self, param: &ConnParam<'_>) -> Result<()> {
         with_c_param(param, |param| {
             // SAFETY: live; the parameters live through the call.
             FiErrno::from_call(unsafe { (self.backend.cm.rdma_connect)(self.raw, param) })
@@ -325,24 +375,22 @@ impl CmId {
     ///
     /// # Errors
     /// The connection manager's, for instance when the peer has gone.
-    pub fn accept(&self, param: &ConnParam) -> Result<()> {
+    pub fn accept(&self, param: &ConnParam<'_>) -> Result<()> {
         with_c_param(param, |param| {
             // SAFETY: live; the parameters live through the call.
             FiErrno::from_call(unsafe { (self.backend.cm.rdma_accept)(self.raw, param) })
         })
     }
 
-    /// Rejects the request that it came with.
+    /// Rejects the request that it came with, with at most 148 bytes of private data.
     ///
     /// # Errors
     /// The connection manager's, for instance when the peer has gone.
-    pub fn reject(&self, data: &CmData) -> Result<()> {
-        let bytes = data.encoded();
-        let address: *const c_void = bytes.as_ptr().cast();
-        // SAFETY: live; the data lives through the call and is at most 56 bytes long.
-        FiErrno::from_call(unsafe {
-            (self.backend.cm.rdma_reject)(self.raw, address, bytes.len() as u8)
-        })
+    pub fn reject(&self, private_data: &[u8]) -> Result<()> {
+        let len = data_len(private_data)?;
+        let address: *const c_void = private_data.as_ptr().cast();
+        // SAFETY: live; the data lives through the call and has `len` bytes.
+        FiErrno::from_call(unsafe { (self.backend.cm.rdma_reject)(self.raw, address, len) })
     }
 
     /// Ends the connection, or answers its end, and moves the queue pair to its error state.

@@ -24,7 +24,7 @@ pub(crate) use adopted::Adopted;
 pub use attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 #[cfg(test)]
 pub(crate) use buf::Buf;
-pub use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel};
+pub use cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PrivateData};
 pub use cq::{CompChannel, Cq, Wc};
 pub use device::{AsyncEvent, Device, DeviceAddress, devices};
 pub(crate) use device::{AsyncListener, known_device};
