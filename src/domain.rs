@@ -11,8 +11,6 @@ use parking_lot::Mutex;
 
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
-use crate::helper::Helper;
-use crate::keepalive::{self, Keepalive};
 use crate::log::{self, Level, Subsystem, info_log};
 use crate::mr::{
     CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped, Mode, Monitor, Paging,
@@ -20,6 +18,8 @@ use crate::mr::{
 };
 use crate::msg::Tuning;
 use crate::queue::EventQueue;
+use crate::queue::helper::Helper;
+use crate::queue::keepalive::{self, Keepalive};
 use crate::queue::shared::SharedIds;
 use crate::verbs::{Device, Mr, Pd};
 

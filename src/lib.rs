@@ -7,7 +7,6 @@
 //! Layers, each using only those above it in this list:
 //! - [`errno`], [`flags`], [`log`], [`wire`], [`auth`]: values and formats;
 //! - [`verbs`]: owners of verbs and connection manager objects, the only module that calls a verb;
-//! - `keepalive`: probes silent peers; `helper`: resumes pending operations;
 //! - [`domain`], [`mr`]: protection domains and memory regions;
 //! - [`queue`]: completion queues and event queues;
 //! - [`msg`]: connected endpoints.
@@ -23,8 +22,6 @@ pub mod fuzz;
 #[cfg(all(test, not(fuzzing)))]
 #[allow(unreachable_pub, reason = "public for the fuzz targets")]
 mod fuzz;
-mod helper;
-mod keepalive;
 pub mod log;
 pub mod mr;
 pub mod msg;

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 
 use super::core::Core;
 use super::state::State;
-use crate::keepalive::Member;
 use crate::log::info_log;
+use crate::queue::keepalive::Member;
 use crate::verbs::{SendOpcode, SendRequest};
 
 impl Member for Core {

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::CompletionQueue;
+use super::slots::{Lease, Rings};
 use crate::log::warn_log;
-use crate::queue::CompletionQueue;
-use crate::queue::slots::{Lease, Rings};
 
 /// Interval between two looks at waiting operations: at first, and at most.
 const SHORTEST: Duration = Duration::from_micros(100);

@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::wait::own;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::queue::own;
 
 /// How often connected endpoints beat. A peer is probed after one to two periods of silence, three
 /// at most; `docs/protocol.md` has the sum of which this is a part.
