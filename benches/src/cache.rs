@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use weft::domain::{Domain, DomainConfig};
 use weft::mr::probe::LocalProbe;
-use weft::mr::{CacheConfig, Form, LocalMemory, Mode};
+use weft::mr::{CacheConfig, Form, LocalMemory, Mode, MrConfig};
 
 use crate::stats::Quartiles;
 use crate::worker::pin;
@@ -21,13 +21,16 @@ fn domain(check: bool) -> Arc<Domain> {
     let device = weft::verbs::devices(&[softverbs::backend()], false);
     let device = device.into_iter().next().expect("soft0");
     let config = DomainConfig {
-        form: Form::new(Mode::NATIVE, false),
-        local: LocalMemory::Cached,
-        cache: CacheConfig {
-            max_size: Some(1 << 40),
-            max_count: 1 << 21,
-            check,
-            ..CacheConfig::default()
+        mr: MrConfig {
+            form: Form::new(Mode::NATIVE, false),
+            local: LocalMemory::Cached,
+            cache: CacheConfig {
+                max_size: Some(1 << 40),
+                max_count: 1 << 21,
+                check,
+                ..CacheConfig::default()
+            },
+            ..MrConfig::default()
         },
         ..DomainConfig::default()
     };
@@ -82,7 +85,7 @@ fn measure(domain: &Arc<Domain>, start: usize, threads: usize, among: usize) -> 
             let (barrier, domain) = (&barrier, domain);
             move || {
                 pin(thread);
-                let mut probe = LocalProbe::new(domain);
+                let mut probe = LocalProbe::new(domain.mr());
                 let order = order(among, thread as u64 + 1);
                 let mut times = Vec::new();
                 for _ in 0..ROUNDS {
@@ -109,7 +112,7 @@ pub(crate) fn main() {
     println!("finding a kept registration (quartiles)");
     for check in [false, true] {
         let domain = domain(check);
-        let mut probe = LocalProbe::new(&domain);
+        let mut probe = LocalProbe::new(domain.mr());
         let mut made = 0;
         for count in COUNTS {
             let begin = Instant::now();

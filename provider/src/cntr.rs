@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn open(
                 ops: (&raw const OPS.base).cast_mut(),
             },
             Cntr {
-                engine: Counter::open(&domain.engine, wait)?,
+                engine: Counter::open(domain.engine.queues(), wait)?,
                 _domain: user,
             },
         );

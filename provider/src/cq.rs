@@ -144,7 +144,7 @@ pub(crate) unsafe extern "C" fn open(
             sources_only: false,
         };
         let user = domain.users.add()?;
-        let engine = CompletionQueue::open(&domain.engine, config)?;
+        let engine = CompletionQueue::open(domain.engine.queues(), config)?;
         let object = Object::open(
             fid_cq {
                 fid: header::<Cq>(context),

@@ -7,6 +7,7 @@ use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::domain::{Domain as Engine, DomainConfig};
 use weft::errno::{FiErrno, Result};
+use weft::mr::{MrConfig, MrDomain};
 use weft::queue::EventQueue;
 use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
@@ -83,7 +84,7 @@ impl Kind for Domain {
         c.mr = (&raw const stub::closed::MR).cast_mut();
     }
     fn finish(domain: &Object<Self>) -> Result<()> {
-        if domain.engine.has_mapped_keys() {
+        if domain.engine.mr().has_mapped_keys() {
             let reason = "keys of fi_mr_map_raw are mapped in the domain";
             return Err(refused!(FI_LOG_DOMAIN, EBUSY, "{reason}"));
         }
@@ -157,11 +158,14 @@ unsafe fn open_body(
         &device,
         DomainConfig {
             tuning: param::values().tuning(),
-            form: terms.form,
-            events: terms.events,
-            auth: terms.auth,
-            durable: terms.durable,
-            cache: param::values().cache(),
+            mr: MrConfig {
+                form: terms.form,
+                events: terms.events,
+                auth: terms.auth,
+                durable: terms.durable,
+                cache: param::values().cache(),
+                ..MrConfig::default()
+            },
             ..DomainConfig::default()
         },
     )?;
@@ -212,11 +216,11 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
     let control = |domain: &Object<Domain>| {
         match command.cast_unsigned() {
             // SAFETY: the argument is NULL or a pointer to that structure.
-            FI_MAP_RAW_MR => unsafe { map_raw(&domain.engine, arg.cast())? },
+            FI_MAP_RAW_MR => unsafe { map_raw(domain.engine.mr(), arg.cast())? },
             FI_UNMAP_KEY => {
                 // SAFETY: the argument is NULL or a pointer to a key.
                 let key = unsafe { arg.cast::<u64>().as_ref() }.ok_or(FiErrno::EINVAL)?;
-                domain.engine.unmap_key(*key).inspect_err(|errno| {
+                domain.engine.mr().unmap_key(*key).inspect_err(|errno| {
                     info!(
                         FI_LOG_MR,
                         "fi_mr_unmap_key: -{errno:?}: {key:#x} is not mapped"
@@ -236,7 +240,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
 ///
 /// # Safety
 /// `map` is NULL or points to such a structure; the key has `key_size` bytes.
-unsafe fn map_raw(domain: &Engine, map: *const fi_mr_map_raw) -> Result<()> {
+unsafe fn map_raw(domain: &MrDomain, map: *const fi_mr_map_raw) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
         let map = map.as_ref().ok_or(FiErrno::EINVAL)?;

@@ -183,7 +183,7 @@ pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monit
     if !told.is_null() && told != (&raw const NOTIFY).cast_mut() {
         return Err(FiErrno::EBUSY);
     }
-    domain.engine.import_monitor(|| {
+    domain.engine.mr().import_monitor(|| {
         // SAFETY: the caller's promise.
         unsafe {
             begin(monitor, start)?;

@@ -121,8 +121,8 @@ pub(crate) unsafe fn register(
         // SAFETY: the application keeps the memory until it closes the region (fi_mr(3)).
         let region = unsafe {
             match events {
-                None => Region::register(&domain.engine, &config)?,
-                Some(_) => Region::prepare(&domain.engine, &config)?,
+                None => Region::register(domain.engine.mr(), &config)?,
+                Some(_) => Region::prepare(domain.engine.mr(), &config)?,
             }
         };
         let object = Object::open(
@@ -302,7 +302,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                     ));
                 }
                 let user = ep.users.add()?;
-                mr.region.bind_endpoint(&ep.engine)?;
+                mr.region.bind_endpoint(ep.engine.scope())?;
                 user
             }
             _ => {

@@ -95,7 +95,7 @@ unsafe extern "C" fn advise(
             })
         });
         let list = list.collect::<Result<Vec<_>>>()?;
-        domain.engine.advise(advice, flags, &list)?;
+        domain.engine.mr().advise(advice, flags, &list)?;
         Ok(0)
     })
 }

@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use libfabric_sys::*;
 use parking_lot::Mutex;
-use weft::domain::Domain as Engine;
 use weft::errno::{FiErrno, Result};
-use weft::queue::{CompletionQueue, Counter};
+use weft::queue::{CompletionQueue, Counter, QueueDomain};
 
 use crate::cntr::Cntr;
 use crate::cq::Cq;
@@ -18,7 +17,7 @@ use crate::ffi::stub;
 
 /// An open poll set.
 pub(crate) struct Poll {
-    domain: Arc<Engine>,
+    domain: Arc<QueueDomain>,
     members: Mutex<Vec<Member>>,
     _user: User,
 }
@@ -84,7 +83,7 @@ pub(crate) unsafe extern "C" fn open(
                 ops: (&raw const OPS).cast_mut(),
             },
             Poll {
-                domain: Arc::clone(&domain.engine),
+                domain: Arc::clone(domain.engine.queues()),
                 members: Mutex::new(Vec::new()),
                 _user: user,
             },
@@ -102,7 +101,7 @@ pub(crate) unsafe extern "C" fn open(
 ///
 /// # Safety
 /// `handle` is NULL or readable as a fid.
-unsafe fn member(domain: &Arc<Engine>, handle: *mut fid) -> Result<Member> {
+unsafe fn member(domain: &Arc<QueueDomain>, handle: *mut fid) -> Result<Member> {
     // SAFETY: the caller's promise.
     let (what, owner, user) = unsafe {
         if let Ok(cq) = object::<Cq>(handle) {

@@ -5,9 +5,9 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use super::MrDomain;
 use super::exposed::Exposed;
 use super::region::Region;
-use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::log::{Subsystem, refuse, refused};
 use crate::log_place;
@@ -34,7 +34,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn new(domain: &Domain, pd: &Arc<Pd>) -> Self {
+    pub(crate) fn new(domain: &MrDomain, pd: &Arc<Pd>) -> Self {
         Self {
             pd: Arc::clone(pd),
             domain: std::ptr::from_ref(domain).addr(),

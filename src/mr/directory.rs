@@ -337,7 +337,7 @@ impl BlockPlace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Access, Buffer, Form, Mode, Region, RegionConfig};
+    use super::super::{Access, Buffer, Form, Mode, MrConfig, Region, RegionConfig};
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::verbs::devices;
@@ -367,11 +367,14 @@ mod tests {
         let device = devices(&[softverbs::backend()], false).remove(0);
         let mode = Mode::ALLOCATED | Mode::MMU_NOTIFY | Mode::LOCAL;
         let config = DomainConfig {
-            form: Form::new(mode, false),
+            mr: MrConfig {
+                form: Form::new(mode, false),
+                ..MrConfig::default()
+            },
             ..DomainConfig::default()
         };
         let domain = Domain::open(&device, config).unwrap();
-        let directory = domain.directory(domain.pd()).unwrap();
+        let directory = domain.mr().directory(domain.pd()).unwrap();
         let block = directory.block(None).unwrap();
         let peer: Arc<dyn Peer> = Arc::new(Silent);
         block.join(Arc::downgrade(&peer));
@@ -391,7 +394,7 @@ mod tests {
                 ..RegionConfig::default()
             };
             // SAFETY: the memory is dropped last.
-            let region = unsafe { Region::register(&domain, &config) }.unwrap();
+            let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
             region.refresh(&buffers).unwrap();
             region
         };
@@ -440,7 +443,7 @@ mod tests {
         const PEERS: usize = 10_000;
         let device = devices(&[softverbs::backend()], false).remove(0);
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
-        let directory = domain.directory(domain.pd()).unwrap();
+        let directory = domain.mr().directory(domain.pd()).unwrap();
         let visits = || std::mem::take(&mut directory.inner.lock().peers.visits);
         let peer = Arc::new(Counts::default());
         let weak: Weak<dyn Peer> = Arc::<Counts>::downgrade(&peer);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
-use crate::domain::Domain;
+use super::MrDomain;
 use crate::errno::Result;
 use crate::mr::cache::{Got, Held};
 use crate::mr::{Desc, DescRule, LocalCache, Place};
@@ -67,7 +67,7 @@ pub(crate) struct LocalKeys {
 }
 
 impl LocalKeys {
-    pub(crate) fn new(domain: &Domain, pd: &Arc<Pd>) -> Self {
+    pub(crate) fn new(domain: &MrDomain, pd: &Arc<Pd>) -> Self {
         let cache = domain.local_cache(pd);
         // only for weft's own monitor: the cost of the application's monitor is not known
         let asks = |cache: &Arc<LocalCache>| domain.config().cache.check && !cache.is_foreign();

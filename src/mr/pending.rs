@@ -332,7 +332,7 @@ mod tests {
 
         let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
-        assert_eq!(domain.paging(), Paging::Pinned);
+        assert_eq!(domain.mr().paging(), Paging::Pinned);
         for (len, expected) in [(LARGE as usize, true), (LARGE as usize / 2, false)] {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let rights = libc::PROT_READ | libc::PROT_WRITE;
@@ -346,7 +346,7 @@ mod tests {
                 ..RegionConfig::default()
             };
             // SAFETY: the memory is unmapped after the region is dropped.
-            let region = unsafe { Region::prepare(&domain, &config) }.unwrap();
+            let region = unsafe { Region::prepare(domain.mr(), &config) }.unwrap();
             region.fetch_pages();
             let mut pages = vec![0_u8; len / 4096];
             // SAFETY: a live mapping; at most one byte of `pages` for each page of the system.
@@ -381,7 +381,7 @@ mod tests {
                 ..RegionConfig::default()
             };
             // SAFETY: the memory is dropped after the region.
-            let region = unsafe { Region::prepare(&domain, &config) }.unwrap();
+            let region = unsafe { Region::prepare(domain.mr(), &config) }.unwrap();
             region.pending.panics.store(panics, Ordering::Relaxed);
             let (tell, told) = std::sync::mpsc::channel();
             region

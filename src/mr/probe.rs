@@ -5,8 +5,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::{Desc, LocalKeys, Use};
-use crate::domain::Domain;
+use super::{Desc, LocalKeys, MrDomain, Use};
 use crate::errno::Result;
 
 /// One direction of an endpoint that posts nothing. Not thread safe.
@@ -18,7 +17,7 @@ pub struct LocalProbe {
 
 impl LocalProbe {
     /// A probe with the cache or implicit region of a domain.
-    pub fn new(domain: &Arc<Domain>) -> Self {
+    pub fn new(domain: &Arc<MrDomain>) -> Self {
         Self {
             keys: LocalKeys::new(domain, domain.pd()),
             number: 0,

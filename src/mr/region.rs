@@ -14,12 +14,10 @@ use super::keys::kind;
 use super::ops::{Shared, SharedMemory};
 use super::pending::Pending;
 use crate::auth::AuthKey;
-use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::refused;
-use crate::mr::{Access, Mode, Paging};
-use crate::msg::Endpoint;
+use crate::mr::{Access, Mode, MrDomain, Paging, Scope};
 use crate::queue::Counter;
 use crate::queue::event_cell::{Cell, Event, Watch};
 use crate::verbs::Pd;
@@ -113,7 +111,7 @@ pub struct Region {
     pub(super) shared: Option<Shared>,
     /// The region that this one is a part of.
     base: Option<Arc<Region>>,
-    domain: Arc<Domain>,
+    domain: Arc<MrDomain>,
 }
 
 /// Objects bound to a region.
@@ -144,13 +142,13 @@ impl Bindings {
 #[derive(Debug)]
 struct KeyInUse {
     key: u64,
-    domain: Arc<Domain>,
+    domain: Arc<MrDomain>,
 }
 
 impl KeyInUse {
     /// # Errors
     /// `EKEYREJECTED`: out of range. `ENOKEY`: in use.
-    fn take(domain: &Arc<Domain>, key: u64) -> Result<Self> {
+    fn take(domain: &Arc<MrDomain>, key: u64) -> Result<Self> {
         if key >> 48 >= kind::RESERVED {
             return Err(refused!(
                 Mr,
@@ -269,7 +267,7 @@ impl Region {
     /// # Safety
     /// The caller keeps the memory valid until the region is dropped: devices and peers access it
     /// as permitted by `access`.
-    pub unsafe fn register(domain: &Arc<Domain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
+    pub unsafe fn register(domain: &Arc<MrDomain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
         // SAFETY: as this function: the caller keeps the memory valid.
         let this = unsafe { Self::prepare(domain, config)? };
         if !this.comes_disabled() {
@@ -286,7 +284,7 @@ impl Region {
     ///
     /// # Safety
     /// As [`Self::register`].
-    pub unsafe fn prepare(domain: &Arc<Domain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
+    pub unsafe fn prepare(domain: &Arc<MrDomain>, config: &RegionConfig<'_>) -> Result<Arc<Self>> {
         let len = config.check()?;
         let mode = domain.config().form.mode;
         if config.counted && !domain.counts() {
@@ -380,7 +378,7 @@ impl Region {
                 "a counter of a region is bound for FI_REMOTE_READ, FI_REMOTE_WRITE or both"
             ));
         }
-        if !Arc::ptr_eq(counter.domain(), &self.domain) {
+        if !Arc::ptr_eq(counter.domain().pd(), self.domain.pd()) {
             return Err(refused!(Mr, EDOMAIN, "the counter is of another domain"));
         }
         let mut bindings = self.bindings.lock();
@@ -426,7 +424,7 @@ impl Region {
     /// - `EOPBADSTATE`: enabled already, or being closed.
     /// - `EINVAL`: an endpoint is bound already, or the region's authorization key differs from the
     ///   endpoint's.
-    pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
+    pub fn bind_endpoint(&self, endpoint: Scope<'_>) -> Result<()> {
         if !self.mode().contains(Mode::ENDPOINT) {
             return Err(refused!(
                 Mr,
@@ -434,7 +432,7 @@ impl Region {
                 "the domain has no mr_mode FI_MR_ENDPOINT"
             ));
         }
-        if !Arc::ptr_eq(endpoint.domain(), &self.domain) {
+        if !Arc::ptr_eq(endpoint.domain, &self.domain) {
             return Err(refused!(Mr, EDOMAIN, "the endpoint is of another domain"));
         }
         let mut bindings = self.bindings.lock();
@@ -445,7 +443,7 @@ impl Region {
                 "the region is enabled already, or being closed"
             ));
         }
-        let stranger = self.auth.is_some() && self.auth.as_ref() != endpoint.auth();
+        let stranger = self.auth.is_some() && self.auth.as_ref() != endpoint.auth;
         if stranger || bindings.endpoint.is_some() {
             return Err(refused!(
                 Mr,
@@ -453,7 +451,7 @@ impl Region {
                 "an endpoint is bound already, or it has another authorization key"
             ));
         }
-        bindings.endpoint = Some(Arc::clone(endpoint.pd()));
+        bindings.endpoint = Some(Arc::clone(endpoint.pd));
         Ok(())
     }
 
@@ -572,7 +570,7 @@ impl Region {
     }
 
     /// The domain that the region belongs to.
-    pub fn domain(&self) -> &Arc<Domain> {
+    pub fn domain(&self) -> &Arc<MrDomain> {
         &self.domain
     }
 

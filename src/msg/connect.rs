@@ -28,7 +28,7 @@ impl Core {
     fn introducing(&self, control: &Control, data: CmData) -> CmData {
         match &control.block {
             Some(block) => data.introducing(Introduction {
-                application_keys: !self.domain.config().form.mode.contains(Mode::PROV_KEY),
+                application_keys: !self.domain.mr().config().form.mode.contains(Mode::PROV_KEY),
                 block_addr: block.addr(),
                 block_rkey: block.rkey(),
                 auth: self.auth().map(AuthKey::tag),
@@ -39,7 +39,7 @@ impl Core {
 
     /// The endpoint's authorization key, or the domain's.
     pub(super) fn auth(&self) -> Option<&AuthKey> {
-        let of_domain = self.domain.config().auth.as_ref();
+        let of_domain = self.domain.mr().config().auth.as_ref();
         self.config.auth.as_ref().or(of_domain)
     }
 
@@ -253,7 +253,7 @@ impl Core {
             || self.state.change(State::Accepted, State::Connected)
         {
             eq.push(Event::Connected { ep, data });
-            if let Some(keepalive) = self.domain.keepalive() {
+            if let Some(keepalive) = self.domain.queues().keepalive() {
                 keepalive.join(self.weak());
             }
         } else if self.state.change(State::Broken, State::Disconnected) {

@@ -159,7 +159,7 @@ impl Core {
             return Err(FiErrno::EOPBADSTATE);
         }
         let channel = registry.channel(self.domain.device())?;
-        if let Some(keepalive) = self.domain.keepalive() {
+        if let Some(keepalive) = self.domain.queues().keepalive() {
             registry.watch(keepalive)?;
         }
         let id = match &control.id {

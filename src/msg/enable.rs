@@ -198,7 +198,7 @@ impl Core {
     /// The connection block, which the peer reads, with the event cell in which the peer counts its
     /// operations.
     fn connection_block(&self, control: &mut Control) -> Result<ConnectionBlock> {
-        let directory = self.domain.directory(&self.pd)?;
+        let directory = self.domain.mr().directory(&self.pd)?;
         if control.cell.is_none() && !control.remote_counters.is_empty() {
             let cell = directory.event_cell()?;
             for (event, counter) in &control.remote_counters {

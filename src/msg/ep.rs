@@ -16,7 +16,7 @@ use crate::auth::AuthKey;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::Mode;
+use crate::mr::{Mode, Scope};
 use crate::msg::{ConnectRequest, LengthOption, SharedRx};
 use crate::queue::event_cell::Event;
 use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
@@ -147,10 +147,10 @@ impl Endpoint {
 
     /// The protection domain of a new endpoint.
     fn pd_for(domain: &Arc<Domain>, config: &EndpointConfig) -> Result<Arc<Pd>> {
-        if domain.config().form.mode.contains(Mode::ENDPOINT) {
+        if domain.mr().config().form.mode.contains(Mode::ENDPOINT) {
             Pd::alloc(domain.device())
         } else {
-            domain.pd_of(config.auth.as_ref())
+            domain.mr().pd_of(config.auth.as_ref())
         }
     }
 
@@ -215,7 +215,7 @@ impl Endpoint {
     /// - `EDOMAIN`: a queue of another domain.
     /// - `EOPBADSTATE`: enabled already.
     pub fn bind_cq(&self, cq: &Arc<CompletionQueue>, flags: BindFlags) -> Result<()> {
-        if !Arc::ptr_eq(cq.domain(), self.domain()) {
+        if !Arc::ptr_eq(cq.domain(), self.domain().queues()) {
             return Err(FiErrno::EDOMAIN);
         }
         cq.device_cq()?;
@@ -274,14 +274,14 @@ impl Endpoint {
     /// - `EDOMAIN`: a counter of another domain.
     /// - `EOPBADSTATE`: enabled already.
     pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
-        if !Arc::ptr_eq(counter.domain(), self.domain()) {
+        if !Arc::ptr_eq(counter.domain(), self.domain().queues()) {
             return Err(FiErrno::EDOMAIN);
         }
         let remote = Flags::REMOTE_READ | Flags::REMOTE_WRITE;
         if kinds.intersects((Counters::KINDS | remote).complement()) {
             return Err(FiErrno::EBADFLAGS);
         }
-        if kinds.intersects(remote) && !self.domain().counts() {
+        if kinds.intersects(remote) && !self.domain().mr().counts() {
             return Err(FiErrno::EOPNOTSUPP);
         }
         let mut control = self.core.control.lock();
@@ -397,9 +397,13 @@ impl Endpoint {
         self.core.cm_data_size()
     }
 
-    /// The endpoint's authorization key.
-    pub(crate) fn auth(&self) -> Option<&AuthKey> {
-        self.core.auth()
+    /// This endpoint, for regions that are bound to it.
+    pub fn scope(&self) -> Scope<'_> {
+        Scope {
+            domain: self.core.domain.mr(),
+            pd: &self.core.pd,
+            auth: self.core.auth(),
+        }
     }
 
     /// Whether writes of this endpoint can be made durable.
@@ -449,11 +453,6 @@ impl Endpoint {
             return Err(FiErrno::EOPBADSTATE);
         }
         self.core.lengths.set(option, value)
-    }
-
-    /// The protection domain of the endpoint's queue pair.
-    pub(crate) fn pd(&self) -> &Arc<Pd> {
-        &self.core.pd
     }
 
     /// The domain that the endpoint belongs to.

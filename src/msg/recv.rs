@@ -49,7 +49,7 @@ impl RxSide {
             place,
             qp,
             early,
-            local: LocalKeys::new(&core.domain, &core.pd),
+            local: LocalKeys::new(core.domain.mr(), &core.pd),
         }
     }
 

@@ -474,7 +474,7 @@ impl TxSide {
     /// As [`Self::resolve`], for a mapped key.
     fn resolve_mapped(&mut self, op: &Transmit<'_>, len: usize, done: u64) -> Known {
         if self.mapped.get(op.key).is_none() {
-            let Some(mapped) = self.cq.domain().mapped().get(op.key) else {
+            let Some(mapped) = self.domain.mapped().get(op.key) else {
                 return Known::Refused(FiErrno::EKEYREJECTED);
             };
             self.mapped.keep(mapped);

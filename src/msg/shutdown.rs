@@ -146,8 +146,8 @@ impl Core {
             }
         }
         // releases the endpoint's own protection domain; one of an authorization key stays
-        if self.domain.config().form.mode.contains(Mode::ENDPOINT) {
-            self.domain.forget(&self.pd);
+        if self.domain.mr().config().form.mode.contains(Mode::ENDPOINT) {
+            self.domain.mr().forget(&self.pd);
         }
     }
 }

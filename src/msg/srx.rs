@@ -90,7 +90,7 @@ impl SharedRx {
             iov_limit: config.iov_limit,
             op_flags: config.op_flags,
             posting: Mutex::new(Posting {
-                local: LocalKeys::new(domain, domain.pd()),
+                local: LocalKeys::new(domain.mr(), domain.pd()),
                 held: Vec::new(),
             }),
         }))

@@ -13,7 +13,7 @@ use crate::Token;
 use crate::domain::{Domain, DomainConfig};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::{Access, Desc, Form, LocalMemory, Mode, Region, RegionConfig};
+use crate::mr::{Access, Desc, Form, LocalMemory, Mode, MrConfig, Region, RegionConfig};
 use crate::msg::{
     AtomicKind, AtomicOp, BindFlags, ConnectRequest, Endpoint, EndpointConfig, LocalIov,
     PassiveEndpoint, PepConfig, RemoteIov, SharedRx, SharedRxConfig,
@@ -88,7 +88,7 @@ impl Buffer {
             ..RegionConfig::default()
         };
         // SAFETY: the region is dropped before the memory, which never moves.
-        let region = unsafe { Region::register(domain, &config) }.expect("a region");
+        let region = unsafe { Region::register(domain.mr(), &config) }.expect("a region");
         Self { region, memory }
     }
 
@@ -190,7 +190,7 @@ fn open_cq(domain: &Arc<Domain>) -> Arc<CompletionQueue> {
         wait: WaitKind::Fd,
         ..CqConfig::default()
     };
-    CompletionQueue::open(domain, config).expect("a completion queue")
+    CompletionQueue::open(domain.queues(), config).expect("a completion queue")
 }
 
 impl Side {

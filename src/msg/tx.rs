@@ -18,7 +18,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::keys::KeyCache;
 use crate::mr::mapped::MappedKey;
-use crate::mr::{LocalKeys, Use};
+use crate::mr::{LocalKeys, MrDomain, Use};
 use crate::msg::LengthOption;
 use crate::queue::slots::{Rings, Slot, SlotRing};
 use crate::queue::{CompletionQueue, WrId};
@@ -51,6 +51,8 @@ pub(crate) struct TxSide {
     pub(super) application_keys: bool,
     /// Set once the peer's introduction was received.
     pub(super) remote: Option<Box<Remote>>,
+    /// The mapped keys of the domain.
+    pub(super) domain: Arc<MrDomain>,
     /// Cache of mapped keys that operations have used.
     pub(super) mapped: KeyCache<Arc<MappedKey>>,
     /// Pending operations: the first waits for a key look-up, the others are behind it.
@@ -67,7 +69,7 @@ impl TxSide {
         } else {
             None
         };
-        let local = LocalKeys::new(&core.domain, &core.pd);
+        let local = LocalKeys::new(core.domain.mr(), &core.pd);
         let bounce = if local.copies() {
             Some(Bounce::new(&core.pd)?)
         } else {
@@ -99,6 +101,7 @@ impl TxSide {
             },
             application_keys: false,
             remote: None,
+            domain: Arc::clone(core.domain.mr()),
             mapped: KeyCache::default(),
             waiting: VecDeque::new(),
         })

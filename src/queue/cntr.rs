@@ -17,14 +17,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::info_log;
 
 use crate::queue::event_cell::{Cell, Watch};
 use crate::queue::wait::{Timer, WaitSet, deadline};
-use crate::queue::{CompletionQueue, WaitKind};
+use crate::queue::{CompletionQueue, QueueDomain, WaitKind};
 
 /// Reads of a counter between two checks of the clock, for silent peers.
 const READS: u32 = 32;
@@ -36,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// A counter. Thread safe.
 #[derive(Debug)]
 pub struct Counter {
-    domain: Arc<Domain>,
+    domain: Arc<QueueDomain>,
     kind: WaitKind,
     wait: Option<WaitSet>,
     /// Set as soon as a queue without a channel, or an event cell, moves the counter.
@@ -61,7 +60,7 @@ impl Counter {
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`: resources of the process.
-    pub fn open(domain: &Arc<Domain>, kind: WaitKind) -> Result<Arc<Self>> {
+    pub fn open(domain: &Arc<QueueDomain>, kind: WaitKind) -> Result<Arc<Self>> {
         let wait = match kind {
             WaitKind::None => None,
             WaitKind::Unspec | WaitKind::Fd => Some(WaitSet::new()?),
@@ -255,8 +254,8 @@ impl Counter {
         }
     }
 
-    /// The domain it belongs to.
-    pub fn domain(&self) -> &Arc<Domain> {
+    /// The part of a domain that it belongs to.
+    pub fn domain(&self) -> &Arc<QueueDomain> {
         &self.domain
     }
 

@@ -13,14 +13,13 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::queue::complete::{EndpointTable, RESUME, SOURCES};
 use crate::queue::device::DeviceQueue;
 use crate::queue::slots::Rings;
 use crate::queue::source::{Batch, Entry, NoReader, Sink, Source};
 use crate::queue::wait::WaitSet;
-use crate::queue::{CompletionError, EntryWriter, WaitKind};
+use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 
 /// Completions that a queue holds if the application gives no size.
@@ -65,7 +64,7 @@ pub(super) struct Inner {
 /// A completion queue. Thread safe.
 #[derive(Debug)]
 pub struct CompletionQueue {
-    pub(super) domain: Arc<Domain>,
+    pub(super) domain: Arc<QueueDomain>,
     /// The source of MSG endpoints.
     pub(super) device: Option<DeviceQueue>,
     pub(super) kind: WaitKind,
@@ -81,7 +80,7 @@ impl CompletionQueue {
     /// # Errors
     /// - `EINVAL`: more completions than the device allows.
     /// - `ENOMEM`, `EMFILE`: resources of the device or the process.
-    pub fn open(domain: &Arc<Domain>, config: CqConfig) -> Result<Arc<Self>> {
+    pub fn open(domain: &Arc<QueueDomain>, config: CqConfig) -> Result<Arc<Self>> {
         let device = domain.device();
         let size = match config.size {
             0 => DEFAULT_SIZE.min(device.attr().max_cqe),
@@ -349,8 +348,8 @@ impl CompletionQueue {
         self.domain.device().status_str(prov_errno)
     }
 
-    /// The domain it belongs to.
-    pub fn domain(&self) -> &Arc<Domain> {
+    /// The part of a domain that it belongs to.
+    pub fn domain(&self) -> &Arc<QueueDomain> {
         &self.domain
     }
 
@@ -385,7 +384,7 @@ impl Drop for CompletionQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::DomainConfig;
+    use crate::domain::{Domain, DomainConfig};
     use crate::flags::Flags;
     use crate::queue::Completion;
     use crate::queue::complete::Attachment;
@@ -417,7 +416,7 @@ mod tests {
     fn read(found: fn(Completion) -> Entry) -> (Result<usize>, Vec<usize>, Result<usize>) {
         let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
-        let cq = CompletionQueue::open(&domain, CqConfig::default()).unwrap();
+        let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
         let owner: Arc<dyn FailureListener> = Arc::new(GoesOn(Arc::downgrade(&cq), found));
         let rings = Arc::new(Rings::new(4, 4));
         assert!(rings.owner.set(Arc::downgrade(&owner)).is_ok());

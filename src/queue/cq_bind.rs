@@ -196,7 +196,7 @@ mod tests {
         const ENDPOINTS: usize = 10_000;
         let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
         let domain = Domain::open(&device, DomainConfig::default()).unwrap();
-        let cq = CompletionQueue::open(&domain, CqConfig::default()).unwrap();
+        let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
         let rings = Arc::new(Rings::new(1, 1));
         let mut sizes = vec![cq.device_cq().unwrap().cqe()];
         let mut ids: Vec<_> = (0..ENDPOINTS)

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
+use crate::mr::MrDomain;
 use crate::mr::Region;
 use crate::verbs::{Advised, FLUSH, NO_FAULT, Pd, advise};
 
@@ -26,7 +26,7 @@ const PART: u64 = 1 << 30;
 impl AdvisedRange<'_> {
     /// The protection domain and lkey of the range. A range outside every buffer of the region gets
     /// the lkey of one of its buffers: the device decides about it.
-    fn key(&self, domain: &Arc<Domain>) -> Result<(Arc<Pd>, u32)> {
+    fn key(&self, domain: &Arc<MrDomain>) -> Result<(Arc<Pd>, u32)> {
         let (region, of) = (self.region, self.region.domain());
         if !Arc::ptr_eq(of.device(), domain.device()) {
             return Err(FiErrno::EINVAL);
@@ -79,7 +79,7 @@ fn pinned(pd: &Pd, advice: u32, flags: u32) -> FiErrno {
     }
 }
 
-impl Domain {
+impl MrDomain {
     /// Gives the device advice about ranges of regions (`ibv_advise_mr(3)`), with verbs' values of
     /// advice and flags. One call of the device, or one for each run of ranges with the same
     /// protection domain, in the order of the ranges. Blocks as the device does.

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 
 use super::memory::{SIZE_SEALS, create, seal};
 use crate::errno::{FiErrno, Result};
-use crate::mr::Access;
+use crate::mr::{Access, random};
 use crate::wire::records::checksum;
 
 const GRANT_MAGIC: u64 = 0x0001_746e_7261_6777;
@@ -199,10 +199,6 @@ fn stat(file: &OwnedFd) -> Result<libc::stat> {
     // SAFETY: a writable structure.
     FiErrno::from_call(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
     Ok(stat)
-}
-
-fn random() -> Result<u64> {
-    crate::domain::random()
 }
 
 #[cfg(test)]

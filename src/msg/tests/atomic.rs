@@ -138,7 +138,7 @@ fn counters_count_fetches_as_reads_and_the_rest_as_writes() {
     let counters = std::cell::RefCell::new(Vec::new());
     let (client, server) = connected_before(DomainConfig::default(), true, |client| {
         for kind in [Flags::READ, Flags::WRITE] {
-            let counter = Counter::open(&client.domain, WaitKind::Unspec).unwrap();
+            let counter = Counter::open(client.domain.queues(), WaitKind::Unspec).unwrap();
             client.ep.bind_counter(&counter, kind).unwrap();
             counters.borrow_mut().push(counter);
         }

@@ -10,7 +10,8 @@ fn key(bytes: &[u8]) -> Option<AuthKey> {
 }
 
 fn domain(form: Mode, auth: Option<AuthKey>) -> Arc<Domain> {
-    let config = DomainConfig { auth, ..kind(form) };
+    let mut config = kind(form);
+    config.mr.auth = auth;
     Domain::open(&device(), config).unwrap()
 }
 
@@ -109,7 +110,7 @@ fn register(
         ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.
-    unsafe { Region::register(domain, &config) }.unwrap()
+    unsafe { Region::register(domain.mr(), &config) }.unwrap()
 }
 
 /// Writes all of `source` to a region; what comes of it.
@@ -171,7 +172,7 @@ fn a_region_of_an_endpoint_may_have_the_endpoints_key_only() {
         .zip([Ok(()), Err(FiErrno::EINVAL), Ok(())])
     {
         let region = register(&domain, memory, 7, auth.as_ref());
-        assert_eq!(region.bind_endpoint(&ep), bound);
+        assert_eq!(region.bind_endpoint(ep.scope()), bound);
     }
 }
 

@@ -234,7 +234,7 @@ fn what_must_be_bound_is_asked_for() {
     assert_eq!(ep.enable(), Err(FiErrno::ENOCQ));
     // counters don't do: fi_endpoint(3) wants a queue that can tell of failures, "even if the endpoint is configured to
     // suppress successful completions"
-    let counter = Counter::open(&domain, WaitKind::None).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::None).unwrap();
     let kinds = Flags::SEND | Flags::RECV | Flags::READ | Flags::WRITE;
     ep.bind_counter(&counter, kinds).unwrap();
     assert_eq!(ep.enable(), Err(FiErrno::ENOCQ));

@@ -11,7 +11,7 @@ fn counted(kinds: &[Flags]) -> (Side, Side, Vec<Arc<Counter>>) {
     let mut counters = Vec::new();
     let (client, server) = connected_before(DomainConfig::default(), true, |client| {
         for &kind in kinds {
-            let counter = Counter::open(&client.domain, WaitKind::Fd).unwrap();
+            let counter = Counter::open(client.domain.queues(), WaitKind::Fd).unwrap();
             client.ep.bind_counter(&counter, kind).unwrap();
             counters.push(counter);
         }
@@ -27,7 +27,7 @@ fn nothing_to_read(side: &Side) {
 #[test]
 fn a_value_is_read_set_and_waited_for() {
     let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
-    let counter = Counter::open(&domain, WaitKind::Unspec).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::Unspec).unwrap();
     counter.set(5);
     counter.add(2);
     counter.set_errors(1);
@@ -53,7 +53,7 @@ fn a_value_is_read_set_and_waited_for() {
     let failing = later(|counter| counter.add_errors(1));
     assert_eq!(counter.wait(1000, Some(LIMIT)), Err(FiErrno::EAVAIL));
     failing.join().unwrap();
-    let unwaited = Counter::open(&domain, WaitKind::None).unwrap();
+    let unwaited = Counter::open(domain.queues(), WaitKind::None).unwrap();
     assert_eq!(unwaited.wait(0, None), Ok(()));
     let start = Instant::now();
     assert_eq!(unwaited.wait(1, short), Err(FiErrno::ETIMEDOUT));
@@ -164,9 +164,9 @@ fn a_thousand_queues_and_a_counter_that_waits_for_one_of_them() {
             wait: WaitKind::None,
             ..CqConfig::default()
         };
-        let open = || CompletionQueue::open(&domain, silent).unwrap();
+        let open = || CompletionQueue::open(domain.queues(), silent).unwrap();
         let queues: Vec<_> = (0..1100).map(|_| open()).collect();
-        let counter = Counter::open(&domain, WaitKind::Unspec).unwrap();
+        let counter = Counter::open(domain.queues(), WaitKind::Unspec).unwrap();
         let eq = EventQueue::open(EqConfig::default()).unwrap();
         let (_pep, addr) = listener(&device, &eq);
         let ep = Endpoint::open(&domain, config(CLIENT)).unwrap();
@@ -202,7 +202,7 @@ fn a_thousand_queues_and_a_counter_that_waits_for_one_of_them() {
 #[test]
 fn a_change_is_told_once_by_trywait_and_by_poll() {
     let domain = Domain::open(&device(), DomainConfig::default()).unwrap();
-    let counter = Counter::open(&domain, WaitKind::Fd).unwrap();
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
     let fd = counter.fd().unwrap();
     assert_eq!(counter.trywait(), Ok(()));
     assert!(!super::transfer::readable(fd));
@@ -245,7 +245,7 @@ fn failures_are_counted_apart_and_wake_who_waits() {
 fn a_binding_that_means_nothing_is_refused() {
     let device = device();
     let side = Side::new(&device, config(CLIENT), false);
-    let counter = Counter::open(&side.domain, WaitKind::None).unwrap();
+    let counter = Counter::open(side.domain.queues(), WaitKind::None).unwrap();
     let bind = |kinds| side.ep.bind_counter(&counter, kinds);
     assert_eq!(bind(Flags::REMOTE_WRITE), Err(FiErrno::EOPNOTSUPP));
     assert_eq!(bind(Flags::SEND | Flags::FENCE), Err(FiErrno::EBADFLAGS));
@@ -254,7 +254,7 @@ fn a_binding_that_means_nothing_is_refused() {
     assert_eq!(bind(Flags::SEND | Flags::RECV), Err(FiErrno::EINVAL));
     assert_eq!(bind(Flags::RECV), Ok(()));
     let other = Domain::open(&device, DomainConfig::default()).unwrap();
-    let foreign = Counter::open(&other, WaitKind::None).unwrap();
+    let foreign = Counter::open(other.queues(), WaitKind::None).unwrap();
     let bound = side.ep.bind_counter(&foreign, Flags::READ);
     assert_eq!(bound, Err(FiErrno::EDOMAIN));
 }

@@ -67,17 +67,20 @@ fn register(
         access: TARGET,
         requested_key: key,
         persistent,
-        counted: domain.config().form.mode.contains(Mode::RMA_EVENT),
+        counted: domain.config().mr.form.mode.contains(Mode::RMA_EVENT),
         ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.
-    unsafe { Region::register(domain, &config) }
+    unsafe { Region::register(domain.mr(), &config) }
 }
 
 fn open(form: Mode, durable: bool) -> Arc<Domain> {
     let config = DomainConfig {
-        durable,
-        ..kind(form)
+        mr: MrConfig {
+            durable,
+            ..kind(form).mr
+        },
+        ..DomainConfig::default()
     };
     Domain::open(&device(), config).unwrap()
 }
@@ -176,7 +179,7 @@ fn a_durable_write_is_flushed_behind_each_of_its_parts() {
                 }
             };
             let writes = form.contains(Mode::RMA_EVENT).then(|| {
-                let writes = counter(&region, Flags::REMOTE_WRITE);
+                let writes = counter(&server.domain, &region, Flags::REMOTE_WRITE);
                 region.enable().unwrap();
                 writes
             });
@@ -302,7 +305,7 @@ fn the_queue_has_room_for_every_part() {
         Ok(region) => region,
         Err(error) => panic!("{error}"),
     };
-    let writes = counter(&region, Flags::REMOTE_WRITE);
+    let writes = counter(&server.domain, &region, Flags::REMOTE_WRITE);
     if region.enable() == Err(FiErrno::EINVAL) {
         println!("no file system on a disk here: durable writes are not tried");
         return;

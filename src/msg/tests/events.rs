@@ -29,12 +29,12 @@ fn disabled(domain: &Arc<Domain>, memory: &[&[u8]], access: Access, key: u64) ->
         ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.
-    unsafe { Region::register(domain, &config) }.unwrap()
+    unsafe { Region::register(domain.mr(), &config) }.unwrap()
 }
 
 /// A counter bound to a region for these kinds.
-pub(super) fn counter(region: &Region, kinds: Flags) -> Arc<Counter> {
-    let counter = Counter::open(region.domain(), WaitKind::Fd).unwrap();
+pub(super) fn counter(domain: &Domain, region: &Region, kinds: Flags) -> Arc<Counter> {
+    let counter = Counter::open(domain.queues(), WaitKind::Fd).unwrap();
     region.bind_counter(&counter, kinds).unwrap();
     counter
 }
@@ -69,8 +69,8 @@ fn each_operation_counts_once_and_none_else() {
         // SAFETY: plain numbers, as bytes.
         let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), 4096) };
         let region = disabled(&server.domain, &[memory], TARGET, 7);
-        let writes = counter(&region, Flags::REMOTE_WRITE);
-        let reads = counter(&region, Flags::REMOTE_READ);
+        let writes = counter(&server.domain, &region, Flags::REMOTE_WRITE);
+        let reads = counter(&server.domain, &region, Flags::REMOTE_READ);
         region.enable().unwrap();
         let uncounted = Buffer::with_key(&server.domain, 64, TARGET, 8);
         let (base, key) = (start(&region, memory), region.key());
@@ -149,7 +149,7 @@ fn many_operations_of_many_peers_are_all_counted() {
     let memory = [0_u8; 64];
     let parts = [&memory[..5], &memory[5..6], &memory[6..]];
     let region = disabled(&server, &parts, TARGET, 1);
-    let both = counter(&region, Flags::REMOTE_WRITE | Flags::REMOTE_READ);
+    let both = counter(&server, &region, Flags::REMOTE_WRITE | Flags::REMOTE_READ);
     region.enable().unwrap();
     let sides: Vec<_> = (0..3)
         .map(|_| {
@@ -192,7 +192,7 @@ fn who_waits_is_woken() {
     let source = Buffer::all(&client.domain, 8);
     let memory = [0_u8; 8];
     let region = disabled(&server.domain, &[&memory], TARGET, 1);
-    let writes = counter(&region, Flags::REMOTE_WRITE);
+    let writes = counter(&server.domain, &region, Flags::REMOTE_WRITE);
     region.enable().unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| writes.wait(2, Some(LIMIT)));
@@ -231,8 +231,11 @@ fn regions_that_are_enabled_can_be_counted() {
     for mode in [Mode::LOCAL | Mode::ALLOCATED, Mode::LOCAL | Mode::NATIVE] {
         let device = device();
         let events = DomainConfig {
-            events: true,
-            ..kind(mode)
+            mr: MrConfig {
+                events: true,
+                ..kind(mode).mr
+            },
+            ..DomainConfig::default()
         };
         let server = Domain::open(&device, events).unwrap();
         let (client, server) = connect(Domain::open(&device, kind(mode)).unwrap(), server);
@@ -241,7 +244,7 @@ fn regions_that_are_enabled_can_be_counted() {
         let (addr, key) = (start(&target.region, &target.memory), target.region.key());
         client.write(&source, 8, addr, key, 1).unwrap();
         client.completion().unwrap();
-        let writes = counter(&target.region, Flags::REMOTE_WRITE);
+        let writes = counter(&server.domain, &target.region, Flags::REMOTE_WRITE);
         for _ in 0..3 {
             client.write(&source, 8, addr, key, 1).unwrap();
             client.completion().unwrap();
@@ -249,7 +252,7 @@ fn regions_that_are_enabled_can_be_counted() {
             client.completion().unwrap();
         }
         assert_eq!(writes.read(), 3, "{mode:?}");
-        let reads = counter(&target.region, Flags::REMOTE_READ);
+        let reads = counter(&server.domain, &target.region, Flags::REMOTE_READ);
         client.read(&source, 8, addr, key, 1).unwrap();
         client.completion().unwrap();
         assert_eq!((writes.read(), reads.read()), (3, 1));
@@ -288,8 +291,8 @@ fn a_compare_counts_by_its_result() {
             // SAFETY: plain numbers, as bytes.
             let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), 4096) };
             let region = disabled(&server.domain, &[memory], TARGET, 7);
-            let writes = counter(&region, Flags::REMOTE_WRITE);
-            let reads = counter(&region, Flags::REMOTE_READ);
+            let writes = counter(&server.domain, &region, Flags::REMOTE_WRITE);
+            let reads = counter(&server.domain, &region, Flags::REMOTE_READ);
             region.enable().unwrap();
             let to = (start(&region, memory), region.key());
             for slot in 0..20_u64 {
@@ -327,7 +330,7 @@ fn a_compare_is_completed_when_the_peer_goes() {
             // SAFETY: plain numbers, as bytes.
             let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), 64) };
             let region = disabled(&server.domain, &[memory], TARGET, 7);
-            let writes = counter(&region, Flags::REMOTE_WRITE);
+            let writes = counter(&server.domain, &region, Flags::REMOTE_WRITE);
             region.enable().unwrap();
             let to = (start(&region, memory), region.key());
             client.write(&source, 8, to.0, to.1, 9).unwrap();
@@ -366,7 +369,7 @@ fn bindings_have_their_time_and_their_kinds() {
     let domain = Domain::open(&device(), kind(forms()[2])).unwrap();
     let memory = [0_u8; 64];
     let region = disabled(&domain, &[&memory], TARGET, 1);
-    let open = || Counter::open(&domain, WaitKind::None).unwrap();
+    let open = || Counter::open(domain.queues(), WaitKind::None).unwrap();
     let (first, second) = (open(), open());
     assert!(!region.is_enabled());
     assert_eq!(region.key(), Region::NO_KEY);
@@ -388,7 +391,7 @@ fn bindings_have_their_time_and_their_kinds() {
     );
     region.bind_counter(&second, Flags::REMOTE_READ).unwrap();
     let foreign = Domain::open(&device(), kind(forms()[2])).unwrap();
-    let stranger = Counter::open(&foreign, WaitKind::None).unwrap();
+    let stranger = Counter::open(foreign.queues(), WaitKind::None).unwrap();
     assert_eq!(
         region.bind_counter(&stranger, Flags::REMOTE_READ),
         Err(FiErrno::EDOMAIN)
@@ -421,10 +424,10 @@ fn bindings_have_their_time_and_their_kinds() {
         ..RegionConfig::default()
     };
     // SAFETY: it is refused.
-    let refused = unsafe { Region::register(&without, &config) };
+    let refused = unsafe { Region::register(without.mr(), &config) };
     assert_eq!(refused.err(), Some(FiErrno::EBADFLAGS));
     let plain = Buffer::with_key(&without, 8, TARGET, 2);
-    let cntr = Counter::open(&without, WaitKind::None).unwrap();
+    let cntr = Counter::open(without.queues(), WaitKind::None).unwrap();
     assert_eq!(
         plain.region.bind_counter(&cntr, Flags::REMOTE_READ),
         Err(FiErrno::ENOSYS)
@@ -468,7 +471,7 @@ fn endpoints_count_what_their_peer_does() {
         let device = device();
         let domain = || Domain::open(&device, kind(mode)).unwrap();
         let server = domain();
-        let open = || Counter::open(&server, WaitKind::Fd).unwrap();
+        let open = || Counter::open(server.queues(), WaitKind::Fd).unwrap();
         let (writes, reads, others, both) = (open(), open(), open(), open());
         let (client, first) = connect_with(domain(), Arc::clone(&server), |side| {
             let bind = |counter: &Arc<Counter>, kinds| side.ep.bind_counter(counter, kinds);
@@ -540,14 +543,14 @@ fn what_is_counted_twice_does_not_overflow_the_queue() {
     let device = device();
     let domain = || Domain::open(&device, kind(forms()[0])).unwrap();
     let server = domain();
-    let counter = Counter::open(&server, WaitKind::None).unwrap();
+    let counter = Counter::open(server.queues(), WaitKind::None).unwrap();
     let (client, _server) = connect_with(domain(), Arc::clone(&server), |side| {
         side.ep.bind_counter(&counter, Flags::REMOTE_WRITE).unwrap();
     });
     let memory = [0_u8; 64];
     let parts: Vec<_> = memory.chunks(8).collect();
     let region = disabled(&server, &parts, TARGET, 1);
-    let of_region = self::counter(&region, Flags::REMOTE_WRITE);
+    let of_region = self::counter(&server, &region, Flags::REMOTE_WRITE);
     region.enable().unwrap();
     let source = Buffer::all(&client.domain, 64);
     let (mut posted, mut done) = (0, 0);

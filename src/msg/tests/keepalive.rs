@@ -37,12 +37,21 @@ fn no_event(side: &Side) {
 fn only_devices_that_do_not_tell_are_watched() {
     let device = device();
     let domain = Domain::open(&device, DomainConfig::default()).unwrap();
-    assert_eq!(domain.keepalive().is_some(), device.needs_keepalive());
+    assert_eq!(
+        domain.queues().keepalive().is_some(),
+        device.needs_keepalive()
+    );
     let never = DomainConfig {
         keepalive: Some(Duration::ZERO),
         ..DomainConfig::default()
     };
-    assert!(Domain::open(&device, never).unwrap().keepalive().is_none());
+    assert!(
+        Domain::open(&device, never)
+            .unwrap()
+            .queues()
+            .keepalive()
+            .is_none()
+    );
     if device.backend().name == "softverbs" {
         assert!(!device.needs_keepalive());
     }

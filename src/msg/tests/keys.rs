@@ -11,7 +11,10 @@ pub(super) const TARGET: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE
 
 pub(super) fn kind(mode: Mode) -> DomainConfig {
     DomainConfig {
-        form: Form::new(mode, false),
+        mr: MrConfig {
+            form: Form::new(mode, false),
+            ..MrConfig::default()
+        },
         ..DomainConfig::default()
     }
 }
@@ -114,7 +117,7 @@ impl Side {
 
 /// How the form counts the first byte of a region.
 fn start(side: &Side, buffer: &Buffer) -> u64 {
-    let mode = side.domain.config().form.mode;
+    let mode = side.domain.config().mr.form.mode;
     if mode.contains(Mode::VIRT_ADDR) {
         buffer.addr()
     } else {
@@ -215,7 +218,7 @@ fn keys_that_cannot_be_chosen_are_refused() {
             ..RegionConfig::default()
         };
         // SAFETY: the regions are dropped before the memory.
-        unsafe { Region::register(&domain, &config) }
+        unsafe { Region::register(domain.mr(), &config) }
     };
     let read = Access::REMOTE_READ;
     let first = register(5, read).unwrap();
@@ -241,7 +244,7 @@ fn a_key_that_is_used_again_means_the_new_region() {
         POLLS.set(polls);
         let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
         let mut source = Buffer::all(&client.domain, 512);
-        let directory = server.domain.directory(server.domain.pd()).unwrap();
+        let directory = server.domain.mr().directory(server.domain.pd()).unwrap();
         for round in 0..50 {
             let target = Buffer::with_key(&server.domain, 512, TARGET, 9);
             source.fill(round);
@@ -278,7 +281,7 @@ fn many_keys_are_told_apart() {
             ..RegionConfig::default()
         };
         // SAFETY: the regions are dropped before the memory.
-        let region = unsafe { Region::register(&server.domain, &config) }.unwrap();
+        let region = unsafe { Region::register(server.domain.mr(), &config) }.unwrap();
         regions.insert(i, region);
         if i % 3 == 2 {
             // while the table grows under the reader
@@ -458,7 +461,7 @@ fn atomics_go_through_the_directory() {
         ..RegionConfig::default()
     };
     // SAFETY: the region is dropped before the memory.
-    let crooked = unsafe { Region::register(&server.domain, &config) }.unwrap();
+    let crooked = unsafe { Region::register(server.domain.mr(), &config) }.unwrap();
     fetch(8, 8, 9);
     assert_eq!(client.refused(9), FiErrno::EINVAL);
     drop(crooked);
@@ -487,7 +490,7 @@ pub(super) fn scattered(
         ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.
-    let region = unsafe { Region::register(domain, &config) }.unwrap();
+    let region = unsafe { Region::register(domain.mr(), &config) }.unwrap();
     (region, memory)
 }
 
@@ -616,10 +619,10 @@ fn raw_keys_are_mapped_and_used() {
         let target = Buffer::with_key(&server.domain, 4096, TARGET, 3);
         let (base, raw) = target.region.raw_key().unwrap();
         assert_eq!(base, start(&server, &target));
-        let key = client.domain.map_raw(&raw).unwrap();
-        let again = client.domain.map_raw(&raw).unwrap();
+        let key = client.domain.mr().map_raw(&raw).unwrap();
+        let again = client.domain.mr().map_raw(&raw).unwrap();
         assert_ne!(key, again);
-        assert!(client.domain.has_mapped_keys());
+        assert!(client.domain.mr().has_mapped_keys());
         for key in [key, again, key] {
             client.write(&source, 4096, base, key, 1).unwrap();
             client.completion().unwrap();
@@ -633,17 +636,20 @@ fn raw_keys_are_mapped_and_used() {
             .unwrap();
         assert_eq!(client.refused(3), FiErrno::EKEYREJECTED);
         for len in 0..raw.len() {
-            assert_eq!(client.domain.map_raw(&raw[..len]), Err(FiErrno::EINVAL));
+            assert_eq!(
+                client.domain.mr().map_raw(&raw[..len]),
+                Err(FiErrno::EINVAL)
+            );
         }
         if target.region.key() >> 32 != 0 || !mode.contains(Mode::PROV_KEY) {
             let mut forged = crate::wire::raw_key::RawKey::decode(&raw).unwrap();
             forged.entry.generation += 1;
-            let stale = client.domain.map_raw(&forged.encode()).unwrap();
+            let stale = client.domain.mr().map_raw(&forged.encode()).unwrap();
             client.write(&source, 8, base, stale, 4).unwrap();
             assert_eq!(client.refused(4), FiErrno::EKEYREJECTED);
             forged.entry.generation -= 1;
             forged.domain ^= 1;
-            let foreign = client.domain.map_raw(&forged.encode()).unwrap();
+            let foreign = client.domain.mr().map_raw(&forged.encode()).unwrap();
             client.write(&source, 8, base, foreign, 5).unwrap();
             assert_eq!(client.refused(5), FiErrno::EKEYREJECTED);
             // the same key registered anew is not the region that was mapped
@@ -652,14 +658,14 @@ fn raw_keys_are_mapped_and_used() {
             client.write(&source, 8, base, key, 6).unwrap();
             assert_eq!(client.refused(6), FiErrno::EKEYREJECTED);
             for key in [stale, foreign] {
-                client.domain.unmap_key(key).unwrap();
+                client.domain.mr().unmap_key(key).unwrap();
             }
         }
         for key in [key, again] {
-            client.domain.unmap_key(key).unwrap();
-            assert_eq!(client.domain.unmap_key(key), Err(FiErrno::EINVAL));
+            client.domain.mr().unmap_key(key).unwrap();
+            assert_eq!(client.domain.mr().unmap_key(key), Err(FiErrno::EINVAL));
         }
-        assert!(!client.domain.has_mapped_keys());
+        assert!(!client.domain.mr().has_mapped_keys());
     }
 }
 
@@ -673,30 +679,37 @@ fn raw_keys_of_other_forms_are_the_keys() {
         let (base, raw) = target.region.raw_key().unwrap();
         assert_eq!(raw, target.region.key().to_le_bytes());
         for len in 0..raw.len() {
-            assert_eq!(client.domain.map_raw(&raw[..len]), Err(FiErrno::EINVAL));
+            assert_eq!(
+                client.domain.mr().map_raw(&raw[..len]),
+                Err(FiErrno::EINVAL)
+            );
         }
-        let key = client.domain.map_raw(&raw).unwrap();
+        let key = client.domain.mr().map_raw(&raw).unwrap();
         // of a buffer that is longer, as for records
         let longer = [&raw[..], &[0xee; 500]].concat();
-        let again = client.domain.map_raw(&longer).unwrap();
+        let again = client.domain.mr().map_raw(&longer).unwrap();
         for key in [key, again, target.region.key()] {
             client.write(&source, 4096, base, key, 1).unwrap();
             client.completion().unwrap();
         }
         assert!(target.memory == source.memory);
-        client.domain.unmap_key(key).unwrap();
+        client.domain.mr().unmap_key(key).unwrap();
         client.write(&source, 8, base, key, 2).unwrap();
         assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
         client.write(&source, 8, base, again, 3).unwrap();
         client.completion().unwrap();
         // one of no region
-        let nowhere = client.domain.map_raw(&(5_u64 << 40).to_le_bytes()).unwrap();
+        let nowhere = client
+            .domain
+            .mr()
+            .map_raw(&(5_u64 << 40).to_le_bytes())
+            .unwrap();
         client.write(&source, 8, base, nowhere, 4).unwrap();
         assert_eq!(client.refused(4), FiErrno::EKEYREJECTED);
         for key in [again, nowhere] {
-            client.domain.unmap_key(key).unwrap();
+            client.domain.mr().unmap_key(key).unwrap();
         }
-        assert!(!client.domain.has_mapped_keys());
+        assert!(!client.domain.mr().has_mapped_keys());
     }
 }
 
@@ -708,12 +721,12 @@ fn an_operation_that_waits_by_a_mapped_key() {
     let target = Buffer::with_key(&server.domain, 64, TARGET, 3);
     let (base, raw) = target.region.raw_key().unwrap();
     for unmapped in [false, true] {
-        let key = client.domain.map_raw(&raw).unwrap();
+        let key = client.domain.mr().map_raw(&raw).unwrap();
         POLLS.set(0);
         client.write(&source, 64, base, 77, 1).unwrap();
         client.write(&source, 64, base, key, 2).unwrap();
         if unmapped {
-            client.domain.unmap_key(key).unwrap();
+            client.domain.mr().unmap_key(key).unwrap();
         }
         assert_eq!(client.refused(1), FiErrno::EKEYREJECTED);
         POLLS.set(256);
@@ -721,7 +734,7 @@ fn an_operation_that_waits_by_a_mapped_key() {
             assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
         } else {
             assert_eq!(client.completion().unwrap().context, 2);
-            client.domain.unmap_key(key).unwrap();
+            client.domain.mr().unmap_key(key).unwrap();
         }
     }
 }

@@ -11,7 +11,7 @@ const KEY: u64 = 7;
 /// Waits until the domain holds no keys of its peers.
 fn until_given_back(side: &Side) {
     let start = Instant::now();
-    while side.domain.helper().has_holders() {
+    while side.domain.queues().helper().has_holders() {
         assert!(start.elapsed() < LIMIT, "keys are never given back");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -29,13 +29,17 @@ fn a_domain_that_holds_no_keys_never_wakes_up() {
     let _target = Buffer::with_key(&server.domain, 64, TARGET, KEY);
     for _ in 0..3 {
         write(&client, &source);
-        assert!(client.domain.helper().has_holders());
+        assert!(client.domain.queues().helper().has_holders());
         until_given_back(&client);
-        let woken = client.domain.helper().woken();
+        let woken = client.domain.queues().helper().woken();
         std::thread::sleep(Duration::from_millis(100));
-        assert_eq!(client.domain.helper().woken(), woken);
+        assert_eq!(client.domain.queues().helper().woken(), woken);
     }
-    assert_eq!(server.domain.helper().woken(), 0, "a target has no timer");
+    assert_eq!(
+        server.domain.queues().helper().woken(),
+        0,
+        "a target has no timer"
+    );
 }
 
 /// One round trip brings keys back that are still good, and those that are not are looked up.

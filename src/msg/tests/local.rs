@@ -9,12 +9,18 @@ use crate::mr::{CacheConfig, Monitor, memory_changed};
 /// The connecting end without `FI_MR_LOCAL`; `checked` descriptors are valid or NULL.
 fn unregistered(checked: bool, local: LocalMemory) -> (Side, Side) {
     let kind = DomainConfig {
-        form: Form::new(Mode::NATIVE, checked),
-        local,
+        mr: MrConfig {
+            form: Form::new(Mode::NATIVE, checked),
+            local,
+            ..MrConfig::default()
+        },
         ..DomainConfig::default()
     };
     let (client, server) = connected_in(kind.clone(), false, |_| {});
-    assert_ne!(client.domain.config().form, server.domain.config().form);
+    assert_ne!(
+        client.domain.config().mr.form,
+        server.domain.config().mr.form
+    );
     (client, server)
 }
 
@@ -204,7 +210,7 @@ fn what_was_registered_is_used_again() {
         server.completion().unwrap();
         assert!(received == sent);
     }
-    let cache = client.domain.local_cache(client.domain.pd());
+    let cache = client.domain.mr().local_cache(client.domain.pd());
     let misses = cache.expect("userfaultfd").misses();
     // forks and unmapping of other tests cost some, more where the machine is busy
     assert!(misses < 200, "each operation registered");
@@ -217,8 +223,11 @@ fn short_messages_need_no_registration() {
         return;
     }
     let kind = DomainConfig {
-        form: Form::new(Mode::NATIVE, false),
-        local: LocalMemory::Cached,
+        mr: MrConfig {
+            form: Form::new(Mode::NATIVE, false),
+            local: LocalMemory::Cached,
+            ..MrConfig::default()
+        },
         ..DomainConfig::default()
     };
     // longer than what goes inline
@@ -243,7 +252,7 @@ fn short_messages_need_no_registration() {
         client.completion().unwrap();
         server.completion().unwrap();
         assert!(target.memory[..len] == sent);
-        let cache = client.domain.local_cache(client.domain.pd());
+        let cache = client.domain.mr().local_cache(client.domain.pd());
         let misses = cache.expect("userfaultfd").misses();
         assert_eq!(misses != 0, len > most, "{len} bytes");
     }
@@ -288,9 +297,12 @@ fn copies_do_not_overtake_each_other() {
 fn nothing_is_kept_where_the_parameters_say_so() {
     let domain = |cache: CacheConfig| {
         let kind = DomainConfig {
-            form: Form::new(Mode::NATIVE, false),
-            local: LocalMemory::Cached,
-            cache,
+            mr: MrConfig {
+                form: Form::new(Mode::NATIVE, false),
+                local: LocalMemory::Cached,
+                cache,
+                ..MrConfig::default()
+            },
             ..DomainConfig::default()
         };
         Domain::open(&device(), kind).unwrap()
@@ -305,16 +317,18 @@ fn nothing_is_kept_where_the_parameters_say_so() {
     };
     for cache in [none, disabled] {
         let domain = domain(cache);
-        assert!(domain.local_cache(domain.pd()).is_none(), "{cache:?}");
+        assert!(domain.mr().local_cache(domain.pd()).is_none(), "{cache:?}");
     }
-    let refused = domain(none).import_monitor(|| panic!("nothing is kept here"));
+    let refused = domain(none)
+        .mr()
+        .import_monitor(|| panic!("nothing is kept here"));
     assert_eq!(refused, Err(FiErrno::EOPNOTSUPP));
     // disabled is the kernel's, not the application's
     let told = Arc::new(Told::default());
     let domain = domain(disabled);
     let import = || Ok(Box::new(Teller(told)) as Box<dyn Monitor>);
-    domain.import_monitor(import).unwrap();
-    assert!(domain.local_cache(domain.pd()).is_some());
+    domain.mr().import_monitor(import).unwrap();
+    assert!(domain.mr().local_cache(domain.pd()).is_some());
 }
 
 /// A monitor that is told by the test what it shall say.
@@ -346,24 +360,32 @@ impl Monitor for Teller {
 #[test]
 fn a_monitor_of_the_application_is_believed() {
     let kind = |mode| DomainConfig {
-        form: Form::new(mode, false),
-        local: LocalMemory::Cached,
+        mr: MrConfig {
+            form: Form::new(mode, false),
+            local: LocalMemory::Cached,
+            ..MrConfig::default()
+        },
         ..DomainConfig::default()
     };
     let told = Arc::new(Told::default());
     told.valid.store(true, Ordering::Relaxed);
     let device = device();
     let registers = Domain::open(&device, kind(Mode::NATIVE | Mode::LOCAL)).unwrap();
-    let none = registers.import_monitor(|| panic!("nothing is kept here"));
+    let none = registers
+        .mr()
+        .import_monitor(|| panic!("nothing is kept here"));
     assert_eq!(none, Err(FiErrno::EOPNOTSUPP));
     let domain = Domain::open(&device, kind(Mode::NATIVE)).unwrap();
-    let import =
-        |domain: &Domain| domain.import_monitor(|| Ok(Box::new(Teller(Arc::clone(&told)))));
+    let import = |domain: &Domain| {
+        domain
+            .mr()
+            .import_monitor(|| Ok(Box::new(Teller(Arc::clone(&told)))))
+    };
     import(&domain).unwrap();
     assert_eq!(import(&domain), Err(FiErrno::EBUSY));
     let memory = vec![1_u8; 1 << 16];
-    let mut probe = LocalProbe::new(&domain);
-    let cache = domain.local_cache(domain.pd()).unwrap();
+    let mut probe = LocalProbe::new(domain.mr());
+    let cache = domain.mr().local_cache(domain.pd()).unwrap();
     let mut tries = || {
         let before = cache.misses();
         for _ in 0..100 {

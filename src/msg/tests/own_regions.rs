@@ -23,7 +23,7 @@ fn unbound(domain: &Arc<Domain>, memory: &[u8], key: u64, counted: bool) -> Arc<
         ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.
-    unsafe { Region::register(domain, &config) }.unwrap()
+    unsafe { Region::register(domain.mr(), &config) }.unwrap()
 }
 
 fn base(region: &Region, memory: &[u8]) -> u64 {
@@ -51,7 +51,7 @@ fn one_endpoint_gives_access_and_no_other() {
         let mut source = Buffer::all(&client.domain, 64);
         source.fill(9);
         let foreign = Buffer::all(&stranger.domain, 64);
-        region.bind_endpoint(&server.ep).unwrap();
+        region.bind_endpoint(server.ep.scope()).unwrap();
         region.enable().unwrap();
         let (addr, key) = (base(&region, &memory), region.key());
         client.write(&source, 64, addr, key, 1).unwrap();
@@ -99,7 +99,7 @@ fn local_buffers_are_any_endpoint_s() {
     let desc = Desc(region.desc());
     for bound in [false, true] {
         if bound {
-            region.bind_endpoint(&first.ep).unwrap();
+            region.bind_endpoint(first.ep.scope()).unwrap();
             region.enable().unwrap();
         }
         for (side, peer) in [(&first, &first_peer), (&second, &second_peer)] {
@@ -129,12 +129,15 @@ fn bindings_have_their_time() {
     let memory = [0_u8; 64];
     let region = unbound(&domain, &memory, 0, true);
     assert_eq!(region.enable(), Err(FiErrno::EOPBADSTATE), "no endpoint");
-    region.bind_endpoint(&ep).unwrap();
-    assert_eq!(region.bind_endpoint(&other), Err(FiErrno::EINVAL));
-    let counter = Counter::open(&domain, WaitKind::None).unwrap();
+    region.bind_endpoint(ep.scope()).unwrap();
+    assert_eq!(region.bind_endpoint(other.scope()), Err(FiErrno::EINVAL));
+    let counter = Counter::open(domain.queues(), WaitKind::None).unwrap();
     region.bind_counter(&counter, Flags::REMOTE_WRITE).unwrap();
     region.enable().unwrap();
-    assert_eq!(region.bind_endpoint(&other), Err(FiErrno::EOPBADSTATE));
+    assert_eq!(
+        region.bind_endpoint(other.scope()),
+        Err(FiErrno::EOPBADSTATE)
+    );
     assert_eq!(region.enable(), Err(FiErrno::EOPBADSTATE));
     let uncounted = unbound(&domain, &memory, 0, false);
     assert_eq!(
@@ -145,8 +148,14 @@ fn bindings_have_their_time() {
     let plain = Domain::open(&device, kind(Mode::NATIVE)).unwrap();
     let buffer = Buffer::all(&plain, 8);
     let stranger = Endpoint::open(&plain, config(SERVER)).unwrap();
-    assert_eq!(buffer.region.bind_endpoint(&stranger), Err(FiErrno::ENOSYS));
-    assert_eq!(uncounted.bind_endpoint(&stranger), Err(FiErrno::EDOMAIN));
+    assert_eq!(
+        buffer.region.bind_endpoint(stranger.scope()),
+        Err(FiErrno::ENOSYS)
+    );
+    assert_eq!(
+        uncounted.bind_endpoint(stranger.scope()),
+        Err(FiErrno::EDOMAIN)
+    );
 }
 
 /// What is bound to an endpoint may count, too.
@@ -159,9 +168,9 @@ fn an_endpoint_s_region_counts() {
     let (client, server) = connect(client, server);
     let memory = [0_u8; 8];
     let region = unbound(&server.domain, &memory, 3, true);
-    let counter = Counter::open(&server.domain, WaitKind::None).unwrap();
+    let counter = Counter::open(server.domain.queues(), WaitKind::None).unwrap();
     region.bind_counter(&counter, Flags::REMOTE_WRITE).unwrap();
-    region.bind_endpoint(&server.ep).unwrap();
+    region.bind_endpoint(server.ep.scope()).unwrap();
     region.enable().unwrap();
     let source = Buffer::all(&client.domain, 8);
     for _ in 0..10 {

@@ -60,7 +60,7 @@ impl Space {
             ..RegionConfig::default()
         };
         // SAFETY: tests drop the region before the addresses.
-        unsafe { Region::register(domain, &config) }
+        unsafe { Region::register(domain.mr(), &config) }
     }
 }
 

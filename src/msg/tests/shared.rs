@@ -150,7 +150,7 @@ fn as_many_as_its_size_can_be_posted_and_an_endpoint_that_goes_takes_none_along(
 fn counters_and_selective_completion_are_the_endpoint_s() {
     let counters = std::cell::RefCell::new(Vec::new());
     let (clients, servers, srx) = connections(2, true, |side| {
-        let counter = Counter::open(&side.domain, WaitKind::Unspec).unwrap();
+        let counter = Counter::open(side.domain.queues(), WaitKind::Unspec).unwrap();
         side.ep.bind_counter(&counter, Flags::RECV).unwrap();
         counters.borrow_mut().push(counter);
     });
@@ -185,8 +185,11 @@ fn counters_and_selective_completion_are_the_endpoint_s() {
 #[test]
 fn buffers_that_nobody_registered_are_received_into() {
     let kind = DomainConfig {
-        form: Form::new(Mode::NATIVE, true),
-        local: LocalMemory::Each,
+        mr: MrConfig {
+            form: Form::new(Mode::NATIVE, true),
+            local: LocalMemory::Each,
+            ..MrConfig::default()
+        },
         ..DomainConfig::default()
     };
     let (clients, servers, srx) = connections_in(kind, 1, false, |_| {});

@@ -19,7 +19,7 @@ fn once(domain: &Arc<Domain>, memory: &[&[u8]], key: u64) -> Result<Arc<Region>>
         ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.
-    unsafe { Region::register(domain, &config) }
+    unsafe { Region::register(domain.mr(), &config) }
 }
 
 fn forms() -> [Mode; 2] {
@@ -138,7 +138,7 @@ fn a_mapped_key_is_the_same_access() {
     let region = once(&server.domain, &[&memory], 5).unwrap();
     let source = Buffer::all(&client.domain, 64);
     let (base, raw) = region.raw_key().unwrap();
-    let names = [(); 2].map(|()| client.domain.map_raw(&raw).unwrap());
+    let names = [(); 2].map(|()| client.domain.mr().map_raw(&raw).unwrap());
     client.write(&source, 8, base, names[0], 1).unwrap();
     assert_eq!(client.completion().unwrap().context, 1);
     for key in [names[0], names[1], 5] {
@@ -146,7 +146,7 @@ fn a_mapped_key_is_the_same_access() {
         assert_eq!(client.refused(2), FiErrno::EKEYREJECTED, "{key:#x}");
     }
     for key in names {
-        client.domain.unmap_key(key).unwrap();
+        client.domain.mr().unmap_key(key).unwrap();
     }
     drop(region);
 }

@@ -224,7 +224,7 @@ impl DeviceMemory {
             ..RegionConfig::default()
         };
         // SAFETY: the memory stays until the region is closed, below.
-        unsafe { Region::register(&self.domain, &config) }.unwrap()
+        unsafe { Region::register(self.domain.mr(), &config) }.unwrap()
     }
 
     fn clear(&self) {

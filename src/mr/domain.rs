@@ -1,0 +1,271 @@
+//! The part of a domain that memory regions use: protection domains with their key directories,
+//! the application's keys, and the registrations of local buffers.
+
+#![allow(unsafe_code, reason = "asks the kernel for random bytes")]
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::{
+    CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped, Mode, Monitor, Paging,
+    Workers, implicit_region,
+};
+use crate::auth::AuthKey;
+use crate::errno::{FiErrno, Result};
+use crate::verbs::{Device, Mr, Pd};
+
+/// Parameters of a domain's memory regions.
+#[derive(Clone, Debug, Default)]
+pub struct MrConfig {
+    /// The form of the regions.
+    pub form: Form,
+    /// Whether peers' operations on regions can be counted (`FI_RMA_EVENT`) although the form has
+    /// no bit for it: counters are bound to regions that are enabled already.
+    pub events: bool,
+    /// Whether regions may be of persistent memory (`FI_RMA_PMEM`).
+    pub durable: bool,
+    /// How local buffers without a descriptor are reached.
+    pub local: LocalMemory,
+    /// Limits of the registration cache.
+    pub cache: CacheConfig,
+    /// The default authorization key of the domain's endpoints and regions; they may have keys of
+    /// their own.
+    pub auth: Option<AuthKey>,
+}
+
+/// The protection domains of a domain and what is registered in them. Regions and endpoints hold
+/// it. Thread safe.
+#[derive(Debug)]
+pub struct MrDomain {
+    pd: Arc<Pd>,
+    config: MrConfig,
+    paging: Paging,
+    /// The protection domains of authorization keys that are not the domain's own. They stay.
+    keyed: Mutex<Vec<(AuthKey, Arc<Pd>)>>,
+    /// The directory of each protection domain that has one.
+    directories: Mutex<Vec<(Arc<Pd>, Arc<Directory>)>>,
+    /// The application's keys of live regions.
+    keys_in_use: Mutex<HashSet<u64>>,
+    generation: AtomicU64,
+    mapped: Mapped,
+    /// The whole address space, for local buffers that have no descriptor.
+    implicit: Option<Mr>,
+    /// Registrations of such buffers, where there is no such region; made when first needed.
+    cache: OnceLock<Option<Arc<LocalCache>>>,
+    workers: Workers,
+}
+
+/// The endpoint to which a region is bound (`FI_MR_ENDPOINT`): peers have access through it alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope<'a> {
+    /// The domain of the endpoint.
+    pub(crate) domain: &'a Arc<MrDomain>,
+    /// The protection domain of the endpoint's queue pair.
+    pub(crate) pd: &'a Arc<Pd>,
+    /// The endpoint's authorization key.
+    pub(crate) auth: Option<&'a AuthKey>,
+}
+
+impl MrDomain {
+    /// The regions of a domain with this protection domain.
+    pub(crate) fn new(pd: Arc<Pd>, config: MrConfig) -> Arc<Self> {
+        let mode = config.form.mode;
+        // found by trying, and only where it matters
+        let on_demand = !mode.contains(Mode::ALLOCATED)
+            && pd.device().behaviour().is_ok_and(|seen| seen.odp.works());
+        let implicit =
+            if config.form.desc == DescRule::Required || config.local != LocalMemory::Best {
+                None
+            } else {
+                implicit(&pd)
+            };
+        Arc::new(Self {
+            pd,
+            config,
+            paging: mode.paging(on_demand),
+            keyed: Mutex::default(),
+            directories: Mutex::default(),
+            keys_in_use: Mutex::default(),
+            generation: AtomicU64::new(1),
+            mapped: Mapped::default(),
+            implicit,
+            cache: OnceLock::new(),
+            workers: Workers::default(),
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.pd.device()
+    }
+
+    /// The protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The parameters.
+    pub fn config(&self) -> &MrConfig {
+        &self.config
+    }
+
+    /// The protection domain of an authorization key; `None` is the domain's own.
+    ///
+    /// # Errors
+    /// `ENOMEM`: the device has no more.
+    pub(crate) fn pd_of(&self, key: Option<&AuthKey>) -> Result<Arc<Pd>> {
+        let Some(key) = key.filter(|key| self.config.auth.as_ref() != Some(key)) else {
+            return Ok(Arc::clone(&self.pd));
+        };
+        let mut keyed = self.keyed.lock();
+        if let Some((_, pd)) = keyed.iter().find(|(of, _)| of == key) {
+            return Ok(Arc::clone(pd));
+        }
+        let pd = Pd::alloc(self.device())?;
+        keyed.push((key.clone(), Arc::clone(&pd)));
+        Ok(pd)
+    }
+
+    /// The key directory of a protection domain of this domain, made on the first call.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of registering memory.
+    pub(crate) fn directory(&self, pd: &Arc<Pd>) -> Result<Arc<Directory>> {
+        let mut directories = self.directories.lock();
+        if let Some((_, directory)) = directories.iter().find(|(of, _)| Arc::ptr_eq(of, pd)) {
+            return Ok(Arc::clone(directory));
+        }
+        let directory = Directory::new(pd, random()?, self.counts())?;
+        directories.push((Arc::clone(pd), Arc::clone(&directory)));
+        Ok(directory)
+    }
+
+    /// The owner of a protection domain of its own has gone.
+    pub(crate) fn forget(&self, pd: &Arc<Pd>) {
+        let mut directories = self.directories.lock();
+        let gone = directories.extract_if(.., |(of, _)| Arc::ptr_eq(of, pd));
+        let gone: Vec<_> = gone.collect();
+        drop(directories);
+        drop(gone);
+    }
+
+    /// How its regions hold on to their pages.
+    pub(crate) fn paging(&self) -> Paging {
+        self.paging
+    }
+
+    /// Whether peers' operations on its regions can be counted.
+    pub(crate) fn counts(&self) -> bool {
+        self.config.events || self.config.form.mode.contains(Mode::RMA_EVENT)
+    }
+
+    /// The application's keys of live regions.
+    pub(crate) fn keys_in_use(&self) -> &Mutex<HashSet<u64>> {
+        &self.keys_in_use
+    }
+
+    /// Maps a raw key of a peer (`fi_mr_map_raw(3)`): the result is a key for operations of this
+    /// domain's endpoints that are connected to the peer.
+    ///
+    /// # Errors
+    /// `EINVAL`: not a raw key, or one that is truncated, modified, or of another version.
+    pub fn map_raw(&self, raw: &[u8]) -> Result<u64> {
+        self.mapped.map(raw)
+    }
+
+    /// Undoes [`Self::map_raw`].
+    ///
+    /// # Errors
+    /// `EINVAL`: the key is not mapped.
+    pub fn unmap_key(&self, key: u64) -> Result<()> {
+        self.mapped.unmap(key)
+    }
+
+    /// Whether keys are mapped: the domain is in use then.
+    pub fn has_mapped_keys(&self) -> bool {
+        !self.mapped.is_empty()
+    }
+
+    pub(crate) fn mapped(&self) -> &Mapped {
+        &self.mapped
+    }
+
+    /// The generation of a new region: no other one has it.
+    pub(crate) fn next_generation(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The lkey in `pd` of the whole address space, where the device has such a region.
+    pub(crate) fn implicit_lkey(&self, pd: &Arc<Pd>) -> Option<u32> {
+        let region = self.implicit.as_ref()?;
+        Arc::ptr_eq(region.pd(), pd).then(|| region.lkey())
+    }
+
+    /// The cache of registrations of local buffers in `pd`. The first call opens it, which may
+    /// start the monitor's thread. `None`: `pd` is not the domain's own; the application registers
+    /// local buffers; the device needs no registrations; the configuration disables the cache; or
+    /// the kernel refuses `userfaultfd(2)` to a domain without a monitor of the application.
+    pub(crate) fn local_cache(&self, pd: &Arc<Pd>) -> Option<Arc<LocalCache>> {
+        if !Arc::ptr_eq(pd, &self.pd) || !self.caches() {
+            return None;
+        }
+        let open = || LocalCache::open(&self.pd, &self.config.cache);
+        self.cache.get_or_init(open).clone()
+    }
+
+    fn caches(&self) -> bool {
+        self.config.form.desc != DescRule::Required
+            && self.config.local != LocalMemory::Each
+            && self.implicit.is_none()
+    }
+
+    /// Uses a monitor of the application, instead of `userfaultfd(2)`, to detect changes of memory;
+    /// the monitor reports them by [`memory_changed`](crate::mr::memory_changed). To be called
+    /// before the domain has an endpoint or a shared receive context. `make` is called at most
+    /// once. The cache owns the monitor and drops it when the domain and its endpoints are closed;
+    /// a forked child never drops it.
+    ///
+    /// # Errors
+    /// - `EBUSY`: the domain has a monitor, or [`Self::local_cache`] was called before.
+    /// - `EOPNOTSUPP`: this domain caches no registrations: the application registers local
+    ///   buffers, the device needs no registrations, or the configuration disables the cache.
+    /// - `ENOSYS`: forks cannot be detected. `ENOSPC`: the process has 64 caches. Those of `make`.
+    pub fn import_monitor(&self, make: impl FnOnce() -> Result<Box<dyn Monitor>>) -> Result<()> {
+        if !self.caches() || self.config.cache.max_count == 0 {
+            return Err(FiErrno::EOPNOTSUPP);
+        }
+        if self.cache.get().is_some() {
+            return Err(FiErrno::EBUSY);
+        }
+        let cache = LocalCache::open_foreign(&self.pd, &self.config.cache, make)?;
+        self.cache.set(Some(cache)).map_err(|_| FiErrno::EBUSY)
+    }
+
+    /// Threads that register memory.
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
+    }
+}
+
+/// A number that no other domain has, as good as certainly.
+pub(crate) fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer has that size.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if usize::try_from(got) != Ok(bytes.len()) {
+        return Err(FiErrno::last());
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// A region of everything, where the device was seen to have that.
+fn implicit(pd: &Arc<Pd>) -> Option<Mr> {
+    let behaviour = pd.device().behaviour().ok()?;
+    if !behaviour.odp_implicit.works() {
+        return None;
+    }
+    implicit_region(pd).ok()
+}

@@ -1,0 +1,63 @@
+//! The part of a domain that completion queues and counters use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::helper::Helper;
+use super::keepalive::{Keepalive, PERIOD};
+use crate::errno::Result;
+use crate::verbs::{Device, Pd};
+
+/// The device of a domain's queues, and the timers that their readers drive. Thread safe.
+#[derive(Debug)]
+pub struct QueueDomain {
+    /// The domain's own protection domain, which identifies the domain.
+    pd: Arc<Pd>,
+    keepalive: Option<Arc<Keepalive>>,
+    helper: Helper,
+}
+
+impl QueueDomain {
+    /// `period`: how often connected endpoints probe silent peers; `None` for the engine's choice,
+    /// zero for never.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn new(pd: Arc<Pd>, period: Option<Duration>) -> Result<Arc<Self>> {
+        let period = match period {
+            Some(period) => period,
+            None if pd.device().needs_keepalive() => PERIOD,
+            None => Duration::ZERO,
+        };
+        let keepalive = if period.is_zero() {
+            None
+        } else {
+            Some(Arc::new(Keepalive::new(period)?))
+        };
+        Ok(Arc::new(Self {
+            pd,
+            keepalive,
+            helper: Helper::default(),
+        }))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.pd.device()
+    }
+
+    /// The domain's own protection domain: no other domain has it.
+    pub(crate) fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The helper thread: resumes pending operations when no other thread does.
+    pub(crate) fn helper(&self) -> &Helper {
+        &self.helper
+    }
+
+    /// The keepalive of the domain's connections, on devices that do not detect dead peers.
+    pub(crate) fn keepalive(&self) -> Option<&Arc<Keepalive>> {
+        self.keepalive.as_ref()
+    }
+}
