@@ -3,12 +3,13 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use crate::conn::Tuning;
+use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::log::{self, Level, Subsystem, info_log};
 use crate::mr::{MrConfig, MrDomain};
-use crate::msg::Tuning;
+use crate::queue::QueueDomain;
 use crate::queue::shared::SharedIds;
-use crate::queue::{EventQueue, QueueDomain};
 use crate::verbs::{Device, Pd};
 
 /// Parameters of a domain.

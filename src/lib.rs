@@ -14,7 +14,9 @@
 //! The lock order is in `docs/locking.md`, the wire protocol in `docs/protocol.md`.
 
 pub mod auth;
+pub mod conn;
 pub mod domain;
+pub mod eq;
 pub mod errno;
 pub mod flags;
 #[cfg(fuzzing)]

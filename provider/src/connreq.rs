@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 use libfabric_sys::*;
 use parking_lot::Mutex;
+use weft::conn::ConnectRequest;
 use weft::errno::{FiErrno, Result};
-use weft::msg::ConnectRequest;
 
 use crate::ffi::fid::{Kind, Object, close, header, object};
 use crate::ffi::{host, stub};

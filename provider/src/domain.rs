@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use weft::domain::{Domain as Engine, DomainConfig};
+use weft::eq::EventQueue;
 use weft::errno::{FiErrno, Result};
 use weft::mr::{MrConfig, MrDomain};
-use weft::queue::EventQueue;
 use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
 use crate::eq::Eq;

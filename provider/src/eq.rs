@@ -8,9 +8,10 @@ use std::time::Duration;
 use libfabric_sys::*;
 use parking_lot::Mutex;
 use weft::Token;
+use weft::conn::ConnectRequest;
+use weft::eq::{EqConfig, Event, EventQueue};
 use weft::errno::{FiErrno, Result};
-use weft::msg::ConnectRequest;
-use weft::queue::{EqConfig, Event, EventQueue};
+
 use weft::wire::cm_data::CmData;
 
 use crate::cq::{copy_text, wait_control, wait_kind};

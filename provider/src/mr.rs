@@ -7,10 +7,10 @@ use libc::iovec;
 use libfabric_sys::*;
 use parking_lot::Mutex;
 use weft::Token;
+use weft::eq::EventQueue;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
 use weft::mr::{Buffer, Mode, Region, RegionConfig};
-use weft::queue::EventQueue;
 
 use crate::cntr::Cntr;
 use crate::domain::Domain;

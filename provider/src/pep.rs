@@ -7,8 +7,9 @@ use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
 use parking_lot::Mutex;
 use weft::Token;
+use weft::conn::ConnectRequest;
 use weft::errno::{FiErrno, Result};
-use weft::msg::{ConnectRequest, PassiveEndpoint, PepConfig};
+use weft::msg::{PassiveEndpoint, PepConfig};
 use weft::wire::cm_data::{CM_DATA_SIZE, KEYED_CM_DATA_SIZE};
 
 use crate::addr::Format;

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::core::{Control, Core};
-use super::state::State;
 use crate::auth::AuthKey;
+use crate::conn::State;
+use crate::eq::{CmTarget, EqError, Event, EventQueue};
 use crate::errno::{FiErrno, Result};
 use crate::log::{self, Level, Subsystem, info_log, warn_log};
 use crate::mr::Mode;
-use crate::queue::{CmTarget, EqError, Event, EventQueue};
 use crate::verbs::{CmEvent, CmEventKind, CmId, ConnParam};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, KEYED_CM_DATA_SIZE};
 use crate::wire::introduction::Introduction;

@@ -9,17 +9,17 @@ use bitflags::bitflags;
 use super::core::{Core, CqBinding};
 use super::enable::OWN_REQUESTS;
 use super::local::MAX_IOV;
-use super::request::Taken;
-use super::state::State;
 use crate::Token;
 use crate::auth::AuthKey;
+use crate::conn::{ConnectRequest, State, Taken};
 use crate::domain::Domain;
+use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::{Mode, Scope};
-use crate::msg::{ConnectRequest, LengthOption, SharedRx};
+use crate::msg::{LengthOption, SharedRx};
 use crate::queue::event_cell::Event;
-use crate::queue::{CompletionQueue, Counter, Counters, EventQueue};
+use crate::queue::{CompletionQueue, Counter, Counters};
 use crate::verbs::{Device, Pd};
 
 bitflags! {

@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering;
 
 use super::core::Core;
-use super::state::State;
+use crate::conn::State;
 use crate::log::info_log;
 use crate::queue::keepalive::Member;
 use crate::verbs::{SendOpcode, SendRequest};

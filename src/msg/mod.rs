@@ -13,17 +13,14 @@ mod pieces;
 mod recv;
 mod refusal;
 mod remote;
-mod request;
 mod rma;
 mod send;
 mod shutdown;
 mod slab;
 mod srx;
-mod state;
 #[cfg(test)]
 mod tests;
 mod transmit;
-mod tuning;
 mod tx;
 
 pub use atomic::{ATOMIC_SIZE, AtomicKind, AtomicOp};
@@ -31,7 +28,5 @@ pub use ep::{BindFlags, Endpoint, EndpointConfig, Limits};
 pub use lengths::LengthOption;
 pub use local::LocalIov;
 pub use pep::{PassiveEndpoint, PepConfig};
-pub use request::ConnectRequest;
 pub use rma::RemoteIov;
 pub use srx::{SharedRx, SharedRxConfig};
-pub use tuning::Tuning;

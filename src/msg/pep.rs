@@ -7,10 +7,10 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use crate::Token;
+use crate::conn::ConnectRequest;
+use crate::eq::{CmTarget, EqError, Event, EventQueue};
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
-use crate::msg::ConnectRequest;
-use crate::queue::{CmTarget, Event, EventQueue};
 use crate::verbs::{CmEvent, CmEventKind, CmId, Device, EventChannel};
 use crate::wire::cm_data::CmData;
 
@@ -220,7 +220,7 @@ impl CmTarget for Core {
                     });
                 }
             }
-            CmEventKind::DeviceRemoval => eq.push_error(crate::queue::EqError {
+            CmEventKind::DeviceRemoval => eq.push_error(EqError {
                 owner: self.token,
                 err: FiErrno::ENODEV,
                 prov_errno: event.status,

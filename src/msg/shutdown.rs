@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use super::core::{Control, Core};
-use super::state::State;
+use crate::conn::State;
+use crate::eq::Event;
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::mr::Mode;
-use crate::queue::Event;
 use crate::queue::slots::{FailureListener, Lease};
 use crate::verbs::{AsyncEvent, AsyncListener};
 use crate::wire::cm_data::CmData;

@@ -10,18 +10,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::Token;
+use crate::conn::ConnectRequest;
 use crate::domain::{Domain, DomainConfig};
+use crate::eq::{EqConfig, EqError, Event, EventQueue};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::{Access, Desc, Form, LocalMemory, Mode, MrConfig, Region, RegionConfig};
 use crate::msg::{
-    AtomicKind, AtomicOp, BindFlags, ConnectRequest, Endpoint, EndpointConfig, LocalIov,
-    PassiveEndpoint, PepConfig, RemoteIov, SharedRx, SharedRxConfig,
+    AtomicKind, AtomicOp, BindFlags, Endpoint, EndpointConfig, LocalIov, PassiveEndpoint,
+    PepConfig, RemoteIov, SharedRx, SharedRxConfig,
 };
-use crate::queue::{
-    Completion, CompletionError, CompletionQueue, CqConfig, EqConfig, EqError, Event, EventQueue,
-    WaitKind,
-};
+use crate::queue::{Completion, CompletionError, CompletionQueue, CqConfig, WaitKind};
 use crate::verbs::{Device, devices};
 use crate::wire::cm_data::CM_DATA_SIZE;
 

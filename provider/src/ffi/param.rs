@@ -8,8 +8,8 @@ use libfabric_sys::{FI_PARAM_BOOL, FI_PARAM_INT, FI_PARAM_SIZE_T, FI_PARAM_STRIN
 
 use crate::ffi::log::warning;
 use crate::ffi::{alloc, host};
+use weft::conn::Tuning;
 use weft::mr::{CacheConfig, Mode};
-use weft::msg::Tuning;
 
 struct Param {
     name: &'static CStr,

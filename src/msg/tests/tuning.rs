@@ -1,7 +1,7 @@
 //! What connections are set up with reaches the queue pair.
 
 use super::*;
-use crate::msg::Tuning;
+use crate::conn::Tuning;
 use crate::verbs::QpState;
 
 fn state(side: &Side) -> QpState {

@@ -14,12 +14,11 @@ use parking_lot::{Mutex, MutexGuard};
 use rdma_core_sys::Backend;
 
 use crate::Token;
+use crate::conn::ConnectRequest;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::msg::ConnectRequest;
-use crate::queue::WaitKind;
 use crate::queue::keepalive::Keepalive;
-use crate::queue::wait::{WaitSet, deadline};
+use crate::queue::{WaitKind, WaitSet, deadline};
 use crate::verbs::{CmEvent, Device, EventChannel};
 use crate::wire::cm_data::CmData;
 
