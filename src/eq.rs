@@ -1,25 +1,22 @@
 //! Event queues.
 //!
-//! An event queue has one event channel of the connection manager per backend in use. A thread that
-//! reads the queue drives the connection manager: it takes events from the channels and passes each
-//! to its endpoint, which appends the resulting event to the queue.
+//! An event queue receives the results of the connections that are bound to it ([`CmSink`]). A
+//! thread that reads the queue drives the connection manager: it takes events from the channels of
+//! the queue's [`Dispatcher`], which passes each to its endpoint, and that reports the result here.
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
-use rdma_core_sys::Backend;
+use parking_lot::Mutex;
 
 use crate::Token;
-use crate::conn::ConnectRequest;
+use crate::conn::{CmSink, CmTarget, ConnectRequest, Dispatcher, Outcome};
 use crate::errno::{FiErrno, Result};
-use crate::log::warn_log;
-use crate::queue::keepalive::Keepalive;
-use crate::queue::{WaitKind, WaitSet, deadline};
-use crate::verbs::{CmEvent, Device, EventChannel};
+use crate::queue::{WaitKind, deadline};
+use crate::verbs::PrivateData;
 use crate::wire::cm_data::CmData;
 
 /// Parameters of an event queue.
@@ -92,16 +89,6 @@ pub struct EqError {
     pub context: usize,
 }
 
-/// An endpoint, as the event queue that it is bound to sees it. Dropping the last reference to
-/// one must take no lock.
-pub(crate) trait CmTarget: Send + Sync {
-    /// An event of its identifier. Called with the queue's lock of connections held.
-    fn cm_event(&self, event: CmEvent, eq: &EventQueue);
-    /// Called before the shutdown event is read, without a lock: moves the completions of the
-    /// endpoint's outstanding requests to the completion queues.
-    fn before_shutdown(&self) {}
-}
-
 enum Item {
     Event(Event, Option<Weak<dyn CmTarget>>),
     Error(EqError),
@@ -116,20 +103,10 @@ impl Item {
     }
 }
 
-#[derive(Default)]
-struct Connections {
-    channels: Vec<Arc<EventChannel>>,
-    devices: Vec<Arc<Device>>,
-    keepalives: Vec<Weak<Keepalive>>,
-    targets: HashMap<usize, Weak<dyn CmTarget>>,
-}
-
 /// An event queue. Reading it makes the connection manager's progress. Thread safe.
 pub struct EventQueue {
     kind: WaitKind,
-    wait: WaitSet,
-    /// Held while events of the connection manager are taken and acted on.
-    connections: Mutex<Connections>,
+    dispatcher: Dispatcher,
     /// The innermost of all locks.
     fifo: Mutex<VecDeque<Item>>,
 }
@@ -137,67 +114,6 @@ pub struct EventQueue {
 impl std::fmt::Debug for EventQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EventQueue").finish_non_exhaustive()
-    }
-}
-
-/// The right to change which endpoints a queue serves. While it is held no event is dispatched.
-pub(crate) struct Registry<'a> {
-    connections: MutexGuard<'a, Connections>,
-    eq: &'a EventQueue,
-}
-
-impl Registry<'_> {
-    /// The channel for identifiers of this device's backend; asynchronous events of the device
-    /// are taken by the queue from now on.
-    pub(crate) fn channel(&mut self, device: &Arc<Device>) -> Result<Arc<EventChannel>> {
-        if !self
-            .connections
-            .devices
-            .iter()
-            .any(|d| Arc::ptr_eq(d, device))
-        {
-            self.eq.wait.add(device.async_fd())?;
-            self.connections.devices.push(Arc::clone(device));
-        }
-        self.backend_channel(device.backend())
-    }
-
-    /// From now on, a thread that sleeps on the queue also wakes to probe silent peers.
-    pub(crate) fn watch(&mut self, keepalive: &Arc<Keepalive>) -> Result<()> {
-        let known = &mut self.connections.keepalives;
-        known.retain(|k| k.strong_count() != 0);
-        let new = Arc::downgrade(keepalive);
-        if !known.iter().any(|k| k.ptr_eq(&new)) {
-            self.eq.wait.add(keepalive.fd())?;
-            known.push(new);
-        }
-        Ok(())
-    }
-
-    fn backend_channel(&mut self, backend: &'static Backend) -> Result<Arc<EventChannel>> {
-        let known = self.connections.channels.iter();
-        if let Some(channel) = known
-            .into_iter()
-            .find(|c| std::ptr::eq(c.backend(), backend))
-        {
-            return Ok(Arc::clone(channel));
-        }
-        let channel = EventChannel::create(backend)?;
-        self.eq.wait.add(channel.fd())?;
-        self.connections.channels.push(Arc::clone(&channel));
-        Ok(channel)
-    }
-
-    /// Events of this identifier go to `target` from now on.
-    pub(crate) fn insert(&mut self, object: usize, target: Weak<dyn CmTarget>) {
-        self.connections.targets.insert(object, target);
-    }
-
-    /// Events of this identifier are discarded from now on, and the queued events of `owner` are
-    /// removed.
-    pub(crate) fn remove(&mut self, object: usize, owner: Token) {
-        self.connections.targets.remove(&object);
-        self.eq.forget(owner);
     }
 }
 
@@ -209,8 +125,7 @@ impl EventQueue {
     pub fn open(config: EqConfig) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             kind: config.wait,
-            wait: WaitSet::new()?,
-            connections: Mutex::default(),
+            dispatcher: Dispatcher::new()?,
             fifo: Mutex::default(),
         }))
     }
@@ -241,7 +156,7 @@ impl EventQueue {
         }
         let result = match fifo.front_mut() {
             None => {
-                self.wait.clear();
+                self.dispatcher.wait().clear();
                 return Err(FiErrno::EAGAIN);
             }
             Some(Item::Error(_)) => return Err(FiErrno::EAVAIL),
@@ -249,7 +164,7 @@ impl EventQueue {
         };
         let taken = if peek { None } else { fifo.pop_front() };
         if fifo.is_empty() {
-            self.wait.clear();
+            self.dispatcher.wait().clear();
         }
         drop(fifo);
         // dropping an untaken request rejects it; that must not happen under the lock
@@ -266,7 +181,7 @@ impl EventQueue {
         match fifo.pop_front() {
             Some(Item::Error(error)) => {
                 if fifo.is_empty() {
-                    self.wait.clear();
+                    self.dispatcher.wait().clear();
                 }
                 Ok(error)
             }
@@ -304,7 +219,7 @@ impl EventQueue {
                 Err(FiErrno::EAGAIN) => {}
                 result => return result,
             }
-            if take.is_none() || !self.wait.wait(deadline)? {
+            if take.is_none() || !self.dispatcher.wait().wait(deadline)? {
                 return Err(FiErrno::EAGAIN);
             }
         }
@@ -347,7 +262,7 @@ impl EventQueue {
             }
             *fifo = kept;
             if fifo.is_empty() {
-                self.wait.clear();
+                self.dispatcher.wait().clear();
             }
         }
         // dropping requests rejects them: not under the lock
@@ -372,7 +287,7 @@ impl EventQueue {
     /// The descriptor to poll for reading, if the queue has a wait object. It belongs to the
     /// queue.
     pub fn fd(&self) -> Option<RawFd> {
-        (self.kind != WaitKind::None).then(|| self.wait.fd())
+        (self.kind != WaitKind::None).then(|| self.dispatcher.wait().fd())
     }
 
     /// How it can be waited on.
@@ -380,74 +295,65 @@ impl EventQueue {
         self.kind
     }
 
-    pub(crate) fn registry(&self) -> Registry<'_> {
-        Registry {
-            connections: self.connections.lock(),
-            eq: self,
-        }
-    }
-
-    pub(crate) fn push(&self, event: Event) {
+    fn push(&self, event: Event) {
         self.push_item(Item::Event(event, None));
     }
 
-    /// Appends an event for which `target` must make ready when it is read.
-    pub(crate) fn push_prepared(&self, event: Event, target: Weak<dyn CmTarget>) {
-        self.push_item(Item::Event(event, Some(target)));
-    }
-
-    pub(crate) fn push_error(&self, error: EqError) {
+    fn push_error(&self, error: EqError) {
         self.push_item(Item::Error(error));
     }
 
     fn push_item(&self, item: Item) {
         let mut fifo = self.fifo.lock();
         fifo.push_back(item);
-        self.wait.wake();
+        self.dispatcher.wait().wake();
     }
 
     /// Takes events of the connection manager until one has made an event of this queue.
     fn progress(&self) {
-        if !self.wait.is_ready() {
-            return;
-        }
-        let (devices, keepalives) = {
-            let connections = self.connections.lock();
-            (connections.devices.clone(), connections.keepalives.clone())
-        };
-        for device in devices {
-            device.dispatch_async();
-        }
-        for keepalive in keepalives.iter().filter_map(Weak::upgrade) {
-            keepalive.woken();
-        }
-        let connections = self.connections.lock();
-        for channel in &connections.channels {
-            loop {
-                match channel.next_event() {
-                    Ok(event) => self.dispatch(&connections, event),
-                    Err(FiErrno::EAGAIN) => break,
-                    Err(error) => {
-                        warn_log!(Eq, "rdma_get_cm_event: {error}");
-                        break;
-                    }
-                }
-                if !self.fifo.lock().is_empty() {
-                    return;
-                }
-            }
-        }
+        self.dispatcher.progress(|| !self.fifo.lock().is_empty());
+    }
+}
+
+impl CmSink for EventQueue {
+    fn dispatcher(&self) -> &Dispatcher {
+        &self.dispatcher
     }
 
-    fn dispatch(&self, connections: &Connections, mut event: CmEvent) {
-        let target = connections.targets.get(&event.object);
-        if let Some(target) = target.and_then(Weak::upgrade) {
-            target.cm_event(event, self);
-        } else if let Some(id) = event.new_id.take() {
-            // its listener has just gone
-            let _ = id.reject(CmData::EMPTY.encoded());
-        }
-        // else the identifier of a request that is not answered yet: it has no endpoint
+    fn report(&self, owner: Token, outcome: Outcome) {
+        let decode = |private_data: &PrivateData| CmData::decode(private_data.bytes());
+        self.push_item(match outcome {
+            Outcome::Requested(request) => {
+                let data = decode(request.private_data());
+                let event = Event::ConnReq {
+                    pep: owner,
+                    request: Some(request),
+                    data,
+                    attachment: None,
+                };
+                Item::Event(event, None)
+            }
+            Outcome::Connected(private_data) => {
+                let data = decode(&private_data);
+                Item::Event(Event::Connected { ep: owner, data }, None)
+            }
+            Outcome::Failed {
+                err,
+                status,
+                private_data,
+            } => Item::Error(EqError {
+                owner,
+                err,
+                prov_errno: status,
+                data: decode(&private_data),
+                context: 0,
+            }),
+            Outcome::Ended(target) => Item::Event(Event::Shutdown { ep: owner }, Some(target)),
+        });
+    }
+
+    fn forget(&self, owner: Token) {
+        Self::forget(self, owner);
     }
 }
 
@@ -476,7 +382,10 @@ mod tests {
         assert_eq!(refused, Err(FiErrno::ETOOSMALL));
         assert_eq!(number(&eq, false), Ok(2));
         assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
-        assert!(!eq.wait.is_ready(), "an empty queue must not be readable");
+        assert!(
+            !eq.dispatcher.wait().is_ready(),
+            "an empty queue must not be readable"
+        );
     }
 
     #[test]

@@ -1,11 +1,34 @@
 //! Connections: the steps of the connection manager (`rdma_cm(7)`) on either side, and the objects
 //! that take part in them.
+//!
+//! - [`Dispatcher`] takes the events of the connection manager and passes each to the [`CmTarget`]
+//!   of its identifier. A thread that reads the owner of the dispatcher drives it.
+//! - [`Connection`] is one side of a connection: its life cycle and its steps. The queue pair belongs
+//!   to the connection's [`Owner`], which is called between the steps.
+//! - [`Listener`] passes on the requests of peers, each as a [`ConnectRequest`].
+//! - [`CmSink`] receives the results. The application's event queue is one; nothing in this module
+//!   depends on it.
+//!
+//! Private data is raw bytes here; the owners encode and decode it. No step blocks.
 
+mod accept;
+mod connection;
+mod dial;
+mod dispatcher;
+pub(crate) mod introduction;
+pub(crate) mod keepalive;
+mod listen;
 mod request;
+mod shutdown;
+mod sink;
 mod state;
 mod tuning;
 
+pub(crate) use connection::{Connection, Owner, Side};
+pub(crate) use dispatcher::{CmTarget, Dispatcher, Registry};
+pub(crate) use listen::Listener;
 pub use request::ConnectRequest;
 pub(crate) use request::Taken;
+pub(crate) use sink::{CmSink, Outcome};
 pub(crate) use state::{AtomicState, State};
 pub use tuning::Tuning;

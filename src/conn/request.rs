@@ -4,12 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::errno::{FiErrno, Result};
-use crate::verbs::{CmId, Device, known_device};
+use crate::verbs::{CmId, Device, PrivateData, known_device};
 use crate::wire::cm_data::CmData;
-use crate::wire::introduction::Introduction;
 
-/// The identifier of a request, and the peer's introduction.
-pub(crate) type Taken = (CmId, Option<Introduction>);
+/// The identifier of a request, and the private data that it came with.
+pub(crate) type Taken = (CmId, PrivateData);
 
 /// A peer's request for a connection. It is answered by making an endpoint from it and accepting
 /// there, or by [`Self::reject`]; dropping it rejects without data.
@@ -17,16 +16,20 @@ pub(crate) type Taken = (CmId, Option<Introduction>);
 pub struct ConnectRequest {
     /// `None` once the request is answered.
     id: Option<CmId>,
-    /// The peer's introduction.
-    introduction: Option<Introduction>,
+    private_data: Box<PrivateData>,
 }
 
 impl ConnectRequest {
-    pub(crate) fn new(id: CmId, introduction: Option<Introduction>) -> Self {
+    pub(crate) fn new(id: CmId, private_data: PrivateData) -> Self {
         Self {
             id: Some(id),
-            introduction,
+            private_data: Box::new(private_data),
         }
+    }
+
+    /// The peer's private data.
+    pub(crate) fn private_data(&self) -> &PrivateData {
+        &self.private_data
     }
 
     fn id(&self) -> Result<&CmId> {
@@ -38,12 +41,12 @@ impl ConnectRequest {
         self.id.as_ref().is_some_and(|id| id.is_on(device))
     }
 
-    /// Moves the identifier and the peer's introduction to the accepting endpoint.
+    /// Moves the identifier and the private data to the accepting endpoint.
     pub(crate) fn take(mut self) -> Option<Taken> {
-        Some((self.id.take()?, self.introduction))
+        Some((self.id.take()?, *self.private_data))
     }
 
-    /// Rejects the request and sends `data` to the peer.
+    /// Rejects the request and sends `data`, the application's, to the peer.
     ///
     /// # Errors
     /// `EINVAL`: `data` is too long. The request is rejected nevertheless, without data.

@@ -1,14 +1,14 @@
-//! The life cycle of an endpoint.
+//! The life cycle of a connection and of its owner's queue pair.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The life cycle of an endpoint.
+/// The life cycle of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
-    /// Not enabled.
+    /// No queue pair.
     Idle,
-    /// Enabled, not connected.
+    /// The owner is enabled: it has a queue pair, or creates it when the peer's address is resolved.
     Enabled,
     /// Connecting, from resolution to the peer's answer.
     Connecting,

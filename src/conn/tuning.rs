@@ -1,6 +1,8 @@
 //! Connection parameters that the application or its user can override.
 
 use crate::errno::{FiErrno, Result};
+use crate::log::{info_log, warn_log};
+use crate::verbs::{CmId, ConnParam, Device, Qp};
 
 /// Timers and retries of a connection, as `ibv_modify_qp(3)` encodes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,44 @@ impl Tuning {
             Ok(())
         } else {
             Err(FiErrno::EINVAL)
+        }
+    }
+
+    /// Sets the traffic class, before the route is resolved or the reply is sent.
+    pub(super) fn set_traffic_class(&self, id: &CmId) {
+        if let Some(class) = self.traffic_class
+            && let Err(error) = id.set_type_of_service(class)
+        {
+            warn_log!(EpCtrl, "traffic class {class} is not taken: {error}");
+        }
+    }
+
+    /// Sets the acknowledgement timeout, before the request or the reply is sent.
+    pub(super) fn set_ack_timeout(&self, id: &CmId) {
+        if let Err(error) = id.set_ack_timeout(self.ack_timeout) {
+            info_log!(
+                EpCtrl,
+                "{}: the connection manager keeps its acknowledgement timeout: {error}",
+                id.device_name().unwrap_or_default()
+            );
+        }
+    }
+
+    /// The parameters of a request or a reply.
+    pub(super) fn conn_param<'a>(&self, private_data: &'a [u8]) -> ConnParam<'a> {
+        ConnParam {
+            private_data,
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry_count,
+        }
+    }
+
+    /// Sets the RNR timer of a connected queue pair. iWARP has none.
+    pub(crate) fn set_rnr_timer(&self, qp: &Qp, device: &Device) {
+        if !device.attr().iwarp
+            && let Err(error) = qp.set_min_rnr_timer(self.min_rnr_timer)
+        {
+            info_log!(EpCtrl, "the RNR timer stays as it is: {error}");
         }
     }
 }

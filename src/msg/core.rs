@@ -4,9 +4,7 @@
 //! hold the last reference, with locks held; so no drop in this module acquires a lock.
 //! [`Core::close`] releases everything; the owning endpoint calls it.
 
-use std::net::SocketAddr;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -14,16 +12,16 @@ use super::lengths::Lengths;
 use super::recv::RxSide;
 use super::remote::Teller;
 use super::tx::TxSide;
-use crate::conn::{AtomicState, State, Taken};
+use crate::conn::keepalive::Silence;
+use crate::conn::{CmSink, CmTarget, Connection, Side, Taken};
 use crate::domain::Domain;
-use crate::eq::{CmTarget, EventQueue};
-use crate::errno::{FiErrno, Result};
+use crate::errno::Result;
 use crate::mr::ConnectionBlock;
 use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::event_cell::{Cell, Event};
 use crate::queue::slots::{FailureListener, Rings};
 use crate::queue::{CompletionQueue, Counter, WrId};
-use crate::verbs::{CmId, Pd, Qp, Sge};
+use crate::verbs::{Pd, PrivateData, Qp, Sge};
 use crate::wire::cm_data::CmData;
 use crate::wire::introduction::Introduction;
 
@@ -45,11 +43,7 @@ pub(crate) struct EarlyRecv {
 /// Connection state, outside the fast path.
 #[derive(Debug)]
 pub(crate) struct Control {
-    pub(crate) id: Option<Arc<CmId>>,
-    /// Whether the identifier came with a connection request.
-    pub(crate) passive: bool,
-    /// Whether the identifier is bound to a local address.
-    pub(crate) bound: bool,
+    pub(crate) side: Side,
     pub(crate) qp: Option<Arc<Qp>>,
     pub(crate) tx: Option<CqBinding>,
     pub(crate) rx: Option<CqBinding>,
@@ -62,8 +56,7 @@ pub(crate) struct Control {
     /// Places in the tables of the completion queues, once enabled.
     pub(crate) tx_place: Option<WrId>,
     pub(crate) rx_place: Option<WrId>,
-    pub(crate) src: Option<SocketAddr>,
-    pub(crate) dst: Option<SocketAddr>,
+    /// The application's data for the connection request.
     pub(crate) data: CmData,
     /// This side's connection block, once there is a queue pair.
     pub(super) block: Option<Arc<ConnectionBlock>>,
@@ -81,14 +74,11 @@ pub(crate) struct Core {
     /// The domain's protection domain, or the endpoint's own if regions are bound to endpoints.
     pub(crate) pd: Arc<Pd>,
     pub(crate) config: EndpointConfig,
-    pub(crate) state: AtomicState,
+    pub(crate) conn: Connection,
     pub(crate) rings: Arc<Rings>,
-    /// Progress mark of both rings at the last keepalive check.
-    pub(super) last_seen: AtomicU64,
+    pub(super) silence: Silence,
     /// Maximum lengths of operations.
     pub(crate) lengths: Lengths,
-    /// Set when an event queue is bound, never changed.
-    pub(crate) eq: OnceLock<Arc<EventQueue>>,
     pub(crate) control: Mutex<Control>,
     pub(crate) tx: Mutex<Option<TxSide>>,
     pub(crate) rx: Mutex<Option<RxSide>>,
@@ -101,14 +91,12 @@ impl Core {
         config: EndpointConfig,
         request: Option<Taken>,
     ) -> Arc<Self> {
-        let (id, introduction) = request.unzip();
-        let introduction = introduction.flatten();
+        let (id, private_data) = request.unzip();
+        let introduction = private_data.and_then(|data| introduction_in(&data));
         let rx_size = if config.shared_rx { 0 } else { config.rx_size };
         let rings = Arc::new(Rings::new(config.tx_size, rx_size));
         let control = Control {
-            passive: id.is_some(),
-            bound: id.is_some(),
-            id: id.map(Arc::new),
+            side: Side::new(id, config.src, config.dst),
             qp: None,
             tx: None,
             rx: None,
@@ -117,23 +105,21 @@ impl Core {
             cell: None,
             tx_place: None,
             rx_place: None,
-            src: config.src,
-            dst: config.dst,
             data: CmData::EMPTY,
             block: None,
             introduction,
             teller: None,
         };
+        let tuning = domain.config().tuning;
         let core = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             domain: Arc::clone(domain),
             pd,
-            state: AtomicState::new(State::Idle),
+            conn: Connection::new(domain.device(), tuning, config.token),
             lengths: Lengths::new(domain.max_msg_size(), config.inject_size),
             config,
             rings,
-            last_seen: AtomicU64::new(0),
-            eq: OnceLock::new(),
+            silence: Silence::default(),
             control: Mutex::new(control),
             tx: Mutex::new(None),
             rx: Mutex::new(None),
@@ -148,32 +134,19 @@ impl Core {
         Weak::clone(&self.this)
     }
 
-    /// Binds the event queue, and creates or migrates the identifier on its channel.
-    pub(crate) fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
-        let mut registry = eq.registry();
+    /// Binds the receiver of the connection's results.
+    pub(crate) fn bind_sink(&self, sink: &Arc<dyn CmSink>) -> Result<()> {
+        let mut registry = sink.dispatcher().registry();
         let mut control = self.control.lock();
-        if self.eq.get().is_some() {
-            return Err(FiErrno::EINVAL);
-        }
-        if !self.state.is(State::Idle) {
-            return Err(FiErrno::EOPBADSTATE);
-        }
-        let channel = registry.channel(self.domain.device())?;
-        if let Some(keepalive) = self.domain.queues().keepalive() {
-            registry.watch(keepalive)?;
-        }
-        let id = match &control.id {
-            Some(id) => {
-                id.migrate(&channel)?;
-                Arc::clone(id)
-            }
-            None => Arc::new(channel.create_id()?),
-        };
+        let keepalive = self.domain.queues().keepalive();
         let target: Weak<dyn CmTarget> = self.weak();
-        registry.insert(id.object(), target);
-        control.id = Some(id);
-        // cannot fail: the lock is held since the check above
-        let _ = self.eq.set(Arc::clone(eq));
-        Ok(())
+        let sink = Arc::clone(sink);
+        self.conn
+            .bind(&mut control.side, sink, &mut registry, keepalive, target)
     }
+}
+
+/// The introduction in the private data of a peer's request or reply.
+pub(super) fn introduction_in(private_data: &PrivateData) -> Option<Introduction> {
+    CmData::decode(private_data.bytes()).introduction()
 }

@@ -8,7 +8,7 @@ use super::core::{Control, Core};
 use super::recv::RxSide;
 use super::remote::OTHER_PARTS;
 use super::tx::TxSide;
-use crate::conn::State;
+use crate::conn::{CmSink, State};
 use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::mr::ConnectionBlock;
@@ -26,12 +26,12 @@ impl Core {
     pub(crate) fn enable(&self) -> Result<()> {
         self.take_domains_eq()?;
         let mut control = self.control.lock();
-        match self.state.get() {
+        match self.conn.state.get() {
             State::Idle => {}
             State::Closed => return Err(FiErrno::EOPBADSTATE),
             _ => return Ok(()),
         }
-        if self.eq.get().is_none() {
+        if !self.conn.is_bound() {
             return Err(FiErrno::ENOEQ);
         }
         if (control.tx.is_none() && control.rx.is_none())
@@ -43,12 +43,12 @@ impl Core {
         if self.config.shared_rx && control.srx.is_none() {
             return Err(FiErrno::EOPBADSTATE);
         }
-        let id = Arc::clone(control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?);
-        if let Some(src) = control.src.filter(|_| !control.bound)
+        let id = Arc::clone(control.side.id()?);
+        if let Some(src) = control.side.src.filter(|_| !control.side.bound)
             && !src.ip().is_unspecified()
         {
             id.bind_addr(src)?;
-            control.bound = true;
+            control.side.bound = true;
         }
         self.attach(&mut control)?;
         let ready = if id.has_device() {
@@ -60,20 +60,21 @@ impl Core {
             self.detach(&mut control);
             return Err(error);
         }
-        self.state.set(State::Enabled);
+        self.conn.state.set(State::Enabled);
         Ok(())
     }
 
     /// Binds the domain's event queue if the application has bound none.
     fn take_domains_eq(&self) -> Result<()> {
-        if self.eq.get().is_some() || !self.state.is(State::Idle) {
+        if self.conn.is_bound() || !self.conn.state.is(State::Idle) {
             return Ok(());
         }
         let Some(eq) = self.domain.eq() else {
             return Ok(());
         };
-        match self.bind_eq(&eq) {
-            Err(_) if self.eq.get().is_some() => Ok(()), // another thread was first
+        let sink: Arc<dyn CmSink> = eq;
+        match self.bind_sink(&sink) {
+            Err(_) if self.conn.is_bound() => Ok(()), // another thread was first
             bound => bound,
         }
     }
@@ -159,7 +160,7 @@ impl Core {
 
     /// Creates the queue pair, the connection block, and both sides.
     pub(super) fn create_qp(&self, control: &mut Control) -> Result<()> {
-        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        let id = control.side.id()?;
         if !id.is_on(self.domain.device()) {
             info_log!(
                 EpCtrl,

@@ -11,7 +11,7 @@ use super::enable::OWN_REQUESTS;
 use super::local::MAX_IOV;
 use crate::Token;
 use crate::auth::AuthKey;
-use crate::conn::{ConnectRequest, State, Taken};
+use crate::conn::{CmSink, ConnectRequest, State, Taken};
 use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
@@ -205,7 +205,8 @@ impl Endpoint {
     /// # Errors
     /// `EINVAL`: one is bound already. `EOPBADSTATE`: enabled already.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
-        self.core.bind_eq(eq)
+        let sink: Arc<dyn CmSink> = Arc::clone(eq) as _;
+        self.core.bind_sink(&sink)
     }
 
     /// Binds a completion queue for one direction or both.
@@ -220,7 +221,7 @@ impl Endpoint {
         }
         cq.device_cq()?;
         let mut control = self.core.control.lock();
-        if !self.core.state.is(State::Idle) {
+        if !self.core.conn.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
         let tx = flags.contains(BindFlags::TRANSMIT);
@@ -252,7 +253,7 @@ impl Endpoint {
             return Err(FiErrno::EDOMAIN);
         }
         let mut control = self.core.control.lock();
-        if !self.core.state.is(State::Idle) {
+        if !self.core.conn.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
         if !self.core.config.shared_rx || control.srx.is_some() {
@@ -285,7 +286,7 @@ impl Endpoint {
             return Err(FiErrno::EOPNOTSUPP);
         }
         let mut control = self.core.control.lock();
-        if !self.core.state.is(State::Idle) {
+        if !self.core.conn.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
         let events = Event::of(kinds);
@@ -359,10 +360,10 @@ impl Endpoint {
     /// `EOPBADSTATE`: enabled already.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
         let mut control = self.core.control.lock();
-        if !self.core.state.is(State::Idle) || control.passive {
+        if !self.core.conn.state.is(State::Idle) || control.side.passive {
             return Err(FiErrno::EOPBADSTATE);
         }
-        control.src = Some(addr);
+        control.side.src = Some(addr);
         Ok(())
     }
 
@@ -372,10 +373,11 @@ impl Endpoint {
     /// `EOPBADSTATE`: the endpoint has no local address yet, or is closed.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         let control = self.core.control.lock();
-        if !control.bound && matches!(self.core.state.get(), State::Idle | State::Enabled) {
+        if !control.side.bound && matches!(self.core.conn.state.get(), State::Idle | State::Enabled)
+        {
             return Err(FiErrno::EOPBADSTATE);
         }
-        let id = control.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        let id = control.side.id()?;
         id.local_addr().ok_or(FiErrno::EOPBADSTATE)
     }
 
@@ -385,8 +387,8 @@ impl Endpoint {
     /// `ENOTCONN`: not connected.
     pub fn peer_addr(&self) -> Result<SocketAddr> {
         let control = self.core.control.lock();
-        let id = control.id.as_ref().ok_or(FiErrno::ENOTCONN)?;
-        if !self.core.state.can_post() {
+        let id = control.side.id.as_ref().ok_or(FiErrno::ENOTCONN)?;
+        if !self.core.conn.state.can_post() {
             return Err(FiErrno::ENOTCONN);
         }
         id.peer_addr().ok_or(FiErrno::ENOTCONN)
@@ -394,7 +396,7 @@ impl Endpoint {
 
     /// Maximum length in bytes of the application's data in a connection request or reply.
     pub fn cm_data_size(&self) -> usize {
-        self.core.cm_data_size()
+        self.core.introducer().data_size()
     }
 
     /// This endpoint, for regions that are bound to it.
@@ -449,7 +451,7 @@ impl Endpoint {
     /// `EINVAL`: more than the endpoint was made with. `EOPBADSTATE`: enabled already.
     pub fn set_length(&self, option: LengthOption, value: usize) -> Result<()> {
         let _control = self.core.control.lock();
-        if !self.core.state.is(State::Idle) {
+        if !self.core.conn.state.is(State::Idle) {
             return Err(FiErrno::EOPBADSTATE);
         }
         self.core.lengths.set(option, value)

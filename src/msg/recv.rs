@@ -89,7 +89,7 @@ impl Core {
             // receives are posted to the shared context
             return Err(refusal::shared_receives());
         }
-        match self.state.get() {
+        match self.conn.state.get() {
             State::Idle | State::Closed => return Err(FiErrno::EOPBADSTATE),
             State::Disconnected | State::Broken => return Err(FiErrno::ESHUTDOWN),
             _ => {}
@@ -143,7 +143,7 @@ impl Core {
     /// Cancels the oldest early receive with this context.
     fn cancel(&self, context: usize) -> Result<()> {
         let control = self.control.lock();
-        if self.state.is(State::Closed) {
+        if self.conn.state.is(State::Closed) {
             return Err(FiErrno::EOPBADSTATE);
         }
         let number = {

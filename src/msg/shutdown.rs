@@ -4,13 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::core::{Control, Core};
 use crate::conn::State;
-use crate::eq::Event;
-use crate::errno::{FiErrno, Result};
+use crate::errno::Result;
 use crate::log::info_log;
 use crate::mr::Mode;
 use crate::queue::slots::{FailureListener, Lease};
 use crate::verbs::{AsyncEvent, AsyncListener};
-use crate::wire::cm_data::CmData;
 
 /// Time limit for the device to flush the posted requests at the end of a connection.
 const FLUSH_WAIT: Duration = Duration::from_millis(200);
@@ -19,27 +17,12 @@ impl Core {
     /// Ends the connection.
     pub(crate) fn shutdown(&self) -> Result<()> {
         let control = self.control.lock();
-        if !self.state.change(State::Connected, State::Disconnected) {
-            return Err(FiErrno::ENOTCONN);
-        }
+        self.conn.begin_shutdown()?;
         self.give_keys_back();
         Self::take_in(&control);
-        if let Some(id) = &control.id {
-            let _ = id.disconnect();
-        }
-        self.push_shutdown();
+        self.conn.disconnect(&control.side);
+        self.conn.report_end();
         Ok(())
-    }
-
-    /// Reports the end of the connection to the event queue. The caller has changed the state, so
-    /// the end is reported once.
-    pub(super) fn push_shutdown(&self) {
-        if let Some(eq) = self.eq.get() {
-            let event = Event::Shutdown {
-                ep: self.config.token,
-            };
-            eq.push_prepared(event, self.weak());
-        }
     }
 
     /// Processes arrived completions before the queue pair is moved to its error state: the peer
@@ -99,31 +82,19 @@ impl Core {
     /// Disconnects and releases all resources. Idempotent.
     pub(crate) fn close(&self) {
         let connected = {
-            let mut registry = self.eq.get().map(|eq| eq.registry());
+            let sink = self.conn.sink();
+            let mut registry = sink.map(|sink| sink.dispatcher().registry());
             let control = self.control.lock();
-            let old = self.state.get();
-            if old == State::Closed {
+            let Some(old) = self.conn.begin_close(&control.side, registry.as_mut()) else {
                 return;
-            }
-            self.state.set(State::Closed);
-            if let (Some(registry), Some(id)) = (&mut registry, &control.id) {
-                registry.remove(id.object(), self.config.token);
-            }
-            if control.passive
-                && matches!(old, State::Idle | State::Enabled)
-                && let Some(id) = &control.id
-            {
-                // never accepted
-                let _ = id.reject(CmData::EMPTY.encoded());
-            }
+            };
             let connected = !matches!(old, State::Idle | State::Enabled);
-            if connected && let Some(id) = &control.id {
+            if connected {
                 if old != State::Disconnected {
                     self.give_keys_back();
                 }
                 Self::take_in(&control);
-                // fails if the connection was never established, or has ended
-                let _ = id.disconnect();
+                self.conn.disconnect(&control.side);
             }
             connected
         };
@@ -133,7 +104,7 @@ impl Core {
         let mut control = self.control.lock();
         self.drop_qp(&mut control);
         self.detach(&mut control);
-        control.id = None;
+        control.side.id = None;
         control.tx = None;
         control.rx = None;
         control.srx = None;
@@ -154,18 +125,12 @@ impl Core {
 
 impl FailureListener for Core {
     fn operation_failed(&self) {
-        // before the peer's confirmation is read, that step reports the end to the event queue
-        if self.state.change(State::Accepted, State::Broken) {
-            return;
-        }
-        if self.state.change(State::Connected, State::Disconnected) {
-            self.push_shutdown();
-        }
+        self.conn.qp_failed();
     }
 
     fn resume(&self) {
-        let connected = self.state.can_post();
-        if !connected && !matches!(self.state.get(), State::Disconnected | State::Broken) {
+        let connected = self.conn.state.can_post();
+        if !connected && !matches!(self.conn.state.get(), State::Disconnected | State::Broken) {
             return;
         }
         // if the lock is taken, its holder retries the pending operations, or this is called again
@@ -219,7 +184,7 @@ impl FailureListener for Core {
     }
 
     fn is_up(&self) -> bool {
-        !matches!(self.state.get(), State::Disconnected | State::Closed)
+        !matches!(self.conn.state.get(), State::Disconnected | State::Closed)
     }
 }
 
@@ -228,7 +193,7 @@ impl AsyncListener for Core {
         match event {
             AsyncEvent::QpError | AsyncEvent::DeviceFatal => self.operation_failed(),
             AsyncEvent::QpEstablished => {
-                if let Some(id) = &self.control.lock().id {
+                if let Some(id) = &self.control.lock().side.id {
                     let _ = id.notify_established();
                 }
             }

@@ -366,7 +366,7 @@ impl Core {
     /// As [`crate::msg::Endpoint::send`].
     #[inline(always)]
     pub(super) unsafe fn transmit_here(&self, op: &Transmit<'_>) -> Result<()> {
-        if !self.state.is(State::Connected) {
+        if !self.conn.state.is(State::Connected) {
             self.may_post()?;
         }
         let mut tx = self.tx.lock();

@@ -1,0 +1,258 @@
+//! One side of a connection: its state, and the order of its steps.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock, Weak};
+
+use super::{AtomicState, CmSink, CmTarget, Outcome, Registry, State, Tuning};
+use crate::Token;
+use crate::errno::{FiErrno, Result};
+use crate::log::{info_log, warn_log};
+use crate::queue::keepalive::Keepalive;
+use crate::verbs::{CmEvent, CmEventKind, CmId, Device, PrivateData};
+
+/// The owner of a connection: has the queue pair, and takes part in the steps that need it. The
+/// calls come from [`Connection::advance`], with the dispatcher's lock held.
+pub(crate) trait Owner {
+    /// The peer's address is resolved. The owner creates its queue pair on the identifier, which
+    /// has a device now, and continues with [`Connection::resolve_route`].
+    ///
+    /// # Errors
+    /// The connection fails with the error.
+    fn addr_resolved(&self) -> Result<()>;
+
+    /// The route is resolved. The owner continues with [`Connection::request`].
+    ///
+    /// # Errors
+    /// The connection fails with the error.
+    fn route_resolved(&self) -> Result<()>;
+
+    /// The connection manager has established the connection; `private_data` is that of the reply
+    /// on the side that dialled. Called before the connection's state changes.
+    ///
+    /// # Errors
+    /// The owner does not accept the peer and has disconnected; the connection fails with the error.
+    fn established(&self, private_data: &PrivateData) -> Result<()>;
+
+    /// The state is [`State::Connected`], and the result is reported.
+    fn connected(&self) {}
+}
+
+/// The identifier of a connection and its addresses, under the lock of the connection's owner.
+#[derive(Debug, Default)]
+pub(crate) struct Side {
+    pub(crate) id: Option<Arc<CmId>>,
+    /// Whether the identifier came with a connection request.
+    pub(crate) passive: bool,
+    /// Whether the identifier is bound to a local address.
+    pub(crate) bound: bool,
+    pub(crate) src: Option<SocketAddr>,
+    pub(crate) dst: Option<SocketAddr>,
+}
+
+impl Side {
+    /// A side that will dial, or that will accept the request which `id` came with.
+    pub(crate) fn new(id: Option<CmId>, src: Option<SocketAddr>, dst: Option<SocketAddr>) -> Self {
+        Self {
+            passive: id.is_some(),
+            bound: id.is_some(),
+            id: id.map(Arc::new),
+            src,
+            dst,
+        }
+    }
+
+    /// # Errors
+    /// `EOPBADSTATE`: there is none, before binding and after closing.
+    pub(crate) fn id(&self) -> Result<&Arc<CmId>> {
+        self.id.as_ref().ok_or(FiErrno::EOPBADSTATE)
+    }
+}
+
+/// The receiver of a connection's results, and the target of its events.
+#[derive(Debug)]
+struct Bound {
+    sink: Arc<dyn CmSink>,
+    target: Weak<dyn CmTarget>,
+}
+
+/// One side of a connection, apart from what the lock of its owner protects ([`Side`]). The calls
+/// that take a side are made with that lock held.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// Read by every post.
+    pub(crate) state: AtomicState,
+    pub(super) device: Arc<Device>,
+    pub(super) tuning: Tuning,
+    token: Token,
+    /// Set when a sink is bound, never changed.
+    bound: OnceLock<Bound>,
+}
+
+impl Connection {
+    /// `token` names the connection in reports.
+    pub(crate) fn new(device: &Arc<Device>, tuning: Tuning, token: Token) -> Self {
+        Self {
+            state: AtomicState::new(State::Idle),
+            device: Arc::clone(device),
+            tuning,
+            token,
+            bound: OnceLock::new(),
+        }
+    }
+
+    /// Binds the receiver of the results, and creates or migrates the identifier on the channel of
+    /// its dispatcher, to which `registry` belongs. A thread that sleeps on the dispatcher wakes for
+    /// `keepalive`.
+    ///
+    /// # Errors
+    /// `EINVAL`: one is bound. `EOPBADSTATE`: enabled already. Those of the connection manager.
+    pub(crate) fn bind(
+        &self,
+        side: &mut Side,
+        sink: Arc<dyn CmSink>,
+        registry: &mut Registry<'_>,
+        keepalive: Option<&Arc<Keepalive>>,
+        target: Weak<dyn CmTarget>,
+    ) -> Result<()> {
+        if self.is_bound() {
+            return Err(FiErrno::EINVAL);
+        }
+        if !self.state.is(State::Idle) {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let channel = registry.channel(&self.device)?;
+        if let Some(keepalive) = keepalive {
+            registry.watch(keepalive)?;
+        }
+        let id = match &side.id {
+            Some(id) => {
+                id.migrate(&channel)?;
+                Arc::clone(id)
+            }
+            None => Arc::new(channel.create_id()?),
+        };
+        registry.insert(id.object(), Weak::clone(&target));
+        side.id = Some(id);
+        // cannot fail: the lock is held since the check above
+        let _ = self.bound.set(Bound { sink, target });
+        Ok(())
+    }
+
+    /// Whether there is a receiver of the results.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.bound.get().is_some()
+    }
+
+    /// That receiver.
+    pub(crate) fn sink(&self) -> Option<&Arc<dyn CmSink>> {
+        self.bound.get().map(|bound| &bound.sink)
+    }
+
+    /// Takes the step that an event of the identifier asks for.
+    pub(crate) fn advance(&self, owner: &impl Owner, event: &CmEvent) {
+        let result = match event.kind {
+            CmEventKind::AddrResolved => owner.addr_resolved(),
+            CmEventKind::RouteResolved => owner.route_resolved(),
+            CmEventKind::Established => {
+                let established = owner.established(&event.private_data);
+                established.map(|()| self.established(owner, event.private_data))
+            }
+            CmEventKind::Disconnected => {
+                if !self.end() {
+                    self.fail(FiErrno::ECONNABORTED, event);
+                }
+                Ok(())
+            }
+            CmEventKind::Rejected => Err(FiErrno::ECONNREFUSED),
+            CmEventKind::Unreachable => Err(unreachable_errno(event.status)),
+            CmEventKind::DeviceRemoval => {
+                warn_log!(EpCtrl, "{}: device removed", self.device.name());
+                if self.end() {
+                    Ok(())
+                } else {
+                    Err(FiErrno::ENODEV)
+                }
+            }
+            CmEventKind::AddrChange => {
+                info_log!(
+                    EpCtrl,
+                    "the interface of a connection has changed its address"
+                );
+                Ok(())
+            }
+            CmEventKind::ConnectRequest | CmEventKind::Other => Ok(()),
+        };
+        if let Err(error) = result {
+            self.fail(error, event);
+        }
+    }
+
+    fn established(&self, owner: &impl Owner, private_data: PrivateData) {
+        if self.state.change(State::Connecting, State::Connected)
+            || self.state.change(State::Accepted, State::Connected)
+        {
+            self.report(Outcome::Connected(private_data));
+            owner.connected();
+        } else if self.state.change(State::Broken, State::Disconnected) {
+            self.report(Outcome::Connected(private_data));
+            self.report_end();
+        }
+    }
+
+    /// Reports that the connection could not be established, once.
+    fn fail(&self, err: FiErrno, event: &CmEvent) {
+        let failed = [
+            State::Connecting,
+            State::Accepting,
+            State::Accepted,
+            State::Broken,
+        ]
+        .into_iter()
+        .any(|from| self.state.change(from, State::Disconnected));
+        if failed {
+            self.report(Outcome::Failed {
+                err,
+                status: event.status,
+                private_data: event.private_data,
+            });
+        }
+    }
+
+    /// Reports the end of the connection. The caller has changed the state, so the end is reported
+    /// once.
+    pub(crate) fn report_end(&self) {
+        if let Some(bound) = self.bound.get() {
+            let target = Weak::clone(&bound.target);
+            bound.sink.report(self.token, Outcome::Ended(target));
+        }
+    }
+
+    fn report(&self, outcome: Outcome) {
+        if let Some(bound) = self.bound.get() {
+            bound.sink.report(self.token, outcome);
+        }
+    }
+
+    /// Discards the events of the identifier and the untaken results.
+    pub(crate) fn unbind(&self, side: &Side, registry: &mut Registry<'_>) {
+        if let (Some(bound), Some(id)) = (self.bound.get(), &side.id) {
+            registry.remove(id.object());
+            bound.sink.forget(self.token);
+        }
+    }
+}
+
+/// The errno for an unreachable peer. The connection manager's status is a positive errno here,
+/// except that some versions report the kernel's own reason codes.
+fn unreachable_errno(status: i32) -> FiErrno {
+    match status {
+        libc::EHOSTUNREACH
+        | libc::ENETUNREACH
+        | libc::EADDRNOTAVAIL
+        | libc::ENODEV
+        | libc::ECONNREFUSED
+        | libc::ECONNRESET
+        | libc::ENETDOWN => FiErrno::new(status),
+        _ => FiErrno::ETIMEDOUT,
+    }
+}

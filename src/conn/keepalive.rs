@@ -1,0 +1,39 @@
+//! The keepalive probe that a connected endpoint sends to a silent peer: an RDMA write of 0 bytes.
+//!
+//! A write of length 0 needs no key and no address (InfiniBand C9-88), consumes no receive, and
+//! does not involve the peer's CPU; every verbs peer acknowledges it. Its completion produces no
+//! entry. [`Keepalive`](crate::queue::keepalive::Keepalive) determines when.
+
+#![allow(unsafe_code, reason = "posts a request")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::log::info_log;
+use crate::queue::WrId;
+use crate::queue::slots::Rings;
+use crate::verbs::{Qp, SendOpcode, SendRequest};
+
+/// Detects that the peer of a queue pair is silent.
+#[derive(Debug, Default)]
+pub(crate) struct Silence {
+    /// Progress mark of both rings at the last check.
+    last_seen: AtomicU64,
+}
+
+impl Silence {
+    /// Probes the peer if it was silent since the last call. The caller has processed the
+    /// completions that have arrived.
+    pub(crate) fn probe(&self, qp: &Qp, place: WrId, rings: &Rings) {
+        let mark = rings.progress_mark();
+        let silent = self.last_seen.swap(mark, Ordering::Relaxed) == mark;
+        if !silent || rings.probe.pending.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let request = SendRequest::empty(place.probe(), SendOpcode::Write);
+        // SAFETY: no buffers.
+        if let Err(error) = unsafe { qp.post_send(&request) } {
+            rings.probe.pending.store(false, Ordering::Release);
+            info_log!(EpCtrl, "a silent peer could not be probed: {error}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Listening for the requests of peers.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::{CmSink, CmTarget, ConnectRequest, Outcome};
+use crate::Token;
+use crate::errno::{FiErrno, Result};
+use crate::log::info_log;
+use crate::verbs::{CmEvent, CmEventKind, CmId, Device, EventChannel};
+
+/// Default number of unanswered requests.
+const DEFAULT_BACKLOG: usize = 128;
+
+/// A listening identifier; passes each request to its sink. Thread safe. Not dropped before
+/// [`Self::close`], except where no sink is bound.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    /// Names the listener in reports.
+    token: Token,
+    device: Arc<Device>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` after closing.
+    id: Option<CmId>,
+    sink: Option<Arc<dyn CmSink>>,
+    backlog: usize,
+    listening: bool,
+}
+
+/// A new identifier on a channel, bound to an address.
+fn bound_id(channel: &Arc<EventChannel>, addr: SocketAddr) -> Result<CmId> {
+    let id = channel.create_id()?;
+    id.bind_addr(addr)?;
+    Ok(id)
+}
+
+impl Listener {
+    /// Binds an identifier of the connection manager of `device` to an address; `None` is the
+    /// wildcard address of IPv4 with any port. A wildcard address accepts requests on every device
+    /// of that manager. `backlog`: see [`Self::set_backlog`].
+    ///
+    /// # Errors
+    /// - `EADDRINUSE`, `EADDRNOTAVAIL`: the address cannot be used.
+    /// - `ENOMEM`, `EMFILE`: no resources left.
+    pub(crate) fn open(
+        device: &Arc<Device>,
+        addr: Option<SocketAddr>,
+        backlog: usize,
+        token: Token,
+    ) -> Result<Arc<Self>> {
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        // moved to the dispatcher's channel when a sink is bound
+        let channel = EventChannel::create(device.backend())?;
+        let id = bound_id(&channel, addr.unwrap_or(any))?;
+        Ok(Arc::new(Self {
+            token,
+            device: Arc::clone(device),
+            state: Mutex::new(State {
+                id: Some(id),
+                sink: None,
+                backlog,
+                listening: false,
+            }),
+        }))
+    }
+
+    /// Changes the address, before listening.
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: listening already, or closed. `EADDRINUSE`, `EADDRNOTAVAIL`: the address
+    /// cannot be used; the listener keeps its old one.
+    pub(crate) fn set_addr(self: &Arc<Self>, addr: SocketAddr) -> Result<()> {
+        let sink = self.state.lock().sink.clone();
+        let mut registry = sink.as_ref().map(|sink| sink.dispatcher().registry());
+        let mut state = self.state.lock();
+        let old = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?.object();
+        if state.listening {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let channel = match &mut registry {
+            Some(registry) => registry.channel(&self.device)?,
+            None => EventChannel::create(self.device.backend())?,
+        };
+        let id = bound_id(&channel, addr)?;
+        if let (Some(registry), Some(sink)) = (&mut registry, &sink) {
+            registry.remove(old);
+            sink.forget(self.token);
+            registry.insert(id.object(), self.target());
+        }
+        state.id = Some(id);
+        Ok(())
+    }
+
+    /// The bound address, with the actual port.
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: closed.
+    pub(crate) fn local_addr(&self) -> Result<SocketAddr> {
+        let state = self.state.lock();
+        let addr = state.id.as_ref().and_then(CmId::local_addr);
+        addr.ok_or(FiErrno::EOPBADSTATE)
+    }
+
+    /// Binds the receiver of the requests.
+    ///
+    /// # Errors
+    /// `EINVAL`: one is bound already.
+    pub(crate) fn bind(self: &Arc<Self>, sink: &Arc<dyn CmSink>) -> Result<()> {
+        let mut registry = sink.dispatcher().registry();
+        let mut state = self.state.lock();
+        if state.sink.is_some() {
+            return Err(FiErrno::EINVAL);
+        }
+        let id = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        id.migrate(&registry.channel(&self.device)?)?;
+        registry.insert(id.object(), self.target());
+        state.sink = Some(Arc::clone(sink));
+        Ok(())
+    }
+
+    /// Sets the maximum number of unanswered requests, before listening; 0 for the default of 128.
+    ///
+    /// # Errors
+    /// `EOPBADSTATE`: it listens already.
+    pub(crate) fn set_backlog(&self, backlog: usize) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.listening {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        state.backlog = backlog;
+        Ok(())
+    }
+
+    /// Starts listening.
+    ///
+    /// # Errors
+    /// `ENOEQ`: no sink is bound. `EOPBADSTATE`: it listens already.
+    pub(crate) fn listen(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.sink.is_none() {
+            return Err(FiErrno::ENOEQ);
+        }
+        let id = state.id.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
+        if state.listening {
+            return Err(FiErrno::EOPBADSTATE);
+        }
+        let backlog = match state.backlog {
+            0 => DEFAULT_BACKLOG,
+            backlog => backlog,
+        };
+        id.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        info_log!(EpCtrl, "listening on {:?}", id.local_addr());
+        state.listening = true;
+        Ok(())
+    }
+
+    /// The device that the listener was opened with.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Stops listening and discards the requests that the sink has not passed on. Every later call
+    /// fails. Idempotent.
+    pub(crate) fn close(&self) {
+        let sink = self.state.lock().sink.clone();
+        let mut registry = sink.as_ref().map(|sink| sink.dispatcher().registry());
+        let mut state = self.state.lock();
+        if let (Some(registry), Some(sink), Some(id)) = (&mut registry, &sink, &state.id) {
+            registry.remove(id.object());
+            sink.forget(self.token);
+        }
+        state.id = None;
+        state.sink = None;
+    }
+
+    fn target(self: &Arc<Self>) -> Weak<dyn CmTarget> {
+        let target: Weak<Self> = Arc::downgrade(self);
+        target
+    }
+}
+
+impl CmTarget for Listener {
+    fn cm_event(&self, mut event: CmEvent) {
+        let outcome = match event.kind {
+            CmEventKind::ConnectRequest => match event.new_id.take() {
+                Some(id) => Outcome::Requested(ConnectRequest::new(id, event.private_data)),
+                None => return,
+            },
+            CmEventKind::DeviceRemoval => Outcome::Failed {
+                err: FiErrno::ENODEV,
+                status: event.status,
+                private_data: event.private_data,
+            },
+            // other events have no meaning for a listener
+            _ => return,
+        };
+        let sink = self.state.lock().sink.clone();
+        if let Some(sink) = sink {
+            sink.report(self.token, outcome);
+        }
+    }
+}
