@@ -2,6 +2,35 @@
 
 use crate::lexer;
 
+/// The engine's sources.
+const ENGINE: &str = "src/";
+
+/// The layers of the engine, the lowest first. A module uses those of lower layers; modules of one
+/// layer do not use each other, except as [`BESIDE`] has it.
+const ENGINE_LAYERS: &[&[&str]] = &[
+    &["auth", "errno", "flags", "log", "sync"],
+    &["verbs"],
+    &["wire"],
+    &["mr", "queue"],
+    &["conn", "initiator"],
+    &["eq"],
+    &["domain"],
+    &["msg", "rdm"],
+];
+
+/// Uses within one layer: the first module uses the second.
+const BESIDE: &[(&str, &str)] = &[
+    ("auth", "errno"),
+    ("log", "errno"),
+    // counters of what peers do to regions
+    ("mr", "queue"),
+    // event cells, which counters follow
+    ("queue", "mr"),
+];
+
+/// Modules of the engine without a layer: targets of fuzzing, which are tests.
+const OUTSIDE: &[&str] = &["fuzz"];
+
 /// A module of a crate and the modules that it may use, besides itself. A module that is not listed may use all, and be used
 /// by all.
 struct Layer {
@@ -58,48 +87,133 @@ const LAYERS: &[Layer] = &[
 /// The uses of modules above its own in a file. Tests may use what they like.
 #[must_use]
 pub fn upward(path: &str, text: &str) -> Vec<String> {
-    let is_of = |layer: &&Layer| {
-        path.strip_prefix(layer.sources)
-            .and_then(|rest| rest.strip_prefix(layer.module))
-            .is_some_and(|rest| rest.starts_with('/') || rest == ".rs")
-    };
-    let Some(layer) = LAYERS.iter().find(is_of) else {
-        return Vec::new();
-    };
     if is_test(path) {
         return Vec::new();
     }
-    let mut out = Vec::new();
+    let Some((sources, module)) = place(path) else {
+        return Vec::new();
+    };
     let lines = lexer::lines(text);
     let ends = lines.windows(2).position(|pair| {
         pair[0].code.trim() == "#[cfg(test)]" && pair[1].code.trim_start().starts_with("mod ")
     });
-    for (index, line) in lines[..ends.unwrap_or(lines.len())].iter().enumerate() {
-        for used in used(&line.code) {
-            if layer.above.contains(&used) {
-                out.push(format!(
-                    "{path}:{}: uses `{used}`, a module above `{}`",
-                    index + 1,
-                    layer.module
-                ));
-            }
-        }
-    }
+    let lines = &lines[..ends.unwrap_or(lines.len())];
+    let code: Vec<&str> = lines.iter().map(|line| line.code.as_str()).collect();
+    let uses = used(&code.join("\n"), depth(path, sources));
+    uses.into_iter()
+        .filter(|(_, used)| used != module && is_above(sources, module, used))
+        .map(|(line, used)| format!("{path}:{line}: uses `{used}`, a module above `{module}`"))
+        .collect()
+}
+
+/// Modules of the engine that have no layer. Each of `paths` is a file's.
+#[must_use]
+pub fn without_layer<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let modules = paths.into_iter().filter_map(|path| place_in(path, ENGINE));
+    let mut out: Vec<String> = modules
+        .filter(|module| *module != "lib" && !OUTSIDE.contains(module) && layer(module).is_none())
+        .map(|module| format!("src/{module}: a module of the engine that has no layer"))
+        .collect();
+    out.sort();
+    out.dedup();
     out
+}
+
+/// The crate's sources and the module that a file belongs to, if rules exist for it.
+fn place(path: &str) -> Option<(&'static str, &str)> {
+    let mut crates: Vec<&'static str> = LAYERS.iter().map(|layer| layer.sources).collect();
+    crates.push(ENGINE);
+    crates
+        .into_iter()
+        .find_map(|sources| Some((sources, place_in(path, sources)?)))
+}
+
+/// The module directly below `sources` that a file belongs to.
+fn place_in<'a>(path: &'a str, sources: &str) -> Option<&'a str> {
+    let rest = path.strip_prefix(sources)?;
+    let (first, _) = rest.split_once('/').unwrap_or((rest, ""));
+    Some(first.strip_suffix(".rs").unwrap_or(first))
+}
+
+/// How many `super::` lead from a file to the crate's root.
+fn depth(path: &str, sources: &str) -> usize {
+    let rest = path.strip_prefix(sources).unwrap_or(path);
+    rest.split('/').filter(|part| *part != "mod.rs").count()
+}
+
+fn layer(module: &str) -> Option<usize> {
+    ENGINE_LAYERS
+        .iter()
+        .position(|layer| layer.contains(&module))
+}
+
+fn is_above(sources: &str, module: &str, used: &str) -> bool {
+    if sources == ENGINE {
+        return match (layer(module), layer(used)) {
+            (Some(of), Some(to)) if of == to => !BESIDE.contains(&(module, used)),
+            (Some(of), Some(to)) => of < to,
+            _ => false,
+        };
+    }
+    let mut layers = LAYERS.iter();
+    layers.any(|layer| {
+        layer.sources == sources && layer.module == module && layer.above.contains(&used)
+    })
 }
 
 fn is_test(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("/models.rs")
 }
 
-/// The modules that a line names by a path from the crate's root.
-fn used(code: &str) -> impl Iterator<Item = &str> {
-    code.match_indices("crate::").filter_map(|(at, prefix)| {
-        let rest = &code[at + prefix.len()..];
-        let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_'));
-        let name = &rest[..end.unwrap_or(rest.len())];
-        (!name.is_empty()).then_some(name)
-    })
+/// The modules that code names by a path from the crate's root, with their lines: by `crate::`, or
+/// by `depth` times `super::`; alone, or in a group of a `use`.
+fn used(code: &str, depth: usize) -> Vec<(usize, String)> {
+    let up = "super::".repeat(depth);
+    let mut out = Vec::new();
+    for root in ["crate::", up.as_str()] {
+        for (at, _) in code.match_indices(root) {
+            let before = &code[..at];
+            let continued = before.ends_with(|c: char| c.is_alphanumeric() || "_$:".contains(c));
+            if root.is_empty() || continued {
+                continue;
+            }
+            let line = before.matches('\n').count() + 1;
+            let rest = &code[at + root.len()..];
+            out.extend(first_names(rest).into_iter().map(|name| (line, name)));
+        }
+    }
+    out
+}
+
+/// The first names of the paths that follow a root: one, or several in a group.
+fn first_names(rest: &str) -> Vec<String> {
+    let mut out = Vec::new();
+    let Some(group) = rest.strip_prefix('{') else {
+        out.extend(name(rest));
+        return out;
+    };
+    let (mut nested, mut starts) = (0, true);
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => nested += 1,
+            '}' if nested == 0 => break,
+            '}' => nested -= 1,
+            ',' if nested == 0 => starts = true,
+            c if starts && !c.is_whitespace() => {
+                out.extend(name(&group[at..]));
+                starts = false;
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+/// The name that a text begins with.
+fn name(text: &str) -> Option<String> {
+    let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_'));
+    let name = &text[..end.unwrap_or(text.len())];
+    (!name.is_empty()).then(|| name.to_owned())
 }
 
 #[cfg(test)]
@@ -123,5 +237,86 @@ mod tests {
             upward("crates/softverbs/src/abi/qp.rs", "use crate::qp;"),
             [""; 0]
         );
+    }
+
+    #[test]
+    fn an_arrow_upward_in_the_engine_is_seen() {
+        let seen = |path, text| upward(path, text).len();
+        assert_eq!(
+            seen("src/verbs/cm.rs", "use crate::wire::cm_data::CmData;"),
+            1
+        );
+        assert_eq!(seen("src/mr/region.rs", "use crate::msg::Endpoint;"), 1);
+        assert_eq!(
+            seen("src/queue/cq.rs", "    crate::domain::Domain::open();"),
+            1
+        );
+        assert_eq!(seen("src/conn/dial.rs", "use crate::eq::EventQueue;"), 1);
+        assert_eq!(seen("src/conn/dial.rs", "use crate::initiator::Sq;"), 1);
+        assert_eq!(seen("src/eq.rs", "use crate::domain::Domain;"), 1);
+        assert_eq!(seen("src/msg/ep.rs", "use crate::conn::Connection;"), 0);
+        assert_eq!(seen("src/mr/region.rs", "use crate::queue::Counter;"), 0);
+        assert_eq!(
+            seen(
+                "src/mr/region.rs",
+                "#[cfg(test)]\nmod tests {\nuse crate::msg::Endpoint;"
+            ),
+            0
+        );
+        assert_eq!(seen("src/mr/ops/tests.rs", "use crate::msg::Endpoint;"), 0);
+    }
+
+    #[test]
+    fn an_arrow_is_seen_however_it_is_written() {
+        let seen = |path, text| upward(path, text).len();
+        let group =
+            "use crate::{\n    errno::{self, Result},\n    msg::{Endpoint, wire},\n    eq,\n};";
+        assert_eq!(seen("src/mr/region.rs", group), 2);
+        assert_eq!(
+            seen("src/mr/region.rs", "use super::super::msg::Endpoint;"),
+            1
+        );
+        assert_eq!(seen("src/mr/mod.rs", "use super::msg::Endpoint;"), 1);
+        assert_eq!(seen("src/eq.rs", "use super::msg::Endpoint;"), 1);
+        assert_eq!(
+            seen("src/mr/cache/mod.rs", "use super::super::msg::Endpoint;"),
+            1
+        );
+        assert_eq!(
+            seen("src/mr/ops/grant.rs", "use super::super::super::msg;"),
+            1
+        );
+        assert_eq!(
+            seen("src/mr/ops/grant.rs", "use super::super::msg;"),
+            0,
+            "it is mr::msg"
+        );
+        assert_eq!(
+            seen("src/mr/region.rs", "$crate::msg!()"),
+            0,
+            "a macro of another crate"
+        );
+    }
+
+    #[test]
+    fn a_module_without_a_layer_is_seen() {
+        let known = [
+            "src/lib.rs",
+            "src/fuzz.rs",
+            "src/mr/region.rs",
+            "provider/src/x.rs",
+        ];
+        assert_eq!(without_layer(known), [""; 0]);
+        let seen = without_layer(["src/new/mod.rs", "src/new/more.rs", "src/other.rs"]);
+        assert_eq!(seen.len(), 2, "{seen:?}");
+    }
+
+    #[test]
+    fn the_layers_of_the_crates_are_seen() {
+        let text = "use crate::abi::Context;";
+        for layer in LAYERS.iter().filter(|layer| layer.above.contains(&"abi")) {
+            let path = format!("{}{}/file.rs", layer.sources, layer.module);
+            assert_eq!(upward(&path, text).len(), 1, "{path}");
+        }
     }
 }

@@ -74,6 +74,14 @@ fn modules_use_only_those_below() {
 }
 
 #[test]
+fn every_module_of_the_engine_has_a_layer() {
+    let files = tree::sources();
+    kept(&modules::without_layer(
+        files.iter().map(|(path, _)| path.as_str()),
+    ));
+}
+
+#[test]
 fn only_the_verbs_module_calls_verbs() {
     over_sources(sources::verb_calls);
 }
