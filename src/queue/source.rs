@@ -269,7 +269,7 @@ mod tests {
             sources_only: true,
             ..CqConfig::default()
         };
-        CompletionQueue::open(domain, config).unwrap()
+        CompletionQueue::open(domain.queues(), config).unwrap()
     }
 
     /// Numbers of the completions of one read, each with its source address.
@@ -357,8 +357,8 @@ mod tests {
             wait: WaitKind::Unspec,
             ..CqConfig::default()
         };
-        let cq = CompletionQueue::open(&domain, config).unwrap();
-        let counter = Counter::open(&domain, WaitKind::Unspec).unwrap();
+        let cq = CompletionQueue::open(domain.queues(), config).unwrap();
+        let counter = Counter::open(domain.queues(), WaitKind::Unspec).unwrap();
         let source = Scripted::new(true, Some(Arc::clone(&counter)));
         cq.add_source(Arc::clone(&source) as _).unwrap();
         counter.watch(&cq);
@@ -378,7 +378,7 @@ mod tests {
         let cq = queue(&domain, WaitKind::None);
         assert_eq!(cq.device_cq().err(), Some(FiErrno::EINVAL));
         assert!(
-            CompletionQueue::open(&domain, CqConfig::default())
+            CompletionQueue::open(domain.queues(), CqConfig::default())
                 .is_ok_and(|cq| cq.device_cq().is_ok())
         );
     }
