@@ -13,8 +13,8 @@ use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
 use crate::eq::Eq;
 use crate::fabric::Fabric;
-use crate::ffi::alloc::str_of;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
+use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, log, stub};
@@ -134,25 +134,18 @@ unsafe fn open_body(
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     let fabric = unsafe { object::<Fabric>(fabric)? };
-    if info.is_null() || out.is_null() {
-        return Err(FiErrno::EINVAL);
-    }
-    // SAFETY: `info` is a valid fi_info; its parts may be NULL.
-    let name = unsafe {
-        let attr = (*info).domain_attr;
-        if attr.is_null() {
-            return Err(FiErrno::EINVAL);
-        }
-        str_of((*attr).name)
-    };
+    // SAFETY: NULL or a valid fi_info, by the contract of fi_domain(3).
+    let info = unsafe { View::new(info) }.filter(|_| !out.is_null());
+    let info = info.ok_or(FiErrno::EINVAL)?;
+    let attr = info.domain().ok_or(FiErrno::EINVAL)?;
+    let name = attr.name().and_then(|name| name.to_str().ok());
     let name = name.ok_or(FiErrno::EINVAL)?;
     fault_point("domain");
     let device = devices::list(false)
         .into_iter()
         .find(|device| device.name() == name)
         .ok_or(FiErrno::ENODEV)?;
-    // SAFETY: as above.
-    let terms = unsafe { getinfo::domain_terms(fabric.api_version, info, &device)? };
+    let terms = getinfo::domain_terms(fabric.api_version, info, &device)?;
     let user = fabric.users.add()?;
     let engine = Engine::open(
         &device,

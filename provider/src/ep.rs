@@ -19,6 +19,7 @@ use crate::domain::Domain;
 use crate::endpoint::{Atomics, Receives, Rma, Sends};
 use crate::eq::Eq;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
+use crate::ffi::info::View;
 use crate::ffi::stub;
 use crate::pep::Pep;
 use crate::srx::Srx;
@@ -96,15 +97,13 @@ pub(crate) unsafe extern "C" fn open2(
     // SAFETY: a domain by the contract of fi_endpoint(3).
     let domain = unsafe { object::<Domain>(domain) };
     on(domain, |domain| {
-        if info.is_null() || out.is_null() {
-            return Err(FiErrno::EINVAL);
-        }
+        // SAFETY: NULL or a valid fi_info, by the contract of fi_endpoint(3).
+        let info = unsafe { View::new(info) }.filter(|_| !out.is_null());
+        let info = info.ok_or(FiErrno::EINVAL)?;
         if flags != 0 {
             return Err(FiErrno::EBADFLAGS); // FI_PEER_TRANSFER: no peer provider to hand over to
         }
-        // SAFETY: `info` is a valid fi_info of the host's release.
-        let wish = unsafe { Wish::read(domain, info)? };
-        let object = wish.open(domain, context)?;
+        let object = Wish::read(domain, info)?.open(domain, context)?;
         // SAFETY: not NULL; the object starts with its fid.
         unsafe { *out = object.cast() };
         Ok(0)
@@ -119,6 +118,25 @@ enum Origin {
     Answer(*mut fid),
 }
 
+impl Origin {
+    /// The origin that `info->handle` gives. A passive endpoint that does not listen hands over its
+    /// address.
+    fn of(handle: *mut fid, src: &mut Option<SocketAddr>) -> Result<Self> {
+        if handle.is_null() {
+            return Ok(Self::Connect);
+        }
+        // SAFETY: not NULL, and a fid by the contract of fi_endpoint(3).
+        if unsafe { (*handle).fclass } != FI_CLASS_PEP {
+            return Ok(Self::Answer(handle));
+        }
+        // SAFETY: as above.
+        let pep = unsafe { object::<Pep>(handle)? };
+        *src = Some(pep.engine.local_addr()?);
+        pep.engine.close();
+        Ok(Self::Connect)
+    }
+}
+
 struct Wish {
     config: EndpointConfig,
     origin: Origin,
@@ -127,71 +145,39 @@ struct Wish {
 }
 
 impl Wish {
-    /// # Safety
-    /// `info` is a valid fi_info.
-    unsafe fn read(domain: &Object<Domain>, info: *const fi_info) -> Result<Self> {
-        // SAFETY: the caller's promise. The info is checked as hints are, so it can't ask for more
-        // than the device has.
-        unsafe {
-            let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
-            let (_, auth) = getinfo::auth_keys(domain.api_version, info)?;
-            let format = Format::of((*info).addr_format)?.unwrap_or(Format::Sockaddr);
-            let address = |addr: *const c_void, len: usize| -> Result<Option<SocketAddr>> {
-                if addr.is_null() {
-                    return Ok(None);
-                }
-                format.read(addr, (len != 0).then_some(len)).map(Some)
-            };
-            let mut src = address((*info).src_addr, (*info).src_addrlen)?;
-            let dst = address((*info).dest_addr, (*info).dest_addrlen)?;
-            let handle = (*info).handle;
-            let origin = if handle.is_null() {
-                Origin::Connect
-            } else if (*handle).fclass == FI_CLASS_PEP {
-                // It takes over the address of a passive endpoint that does not listen.
-                let pep = object::<Pep>(handle)?;
-                src = Some(pep.engine.local_addr()?);
-                pep.engine.close();
-                Origin::Connect
-            } else {
-                Origin::Answer(handle)
-            };
-            let tx = (*info).tx_attr;
-            let rx = (*info).rx_attr;
-            // An info that was not filled by getinfo leaves these open.
-            let op_flags = |given: u64| Flags::from_bits_retain(given);
-            Ok(Self {
-                config: EndpointConfig {
-                    token: Token(0),
-                    tx_size: terms.tx_size,
-                    rx_size: terms.rx_size,
-                    tx_iov_limit: if tx.is_null() || (*tx).iov_limit == 0 {
-                        terms.tx_iov_limit
-                    } else {
-                        (*tx).iov_limit
-                    },
-                    rx_iov_limit: if rx.is_null() || (*rx).iov_limit == 0 {
-                        terms.rx_iov_limit
-                    } else {
-                        (*rx).iov_limit
-                    },
-                    shared_rx: terms.shared_rx,
-                    atomics: terms.caps & FI_ATOMIC != 0,
-                    durable: terms.caps & FI_RMA_PMEM != 0,
-                    inject_size: terms.inject_size,
-                    tx_op_flags: op_flags(terms.tx_op_flags),
-                    rx_op_flags: op_flags(terms.rx_op_flags),
-                    needs_tx: terms.tx_caps & (FI_SEND | FI_READ | FI_WRITE) != 0,
-                    needs_rx: terms.rx_caps & FI_RECV != 0,
-                    auth,
-                    src,
-                    dst,
-                },
-                origin,
-                format,
-                rma_data: terms.rx_mode & FI_RX_CQ_DATA != 0,
-            })
-        }
+    /// The info is checked as hints are, so it can't ask for more than the device has.
+    fn read(domain: &Object<Domain>, info: View<'_, fi_info>) -> Result<Self> {
+        let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
+        let (_, auth) = getinfo::auth_keys(domain.api_version, info)?;
+        let format = Format::of(info.addr_format)?.unwrap_or(Format::Sockaddr);
+        let mut src = info.src(format)?;
+        let dst = info.dst(format)?;
+        let origin = Origin::of(info.handle, &mut src)?;
+        // An info that was not filled by getinfo leaves these open.
+        let limit = |given: Option<usize>, default| given.filter(|n| *n != 0).unwrap_or(default);
+        Ok(Self {
+            config: EndpointConfig {
+                token: Token(0),
+                tx_size: terms.tx_size,
+                rx_size: terms.rx_size,
+                tx_iov_limit: limit(info.tx().map(|tx| tx.iov_limit), terms.tx_iov_limit),
+                rx_iov_limit: limit(info.rx().map(|rx| rx.iov_limit), terms.rx_iov_limit),
+                shared_rx: terms.shared_rx,
+                atomics: terms.caps & FI_ATOMIC != 0,
+                durable: terms.caps & FI_RMA_PMEM != 0,
+                inject_size: terms.inject_size,
+                tx_op_flags: Flags::from_bits_retain(terms.tx_op_flags),
+                rx_op_flags: Flags::from_bits_retain(terms.rx_op_flags),
+                needs_tx: terms.tx_caps & (FI_SEND | FI_READ | FI_WRITE) != 0,
+                needs_rx: terms.rx_caps & FI_RECV != 0,
+                auth,
+                src,
+                dst,
+            },
+            origin,
+            format,
+            rma_data: terms.rx_mode & FI_RX_CQ_DATA != 0,
+        })
     }
 
     fn open(self, domain: &Object<Domain>, context: *mut c_void) -> Result<*mut fid> {

@@ -16,8 +16,8 @@ use weft::wire::cm_data::CmData;
 
 use crate::cq::{copy_text, wait_control, wait_kind};
 use crate::fabric::Fabric;
-use crate::ffi::alloc::Info;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
+use crate::ffi::info::Info;
 use crate::ffi::log::warning;
 use crate::ffi::{guard, stub};
 use crate::{connreq, pep};

@@ -13,8 +13,8 @@ use weft::errno::{FiErrno, Result};
 use weft::mr::{Access, Buffer, Dmabuf, SharedMemory};
 use weft::wire::records::MAX_SEGMENTS;
 
+use crate::ffi::alloc::auth_key;
 use crate::ffi::log::refused;
-use crate::getinfo::auth_key;
 
 /// A flag of libfabric's own layers (`OFI_MR_NOCACHE`), which ofi_rxm sets: explicit registrations
 /// are not cached here anyway.

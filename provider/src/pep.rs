@@ -15,8 +15,8 @@ use weft::wire::cm_data::{CM_DATA_SIZE, KEYED_CM_DATA_SIZE};
 use crate::addr::Format;
 use crate::eq::Eq;
 use crate::fabric::Fabric;
-use crate::ffi::alloc::{Info, str_of};
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
+use crate::ffi::info::{Info, View};
 use crate::ffi::param;
 use crate::ffi::{guard, stub};
 use crate::{cm, connreq, devices, getinfo, option};
@@ -30,17 +30,10 @@ pub(crate) struct Pep {
     /// keys.
     pub(crate) cm_data_size: usize,
     /// The `fi_info` that it was opened with, the template for those of requests.
-    seed: Seed,
+    seed: Info,
     eq: Mutex<Option<User>>,
     _fabric: User,
 }
-
-struct Seed(Info);
-
-// SAFETY: an fi_info is plain memory, and this one is never written again.
-unsafe impl Send for Seed {}
-// SAFETY: as above.
-unsafe impl Sync for Seed {}
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Pep>),
@@ -80,56 +73,28 @@ pub(crate) unsafe extern "C" fn open(
     guard::entry(|| {
         // SAFETY: a fabric by the contract of fi_passive_ep(3).
         let fabric = unsafe { object::<Fabric>(fabric)? };
-        if info.is_null() || out.is_null() {
-            return Err(FiErrno::EINVAL);
-        }
-        // SAFETY: `info` is a valid fi_info, its parts may be NULL.
-        let (kind, name, number, src, src_len) = unsafe {
-            let ep = (*info).ep_attr;
-            let domain = (*info).domain_attr;
-            (
-                if ep.is_null() { FI_EP_MSG } else { (*ep).type_ },
-                if domain.is_null() {
-                    None
-                } else {
-                    str_of((*domain).name)
-                },
-                (*info).addr_format,
-                (*info).src_addr,
-                (*info).src_addrlen,
-            )
-        };
-        if kind != FI_EP_MSG {
+        // SAFETY: NULL or a valid fi_info, by the contract of fi_passive_ep(3).
+        let view = unsafe { View::new(info) }.filter(|_| !out.is_null());
+        let view = view.ok_or(FiErrno::EINVAL)?;
+        if view.ep().map_or(FI_EP_MSG, |ep| ep.type_) != FI_EP_MSG {
             return Err(FiErrno::EINVAL); // the other types have nothing to listen for
         }
-        let format = Format::of(number)?.unwrap_or(Format::Sockaddr);
-        let addr = if src.is_null() {
-            None
-        } else {
-            // SAFETY: an address of that format, by the contract of fi_info.
-            Some(unsafe { format.read(src, (src_len != 0).then_some(src_len))? })
-        };
+        let format = Format::of(view.addr_format)?.unwrap_or(Format::Sockaddr);
+        let addr = view.src(format)?;
+        let name = view.domain().and_then(|domain| domain.name());
+        let name = name.and_then(|name| name.to_str().ok());
         let device = devices::list(false)
             .into_iter()
             .find(|device| name.is_none_or(|name| name == device.name()))
             .ok_or(FiErrno::ENODEV)?;
         let user = fabric.users.add()?;
-        // SAFETY: `info` is a valid fi_info of the host's release.
-        let seed = Seed(unsafe { Info::duplicate(info)? });
-        // SAFETY: just made, and ours alone: a seed must not bring in addresses or a handle.
-        unsafe {
-            let seed = seed.0.as_ptr();
-            libc::free((*seed).src_addr);
-            libc::free((*seed).dest_addr);
-            (*seed).src_addr = std::ptr::null_mut();
-            (*seed).dest_addr = std::ptr::null_mut();
-            (*seed).src_addrlen = 0;
-            (*seed).dest_addrlen = 0;
-            (*seed).handle = std::ptr::null_mut();
-        }
+        // SAFETY: not NULL, and a valid fi_info as above.
+        let mut seed = unsafe { Info::duplicate(info)? };
+        seed.set_src(None)?;
+        seed.set_dst(None)?;
+        seed.set_handle(0);
         let api_version = fabric.api_version;
-        // SAFETY: as above.
-        let cm_data_size = match unsafe { getinfo::auth_keys(api_version, info)? } {
+        let cm_data_size = match getinfo::auth_keys(api_version, view)? {
             (None, None) => CM_DATA_SIZE,
             _ => KEYED_CM_DATA_SIZE,
         };
@@ -182,17 +147,14 @@ pub(crate) unsafe fn request_info(pep: Token, request: ConnectRequest) -> Result
     let device = request.device().ok_or(FiErrno::ENODEV)?;
     let (local, peer) = (request.local_addr()?, request.peer_addr()?);
     let connreq = connreq::open(request).as_ptr().cast::<fid>();
-    // SAFETY: the seed is an fi_info of this host.
-    let info = unsafe {
-        getinfo::for_request(
-            pep.api_version,
-            pep.seed.0.as_ptr(),
-            &device,
-            local,
-            peer,
-            connreq.expose_provenance(),
-        )
-    };
+    let info = getinfo::for_request(
+        pep.api_version,
+        &pep.seed,
+        &device,
+        local,
+        peer,
+        connreq.expose_provenance(),
+    );
     if info.is_err() {
         // SAFETY: made above, and not shared. The call refuses the request.
         let _ = unsafe { connreq::finish(connreq) };

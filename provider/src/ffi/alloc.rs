@@ -1,11 +1,10 @@
-//! Memory that libfabric or the application frees with C's `free`, and reading of C strings.
+//! Memory that libfabric or the application frees with C's `free`, and reading of C strings and
+//! keys.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 
-use libfabric_sys::fi_info;
+use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
-
-use crate::ffi::host;
 
 /// A zeroed C structure.
 ///
@@ -57,53 +56,21 @@ pub(crate) unsafe fn str_of<'a>(text: *const c_char) -> Option<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-/// An `fi_info` under construction; freed by the host unless it is taken.
-pub(crate) struct Info(*mut fi_info);
-
-impl Info {
-    /// An empty one, with all its attribute structures in the sizes of the host's release.
-    ///
-    /// # Errors
-    /// `ENOMEM`; `ENOSYS` without a host.
-    pub(crate) fn new() -> Result<Self> {
-        // SAFETY: NULL asks for an empty structure.
-        unsafe { Self::duplicate(std::ptr::null()) }
+/// An authorization key; of no bytes it is none.
+///
+/// # Errors
+/// `EINVAL`: NULL, or too long.
+///
+/// # Safety
+/// `key` is NULL or has `size` bytes, unless that is more than a key has.
+pub(crate) unsafe fn auth_key(key: *const u8, size: usize) -> Result<Option<AuthKey>> {
+    if size == 0 {
+        return Ok(None);
     }
-
-    /// A deep copy of `info`, made by the host.
-    ///
-    /// # Errors
-    /// `ENOMEM`; `ENOSYS` without a host.
-    ///
-    /// # Safety
-    /// `info` is NULL or a valid `fi_info` of the host's release.
-    pub(crate) unsafe fn duplicate(info: *const fi_info) -> Result<Self> {
-        let host = host::get().ok_or(FiErrno::ENOSYS)?;
-        // SAFETY: the caller's promise.
-        let copy = unsafe { (host.dupinfo)(info) };
-        if copy.is_null() {
-            return Err(FiErrno::ENOMEM);
-        }
-        Ok(Self(copy))
+    if key.is_null() || size > AuthKey::MAX_SIZE {
+        return Err(FiErrno::EINVAL);
     }
-
-    pub(crate) fn as_ptr(&self) -> *mut fi_info {
-        self.0
-    }
-
-    /// Gives it away.
-    pub(crate) fn into_raw(self) -> *mut fi_info {
-        let info = self.0;
-        std::mem::forget(self);
-        info
-    }
-}
-
-impl Drop for Info {
-    fn drop(&mut self) {
-        if let Some(host) = host::get() {
-            // SAFETY: made by this host's fi_dupinfo and not given away.
-            unsafe { (host.freeinfo)(self.0) };
-        }
-    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { std::slice::from_raw_parts(key, size) };
+    AuthKey::new(bytes).map(Some)
 }

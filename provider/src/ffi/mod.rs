@@ -4,6 +4,7 @@ pub(crate) mod alloc;
 pub(crate) mod fid;
 pub(crate) mod guard;
 pub(crate) mod host;
+pub(crate) mod info;
 pub(crate) mod log;
 pub(crate) mod nic;
 pub(crate) mod param;

@@ -22,8 +22,8 @@ use weft::verbs::Device;
 
 use crate::addr::Format;
 use crate::devices;
-use crate::ffi::alloc::{self, Info};
 use crate::ffi::guard;
+use crate::ffi::info::{Info, View};
 use crate::ffi::log::info;
 use crate::ffi::param;
 use hints::Hints;
@@ -42,18 +42,16 @@ pub(crate) unsafe extern "C" fn getinfo(
         if info.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        // SAFETY: the arguments are as fi_getinfo(3) has them.
-        let list = unsafe {
-            let hints = Hints::read(version, hints)?;
-            let node = resolve::argument(node);
-            let service = resolve::argument(service);
-            if layered::is_repeated(version, node, service, flags, &hints) {
-                return Err(FiErrno::ENODATA);
-            }
-            find(version, node, service, flags, &hints)?
-        };
-        // SAFETY: not NULL, and where the answer goes.
-        unsafe { *info = link(list) };
+        // SAFETY: NULL or valid hints, by the contract of fi_getinfo(3).
+        let hints = Hints::read(version, unsafe { View::new(hints) })?;
+        // SAFETY: NULL or C strings, by the contract of fi_getinfo(3).
+        let (node, service) = unsafe { (resolve::argument(node), resolve::argument(service)) };
+        if layered::is_repeated(version, node, service, flags, &hints) {
+            return Err(FiErrno::ENODATA);
+        }
+        let list = find(version, node, service, flags, &hints)?;
+        // SAFETY: not NULL, and writable by the contract of fi_getinfo(3).
+        unsafe { *info = Info::into_list(list) };
         Ok(0)
     })
 }
@@ -129,19 +127,16 @@ fn exact_terms(version: u32, hints: &mut Hints, offer: &Offer) -> Result<Terms> 
 ///
 /// # Errors
 /// `ENODATA`: the device can't provide the terms of the passive endpoint. `ENOMEM`.
-///
-/// # Safety
-/// `seed` is a valid `fi_info` of the host's release.
-pub(crate) unsafe fn for_request(
+pub(crate) fn for_request(
     version: u32,
-    seed: *const fi_info,
+    seed: &Info,
     device: &Arc<Device>,
     local: SocketAddr,
     peer: SocketAddr,
     handle: usize,
 ) -> Result<Info> {
-    // SAFETY: the caller's promise.
-    let mut hints = unsafe { Hints::read(version, seed)? };
+    let seed = seed.view();
+    let mut hints = Hints::read(version, Some(seed))?;
     hints.handle = handle;
     if let Some(domain) = &mut hints.domain {
         // A passive endpoint on a wildcard address takes requests from any device.
@@ -156,14 +151,11 @@ pub(crate) unsafe fn for_request(
         src: Some(local),
         dst: Some(peer),
     };
-    let info = build::info(version, &hints, &offer, &terms, &path)?;
+    let mut info = build::info(version, &hints, &offer, &terms, &path)?;
     // The core names the provider in the result of `fi_getinfo`; here the provider does it.
-    // SAFETY: the seed came from the core and is live by the caller's promise; this function owns
-    // the new one.
-    unsafe {
-        if let Some(name) = alloc::str_of((*(*seed).fabric_attr).prov_name) {
-            (*(*info.as_ptr()).fabric_attr).prov_name = alloc::string(name)?;
-        }
+    let name = seed.fabric().and_then(|fabric| fabric.provider());
+    if let Some(name) = name.and_then(|name| name.to_str().ok()) {
+        info.set_provider(name)?;
     }
     Ok(info)
 }
@@ -183,17 +175,13 @@ pub(crate) struct DomainTerms {
 /// # Errors
 /// `EINVAL`: a form of regions that the device doesn't have, or an authorization key that is too
 /// long.
-///
-/// # Safety
-/// As [`check`].
-pub(crate) unsafe fn domain_terms(
+pub(crate) fn domain_terms(
     version: u32,
-    info: *const fi_info,
+    info: View<'_, fi_info>,
     device: &Arc<Device>,
 ) -> Result<DomainTerms> {
     let open = |_| FiErrno::EINVAL;
-    // SAFETY: the caller's promise.
-    let mut hints = unsafe { Hints::read(version, info) }.map_err(open)?;
+    let mut hints = Hints::read(version, Some(info)).map_err(open)?;
     hints.exact = true;
     let offer = Offer::of(device)?;
     let able = || mr_mode::Able {
@@ -212,18 +200,6 @@ pub(crate) unsafe fn domain_terms(
         .ok_or(FiErrno::EINVAL)
 }
 
-/// Chains them and gives them away.
-fn link(list: Vec<Info>) -> *mut fi_info {
-    let mut head: *mut fi_info = std::ptr::null_mut();
-    for info in list.into_iter().rev() {
-        let info = info.into_raw();
-        // SAFETY: made by `Info`, hence live and ours.
-        unsafe { (*info).next = head };
-        head = info;
-    }
-    head
-}
-
 /// Whether a fabric of that name is there.
 pub(crate) fn is_fabric(name: &str) -> bool {
     devices::list(false)
@@ -236,22 +212,17 @@ pub(crate) fn is_fabric(name: &str) -> bool {
 ///
 /// # Errors
 /// `EINVAL`: one that is too long.
-///
-/// # Safety
-/// As [`check`].
-pub(crate) unsafe fn auth_keys(
+pub(crate) fn auth_keys(
     version: u32,
-    info: *const fi_info,
+    info: View<'_, fi_info>,
 ) -> Result<(Option<AuthKey>, Option<AuthKey>)> {
-    // SAFETY: the caller's promise.
-    let hints = unsafe { Hints::read(version, info) }.map_err(|_| FiErrno::EINVAL)?;
+    let hints = Hints::read(version, Some(info)).map_err(|_| FiErrno::EINVAL)?;
     Ok((
         hints.domain.and_then(|domain| domain.auth),
         hints.ep.and_then(|ep| ep.auth),
     ))
 }
 
-pub(crate) use hints::auth_key;
 pub(crate) use negotiate::Terms;
 pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, SharedRxLimits, TX_OP_FLAGS};
 
@@ -260,17 +231,9 @@ pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, SharedRxLimits, TX_OP_FLAGS};
 ///
 /// # Errors
 /// `EINVAL`: it requests more than the device has.
-///
-/// # Safety
-/// `info` is a valid `fi_info` of the host's release.
-pub(crate) unsafe fn check(
-    version: u32,
-    info: *const fi_info,
-    device: &Arc<Device>,
-) -> Result<Terms> {
+pub(crate) fn check(version: u32, info: View<'_, fi_info>, device: &Arc<Device>) -> Result<Terms> {
     let open = |_| FiErrno::EINVAL;
-    // SAFETY: the caller's promise.
-    let mut hints = unsafe { Hints::read(version, info) }.map_err(open)?;
+    let mut hints = Hints::read(version, Some(info)).map_err(open)?;
     hints.fabric_name = None;
     let offer = Offer::of(device)?;
     // The modes of an info are those agreed upon, which the application has accepted.
