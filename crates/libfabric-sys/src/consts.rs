@@ -30,7 +30,7 @@ pub const FI_SHARED_CONTEXT: usize = usize::MAX;
 /// `max_ep_auth_key`: one key for each address vector entry.
 pub const FI_AV_AUTH_KEY: usize = usize::MAX;
 
-/// The registration mode of an application that names none (before API 1.5).
+/// The registration mode of an application that specifies none (before API 1.5).
 pub const FI_MR_UNSPEC: i32 = 0;
 /// The pre-1.5 mode whose keys and addresses are the provider's.
 pub const FI_MR_BASIC: i32 = 1;
@@ -53,5 +53,5 @@ pub const FI_RESCAN: u64 = 1 << 35;
 /// An address format of releases after 2.1: IPv4 or IPv6.
 pub const FI_SOCKADDR_IP: u32 = 17;
 
-/// Bit of `fid_nic`'s and `fi_control`'s names that are a provider's own.
+/// Bit of `fid_nic`'s and `fi_control`'s names that are specific to a provider.
 pub const FI_PROV_SPECIFIC: u32 = 1 << 31;

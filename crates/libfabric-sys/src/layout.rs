@@ -36,8 +36,8 @@ pub struct WithMainSlot<T> {
     pub appended: unsafe extern "C" fn() -> c_int,
 }
 
-/// Bytes of `fi_domain_attr` that a library of `version` allocates. `main` distinguishes 2.6's two
-/// forms.
+/// Bytes of `fi_domain_attr` that a library of `version` allocates. `main` distinguishes the two
+/// forms of 2.6.
 #[must_use]
 pub const fn domain_attr_size(version: u32, main: bool) -> usize {
     if main {
@@ -65,8 +65,8 @@ pub const fn mr_attr_size(version: u32) -> usize {
     }
 }
 
-/// Bytes of `fi_cq_err_entry` that an application of API `version` passes: before 1.5 it ended in
-/// front of `err_data_size`, before 1.20 in front of `src_addr`.
+/// Bytes of `fi_cq_err_entry` that an application of API `version` passes. Before 1.5 it ended
+/// before `err_data_size`, before 1.20 it ended before `src_addr`.
 #[must_use]
 pub const fn cq_err_entry_size(version: u32) -> usize {
     if version >= fi_version(1, 20) {

@@ -15,7 +15,7 @@ use crate::table::VerbsFns;
 /// `IBV_ACCESS_OPTIONAL_RANGE`: access bits that a device may ignore.
 const ACCESS_OPTIONAL_RANGE: c_uint = 0x3ff0_0000;
 
-/// The extended context around `context`, or `None` for a device of the old ABI.
+/// The extended context that contains `context`, or `None` for a device of the old ABI.
 ///
 /// # Safety
 /// `context` must be a live context.
@@ -27,8 +27,8 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> Option<*mut verbs_cont
     marked.then(|| unsafe { context.byte_sub(offset_of!(verbs_context, context)) }.cast())
 }
 
-/// The entry `$op` of the extended context, where the device's structure is large enough to have
-/// it and the device filled it.
+/// The entry `$op` of the extended context, if the device's structure is large enough to have it
+/// and the device has set it.
 macro_rules! extended_op {
     ($context:expr, $op:ident) => {{
         // SAFETY: the enclosing function's caller promises a live context. Entries are added in
@@ -107,7 +107,7 @@ pub unsafe fn ibv_modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c
     }
 }
 
-/// `ibv_query_port(3)`: 0 or an errno. Fields that the device does not fill in are 0.
+/// `ibv_query_port(3)`: 0 or an errno. Fields that the device does not set are 0.
 ///
 /// # Safety
 /// `context` must be live and belong to the table `fns`; `attr` must be writable.
@@ -127,8 +127,8 @@ pub unsafe fn ibv_query_port(
     }
 }
 
-/// `ibv_query_device_ex(3)`: 0 or an errno. A device of the old ABI answers with the part that
-/// `ibv_query_device` has, the rest 0.
+/// `ibv_query_device_ex(3)`: 0 or an errno. A device of the old ABI sets the part that
+/// `ibv_query_device` has; the rest is 0.
 ///
 /// # Safety
 /// `context` must be live and belong to the table `fns`; `attr` must be writable.
@@ -157,7 +157,7 @@ pub unsafe fn ibv_query_device_ex(
     unsafe { (fns.ibv_query_device)(context, &raw mut (*attr).orig_attr) }
 }
 
-/// `ibv_query_gid_ex(3)`: 0 or an errno; `None` where the library is older than 32.
+/// `ibv_query_gid_ex(3)`: 0 or an errno; `None` if the library is older than 32.
 ///
 /// # Safety
 /// `context` must be live and belong to the table `fns`; `entry` must be writable.
@@ -182,12 +182,12 @@ pub unsafe fn ibv_query_gid_ex(
     })
 }
 
-/// `ibv_reg_mr(3)`, as the macro of that name in verbs.h: optional access bits go to the newer
-/// entry point, and an older library never sees them.
+/// `ibv_reg_mr(3)`, as the macro of that name in verbs.h: optional access bits are passed to the
+/// newer entry point only, never to an older library.
 ///
 /// # Safety
-/// `pd` must be live and belong to the table `fns`; the memory must stay the caller's while the
-/// region lives.
+/// `pd` must be live and belong to the table `fns`; the memory must belong to the caller as long as
+/// the region exists.
 pub unsafe fn ibv_reg_mr(
     fns: &VerbsFns,
     pd: *mut ibv_pd,
@@ -256,7 +256,7 @@ pub unsafe fn ibv_advise_mr(
 macro_rules! extended_calls {
     ($($(#[$meta:meta])* $name:ident($context:ident: $context_ty:ty $(, $arg:ident: $ty:ty)*) -> *mut $ret:ty, by $field:ident;)*) => {$(
         $(#[$meta])*
-        /// NULL with `errno` on failure, `EOPNOTSUPP` where the device has no such call.
+        /// NULL with `errno` on failure; `EOPNOTSUPP`: the device has no such call.
         ///
         /// # Safety
         /// As the man page of the C function: a live context and valid attributes.

@@ -1,4 +1,4 @@
-//! The system's libibverbs and librdmacm, opened when first asked for.
+//! The system's libibverbs and librdmacm, opened at the first use.
 
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
@@ -6,13 +6,13 @@ use std::sync::OnceLock;
 
 use crate::table::{Backend, CmFns, VerbsFns};
 
-/// Why the system's libraries can't be used. Their absence is an ordinary state of a machine
-/// without RDMA hardware.
+/// The reason why the system's libraries cannot be used. On a machine without RDMA hardware they
+/// are often not installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadError {
-    /// `dlopen` refused; its message.
+    /// `dlopen` failed; its message.
     Open(String),
-    /// The library is older than this crate's oldest supported release: the symbol it lacks.
+    /// The library is older than the oldest release that this crate supports; the missing symbol.
     Symbol(&'static str),
 }
 
@@ -62,7 +62,7 @@ fn open(soname: &CStr) -> Result<*mut c_void, LoadError> {
     if !handle.is_null() {
         return Ok(handle);
     }
-    // SAFETY: `dlerror` returns NULL or a string that stays until this thread's next dl call.
+    // SAFETY: `dlerror` returns NULL or a string that is valid until this thread's next dl call.
     let message = unsafe {
         let text = libc::dlerror();
         if text.is_null() {
@@ -74,8 +74,8 @@ fn open(soname: &CStr) -> Result<*mut c_void, LoadError> {
     Err(LoadError::Open(message.to_string_lossy().into_owned()))
 }
 
-/// The default version of a symbol: for libibverbs that is the newest, the one that a program
-/// built today is linked to.
+/// The default version of a symbol. For libibverbs this is the newest version, to which a program
+/// built today is linked.
 fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
     // SAFETY: `library` is a live handle and `name` a C string.
     unsafe { libc::dlsym(library, name.as_ptr()) }
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_missing_required_symbol_is_named() {
-        // SAFETY: no address is handed out.
+        // SAFETY: no address is returned.
         let table = unsafe { VerbsFns::from_symbols(|_| std::ptr::null_mut()) };
         assert_eq!(table.err(), Some("ibv_get_device_list"));
     }

@@ -1,10 +1,10 @@
 //! The exported functions of libibverbs and librdmacm, as tables of function pointers.
 //!
-//! A table is filled from the system's libraries ([`crate::system`]) or by a device that lives in
-//! this process (`softverbs`). What is inline in `verbs.h` is not here: it goes through
-//! `context->ops` and `verbs_context`, see [`crate::inline`]. A `required` symbol has been in
-//! every rdma-core since version 25; an `optional` one is newer, and `None` where the library
-//! lacks it. `softdv_*` are the direct verbs of softverbs, which no rdma-core has.
+//! A table is filled from the system's libraries ([`crate::system`]) or by a device in this process
+//! (`softverbs`). Functions that are inline in `verbs.h` are not here: they use `context->ops` and
+//! `verbs_context`, see [`crate::inline`]. A `required` symbol has been in every rdma-core since
+//! version 25. An `optional` one is newer, and `None` if the library does not have it. `softdv_*`
+//! are the direct verbs of softverbs, which no rdma-core has.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -64,7 +64,7 @@ macro_rules! function_table {
     };
 }
 
-/// `name` ends in the one NUL that `concat!` gave it.
+/// `name` ends with the one NUL of `concat!`.
 fn c_name(name: &'static str) -> &'static core::ffi::CStr {
     core::ffi::CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or(c"")
 }
@@ -184,9 +184,9 @@ function_table! {
     }
 }
 
-/// One way to reach RDMA devices: a verbs table and the connection manager that belongs to it.
+/// One way of access to RDMA devices: a verbs table and the connection manager that belongs to it.
 ///
-/// A handle that one backend made must never be given to another.
+/// A handle of one backend must never be passed to another.
 #[derive(Clone, Copy)]
 pub struct Backend {
     /// The name of the backend, for logs: `"rdma-core"` or `"softverbs"`.
@@ -195,7 +195,7 @@ pub struct Backend {
     pub verbs: VerbsFns,
     /// Its connection manager.
     pub cm: CmFns,
-    /// Whether a queue pair that is idle goes into its error state when the peer's process or
-    /// machine dies. False for devices on a network: there only an unacknowledged request fails.
+    /// Whether an idle queue pair enters its error state when the peer's process or machine dies.
+    /// False for devices on a network: there only an unacknowledged request fails.
     pub notices_dead_peers: bool,
 }

@@ -1,7 +1,7 @@
-//! The functions that softverbs has in its table, by their exported names.
+//! The functions of softverbs' table, under their exported names.
 //!
-//! A function that the table leaves out answers as rdma-core answers for a driver without it:
-//! EOPNOTSUPP, returned or left in `errno` as its man page has it.
+//! A function that is not in the table returns what rdma-core returns for a driver without it:
+//! EOPNOTSUPP, as the result or in `errno`, according to its man page.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -19,7 +19,7 @@ macro_rules! forward {
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $req($($ra: $rt),*) $(-> $rr)? {
-                // SAFETY: the caller keeps what the man page of this function asks.
+                // SAFETY: the caller fulfils the requirements of the function's man page.
                 unsafe { (softverbs::backend().verbs.$req)($($ra),*) }
             }
         )*
@@ -27,7 +27,7 @@ macro_rules! forward {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $opt($($oa: $ot),*) $(-> $or)? {
                 match softverbs::backend().verbs.$opt {
-                    // SAFETY: the caller keeps what the man page of this function asks.
+                    // SAFETY: the caller fulfils the requirements of the function's man page.
                     Some(function) => unsafe { function($($oa),*) },
                     None => $absent,
                 }
@@ -98,7 +98,7 @@ forward! {
         ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: __be16) -> c_int, else unsupported(-1);
         ibv_import_device(cmd_fd: c_int) -> *mut ibv_context, else unsupported(ptr::null_mut());
         ibv_import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd, else unsupported(ptr::null_mut());
-        // The three that undo an import have nothing to undo where imports always fail.
+        // The three functions that undo an import have nothing to undo if imports always fail.
         ibv_unimport_pd(pd: *mut ibv_pd), else ();
         ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr, else unsupported(ptr::null_mut());
         ibv_unimport_mr(mr: *mut ibv_mr), else ();
@@ -109,7 +109,7 @@ forward! {
         ibv_is_fork_initialized() -> ibv_fork_status, else IBV_FORK_DISABLED;
         ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int, else libc::EOPNOTSUPP;
         ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int, else libc::EOPNOTSUPP;
-        // 0: no promise about the order in which the bytes of a message arrive.
+        // 0: no guarantee about the order in which the bytes of a message arrive.
         ibv_query_qp_data_in_order(qp: *mut ibv_qp, op: ibv_wr_opcode, flags: u32) -> c_int, else 0;
         ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void, else unsupported(ptr::null_mut());
         ibv_free_buf(buf: *mut ibv_buf), else ();
@@ -118,8 +118,8 @@ forward! {
     }
 }
 
-/// A private function of rdma-core that `ibv_devinfo -v`, perftest and pyverbs call: the type of
-/// a GID as sysfs has it, 0 for InfiniBand and RoCE version 1, 1 for RoCE version 2.
+/// A private function of rdma-core that `ibv_devinfo -v`, perftest and pyverbs call: the type of a
+/// GID as in sysfs, 0 for InfiniBand and RoCE version 1, 1 for RoCE version 2.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_gid_type(
     context: *mut ibv_context,
@@ -129,20 +129,21 @@ unsafe extern "C" fn ibv_query_gid_type(
 ) -> c_int {
     let mut entry = ibv_gid_entry::default();
     let size = size_of::<ibv_gid_entry>();
-    // SAFETY: the caller gives a live context; the entry is ours and as large as we say.
+    // SAFETY: the caller passes a live context; the entry belongs to this function and has the size
+    // that is passed.
     let error =
         unsafe { _ibv_query_gid_ex(context, u32::from(port), index, &raw mut entry, 0, size) };
     if error != 0 {
         set_errno(error);
         return -1;
     }
-    // SAFETY: the caller gives a place for the answer.
+    // SAFETY: the caller passes writable memory for the result.
     unsafe { *kind = c_uint::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2) };
     0
 }
 
-/// `IBVERBS_1.1`: called by programs that fork. The emulation takes no pages out of a process's
-/// memory, so there is nothing to advise.
+/// `IBVERBS_1.1`: called by programs that fork. softverbs accesses memory by virtual addresses, so
+/// no advice to the kernel is necessary.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
     0

@@ -1,14 +1,14 @@
-//! `softverbs` under the exported names of libibverbs, so that programs built for rdma-core run
-//! on it without being changed or rebuilt. For tests only: rdma-core's private ABI changes with
-//! each release, and this library is not installed.
+//! `softverbs` under the exported names of libibverbs, so that programs built for rdma-core run on
+//! it without changes and without being built again. For tests only: rdma-core's private ABI
+//! changes with each release, and this library is not installed.
 //!
-//! The crate is a static library; `build-dropin` links it to `libibverbs.so.1` with the symbol
-//! versions of the libibverbs that is installed, and makes the stubs for what is not here: the
-//! interface of driver libraries, the calls of before 2006 (`IBVERBS_1.0`), and functions that
-//! the installed release has and this crate does not know.
+//! The crate is a static library. `build-dropin` links it to `libibverbs.so.1` with the symbol
+//! versions of the installed libibverbs. It also makes stubs for the functions that are not here:
+//! the interface of driver libraries, the calls from before 2006 (`IBVERBS_1.0`), and functions of
+//! the installed release that this crate does not have.
 //!
-//! Invariant: every function here has the name and the signature of rdma-core's header, and none
-//! of them holds state.
+//! Invariant: every function here has the name and the signature of rdma-core's header, and none of
+//! them has state.
 
 #[allow(
     unsafe_code,
@@ -25,7 +25,7 @@ mod sysfs;
 
 use std::ffi::c_int;
 
-/// Sets `errno`, for results that can't carry a reason.
+/// Sets `errno`, for results that cannot contain a reason.
 fn set_errno(errno: c_int) {
     // SAFETY: glibc's pointer to this thread's errno is always valid.
     #[allow(unsafe_code, reason = "errno has no safe setter")]

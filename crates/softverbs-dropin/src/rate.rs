@@ -1,11 +1,11 @@
 //! Static rates of address vectors as multiples of 2.5 Gb/s and in Mb/s (IB specification,
-//! PathRecord.Rate; from 14 Gb/s on the figures in Mb/s are the exact signalling rates).
+//! PathRecord.Rate; from 14 Gb/s on the numbers in Mb/s are the exact signalling rates).
 
 use std::ffi::c_int;
 
 use rdma_core_sys::bindings::*;
 
-/// A rate, its Mb/s, and its multiple where rdma-core defines one.
+/// A rate, its Mb/s, and its multiple if rdma-core defines one.
 const RATES: [(ibv_rate, c_int, Option<c_int>); 23] = [
     (IBV_RATE_2_5_GBPS, 2_500, Some(1)),
     (IBV_RATE_5_GBPS, 5_000, Some(2)),

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use crate::set_errno;
 
-/// Where sysfs is. rdma-core lets `SYSFS_PATH` move it; nothing of this device is there.
+/// The directory of sysfs. In rdma-core, `SYSFS_PATH` can change it. sysfs has no files of this
+/// device.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
@@ -16,8 +17,7 @@ extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 
 /// Reads `dir`/`file` into `buf`, without its final newline and with a NUL.
 ///
-/// Returns the length in bytes, or -1 with errno set; a file that leaves no room for the NUL is
-/// an error.
+/// Returns the length in bytes, or -1 with errno set. A file without room for the NUL is an error.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
@@ -25,7 +25,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
     buf: *mut c_char,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller gives C strings.
+    // SAFETY: the caller passes C strings.
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
     let path =
         Path::new(OsStr::from_bytes(dir.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
