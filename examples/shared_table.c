@@ -2,12 +2,12 @@
  *
  *   shared_table [NODE [both]]
  *
- * The owner allocates the table, exports it, and ends without closing anything as soon as the worker
- * has imported it. The worker increments counters by the processor's atomics. The remote process,
- * which has not mapped the memory, increments counters by RMA atomics through the worker's region.
- * Each of the two increments every other counter. With `both` each increments all counters, which
- * needs a device whose atomics are the processor's, as soft0's are for such memory. NODE is an
- * address of this host, 127.0.0.1 by default. */
+ * The owner allocates the table, exports it, and ends without closing anything as soon as the
+ * worker has imported it. The worker increments counters by the processor's atomics. The remote
+ * process, which has not mapped the memory, increments counters by RMA atomics through the worker's
+ * region. Each of the two increments every other counter. With `both` each increments all counters,
+ * which needs a device whose atomics are the processor's, as soft0's are for such memory. NODE is
+ * an address of this host, 127.0.0.1 by default. */
 #include "example.h"
 
 #include <sys/wait.h>
