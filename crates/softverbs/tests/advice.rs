@@ -1,5 +1,6 @@
-//! `ibv_advise_mr(3)` through the table of functions: every advice, flag and error, the pages that come of it, and the device's
-//! count of them. A device without paging on demand is in `regions.rs`.
+//! `ibv_advise_mr(3)` through the table of functions: every advice, flag and error, the pages that
+//! it makes present, and the device's count of them. `regions.rs` tests a device without on-demand
+//! paging.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

@@ -1,7 +1,7 @@
-//! Memory of the process that can't be had, for every verb and for each piece of memory that it takes: the call says
-//! `ENOMEM` and leaves nothing behind, and what ends an object takes none.
+//! No memory in the process, for every verb and for each of its allocations: the call returns
+//! `ENOMEM` and leaves nothing allocated. The calls that end an object allocate nothing.
 //!
-//! The allocator of this program refuses what a test asks it to refuse.
+//! The allocator of this program refuses the allocations that a test selects.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -65,7 +65,8 @@ unsafe impl GlobalAlloc for Refusing {
     }
 }
 
-/// What `call` returns where its request for memory with this number is refused (0 for none), and how many there were.
+/// The result of `call` if its allocation with this number is refused (0: none), and the number of
+/// its allocations.
 fn refusing<T>(number: u32, call: impl FnOnce() -> T) -> (T, u32) {
     REFUSED.set(number);
     ASKED.set(0);
@@ -104,13 +105,14 @@ fn zero(ret: c_int) -> Result<(), i32> {
     }
 }
 
-/// How often an object is made before what stays of it does not grow any more: numbers come back late.
+/// Number of objects to make before the memory that remains no longer grows: numbers are reused
+/// late.
 const SETTLED: u32 = 600;
 /// As that, for keys.
 const SETTLED_KEYS: u32 = 6000;
 
-/// Refuses `make` each piece of memory that it takes, first in a process that never made one, then in one that has made
-/// so many; the pieces that it takes then.
+/// Refuses each allocation of `make`, first in a process that has made no such object, then after
+/// `settled` of them. Returns the number of allocations in the second case.
 fn each<T>(
     name: &str,
     settled: u32,
@@ -215,7 +217,8 @@ fn qp_init(end: &End, kind: u32) -> ibv_qp_init_attr {
 fn objects(link: &mut Link) {
     let end = End::with(4, 4, 1);
     let (context, pd, v) = (end.context, end.pd, verbs());
-    // SAFETY: live objects, valid attributes of which all zeros is a value; what is made is ended once.
+    // SAFETY: live objects, and valid attributes, of which all zeros is a value; each new object is
+    // ended once.
     unsafe {
         let x = verbs_get_ctx(context).unwrap();
         each(
@@ -290,7 +293,8 @@ fn memory(link: &mut Link) {
         // SAFETY: live, and not used any more.
         unsafe { (v.ibv_dereg_mr)(mr) }
     };
-    // SAFETY: live objects, valid attributes of which all zeros is a value; what is made is ended once.
+    // SAFETY: live objects, and valid attributes, of which all zeros is a value; each new object is
+    // ended once.
     unsafe {
         let x = verbs_get_ctx(context).unwrap();
         let reg = || live((v.ibv_reg_mr)(pd, page.cast(), 4096, write));
@@ -350,7 +354,8 @@ fn memory(link: &mut Link) {
 fn xrc(link: &mut Link) {
     let end = End::with(4, 4, 1);
     let v = verbs();
-    // SAFETY: live objects, valid attributes of which all zeros is a value; what is made is ended once.
+    // SAFETY: live objects, and valid attributes, of which all zeros is a value; each new object is
+    // ended once.
     unsafe {
         let x = verbs_get_ctx(end.context).unwrap();
         let mut init: ibv_xrcd_init_attr = std::mem::zeroed();
@@ -410,8 +415,8 @@ fn xrc(link: &mut Link) {
 fn imports(link: &mut Link) {
     let end = End::with(4, 4, 1);
     let v = verbs();
-    // SAFETY: live objects, valid attributes of which all zeros is a value; what is made is ended once. A descriptor
-    // goes with the context that is made of it, or with the failure.
+    // SAFETY: live objects, and valid attributes, of which all zeros is a value; each new object is
+    // ended once. A descriptor is closed with the context that is made from it, or after a failure.
     unsafe {
         let import = || {
             let fd = libc::dup((*end.context).cmd_fd);
@@ -486,7 +491,8 @@ fn to_connect(link: &mut Link) {
     assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
 }
 
-/// Posting, polling, arming and waiting take no memory once they were done, whatever is refused; a batch says so.
+/// After their first use, posting, polling, arming and waiting allocate nothing, whatever is
+/// refused. A batch returns the error.
 fn working(link: &mut Link) {
     let mut end = End::with(4, 4, 1);
     end.enter_rtr(end.address());

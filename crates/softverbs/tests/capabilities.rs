@@ -1,4 +1,5 @@
-//! What `ibv_query_device_ex` says is true: each flag has a test that uses it, and each limit holds.
+//! The result of `ibv_query_device_ex` is true: each flag has a test that uses it, and each limit
+//! holds.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

@@ -55,7 +55,8 @@ fn second_process() {
     second::run();
 }
 
-/// The side that is told of a disconnection, which must answer, and the side that told, in any order.
+/// The side that is notified of a disconnection, which must answer, and the side that disconnected,
+/// in any order.
 fn both_ends(channel: Channel) {
     let mut ends = 0;
     let each = if softverbs() { 2 } else { 1 };

@@ -1,5 +1,5 @@
-//! Datagrams and a full ring: none is lost whose target lives and has a receive posted, and a target that takes none
-//! holds nobody up for longer than the bound.
+//! Datagrams and a full ring: no datagram is lost if its target runs and has a posted receive, and
+//! a target that takes none delays no sender for longer than the bound.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -103,7 +103,8 @@ fn senders(link: &mut Link, depths: &[u32]) -> Vec<(End, To)> {
         .collect()
 }
 
-/// Keeps `depth` requests under way on each queue pair until all have sent `count`; completions come in order.
+/// Keeps `depth` requests outstanding on each queue pair until all have sent `count`. Completions
+/// arrive in order.
 fn send_all(ends: &mut [(End, To)], len: impl Fn(usize) -> usize, depth: u32, count: u32) {
     let buffer = ends[0].0.buffer(&[7; 4096]);
     let mut buffers = vec![buffer];
@@ -128,7 +129,8 @@ fn send_all(ends: &mut [(End, To)], len: impl Fn(usize) -> usize, depth: u32, co
     }
 }
 
-/// Takes `count` datagrams on each queue pair, in order; `pause` after each round in which some came.
+/// Takes `count` datagrams on each queue pair, in order; `pause` after each round in which any
+/// arrived.
 fn take_all(ends: &mut [End], count: u32, pause: Duration) {
     let mut taken = vec![0; ends.len()];
     let mut last = Instant::now();
@@ -163,7 +165,8 @@ fn flood_receiver(link: &mut Link) {
     link.say("all");
 }
 
-/// Short ones take each place that becomes free; a long one, which needs many at once, has its turn.
+/// Short datagrams use each slot that becomes free. A long one, which needs many at once, gets its
+/// turn.
 fn mixed_sender(link: &mut Link) {
     let mut ends = senders(link, &[512; 4]);
     link.expect("ready");
@@ -452,7 +455,8 @@ fn none_receiver(link: &mut Link) {
     link.say("all");
 }
 
-/// A target that lives and never looks holds up one queue pair once, for the bound, and no other one.
+/// A target that runs and never polls delays one queue pair once, for the bound, and no other queue
+/// pair.
 fn silent_sender(link: &mut Link) {
     let (mut end, to, itself, buffer) = towards_idle(link, 512);
     let mut other = end_of(64, 64);
@@ -576,8 +580,8 @@ fn destroyed_sender(link: &mut Link) {
     link.say("end");
 }
 
-/// As UCX does, which frees a buffer once it has an answer, without the completion of the send: the datagram that waits
-/// has the bytes of the post.
+/// UCX reuses a buffer after it has received an answer, without the completion of the send. A
+/// waiting datagram must have the bytes of the post.
 fn rewriting_sender(link: &mut Link) {
     let mut ends = senders(link, &[64]);
     let (end, to) = &mut ends[0];
@@ -616,7 +620,8 @@ fn rewriting_receiver(link: &mut Link) {
     link.say("all");
 }
 
-/// A datagram without a receive completes nothing, so it makes no channel readable. UCX aborts if one is at its start.
+/// A datagram without a receive completes nothing, so it makes no channel readable. UCX aborts if a
+/// channel is readable at its start.
 fn unasked_sender(link: &mut Link) {
     let mut ends = senders(link, &[4]);
     let (end, to) = &mut ends[0];

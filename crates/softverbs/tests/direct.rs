@@ -1,4 +1,5 @@
-//! Memory that the device allocates, and importing it, between two processes as in `two_processes.rs`.
+//! Memory that the device allocates, and its import, between two processes as in
+//! `two_processes.rs`.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

@@ -1,7 +1,9 @@
-//! A ring that is written faster than anybody reads it: no call takes more from it than it holds a few times over.
+//! A ring that is written faster than it is read: each call takes at most a few times the capacity
+//! of the ring.
 //!
-//! What a real sender has put into the ring is written there again and again, by a thread of the receiver's own process. How much a call took
-//! is read in the ring, where the receiver tells its sender how far it came; no clock decides.
+//! A thread of the receiver's own process repeatedly writes the messages of a real sender into the
+//! ring. The number of messages that a call took is read in the ring, where the receiver publishes
+//! its position. No clock is used.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -210,7 +212,8 @@ fn events_parent(link: &mut Link) {
 const SHOWS: u32 = 1000;
 const PAGE: usize = 4096;
 
-/// What [`on_fault`] needs: the ring, the position that [`SHOWS`] counts from, a message, and the page that can't be touched.
+/// Data of [`on_fault`]: the ring, the position from which [`SHOWS`] counts, a message, and the
+/// page without access.
 struct Refill {
     ring: Ring,
     begin: u32,
@@ -221,8 +224,8 @@ struct Refill {
 
 static REFILL: OnceLock<Refill> = OnceLock::new();
 
-/// The receiver's own thread is in the middle of taking what is in the ring: what it has taken is there once more, behind
-/// the rest.
+/// The receiver's own thread is taking the messages of the ring: the messages that it has taken are
+/// added again, behind the others.
 extern "C" fn on_fault(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: the kernel gives a valid one.
     let at = unsafe { (*info).si_addr() } as usize;
@@ -278,7 +281,8 @@ fn dead_parent(link: &mut Link) {
         done: AtomicBool::new(false),
     };
     assert!(REFILL.set(refill).is_ok());
-    // SAFETY: all zeros is a value of it; a page of this test; a handler that calls nothing but `mprotect`.
+    // SAFETY: all zeros is a value of it; a page of this test; a handler that calls only
+    // `mprotect`.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_flags = libc::SA_SIGINFO;

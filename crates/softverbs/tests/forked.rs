@@ -95,7 +95,8 @@ fn eio(ret: i32) -> bool {
     ret == libc::EIO || ret == -1 && errno() == libc::EIO
 }
 
-/// The calls of libibverbs on an object or for one; what needs none (lists, names, strings) is left out.
+/// The calls of libibverbs that use or make an object. Calls that need none (lists, names, strings)
+/// are not here.
 fn every(link: &mut Link) {
     let o = Objects::new();
     let v = verbs();
@@ -105,7 +106,7 @@ fn every(link: &mut Link) {
     macro_rules! calls {
         ($kind:ident; $($call:ident($($arg:expr),*);)*) => {$(
             in_child(stringify!($call), || {
-                // SAFETY: objects that were live in the parent, and room for what is written; all zeros
+                // SAFETY: objects that were live in the parent, and room for the results; all zeros
                 // is a value of each structure.
                 $kind(unsafe { (v.$call)($($arg),*) })
             });

@@ -1,8 +1,10 @@
-//! A hostile neighbour: a process of the same user writes over everything of two others that it can write, random bytes and addresses
-//! led astray, while they connect, send, write, read, count and register. They get errors; they
-//! must not crash, hang, or touch memory that nobody gave out. What only its owner may write it can't write.
+//! A hostile neighbour: a process of the same user overwrites all memory of two others that it can
+//! write, with random bytes and wrong addresses, while they connect, send, write, read, count and
+//! register. They receive errors. They must not crash, hang, or access memory that is not
+//! registered. The neighbour cannot write the parts that only their owner may write.
 //!
-//! `SOFTVERBS_HOSTILE_SECONDS` sets how long (default 3), `SOFTVERBS_HOSTILE_SEED` repeats a run.
+//! `SOFTVERBS_HOSTILE_SECONDS` sets the duration (default 3), `SOFTVERBS_HOSTILE_SEED` repeats a
+//! run.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -60,7 +62,8 @@ struct Prey {
     parts: Vec<(usize, usize)>,
 }
 
-/// Finds all of the device's files of a process that can be mapped for writing, and which of their parts are in use.
+/// Finds all files of the device in a process that can be mapped for writing, and their parts in
+/// use.
 fn prey_of(pid: &str, known: &mut Vec<u64>) -> Vec<Prey> {
     let mut found = Vec::new();
     let Ok(list) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
@@ -108,11 +111,13 @@ fn prey_of(pid: &str, known: &mut Vec<u64>) -> Vec<Prey> {
     found
 }
 
-/// Has addresses of the victims' registered memory, wherever they are shared, lead to what lies before it.
+/// Changes about half of the shared addresses of the victims' registered memory to addresses before
+/// that memory.
 fn lead_astray(prey: &Prey, random: &mut Random) {
     for &(from, to) in &prey.parts {
         for at in (from..to).step_by(8) {
-            // SAFETY: inside the mapping, in a part that has pages; aligned, as parts begin with a page.
+            // SAFETY: inside the mapping, in a part that has pages; aligned, because parts begin
+            // with a page.
             unsafe {
                 let word = prey.addr.add(at).cast::<u64>();
                 let found = word.read_volatile();
@@ -129,7 +134,7 @@ fn lead_astray(prey: &Prey, random: &mut Random) {
 fn vandal(victims: &str) -> ! {
     let seed = number("SOFTVERBS_HOSTILE_SEED", 1);
     let mut random = Random(seed | 1);
-    // Random bytes break most connections at once; without them more requests come as far as to a wrong address.
+    // Random bytes break most connections at once. Without them, more requests use a wrong address.
     let amount = [400, 100, 0][(seed % 3) as usize];
     // What a ring begins with is what it is known by, so half of the runs leave it.
     let spared = if seed.is_multiple_of(2) { 64 } else { 0 };
@@ -279,8 +284,9 @@ const PLACES: std::ops::Range<u64> = 0x2000_0000_0000..0x2004_0000_0000;
 
 /// What memory is full of that no message changes.
 const PATTERN: u8 = 0x5a;
-/// Parts of a round's memory: receives; what the other end reads and writes, and a word that it counts in; what this end sends and
-/// reads into. All but the first and the words hold [`PATTERN`] all the time.
+/// Parts of a round's memory: receives; the target of the other end's reads and writes, and a word
+/// for its atomics; the source and the destination of this end's requests. All parts except
+/// receives and words contain [`PATTERN`] all the time.
 const RECEIVES: usize = 0;
 const TARGET: usize = 16 << 10;
 const SOURCE: usize = 32 << 10;
@@ -362,7 +368,8 @@ fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let field = Field::new();
     let memory = field.memory();
-    // SAFETY: objects of one device, each gone after its last use; all zeros is a value of each structure.
+    // SAFETY: objects of one device, each ended after its last use; all zeros is a value of each
+    // structure.
     unsafe {
         let mr = ibv_reg_mr(verbs(), device.pd, memory, LEN, ALL);
         assert!(!mr.is_null());

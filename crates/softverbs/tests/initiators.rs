@@ -1,5 +1,6 @@
-//! Initiators of XRC that come late, end early, or have the place of one that has ended: what those who hold the target hear of it,
-//! and what becomes of the receives that they have claimed.
+//! Initiators of XRC that start late, end early, or have the slot of an ended one: the events that
+//! the holders of the target receive, and the state of the receives that these initiators have
+//! claimed.
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
 #[path = "xrc/actor.rs"]
@@ -48,8 +49,8 @@ fn held_before() {
     holder.refuses(&format!("hold {target}"), libc::EINVAL);
 }
 
-/// The target is connected to a number that nobody has; the one that has it later sends through the target to another
-/// process, and ends.
+/// The target is connected to a number that no queue pair has. A queue pair that gets the number
+/// later sends through the target to another process, and ends.
 fn comes_later() {
     let place = Place::new();
     let (mut holder, mut receiver) = (open(&place), open(&place));

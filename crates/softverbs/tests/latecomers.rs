@@ -1,5 +1,6 @@
-//! A queue pair is connected while the process of its other end is not there: that comes later, in the place and with the
-//! number of one that has ended. It is found, its pending messages are taken, and its end is noticed.
+//! A queue pair is connected while the process of its other end does not exist. That process starts
+//! later, in the slot and with the number of an ended one. It is found, its pending messages are
+//! taken, and its end is detected.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -52,8 +53,8 @@ fn opened(link: &mut Link) -> Address {
     Address::parse(&link.hear())
 }
 
-/// The other end, of a process that is what remains of one with the same number. It executes itself: the process keeps
-/// its pid, by which places are given, and for all others it has ended.
+/// The other end, in a process that replaces one with the same number. It executes itself: the
+/// process keeps its pid, which determines the slot, and for all others the old process has ended.
 fn late(link: &mut Link) -> End {
     if std::env::var_os(AGAIN).is_some() {
         link.say("new");
@@ -74,7 +75,8 @@ fn late(link: &mut Link) -> End {
     end
 }
 
-/// It waits for a receive, and sleeps on its channel. What it sends can't be taken from it: it has to go on itself.
+/// It waits for a receive, and sleeps on its channel. The receiver cannot take its message, so it
+/// has to continue itself.
 fn rung_parent(link: &mut Link) {
     let mut end = early(link);
     let target = end.buffer(&[0; 8]);

@@ -1,5 +1,6 @@
-//! What a poll returns, whether a completion lay in the queue before or comes from a ring at once: order, contents,
-//! room, and the events that were asked for. Both ends are in this process.
+//! The results of a poll, for completions that were in the queue before and for completions
+//! directly from a ring: order, contents, room, and the requested events. Both ends are in this
+//! process.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -14,8 +15,8 @@ const RECEIVES: u64 = 64;
 const PIECE: usize = 16;
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(20);
 
-/// A connection of this process with itself: the end that sends, and the one that receives, on the queue of `beside`
-/// if there is one.
+/// A connection of this process with itself: the sender, and the receiver, which uses the queue of
+/// `beside` if there is one.
 struct Pair {
     sender: End,
     receiver: End,
@@ -86,7 +87,8 @@ impl Pair {
         self.sender
             .send(&mut outbox, 2 * PIECE, Some(self.sent as u32), flags, 0);
         self.open.push_back(self.sent);
-        // Rarely: a poll takes everything from the rings, and the receiver's completions go to its queue then.
+        // Rarely, because a poll takes all messages of the rings, and then the receiver's
+        // completions are added to its queue.
         if signaled {
             assert_eq!(self.sender.wait(LIMIT).status, IBV_WC_SUCCESS);
         }

@@ -1,5 +1,5 @@
-//! The tests of other files where the kernel refuses copies between processes: whatever passes there passes here, by the
-//! owners' agents.
+//! The tests of other files, with a kernel that refuses copies between processes: all of them pass,
+//! by the owners' agents.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 #![allow(dead_code, reason = "each suite has what all share")]
@@ -26,9 +26,10 @@ use everywhere::common::suites::{Suite, run_suites};
 use everywhere::common::{End, Link, refuse, run};
 use rdma_core_sys::*;
 
-/// What can't be as it is elsewhere:
+/// Cases that cannot pass here:
 /// - `a_stopped_target`, `a_stopped_sender`: their agents are stopped with them;
-/// - `a_write_between`: the receiver takes no write that is behind a pending message, and an agent goes on with it.
+/// - `a_write_between`: the receiver does not take a write behind a pending message, but an agent
+///   continues with it.
 const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between";
 
 fn main() {
@@ -59,7 +60,8 @@ fn agents() {
 fn said_parent(link: &mut Link) {
     let lines = std::env::temp_dir().join(format!("softverbs-said-{}", std::process::id()));
     let file = std::fs::File::create(&lines).unwrap();
-    // SAFETY: two descriptors of this process; what it says on its standard error stream is read below.
+    // SAFETY: two descriptors of this process; the output on its standard error stream is read
+    // below.
     let old = unsafe {
         let old = libc::dup(2);
         assert!(libc::dup2(file.as_raw_fd(), 2) == 2);

@@ -1,8 +1,8 @@
-//! What the device takes from the system: that it gives everything back, goes on where it is refused
-//! something, and has room for many.
+//! The device's use of system resources: it returns all of them, continues after a refusal, and has
+//! room for many objects.
 //!
-//! The calls that get memory and descriptors are defined here, in front of the C library's, so that a
-//! test can refuse any one of them.
+//! The calls that allocate memory and descriptors are defined here, before those of the C library,
+//! so that a test can refuse each of them.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -86,7 +86,8 @@ fn resources() -> [usize; 4] {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let of_files = maps.lines().filter(|line| line.contains("softverbs"));
-    // AddressSanitizer's allocator maps a piece of each of its arenas at a time and keeps what is freed
+    // AddressSanitizer's allocator maps a part of each of its arenas at a time, and keeps freed
+    // memory.
     let sanitized = std::env::var_os("ASAN_OPTIONS").is_some();
     [
         count("/proc/self/fd"),
@@ -136,8 +137,8 @@ fn everything() -> Result<(), i32> {
     let fns = verbs();
     let cm = &softverbs::backend().cm;
     let mut made = Made::default();
-    // SAFETY: every object is live until it is undone, in the opposite order; all zeros is a value of
-    // the structures.
+    // SAFETY: every object is live until it is ended, in the opposite order; all zeros is a value
+    // of the structures.
     unsafe {
         let mut count = 0;
         let list = live((fns.ibv_get_device_list)(&raw mut count))?;
@@ -254,8 +255,8 @@ fn cycles_child(link: &mut Link) {
     link.say("done");
 }
 
-/// In a process of its own: whether `everything` says that it was refused the call with this number,
-/// works without a refusal afterwards, and keeps nothing. `None` where there are not so many calls.
+/// In a separate process: whether `everything` returns the error of the refused call with this
+/// number, works without a refusal afterwards, and keeps nothing. `None`: there are fewer calls.
 fn refused(number: u32) -> Option<bool> {
     // SAFETY: this process has one thread; the child ends without running destructors.
     let child = unsafe { libc::fork() };
@@ -459,7 +460,8 @@ fn watched_child(link: &mut Link) {
     link.wait_end();
 }
 
-/// A process that sleeps on as many channels as it likes costs its senders a bounded number of descriptors.
+/// A process that sleeps on any number of channels costs its senders a bounded number of
+/// descriptors.
 const CHANNELS: usize = 150;
 
 fn ringing_child(link: &mut Link) {
@@ -499,14 +501,15 @@ fn sleeping_parent(link: &mut Link) {
     }
 }
 
-/// A process ends between a receive and the first message for it, whose ring can't be opened any more: that is no fault of
-/// the sender's.
+/// A process ends between a receive and the first message for it, so its ring can no longer be
+/// opened. This is not an error of the sender.
 fn killed_child(link: &mut Link) {
     for round in 0..50 {
         let mut end = End::with(4, 4, 1);
         let address = end.address();
         let (mut there, mut back) = ([0; 2], [0; 2]);
-        // SAFETY: room for two descriptors each; this process has one thread, and the child opens a device of its own.
+        // SAFETY: room for two descriptors each; this process has one thread, and the child opens
+        // its own device.
         let child = unsafe {
             assert_eq!(libc::pipe(there.as_mut_ptr()), 0);
             assert_eq!(libc::pipe(back.as_mut_ptr()), 0);
@@ -529,7 +532,8 @@ fn killed_child(link: &mut Link) {
                 unreachable!();
             }
         }
-        // SAFETY: room for as many bytes, and one readable; the child just made, which is waited for once.
+        // SAFETY: room for this number of bytes, and one readable byte; the child made above, which
+        // is waited for once.
         unsafe {
             libc::close(back[1]);
             assert_eq!(

@@ -152,15 +152,16 @@ fn destroyed_parent(_link: &mut Link) {
     }
 }
 
-/// A queue pair is destroyed while others fail it and poll: its event is not given out afterwards, and is not waited for in
-/// vain.
+/// A queue pair is destroyed while other threads fail it and poll. Its event is not delivered
+/// afterwards, and the destruction does not wait for it forever.
 fn fatal_parent(_link: &mut Link) {
     let first = End::with(4, 4, 1);
     let (context, cq) = (first.context as usize, first.cq as usize);
     let (over, gone) = (AtomicBool::new(false), Mutex::new(HashSet::new()));
     let given = AtomicU32::new(0);
     let page = first.buffer(&[0; 8]);
-    // SAFETY: objects of this test, live as long as they are used; all zeros is a value of the structures.
+    // SAFETY: objects of this test, which are live during their use; all zeros is a value of the
+    // structures.
     unsafe {
         let fd = (*first.context).async_fd;
         libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);

@@ -1,5 +1,5 @@
-//! Another user opens nothing: not the registry, no descriptor, no memory, and no agent answers it. The same tries are made
-//! as the same user, and succeed.
+//! A process of another user can open nothing: no registry, no descriptor, no memory; and no agent
+//! answers it. The same attempts as the same user succeed.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

@@ -1,8 +1,8 @@
-//! `ibv_modify_qp` over all transitions and, for each, masks that are right and masks that are not.
+//! `ibv_modify_qp` over all transitions and, for each, valid and invalid masks.
 //!
-//! The table is that of `ibv_modify_qp(3)` and the InfiniBand specification (11.2.5.2, table 91), as
-//! the kernel's `ib_modify_qp_is_ok` has it: a line names the states, and for each type the
-//! attributes that must be there and, behind a bar, those that may.
+//! The table is that of `ibv_modify_qp(3)` and the InfiniBand specification (11.2.5.2, table 91),
+//! as in the kernel's `ib_modify_qp_is_ok`. A line names the states, and for each type the required
+//! attributes and, after a bar, the optional ones.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

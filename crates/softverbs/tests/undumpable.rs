@@ -1,5 +1,6 @@
-//! The tests of other files with processes that others may not look into (`PR_SET_DUMPABLE`), of a user without rights:
-//! neither their memory nor their descriptors can be reached, and whatever passes elsewhere passes here.
+//! The tests of other files, with processes that others may not access (`PR_SET_DUMPABLE`), of a
+//! user without privileges. Neither their memory nor their descriptors can be opened, and all tests
+//! pass as elsewhere.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 #![allow(dead_code, reason = "each suite has what all share")]
@@ -16,10 +17,11 @@ use everywhere::SUITES;
 use everywhere::common::suites::{Suite, run_suites};
 use everywhere::common::{ALL, Link, refuse, run};
 
-/// What can't be as it is elsewhere:
+/// Cases that cannot pass here:
 /// - `a_stopped_target`, `a_stopped_sender`: their agents are stopped with them;
-/// - `a_write_between`: the receiver takes no write that is behind a pending message, and an agent goes on with it;
-/// - `flushes`: `nobody` can't make its file where the test has it;
+/// - `a_write_between`: the receiver does not take a write behind a pending message, but an agent
+///   continues with it;
+/// - `flushes`: `nobody` cannot make its file in the directory of the test;
 /// - `imported_objects`: the test passes a descriptor through `/proc`.
 const NOT_HERE: &str = "a_stopped_target a_stopped_sender a_write_between flushes imported_objects";
 

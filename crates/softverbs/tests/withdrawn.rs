@@ -1,5 +1,5 @@
-//! Receives that are taken back while messages are on their way: nothing reaches their memory afterwards, and
-//! no send that was not delivered succeeds.
+//! Receives that are withdrawn during the transfer of messages: no message is written to their
+//! memory afterwards, and no send that was not delivered succeeds.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -304,8 +304,9 @@ fn counted(link: &mut Link) {
     link.say("done");
 }
 
-/// The other end is reset, and its memory deregistered, while requests run. As on a wire nobody answers any more: the
-/// error comes when the retries are over, never before, so that what succeeded can be polled first.
+/// The other end is reset, and its memory deregistered, while requests are executed. As on a
+/// network there is no more answer: the error is reported after the retries, never earlier, so that
+/// the successful requests can be polled first.
 fn abandoned(link: &mut Link, ways: &[(u32, usize)]) {
     const TIMEOUT: u8 = 8;
     const RETRIES: u8 = 7;

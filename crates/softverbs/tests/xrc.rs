@@ -1,4 +1,5 @@
-//! XRC between processes: what arrives, what is refused, and what is left when any of them is killed.
+//! XRC between processes: delivered messages, refused calls, and the remaining state after any
+//! process is killed.
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
 #[path = "xrc/actor.rs"]
@@ -303,8 +304,9 @@ fn waits() {
     assert_eq!(sender.hear(), format!("9 {IBV_WC_RETRY_EXC_ERR}"));
 }
 
-/// Who posts receives learns that a sender has no barriers when it makes its ring; the sender, who has never sent there, waits for
-/// that first. (What a fence too few would do is too rare for a test: the order of both is the models'.)
+/// The owner of the receives detects that a sender has no barriers when it makes the ring for it. A
+/// sender that has not sent there before waits for this first. (The effect of a missing fence is
+/// too rare for a test; the models test the order of both.)
 fn waits_unfenced() {
     // Its fences are full, as if the kernel ran no barriers for it.
     let without_barriers = || Actor::with("SOFTVERBS_NO_MEMBARRIER", "1");
@@ -330,8 +332,8 @@ fn waits_unfenced() {
     }
 }
 
-/// Who makes the domain, who makes the target, who holds it besides, and who owns a queue, are killed in every order, while
-/// an initiator sends to a fifth process's queue.
+/// The processes that make the domain, make the target, hold the target, and own a queue are killed
+/// in every order, while an initiator sends to the queue of a fifth process.
 fn deaths() {
     let mut orders = vec![vec![]];
     for next in 0..4usize {

@@ -12,8 +12,8 @@ use rdma_core_sys::*;
 /// Nothing in these tests takes longer, unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The device: softverbs, or that of the system where `CM_BACKEND` is `rdma-core`. What is said here
-/// of the connection manager must hold there too.
+/// The device: softverbs, or that of the system if `CM_BACKEND` is `rdma-core`. The statements of
+/// these tests about the connection manager must also hold there.
 fn backend() -> &'static Backend {
     if softverbs() {
         softverbs::backend()

@@ -6,7 +6,8 @@
     reason = "shared by programs, each of which uses a part"
 )]
 
-/// From now on this process and its children may not copy between processes: the kernel says `EPERM`.
+/// Refuses copies between processes to this process and its future children: the kernel returns
+/// `EPERM`.
 pub fn refuse_copies() {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -60,14 +61,16 @@ pub fn become_nobody() {
     }
 }
 
-/// Whether other processes of the user may look into this one. A new program is one that they may, if they can read it.
+/// Sets whether other processes of the user may access this one. A new program permits it, if they
+/// can read its file.
 pub fn set_dumpable(dumpable: bool) {
     // SAFETY: no memory is passed.
     let ret = unsafe { libc::prctl(libc::PR_SET_DUMPABLE, u64::from(dumpable), 0, 0, 0) };
     assert_eq!(ret, 0);
 }
 
-/// What the kernel says of reading a byte of another process's memory, which need not be there: 0 or an errno.
+/// The kernel's result of reading a byte of another process's memory, which need not exist: 0 or an
+/// errno.
 pub fn reading(pid: i32) -> i32 {
     let mut byte = 0u8;
     let piece = libc::iovec {

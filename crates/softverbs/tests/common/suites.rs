@@ -7,9 +7,9 @@ pub type Suite = (&'static str, fn());
 
 const SUITE: &str = "SOFTVERBS_TEST_SUITE";
 
-/// Runs the cases that the command line names, `suite::case`, or all. Each file has a process of its own, as some
-/// change the environment for what follows; `prepare` makes the circumstances there. `skipped` names cases, with blanks
-/// between them.
+/// Runs the cases that the command line names, `suite::case`, or all. Each suite has its own
+/// process, because some suites change the environment. `prepare` sets the conditions there.
+/// `skipped` lists cases, separated by spaces.
 pub fn run_suites(suites: &[Suite], prepare: fn(), skipped: &str) {
     if let Ok(name) = std::env::var(SUITE) {
         prepare();

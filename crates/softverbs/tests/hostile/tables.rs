@@ -1,4 +1,5 @@
-//! Every way to change another process's tables, each refused; and each that would not harm by itself works on the file that is shared.
+//! Every method to change another process's tables; each is refused. Each method that would be
+//! harmless alone works on the file that is shared.
 
 use std::fs::File;
 use std::io::{Error, Result};

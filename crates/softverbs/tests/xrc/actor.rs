@@ -159,7 +159,8 @@ impl Actor {
         }
     }
 
-    /// Memory that a receive with this number, up to 7, is written to; 8 is what is sent and fetched.
+    /// Memory of the receive with this number, up to 7; 8 is the source of sends and the
+    /// destination of reads.
     fn place(&self, number: u64) -> u64 {
         // SAFETY: live.
         unsafe { (*self.memory).addr as u64 + number * ROOM as u64 }
@@ -560,7 +561,8 @@ impl Actor {
     }
 
     fn event_within(&self, limit: Duration) -> Option<String> {
-        // SAFETY: live context; the event is acknowledged once; all members of the union are pointers.
+        // SAFETY: live context; the event is acknowledged once; all members of the union are
+        // pointers.
         unsafe {
             let fd = (*self.context).async_fd;
             let flags = libc::fcntl(fd, libc::F_GETFL);
