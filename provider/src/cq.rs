@@ -308,7 +308,7 @@ impl Cq {
         mut source: impl FnMut(fi_addr_t),
     ) -> Result<isize> {
         let mut next = buf.cast::<E>();
-        let mut write = |completion: &Completion| {
+        let mut write = move |completion: &Completion| {
             // SAFETY: the engine writes at most `count` entries, for which `buf` has room.
             unsafe {
                 next.write_unaligned(E::of(completion));

@@ -17,7 +17,7 @@ use crate::errno::{FiErrno, Result};
 use crate::queue::complete::{EndpointTable, RESUME, SOURCES};
 use crate::queue::device::DeviceQueue;
 use crate::queue::slots::Rings;
-use crate::queue::source::{Batch, Entry, NoReader, Sink, Source};
+use crate::queue::source::{Batch, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
@@ -165,16 +165,17 @@ impl CompletionQueue {
             return Err(FiErrno::EAGAIN);
         }
         let inner = &mut *guard;
-        let mut sink = Sink::new(writer, max, &mut inner.backlog);
-        if !sink.is_open() {
-            sink.take_backlog();
+        let mut count = 0;
+        if !inner.backlog.is_empty() {
+            count = take(&mut inner.backlog, max, writer);
         }
+        let mut sink = Sink::new(writer, max - count, &mut inner.backlog);
         if let Some(device) = &self.device
             && sink.is_open()
         {
             device.poll(&inner.table, &mut sink)?;
+            count = max - sink.room();
         }
-        let mut count = max - sink.room();
         if inner.table.more.get() != 0 {
             (guard, count) = self.read_more(guard, max, count, writer)?;
         }
@@ -209,19 +210,16 @@ impl CompletionQueue {
         for source in &inner.sources {
             result = result.and(sink.run(&**source, &mut inner.batch));
         }
-        let mut room = sink.room();
-        if room == max {
+        let mut count = max - sink.room();
+        if count == 0 {
             result?;
         }
-        if !guard.table.resumes() {
-            return Ok((guard, max - room));
+        if guard.table.resumes() {
+            guard = self.resume(guard);
+            // endpoints that resumed may have polled
+            count += take(&mut guard.backlog, max - count, writer);
         }
-        guard = self.resume(guard);
-        // endpoints that resumed may have polled
-        let mut sink = Sink::new(writer, room, &mut guard.backlog);
-        sink.take_backlog();
-        room = sink.room();
-        Ok((guard, max - room))
+        Ok((guard, count))
     }
 
     /// Resumes the pending operations of endpoints. Releases the lock and acquires it again.

@@ -24,7 +24,8 @@ pub trait Source: std::fmt::Debug + Send + Sync {
     /// the queue holds until they are read. One indirect call per read of the queue.
     ///
     /// # Errors
-    /// The source has lost completions: `EOVERRUN`. The read of the queue returns the error.
+    /// The source has lost completions: `EOVERRUN`. A read of the queue that has no completions
+    /// returns the error.
     fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()>;
 
     /// Makes [`Self::fd`] readable when the source next has progress to make. The caller calls
@@ -49,6 +50,24 @@ pub(super) enum Entry {
 #[cold]
 fn queue(backlog: &mut VecDeque<Entry>, entry: Entry) {
     backlog.push_back(entry);
+}
+
+/// Moves at most `max` completions of the backlog to `writer`, up to the first error. Returns their
+/// number.
+pub(super) fn take<W: EntryWriter>(
+    backlog: &mut VecDeque<Entry>,
+    max: usize,
+    writer: &mut W,
+) -> usize {
+    let mut count = 0;
+    while count < max
+        && let Some(Entry::Done(completion)) = backlog.front()
+    {
+        writer.write(completion);
+        backlog.pop_front();
+        count += 1;
+    }
+    count
 }
 
 /// Receives the completions of one read: the first ones go to the reader's buffer, those behind an
@@ -109,18 +128,6 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
         self.room != 0 && self.backlog.is_empty()
     }
 
-    /// Moves completions of the backlog to the reader, up to its first error.
-    #[inline(never)]
-    pub(super) fn take_backlog(&mut self) {
-        while self.room != 0
-            && let Some(Entry::Done(completion)) = self.backlog.front()
-        {
-            self.writer.write(completion);
-            self.room -= 1;
-            self.backlog.pop_front();
-        }
-    }
-
     /// Runs a source once. Its completions go through `batch`, so that the source is compiled for
     /// one kind of sink and calls no writer.
     ///
@@ -136,7 +143,7 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
             self.writer.write(completion);
         }
         self.room -= batch.count;
-        self.take_backlog();
+        self.room -= take(self.backlog, self.room, self.writer);
         result
     }
 }
