@@ -149,7 +149,7 @@ impl EndpointTable {
             Some(place) if place.generation == id.generation() => place,
             _ if id.is_shared() => {
                 if let Some(entry) = self.complete_shared(id, wc) {
-                    sink.pass(entry);
+                    sink.pass(&entry);
                 }
                 return;
             }

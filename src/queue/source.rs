@@ -109,10 +109,10 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
 
     /// Passes on an entry.
     #[inline(always)]
-    pub(super) fn pass(&mut self, entry: Entry) {
+    pub(super) fn pass(&mut self, entry: &Entry) {
         match entry {
-            Entry::Done(completion) => self.complete(&completion),
-            Entry::Failed(error) => self.fail(error),
+            Entry::Done(completion) => self.complete(completion),
+            Entry::Failed(error) => self.fail(*error),
         }
     }
 
