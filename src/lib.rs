@@ -4,11 +4,15 @@
 //! `provider/` owns those, and calls the public items of this crate. Values that cross that
 //! boundary (error numbers, flags) have libfabric's numeric values.
 //!
-//! Layers, each using only those above it in this list:
-//! - [`errno`], [`flags`], [`log`], [`wire`], [`auth`]: values and formats;
+//! Layers, each using only those above it in this list (`tests/dependencies` checks it):
+//! - [`errno`], [`flags`], [`log`], [`auth`]: values;
 //! - [`verbs`]: owners of verbs and connection manager objects, the only module that calls a verb;
-//! - [`domain`], [`mr`]: protection domains and memory regions;
-//! - [`queue`]: completion queues and event queues;
+//! - [`wire`]: formats of bytes that peers exchange or read;
+//! - [`mr`]: memory regions and their keys; [`queue`]: completion queues and counters, which [`mr`]
+//!   uses;
+//! - [`conn`]: the steps of the connection manager;
+//! - [`eq`]: event queues;
+//! - [`domain`]: devices opened for use;
 //! - [`msg`]: connected endpoints.
 //!
 //! The lock order is in `docs/locking.md`, the wire protocol in `docs/protocol.md`.

@@ -18,7 +18,7 @@ use crate::verbs::{CmEvent, Device, EventChannel};
 
 /// An object that receives the events of an identifier. Dropping the last reference to one must
 /// acquire no lock.
-pub(crate) trait CmTarget: std::fmt::Debug + Send + Sync {
+pub(crate) trait CmTarget: Send + Sync {
     /// An event of its identifier. Called with the dispatcher's lock held.
     fn cm_event(&self, event: CmEvent);
     /// Called before the end of the connection is passed to an application, without a lock: moves

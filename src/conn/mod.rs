@@ -9,7 +9,8 @@
 //! - [`CmSink`] receives the results. The application's event queue is one; nothing in this module
 //!   depends on it.
 //!
-//! Private data is raw bytes here; the owners encode and decode it. No step blocks.
+//! The steps carry private data as raw bytes; [`introduction`] has the format of connected
+//! endpoints. No step blocks.
 
 mod accept;
 mod connection;
@@ -22,6 +23,8 @@ mod request;
 mod shutdown;
 mod sink;
 mod state;
+#[cfg(test)]
+mod tests;
 mod tuning;
 
 pub(crate) use connection::{Connection, Owner, Side};

@@ -1,0 +1,256 @@
+//! Connections without an event queue: their results go to a sink of the test's own, as they go to
+//! a progress thread, and their private data is not that of connected endpoints.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::{
+    CmSink, CmTarget, ConnectRequest, Connection, Dispatcher, Listener, Outcome, Owner, Side,
+    State, Tuning,
+};
+use crate::Token;
+use crate::errno::{FiErrno, Result};
+use crate::verbs::{CmEvent, Cq, Device, Pd, PrivateData, Qp, QpConfig, devices};
+
+const LISTENER: Token = Token(1);
+const DIALLED: Token = Token(2);
+const ACCEPTED: Token = Token(3);
+
+/// A sink that keeps what was reported.
+#[derive(Debug)]
+struct Results {
+    dispatcher: Dispatcher,
+    list: Mutex<Vec<(Token, Outcome)>>,
+}
+
+impl Results {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            dispatcher: Dispatcher::new().unwrap(),
+            list: Mutex::default(),
+        })
+    }
+
+    /// Waits until there is a result.
+    fn arrive(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let any = || !self.list.lock().is_empty();
+            self.dispatcher.progress(any);
+            if any() {
+                return;
+            }
+            assert!(self.dispatcher.wait().wait(Some(deadline)).unwrap());
+        }
+    }
+
+    /// The next result, which must be of `owner`.
+    fn next(&self, owner: Token) -> Outcome {
+        self.arrive();
+        let (of, outcome) = self.list.lock().remove(0);
+        assert_eq!(of, owner, "{outcome:?}");
+        outcome
+    }
+
+    fn request(&self) -> ConnectRequest {
+        match self.next(LISTENER) {
+            Outcome::Requested(request) => request,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl CmSink for Results {
+    fn dispatcher(&self) -> &Dispatcher {
+        &self.dispatcher
+    }
+
+    fn report(&self, owner: Token, outcome: Outcome) {
+        self.list.lock().push((owner, outcome));
+    }
+
+    fn forget(&self, owner: Token) {
+        self.list.lock().retain(|(of, _)| *of != owner);
+    }
+}
+
+/// An owner of a connection that has a queue pair and sends nothing.
+struct Link {
+    conn: Connection,
+    side: Mutex<Side>,
+    qp: Mutex<Option<Qp>>,
+    pd: Arc<Pd>,
+    cq: Arc<Cq>,
+    /// The private data of its request or reply.
+    sends: Vec<u8>,
+}
+
+impl Link {
+    fn new(results: &Arc<Results>, token: Token, side: Side, sends: Vec<u8>) -> Arc<Self> {
+        let device = device();
+        let link = Arc::new(Self {
+            conn: Connection::new(&device, Tuning::default(), token),
+            side: Mutex::new(side),
+            qp: Mutex::default(),
+            pd: Pd::alloc(&device).unwrap(),
+            cq: Arc::new(Cq::create(&device, 16, None, 0).unwrap()),
+            sends,
+        });
+        let target: Weak<dyn CmTarget> = Arc::downgrade(&link) as _;
+        let sink: Arc<dyn CmSink> = Arc::clone(results) as _;
+        let mut registry = results.dispatcher.registry();
+        link.conn
+            .bind(&mut link.side.lock(), sink, &mut registry, None, target)
+            .unwrap();
+        link.conn.state.set(State::Enabled);
+        link
+    }
+
+    fn create_qp(&self, side: &Side) {
+        let config = QpConfig {
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            flush: false,
+        };
+        let id = side.id().unwrap();
+        let qp = Qp::create(id, &self.pd, &self.cq, &self.cq, None, &config);
+        *self.qp.lock() = Some(qp.unwrap());
+    }
+
+    fn accept(&self) {
+        let side = self.side.lock();
+        self.create_qp(&side);
+        self.conn.begin_accept().unwrap();
+        self.conn.accept(&side, &self.sends).unwrap();
+    }
+
+    fn close(&self, results: &Results) {
+        {
+            let mut registry = results.dispatcher.registry();
+            let mut side = self.side.lock();
+            self.conn.begin_close(&side, Some(&mut registry)).unwrap();
+            assert_eq!(self.conn.begin_close(&side, Some(&mut registry)), None);
+            self.conn.disconnect(&side);
+            *self.qp.lock() = None;
+            side.id = None;
+        }
+        assert_eq!(self.conn.begin_shutdown(), Err(FiErrno::ENOTCONN));
+    }
+}
+
+impl Owner for Link {
+    fn addr_resolved(&self) -> Result<()> {
+        let side = self.side.lock();
+        self.create_qp(&side);
+        self.conn.resolve_route(&side)
+    }
+
+    fn route_resolved(&self) -> Result<()> {
+        self.conn.request(&self.side.lock(), &self.sends)
+    }
+
+    fn established(&self, _: &PrivateData) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl CmTarget for Link {
+    fn cm_event(&self, event: CmEvent) {
+        self.conn.advance(self, &event);
+    }
+}
+
+fn device() -> Arc<Device> {
+    let devices = devices(&[softverbs::backend()], false);
+    devices.into_iter().next().expect("soft0")
+}
+
+/// A listener, and a link that dials it.
+fn dialling(results: &Arc<Results>, sends: Vec<u8>) -> (Arc<Listener>, Arc<Link>) {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listener = Listener::open(&device(), Some(any), 0, LISTENER).unwrap();
+    let sink: Arc<dyn CmSink> = Arc::clone(results) as _;
+    listener.bind(&sink).unwrap();
+    listener.listen().unwrap();
+    let link = Link::new(results, DIALLED, Side::default(), sends);
+    let peer = listener.local_addr().unwrap();
+    link.conn.dial(&mut link.side.lock(), Some(peer)).unwrap();
+    (listener, link)
+}
+
+/// Private data of `len` bytes that is not of the format of connected endpoints.
+fn data(len: usize) -> Vec<u8> {
+    (0..len).map(|at| 0x81 ^ at as u8).collect()
+}
+
+#[test]
+fn raw_private_data_reaches_both_sides() {
+    let results = Results::new();
+    let (listener, dialled) = dialling(&results, data(56));
+    let request = results.request();
+    assert_eq!(request.private_data().bytes(), data(56));
+    let (id, _) = request.take().unwrap();
+    let accepted = Link::new(
+        &results,
+        ACCEPTED,
+        Side::new(Some(id), None, None),
+        data(196),
+    );
+    accepted.accept();
+    // the reply and its confirmation may come in either order
+    let mut connected = Vec::new();
+    while connected.len() < 2 {
+        results.arrive();
+        connected.append(&mut results.list.lock());
+    }
+    for (owner, outcome) in connected {
+        match outcome {
+            Outcome::Connected(reply) if owner == DIALLED => assert_eq!(reply.bytes(), data(196)),
+            Outcome::Connected(_) => assert_eq!(owner, ACCEPTED),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(dialled.conn.state.can_post() && accepted.conn.state.can_post());
+
+    dialled.close(&results);
+    match results.next(ACCEPTED) {
+        Outcome::Ended(target) => assert!(target.upgrade().is_some()),
+        other => panic!("{other:?}"),
+    }
+    accepted.close(&results);
+    listener.close();
+}
+
+#[test]
+fn a_request_that_is_dropped_is_rejected() {
+    let results = Results::new();
+    let (listener, dialled) = dialling(&results, data(1));
+    drop(results.request());
+    match results.next(DIALLED) {
+        Outcome::Failed { err, .. } => assert_eq!(err, FiErrno::ECONNREFUSED),
+        other => panic!("{other:?}"),
+    }
+    assert!(dialled.conn.state.is(State::Disconnected));
+    dialled.close(&results);
+    listener.close();
+}
+
+#[test]
+fn a_closed_listener_s_requests_are_rejected() {
+    let results = Results::new();
+    let (listener, dialled) = dialling(&results, data(1));
+    results.arrive();
+    listener.close();
+    match results.next(DIALLED) {
+        Outcome::Failed { err, .. } => assert_eq!(err, FiErrno::ECONNREFUSED),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(listener.listen(), Err(FiErrno::ENOEQ));
+    dialled.close(&results);
+}
