@@ -28,7 +28,7 @@ pub struct DomainConfig {
 /// queues hold the part of it that they use.
 #[derive(Debug)]
 pub struct Domain {
-    config: DomainConfig,
+    tuning: Tuning,
     max_msg_size: usize,
     mr: Arc<MrDomain>,
     queues: Arc<QueueDomain>,
@@ -53,9 +53,9 @@ impl Domain {
         }
         Ok(Arc::new(Self {
             max_msg_size,
-            mr: MrDomain::new(Arc::clone(&pd), config.mr.clone()),
+            mr: MrDomain::new(Arc::clone(&pd), config.mr),
             queues: QueueDomain::new(pd, config.keepalive)?,
-            config,
+            tuning: config.tuning,
             eq: OnceLock::new(),
             shared: SharedIds::default(),
         }))
@@ -106,9 +106,9 @@ impl Domain {
         &self.shared
     }
 
-    /// The parameters that the domain was opened with.
-    pub fn config(&self) -> &DomainConfig {
-        &self.config
+    /// The parameters of its connections.
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 }
 

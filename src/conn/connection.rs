@@ -8,7 +8,7 @@ use crate::Token;
 use crate::errno::{FiErrno, Result};
 use crate::log::{info_log, warn_log};
 use crate::queue::keepalive::Keepalive;
-use crate::verbs::{CmEvent, CmEventKind, CmId, Device, PrivateData};
+use crate::verbs::{CmEvent, CmEventKind, CmId, Device, PrivateData, Qp};
 
 /// The owner of a connection: has the queue pair, and takes part in the steps that need it. The
 /// calls come from [`Connection::advance`], with the dispatcher's lock held.
@@ -30,7 +30,8 @@ pub(crate) trait Owner {
     /// on the side that dialled. Called before the connection's state changes.
     ///
     /// # Errors
-    /// The owner does not accept the peer and has disconnected; the connection fails with the error.
+    /// The owner does not accept the peer and has disconnected. The connection fails with the
+    /// error.
     fn established(&self, private_data: &PrivateData) -> Result<()>;
 
     /// The state is [`State::Connected`], and the result is reported.
@@ -101,8 +102,8 @@ impl Connection {
     }
 
     /// Binds the receiver of the results, and creates or migrates the identifier on the channel of
-    /// its dispatcher, to which `registry` belongs. A thread that sleeps on the dispatcher wakes for
-    /// `keepalive`.
+    /// its dispatcher, to which `registry` belongs. A thread that sleeps on the dispatcher wakes
+    /// for `keepalive`.
     ///
     /// # Errors
     /// `EINVAL`: one is bound. `EOPBADSTATE`: enabled already. Those of the connection manager.
@@ -216,6 +217,11 @@ impl Connection {
                 private_data: event.private_data,
             });
         }
+    }
+
+    /// Sets the parameters of a connected queue pair that the connection manager does not set.
+    pub(crate) fn tune(&self, qp: &Qp) {
+        self.tuning.set_rnr_timer(qp, &self.device);
     }
 
     /// Reports the end of the connection. The caller has changed the state, so the end is reported

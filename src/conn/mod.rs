@@ -3,8 +3,8 @@
 //!
 //! - [`Dispatcher`] takes the events of the connection manager and passes each to the [`CmTarget`]
 //!   of its identifier. A thread that reads the owner of the dispatcher drives it.
-//! - [`Connection`] is one side of a connection: its life cycle and its steps. The queue pair belongs
-//!   to the connection's [`Owner`], which is called between the steps.
+//! - [`Connection`] is one side of a connection: its life cycle and its steps. The queue pair
+//!   belongs to the connection's [`Owner`], which is called between the steps.
 //! - [`Listener`] passes on the requests of peers, each as a [`ConnectRequest`].
 //! - [`CmSink`] receives the results. The application's event queue is one; nothing in this module
 //!   depends on it.

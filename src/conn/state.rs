@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub(crate) enum State {
     /// No queue pair.
     Idle,
-    /// The owner is enabled: it has a queue pair, or creates it when the peer's address is resolved.
+    /// The owner is enabled: it has a queue pair, or creates one when the peer's address is
+    /// resolved.
     Enabled,
     /// Connecting, from resolution to the peer's answer.
     Connecting,

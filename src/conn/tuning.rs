@@ -84,7 +84,7 @@ impl Tuning {
     }
 
     /// Sets the RNR timer of a connected queue pair. iWARP has none.
-    pub(crate) fn set_rnr_timer(&self, qp: &Qp, device: &Device) {
+    pub(super) fn set_rnr_timer(&self, qp: &Qp, device: &Device) {
         if !device.attr().iwarp
             && let Err(error) = qp.set_min_rnr_timer(self.min_rnr_timer)
         {

@@ -138,8 +138,7 @@ impl Owner for Core {
             control.qp.clone()
         };
         if let Some(qp) = &qp {
-            let domain = &self.domain;
-            domain.config().tuning.set_rnr_timer(qp, domain.device());
+            self.conn.tune(qp);
             if log::enabled(Level::Info, Subsystem::EpCtrl)
                 && let Ok(attr) = qp.query()
             {

@@ -110,7 +110,7 @@ impl Core {
             introduction,
             teller: None,
         };
-        let tuning = domain.config().tuning;
+        let tuning = *domain.tuning();
         let core = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             domain: Arc::clone(domain),

@@ -67,7 +67,7 @@ fn register(
         access: TARGET,
         requested_key: key,
         persistent,
-        counted: domain.config().mr.form.mode.contains(Mode::RMA_EVENT),
+        counted: domain.mr().config().form.mode.contains(Mode::RMA_EVENT),
         ..RegionConfig::default()
     };
     // SAFETY: tests drop the region before the memory.

@@ -117,7 +117,7 @@ impl Side {
 
 /// How the form counts the first byte of a region.
 fn start(side: &Side, buffer: &Buffer) -> u64 {
-    let mode = side.domain.config().mr.form.mode;
+    let mode = side.domain.mr().config().form.mode;
     if mode.contains(Mode::VIRT_ADDR) {
         buffer.addr()
     } else {

@@ -18,8 +18,8 @@ fn unregistered(checked: bool, local: LocalMemory) -> (Side, Side) {
     };
     let (client, server) = connected_in(kind.clone(), false, |_| {});
     assert_ne!(
-        client.domain.config().mr.form,
-        server.domain.config().mr.form
+        client.domain.mr().config().form,
+        server.domain.mr().config().form
     );
     (client, server)
 }
