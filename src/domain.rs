@@ -19,8 +19,8 @@ pub struct DomainConfig {
     pub tuning: Tuning,
     /// Parameters of its memory regions.
     pub mr: MrConfig,
-    /// How often peers are looked after that have been silent: `None` for the engine's choice,
-    /// zero for never.
+    /// Period after which a connected endpoint probes a silent peer: `None` for the engine's
+    /// choice, zero for never.
     pub keepalive: Option<Duration>,
 }
 

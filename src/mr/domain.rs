@@ -36,14 +36,14 @@ pub struct MrConfig {
     pub auth: Option<AuthKey>,
 }
 
-/// The protection domains of a domain and what is registered in them. Regions and endpoints hold
+/// The protection domains of a domain, and the registrations in them. Regions and endpoints hold
 /// it. Thread safe.
 #[derive(Debug)]
 pub struct MrDomain {
     pd: Arc<Pd>,
     config: MrConfig,
     paging: Paging,
-    /// The protection domains of authorization keys that are not the domain's own. They stay.
+    /// The protection domains of authorization keys that are not the domain's own, never removed.
     keyed: Mutex<Vec<(AuthKey, Arc<Pd>)>>,
     /// The directory of each protection domain that has one.
     directories: Mutex<Vec<(Arc<Pd>, Arc<Directory>)>>,
@@ -250,7 +250,7 @@ impl MrDomain {
     }
 }
 
-/// A number that no other domain has, as good as certainly.
+/// 64 random bits of the kernel.
 pub(crate) fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     // SAFETY: the buffer has that size.

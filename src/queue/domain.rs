@@ -18,8 +18,8 @@ pub struct QueueDomain {
 }
 
 impl QueueDomain {
-    /// `period`: how often connected endpoints probe silent peers; `None` for the engine's choice,
-    /// zero for never.
+    /// `period` after which a connected endpoint probes a silent peer: `None` for the engine's
+    /// choice, zero for never.
     ///
     /// # Errors
     /// `EMFILE`.
