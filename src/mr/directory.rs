@@ -73,7 +73,7 @@ pub(super) struct Inner {
     pub(super) peers: Members,
     /// Retired registrations, each with the revocation count that peers must acknowledge before it
     /// is freed, oldest first.
-    pub(super) parked: VecDeque<(u64, Left)>,
+    pub(super) retired: VecDeque<(u64, Left)>,
     /// Registrations that regions had before they were refreshed and that somebody is in the middle
     /// of an access to, and generations of the regions.
     pub(super) stuck: Vec<(u64, Mr)>,
@@ -83,7 +83,7 @@ impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Inner")
             .field("revocations", &self.revocations)
-            .field("parked", &self.parked.len())
+            .field("retired", &self.retired.len())
             .finish_non_exhaustive()
     }
 }
@@ -199,7 +199,7 @@ impl Directory {
                 blocks: Vec::new(),
                 free: Vec::new(),
                 peers: Members::default(),
-                parked: VecDeque::new(),
+                retired: VecDeque::new(),
                 stuck: Vec::new(),
             }),
         };
@@ -314,10 +314,10 @@ impl Directory {
 
     /// Number of retired registrations, for tests.
     #[cfg(test)]
-    pub(crate) fn parked(&self) -> usize {
+    pub(crate) fn retired(&self) -> usize {
         let mut inner = self.inner.lock();
         inner.sweep();
-        inner.parked.len()
+        inner.retired.len()
     }
 }
 
@@ -402,7 +402,7 @@ mod tests {
         let first = register(1);
         let patience = start.elapsed();
         assert!(patience >= Duration::from_secs(1), "{patience:?}");
-        assert_eq!(directory.parked(), 1, "what was replaced");
+        assert_eq!(directory.retired(), 1, "what was replaced");
         let start = Instant::now();
         let second = register(2);
         first.close().unwrap();
@@ -414,12 +414,12 @@ mod tests {
         assert_eq!(refused, Err(FiErrno::EINVAL), "still itself");
         second.close().unwrap();
         assert!(start.elapsed() < patience / 2, "{:?}", start.elapsed());
-        assert_eq!(directory.parked(), 4, "keys stay taken");
+        assert_eq!(directory.retired(), 4, "keys stay taken");
         // it acknowledges the first two
         words.store(block.place.index + Block::ACKNOWLEDGED, 3);
-        assert_eq!(directory.parked(), 2);
+        assert_eq!(directory.retired(), 2);
         block.leave();
-        assert_eq!(directory.parked(), 0);
+        assert_eq!(directory.retired(), 0);
     }
     /// Counts its notifications.
     #[derive(Default)]
@@ -462,13 +462,13 @@ mod tests {
         assert_eq!(peer.0.load(Ordering::Relaxed), 3);
         assert_eq!(visits(), 3, "the revocation");
 
-        let retired = || Left {
+        let left = || Left {
             cell: None,
             keys: Vec::new(),
             lists: vec![Words::new(domain.pd(), 1, 0).unwrap()],
         };
-        directory.inner.lock().parked.push_back((count, retired()));
-        assert_eq!(directory.parked(), 1);
+        directory.inner.lock().retired.push_back((count, left()));
+        assert_eq!(directory.retired(), 1);
         assert_eq!(visits(), 1, "the first holder lags");
 
         drop(blocks);
@@ -478,12 +478,12 @@ mod tests {
             let words = &block.place.words;
             words.store(block.place.index + Block::ACKNOWLEDGED, 1 + count);
         }
-        assert_eq!(directory.parked(), 1, "the third lags");
+        assert_eq!(directory.retired(), 1, "the third lags");
         assert!(visits() <= 3);
-        assert_eq!(directory.parked(), 1);
+        assert_eq!(directory.retired(), 1);
         assert_eq!(visits(), 1, "the third again");
         holders[2].leave();
-        assert_eq!(directory.inner.lock().parked.len(), 0);
+        assert_eq!(directory.inner.lock().retired.len(), 0);
         assert!(visits() <= 1);
         drop(holders);
         assert_eq!(visits(), 0, "those that have confirmed leave");

@@ -378,7 +378,7 @@ impl Exposed {
         };
         let settled = directory.settle(directory.replace(&told.entry));
         let keys = settled.end_replaced(replaced, self.entry.generation);
-        settled.park(Left {
+        settled.retire(Left {
             keys,
             lists,
             ..Left::default()
@@ -620,7 +620,7 @@ impl Exposed {
             cell: told.cell.take(),
         };
         if let Some(settled) = settled {
-            settled.park(left);
+            settled.retire(left);
         }
         told.over = true;
         Ok(())

@@ -20,7 +20,7 @@ const SPINS: u32 = 500;
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 /// Maximum number of retired regions.
-const PARKED: usize = 4096;
+const MAX_RETIRED: usize = 4096;
 
 /// Parts of a region that are retained while a peer may use its old records.
 #[derive(Debug, Default)]
@@ -121,16 +121,16 @@ impl Settled<'_> {
 
     /// Retains the remains of a withdrawn region until every peer has acknowledged. Its
     /// registrations have been ended.
-    pub(crate) fn park(&self, left: Left) {
+    pub(crate) fn retire(&self, left: Left) {
         if !self.lagging || left.is_empty() {
             return;
         }
         let mut inner = self.directory.inner.lock();
-        let at = inner.parked.partition_point(|(of, _)| *of <= self.wanted);
-        inner.parked.insert(at, (self.wanted, left));
+        let at = inner.retired.partition_point(|(of, _)| *of <= self.wanted);
+        inner.retired.insert(at, (self.wanted, left));
         inner.sweep();
-        if inner.parked.len() > PARKED
-            && let Some(&(oldest, _)) = inner.parked.front()
+        if inner.retired.len() > MAX_RETIRED
+            && let Some(&(oldest, _)) = inner.retired.front()
         {
             inner.sever(oldest);
             inner.sweep();
@@ -212,12 +212,12 @@ impl Inner {
 
     /// Frees the retired registrations that every peer has acknowledged.
     pub(super) fn sweep(&mut self) {
-        while let Some(&(wanted, _)) = self.parked.front() {
+        while let Some(&(wanted, _)) = self.retired.front() {
             let lags = |member: &Member| member.peer.strong_count() != 0 && member.lags(wanted);
             if self.peers.any_unconfirmed(lags) {
                 return;
             }
-            self.parked.pop_front();
+            self.retired.pop_front();
         }
     }
 }

@@ -256,7 +256,7 @@ fn a_key_that_is_used_again_means_the_new_region() {
             assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
             if round > 1 {
                 // acknowledged, as far as it was told
-                assert!(directory.parked() <= 1, "{}", directory.parked());
+                assert!(directory.retired() <= 1, "{}", directory.retired());
             }
         }
     }
