@@ -1,40 +1,27 @@
 //! `fid_domain`: an opened device.
 
-use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
-use libfabric_sys::layout::WithMainSlot;
-use libfabric_sys::*;
-use weft::domain::{Domain as Engine, DomainConfig};
+use weft::domain::Domain as Engine;
 use weft::eq::EventQueue;
-use weft::errno::{FiErrno, Result};
-use weft::mr::{MrConfig, MrDomain};
-use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
-use crate::eq::Eq;
-use crate::fabric::Fabric;
-use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
-use crate::ffi::info::View;
-use crate::ffi::log::{info, refused};
-use crate::ffi::param::{self, fault_point};
-use crate::ffi::{guard, log, stub};
-use crate::{atomic_family, cntr, cq, devices, ep, getinfo, mr, mr_ops, poll, srx};
+use crate::ffi::fid::User;
 
 /// An open domain.
 pub(crate) struct Domain {
     pub(crate) engine: Arc<Engine>,
     /// The API version of the application.
     pub(crate) api_version: u32,
-    events: OnceLock<Bound>,
-    _fabric: User,
+    pub(crate) events: OnceLock<Bound>,
+    pub(crate) _fabric: User,
 }
 
 /// The event queue of a domain.
-struct Bound {
-    eq: Arc<EventQueue>,
+pub(crate) struct Bound {
+    pub(crate) eq: Arc<EventQueue>,
     /// Whether regions are registered in the background.
-    in_background: bool,
-    _user: User,
+    pub(crate) in_background: bool,
+    pub(crate) _user: User,
 }
 
 impl Domain {
@@ -43,214 +30,4 @@ impl Domain {
         let bound = self.events.get().filter(|bound| bound.in_background);
         bound.map(|bound| &bound.eq)
     }
-}
-
-static FID_OPS: fi_ops = fi_ops {
-    close: Some(close::<Domain>),
-    bind: Some(bind),
-    control: Some(control),
-    ops_open: Some(mr_ops::open),
-    ..stub::fid::<FI_ENOSYS>()
-};
-
-static OPS: WithMainSlot<fi_ops_domain> = stub::domain::<FI_ENOSYS>(fi_ops_domain {
-    cq_open: Some(cq::open),
-    cntr_open: Some(cntr::open),
-    endpoint: Some(ep::open),
-    endpoint2: Some(ep::open2),
-    srx_ctx: Some(srx::open),
-    poll_open: Some(poll::open),
-    query_atomic: Some(atomic_family::query),
-    // Connected endpoints use neither address vectors nor scalable endpoints; shared transmit
-    // contexts are not offered by getinfo either.
-    ..stub::domain_base::<FI_ENOSYS>()
-});
-
-static MR_OPS: fi_ops_mr = fi_ops_mr {
-    size: size_of::<fi_ops_mr>(),
-    reg: Some(mr::reg),
-    regv: Some(mr::regv),
-    regattr: Some(mr::regattr),
-};
-
-impl Kind for Domain {
-    type C = fid_domain;
-    const CLASS: usize = FI_CLASS_DOMAIN;
-    fn ops() -> &'static fi_ops {
-        &FID_OPS
-    }
-    fn retire(c: &mut fid_domain) {
-        c.ops = (&raw const stub::closed::DOMAIN.base).cast_mut();
-        c.mr = (&raw const stub::closed::MR).cast_mut();
-    }
-    fn finish(domain: &Object<Self>) -> Result<()> {
-        if domain.engine.mr().has_mapped_keys() {
-            let reason = "keys of fi_mr_map_raw are mapped in the domain";
-            return Err(refused!(FI_LOG_DOMAIN, EBUSY, "{reason}"));
-        }
-        Ok(())
-    }
-}
-
-/// `fi_domain(3)`
-pub(crate) unsafe extern "C" fn open(
-    fabric: *mut fid_fabric,
-    info: *mut fi_info,
-    out: *mut *mut fid_domain,
-    context: *mut c_void,
-) -> c_int {
-    guard::entry(|| {
-        // SAFETY: the arguments are as fi_domain(3) has them.
-        unsafe { open_body(fabric, info, out, context)? };
-        Ok(0)
-    })
-}
-
-/// `fi_domain2(3)`
-pub(crate) unsafe extern "C" fn open2(
-    fabric: *mut fid_fabric,
-    info: *mut fi_info,
-    out: *mut *mut fid_domain,
-    flags: u64,
-    context: *mut c_void,
-) -> c_int {
-    guard::entry(|| {
-        if flags != 0 {
-            return Err(FiErrno::EBADFLAGS); // FI_PEER: objects are not shared with other providers
-        }
-        // SAFETY: the arguments are as fi_domain(3) has them.
-        unsafe { open_body(fabric, info, out, context)? };
-        Ok(0)
-    })
-}
-
-/// # Safety
-/// The contract of fi_domain(3).
-unsafe fn open_body(
-    fabric: *mut fid_fabric,
-    info: *mut fi_info,
-    out: *mut *mut fid_domain,
-    context: *mut c_void,
-) -> Result<()> {
-    // SAFETY: the caller's promise.
-    let fabric = unsafe { object::<Fabric>(fabric)? };
-    // SAFETY: NULL or a valid fi_info, by the contract of fi_domain(3).
-    let info = unsafe { View::new(info) }.filter(|_| !out.is_null());
-    let info = info.ok_or(FiErrno::EINVAL)?;
-    let attr = info.domain().ok_or(FiErrno::EINVAL)?;
-    let name = attr.name().and_then(|name| name.to_str().ok());
-    let name = name.ok_or(FiErrno::EINVAL)?;
-    fault_point("domain");
-    let device = devices::list(false)
-        .into_iter()
-        .find(|device| device.name() == name)
-        .ok_or(FiErrno::ENODEV)?;
-    let terms = getinfo::domain_terms(fabric.api_version, info, &device)?;
-    let user = fabric.users.add()?;
-    let engine = Engine::open(
-        &device,
-        DomainConfig {
-            tuning: param::values().tuning(),
-            mr: MrConfig {
-                form: terms.form,
-                events: terms.events,
-                auth: terms.auth,
-                durable: terms.durable,
-                cache: param::values().cache(),
-                ..MrConfig::default()
-            },
-            ..DomainConfig::default()
-        },
-    )?;
-    let object = Object::open(
-        fid_domain {
-            fid: header::<Domain>(context),
-            ops: (&raw const OPS.base).cast_mut(),
-            mr: (&raw const MR_OPS).cast_mut(),
-        },
-        Domain {
-            engine,
-            api_version: fabric.api_version,
-            events: OnceLock::new(),
-            _fabric: user,
-        },
-    );
-    // SAFETY: not NULL; the object starts with its fid.
-    unsafe { *out = object.as_ptr().cast() };
-    Ok(())
-}
-
-/// `fi_domain_bind(3)`: one event queue. It gets the events of endpoints without an event queue of
-/// their own; with `FI_REG_MR`, regions are registered in the background.
-unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
-    // SAFETY: fids by the contract of fi_domain_bind(3).
-    let domain = unsafe { object::<Domain>(handle) };
-    on(domain, |domain| {
-        // SAFETY: as above.
-        let eq = unsafe { object::<Eq>(other)? };
-        if flags & !FI_REG_MR != 0 {
-            return Err(FiErrno::EBADFLAGS);
-        }
-        let bound = Bound {
-            in_background: flags & FI_REG_MR != 0,
-            eq: Arc::clone(&eq.engine),
-            _user: eq.users.add()?,
-        };
-        // of two concurrent calls the second fails, and binds nothing
-        domain.events.set(bound).map_err(|_| FiErrno::EINVAL)?;
-        domain.engine.bind_eq(&eq.engine)?;
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    // SAFETY: a fid by the contract of fi_control(3).
-    let domain = unsafe { object::<Domain>(handle) };
-    let control = |domain: &Object<Domain>| {
-        match command.cast_unsigned() {
-            // SAFETY: the argument is NULL or a pointer to that structure.
-            FI_MAP_RAW_MR => unsafe { map_raw(domain.engine.mr(), arg.cast())? },
-            FI_UNMAP_KEY => {
-                // SAFETY: the argument is NULL or a pointer to a key.
-                let key = unsafe { arg.cast::<u64>().as_ref() }.ok_or(FiErrno::EINVAL)?;
-                domain.engine.mr().unmap_key(*key).inspect_err(|errno| {
-                    info!(
-                        FI_LOG_MR,
-                        "fi_mr_unmap_key: -{errno:?}: {key:#x} is not mapped"
-                    );
-                })?;
-            }
-            _ => return Err(FiErrno::ENOSYS), // FI_QUEUE_WORK etc.: FI_TRIGGER is not offered
-        }
-        Ok(0)
-    };
-    on(domain, |domain| {
-        log::explained("fi_control", || control(domain))
-    })
-}
-
-/// `fi_mr_map_raw`. The base address is ignored: the key contains it.
-///
-/// # Safety
-/// `map` is NULL or points to such a structure; the key has `key_size` bytes.
-unsafe fn map_raw(domain: &MrDomain, map: *const fi_mr_map_raw) -> Result<()> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let map = map.as_ref().ok_or(FiErrno::EINVAL)?;
-        if map.flags != 0 {
-            return Err(FiErrno::EBADFLAGS);
-        }
-        if map.raw_key.is_null() || map.key.is_null() {
-            return Err(FiErrno::EINVAL);
-        }
-        let size = map.key_size.min(MAX_RAW_KEY_SIZE);
-        let raw = std::slice::from_raw_parts(map.raw_key, size);
-        *map.key = domain.map_raw(raw).inspect_err(|errno| {
-            info!(
-                FI_LOG_MR,
-                "fi_mr_map_raw: -{errno:?}: these {size} bytes are no raw key: truncated, changed, or of another version"
-            );
-        })?;
-    }
-    Ok(())
 }

@@ -1,136 +1,31 @@
 //! `fid_pep`: passive endpoints, which listen.
 
-use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use libfabric_sys::layout::WithMainSlot;
-use libfabric_sys::*;
+use libfabric_sys::fid;
 use parking_lot::Mutex;
 use weft::Token;
 use weft::conn::ConnectRequest;
 use weft::errno::{FiErrno, Result};
-use weft::msg::{PassiveEndpoint, PepConfig};
-use weft::wire::cm_data::{CM_DATA_SIZE, KEYED_CM_DATA_SIZE};
+use weft::msg::PassiveEndpoint;
 
 use crate::addr::Format;
-use crate::eq::Eq;
-use crate::fabric::Fabric;
-use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
-use crate::ffi::info::{Info, View};
-use crate::ffi::param;
-use crate::ffi::{guard, stub};
-use crate::{cm, connreq, devices, getinfo, option};
+use crate::ffi::fid::{User, object};
+use crate::ffi::info::Info;
+use crate::{connreq, getinfo};
 
 /// An open passive endpoint.
 pub(crate) struct Pep {
     pub(crate) engine: Arc<PassiveEndpoint>,
     pub(crate) format: Format,
-    api_version: u32,
+    pub(crate) api_version: u32,
     /// Bytes of application data with a connection, if its endpoints have this one's authorization
     /// keys.
     pub(crate) cm_data_size: usize,
     /// The `fi_info` that it was opened with, the template for those of requests.
-    seed: Info,
-    eq: Mutex<Option<User>>,
-    _fabric: User,
-}
-
-static FID_OPS: fi_ops = fi_ops {
-    close: Some(close::<Pep>),
-    bind: Some(bind),
-    control: Some(control),
-    ..stub::fid::<FI_ENOSYS>()
-};
-
-static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
-    getopt: Some(option::getopt_pep),
-    ..stub::ep_base::<FI_ENOSYS>()
-});
-
-impl Kind for Pep {
-    type C = fid_pep;
-    const CLASS: usize = FI_CLASS_PEP;
-    fn ops() -> &'static fi_ops {
-        &FID_OPS
-    }
-    fn retire(c: &mut fid_pep) {
-        c.ops = (&raw const stub::closed::EP.base).cast_mut();
-        c.cm = (&raw const stub::closed::CM).cast_mut();
-    }
-    fn finish(pep: &Object<Self>) -> Result<()> {
-        pep.engine.close();
-        Ok(())
-    }
-}
-
-/// `fi_passive_ep(3)`
-pub(crate) unsafe extern "C" fn open(
-    fabric: *mut fid_fabric,
-    info: *mut fi_info,
-    out: *mut *mut fid_pep,
-    context: *mut c_void,
-) -> c_int {
-    guard::entry(|| {
-        // SAFETY: a fabric by the contract of fi_passive_ep(3).
-        let fabric = unsafe { object::<Fabric>(fabric)? };
-        // SAFETY: NULL or a valid fi_info, by the contract of fi_passive_ep(3).
-        let view = unsafe { View::new(info) }.filter(|_| !out.is_null());
-        let view = view.ok_or(FiErrno::EINVAL)?;
-        if view.ep().map_or(FI_EP_MSG, |ep| ep.type_) != FI_EP_MSG {
-            return Err(FiErrno::EINVAL); // the other types have nothing to listen for
-        }
-        let format = Format::of(view.addr_format)?.unwrap_or(Format::Sockaddr);
-        let addr = view.src(format)?;
-        let name = view.domain().and_then(|domain| domain.name());
-        let name = name.and_then(|name| name.to_str().ok());
-        let device = devices::list(false)
-            .into_iter()
-            .find(|device| name.is_none_or(|name| name == device.name()))
-            .ok_or(FiErrno::ENODEV)?;
-        let user = fabric.users.add()?;
-        // SAFETY: not NULL, and a valid fi_info as above.
-        let mut seed = unsafe { Info::duplicate(info)? };
-        seed.set_src(None)?;
-        seed.set_dst(None)?;
-        seed.set_handle(0);
-        let api_version = fabric.api_version;
-        let cm_data_size = match getinfo::auth_keys(api_version, view)? {
-            (None, None) => CM_DATA_SIZE,
-            _ => KEYED_CM_DATA_SIZE,
-        };
-        let object = Object::open_with(|handle| {
-            let engine = PassiveEndpoint::open(
-                &device,
-                PepConfig {
-                    addr,
-                    backlog: param::values()
-                        .backlog
-                        .and_then(|backlog| usize::try_from(backlog).ok())
-                        .unwrap_or(0),
-                    token: Token(handle.expose_provenance()),
-                },
-            )?;
-            Ok::<_, FiErrno>((
-                fid_pep {
-                    fid: header::<Pep>(context),
-                    ops: (&raw const OPS.base).cast_mut(),
-                    cm: (&raw const cm::PEP_OPS).cast_mut(),
-                },
-                Pep {
-                    engine,
-                    format,
-                    api_version,
-                    cm_data_size,
-                    seed,
-                    eq: Mutex::new(None),
-                    _fabric: user,
-                },
-            ))
-        })?;
-        // SAFETY: not NULL; the object starts with its fid.
-        unsafe { *out = object.as_ptr().cast() };
-        Ok(0)
-    })
+    pub(crate) seed: Info,
+    pub(crate) eq: Mutex<Option<User>>,
+    pub(crate) _fabric: User,
 }
 
 /// The `fi_info` of an incoming request; its handle holds the request.
@@ -160,46 +55,4 @@ pub(crate) unsafe fn request_info(pep: Token, request: ConnectRequest) -> Result
         let _ = unsafe { connreq::finish(connreq) };
     }
     info
-}
-
-unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
-    // SAFETY: fids by the contract of fi_pep_bind(3).
-    let pep = unsafe { object::<Pep>(handle) };
-    on(pep, |pep| {
-        // SAFETY: as above.
-        let eq = unsafe { object::<Eq>(other)? };
-        if flags != 0 {
-            return Err(FiErrno::EBADFLAGS);
-        }
-        let mut bound = pep.eq.lock();
-        if bound.is_some() {
-            return Err(FiErrno::EINVAL);
-        }
-        let user = eq.users.add()?;
-        pep.engine.bind_eq(&eq.engine)?;
-        *bound = Some(user);
-        Ok(0)
-    })
-}
-
-/// `FI_BACKLOG`, which is an int.
-unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
-    // SAFETY: a fid by the contract of fi_control(3).
-    let pep = unsafe { object::<Pep>(handle) };
-    on(pep, |pep| {
-        if command.cast_unsigned() != FI_BACKLOG {
-            return Err(FiErrno::ENOSYS);
-        }
-        if arg.is_null() {
-            return Err(FiErrno::EINVAL);
-        }
-        // SAFETY: not NULL, the command's argument.
-        let backlog = unsafe { *arg.cast::<c_int>() };
-        // A backlog of 0 would refuse every request.
-        let backlog = usize::try_from(backlog)
-            .ok()
-            .filter(|backlog| *backlog != 0);
-        pep.engine.set_backlog(backlog.ok_or(FiErrno::EINVAL)?)?;
-        Ok(0)
-    })
 }

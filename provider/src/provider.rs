@@ -8,7 +8,7 @@ use libfabric_sys::*;
 use weft::log::{Level, Place, Sink, Subsystem};
 
 use crate::ffi::{guard, host, log, param};
-use crate::{fabric, getinfo, identity};
+use crate::{fabric_ops, getinfo, identity};
 
 struct Registered(UnsafeCell<fi_provider>);
 
@@ -23,7 +23,7 @@ static PROVIDER: Registered = Registered(UnsafeCell::new(fi_provider {
     },
     name: identity::C_NAME.as_ptr(),
     getinfo: Some(getinfo::getinfo),
-    fabric: Some(fabric::fabric),
+    fabric: Some(fabric_ops::fabric),
     cleanup: Some(cleanup),
 }));
 

@@ -1,0 +1,399 @@
+//! The calls of `fid_ep`, `fi_endpoint(3)`, but for those that transfer data or connect.
+
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+
+use libfabric_sys::layout::WithMainSlot;
+use libfabric_sys::*;
+use parking_lot::Mutex;
+use weft::Token;
+use weft::errno::{FiErrno, Result};
+use weft::flags::Flags;
+use weft::msg::{BindFlags, Endpoint, EndpointConfig};
+
+use crate::addr::Format;
+use crate::cntr::Cntr;
+use crate::cq::Cq;
+use crate::domain::Domain;
+use crate::ep::Ep;
+use crate::eq::Eq;
+use crate::ffi::fid::{Kind, Object, close, header, object, on};
+use crate::ffi::info::View;
+use crate::ffi::stub;
+use crate::pep::Pep;
+use crate::srx::Srx;
+use crate::{atomic, cm, connreq, getinfo, msg, option, rma};
+
+static FID_OPS: fi_ops = fi_ops {
+    close: Some(close::<Ep>),
+    bind: Some(bind),
+    control: Some(control),
+    ..stub::fid::<FI_ENOSYS>()
+};
+
+static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
+    cancel: Some(cancel),
+    getopt: Some(option::getopt),
+    setopt: Some(option::setopt),
+    ..stub::ep_base::<FI_ENOSYS>() // contexts: scalable endpoints only; the two counts: deprecated
+});
+
+static MSG: fi_ops_msg = msg::ops::<Ep>();
+static RMA: fi_ops_rma = rma::ops::<Ep>();
+static ATOMIC: fi_ops_atomic = atomic::ops::<Ep>();
+static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>(); // FI_TAGGED is not offered
+static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>(); // nor is FI_COLLECTIVE
+
+impl Kind for Ep {
+    type C = fid_ep;
+    const CLASS: usize = FI_CLASS_EP;
+    fn ops() -> &'static fi_ops {
+        &FID_OPS
+    }
+    fn retire(c: &mut fid_ep) {
+        stub::closed::retire_ep(c);
+    }
+    fn finish(ep: &Object<Self>) -> Result<()> {
+        if ep.parent.is_none() {
+            ep.engine.close();
+        }
+        Ok(())
+    }
+}
+
+/// `fi_endpoint(3)`
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the contract of fi_endpoint(3).
+    unsafe { open2(domain, info, out, 0, context) }
+}
+
+/// `fi_endpoint2(3)`
+pub(crate) unsafe extern "C" fn open2(
+    domain: *mut fid_domain,
+    info: *mut fi_info,
+    out: *mut *mut fid_ep,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain by the contract of fi_endpoint(3).
+    let domain = unsafe { object::<Domain>(domain) };
+    on(domain, |domain| {
+        // SAFETY: NULL or a valid fi_info, by the contract of fi_endpoint(3).
+        let info = unsafe { View::new(info) }.filter(|_| !out.is_null());
+        let info = info.ok_or(FiErrno::EINVAL)?;
+        if flags != 0 {
+            return Err(FiErrno::EBADFLAGS); // FI_PEER_TRANSFER: no peer provider to hand over to
+        }
+        let object = Wish::read(domain, info)?.open(domain, context)?;
+        // SAFETY: not NULL; the object starts with its fid.
+        unsafe { *out = object.cast() };
+        Ok(0)
+    })
+}
+
+/// The origin of an endpoint.
+enum Origin {
+    /// It will connect.
+    Connect,
+    /// It answers the request of this handle.
+    Answer(*mut fid),
+}
+
+impl Origin {
+    /// The origin that `info->handle` gives. A passive endpoint that does not listen hands over its
+    /// address.
+    fn of(handle: *mut fid, src: &mut Option<SocketAddr>) -> Result<Self> {
+        if handle.is_null() {
+            return Ok(Self::Connect);
+        }
+        // SAFETY: not NULL, and a fid by the contract of fi_endpoint(3).
+        if unsafe { (*handle).fclass } != FI_CLASS_PEP {
+            return Ok(Self::Answer(handle));
+        }
+        // SAFETY: as above.
+        let pep = unsafe { object::<Pep>(handle)? };
+        *src = Some(pep.engine.local_addr()?);
+        pep.engine.close();
+        Ok(Self::Connect)
+    }
+}
+
+struct Wish {
+    config: EndpointConfig,
+    origin: Origin,
+    format: Format,
+    rma_data: bool,
+}
+
+impl Wish {
+    /// The info is checked as hints are, so it can't ask for more than the device has.
+    fn read(domain: &Object<Domain>, info: View<'_, fi_info>) -> Result<Self> {
+        let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
+        let (_, auth) = getinfo::auth_keys(domain.api_version, info)?;
+        let format = Format::of(info.addr_format)?.unwrap_or(Format::Sockaddr);
+        let mut src = info.src(format)?;
+        let dst = info.dst(format)?;
+        let origin = Origin::of(info.handle, &mut src)?;
+        // An info that was not filled by getinfo leaves these open.
+        let limit = |given: Option<usize>, default| given.filter(|n| *n != 0).unwrap_or(default);
+        Ok(Self {
+            config: EndpointConfig {
+                token: Token(0),
+                tx_size: terms.tx_size,
+                rx_size: terms.rx_size,
+                tx_iov_limit: limit(info.tx().map(|tx| tx.iov_limit), terms.tx_iov_limit),
+                rx_iov_limit: limit(info.rx().map(|rx| rx.iov_limit), terms.rx_iov_limit),
+                shared_rx: terms.shared_rx,
+                atomics: terms.caps & FI_ATOMIC != 0,
+                durable: terms.caps & FI_RMA_PMEM != 0,
+                inject_size: terms.inject_size,
+                tx_op_flags: Flags::from_bits_retain(terms.tx_op_flags),
+                rx_op_flags: Flags::from_bits_retain(terms.rx_op_flags),
+                needs_tx: terms.tx_caps & (FI_SEND | FI_READ | FI_WRITE) != 0,
+                needs_rx: terms.rx_caps & FI_RECV != 0,
+                auth,
+                src,
+                dst,
+            },
+            origin,
+            format,
+            rma_data: terms.rx_mode & FI_RX_CQ_DATA != 0,
+        })
+    }
+
+    fn open(self, domain: &Object<Domain>, context: *mut c_void) -> Result<*mut fid> {
+        let user = domain.users.add()?;
+        let Self {
+            mut config,
+            origin,
+            format,
+            rma_data,
+        } = self;
+        let object = Object::open_with(|handle| {
+            config.token = Token(handle.expose_provenance());
+            let engine = match origin {
+                Origin::Connect => Endpoint::open(&domain.engine, config)?,
+                // SAFETY: `info->handle` is a fid by the contract of fi_endpoint(3).
+                Origin::Answer(connreq) => unsafe {
+                    let request = connreq::take(connreq)?;
+                    match Endpoint::from_request(&domain.engine, config, request) {
+                        Ok(engine) => {
+                            let _ = connreq::finish(connreq);
+                            engine
+                        }
+                        Err((errno, request)) => {
+                            connreq::put_back(connreq, request);
+                            return Err(errno);
+                        }
+                    }
+                },
+            };
+            let body = Ep {
+                engine,
+                format,
+                rma_data,
+                bound: Mutex::new(Vec::new()),
+                parent: None,
+                _domain: Some(user),
+            };
+            Ok::<_, FiErrno>((c_part(context), body))
+        })?;
+        Ok(object.as_ptr().cast())
+    }
+}
+
+/// The C structure of an endpoint.
+fn c_part(context: *mut c_void) -> fid_ep {
+    fid_ep {
+        fid: header::<Ep>(context),
+        ops: (&raw const OPS.base).cast_mut(),
+        cm: (&raw const cm::EP_OPS).cast_mut(),
+        msg: (&raw const MSG).cast_mut(),
+        rma: (&raw const RMA).cast_mut(),
+        tagged: (&raw const TAGGED).cast_mut(),
+        atomic: (&raw const ATOMIC).cast_mut(),
+        collective: (&raw const COLLECTIVE).cast_mut(),
+    }
+}
+
+/// `fi_ep_alias(3)`: another handle of the endpoint, with default flags of its own. The endpoint
+/// can't be closed before it.
+///
+/// # Safety
+/// `handle` is that of `ep`; `arg` is NULL or valid.
+unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
+    if arg.fid.is_null() {
+        return Err(FiErrno::EINVAL);
+    }
+    let (flags, transmit) = direction(arg.flags)?;
+    check_op_flags(ep, flags, transmit)?;
+    let engine = ep.engine.alias();
+    let flags = Flags::from_bits_retain(flags);
+    if transmit {
+        engine.set_tx_op_flags(flags);
+    } else {
+        engine.set_rx_op_flags(flags);
+    }
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*handle).context };
+    let object = Object::open(
+        c_part(context),
+        Ep {
+            engine,
+            format: ep.format,
+            rma_data: ep.rma_data,
+            bound: Mutex::new(Vec::new()),
+            parent: Some(ep.users.add()?),
+            _domain: None,
+        },
+    );
+    // SAFETY: not NULL; the object starts with its fid.
+    unsafe { *arg.fid = object.as_ptr().cast() };
+    Ok(())
+}
+
+unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
+    // SAFETY: fids by the contract of fi_ep_bind(3).
+    let ep = unsafe { object::<Ep>(handle) };
+    on(ep, |ep| {
+        if other.is_null() {
+            return Err(FiErrno::EINVAL);
+        }
+        // SAFETY: not NULL, a fid.
+        let class = unsafe { (*other).fclass };
+        match class {
+            FI_CLASS_EQ => {
+                // SAFETY: as above.
+                let eq = unsafe { object::<Eq>(other)? };
+                if flags != 0 {
+                    return Err(FiErrno::EBADFLAGS);
+                }
+                let user = eq.users.add()?;
+                ep.engine.bind_eq(&eq.engine)?;
+                ep.bound.lock().push(user);
+            }
+            FI_CLASS_CQ => {
+                // SAFETY: as above.
+                let cq = unsafe { object::<Cq>(other)? };
+                let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
+                let user = cq.users.add()?;
+                ep.engine.bind_cq(&cq.engine, flags)?;
+                ep.bound.lock().push(user);
+            }
+            FI_CLASS_CNTR => {
+                // SAFETY: as above.
+                let cntr = unsafe { object::<Cntr>(other)? };
+                let user = cntr.users.add()?;
+                let kinds = Flags::from_bits_retain(flags);
+                ep.engine.bind_counter(&cntr.engine, kinds)?;
+                ep.bound.lock().push(user);
+            }
+            FI_CLASS_SRX_CTX => {
+                // SAFETY: as above.
+                let srx = unsafe { object::<Srx>(other)? };
+                if flags != 0 {
+                    return Err(FiErrno::EBADFLAGS);
+                }
+                let user = srx.users.add()?;
+                ep.engine.bind_shared_rx(&srx.engine)?;
+                ep.bound.lock().push(user);
+            }
+            FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS), // not offered
+            // Address vectors are not for connected endpoints.
+            _ => return Err(FiErrno::EINVAL),
+        }
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: a fid by the contract of fi_control(3).
+    let ep = unsafe { object::<Ep>(handle) };
+    on(ep, |ep| {
+        match command.cast_unsigned() {
+            FI_ENABLE => ep.engine.enable()?,
+            // SAFETY: the argument of both is a pointer to 64-bit flags, or NULL.
+            FI_GETOPSFLAG => unsafe { get_op_flags(ep, arg.cast())? },
+            // SAFETY: as above.
+            FI_SETOPSFLAG => unsafe { set_op_flags(ep, arg.cast())? },
+            // SAFETY: as fi_ep_alias(3) passes it.
+            FI_ALIAS => unsafe { alias(handle, ep, arg.cast())? },
+            _ => return Err(FiErrno::ENOSYS), // what belongs to other fids
+        }
+        Ok(0)
+    })
+}
+
+/// Which direction is meant is in the flags themselves: exactly one of `FI_TRANSMIT` and `FI_RECV`.
+///
+///
+/// # Errors
+/// `EINVAL`: both or neither.
+fn direction(flags: u64) -> Result<(u64, bool)> {
+    match flags & (FI_TRANSMIT | FI_RECV) {
+        FI_TRANSMIT => Ok((flags & !FI_TRANSMIT, true)),
+        FI_RECV => Ok((flags & !FI_RECV, false)),
+        _ => Err(FiErrno::EINVAL),
+    }
+}
+
+/// # Safety
+/// `arg` is NULL or points to flags.
+unsafe fn get_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let arg = unsafe { arg.as_mut() }.ok_or(FiErrno::EINVAL)?;
+    let (_, transmit) = direction(*arg)?;
+    *arg = if transmit {
+        ep.engine.tx_op_flags().bits()
+    } else {
+        ep.engine.rx_op_flags().bits()
+    };
+    Ok(())
+}
+
+/// # Errors
+/// `EBADFLAGS`: a flag that is no default.
+fn check_op_flags(ep: &Ep, flags: u64, transmit: bool) -> Result<()> {
+    let allowed = if transmit && ep.engine.is_durable() {
+        getinfo::TX_OP_FLAGS | FI_COMMIT_COMPLETE
+    } else if transmit {
+        getinfo::TX_OP_FLAGS
+    } else {
+        getinfo::RX_OP_FLAGS
+    };
+    if flags & !allowed != 0 {
+        return Err(FiErrno::EBADFLAGS);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As [`get_op_flags`].
+unsafe fn set_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
+    let (flags, transmit) = direction(*arg)?;
+    check_op_flags(ep, flags, transmit)?;
+    let flags = Flags::from_bits_retain(flags);
+    if transmit {
+        ep.engine.set_tx_op_flags(flags);
+    } else {
+        ep.engine.set_rx_op_flags(flags);
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn cancel(handle: *mut fid, context: *mut c_void) -> isize {
+    // SAFETY: a fid by the contract of fi_cancel(3).
+    let ep = unsafe { object::<Ep>(handle) };
+    on(ep, |ep| {
+        ep.engine.cancel(context.expose_provenance()).map(|()| 0)
+    })
+}
