@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 
 use libfabric_sys::*;
+use weft::errno::Result;
 use weft::msg::{AtomicKind, AtomicOp, LocalIov};
 
 use crate::atomic_family::{Base, Compare, Family, Fetch, valid};
@@ -73,21 +74,22 @@ fn describe(
 }
 
 /// A call of family `F`. Only the compare family reads `compare`, and the base family has no
-/// result. `flags` is `None` for the default flags of the endpoint.
+/// result. `flags` is `None` for the default flags of the endpoint. `msg` is a closure so that the
+/// compiler specializes the body for each entry point.
 ///
 /// # Safety
 /// The contract of fi_atomicmsg(3), fi_fetch_atomicmsg(3) or fi_compare_atomicmsg(3).
 #[inline(always)]
 unsafe fn call<E: Atomics, F: Family>(
     ep: *mut fid_ep,
-    msg: *const fi_msg_atomic,
+    msg: impl FnOnce() -> Result<fi_msg_atomic>,
     (compare, result): (Vector, Vector),
     flags: Option<u64>,
 ) -> isize {
     // SAFETY: the caller's promise.
     unsafe {
         post::<E>(ep, |ep| {
-            let msg = message(msg)?;
+            let msg = &msg()?;
             let flags = flags
                 .map(|flags| flags_of(flags, ATOMIC_FLAGS))
                 .transpose()?;
@@ -121,7 +123,7 @@ unsafe extern "C" fn write<E: Atomics>(
     let (iov, target) = (elements(buf, count), element(addr, key));
     let msg = describe((&iov, 1), dest_addr, &target, (datatype, op), context);
     // SAFETY: the contract of fi_atomic(3).
-    unsafe { call::<E, Base>(ep, &msg, NO_VECTORS, None) }
+    unsafe { call::<E, Base>(ep, || Ok(msg), NO_VECTORS, None) }
 }
 
 unsafe extern "C" fn writev<E: Atomics>(
@@ -139,7 +141,7 @@ unsafe extern "C" fn writev<E: Atomics>(
     let target = element(addr, key);
     let msg = describe((iov, count), dest_addr, &target, (datatype, op), context);
     // SAFETY: the contract of fi_atomicv(3).
-    unsafe { call::<E, Base>(ep, &msg, NO_VECTORS, None) }
+    unsafe { call::<E, Base>(ep, || Ok(msg), NO_VECTORS, None) }
 }
 
 unsafe extern "C" fn writemsg<E: Atomics>(
@@ -148,7 +150,7 @@ unsafe extern "C" fn writemsg<E: Atomics>(
     flags: u64,
 ) -> isize {
     // SAFETY: the contract of fi_atomicmsg(3).
-    unsafe { call::<E, Base>(ep, msg, NO_VECTORS, Some(flags)) }
+    unsafe { call::<E, Base>(ep, || message(msg).copied(), NO_VECTORS, Some(flags)) }
 }
 
 unsafe extern "C" fn inject<E: Atomics>(
@@ -191,7 +193,7 @@ unsafe extern "C" fn readwrite<E: Atomics>(
     let result = elements(result, count);
     let result = Vector::new(&result, &result_desc, 1);
     // SAFETY: the contract of fi_fetch_atomic(3).
-    unsafe { call::<E, Fetch>(ep, &msg, (Vector::NONE, result), None) }
+    unsafe { call::<E, Fetch>(ep, || Ok(msg), (Vector::NONE, result), None) }
 }
 
 unsafe extern "C" fn readwritev<E: Atomics>(
@@ -213,7 +215,7 @@ unsafe extern "C" fn readwritev<E: Atomics>(
     let msg = describe((iov, count), dest_addr, &target, (datatype, op), context);
     let result = Vector::new(resultv, result_desc, result_count);
     // SAFETY: the contract of fi_fetch_atomicv(3).
-    unsafe { call::<E, Fetch>(ep, &msg, (Vector::NONE, result), None) }
+    unsafe { call::<E, Fetch>(ep, || Ok(msg), (Vector::NONE, result), None) }
 }
 
 unsafe extern "C" fn readwritemsg<E: Atomics>(
@@ -226,7 +228,14 @@ unsafe extern "C" fn readwritemsg<E: Atomics>(
 ) -> isize {
     let result = Vector::new(resultv, result_desc, result_count);
     // SAFETY: the contract of fi_fetch_atomicmsg(3).
-    unsafe { call::<E, Fetch>(ep, msg, (Vector::NONE, result), Some(flags)) }
+    unsafe {
+        call::<E, Fetch>(
+            ep,
+            || message(msg).copied(),
+            (Vector::NONE, result),
+            Some(flags),
+        )
+    }
 }
 
 unsafe extern "C" fn compwrite<E: Atomics>(
@@ -251,7 +260,7 @@ unsafe extern "C" fn compwrite<E: Atomics>(
     let compare = Vector::new(&compare, std::ptr::null(), 1);
     let result = Vector::new(&result, &result_desc, 1);
     // SAFETY: the contract of fi_compare_atomic(3).
-    unsafe { call::<E, Compare>(ep, &msg, (compare, result), None) }
+    unsafe { call::<E, Compare>(ep, || Ok(msg), (compare, result), None) }
 }
 
 unsafe extern "C" fn compwritev<E: Atomics>(
@@ -277,7 +286,7 @@ unsafe extern "C" fn compwritev<E: Atomics>(
     let compare = Vector::new(comparev, compare_desc, compare_count);
     let result = Vector::new(resultv, result_desc, result_count);
     // SAFETY: the contract of fi_compare_atomicv(3).
-    unsafe { call::<E, Compare>(ep, &msg, (compare, result), None) }
+    unsafe { call::<E, Compare>(ep, || Ok(msg), (compare, result), None) }
 }
 
 unsafe extern "C" fn compwritemsg<E: Atomics>(
@@ -294,5 +303,5 @@ unsafe extern "C" fn compwritemsg<E: Atomics>(
     let compare = Vector::new(comparev, compare_desc, compare_count);
     let result = Vector::new(resultv, result_desc, result_count);
     // SAFETY: the contract of fi_compare_atomicmsg(3).
-    unsafe { call::<E, Compare>(ep, msg, (compare, result), Some(flags)) }
+    unsafe { call::<E, Compare>(ep, || message(msg).copied(), (compare, result), Some(flags)) }
 }

@@ -1,9 +1,9 @@
 //! What an endpoint kind implements to serve `fi_msg(3)`, `fi_rma(3)` and `fi_atomic(3)`, and the
 //! steps that all of these calls share.
 //!
-//! The entry points in `msg`, `rma` and `atomic` are generic over the kind: each kind has ops tables
-//! of its own, and no call is dispatched at run time. They trust the handle, as in libfabric's own
-//! providers: it came through a table that only endpoints of this kind have.
+//! The entry points in `msg`, `rma` and `atomic` are generic over the kind: each kind has ops
+//! tables of its own, and no call is dispatched at run time. They trust the handle, as in
+//! libfabric's own providers: it came through a table that only endpoints of this kind have.
 //!
 //! Methods take the peer's `fi_addr_t` first; connected endpoints ignore it. Methods named `_msg`
 //! take the flags of the call, all others use the default flags of the endpoint.

@@ -1,7 +1,7 @@
 //! Objects that C code holds as fids: allocation, the check of a handle, the guard of a call, the
 //! count of children, and closing.
 //!
-//! An entry point on an object is two steps: [`object`] checks the handle, which is unsafe and cites
+//! An entry point on an object has two steps: [`object`] checks the handle, for which it relies on
 //! the man page, and [`on`] runs the body, which is safe.
 //!
 //! An [`Object`] starts with its C structure, so its address is the fid's. A fid is an open one of
@@ -108,7 +108,7 @@ pub(crate) fn on<K: Kind, T: Status>(
 /// `fi_close(3)` of an object of kind `K`: `EBUSY` while the object has users.
 pub(crate) unsafe extern "C" fn close<K: Kind>(handle: *mut fid) -> c_int {
     guard::entry(|| {
-        // SAFETY: a fid by the contract of fi_close(3), after which the application does not use it.
+        // SAFETY: a fid by the contract of fi_close(3), and not used by the application afterwards.
         unsafe { Object::<K>::close(handle)? };
         Ok(0)
     })

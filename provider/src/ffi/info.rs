@@ -159,7 +159,7 @@ impl<'a, T: Part> View<'a, T> {
         if addr.is_null() {
             return Ok(None);
         }
-        // SAFETY: an address of `len` bytes by the promise of `new`; without a length it has that of
+        // SAFETY: an address of `len` bytes by the promise of `new`; if `len` is 0, of the length of
         // its format.
         unsafe { format.read(addr, (len != 0).then_some(len)) }.map(Some)
     }
