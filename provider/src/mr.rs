@@ -15,11 +15,12 @@ use weft::mr::{Buffer, Mode, Region, RegionConfig};
 use crate::cntr::Cntr;
 use crate::domain::Domain;
 use crate::ep::Ep;
+use crate::ffi::alloc::auth_key;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::fault_point;
 use crate::ffi::{log, stub};
-use crate::mr_attr::{Wish, access_of, check_flags};
+use crate::mr_attr;
 
 /// A registered region.
 pub(crate) struct Mr {
@@ -69,86 +70,65 @@ impl Kind for Mr {
     }
 }
 
-/// # Safety
-/// `handle` is NULL or a fid; the memory is the application's (fi_mr(3)).
-pub(crate) unsafe fn register(
-    handle: *mut fid,
-    wish: impl FnOnce() -> Result<Wish>,
-    out: *mut *mut fid_mr,
+/// Runs the body of a registration on its domain.
+pub(crate) fn registering(
+    domain: Result<&Object<Domain>>,
+    body: impl FnOnce(&Object<Domain>) -> Result<()>,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    let domain = unsafe { object::<Domain>(handle) };
-    let register = |domain: &Object<Domain>| {
-        fault_point("mr_reg");
-        let wish = wish()?;
-        if out.is_null() {
-            return Err(refused!(FI_LOG_MR, EINVAL, "mr is NULL"));
-        }
-        let access = access_of(wish.access).ok_or_else(|| {
-            refused!(
-                FI_LOG_MR,
-                EINVAL,
-                "{:#x} has bits that are no access",
-                wish.access
-            )
-        })?;
-        if wish.offset != 0 {
-            let reason = "offset is reserved, and must be 0"; // fi_mr(3)
-            return Err(refused!(FI_LOG_MR, EINVAL, "{reason}"));
-        }
-        let mut bound = Vec::new();
-        let mut base = None;
-        if !wish.base.is_null() {
-            // SAFETY: a region by the contract of fi_mr_regattr(3).
-            let of = unsafe { object::<Mr>(wish.base)? };
-            bound.push(of.users.add()?);
-            base = Some(&of.region);
-        }
-        let user = domain.users.add()?;
-        let config = RegionConfig {
-            buffers: wish.buffers.get(..wish.count).ok_or(FiErrno::EINVAL)?,
-            access,
-            requested_key: wish.requested_key,
-            counted: wish.flags & FI_RMA_EVENT != 0,
-            once: wish.flags & FI_MR_SINGLE_USE != 0,
-            persistent: wish.flags & FI_RMA_PMEM != 0,
-            dmabuf: wish.dmabuf,
-            auth: wish.auth.as_ref(),
-            memory: wish.memory.as_ref(),
-            base,
-        };
-        let events = domain.events();
-        // SAFETY: the application keeps the memory until it closes the region (fi_mr(3)).
-        let region = unsafe {
-            match events {
-                None => Region::register(domain.engine.mr(), &config)?,
-                Some(_) => Region::prepare(domain.engine.mr(), &config)?,
-            }
-        };
-        let object = Object::open(
-            fid_mr {
-                fid: header::<Mr>(wish.context),
-                mem_desc: region.desc(),
-                key: key(&region),
-            },
-            Mr {
-                region,
-                bound: Mutex::new(bound),
-                events: events.cloned(),
-                _domain: user,
-            },
-        );
-        // SAFETY: not NULL; the object starts with its fid.
-        unsafe { *out = object.as_ptr().cast() };
-        if let Some(events) = events {
-            // SAFETY: just opened, and the application's only when this returns.
-            register_later(unsafe { object.as_ref() }, events, wish.context)?;
-        }
-        Ok(0)
-    };
     on(domain, |domain| {
-        log::explained("fi_mr_reg", || register(domain))
+        log::explained("fi_mr_reg", || {
+            fault_point("mr_reg");
+            body(domain).map(|()| 0)
+        })
     })
+}
+
+/// Registers memory and stores the handle of the region in `out`. `base` is the use of the region
+/// that the new one is a part of.
+///
+/// # Errors
+/// `EINVAL`: `out` is NULL. Those of [`Region::register`].
+///
+/// # Safety
+/// The memory is valid until the region is closed, and `out` is NULL or writable.
+pub(crate) unsafe fn register(
+    domain: &Object<Domain>,
+    config: &RegionConfig<'_>,
+    base: Option<User>,
+    (context, out): (*mut c_void, *mut *mut fid_mr),
+) -> Result<()> {
+    if out.is_null() {
+        return Err(refused!(FI_LOG_MR, EINVAL, "mr is NULL"));
+    }
+    let user = domain.users.add()?;
+    let events = domain.events();
+    // SAFETY: the caller's promise.
+    let region = unsafe {
+        match events {
+            None => Region::register(domain.engine.mr(), config)?,
+            Some(_) => Region::prepare(domain.engine.mr(), config)?,
+        }
+    };
+    let object = Object::open(
+        fid_mr {
+            fid: header::<Mr>(context),
+            mem_desc: region.desc(),
+            key: key(&region),
+        },
+        Mr {
+            region,
+            bound: Mutex::new(base.into_iter().collect()),
+            events: events.cloned(),
+            _domain: user,
+        },
+    );
+    // SAFETY: not NULL; the object starts with its fid.
+    unsafe { *out = object.as_ptr().cast() };
+    if let Some(events) = events {
+        // SAFETY: just opened, and the application's only when this returns.
+        register_later(unsafe { object.as_ref() }, events, context)?;
+    }
+    Ok(())
 }
 
 /// Passes the registration to a worker, which then writes an event, or an error, to the event
@@ -214,16 +194,17 @@ pub(crate) unsafe extern "C" fn reg(
     out: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    let wish = Wish {
-        access,
-        offset,
-        requested_key,
-        flags,
-        context,
-        ..Wish::buffer(buf, len)
-    };
-    // SAFETY: the contract of fi_mr_reg(3).
-    unsafe { register(domain, || check_flags(flags).map(|()| wish), out) }
+    // SAFETY: a domain by the contract of fi_mr_reg(3).
+    let domain = unsafe { object::<Domain>(domain) };
+    registering(domain, |domain| {
+        let buffer = Buffer { addr: buf, len };
+        let config = RegionConfig {
+            buffers: std::slice::from_ref(&buffer),
+            ..mr_attr::config(access, offset, requested_key, flags)?
+        };
+        // SAFETY: the memory and `out` by the contract of fi_mr_reg(3).
+        unsafe { register(domain, &config, None, (context, out)) }
+    })
 }
 
 /// `fi_mr_regv`
@@ -238,21 +219,15 @@ pub(crate) unsafe extern "C" fn regv(
     out: *mut *mut fid_mr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the contract of fi_mr_regv(3).
-    unsafe {
-        let wish = || {
-            check_flags(flags)?;
-            Ok(Wish {
-                access,
-                offset,
-                requested_key,
-                flags,
-                context,
-                ..Wish::list(iov, count)?
-            })
-        };
-        register(domain, wish, out)
-    }
+    // SAFETY: a domain by the contract of fi_mr_regv(3).
+    let domain = unsafe { object::<Domain>(domain) };
+    registering(domain, |domain| {
+        let mut config = mr_attr::config(access, offset, requested_key, flags)?;
+        // SAFETY: a list of `count` buffers by the contract of fi_mr_regv(3).
+        config.buffers = unsafe { mr_attr::buffers(iov, count)? };
+        // SAFETY: the memory and `out` by the contract of fi_mr_regv(3).
+        unsafe { register(domain, &config, None, (context, out)) }
+    })
 }
 
 /// `fi_mr_regattr`. The attributes have the layout of the application's API version.
@@ -262,14 +237,50 @@ pub(crate) unsafe extern "C" fn regattr(
     flags: u64,
     out: *mut *mut fid_mr,
 ) -> c_int {
-    // SAFETY: the contract of fi_mr_regattr(3).
-    unsafe {
-        let wish = || {
-            let version = object::<Domain>(domain)?.api_version;
-            Wish::attributes(version, attr, flags)
-        };
-        register(domain, wish, out)
-    }
+    // SAFETY: a domain by the contract of fi_mr_regattr(3).
+    let domain = unsafe { object::<Domain>(domain) };
+    registering(domain, |domain| {
+        let version = domain.api_version;
+        // SAFETY: attributes of this version by the contract of fi_mr_regattr(3).
+        let attr = unsafe { mr_attr::attributes(version, attr)? };
+        let is_dmabuf = version >= fi_version(1, 20) && flags & FI_MR_DMABUF != 0;
+        let flags = flags & !if is_dmabuf { FI_MR_DMABUF } else { 0 };
+        let mut config = mr_attr::config(attr.access, attr.offset, attr.requested_key, flags)?;
+        let buffer;
+        // SAFETY: the flag tells which list it is, by the contract of fi_mr_regattr(3), as for the
+        // key and the region below.
+        unsafe {
+            if is_dmabuf {
+                let memory = mr_attr::dmabuf(attr.__bindgen_anon_1.dmabuf, attr.iov_count)?;
+                buffer = memory.0;
+                config.buffers = std::slice::from_ref(&buffer);
+                config.dmabuf = Some(memory.1);
+            } else {
+                config.buffers = mr_attr::buffers(attr.__bindgen_anon_1.mr_iov, attr.iov_count)?;
+            }
+        }
+        // SAFETY: as above.
+        let auth = unsafe { auth_key(attr.auth_key, attr.auth_key_size)? };
+        config.auth = auth.as_ref();
+        let mut user = None;
+        if attr.base_mr.is_null() {
+            if !mr_attr::is_page_size(attr.page_size) {
+                return Err(FiErrno::EINVAL);
+            }
+        } else {
+            // A part has the `page_size` of its base: "ignored when creating the sub-MR". The number
+            // of parts that `sub_mr_cnt` announces changes nothing here.
+            if is_dmabuf {
+                return Err(FiErrno::EINVAL);
+            }
+            // SAFETY: as above.
+            let base = unsafe { object::<Mr>(attr.base_mr)? };
+            user = Some(base.users.add()?);
+            config.base = Some(&base.region);
+        }
+        // SAFETY: the memory and `out` by the contract of fi_mr_regattr(3).
+        unsafe { register(domain, &config, user, (attr.context, out)) }
+    })
 }
 
 /// `fi_mr_bind`

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
-use weft::mr::{Access, AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
+use weft::mr::{Access, AdvisedRange, Buffer, HANDLE_SIZE, Hint, RegionConfig, SharedMemory};
 
 use crate::domain::Domain;
 use crate::exports::mr_ops::{
@@ -15,7 +15,7 @@ use crate::ffi::fid::{Object, close, object, on};
 use crate::ffi::log::info;
 use crate::monitor;
 use crate::mr::{self, Mr};
-use crate::mr_attr::{Wish, access_of, check_flags};
+use crate::mr_attr::{self, access_of, check_flags};
 use crate::xrcd::{self, Xrcd};
 
 /// The name of the table in `fi_open_ops`.
@@ -116,7 +116,7 @@ unsafe fn attributes(attr: *const weft_mr_attr) -> Result<(weft_mr_attr, Access,
         *attr
     };
     check_flags(attr.flags)?;
-    let access = access_of(attr.access).ok_or(FiErrno::EINVAL)?;
+    let access = access_of(attr.access)?;
     if attr.map_flags & !WEFT_MAP_FIXED != 0 {
         return Err(FiErrno::EBADFLAGS);
     }
@@ -153,23 +153,28 @@ unsafe fn shared(
     let Some((memory, attr)) = made else {
         return ret;
     };
-    let (at, bytes) = (memory.addr(), memory.len());
-    let wish = Wish {
-        access: attr.access,
-        requested_key: attr.requested_key,
-        flags: attr.flags,
-        context: attr.context,
-        ..Wish::memory(memory)
+    let register = |domain: &Object<Domain>| {
+        let buffer = Buffer {
+            addr: memory.addr(),
+            len: memory.len(),
+        };
+        let config = RegionConfig {
+            buffers: std::slice::from_ref(&buffer),
+            memory: Some(&memory),
+            ..mr_attr::config(attr.access, 0, attr.requested_key, attr.flags)?
+        };
+        // SAFETY: the region holds the memory; `mr` is not NULL, and writable by the caller's promise.
+        unsafe { mr::register(domain, &config, None, (attr.context, mr)) }
     };
-    // SAFETY: an open domain: the check above has passed; the region keeps the memory.
+    // SAFETY: `addr` is not NULL; `addr` and `len` are writable by the caller's promise.
     unsafe {
         // before the registration, whose event may make another thread read the address
-        let before = addr.replace(at);
-        let ret = mr::register(domain.cast(), || Ok(wish), mr);
+        let before = addr.replace(memory.addr());
+        let ret = mr::registering(opened, register);
         if ret != 0 {
             *addr = before;
         } else if !len.is_null() {
-            *len = bytes;
+            *len = memory.len();
         }
         ret
     }
@@ -240,7 +245,7 @@ unsafe extern "C" fn mr_export(
         if size.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        let access = access_of(access).ok_or(FiErrno::EINVAL)?;
+        let access = access_of(access)?;
         let bytes = mr.region().export(access)?;
         // SAFETY: not NULL; the caller promises room for `*size` bytes.
         unsafe {

@@ -24,8 +24,9 @@ use crate::verbs::Pd;
 use crate::wire::raw_key::encode_short;
 use crate::wire::records::MAX_SEGMENTS;
 
-/// One buffer.
+/// One buffer (`struct iovec`, same layout).
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct Buffer {
     /// First byte.
     pub addr: *const c_void,
