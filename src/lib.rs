@@ -10,7 +10,8 @@
 //! - [`wire`]: formats of bytes that peers exchange or read;
 //! - [`mr`]: memory regions and their keys; [`queue`]: completion queues and counters, which [`mr`]
 //!   uses;
-//! - [`conn`]: the steps of the connection manager;
+//! - [`conn`]: the steps of the connection manager; `initiator`: requests of one queue pair's send
+//!   side, for any endpoint type;
 //! - [`eq`]: event queues;
 //! - [`domain`]: devices opened for use;
 //! - [`msg`]: connected endpoints.
@@ -28,6 +29,7 @@ pub mod fuzz;
 #[cfg(all(test, not(fuzzing)))]
 #[allow(unreachable_pub, reason = "public for the fuzz targets")]
 mod fuzz;
+mod initiator;
 pub mod log;
 pub mod mr;
 pub mod msg;

@@ -6,18 +6,13 @@
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
-use std::cell::UnsafeCell;
-use std::sync::Arc;
-
-use super::refusal;
-use super::transmit::Transmit;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::initiator::ATOMIC_SIZE;
+use crate::initiator::Transmit;
+use crate::initiator::refusal;
 use crate::msg::{Endpoint, LocalIov};
-use crate::verbs::{Mr, Pd, SendOpcode, Sge};
-
-/// Size of an atomic's target in bytes, and its required alignment.
-pub const ATOMIC_SIZE: usize = 8;
+use crate::verbs::SendOpcode;
 
 /// The operation on the target, a 64-bit integer in the byte order of the target's host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,35 +35,6 @@ pub enum AtomicKind {
     Base,
     /// `fi_fetch_atomic`, `fi_compare_atomic`: counted as a read.
     Fetch,
-}
-
-/// Destination of unused results: devices write it, the CPU never reads it.
-#[derive(Debug)]
-pub(super) struct Scratch {
-    mr: Mr,
-    cell: Box<UnsafeCell<u64>>,
-}
-
-// SAFETY: this side never reads or writes the cell.
-unsafe impl Send for Scratch {}
-
-impl Scratch {
-    pub(super) fn new(pd: &Arc<Pd>) -> Result<Self> {
-        let cell = Box::new(UnsafeCell::new(0_u64));
-        let write = rdma_core_sys::IBV_ACCESS_LOCAL_WRITE;
-        // SAFETY: `Scratch` drops the registration before the cell (field order); the box keeps the
-        // cell at its address.
-        let mr = unsafe { Mr::register(pd, cell.get().cast(), ATOMIC_SIZE, write) }?;
-        Ok(Self { mr, cell })
-    }
-
-    pub(super) fn sge(&self) -> Sge {
-        Sge {
-            addr: self.cell.get() as u64,
-            length: ATOMIC_SIZE as u32,
-            lkey: self.mr.lkey(),
-        }
-    }
 }
 
 /// Flags accepted by calls with flags. `FI_INJECT` has no effect: operands are always copied.

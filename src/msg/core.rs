@@ -8,14 +8,15 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::lengths::Lengths;
 use super::recv::RxSide;
-use super::remote::Teller;
+use super::sq::QpLink;
 use super::tx::TxSide;
 use crate::conn::keepalive::Silence;
 use crate::conn::{CmSink, CmTarget, Connection, Side, Taken};
 use crate::domain::Domain;
 use crate::errno::Result;
+use crate::initiator::Lengths;
+use crate::initiator::keys::RevocationNotifier;
 use crate::mr::ConnectionBlock;
 use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::event_cell::{Cell, Event};
@@ -63,7 +64,7 @@ pub(crate) struct Control {
     /// The introduction in the peer's connection request.
     pub(super) introduction: Option<Introduction>,
     /// Notifies the peer of revocations, once connected.
-    pub(super) teller: Option<Arc<Teller>>,
+    pub(super) notifier: Option<Arc<RevocationNotifier<QpLink>>>,
 }
 
 /// Shared state of an endpoint; see the module.
@@ -108,7 +109,7 @@ impl Core {
             data: CmData::EMPTY,
             block: None,
             introduction,
-            teller: None,
+            notifier: None,
         };
         let tuning = *domain.tuning();
         let core = Arc::new_cyclic(|this| Self {

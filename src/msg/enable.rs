@@ -6,10 +6,9 @@ use std::sync::{Arc, Weak};
 
 use super::core::{Control, Core};
 use super::recv::RxSide;
-use super::remote::OTHER_PARTS;
-use super::tx::TxSide;
 use crate::conn::{CmSink, State};
 use crate::errno::{FiErrno, Result};
+use crate::initiator::keys::OTHER_PARTS;
 use crate::log::info_log;
 use crate::mr::ConnectionBlock;
 use crate::queue::event_cell::Watch;
@@ -238,7 +237,7 @@ impl Core {
 
     fn open_sides(&self, control: &Control, qp: &Arc<Qp>) -> Result<()> {
         if let (Some(binding), Some(place)) = (&control.tx, control.tx_place) {
-            let side = TxSide::new(self, binding, place, qp)?;
+            let side = self.tx_side(binding, place, qp)?;
             *self.tx.lock() = Some(side);
         }
         if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
@@ -262,7 +261,7 @@ impl Core {
 
     /// Destroys the queue pair.
     pub(super) fn drop_qp(&self, control: &mut Control) {
-        if let (Some(_), Some(block)) = (control.teller.take(), &control.block) {
+        if let (Some(_), Some(block)) = (control.notifier.take(), &control.block) {
             block.leave();
         }
         if let Some(qp) = control.qp.take() {

@@ -8,7 +8,6 @@ use bitflags::bitflags;
 
 use super::core::{Core, CqBinding};
 use super::enable::OWN_REQUESTS;
-use super::local::MAX_IOV;
 use crate::Token;
 use crate::auth::AuthKey;
 use crate::conn::{CmSink, ConnectRequest, State, Taken};
@@ -16,6 +15,7 @@ use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::initiator::local::MAX_IOV;
 use crate::mr::{Mode, Scope};
 use crate::msg::{LengthOption, SharedRx};
 use crate::queue::event_cell::Event;

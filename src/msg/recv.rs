@@ -7,12 +7,12 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::core::{Core, EarlyRecv};
-use super::local::MAX_IOV;
-use super::refusal;
-use super::tx::post_errno;
+use super::sq::post_errno;
 use crate::conn::State;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::initiator::local::MAX_IOV;
+use crate::initiator::refusal;
 use crate::mr::LocalKeys;
 use crate::msg::{Endpoint, LocalIov};
 use crate::queue::WrId;

@@ -4,11 +4,11 @@
 
 use std::ffi::c_void;
 
-use super::local::{MAX_IOV, buffer};
-use super::refusal;
-use super::transmit::{Transmit, completion_flags};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::initiator::local::{MAX_IOV, buffer};
+use crate::initiator::refusal;
+use crate::initiator::{Transmit, completion_flags};
 use crate::mr::Desc;
 use crate::msg::{Endpoint, LocalIov};
 use crate::verbs::SendOpcode;

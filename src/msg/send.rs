@@ -4,10 +4,10 @@
 
 use std::ffi::c_void;
 
-use super::local::{LocalIov, buffer};
-use super::transmit::Transmit;
 use crate::errno::Result;
 use crate::flags::Flags;
+use crate::initiator::Transmit;
+use crate::initiator::local::{LocalIov, buffer};
 use crate::mr::Desc;
 use crate::msg::Endpoint;
 

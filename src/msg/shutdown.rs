@@ -39,7 +39,7 @@ impl Core {
         if self.rings.holds_keys()
             && let Some(side) = self.tx.lock().as_mut()
         {
-            side.give_keys_back();
+            side.return_keys_and_wait();
         }
     }
 
@@ -55,8 +55,8 @@ impl Core {
             (control.tx.clone(), control.rx.clone())
         };
         if let Some(side) = self.tx.lock().as_mut() {
-            side.give_up(&self.rings);
-            side.post_marker(&self.rings.tx);
+            side.cancel_deferred();
+            side.sq.post_marker();
         }
         let deadline = Instant::now() + FLUSH_WAIT;
         loop {
@@ -65,11 +65,11 @@ impl Core {
             }
             if self.rings.tx.outstanding() + self.rings.rx.outstanding() == 0 {
                 let mut tx = self.tx.lock();
-                let Some(side) = tx.as_mut().filter(|side| !side.waiting.is_empty()) else {
+                let Some(side) = tx.as_mut().filter(|side| side.has_deferred()) else {
                     return;
                 };
-                side.give_up(&self.rings);
-                side.post_marker(&self.rings.tx);
+                side.cancel_deferred();
+                side.sq.post_marker();
             }
             if Instant::now() >= deadline {
                 info_log!(EpCtrl, "flushing takes long: {:?}", self.rings);
@@ -138,20 +138,20 @@ impl FailureListener for Core {
             && let Some(side) = tx.as_mut()
         {
             if connected {
-                side.resume(&self.rings);
+                side.resume();
             } else {
                 // the application may wait for its operations' errors before it reads the event
                 // queue
-                side.give_up(&self.rings);
+                side.cancel_deferred();
             }
         }
         if !connected {
             return;
         }
         if let Some(control) = self.control.try_lock()
-            && let Some(teller) = &control.teller
+            && let Some(notifier) = &control.notifier
         {
-            teller.tell_again();
+            notifier.notify_again();
         }
     }
 
@@ -164,7 +164,7 @@ impl FailureListener for Core {
             return Lease::Busy;
         };
         match tx.as_mut() {
-            Some(side) => side.tend_keys(),
+            Some(side) => side.lease_expired(),
             None => {
                 self.rings.set_holds_keys(false);
                 Lease::Over
@@ -176,10 +176,10 @@ impl FailureListener for Core {
         if self.is_up()
             && let Some(mut tx) = self.tx.try_lock()
             && let Some(side) = tx.as_mut()
-            && let Some(remote) = &mut side.remote
+            && let Some(peer) = side.peer_keys()
         {
-            remote.catch_up();
-            remote.acknowledge();
+            peer.catch_up();
+            peer.acknowledge();
         }
     }
 

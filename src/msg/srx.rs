@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::local::MAX_IOV;
 use super::recv::MSG_FLAGS;
-use super::refusal;
-use super::tx::post_errno;
+use super::sq::post_errno;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
+use crate::initiator::local::MAX_IOV;
+use crate::initiator::refusal;
 use crate::mr::{Kept, LocalKeys};
 use crate::msg::{Limits, LocalIov};
 use crate::queue::WrId;

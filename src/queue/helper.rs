@@ -1,7 +1,7 @@
 //! Progress of a domain's endpoints that does not depend on calls of the application: one thread of
 //! the domain, made when first needed. It sleeps without a timeout while there is nothing to do.
 //!
-//! - *Waiting operations.* Operations wait while their keys are looked up (`msg/remote.rs`), which
+//! - *Waiting operations.* Operations wait while their keys are looked up (`initiator/keys/`), which
 //!   takes a round trip; a thread that posts or reads completions posts them. The helper does it
 //!   for applications that do neither (`FI_PROGRESS_AUTO`), at intervals of 0.1 to 2 ms while
 //!   operations wait.

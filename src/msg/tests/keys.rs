@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::msg::remote::POLLS;
+use crate::msg::sq::POLLS;
 use crate::msg::{AtomicKind, AtomicOp};
 
 /// What a region of a domain is for here.

@@ -2,7 +2,7 @@
 
 use super::keys::{TARGET, in_form};
 use super::*;
-use crate::msg::transmit::{Target, Transmit};
+use crate::initiator::{Target, Transmit};
 use crate::verbs::SendOpcode;
 
 const FORM: Mode = Mode::ALLOCATED.union(Mode::LOCAL);
@@ -112,7 +112,7 @@ fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
     let core = &client.ep.core;
     let mut tx = core.tx.lock();
     let side = tx.as_mut().unwrap();
-    let piece = side.remote.as_ref().unwrap().kept_piece(KEY).unwrap();
+    let fragment = side.peer_keys().unwrap().cached_fragment(KEY).unwrap();
     let before = target.memory.clone();
     let start = Instant::now();
     target.region.close().unwrap();
@@ -133,7 +133,7 @@ fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
         ..Transmit::send(LocalIov::single(&iov, &desc), 3, Flags::COMPLETION)
     };
     // SAFETY: the buffer outlives the operation.
-    unsafe { side.post(&core.rings.tx, &op, 64, Target::of(&piece)) }.unwrap();
+    unsafe { side.post(&op, 64, Target::of(&fragment)) }.unwrap();
     drop(tx);
     assert_eq!(client.refused(3), FiErrno::EKEYREJECTED);
     assert!(target.memory == before);

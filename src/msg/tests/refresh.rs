@@ -319,7 +319,7 @@ fn lists_that_change_hurt_no_writer() {
 /// Operations over more parts than the queue has room for at once, others behind them, with and
 /// without waiting for the parts to be read.
 fn operations_go_over_many_parts() {
-    use super::super::remote::POLLS;
+    use crate::msg::sq::POLLS;
     for polls in [256, 0] {
         POLLS.set(polls);
         let (client, server) = in_form(FORM);

@@ -1,7 +1,7 @@
 //! Messages and RMA between two connected ends.
 
 use super::*;
-use crate::msg::local::MAX_IOV;
+use crate::initiator::local::MAX_IOV;
 
 pub(super) fn readable(fd: i32) -> bool {
     let mut entry = libc::pollfd {

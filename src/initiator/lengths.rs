@@ -17,7 +17,7 @@ pub enum LengthOption {
     InjectRma,
 }
 
-/// Maximum lengths in bytes; set before the endpoint is enabled, then copied by the transmit side.
+/// Maximum lengths in bytes; set before the endpoint is enabled, then copied by the initiator.
 #[derive(Debug)]
 pub(crate) struct Lengths {
     values: [AtomicUsize; 4],

@@ -1,18 +1,19 @@
-//! A pending operation, with all data needed to post it later.
+//! A deferred operation, with all data needed to post it later.
 
 #![allow(unsafe_code, reason = "keeps the caller's buffers")]
 
 use libc::iovec;
 
 use crate::flags::Flags;
+use crate::initiator::Transmit;
+use crate::initiator::local::LocalIov;
 use crate::mr::Desc;
-use crate::msg::local::LocalIov;
-use crate::msg::transmit::Transmit;
 use crate::verbs::SendOpcode;
 
-/// An operation that waits for a look-up, or is behind such an operation.
+/// An operation that waits for a look-up, a result or room in the send queue, or is behind such an
+/// operation.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct Deferred {
     opcode: SendOpcode,
     iov: Vec<iovec>,
     desc: Vec<Desc>,
@@ -28,17 +29,19 @@ pub(crate) struct Waiting {
     swap: u64,
     kind: Flags,
     /// Bytes of the operation that are posted.
-    done: u64,
+    posted: u64,
 }
 
 // SAFETY: the caller keeps the buffers valid until completion (fi_rma(3)), on whichever thread the
 // operation is posted.
-unsafe impl Send for Waiting {}
+unsafe impl Send for Deferred {}
 
-impl Waiting {
+impl Deferred {
+    /// `posted`: bytes of the operation that are posted. Allocates.
+    ///
     /// # Safety
-    /// As [`crate::msg::Endpoint::send`].
-    pub(super) unsafe fn new(op: &Transmit<'_>) -> Self {
+    /// As [`Initiator::submit`].
+    pub(super) unsafe fn new(op: &Transmit<'_>, posted: u64) -> Self {
         let inject = op.flags.contains(Flags::INJECT) && op.opcode.sends_data();
         let (iov, desc, copy);
         if inject {
@@ -69,24 +72,18 @@ impl Waiting {
             compare_add: op.compare_add,
             swap: op.swap,
             kind: op.kind,
-            done: 0,
+            posted,
         }
     }
 
     /// Sets the number of bytes that are posted.
-    pub(super) fn begun(mut self, done: u64) -> Self {
-        self.done = done;
-        self
-    }
-
-    /// As [`Self::begun`].
-    pub(super) fn go_on(&mut self, done: u64) {
-        self.done = done;
+    pub(super) fn set_posted(&mut self, posted: u64) {
+        self.posted = posted;
     }
 
     /// Bytes of the operation that are posted.
-    pub(super) fn done(&self) -> u64 {
-        self.done
+    pub(super) fn posted(&self) -> u64 {
+        self.posted
     }
 
     pub(super) fn transmit(&self) -> Transmit<'_> {

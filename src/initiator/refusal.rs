@@ -9,19 +9,19 @@ use crate::log::refused;
 
 /// A vector with more buffers than the endpoint's limit.
 #[cold]
-pub(super) fn too_many_buffers(count: usize, limit: usize) -> FiErrno {
+pub(crate) fn too_many_buffers(count: usize, limit: usize) -> FiErrno {
     refused!(EpData, EINVAL, "{count} buffers, and iov_limit is {limit}")
 }
 
 /// A count of buffers with a NULL vector.
 #[cold]
-pub(super) fn no_buffers(count: usize) -> FiErrno {
+pub(crate) fn no_buffers(count: usize) -> FiErrno {
     refused!(EpData, EINVAL, "a vector at NULL of {count} buffers")
 }
 
 /// More bytes than the limit of an operation.
 #[cold]
-pub(super) fn too_long(len: usize, max: usize) -> FiErrno {
+pub(crate) fn too_long(len: usize, max: usize) -> FiErrno {
     refused!(
         EpData,
         EMSGSIZE,
@@ -31,13 +31,13 @@ pub(super) fn too_long(len: usize, max: usize) -> FiErrno {
 
 /// More bytes than the limit of inject.
 #[cold]
-pub(super) fn too_long_to_inject(len: usize, max: usize) -> FiErrno {
+pub(crate) fn too_long_to_inject(len: usize, max: usize) -> FiErrno {
     refused!(EpData, EMSGSIZE, "{len} bytes, and inject_size is {max}")
 }
 
 /// Local and remote lengths of an RMA operation differ.
 #[cold]
-pub(super) fn other_length(local: usize, remote: usize) -> FiErrno {
+pub(crate) fn other_length(local: usize, remote: usize) -> FiErrno {
     refused!(
         EpData,
         EINVAL,
@@ -47,7 +47,7 @@ pub(super) fn other_length(local: usize, remote: usize) -> FiErrno {
 
 /// A durable write on an endpoint without durable writes.
 #[cold]
-pub(super) fn not_durable() -> FiErrno {
+pub(crate) fn not_durable() -> FiErrno {
     refused!(
         EpData,
         EBADFLAGS,
@@ -57,7 +57,7 @@ pub(super) fn not_durable() -> FiErrno {
 
 /// A value that cannot be a key of the peer.
 #[cold]
-pub(super) fn no_such_key(key: u64, introduced: bool) -> FiErrno {
+pub(crate) fn no_such_key(key: u64, introduced: bool) -> FiErrno {
     if introduced {
         refused!(
             EpData,
@@ -75,7 +75,7 @@ pub(super) fn no_such_key(key: u64, introduced: bool) -> FiErrno {
 
 /// An atomic on an endpoint without atomics.
 #[cold]
-pub(super) fn no_atomics() -> FiErrno {
+pub(crate) fn no_atomics() -> FiErrno {
     refused!(
         EpData,
         EOPNOTSUPP,
@@ -85,7 +85,7 @@ pub(super) fn no_atomics() -> FiErrno {
 
 /// An atomic whose result has another size.
 #[cold]
-pub(super) fn other_result(len: usize) -> FiErrno {
+pub(crate) fn other_result(len: usize) -> FiErrno {
     refused!(
         EpData,
         EINVAL,
@@ -95,7 +95,7 @@ pub(super) fn other_result(len: usize) -> FiErrno {
 
 /// An atomic whose target is not aligned.
 #[cold]
-pub(super) fn unaligned(addr: u64) -> FiErrno {
+pub(crate) fn unaligned(addr: u64) -> FiErrno {
     refused!(
         EpData,
         EINVAL,
@@ -105,7 +105,7 @@ pub(super) fn unaligned(addr: u64) -> FiErrno {
 
 /// A receive on an endpoint that uses a shared context.
 #[cold]
-pub(super) fn shared_receives() -> FiErrno {
+pub(crate) fn shared_receives() -> FiErrno {
     refused!(
         EpData,
         EOPNOTSUPP,

@@ -1,4 +1,4 @@
-//! One operation of the transmit side, before it is posted.
+//! One operation of an initiator, before it is posted.
 
 use super::local::LocalIov;
 use crate::errno::{FiErrno, Result};
@@ -19,7 +19,7 @@ const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::MORE)
     .union(Flags::FENCE);
 
-/// One operation of the transmit side.
+/// One operation of an initiator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transmit<'a> {
     pub(crate) opcode: SendOpcode,
@@ -40,7 +40,7 @@ pub(crate) struct Transmit<'a> {
 
 impl<'a> Transmit<'a> {
     #[inline]
-    pub(super) fn send(local: LocalIov<'a>, context: usize, flags: Flags) -> Self {
+    pub(crate) fn send(local: LocalIov<'a>, context: usize, flags: Flags) -> Self {
         Self {
             opcode: SendOpcode::Send,
             local,
@@ -74,7 +74,7 @@ impl<'a> Transmit<'a> {
 
     /// Whether the operation completes only when its data would survive a loss of power.
     #[inline]
-    pub(super) fn is_durable(&self) -> bool {
+    pub(crate) fn is_durable(&self) -> bool {
         self.flags.contains(Flags::COMMIT_COMPLETE)
             && matches!(self.opcode, SendOpcode::Write | SendOpcode::WriteImm)
             && self.local.len() != 0
@@ -95,15 +95,15 @@ impl<'a> Transmit<'a> {
 
 /// The peer's memory as its device addresses it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
-    pub(super) addr: u64,
-    pub(super) rkey: u32,
+pub(crate) struct Target {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
 }
 
 impl Target {
     /// The target of an operation whose key is an rkey of the device, or that has no key.
     #[inline]
-    pub(super) fn native(op: &Transmit<'_>) -> Self {
+    pub(crate) fn native(op: &Transmit<'_>) -> Self {
         Self {
             addr: op.remote_addr,
             // native keys have 32 bits
@@ -112,7 +112,7 @@ impl Target {
     }
 
     #[inline]
-    pub(super) fn of(piece: &Piece) -> Self {
+    pub(crate) fn of(piece: &Piece) -> Self {
         Self {
             addr: piece.addr,
             rkey: piece.rkey,
@@ -122,7 +122,7 @@ impl Target {
 
 /// Completion flags of an operation; those of atomics are set by the caller.
 #[inline]
-pub(super) fn completion_flags(opcode: SendOpcode) -> Flags {
+pub(crate) fn completion_flags(opcode: SendOpcode) -> Flags {
     match opcode {
         SendOpcode::Send | SendOpcode::SendImm => Flags::SEND.union(Flags::MSG),
         SendOpcode::Write | SendOpcode::WriteImm => Flags::RMA.union(Flags::WRITE),

@@ -6,55 +6,75 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys as sys;
 
-use super::{Remote, polls};
+use super::PeerKeys;
 use crate::errno::{FiErrno, Result};
-
+use crate::initiator::sq::Link;
 use crate::mr::lookup::{Lookup, Outcome, READ_WORDS};
 use crate::queue::slots::{Own, Progress};
 use crate::verbs::{SendOpcode, Sge, Words};
 
 /// An operation fails with `EIO` after more than this many reads of half-written or changed
 /// records, and more than this time: the owner may be stopped by its system while it writes.
-const IN_VAIN: u32 = 100;
-const IN_VAIN_FOR: Duration = Duration::from_secs(1);
-/// Completed reads in one call, before the operation becomes pending.
+const MAX_TORN: u32 = 100;
+const TORN_FOR: Duration = Duration::from_secs(1);
+/// Completed reads in one call, before the operation is deferred.
 const READS: u32 = 1024;
 
-impl Remote {
+/// How far a look-up is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// It has ended.
+    Ended(Result<()>),
+    /// One of the engine's own requests is under way; its completion continues the look-up.
+    UnderWay,
+    /// It has read [`READS`] times in this call.
+    Exhausted,
+}
+
+/// What one call has spent on a look-up.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Effort {
+    /// Polls for completions ([`Link::poll_once_more`]).
+    pub(super) polls: u32,
+    /// Completed reads.
+    reads: u32,
+}
+
+impl<L: Link> PeerKeys<L> {
     /// Drops the cached keys if the peer has revoked any key since the last call.
-    pub(in crate::msg) fn catch_up(&mut self) {
+    pub(crate) fn catch_up(&mut self) {
         let revision = self.block.revision();
-        if revision != self.revision && !self.is_patient() {
+        if revision != self.revision && !self.ignores_revocations() {
             self.revision = revision;
             self.acted = self.acted.max(revision);
-            self.kept.clear();
-            self.given_back.clear();
+            self.cache.clear();
+            self.returned.clear();
             if let Some(lookup) = &self.lookup {
                 // The look-up may have read records from before the revocation: it is restarted. A
                 // look-up of a block of parts ends, because its key is dropped.
                 let again = lookup.block().is_none();
                 self.lookup = again.then(|| Lookup::new(lookup.key(), &self.map));
-                self.astray = true;
+                self.stale_read = true;
             }
         }
     }
 
     /// As [`Self::catch_up`], during a look-up for an operation: counts the restart.
-    fn catch_up_again(&mut self) {
+    fn catch_up_counted(&mut self) {
         let before = self.revision;
         self.catch_up();
-        self.disturbed += u32::from(self.revision != before);
+        self.restarts += u32::from(self.revision != before);
     }
 
     /// Posts the next read of the look-up under way.
-    pub(super) fn read_on(&mut self) -> Result<()> {
-        self.astray = false;
+    pub(crate) fn post_read(&mut self) -> Result<()> {
+        self.stale_read = false;
         let Some(lookup) = &self.lookup else {
             return Ok(());
         };
         if self.scratch.is_none() {
             let rights = sys::IBV_ACCESS_LOCAL_WRITE;
-            self.scratch = Some(Words::new(self.poster.qp.pd(), READ_WORDS + 1, rights)?);
+            self.scratch = Some(Words::new(self.link.pd(), READ_WORDS + 1, rights)?);
         }
         let Some(scratch) = &self.scratch else {
             return Ok(());
@@ -65,7 +85,7 @@ impl Remote {
             length: read.words as u32 * 8,
             lkey: scratch.lkey(),
         };
-        // SAFETY: the transmit side owns the words, and outlives the requests of its queue pair.
+        // SAFETY: the initiator owns the words, and outlives the requests of its queue pair.
         let posted = unsafe {
             let from = (read.addr, read.rkey);
             let opcode = if read.claim {
@@ -73,91 +93,82 @@ impl Remote {
             } else {
                 SendOpcode::Read
             };
-            self.poster
-                .post(&self.rings, Own::Lookup, opcode, sge, from, self.map.token)
+            self.link
+                .post_own(Own::Lookup, opcode, sge, from, self.map.token)
         };
         if posted { Ok(()) } else { Err(FiErrno::EIO) }
     }
 
-    /// Continues the look-up of `key`, within the limits of polls and reads. `Some` when the
-    /// look-up has ended.
-    pub(super) fn look_up(&mut self, key: u64) -> Option<Result<()>> {
-        self.catch_up_again();
-        if !self.holds
-            && let Err(error) = self.announce(key)?
-        {
-            return Some(Err(error));
+    /// Continues the look-up of `key` as far as its reads have completed. Never polls.
+    pub(super) fn look_up(&mut self, key: u64, effort: &mut Effort) -> Step {
+        self.catch_up_counted();
+        if !self.holds_keys {
+            match self.announce(key) {
+                Step::Ended(Ok(())) => {}
+                step => return step,
+            }
         }
         self.acknowledge();
-        if self.kept.get(key).is_some() {
-            return Some(Ok(())); // the returned keys were still valid
+        if self.cache.get(key).is_some() {
+            return Step::Ended(Ok(())); // the returned keys were still valid
         }
         if self.lookup.is_none() {
             self.lookup = Some(Lookup::new(key, &self.map));
         }
-        self.go_on(key, None)
+        self.advance(key, None, effort)
     }
 
     /// Reads a block of a cached key's parts; ends at once if the key is not cached any more.
     /// Result as [`Self::look_up`].
-    pub(super) fn read_parts(&mut self, key: u64, block: usize) -> Option<Result<()>> {
-        self.catch_up_again();
+    pub(super) fn read_parts(&mut self, key: u64, block: usize, effort: &mut Effort) -> Step {
+        self.catch_up_counted();
         self.acknowledge();
-        let Some(kept) = self.kept.get(key) else {
-            return Some(Ok(()));
+        let Some(region) = self.cache.get(key) else {
+            return Step::Ended(Ok(()));
         };
         if self.lookup.is_none() {
-            self.lookup = Lookup::of_block(kept, block);
+            self.lookup = Lookup::of_block(region, block);
         }
         if self.lookup.is_none() {
-            return Some(Err(FiErrno::EIO)); // the region has no such block
+            return Step::Ended(Err(FiErrno::EIO)); // the region has no such block
         }
-        self.go_on(key, Some(block))
+        self.advance(key, Some(block), effort)
     }
 
     /// Continues the look-up under way until the one of this key, or of this block of its parts,
-    /// has ended. `None` if the limit of polls or reads is reached first.
-    fn go_on(&mut self, key: u64, block: Option<usize>) -> Option<Result<()>> {
-        let (mut polls, mut reads) = (0, 0);
-        loop {
-            if reads == READS {
-                return None;
-            }
-            match self.rings.own.take(Own::Lookup) {
+    /// has ended or its next read is under way.
+    fn advance(&mut self, key: u64, block: Option<usize>, effort: &mut Effort) -> Step {
+        while effort.reads < READS {
+            match self.link.own().take(Own::Lookup) {
                 // no read was posted for this look-up, or its result was discarded
                 Progress::Idle => {
-                    if let Err(error) = self.read_on() {
+                    if let Err(error) = self.post_read() {
                         self.lookup = None;
-                        return Some(Err(error));
+                        return Step::Ended(Err(error));
                     }
+                    return Step::UnderWay;
                 }
-                Progress::UnderWay => {
-                    if polls >= self::polls() {
-                        return None;
-                    }
-                    polls += 1;
-                    let _ = self.poster.cq.poll_quietly();
-                    self.acknowledge();
-                }
+                Progress::UnderWay => return Step::UnderWay,
                 Progress::Failed => {
                     self.lookup = None;
-                    return Some(Err(FiErrno::EIO));
+                    return Step::Ended(Err(FiErrno::EIO));
                 }
-                Progress::Done if self.astray => {}
+                Progress::Done if self.stale_read => {}
                 Progress::Done => {
-                    if let Some(end) = self.took_in(key, block) {
-                        return Some(end);
+                    if let Some(end) = self.process_read(key, block) {
+                        return Step::Ended(end);
                     }
-                    reads += 1;
+                    effort.reads += 1;
                 }
             }
         }
+        Step::Exhausted
     }
 
     /// Processes a completed read. `Some` if the look-up of `key` has ended.
-    pub(super) fn took_in(&mut self, key: u64, block: Option<usize>) -> Option<Result<()>> {
+    pub(crate) fn process_read(&mut self, key: u64, block: Option<usize>) -> Option<Result<()>> {
         let before = self.revision;
-        self.catch_up_again();
+        self.catch_up_counted();
         if self.revision != before {
             // a look-up of parts has ended: its key was dropped
             return self.lookup.is_none().then_some(Ok(()));
@@ -170,8 +181,8 @@ impl Remote {
         let read = lookup.key();
         let wanted = read == key && lookup.block() == block;
         let outcome = lookup.feed(&mut self.map, &words[..count]);
-        if self.kept.is_empty()
-            && self.given_back.is_empty()
+        if self.cache.is_empty()
+            && self.returned.is_empty()
             && let Some(count) = self.map.revocations()
         {
             // all later reads take these revocations into account
@@ -181,23 +192,23 @@ impl Remote {
             Outcome::More => return None,
             Outcome::Checked(count) => return self.checked(count, key),
             Outcome::Torn => {
-                let again = self.read_in_vain(true);
+                let again = self.count_torn(true);
                 if again.is_ok() {
                     return None;
                 }
                 again
             }
             Outcome::Found(resolved) => {
-                self.kept.admit(resolved);
+                self.cache.admit(resolved);
                 Ok(())
             }
             Outcome::Parts(block, parts) => {
-                let fits = self.kept.fill(read, block, parts);
-                self.read_in_vain(!fits)
+                let fits = self.cache.fill(read, block, parts);
+                self.count_torn(!fits)
             }
             Outcome::Stale => {
-                self.kept.clear();
-                self.read_in_vain(true)
+                self.cache.clear();
+                self.count_torn(true)
             }
             Outcome::Missing => Err(FiErrno::EKEYREJECTED),
             Outcome::Broken => Err(FiErrno::EIO),
@@ -214,13 +225,13 @@ impl Remote {
         None
     }
 
-    /// Counts reads of half-written or changed records, and fails after the limits [`IN_VAIN`] and
-    /// [`IN_VAIN_FOR`].
-    fn read_in_vain(&mut self, in_vain: bool) -> Result<()> {
+    /// Counts reads of half-written or changed records, and fails after the limits [`MAX_TORN`] and
+    /// [`TORN_FOR`].
+    fn count_torn(&mut self, in_vain: bool) -> Result<()> {
         if in_vain {
-            let since = *self.vain_since.get_or_insert_with(Instant::now);
-            self.vain += 1;
-            if self.vain > IN_VAIN && since.elapsed() > IN_VAIN_FOR {
+            let since = *self.torn_since.get_or_insert_with(Instant::now);
+            self.torn += 1;
+            if self.torn > MAX_TORN && since.elapsed() > TORN_FOR {
                 return Err(FiErrno::EIO);
             }
         }

@@ -1,0 +1,145 @@
+//! Compare and swap on a region whose modifications are counted: one that fails does not modify
+//! (fi_mr(3), `fi_mr_bind`).
+//!
+//! Its event is posted after its result has arrived. Later operations are deferred until then, so
+//! the order of events is kept. The request is a part of the operation; the event completes the
+//! operation.
+
+#![allow(unsafe_code, reason = "posts requests")]
+
+use std::mem::MaybeUninit;
+
+use super::post::{EventTarget, MOST_EVENTS};
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::initiator::local::{LocalIov, MAX_IOV};
+use crate::initiator::plan::Batch;
+use crate::initiator::sq::{Link, Part, Signal, Sq};
+use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit};
+use crate::queue::event_cell::Event;
+use crate::verbs::SendRequest;
+
+/// A compare and swap that is posted, and whose event is not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CompareSwap {
+    /// Number of its request.
+    number: u32,
+    /// Event cells that count it if it succeeds, the region's first.
+    events: [EventTarget; MOST_EVENTS],
+    count: usize,
+}
+
+impl<Q: Sq> Initiator<Q> {
+    pub(crate) fn has_compare_swap(&self) -> bool {
+        let peer = self.peer.as_ref();
+        peer.is_some_and(|peer| peer.compare_swap.is_some())
+    }
+
+    /// Posts a compare and swap at `offset` in its region, and its event if the result arrives
+    /// while the link polls. Otherwise the caller keeps the operation first among the deferred
+    /// ones, for [`Self::count_compare`]. Returns whether all of it is posted.
+    ///
+    /// # Errors
+    /// Errors of posting; nothing was posted.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    pub(crate) unsafe fn compare(
+        &mut self,
+        op: &Transmit<'_>,
+        len: usize,
+        offset: u64,
+    ) -> Result<bool> {
+        self.sq.reserve()?;
+        let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
+        let fragment = region.piece(offset, ATOMIC_SIZE as u64);
+        let fragment = fragment.map_err(|_| FiErrno::EKEYREJECTED)?;
+        let mut events = [EventTarget::default(); MOST_EVENTS];
+        let count = self.events(op, region, Event::Write, &mut events);
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        // SAFETY: as this function.
+        let (sges, inline) = unsafe { self.gather(op, len, &mut sges) }?;
+        let part = Part {
+            context: op.context,
+            flags: op.kind,
+            visible: false,
+            reports_failure: !op.silent,
+            signal: Signal::Yes,
+            more: true,
+            refused: None,
+        };
+        let request = SendRequest {
+            sges,
+            inline,
+            fence: op.flags.contains(Flags::FENCE),
+            remote_addr: fragment.addr,
+            rkey: fragment.rkey,
+            compare_add: op.compare_add,
+            swap: op.swap,
+            ..SendRequest::empty(0, op.opcode)
+        };
+        // SAFETY: as this function.
+        let number = match unsafe { self.sq.post(request, part) } {
+            Ok(number) => number,
+            Err(error) => {
+                self.not_posted();
+                return Err(error);
+            }
+        };
+        self.posted(number);
+        if let Some(peer) = &mut self.peer {
+            peer.compare_swap = Some(CompareSwap {
+                number,
+                events,
+                count,
+            });
+        }
+        // SAFETY: as this function.
+        Ok(unsafe { self.count_compare(op) })
+    }
+
+    /// Posts the event of the compare and swap under way, if its result has arrived or arrives
+    /// while the link polls. Returns whether that is done.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`], for the operation that [`Self::compare`] has posted.
+    pub(crate) unsafe fn count_compare(&mut self, op: &Transmit<'_>) -> bool {
+        let Some(mut compare_swap) = self.peer.as_ref().and_then(|peer| peer.compare_swap) else {
+            return false;
+        };
+        let link = self.sq.link();
+        let mut polls = 0;
+        while link.is_outstanding(compare_swap.number) {
+            if !link.poll_once_more(&mut polls) {
+                return false;
+            }
+        }
+        let mut before = [0; ATOMIC_SIZE];
+        // SAFETY: `Endpoint::atomic` has checked that the result has 8 bytes; the caller keeps it
+        // valid until completion.
+        unsafe { op.local.copy_to(before.as_mut_ptr()) };
+        if u64::from_ne_bytes(before) != op.compare_add {
+            // a failed compare and swap counts as a read
+            let read = Event::Read.offset() - Event::Write.offset();
+            compare_swap.events[0].addr = compare_swap.events[0].addr.wrapping_add(read);
+        }
+        let events = &compare_swap.events[..compare_swap.count];
+        let event = Transmit {
+            local: LocalIov::NONE,
+            ..*op
+        };
+        // SAFETY: no buffers.
+        let posted = match unsafe { self.post_fragments(&event, 0, &[], events, Batch::default()) }
+        {
+            Ok(_) => true,
+            Err(FiErrno::EAGAIN) => false,
+            Err(error) => self.post_failure(op, error).is_ok(),
+        };
+        if posted && let Some(peer) = &mut self.peer {
+            peer.compare_swap = None;
+            peer.last_used = self.sq.link().next_number().wrapping_sub(1);
+            peer.acknowledge(); // deferred until this event
+        }
+        posted
+    }
+}

@@ -1,0 +1,123 @@
+//! The peer's keys that are not rkeys of its device: reads a key's records in the peer's directory,
+//! caches and resolves them, and keeps the order of operations behind a look-up. `docs/protocol.md`,
+//! "The key directory".
+//!
+//! A look-up is a state machine that never polls. Completions of its reads arrive through
+//! [`crate::queue::slots::OwnRequests`], whichever thread polls. While a read is under way, the
+//! operation is deferred, unless the send queue polls for it ([`Link::poll_once_more`]).
+//! [`super::Initiator::resume`] retries the deferred operations; its callers are the posting thread,
+//! the thread that reads the completion queue, and, while an operation is deferred, a thread of the
+//! domain.
+//!
+//! Everything here runs under the transmit lock, except the revocation notifier.
+
+#![allow(unsafe_code, reason = "posts requests")]
+
+mod compare;
+mod deferred;
+mod lease;
+mod lookup;
+mod notifier;
+mod post;
+mod resolve;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::sq::Link;
+use crate::mr::ConnectionBlock;
+use crate::mr::keys::KeyCache;
+use crate::mr::lookup::{Lookup, Map};
+use crate::verbs::Words;
+use crate::wire::introduction::Introduction;
+
+use self::compare::CompareSwap;
+pub(crate) use self::deferred::Deferred;
+pub(crate) use self::notifier::RevocationNotifier;
+pub(super) use self::post::EventTarget;
+pub(crate) use self::post::OTHER_PARTS;
+
+/// The initiator's state for a peer that has sent its introduction.
+#[derive(Debug)]
+pub(crate) struct PeerKeys<L> {
+    link: L,
+    introduction: Introduction,
+    block: Arc<ConnectionBlock>,
+    /// The peer's revocation count that this side has processed.
+    revision: u64,
+    /// The revocation count that the cached keys take into account: at least `revision`.
+    acted: u64,
+    /// Whether this side holds keys of the peer: the peer then announces revocations and waits
+    /// until this side acknowledges them.
+    holds_keys: bool,
+    /// The last value of the peer's *acknowledged* that was posted.
+    acknowledged: u64,
+    /// `last_used`: number of the last request that was posted with a key. `used_at_lease`: the
+    /// value of `last_used` when the lease timer was started.
+    last_used: u32,
+    used_at_lease: u32,
+    map: Map,
+    cache: KeyCache,
+    /// Cached keys that were returned to the peer; reused if no revocation has happened since.
+    returned: KeyCache,
+    lookup: Option<Lookup>,
+    /// Destination of directory reads; the word behind it receives the previous values of event
+    /// cells. Allocated by the first look-up.
+    scratch: Option<Words>,
+    /// Whether the read under way belongs to an abandoned look-up.
+    stale_read: bool,
+    /// Directory reads for the operation at the head of the queue that found a record half written
+    /// or changed.
+    torn: u32,
+    /// Time of the first such read.
+    torn_since: Option<Instant>,
+    /// Look-ups for that operation that were restarted because keys were revoked.
+    restarts: u32,
+    /// The compare and swap at the head of the queue, if it is posted and its event is not.
+    compare_swap: Option<CompareSwap>,
+}
+
+impl<L: Link> PeerKeys<L> {
+    /// The keys of the peer that has sent `introduction`; `block` is this side's connection block.
+    pub(crate) fn new(link: L, introduction: Introduction, block: &Arc<ConnectionBlock>) -> Self {
+        let (addr, rkey) = (introduction.block_addr, introduction.block_rkey);
+        Self {
+            link,
+            introduction,
+            block: Arc::clone(block),
+            revision: block.revision(),
+            acted: block.revision(),
+            holds_keys: false,
+            acknowledged: 0,
+            last_used: u32::MAX,
+            used_at_lease: u32::MAX,
+            map: Map::new(addr, rkey, block.token()),
+            cache: KeyCache::default(),
+            returned: KeyCache::default(),
+            lookup: None,
+            scratch: None,
+            stale_read: false,
+            torn: 0,
+            torn_since: None,
+            restarts: 0,
+            compare_swap: None,
+        }
+    }
+
+    /// Whether the operation at the head of the queue uses the records that were read for it
+    /// although keys were revoked meanwhile. This is safe: the operation was posted before the
+    /// revocation, and the memory stays registered until this side has acknowledged.
+    fn ignores_revocations(&self) -> bool {
+        self.restarts >= MAX_RESTARTS
+    }
+
+    /// The operation at the head of the queue is resolved: resets its counters.
+    fn reset_counters(&mut self) {
+        (self.torn, self.restarts) = (0, 0);
+        self.torn_since = None;
+    }
+}
+
+/// Restarts of one operation's look-ups caused by revocations. A peer that changes its regions
+/// continuously cannot delay the operation longer.
+const MAX_RESTARTS: u32 = 8;

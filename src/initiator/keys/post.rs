@@ -1,0 +1,373 @@
+//! Posts operations on resolved keys, with the requests that count them, and defers operations.
+
+#![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
+
+use super::Deferred;
+use super::resolve::{Resolution, leaves_unchanged, need};
+use crate::errno::{FiErrno, Result};
+use crate::initiator::local::LocalPart;
+use crate::initiator::plan::Batch;
+use crate::initiator::sq::{Link, Sq};
+use crate::initiator::{ATOMIC_SIZE, Initiator, Target, Transmit, refusal};
+use crate::mr::keys::{Piece, kind};
+use crate::mr::lookup::{READ_WORDS, Resolved};
+use crate::mr::mapped::Meaning;
+use crate::queue::event_cell::Event;
+use crate::verbs::Sge;
+use crate::wire::records::MAX_SEGMENTS;
+
+impl<Q: Sq> Initiator<Q> {
+    /// Posts an operation whose key may need a look-up, or that is behind such an operation.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    #[inline(never)]
+    pub(crate) unsafe fn submit_resolved(&mut self, op: &Transmit<'_>) -> Result<()> {
+        let len = self.check(op)?;
+        if self.deferred.is_empty()
+            && let Some(peer) = &mut self.peer
+            && let Some(Resolution::One(fragment)) = peer.find(op.key, op, len, 0)
+        {
+            // SAFETY: as this function.
+            return unsafe { self.post(op, len, Target::of(&fragment)) };
+        }
+        if op.key >> 48 == kind::MAPPED
+            && self.deferred.is_empty()
+            && let Some(Resolution::One(fragment)) = self.find_mapped(op, len, 0)
+        {
+            // SAFETY: as this function.
+            return unsafe { self.post(op, len, Target::of(&fragment)) };
+        }
+        self.resume();
+        if self.deferred.is_empty() {
+            if self.is_native(op) {
+                // SAFETY: as this function.
+                return unsafe { self.post(op, len, Target::native(op)) };
+            }
+            let looked_up = !self.has_native_key(op) && op.key >> 48 != kind::MAPPED;
+            if looked_up && (self.peer.is_none() || self.cannot_be_a_key(op.key)) {
+                return Err(refusal::no_such_key(op.key, self.peer.is_some()));
+            }
+            self.sq.reserve()?;
+            match self.resolve(op, len, 0) {
+                Resolution::Pending => {}
+                Resolution::Compare(offset) => {
+                    // SAFETY: as this function.
+                    if unsafe { self.compare(op, len, offset) }? {
+                        return Ok(());
+                    }
+                    // SAFETY: as this function.
+                    unsafe { self.defer(op) };
+                    return Ok(());
+                }
+                resolution => {
+                    // SAFETY: as this function.
+                    if let Some(done) = unsafe { self.post_resolved(op, len, 0, resolution) }? {
+                        // SAFETY: as this function.
+                        let deferred = unsafe { Deferred::new(op, done) };
+                        self.deferred.push_back(deferred);
+                        self.resume();
+                        if !self.deferred.is_empty() {
+                            self.sq.link().request_progress();
+                        }
+                    }
+                    return Ok(());
+                }
+            }
+        }
+        if !self.sq.can_defer(self.deferred.len()) {
+            if self.deferred.is_empty()
+                && let Some(peer) = &mut self.peer
+            {
+                // the caller may repost the operation after a revocation: it starts with new
+                // counters
+                peer.reset_counters();
+            }
+            return Err(FiErrno::EAGAIN);
+        }
+        // SAFETY: as this function.
+        unsafe { self.defer(op) };
+        Ok(())
+    }
+
+    /// Appends an operation to the deferred operations.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    unsafe fn defer(&mut self, op: &Transmit<'_>) {
+        // SAFETY: as this function.
+        self.deferred.push_back(unsafe { Deferred::new(op, 0) });
+        self.sq.link().request_progress();
+    }
+
+    /// Posts an operation, or its next part. `Some(n)`: `n` bytes of the operation are posted and
+    /// the rest remains.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    unsafe fn post_resolved(
+        &mut self,
+        op: &Transmit<'_>,
+        len: usize,
+        done: u64,
+        resolution: Resolution,
+    ) -> Result<Option<u64>> {
+        // SAFETY: as this function.
+        unsafe {
+            match resolution {
+                Resolution::One(fragment) => self.post(op, len, Target::of(&fragment)),
+                Resolution::Many(offset) => return self.post_many(op, len, offset, done),
+                Resolution::Native(rkey) => {
+                    let fragment = Piece {
+                        addr: op.remote_addr,
+                        rkey,
+                        len: len as u64,
+                        last: true,
+                        ..Piece::default()
+                    };
+                    let whole = Batch::default();
+                    self.post_fragments(op, len, &[fragment], &[], whole)
+                        .map(|_| ())
+                }
+                Resolution::Refused(error) => self.post_failure(op, error),
+                // resolved by the callers
+                Resolution::Pending | Resolution::Unread(_) | Resolution::Compare(_) => {
+                    Err(FiErrno::EAGAIN)
+                }
+            }
+        }
+        .map(|()| None)
+    }
+
+    /// Posts an operation that covers several buffers of a cached key, or is counted: at most
+    /// [`MAX_SEGMENTS`] fragments, from `offset` in the region and byte `done` of the operation.
+    /// Result as [`Self::post_resolved`].
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    unsafe fn post_many(
+        &mut self,
+        op: &Transmit<'_>,
+        len: usize,
+        offset: u64,
+        done: u64,
+    ) -> Result<Option<u64>> {
+        let mut fragments = [Piece::default(); MAX_SEGMENTS];
+        let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
+        let (need, len_there) = need(op, len);
+        let once = region.entry.once;
+        let mut events = [EventTarget::default(); MOST_EVENTS];
+        let event = if leaves_unchanged(op) {
+            Event::Read
+        } else {
+            need.event()
+        };
+        let event_count = self.events(op, region, event, &mut events);
+        let (mut count, mut taken) = (0, 0);
+        for to in &mut fragments {
+            let left = len_there - done - taken;
+            match region.piece(offset + taken, left) {
+                Ok(fragment) if !fragment.absent => *to = fragment,
+                // the part must be read first, or is absent by now: a later call handles it
+                _ => break,
+            }
+            count += 1;
+            taken += to.len;
+            if to.last {
+                break;
+            }
+        }
+        let fragments = &fragments[..count];
+        let last = fragments.last().ok_or(FiErrno::EAGAIN)?.last;
+        let mut more = None;
+        if last && done == 0 {
+            let events = &events[..event_count];
+            // SAFETY: as this function.
+            unsafe { self.post_fragments(op, len, fragments, events, Batch::default()) }?;
+        } else {
+            let batch = Batch {
+                begun: done != 0,
+                more: !last,
+            };
+            let events = if last { &events[..event_count] } else { &[] };
+            let mut part = LocalPart::default();
+            // limited to the length of the local buffers
+            let local = part.of(&op.local, done as usize, taken as usize);
+            let op = Transmit { local, ..*op };
+            // SAFETY: as this function; `local` covers a subset of the operation's bytes.
+            let whole =
+                unsafe { self.post_fragments(&op, taken as usize, fragments, events, batch) }?;
+            more = (whole && !last).then_some(done + taken);
+        }
+        let once = once.then(|| self.key_of(op));
+        if let Some(peer) = &mut self.peer {
+            peer.last_used = self.sq.link().next_number().wrapping_sub(1);
+            if let Some(key) = once
+                && let Some(region) = peer.cache.get_mut(key)
+            {
+                region.used = true;
+            }
+        }
+        Ok(more)
+    }
+
+    /// The cache key of the peer's region.
+    fn key_of(&self, op: &Transmit<'_>) -> u64 {
+        match self.mapped.get(op.key) {
+            Some(mapped) if op.key >> 48 == kind::MAPPED => mapped.key,
+            _ => op.key,
+        }
+    }
+
+    /// The cached records of a resolved key's region.
+    pub(super) fn region(&self, op: &Transmit<'_>) -> Option<&Resolved> {
+        let cached = |key| self.peer.as_ref()?.cache.get(key);
+        if op.key >> 48 != kind::MAPPED {
+            return cached(op.key);
+        }
+        let mapped = self.mapped.get(op.key)?;
+        match &mapped.meaning {
+            Meaning::Native(region) => Some(region),
+            Meaning::Key | Meaning::Published { .. } => cached(mapped.key),
+        }
+    }
+
+    /// Fills `events` with the event cells that count an operation on a region: cell `event` of the
+    /// region, and the endpoint's cell. Returns their number.
+    pub(super) fn events(
+        &self,
+        op: &Transmit<'_>,
+        region: &Resolved,
+        event: Event,
+        events: &mut [EventTarget; MOST_EVENTS],
+    ) -> usize {
+        let Some((peer, scratch)) = self
+            .peer
+            .as_ref()
+            .and_then(|peer| Some((peer, peer.scratch.as_ref()?)))
+        else {
+            return 0;
+        };
+        // the claim word of an access-once region is free for this use once the region was accessed
+        let of_region = if region.entry.once {
+            Some((region.entry.claim_addr(), region.entry.rkey))
+        } else if region.entry.cell != 0 {
+            let addr = region.entry.cell.wrapping_add(event.offset());
+            Some((addr, region.cells_rkey))
+        } else {
+            None
+        };
+        // only for regions found in a directory; a region with a native key is in none
+        let of_endpoint = (peer.map.cell != 0 && region.cells_rkey != 0).then(|| {
+            let offset = need(op, 0).0.event_of_endpoint().offset();
+            (peer.map.cell.wrapping_add(offset), region.cells_rkey)
+        });
+        let mut count = 0;
+        let targets = of_region.into_iter().chain(of_endpoint);
+        for (event, (addr, rkey)) in events.iter_mut().zip(targets) {
+            *event = EventTarget {
+                addr,
+                rkey,
+                sink: Sge {
+                    addr: scratch.addr(READ_WORDS),
+                    length: ATOMIC_SIZE as u32,
+                    lkey: scratch.lkey(),
+                },
+            };
+            count += 1;
+        }
+        count
+    }
+
+    /// Retries the deferred operations in order, until one cannot be posted.
+    pub(crate) fn resume(&mut self) {
+        if let Some(peer) = &mut self.peer {
+            peer.catch_up();
+            peer.acknowledge();
+        }
+        while let Some(mut deferred) = self.deferred.pop_front() {
+            // SAFETY: the caller that posted the operation promised that the buffers stay valid
+            // until completion.
+            if !unsafe { self.retry(&mut deferred) } {
+                self.deferred.push_front(deferred);
+                return;
+            }
+        }
+        self.sq.link().clear_progress_request();
+    }
+
+    /// Posts a deferred operation, or the rest of one. Returns whether all of it is posted.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    unsafe fn retry(&mut self, deferred: &mut Deferred) -> bool {
+        if self.has_compare_swap() {
+            // SAFETY: as this function.
+            return unsafe { self.count_compare(&deferred.transmit()) };
+        }
+        loop {
+            let done = deferred.posted();
+            let op = deferred.transmit();
+            if self.sq.is_full() && !(done != 0 && self.sq.make_room().unwrap_or(false)) {
+                return false;
+            }
+            let len = op.local.len();
+            let result = if self.is_native(&op) {
+                // SAFETY: as this function.
+                unsafe { self.post(&op, len, Target::native(&op)) }.map(|()| None)
+            } else {
+                match self.resolve(&op, len, done) {
+                    Resolution::Pending => return false,
+                    Resolution::Compare(offset) => {
+                        // SAFETY: as this function.
+                        match unsafe { self.compare(&op, len, offset) } {
+                            Ok(all) => return all,
+                            Err(error) => Err(error),
+                        }
+                    }
+                    // SAFETY: as this function.
+                    resolution => unsafe { self.post_resolved(&op, len, done, resolution) },
+                }
+            };
+            match result {
+                Ok(None) => return true,
+                Ok(Some(done)) => deferred.set_posted(done),
+                Err(FiErrno::EAGAIN) => return false,
+                Err(error) => return self.post_failure(&op, error).is_ok(),
+            }
+        }
+    }
+
+    /// After the end of the connection: fails the deferred operations with `ECANCELED`, in order, as
+    /// far as the send queue has room.
+    pub(crate) fn cancel_deferred(&mut self) {
+        if let Some(peer) = &mut self.peer {
+            peer.compare_swap = None;
+        }
+        while let Some(deferred) = self.deferred.pop_front() {
+            let op = deferred.transmit();
+            if self.sq.is_full() || self.post_failure(&op, FiErrno::ECANCELED).is_err() {
+                self.deferred.push_front(deferred);
+                return;
+            }
+        }
+        self.sq.link().clear_progress_request();
+    }
+}
+
+/// The event cell that counts an operation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EventTarget {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+    /// Local destination of the fetch-and-add's result, which is never read.
+    pub(crate) sink: Sge,
+}
+
+/// Engine requests that the send queue has room for besides those of [`crate::queue::slots::Own`]:
+/// the further parts of one operation, which are a write to each segment, a flush of each segment,
+/// remote data, and events.
+pub(crate) const OTHER_PARTS: usize = 2 * MAX_SEGMENTS + MOST_EVENTS;
+
+/// Event cells per operation: the region's and the endpoint's.
+pub(super) const MOST_EVENTS: usize = 2;

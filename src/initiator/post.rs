@@ -1,0 +1,340 @@
+//! Posts operations: checks lengths, finds or copies the local buffers, and posts one request, if
+//! the target is one range of the device's memory that needs no look-up.
+
+#![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
+
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use super::keys::{Deferred, PeerKeys};
+use super::lengths::{LengthOption, Lengths};
+use super::local::MAX_IOV;
+use super::refusal;
+use super::scratch::Scratch;
+use super::slab::{Bounce, Slab};
+use super::sq::{Link, Part, Signal, Sq};
+use super::transmit::{Target, Transmit};
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::mr::keys::KeyCache;
+use crate::mr::mapped::MappedKey;
+use crate::mr::{LocalKeys, MrDomain, Use};
+use crate::verbs::{SendOpcode, SendRequest, Sge};
+use crate::wire::introduction::Introduction;
+
+/// Parameters of an initiator.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InitiatorConfig {
+    /// Whether operations complete visibly only with `FI_COMPLETION`.
+    pub(crate) selective: bool,
+    /// Buffers per operation, at most [`MAX_IOV`].
+    pub(crate) iov_limit: usize,
+    /// Bytes that the device takes inline.
+    pub(crate) max_inline: usize,
+    /// Bytes that inject takes.
+    pub(crate) inject_size: usize,
+    /// Records of posted requests in the send queue.
+    pub(crate) slots: usize,
+    pub(crate) atomics: bool,
+}
+
+/// The requests of one queue pair's send side. Used under its endpoint's transmit lock.
+#[derive(Debug)]
+pub(crate) struct Initiator<Q: Sq> {
+    pub(crate) sq: Q,
+    selective: bool,
+    iov_limit: usize,
+    max_inline: usize,
+    /// Maximum lengths in bytes: of messages, of RMA.
+    max_inject: [usize; 2],
+    max_len: [usize; 2],
+    slab: Option<Slab>,
+    /// Bounce buffers for short sources that would otherwise need a registration.
+    bounce: Option<Bounce>,
+    local: LocalKeys,
+    scratch: Option<Scratch>,
+    /// Whether all keys of the peer are chosen by its application.
+    pub(super) application_keys: bool,
+    /// Set once the peer's introduction was received.
+    pub(super) peer: Option<Box<PeerKeys<Q::Link>>>,
+    /// The domain whose mapped keys operations may use.
+    pub(super) domain: Arc<MrDomain>,
+    /// Cache of mapped keys that operations have used.
+    pub(super) mapped: KeyCache<Arc<MappedKey>>,
+    /// Operations to be posted later: the first waits for a key look-up, a result or room, the
+    /// others are behind it.
+    pub(super) deferred: VecDeque<Deferred>,
+}
+
+impl<Q: Sq> Initiator<Q> {
+    /// Registers the slab and the other memory of copied data.
+    ///
+    /// # Errors
+    /// Those of `ibv_reg_mr(3)`.
+    pub(crate) fn new(
+        sq: Q,
+        domain: &Arc<MrDomain>,
+        lengths: &Lengths,
+        config: &InitiatorConfig,
+    ) -> Result<Self> {
+        let pd = sq.link().pd();
+        let slab = if config.max_inline < config.inject_size {
+            Some(Slab::new(pd, config.slots, config.inject_size)?)
+        } else {
+            None
+        };
+        let local = LocalKeys::new(domain, pd);
+        let bounce = if local.copies() {
+            Some(Bounce::new(pd)?)
+        } else {
+            None
+        };
+        Ok(Self {
+            selective: config.selective,
+            iov_limit: config.iov_limit,
+            max_inline: config.max_inline,
+            max_inject: [LengthOption::InjectMsg, LengthOption::InjectRma]
+                .map(|option| lengths.get(option)),
+            max_len: [LengthOption::MaxMsg, LengthOption::MaxRma].map(|option| lengths.get(option)),
+            slab,
+            bounce,
+            local,
+            scratch: match config.atomics {
+                true => Some(Scratch::new(pd)?),
+                false => None,
+            },
+            application_keys: false,
+            peer: None,
+            domain: Arc::clone(domain),
+            mapped: KeyCache::default(),
+            deferred: VecDeque::new(),
+            sq,
+        })
+    }
+
+    /// Resolves the peer's keys from now on.
+    pub(crate) fn introduce(&mut self, peer: &Introduction, keys: PeerKeys<Q::Link>) {
+        self.application_keys = peer.application_keys;
+        self.peer = Some(Box::new(keys));
+    }
+
+    /// The peer's keys, once it was introduced.
+    pub(crate) fn peer_keys(&mut self) -> Option<&mut PeerKeys<Q::Link>> {
+        self.peer.as_deref_mut()
+    }
+
+    /// Whether any operation is to be posted later.
+    pub(crate) fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    /// Whether the operation's key is an rkey of the device.
+    #[inline]
+    pub(super) fn has_native_key(&self, op: &Transmit<'_>) -> bool {
+        op.key >> 32 == 0 && !self.application_keys
+    }
+
+    /// Whether the operation is posted as one unmodified request.
+    #[inline]
+    pub(super) fn is_native(&self, op: &Transmit<'_>) -> bool {
+        (self.has_native_key(op) && !op.is_durable())
+            || matches!(op.opcode, SendOpcode::Send | SendOpcode::SendImm)
+    }
+
+    /// Posts an operation, or defers it.
+    ///
+    /// # Errors
+    /// - `EAGAIN`: no room, neither in the send queue nor for a deferred operation.
+    /// - `EMSGSIZE`, `EINVAL`: the length, the number of buffers, or a descriptor.
+    /// - `EKEYREJECTED`: the value cannot be a key of the peer.
+    /// - others of registering a local buffer, and of the device.
+    ///
+    /// # Safety
+    /// The local buffers stay valid until the operation completes, or until the return of this call
+    /// for inject. Descriptors are NULL or those of live regions that cover the buffers.
+    #[inline]
+    pub(crate) unsafe fn submit(&mut self, op: &Transmit<'_>) -> Result<()> {
+        // SAFETY: as this function.
+        unsafe {
+            if self.is_native(op) && self.deferred.is_empty() {
+                let len = self.check(op)?;
+                self.post(op, len, Target::native(op))
+            } else {
+                self.submit_resolved(op)
+            }
+        }
+    }
+
+    /// Makes the checks that do not depend on the peer. Returns the length in bytes.
+    #[inline]
+    pub(super) fn check(&self, op: &Transmit<'_>) -> Result<usize> {
+        // checked before the list is read: a wrong count may exceed the list
+        if op.local.count() > self.iov_limit {
+            return Err(refusal::too_many_buffers(op.local.count(), self.iov_limit));
+        }
+        let len = op.local.len();
+        let inject = op.flags.contains(Flags::INJECT);
+        let kind = usize::from(!op.opcode.is_send());
+        if len > self.max_len[kind] {
+            return Err(refusal::too_long(len, self.max_len[kind]));
+        }
+        if inject && len > self.max_inject[kind] {
+            return Err(refusal::too_long_to_inject(len, self.max_inject[kind]));
+        }
+        Ok(len)
+    }
+
+    /// The sges of an operation's local buffers, and whether the data is sent inline.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    #[inline]
+    pub(super) unsafe fn gather<'b>(
+        &mut self,
+        op: &Transmit<'_>,
+        len: usize,
+        sges: &'b mut [MaybeUninit<Sge>; MAX_IOV],
+    ) -> Result<(&'b [Sge], bool)> {
+        let inline = len <= self.max_inline && op.opcode.sends_data();
+        let sges = if inline {
+            // SAFETY: as this function.
+            unsafe { op.local.sges(None, sges) }?
+        } else if op.opcode.is_atomic() && op.local.count() == 0 {
+            let scratch = self.scratch.as_ref().ok_or(FiErrno::EOPNOTSUPP)?;
+            std::slice::from_ref(sges[0].write(scratch.sge()))
+        } else if op.opcode.sends_data()
+            && (op.flags.contains(Flags::INJECT) || self.is_better_copied(op, len))
+        {
+            let slab = self.slab.as_mut().ok_or(FiErrno::EMSGSIZE)?;
+            let (to, lkey) = slab.buffer(self.sq.next_index());
+            // SAFETY: the buffer is free and holds `inject_size` bytes; buffers as this function.
+            unsafe { op.local.copy_to(to) };
+            let addr = to as u64;
+            std::slice::from_ref(sges[0].write(Sge {
+                addr,
+                length: len as u32,
+                lkey,
+            }))
+        } else if let Some((to, lkey)) = self.bounced(op, len) {
+            // SAFETY: the bounce buffer has handed out a free buffer of at least `len` bytes;
+            // buffers as this function.
+            unsafe { op.local.copy_to(to) };
+            std::slice::from_ref(sges[0].write(Sge {
+                addr: to as u64,
+                length: len as u32,
+                lkey,
+            }))
+        } else {
+            let to = if op.opcode.sends_data() {
+                Use::Source
+            } else {
+                Use::Sink
+            };
+            // SAFETY: as this function.
+            unsafe { op.local.sges(Some((&mut self.local, to)), sges) }
+                .inspect_err(|_| self.local.refused())?
+        };
+        Ok((sges, inline))
+    }
+
+    /// Whether a short source that would need a registration is copied to the inject slab instead.
+    #[inline]
+    fn is_better_copied(&self, op: &Transmit<'_>, len: usize) -> bool {
+        self.slab.is_some()
+            && !op.opcode.is_atomic()
+            && len <= self.max_inject[usize::from(!op.opcode.is_send())]
+            && self.local.must_register(op.local.has_descriptors())
+    }
+
+    /// Bounce memory for a source that is copied because its registration would take longer. `None`
+    /// if the source does not qualify or no bounce memory is free.
+    #[inline]
+    fn bounced(&mut self, op: &Transmit<'_>, len: usize) -> Option<(*mut u8, u32)> {
+        let bounce = self.bounce.as_mut()?;
+        let copied = len <= self.local.copied()
+            && len != 0
+            && op.opcode.sends_data()
+            && !op.opcode.is_atomic()
+            && self.local.must_register(op.local.has_descriptors());
+        if copied {
+            bounce.take(self.sq.tail())
+        } else {
+            None
+        }
+    }
+
+    /// Records that an operation was posted; `number` is that of its last request.
+    #[inline]
+    pub(super) fn posted(&mut self, number: u32) {
+        self.local.posted(number, self.sq.tail());
+        if let Some(bounce) = &mut self.bounce {
+            bounce.posted(number);
+        }
+    }
+
+    /// Posts an operation with a resolved target as one request.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    #[inline]
+    pub(crate) unsafe fn post(
+        &mut self,
+        op: &Transmit<'_>,
+        len: usize,
+        target: Target,
+    ) -> Result<()> {
+        self.sq.reserve()?;
+        let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
+        // SAFETY: as this function.
+        let (sges, inline) = unsafe { self.gather(op, len, &mut sges) }?;
+        let visible = self.is_visible(op);
+        let part = Part {
+            context: op.context,
+            flags: op.kind,
+            visible,
+            reports_failure: !op.silent,
+            signal: if visible { Signal::Yes } else { Signal::Auto },
+            more: false,
+            refused: None,
+        };
+        let request = SendRequest {
+            wr_id: 0,
+            opcode: op.opcode,
+            sges,
+            inline,
+            signaled: false,
+            fence: op.flags.contains(Flags::FENCE),
+            // remote data has 4 bytes
+            imm: op.data as u32,
+            remote_addr: target.addr,
+            rkey: target.rkey,
+            compare_add: op.compare_add,
+            swap: op.swap,
+        };
+        // SAFETY: as this function; the caller keeps buffers that are not inline valid until
+        // completion.
+        match unsafe { self.sq.post(request, part) } {
+            Ok(number) => {
+                self.posted(number);
+                Ok(())
+            }
+            Err(error) => {
+                self.not_posted();
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the operation's success is reported to the application.
+    #[inline]
+    pub(super) fn is_visible(&self, op: &Transmit<'_>) -> bool {
+        !op.silent && (!self.selective || op.flags.contains(Flags::COMPLETION))
+    }
+
+    /// Releases the registrations of an operation that was not posted.
+    #[inline]
+    pub(super) fn not_posted(&mut self) {
+        self.local.refused();
+    }
+}

@@ -1,0 +1,41 @@
+//! Registered memory that receives the results of atomics without a result buffer.
+
+#![allow(unsafe_code, reason = "memory shared with a device")]
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+use crate::errno::Result;
+use crate::verbs::{Mr, Pd, Sge};
+
+/// Size of an atomic's target in bytes, and its required alignment.
+pub const ATOMIC_SIZE: usize = 8;
+
+/// Destination of unused results: devices write it, the CPU never reads it.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    mr: Mr,
+    cell: Box<UnsafeCell<u64>>,
+}
+
+// SAFETY: this side never reads or writes the cell.
+unsafe impl Send for Scratch {}
+
+impl Scratch {
+    pub(crate) fn new(pd: &Arc<Pd>) -> Result<Self> {
+        let cell = Box::new(UnsafeCell::new(0_u64));
+        let write = rdma_core_sys::IBV_ACCESS_LOCAL_WRITE;
+        // SAFETY: `Scratch` drops the registration before the cell (field order); the box keeps the
+        // cell at its address.
+        let mr = unsafe { Mr::register(pd, cell.get().cast(), ATOMIC_SIZE, write) }?;
+        Ok(Self { mr, cell })
+    }
+
+    pub(crate) fn sge(&self) -> Sge {
+        Sge {
+            addr: self.cell.get() as u64,
+            length: ATOMIC_SIZE as u32,
+            lkey: self.mr.lkey(),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Registered memory for copied data: injected data that is too long to send inline, and short
+//! sources that would need a registration.
+
+#![allow(unsafe_code, reason = "memory shared with a device")]
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+use crate::errno::Result;
+use crate::mr::COPIED;
+use crate::verbs::{Mr, Pd};
+
+/// One buffer of `size` bytes per record of a posted request: it is free when the record is.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    mr: Mr,
+    memory: Box<[UnsafeCell<u8>]>,
+    size: usize,
+}
+
+// SAFETY: the memory is written under the transmit lock only, and read by the device.
+unsafe impl Send for Slab {}
+
+impl Slab {
+    pub(crate) fn new(pd: &Arc<Pd>, count: usize, size: usize) -> Result<Self> {
+        let memory: Box<[UnsafeCell<u8>]> = (0..count * size).map(|_| UnsafeCell::new(0)).collect();
+        // SAFETY: `Slab` drops the registration before the memory (field order). The device only
+        // reads.
+        let mr = unsafe { Mr::register(pd, memory.as_ptr().cast(), memory.len(), 0) }?;
+        Ok(Self { mr, memory, size })
+    }
+
+    /// The buffer at `index`, and its lkey.
+    #[inline]
+    pub(crate) fn buffer(&mut self, index: usize) -> (*mut u8, u32) {
+        let start = index * self.size;
+        let buffer = &self.memory[start..start + self.size];
+        (buffer.as_ptr().cast_mut().cast(), self.mr.lkey())
+    }
+}
+
+/// Buffers of [`COPIED`] bytes for short sources, used as a ring: each is released when its request
+/// is complete. There may be fewer buffers than requests; when all are in use, a source is
+/// registered instead.
+#[derive(Debug)]
+pub(crate) struct Bounce {
+    slab: Slab,
+    /// Number of the request that uses each buffer.
+    numbers: [u32; BUFFERS],
+    /// Buffers taken and released so far, wrapping.
+    head: u32,
+    tail: u32,
+    /// Whether the operation that is being posted uses the buffer at `head`.
+    taken: bool,
+}
+
+/// Buffers per initiator, 256 KiB in total.
+const BUFFERS: usize = 32;
+
+impl Bounce {
+    /// # Errors
+    /// Those of `ibv_reg_mr(3)`.
+    pub(crate) fn new(pd: &Arc<Pd>) -> Result<Self> {
+        Ok(Self {
+            slab: Slab::new(pd, BUFFERS, COPIED)?,
+            numbers: [0; BUFFERS],
+            head: 0,
+            tail: 0,
+            taken: false,
+        })
+    }
+
+    /// A buffer for the operation that is being posted, and its lkey. Requests before `tail` are
+    /// complete.
+    #[inline]
+    pub(crate) fn take(&mut self, tail: u32) -> Option<(*mut u8, u32)> {
+        while self.tail != self.head
+            && (tail.wrapping_sub(self.numbers[self.tail as usize % BUFFERS]) as i32) > 0
+        {
+            self.tail = self.tail.wrapping_add(1);
+        }
+        if self.head.wrapping_sub(self.tail) as usize == BUFFERS {
+            return None;
+        }
+        self.taken = true;
+        Some(self.slab.buffer(self.head as usize % BUFFERS))
+    }
+
+    /// Records that the operation was posted; `number` is that of its last request. A refused
+    /// operation leaves its buffer to the next one.
+    #[inline]
+    pub(crate) fn posted(&mut self, number: u32) {
+        if std::mem::take(&mut self.taken) {
+            self.numbers[self.head as usize % BUFFERS] = number;
+            self.head = self.head.wrapping_add(1);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The send queue below an initiator.
+//!
+//! [`Sq`] is what the initiator uses under the transmit lock; [`Link`] is the part of it that other
+//! threads use too, for the engine's own requests. An endpoint type implements both for its records
+//! of posted requests: a ring of slots per queue pair for MSG.
+
+#![allow(unsafe_code, reason = "posts requests")]
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::errno::{FiErrno, Result};
+use crate::flags::Flags;
+use crate::log::info_log;
+use crate::queue::slots::{FailureListener, Own, OwnRequests};
+use crate::verbs::{Pd, SendOpcode, SendRequest, Sge};
+
+/// What the completion of a posted request means for its operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) context: usize,
+    /// Flags of the operation's completion.
+    pub(crate) flags: Flags,
+    /// Whether the success of this request completes the operation for the application.
+    pub(crate) visible: bool,
+    /// Whether failure is reported to the application: not for inject, which has no context.
+    pub(crate) reports_failure: bool,
+    pub(crate) signal: Signal,
+    /// Whether another request of the same operation follows, in this call or a later one.
+    pub(crate) more: bool,
+    /// The operation fails with this errno although the request succeeds.
+    pub(crate) refused: Option<FiErrno>,
+}
+
+/// Whether the device reports the success of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signal {
+    /// Never: a later request of the same call is signaled, or freed with a later one.
+    No,
+    /// Where the send queue needs it, to count operations or to free their records.
+    Auto,
+    /// Always.
+    Yes,
+}
+
+/// Posts an operation's requests. Used under the transmit lock of its endpoint.
+pub(crate) trait Sq: Debug {
+    type Link: Link;
+
+    fn link(&self) -> &Self::Link;
+
+    /// Whether there is no room for an operation.
+    fn is_full(&self) -> bool;
+
+    /// Polls for completions of a full queue. Returns whether there is room now.
+    ///
+    /// # Errors
+    /// `EOVERRUN`: the completion queue has failed.
+    fn make_room(&self) -> Result<bool>;
+
+    /// Whether there is room for an operation, after polling if there seems to be none.
+    ///
+    /// # Errors
+    /// `EAGAIN`: no room. Others as [`Self::make_room`].
+    #[inline]
+    fn reserve(&self) -> Result<()> {
+        if self.is_full() && !self.make_room()? {
+            return Err(FiErrno::EAGAIN);
+        }
+        Ok(())
+    }
+
+    /// Whether one more operation may be deferred, if so many are deferred already.
+    fn can_defer(&self, deferred: usize) -> bool;
+
+    /// Index of the next request's record, less than the number of records: the inject slab has a
+    /// buffer for each.
+    fn next_index(&self) -> usize;
+
+    /// Number of the oldest request that is not complete.
+    fn tail(&self) -> u32;
+
+    /// Posts a request; [`SendRequest::wr_id`] and [`SendRequest::signaled`] are set here. Returns
+    /// the request's number. [`Self::is_full`] was false at the operation's first request.
+    ///
+    /// # Errors
+    /// `EAGAIN`: the device's queue is full. Others of the device. Nothing was posted.
+    ///
+    /// # Safety
+    /// As [`crate::verbs::Qp::post_send`].
+    unsafe fn post(&mut self, request: SendRequest<'_>, part: Part) -> Result<u32>;
+
+    /// As [`Self::post`], for a flush of `len` bytes at the peer's address `to` with its rkey.
+    ///
+    /// # Errors
+    /// As [`Self::post`].
+    fn post_flush(&mut self, to: (u64, u32), len: usize, part: Part) -> Result<u32>;
+
+    /// Moves the queue pair to its error state: a partly posted operation cannot be withdrawn.
+    fn fail(&self);
+}
+
+/// The queue pair of a [`Sq`] as the peer's keys and the revocation notifier use it. Thread safe
+/// but for [`Self::next_number`]; cloning takes references.
+pub(crate) trait Link: Clone + Debug + Send + Sync + 'static {
+    fn pd(&self) -> &Arc<Pd>;
+
+    /// Number of the next request. Under the transmit lock only.
+    fn next_number(&self) -> u32;
+
+    /// Whether the request of this number is not known to be complete.
+    fn is_outstanding(&self, number: u32) -> bool;
+
+    /// Progress of the engine's own requests; pollers of the completion queue update it.
+    fn own(&self) -> &OwnRequests;
+
+    /// Posts a request as the engine's own one of kind `own`; [`SendRequest::wr_id`] is set here.
+    ///
+    /// # Errors
+    /// Those of the device.
+    ///
+    /// # Safety
+    /// As [`crate::verbs::Qp::post_send`].
+    unsafe fn post_request(&self, own: Own, request: SendRequest<'_>) -> Result<()>;
+
+    /// Polls the completion queue for requests of this link.
+    fn poll(&self);
+
+    /// Polls for a completion that an operation waits for. `polls`: earlier such polls of the same
+    /// call. Returns false, without polling, where the operation is to be deferred instead.
+    fn poll_once_more(&self, polls: &mut u32) -> bool;
+
+    /// Makes pollers of the completion queue, and the domain's helper thread, retry deferred
+    /// operations and revocation notices of this link.
+    fn request_progress(&self);
+
+    /// No operation is deferred any more.
+    fn clear_progress_request(&self);
+
+    /// Whether the peer waits for acknowledgements of this side when it revokes keys.
+    fn set_holds_keys(&self, holds: bool);
+
+    /// Starts the lease timer, after [`Self::set_holds_keys`].
+    fn start_lease(&self);
+
+    /// The endpoint, if it still exists.
+    fn owner(&self) -> Option<Arc<dyn FailureListener>>;
+
+    /// Ends the connection, and reports this to the endpoint.
+    fn sever(&self);
+
+    /// Posts one of the engine's own requests: `sge` is the local word or words, `to` the peer's
+    /// address and rkey, `swap` the new value of a compare and swap with 0. Returns whether it was
+    /// posted.
+    ///
+    /// # Safety
+    /// The buffer stays valid until the request completes.
+    unsafe fn post_own(
+        &self,
+        own: Own,
+        opcode: SendOpcode,
+        sge: Sge,
+        to: (u64, u32),
+        swap: u64,
+    ) -> bool {
+        if own != Own::Revocation {
+            self.own().begin(own);
+        }
+        let request = SendRequest {
+            sges: &[sge],
+            // also ordered behind earlier reads and atomics
+            fence: own == Own::Acknowledge,
+            remote_addr: to.0,
+            rkey: to.1,
+            swap,
+            ..SendRequest::empty(0, opcode)
+        };
+        // SAFETY: as this function: the caller keeps the buffer valid until completion.
+        let posted = unsafe { self.post_request(own, request) };
+        if let Err(error) = posted {
+            self.own().end(own, false);
+            info_log!(EpCtrl, "{own:?} could not be posted: {error}");
+        }
+        posted.is_ok()
+    }
+}
