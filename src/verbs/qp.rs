@@ -1,5 +1,5 @@
-//! RC queue pairs, made on an identifier of the connection manager, which moves them through
-//! their states.
+//! Creation, states and attributes of RC queue pairs, which are made on an identifier of the
+//! connection manager; it moves them through their states. `post.rs` posts to them.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
@@ -8,11 +8,9 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
+use super::post::FlushCalls;
 use super::{CmId, Cq, Device, Pd, Srq};
 use crate::errno::{FiErrno, Result};
-
-/// A buffer of a work request: address, length, lkey.
-pub type Sge = sys::ibv_sge;
 
 /// How large a queue pair is asked to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,128 +50,12 @@ pub struct QpState {
     pub max_inline_data: u32,
 }
 
-/// The operation of a send request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum SendOpcode {
-    /// `IBV_WR_SEND`
-    Send = sys::IBV_WR_SEND,
-    /// `IBV_WR_SEND_WITH_IMM`
-    SendImm = sys::IBV_WR_SEND_WITH_IMM,
-    /// `IBV_WR_RDMA_WRITE`
-    Write = sys::IBV_WR_RDMA_WRITE,
-    /// `IBV_WR_RDMA_WRITE_WITH_IMM`
-    WriteImm = sys::IBV_WR_RDMA_WRITE_WITH_IMM,
-    /// `IBV_WR_RDMA_READ`
-    Read = sys::IBV_WR_RDMA_READ,
-    /// `IBV_WR_ATOMIC_CMP_AND_SWP`
-    CompareSwap = sys::IBV_WR_ATOMIC_CMP_AND_SWP,
-    /// `IBV_WR_ATOMIC_FETCH_AND_ADD`
-    FetchAdd = sys::IBV_WR_ATOMIC_FETCH_AND_ADD,
-}
-
-impl SendOpcode {
-    /// Whether it is a message.
-    #[inline]
-    pub(crate) fn is_send(self) -> bool {
-        matches!(self, Self::Send | Self::SendImm)
-    }
-
-    /// Whether its local buffers are read, not written.
-    #[inline]
-    pub(crate) fn sends_data(self) -> bool {
-        // the others come after it in verbs' numbering
-        (self as u32) < Self::Read as u32
-    }
-
-    /// Whether it is a 64-bit atomic.
-    #[inline]
-    pub(crate) fn is_atomic(self) -> bool {
-        (self as u32) > Self::Read as u32
-    }
-
-    /// The same operation without immediate data.
-    #[inline]
-    pub(crate) fn without_imm(self) -> Self {
-        match self {
-            Self::SendImm => Self::Send,
-            Self::WriteImm => Self::Write,
-            other => other,
-        }
-    }
-
-    /// The same operation with immediate data; reads and atomics have none.
-    #[inline]
-    pub(crate) fn with_imm(self) -> Self {
-        match self {
-            Self::Send => Self::SendImm,
-            Self::Write => Self::WriteImm,
-            other => other,
-        }
-    }
-}
-
-/// A request for the send queue.
-#[derive(Clone, Copy, Debug)]
-pub struct SendRequest<'a> {
-    /// Handed back in the completion.
-    pub wr_id: u64,
-    /// The operation.
-    pub opcode: SendOpcode,
-    /// Local buffers.
-    pub sges: &'a [Sge],
-    /// Take the data now, by the CPU.
-    pub inline: bool,
-    /// Report success.
-    pub signaled: bool,
-    /// Wait for the reads before.
-    pub fence: bool,
-    /// Immediate data, for the opcodes that have it.
-    pub imm: u32,
-    /// The peer's address, for RDMA and atomics.
-    pub remote_addr: u64,
-    /// The peer's key, for RDMA and atomics.
-    pub rkey: u32,
-    /// Atomics: the value to compare with, or to add.
-    pub compare_add: u64,
-    /// Compare and swap: the new value.
-    pub swap: u64,
-}
-
-impl SendRequest<'static> {
-    /// A request that carries nothing, signaled.
-    pub(crate) fn empty(wr_id: u64, opcode: SendOpcode) -> Self {
-        Self {
-            wr_id,
-            opcode,
-            sges: &[],
-            inline: false,
-            signaled: true,
-            fence: false,
-            imm: 0,
-            remote_addr: 0,
-            rkey: 0,
-            compare_add: 0,
-            swap: 0,
-        }
-    }
-}
-
-/// A request for the receive queue.
-#[derive(Clone, Copy, Debug)]
-pub struct RecvRequest<'a> {
-    /// Handed back in the completion.
-    pub wr_id: u64,
-    /// Local buffers.
-    pub sges: &'a [Sge],
-}
-
 /// A queue pair. Thread safe.
 #[derive(Debug)]
 pub struct Qp {
-    raw: *mut sys::ibv_qp,
+    pub(super) raw: *mut sys::ibv_qp,
     /// Where it was made for flushes.
-    flush: Option<FlushCalls>,
+    pub(super) flush: Option<FlushCalls>,
     limits: QpLimits,
     id: Arc<CmId>,
     pd: Arc<Pd>,
@@ -186,34 +68,6 @@ pub struct Qp {
     /// How many flushes were posted.
     #[cfg(test)]
     pub(crate) flushes: std::sync::atomic::AtomicUsize,
-}
-
-/// The calls that post a flush (`ibv_wr_post(3)`).
-#[derive(Clone, Copy, Debug)]
-struct FlushCalls {
-    qp: *mut sys::ibv_qp_ex,
-    start: unsafe extern "C" fn(*mut sys::ibv_qp_ex),
-    flush: unsafe extern "C" fn(*mut sys::ibv_qp_ex, u32, u64, usize, u8, u8),
-    complete: unsafe extern "C" fn(*mut sys::ibv_qp_ex) -> c_int,
-}
-
-impl FlushCalls {
-    /// # Safety
-    /// A live queue pair of this backend.
-    unsafe fn of(id: &CmId, raw: *mut sys::ibv_qp) -> Option<Self> {
-        let convert = id.backend().verbs.ibv_qp_to_qp_ex?;
-        // SAFETY: the caller's promise; NULL where it was not made by extended attributes.
-        unsafe {
-            let qp = convert(raw);
-            let calls = qp.as_ref()?;
-            Some(Self {
-                qp,
-                start: calls.wr_start?,
-                flush: calls.wr_flush?,
-                complete: calls.wr_complete?,
-            })
-        }
-    }
 }
 
 // SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
@@ -398,103 +252,6 @@ impl Qp {
             ..Default::default()
         };
         self.modify(&mut attr, sys::IBV_QP_MIN_RNR_TIMER)
-    }
-
-    /// `ibv_post_send(3)` of one request.
-    ///
-    /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the state of the queue pair.
-    ///
-    /// # Safety
-    /// Inline data must be readable now; the rest stay the caller's until completion.
-    #[inline(always)]
-    pub unsafe fn post_send(&self, request: &SendRequest<'_>) -> Result<()> {
-        let mut flags = 0;
-        if request.inline {
-            flags |= sys::IBV_SEND_INLINE;
-        }
-        if request.signaled {
-            flags |= sys::IBV_SEND_SIGNALED;
-        }
-        if request.fence {
-            flags |= sys::IBV_SEND_FENCE;
-        }
-        #[cfg(test)]
-        self.posted_flags
-            .store(flags, std::sync::atomic::Ordering::Relaxed);
-        let mut wr = sys::ibv_send_wr {
-            wr_id: request.wr_id,
-            sg_list: request.sges.as_ptr().cast_mut(),
-            num_sge: request.sges.len() as c_int,
-            opcode: request.opcode as u32,
-            send_flags: flags,
-            ..Default::default()
-        };
-        wr.__bindgen_anon_1.bindgen_union_field = request.imm.to_be();
-        if request.opcode.is_atomic() {
-            wr.wr.atomic.remote_addr = request.remote_addr;
-            wr.wr.atomic.rkey = request.rkey;
-            wr.wr.atomic.compare_add = request.compare_add;
-            wr.wr.atomic.swap = request.swap;
-        } else {
-            wr.wr.rdma.remote_addr = request.remote_addr;
-            wr.wr.rdma.rkey = request.rkey;
-        }
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair is live, the request a valid chain of one.
-        FiErrno::from_verb(unsafe { sys::ibv_post_send(self.raw, &raw mut wr, &raw mut bad) })
-    }
-
-    /// Makes `len` bytes at the peer's `addr` persistent across a loss of power: the data of
-    /// earlier writes on this queue pair (`ibv_wr_flush`, `ibv_wr_post(3)`).
-    ///
-    /// # Errors
-    /// `ENOMEM`: the queue is full. `EOPNOTSUPP`: the queue pair was created without flush.
-    pub fn post_flush(
-        &self,
-        wr_id: u64,
-        (addr, rkey): (u64, u32),
-        len: usize,
-        signaled: bool,
-    ) -> Result<()> {
-        let calls = self.flush.ok_or(FiErrno::EOPNOTSUPP)?;
-        #[cfg(test)]
-        self.flushes
-            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let flags = if signaled { sys::IBV_SEND_SIGNALED } else { 0 };
-        // both, as persistence alone does not order visibility; the values fit in 8 bits
-        let placement = (sys::IBV_FLUSH_GLOBAL | sys::IBV_FLUSH_PERSISTENT) as u8;
-        let level = sys::IBV_FLUSH_RANGE as u8;
-        // SAFETY: the queue pair is live and was made with these operations, which are called
-        // between start and complete, as ibv_wr_post(3) requires; start locks out other threads
-        // until complete.
-        FiErrno::from_verb(unsafe {
-            (calls.start)(calls.qp);
-            (*calls.qp).wr_id = wr_id;
-            (*calls.qp).wr_flags = flags;
-            (calls.flush)(calls.qp, rkey, addr, len, placement, level);
-            (calls.complete)(calls.qp)
-        })
-    }
-
-    /// `ibv_post_recv(3)` of one request.
-    ///
-    /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the state of the queue pair.
-    ///
-    /// # Safety
-    /// The buffers stay the caller's until completion.
-    #[inline(always)]
-    pub unsafe fn post_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
-        let mut wr = sys::ibv_recv_wr {
-            wr_id: request.wr_id,
-            next: std::ptr::null_mut(),
-            sg_list: request.sges.as_ptr().cast_mut(),
-            num_sge: request.sges.len() as c_int,
-        };
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair is live, the request a valid chain of one.
-        FiErrno::from_verb(unsafe { sys::ibv_post_recv(self.raw, &raw mut wr, &raw mut bad) })
     }
 }
 
