@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use crate::mr::keys::{KeyCache, There};
 use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
+use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
 use crate::wire::list::{MAX_BLOCKS, Place, encode_block, encode_index};
 use crate::wire::records::{Block, Entry, Header, MAX_SEGMENTS, Segment, WORDS};
@@ -152,9 +153,9 @@ fn answer(numbers: &mut Numbers<'_>, key: u64, generation: u64, words: usize) ->
         0 => (0..words).map(|_| numbers.word()).collect(),
         1 => {
             let block = Block {
-                header_addr: numbers.word(),
-                header_rkey: 1,
-                cell: numbers.word() & !7,
+                header_addr: RemoteAddr::new(numbers.word()),
+                header_rkey: Rkey::new(1),
+                cell: RemoteAddr::new(numbers.word() & !7),
             };
             [vec![0; Block::OWNERS], block.encode().to_vec()].concat()
         }
@@ -173,7 +174,7 @@ fn answer(numbers: &mut Numbers<'_>, key: u64, generation: u64, words: usize) ->
                 } else {
                     key
                 },
-                addr: numbers.word(),
+                addr: RemoteAddr::new(numbers.word()),
                 len: numbers.size(),
                 segments: match numbers.byte() % 16 {
                     0..=8 => Entry::LONG,
@@ -196,8 +197,8 @@ fn answer(numbers: &mut Numbers<'_>, key: u64, generation: u64, words: usize) ->
             let places = (0..numbers.byte()).map(|_| {
                 let place = Place {
                     first,
-                    addr: numbers.word(),
-                    rkey: 1,
+                    addr: RemoteAddr::new(numbers.word()),
+                    rkey: Rkey::new(1),
                 };
                 first = first.wrapping_add(numbers.size());
                 place
@@ -220,9 +221,9 @@ fn answer(numbers: &mut Numbers<'_>, key: u64, generation: u64, words: usize) ->
 
 fn segment(numbers: &mut Numbers<'_>) -> Segment {
     Segment {
-        addr: numbers.size(),
+        addr: RemoteAddr::new(numbers.size()),
         len: numbers.size(),
-        rkey: u32::from(numbers.byte() % 4),
+        rkey: Rkey::new(u32::from(numbers.byte() % 4)),
         absent: numbers.byte().is_multiple_of(4),
     }
 }
@@ -236,7 +237,7 @@ fn segment(numbers: &mut Numbers<'_>) -> Segment {
 pub fn lookup(data: &[u8]) {
     let mut numbers = Numbers(data.iter());
     let (key, generation) = (numbers.word(), 5);
-    let mut map = Map::new(numbers.word(), 1, 7);
+    let mut map = Map::new(RemoteAddr::new(numbers.word()), Rkey::new(1), 7);
     let mut kept = KeyCache::default();
     let mut lookup = Lookup::new(key, &map);
     while !numbers.0.as_slice().is_empty() {

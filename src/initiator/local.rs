@@ -11,7 +11,7 @@ use libc::iovec;
 use super::refusal;
 use crate::errno::{FiErrno, Result};
 use crate::mr::{Desc, LocalKeys, Use};
-use crate::verbs::Sge;
+use crate::verbs::{Lkey, Sge};
 
 /// Maximum number of buffers per operation.
 pub(crate) const MAX_IOV: usize = 16;
@@ -189,7 +189,7 @@ impl<'a> LocalIov<'a> {
                 continue;
             }
             let lkey = match &mut keys {
-                None => 0,
+                None => Lkey::default(),
                 // SAFETY: there are as many descriptors as buffers, or none at all; else as this
                 // function.
                 Some((keys, to)) => unsafe {

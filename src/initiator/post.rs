@@ -20,7 +20,7 @@ use crate::flags::Flags;
 use crate::mr::keys::KeyCache;
 use crate::mr::mapped::MappedKey;
 use crate::mr::{LocalKeys, MrDomain, Use};
-use crate::verbs::{SendOpcode, SendRequest, Sge};
+use crate::verbs::{Lkey, SendOpcode, SendRequest, Sge};
 use crate::wire::introduction::Introduction;
 
 /// Parameters of an initiator.
@@ -250,7 +250,7 @@ impl<Q: Sq> Initiator<Q> {
     /// Bounce memory for a source that is copied because its registration would take longer. `None`
     /// if the source does not qualify or no bounce memory is free.
     #[inline]
-    fn bounced(&mut self, op: &Transmit<'_>, len: usize) -> Option<(*mut u8, u32)> {
+    fn bounced(&mut self, op: &Transmit<'_>, len: usize) -> Option<(*mut u8, Lkey)> {
         let bounce = self.bounce.as_mut()?;
         let copied = len <= self.local.copied()
             && len != 0

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::errno::Result;
 use crate::mr::COPIED;
-use crate::verbs::{Mr, Pd};
+use crate::verbs::{Lkey, Mr, Pd};
 
 /// One buffer of `size` bytes per record of a posted request: it is free when the record is.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Slab {
 
     /// The buffer at `index`, and its lkey.
     #[inline]
-    pub(crate) fn buffer(&mut self, index: usize) -> (*mut u8, u32) {
+    pub(crate) fn buffer(&mut self, index: usize) -> (*mut u8, Lkey) {
         let start = index * self.size;
         let buffer = &self.memory[start..start + self.size];
         (buffer.as_ptr().cast_mut().cast(), self.mr.lkey())
@@ -73,7 +73,7 @@ impl Bounce {
     /// A buffer for the operation that is being posted, and its lkey. Requests before `tail` are
     /// complete.
     #[inline]
-    pub(crate) fn take(&mut self, tail: u32) -> Option<(*mut u8, u32)> {
+    pub(crate) fn take(&mut self, tail: u32) -> Option<(*mut u8, Lkey)> {
         while self.tail != self.head
             && (tail.wrapping_sub(self.numbers[self.tail as usize % BUFFERS]) as i32) > 0
         {

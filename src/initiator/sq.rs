@@ -13,7 +13,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::info_log;
 use crate::queue::slots::{FailureListener, Own, OwnRequests};
-use crate::verbs::{Pd, SendOpcode, SendRequest, Sge};
+use crate::verbs::{Pd, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
 /// What the completion of a posted request means for its operation.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +94,7 @@ pub(crate) trait Sq: Debug {
     ///
     /// # Errors
     /// As [`Self::post`].
-    fn post_flush(&mut self, to: (u64, u32), len: usize, part: Part) -> Result<u32>;
+    fn post_flush(&mut self, to: (RemoteAddr, Rkey), len: usize, part: Part) -> Result<u32>;
 
     /// Moves the queue pair to its error state: a partly posted operation cannot be withdrawn.
     fn fail(&self);
@@ -160,7 +160,7 @@ pub(crate) trait Link: Clone + Debug + Send + Sync + 'static {
         own: Own,
         opcode: SendOpcode,
         sge: Sge,
-        to: (u64, u32),
+        to: (RemoteAddr, Rkey),
         swap: u64,
     ) -> bool {
         if own != Own::Revocation {

@@ -4,7 +4,7 @@ use super::local::LocalIov;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::keys::Piece;
-use crate::verbs::SendOpcode;
+use crate::verbs::{RemoteAddr, Rkey, SendOpcode};
 
 /// Flags accepted by `fi_sendmsg` and `fi_writemsg`. `FI_MORE` has no effect: a delayed request
 /// would be sent only by the application's next call, although progress is automatic
@@ -24,6 +24,7 @@ const MSG_FLAGS: Flags = Flags::COMPLETION
 pub(crate) struct Transmit<'a> {
     pub(crate) opcode: SendOpcode,
     pub(crate) local: LocalIov<'a>,
+    /// In the addressing mode of the region: the peer's virtual address, or an offset.
     pub(crate) remote_addr: u64,
     pub(crate) key: u64,
     pub(crate) data: u64,
@@ -96,8 +97,8 @@ impl<'a> Transmit<'a> {
 /// The peer's memory as its device addresses it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
-    pub(crate) addr: u64,
-    pub(crate) rkey: u32,
+    pub(crate) addr: RemoteAddr,
+    pub(crate) rkey: Rkey,
 }
 
 impl Target {
@@ -105,9 +106,9 @@ impl Target {
     #[inline]
     pub(crate) fn native(op: &Transmit<'_>) -> Self {
         Self {
-            addr: op.remote_addr,
+            addr: RemoteAddr::new(op.remote_addr),
             // native keys have 32 bits
-            rkey: op.key as u32,
+            rkey: Rkey::new(op.key as u32),
         }
     }
 

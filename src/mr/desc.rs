@@ -11,7 +11,7 @@ use super::region::Region;
 use crate::errno::{FiErrno, Result};
 use crate::log::{Subsystem, refuse, refused};
 use crate::log_place;
-use crate::verbs::Pd;
+use crate::verbs::{Lkey, Pd};
 
 /// Marks a live region. Most invalid descriptors are refused because they do not point to it.
 pub(super) const MAGIC: u32 = 0x7765_6672;
@@ -58,7 +58,7 @@ impl Desc {
     /// # Safety
     /// NULL, or a pointer from [`Region::desc`] of a region that is still open.
     #[inline]
-    pub(crate) unsafe fn lkey(self, place: &Place, iov: &libc::iovec) -> Result<u32> {
+    pub(crate) unsafe fn lkey(self, place: &Place, iov: &libc::iovec) -> Result<Lkey> {
         if self.0.is_null() {
             return Err(absent(iov.iov_base as u64, iov.iov_len));
         }
@@ -120,7 +120,7 @@ impl Region {
     /// The lkey in a protection domain in which the region is not exposed: before the region is
     /// enabled, or at an endpoint other than the one that the region is bound to.
     #[cold]
-    fn lkey_elsewhere(&self, pd: &Arc<Pd>, iov: &libc::iovec) -> Result<u32> {
+    fn lkey_elsewhere(&self, pd: &Arc<Pd>, iov: &libc::iovec) -> Result<Lkey> {
         let mut elsewhere = self.elsewhere.lock();
         if let Some(known) = elsewhere.iter().find(|known| Arc::ptr_eq(known.pd(), pd)) {
             return known.lkey(iov);

@@ -17,7 +17,7 @@ use super::revocation::Left;
 use super::table::Table;
 use crate::errno::{FiErrno, Result};
 use crate::queue::event_cell::{Cell, Cells};
-use crate::verbs::{Mr, Pd, Words};
+use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey, Words};
 use crate::wire::records::{Block, Entry, Header, WORDS};
 
 /// Connection blocks per registration.
@@ -107,17 +107,17 @@ pub(crate) struct ConnectionBlock {
 }
 
 impl ConnectionBlock {
-    pub(crate) fn addr(&self) -> u64 {
-        self.place.words.addr(self.place.index)
+    pub(crate) fn addr(&self) -> RemoteAddr {
+        self.place.words.remote_addr(self.place.index)
     }
 
-    pub(crate) fn rkey(&self) -> u32 {
+    pub(crate) fn rkey(&self) -> Rkey {
         self.place.words.rkey()
     }
 
     /// A number that no other connection has, with very high probability.
     pub(crate) fn token(&self) -> u64 {
-        self.directory.domain ^ self.addr()
+        self.directory.domain ^ self.addr().get()
     }
 
     /// The last revocation count that the peer has written here.
@@ -127,13 +127,13 @@ impl ConnectionBlock {
     }
 
     /// Address and lkey of the directory's revocation count.
-    pub(crate) fn revocations(&self) -> (u64, u32) {
+    pub(crate) fn revocations(&self) -> (u64, Lkey) {
         let header = &self.directory.header;
         (header.addr(4), header.lkey())
     }
 
     /// Stores a word in registered memory, as the source of a write. Returns its address and lkey.
-    pub(crate) fn stage(&self, value: u64) -> (u64, u32) {
+    pub(crate) fn stage(&self, value: u64) -> (u64, Lkey) {
         let index = self.place.index + 4;
         self.place.words.store(index, value);
         (self.place.words.addr(index), self.place.words.lkey())
@@ -146,7 +146,7 @@ impl ConnectionBlock {
     }
 
     /// Address and lkey of the word that receives reads of the peer's block.
-    pub(crate) fn sink(&self) -> (u64, u32) {
+    pub(crate) fn sink(&self) -> (u64, Lkey) {
         let words = &self.place.words;
         (words.addr(self.place.index + WORDS), words.lkey())
     }
@@ -217,7 +217,10 @@ impl Directory {
             log2: table.log2(),
             moves: table.moves(),
             revocations,
-            cells_rkey: self.cells.as_ref().map_or(0, |cells| cells.rkey()),
+            cells_rkey: self
+                .cells
+                .as_ref()
+                .map_or(Rkey::default(), |cells| cells.rkey()),
             domain: self.domain,
         };
         self.header.write(0, &header.encode());
@@ -296,9 +299,9 @@ impl Directory {
             words.store(index + word, 0);
         }
         let block = Block {
-            header_addr: self.header.addr(0),
+            header_addr: self.header.remote_addr(0),
             header_rkey: self.header.rkey(),
-            cell: cell.as_ref().map_or(0, |cell| cell.addr()),
+            cell: cell.as_ref().map_or(RemoteAddr::NULL, |cell| cell.addr()),
         };
         words.write(index + Block::OWNERS, &block.encode());
         Ok(ConnectionBlock {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
-use crate::verbs::{Device, Mr, Pd};
+use crate::verbs::{Device, Lkey, Mr, Pd};
 
 /// Parameters of a domain's memory regions.
 #[derive(Clone, Debug, Default)]
@@ -199,7 +199,7 @@ impl MrDomain {
     }
 
     /// The lkey in `pd` of the whole address space, where the device has such a region.
-    pub(crate) fn implicit_lkey(&self, pd: &Arc<Pd>) -> Option<u32> {
+    pub(crate) fn implicit_lkey(&self, pd: &Arc<Pd>) -> Option<Lkey> {
         let region = self.implicit.as_ref()?;
         Arc::ptr_eq(region.pd(), pd).then(|| region.lkey())
     }

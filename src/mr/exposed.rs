@@ -17,7 +17,7 @@ use super::{Directory, Mode, Paging};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::queue::event_cell::Cell;
-use crate::verbs::{Mr, Pd, Words};
+use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey, Words};
 use crate::wire::raw_key::RawKey;
 use crate::wire::records::{Entry, MAX_LIST_WORDS, MAX_SEGMENTS, Segment, access};
 
@@ -25,14 +25,14 @@ use crate::wire::records::{Entry, MAX_LIST_WORDS, MAX_SEGMENTS, Segment, access}
 #[derive(Debug)]
 pub(crate) struct Exposed {
     /// The lkey of a region with one buffer that is never re-registered.
-    lkey: Option<u32>,
+    lkey: Option<Lkey>,
     pd: Arc<Pd>,
     /// One registration per buffer, unless they are registered in pieces. Empty once they have
     /// ended.
     mrs: RwLock<Vec<Mr>>,
     pieces: Option<Pieces>,
     /// First address, length and lkey of each buffer, if there are several.
-    parts: Box<[(u64, u64, u32)]>,
+    parts: Box<[(u64, u64, Lkey)]>,
     /// The directory record. The lock is held from a change to its publication.
     told: Mutex<Told>,
     entry: Entry,
@@ -66,7 +66,7 @@ struct Told {
 #[derive(Clone, Copy, Debug)]
 enum Key {
     /// The rkey, which the application itself distributes.
-    Native(u32),
+    Native(Rkey),
     /// A key in the directory.
     Published(u64),
     /// The region has no remote access; the requested key.
@@ -76,7 +76,7 @@ enum Key {
 impl Key {
     fn number(self) -> u64 {
         match self {
-            Self::Native(rkey) => rkey.into(),
+            Self::Native(rkey) => rkey.get().into(),
             Self::Published(key) | Self::Unused(key) => key,
         }
     }
@@ -176,7 +176,7 @@ impl Exposed {
         } else if remote {
             Key::Published(kind::HANDLE << 48 | (generation & 0xffff_ffff_ffff))
         } else {
-            Key::Unused(rkey.unwrap_or_default().into())
+            Key::Unused(rkey.unwrap_or_default().get().into())
         };
         let mut this = Self::of(region, pd, memory, key, generation);
         if let Key::Published(_) = key {
@@ -204,16 +204,16 @@ impl Exposed {
             pieces,
             entry: Entry {
                 key: key.number(),
-                addr: region.start(),
+                addr: RemoteAddr::new(region.start()),
                 len: region.len(),
-                rkey: first.map_or(0, Mr::rkey),
+                rkey: first.map_or(Rkey::default(), Mr::rkey),
                 access: published(region),
                 // the number of parts is at most MAX_SEGMENTS
                 segments: if several { mrs.len() as u16 } else { 0 },
                 once: region.once,
                 generation,
                 start: region.first_address(),
-                cell: 0,
+                cell: RemoteAddr::NULL,
             },
             mrs: RwLock::new(mrs),
             key,
@@ -289,7 +289,7 @@ impl Exposed {
                 addr: whole.addr,
                 rkey: whole.rkey,
                 segments: 0,
-                cell: cell.as_ref().map_or(0, |cell| cell.addr()),
+                cell: cell.as_ref().map_or(RemoteAddr::NULL, |cell| cell.addr()),
                 ..self.entry
             },
             cell,
@@ -302,10 +302,10 @@ impl Exposed {
         list.write(0, &Segment::encode_list(self.entry.generation, segments));
         Told {
             entry: Entry {
-                addr: list.addr(0),
+                addr: list.remote_addr(0),
                 rkey: list.rkey(),
                 segments: segments.len() as u16,
-                cell: cell.as_ref().map_or(0, |cell| cell.addr()),
+                cell: cell.as_ref().map_or(RemoteAddr::NULL, |cell| cell.addr()),
                 ..self.entry
             },
             list: Some(list),
@@ -327,7 +327,7 @@ impl Exposed {
                 addr,
                 rkey,
                 segments: Entry::LONG,
-                cell: cell.as_ref().map_or(0, |cell| cell.addr()),
+                cell: cell.as_ref().map_or(RemoteAddr::NULL, |cell| cell.addr()),
                 ..self.entry
             },
             long: Some(list),
@@ -492,7 +492,7 @@ impl Exposed {
         let parts = self.parts.iter().zip(&*mrs);
         parts
             .map(|(&(addr, len, _), mr)| Segment {
-                addr,
+                addr: RemoteAddr::new(addr),
                 len,
                 rkey: mr.rkey(),
                 absent: false,
@@ -526,7 +526,7 @@ impl Exposed {
     /// # Errors
     /// `EINVAL`: no single buffer of the region covers it.
     #[inline]
-    pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<u32> {
+    pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<Lkey> {
         match self.lkey {
             Some(lkey) => Ok(lkey),
             None => self.part(iov),
@@ -534,22 +534,22 @@ impl Exposed {
     }
 
     /// The lkey of these bytes. If no buffer covers all of them: the lkey of one buffer, or 0.
-    pub(super) fn lkey_at(&self, addr: u64, len: u64) -> u32 {
+    pub(super) fn lkey_at(&self, addr: u64, len: u64) -> Lkey {
         let iov = libc::iovec {
             iov_base: std::ptr::without_provenance_mut(addr as usize),
             iov_len: len as usize,
         };
-        let any = || self.mrs.read().first().map_or(0, Mr::lkey);
+        let any = || self.mrs.read().first().map_or(Lkey::default(), Mr::lkey);
         self.lkey(&iov).unwrap_or_else(|_| any())
     }
 
     /// The lkey of the buffer or piece that covers a local buffer.
-    fn part(&self, iov: &libc::iovec) -> Result<u32> {
+    fn part(&self, iov: &libc::iovec) -> Result<Lkey> {
         if let Some(pieces) = &self.pieces {
             return pieces.lkey(iov);
         }
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
-        let inside = |&&(start, whole, _): &&(u64, u64, u32)| {
+        let inside = |&&(start, whole, _): &&(u64, u64, Lkey)| {
             addr.checked_sub(start)
                 .and_then(|offset| offset.checked_add(len))
                 .is_some_and(|end| end <= whole)

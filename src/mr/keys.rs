@@ -11,6 +11,7 @@ use super::mapped::MappedKey;
 use super::table::home;
 use crate::errno::FiErrno;
 use crate::queue::event_cell::Event;
+use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::list::Part;
 use crate::wire::records::access;
 
@@ -344,8 +345,8 @@ pub(crate) enum There {
 /// A part of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Piece {
-    pub(crate) addr: u64,
-    pub(crate) rkey: u32,
+    pub(crate) addr: RemoteAddr,
+    pub(crate) rkey: Rkey,
     pub(crate) len: u64,
     /// Whether the piece has no memory.
     pub(crate) absent: bool,
@@ -365,14 +366,14 @@ mod tests {
     fn region(len: u64, start: u64, access: u8) -> Resolved {
         Resolved {
             entry: Entry {
-                addr: 0x1_0000,
+                addr: RemoteAddr::new(0x1_0000),
                 len,
                 start,
                 access,
-                rkey: 9,
+                rkey: Rkey::new(9),
                 ..Entry::default()
             },
-            cells_rkey: 0,
+            cells_rkey: Rkey::default(),
             blocks: Box::default(),
             used: false,
         }
@@ -481,9 +482,9 @@ mod tests {
             .iter()
             .enumerate()
             .map(|(i, len)| Segment {
-                addr: (i as u64 + 1) << 20,
+                addr: RemoteAddr::new((i as u64 + 1) << 20),
                 len: *len,
-                rkey: i as u32,
+                rkey: Rkey::new(i as u32),
                 absent: false,
             })
             .collect();
@@ -491,14 +492,14 @@ mod tests {
         // the address of each byte
         let bytes: Vec<(u64, u32)> = segments
             .iter()
-            .flat_map(|s| (0..s.len).map(|i| (s.addr + i, s.rkey)))
+            .flat_map(|s| (0..s.len).map(|i| (s.addr.get() + i, s.rkey.get())))
             .collect();
         for offset in 0..=113_u64 {
             for len in 0..=113 - offset {
                 let pieces = pieces(&many, offset, len).unwrap();
                 let covered: Vec<_> = pieces
                     .iter()
-                    .flat_map(|p| (0..p.len).map(|i| (p.addr + i, p.rkey)))
+                    .flat_map(|p| (0..p.len).map(|i| (p.addr.get() + i, p.rkey.get())))
                     .collect();
                 assert_eq!(covered, bytes[offset as usize..(offset + len) as usize]);
                 assert!(len == 0 || pieces.iter().all(|piece| piece.len > 0));
@@ -523,7 +524,7 @@ mod tests {
             let segments: Vec<_> = lens.iter().map(|&(len, rkey, jump)| {
                 // registrations that touch the next one, or do not
                 at += if jump { 10 } else { 0 };
-                let segment = Segment { addr: at, len, rkey, absent: rkey == 0 };
+                let segment = Segment { addr: RemoteAddr::new(at), len, rkey: Rkey::new(rkey), absent: rkey == 0 };
                 at += len;
                 segment
             }).collect();
@@ -531,7 +532,7 @@ mod tests {
             firsts.dedup();
             let mut region = listed(&segments, &firsts, false);
             let bytes: Vec<(u64, u32)> =
-                segments.iter().flat_map(|s| (0..s.len).map(|i| (s.addr + i, s.rkey))).collect();
+                segments.iter().flat_map(|s| (0..s.len).map(|i| (s.addr.get() + i, s.rkey.get()))).collect();
             let unread = unread.map(|unread| usize::from(unread) % firsts.len());
             let hidden = unread.map(|unread| {
                 let (place, end) = region.block(unread).unwrap();
@@ -559,7 +560,7 @@ mod tests {
                     if first.is_none() {
                         let pieces = pieces(&region, offset, len).unwrap();
                         let covered: Vec<_> =
-                            pieces.iter().flat_map(|p| (0..p.len).map(|i| (p.addr + i, p.rkey))).collect();
+                            pieces.iter().flat_map(|p| (0..p.len).map(|i| (p.addr.get() + i, p.rkey.get()))).collect();
                         prop_assert_eq!(&covered[..], range);
                         let changes = range.windows(2).filter(|b| b[1] != (b[0].0 + 1, b[0].1)).count();
                         let edges = if unread.is_some() { 2 } else { 0 };

@@ -16,7 +16,7 @@ use rdma_core_sys as sys;
 
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
-use crate::verbs::{Pd, Words};
+use crate::verbs::{Pd, RemoteAddr, Rkey, Words};
 use crate::wire::list::{
     BLOCK_WORDS, HEAD, MAX_BLOCKS, MOST_RECORDS, Place, SUM, encode_block, encode_index,
 };
@@ -123,8 +123,8 @@ impl List {
     }
 
     /// Address and rkey of the index.
-    pub(super) fn at(&self) -> (u64, u32) {
-        (self.index.addr(0), self.index.rkey())
+    pub(super) fn at(&self) -> (RemoteAddr, Rkey) {
+        (self.index.remote_addr(0), self.index.rkey())
     }
 
     /// Whether the region has one part.
@@ -241,7 +241,7 @@ impl List {
             let words = &self.pool[registration];
             Place {
                 first: block.first,
-                addr: words.addr(at * BLOCK_WORDS),
+                addr: words.remote_addr(at * BLOCK_WORDS),
                 rkey: words.rkey(),
             }
         });
@@ -285,11 +285,11 @@ mod tests {
             .skip(from as usize)
         {
             match segments.last_mut() {
-                Some(last) if last.rkey == *rkey => last.len += 1,
+                Some(last) if last.rkey.get() == *rkey => last.len += 1,
                 _ => segments.push(Segment {
-                    addr: page as u64,
+                    addr: RemoteAddr::new(page as u64),
                     len: 1,
-                    rkey: *rkey,
+                    rkey: Rkey::new(*rkey),
                     absent: *rkey == 0,
                 }),
             }
@@ -312,12 +312,12 @@ mod tests {
         for (i, place) in places.iter().enumerate() {
             let block = list.blocks[i].place;
             let words = &list.pool[block.0];
-            assert_eq!(place.addr, words.addr(block.1 * BLOCK_WORDS));
+            assert_eq!(place.addr, words.remote_addr(block.1 * BLOCK_WORDS));
             let words: [u64; BLOCK_WORDS] = words.read(block.1 * BLOCK_WORDS);
             let end = places.get(i + 1).map_or(len, |next| next.first);
             for part in &decode_block(&words, generation, place.first, end).unwrap() {
-                assert_eq!(part.offset, part.segment.addr);
-                pages.extend((0..part.segment.len).map(|_| part.segment.rkey));
+                assert_eq!(part.offset, part.segment.addr.get());
+                pages.extend((0..part.segment.len).map(|_| part.segment.rkey.get()));
             }
         }
         pages

@@ -17,7 +17,7 @@ use super::MrDomain;
 use crate::errno::Result;
 use crate::mr::cache::{Got, Held};
 use crate::mr::{Desc, DescRule, LocalCache, Place};
-use crate::verbs::{Mr, Pd};
+use crate::verbs::{Lkey, Mr, Pd};
 
 /// The device's access to a local buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(crate) struct LocalKeys {
     rule: DescRule,
     place: Place,
     /// The lkey of the domain's implicit region.
-    implicit: Option<u32>,
+    implicit: Option<Lkey>,
     cache: Option<Arc<LocalCache>>,
     /// Length in bytes up to which sources are copied instead of being looked up in the cache.
     copied: usize,
@@ -116,7 +116,7 @@ impl LocalKeys {
     /// `desc` follows the rule: where it is read, it is NULL or of an open region. The caller does
     /// not free the buffer before the operation is complete.
     #[inline]
-    pub(crate) unsafe fn lkey(&mut self, desc: Desc, iov: &libc::iovec, to: Use) -> Result<u32> {
+    pub(crate) unsafe fn lkey(&mut self, desc: Desc, iov: &libc::iovec, to: Use) -> Result<Lkey> {
         match self.rule {
             // SAFETY: as this function.
             DescRule::Required => unsafe { desc.lkey(&self.place, iov) },
@@ -132,7 +132,7 @@ impl LocalKeys {
 
     /// The lkey of a cached registration, or else of a new one.
     #[inline]
-    unsafe fn registered(&mut self, iov: &libc::iovec, to: Use) -> Result<u32> {
+    unsafe fn registered(&mut self, iov: &libc::iovec, to: Use) -> Result<Lkey> {
         if let Some(cache) = &self.cache {
             let start = iov.iov_base as u64;
             let end = start.saturating_add(iov.iov_len as u64);
@@ -154,7 +154,7 @@ impl LocalKeys {
     }
 
     #[cold]
-    unsafe fn register(&mut self, iov: &libc::iovec, to: Use) -> Result<u32> {
+    unsafe fn register(&mut self, iov: &libc::iovec, to: Use) -> Result<Lkey> {
         let (kept, lkey) = if let Some(cache) = &self.cache {
             let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
             // SAFETY: the caller keeps the buffer valid; `LocalKeys` holds the registration until

@@ -11,7 +11,7 @@ use super::cache::{Bounds, Cache, Registrar, Watch};
 use super::monitor::{Foreign, Monitor, Watching, refused};
 use crate::errno::Result;
 use crate::log::info_log;
-use crate::verbs::{Mr, Pd};
+use crate::verbs::{Lkey, Mr, Pd};
 
 /// How local buffers without descriptors get an lkey (`FI_MR_LOCAL` off, `fi_mr(3)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(crate) type LocalCache = Cache<Pinned>;
 impl Registrar for Pinned {
     type Mr = Mr;
 
-    unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(Mr, u32)> {
+    unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(Mr, Lkey)> {
         let rights = if writable {
             sys::IBV_ACCESS_LOCAL_WRITE
         } else {

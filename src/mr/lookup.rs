@@ -5,6 +5,7 @@
 //! every look-up ends whatever they contain.
 
 use super::table::{REACH, home};
+use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::list::{BLOCK_WORDS, IndexReader, Part, Place, decode_block};
 use crate::wire::records::{
     Bad, Block, Entry, Header, MAX_LIST_WORDS, RECORD_SIZE, Segment, WORDS,
@@ -21,8 +22,8 @@ const RESTARTS: u32 = 16;
 /// A read of the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Read {
-    pub(crate) addr: u64,
-    pub(crate) rkey: u32,
+    pub(crate) addr: RemoteAddr,
+    pub(crate) rkey: Rkey,
     pub(crate) words: usize,
     /// Not a read but a compare and swap: replaces a word that is 0 by [`Map::token`] and returns
     /// its previous value.
@@ -33,7 +34,7 @@ pub(crate) struct Read {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Resolved {
     pub(crate) entry: Entry,
-    pub(crate) cells_rkey: u32,
+    pub(crate) cells_rkey: Rkey,
     /// No block: the region is one buffer. One block: its parts were read with the key. More
     /// blocks, or one that is not read yet: those of a long list, in order and without gaps, the
     /// first at offset 0.
@@ -106,24 +107,24 @@ pub(crate) enum Outcome {
 /// The peer's directory as read by earlier look-ups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Map {
-    block: (u64, u32),
-    header_at: Option<(u64, u32)>,
+    block: (RemoteAddr, Rkey),
+    header_at: Option<(RemoteAddr, Rkey)>,
     header: Option<Header>,
     /// Address of the event cell of the peer's endpoint, or 0.
-    pub(crate) cell: u64,
+    pub(crate) cell: RemoteAddr,
     /// The connection's unique token for claims, not 0.
     pub(crate) token: u64,
 }
 
 impl Map {
     /// `addr` and `rkey` of the peer's connection block.
-    pub(crate) fn new(addr: u64, rkey: u32, token: u64) -> Self {
+    pub(crate) fn new(addr: RemoteAddr, rkey: Rkey, token: u64) -> Self {
         Self {
             token: token.max(1),
             block: (addr, rkey),
             header_at: None,
             header: None,
-            cell: 0,
+            cell: RemoteAddr::NULL,
         }
     }
 }
@@ -304,7 +305,7 @@ impl Lookup {
     fn connection_block(&mut self, map: &mut Map, words: &[u64]) -> Result<Outcome, Bad> {
         let words = words.first_chunk().ok_or(Bad::Foreign)?;
         let block = Block::decode(words).ok_or(Bad::Torn)?;
-        if block.header_addr == 0 {
+        if block.header_addr.is_null() {
             return Ok(Outcome::Missing);
         }
         map.header_at = Some((block.header_addr, block.header_rkey));
@@ -388,7 +389,9 @@ impl Lookup {
 fn found(map: &Map, entry: Entry, blocks: Box<[PartBlock]>) -> Resolved {
     Resolved {
         entry,
-        cells_rkey: map.header.map_or(0, |header| header.cells_rkey),
+        cells_rkey: map
+            .header
+            .map_or(Rkey::default(), |header| header.cells_rkey),
         blocks,
         used: false,
     }
@@ -412,7 +415,7 @@ mod tests {
         let mut ends = [0_u32; 3];
         for round in 0..3000_u64 {
             let key = next();
-            let mut map = Map::new(next(), next() as u32, 7);
+            let mut map = Map::new(RemoteAddr::new(next()), Rkey::new(next() as u32), 7);
             let mut lookup = Lookup::new(key, &map);
             let (mut reads, mut torn) = (0, 0);
             let outcome = loop {
@@ -423,9 +426,9 @@ mod tests {
                     (0, _) => {}
                     (_, Stage::Block) => words[2..8].copy_from_slice(
                         &Block {
-                            header_addr: next(),
-                            header_rkey: 1,
-                            cell: next(),
+                            header_addr: RemoteAddr::new(next()),
+                            header_rkey: Rkey::new(1),
+                            cell: RemoteAddr::new(next()),
                         }
                         .encode(),
                     ),

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::keys::{Keyed, kind};
 use super::lookup::{PartBlock, Resolved};
 use crate::errno::{FiErrno, Result};
+use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::raw_key::{self, RawKey};
 use crate::wire::records::Entry;
 
@@ -81,11 +82,11 @@ fn decode(raw: &[u8]) -> Result<(u64, Meaning)> {
                 Meaning::Native(Resolved {
                     // native keys have no event cell: a counted region is published
                     entry: Entry {
-                        cell: 0,
+                        cell: RemoteAddr::NULL,
                         once: false,
                         ..raw.entry
                     },
-                    cells_rkey: 0,
+                    cells_rkey: Rkey::default(),
                     blocks: match &*raw.segments {
                         [] => Box::default(),
                         segments => Box::new([PartBlock::of(segments)]),

@@ -21,7 +21,7 @@ use super::cover::Cover;
 use super::region::Range;
 use super::{backed, page};
 use crate::errno::{FiErrno, Result};
-use crate::verbs::{Mr, Pd};
+use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey};
 use crate::wire::records::Segment;
 
 /// A registration shared by several parts.
@@ -189,9 +189,9 @@ impl Pieces {
             }
             let walk = inner.cover.walk(start, len).into_iter();
             segments.extend(walk.map(|(addr, len, by)| Segment {
-                addr,
+                addr: RemoteAddr::new(addr),
                 len,
-                rkey: by.map_or(0, |mr| mr.0.rkey()),
+                rkey: by.map_or(Rkey::default(), |mr| mr.0.rkey()),
                 absent: by.is_none(),
             }));
         }
@@ -237,7 +237,7 @@ impl Pieces {
     /// # Errors
     /// `EINVAL`: a part of the buffer is absent. Those of registering, if the buffer covers several
     /// parts.
-    pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<u32> {
+    pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<Lkey> {
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
         if let Some(mr) = self.inner.read().cover.find(addr, len) {
             return Ok(mr.0.lkey());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::{Desc, LocalKeys, MrDomain, Use};
 use crate::errno::Result;
+use crate::verbs::Lkey;
 
 /// One direction of an endpoint that posts nothing. Not thread safe.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl LocalProbe {
     /// # Safety
     /// The memory is mapped.
     #[inline]
-    pub unsafe fn source(&mut self, addr: *const c_void, len: usize) -> Result<u32> {
+    pub unsafe fn source(&mut self, addr: *const c_void, len: usize) -> Result<Lkey> {
         let iov = libc::iovec {
             iov_base: addr.cast_mut(),
             iov_len: len,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use crate::errno::{FiErrno, Result};
-use crate::verbs::{Pd, Words};
+use crate::verbs::{Pd, RemoteAddr, Rkey, Words};
 use crate::wire::records::{Entry, WORDS};
 
 /// Maximum distance of an entry from its home slot, in slots.
@@ -50,11 +50,11 @@ impl Table {
         })
     }
 
-    pub(crate) fn addr(&self) -> u64 {
-        self.words.addr(0)
+    pub(crate) fn addr(&self) -> RemoteAddr {
+        self.words.remote_addr(0)
     }
 
-    pub(crate) fn rkey(&self) -> u32 {
+    pub(crate) fn rkey(&self) -> Rkey {
         self.words.rkey()
     }
 

@@ -8,7 +8,7 @@ use crate::errno::{FiErrno, Result};
 use crate::initiator::sq::{Link, Part, Signal, Sq};
 use crate::queue::slots::{FailureListener, Own, OwnRequests, Rings, Slot, SlotRing};
 use crate::queue::{CompletionQueue, WrId};
-use crate::verbs::{Pd, Qp, SendOpcode, SendRequest};
+use crate::verbs::{Pd, Qp, RemoteAddr, Rkey, SendOpcode, SendRequest};
 
 /// Polls of the application's completion queue in one call, for a completion that an operation
 /// waits for, before the operation is deferred. A look-up on soft0 completes within few polls, so an
@@ -167,7 +167,7 @@ impl Sq for SendQueue {
         self.posted(number, signaled, posted)
     }
 
-    fn post_flush(&mut self, to: (u64, u32), len: usize, part: Part) -> Result<u32> {
+    fn post_flush(&mut self, to: (RemoteAddr, Rkey), len: usize, part: Part) -> Result<u32> {
         let (number, signaled) = self.push(part);
         let wr_id = self.link.place.send(number);
         let posted = self.link.qp.post_flush(wr_id, to, len, signaled);

@@ -13,7 +13,7 @@ use rdma_core_sys as sys;
 
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::verbs::{Pd, Words};
+use crate::verbs::{Pd, RemoteAddr, Rkey, Words};
 
 /// Maximum number of event cells in use per protection domain.
 const CELLS: usize = 1 << 16;
@@ -75,7 +75,7 @@ impl Cells {
         }))
     }
 
-    pub(crate) fn rkey(&self) -> u32 {
+    pub(crate) fn rkey(&self) -> Rkey {
         self.words.rkey()
     }
 
@@ -110,8 +110,8 @@ pub(crate) struct Cell {
 
 impl Cell {
     /// Address of the cell.
-    pub(crate) fn addr(&self) -> u64 {
-        self.cells.words.addr(self.index as usize * WORDS)
+    pub(crate) fn addr(&self) -> RemoteAddr {
+        self.cells.words.remote_addr(self.index as usize * WORDS)
     }
 
     /// The count of an event since the cells were allocated; wraps.
@@ -172,14 +172,18 @@ mod tests {
         assert_eq!(cells.take().err(), Some(FiErrno::ENOMEM));
         let mut places: Vec<_> = all.iter().map(|cell| cell.addr()).collect();
         places.sort_unstable();
-        assert!(places.windows(2).all(|pair| pair[1] - pair[0] == 16));
+        assert!(
+            places
+                .windows(2)
+                .all(|pair| pair[0].checked_add(16) == Some(pair[1]))
+        );
         let held = Arc::clone(&all[7]);
         let (held_at, other_at) = (held.addr(), all[8].addr());
         let mut all = all;
         all.drain(7..9);
         let again = cells.take().unwrap();
         assert_eq!(again.addr(), other_at);
-        assert!(cells.take().is_err(), "somebody holds {held_at:#x}");
+        assert!(cells.take().is_err(), "somebody holds {held_at:?}");
         drop(held);
         assert_eq!(cells.take().unwrap().addr(), held_at);
     }

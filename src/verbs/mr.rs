@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use rdma_core_sys as sys;
 
-use super::Pd;
+use super::{Lkey, Pd, Rkey};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
@@ -25,7 +25,7 @@ pub(crate) struct Advised {
     /// As requests name the first one.
     pub(crate) addr: u64,
     pub(crate) length: u32,
-    pub(crate) lkey: u32,
+    pub(crate) lkey: Lkey,
 }
 
 /// `ibv_advise_mr(3)`.
@@ -38,7 +38,7 @@ pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, pieces: &[Advised]) -> Re
         .map(|piece| sys::ibv_sge {
             addr: piece.addr,
             length: piece.length,
-            lkey: piece.lkey,
+            lkey: piece.lkey.get(),
         })
         .collect();
     let count = u32::try_from(list.len()).map_err(|_| FiErrno::EINVAL)?;
@@ -257,15 +257,15 @@ impl Mr {
     }
 
     /// The key for this side's work requests.
-    pub fn lkey(&self) -> u32 {
+    pub fn lkey(&self) -> Lkey {
         // SAFETY: live until dropped.
-        unsafe { (*self.raw).lkey }
+        Lkey::new(unsafe { (*self.raw).lkey })
     }
 
     /// The key for peers.
-    pub fn rkey(&self) -> u32 {
+    pub fn rkey(&self) -> Rkey {
         // SAFETY: live until dropped.
-        unsafe { (*self.raw).rkey }
+        Rkey::new(unsafe { (*self.raw).rkey })
     }
 }
 

@@ -3,14 +3,38 @@
 #![allow(unsafe_code, reason = "calls verbs")]
 
 use std::ffi::c_int;
+use std::mem::offset_of;
 
 use rdma_core_sys as sys;
 
-use super::{CmId, Qp};
+use super::{CmId, Lkey, Qp, RemoteAddr, Rkey};
 use crate::errno::{FiErrno, Result};
 
-/// A buffer of a work request: address, length, lkey.
-pub type Sge = sys::ibv_sge;
+/// A buffer of a work request (`struct ibv_sge`, same layout).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sge {
+    /// Local address.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Key of its registration; unused for inline data.
+    pub lkey: Lkey,
+}
+
+const _: () = {
+    assert!(size_of::<Sge>() == size_of::<sys::ibv_sge>());
+    assert!(align_of::<Sge>() == align_of::<sys::ibv_sge>());
+    assert!(offset_of!(Sge, addr) == offset_of!(sys::ibv_sge, addr));
+    assert!(offset_of!(Sge, length) == offset_of!(sys::ibv_sge, length));
+    assert!(offset_of!(Sge, lkey) == offset_of!(sys::ibv_sge, lkey));
+};
+
+/// The list of `sges` as verbs takes it; requests do not write it.
+#[inline]
+pub(super) fn sg_list(sges: &[Sge]) -> *mut sys::ibv_sge {
+    sges.as_ptr().cast_mut().cast()
+}
 
 /// The operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,9 +115,9 @@ pub struct SendRequest<'a> {
     /// Immediate data, for the opcodes that have it.
     pub imm: u32,
     /// The peer's address, for RDMA and atomics.
-    pub remote_addr: u64,
+    pub remote_addr: RemoteAddr,
     /// The peer's key, for RDMA and atomics.
-    pub rkey: u32,
+    pub rkey: Rkey,
     /// Atomics: the value to compare with, or to add.
     pub compare_add: u64,
     /// Compare and swap: the new value.
@@ -111,8 +135,8 @@ impl SendRequest<'static> {
             signaled: true,
             fence: false,
             imm: 0,
-            remote_addr: 0,
-            rkey: 0,
+            remote_addr: RemoteAddr::NULL,
+            rkey: Rkey::default(),
             compare_add: 0,
             swap: 0,
         }
@@ -181,7 +205,7 @@ impl Qp {
             .store(flags, std::sync::atomic::Ordering::Relaxed);
         let mut wr = sys::ibv_send_wr {
             wr_id: request.wr_id,
-            sg_list: request.sges.as_ptr().cast_mut(),
+            sg_list: sg_list(request.sges),
             num_sge: request.sges.len() as c_int,
             opcode: request.opcode as u32,
             send_flags: flags,
@@ -189,13 +213,13 @@ impl Qp {
         };
         wr.__bindgen_anon_1.bindgen_union_field = request.imm.to_be();
         if request.opcode.is_atomic() {
-            wr.wr.atomic.remote_addr = request.remote_addr;
-            wr.wr.atomic.rkey = request.rkey;
+            wr.wr.atomic.remote_addr = request.remote_addr.get();
+            wr.wr.atomic.rkey = request.rkey.get();
             wr.wr.atomic.compare_add = request.compare_add;
             wr.wr.atomic.swap = request.swap;
         } else {
-            wr.wr.rdma.remote_addr = request.remote_addr;
-            wr.wr.rdma.rkey = request.rkey;
+            wr.wr.rdma.remote_addr = request.remote_addr.get();
+            wr.wr.rdma.rkey = request.rkey.get();
         }
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue pair is live, the request a valid chain of one.
@@ -210,7 +234,7 @@ impl Qp {
     pub fn post_flush(
         &self,
         wr_id: u64,
-        (addr, rkey): (u64, u32),
+        (addr, rkey): (RemoteAddr, Rkey),
         len: usize,
         signaled: bool,
     ) -> Result<()> {
@@ -229,7 +253,7 @@ impl Qp {
             (calls.start)(calls.qp);
             (*calls.qp).wr_id = wr_id;
             (*calls.qp).wr_flags = flags;
-            (calls.flush)(calls.qp, rkey, addr, len, placement, level);
+            (calls.flush)(calls.qp, rkey.get(), addr.get(), len, placement, level);
             (calls.complete)(calls.qp)
         })
     }
@@ -246,7 +270,7 @@ impl Qp {
         let mut wr = sys::ibv_recv_wr {
             wr_id: request.wr_id,
             next: std::ptr::null_mut(),
-            sg_list: request.sges.as_ptr().cast_mut(),
+            sg_list: sg_list(request.sges),
             num_sge: request.sges.len() as c_int,
         };
         let mut bad = std::ptr::null_mut();

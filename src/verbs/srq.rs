@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
+use super::post::sg_list;
 use super::{Pd, RecvRequest};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
@@ -61,7 +62,7 @@ impl Srq {
         let mut wr = sys::ibv_recv_wr {
             wr_id: request.wr_id,
             next: std::ptr::null_mut(),
-            sg_list: request.sges.as_ptr().cast_mut(),
+            sg_list: sg_list(request.sges),
             num_sge: request.sges.len() as c_int,
         };
         let mut bad = std::ptr::null_mut();

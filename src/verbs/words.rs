@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::{Mr, Pd};
+use super::{Lkey, Mr, Pd, RemoteAddr, Rkey};
 use crate::errno::Result;
 use crate::log::warn_log;
 
@@ -42,17 +42,22 @@ impl Words {
         (&raw const self.memory[index]) as u64
     }
 
+    /// The address of a word as a peer's requests name it.
+    pub(crate) fn remote_addr(&self, index: usize) -> RemoteAddr {
+        RemoteAddr::new(self.addr(index))
+    }
+
     /// The number of words.
     pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
 
-    pub(crate) fn lkey(&self) -> u32 {
-        self.mr.as_ref().map_or(0, Mr::lkey)
+    pub(crate) fn lkey(&self) -> Lkey {
+        self.mr.as_ref().map_or(Lkey::default(), Mr::lkey)
     }
 
-    pub(crate) fn rkey(&self) -> u32 {
-        self.mr.as_ref().map_or(0, Mr::rkey)
+    pub(crate) fn rkey(&self) -> Rkey {
+        self.mr.as_ref().map_or(Rkey::default(), Mr::rkey)
     }
 
     /// Reads a word (`Acquire`).

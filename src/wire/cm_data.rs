@@ -111,6 +111,7 @@ impl std::fmt::Debug for CmData {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::{RemoteAddr, Rkey};
 
     #[test]
     fn every_length_survives_the_wire_padded_or_not() {
@@ -129,8 +130,8 @@ mod tests {
     fn an_introduction_goes_along_with_every_length() {
         let plain = Introduction {
             application_keys: true,
-            block_addr: 0x1234_5678_9abc,
-            block_rkey: 7,
+            block_addr: RemoteAddr::new(0x1234_5678_9abc),
+            block_rkey: Rkey::new(7),
             auth: None,
         };
         let keyed = Introduction {

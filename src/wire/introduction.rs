@@ -2,6 +2,7 @@
 //! `docs/protocol.md`, "The introduction".
 
 use super::records::checksum;
+use crate::verbs::{RemoteAddr, Rkey};
 
 /// Bytes of an introduction without an authorization key.
 pub const INTRODUCTION_SIZE: usize = 20;
@@ -20,9 +21,9 @@ pub struct Introduction {
     /// Whether all keys of this side are the application's.
     pub application_keys: bool,
     /// Address of this side's connection block.
-    pub block_addr: u64,
+    pub block_addr: RemoteAddr,
     /// rkey of that block.
-    pub block_rkey: u32,
+    pub block_rkey: Rkey,
     /// The tag of the authorization key of this side's endpoint.
     pub auth: Option<u64>,
 }
@@ -56,8 +57,8 @@ impl Introduction {
         if self.application_keys {
             bytes[5] |= APPLICATION_KEYS;
         }
-        bytes[8..16].copy_from_slice(&self.block_addr.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.block_rkey.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.block_addr.get().to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.block_rkey.get().to_le_bytes());
         if let Some(tag) = self.auth {
             bytes[5] |= AUTH_KEY;
             bytes[20..].copy_from_slice(&tag.to_le_bytes());
@@ -79,8 +80,8 @@ impl Introduction {
         let auth = bytes[20..].first_chunk();
         Some(Self {
             application_keys: bytes[5] & APPLICATION_KEYS != 0,
-            block_addr: u64::from_le_bytes(*addr),
-            block_rkey: u32::from_le_bytes(*rkey),
+            block_addr: RemoteAddr::new(u64::from_le_bytes(*addr)),
+            block_rkey: Rkey::new(u32::from_le_bytes(*rkey)),
             auth: auth.map(|tag| u64::from_le_bytes(*tag)),
         })
     }
@@ -100,8 +101,8 @@ mod tests {
         ] {
             let this = Introduction {
                 application_keys,
-                block_addr: 0x7fff_1234_5678_9abc,
-                block_rkey: 0xfeed_f00d,
+                block_addr: RemoteAddr::new(0x7fff_1234_5678_9abc),
+                block_rkey: Rkey::new(0xfeed_f00d),
                 auth,
             };
             let bytes = &this.encode()[..this.size()];

@@ -6,6 +6,7 @@
 //! records, and the offset of the first byte. Records of three words follow.
 
 use super::records::{Bad, CHECKSUM_START, Segment, checksum, checksum_on};
+use crate::verbs::{RemoteAddr, Rkey};
 
 /// Words of a block, used or not, and of the first piece of an index. The memory of an index is
 /// never smaller.
@@ -29,9 +30,9 @@ pub struct Place {
     /// Offset in the region.
     pub first: u64,
     /// Address of the block.
-    pub addr: u64,
+    pub addr: RemoteAddr,
     /// rkey of its memory.
-    pub rkey: u32,
+    pub rkey: Rkey,
 }
 
 /// The words of a block or an index.
@@ -58,7 +59,7 @@ pub fn encode_block(generation: u64, first: u64, segments: &[Segment]) -> Vec<u6
 
 /// The words of an index: at most [`MAX_BLOCKS`] places.
 pub fn encode_index(generation: u64, places: impl Iterator<Item = Place>) -> Vec<u64> {
-    let records = places.map(|place| [place.first, place.addr, place.rkey.into()]);
+    let records = places.map(|place| [place.first, place.addr.get(), place.rkey.get().into()]);
     encode(generation, 0, records)
 }
 
@@ -184,8 +185,8 @@ impl IndexReader {
             self.read += RECORD;
             self.places.push(Place {
                 first: record[0],
-                addr: record[1],
-                rkey: record[2] as u32,
+                addr: RemoteAddr::new(record[1]),
+                rkey: Rkey::new(record[2] as u32),
             });
         }
         if self.places.len() < self.count {
@@ -230,7 +231,7 @@ mod tests {
         #[test]
         fn an_index_survives_in_pieces(count in 1..1000_usize, generation: u64, torn: bool, at: usize) {
             let places: Vec<_> = (0..count as u64)
-                .map(|i| Place { first: i * 4096, addr: i << 11, rkey: i as u32 })
+                .map(|i| Place { first: i * 4096, addr: RemoteAddr::new(i << 11), rkey: Rkey::new(i as u32) })
                 .collect();
             let mut words = encode_index(generation, places.iter().copied());
             let len = count as u64 * 4096;
@@ -258,7 +259,7 @@ mod tests {
             let segments: Vec<_> = lens
                 .iter()
                 .enumerate()
-                .map(|(i, len)| Segment { addr: (i as u64) << 20, len: *len, rkey: i as u32, absent: i % 3 == 0 })
+                .map(|(i, len)| Segment { addr: RemoteAddr::new((i as u64) << 20), len: *len, rkey: Rkey::new(i as u32), absent: i % 3 == 0 })
                 .collect();
             let mut words = encode_block(9, first, &segments);
             prop_assert!(words.len() <= BLOCK_WORDS);
@@ -284,7 +285,7 @@ mod tests {
         let words = encode_block(1, 0, &[empty]);
         assert_eq!(decode_block(&words, 1, 0, 0), Err(Bad::Foreign));
         let high = Segment {
-            addr: u64::MAX,
+            addr: RemoteAddr::new(u64::MAX),
             len: 2,
             ..empty
         };
@@ -293,8 +294,8 @@ mod tests {
         for firsts in [[1, 2], [0, 0], [0, 100]] {
             let places = firsts.map(|first| Place {
                 first,
-                addr: 0,
-                rkey: 0,
+                addr: RemoteAddr::NULL,
+                rkey: Rkey::default(),
             });
             let words = encode_index(1, places.into_iter());
             assert_eq!(

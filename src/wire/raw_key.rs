@@ -85,6 +85,7 @@ impl RawKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::{RemoteAddr, Rkey};
 
     fn keys() -> Vec<RawKey> {
         (0..=MAX_SEGMENTS as u64)
@@ -92,9 +93,9 @@ mod tests {
             .map(|count| {
                 let segments: Vec<_> = (0..count)
                     .map(|i| Segment {
-                        addr: i << 30,
+                        addr: RemoteAddr::new(i << 30),
                         len: 100 + i,
-                        rkey: i as u32,
+                        rkey: Rkey::new(i as u32),
                         absent: false,
                     })
                     .collect();
@@ -104,7 +105,7 @@ mod tests {
                     published: count != 0,
                     entry: Entry {
                         key: 77,
-                        addr: 0x1000,
+                        addr: RemoteAddr::new(0x1000),
                         len: if count == 0 { 64 } else { sum },
                         segments: count as u16,
                         generation: 5,

@@ -4,6 +4,8 @@
 //! A record is a slice of little-endian words as they lie in memory. A peer's record is decoded
 //! once, here; nothing may be assumed of it beyond the checks of the decoder.
 
+use crate::verbs::{RemoteAddr, Rkey};
+
 /// Words of a connection block, a header or an entry.
 pub const WORDS: usize = 8;
 /// Bytes of one.
@@ -46,19 +48,19 @@ fn sealed(mut words: [u64; WORDS]) -> [u64; WORDS] {
 }
 
 /// The low half of a word, where rkeys are.
-fn low(word: u64) -> u32 {
-    word as u32
+fn low(word: u64) -> Rkey {
+    Rkey::new(word as u32)
 }
 
 /// The words of a connection block that its owner writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Block {
     /// Address of the directory's header; 0 until one is published.
-    pub header_addr: u64,
+    pub header_addr: RemoteAddr,
     /// rkey of that header.
-    pub header_rkey: u32,
+    pub header_rkey: Rkey,
     /// Address of the event cell that counts every operation of this connection; 0: not counted.
-    pub cell: u64,
+    pub cell: RemoteAddr,
 }
 
 impl Block {
@@ -78,8 +80,8 @@ impl Block {
 
     /// The owner's words: from [`Self::OWNERS`] to the end.
     pub fn encode(self) -> [u64; WORDS - Self::OWNERS] {
-        let (addr, rkey) = (self.header_addr, u64::from(self.header_rkey));
-        let cell = self.cell;
+        let (addr, rkey) = (self.header_addr.get(), u64::from(self.header_rkey.get()));
+        let cell = self.cell.get();
         [addr, rkey, 0, cell, 0, checksum(&[addr, rkey, cell])]
     }
 
@@ -89,9 +91,9 @@ impl Block {
         // as an entry's: atomics go to words
         let whole = sum == checksum(&[addr, rkey, cell]) && cell.is_multiple_of(8);
         whole.then_some(Self {
-            header_addr: addr,
+            header_addr: RemoteAddr::new(addr),
             header_rkey: low(rkey),
-            cell,
+            cell: RemoteAddr::new(cell),
         })
     }
 }
@@ -100,9 +102,9 @@ impl Block {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// Address of the table.
-    pub table_addr: u64,
+    pub table_addr: RemoteAddr,
     /// rkey of the table.
-    pub table_rkey: u32,
+    pub table_rkey: Rkey,
     /// Base-2 logarithm of its home slots, 1 to 40.
     pub log2: u32,
     /// Number of times that entries have changed their places.
@@ -110,7 +112,7 @@ pub struct Header {
     /// Number of keys that were revoked.
     pub revocations: u64,
     /// rkey of the event cells.
-    pub cells_rkey: u32,
+    pub cells_rkey: Rkey,
     /// The domain's number.
     pub domain: u64,
 }
@@ -120,11 +122,11 @@ impl Header {
     pub fn encode(&self) -> [u64; WORDS] {
         sealed([
             HEADER_MAGIC,
-            self.table_addr,
-            u64::from(self.table_rkey) | u64::from(self.log2) << 32,
+            self.table_addr.get(),
+            u64::from(self.table_rkey.get()) | u64::from(self.log2) << 32,
             self.moves,
             self.revocations,
-            self.cells_rkey.into(),
+            self.cells_rkey.get().into(),
             self.domain,
             0,
         ])
@@ -141,7 +143,7 @@ impl Header {
             return Err(Bad::Foreign);
         }
         Ok(Self {
-            table_addr: words[1],
+            table_addr: RemoteAddr::new(words[1]),
             table_rkey: low(words[2]),
             log2,
             moves: words[3],
@@ -182,11 +184,11 @@ pub struct Entry {
     /// The key.
     pub key: u64,
     /// Address of the first byte as the rkey counts, or of the segment list.
-    pub addr: u64,
+    pub addr: RemoteAddr,
     /// Bytes.
     pub len: u64,
     /// rkey of the buffer, or of the segment list.
-    pub rkey: u32,
+    pub rkey: Rkey,
     /// Of [`access`].
     pub access: u8,
     /// Number of segments; 0: one buffer, and no list; [`Self::LONG`]: a list in blocks
@@ -199,7 +201,7 @@ pub struct Entry {
     /// By which address applications call the first byte.
     pub start: u64,
     /// Address of the event cell; 0: events are not counted.
-    pub cell: u64,
+    pub cell: RemoteAddr,
 }
 
 impl Entry {
@@ -212,14 +214,14 @@ impl Entry {
     }
 
     /// Where its list of segments has the claim, if it may be accessed once only.
-    pub fn claim_addr(&self) -> u64 {
+    pub fn claim_addr(&self) -> RemoteAddr {
         let words = 2 + 3 * u64::from(self.segments);
         self.addr.wrapping_add(words * 8)
     }
 
     /// The words.
     pub fn encode(&self) -> [u64; WORDS] {
-        let mut bits = u64::from(self.rkey) | u64::from(self.access) << 32;
+        let mut bits = u64::from(self.rkey.get()) | u64::from(self.access) << 32;
         if self.segments != 0 {
             bits |= SEGMENTED | u64::from(self.segments) << 48;
         }
@@ -228,12 +230,12 @@ impl Entry {
         }
         sealed([
             self.key,
-            self.addr,
+            self.addr.get(),
             self.len,
             bits,
             self.generation,
             self.start,
-            self.cell,
+            self.cell.get(),
             0,
         ])
     }
@@ -254,7 +256,7 @@ impl Entry {
         let segments = (bits >> 48) as u16;
         let this = Self {
             key: words[0],
-            addr: words[1],
+            addr: RemoteAddr::new(words[1]),
             len: words[2],
             rkey: low(bits),
             access: (bits >> 32) as u8,
@@ -262,7 +264,7 @@ impl Entry {
             once: bits & ONCE != 0,
             generation: words[4],
             start: words[5],
-            cell: words[6],
+            cell: RemoteAddr::new(words[6]),
         };
         let segmented = bits & SEGMENTED != 0;
         let claimable = (segmented && !this.is_long()) || !this.once;
@@ -285,11 +287,11 @@ impl Entry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// Address of its first byte, as the rkey counts.
-    pub addr: u64,
+    pub addr: RemoteAddr,
     /// Bytes.
     pub len: u64,
     /// rkey of it.
-    pub rkey: u32,
+    pub rkey: Rkey,
     /// Whether nothing is there: it can't be accessed.
     pub absent: bool,
 }
@@ -300,13 +302,17 @@ impl Segment {
     /// Its three words.
     pub fn words(&self) -> [u64; 3] {
         let absent = if self.absent { ABSENT } else { 0 };
-        [self.addr, self.len, u64::from(self.rkey) | absent]
+        [
+            self.addr.get(),
+            self.len,
+            u64::from(self.rkey.get()) | absent,
+        ]
     }
 
     /// The segment of three words, unchecked.
     pub fn of(words: &[u64; 3]) -> Self {
         Self {
-            addr: words[0],
+            addr: RemoteAddr::new(words[0]),
             len: words[1],
             rkey: low(words[2]),
             absent: words[2] & ABSENT != 0,
@@ -378,15 +384,15 @@ mod tests {
         for _ in 0..10_000 {
             let entry = Entry {
                 key: next(),
-                addr: next() >> 1,
+                addr: RemoteAddr::new(next() >> 1),
                 len: next() >> 2,
-                rkey: next() as u32,
+                rkey: Rkey::new(next() as u32),
                 access: next() as u8 & 7,
                 segments: (next() % (MAX_SEGMENTS as u64 + 1)) as u16,
                 once: false,
                 generation: next(),
                 start: next() >> 1,
-                cell: next() & !7,
+                cell: RemoteAddr::new(next() & !7),
             };
             assert_eq!(Entry::decode(&entry.encode()), Ok(Some(entry)));
             let once = Entry {
@@ -417,9 +423,9 @@ mod tests {
         let mut next = numbers(2);
         let mut random = || Entry {
             key: next(),
-            addr: next() >> 1,
+            addr: RemoteAddr::new(next() >> 1),
             len: next() >> 2,
-            rkey: next() as u32,
+            rkey: Rkey::new(next() as u32),
             generation: next(),
             ..Entry::default()
         };
@@ -459,9 +465,9 @@ mod tests {
     fn segment_lists_belong_to_their_entry() {
         let segments: Vec<_> = (1..=MAX_SEGMENTS as u64)
             .map(|i| Segment {
-                addr: i << 20,
+                addr: RemoteAddr::new(i << 20),
                 len: i * 100,
-                rkey: i as u32,
+                rkey: Rkey::new(i as u32),
                 absent: i % 3 == 1,
             })
             .collect();
@@ -490,19 +496,19 @@ mod tests {
     #[test]
     fn headers_and_blocks_survive() {
         let header = Header {
-            table_addr: 0x7f00_0000_1000,
-            table_rkey: 0xdead_beef,
+            table_addr: RemoteAddr::new(0x7f00_0000_1000),
+            table_rkey: Rkey::new(0xdead_beef),
             log2: 20,
             moves: 3,
             revocations: 9,
-            cells_rkey: 77,
+            cells_rkey: Rkey::new(77),
             domain: u64::MAX,
         };
         assert_eq!(Header::decode(&header.encode()), Ok(header));
         let block = Block {
-            header_addr: 0x1234,
-            header_rkey: 5,
-            cell: 0x5678,
+            header_addr: RemoteAddr::new(0x1234),
+            header_rkey: Rkey::new(5),
+            cell: RemoteAddr::new(0x5678),
         };
         let mut words = [11; WORDS];
         words[Block::OWNERS..].copy_from_slice(&block.encode());

@@ -13,7 +13,7 @@ use crate::mr::keys::{Piece, kind};
 use crate::mr::lookup::{READ_WORDS, Resolved};
 use crate::mr::mapped::Meaning;
 use crate::queue::event_cell::Event;
-use crate::verbs::Sge;
+use crate::verbs::{RemoteAddr, Rkey, Sge};
 use crate::wire::records::MAX_SEGMENTS;
 
 impl<Q: Sq> Initiator<Q> {
@@ -119,7 +119,7 @@ impl<Q: Sq> Initiator<Q> {
                 Resolution::Many(offset) => return self.post_many(op, len, offset, done),
                 Resolution::Native(rkey) => {
                     let fragment = Piece {
-                        addr: op.remote_addr,
+                        addr: RemoteAddr::new(op.remote_addr),
                         rkey,
                         len: len as u64,
                         last: true,
@@ -251,17 +251,18 @@ impl<Q: Sq> Initiator<Q> {
         // the claim word of an access-once region is free for this use once the region was accessed
         let of_region = if region.entry.once {
             Some((region.entry.claim_addr(), region.entry.rkey))
-        } else if region.entry.cell != 0 {
+        } else if !region.entry.cell.is_null() {
             let addr = region.entry.cell.wrapping_add(event.offset());
             Some((addr, region.cells_rkey))
         } else {
             None
         };
         // only for regions found in a directory; a region with a native key is in none
-        let of_endpoint = (peer.map.cell != 0 && region.cells_rkey != 0).then(|| {
-            let offset = need(op, 0).0.event_of_endpoint().offset();
-            (peer.map.cell.wrapping_add(offset), region.cells_rkey)
-        });
+        let of_endpoint =
+            (!peer.map.cell.is_null() && region.cells_rkey != Rkey::default()).then(|| {
+                let offset = need(op, 0).0.event_of_endpoint().offset();
+                (peer.map.cell.wrapping_add(offset), region.cells_rkey)
+            });
         let mut count = 0;
         let targets = of_region.into_iter().chain(of_endpoint);
         for (event, (addr, rkey)) in events.iter_mut().zip(targets) {
@@ -358,8 +359,8 @@ impl<Q: Sq> Initiator<Q> {
 /// The event cell that counts an operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EventTarget {
-    pub(crate) addr: u64,
-    pub(crate) rkey: u32,
+    pub(crate) addr: RemoteAddr,
+    pub(crate) rkey: Rkey,
     /// Local destination of the fetch-and-add's result, which is never read.
     pub(crate) sink: Sge,
 }

@@ -9,7 +9,7 @@ use crate::initiator::{ATOMIC_SIZE, Initiator, Target, Transmit};
 use crate::mr::keys::{Need, Piece, There, kind};
 use crate::mr::lookup::Resolved;
 use crate::mr::mapped::{MappedKey, Meaning};
-use crate::verbs::SendOpcode;
+use crate::verbs::{RemoteAddr, Rkey, SendOpcode};
 use crate::wire::records::access;
 
 /// Result of resolving an operation's key.
@@ -23,7 +23,7 @@ pub(super) enum Resolution {
     /// A compare and swap at this offset in the region, counted only if it succeeds.
     Compare(u64),
     /// An rkey of the device; the write must be made durable.
-    Native(u32),
+    Native(Rkey),
     /// This block of the region's parts must be read first.
     Unread(usize),
     /// The operation is refused with this errno.
@@ -69,7 +69,7 @@ impl<L: Link> PeerKeys<L> {
         }
         let region = self.cache.get(key)?;
         self.last_used = self.link.next_number();
-        Some(resolution(region, self.map.cell != 0, op, len, done))
+        Some(resolution(region, !self.map.cell.is_null(), op, len, done))
     }
 
     /// As [`Self::find`], for a mapped key: refused if the cached record belongs to another
@@ -115,12 +115,12 @@ impl<L: Link> PeerKeys<L> {
 const TORN_PER_CALL: u32 = 64;
 
 /// Resolves an operation whose key is an rkey of the device.
-fn native(rkey: u32, op: &Transmit<'_>, len: usize) -> Resolution {
+fn native(rkey: Rkey, op: &Transmit<'_>, len: usize) -> Resolution {
     if op.is_durable() {
         return Resolution::Native(rkey);
     }
     Resolution::One(Piece {
-        addr: op.remote_addr,
+        addr: RemoteAddr::new(op.remote_addr),
         rkey,
         len: len as u64,
         last: true,
@@ -167,14 +167,14 @@ fn resolution(
         }
         Ok(fragment)
             if fragment.last
-                && resolved.entry.cell == 0
+                && resolved.entry.cell.is_null()
                 && !(counted || durable || resolved.entry.once) =>
         {
             Resolution::One(fragment)
         }
         // without a result buffer the initiator cannot detect success
         _ if op.opcode == SendOpcode::CompareSwap
-            && resolved.entry.cell != 0
+            && !resolved.entry.cell.is_null()
             && !resolved.entry.once
             && op.local.count() != 0 =>
         {
@@ -219,7 +219,7 @@ impl<Q: Sq> Initiator<Q> {
             // neither these regions nor these endpoints count events
             Meaning::Native(region) => Some(resolution(region, false, op, len, done)),
             Meaning::Key if mapped.key >> 32 == 0 && !self.application_keys => {
-                Some(native(mapped.key as u32, op, len))
+                Some(native(Rkey::new(mapped.key as u32), op, len))
             }
             Meaning::Key | Meaning::Published { .. } => {
                 self.peer.as_mut()?.find_mapped(mapped, op, len, done)

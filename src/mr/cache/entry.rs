@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use crate::sync::{AtomicU32, AtomicU64, Mutex};
+use crate::verbs::Lkey;
 
 /// Entries per block, and number of blocks.
 const BLOCK: usize = if cfg!(all(test, loom)) { 2 } else { 1 << 12 };
@@ -84,12 +85,12 @@ impl Entry {
         index: u32,
         (start, end): (u64, u64),
         writable: bool,
-        lkey: u32,
+        lkey: Lkey,
         clock: u32,
     ) -> Word {
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
-        self.lkey.store(lkey, Ordering::Relaxed);
+        self.lkey.store(lkey.get(), Ordering::Relaxed);
         self.writable.store(u32::from(writable), Ordering::Relaxed);
         self.stamp.store(clock, Ordering::Relaxed);
         self.seen.store(clock, Ordering::Relaxed);
@@ -141,8 +142,8 @@ impl Entry {
     }
 
     #[inline]
-    pub(super) fn lkey(&self) -> u32 {
-        self.lkey.load(Ordering::Relaxed)
+    pub(super) fn lkey(&self) -> Lkey {
+        Lkey::new(self.lkey.load(Ordering::Relaxed))
     }
 
     pub(super) fn range(&self) -> (u64, u64) {
@@ -239,7 +240,7 @@ mod tests {
 
     fn begun() -> (Entry, Word) {
         let entry = Entry::new();
-        let word = entry.begin(5, (0, 4096), true, 77, 1);
+        let word = entry.begin(5, (0, 4096), true, Lkey::new(77), 1);
         (entry, word)
     }
 
@@ -264,7 +265,7 @@ mod tests {
         assert!(entry.kill());
         // a late reader, over the beginning of the next one
         assert!(!entry.acquire(word));
-        let next = entry.begin(5, (0, 8192), false, 78, 2);
+        let next = entry.begin(5, (0, 8192), false, Lkey::new(78), 2);
         assert_ne!(word, next);
         assert!(!entry.acquire(word));
         assert!(!entry.release());

@@ -29,6 +29,7 @@ use tree::{Kind, Tree};
 
 use crate::errno::{FiErrno, Result};
 use crate::sync::{AtomicU32, Mutex, MutexGuard};
+use crate::verbs::Lkey;
 
 /// Limit of joined registrations without [`Bounds::merge`]: this many bytes, or [`TIMES`] the
 /// length of the request.
@@ -50,7 +51,7 @@ pub(crate) trait Registrar: Debug + Send + Sync {
     ///
     /// # Safety
     /// The caller uses the registration only for operations whose callers keep the memory valid.
-    unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(Self::Mr, u32)>;
+    unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(Self::Mr, Lkey)>;
 }
 
 /// Monitors memory and calls [`Index::kill`] when it changes.
@@ -102,7 +103,7 @@ pub(crate) struct Held {
     word: Word,
     start: u64,
     end: u64,
-    pub(crate) lkey: u32,
+    pub(crate) lkey: Lkey,
 }
 
 /// The registration that an operation uses.
@@ -111,7 +112,7 @@ pub(crate) enum Got<M> {
     /// A cached registration.
     Kept(Held),
     /// A registration for this operation only, and its lkey.
-    Once(M, u32),
+    Once(M, Lkey),
 }
 
 /// The cache's interface for the monitor, independent of the registrar. Thread safe; no call
@@ -461,7 +462,7 @@ impl<R: Registrar> Cache<R> {
     }
 
     /// Registers. On `ENOMEM`, evicts half of the cached registrations and retries once.
-    unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(R::Mr, u32)> {
+    unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(R::Mr, Lkey)> {
         // SAFETY: the caller's promise.
         match unsafe { self.registrar.register(start, len, writable) } {
             Err(FiErrno::ENOMEM) if self.make_room() => {
@@ -556,7 +557,7 @@ impl<R: Registrar> Cache<R> {
         &self,
         (start, end): (u64, u64),
         writable: bool,
-    ) -> Option<((R::Mr, u32), bool)> {
+    ) -> Option<((R::Mr, Lkey), bool)> {
         self.watch.watch(start, end).ok()?;
         // SAFETY: the caller's promise.
         match unsafe { self.register(start, end - start, writable) } {
@@ -603,9 +604,9 @@ impl<R: Registrar> Cache<R> {
         making: usize,
         range: (u64, u64),
         kind: Kind,
-        (mr, lkey): (R::Mr, u32),
+        (mr, lkey): (R::Mr, Lkey),
         clock: u32,
-    ) -> std::result::Result<Held, (R::Mr, u32)> {
+    ) -> std::result::Result<Held, (R::Mr, Lkey)> {
         let (inner, bounds) = (&self.inner, &self.bounds);
         let (first, behind) = (range.0 >> self.shift, range.1 >> self.shift);
         let len = range.1 - range.0;

@@ -26,14 +26,14 @@ impl Drop for Registered {
 
 impl Registrar for Fake {
     type Mr = Registered;
-    unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Registered, u32)> {
+    unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Registered, Lkey)> {
         if self.most != 0 && self.live.load(Ordering::Relaxed) >= self.most {
             return Err(FiErrno::ENOMEM);
         }
         self.live.fetch_add(1, Ordering::Relaxed);
         self.ranges.lock().unwrap().push((start, start + len));
         let lkey = self.next.fetch_add(1, Ordering::Relaxed);
-        Ok((Registered(Arc::clone(&self.live)), lkey))
+        Ok((Registered(Arc::clone(&self.live)), Lkey::new(lkey)))
     }
 }
 
@@ -139,14 +139,14 @@ impl Cache<Fake> {
     }
 
     /// Uses a buffer and releases it; returns the lkey.
-    fn used(&self, addr: u64, len: u64, writable: bool) -> u32 {
+    fn used(&self, addr: u64, len: u64, writable: bool) -> Lkey {
         let held = self.kept(addr, len, writable);
         self.release(&held);
         held.lkey
     }
 
     /// As [`Self::used`], for a full cache, which caches a buffer at its second miss.
-    fn admitted(&self, addr: u64, len: u64, writable: bool) -> u32 {
+    fn admitted(&self, addr: u64, len: u64, writable: bool) -> Lkey {
         // SAFETY: nothing is touched.
         let first = unsafe { self.get(addr, len, writable) };
         assert!(matches!(first, Ok(Got::Once(..))), "{first:?}");
@@ -367,11 +367,11 @@ struct Late(Mutex<Option<Arc<Inner<()>>>>);
 
 impl Registrar for Late {
     type Mr = ();
-    unsafe fn register(&self, start: u64, _: u64, _: bool) -> Result<((), u32)> {
+    unsafe fn register(&self, start: u64, _: u64, _: bool) -> Result<((), Lkey)> {
         if let Some(index) = &*self.0.lock().unwrap() {
             index.kill(start, start + 1);
         }
-        Ok(((), 1))
+        Ok(((), Lkey::new(1)))
     }
 }
 

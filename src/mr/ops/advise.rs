@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::errno::{FiErrno, Result};
 use crate::mr::MrDomain;
 use crate::mr::Region;
-use crate::verbs::{Advised, FLUSH, NO_FAULT, Pd, advise};
+use crate::verbs::{Advised, FLUSH, Lkey, NO_FAULT, Pd, advise};
 
 /// Bytes of a region for an advice.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ const PART: u64 = 1 << 30;
 impl AdvisedRange<'_> {
     /// The protection domain and lkey of the range. A range outside every buffer of the region gets
     /// the lkey of one of its buffers: the device decides about it.
-    fn key(&self, domain: &Arc<MrDomain>) -> Result<(Arc<Pd>, u32)> {
+    fn key(&self, domain: &Arc<MrDomain>) -> Result<(Arc<Pd>, Lkey)> {
         let (region, of) = (self.region, self.region.domain());
         if !Arc::ptr_eq(of.device(), domain.device()) {
             return Err(FiErrno::EINVAL);
@@ -55,7 +55,7 @@ impl AdvisedRange<'_> {
     }
 
     /// Splits the range into elements of a verbs list.
-    fn parts(self, lkey: u32) -> impl Iterator<Item = Advised> {
+    fn parts(self, lkey: Lkey) -> impl Iterator<Item = Advised> {
         let parts = self.len.div_ceil(PART).max(1);
         (0..parts).map(move |part| Advised {
             addr: self.addr.wrapping_add(part * PART),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::PAGE;
 use crate::errno::{FiErrno, Result};
 use crate::mr::cache::{Cache, Got, Registrar};
+use crate::verbs::Lkey;
 
 /// A pipe that keeps the pages that were mapped when it was made (`vmsplice(2)`).
 #[derive(Debug)]
@@ -80,7 +81,7 @@ pub(super) struct Pipes;
 
 impl Registrar for Pipes {
     type Mr = Arc<Pipe>;
-    unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Arc<Pipe>, u32)> {
+    unsafe fn register(&self, start: u64, len: u64, _: bool) -> Result<(Arc<Pipe>, Lkey)> {
         if len as usize > MOST - 2 * PAGE {
             return Err(FiErrno::ENOMEM);
         }
@@ -114,7 +115,7 @@ impl Registrar for Pipes {
             _write: write,
             start,
         };
-        Ok((Arc::new(pipe), 0))
+        Ok((Arc::new(pipe), Lkey::default()))
     }
 }
 
