@@ -275,16 +275,16 @@ fn used(resolved: &Resolved, numbers: &mut Numbers<'_>) -> Option<Lookup> {
         }
     }
     loop {
-        let piece = resolved.piece(offset, left).expect("it is all there");
-        assert!(!piece.absent && piece.len <= left);
-        assert!(piece.addr.checked_add(piece.len).is_some());
-        assert_eq!(piece.last, piece.len == left);
-        if piece.last {
+        let fragment = resolved.fragment(offset, left).expect("it is all there");
+        assert!(!fragment.absent && fragment.len <= left);
+        assert!(fragment.addr.checked_add(fragment.len).is_some());
+        assert_eq!(fragment.last, fragment.len == left);
+        if fragment.last {
             return None;
         }
-        assert_ne!(piece.len, 0);
-        offset += piece.len;
-        left -= piece.len;
+        assert_ne!(fragment.len, 0);
+        offset += fragment.len;
+        left -= fragment.len;
     }
 }
 

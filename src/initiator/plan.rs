@@ -13,7 +13,7 @@ use super::sq::{Link, Part, Signal, Sq};
 use super::transmit::Transmit;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::keys::Piece;
+use crate::mr::keys::Fragment;
 use crate::verbs::{SendOpcode, SendRequest, Sge};
 
 /// The requests of an operation, in posting order.
@@ -89,7 +89,7 @@ impl<Q: Sq> Initiator<Q> {
         &mut self,
         op: &Transmit<'_>,
         len: usize,
-        fragments: &[Piece],
+        fragments: &[Fragment],
         events: &[EventTarget],
         batch: Batch,
     ) -> Result<bool> {

@@ -3,7 +3,7 @@
 use super::local::LocalIov;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::keys::Piece;
+use crate::mr::keys::Fragment;
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode};
 
 /// Flags accepted by `fi_sendmsg` and `fi_writemsg`. `FI_MORE` has no effect: a delayed request
@@ -113,10 +113,10 @@ impl Target {
     }
 
     #[inline]
-    pub(crate) fn of(piece: &Piece) -> Self {
+    pub(crate) fn of(fragment: &Fragment) -> Self {
         Self {
-            addr: piece.addr,
-            rkey: piece.rkey,
+            addr: fragment.addr,
+            rkey: fragment.rkey,
         }
     }
 }

@@ -256,27 +256,27 @@ impl Resolved {
 
     fn walk(&self, mut offset: u64, mut left: u64) -> There {
         loop {
-            match self.piece(offset, left) {
-                Ok(piece) if piece.absent => return There::Absent,
-                Ok(piece) if piece.last => return There::All,
-                Ok(piece) => {
-                    offset += piece.len;
-                    left -= piece.len;
+            match self.fragment(offset, left) {
+                Ok(fragment) if fragment.absent => return There::Absent,
+                Ok(fragment) if fragment.last => return There::All,
+                Ok(fragment) => {
+                    offset += fragment.len;
+                    left -= fragment.len;
                 }
                 Err(block) => return There::Unread(block),
             }
         }
     }
 
-    /// The first piece of `len` bytes from `offset` on: the contiguous bytes in one registration,
+    /// The first fragment of `len` bytes from `offset` on: the contiguous bytes in one registration,
     /// at least one unless `len` is 0. The range lies inside the region.
     ///
     /// # Errors
     /// The index of the block that must be read first.
     #[inline]
-    pub(crate) fn piece(&self, offset: u64, len: u64) -> Result<Piece, usize> {
+    pub(crate) fn fragment(&self, offset: u64, len: u64) -> Result<Fragment, usize> {
         if self.blocks.is_empty() {
-            return Ok(Piece {
+            return Ok(Fragment {
                 // both were checked not to overflow
                 addr: self.entry.addr.wrapping_add(offset),
                 rkey: self.entry.rkey,
@@ -285,10 +285,10 @@ impl Resolved {
                 last: true,
             });
         }
-        self.piece_of_parts(offset, len)
+        self.fragment_of_parts(offset, len)
     }
 
-    fn piece_of_parts(&self, offset: u64, len: u64) -> Result<Piece, usize> {
+    fn fragment_of_parts(&self, offset: u64, len: u64) -> Result<Fragment, usize> {
         let mut block = self
             .blocks
             .partition_point(|block| block.place.first <= offset);
@@ -298,7 +298,7 @@ impl Resolved {
         index = index.saturating_sub(1);
         let first = *parts.get(index).ok_or(block)?;
         let skipped = offset - first.offset;
-        let mut piece = Piece {
+        let mut fragment = Fragment {
             addr: first.segment.addr.wrapping_add(skipped),
             rkey: first.segment.rkey,
             absent: first.segment.absent && len != 0,
@@ -306,7 +306,7 @@ impl Resolved {
             last: false,
         };
         // joins contiguous parts that were split at the end of a block or at the border of a buffer
-        while piece.len < len {
+        while fragment.len < len {
             index += 1;
             if index == parts.len() {
                 (block, index) = (block + 1, 0);
@@ -316,20 +316,21 @@ impl Resolved {
                 }
             }
             let Some(next) = parts.get(index) else {
-                // This part is not read yet: the piece ends here.
+                // This part is not read yet: the fragment ends here.
                 break;
             };
-            let follows = next.segment.addr == piece.addr.wrapping_add(piece.len)
-                && (next.segment.rkey, next.segment.absent) == (piece.rkey, first.segment.absent);
+            let follows = next.segment.addr == fragment.addr.wrapping_add(fragment.len)
+                && (next.segment.rkey, next.segment.absent)
+                    == (fragment.rkey, first.segment.absent);
             if next.segment.len != 0 && !follows {
                 break;
             }
-            piece.len += next.segment.len.min(len - piece.len);
+            fragment.len += next.segment.len.min(len - fragment.len);
         }
-        piece.last = piece.len == len;
-        // only for a range outside the region: an empty piece would never end the operation
-        piece.absent |= piece.len == 0 && len != 0;
-        Ok(piece)
+        fragment.last = fragment.len == len;
+        // only for a range outside the region: an empty fragment would never end the operation
+        fragment.absent |= fragment.len == 0 && len != 0;
+        Ok(fragment)
     }
 }
 
@@ -344,13 +345,13 @@ pub(crate) enum There {
 
 /// A part of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct Fragment {
     pub(crate) addr: RemoteAddr,
     pub(crate) rkey: Rkey,
     pub(crate) len: u64,
-    /// Whether the piece has no memory.
+    /// Whether the fragment has no memory.
     pub(crate) absent: bool,
-    /// Whether this is the last piece of the operation.
+    /// Whether this is the last fragment of the operation.
     pub(crate) last: bool,
 }
 
@@ -439,18 +440,18 @@ mod tests {
         }
     }
 
-    /// All pieces of a range.
-    fn pieces(region: &Resolved, mut offset: u64, mut len: u64) -> Result<Vec<Piece>, usize> {
-        let mut pieces = Vec::new();
+    /// All fragments of a range.
+    fn fragments(region: &Resolved, mut offset: u64, mut len: u64) -> Result<Vec<Fragment>, usize> {
+        let mut fragments = Vec::new();
         loop {
-            let piece = region.piece(offset, len)?;
-            pieces.push(piece);
-            if piece.last {
-                return Ok(pieces);
+            let fragment = region.fragment(offset, len)?;
+            fragments.push(fragment);
+            if fragment.last {
+                return Ok(fragments);
             }
-            assert!(piece.len > 0);
-            offset += piece.len;
-            len -= piece.len;
+            assert!(fragment.len > 0);
+            offset += fragment.len;
+            len -= fragment.len;
         }
     }
 
@@ -476,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_each_byte_once_and_in_order() {
+    fn fragments_cover_each_byte_once_and_in_order() {
         let lens = [5_u64, 0, 1, 100, 7];
         let segments: Vec<_> = lens
             .iter()
@@ -496,17 +497,17 @@ mod tests {
             .collect();
         for offset in 0..=113_u64 {
             for len in 0..=113 - offset {
-                let pieces = pieces(&many, offset, len).unwrap();
-                let covered: Vec<_> = pieces
+                let fragments = fragments(&many, offset, len).unwrap();
+                let covered: Vec<_> = fragments
                     .iter()
                     .flat_map(|p| (0..p.len).map(|i| (p.addr.get() + i, p.rkey.get())))
                     .collect();
                 assert_eq!(covered, bytes[offset as usize..(offset + len) as usize]);
-                assert!(len == 0 || pieces.iter().all(|piece| piece.len > 0));
+                assert!(len == 0 || fragments.iter().all(|fragment| fragment.len > 0));
             }
         }
         assert_eq!(
-            pieces(&region(10, 0, 7), 3, 4).map(|list| list.len()),
+            fragments(&region(10, 0, 7), 3, 4).map(|list| list.len()),
             Ok(1)
         );
     }
@@ -558,13 +559,13 @@ mod tests {
                         (None, None) => prop_assert_eq!(there, There::All),
                     }
                     if first.is_none() {
-                        let pieces = pieces(&region, offset, len).unwrap();
+                        let fragments = fragments(&region, offset, len).unwrap();
                         let covered: Vec<_> =
-                            pieces.iter().flat_map(|p| (0..p.len).map(|i| (p.addr.get() + i, p.rkey.get()))).collect();
+                            fragments.iter().flat_map(|p| (0..p.len).map(|i| (p.addr.get() + i, p.rkey.get()))).collect();
                         prop_assert_eq!(&covered[..], range);
                         let changes = range.windows(2).filter(|b| b[1] != (b[0].0 + 1, b[0].1)).count();
                         let edges = if unread.is_some() { 2 } else { 0 };
-                        prop_assert!(pieces.len() <= changes + 1 + edges);
+                        prop_assert!(fragments.len() <= changes + 1 + edges);
                     }
                 }
             }

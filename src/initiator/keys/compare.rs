@@ -52,7 +52,7 @@ impl<Q: Sq> Initiator<Q> {
     ) -> Result<bool> {
         self.sq.reserve()?;
         let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
-        let fragment = region.piece(offset, ATOMIC_SIZE as u64);
+        let fragment = region.fragment(offset, ATOMIC_SIZE as u64);
         let fragment = fragment.map_err(|_| FiErrno::EKEYREJECTED)?;
         let mut events = [EventTarget::default(); MOST_EVENTS];
         let count = self.events(op, region, Event::Write, &mut events);

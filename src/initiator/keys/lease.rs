@@ -107,8 +107,8 @@ impl<L: Link> PeerKeys<L> {
 
     /// The first byte's target of a cached key, for tests.
     #[cfg(test)]
-    pub(crate) fn cached_fragment(&self, key: u64) -> Option<crate::mr::keys::Piece> {
-        self.cache.get(key)?.piece(0, 1).ok()
+    pub(crate) fn cached_fragment(&self, key: u64) -> Option<crate::mr::keys::Fragment> {
+        self.cache.get(key)?.fragment(0, 1).ok()
     }
 
     /// Publishes in this side's memory how many of the peer's revocations are settled: no request

@@ -9,7 +9,7 @@ use crate::initiator::local::LocalPart;
 use crate::initiator::plan::Batch;
 use crate::initiator::sq::{Link, Sq};
 use crate::initiator::{ATOMIC_SIZE, Initiator, Target, Transmit, refusal};
-use crate::mr::keys::{Piece, kind};
+use crate::mr::keys::{Fragment, kind};
 use crate::mr::lookup::{READ_WORDS, Resolved};
 use crate::mr::mapped::Meaning;
 use crate::queue::event_cell::Event;
@@ -118,12 +118,12 @@ impl<Q: Sq> Initiator<Q> {
                 Resolution::One(fragment) => self.post(op, len, Target::of(&fragment)),
                 Resolution::Many(offset) => return self.post_many(op, len, offset, done),
                 Resolution::Native(rkey) => {
-                    let fragment = Piece {
+                    let fragment = Fragment {
                         addr: RemoteAddr::new(op.remote_addr),
                         rkey,
                         len: len as u64,
                         last: true,
-                        ..Piece::default()
+                        ..Fragment::default()
                     };
                     let whole = Batch::default();
                     self.post_fragments(op, len, &[fragment], &[], whole)
@@ -152,7 +152,7 @@ impl<Q: Sq> Initiator<Q> {
         offset: u64,
         done: u64,
     ) -> Result<Option<u64>> {
-        let mut fragments = [Piece::default(); MAX_SEGMENTS];
+        let mut fragments = [Fragment::default(); MAX_SEGMENTS];
         let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
         let (need, len_there) = need(op, len);
         let once = region.entry.once;
@@ -166,7 +166,7 @@ impl<Q: Sq> Initiator<Q> {
         let (mut count, mut taken) = (0, 0);
         for to in &mut fragments {
             let left = len_there - done - taken;
-            match region.piece(offset + taken, left) {
+            match region.fragment(offset + taken, left) {
                 Ok(fragment) if !fragment.absent => *to = fragment,
                 // the part must be read first, or is absent by now: a later call handles it
                 _ => break,

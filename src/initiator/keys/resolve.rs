@@ -6,7 +6,7 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::sq::{Link, Sq};
 use crate::initiator::{ATOMIC_SIZE, Initiator, Target, Transmit};
-use crate::mr::keys::{Need, Piece, There, kind};
+use crate::mr::keys::{Fragment, Need, There, kind};
 use crate::mr::lookup::Resolved;
 use crate::mr::mapped::{MappedKey, Meaning};
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode};
@@ -16,7 +16,7 @@ use crate::wire::records::access;
 #[derive(Clone, Copy)]
 pub(super) enum Resolution {
     /// One request is enough.
-    One(Piece),
+    One(Fragment),
     /// Several requests, from this offset in the region: the range covers more than one buffer, or
     /// events are counted, or the region permits only one access.
     Many(u64),
@@ -119,12 +119,12 @@ fn native(rkey: Rkey, op: &Transmit<'_>, len: usize) -> Resolution {
     if op.is_durable() {
         return Resolution::Native(rkey);
     }
-    Resolution::One(Piece {
+    Resolution::One(Fragment {
         addr: RemoteAddr::new(op.remote_addr),
         rkey,
         len: len as u64,
         last: true,
-        ..Piece::default()
+        ..Fragment::default()
     })
 }
 
@@ -158,7 +158,7 @@ fn resolution(
         There::Absent => return Resolution::Refused(FiErrno::EACCES),
         There::Unread(block) => return Resolution::Unread(block),
     }
-    match resolved.piece(offset, len) {
+    match resolved.fragment(offset, len) {
         // with offset addressing, alignment is checked on base plus offset
         Ok(fragment)
             if op.opcode.is_atomic() && !(fragment.last && fragment.addr.is_multiple_of(len)) =>
@@ -191,7 +191,7 @@ fn rest(resolved: &Resolved, op: &Transmit<'_>, offset: u64, len: u64) -> Resolu
     if op.is_durable() && resolved.entry.access & access::FLUSH == 0 {
         return Resolution::Refused(FiErrno::EACCES);
     }
-    match resolved.piece(offset, len) {
+    match resolved.fragment(offset, len) {
         Ok(fragment) if fragment.absent => Resolution::Refused(FiErrno::EACCES),
         Ok(_) => Resolution::Many(offset),
         Err(block) => Resolution::Unread(block),
