@@ -15,8 +15,28 @@ use crate::msg::Endpoint;
 /// their argument; with `FI_SELECTIVE_COMPLETION` they have a completion entry only if it contains
 /// `FI_COMPLETION`.
 ///
-/// No operation blocks, allocates, or makes a system call. `EAGAIN`: the queue is full; the caller
-/// reads the completion queue and repeats the call.
+/// A call posts without blocking, allocating, or a system call of the engine, except in these cases:
+/// - The connection is being established: the call waits for the thread that sends or reads the
+///   reply.
+/// - The send queue is full: the call polls the completion queue once.
+/// - A buffer of more than the inline size has no descriptor, and is neither copied nor covered by an
+///   implicit region: a hit of the registration cache makes the system call that checks it, unless
+///   that is disabled; a miss registers memory, which blocks and allocates.
+/// - A descriptor's region is used in the endpoint's protection domain for the first time, or the
+///   buffer covers several parts of a region that follows its memory: as a miss.
+/// - RMA and atomics with a key that is not an rkey of the device: unless the key is cached, the call
+///   posts reads of the peer's key directory and polls the completion queue at most 256 times. The
+///   first look-up of an endpoint registers memory; cached keys are allocated. The first look-up in a
+///   domain starts its helper thread.
+/// - An operation whose look-up does not end in these polls, whose parts do not fit in the send queue,
+///   or that is behind such an operation is deferred. This allocates copies of its vectors of buffers
+///   and descriptors, and of injected data, and starts the domain's helper thread if it is not
+///   running. At most as many operations are deferred as the send queue has free slots.
+///
+/// The endpoint's transmit lock is held meanwhile; other posts to this endpoint wait for it. Refused
+/// arguments are logged at level info.
+///
+/// `EAGAIN`: the queue is full; the caller reads the completion queue and repeats the call.
 ///
 /// # Errors
 /// - `EAGAIN`: the queue is full.
