@@ -68,11 +68,11 @@ impl Plan {
 /// The share of an operation that is posted in one call: all of it, or some fragments if the send
 /// queue has no room for all at once.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Batch {
+pub(super) struct Batch {
     /// Earlier fragments are posted already.
-    pub(crate) begun: bool,
+    pub(super) begun: bool,
     /// More fragments follow: the operation does not complete with this batch.
-    pub(crate) more: bool,
+    pub(super) more: bool,
 }
 
 impl<Q: Sq> Initiator<Q> {

@@ -12,7 +12,7 @@ use crate::verbs::{Lkey, Mr, Pd};
 
 /// One buffer of `size` bytes per record of a posted request: it is free when the record is.
 #[derive(Debug)]
-pub(crate) struct Slab {
+pub(super) struct Slab {
     mr: Mr,
     memory: Box<[UnsafeCell<u8>]>,
     size: usize,
@@ -43,7 +43,7 @@ impl Slab {
 /// is complete. There may be fewer buffers than requests; when all are in use, a source is
 /// registered instead.
 #[derive(Debug)]
-pub(crate) struct Bounce {
+pub(super) struct Bounce {
     slab: Slab,
     /// Number of the request that uses each buffer.
     numbers: [u32; BUFFERS],

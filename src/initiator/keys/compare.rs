@@ -30,7 +30,7 @@ pub(crate) struct CompareSwap {
 }
 
 impl<Q: Sq> Initiator<Q> {
-    pub(crate) fn has_compare_swap(&self) -> bool {
+    pub(super) fn has_compare_swap(&self) -> bool {
         let peer = self.peer.as_ref();
         peer.is_some_and(|peer| peer.compare_swap.is_some())
     }
@@ -44,7 +44,7 @@ impl<Q: Sq> Initiator<Q> {
     ///
     /// # Safety
     /// As [`Initiator::submit`].
-    pub(crate) unsafe fn compare(
+    pub(super) unsafe fn compare(
         &mut self,
         op: &Transmit<'_>,
         len: usize,
@@ -103,7 +103,7 @@ impl<Q: Sq> Initiator<Q> {
     ///
     /// # Safety
     /// As [`Initiator::submit`], for the operation that [`Self::compare`] has posted.
-    pub(crate) unsafe fn count_compare(&mut self, op: &Transmit<'_>) -> bool {
+    pub(super) unsafe fn count_compare(&mut self, op: &Transmit<'_>) -> bool {
         let Some(mut compare_swap) = self.peer.as_ref().and_then(|peer| peer.compare_swap) else {
             return false;
         };

@@ -48,7 +48,7 @@ impl<L: Link> PeerKeys<L> {
     /// The directory's header was read after an announcement and has this revocation count:
     /// returned keys are reused if the count is unchanged, otherwise dropped. Result as
     /// [`Self::look_up`].
-    pub(crate) fn checked(&mut self, count: u64, key: u64) -> Option<Result<()>> {
+    pub(super) fn checked(&mut self, count: u64, key: u64) -> Option<Result<()>> {
         if count == self.acted {
             self.cache = std::mem::take(&mut self.returned);
         } else {

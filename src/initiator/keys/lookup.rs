@@ -67,7 +67,7 @@ impl<L: Link> PeerKeys<L> {
     }
 
     /// Posts the next read of the look-up under way.
-    pub(crate) fn post_read(&mut self) -> Result<()> {
+    fn post_read(&mut self) -> Result<()> {
         self.stale_read = false;
         let Some(lookup) = &self.lookup else {
             return Ok(());
@@ -166,7 +166,7 @@ impl<L: Link> PeerKeys<L> {
     }
 
     /// Processes a completed read. `Some` if the look-up of `key` has ended.
-    pub(crate) fn process_read(&mut self, key: u64, block: Option<usize>) -> Option<Result<()>> {
+    fn process_read(&mut self, key: u64, block: Option<usize>) -> Option<Result<()>> {
         let before = self.revision;
         self.catch_up_counted();
         if self.revision != before {

@@ -13,7 +13,7 @@ use crate::wire::records::Block;
 
 /// Polls for the end of an earlier notification, before the next one is left to
 /// [`RevocationNotifier::notify_again`].
-const POLLS: u32 = 256;
+const EARLIER_POLLS: u32 = 256;
 
 /// Notifies a peer of revocations.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl<L: Link> Peer for RevocationNotifier<L> {
         own.want(true);
         let mut polls = 0;
         while !own.begin_revocation() {
-            if polls == POLLS {
+            if polls == EARLIER_POLLS {
                 self.link.request_progress();
                 return;
             }

@@ -22,7 +22,7 @@ impl<Q: Sq> Initiator<Q> {
     /// # Safety
     /// As [`Initiator::submit`].
     #[inline(never)]
-    pub(crate) unsafe fn submit_resolved(&mut self, op: &Transmit<'_>) -> Result<()> {
+    pub(in crate::initiator) unsafe fn submit_resolved(&mut self, op: &Transmit<'_>) -> Result<()> {
         let len = self.check(op)?;
         if self.deferred.is_empty()
             && let Some(peer) = &mut self.peer
@@ -359,10 +359,10 @@ impl<Q: Sq> Initiator<Q> {
 /// The event cell that counts an operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EventTarget {
-    pub(crate) addr: RemoteAddr,
-    pub(crate) rkey: Rkey,
+    pub(in crate::initiator) addr: RemoteAddr,
+    pub(in crate::initiator) rkey: Rkey,
     /// Local destination of the fetch-and-add's result, which is never read.
-    pub(crate) sink: Sge,
+    pub(in crate::initiator) sink: Sge,
 }
 
 /// Engine requests that the send queue has room for besides those of [`crate::queue::slots::Own`]:
