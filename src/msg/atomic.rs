@@ -14,7 +14,8 @@ use crate::initiator::refusal;
 use crate::msg::{Endpoint, LocalIov};
 use crate::verbs::SendOpcode;
 
-/// The operation on the target, a 64-bit integer in the byte order of the target's host.
+/// The operation on the target (`fi_atomic(3)`), a 64-bit integer in the byte order of the target's
+/// host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
     /// Adds, wrapping.
@@ -47,19 +48,19 @@ const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::FENCE);
 
 impl Endpoint {
-    /// Posts an atomic: the calls of `fi_atomic(3)`; `flags` is `Some` for those with flags.
+    /// Posts an atomic: the calls of `fi_atomic(3)`; `flags` is `Some` for the calls with flags.
     /// `result` receives the previous value, unless it has no buffers.
     ///
     /// # Errors
     /// - `EOPNOTSUPP`: the endpoint was made without atomics.
-    /// - `EINVAL`: the result has not 8 bytes, the target is not aligned to 8, or a descriptor is
-    ///   wrong.
+    /// - `EINVAL`: the result buffer is not 8 bytes long, the target address is no multiple of 8,
+    ///   or a descriptor is wrong.
     /// - `EKEYREJECTED`: the value cannot be a key of the peer.
     /// - `EBADFLAGS`: a flag that the operation does not accept.
-    /// - as for sends.
+    /// - the errors of [`Self::send`].
     ///
     /// # Safety
-    /// As for sends; the only buffers are those of the result.
+    /// As [`Self::send`]; the only buffers are those of the result.
     #[inline]
     pub unsafe fn atomic(
         &self,
@@ -77,11 +78,11 @@ impl Endpoint {
             Some(flags) => flags,
         };
         let op = self.describe(op, kind, result, (addr, key), context, flags)?;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op) }
     }
 
-    /// `fi_inject_atomic`: no completion.
+    /// `fi_inject_atomic` (`fi_atomic(3)`): no completion.
     ///
     /// # Errors
     /// As [`Self::atomic`].

@@ -1,4 +1,4 @@
-//! Connecting and accepting: what an endpoint contributes to the steps of its connection.
+//! Connecting and accepting: the endpoint's part in each step of its connection.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ impl Core {
         self.config.auth.as_ref().or(of_domain)
     }
 
-    /// What the endpoint introduces itself with.
+    /// The key mode and the authorization key for the endpoint's introduction.
     pub(super) fn introducer(&self) -> Introducer<'_> {
         let mode = self.domain.mr().config().form.mode;
         Introducer {
@@ -37,7 +37,7 @@ impl Core {
         self.enable()?;
         let mut control = self.control.lock();
         self.conn.dial(&mut control.side, peer)?;
-        // read under the lock held here
+        // `route_resolved` reads the data under the same lock, which is held since before `dial`
         control.data = data;
         Ok(())
     }
@@ -60,9 +60,9 @@ impl Core {
         self.enable()?;
         let mut control = self.control.lock();
         self.conn.begin_accept()?;
-        // The peer may send as soon as it has the reply, before this side has read its
-        // confirmation. So everything that an answer needs is set up first; `may_post` waits for
-        // the lock held here.
+        // The peer may send as soon as it has the reply, before this side has read the peer's
+        // confirmation. So the endpoint processes the introduction before it sends the reply, and
+        // `may_post` waits for the lock held here.
         let peer = control.introduction;
         self.introduced(&mut control, peer);
         let data = introducer.introduce(data, control.block.as_deref());
@@ -73,10 +73,12 @@ impl Core {
     ///
     /// A message can arrive as soon as the queue pair can receive: while another thread sends the
     /// reply (accepting side) or reads it (connecting side). That thread holds the lock of its
-    /// step; once the lock was acquired here, the state is the one that the arrival implies.
+    /// step; once this function has acquired the lock, the step is complete and its state is set.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: not enabled, or closed. `ESHUTDOWN`: no longer connected. `ENOTCONN`: not yet.
+    /// - `EOPBADSTATE`: not enabled, or closed.
+    /// - `ESHUTDOWN`: no longer connected.
+    /// - `ENOTCONN`: not connected yet.
     #[cold]
     pub(super) fn may_post(&self) -> Result<()> {
         match self.conn.state.get() {
@@ -96,7 +98,7 @@ impl Core {
         }
     }
 
-    /// Disconnects at once from a peer that has accepted without a check of authorization keys.
+    /// Disconnects from an accepting peer that has another authorization key and did not check it.
     fn leave_stranger(&self) -> FiErrno {
         warn_log!(
             EpCtrl,
@@ -132,7 +134,7 @@ impl Owner for Core {
         let qp = {
             let mut control = self.control.lock();
             if !control.side.passive {
-                // the accepting side has the peer's introduction from the request
+                // the accepting side has read the peer's introduction in the request
                 self.introduced(&mut control, peer);
             }
             control.qp.clone()

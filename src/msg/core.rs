@@ -50,8 +50,8 @@ pub(crate) struct Control {
     pub(crate) rx: Option<CqBinding>,
     /// The shared receive context, if the endpoint uses one.
     pub(crate) srx: Option<Arc<SharedRx>>,
-    /// Counters of the peer's operations, and the event cell in which they are counted; the cell is
-    /// allocated with the queue pair.
+    /// Counters of the peer's operations, and the event cell in which the peer counts them; the
+    /// cell is allocated with the queue pair.
     pub(super) remote_counters: Vec<(Event, Arc<Counter>)>,
     pub(super) cell: Option<Arc<Cell>>,
     /// Places in the tables of the completion queues, once enabled.
@@ -67,7 +67,7 @@ pub(crate) struct Control {
     pub(super) notifier: Option<Arc<RevocationNotifier<QpLink>>>,
 }
 
-/// Shared state of an endpoint; see the module.
+/// The state that an endpoint shares with its callbacks. [`Core::close`] releases the resources.
 #[derive(Debug)]
 pub(crate) struct Core {
     this: Weak<Self>,

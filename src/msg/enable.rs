@@ -1,5 +1,5 @@
-//! Enabling an endpoint: reserves slots in the completion queues, creates the queue pair with its
-//! transmit and receive sides; and the reverse.
+//! Enabling an endpoint: reserves places in the tables of the completion queues, creates the queue
+//! pair with its transmit and receive sides; and the reverse.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -15,8 +15,9 @@ use crate::queue::event_cell::Watch;
 use crate::queue::slots::Own;
 use crate::verbs::{AsyncListener, Qp, QpConfig};
 
-/// Engine requests that the send queue has room for: the marker behind all others at the end, the
-/// probe of a silent peer, the requests of key directories, and further parts of an operation.
+/// Engine requests that the send queue has room for: the marker behind all others at the end of a
+/// connection, the probe of a silent peer, the requests to key directories, and further parts of an
+/// operation.
 pub(super) const OWN_REQUESTS: usize = 2 + Own::MOST + OTHER_PARTS;
 
 impl Core {
@@ -73,7 +74,7 @@ impl Core {
         };
         let sink: Arc<dyn CmSink> = eq;
         match self.bind_sink(&sink) {
-            Err(_) if self.conn.is_bound() => Ok(()), // another thread was first
+            Err(_) if self.conn.is_bound() => Ok(()), // another thread has bound it meanwhile
             bound => bound,
         }
     }
@@ -124,8 +125,8 @@ impl Core {
         (self.config.tx_size + OWN_REQUESTS, rx)
     }
 
-    /// Releases the places; operations under way complete as flushed. The caller has destroyed the
-    /// queue pair before.
+    /// Releases the places; operations under way complete as flushed. The caller destroys the queue
+    /// pair first.
     pub(super) fn detach(&self, control: &mut Control) {
         let tx = control.tx_place.take().zip(control.tx.as_ref());
         let rx = control.rx_place.take().zip(control.rx.as_ref());

@@ -1,4 +1,4 @@
-//! Active endpoints: their life from creation to close.
+//! Active endpoints, `fi_endpoint(3)`: creation, binding, state changes and close.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,10 +35,10 @@ bitflags! {
     }
 }
 
-/// Attributes of a new endpoint. Sizes are clipped to the device's limits.
+/// Attributes of a new endpoint (`fi_endpoint(3)`). Sizes are clipped to the device's limits.
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
-    /// Returned in events.
+    /// Identifies the endpoint in events.
     pub token: Token,
     /// Maximum number of transmit operations under way.
     pub tx_size: usize,
@@ -55,7 +55,7 @@ pub struct EndpointConfig {
     pub atomics: bool,
     /// Whether writes can be made durable (`FI_RMA_PMEM`); requires a device with flush operations.
     pub durable: bool,
-    /// Injected data has at most this many bytes.
+    /// Maximum length of injected data, in bytes.
     pub inject_size: usize,
     /// Default flags of transmit operations (`tx_attr->op_flags`).
     pub tx_op_flags: Flags,
@@ -76,9 +76,10 @@ pub struct EndpointConfig {
     pub dst: Option<SocketAddr>,
 }
 
-/// A connected endpoint on an RC queue pair, or an alias of one. Thread safe.
+/// An endpoint of type `FI_EP_MSG` on an RC queue pair (`fi_endpoint(3)`), or an alias of one.
+/// Thread safe.
 ///
-/// Dropping it closes it, unless it is an alias.
+/// Dropping an endpoint closes it. Dropping an alias closes nothing.
 #[derive(Debug)]
 pub struct Endpoint {
     pub(super) core: Arc<Core>,
@@ -132,7 +133,7 @@ fn clip(domain: &Domain, mut config: EndpointConfig) -> EndpointConfig {
 }
 
 impl Endpoint {
-    /// Makes an endpoint that will connect to a peer.
+    /// Makes an endpoint that will connect to a peer (`fi_endpoint(3)`).
     ///
     /// # Errors
     /// `ENOMEM`: the device has no protection domain left for an endpoint that needs its own.
@@ -170,7 +171,7 @@ impl Endpoint {
     }
 
     /// An alias with its own default flags (`fi_ep_alias(3)`), initially those of this endpoint.
-    /// The alias must not outlive the endpoint; dropping it closes nothing.
+    /// The alias must not outlive the endpoint; dropping the alias closes nothing.
     pub fn alias(&self) -> Arc<Self> {
         Arc::new(Self {
             core: Arc::clone(&self.core),
@@ -180,7 +181,7 @@ impl Endpoint {
         })
     }
 
-    /// Makes an endpoint that will accept a request.
+    /// Makes an endpoint that will accept a request (`fi_endpoint(3)`, `fi_info.handle`).
     ///
     /// # Errors
     /// The request is returned with the errno.
@@ -200,19 +201,20 @@ impl Endpoint {
         }
     }
 
-    /// Binds the event queue for connection events.
+    /// Binds the event queue for connection events (`fi_ep_bind(3)`).
     ///
     /// # Errors
-    /// `EINVAL`: one is bound already. `EOPBADSTATE`: enabled already.
+    /// `EINVAL`: an event queue is bound already. `EOPBADSTATE`: enabled already.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
         let sink: Arc<dyn CmSink> = Arc::clone(eq) as _;
         self.core.bind_sink(&sink)
     }
 
-    /// Binds a completion queue for one direction or both.
+    /// Binds a completion queue for one direction or both (`fi_ep_bind(3)`).
     ///
     /// # Errors
-    /// - `EINVAL`: no direction, or one that has a queue already; a queue without a device queue.
+    /// - `EINVAL`: no direction, or a direction that has a queue already; a queue without a device
+    ///   queue.
     /// - `EDOMAIN`: a queue of another domain.
     /// - `EOPBADSTATE`: enabled already.
     pub fn bind_cq(&self, cq: &Arc<CompletionQueue>, flags: BindFlags) -> Result<()> {
@@ -242,7 +244,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Binds the shared receive context that supplies the endpoint's receives.
+    /// Binds the shared receive context that supplies the endpoint's receives (`fi_ep_bind(3)`).
     ///
     /// # Errors
     /// - `EINVAL`: the endpoint was made with a receive queue of its own, or has a context.
@@ -303,8 +305,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Enables the endpoint: receives can be posted afterwards. Connecting and accepting enable it
-    /// too.
+    /// Enables the endpoint (`fi_enable(3)`): receives can be posted afterwards. Connecting and
+    /// accepting enable it too.
     ///
     /// # Errors
     /// - `ENOEQ`, `ENOCQ`: a required event queue or completion queue is not bound.
@@ -316,31 +318,33 @@ impl Endpoint {
         self.core.enable()
     }
 
-    /// Starts to connect to `peer`, or to [`EndpointConfig::dst`] if that is `None`. The event
-    /// queue reports the result.
+    /// Starts to connect to `peer`, or to [`EndpointConfig::dst`] if `peer` is `None`
+    /// (`fi_connect(3)`). The event queue reports the result.
     ///
     /// # Errors
     /// - `EINVAL`: no address, or more data than [`Self::cm_data_size`].
     /// - `EOPBADSTATE`: the endpoint is connecting or disconnected, or was made from a request.
     /// - `EISCONN`: connected already.
-    /// - as [`Self::enable`].
+    /// - the errors of [`Self::enable`].
     pub fn connect(&self, peer: Option<SocketAddr>, data: &[u8]) -> Result<()> {
         self.core.connect(peer, data)
     }
 
-    /// Accepts the request that the endpoint was made from. The event queue reports the connection.
+    /// Accepts the request that the endpoint was made from (`fi_accept(3)`). The event queue
+    /// reports the connection.
     ///
     /// # Errors
     /// - `EINVAL`: more data than [`Self::cm_data_size`].
     /// - `EACCES`: the peer has another authorization key; its request was rejected.
     /// - `EOPBADSTATE`: not made from a request, or accepted or refused already.
-    /// - `ECONNABORTED` and other errors of the connection manager: the peer has given up.
-    /// - as [`Self::enable`].
+    /// - `ECONNABORTED` and other errors of the connection manager: the peer has withdrawn its
+    ///   request.
+    /// - the errors of [`Self::enable`].
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         self.core.accept(data)
     }
 
-    /// Ends the connection. Operations under way complete with `ECANCELED`.
+    /// Ends the connection (`fi_shutdown(3)`). Operations under way complete with `ECANCELED`.
     ///
     /// # Errors
     /// `ENOTCONN`: the endpoint is not connected.
@@ -349,7 +353,7 @@ impl Endpoint {
     }
 
     /// Disconnects, flushes every operation to its completion queue, and releases the device's
-    /// resources. Every later call fails. Idempotent.
+    /// resources (`fi_close(3)`). Every later call fails. Idempotent.
     pub fn close(&self) {
         self.core.close();
     }
@@ -394,12 +398,14 @@ impl Endpoint {
         id.peer_addr().ok_or(FiErrno::ENOTCONN)
     }
 
-    /// Maximum length in bytes of the application's data in a connection request or reply.
+    /// Maximum length in bytes of the application's data in a connection request or reply
+    /// (`FI_OPT_CM_DATA_SIZE`, `fi_endpoint(3)`).
     pub fn cm_data_size(&self) -> usize {
         self.core.introducer().data_size()
     }
 
-    /// This endpoint, for regions that are bound to it.
+    /// The registration scope of this endpoint: its key domain, protection domain and authorization
+    /// key. A region bound to the endpoint (`FI_MR_ENDPOINT`, `fi_mr(3)`) is registered in it.
     pub fn scope(&self) -> Scope<'_> {
         Scope {
             domain: self.core.domain.mr(),
@@ -424,7 +430,7 @@ impl Endpoint {
         Flags::from_bits_retain(self.tx_op_flags.load(Ordering::Relaxed))
     }
 
-    /// Changes these flags (`FI_SETOPSFLAG`).
+    /// Changes the default flags of transmit operations (`FI_SETOPSFLAG`, `fi_endpoint(3)`).
     pub fn set_tx_op_flags(&self, flags: Flags) {
         self.tx_op_flags.store(flags.bits(), Ordering::Relaxed);
     }
@@ -435,7 +441,7 @@ impl Endpoint {
         Flags::from_bits_retain(self.rx_op_flags.load(Ordering::Relaxed))
     }
 
-    /// Changes these flags (`FI_SETOPSFLAG`).
+    /// Changes the default flags of receives (`FI_SETOPSFLAG`, `fi_endpoint(3)`).
     pub fn set_rx_op_flags(&self, flags: Flags) {
         self.rx_op_flags.store(flags.bits(), Ordering::Relaxed);
     }
@@ -445,10 +451,11 @@ impl Endpoint {
         self.core.lengths.get(option)
     }
 
-    /// Reduces this length (`fi_setopt(3)`).
+    /// Reduces the length that [`Self::length`] returns (`fi_setopt(3)`).
     ///
     /// # Errors
-    /// `EINVAL`: more than the endpoint was made with. `EOPBADSTATE`: enabled already.
+    /// `EINVAL`: more than the length with which the endpoint was made. `EOPBADSTATE`: enabled
+    /// already.
     pub fn set_length(&self, option: LengthOption, value: usize) -> Result<()> {
         let _control = self.core.control.lock();
         if !self.core.conn.state.is(State::Idle) {

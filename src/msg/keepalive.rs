@@ -1,4 +1,4 @@
-//! The beat of a connected endpoint, which probes a silent peer.
+//! Keepalive of a connected endpoint: each beat probes a silent peer.
 
 use super::core::Core;
 use crate::conn::State;

@@ -1,4 +1,4 @@
-//! The peer's introduction: from it on, an endpoint resolves the peer's keys and notifies the peer of
+//! The peer's introduction. After it, an endpoint resolves the peer's keys and notifies the peer of
 //! revocations.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Passive endpoints, which listen for connection requests.
+//! Passive endpoints, `fi_passive_ep(3)`, which listen for connection requests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::eq::EventQueue;
 use crate::errno::Result;
 use crate::verbs::Device;
 
-/// Attributes of a new passive endpoint.
+/// Attributes of a new passive endpoint (`fi_passive_ep(3)`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PepConfig {
     /// Address to listen on. Port 0 selects any free port; `None` is the wildcard address of IPv4
@@ -17,12 +17,12 @@ pub struct PepConfig {
     pub addr: Option<SocketAddr>,
     /// Maximum number of unanswered requests; 0 for the default.
     pub backlog: usize,
-    /// Returned in events.
+    /// Identifies the passive endpoint in events.
     pub token: Token,
 }
 
-/// A passive endpoint. Thread safe. Dropping it stops listening; requests that were read from
-/// the event queue stay valid.
+/// A passive endpoint (`fi_passive_ep(3)`). Thread safe. Dropping it stops listening; requests that
+/// the application has read from the event queue stay valid.
 #[derive(Debug)]
 pub struct PassiveEndpoint {
     listener: Arc<Listener>,
@@ -49,7 +49,7 @@ impl PassiveEndpoint {
         self.listener.set_addr(addr)
     }
 
-    /// The bound address, with the actual port.
+    /// The bound address, with the actual port (`fi_getname(3)`).
     ///
     /// # Errors
     /// `EOPBADSTATE`: closed.
@@ -57,10 +57,10 @@ impl PassiveEndpoint {
         self.listener.local_addr()
     }
 
-    /// Binds the event queue that receives the requests.
+    /// Binds the event queue that receives the requests (`fi_pep_bind(3)`).
     ///
     /// # Errors
-    /// `EINVAL`: one is bound already.
+    /// `EINVAL`: an event queue is bound already.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
         let sink: Arc<dyn CmSink> = Arc::clone(eq) as _;
         self.listener.bind(&sink)
@@ -70,15 +70,15 @@ impl PassiveEndpoint {
     /// default.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: it listens already.
+    /// `EOPBADSTATE`: listening already.
     pub fn set_backlog(&self, backlog: usize) -> Result<()> {
         self.listener.set_backlog(backlog)
     }
 
-    /// Starts listening.
+    /// Starts listening (`fi_listen(3)`).
     ///
     /// # Errors
-    /// `ENOEQ`: no event queue is bound. `EOPBADSTATE`: it listens already.
+    /// `ENOEQ`: no event queue is bound. `EOPBADSTATE`: listening already.
     pub fn listen(&self) -> Result<()> {
         self.listener.listen()
     }
@@ -88,7 +88,8 @@ impl PassiveEndpoint {
         self.listener.device()
     }
 
-    /// Stops listening and discards its events. Every later call fails. Idempotent.
+    /// Stops listening and discards the endpoint's unread events (`fi_close(3)`). Every later call
+    /// fails. Idempotent.
     pub fn close(&self) {
         self.listener.close();
     }

@@ -1,4 +1,4 @@
-//! Receives.
+//! Receives, `fi_msg(3)`.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -57,12 +57,12 @@ impl RxSide {
         self.early.take()
     }
 
-    /// Takes over the registrations of the side without a queue pair.
+    /// Takes over the registrations of the receive side that had no queue pair.
     pub(crate) fn inherit(&mut self, old: Self) {
         self.local = old.local;
     }
 
-    /// Posts the early receives to the queue pair; they have their slots already.
+    /// Posts the early receives to the queue pair; their slots are assigned already.
     pub(crate) fn post_early(&self, early: VecDeque<EarlyRecv>) -> Result<()> {
         let qp = self.qp.as_ref().ok_or(FiErrno::EOPBADSTATE)?;
         for recv in early {
@@ -108,7 +108,7 @@ impl Core {
             return Err(FiErrno::EAGAIN);
         }
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         let sges = unsafe { local.recv_sges(&mut side.local, &mut sges) }
             .inspect_err(|_| side.local.refused())?;
         let number = ring.push(Slot {
@@ -121,7 +121,7 @@ impl Core {
         });
         if let Some(qp) = &side.qp {
             let wr_id = side.place.recv(number);
-            // SAFETY: as this function.
+            // SAFETY: the caller keeps the contract of this function.
             if let Err(error) = unsafe { qp.post_recv(&RecvRequest { wr_id, sges }) } {
                 ring.unpush();
                 side.local.refused();
@@ -154,8 +154,8 @@ impl Core {
             let recv = found.and_then(|at| early.remove(at));
             recv.ok_or(FiErrno::ENOENT)?.number
         };
-        // the receive is in no list any more, and closing needs the lock held here: no other thread
-        // completes it
+        // The receive is no longer in the list, and closing acquires the lock held here: no other
+        // thread completes the receive.
         if let (Some(binding), Some(place)) = (&control.rx, control.rx_place) {
             binding.cq.cancel(place, number);
         }
@@ -183,7 +183,7 @@ impl Endpoint {
     #[inline(always)]
     pub unsafe fn recv(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
         let flags = self.rx_op_flags();
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.receive(local, context, flags) }
     }
 
@@ -193,7 +193,7 @@ impl Endpoint {
         if flags.intersects(MSG_FLAGS.complement()) {
             return Err(FiErrno::EBADFLAGS);
         }
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.receive(local, context, flags) }
     }
 

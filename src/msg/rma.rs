@@ -1,4 +1,4 @@
-//! Remote reads and writes.
+//! Remote reads and writes, `fi_rma(3)`.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -72,15 +72,16 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// As for sends, and:
+/// The calls of `fi_rma(3)`.
 ///
 /// # Errors
-/// - `EINVAL`: more than one remote range (`rma_iov_limit` is 1), or its length differs from the
-///   local length.
+/// Those of [`Endpoint::send`], and:
+/// - `EINVAL`: the number of remote ranges is not 1 (`rma_iov_limit`), or the length of the range
+///   differs from the local length.
 /// - `EKEYREJECTED`: the value cannot be a key of the peer.
 ///
 /// # Safety
-/// As for sends.
+/// As [`Endpoint::send`].
 #[allow(clippy::missing_safety_doc, reason = "said once, above")]
 impl Endpoint {
     /// `fi_write`, `fi_writev`.
@@ -94,7 +95,7 @@ impl Endpoint {
     ) -> Result<()> {
         let flags = self.tx_op_flags();
         let op = Transmit::rma(SendOpcode::Write, local, addr, key, context, flags)?;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op) }
     }
 
@@ -110,7 +111,7 @@ impl Endpoint {
     ) -> Result<()> {
         let flags = self.tx_op_flags();
         let op = Transmit::rma(SendOpcode::Write, local, addr, key, context, flags)?;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.with_data(data)) }
     }
 
@@ -131,7 +132,7 @@ impl Endpoint {
         let op = Transmit::rma_msg(SendOpcode::Write, local, remote, context, flags - durable)?;
         let mut op = op.with_flags_checked(data)?;
         op.flags |= durable;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op) }
     }
 
@@ -147,7 +148,7 @@ impl Endpoint {
         let iov = buffer(buf, len);
         let local = LocalIov::single(&iov, &Desc::NULL);
         let op = Transmit::rma(SendOpcode::Write, local, addr, key, 0, Flags::empty())?;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.injected()) }
     }
 
@@ -164,7 +165,7 @@ impl Endpoint {
         let iov = buffer(buf, len);
         let local = LocalIov::single(&iov, &Desc::NULL);
         let op = Transmit::rma(SendOpcode::Write, local, addr, key, 0, Flags::empty())?;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.injected().with_data(data)) }
     }
 
@@ -177,10 +178,10 @@ impl Endpoint {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        // inject has no meaning for an operation that writes local memory
+        // FI_INJECT has no meaning for an operation that writes local memory
         let flags = self.tx_op_flags() - Flags::INJECT;
         let op = Transmit::rma(SendOpcode::Read, local, addr, key, context, flags)?;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op) }
     }
 
@@ -198,7 +199,7 @@ impl Endpoint {
         }
         let op = Transmit::rma_msg(SendOpcode::Read, local, remote, context, flags)?;
         let op = op.with_flags_checked(0)?;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op) }
     }
 }

@@ -1,4 +1,4 @@
-//! Sends.
+//! Sends, `fi_msg(3)`.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -11,35 +11,34 @@ use crate::initiator::local::{LocalIov, buffer};
 use crate::mr::Desc;
 use crate::msg::Endpoint;
 
-/// Operations without a flags argument use the endpoint's default flags. Those named `_msg` use
-/// their argument; with `FI_SELECTIVE_COMPLETION` they have a completion entry only if it contains
-/// `FI_COMPLETION`.
+/// The calls of `fi_msg(3)`. Operations without a flags argument use the endpoint's default flags.
+/// Operations named `_msg` use their argument; with `FI_SELECTIVE_COMPLETION` they have a
+/// completion entry only if the argument contains `FI_COMPLETION`.
 ///
-/// A call posts without blocking, allocating, or a system call of the engine, except in these cases:
+/// A call posts without blocking, allocating, or a system call of the engine, except in these
+/// cases:
 /// - The connection is being established: the call waits for the thread that sends or reads the
 ///   reply.
 /// - The send queue is full: the call polls the completion queue once.
-/// - A buffer of more than the inline size has no descriptor, and is neither copied nor covered by an
-///   implicit region: a hit of the registration cache makes the system call that checks it, unless
-///   that is disabled; a miss registers memory, which blocks and allocates.
+/// - A buffer longer than the inline size has no descriptor, and is neither copied nor covered by
+///   an implicit region. A hit in the registration cache makes the system call that checks the
+///   entry, unless this check is disabled. A miss registers memory, which blocks and allocates.
 /// - A descriptor's region is used in the endpoint's protection domain for the first time, or the
-///   buffer covers several parts of a region that follows its memory: as a miss.
-/// - RMA and atomics with a key that is not an rkey of the device: unless the key is cached, the call
-///   posts reads of the peer's key directory and polls the completion queue at most 256 times. The
-///   first look-up of an endpoint registers memory; cached keys are allocated. The first look-up in a
-///   domain starts its helper thread.
-/// - An operation whose look-up does not end in these polls, whose parts do not fit in the send queue,
-///   or that is behind such an operation is deferred. This allocates copies of its vectors of buffers
-///   and descriptors, and of injected data, and starts the domain's helper thread if it is not
-///   running. At most as many operations are deferred as the send queue has free slots.
+///   buffer covers several parts of a region that follows its memory: as for a miss.
+/// - RMA and atomics with a key that is not an rkey of the device: unless the key is cached, the
+///   call posts reads of the peer's key directory and polls the completion queue at most 256 times.
+///   The first look-up of an endpoint registers memory; cached keys are allocated. The first
+///   look-up in a domain starts its helper thread.
+/// - An operation whose look-up does not end within these polls, whose parts do not fit in the send
+///   queue, or that is behind such an operation is deferred. This allocates copies of its vectors
+///   of buffers and descriptors, and of injected data, and starts the domain's helper thread if it
+///   is not running. At most as many operations are deferred as the send queue has free slots.
 ///
-/// The endpoint's transmit lock is held meanwhile; other posts to this endpoint wait for it. Refused
+/// The call holds the endpoint's transmit lock; other posts to this endpoint wait for it. Refused
 /// arguments are logged at level info.
 ///
-/// `EAGAIN`: the queue is full; the caller reads the completion queue and repeats the call.
-///
 /// # Errors
-/// - `EAGAIN`: the queue is full.
+/// - `EAGAIN`: the queue is full; the caller reads the completion queue and repeats the call.
 /// - `EINVAL`: too many buffers, or a required descriptor is wrong.
 /// - `EMSGSIZE`: longer than the limit of the endpoint, or of inject.
 /// - `EBADFLAGS`: a flag that the operation does not accept.
@@ -47,15 +46,15 @@ use crate::msg::Endpoint;
 /// - `EOPBADSTATE`: not enabled. `ENOTCONN`: not connected. `ESHUTDOWN`: no longer connected.
 ///
 /// # Safety
-/// Buffers must stay valid until the operation completes (inject: until it returns), and
-/// descriptors be NULL or those of live regions that cover the buffers.
+/// Buffers must stay valid until the operation completes (inject: until the call returns), and
+/// descriptors must be NULL or those of live regions that cover the buffers.
 #[allow(clippy::missing_safety_doc, reason = "said once, above")]
 impl Endpoint {
     /// `fi_send`, `fi_sendv`.
     #[inline(always)]
     pub unsafe fn send(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
         let op = Transmit::send(local, context, self.tx_op_flags());
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit_here(&op) }
     }
 
@@ -63,7 +62,7 @@ impl Endpoint {
     #[inline]
     pub unsafe fn send_data(&self, local: LocalIov<'_>, data: u64, context: usize) -> Result<()> {
         let op = Transmit::send(local, context, self.tx_op_flags());
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.with_data(data)) }
     }
 
@@ -77,16 +76,16 @@ impl Endpoint {
         flags: Flags,
     ) -> Result<()> {
         let op = Transmit::send(local, context, flags).with_flags_checked(data)?;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op) }
     }
 
-    /// `fi_inject`: no completion, and the buffer is free on return.
+    /// `fi_inject`: no completion; the application may reuse the buffer on return.
     #[inline(always)]
     pub unsafe fn inject(&self, buf: *const c_void, len: usize) -> Result<()> {
         let iov = buffer(buf, len);
         let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), 0, Flags::empty());
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit_here(&op.injected()) }
     }
 
@@ -95,7 +94,7 @@ impl Endpoint {
     pub unsafe fn inject_data(&self, buf: *const c_void, len: usize, data: u64) -> Result<()> {
         let iov = buffer(buf, len);
         let op = Transmit::send(LocalIov::single(&iov, &Desc::NULL), 0, Flags::empty());
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.injected().with_data(data)) }
     }
 }

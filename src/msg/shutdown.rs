@@ -26,15 +26,15 @@ impl Core {
     }
 
     /// Processes arrived completions before the queue pair is moved to its error state: the peer
-    /// has acknowledgements for these messages, and a device may complete them only when polled.
+    /// has acknowledgements for these messages, and a device may complete them only in a poll.
     pub(super) fn take_in(control: &Control) {
         for binding in [&control.tx, &control.rx].into_iter().flatten() {
             let _ = binding.cq.progress();
         }
     }
 
-    /// Returns the keys to the peer, which then waits for no acknowledgement when it closes
-    /// regions.
+    /// Returns the keys to the peer. When the peer closes regions afterwards, it does not wait for
+    /// an acknowledgement of this endpoint.
     fn give_keys_back(&self) {
         if self.rings.holds_keys()
             && let Some(side) = self.tx.lock().as_mut()
@@ -116,7 +116,8 @@ impl Core {
                 counter.leave(&cell);
             }
         }
-        // releases the endpoint's own protection domain; one of an authorization key stays
+        // Releases the endpoint's own protection domain. The protection domain of an authorization
+        // key stays.
         if self.domain.mr().config().form.mode.contains(Mode::ENDPOINT) {
             self.domain.mr().forget(&self.pd);
         }
@@ -133,7 +134,8 @@ impl FailureListener for Core {
         if !connected && !matches!(self.conn.state.get(), State::Disconnected | State::Broken) {
             return;
         }
-        // if the lock is taken, its holder retries the pending operations, or this is called again
+        // If another thread holds the lock, that thread retries the deferred operations, or this
+        // function is called again.
         if let Some(mut tx) = self.tx.try_lock()
             && let Some(side) = tx.as_mut()
         {

@@ -10,10 +10,10 @@ use crate::queue::slots::{FailureListener, Own, OwnRequests, Rings, Slot, SlotRi
 use crate::queue::{CompletionQueue, WrId};
 use crate::verbs::{Pd, Qp, RemoteAddr, Rkey, SendOpcode, SendRequest};
 
-/// Polls of the application's completion queue in one call, for a completion that an operation
-/// waits for, before the operation is deferred. A look-up on soft0 completes within few polls, so an
-/// application that does not read its completion queue need not wait for the helper thread, whose
-/// interval is at least 0.1 ms per step of the look-up.
+/// Maximum number of polls of the application's completion queue in one call, for a completion that
+/// an operation waits for. Then the operation is deferred. On soft0 a look-up completes within few
+/// polls, so an application that does not read its completion queue need not wait for the helper
+/// thread, whose interval is at least 0.1 ms per step of the look-up.
 #[cfg(not(test))]
 fn poll_limit() -> u32 {
     256
@@ -30,7 +30,7 @@ fn poll_limit() -> u32 {
     POLLS.get()
 }
 
-/// The queue pair, where its requests complete, and the records of its requests.
+/// The queue pair, the completion queue and the place of its requests, and their records.
 #[derive(Clone, Debug)]
 pub(crate) struct QpLink {
     pub(super) qp: Arc<Qp>,
@@ -43,7 +43,8 @@ pub(crate) struct QpLink {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     link: QpLink,
-    /// One request in `period` is signaled, so that the slots of the unsignaled ones become free.
+    /// At least one request in `period` is signaled, because its completion frees the slots of the
+    /// unsignaled requests before it.
     period: u32,
     unsignaled: u32,
     /// Whether a counter is bound: every request is then signaled, because an unsignaled last
@@ -67,7 +68,8 @@ impl SendQueue {
         &self.link.rings.tx
     }
 
-    /// Enters a request in its slot. Returns its number, and whether it is signaled.
+    /// Stores the record of a request in its slot. Returns the slot number, and whether the request
+    /// is signaled.
     #[inline(always)]
     fn push(&self, part: Part) -> (u32, bool) {
         let signaled = match part.signal {
@@ -88,7 +90,7 @@ impl SendQueue {
         (number, signaled)
     }
 
-    /// The device's answer to the request in slot `number`.
+    /// Processes the result of posting the request in slot `number`.
     #[inline(always)]
     fn posted(&mut self, number: u32, signaled: bool, posted: Result<()>) -> Result<u32> {
         if let Err(error) = posted {
@@ -100,7 +102,7 @@ impl SendQueue {
     }
 
     /// Posts an empty request behind all others. On a queue pair in its error state it is flushed
-    /// last, so an unsignaled request without an error before it has succeeded.
+    /// last: an unsignaled request for which no error was reported before has succeeded.
     pub(super) fn post_marker(&mut self) {
         let ring = self.ring();
         if ring.outstanding() == 0 || ring.outstanding() > ring.depth() {
@@ -131,8 +133,8 @@ impl Sq for SendQueue {
         self.ring().is_full()
     }
 
-    /// Polls the application's completion queue: an application that only injects may never read
-    /// it.
+    /// Polls the application's completion queue, because an application that only injects may never
+    /// read it.
     #[cold]
     fn make_room(&self) -> Result<bool> {
         self.link.cq.poll_quietly()?;
@@ -162,7 +164,7 @@ impl Sq for SendQueue {
             signaled,
             ..request
         };
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         let posted = unsafe { self.link.qp.post_send(&request) };
         self.posted(number, signaled, posted)
     }
@@ -202,7 +204,7 @@ impl Link for QpLink {
             wr_id: self.place.own(own),
             ..request
         };
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.qp.post_send(&request) }
     }
 
@@ -244,7 +246,7 @@ impl Link for QpLink {
 
     fn sever(&self) {
         let _ = self.qp.set_error();
-        // reported here, because there may be no request that the device flushes
+        // reported here, because the device may have no request to flush
         self.rings.notify_failure();
     }
 }

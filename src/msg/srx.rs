@@ -1,4 +1,4 @@
-//! Shared receive contexts: receives that all bound endpoints draw from.
+//! Shared receive contexts, `fi_srx_context(3)`: receives that all bound endpoints consume.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -20,7 +20,7 @@ use crate::queue::WrId;
 use crate::queue::shared::{SharedRecv, SharedSlots};
 use crate::verbs::{RecvRequest, Srq};
 
-/// Attributes of a new shared receive context.
+/// Attributes of a new shared receive context (`fi_srx_context(3)`).
 #[derive(Clone, Copy, Debug)]
 pub struct SharedRxConfig {
     /// Maximum number of posted receives, at least 1.
@@ -31,7 +31,7 @@ pub struct SharedRxConfig {
     pub op_flags: Flags,
 }
 
-/// A shared receive context on a shared receive queue. Thread safe.
+/// A shared receive context (`fi_srx_context(3)`) on a shared receive queue. Thread safe.
 ///
 /// Completions go to the completion queues of the endpoints that consumed the receives. Receives
 /// still posted when the context is dropped are discarded without a completion; by then no endpoint
@@ -51,7 +51,7 @@ pub struct SharedRx {
 struct Posting {
     local: LocalKeys,
     /// Registrations of the receives under way, indexed by slot number; empty if the application
-    /// registers.
+    /// registers the buffers.
     held: Vec<Vec<Kept>>,
 }
 
@@ -65,7 +65,7 @@ impl Drop for Posting {
 }
 
 impl SharedRx {
-    /// Opens a shared receive context.
+    /// Opens a shared receive context (`fi_srx_context(3)`).
     ///
     /// # Errors
     /// - `EINVAL`: a size is 0 or exceeds the device's limit.
@@ -121,7 +121,7 @@ impl SharedRx {
     /// descriptors be NULL or those of live regions that cover the buffers.
     #[inline]
     pub unsafe fn recv(&self, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.receive(local, context, self.op_flags) }
     }
 
@@ -137,7 +137,7 @@ impl SharedRx {
         if flags.intersects(MSG_FLAGS.complement()) {
             return Err(FiErrno::EBADFLAGS);
         }
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.receive(local, context, flags) }
     }
 
@@ -153,7 +153,7 @@ impl SharedRx {
         let mut posting = self.posting.lock();
         let Posting { local: keys, held } = &mut *posting;
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         let sges = unsafe { local.recv_sges(keys, &mut sges) }.inspect_err(|_| keys.refused())?;
         let recv = SharedRecv {
             context,
@@ -162,7 +162,7 @@ impl SharedRx {
         let number = self.slots.take(recv).ok_or(FiErrno::EAGAIN);
         let number = number.inspect_err(|_| keys.refused())?;
         let wr_id = WrId::shared(self.slots.id(), number);
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         if let Err(error) = unsafe { self.srq.post_recv(&RecvRequest { wr_id, sges }) } {
             self.slots.complete(number);
             keys.refused();

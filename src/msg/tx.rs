@@ -1,4 +1,4 @@
-//! The transmit side of an endpoint: a send queue below, an initiator above.
+//! The transmit side of an endpoint: an initiator that posts to the endpoint's send queue.
 
 #![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
 
@@ -48,7 +48,7 @@ impl Core {
     /// As [`crate::msg::Endpoint::send`].
     #[inline(never)]
     pub(super) unsafe fn transmit(&self, op: &Transmit<'_>) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.transmit_here(op) }
     }
 
@@ -64,7 +64,7 @@ impl Core {
         }
         let mut tx = self.tx.lock();
         let side = tx.as_mut().ok_or(FiErrno::ENOCQ)?;
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { side.submit(op) }
     }
 }
