@@ -25,10 +25,10 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// The format of that number; `None` for the application's leaving it open.
+    /// The format with this number; `None` for `FI_FORMAT_UNSPEC`.
     ///
     /// # Errors
-    /// `ENODATA`: a format that we don't speak.
+    /// `ENODATA`: a format that is not supported.
     pub(crate) fn of(number: u32) -> Result<Option<Self>> {
         Ok(Some(match number {
             FI_FORMAT_UNSPEC => return Ok(None),
@@ -41,7 +41,7 @@ impl Format {
         }))
     }
 
-    /// Its number.
+    /// The format's number in `fi_info.addr_format`.
     pub(crate) fn number(self) -> u32 {
         match self {
             Self::Sockaddr => FI_SOCKADDR,
@@ -131,10 +131,11 @@ impl Format {
         }
     }
 
-    /// Answers `fi_getname` and its kin: as much as fits, and the length that would be needed.
+    /// The result of `fi_getname(3)` and `fi_getpeer(3)`: copies the bytes of the address that fit,
+    /// and sets `*len` to the length of the whole address.
     ///
     /// # Errors
-    /// `EINVAL` for NULL; `ETOOSMALL` when it does not fit, with `*len` set.
+    /// `EINVAL`: `len` is NULL. `ETOOSMALL`: the address does not fit; `*len` is set.
     ///
     /// # Safety
     /// `len` is NULL or writable; `buf` is NULL or has `*len` bytes.
@@ -163,7 +164,7 @@ impl Format {
     }
 }
 
-/// The longest string that is looked at, in bytes.
+/// Maximum length of an address string, in bytes.
 const MAX_STR: usize = 128;
 
 fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
@@ -179,7 +180,7 @@ unsafe fn read_sockaddr(addr: *const c_void, len: Option<usize>) -> Result<Socke
     if !has(size_of::<libc::sa_family_t>()) {
         return Err(FiErrno::EINVAL);
     }
-    // SAFETY: at least the family is there; applications may pass it unaligned.
+    // SAFETY: the address has at least its family; it may be unaligned.
     let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
     match i32::from(family) {
         libc::AF_INET if has(size_of::<libc::sockaddr_in>()) => {
@@ -204,7 +205,7 @@ unsafe fn read_sockaddr(addr: *const c_void, len: Option<usize>) -> Result<Socke
     }
 }
 
-/// Whether `text` is meant as an address string rather than as a host name.
+/// Whether `text` has the prefix of an address string; any other text is a host name.
 pub(crate) fn looks_like_str(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     text.starts_with("fi_sockaddr_in://") || text.starts_with("fi_sockaddr_in6://")
@@ -213,10 +214,10 @@ pub(crate) fn looks_like_str(text: &str) -> bool {
 /// Reads an address string.
 ///
 /// # Errors
-/// `EINVAL`.
+/// `EINVAL`: not an address string.
 pub(crate) fn parse(text: &str) -> Result<SocketAddr> {
     let (format, rest) = text.split_once("://").ok_or(FiErrno::EINVAL)?;
-    // A missing port is port 0, as libfabric's own parser has it.
+    // A missing port is port 0, as in libfabric's own parser.
     let whole = |ip: IpAddr, port: &str| -> Result<SocketAddr> {
         let port = match port.strip_prefix(':') {
             None | Some("") => 0,

@@ -1,7 +1,7 @@
 //! Atomics, `fi_atomic(3)`, on endpoints of any kind.
 //!
-//! Calls without a `struct fi_msg_atomic` describe themselves by one, so that all calls have one
-//! body.
+//! The arguments of calls without a `struct fi_msg_atomic` are stored in one, so that all calls
+//! have one body.
 
 use std::ffi::c_void;
 

@@ -1,8 +1,8 @@
-//! Which atomics there are, `fi_atomicvalid(3)` and `fi_query_atomic(3)`: those that verbs has,
-//! which are `FI_SUM` and `FI_ATOMIC_READ` by fetch and add, and `FI_CSWAP`, on one 64-bit integer.
+//! The supported atomics, `fi_atomicvalid(3)` and `fi_query_atomic(3)`. They are the atomics of
+//! verbs on one 64-bit integer: `FI_SUM` and `FI_ATOMIC_READ` by fetch and add, and `FI_CSWAP`.
 //!
-//! `FI_ATOMIC_WRITE` is not among them: an RDMA write between the halves of another atomic would be
-//! lost.
+//! `FI_ATOMIC_WRITE` is not supported: an RDMA write between the read and the write of another
+//! atomic would be lost.
 
 use std::ffi::c_int;
 
@@ -26,6 +26,8 @@ pub(crate) trait Family {
     /// The operation of a call, with its operands; a read has none.
     ///
     /// # Errors
+    /// As [`Vector::operand`].
+    ///
     /// # Safety
     /// As [`Vector::operand`], for each operand.
     #[inline(always)]

@@ -1,5 +1,5 @@
 //! The vectors of elements that calls of `fi_atomic(3)` pass: operands, result and target. An
-//! atomic is on one element, which may stand anywhere in its vector.
+//! atomic has one element, which any member of its vector may contain.
 
 use std::ffi::c_void;
 
@@ -12,10 +12,11 @@ use weft::msg::ATOMIC_SIZE;
 use crate::endpoint::buffer;
 use crate::ffi::log::refused;
 
-/// The longest vector that is read: a wrong count must not be followed.
+/// Maximum number of members of a vector. A larger count is refused before the vector is read.
 const MAX_VECTOR: usize = 16;
 
-/// The member with the one element of a vector, and its index; `elements` counts those of a member.
+/// The member that has the vector's only element, and the member's index. `elements` returns the
+/// number of elements of a member.
 ///
 /// # Errors
 /// `EINVAL`: no element, or a vector longer than any endpoint takes. `EMSGSIZE`: more than one.
@@ -138,7 +139,7 @@ fn not_one(count: usize) -> FiErrno {
         0 => refused!(FI_LOG_EP_DATA, EINVAL, "an atomic on no element"),
         _ => refused!(
             FI_LOG_EP_DATA,
-            EMSGSIZE, // as fi_atomic(3) has it for too many
+            EMSGSIZE, // fi_atomic(3): more elements than supported
             "an atomic on {count} elements, and the limit is 1"
         ),
     }

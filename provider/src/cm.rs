@@ -12,7 +12,7 @@ use crate::ffi::fid::{Object, object, on};
 use crate::ffi::{guard, stub};
 use crate::pep::Pep;
 
-/// Those of endpoints.
+/// The calls of active endpoints.
 pub(crate) static EP_OPS: fi_ops_cm = fi_ops_cm {
     setname: Some(setname),
     getname: Some(getname),
@@ -20,10 +20,10 @@ pub(crate) static EP_OPS: fi_ops_cm = fi_ops_cm {
     connect: Some(connect),
     accept: Some(accept),
     shutdown: Some(shutdown),
-    ..stub::cm::<FI_ENOSYS>() // listening and rejecting are for passive ones, joining for multicast
+    ..stub::cm::<FI_ENOSYS>() // listen, reject: passive endpoints only; join: multicast only
 };
 
-/// Those of passive endpoints.
+/// The calls of passive endpoints.
 pub(crate) static PEP_OPS: fi_ops_cm = fi_ops_cm {
     setname: Some(setname),
     getname: Some(getname),
@@ -50,7 +50,7 @@ unsafe fn either<'a>(handle: *mut fid) -> Result<Either<'a>> {
     }
 }
 
-/// Data that goes along with a connection message.
+/// The application's data in a connection message.
 ///
 /// # Safety
 /// `param` is NULL or has `len` bytes.

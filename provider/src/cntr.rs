@@ -61,7 +61,7 @@ pub(crate) unsafe extern "C" fn open(
         if out.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        // No attributes are the default ones, as in libfabric's own providers.
+        // NULL selects the default attributes, as in libfabric's own providers.
         let mut wait = WaitKind::None;
         if !attr.is_null() {
             // SAFETY: not NULL; the structure is the same in every release.
@@ -105,7 +105,7 @@ unsafe extern "C" fn readerr(cntr: *mut fid_cntr) -> u64 {
     value(cntr, Counter::read_errors)
 }
 
-/// The call has no way to fail: a panic on the way reads as 0.
+/// Reads a value. The call cannot return an error: after a panic the result is 0.
 fn value(cntr: Result<&Object<Cntr>>, read: impl FnOnce(&Counter) -> u64) -> u64 {
     let mut value = 0;
     let _: c_int = guard::entry(|| {

@@ -1,5 +1,5 @@
-//! The handle of a connection request (`fi_info.handle`): taken by the endpoint that answers it, or
-//! by `fi_reject`.
+//! The handle of a connection request (`fi_info.handle`, fi_cm(3)). The endpoint that answers the
+//! request, or `fi_reject`, takes the request from it.
 
 use std::ptr::NonNull;
 
@@ -11,7 +11,7 @@ use weft::errno::{FiErrno, Result};
 use crate::ffi::fid::{Kind, Object, close, header, object};
 use crate::ffi::{host, stub};
 
-/// A request that waits for an answer.
+/// A request without an answer; `None` once it is taken.
 pub(crate) struct ConnReq {
     request: Mutex<Option<ConnectRequest>>,
 }
@@ -40,10 +40,10 @@ pub(crate) fn open(request: ConnectRequest) -> NonNull<Object<ConnReq>> {
     )
 }
 
-/// Takes the request; the handle stays, to be put back into or closed.
+/// Takes the request. The handle stays open: the caller puts the request back or closes the handle.
 ///
 /// # Errors
-/// `EINVAL`: not such a handle, or answered already.
+/// `EINVAL`: not such a handle, or the request is answered already.
 ///
 /// # Safety
 /// `handle` is NULL or readable as a fid.
@@ -53,10 +53,10 @@ pub(crate) unsafe fn take(handle: *mut fid) -> Result<ConnectRequest> {
     object.request.lock().take().ok_or(FiErrno::EINVAL)
 }
 
-/// Puts a request back that could not be used after all.
+/// Puts a request back after opening its endpoint has failed.
 ///
 /// # Safety
-/// `handle` is one that [`take`] took it from.
+/// `handle` is the handle from which [`take`] took the request.
 pub(crate) unsafe fn put_back(handle: *mut fid, request: ConnectRequest) {
     // SAFETY: the caller's promise.
     if let Ok(object) = unsafe { object::<ConnReq>(handle) } {

@@ -59,11 +59,11 @@ impl Kind for Cq {
 /// The wait object of a queue; `FI_WAIT_UNSPEC` has a default.
 ///
 /// # Errors
-/// `ENOSYS`: an unsupported kind, the man page's deprecated ones among them.
+/// `ENOSYS`: an unsupported kind; the man page's deprecated kinds are not supported.
 pub(crate) fn wait_kind(wait_obj: fi_wait_obj) -> Result<WaitKind> {
     match wait_obj {
         FI_WAIT_NONE => Ok(WaitKind::None),
-        // A yielding wait is one that the application can't see: any will do.
+        // FI_WAIT_YIELD has no wait object that the application can see, so the default one serves.
         FI_WAIT_UNSPEC | FI_WAIT_YIELD => Ok(WaitKind::Unspec),
         FI_WAIT_FD => Ok(WaitKind::Fd),
         FI_WAIT_SET | FI_WAIT_MUTEX_COND | FI_WAIT_POLLFD => Err(FiErrno::ENOSYS),
@@ -74,10 +74,10 @@ pub(crate) fn wait_kind(wait_obj: fi_wait_obj) -> Result<WaitKind> {
 /// `FI_GETWAIT` and `FI_GETWAITOBJ` of queues.
 ///
 /// # Errors
-/// `ENODATA`: no descriptor to give. `ENOSYS`: another command.
+/// `ENODATA`: the queue has no descriptor. `ENOSYS`: another command.
 ///
 /// # Safety
-/// `arg` is NULL or where the command's answer goes.
+/// `arg` is NULL or writable as the result type of the command.
 pub(crate) unsafe fn wait_control(
     command: c_int,
     arg: *mut c_void,
@@ -165,13 +165,13 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// An entry format: how a completion is written down.
+/// A format of completion entries (fi_cq(3)).
 trait Entry {
     fn of(completion: &Completion) -> Self;
 }
 
 fn pointer<T>(address: usize) -> *mut T {
-    // The application's own pointers, handed back as numbers by the device.
+    // The device returns the application's pointer as a number.
     std::ptr::with_exposed_provenance_mut(address)
 }
 
@@ -239,7 +239,7 @@ impl Cq {
     /// `buf` has room for `count` entries of the queue's format.
     #[inline(always)]
     unsafe fn read_into(&self, buf: *mut c_void, count: usize, wait: Wait) -> Result<isize> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.read_with(buf, count, wait, |_| {}) }
     }
 
@@ -265,7 +265,7 @@ impl Cq {
                 }
             }
         };
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.read_with(buf, count, wait, source) }
     }
 
@@ -283,7 +283,7 @@ impl Cq {
         source: impl FnMut(fi_addr_t),
     ) -> Result<isize> {
         if count == 0 {
-            return Err(FiErrno::EAGAIN); // nothing was asked for, and none is read
+            return Err(FiErrno::EAGAIN); // no entry was requested, and none is read
         }
         if buf.is_null() {
             return Err(FiErrno::EINVAL);
@@ -326,7 +326,7 @@ impl Cq {
     }
 
     fn waiting(&self, cond: *const c_void, count: usize, timeout: c_int) -> Wait {
-        // With FI_CQ_COND_THRESHOLD the condition is a number, not a pointer to one.
+        // With FI_CQ_COND_THRESHOLD the argument is a number, not a pointer to a number.
         let threshold = if self.threshold { cond.addr() } else { 1 };
         Wait::For {
             threshold: threshold.clamp(1, count.max(1)),

@@ -8,7 +8,8 @@ use weft::verbs::Device;
 
 use crate::ffi::{log, param};
 
-/// The devices of this machine, the system's before the embedded one; `rescan` looks for new ones.
+/// The devices of this machine, the system's before the embedded one; `rescan` adds devices that
+/// have appeared since the last call.
 pub(crate) fn list(rescan: bool) -> Vec<Arc<Device>> {
     static BACKENDS: OnceLock<Vec<&'static Backend>> = OnceLock::new();
     let backends = BACKENDS.get_or_init(|| {

@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     guard::entry(|| {
-        // SAFETY: the arguments are as fi_domain(3) has them.
+        // SAFETY: the contract of fi_domain(3).
         unsafe { open_body(fabric, info, out, context)? };
         Ok(0)
     })
@@ -93,7 +93,7 @@ pub(crate) unsafe extern "C" fn open2(
         if flags != 0 {
             return Err(FiErrno::EBADFLAGS); // FI_PEER: objects are not shared with other providers
         }
-        // SAFETY: the arguments are as fi_domain(3) has them.
+        // SAFETY: the contract of fi_domain(3).
         unsafe { open_body(fabric, info, out, context)? };
         Ok(0)
     })
@@ -155,8 +155,8 @@ unsafe fn open_body(
     Ok(())
 }
 
-/// `fi_domain_bind(3)`: one event queue. It gets the events of endpoints without an event queue of
-/// their own; with `FI_REG_MR`, regions are registered in the background.
+/// `fi_domain_bind(3)`: binds one event queue. It receives the events of endpoints without an event
+/// queue of their own; with `FI_REG_MR`, regions are registered in the background.
 unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_int {
     // SAFETY: fids by the contract of fi_domain_bind(3).
     let domain = unsafe { object::<Domain>(handle) };
@@ -171,7 +171,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
             eq: Arc::clone(&eq.engine),
             _user: eq.users.add()?,
         };
-        // of two concurrent calls the second fails, and binds nothing
+        // the second of two concurrent calls fails here, and binds nothing
         domain.events.set(bound).map_err(|_| FiErrno::EINVAL)?;
         domain.engine.bind_eq(&eq.engine)?;
         Ok(0)

@@ -1,9 +1,9 @@
-//! What an endpoint kind implements to serve `fi_msg(3)`, `fi_rma(3)` and `fi_atomic(3)`, and the
-//! steps that all of these calls share.
+//! The traits that an endpoint kind implements for `fi_msg(3)`, `fi_rma(3)` and `fi_atomic(3)`, and
+//! the steps that all of these calls share.
 //!
 //! The entry points in `msg`, `rma` and `atomic` are generic over the kind: each kind has ops
-//! tables of its own, and no call is dispatched at run time. They trust the handle, as in
-//! libfabric's own providers: it came through a table that only endpoints of this kind have.
+//! tables of its own, and no call is dispatched at run time. They do not check the handle, as in
+//! libfabric's own providers: only endpoints of this kind have the table of the call.
 //!
 //! Methods take the peer's `fi_addr_t` first; connected endpoints ignore it. Methods named `_msg`
 //! take the flags of the call, all others use the default flags of the endpoint.
@@ -25,8 +25,8 @@ pub(crate) trait Receives: Kind<C = fid_ep> {
     /// `fi_recv`, `fi_recvv`
     ///
     /// # Safety
-    /// As for every method of these traits that takes a buffer: it stays valid until the operation
-    /// completes, and a descriptor is NULL or that of an open region.
+    /// As for every method of these traits that takes a buffer: the buffer stays valid until the
+    /// operation completes, and a descriptor is NULL or the descriptor of an open region.
     unsafe fn recv(&self, from: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()>;
 
     /// `fi_recvmsg`
@@ -165,7 +165,7 @@ pub(crate) trait Atomics: Kind<C = fid_ep> {
     /// Whether the endpoint was opened with `FI_ATOMIC`.
     fn has_atomics(&self) -> bool;
 
-    /// The calls of `fi_atomic(3)` with a completion; `flags` is `None` for those that use the
+    /// The calls of `fi_atomic(3)` with a completion; `flags` is `None` for calls that use the
     /// default flags. The target is an address and a key.
     ///
     /// # Safety
@@ -205,7 +205,7 @@ pub(crate) unsafe fn post<E: Kind>(ep: *mut fid_ep, body: impl FnOnce(&E) -> Res
     on(ep, |ep| body(ep).map(|()| 0))
 }
 
-/// One buffer as a vector of one.
+/// One buffer as a vector of one element.
 #[inline(always)]
 pub(crate) fn buffer(buf: *const c_void, len: usize) -> iovec {
     iovec {
@@ -223,7 +223,7 @@ pub(crate) fn token(context: *mut c_void) -> usize {
 /// The flags of a call.
 ///
 /// # Errors
-/// `EBADFLAGS` for flags that are not in `allowed`.
+/// `EBADFLAGS`: a flag that is not in `allowed`.
 #[inline(always)]
 pub(crate) fn flags_of(flags: u64, allowed: u64) -> Result<Flags> {
     if flags & !allowed != 0 {

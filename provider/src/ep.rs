@@ -1,5 +1,5 @@
-//! `fid_ep`: connected endpoints, and their operations. These go to the one peer of the endpoint:
-//! the address is ignored.
+//! `fid_ep`: connected endpoints, and their operations. The endpoint has one peer, so operations
+//! ignore the address argument.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use crate::ffi::fid::User;
 pub(crate) struct Ep {
     pub(crate) engine: Arc<Endpoint>,
     pub(crate) format: Format,
-    /// Whether RMA writes with remote data were agreed upon (`FI_RX_CQ_DATA`).
+    /// Whether RMA writes may carry remote CQ data (`FI_RX_CQ_DATA` was negotiated).
     pub(crate) rma_data: bool,
-    /// The queues and counters that it is bound to.
+    /// The uses of the objects to which the endpoint is bound.
     pub(crate) bound: Mutex<Vec<User>>,
-    /// Of an alias: the original endpoint, which holds the domain.
+    /// Of an alias: the use of the original endpoint, which holds the use of the domain.
     pub(crate) parent: Option<User>,
     pub(crate) _domain: Option<User>,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Ep {
 impl Receives for Ep {
     #[inline(always)]
     unsafe fn recv(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.recv(local, context) }
     }
 
@@ -42,7 +42,7 @@ impl Receives for Ep {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.recv_msg(local, context, flags) }
     }
 }
@@ -50,7 +50,7 @@ impl Receives for Ep {
 impl Sends for Ep {
     #[inline(always)]
     unsafe fn send(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.send(local, context) }
     }
 
@@ -62,7 +62,7 @@ impl Sends for Ep {
         data: u64,
         context: usize,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.send_data(local, data, context) }
     }
 
@@ -75,13 +75,13 @@ impl Sends for Ep {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.send_msg(local, data, context, flags) }
     }
 
     #[inline(always)]
     unsafe fn inject(&self, _: fi_addr_t, buf: *const c_void, len: usize) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.inject(buf, len) }
     }
 
@@ -93,7 +93,7 @@ impl Sends for Ep {
         len: usize,
         data: u64,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.inject_data(buf, len, data) }
     }
 }
@@ -115,7 +115,7 @@ impl Rma for Ep {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.read(local, addr, key, context) }
     }
 
@@ -128,7 +128,7 @@ impl Rma for Ep {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.read_msg(local, remote, context, flags) }
     }
 
@@ -141,7 +141,7 @@ impl Rma for Ep {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.write(local, addr, key, context) }
     }
 
@@ -155,7 +155,7 @@ impl Rma for Ep {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.write_data(local, data, addr, key, context) }
     }
 
@@ -169,7 +169,7 @@ impl Rma for Ep {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.write_msg(local, remote, data, context, flags) }
     }
 
@@ -182,7 +182,7 @@ impl Rma for Ep {
         addr: u64,
         key: u64,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.inject_write(buf, len, addr, key) }
     }
 
@@ -196,7 +196,7 @@ impl Rma for Ep {
         addr: u64,
         key: u64,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.inject_write_data(buf, len, data, addr, key) }
     }
 }
@@ -216,7 +216,7 @@ impl Atomics for Ep {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.atomic(op, result, target, context, flags) }
     }
 

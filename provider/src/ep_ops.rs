@@ -1,4 +1,4 @@
-//! The calls of `fid_ep`, `fi_endpoint(3)`, but for those that transfer data or connect.
+//! The calls of `fid_ep`, `fi_endpoint(3)`, except for those that transfer data or connect.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
@@ -87,7 +87,7 @@ pub(crate) unsafe extern "C" fn open2(
         let info = unsafe { View::new(info) }.filter(|_| !out.is_null());
         let info = info.ok_or(FiErrno::EINVAL)?;
         if flags != 0 {
-            return Err(FiErrno::EBADFLAGS); // FI_PEER_TRANSFER: no peer provider to hand over to
+            return Err(FiErrno::EBADFLAGS); // FI_PEER_TRANSFER: there is no peer provider
         }
         let object = Wish::read(domain, info)?.open(domain, context)?;
         // SAFETY: not NULL; the object starts with its fid.
@@ -98,15 +98,15 @@ pub(crate) unsafe extern "C" fn open2(
 
 /// The origin of an endpoint.
 enum Origin {
-    /// It will connect.
+    /// The endpoint will connect.
     Connect,
-    /// It answers the request of this handle.
+    /// The endpoint answers the request of this handle.
     Answer(*mut fid),
 }
 
 impl Origin {
-    /// The origin that `info->handle` gives. A passive endpoint that does not listen hands over its
-    /// address.
+    /// The origin for `info->handle`. For a passive endpoint it stores its address in `src` and
+    /// closes its listener.
     fn of(handle: *mut fid, src: &mut Option<SocketAddr>) -> Result<Self> {
         if handle.is_null() {
             return Ok(Self::Connect);
@@ -131,7 +131,7 @@ struct Wish {
 }
 
 impl Wish {
-    /// The info is checked as hints are, so it can't ask for more than the device has.
+    /// Checks the info like hints, so that it cannot request more than the device has.
     fn read(domain: &Object<Domain>, info: View<'_, fi_info>) -> Result<Self> {
         let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;
         let (_, auth) = getinfo::auth_keys(domain.api_version, info)?;
@@ -139,7 +139,7 @@ impl Wish {
         let mut src = info.src(format)?;
         let dst = info.dst(format)?;
         let origin = Origin::of(info.handle, &mut src)?;
-        // An info that was not filled by getinfo leaves these open.
+        // 0 in an info that fi_getinfo has not filled in: the default
         let limit = |given: Option<usize>, default| given.filter(|n| *n != 0).unwrap_or(default);
         Ok(Self {
             config: EndpointConfig {
@@ -222,7 +222,7 @@ fn c_part(context: *mut c_void) -> fid_ep {
 }
 
 /// `fi_ep_alias(3)`: another handle of the endpoint, with default flags of its own. The endpoint
-/// can't be closed before it.
+/// can't be closed before the alias.
 ///
 /// # Safety
 /// `handle` is that of `ep`; `arg` is NULL or valid.
@@ -306,7 +306,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.bound.lock().push(user);
             }
             FI_CLASS_STX_CTX => return Err(FiErrno::ENOSYS), // not offered
-            // Address vectors are not for connected endpoints.
+            // connected endpoints use no address vector
             _ => return Err(FiErrno::EINVAL),
         }
         Ok(0)
@@ -323,19 +323,19 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
             FI_GETOPSFLAG => unsafe { get_op_flags(ep, arg.cast())? },
             // SAFETY: as above.
             FI_SETOPSFLAG => unsafe { set_op_flags(ep, arg.cast())? },
-            // SAFETY: as fi_ep_alias(3) passes it.
+            // SAFETY: the argument of fi_ep_alias(3), by its contract.
             FI_ALIAS => unsafe { alias(handle, ep, arg.cast())? },
-            _ => return Err(FiErrno::ENOSYS), // what belongs to other fids
+            _ => return Err(FiErrno::ENOSYS), // commands of other fids
         }
         Ok(0)
     })
 }
 
-/// Which direction is meant is in the flags themselves: exactly one of `FI_TRANSMIT` and `FI_RECV`.
-///
+/// The flags without the direction, and whether the direction is transmit. The flags contain
+/// exactly one of `FI_TRANSMIT` and `FI_RECV` (fi_endpoint(3)).
 ///
 /// # Errors
-/// `EINVAL`: both or neither.
+/// `EINVAL`: both directions, or none.
 fn direction(flags: u64) -> Result<(u64, bool)> {
     match flags & (FI_TRANSMIT | FI_RECV) {
         FI_TRANSMIT => Ok((flags & !FI_TRANSMIT, true)),
@@ -359,7 +359,7 @@ unsafe fn get_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
 }
 
 /// # Errors
-/// `EBADFLAGS`: a flag that is no default.
+/// `EBADFLAGS`: a flag that cannot be a default flag.
 fn check_op_flags(ep: &Ep, flags: u64, transmit: bool) -> Result<()> {
     let allowed = if transmit && ep.engine.is_durable() {
         getinfo::TX_OP_FLAGS | FI_COMMIT_COMPLETE

@@ -27,7 +27,7 @@ pub(crate) struct Eq {
     pub(crate) engine: Arc<EventQueue>,
     writable: bool,
     api_version: u32,
-    /// Data of the last error, good until the next one is read (fi_eq(3)).
+    /// Data of the last error, valid until the next error is read (fi_eq(3)).
     err_data: Mutex<CmData>,
     _fabric: User,
 }
@@ -58,7 +58,8 @@ impl Kind for Eq {
     }
 }
 
-/// `fi_eq_open(3)`. The size is a hint: events wait in memory of our own, without a limit.
+/// `fi_eq_open(3)`. The size is a hint: the engine queues events in its own memory, without a
+/// limit.
 pub(crate) unsafe extern "C" fn open(
     fabric: *mut fid_fabric,
     attr: *mut fi_eq_attr,
@@ -111,7 +112,7 @@ enum Taken {
         ep: Token,
         data: CmData,
     },
-    /// Copied already; its number and length.
+    /// An event of `fi_eq_write`, copied already: its number and its length in bytes.
     User(u32, usize),
 }
 
@@ -142,8 +143,10 @@ struct Target {
 const CM_ENTRY: usize = std::mem::offset_of!(fi_eq_cm_entry, data);
 
 impl Target {
+    /// Checks the length of the buffer.
+    ///
     /// # Errors
-    /// `EINVAL`, `ETOOSMALL`.
+    /// `ETOOSMALL`: the buffer has less than `needed` bytes.
     fn checked(self, needed: usize) -> Result<()> {
         if self.len < needed {
             return Err(FiErrno::ETOOSMALL);
@@ -151,7 +154,7 @@ impl Target {
         Ok(())
     }
 
-    /// Writes a connection event; as much of its data as fits.
+    /// Writes a connection event, with the part of its data that fits.
     ///
     /// # Safety
     /// The target is valid and was checked for `CM_ENTRY` bytes.
@@ -262,8 +265,8 @@ impl Object<Eq> {
                     let prepared = match prepared.map(<Box<dyn Any + Send>>::downcast::<Prepared>) {
                         Some(Ok(prepared)) => *prepared,
                         _ => {
-                            // SAFETY: the token is the passive endpoint's fid; the engine gives no
-                            // event of one that is closed.
+                            // SAFETY: the token is the passive endpoint's fid; the engine returns
+                            // no event of a closed passive endpoint.
                             match request.map(|request| unsafe { pep::request_info(pep, request) })
                             {
                                 Some(Ok(info)) => Prepared(Info::into_raw(info)),
@@ -286,7 +289,7 @@ impl Object<Eq> {
                     if peek {
                         self.attach(prepared);
                     } else {
-                        std::mem::forget(prepared); // the application's from now on
+                        std::mem::forget(prepared); // from now on the application owns it
                     }
                     return Ok(length);
                 }
@@ -305,7 +308,7 @@ impl Object<Eq> {
         });
     }
 
-    /// Removes the request that a peek found to be of no use.
+    /// Removes the request that a peek found to be unusable.
     fn drop_if_peeked(&self, peek: bool) {
         if peek {
             let _ = self.engine.read(false, |event| match event {

@@ -2,6 +2,7 @@
 
 /// An open fabric.
 pub(crate) struct Fabric {
-    /// The API version that the application requested: it gives the layout of its structures.
+    /// The API version that the application requested: it determines the layout of the
+    /// application's structures.
     pub(crate) api_version: u32,
 }

@@ -1,4 +1,4 @@
-//! The provider's name and version, as libfabric has them.
+//! The provider's name and version, in libfabric's form.
 
 use std::ffi::CStr;
 
@@ -6,7 +6,7 @@ use libfabric_sys::fi_version;
 
 /// The name in `FI_PROVIDER` and `fabric_attr->prov_name`.
 pub(crate) const NAME: &str = "weft";
-/// The same for C.
+/// [`NAME`] as a C string.
 pub(crate) const C_NAME: &CStr = c"weft";
 
 /// This release as libfabric writes versions.

@@ -26,11 +26,12 @@ static FID_OPS: fi_ops = fi_ops {
     ..stub::fid::<FI_ENOSYS>()
 };
 
-/// A monitor that domains have. It is known by its address, which nothing is read from here.
+/// A monitor that domains use. Its address identifies it and is not dereferenced through this
+/// structure.
 struct Used {
     monitor: usize,
     domains: usize,
-    /// It is being started or stopped.
+    /// Whether a thread is starting or stopping the monitor.
     changing: bool,
 }
 
@@ -39,7 +40,7 @@ static USED: Mutex<Vec<Used>> = Mutex::new(Vec::new());
 fn used() -> MutexGuard<'static, Vec<Used>> {
     match USED.lock() {
         Ok(used) => used,
-        // a push or a removal, whole or not begun
+        // a panic leaves the list valid: a push or a removal is complete, or has not begun
         Err(poisoned) => poisoned.into_inner(),
     }
 }
@@ -154,7 +155,7 @@ unsafe fn begin(
 }
 
 /// # Safety
-/// `monitor` is NULL or a fid, of the type of its class, and lives until no domain has it.
+/// `monitor` is NULL or a fid of the type of its class, and valid until no domain uses it.
 pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monitor) -> Result<()> {
     // SAFETY: the caller's promise.
     let ops = unsafe {
@@ -176,7 +177,7 @@ pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monit
         unsubscribe: ops.unsubscribe.ok_or(missing)?,
         valid: ops.valid.ok_or(missing)?,
     };
-    // not one that was started yet
+    // not dropped before `begin` succeeds: dropping it would stop the monitor
     let imported = std::mem::ManuallyDrop::new(imported);
     // SAFETY: as above.
     let told = unsafe { (*monitor).import_ops };

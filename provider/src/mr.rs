@@ -24,11 +24,12 @@ use crate::mr_attr;
 
 /// A registered region.
 pub(crate) struct Mr {
-    // first field, so dropped first: the objects bound to it are held until then
+    // the first field is dropped first: the region must not outlive the objects bound to it
     region: Arc<Region>,
-    /// The counters and the endpoint that it is bound to, and the region that it is a part of.
+    /// The uses of the counters and the endpoint to which the region is bound, and of the base
+    /// region of a sub-region.
     bound: Mutex<Vec<User>>,
-    /// The event queue of the registration's completion, if that is asynchronous.
+    /// The event queue of an asynchronous registration.
     events: Option<Arc<EventQueue>>,
     _domain: User,
 }
@@ -83,8 +84,8 @@ pub(crate) fn registering(
     })
 }
 
-/// Registers memory and stores the handle of the region in `out`. `base` is the use of the region
-/// that the new one is a part of.
+/// Registers memory and stores the handle of the region in `out`. `base` is the use of the base
+/// region of a sub-region.
 ///
 /// # Errors
 /// `EINVAL`: `out` is NULL. Those of [`Region::register`].
@@ -132,7 +133,7 @@ pub(crate) unsafe fn register(
 }
 
 /// Passes the registration to a worker, which then writes an event, or an error, to the event
-/// queue. The application's variable has the region before either.
+/// queue. The application's variable contains the region before that.
 fn register_later(mr: &Object<Mr>, events: &Arc<EventQueue>, context: *mut c_void) -> Result<()> {
     let owner = token(mr);
     let context = context.expose_provenance();
@@ -247,8 +248,8 @@ pub(crate) unsafe extern "C" fn regattr(
         let flags = flags & !if is_dmabuf { FI_MR_DMABUF } else { 0 };
         let mut config = mr_attr::config(attr.access, attr.offset, attr.requested_key, flags)?;
         let buffer;
-        // SAFETY: the flag tells which list it is, by the contract of fi_mr_regattr(3), as for the
-        // key and the region below.
+        // SAFETY: the flag determines the type of the list, by the contract of fi_mr_regattr(3);
+        // the key and the base region below are valid by the same contract.
         unsafe {
             if is_dmabuf {
                 let memory = mr_attr::dmabuf(attr.__bindgen_anon_1.dmabuf, attr.iov_count)?;
@@ -268,8 +269,8 @@ pub(crate) unsafe extern "C" fn regattr(
                 return Err(FiErrno::EINVAL);
             }
         } else {
-            // A part has the `page_size` of its base: "ignored when creating the sub-MR". The number
-            // of parts that `sub_mr_cnt` announces changes nothing here.
+            // A sub-region has the `page_size` of its base: "ignored when creating the sub-MR". The
+            // announced number of sub-regions, `sub_mr_cnt`, has no effect.
             if is_dmabuf {
                 return Err(FiErrno::EINVAL);
             }

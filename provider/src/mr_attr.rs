@@ -22,12 +22,11 @@ const NO_CACHE: u64 = 1 << 60;
 /// is not offered.
 const FLAGS: u64 = NO_CACHE | FI_RMA_EVENT | FI_RMA_PMEM | FI_MR_SINGLE_USE;
 
-/// The access of these flags. `FI_COLLECTIVE` is a permission that
-/// fi_mr(3) lists without the capability of that name, "paired with FI_SEND and/or FI_RECV", and
-/// adds nothing to these.
+/// The access of these flags. `FI_COLLECTIVE` is a permission that fi_mr(3) lists without the
+/// capability of that name, "paired with FI_SEND and/or FI_RECV"; it adds nothing to these two.
 ///
 /// # Errors
-/// `EINVAL`: there is another flag.
+/// `EINVAL`: any other flag.
 pub(crate) fn access_of(flags: u64) -> Result<Access> {
     let access = Access::from_bits(flags & !FI_COLLECTIVE);
     access.ok_or_else(|| refused!(FI_LOG_MR, EINVAL, "{flags:#x} has bits that are no access"))
@@ -37,7 +36,7 @@ pub(crate) fn access_of(flags: u64) -> Result<Access> {
 ///
 /// # Errors
 /// - `EBADFLAGS`: as [`check_flags`].
-/// - `EINVAL`: access that there is not, or an offset.
+/// - `EINVAL`: an unknown access flag, or an offset.
 pub(crate) fn config(
     access: u64,
     offset: u64,
@@ -84,10 +83,10 @@ pub(crate) unsafe fn buffers<'a>(iov: *const iovec, count: usize) -> Result<&'a 
     Ok(unsafe { std::slice::from_raw_parts(iov.cast(), count) })
 }
 
-/// The memory behind a descriptor of the kernel: its address range, and where it is.
+/// The memory of a dmabuf descriptor: its address range, and its place in the dmabuf.
 ///
 /// # Errors
-/// `EINVAL`: NULL, or not one.
+/// `EINVAL`: NULL, or not one element.
 ///
 /// # Safety
 /// `dmabuf` is NULL or has `count` elements.
@@ -139,8 +138,7 @@ pub(crate) unsafe fn attributes(version: u32, attr: *const fi_mr_attr) -> Result
 }
 
 /// # Errors
-/// `EBADFLAGS`: one that belongs to another call, to a capability that is not offered, or to
-/// nothing.
+/// `EBADFLAGS`: a flag of another call or of a capability that is not offered, or an unknown flag.
 pub(crate) fn check_flags(flags: u64) -> Result<()> {
     if flags & !FLAGS != 0 {
         return Err(refused!(
@@ -153,8 +151,8 @@ pub(crate) fn check_flags(flags: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether pages can have this size; 0 leaves it to the provider, which leaves it to the device in
-/// any case (fi_mr(3), `page_size`: a hint).
+/// Whether pages can have this size. 0 leaves the choice to the provider. The size is a hint
+/// (fi_mr(3), `page_size`), and the device chooses in any case.
 pub(crate) fn is_page_size(size: usize) -> bool {
     // SAFETY: no arguments that matter.
     let base = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

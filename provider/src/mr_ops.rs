@@ -163,12 +163,13 @@ unsafe fn shared(
             memory: Some(&memory),
             ..mr_attr::config(attr.access, 0, attr.requested_key, attr.flags)?
         };
-        // SAFETY: the region holds the memory; `mr` is not NULL, and writable by the caller's promise.
+        // SAFETY: the region owns the memory; `mr` is not NULL, and writable by the caller's
+        // promise.
         unsafe { mr::register(domain, &config, None, (attr.context, mr)) }
     };
     // SAFETY: `addr` is not NULL; `addr` and `len` are writable by the caller's promise.
     unsafe {
-        // before the registration, whose event may make another thread read the address
+        // Set before the registration: after its event another thread may read the address.
         let before = addr.replace(memory.addr());
         let ret = mr::registering(opened, register);
         if ret != 0 {

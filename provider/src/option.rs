@@ -11,7 +11,7 @@ use crate::ffi::fid::{object, on};
 use crate::ffi::guard;
 use crate::pep::Pep;
 
-/// Answers with a `size_t`.
+/// Stores a `size_t` in the buffer, and its size in `*len`.
 ///
 /// # Safety
 /// `len` is NULL or writable; `buf` is NULL or has `*len` bytes.
@@ -33,10 +33,10 @@ unsafe fn answer(value: usize, buf: *mut c_void, len: *mut usize) -> Result<c_in
     Ok(0)
 }
 
-/// The length that an option is about.
+/// The length option with this name.
 ///
 /// # Errors
-/// `ENOPROTOOPT`: none.
+/// `ENOPROTOOPT`: not a length option.
 fn length(name: u32) -> Result<LengthOption> {
     match name {
         FI_OPT_MAX_MSG_SIZE => Ok(LengthOption::MaxMsg),
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn getopt(
     })
 }
 
-/// Lengths can be made smaller, before the endpoint is enabled.
+/// `fi_setopt(3)`. Lengths can be reduced before the endpoint is enabled.
 pub(crate) unsafe extern "C" fn setopt(
     handle: *mut fid,
     level: c_int,
@@ -105,8 +105,8 @@ pub(crate) unsafe extern "C" fn setopt(
             return Err(FiErrno::ENOPROTOOPT);
         }
         match name.cast_unsigned() {
-            // No device memory is ever passed, so every choice of peer-to-peer transfers but
-            // requiring them is kept.
+            // FI_HMEM is not offered, so no device memory is passed: every value is satisfied
+            // except FI_HMEM_P2P_REQUIRED.
             FI_OPT_FI_HMEM_P2P if len == size_of::<c_int>() && !buf.is_null() => {
                 // SAFETY: not NULL, of that size.
                 let wish = unsafe { buf.cast::<c_int>().read_unaligned() };

@@ -19,10 +19,11 @@ pub(crate) struct Pep {
     pub(crate) engine: Arc<PassiveEndpoint>,
     pub(crate) format: Format,
     pub(crate) api_version: u32,
-    /// Bytes of application data with a connection, if its endpoints have this one's authorization
-    /// keys.
+    /// Maximum length in bytes of the application's data in a connection message, for endpoints
+    /// that have the authorization keys of this passive endpoint.
     pub(crate) cm_data_size: usize,
-    /// The `fi_info` that it was opened with, the template for those of requests.
+    /// The `fi_info` with which the passive endpoint was opened: the template for those of
+    /// requests.
     pub(crate) seed: Info,
     pub(crate) eq: Mutex<Option<User>>,
     pub(crate) _fabric: User,
@@ -31,7 +32,7 @@ pub(crate) struct Pep {
 /// The `fi_info` of an incoming request; its handle holds the request.
 ///
 /// # Errors
-/// When no endpoint could answer the request; the request is then refused.
+/// Those of building the `fi_info`: no endpoint could answer the request, which is then refused.
 ///
 /// # Safety
 /// `pep` is the token of an open passive endpoint.

@@ -62,7 +62,7 @@ pub(crate) unsafe extern "C" fn open(
         let view = unsafe { View::new(info) }.filter(|_| !out.is_null());
         let view = view.ok_or(FiErrno::EINVAL)?;
         if view.ep().map_or(FI_EP_MSG, |ep| ep.type_) != FI_EP_MSG {
-            return Err(FiErrno::EINVAL); // the other types have nothing to listen for
+            return Err(FiErrno::EINVAL); // endpoints of other types have no connections
         }
         let format = Format::of(view.addr_format)?.unwrap_or(Format::Sockaddr);
         let addr = view.src(format)?;

@@ -1,5 +1,5 @@
-//! `fid_poll`: poll sets, `fi_poll(3)`. One call finds those of several queues and counters that
-//! are ready.
+//! `fid_poll`: poll sets, `fi_poll(3)`. One call returns the ready ones of several queues and
+//! counters.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct Poll {
     _user: User,
 }
 
-/// One of those polled.
+/// A member of a poll set.
 struct Member {
     /// The address of its fid.
     handle: usize,
@@ -60,7 +60,7 @@ impl Kind for Poll {
     }
 }
 
-/// `fi_poll_open(3)`. No attributes are the default ones.
+/// `fi_poll_open(3)`. NULL selects the default attributes.
 pub(crate) unsafe extern "C" fn open(
     domain: *mut fid_domain,
     attr: *mut fi_poll_attr,
@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn open(
 /// The member that a handle stands for in a poll set of this domain.
 ///
 /// # Errors
-/// `EINVAL`: neither a queue nor a counter. `EDOMAIN`: of another domain.
+/// `EINVAL`: neither a completion queue nor a counter. `EDOMAIN`: an object of another domain.
 ///
 /// # Safety
 /// `handle` is NULL or readable as a fid.

@@ -1,4 +1,4 @@
-//! The provider structure that libfabric registers, and what `fi_prov_ini` sets up.
+//! The provider structure that libfabric registers, and its initialization in `fi_prov_ini`.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -28,7 +28,7 @@ static PROVIDER: Registered = Registered(UnsafeCell::new(fi_provider {
 }));
 
 /// Finds the host by the return address of `fi_prov_ini` and prepares everything that its
-/// registration needs. NULL if it isn't a libfabric, or a second one in the process.
+/// registration needs. NULL if there is no libfabric, or the caller is a second one in the process.
 pub(crate) extern "C" fn init(caller: *const c_void) -> *mut fi_provider {
     static ONCE: std::sync::Once = std::sync::Once::new();
     let body = || {
@@ -36,8 +36,9 @@ pub(crate) extern "C" fn init(caller: *const c_void) -> *mut fi_provider {
             return std::ptr::null_mut();
         };
         ONCE.call_once(|| {
-            // The host skips a provider that is older than the API that an application requests.
-            // Later releases only add to the bound headers, so the host's version is used here.
+            // The host skips a provider whose version is lower than the API version that an
+            // application requests. Later releases only add to the bound headers, so this is the
+            // host's version.
             // SAFETY: the structure is not published yet.
             unsafe { (*PROVIDER.0.get()).fi_version = host.version };
             guard::log_panics();
@@ -51,7 +52,7 @@ pub(crate) extern "C" fn init(caller: *const c_void) -> *mut fi_provider {
 }
 
 unsafe extern "C" fn cleanup() {
-    // Nothing to free: threads belong to open objects, and the library stays mapped (-z nodelete).
+    // Nothing is freed: threads belong to open objects, and the library stays mapped (-z nodelete).
 }
 
 struct HostLog;

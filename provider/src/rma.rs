@@ -44,7 +44,7 @@ const _: () = {
 /// The ranges of the peer's memory.
 ///
 /// # Errors
-/// `EINVAL`: NULL, none, or more than the endpoint kind takes.
+/// `EINVAL`: NULL, no range, or more ranges than the endpoint kind supports.
 ///
 /// # Safety
 /// `iov` is NULL or has `count` elements.
@@ -58,7 +58,8 @@ unsafe fn remote<'a, E: Rma>(iov: *const fi_rma_iov, count: usize) -> Result<&'a
     Ok(unsafe { std::slice::from_raw_parts(iov.cast(), count) })
 }
 
-/// Remote data of a write consumes a receive at the target, to which both sides must have agreed.
+/// Remote CQ data of a write consumes a receive at the target (`FI_RX_CQ_DATA`), which this
+/// endpoint must have negotiated.
 #[inline(always)]
 fn check_data(ep: &impl Rma) -> Result<()> {
     if ep.writes_data() {

@@ -24,7 +24,7 @@ pub(crate) struct Srx {
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Srx>),
-    // Contexts are not bound to queues: completions go to those of the endpoint (fi_endpoint(3)).
+    // No bind: completions go to the completion queues of the endpoints (fi_endpoint(3)).
     ..stub::fid::<FI_ENOSYS>()
 };
 
@@ -48,7 +48,7 @@ impl Kind for Srx {
     }
 }
 
-/// `fi_srx_context(3)`. No attributes are the default ones.
+/// `fi_srx_context(3)`. NULL selects the default attributes.
 pub(crate) unsafe extern "C" fn open(
     domain: *mut fid_domain,
     attr: *mut fi_rx_attr,
@@ -116,7 +116,7 @@ fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
 impl Receives for Srx {
     #[inline(always)]
     unsafe fn recv(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.recv(local, context) }
     }
 
@@ -128,7 +128,7 @@ impl Receives for Srx {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: as this function.
+        // SAFETY: the caller keeps the contract of this function.
         unsafe { self.engine.recv_msg(local, context, flags) }
     }
 }

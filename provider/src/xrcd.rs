@@ -1,4 +1,4 @@
-//! XRC domains as fids, for `weft_mr_ops.xrcd_open`: libfabric has no object of the kind.
+//! XRC domains as fids, for `weft_mr_ops.xrcd_open`: libfabric has no such object.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::{File, OpenOptions};
@@ -26,7 +26,7 @@ static FID_OPS: fi_ops = fi_ops {
 
 impl Kind for Xrcd {
     type C = fid;
-    /// None of libfabric's.
+    /// Not a class of libfabric.
     const CLASS: usize = usize::MAX;
     fn ops() -> &'static fi_ops {
         &FID_OPS
@@ -37,8 +37,8 @@ impl Kind for Xrcd {
     }
 }
 
-/// The file that a domain is found by, if it has one. That of a path is made where that is asked
-/// for.
+/// The file that identifies a domain, if `path` is not NULL. `oflags` determine whether it is
+/// created.
 ///
 /// # Safety
 /// `path` is NULL or a C string.
@@ -75,7 +75,7 @@ pub(crate) unsafe fn open(
     let shared = match &named {
         Some(file) => Some(file.as_fd()),
         None if fd < 0 => None,
-        // SAFETY: not negative; a number that is no descriptor is refused by the device.
+        // SAFETY: not negative, and a descriptor by the caller's promise.
         None => Some(unsafe { BorrowedFd::borrow_raw(fd) }),
     };
     let engine = verbs::Xrcd::open(domain.engine.device(), shared, oflags)?;

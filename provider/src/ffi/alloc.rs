@@ -9,7 +9,7 @@ use weft::errno::{FiErrno, Result};
 /// A zeroed C structure.
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `ENOMEM`: no memory.
 pub(crate) fn calloc<T>() -> Result<*mut T> {
     // SAFETY: any size and count are allowed.
     let memory = unsafe { libc::calloc(1, size_of::<T>()) };
@@ -22,7 +22,7 @@ pub(crate) fn calloc<T>() -> Result<*mut T> {
 /// A copy of `bytes` in C's heap.
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `ENOMEM`: no memory.
 pub(crate) fn bytes(bytes: &[u8]) -> Result<*mut c_void> {
     // SAFETY: any size is allowed; one byte more makes an empty copy a distinct object.
     let memory = unsafe { libc::malloc(bytes.len().max(1)) };
@@ -34,17 +34,17 @@ pub(crate) fn bytes(bytes: &[u8]) -> Result<*mut c_void> {
     Ok(memory)
 }
 
-/// A copy of `text` as a C string in C's heap. It ends at the first NUL, should there be one.
+/// A copy of `text` in C's heap as a C string. The copy ends before the first NUL of `text`.
 ///
 /// # Errors
-/// `ENOMEM`.
+/// `ENOMEM`: no memory.
 pub(crate) fn string(text: &str) -> Result<*mut c_char> {
     let end = text.find('\0').unwrap_or(text.len());
     let text = CString::new(&text[..end]).unwrap_or_default();
     Ok(bytes(text.as_bytes_with_nul())?.cast())
 }
 
-/// The text of a C string; NULL and invalid UTF-8 are `None`.
+/// The text of a C string; `None` for NULL and for invalid UTF-8.
 ///
 /// # Safety
 /// `text` is NULL or a C string that outlives the result.
@@ -56,13 +56,13 @@ pub(crate) unsafe fn str_of<'a>(text: *const c_char) -> Option<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-/// An authorization key; of no bytes it is none.
+/// An authorization key; `None` if `size` is 0.
 ///
 /// # Errors
 /// `EINVAL`: NULL, or too long.
 ///
 /// # Safety
-/// `key` is NULL or has `size` bytes, unless that is more than a key has.
+/// `key` is NULL or has `size` bytes, unless `size` exceeds the maximum length of a key.
 pub(crate) unsafe fn auth_key(key: *const u8, size: usize) -> Result<Option<AuthKey>> {
     if size == 0 {
         return Ok(None);

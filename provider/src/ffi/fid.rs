@@ -1,14 +1,15 @@
 //! Objects that C code holds as fids: allocation, the check of a handle, the guard of a call, the
 //! count of children, and closing.
 //!
-//! An entry point on an object has two steps: [`object`] checks the handle, for which it relies on
-//! the man page, and [`on`] runs the body, which is safe.
+//! An entry point on an object has two steps: [`object`] checks the handle, which is NULL or
+//! readable by the contract of the man page, and [`on`] runs the body, which is safe.
 //!
-//! An [`Object`] starts with its C structure, so its address is the fid's. A fid is an open one of
-//! this provider if its class is the expected one and its `ops` is this provider's table for it;
-//! closing puts tables of refusals in their place. The memory of a closed object stays allocated
-//! until [`QUARANTINE`] later ones are closed, because `fi_close` and similar calls read `fid->ops`
-//! in the application: a second close finds the refusals and not reused memory.
+//! An [`Object`] starts with its C structure, so its address is the fid's. A fid is an open object
+//! of this provider if it has the expected class and its `ops` is this provider's table for this
+//! class; closing replaces the tables with tables of refusals. The memory of a closed object stays
+//! allocated until [`QUARANTINE`] later objects are closed, because `fi_close` and similar calls
+//! are inline functions of the application that read `fid->ops`: a second close calls a refusal and
+//! does not read reused memory.
 
 use std::alloc::Layout;
 use std::cell::UnsafeCell;
@@ -28,7 +29,7 @@ use crate::ffi::guard::{self, Poison, Status};
 use crate::ffi::log::{self, info, refused};
 use crate::ffi::stub::closed;
 
-/// How many closed objects keep their memory.
+/// Number of closed objects whose memory stays allocated.
 const QUARANTINE: usize = 1024;
 
 /// A Rust type that is the body of a fid.
@@ -41,7 +42,8 @@ pub(crate) trait Kind: Sized {
     fn ops() -> &'static fi_ops;
     /// Puts the tables of refusals into the other ops pointers.
     fn retire(c: &mut Self::C);
-    /// What `fi_close` does before the object is freed; a refusal leaves the object open.
+    /// The part of `fi_close` that may fail, before the object is freed; after an error the object
+    /// stays open.
     ///
     /// # Errors
     /// Those of `fi_close` for this kind.
@@ -62,7 +64,7 @@ pub(crate) fn header<K: Kind>(context: *mut c_void) -> fid {
 /// The object behind a handle: one of this provider, of kind `K`, and open.
 ///
 /// # Errors
-/// `EINVAL` for NULL, a handle of another class or provider, and a closed one.
+/// `EINVAL`: NULL, a handle of another class or provider, or a closed handle.
 ///
 /// # Safety
 /// `handle` is NULL or points to readable memory that starts with a `fid`, and the object is not
@@ -84,8 +86,8 @@ pub(crate) unsafe fn object<'a, K: Kind>(handle: *const impl Sized) -> Result<&'
 /// As [`object`], for the fast path: no check, as in libfabric's own providers.
 ///
 /// # Safety
-/// `handle` is an open fid of this kind. A call through an ops table that only objects of this kind
-/// have is enough for the kind.
+/// `handle` is an open fid of this kind. For a call through an ops table that only objects of this
+/// kind have, the kind is certain.
 #[inline(always)]
 pub(crate) unsafe fn assumed<'a, K: Kind>(handle: *const impl Sized) -> Result<&'a Object<K>> {
     // SAFETY: the caller's promise.
@@ -138,7 +140,7 @@ impl<K: Kind> Deref for Object<K> {
 }
 
 impl<K: Kind> Object<K> {
-    /// Allocates an object and forgets it into its fid, to be ended by [`Object::close`].
+    /// Allocates an object. [`Object::close`] frees it.
     pub(crate) fn open(c: K::C, body: K) -> NonNull<Self> {
         match Self::open_with(|_| Ok::<_, std::convert::Infallible>((c, body))) {
             Ok(object) => object,
@@ -146,11 +148,11 @@ impl<K: Kind> Object<K> {
         }
     }
 
-    /// As [`Object::open`], for a body that needs the fid's address: `make` gets it, but must not
-    /// dereference it.
+    /// As [`Object::open`], for a body that needs the fid's address: `make` receives the address,
+    /// but must not dereference it.
     ///
     /// # Errors
-    /// Those of `make`; nothing is left behind.
+    /// Those of `make`; the memory is freed.
     pub(crate) fn open_with<E>(
         make: impl FnOnce(*mut fid) -> std::result::Result<(K::C, K), E>,
     ) -> std::result::Result<NonNull<Self>, E> {
@@ -178,10 +180,10 @@ impl<K: Kind> Object<K> {
         change(unsafe { &mut *self.c.get() });
     }
 
-    /// Ends an object: refused while it has users, and untouched when [`Kind::finish`] refuses.
+    /// Closes an object. After an error the object is unchanged.
     ///
     /// # Errors
-    /// `EBUSY`, or that of [`Kind::finish`].
+    /// `EBUSY`: the object has users. Those of [`Kind::finish`].
     ///
     /// # Safety
     /// As [`object`]; no other call on the object runs or follows.
@@ -197,8 +199,8 @@ impl<K: Kind> Object<K> {
             return Err(errno);
         }
         let object = handle.cast::<Self>();
-        // SAFETY: from here on the fid is ours alone; tables first, so that the handle is refused
-        // even if dropping the body panics.
+        // SAFETY: from here on this function is the only user of the fid. The tables are replaced
+        // first, so that the handle is refused even if dropping the body panics.
         unsafe {
             let header = handle;
             (*header).fclass = FI_CLASS_UNSPEC;
@@ -230,7 +232,7 @@ fn class_name(class: usize) -> &'static str {
     }
 }
 
-/// The reason of a refusal, at `info`.
+/// Logs the reason of a refusal at `info`.
 #[cold]
 fn not_open(class: usize, handle: *const fid) -> FiErrno {
     let class = class_name(class);
@@ -241,7 +243,7 @@ fn not_open(class: usize, handle: *const fid) -> FiErrno {
     )
 }
 
-/// The reason why a close is refused, at `info`.
+/// Logs the reason of a refused close at `info`.
 #[cold]
 fn in_use(class: usize, users: usize) {
     let class = class_name(class);
@@ -268,7 +270,7 @@ fn quarantine(memory: *mut u8, layout: Layout) {
     }
 }
 
-/// How many objects use this one. A closed one can't get new users.
+/// The number of objects that use this one. A closed object cannot get new users.
 #[derive(Default)]
 pub(crate) struct Users(AtomicUsize);
 
@@ -278,7 +280,7 @@ impl Users {
     /// Counts a user until the guard is dropped.
     ///
     /// # Errors
-    /// `EINVAL` if the object is being closed.
+    /// `EINVAL`: the object is being closed.
     pub(crate) fn add(self: &Arc<Self>) -> Result<User> {
         self.0
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {

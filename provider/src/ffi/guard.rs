@@ -1,5 +1,5 @@
-//! The one way into a body and out of it: errors become negative errno, a panic becomes
-//! `-FI_EOTHER`, and nothing unwinds into C.
+//! Runs the body of every entry point: errors become negative errno, a panic becomes `-FI_EOTHER`,
+//! and nothing unwinds into C.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,13 +10,13 @@ use weft::errno::Result;
 
 use crate::ffi::log::warning;
 
-/// Whether a panic went through an object. The object's state may be inconsistent, so every later
+/// Whether a call on an object has panicked. The object's state may be inconsistent, so every later
 /// call on it returns `-FI_EOTHER`; only closing it still works.
 #[derive(Default)]
 pub(crate) struct Poison(AtomicBool);
 
 impl Poison {
-    /// A healthy object.
+    /// The state of a new object: no panic.
     pub(crate) const fn new() -> Self {
         Self(AtomicBool::new(false))
     }

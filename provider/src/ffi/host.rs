@@ -62,9 +62,9 @@ pub(crate) fn get() -> Option<&'static Host> {
     HOST.get().and_then(Option::as_ref)
 }
 
-/// Finds the host from `caller`, the return address of `fi_prov_ini`. `None` if it isn't a
-/// libfabric, or not the one of the first call. `provider` is the static structure that the host
-/// registers.
+/// Finds the host: the libfabric that contains `caller`, the return address of `fi_prov_ini`, or
+/// else a loaded `libfabric.so.1`. `None` if there is none, or if `caller` is in another libfabric
+/// than the host of the first call. `provider` is the static structure that the host registers.
 pub(crate) fn init(caller: *const c_void, provider: *const fi_provider) -> Option<&'static Host> {
     let here = object_at(caller);
     let host = HOST
@@ -87,7 +87,7 @@ fn object_at(address: *const c_void) -> Option<(usize, *mut c_void)> {
     // SAFETY: `dli_fname` is the C string that dladdr gave. NOLOAD makes it a look-up only.
     let handle = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     let handle = if handle.is_null() {
-        // A statically linked libfabric: the program itself, which has no name to reopen.
+        // A statically linked libfabric is in the program, which cannot be reopened by its name.
         // SAFETY: NULL names the main program.
         unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) }
     } else {
@@ -112,8 +112,8 @@ fn find(caller: Option<&(usize, *mut c_void)>, provider: *const fi_provider) -> 
     {
         return Some(host);
     }
-    // Called by something else than libfabric: a test, or a tool that wraps the loading.
-    // SAFETY: a look-up of an object that is loaded already, or not.
+    // The caller is not libfabric: a test, or a tool that wraps the loading.
+    // SAFETY: a C string; the call only looks for a loaded object.
     let handle = unsafe {
         libc::dlopen(
             c"libfabric.so.1".as_ptr(),

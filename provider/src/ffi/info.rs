@@ -1,5 +1,5 @@
-//! `fi_info` in safe Rust: a [`View`] reads one that the application or the host owns, an [`Info`]
-//! is one that this provider builds.
+//! `fi_info` in safe Rust: a [`View`] reads an `fi_info` that the application or the host owns, an
+//! [`Info`] is an `fi_info` that this provider builds.
 //!
 //! Structures that grew between releases are read and written only up to the size that they have in
 //! every release since 1.17. No reference covers them: they are copied.
@@ -99,11 +99,11 @@ unsafe fn copy<T: Part>(part: *const T) -> T {
     }
 }
 
-/// A structure of an `fi_info`, for reading: its integers as fields, what its pointers point to by
-/// methods.
+/// A structure of an `fi_info`, for reading: its integers are fields, and methods read the objects
+/// to which its pointers point.
 ///
-/// Whoever made the view of the `fi_info` has promised that all of its pointers are NULL or valid
-/// for `'a`, by the contract of fi_getinfo(3). The views of its parts rest on this promise.
+/// The caller of [`View::new`] promises that all pointers of the `fi_info` are NULL or valid for
+/// `'a`, by the contract of fi_getinfo(3). The views of its parts rely on this promise.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a, T> {
     part: T,
@@ -159,8 +159,8 @@ impl<'a, T: Part> View<'a, T> {
         if addr.is_null() {
             return Ok(None);
         }
-        // SAFETY: an address of `len` bytes by the promise of `new`; if `len` is 0, of the length of
-        // its format.
+        // SAFETY: an address of `len` bytes by the promise of `new`; if `len` is 0, of the length
+        // of its format.
         unsafe { format.read(addr, (len != 0).then_some(len)) }.map(Some)
     }
 
@@ -259,8 +259,8 @@ impl<'a> View<'a, fi_fabric_attr> {
     }
 }
 
-/// An `fi_info` that this provider owns, made by the host with all its parts; freed by the host
-/// unless it is given away. Its pointers are NULL or in C's heap.
+/// An `fi_info` that this provider owns. The host allocates it with all its parts, and frees it
+/// when it is dropped. Its pointers are NULL or in C's heap.
 pub(crate) struct Info(*mut fi_info);
 
 // SAFETY: an fi_info is plain memory, and every change of it takes `&mut`.
@@ -269,10 +269,10 @@ unsafe impl Send for Info {}
 unsafe impl Sync for Info {}
 
 impl Info {
-    /// An empty one, with all its attribute structures in the sizes of the host's release.
+    /// An empty `fi_info`, with all attribute structures in the sizes of the host's release.
     ///
     /// # Errors
-    /// `ENOMEM`; `ENOSYS` without a host.
+    /// `ENOMEM`: no memory. `ENOSYS`: there is no host.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: NULL asks for an empty structure.
         unsafe { Self::dup(std::ptr::null()) }
@@ -281,7 +281,7 @@ impl Info {
     /// A deep copy of `info`, made by the host.
     ///
     /// # Errors
-    /// `ENOMEM`; `ENOSYS` without a host.
+    /// `ENOMEM`: no memory. `ENOSYS`: there is no host.
     ///
     /// # Safety
     /// `info` is a valid `fi_info` of the host's release.
@@ -302,7 +302,7 @@ impl Info {
         Ok(Self(copy))
     }
 
-    /// For reading.
+    /// A view of this `fi_info`, for reading.
     pub(crate) fn view(&self) -> View<'_, fi_info> {
         View {
             part: self.head(),
@@ -315,14 +315,15 @@ impl Info {
         unsafe { copy(self.0) }
     }
 
-    /// Gives it away.
+    /// Passes the ownership to the caller.
     pub(crate) fn into_raw(self) -> *mut fi_info {
         let info = self.0;
         std::mem::forget(self);
         info
     }
 
-    /// The first of a list of infos, which are given away; NULL without any.
+    /// Links the infos to a list and passes the ownership to the caller. Returns the first one, or
+    /// NULL for an empty list.
     pub(crate) fn into_list(list: Vec<Self>) -> *mut fi_info {
         let mut first: *mut fi_info = std::ptr::null_mut();
         for info in list.into_iter().rev() {
@@ -334,7 +335,7 @@ impl Info {
         first
     }
 
-    /// Changes a part that is there.
+    /// Changes a part; does nothing if the part is NULL.
     fn write<T: Part>(&mut self, part: *mut T, change: impl FnOnce(&mut T)) {
         if part.is_null() {
             return; // a duplicate has only the parts of its original
@@ -391,7 +392,7 @@ impl Info {
     /// Sets `src_addr`; `None` removes it.
     ///
     /// # Errors
-    /// `ENOMEM`, as for the setters below.
+    /// `ENOMEM`: no memory, as for the setters below.
     pub(crate) fn set_src(&mut self, addr: Option<&[u8]>) -> Result<()> {
         let new = addr.map_or(Ok(std::ptr::null_mut()), alloc::bytes)?;
         self.write(self.0, |info| {
@@ -466,7 +467,7 @@ impl Info {
     }
 }
 
-/// Frees what a pointer of an [`Info`] points to and stores another one.
+/// Frees the memory that a pointer of an [`Info`] points to, and stores another pointer.
 fn replace<T>(pointer: &mut *mut T, new: *mut T) {
     // SAFETY: pointers of an `Info` are NULL or in C's heap, and have one owner.
     unsafe { libc::free(std::mem::replace(pointer, new).cast()) };

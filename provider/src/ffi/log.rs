@@ -1,6 +1,6 @@
 //! Log lines through the host's `fi_log`.
 //!
-//! A line is formatted only if `fi_log_enabled` returns that it is enabled. Not for the fast path.
+//! A line is formatted only if `fi_log_enabled` returns true. Not for the fast path.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_int, c_uint};
@@ -12,7 +12,7 @@ use weft::log::Place;
 
 use crate::ffi::host;
 
-/// Whether such a line would be logged.
+/// Whether lines of this level and subsystem are logged.
 pub(crate) fn enabled(level: c_uint, subsystem: c_uint) -> bool {
     host::get().is_some_and(|host| {
         // SAFETY: the provider is the static structure that this host registered.
@@ -20,7 +20,7 @@ pub(crate) fn enabled(level: c_uint, subsystem: c_uint) -> bool {
     })
 }
 
-/// One line, with the function and the line that it comes from in the place of C's.
+/// Logs one line, with the Rust function and source line that log it.
 pub(crate) fn emit(
     level: c_uint,
     subsystem: c_uint,
@@ -36,7 +36,7 @@ pub(crate) fn emit(
     let place = place();
     let function = CString::new(place.function()).unwrap_or_default();
     LINES.set(LINES.get().wrapping_add(1));
-    // A caller's errno must survive a log line, as it does in the C macros.
+    // A log line preserves the caller's errno, as in the C macros.
     // SAFETY: errno is this thread's own.
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: all strings are C strings that outlive the call; the format takes one string.

@@ -92,7 +92,7 @@ pub(crate) fn create(nic: &Nic) -> Result<*mut fid_nic> {
     Ok(nic)
 }
 
-/// A nic that is freed unless it is forgotten.
+/// A nic that `drop` frees.
 struct Owned(*mut fid_nic);
 
 impl Drop for Owned {
@@ -148,7 +148,7 @@ unsafe fn checked(handle: *const fid) -> Result<*mut fid_nic> {
 }
 
 /// # Safety
-/// `nic` was made by [`create`] and is whole.
+/// `nic` was made by [`create`], which has returned it.
 unsafe fn read(nic: *const fid_nic) -> Nic {
     // SAFETY: strings are C strings or NULL.
     let text = |value: *mut c_char| {
@@ -213,8 +213,9 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
     })
 }
 
-/// Appends to the text in `buf`, as `fi_tostr`'s own printers do. `len` is the rest of the buffer
-/// by the caller's count; those printers keep one more byte in reserve, and so does this one.
+/// Appends to the text in `buf`, as `fi_tostr`'s own printers do. `len` is the length that the
+/// caller has computed for the rest of the buffer. Like those printers, this one leaves one more
+/// byte unused.
 unsafe extern "C" fn tostr(handle: *const fid, buf: *mut c_char, len: usize) -> c_int {
     guard::entry(|| {
         if buf.is_null() || len == 0 {

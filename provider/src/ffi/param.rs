@@ -166,8 +166,8 @@ impl Values {
     }
 }
 
-/// The limits of the registration cache: parameters of libfabric's own (`fi_mr(3)`), and one of
-/// ours.
+/// The limits of the registration cache: parameters of libfabric (`fi_mr(3)`), and one parameter of
+/// this provider.
 fn cache() -> CacheConfig {
     let unset = CacheConfig::default();
     let merge = of_core::<c_int>(c"mr_cache_merge_regions").map(|on| on != 0);
@@ -184,20 +184,21 @@ fn cache() -> CacheConfig {
     CacheConfig {
         max_size: of_core::<usize>(c"mr_cache_max_size").map(|size| size as u64),
         max_count: of_core(c"mr_cache_max_count").unwrap_or(unset.max_count),
-        // later releases of libfabric lack this parameter; then the environment is read here
+        // later releases of libfabric lack this parameter: then it is read from the environment
         merge: merge.unwrap_or_else(|| is_on("FI_MR_CACHE_MERGE_REGIONS")),
         check: get::<c_int>(c"mr_cache_check", 0).map_or(unset.check, |on| on != 0),
         userfaultfd: monitor != Some("disabled"),
     }
 }
 
-/// Whether a boolean is set in the environment, in libfabric's words.
+/// Whether a boolean is set in the environment, with the values that libfabric accepts.
 fn is_on(name: &str) -> bool {
     let value = std::env::var(name).unwrap_or_default();
     ["1", "yes", "true", "on"].contains(&value.to_ascii_lowercase().as_str())
 }
 
-/// A parameter of libfabric's own; `None` if it is unset, or that release has none of this name.
+/// A parameter of libfabric; `None` if it is unset, or if the host's release has no parameter of
+/// this name.
 fn of_core<T: Zero>(name: &CStr) -> Option<T> {
     let host = host::get()?;
     let mut value = T::ZERO;
@@ -212,7 +213,7 @@ fn of_core<T: Zero>(name: &CStr) -> Option<T> {
     (ret == 0).then_some(value)
 }
 
-/// What a parameter is read into, before it is.
+/// The type of a parameter, with its value before `fi_param_get` sets it.
 trait Zero {
     const ZERO: Self;
 }
@@ -318,8 +319,9 @@ fn text(name: &CStr) -> Option<String> {
     unsafe { alloc::str_of(value) }.map(str::to_owned)
 }
 
-/// A form by its bits' names, with or without `FI_MR_`, separated by commas or bars; `0` or `none`
-/// for no bit, `basic` and `scalable` for what they stand for. `None` for anything else.
+/// Parses an `mr_mode`: names of bits, with or without `FI_MR_`, separated by commas or bars. `0`,
+/// `none` and `scalable` are no bit, `basic` is the bits of `FI_MR_BASIC`. `None` for any other
+/// word.
 fn mode_of(text: &str) -> Option<Mode> {
     let mut mode = Mode::empty();
     for word in text
@@ -337,7 +339,7 @@ fn mode_of(text: &str) -> Option<Mode> {
     Some(mode)
 }
 
-/// Panics if `FI_WEFT_FAULT` names this place. Not for the fast path.
+/// Panics if the value of `FI_WEFT_FAULT` is `place`. Not for the fast path.
 pub(crate) fn fault_point(place: &str) {
     if values().fault.as_deref() == Some(place) {
         panic!("planted by FI_WEFT_FAULT={place}");

@@ -24,7 +24,7 @@ impl Answer for c_int {
     }
 }
 
-/// A counter's value, which has no errors: 0.
+/// The value of a counter; the calls that read it return no error, so a refusal is 0.
 impl Answer for u64 {
     fn refused(_: i32) -> Self {
         0
@@ -74,7 +74,7 @@ refusal!(refuse14: A B C D F G H I J K L M N O);
 refusal!(refuse15: A B C D F G H I J K L M N O P);
 refusal!(refuse16: A B C D F G H I J K L M N O P Q);
 
-/// The refusal for a slot, its type taken from where it is put.
+/// The refusal for a slot of type `T`.
 const fn no<const E: i32, T: Refusal<E>>() -> Option<T> {
     Some(T::REFUSE)
 }
@@ -113,15 +113,16 @@ tables! {
     }
 }
 
-/// The slot that main appends. All its forms take scalars and return an int, which a function
-/// without parameters can stand for in every C calling convention that libfabric runs on.
+/// The refusal for the slot that libfabric's main branch appends. The functions for this slot take
+/// scalars and return an int, so in every C calling convention that libfabric supports a function
+/// without parameters can be called in their place.
 unsafe extern "C" fn appended<const E: i32>() -> c_int {
     -E
 }
 
 macro_rules! with_main_slot {
     ($($table:ident: $base:ident $type:ident;)*) => { $(
-        /// The table with main's slot, refusing.
+        /// The table with a refusal in the slot that the main branch appends.
         pub(crate) const fn $table<const E: i32>(base: $type) -> WithMainSlot<$type> {
             let mut table = WithMainSlot { base, appended: appended::<E> };
             table.base.size = size_of::<WithMainSlot<$type>>();
@@ -137,7 +138,7 @@ with_main_slot! {
     domain: domain_base fi_ops_domain;
 }
 
-/// Everything that a closed fid answers: `-FI_EINVAL`.
+/// The tables of a closed fid: every call returns `-FI_EINVAL`.
 pub(crate) mod closed {
     use super::*;
 

@@ -21,10 +21,10 @@ pub(crate) fn attributes_only() -> Result<Info> {
     Ok(info)
 }
 
-/// Fills one in. The name of the provider is left to the core.
+/// An info with all attributes of the terms. libfabric's core adds the name of the provider.
 ///
 /// # Errors
-/// `ENOMEM`; `ENODATA` when the format can't express the addresses.
+/// `ENOMEM`: no memory. `ENODATA`: the address format cannot express the addresses.
 pub(crate) fn info(
     version: u32,
     hints: &Hints,

@@ -11,7 +11,7 @@ use crate::addr::Format;
 use crate::ffi::info::View;
 use crate::identity;
 
-/// The transmit or receive side; `None` and 0 leave a thing open.
+/// `fi_tx_attr` or `fi_rx_attr`; `None` and 0 request nothing.
 #[derive(Clone, Copy, Debug, Default, Hash)]
 pub(crate) struct Side {
     pub(crate) caps: u64,
@@ -68,7 +68,7 @@ pub(crate) struct DomainHints {
     pub(crate) max_err_data: usize,
 }
 
-/// All of them. Absent structures are `None`: nothing is asked of that part.
+/// The whole `fi_info`. An absent structure is `None`: the application requests nothing of it.
 #[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct Hints {
     pub(crate) caps: u64,
@@ -78,34 +78,35 @@ pub(crate) struct Hints {
     pub(crate) format: Option<Format>,
     pub(crate) src: Option<SocketAddr>,
     pub(crate) dst: Option<SocketAddr>,
-    /// A passive endpoint, handed back.
+    /// `fi_info.handle`, returned unchanged.
     pub(crate) handle: usize,
     pub(crate) tx: Option<Side>,
     pub(crate) rx: Option<Side>,
     pub(crate) ep: Option<EpHints>,
     pub(crate) domain: Option<DomainHints>,
     pub(crate) fabric_name: Option<String>,
-    /// Whether `fabric_attr->prov_name` has us, alone or below a layered provider.
+    /// Whether `fabric_attr->prov_name` contains `weft`, alone or below a layered provider.
     pub(crate) names_weft: bool,
     pub(crate) prov_version: u32,
     /// `nic->device_attr->name`
     pub(crate) nic_name: Option<String>,
-    /// Not hints but the info of an object: its `mr_mode` is the negotiated one.
+    /// True for the info of an object that is opened: its `mr_mode` is the negotiated one.
     pub(crate) exact: bool,
 }
 
-/// A name. One that isn't UTF-8 is not one of this provider.
+/// A name. `ENODATA` if it is not UTF-8: no name of this provider has such bytes.
 fn owned(name: Option<&CStr>) -> Result<Option<String>> {
     let name = name.map(|name| name.to_str().map(str::to_owned));
     name.transpose().map_err(|_| FiErrno::ENODATA)
 }
 
 impl Hints {
-    /// Copies the hints of an application that was built for API `version`; `None` is no hints.
+    /// Copies the hints of an application that was built for API `version`; `None`: no hints.
     ///
     /// # Errors
-    /// `ENODATA` for a format of address that is not supported and for an authorization key that is
-    /// too long, `FI_AV_AUTH_KEY` among these. `EINVAL` for an address that is none.
+    /// - `ENODATA`: an unsupported address format, or an authorization key that is too long, like
+    ///   `FI_AV_AUTH_KEY`.
+    /// - `EINVAL`: an address that is not valid in its format.
     pub(crate) fn read(version: u32, hints: Option<View<'_, fi_info>>) -> Result<Self> {
         let Some(hints) = hints else {
             return Ok(Self::default());
@@ -170,7 +171,7 @@ impl Side {
     }
 }
 
-/// The key of an application of API `version`: before 1.5 the fields are not looked at.
+/// The key of an application of API `version`: before 1.5 the fields are not read.
 ///
 /// # Errors
 /// `ENODATA`: NULL with a size, or too long.

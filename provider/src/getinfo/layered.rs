@@ -1,4 +1,4 @@
-//! Queries of layered providers, and those among them whose answers would be listed twice.
+//! Queries of layered providers, and which of them would list the same answers twice.
 //!
 //! A layered provider calls `fi_getinfo` with an internal flag of libfabric. ofi_rxm does so once
 //! for each of its templates, in this order: for verbs, for tcp (which it asks for a shared receive
@@ -23,13 +23,13 @@ use super::hints::Hints;
 /// libfabric's `OFI_CORE_PROV_ONLY` (include/ofi.h), the same in all releases from 1.17 to 2.6.
 const CORE_PROV_ONLY: u64 = 1 << 59;
 
-/// Whether a layered provider asks, and not the application itself.
+/// Whether the query comes from a layered provider, and not from the application itself.
 pub(crate) fn is_layered(flags: u64) -> bool {
     flags & CORE_PROV_ONLY != 0
 }
 
 /// Whether entries for this query would repeat those that this thread's call of `fi_getinfo` has
-/// already listed. Each query must be passed once, in its order.
+/// already listed. The caller passes each query of the thread once, in order.
 pub(crate) fn is_repeated(
     version: u32,
     node: Option<&CStr>,
@@ -44,7 +44,7 @@ pub(crate) fn is_repeated(
     let query = if !is_layered(flags) {
         Query::Direct
     } else if hints.names_weft {
-        return false; // one for each template that the application can mean
+        return false; // each template that the application may have named is answered
     } else {
         Query::layered(version, node, service, flags, hints)
     };
@@ -56,10 +56,10 @@ pub(crate) fn is_repeated(
 /// A query, as far as repetitions depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Query {
-    /// Of the application.
+    /// A query of the application.
     Direct,
-    /// Of a layered provider that names no provider: a digest of all but the receive context, and
-    /// whether that is a shared one.
+    /// A query of a layered provider that names no provider: a digest of its arguments without the
+    /// receive context, and whether the receive context is a shared one.
     Layered { digest: u64, shared: bool },
 }
 
@@ -78,7 +78,7 @@ impl Query {
             ep.rx_ctx_cnt = 0;
         }
         if let Some(rx) = &mut hints.rx {
-            rx.size = 0; // ofi_rxm's default for a shared context is another one
+            rx.size = 0; // ofi_rxm has another default for a shared context
         }
         let mut hasher = DefaultHasher::new();
         (version, node, service, flags, hints).hash(&mut hasher);
@@ -89,13 +89,14 @@ impl Query {
     }
 }
 
-/// The part of ofi_rxm's sequence without hints that a thread has seen since its last direct query.
+/// The part of ofi_rxm's sequence without hints that arrived on a thread since its last direct
+/// query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sequence {
     Start,
-    /// One with this digest was answered.
+    /// A query with this digest was answered.
     First(u64),
-    /// The same one followed with a shared context.
+    /// The same query with a shared context followed.
     Second(u64),
 }
 
@@ -179,8 +180,8 @@ mod tests {
         }
     }
 
-    /// A release of ofi_rxm without the first template, or with another order: rather an entry
-    /// twice than one too few.
+    /// A release of ofi_rxm without the first template, or with another order: an entry may be
+    /// listed twice, but none is missing.
     #[test]
     fn in_other_sequences_the_first_answer_stays() {
         assert_eq!(answered(&[SHARED, ASKED, ASKED]), [true; 3]);

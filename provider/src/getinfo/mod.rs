@@ -1,4 +1,4 @@
-//! `fi_getinfo`: the devices that match the hints, and the terms.
+//! `fi_getinfo(3)`: the devices that match the hints, and their terms.
 
 mod build;
 mod hints;
@@ -95,7 +95,7 @@ fn find(
     Ok(list)
 }
 
-/// The possible terms, one per form of regions, best first. `forced` leaves only that form.
+/// The possible terms, one per `mr_mode`, best first. With `forced`, only the terms of that form.
 fn all_terms(version: u32, hints: &Hints, offer: &Offer, forced: Option<Mode>) -> Vec<Terms> {
     let able = || mr_mode::Able {
         on_demand: offer.on_demand(),
@@ -115,7 +115,7 @@ fn all_terms(version: u32, hints: &Hints, offer: &Offer, forced: Option<Mode>) -
         .collect()
 }
 
-/// The terms for an object that is opened with `hints`, an info that may have been filled in by us.
+/// The terms for an object that is opened with `hints`, an info that may come from `fi_getinfo`.
 fn exact_terms(version: u32, hints: &mut Hints, offer: &Offer) -> Result<Terms> {
     hints.exact = true;
     let terms = all_terms(version, hints, offer, param::values().mr_mode);
@@ -173,7 +173,7 @@ pub(crate) struct DomainTerms {
 /// The terms of a domain that is opened with `info`.
 ///
 /// # Errors
-/// `EINVAL`: a form of regions that the device doesn't have, or an authorization key that is too
+/// `EINVAL`: an `mr_mode` that the device does not support, or an authorization key that is too
 /// long.
 pub(crate) fn domain_terms(
     version: u32,
@@ -200,7 +200,7 @@ pub(crate) fn domain_terms(
         .ok_or(FiErrno::EINVAL)
 }
 
-/// Whether a fabric of that name is there.
+/// Whether a device belongs to a fabric of this name.
 pub(crate) fn is_fabric(name: &str) -> bool {
     devices::list(false)
         .iter()
@@ -211,7 +211,7 @@ pub(crate) fn is_fabric(name: &str) -> bool {
 /// the endpoint's.
 ///
 /// # Errors
-/// `EINVAL`: one that is too long.
+/// `EINVAL`: a key that is too long.
 pub(crate) fn auth_keys(
     version: u32,
     info: View<'_, fi_info>,
@@ -230,13 +230,13 @@ pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, SharedRxLimits, TX_OP_FLAGS};
 /// application.
 ///
 /// # Errors
-/// `EINVAL`: it requests more than the device has.
+/// `EINVAL`: `info` requests more than the device has.
 pub(crate) fn check(version: u32, info: View<'_, fi_info>, device: &Arc<Device>) -> Result<Terms> {
     let open = |_| FiErrno::EINVAL;
     let mut hints = Hints::read(version, Some(info)).map_err(open)?;
     hints.fabric_name = None;
     let offer = Offer::of(device)?;
-    // The modes of an info are those agreed upon, which the application has accepted.
+    // The modes of an info are the negotiated ones, which the application has accepted.
     let terms = exact_terms(version, &mut hints, &offer).map_err(open)?;
     Ok(terms)
 }

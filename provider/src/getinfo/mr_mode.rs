@@ -1,4 +1,5 @@
-//! Which `mr_mode` comes back: never a bit that was not offered, and only those that are used.
+//! The `mr_mode` of an answer: it contains only bits that the application offered and that the
+//! provider uses.
 //!
 //! `docs/mr-modes.md` has the order of the forms.
 
@@ -17,12 +18,12 @@ pub(crate) struct MrMode {
     pub(crate) bits: i32,
     /// `FI_LOCAL_MR` of `fi_info.mode`, the form of `FI_MR_LOCAL` before API 1.5.
     pub(crate) legacy_local: bool,
-    /// What both say.
+    /// The modes that `bits` and `legacy_local` mean.
     pub(crate) mode: Mode,
 }
 
 impl MrMode {
-    /// Under the bits' own names.
+    /// A form that has one `mr_mode` bit for each mode.
     fn plain(mode: Mode) -> Self {
         Self {
             bits: mode.bits().cast_signed(),
@@ -31,7 +32,7 @@ impl MrMode {
         }
     }
 
-    /// Under one of the two names that stood for several bits before API 1.5.
+    /// A form with one of the two values that meant several modes before API 1.5.
     fn old(bits: i32, legacy_local: bool) -> Self {
         let mut mode = if bits & FI_MR_BASIC != 0 {
             Mode::NATIVE
@@ -64,7 +65,7 @@ impl MrMode {
 /// The abilities of a device that make mode bits unnecessary.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Able {
-    /// Memory that isn't there yet when it is registered (`FI_MR_ALLOCATED` off).
+    /// Memory without pages can be registered (`FI_MR_ALLOCATED` off).
     pub(crate) on_demand: bool,
     /// Peers' operations on a region can be counted (`FI_MR_RMA_EVENT`).
     pub(crate) events: bool,
@@ -81,11 +82,11 @@ const KNOWN: Mode = Mode::NATIVE
 /// Bits that no form has merely because they were offered: forms with one of them come last.
 const SPECIAL: Mode = Mode::RAW.union(Mode::RMA_EVENT).union(Mode::ENDPOINT);
 
-/// The forms for an application of API `version`, best first. `forced` leaves only that one.
+/// The forms for an application of API `version`, best first. With `forced`, only that form.
 ///
 /// # Errors
-/// `ENODATA`: a bit that every form of the device uses was not offered, or bits that exclude each
-/// other were.
+/// `ENODATA`: the application did not offer a bit that every form of the device uses, or offered
+/// bits that exclude each other.
 pub(crate) fn forms(
     version: u32,
     hints: &Hints,
@@ -99,7 +100,7 @@ pub(crate) fn forms(
     }
     let mut forms = offered.forms(&able, counting);
     if let Some(forced) = forced {
-        // one that was offered, by whatever name
+        // only if the application offered it: as single bits, or as a value from before API 1.5
         forms = match offered {
             Offered::Bits { bits, exact }
                 if bits.contains(forced) && (!exact || bits == forced) =>
@@ -124,7 +125,7 @@ pub(crate) fn counts(hints: &Hints) -> bool {
     (hints.caps | hints.rx.map_or(0, |rx| rx.caps)) & FI_RMA_EVENT != 0
 }
 
-/// Whether a device can do a form.
+/// Whether a device supports a form.
 fn works(mode: Mode, able: &impl Fn() -> Able) -> bool {
     KNOWN.contains(mode)
         && (mode.intersects(Mode::ALLOCATED | Mode::MMU_NOTIFY) || able().on_demand)
@@ -134,7 +135,7 @@ fn works(mode: Mode, able: &impl Fn() -> Able) -> bool {
 /// The application's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Offered {
-    /// The bits' own names. `exact`: it is the form of an object already, so nothing else will do.
+    /// Single bits. `exact`: they are the form of an object, so no other form is possible.
     Bits { bits: Mode, exact: bool },
     /// `FI_MR_BASIC` with these bits, and whether `FI_LOCAL_MR`.
     Basic(i32, bool),
@@ -145,7 +146,7 @@ enum Offered {
 }
 
 fn offers(version: u32, hints: &Hints) -> Result<Offered> {
-    // Without hints nothing limits the answer: the form that suits the device best.
+    // Without hints nothing limits the answer, and the first form is the best one for the device.
     let local = hints.mode.is_none_or(|mode| mode & FI_LOCAL_MR != 0);
     let offered = hints.domain.as_ref().map(|domain| domain.mr_mode);
     if version < fi_version(1, 5) {
@@ -168,7 +169,7 @@ fn offers(version: u32, hints: &Hints) -> Result<Offered> {
             bits: Mode::from_bits_truncate(offered.cast_unsigned()) & KNOWN,
             exact: hints.exact,
         }),
-        // Each stands alone; fi_mr(3) lets FI_MR_LOCAL stand beside basic, up to 1.8.
+        // Both exclude other bits; up to 1.8, fi_mr(3) allows FI_MR_LOCAL with FI_MR_BASIC.
         FI_MR_BASIC => match offered & !FI_MR_BASIC {
             0 => Ok(Offered::Basic(FI_MR_BASIC, local)),
             FI_MR_LOCAL if version <= fi_version(1, 8) => {
@@ -182,9 +183,9 @@ fn offers(version: u32, hints: &Hints) -> Result<Offered> {
 }
 
 impl Offered {
-    /// Every form of these that weft supports, whether the device can do it or not, best first.
-    /// `counting`: each has the bit for that where it was offered; where it was not, the form with
-    /// the fewest bits comes first, because no key is the device's own then.
+    /// Every offered form that weft supports, independent of the device, best first. With
+    /// `counting`, each form has `FI_MR_RMA_EVENT` if it was offered; if it was not, the form with
+    /// the fewest bits comes first, because then no key is an rkey of the device.
     fn forms(self, able: &impl Fn() -> Able, counting: bool) -> Vec<MrMode> {
         match self {
             Self::Bits { bits, exact: true } => vec![MrMode::plain(bits)],
@@ -257,7 +258,7 @@ mod tests {
         fi_version(2, 1),
     ];
 
-    /// Everything that can be offered: every combination of bits, with and without `FI_LOCAL_MR`.
+    /// Every possible offer: every combination of bits, with and without `FI_LOCAL_MR`.
     fn every_offer(mut f: impl FnMut(u32, i32, u64, Able, Result<Vec<MrMode>>)) {
         for version in VERSIONS {
             for bits in 0..4096 {
@@ -303,7 +304,7 @@ mod tests {
                     !answer[..index].contains(form),
                     "{bits:#x} gave {form:?} twice"
                 );
-                // an object opened with what came back gets just that
+                // an object that is opened with the answer has exactly this form
                 let mut hints =
                     offering(form.bits, if form.legacy_local { FI_LOCAL_MR } else { 0 });
                 hints.exact = true;

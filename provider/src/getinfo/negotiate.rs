@@ -35,8 +35,8 @@ pub(crate) struct Terms {
     pub(crate) cq_data_size: usize,
 }
 
-/// `Err(ENODATA)` unless `condition`: the hints request more of `what` than the device has. The log
-/// names it, since the errno alone does not.
+/// `Err(ENODATA)` unless `condition`: the hints request more of the attribute `what` than the
+/// device has. The log line names the attribute.
 fn need(condition: bool, what: &str) -> Result<()> {
     if condition {
         return Ok(());
@@ -58,7 +58,7 @@ fn subset(asked: u64, offered: u64, what: &str) -> Result<()> {
 /// Matches hints and offer, for regions of the form `mr`.
 ///
 /// # Errors
-/// `ENODATA`: something asked for can't be had.
+/// `ENODATA`: the device does not have something that the hints request.
 pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
     need(hints.prov_version <= identity::version(), "prov_version")?;
     need(
@@ -82,7 +82,7 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
 
     check_ep(&ep, offer)?;
     check_domain(&domain, offer)?;
-    // the form counts, so the endpoint does
+    // with FI_MR_RMA_EVENT regions count, so endpoints have the capability
     let counts = if mr.mode.contains(Mode::RMA_EVENT) || mr_mode::counts(hints) {
         FI_RMA_EVENT
     } else {
@@ -96,8 +96,8 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
 
     need(domain.mr_key_size <= mr.key_size(), "mr_key_size")?;
 
-    // Remote CQ data of an RMA write arrives with a receive, so an application must support that
-    // mode to have both. Without it the data is left out, and an answer without data is honest.
+    // Remote CQ data of an RMA write consumes a receive (FI_RX_CQ_DATA), so an application must
+    // support that mode to have both. Without the mode the answer has no remote CQ data.
     let offered_mode = hints.mode.unwrap_or(!0);
     let rx_offered = rx.mode.unwrap_or(offered_mode);
     let wants_mode = caps.0 & FI_RMA != 0;
@@ -151,7 +151,7 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
         threading: if domain.threading == FI_THREAD_UNSPEC {
             FI_THREAD_SAFE
         } else {
-            domain.threading // we are safe, so any promise of the application will do
+            domain.threading // objects are thread safe, so any model works
         },
         control_progress: progress(domain.control_progress),
         data_progress: progress(domain.data_progress),
@@ -159,12 +159,12 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
     })
 }
 
-/// The application's wish, or our default: a queue costs memory, so not the greatest.
+/// The requested value, or the default: not the greatest value, because a queue needs memory.
 fn chosen(asked: usize, default: usize) -> usize {
     if asked == 0 { default } else { asked }
 }
 
-/// The device makes progress by itself; an application that asks for manual progress gets that.
+/// The device makes progress by itself; manual progress is the answer only if it is requested.
 fn progress(asked: u32) -> u32 {
     match asked {
         FI_PROGRESS_UNSPEC => FI_PROGRESS_AUTO,
@@ -172,10 +172,11 @@ fn progress(asked: u32) -> u32 {
     }
 }
 
-/// All, transmit and receive capabilities.
+/// All capabilities, those of the transmit side, and those of the receive side.
 ///
-/// Primary ones come only as asked (all, if nothing is asked). Without a modifier each primary
-/// capability has all of its modifiers; with some, only those.
+/// Primary capabilities are in the answer only if they are requested (all of them, if none is
+/// requested). Without a modifier each primary capability has all of its modifiers; with modifiers,
+/// only these (fi_getinfo(3)).
 fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64, u64)> {
     let all = offered | (offer::CAPS & !offer::PRIMARY_CAPS);
     subset(asked | tx | rx, all, "caps")?;
@@ -203,7 +204,7 @@ fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64,
         FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
     );
     let given = asked & (offer::TX_MODIFIERS | offer::RX_MODIFIERS);
-    // A modifier of a capability that isn't there means nothing.
+    // A modifier of an absent capability has no meaning.
     let narrowed = |all: u64| if given & all == 0 { all } else { given & all };
     let modifiers = narrowed(message) | narrowed(rma);
     let secondary =

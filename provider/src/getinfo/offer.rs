@@ -16,15 +16,16 @@ pub(crate) const PRIMARY_CAPS: u64 = FI_MSG | FI_RMA | FI_ATOMIC;
 /// Directions in which the primary capabilities may be used.
 pub(crate) const TX_MODIFIERS: u64 = FI_SEND | FI_READ | FI_WRITE;
 pub(crate) const RX_MODIFIERS: u64 = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
-/// Offered without a request: none of them has a cost. The embedded device reaches the emulated
-/// remote nodes of its host, so both kinds of peer are true of every device.
+/// Offered without a request, because they have no cost. The embedded device reaches the emulated
+/// remote nodes of its host, so every device has both local and remote peers.
 pub(crate) const DOMAIN_CAPS: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
 /// Secondary capabilities of the transmit side: verbs has a fence bit, and a device may have
 /// flushes.
 pub(crate) const TX_SECONDARY: u64 = FI_FENCE | FI_RMA_PMEM;
-/// Of the receive side: it counts peers' operations on regions, and may grant flushes.
+/// Secondary capabilities of the receive side: counting peers' operations on regions, and regions
+/// that peers may flush.
 pub(crate) const RX_SECONDARY: u64 = FI_RMA_EVENT | FI_RMA_PMEM;
-/// Everything that hints may ask for.
+/// Every capability that hints may request.
 pub(crate) const CAPS: u64 =
     PRIMARY_CAPS | TX_MODIFIERS | RX_MODIFIERS | DOMAIN_CAPS | TX_SECONDARY | RX_SECONDARY;
 
@@ -66,14 +67,14 @@ pub(crate) const CQ_DATA_SIZE: usize = 4;
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     pub(crate) device: Arc<Device>,
-    /// Whether it only reaches this host's own addresses.
+    /// Whether the device reaches only addresses of this host.
     pub(crate) host_only: bool,
-    /// The port that it speaks of, and whether its GIDs are addresses.
+    /// The port with the GID table, and whether its GIDs are IP addresses.
     port: u8,
     has_ip_gids: bool,
     pub(crate) fabric_name: String,
     pub(crate) protocol: u32,
-    /// Those of [`PRIMARY_CAPS`] that it has.
+    /// The [`PRIMARY_CAPS`] that the device has.
     pub(crate) primary_caps: u64,
     /// Whether peers can count their operations: the device's atomics are atomic among all of its
     /// queue pairs.
@@ -86,7 +87,7 @@ pub(crate) struct Offer {
     pub(crate) inject: (usize, usize),
     pub(crate) tx_iov_limit: usize,
     pub(crate) rx_iov_limit: usize,
-    /// Of receives through a shared context, where the device has those.
+    /// The limits of shared receive contexts; `None` if the device has no shared receive queues.
     pub(crate) shared_rx: Option<SharedRxLimits>,
     pub(crate) cq_cnt: usize,
     pub(crate) ep_cnt: usize,
@@ -125,10 +126,10 @@ const DEFAULT_INJECT: usize = 64;
 pub(crate) const MAX_ERR_DATA: usize = weft::wire::cm_data::MAX_CM_DATA;
 
 impl Offer {
-    /// Asks a device for its limits, as they are now.
+    /// Queries the current limits of a device.
     ///
     /// # Errors
-    /// Those of the device, when it is gone.
+    /// The device's errno, if the device is gone.
     pub(crate) fn of(device: &Arc<Device>) -> Result<Self> {
         let attr = device.attr();
         let ports = (1..=attr.phys_port_cnt.max(1))
@@ -177,19 +178,19 @@ impl Offer {
 }
 
 impl Offer {
-    /// The addresses that it is offered at, as they are now.
+    /// The current addresses at which the device is offered.
     pub(crate) fn addresses(&self) -> OwnAddresses {
         OwnAddresses::of(&self.device, self.port, self.has_ip_gids)
     }
 
-    /// Whether peers' writes can be made persistent, found by a trial. Whether that holds for a
-    /// given memory is known only at its registration.
+    /// Whether peers' writes can be made persistent, found by a trial. For a given memory only its
+    /// registration shows it.
     pub(crate) fn flushes(&self) -> bool {
         let seen = self.device.behaviour();
         seen.is_ok_and(|behaviour| behaviour.flush_global.works())
     }
 
-    /// Whether memory that isn't there yet can be registered, found by trying.
+    /// Whether memory without pages can be registered, found by a trial.
     pub(crate) fn on_demand(&self) -> bool {
         let seen = self.device.behaviour();
         seen.is_ok_and(|behaviour| behaviour.odp.works())

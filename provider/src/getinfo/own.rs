@@ -1,5 +1,5 @@
 //! The addresses of a device that are offered: all, unless the parameters `interface` and
-//! `gid_index` leave some out.
+//! `gid_index` select a part of them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::ffi::param;
 #[derive(Clone, Debug)]
 pub(crate) struct OwnAddresses {
     list: Vec<DeviceAddress>,
-    /// Whether addresses were left out.
+    /// Whether the parameters exclude addresses of the device.
     some: bool,
 }
 
 impl OwnAddresses {
-    /// Those that the parameters leave. `port` has the GID table.
+    /// The addresses that the parameters select. `port` has the GID table.
     pub(crate) fn of(device: &Arc<Device>, port: u8, has_ip_gids: bool) -> Self {
         let params = param::values();
         let gid = params
@@ -51,7 +51,7 @@ impl OwnAddresses {
         }
     }
 
-    /// Whether they have this one.
+    /// Whether `ip` is one of the addresses.
     pub(crate) fn has(&self, ip: IpAddr) -> bool {
         self.list.iter().any(|own| own.addr.ip() == ip)
     }
@@ -60,7 +60,7 @@ impl OwnAddresses {
         self.list.iter().map(|own| own.addr)
     }
 
-    /// Whether a wildcard address would mean more than these.
+    /// Whether the device has further addresses, on which a wildcard address would listen too.
     pub(crate) fn are_some(&self) -> bool {
         self.some
     }

@@ -1,7 +1,7 @@
-//! The warning about a query that failed for its `mr_mode` alone: which bits to offer, and why.
+//! The warning about a query that failed only for its `mr_mode`: which bits to offer, and why.
 //!
-//! The reason is found by trying: an `mr_mode` with which the same query is answered. A query that
-//! fails for another reason too has no such `mr_mode`, and is not warned about.
+//! The reason is found by a trial: an `mr_mode` with which the same query is answered. A query that
+//! fails for another reason too has no such `mr_mode`, and causes no warning.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -20,8 +20,8 @@ use crate::ffi::param;
 static SAID: AtomicBool = AtomicBool::new(false);
 
 /// Logs the first query of the process that failed only for its `mr_mode`: which bits to offer, and
-/// why. A layered provider's query counts where the application named weft: others are asked on
-/// behalf of an application that may have meant any provider.
+/// why. A layered provider's query is logged only if it names weft: otherwise the application may
+/// have meant any provider.
 ///
 /// Called for queries that no device answered.
 pub(crate) fn report(version: u32, flags: u64, hints: &Hints, offers: &[Offer], paths: &[Path]) {
@@ -65,7 +65,7 @@ struct Query<'a> {
 }
 
 impl Query<'_> {
-    /// Whether it would have been answered with this `mr_mode`.
+    /// Whether the query would have been answered with this `mr_mode`.
     fn works_with(&self, mr_mode: i32, forced: Option<Mode>) -> bool {
         let mut hints = self.hints.clone();
         if let Some(domain) = &mut hints.domain {
@@ -78,7 +78,7 @@ impl Query<'_> {
         }) && !all_terms(self.version, &hints, self.offer, forced).is_empty()
     }
 
-    /// The change of `mr_mode` that is needed, if that is enough.
+    /// The change of `mr_mode` with which the query is answered, if there is one.
     fn reason(&self, offered: i32) -> Option<String> {
         if let Some(forced) = self.forced {
             let bits = forced.bits().cast_signed();

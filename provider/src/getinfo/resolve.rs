@@ -1,4 +1,4 @@
-//! Where to and from where: node, service and address hints as pairs of addresses.
+//! Source and destination addresses: node, service and address hints as pairs of addresses.
 
 use std::ffi::{CStr, c_char};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -20,8 +20,8 @@ pub(crate) struct Path {
 /// The paths that node, service and hints mean, best first.
 ///
 /// # Errors
-/// `ENODATA`: a name that doesn't resolve, or nothing of the wanted format. `EINVAL`: an address
-/// string together with a service.
+/// `ENODATA`: a name that doesn't resolve, or no address of the requested format. `EINVAL`: an
+/// address string together with a service.
 pub(crate) fn paths(
     node: Option<&CStr>,
     service: Option<&CStr>,
@@ -121,7 +121,7 @@ fn lookup(
     Ok(found)
 }
 
-/// The address of this host that its routing would send from to `dst`.
+/// The address of this host that its routing selects as the source for `dst`.
 fn route(dst: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr = if dst.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
@@ -129,7 +129,7 @@ fn route(dst: SocketAddr) -> Option<IpAddr> {
         Ipv6Addr::UNSPECIFIED.into()
     };
     let socket = UdpSocket::bind((any, 0)).ok()?;
-    // Nothing is sent: connecting a datagram socket only looks the route up.
+    // Connecting a datagram socket only looks the route up, and sends nothing.
     let mut dst = dst;
     dst.set_port(dst.port().max(1));
     socket.connect(dst).ok()?;
@@ -165,11 +165,11 @@ pub(crate) fn of_device(
     }
     match path.src {
         Some(src) if src.ip().is_unspecified() => {
-            // A wildcard of a family that the device has an address of.
+            // a wildcard address of a family of which the device has an address
             let family = own.iter().filter(|own| own.is_ipv4() == src.is_ipv4());
             let family = family.map(|own| SocketAddr::new(own.ip(), src.port()));
             if own.are_some() {
-                // one would listen on those too that are left out
+                // a wildcard would also listen on the addresses that the parameters exclude
                 return family.map(from).collect();
             }
             family.take(1).map(|_| *path).collect()
@@ -186,7 +186,7 @@ pub(crate) fn of_device(
     }
 }
 
-/// From an address, to anywhere.
+/// A path from an address to any destination.
 fn from(src: SocketAddr) -> Path {
     Path {
         src: Some(src),
@@ -194,7 +194,7 @@ fn from(src: SocketAddr) -> Path {
     }
 }
 
-/// Addresses that most peers can use come first.
+/// Sort key: addresses that most peers can use come first.
 fn rank(addr: &SocketAddr) -> u8 {
     match addr.ip() {
         IpAddr::V4(ip) if ip.is_loopback() => 2,
