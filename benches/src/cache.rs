@@ -1,4 +1,5 @@
-//! The registration cache: what finding a kept registration adds to a post, among more and more of them.
+//! The registration cache: the time that finding a cached registration adds to a post, by the
+//! number of cached registrations.
 
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
@@ -14,7 +15,7 @@ const PAGE: usize = 4096;
 const COUNTS: [usize; 3] = [1, 1_000, 1_000_000];
 const ROUNDS: usize = 15;
 const LOOKUPS: usize = 200_000;
-/// Wanted at most, in nanoseconds.
+/// Target: maximum time of a hit, in nanoseconds.
 const LIMIT: f64 = 30.0;
 
 fn domain(check: bool) -> Arc<Domain> {
@@ -37,7 +38,7 @@ fn domain(check: bool) -> Arc<Domain> {
     Domain::open(&device, config).expect("a domain")
 }
 
-/// Pages that are there, and take no memory: all are the kernel's page of zeros.
+/// Present pages that use no memory: each is the kernel's page of zeros.
 fn pages(count: usize) -> usize {
     // SAFETY: a new mapping, which is never unmapped.
     unsafe {
@@ -53,18 +54,18 @@ fn pages(count: usize) -> usize {
     }
 }
 
-/// Looks pages up, and gives the nanoseconds of one.
+/// Looks the pages up, and returns the nanoseconds of one look-up.
 fn time(probe: &mut LocalProbe, start: usize, order: &[u32]) -> f64 {
     let begin = Instant::now();
     for &page in order {
         let addr = std::ptr::without_provenance(start + page as usize * PAGE);
-        // SAFETY: the pages are there.
+        // SAFETY: the pages are mapped and never unmapped.
         unsafe { probe.source(addr, 64) }.expect("an lkey");
     }
     begin.elapsed().as_nanos() as f64 / order.len() as f64
 }
 
-/// So many pages in an order without a pattern, of the first `among`.
+/// [`LOOKUPS`] page numbers below `among`, in an order without a pattern.
 fn order(among: usize, seed: u64) -> Vec<u32> {
     let mut state = seed;
     (0..LOOKUPS)
@@ -105,7 +106,7 @@ fn measure(domain: &Arc<Domain>, start: usize, threads: usize, among: usize) -> 
     all
 }
 
-/// `weft-bench cache`
+/// `weft-bench cache`: measures hits and misses of the registration cache.
 pub(crate) fn main() {
     let most = COUNTS[COUNTS.len() - 1];
     let start = pages(most);

@@ -1,14 +1,15 @@
-//! Each call many times under its own name, for callgrind: `benches/count` divides.
+//! Runs each call [`CALLS`] times in a function with the name of the call, for callgrind: `bench
+//! count` divides the instructions by the calls.
 //!
-//! Both ends are in one process and one thread, so that every instruction is counted and nothing depends on
-//! who runs when.
+//! Both ends are in one process and one thread, so that every instruction is counted and the result
+//! does not depend on the scheduler.
 
 use crate::subject::{Device, Fabric, Side, Subject as _, fabric};
 
 /// Calls of each kind.
 const CALLS: u64 = 1000;
 
-/// A function that callgrind can find by its name: `count_NAME`.
+/// A function `count_NAME` that callgrind can find by its name.
 macro_rules! counted {
     ($name:ident, $subject:ty, $body:expr) => {
         #[inline(never)]
@@ -34,7 +35,7 @@ counted!(count_ibv_poll_cq_miss, Device, |d: &mut Device| assert_eq!(
     None
 ));
 
-// What is the same code as above must not become the same function.
+// These bodies are the same as above; `black_box` prevents the compiler from merging the functions.
 counted!(count_ibv_post_srq_recv, Device, |d: &mut Device| {
     std::hint::black_box("xrc");
     d.post_recv();
@@ -78,7 +79,7 @@ fn connected(open: fn(Side) -> Device) -> (Device, Device) {
     (first, second)
 }
 
-/// Now and then one completion, so that places come back.
+/// Posts one signaled send, whose completion frees the slots of the unsignaled sends before it.
 fn reclaim(first: &mut Device, second: &mut Device) {
     first.post(rdma_core_sys::IBV_WR_SEND, 8, true);
     assert_eq!(second.poll(), Some(true));
@@ -101,7 +102,7 @@ fn device() {
 
 fn xrc() {
     let (mut first, mut second) = connected(Device::open_xrc);
-    // the first one finds its way
+    // the first send initializes the path
     reclaim(&mut first, &mut second);
     for i in 0..CALLS {
         if i % 64 == 63 {
@@ -118,7 +119,7 @@ fn msg() {
     let mut first = Fabric::open("weft", fabric::Endpoint::Msg, Side::First);
     let (a, b) = (first.address(), second.address());
     std::thread::scope(|scope| {
-        // each waits for the other
+        // each end waits for the other one, so they connect in two threads
         let second = crate::subject::fabric::Sendable(&mut second);
         scope.spawn(move || {
             let second = second;
@@ -140,7 +141,7 @@ fn msg() {
     }
 }
 
-/// `count`: what `benches/count` runs under callgrind.
+/// `weft-bench count`: the program that `bench count` runs under callgrind.
 pub(crate) fn main() {
     device();
     xrc();

@@ -1,11 +1,14 @@
-//! Measures weft beside its peers in one run, and prints ratios.
+//! Measures weft and its peers in one run, and prints ratios.
 //!
-//! `weft-bench [--list] [--rounds N] [--tsv] [FILTER...]` runs the cases of the [`registry`] whose names contain one of the
-//! filters. Each subject is a pair of processes, one pinned to each of the first two processors, that stays for
-//! the whole run and sleeps while it is not its turn. `weft-bench count` runs each call many times for
-//! callgrind ([`count`]), `weft-bench regions` measures registration and keys
-//! ([`regions`]), `weft-bench pages` the making of pages and shared memory ([`pages`]), `weft-bench cache` the registration
-//! cache ([`cache`]). `docs/performance.md` has the method and what was learned with it.
+//! `weft-bench [--list] [--rounds N] [--tsv] [FILTER...]` runs the cases of the [`registry`] whose
+//! names contain one of the filters. Each subject is a pair of processes, one pinned to each of the
+//! first two processors. The pair exists for the whole run and sleeps while other pairs are
+//! measured.
+//!
+//! `weft-bench count` runs each call for callgrind ([`count`]), `weft-bench regions` measures
+//! registration and keys ([`regions`]), `weft-bench pages` new pages and shared memory ([`pages`]),
+//! `weft-bench cache` the registration cache ([`cache`]). `docs/performance.md` has the method and
+//! the results.
 
 #![allow(unsafe_code, reason = "calls C libraries as applications do")]
 

@@ -1,8 +1,8 @@
-//! The memory that is sent from and received into.
+//! The memory of send and receive buffers.
 
 use std::ptr::null_mut;
 
-/// Pages of this process, present, never freed.
+/// Present pages of this process that are never freed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
     pub(crate) at: *mut u8,
@@ -10,8 +10,8 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Maps and touches `len` bytes of ordinary pages. They begin on a boundary of 2 MiB, so that a run in
-    /// which the kernel gives huge pages is the same for all.
+    /// Maps and touches `len` bytes of ordinary pages. They begin on a boundary of 2 MiB, so that
+    /// all subjects have the same number of huge pages if the kernel uses them.
     pub(crate) fn new(len: usize) -> Self {
         const HUGE: usize = 2 << 20;
         // SAFETY: a new mapping; the part from the boundary on has `len` bytes.

@@ -1,11 +1,12 @@
-//! What a subject can be asked to do.
+//! The operations of a subject.
 
 use std::fmt;
 use std::str::FromStr;
 
 macro_rules! ops {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// One loop. The first process of the pair measures it, the second takes its part in it.
+        /// One loop of operations. The first process of the pair measures it; the second process is
+        /// the peer.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Op {
             $($(#[$doc])* $variant,)*
@@ -30,38 +31,38 @@ macro_rules! ops {
 }
 
 ops! {
-    /// Half a round trip of messages, with inject where it takes the length.
+    /// Half a round trip of messages, with inject up to the inject size.
     Pingpong = "pingpong",
-    /// The same without inject: each send is waited for.
+    /// The same without inject: the sender waits for the completion of each send.
     PingpongSend = "pingpong-send",
-    /// Messages one way, 64 to a window, two windows under way, an answer for each.
+    /// Messages in one direction, 64 in a window, two windows under way, a reply to each window.
     Stream = "stream",
-    /// Writes to the other's memory, one at a time.
+    /// Writes to the peer's memory, one at a time.
     Write = "write",
-    /// Reads of the other's memory, one at a time.
+    /// Reads of the peer's memory, one at a time.
     Read = "read",
     /// Writes, 64 at a time.
     WriteStream = "write-stream",
     /// Reads, 64 at a time.
     ReadStream = "read-stream",
-    /// Additions to a word of the other's memory, one at a time.
+    /// Fetch and add on a word of the peer's memory, one at a time.
     Atomic = "atomic",
-    /// Registering memory on demand, and giving the region up.
+    /// Registering memory on demand, and closing the region.
     Register = "register-on-demand",
-    /// Processor time of a process that is connected and waits for a completion, per second.
+    /// Processor time per second of a connected process that waits for a completion.
     Idle = "idle",
     /// Half a round trip of a word between the two processors.
     Handover = "handover",
     /// A copy by the processor within one process.
     Memcpy = "memcpy",
-    /// A copy by the kernel into the other's memory (`process_vm_writev`).
+    /// A copy by the kernel into the peer's memory (`process_vm_writev`).
     VmWrite = "vm-write",
-    /// A copy by the kernel out of the other's memory (`process_vm_readv`).
+    /// A copy by the kernel out of the peer's memory (`process_vm_readv`).
     VmRead = "vm-read",
 }
 
 impl Op {
-    /// Operations in one measurement: some milliseconds to some dozens of them.
+    /// Number of operations in one measurement, by their length in bytes.
     pub(crate) fn count(self, len: usize) -> u64 {
         match (self, len) {
             (Self::Idle, _) => 3, // seconds

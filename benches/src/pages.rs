@@ -1,7 +1,9 @@
-//! Pages of regions: what registering fresh memory costs that is pinned, on demand, or registered in the background; the first touch
-//! of a page by a peer, fetched before or not; and memory that processes share beside ordinary memory.
+//! Pages of regions: registering new memory pinned, on demand, and in the background; a peer's
+//! first access to a page, with and without a prefetch; and memory that processes share, compared
+//! with ordinary memory.
 //!
-//! Every round has fresh memory, so the pages are made in it. Not pinned to a processor: the background takes several.
+//! Every round has new memory, so the kernel allocates its pages in the round. The process is not
+//! pinned to a processor, because background registration uses several threads.
 
 use std::hint::black_box;
 use std::ptr::null_mut;
@@ -23,7 +25,7 @@ const ON_DEMAND: i32 = NATIVE & !FI_MR_ALLOCATED;
 const MIDDLE: usize = 64 << 20;
 const PAGE: usize = 4096;
 
-/// Memory without pages; small ones if that is asked for.
+/// A mapping without pages; with `small`, the kernel uses no huge pages for it.
 struct Fresh(*mut u8, usize);
 
 impl Fresh {
@@ -44,7 +46,7 @@ impl Fresh {
 
 impl Drop for Fresh {
     fn drop(&mut self) {
-        // SAFETY: this object's mapping, of which no region is left.
+        // SAFETY: this object's mapping; its regions are closed.
         unsafe { libc::munmap(self.0.cast(), self.1) };
     }
 }
@@ -58,7 +60,8 @@ fn end(mr: *mut fid_mr) {
     assert_eq!(unsafe { close(mr) }, 0);
 }
 
-/// As much of 4 GiB as the machine has to spare, thrice.
+/// The greatest of 4 GiB, 2 GiB, 1 GiB, ... that is at most a third of the available memory, but at
+/// least [`MIDDLE`].
 fn large() -> usize {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"));
@@ -71,7 +74,7 @@ fn large() -> usize {
     len
 }
 
-/// Waits for the end of a registration in the background.
+/// Waits for the completion of a background registration.
 fn completed(eq: *mut fid_eq) {
     let mut number = 0;
     let mut entry = [0_u64; 16];
@@ -83,7 +86,8 @@ fn completed(eq: *mut fid_eq) {
     assert!(ret > 0 && number == FI_MR_COMPLETE, "{ret} {number}");
 }
 
-/// Fresh memory of this length: `ibv_reg_mr`, `fi_mr_reg`, and `fi_mr_reg` in the background, its call and its end.
+/// New memory of this length: `ibv_reg_mr`, `fi_mr_reg` pinned, on demand, and in the background;
+/// of the last one the time of the call, and the time until it completes.
 fn fresh(lib: &Lib, len: usize, rounds: usize) {
     let access = FI_RECV | FI_REMOTE_WRITE;
     let pinned = open(lib, NATIVE);
@@ -105,7 +109,7 @@ fn fresh(lib: &Lib, len: usize, rounds: usize) {
             assert!(!mr.is_null(), "ibv_reg_mr");
             assert_eq!((verbs().ibv_dereg_mr)(mr), 0);
         }
-        // one at a time, so that each has the same memory to choose from
+        // one at a time, so that for each the kernel has the same free memory
         drop(memory);
         for (setup, to) in [(&pinned, 1), (&on_demand, 2), (&background, 3)] {
             let memory = Fresh::new(len, false);
@@ -137,7 +141,7 @@ fn fresh(lib: &Lib, len: usize, rounds: usize) {
     }
 }
 
-/// Writes of a page each by a peer, to pages that are not there and to pages that were fetched.
+/// A peer's writes of one page each, to absent pages and to prefetched pages.
 fn first_touch(lib: &Lib) {
     let setup = open(lib, ON_DEMAND);
     let (cq, info) = (setup.cq, setup.info.first());
@@ -230,7 +234,7 @@ unsafe fn write(
     }
 }
 
-/// Copies into memory of `mr_import`, beside copies into the process's own.
+/// Copies into memory of `mr_import`, compared with copies into the process's own memory.
 fn shared(lib: &Lib) {
     let setup = open(lib, NATIVE);
     let attr = weft_mr_attr {
@@ -275,13 +279,13 @@ fn shared(lib: &Lib) {
                 let start = Instant::now();
                 for i in 0..count {
                     let at = (i * len) % MIDDLE;
-                    // SAFETY: inside both.
+                    // SAFETY: inside both buffers.
                     unsafe {
                         let from = black_box(source.as_ptr().add(at));
                         to.add(at).copy_from_nonoverlapping(from, len);
                     }
                 }
-                // the first one makes pages
+                // the first round allocates the pages
                 if round > 0 {
                     figures[into].push(since(start) / count as f64);
                 }
@@ -295,7 +299,7 @@ fn shared(lib: &Lib) {
     setup.close();
 }
 
-/// `weft-bench pages`
+/// `weft-bench pages`: registration of new memory, first access, and shared memory.
 pub(crate) fn main() {
     let path = std::env::var("WEFT_LIBFABRIC").unwrap_or_else(|_| String::from("libfabric.so.1"));
     let lib = Lib::open(&path);

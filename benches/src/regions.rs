@@ -1,8 +1,9 @@
-//! Memory regions: registering and closing against size, beside `ibv_reg_mr` of the same device, and what it costs to
-//! name a region by a key of the directory instead of an rkey, from one region to a million.
+//! Memory regions: registering and closing by size, compared with `ibv_reg_mr` of the same device;
+//! and the time that a key of the directory adds compared with an rkey, from one region to a
+//! million.
 //!
-//! Keys are measured with writes of no bytes, in one process: all that is done for a write but the copy, which is the
-//! kernel's and takes a hundred times what a key does.
+//! Keys are measured with writes of 0 bytes in one process: a write without the copy, which the
+//! kernel makes and which takes about a hundred times as long as resolving a key.
 
 use std::hint::black_box;
 use std::ptr::null_mut;
@@ -22,17 +23,17 @@ use crate::worker::pin;
 
 const ROUNDS: usize = 15;
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 64 << 20, 1 << 30, 4 << 30];
-/// Published regions.
+/// Numbers of published regions.
 const COUNTS: [usize; 5] = [1, 64, 4096, 65_536, 1_000_000];
-/// Regions with native keys at most: both kinds must fit into the device, which has 2^20 - 1.
+/// Maximum number of regions with native keys: the device has 2^20 - 1 regions for both kinds.
 const NATIVE: usize = 40_000;
 /// Writes in one measurement.
 const WRITES: usize = 20_000;
 
-/// A domain in the form of these bits.
+/// A domain with this `mr_mode`.
 pub(crate) fn open(lib: &Lib, mr_mode: i32) -> Setup {
     let hints = hints(lib);
-    // SAFETY: hints have all their parts.
+    // SAFETY: `hints` allocates all attribute structures.
     unsafe {
         let info = hints.first();
         (*info).caps = FI_MSG | FI_RMA;
@@ -40,7 +41,7 @@ pub(crate) fn open(lib: &Lib, mr_mode: i32) -> Setup {
         (*(*info).domain_attr).threading = FI_THREAD_DOMAIN;
     }
     let setup = Setup::new(lib, Some("127.0.0.1"), None, FI_SOURCE, &hints);
-    // SAFETY: what libfabric returns is whole.
+    // SAFETY: an `fi_info` from fi_getinfo has all attribute structures.
     let got = unsafe { (*(*setup.info.first()).domain_attr).mr_mode };
     assert_eq!(got, mr_mode, "the form that was asked for");
     setup
@@ -64,7 +65,7 @@ pub(crate) unsafe fn register(
     mr
 }
 
-/// Memory that is there without using any: every page is the kernel's page of zeros.
+/// Present pages that use no memory: every page is the kernel's page of zeros.
 fn zeros(len: usize) -> *mut u8 {
     // SAFETY: a new mapping, read in its bounds.
     unsafe {
@@ -86,12 +87,12 @@ fn zeros(len: usize) -> *mut u8 {
     }
 }
 
-/// The time of one of so many since `start`; not a number of none.
+/// The time since `start` divided by `count`; NaN for 0.
 fn each(start: Instant, count: usize) -> f64 {
     start.elapsed().as_nanos() as f64 / if count == 0 { f64::NAN } else { count as f64 }
 }
 
-/// A time, where there is one.
+/// The text of a time; NaN is no time.
 fn shown(nanos: f64) -> String {
     if nanos.is_nan() {
         String::from("-")
@@ -113,8 +114,8 @@ pub(crate) fn row(name: &str, len: usize, own: &[f64], peer: &[f64]) {
     );
 }
 
-/// Registers and closes at each size, pinned and on demand, read-only: what a device checks page by page is
-/// then seen without memory being used.
+/// Registers and closes regions of each size, pinned and on demand. The regions are read-only, so
+/// that the checks that a device makes for each page are measured without using memory.
 fn registration(lib: &Lib) {
     let native = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     let memory = zeros(SIZES[SIZES.len() - 1]);
@@ -168,7 +169,7 @@ fn registration(lib: &Lib) {
     }
 }
 
-/// A connected pair, and regions of 8 bytes of the second one.
+/// A connected pair, and regions of 8 bytes of the second endpoint.
 struct Keys {
     setup: Setup,
     pair: Pair,
@@ -200,7 +201,7 @@ impl Keys {
         }
     }
 
-    /// Publishes regions until there are so many; the time of one.
+    /// Publishes regions until there are `count`; returns the time of one registration.
     fn grow(&mut self, count: usize) -> f64 {
         let start = Instant::now();
         let before = self.mrs.len();
@@ -215,7 +216,7 @@ impl Keys {
         each(start, count - before)
     }
 
-    /// One write of no bytes to a region, and its completion.
+    /// One write of 0 bytes to a region, and its completion.
     #[inline(always)]
     fn write(&self, index: usize, virt_addr: bool) {
         // SAFETY: open fids; the buffers are never freed.
@@ -235,7 +236,7 @@ impl Keys {
         }
     }
 
-    /// The time of a write to these regions in turn.
+    /// The time of one write, for a write to each of these regions in turn.
     fn time(&self, order: &[usize], virt_addr: bool) -> f64 {
         let start = Instant::now();
         for &index in order {
@@ -261,7 +262,7 @@ impl Keys {
     }
 }
 
-/// So many of these regions in an order without a pattern.
+/// `count` region numbers below `among`, in an order without a pattern.
 fn shuffled(count: usize, among: usize) -> Vec<usize> {
     let mut state = 1_u64;
     (0..count)
@@ -274,7 +275,7 @@ fn shuffled(count: usize, among: usize) -> Vec<usize> {
         .collect()
 }
 
-/// A native key beside an application's, among more and more published regions.
+/// Native keys compared with application keys, by the number of published regions.
 fn keys(lib: &Lib) {
     let native = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     let mut own = Keys::open(lib, FI_MR_LOCAL | FI_MR_ALLOCATED);
@@ -286,7 +287,7 @@ fn keys(lib: &Lib) {
         let natives = count.min(NATIVE);
         let old_natives = peer.mrs.len();
         made.push((count, own.grow(count), peer.grow(natives)));
-        // each once: looked up by the first
+        // one write for each new region: each write looks a key up
         let fresh: Vec<usize> = (before..count).collect();
         let looked_up = own.time(&fresh, false);
         let fresh: Vec<usize> = (old_natives..natives).collect();
@@ -345,7 +346,7 @@ fn keys(lib: &Lib) {
     );
 }
 
-/// `weft-bench regions`
+/// `weft-bench regions`: registration by size, and keys by number of regions.
 pub(crate) fn main() {
     pin(0);
     let path = std::env::var("WEFT_LIBFABRIC").unwrap_or_else(|_| String::from("libfabric.so.1"));

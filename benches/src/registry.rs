@@ -1,34 +1,34 @@
-//! The cases. A later feature adds its own here: an operation in [`crate::op`] if none fits, and a line.
+//! The list of cases. A new feature adds its cases here, and its operation in [`crate::op`].
 
 use crate::op::Op;
 use crate::subject::Kind;
 
-/// What weft is compared with in a case.
+/// A subject with which a case is compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Peer {
     pub(crate) kind: Kind,
     pub(crate) op: Op,
-    /// The ratio of times, weft / peer, that is wanted at most.
+    /// Target: maximum ratio of the times, weft / peer.
     pub(crate) target: Option<f64>,
 }
 
-/// One line of measurements.
+/// One case: a line of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,
-    /// Bytes of each operation; 0 where there are none.
+    /// Bytes of each operation; 0 if the operation has no length.
     pub(crate) len: usize,
     pub(crate) kind: Kind,
     pub(crate) op: Op,
     pub(crate) peers: Vec<Peer>,
-    /// The time that is wanted at most, in nanoseconds, where there is no peer to compare with.
+    /// Target of a case without a peer: maximum time in nanoseconds.
     pub(crate) limit: Option<f64>,
 }
 
 const SIZES: [usize; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
-/// An idle process may use this much of each second: what it costs to measure it.
+/// Maximum processor time of an idle process per second, in nanoseconds: the cost of measuring it.
 const IDLE_NS: f64 = 200_000.0;
-/// A region on demand, made and given up, whatever its length.
+/// Maximum time of registering and closing a region on demand, in nanoseconds, for any length.
 const REGISTER_NS: f64 = 5_000.0;
 
 fn peer(kind: Kind, op: Op, target: impl Into<Option<f64>>) -> Peer {
@@ -58,11 +58,11 @@ fn idle(group: &str, kind: Kind) -> Case {
     }
 }
 
-/// The device by itself, beside what the machine can do.
+/// The device without libfabric, compared with the machine's own operations.
 fn device() -> Vec<Case> {
     use Kind::{Device, Machine};
     let mut cases = vec![
-        // what the machine can do, for reading the others
+        // the machine's own time, for comparison with the other cases
         case("machine", Machine, Op::Handover, 0, Vec::new()),
     ];
     for len in SIZES {
@@ -100,14 +100,14 @@ fn device() -> Vec<Case> {
     cases
 }
 
-/// Receives of a shared queue, and XRC, beside queue pairs with receives of their own.
+/// Receives of a shared queue, and XRC, compared with queue pairs that have receive queues.
 fn shared() -> Vec<Case> {
     use Kind::{Device, DeviceShared, DeviceXrc};
     let mut cases = Vec::new();
     for len in [8, 512, 4 << 10, 64 << 10] {
         for op in [Op::Pingpong, Op::Stream, Op::Write] {
             let rc = |wanted| vec![peer(Device, op, wanted)];
-            // A shared receive has to be claimed where others may do so at the same time.
+            // A shared receive must be claimed atomically, because other queue pairs may claim it.
             if op != Op::Write {
                 cases.push(case("srq", DeviceShared, op, len, rc(None)));
             }
@@ -117,7 +117,7 @@ fn shared() -> Vec<Case> {
     cases
 }
 
-/// Memory that the device allocated, and registering on demand.
+/// Memory that the device allocates, and registration on demand.
 fn direct() -> Vec<Case> {
     use Kind::{Device, DeviceBuffer, Machine};
     let few = |len| if len == 8 { Some(3.0) } else { None };
@@ -148,7 +148,7 @@ fn direct() -> Vec<Case> {
     cases
 }
 
-/// Message endpoints on `soft0`, beside libfabric's own providers.
+/// Message endpoints on `soft0`, compared with libfabric's own providers.
 fn msg() -> Vec<Case> {
     use Kind::{Shm, Tcp, WeftMsg};
     let mut cases = Vec::new();
@@ -170,7 +170,7 @@ fn msg() -> Vec<Case> {
     cases
 }
 
-/// All of them, in the order in which they run.
+/// All cases, in the order in which they run.
 pub(crate) fn cases() -> Vec<Case> {
     [device(), msg()].concat()
 }

@@ -1,4 +1,4 @@
-//! Runs the cases: pairs of processes, rounds in which the order changes, a table.
+//! Runs the cases: starts pairs of processes, changes the order in each round, prints a table.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,7 +9,7 @@ use crate::registry::{Case, cases};
 use crate::stats::{Quartiles, size, time};
 use crate::subject::Kind;
 
-/// Interleaved measurements of each case.
+/// Default number of measurements of each case, interleaved with those of its peers.
 const ROUNDS: usize = 15;
 
 /// A process of a pair.
@@ -48,7 +48,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // the end of its input lets it end
+        // the worker exits at the end of its input
         self.to = None;
         if std::thread::panicking() {
             let _ = self.child.kill();
@@ -57,7 +57,7 @@ impl Drop for Worker {
     }
 }
 
-/// Two processes that are connected, one on each processor.
+/// Two connected processes, one on each of the first two processors.
 struct Pair {
     first: Worker,
     second: Worker,
@@ -87,7 +87,8 @@ impl Pair {
     }
 }
 
-/// The pairs that the chosen cases need, started when first asked for. One that fails is left out.
+/// The pairs for the selected cases, started at the first use. After an error a pair is not used
+/// any more.
 #[derive(Default)]
 struct Pairs(BTreeMap<Kind, Result<Pair, String>>);
 
@@ -109,7 +110,7 @@ impl Pairs {
     }
 }
 
-/// What was measured of a case: of weft, and of each peer with the ratio.
+/// The measurements of a case in nanoseconds: of weft, and of each peer.
 struct Figures {
     own: Vec<f64>,
     peers: Vec<Vec<f64>>,
@@ -123,7 +124,7 @@ fn measure(case: &Case, rounds: usize, pairs: &mut Pairs) -> Figures {
     let everybody = case.peers.len() + 1;
     let rounds = if case.op == Op::Idle { 3 } else { rounds };
     for round in 0..rounds {
-        // another one begins each time, so that nobody always runs in somebody's wake
+        // each round begins with another subject, so that no subject always runs after the same one
         for turn in 0..everybody {
             let who = (round + turn) % everybody;
             let (kind, op, list) = match who.checked_sub(1) {
@@ -192,7 +193,7 @@ fn print(case: &Case, figures: &Figures) {
     }
 }
 
-/// As one line of tab-separated values for each case and peer: for scripts.
+/// Prints one line of tab-separated values for each case and each peer, for scripts.
 fn print_tsv(case: &Case, figures: &Figures) {
     let own = Quartiles::of(&figures.own).median;
     println!("{}\t{}\t{own:.2}", case.name, case.kind);
@@ -204,7 +205,7 @@ fn print_tsv(case: &Case, figures: &Figures) {
     }
 }
 
-/// See the program's documentation.
+/// `weft-bench [--list] [--rounds N] [--tsv] [FILTER...]`, as in the documentation of the program.
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let mut filters = Vec::new();
     let (mut rounds, mut tsv, mut list) = (ROUNDS, false, false);
@@ -259,6 +260,6 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
             eprintln!("weft-bench: {kind}: {error}");
         }
     }
-    // never for a figure: only for a subject that did not run
+    // The status is bad if a subject did not run, not if a target is missed.
     ExitCode::from(u8::from(failed > 0))
 }

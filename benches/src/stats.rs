@@ -1,6 +1,6 @@
-//! Medians and quartiles, and how numbers are printed.
+//! Medians and quartiles, and the text of numbers.
 
-/// Quartiles of some values: the lower, the median, the upper.
+/// The lower quartile, the median and the upper quartile of a list of values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Quartiles {
     pub(crate) low: f64,

@@ -1,12 +1,13 @@
-//! One process of a pair. It says its address, is told the other's, and then does what it is told, a line at a time;
-//! while nothing is said it sleeps.
+//! One process of a pair. It writes its address to standard output, reads the peer's address from
+//! standard input, and then runs one operation for each line that it reads. It sleeps while it
+//! waits for a line.
 
 use std::io::{BufRead as _, Write as _};
 
 use crate::op::Op;
 use crate::subject::{Kind, Side};
 
-/// Keeps this process on one processor.
+/// Pins this thread, and threads that it starts later, to one processor.
 pub(crate) fn pin(cpu: usize) {
     // SAFETY: a set on the stack.
     unsafe {

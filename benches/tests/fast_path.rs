@@ -1,5 +1,5 @@
-//! The fast path allocates nothing and makes no system call: posting, polling, sending and writing through the shared
-//! object, between two endpoints on `soft0`.
+//! The fast path allocates nothing and makes no system call: posting, polling, sending and writing
+//! through the shared object, between two endpoints on `soft0`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use abi_tests::outside::{must, probe, provider_dir, system};
 
 const PROBE: &str = env!("CARGO_BIN_EXE_fast-path");
 
-/// What is looked at about once in a millisecond: who sleeps on what (`epoll_wait`), whether a peer lives (`poll`).
+/// System calls that the device makes about once per millisecond: `epoll_wait` for peers that wait
+/// for a wake-up, `poll` for the end of a peer.
 const NOW_AND_THEN: [i64; 4] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -15,7 +16,7 @@ const NOW_AND_THEN: [i64; 4] = [
     libc::SYS_ppoll,
 ];
 
-/// Milliseconds, allocations, and how often each system call was made.
+/// Runs the probe. Returns milliseconds, number of allocations, and number of calls by system call.
 fn run(role: &str) -> (u64, u64, BTreeMap<i64, u64>) {
     let mut command = probe(PROBE, &system(), &provider_dir(), role);
     command
@@ -48,7 +49,7 @@ fn the_fast_path_allocates_nothing_and_makes_no_system_call() {
         .filter_map(|number| calls.remove(number))
         .sum();
     assert!(calls.is_empty(), "system calls by number: {calls:?}");
-    // a few of them in a millisecond of the processor's clock, and never one for each operation
+    // at most 4 of these calls per millisecond, so not one for each operation
     let most = 4 * milliseconds + 20;
     assert!(rare <= most, "{rare} looks at peers in {milliseconds} ms");
 }

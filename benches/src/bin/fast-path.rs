@@ -1,8 +1,9 @@
-//! Sends, receives, writes and reads through the provider, and prints what that cost: allocations, and system
-//! calls by number. `fast-path LIBFABRIC [planted]`.
+//! Sends, receives, writes and reads through the provider, and prints the number of allocations and
+//! the number of calls of each system call. `fast-path LIBFABRIC [planted]`.
 //!
-//! This program's `malloc` and its kin are everybody's in the process, the provider's too. A thread of its own does the
-//! operations under a filter that traps each system call; the handler counts it and answers 0.
+//! This program's `malloc` and related functions replace those of the whole process, including the
+//! provider's. A separate thread runs the operations under a filter that traps each system call;
+//! the handler counts the call and returns 0.
 
 #![allow(
     unsafe_code,
@@ -42,7 +43,7 @@ fn note() {
     }
 }
 
-/// The functions that everybody in the process allocates with.
+/// The allocation functions of the whole process.
 mod interposed {
     use super::*;
 
@@ -77,7 +78,7 @@ mod interposed {
     #[unsafe(no_mangle)]
     unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
         note();
-        // SAFETY: as above; the caller's place for the result.
+        // SAFETY: as above; `out` is writable by the contract of posix_memalign(3).
         unsafe { *out = __libc_memalign(align, size) };
         0
     }
@@ -92,7 +93,7 @@ mod interposed {
     }
 }
 
-/// Where the kernel puts the number of the trapped call in a `siginfo_t` (`si_syscall`).
+/// Offset in bytes of the trapped call's number in a `siginfo_t` (`si_syscall`).
 const SYSCALL_AT: usize = 24;
 
 unsafe extern "C" fn trapped(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
@@ -107,8 +108,8 @@ unsafe extern "C" fn trapped(_: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Traps every system call of this thread but the copies between processes, and what ends a handler or a thread
-/// that was told to.
+/// Traps every system call of this thread, except the copies between processes, the return from a
+/// signal handler, and the calls that end a thread or the process.
 fn trap() {
     const ALLOWED: [i64; 5] = [
         libc::SYS_process_vm_readv,
@@ -159,7 +160,7 @@ fn trap() {
     }
 }
 
-/// What the thread uses.
+/// The objects that the measuring thread uses.
 struct Ends {
     pair: Pair,
     cq: *mut fid_cq,
@@ -170,14 +171,14 @@ struct Ends {
     key: u64,
 }
 
-// SAFETY: the thread alone uses it while it runs.
+// SAFETY: while the measuring thread runs, no other thread uses the objects.
 unsafe impl Send for Ends {}
 
 impl Ends {
-    /// Waits for so many completions.
+    /// Waits for `count` completions.
     fn complete(&self, count: usize) {
         let mut done = 0;
-        // a number that is not reached within a limit of rounds would be a hang
+        // the limit of rounds turns a hang into a failure
         for _ in 0..10_000_000_u32 {
             if done == count {
                 return;
@@ -203,7 +204,7 @@ impl Ends {
         assert_eq!(ret, 0, "fi_recv");
     }
 
-    /// One of everything.
+    /// Runs each operation once.
     fn round(&self) {
         let ep = self.pair.client;
         let out = self.out.cast::<c_void>();
@@ -246,7 +247,7 @@ impl Ends {
                 assert_eq!(ret, 0);
                 self.complete(2);
             }
-            // and one in vain
+            // a read of an empty queue
             let mut entry = std::mem::zeroed::<fi_cq_data_entry>();
             let cq = self.cq;
             let ret = call!((*cq).ops, read, cq, (&raw mut entry).cast(), 1);
@@ -301,7 +302,7 @@ fn main() {
     let begin = Instant::now();
     let thread = std::thread::spawn(move || {
         measured(&ends, planted);
-        // not back through the end of a thread, which unmaps its stack by system calls
+        // The thread does not return: its end unmaps the stack by system calls.
         DONE.store(true, Ordering::SeqCst);
         loop {
             std::hint::spin_loop();

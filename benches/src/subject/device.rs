@@ -1,4 +1,4 @@
-//! softverbs by its own verbs: what a program sees that links it as `libibverbs`.
+//! softverbs through verbs, as in a program that links softverbs as `libibverbs`.
 
 #[path = "../../../crates/softverbs/tests/common/mod.rs"]
 mod common;
@@ -18,7 +18,7 @@ use crate::memory::Memory;
 use crate::op::Op;
 
 const BUFFER: usize = 1 << 20;
-/// Receives that are always posted.
+/// Number of posted receives.
 const RECEIVES: u32 = 256;
 const WINDOW: u64 = 64;
 const INLINE: usize = 64;
@@ -26,13 +26,13 @@ const INLINE: usize = 64;
 pub(crate) struct Device {
     side: Side,
     end: End,
-    /// The queue that receives are posted to, where the queue pair has none of its own.
+    /// The shared receive queue, if the queue pair has no receive queue.
     shared: Option<Shared>,
     inbox: ibv_mr,
     send: Box<(ibv_sge, ibv_send_wr)>,
     recv: Box<(ibv_sge, ibv_recv_wr)>,
     remote: Option<(u64, u32)>,
-    /// Completions of sends that are under way.
+    /// Number of signaled requests under way.
     signaled: u64,
 }
 
@@ -68,7 +68,7 @@ fn allocate(end: &End) -> Memory {
 }
 
 impl Device {
-    /// Its protection domain, live as long as this.
+    /// The protection domain; valid as long as this object.
     pub(crate) fn pd(&self) -> *mut ibv_pd {
         self.end.pd
     }
@@ -79,21 +79,21 @@ impl Device {
         Self::of(side, end, None, inbox)
     }
 
-    /// The same, where what the other end accesses is the device's memory.
+    /// As `open`; the memory that the peer accesses is allocated by the device.
     pub(crate) fn open_with_buffer(side: Side) -> Self {
         let end = End::with(256, RECEIVES, 1);
         let inbox = register(&end, allocate(&end));
         Self::of(side, end, None, inbox)
     }
 
-    /// The same, where receives are posted to a shared queue.
+    /// As `open`, with a shared receive queue.
     pub(crate) fn open_shared(side: Side) -> Self {
         let (end, shared) = shared::rc();
         let inbox = register(&end, Memory::new(BUFFER));
         Self::of(side, end, Some(shared), inbox)
     }
 
-    /// The same by XRC.
+    /// As `open`, with XRC.
     pub(crate) fn open_xrc(side: Side) -> Self {
         let (end, shared) = shared::xrc();
         let inbox = register(&end, Memory::new(BUFFER));
@@ -107,7 +107,7 @@ impl Device {
             length: BUFFER as u32,
             lkey: mr.lkey,
         };
-        // SAFETY: all zeros is a value of it.
+        // SAFETY: all zeros is a valid `ibv_send_wr`.
         let wr: ibv_send_wr = unsafe { std::mem::zeroed() };
         let mut send = Box::new((sge(&outbox), wr));
         send.1.sg_list = &raw mut send.0;
@@ -169,7 +169,7 @@ impl Device {
         assert_eq!(ret, 0);
     }
 
-    /// The next completion, if there is one: whether it is a message's.
+    /// Polls once. `Some(true)`: the completion of a receive; `Some(false)`: of another request.
     #[inline]
     pub(crate) fn poll(&mut self) -> Option<bool> {
         let mut wc = MaybeUninit::<ibv_wc>::uninit();
@@ -187,7 +187,7 @@ impl Device {
         Some(message)
     }
 
-    /// The next message.
+    /// Waits for the next message.
     #[inline]
     fn arrive(&mut self) {
         let mut patience = Patience::default();
@@ -196,7 +196,7 @@ impl Device {
         }
     }
 
-    /// The next message; the place of its receive is given back.
+    /// Waits for the next message, and posts another receive.
     #[inline]
     fn receive(&mut self) {
         self.arrive();
@@ -218,13 +218,13 @@ impl Device {
             if i == count / 10 {
                 begin = Instant::now();
             }
-            // now and then one completion, so that places come back
+            // one request in 64 is signaled: its completion frees the slots of those before it
             let signaled = i % 64 == 0;
             if !first {
                 self.arrive();
             }
             self.post(IBV_WR_SEND, len, signaled);
-            // while the message is under way
+            // posted while the message is under way
             if !first || i > 0 {
                 self.post_recv();
             }
@@ -302,7 +302,8 @@ impl Device {
         begin.elapsed().as_nanos() as f64 / count as f64
     }
 
-    /// Addresses that need not be memory: nobody looks at them.
+    /// Registers and deregisters a region on demand. The addresses need not be mapped, because the
+    /// region is not accessed.
     fn register_on_demand(&self, len: usize, count: u64) -> f64 {
         let at = self.inbox.addr;
         let access = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
@@ -318,7 +319,7 @@ impl Device {
         begin.elapsed().as_nanos() as f64 / count as f64
     }
 
-    /// A thread waits in `ibv_get_cq_event` meanwhile.
+    /// Processor time per second while a thread waits in `ibv_get_cq_event`.
     fn idle(&mut self, seconds: u64) -> f64 {
         struct Waiter(*mut ibv_cq, *mut ibv_comp_channel);
         // SAFETY: verbs objects may be used by any thread.
@@ -338,7 +339,7 @@ impl Device {
         let waiter = Waiter(self.end.cq, self.end.channel);
         let thread = std::thread::spawn(move || waiter.wait());
         let used = idle(seconds);
-        // each wakes the other one
+        // each side wakes the peer's waiting thread
         self.post(IBV_WR_SEND, 8, true);
         thread.join().expect("the waiter");
         self.receive();

@@ -1,7 +1,9 @@
-//! Any provider through libfabric, by one loop for all: message endpoints and reliable datagrams.
+//! A provider through libfabric, with the same loops for all providers: message endpoints and
+//! reliable datagrams.
 //!
-//! The library is `$WEFT_LIBFABRIC`, by default the system's. Transmit and receive have a completion queue each, in the
-//! CONTEXT format, threads are promised not to share the domain (`FI_THREAD_DOMAIN`), as in fabtests.
+//! The library is `$WEFT_LIBFABRIC`, by default the system's. As in fabtests, transmit and receive
+//! have one completion queue each, in the CONTEXT format, and the threading model is
+//! `FI_THREAD_DOMAIN`.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -20,10 +22,10 @@ use crate::memory::Memory;
 use crate::op::Op;
 
 const BUFFER: usize = 1 << 20;
-/// Receives that are always posted.
+/// Number of posted receives.
 const RECEIVES: usize = 256;
 const WINDOW: u64 = 64;
-/// The key that is asked for where the provider doesn't choose.
+/// The requested key, if the provider does not choose the keys.
 const KEY: u64 = 0x77;
 
 /// The type of endpoint.
@@ -52,10 +54,11 @@ pub(crate) struct Fabric {
     in_mr: *mut fid_mr,
     inject_size: usize,
     remote: (u64, u64),
-    /// For providers that want memory of the application's for each operation, in turn.
+    /// Contexts of operations, used in turn, for providers that require `FI_CONTEXT` or
+    /// `FI_CONTEXT2`.
     contexts: Vec<fi_context2>,
     next: usize,
-    /// Receives that were read while something else was waited for.
+    /// Number of received messages that the loop has not counted yet.
     arrived: u64,
 }
 
@@ -87,7 +90,7 @@ fn info(lib: &Lib, provider: &str, kind: Endpoint, side: Side) -> Infos {
         };
         libc::free((*(*info).fabric_attr).prov_name.cast());
         let name = std::ffi::CString::new(provider).expect("no NUL");
-        // libfabric frees it
+        // libfabric frees the string
         (*(*info).fabric_attr).prov_name = libc::strdup(name.as_ptr());
     }
     let version = fi_version(1, 17);
@@ -116,7 +119,7 @@ impl Fabric {
             let mut attr = cq_attr(FI_CQ_FORMAT_CONTEXT, FI_WAIT_UNSPEC);
             attr.size = 2 * RECEIVES;
             let open_queue = || {
-                // shm has no waiting reads: then the queue is a polled one
+                // shm has no blocking reads: then the queue has no wait object
                 let mut cq = null_mut();
                 let mut attr = attr;
                 let ret = call!(
@@ -247,7 +250,7 @@ impl Fabric {
         }
     }
 
-    /// Where it can be reached; nothing for one that connects.
+    /// The address of this end; empty for a message endpoint that connects.
     fn name(&self) -> Vec<u8> {
         if self.kind == Endpoint::Msg && self.pep.is_null() {
             return vec![0];
@@ -280,7 +283,7 @@ impl Fabric {
         name
     }
 
-    /// Waits for an event of the connection, and gives its info.
+    /// Waits for this connection event, and returns its `fi_info`.
     fn event(&self, wanted: u32) -> *mut fi_info {
         let mut buf = [0_u64; 16];
         let mut number = 0;
@@ -327,7 +330,7 @@ impl Fabric {
         }
     }
 
-    /// Posts a send that will complete.
+    /// Posts a send with a completion. False if the queue is full.
     #[inline]
     pub(crate) fn post_send(&mut self, len: usize) -> bool {
         let context = self.context();
@@ -356,7 +359,7 @@ impl Fabric {
         posted(ret, "fi_inject")
     }
 
-    /// Posts a read or write that will complete.
+    /// Posts a read or write with a completion. False if the queue is full.
     #[inline]
     pub(crate) fn post_rma(&mut self, read: bool, len: usize) -> bool {
         let context = self.context();
@@ -384,7 +387,7 @@ impl Fabric {
         posted(ret, "fi_read or fi_write")
     }
 
-    /// Reads up to `most` (at most 16) completions; how many.
+    /// Reads up to `most` (at most 16) completions, and returns their number.
     #[inline]
     pub(crate) fn poll(&mut self, cq: *mut fid_cq, most: usize) -> u64 {
         let mut entries = [const { std::mem::MaybeUninit::<fi_cq_entry>::uninit() }; 16];
@@ -408,7 +411,8 @@ impl Fabric {
         self.rx
     }
 
-    /// Waits for a message. How many receives are to be posted in its place: none where that was done.
+    /// Waits for a message. Returns the number of receives that the caller must post for it: 0 if
+    /// another wait has read the message and posted a receive.
     #[inline]
     fn arrive(&mut self) -> u64 {
         if self.arrived > 0 {
@@ -422,7 +426,7 @@ impl Fabric {
         1
     }
 
-    /// Waits for messages, and posts receives in place of theirs.
+    /// Waits for `count` messages, and posts a receive for each.
     #[inline]
     fn receive(&mut self, count: u64, batch: usize) {
         let mut patience = Patience::default();
@@ -445,7 +449,7 @@ impl Fabric {
         }
     }
 
-    /// Keeps both directions going where a queue was full.
+    /// Reads received messages and posts receives, while the send queue is full.
     #[cold]
     fn progress(&mut self) {
         let got = self.poll(self.rx, 16);
@@ -455,7 +459,7 @@ impl Fabric {
         self.arrived += got;
     }
 
-    /// Sends and, where that makes a completion, gives 1.
+    /// Sends. Returns the number of completions to wait for: 0 for inject, else 1.
     #[inline]
     fn send(&mut self, len: usize, inject: bool) -> u64 {
         if inject && len <= self.inject_size {
@@ -483,7 +487,7 @@ impl Fabric {
                 owed = self.arrive();
             }
             let open = self.send(len, inject);
-            // while the message is under way
+            // posted while the message is under way
             if owed > 0 {
                 self.post_recv();
             }
@@ -528,7 +532,7 @@ impl Fabric {
 
     fn access(&mut self, read: bool, len: usize, count: u64, window: u64) -> f64 {
         if !self.side.is_first() {
-            // takes part where the provider needs it to
+            // the second side makes progress for providers that need it
             self.receive(1, 1);
             let open = self.send(8, true);
             self.complete(open);
@@ -552,7 +556,7 @@ impl Fabric {
         nanos
     }
 
-    /// A thread waits in `fi_cq_sread` meanwhile.
+    /// Processor time per second while a thread waits in `fi_cq_sread`.
     fn idle(&mut self, seconds: u64) -> f64 {
         struct Waiter(*mut fid_cq);
         // SAFETY: this thread alone uses the queue meanwhile.
@@ -572,7 +576,7 @@ impl Fabric {
         let waiter = Waiter(self.rx);
         let thread = std::thread::spawn(move || waiter.wait());
         let used = idle(seconds);
-        // each wakes the other one
+        // each side wakes the peer's waiting thread
         let open = self.send(8, true);
         self.complete(open);
         thread.join().expect("the waiter");
@@ -581,7 +585,7 @@ impl Fabric {
     }
 }
 
-/// Whether an operation was posted; false if there was no room.
+/// True if the operation was posted, false for `EAGAIN`. Panics for any other error.
 #[inline]
 fn posted(ret: isize, name: &str) -> bool {
     assert!(ret == 0 || ret == -(FI_EAGAIN as isize), "{name}: {ret}");
@@ -695,7 +699,7 @@ impl Subject for Fabric {
     }
 }
 
-/// An end that another thread may use, as the domain's objects are not used by two at a time.
+/// An end that another thread may use while no other thread uses the objects of its domain.
 pub(crate) struct Sendable<'a>(pub(crate) &'a mut Fabric);
 
 // SAFETY: `FI_THREAD_DOMAIN`: a domain's objects may be used by any thread, one at a time.

@@ -1,4 +1,5 @@
-//! What the machine can do at all: a cache line handed over, a copy, a copy by the kernel.
+//! The machine without a device: a cache line that moves between processors, a copy, and a copy by
+//! the kernel.
 
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -17,12 +18,12 @@ pub(crate) struct Machine {
     side: Side,
     from: Memory,
     into: Memory,
-    /// The first side's words.
+    /// The words in the memory of the first side.
     shared: Option<&'static Words>,
     remote: Option<(i32, u64)>,
 }
 
-/// A word for each side, on cache lines that no prefetcher takes for neighbours.
+/// A word for each side, 256 bytes apart: no prefetcher fetches one with the other.
 #[repr(C, align(256))]
 struct Words {
     first: AtomicU64,
@@ -89,7 +90,7 @@ impl Machine {
             iov_base: std::ptr::without_provenance_mut(addr as usize),
             iov_len: len,
         };
-        // SAFETY: this process's buffer is as long; the other's is the kernel's to check.
+        // SAFETY: this process's buffer has `len` bytes; the kernel checks the peer's range.
         let moved = unsafe {
             if write {
                 libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0)

@@ -1,4 +1,4 @@
-//! Who is measured: each is a pair of processes with a connection between them.
+//! The subjects of measurements: each is a pair of processes with a connection between them.
 
 mod device;
 pub(crate) mod fabric;
@@ -13,7 +13,7 @@ use crate::op::Op;
 pub(crate) use device::{Device, verbs};
 pub(crate) use fabric::Fabric;
 
-/// The one that measures, or its counterpart.
+/// The first process measures; the second one is its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     First,
@@ -28,27 +28,27 @@ impl Side {
 
 /// One process's end of a subject.
 pub(crate) trait Subject {
-    /// What the other end has to know: a line.
+    /// The address of this end, as one line, for the `connect` of the other end.
     fn address(&mut self) -> String;
-    /// Makes the connection; the other end does so at the same time.
+    /// Connects to the other end, which calls `connect` at the same time.
     fn connect(&mut self, other: &str);
-    /// Takes part in `count` operations of `len` bytes. The first side's result is the time of one in
-    /// nanoseconds, the other's is not used.
+    /// This end's part of `count` operations of `len` bytes. The result of the first side is the
+    /// time of one operation in nanoseconds; the result of the second side is not used.
     fn run(&mut self, op: Op, len: usize, count: u64) -> f64;
 }
 
 /// A kind of subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// The bare machine.
+    /// The machine without a device.
     Machine,
-    /// softverbs by its own verbs.
+    /// softverbs, through verbs.
     Device,
-    /// The same, where the other's memory is a buffer that the device allocated.
+    /// The same; the peer's memory is a buffer that the device allocates.
     DeviceBuffer,
-    /// The same, where receives come from a shared queue.
+    /// The same; receives come from a shared receive queue.
     DeviceShared,
-    /// The same by XRC.
+    /// The same, with XRC.
     DeviceXrc,
     /// weft's message endpoints on `soft0`.
     WeftMsg,
@@ -103,7 +103,7 @@ impl Kind {
     }
 }
 
-/// Ends a wait that nobody ends, without a look at the clock while it is short.
+/// Panics in a wait that lasts longer than 60 s. The clock is read once in 2^22 rounds.
 #[derive(Default)]
 pub(crate) struct Patience {
     round: u32,
@@ -135,7 +135,7 @@ pub(crate) fn cpu_nanos() -> f64 {
 
 /// Processor time per second while `count` seconds pass, and another thread of this process waits.
 pub(crate) fn idle(count: u64) -> f64 {
-    // until the waiter is asleep
+    // the waiting thread sleeps by then
     std::thread::sleep(Duration::from_millis(100));
     let before = cpu_nanos();
     std::thread::sleep(Duration::from_secs(count));

@@ -1,6 +1,7 @@
-//! Ends that take their receives from a shared queue: of RC, and of XRC.
+//! Ends with a shared receive queue: for RC, and for XRC.
 //!
-//! Both sides are the same. Each XRC side has a domain that nobody else finds: who sends there need not have it open.
+//! Both sides are the same. Each XRC side has an anonymous XRC domain; the sender does not need to
+//! open the domain of its target.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -12,13 +13,13 @@ use super::{INLINE, RECEIVES};
 
 const SENDS: u32 = 256;
 
-/// The queue that receives are posted to, and what XRC has besides.
+/// The shared receive queue, and the target of an XRC end.
 pub(super) struct Shared {
     pub(super) srq: *mut ibv_srq,
     target: Option<Target>,
 }
 
-/// The queue pair that takes requests of XRC, and the number that they name.
+/// The XRC target queue pair, and the number of the SRQ that requests contain.
 struct Target {
     qp: *mut ibv_qp,
     srqn: u32,
@@ -29,7 +30,7 @@ fn there<T>(object: *mut T) -> *mut T {
     object
 }
 
-/// Context, channel, protection domain and completion queue of an end to be.
+/// Context, channel, protection domain and completion queue of a new end.
 fn parts() -> (
     *mut ibv_context,
     *mut ibv_comp_channel,
@@ -86,7 +87,7 @@ pub(super) fn rc() -> (End, Shared) {
     }
 }
 
-/// An end whose queue pair sends by XRC, and the target of what comes back.
+/// An end whose queue pair is an XRC initiator, and the target for the peer's requests.
 pub(super) fn xrc() -> (End, Shared) {
     let (context, channel, pd, cq) = parts();
     // SAFETY: live objects of one context, valid attributes.
@@ -138,14 +139,14 @@ pub(super) fn xrc() -> (End, Shared) {
 }
 
 impl Shared {
-    /// What the other side has to know besides the sending queue pair: the number of the target and that of the queue.
+    /// The numbers of the target queue pair and of the SRQ, for the peer; 0 for RC.
     pub(super) fn numbers(&self) -> (u32, u32) {
         // SAFETY: a live queue pair.
         let number = |target: &Target| unsafe { ((*target.qp).qp_num, target.srqn) };
         self.target.as_ref().map_or((0, 0), number)
     }
 
-    /// Connects the target to the other side's sending queue pair. False for RC, which has none.
+    /// Connects the target to the peer's initiator queue pair. False for RC, which has no target.
     pub(super) fn connect(&self, end: &End, initiator: Address) -> bool {
         let Some(target) = &self.target else {
             return false;
@@ -162,7 +163,7 @@ impl Shared {
     }
 }
 
-/// Moves a sending queue pair of XRC to RTR: it has no half that receives.
+/// Moves an XRC initiator queue pair to RTR; it has no receive side.
 pub(super) fn enter_rtr(end: &mut End, target: Address) {
     let mut attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
