@@ -1,6 +1,7 @@
-//! Endpoints against each other, in one process and in two.
+//! Connected endpoints, in one process and in two.
 //!
-//! By default on softverbs; `WEFT_TEST_BACKEND=rdma-core` runs them on the system's first device.
+//! The tests use softverbs by default; with `WEFT_TEST_BACKEND=rdma-core` they use the system's
+//! first device.
 
 #![allow(unsafe_code, reason = "posts buffers")]
 
@@ -63,10 +64,10 @@ fn address(device: &Arc<Device>) -> SocketAddr {
     first.expect("an address").addr
 }
 
-/// A buffer with a registration of its own.
+/// A buffer and its region.
 struct Buffer {
     region: Arc<Region>,
-    // after the region: deregistered first
+    // dropped after the region
     memory: Vec<u8>,
 }
 
@@ -152,7 +153,7 @@ enum Told {
     Shutdown(Token),
 }
 
-/// The next event, which must be no error.
+/// Waits for the next event, which must not be an error.
 fn next_event(eq: &EventQueue) -> Result<Told> {
     eq.sread(false, Some(LIMIT), |event| match event {
         Event::Connected { ep, data } => Ok(Told::Connected(*ep, data.data().to_vec())),
@@ -161,7 +162,7 @@ fn next_event(eq: &EventQueue) -> Result<Told> {
     })
 }
 
-/// The next event, which must be an error.
+/// Waits for the next event, which must be an error.
 fn next_error(eq: &EventQueue) -> EqError {
     match next_event(eq) {
         Err(FiErrno::EAVAIL) => eq.read_error().unwrap(),
@@ -266,12 +267,12 @@ fn listener(device: &Arc<Device>, eq: &Arc<EventQueue>) -> (Arc<PassiveEndpoint>
     (pep, addr)
 }
 
-/// Two connected ends; `early` is called with the connecting one before it connects.
+/// Two connected ends; `early` is called with the connecting end before it connects.
 fn connected(selective: bool, early: impl FnOnce(&Side)) -> (Side, Side) {
     connected_in(DomainConfig::default(), selective, early)
 }
 
-/// As [`connected`], the connecting one in a domain of this kind.
+/// As [`connected`]; the connecting end is in a domain with this configuration.
 fn connected_in(kind: DomainConfig, selective: bool, early: impl FnOnce(&Side)) -> (Side, Side) {
     connected_before(kind, selective, |client| {
         client.ep.enable().unwrap();
@@ -279,7 +280,7 @@ fn connected_in(kind: DomainConfig, selective: bool, early: impl FnOnce(&Side)) 
     })
 }
 
-/// As [`connected_in`], but the endpoint is not enabled when `early` gets it.
+/// As [`connected_in`], but the endpoint is not enabled when `early` is called.
 fn connected_before(
     kind: DomainConfig,
     selective: bool,
@@ -288,7 +289,7 @@ fn connected_before(
     connected_as(kind, config(CLIENT), selective, early)
 }
 
-/// As [`connected_before`], with an endpoint of one's own making.
+/// As [`connected_before`]; the caller makes the endpoint.
 fn connected_as(
     kind: DomainConfig,
     mut client_config: EndpointConfig,
@@ -315,7 +316,7 @@ fn connected_as(
     (client, server)
 }
 
-/// Accepts what `client` asks for: its own event queue has to be read meanwhile.
+/// Accepts the connection request of `client`, whose event queue must be read meanwhile.
 fn accept(device: &Arc<Device>, client: &Side, eq: &Arc<EventQueue>) -> Side {
     let (request, data) = pump(client, || {
         let taken = eq.read(false, |event| match event {
@@ -330,7 +331,7 @@ fn accept(device: &Arc<Device>, client: &Side, eq: &Arc<EventQueue>) -> Side {
     server
 }
 
-/// Reads the event queue of `client`, on which nothing may come, until `done` has something.
+/// Reads the event queue of `client`, which must have no event, until `done` returns a value.
 fn pump<R>(client: &Side, mut done: impl FnMut() -> Option<R>) -> R {
     let start = Instant::now();
     loop {

@@ -68,7 +68,7 @@ fn an_atomic_without_a_result_changes_the_target_alone() {
         (7, Flags::ATOMIC | Flags::WRITE)
     );
     client.ep.inject_atomic(AtomicOp::Add(4), to).unwrap();
-    // what is posted later completes later
+    // an operation that is posted later completes later
     // SAFETY: no buffers.
     unsafe { client.ep.atomic(base, LocalIov::NONE, to, 8, None) }.unwrap();
     assert_eq!(client.completion().unwrap().context, 8, "inject is silent");
@@ -166,7 +166,7 @@ fn what_verbs_has_not_is_refused_before_it_is_posted() {
     let (short, desc) = result.part(0, 4);
     let (whole, _) = result.part(0, 8);
     let call = |iov, to, flags| {
-        // SAFETY: refused, or of buffers that live.
+        // SAFETY: the call is refused, or its buffers outlive the operation.
         unsafe {
             let local = LocalIov::single(iov, &desc);
             client.ep.atomic(op, local, to, 0, flags)
@@ -180,7 +180,7 @@ fn what_verbs_has_not_is_refused_before_it_is_posted() {
     assert_eq!(call(&whole, (addr, key), flags), Err(FiErrno::EBADFLAGS));
     assert_eq!(call(&whole, (addr, key), Some(Flags::FENCE)), Ok(()));
     client.completion().unwrap();
-    // a region that peers may not write is no target
+    // a region without remote write access cannot be a target
     let locked = Buffer::new(&server.domain, 8, Access::REMOTE_READ);
     let to = (locked.addr(), locked.region.key());
     assert_eq!(call(&whole, to, None), Ok(()));

@@ -1,4 +1,4 @@
-//! Authorization keys: who may connect, and which regions a connection reaches.
+//! Authorization keys: which endpoints may connect, and which regions a connection reaches.
 
 use super::keys::{TARGET, kind};
 use super::*;
@@ -22,7 +22,8 @@ fn with_key(token: Token, auth: Option<AuthKey>) -> EndpointConfig {
     }
 }
 
-/// What becomes of two endpoints that connect: both, or the errno of accepting and that of the one that connects.
+/// Connects two endpoints. Returns both, or the errno of `accept` and the errno of the connecting
+/// side.
 fn meet(
     domains: [&Arc<Domain>; 2],
     keys: [Option<AuthKey>; 2],
@@ -64,7 +65,7 @@ fn only_endpoints_with_the_same_key_connect() {
     for (domains, keys, connects) in [
         ([&none, &none], [None, None], true),
         ([&ours, &ours], [None, None], true),
-        // an endpoint's goes before the domain's
+        // an endpoint's key takes precedence over the domain's
         ([&none, &ours], [key(b"ours"), None], true),
         ([&ours, &ours], [key(b"theirs"), key(b"theirs")], true),
         ([&ours, &ours], [None, key(b"theirs")], false),
@@ -113,7 +114,7 @@ fn register(
     unsafe { Region::register(domain.mr(), &config) }.unwrap()
 }
 
-/// Writes all of `source` to a region; what comes of it.
+/// Writes all of `source` to a region; returns the result of the completion.
 fn write(client: &Side, source: &Buffer, at: u64, key: u64) -> std::result::Result<(), FiErrno> {
     let (iov, desc) = source.part(0, source.memory.len());
     // SAFETY: the buffer outlives the operation.

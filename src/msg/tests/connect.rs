@@ -1,4 +1,4 @@
-//! Connections: how they come to be, are refused, and end.
+//! Connections: establishing, refusing and ending them.
 
 use super::*;
 use crate::queue::Counter;
@@ -46,7 +46,7 @@ fn closing_one_end_is_told_to_the_other() {
     server.recv(&posted, 8, 77).unwrap();
     drop(client);
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(SERVER)));
-    // it was flushed before that was told
+    // the receive was flushed before the event was written
     let mut nothing = |_: &Completion| panic!("completed");
     assert_eq!(server.cq.read(1, &mut nothing), Err(FiErrno::EAVAIL));
     let error = server.cq.read_error().unwrap();
@@ -159,7 +159,7 @@ fn a_port_is_taken_once() {
         addr: Some(addr),
         ..PepConfig::default()
     };
-    // some connection managers refuse to bind, others to listen
+    // depending on the connection manager, binding or listening is refused
     let refused = PassiveEndpoint::open(&device, second).and_then(|second| {
         second.bind_eq(&eq)?;
         second.listen()
@@ -232,8 +232,8 @@ fn what_must_be_bound_is_asked_for() {
     ep.bind_eq(&eq).unwrap();
     assert_eq!(ep.bind_eq(&eq), Err(FiErrno::EINVAL));
     assert_eq!(ep.enable(), Err(FiErrno::ENOCQ));
-    // counters don't do: fi_endpoint(3) wants a queue that can tell of failures, "even if the endpoint is configured to
-    // suppress successful completions"
+    // Counters are not sufficient: fi_endpoint(3) requires a completion queue for errors, "even if
+    // the endpoint is configured to suppress successful completions".
     let counter = Counter::open(domain.queues(), WaitKind::None).unwrap();
     let kinds = Flags::SEND | Flags::RECV | Flags::READ | Flags::WRITE;
     ep.bind_counter(&counter, kinds).unwrap();
@@ -272,7 +272,7 @@ fn posting_at_the_wrong_time_is_refused() {
         side.ep.connect(Some(address(&device)), &long),
         Err(FiErrno::EINVAL)
     );
-    // a receive that never gets anywhere is given back
+    // a receive that was never posted to a queue pair is flushed
     side.recv(&buffer, 8, 5).unwrap();
     side.ep.close();
     assert_eq!(side.completion().unwrap_err().completion.context, 5);

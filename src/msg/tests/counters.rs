@@ -3,10 +3,11 @@
 use super::*;
 use crate::queue::Counter;
 
-/// Long enough for this thread to be waiting by then.
+/// Delay of another thread's operation, after which this thread is waiting.
 const LATER: Duration = Duration::from_millis(100);
 
-/// Two connected ends, the connecting one's operations counted, and no send of it visible to its queue.
+/// Two connected ends. The connecting end's operations are counted, and its sends have no
+/// completion entries.
 fn counted(kinds: &[Flags]) -> (Side, Side, Vec<Arc<Counter>>) {
     let mut counters = Vec::new();
     let (client, server) = connected_before(DomainConfig::default(), true, |client| {
@@ -73,7 +74,7 @@ fn a_value_is_read_set_and_waited_for() {
     });
 }
 
-/// Every kind by itself, also what is injected, and without reading the queue.
+/// Each kind of operation, including inject, without reading the completion queue.
 #[test]
 fn each_kind_of_operation_has_its_counter() {
     let kinds = [Flags::SEND, Flags::RECV, Flags::WRITE, Flags::READ];
@@ -111,12 +112,13 @@ fn each_kind_of_operation_has_its_counter() {
     let values: Vec<_> = counters.iter().map(|c| c.read()).collect();
     assert_eq!(values, [100, 1, 100, 1]);
     assert!(counters.iter().all(|c| c.read_errors() == 0));
-    // what the counters found for the queue is still there to be read, in order
+    // completions that reading a counter has polled stay in the completion queue, in order
     assert_eq!(client.completion().unwrap().flags, Flags::RECV | Flags::MSG);
     nothing_to_read(&client);
 }
 
-/// Who waits on the queue and who waits on the counter are both woken, whoever takes the completion.
+/// A thread that waits on the queue and a thread that waits on the counter are both woken,
+/// independent of which of them polls the completion.
 #[test]
 fn a_queue_and_its_counter_wake_both_who_wait() {
     let (client, server, counters) = counted(&[Flags::RECV]);
@@ -143,7 +145,7 @@ fn a_queue_and_its_counter_wake_both_who_wait() {
             server.send(&source, 8, i).unwrap();
             server.completion().unwrap();
             if i % 16 == 0 {
-                // let both fall asleep now and then
+                // both threads sleep by then
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
@@ -153,7 +155,8 @@ fn a_queue_and_its_counter_wake_both_who_wait() {
     assert_eq!(counter.read(), COUNT as u64);
 }
 
-/// Those that can't be waited on cost no descriptor, of which the kernel lets a process nest some hundred.
+/// Queues without a wait object use no descriptor: the kernel limits how many epoll sets may watch
+/// one descriptor through other epoll sets.
 #[test]
 fn a_thousand_queues_and_a_counter_that_waits_for_one_of_them() {
     let (client, server) = {

@@ -1,4 +1,4 @@
-//! Writes that complete when they would outlive a loss of power (`FI_RMA_PMEM`, `FI_COMMIT_COMPLETE`).
+//! Writes that complete when their data is persistent (`FI_RMA_PMEM`, `FI_COMMIT_COMPLETE`).
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -50,7 +50,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: of `new`; tests have closed the regions.
+        // SAFETY: the mapping of `new`; tests have closed its regions.
         unsafe { libc::munmap(self.addr.cast(), LEN) };
         let _ = std::fs::remove_file(&self.path);
     }
@@ -112,7 +112,7 @@ fn pair(form: Mode) -> (Side, Side) {
     (client, server)
 }
 
-/// A write with flags; what comes of it.
+/// A write with flags; returns the result of the completion.
 fn write(
     client: &Side,
     source: &Buffer,
@@ -197,7 +197,7 @@ fn a_durable_write_is_flushed_behind_each_of_its_parts() {
             assert_eq!(write(&client, &source, LEN, to, COMMIT), Ok(()), "{form:?}");
             assert_eq!(flushes(&client), before + parts.len());
             assert!(mapped.bytes() == source.memory, "{form:?} {parts:?}");
-            // the first part only; none of no bytes; inject
+            // one flush for a write in the first part, no flush for 0 bytes, and inject
             assert_eq!(
                 write(&client, &source, 64, to, COMMIT | Flags::INJECT),
                 Ok(())
@@ -206,7 +206,7 @@ fn a_durable_write_is_flushed_behind_each_of_its_parts() {
             assert_eq!(write(&client, &source, 0, to, COMMIT), Ok(()));
             assert_eq!(flushes(&client), before + parts.len() + 1);
             source.fill(round as u8 + 9);
-            // remote data comes when all of it is durable
+            // remote CQ data arrives when the whole write is durable
             let land = Buffer::all(&server.domain, 8);
             server.recv(&land, 8, 5).unwrap();
             let with_data = COMMIT | Flags::REMOTE_CQ_DATA;
@@ -217,7 +217,7 @@ fn a_durable_write_is_flushed_behind_each_of_its_parts() {
             if let Some(writes) = writes {
                 assert_eq!(writes.read(), 5);
             }
-            // a default of the endpoint
+            // as a default flag of the endpoint
             client.ep.set_tx_op_flags(COMMIT);
             client.write(&source, 8, to.0, to.1, 2).unwrap();
             client.completion().unwrap();
@@ -238,7 +238,7 @@ fn what_can_not_be_made_durable_is_refused() {
             addr: memory.as_ptr().cast(),
             len: 64,
         }];
-        // there is no disk behind it
+        // ordinary memory cannot be persistent
         let refused = register(&server.domain, &plain, true, 7).and_then(|region| region.enable());
         assert_eq!(refused, Err(FiErrno::EINVAL), "{form:?}");
         let region = register(&server.domain, &plain, false, 7).unwrap();
@@ -274,7 +274,7 @@ fn what_can_not_be_made_durable_is_refused() {
         assert_eq!(sent, Err(FiErrno::EBADFLAGS));
         let wrote = write(&client, &source, 8, to, COMMIT);
         if form.contains(Mode::VIRT_ADDR) {
-            // the device refuses, which ends the connection
+            // the device refuses the write, which ends the connection
             assert!(wrote.is_err());
         } else {
             assert_eq!(wrote, Err(FiErrno::EACCES), "{form:?}");

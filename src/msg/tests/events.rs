@@ -12,7 +12,7 @@ fn forms() -> [Mode; 3] {
     [all, all | Mode::PROV_KEY, all | Mode::NATIVE]
 }
 
-/// A region over `memory` that is disabled as yet.
+/// A region over `memory` that is not enabled yet.
 fn disabled(domain: &Arc<Domain>, memory: &[&[u8]], access: Access, key: u64) -> Arc<Region> {
     let buffers: Vec<_> = memory
         .iter()
@@ -76,7 +76,7 @@ fn each_operation_counts_once_and_none_else() {
         let (base, key) = (start(&region, memory), region.key());
         assert_eq!((writes.read(), reads.read()), (0, 0));
         let seen = || (writes.read(), reads.read());
-        // the completion of an operation comes behind its event
+        // an operation completes after its event is counted
         for len in [0, 1, 64, 65, 4096] {
             let before = seen();
             client.write(&source, len, base, key, 1).unwrap();
@@ -91,7 +91,7 @@ fn each_operation_counts_once_and_none_else() {
         assert_eq!(client.completion().unwrap().context, 3);
         assert_eq!(client.completion().unwrap().context, 3);
         assert_eq!(seen(), (7, 5));
-        // remote data: the receive is the data's, not the event's
+        // remote CQ data consumes a receive; the event consumes none
         let land = Buffer::all(&server.domain, 8);
         for slot in 0..3 {
             server.recv(&land, 8, slot).unwrap();
@@ -109,7 +109,7 @@ fn each_operation_counts_once_and_none_else() {
         assert_eq!(server.completion().unwrap().data, 0xda7a);
         super::transfer::no_completion(&server);
         assert_eq!(writes.wait(9, Some(LIMIT)), Ok(()));
-        // what is refused has not happened; others' operations are none of this region's
+        // neither refused operations nor operations on other regions are counted
         client.write(&source, 8, base + 4090, key, 5).unwrap();
         assert_eq!(client.refused(5), FiErrno::EACCES);
         let other = if mode.contains(Mode::VIRT_ADDR) {
@@ -122,14 +122,14 @@ fn each_operation_counts_once_and_none_else() {
             .unwrap();
         client.completion().unwrap();
         assert_eq!(seen(), (9, 5));
-        // what the application sets is the application's
+        // the application sets the value, and further operations add to it
         writes.set(100);
         assert_eq!(writes.read(), 100);
         writes.add(10);
         client.write(&source, 8, base, key, 7).unwrap();
         client.completion().unwrap();
         assert_eq!(writes.read(), 111);
-        // what came before a value was set is forgotten with it
+        // setting a value discards the operations that were counted before
         client.write(&source, 8, base, key, 8).unwrap();
         client.completion().unwrap();
         writes.set(0);
@@ -139,7 +139,8 @@ fn each_operation_counts_once_and_none_else() {
     }
 }
 
-/// More operations than the queue has room for, from several peers, without reading the counter meanwhile.
+/// More operations than the queue has slots, from several peers, without reading the counter
+/// meanwhile.
 #[test]
 fn many_operations_of_many_peers_are_all_counted() {
     const EACH: u64 = 5000;
@@ -185,7 +186,7 @@ fn many_operations_of_many_peers_are_all_counted() {
     drop(region);
 }
 
-/// Nobody polls anything at the target: who waits is woken all the same.
+/// A waiting thread of the target is woken although no thread of the target polls a queue.
 #[test]
 fn who_waits_is_woken() {
     let (client, server) = in_form(forms()[0]);
@@ -203,7 +204,7 @@ fn who_waits_is_woken() {
         }
         assert_eq!(waiting.join().unwrap(), Ok(()));
     });
-    // by the descriptor
+    // a wait on the descriptor
     let mut poll = libc::pollfd {
         fd: writes.fd().unwrap(),
         events: libc::POLLIN,
@@ -225,7 +226,8 @@ fn who_waits_is_woken() {
     drop(region);
 }
 
-/// In a domain that counts without the form's bit, regions are counted from binding on, whatever their key.
+/// In a domain with events but without `FI_MR_RMA_EVENT`, accesses to a region are counted from the
+/// time that a counter is bound, independent of the kind of its key.
 #[test]
 fn regions_that_are_enabled_can_be_counted() {
     for mode in [Mode::LOCAL | Mode::ALLOCATED, Mode::LOCAL | Mode::NATIVE] {
@@ -279,7 +281,8 @@ fn compare(
     }
 }
 
-/// The result comes before the call returns, or later: then operations posted behind it wait.
+/// The result arrives before the call returns, or later: then operations posted behind it are
+/// deferred.
 #[test]
 fn a_compare_counts_by_its_result() {
     for polls in [256, 0] {
@@ -304,7 +307,7 @@ fn a_compare_counts_by_its_result() {
             for context in 0..20 {
                 assert_eq!(client.completion().unwrap().context, context, "{mode:?}");
                 let (failed, done) = (context as u64 / 2, (context as u64 + 2) / 2);
-                // those behind it may be there, too
+                // later operations may be counted already
                 assert!(writes.read() >= done && reads.read() >= failed);
                 let before = source.memory[8 * context..][..8].try_into().unwrap();
                 assert_eq!(u64::from_ne_bytes(before), (context as u64).div_ceil(2));
@@ -319,7 +322,8 @@ fn a_compare_counts_by_its_result() {
     }
 }
 
-/// Each is completed once when the connection ends, whatever had been posted of it.
+/// Each operation completes once when the connection ends, independent of the parts that had been
+/// posted.
 #[test]
 fn a_compare_is_completed_when_the_peer_goes() {
     for polls in [256, 0] {
@@ -341,7 +345,7 @@ fn a_compare_is_completed_when_the_peer_goes() {
                 if posted == goes_at {
                     server.ep.close();
                 }
-                // the end may be known already
+                // this side may have processed the end of the connection already
                 if compare(&client, posted, &source, (0, 0), to).is_err() {
                     break;
                 }
@@ -403,14 +407,14 @@ fn bindings_have_their_time_and_their_kinds() {
         region.bind_counter(&second, Flags::REMOTE_READ),
         Err(FiErrno::EOPBADSTATE)
     );
-    // without the intention it is enabled at once
+    // a region without the events flag is enabled by its registration
     let plain = Buffer::with_key(&domain, 8, TARGET, 2);
     assert!(plain.region.is_enabled());
     assert_eq!(
         plain.region.bind_counter(&first, Flags::REMOTE_READ),
         Err(FiErrno::EOPBADSTATE)
     );
-    // nor can it be had where the form has no events
+    // a domain without events refuses the flag
     let without = Domain::open(&device(), kind(Mode::NATIVE)).unwrap();
     let buffers = [crate::mr::Buffer {
         addr: memory.as_ptr().cast(),
@@ -423,7 +427,7 @@ fn bindings_have_their_time_and_their_kinds() {
         counted: true,
         ..RegionConfig::default()
     };
-    // SAFETY: it is refused.
+    // SAFETY: the call is refused.
     let refused = unsafe { Region::register(without.mr(), &config) };
     assert_eq!(refused.err(), Some(FiErrno::EBADFLAGS));
     let plain = Buffer::with_key(&without, 8, TARGET, 2);
@@ -434,12 +438,12 @@ fn bindings_have_their_time_and_their_kinds() {
     );
 }
 
-/// Before it is enabled a region serves this side's operations, by the descriptor that it keeps.
+/// Before a region is enabled, this side's operations can use it; its descriptor does not change.
 #[test]
 fn a_disabled_region_is_for_this_side_only() {
     let (client, server) = in_form(forms()[0]);
     let source = Buffer::all(&client.domain, 4096);
-    // more than goes inline
+    // longer than the inline size
     let memory = [3_u8; 4096];
     let region = disabled(&server.domain, &[&memory], Access::all(), 1);
     client.write(&source, 8, 0, 1, 1).unwrap();
@@ -464,7 +468,8 @@ fn a_disabled_region_is_for_this_side_only() {
     drop(region);
 }
 
-/// Counters of an endpoint count what its own peer does, to any region; those of regions count as ever.
+/// Counters of an endpoint count the operations of its peer on any region; counters of regions
+/// count all operations on the region.
 #[test]
 fn endpoints_count_what_their_peer_does() {
     for mode in forms() {
@@ -508,12 +513,13 @@ fn endpoints_count_what_their_peer_does() {
         assert_eq!(seen(), (0, 0, 0, 0));
         let source = Buffer::all(&client.domain, 4096);
         for (round, (base, key)) in (1..).zip(regions) {
-            // over both parts of the first region
+            // a write over both buffers of the first region
             client.write(&source, 4096, base, key, 1).unwrap();
             client.completion().unwrap();
             client.read(&source, 8, base, key, 2).unwrap();
             client.completion().unwrap();
-            // a fetching atomic is a read to an endpoint, a write to a region; others are writes
+            // a fetching atomic is a read for an endpoint and a write for a region; other atomics
+            // are writes for both
             add(&client, &source, base, key, AtomicKind::Fetch);
             client.completion().unwrap();
             add(&client, &source, base, key, AtomicKind::Base);
@@ -536,7 +542,7 @@ fn endpoints_count_what_their_peer_does() {
     }
 }
 
-/// More than the queue has room for, of the longest form: several parts, and two events.
+/// More operations than the queue has slots, of the longest form: several parts, and two events.
 #[test]
 fn what_is_counted_twice_does_not_overflow_the_queue() {
     const COUNT: u64 = 3000;

@@ -1,4 +1,4 @@
-//! Silent peers: who asks them for a sign of life, and that nobody sees it.
+//! Silent peers: which endpoints probe them, and that the application does not see the probes.
 
 use std::sync::atomic::Ordering;
 
@@ -32,7 +32,7 @@ fn no_event(side: &Side) {
     assert_eq!(event.err(), Some(FiErrno::EAGAIN));
 }
 
-/// The embedded device tells by itself when a peer dies: nothing may tick there.
+/// The embedded device reports the death of a peer, so it needs no keepalive thread.
 #[test]
 fn only_devices_that_do_not_tell_are_watched() {
     let device = device();
@@ -67,7 +67,7 @@ fn a_silent_peer_is_probed_and_nobody_sees_it() {
     no_event(&client);
     no_event(&server);
     no_completion(&server);
-    // none of the application's places was taken: neither a receive, nor a send
+    // probes use neither receives nor send slots of the application
     source.fill(5);
     let depth = client.ep.core.rings.tx.depth() as usize;
     for context in 2..=depth {
@@ -86,8 +86,8 @@ fn a_silent_peer_is_probed_and_nobody_sees_it() {
     no_completion(&server);
 }
 
-/// With every place of the send queue taken by sends that wait for a receive, the probe has a place
-/// of its own behind them.
+/// When sends that wait for a receive occupy every slot of the application in the send queue, the
+/// probe has a slot of its own behind them.
 #[test]
 fn a_probe_fits_behind_a_full_queue() {
     let (client, server) = connected_in(watched(), false, |_| {});
@@ -151,8 +151,8 @@ fn who_sleeps_on_the_event_queue_probes_too() {
     no_completion(&client);
 }
 
-/// The peer's queue pair goes without a word, as it does with its machine, and this side only
-/// waits.
+/// The peer's queue pair is destroyed without a message, as when its machine fails, and this side
+/// only waits.
 fn lose_peer(kind: DomainConfig) -> (Side, Side, Buffer) {
     let (client, server) = connected_in(kind, false, |_| {});
     let target = Buffer::all(&client.domain, 64);
@@ -163,11 +163,11 @@ fn lose_peer(kind: DomainConfig) -> (Side, Side, Buffer) {
     (client, server, target)
 }
 
-/// Whether the end is told within this time, to one who polls.
+/// Whether a polling thread reads the end of the connection within this time.
 fn told_within(side: &Side, time: Duration) -> bool {
     let start = Instant::now();
     while start.elapsed() < time {
-        // more errors than the one that is expected would be found below
+        // the checks below find any further error
         let mut nothing = |c: &Completion| panic!("{c:?}");
         let _ = side.cq.read(1, &mut nothing);
         let shutdown = |event: &mut Event| Ok(matches!(event, Event::Shutdown { .. }));

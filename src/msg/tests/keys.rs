@@ -1,4 +1,4 @@
-//! Application keys and addresses that count from 0, through the key directory.
+//! Application keys and zero-based addresses, through the key directory.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::msg::sq::POLLS;
 use crate::msg::{AtomicKind, AtomicOp};
 
-/// What a region of a domain is for here.
+/// The access of target regions.
 pub(super) const TARGET: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 pub(super) fn kind(mode: Mode) -> DomainConfig {
@@ -19,7 +19,7 @@ pub(super) fn kind(mode: Mode) -> DomainConfig {
     }
 }
 
-/// Two connected ends whose regions have this form.
+/// Two connected ends in domains with this `mr_mode`.
 pub(super) fn in_form(mode: Mode) -> (Side, Side) {
     let device = device();
     let domain = || Domain::open(&device, kind(mode)).unwrap();
@@ -31,7 +31,7 @@ pub(super) fn connect(client: Arc<Domain>, server: Arc<Domain>) -> (Side, Side) 
     connect_with(client, server, |_| ())
 }
 
-/// As [`connect`]; `early` is called with the accepting one before it is enabled.
+/// As [`connect`]; `early` is called with the accepting end before it is enabled.
 pub(super) fn connect_with(
     client: Arc<Domain>,
     server: Arc<Domain>,
@@ -60,7 +60,7 @@ pub(super) fn connect_with(
     (client, server)
 }
 
-/// Every combination of the bits that decide on keys and addresses.
+/// Every combination of the bits that determine keys and addresses.
 fn forms() -> Vec<Mode> {
     let choices = [Mode::VIRT_ADDR, Mode::PROV_KEY];
     (0..4)
@@ -115,7 +115,7 @@ impl Side {
     }
 }
 
-/// How the form counts the first byte of a region.
+/// The remote address of the first byte of a region in its addressing mode.
 fn start(side: &Side, buffer: &Buffer) -> u64 {
     let mode = side.domain.mr().config().form.mode;
     if mode.contains(Mode::VIRT_ADDR) {
@@ -231,7 +231,7 @@ fn keys_that_cannot_be_chosen_are_refused() {
         0xfffd << 48
     );
     register(0xfffd_0000_0000_0000 - 1, read).unwrap();
-    // a region that no peer reaches has no use for its key
+    // a region without remote access does not use its key
     let local = register(5, Access::RECV).unwrap();
     drop(first);
     let again = register(5, read).unwrap();
@@ -255,7 +255,7 @@ fn a_key_that_is_used_again_means_the_new_region() {
             client.write(&source, 512, 0, 9, 2).unwrap();
             assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
             if round > 1 {
-                // acknowledged, as far as it was told
+                // the initiator acknowledges the revocations of which it was notified
                 assert!(directory.retired() <= 1, "{}", directory.retired());
             }
         }
@@ -284,7 +284,7 @@ fn many_keys_are_told_apart() {
         let region = unsafe { Region::register(server.domain.mr(), &config) }.unwrap();
         regions.insert(i, region);
         if i % 3 == 2 {
-            // while the table grows under the reader
+            // while the table grows, the peer reads it
             regions.remove(&(i / 2));
             client.write(&source, 8, 0, i << 20, 1).unwrap();
             client.completion().unwrap();
@@ -311,7 +311,7 @@ fn many_keys_are_told_apart() {
     drop(regions);
 }
 
-/// Whatever is posted behind an operation that waits for its key waits too.
+/// Operations behind an operation that waits for its key are deferred too.
 #[test]
 fn order_is_kept_behind_a_lookup() {
     POLLS.set(0);
@@ -353,7 +353,7 @@ fn order_is_kept_behind_a_lookup() {
     POLLS.set(256);
 }
 
-/// Nobody reads the initiator's queue, and the operation comes to its end all the same.
+/// The initiator does not read its completion queue, and the operation completes nevertheless.
 #[test]
 fn what_waits_needs_nobody_to_go_on() {
     POLLS.set(0);
@@ -363,7 +363,7 @@ fn what_waits_needs_nobody_to_go_on() {
     unsafe { client.ep.inject_write(b"by itsel".as_ptr().cast(), 8, 0, 4) }.unwrap();
     let start = Instant::now();
     let word = target.memory.as_ptr().cast::<u64>();
-    // SAFETY: the memory is there; the device writes to it.
+    // SAFETY: the buffer is live; the device writes to it.
     while unsafe { word.read_volatile() } != u64::from_ne_bytes(*b"by itsel") {
         assert!(start.elapsed() < LIMIT, "it still waits");
         std::thread::yield_now();
@@ -371,7 +371,8 @@ fn what_waits_needs_nobody_to_go_on() {
     POLLS.set(256);
 }
 
-/// The peer goes while operations wait for a key, and the initiator reads its completion queue and nothing else.
+/// The peer closes while operations wait for a key, and the initiator only reads its completion
+/// queue.
 #[test]
 fn what_waits_when_the_peer_goes_is_completed() {
     POLLS.set(0);
@@ -389,7 +390,7 @@ fn what_waits_when_the_peer_goes_is_completed() {
     POLLS.set(256);
 }
 
-/// Closing with operations that wait completes them.
+/// Closing the endpoint completes its deferred operations.
 #[test]
 fn what_waits_when_the_connection_ends_is_cancelled() {
     POLLS.set(0);
@@ -412,7 +413,7 @@ fn what_waits_when_the_connection_ends_is_cancelled() {
     POLLS.set(256);
 }
 
-/// The base of a region decides where an aligned address lies.
+/// The alignment of an atomic's target depends on the base address of the region.
 #[test]
 fn atomics_go_through_the_directory() {
     let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
@@ -434,7 +435,8 @@ fn atomics_go_through_the_directory() {
     client.completion().unwrap();
     assert_eq!(result.memory, 5_u64.to_ne_bytes());
     assert_eq!(target.memory[aligned as usize..][..8], 10_u64.to_ne_bytes());
-    // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3)): one that fetches, too
+    // "FI_REMOTE_WRITE: the target buffer of an RMA write or atomic operation" (fi_mr(3)): this
+    // includes fetching atomics
     fetch(
         write_only.addr().next_multiple_of(8) - write_only.addr(),
         2,
@@ -449,7 +451,7 @@ fn atomics_go_through_the_directory() {
         fetch(addr, key, 7);
         assert_eq!(client.refused(7), error, "{addr} {key}");
     }
-    // a base that is not aligned
+    // a base address that is not aligned
     let buffers = [crate::mr::Buffer {
         addr: target.memory[aligned as usize + 1..].as_ptr().cast(),
         len: 32,
@@ -469,7 +471,7 @@ fn atomics_go_through_the_directory() {
     client.completion().unwrap();
 }
 
-/// A region of several buffers, each of its own length, and the memory.
+/// A region of several buffers with different lengths, and its memory.
 pub(super) fn scattered(
     domain: &Arc<Domain>,
     key: u64,
@@ -541,7 +543,7 @@ fn several_buffers_are_one_region() {
             .write(&source, 2, base + total as u64 - 1, key, 3)
             .unwrap();
         assert_eq!(client.refused(3), FiErrno::EACCES);
-        // remote data comes once, with the last part; inject is copied
+        // remote CQ data arrives once, with the last part; inject copies the data
         let land = Buffer::all(&server.domain, 8);
         server.recv(&land, 8, 4).unwrap();
         let (iov, desc) = source.part(0, 6000);
@@ -560,7 +562,7 @@ fn several_buffers_are_one_region() {
         client.completion().unwrap();
         assert_eq!(back.memory[..60], [9; 60]);
         super::transfer::no_completion(&server);
-        // as local buffers each is found by its address
+        // a local buffer in any of them is found by its address
         let iov = libc::iovec {
             iov_base: memory[4].as_ptr().cast_mut().cast(),
             iov_len: 9000,
@@ -576,10 +578,10 @@ fn several_buffers_are_one_region() {
             iov_len: 9001,
             ..iov
         };
-        // SAFETY: it is refused before anything is read.
+        // SAFETY: the call is refused before it reads the buffer.
         let refused = unsafe { server.ep.send(LocalIov::single(&beyond, &desc), 9) };
         assert_eq!(refused, Err(FiErrno::EINVAL));
-        // small queues: parts take room beyond the application's own
+        // parts use slots beyond the application's own
         for round in 0..200 {
             client.write(&source, total, base, key, round).unwrap();
             assert_eq!(client.completion().unwrap().context, round);
@@ -588,7 +590,7 @@ fn several_buffers_are_one_region() {
     }
 }
 
-/// One error for the whole operation when a part of it breaks the connection.
+/// The whole operation has one error when one of its parts breaks the connection.
 #[test]
 fn a_broken_operation_of_several_parts_is_told_once() {
     let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
@@ -630,7 +632,7 @@ fn raw_keys_are_mapped_and_used() {
             assert_eq!(client.refused(2), FiErrno::EACCES);
         }
         assert!(target.memory == source.memory);
-        // what is not mapped, is of another domain, or is forged
+        // a key that is not mapped, of another domain, or forged
         client
             .write(&source, 8, base, 0xfffe_ffff_ffff_ffff, 3)
             .unwrap();
@@ -652,7 +654,7 @@ fn raw_keys_are_mapped_and_used() {
             let foreign = client.domain.mr().map_raw(&forged.encode()).unwrap();
             client.write(&source, 8, base, foreign, 5).unwrap();
             assert_eq!(client.refused(5), FiErrno::EKEYREJECTED);
-            // the same key registered anew is not the region that was mapped
+            // a new region with the same key is not the region that was mapped
             drop(target);
             let _anew = Buffer::with_key(&server.domain, 4096, TARGET, 3);
             client.write(&source, 8, base, key, 6).unwrap();
@@ -669,7 +671,7 @@ fn raw_keys_are_mapped_and_used() {
     }
 }
 
-/// Where keys have 8 bytes (`mr_key_size`) the raw key is the key.
+/// If keys have 8 bytes (`mr_key_size`), the raw key is the key.
 #[test]
 fn raw_keys_of_other_forms_are_the_keys() {
     for mode in forms() {
@@ -685,7 +687,7 @@ fn raw_keys_of_other_forms_are_the_keys() {
             );
         }
         let key = client.domain.mr().map_raw(&raw).unwrap();
-        // of a buffer that is longer, as for records
+        // a raw key at the start of a longer buffer
         let longer = [&raw[..], &[0xee; 500]].concat();
         let again = client.domain.mr().map_raw(&longer).unwrap();
         for key in [key, again, target.region.key()] {
@@ -698,7 +700,7 @@ fn raw_keys_of_other_forms_are_the_keys() {
         assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
         client.write(&source, 8, base, again, 3).unwrap();
         client.completion().unwrap();
-        // one of no region
+        // a raw key of no region
         let nowhere = client
             .domain
             .mr()
@@ -713,7 +715,7 @@ fn raw_keys_of_other_forms_are_the_keys() {
     }
 }
 
-/// What waits for its key is refused when that is unmapped meanwhile.
+/// An operation that waits for its key is refused when the key is unmapped meanwhile.
 #[test]
 fn an_operation_that_waits_by_a_mapped_key() {
     let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);

@@ -1,4 +1,4 @@
-//! Keys that an initiator holds for a while: `docs/protocol.md`, "Stale keys".
+//! Leases of keys at an initiator: `docs/protocol.md`, "Stale keys".
 
 use super::keys::{TARGET, in_form};
 use super::*;
@@ -42,7 +42,8 @@ fn a_domain_that_holds_no_keys_never_wakes_up() {
     );
 }
 
-/// One round trip brings keys back that are still good, and those that are not are looked up.
+/// After the keys were returned, one round trip makes the valid ones usable again, and the
+/// initiator looks the others up.
 #[test]
 fn what_was_given_back_is_good_again_or_forgotten() {
     let (client, server) = in_form(FORM);
@@ -59,7 +60,7 @@ fn what_was_given_back_is_good_again_or_forgotten() {
             assert!(old.memory == source.memory);
             until_given_back(&client);
         }
-        // nobody is told, and nobody waited for
+        // closing sends no revocation and waits for no acknowledgement
         let before = old.memory.clone();
         let start = Instant::now();
         old.region.close().unwrap();
@@ -73,7 +74,7 @@ fn what_was_given_back_is_good_again_or_forgotten() {
     }
 }
 
-/// Both sides close regions that the other one has used, at the same time and again and again.
+/// Both sides repeatedly close regions that the peer has used, at the same time.
 #[test]
 fn two_sides_that_close_regions_wait_for_each_other() {
     let (client, server) = in_form(FORM);
@@ -101,8 +102,9 @@ fn two_sides_that_close_regions_wait_for_each_other() {
     }
 }
 
-/// An initiator is stopped after it has looked at its keys and before it writes: it is waited for,
-/// for a second. What it writes then is refused by the device, and both sides are told.
+/// An initiator is stopped after it has checked its keys and before it writes. The target waits one
+/// second for it. Then the device refuses the write, and both sides report the end of the
+/// connection.
 #[test]
 fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
     let (client, server) = in_form(FORM);
@@ -121,7 +123,7 @@ fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
         took >= Duration::from_millis(900) && took < LIMIT,
         "{took:?}"
     );
-    // others are not waited for again
+    // closing further regions does not wait again
     for key in 100..200 {
         drop(Buffer::with_key(&server.domain, 64, TARGET, key));
     }

@@ -6,7 +6,8 @@ use super::*;
 use crate::mr::probe::LocalProbe;
 use crate::mr::{CacheConfig, Monitor, memory_changed};
 
-/// The connecting end without `FI_MR_LOCAL`; `checked` descriptors are valid or NULL.
+/// Two connected ends; the connecting one has no `FI_MR_LOCAL`. `checked` descriptors are valid or
+/// NULL.
 fn unregistered(checked: bool, local: LocalMemory) -> (Side, Side) {
     let kind = DomainConfig {
         mr: MrConfig {
@@ -31,7 +32,7 @@ fn plain(memory: &[u8]) -> libc::iovec {
     }
 }
 
-/// Never followed: it points to nothing.
+/// An invalid descriptor, which must not be dereferenced.
 const RUBBISH: Desc = Desc(std::ptr::without_provenance_mut(0x5ba_d000));
 
 #[test]
@@ -49,14 +50,14 @@ fn what_is_not_registered_is_sent_and_received() {
         for len in [0, 1, 64, 65, 4096, 100_000] {
             let sent: Vec<u8> = (0..len).map(|i| i as u8 ^ 0x3c).collect();
             let received = vec![0_u8; len];
-            // there
+            // a send to the server
             server.recv(&remote, 100_000, 1).unwrap();
             // SAFETY: the buffers outlive the operations.
             unsafe { client.ep.send(LocalIov::single(&plain(&sent), &desc), 2) }.unwrap();
             server.completion().unwrap();
             client.completion().unwrap();
             assert!(remote.memory[..len] == sent, "{len} bytes");
-            // and back
+            // a send to the client
             // SAFETY: as above.
             unsafe {
                 client
@@ -68,7 +69,7 @@ fn what_is_not_registered_is_sent_and_received() {
             client.completion().unwrap();
             server.completion().unwrap();
             assert!(received == sent, "{len} bytes back");
-            // by RMA
+            // RMA in both directions
             remote.fill(9);
             let (addr, key) = (remote.addr(), remote.region.key());
             // SAFETY: as above.
@@ -103,9 +104,9 @@ fn a_descriptor_is_used_where_it_may_be_relied_upon() {
     client.send(&source, 4096, 2).unwrap();
     server.completion().unwrap();
     assert!(target.memory == source.memory);
-    // of another domain
+    // a descriptor of another domain
     let (iov, desc) = target.part(0, 4096);
-    // SAFETY: as below; it is refused before anything is read.
+    // SAFETY: as below; the call is refused before it reads the buffer.
     let refused = unsafe { client.ep.send(LocalIov::single(&iov, &desc), 3) };
     assert_eq!(refused, Err(FiErrno::EINVAL));
 }
@@ -150,7 +151,7 @@ fn exchange_pages(local: LocalMemory) {
     let mut place: *mut c_void = std::ptr::null_mut();
     for round in 1..=20_u8 {
         let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-        // SAFETY: a new mapping, or one in the place of the last one, which nobody uses any more.
+        // SAFETY: a new mapping, or one that replaces the last one, which is no longer used.
         let memory = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
             let prot = libc::PROT_READ | libc::PROT_WRITE;
@@ -212,11 +213,11 @@ fn what_was_registered_is_used_again() {
     }
     let cache = client.domain.mr().local_cache(client.domain.pd());
     let misses = cache.expect("userfaultfd").misses();
-    // forks and unmapping of other tests cost some, more where the machine is busy
+    // forks and unmapping in other tests cause misses, more of them on a busy machine
     assert!(misses < 200, "each operation registered");
 }
 
-/// Where there is neither a region nor a cache, short messages are copied: nothing is registered for them.
+/// Without a region and without a cache, short messages are copied, and no memory is registered.
 #[test]
 fn short_messages_need_no_registration() {
     if !crate::mr::monitor::tests::available() {
@@ -230,7 +231,7 @@ fn short_messages_need_no_registration() {
         },
         ..DomainConfig::default()
     };
-    // longer than what goes inline
+    // an inject size above the inline size
     let longer = EndpointConfig {
         inject_size: 2048,
         ..config(CLIENT)
@@ -258,8 +259,8 @@ fn short_messages_need_no_registration() {
     }
 }
 
-/// More short sources under way than there is memory to copy them to, in several rounds: each
-/// arrives as it was.
+/// More short sends under way than bounce memory, in several rounds: each message arrives
+/// unchanged.
 #[test]
 fn copies_do_not_overtake_each_other() {
     if !crate::mr::monitor::tests::available() {
@@ -323,7 +324,7 @@ fn nothing_is_kept_where_the_parameters_say_so() {
         .mr()
         .import_monitor(|| panic!("nothing is kept here"));
     assert_eq!(refused, Err(FiErrno::EOPNOTSUPP));
-    // disabled is the kernel's, not the application's
+    // the setting disables only the kernel's monitor, not the application's
     let told = Arc::new(Told::default());
     let domain = domain(disabled);
     let import = || Ok(Box::new(Teller(told)) as Box<dyn Monitor>);
@@ -331,11 +332,11 @@ fn nothing_is_kept_where_the_parameters_say_so() {
     assert!(domain.mr().local_cache(domain.pd()).is_some());
 }
 
-/// A monitor that is told by the test what it shall say.
+/// State of a monitor whose results the test sets.
 #[derive(Debug, Default)]
 struct Told {
     valid: AtomicBool,
-    /// Subscriptions, less those that were given back.
+    /// Number of current subscriptions.
     ranges: AtomicUsize,
 }
 
@@ -394,7 +395,8 @@ fn a_monitor_of_the_application_is_believed() {
         }
         cache.misses() - before
     };
-    // forks of other tests kill what is kept, and what they unmap closes the gate for a moment
+    // forks in other tests invalidate cached registrations, and unmapping in other tests disables
+    // cache hits for a moment
     assert!((1..100).contains(&tries()));
     assert!(tries() < 100);
     memory_changed(memory.as_ptr() as u64 + 5000, 1);

@@ -1,4 +1,5 @@
-//! Regions that belong to one endpoint (`FI_MR_ENDPOINT`): no other one gives access to them.
+//! Regions that are bound to one endpoint (`FI_MR_ENDPOINT`): no other endpoint gives access to
+//! them.
 
 use super::keys::{connect, kind};
 use super::*;
@@ -38,7 +39,7 @@ fn base(region: &Region, memory: &[u8]) -> u64 {
 fn one_endpoint_gives_access_and_no_other() {
     let device = device();
     for mode in forms() {
-        // the initiators' own regions are the domain's
+        // the initiators' regions belong to their domain
         let client_mode = mode - Mode::ENDPOINT;
         let server_domain = Domain::open(&device, kind(mode)).unwrap();
         let pair = || {
@@ -56,7 +57,7 @@ fn one_endpoint_gives_access_and_no_other() {
         let (addr, key) = (base(&region, &memory), region.key());
         client.write(&source, 64, addr, key, 1).unwrap();
         client.completion().unwrap();
-        // SAFETY: the memory is there.
+        // SAFETY: the memory is live; devices may write to it.
         let bytes: Vec<_> = (0..64)
             .map(|i| unsafe { memory.as_ptr().add(i).read_volatile() })
             .collect();
@@ -71,7 +72,7 @@ fn one_endpoint_gives_access_and_no_other() {
             assert_eq!(error.err, FiErrno::EKEYREJECTED);
         }
         assert!(foreign.memory.iter().all(|byte| *byte == 0));
-        // the one it belongs to never noticed
+        // the endpoint of the region is still connected
         client.read(&source, 64, addr, key, 3).unwrap();
         client.completion().unwrap();
         drop(region);
@@ -81,7 +82,7 @@ fn one_endpoint_gives_access_and_no_other() {
     }
 }
 
-/// Descriptors count at every endpoint of the domain, before and after binding.
+/// Descriptors are valid at every endpoint of the domain, before and after binding.
 #[test]
 fn local_buffers_are_any_endpoint_s() {
     let device = device();
@@ -89,7 +90,7 @@ fn local_buffers_are_any_endpoint_s() {
     let peers = || Domain::open(&device, kind(Mode::NATIVE | Mode::LOCAL)).unwrap();
     let (first, first_peer) = connect(Arc::clone(&domain), peers());
     let (second, second_peer) = connect(Arc::clone(&domain), peers());
-    // more than goes inline
+    // longer than the inline size
     let memory = [0x77; 4096];
     let region = unbound(&domain, &memory, 0, false);
     let iov = libc::iovec {
@@ -110,8 +111,8 @@ fn local_buffers_are_any_endpoint_s() {
             peer.completion().unwrap();
             side.completion().unwrap();
             assert_eq!(land.memory, memory);
-            // no other domain's
-            // SAFETY: it is refused.
+            // an endpoint of another domain
+            // SAFETY: the call is refused.
             let refused = unsafe { peer.ep.send(LocalIov::single(&iov, &desc), 3) };
             assert_eq!(refused, Err(FiErrno::EINVAL));
         }
@@ -158,7 +159,7 @@ fn bindings_have_their_time() {
     );
 }
 
-/// What is bound to an endpoint may count, too.
+/// A region that is bound to an endpoint may count too.
 #[test]
 fn an_endpoint_s_region_counts() {
     let device = device();

@@ -1,4 +1,4 @@
-//! Regions that are parts of others (`base_mr`).
+//! Sub-regions (`base_mr`).
 
 use super::keys::{TARGET, in_form, kind};
 use super::*;
@@ -18,7 +18,7 @@ fn part(base: &Arc<Region>, memory: &[u8], access: Access, key: u64) -> Result<A
     unsafe { Region::register(base.domain(), &config) }
 }
 
-/// It has a key and rights of its own, and its own bounds.
+/// A sub-region has its own key, access and bounds.
 #[test]
 fn a_part_is_a_region_of_its_own() {
     let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
@@ -53,7 +53,7 @@ fn what_is_no_part_is_refused() {
     let refused = part(&base.region, &outside, TARGET, 0);
     assert_eq!(refused.err(), Some(FiErrno::EINVAL));
     let part = part(&base.region, &base.memory[4000..], TARGET, 0).unwrap();
-    // it keeps its base
+    // a sub-region holds a reference to its base
     let weak = Arc::downgrade(&base.region);
     drop(base);
     assert!(weak.upgrade().is_some());

@@ -7,10 +7,10 @@ use super::*;
 
 const ROLE: &str = "WEFT_TEST_ROLE";
 
-/// The other process; killed at the end, should it still be there.
+/// The other process; killed on drop if it still runs.
 struct Peer {
     child: Child,
-    // a closed pipe would fail its test runner
+    // a closed pipe would make the child's test runner fail
     _output: Lines<BufReader<ChildStdout>>,
 }
 
@@ -21,7 +21,7 @@ impl Drop for Peer {
     }
 }
 
-/// Starts this program as a server that says its address on its output.
+/// Starts this program as a server that prints its address.
 fn server(role: &str) -> (Peer, SocketAddr) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", "msg::tests::processes::peer"])
@@ -34,7 +34,7 @@ fn server(role: &str) -> (Peer, SocketAddr) {
     let addr = output
         .by_ref()
         .map_while(std::io::Result::ok)
-        // the test runner's own words may come before it on the line
+        // the test runner may print text before it on the line
         .find_map(|line| Some(line.split_once("address ")?.1.parse().unwrap()))
         .expect("the peer says its address");
     let peer = Peer {
@@ -44,7 +44,7 @@ fn server(role: &str) -> (Peer, SocketAddr) {
     (peer, addr)
 }
 
-/// What the other process runs; does nothing in an ordinary run of the tests.
+/// Entry point of the other process; does nothing in an ordinary run of the tests.
 #[test]
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else {
@@ -77,13 +77,13 @@ fn peer() {
         }
         assert_eq!(next_event(&side.eq), Ok(Told::Shutdown(SERVER)));
     } else {
-        // waits to be stopped or killed
+        // the parent stops or kills this process
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).unwrap();
     }
 }
 
-/// Connects to the other process; gives its exposed memory's address and key.
+/// Connects to the other process; returns the address and key of its region.
 fn join(addr: SocketAddr) -> (Side, u64, u64) {
     let device = device();
     let client = Side::new(&device, config(CLIENT), false);
@@ -112,7 +112,7 @@ fn two_processes_exchange_messages() {
         source.fill(round as u8);
         client.recv(&target, 1 << 20, 1).unwrap();
         client.send(&source, len, 2).unwrap();
-        // the answer and the acknowledgement come in either order
+        // the reply and the completion of the send arrive in either order
         let contexts = [client.completion().unwrap(), client.completion().unwrap()];
         assert!(
             contexts.iter().any(|c| c.context == 1 && c.len == len),
@@ -176,7 +176,7 @@ fn a_peer_killed_under_load_is_told() {
     let (mut peer, addr) = server("wait");
     let (client, ..) = join(addr);
     let source = Buffer::all(&client.domain, 1 << 18);
-    // more than it receives, so some wait for it
+    // more sends than the peer has receives, so the last ones stay outstanding
     let mut posted = 0;
     while client.send(&source, 1 << 18, posted) == Ok(()) {
         posted += 1;

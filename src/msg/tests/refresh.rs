@@ -1,6 +1,7 @@
-//! Regions whose pages come and change (`fi_mr_refresh(3)`), on a device that pins.
+//! Regions whose pages appear and change (`fi_mr_refresh(3)`), on a device that pins memory.
 //!
-//! Those over memory that is not there run in a process of its own, without on-demand paging (`SOFTVERBS_ODP=0`).
+//! The tests with unmapped memory run in a separate process without on-demand paging
+//! (`SOFTVERBS_ODP=0`).
 
 use std::process::Command;
 
@@ -12,7 +13,7 @@ const ROLE: &str = "WEFT_TEST_REFRESH";
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// Addresses of their own, at first without memory.
+/// A reserved address range, initially without memory.
 struct Space(*mut u8, usize);
 
 impl Space {
@@ -24,12 +25,12 @@ impl Space {
         Self(map(std::ptr::null_mut(), pages, libc::PROT_NONE), pages)
     }
 
-    /// Puts new pages of zeros there.
+    /// Maps new pages of zeros.
     fn back(&self, first: usize, count: usize) {
         map(self.page(first), count, libc::PROT_READ | libc::PROT_WRITE);
     }
 
-    /// Takes them away.
+    /// Removes the pages.
     fn unback(&self, first: usize, count: usize) {
         map(self.page(first), count, libc::PROT_NONE);
     }
@@ -66,7 +67,7 @@ impl Space {
 
 impl Drop for Space {
     fn drop(&mut self) {
-        // SAFETY: of `new`.
+        // SAFETY: the mapping of `new`.
         unsafe { libc::munmap(self.0.cast(), self.1 * PAGE) };
     }
 }
@@ -104,7 +105,7 @@ fn memory_that_comes_piece_by_piece() {
     assert!(test.status.success(), "{said}");
 }
 
-/// What the other process runs; does nothing in an ordinary run of the tests.
+/// Entry point of the other process; does nothing in an ordinary run of the tests.
 #[test]
 fn role() {
     if std::env::var_os(ROLE).is_none() {
@@ -139,7 +140,7 @@ fn holes_are_refused_and_filled() {
             "{at}"
         );
     }
-    // half of it lies where nothing is
+    // half of the target is not mapped
     for at in [3 * PAGE - 4, 5 * PAGE - 4] {
         assert_eq!(
             poke(&client, &mut source, at, 3),
@@ -147,7 +148,7 @@ fn holes_are_refused_and_filled() {
             "{at}"
         );
     }
-    // pages that came are reached once that was said
+    // new pages can be accessed after a refresh
     space.back(8, 4);
     assert_eq!(
         poke(&client, &mut source, 8 * PAGE, 4),
@@ -160,7 +161,7 @@ fn holes_are_refused_and_filled() {
         poke(&client, &mut source, 9 * PAGE, 5),
         Err(FiErrno::EACCES)
     );
-    // all of them; an operation over several pieces lands in each
+    // all pages; an operation over several registrations writes to each of them
     for (first, count) in [(0, 3), (5, 3), (12, 8)] {
         space.back(first, count);
     }
@@ -175,7 +176,7 @@ fn holes_are_refused_and_filled() {
         let sent = u64::from_ne_bytes(*source.memory[at..].first_chunk().unwrap());
         assert_eq!(space.word(8 + at), sent, "{at}");
     }
-    // as a local buffer it is one, too
+    // the region can be one local buffer, too
     let land = Buffer::with_key(&client.domain, 16 * PAGE, Access::RECV, 1);
     let iov = libc::iovec {
         iov_base: space.page(2).cast(),
@@ -188,7 +189,7 @@ fn holes_are_refused_and_filled() {
     assert_eq!(client.completion().unwrap().len, 14 * PAGE);
     server.completion().unwrap();
     assert_eq!(land.memory[..8], space.word(2 * PAGE).to_ne_bytes());
-    // what has gone is refused, here and there
+    // removed pages are refused as remote and as local buffers
     space.unback(6, 1);
     region.refresh(&[space.range(6, 1)]).unwrap();
     assert_eq!(
@@ -196,7 +197,7 @@ fn holes_are_refused_and_filled() {
         Err(FiErrno::EACCES)
     );
     assert_eq!(poke(&client, &mut source, 7 * PAGE, 9), Ok(()));
-    // SAFETY: it is refused.
+    // SAFETY: the call is refused.
     let refused = unsafe { server.ep.send(LocalIov::single(&iov, &desc), 4) };
     assert_eq!(refused, Err(FiErrno::EINVAL));
     drop(region);
@@ -206,7 +207,8 @@ fn holes_are_refused_and_filled() {
     );
 }
 
-/// Memory grows page by page. A receive that was posted before lands, whatever was merged meanwhile.
+/// Memory grows page by page. A receive that was posted before completes, although registrations
+/// were merged meanwhile.
 fn growth_moves_nobody() {
     let (client, server) = in_form(FORM);
     let mut source = Buffer::all(&client.domain, PAGE);
@@ -237,7 +239,8 @@ fn growth_moves_nobody() {
     drop(region);
 }
 
-/// As many parts as there is memory: peers reach each of them, and are refused between them.
+/// The number of separate page ranges is not limited: peers reach each range, and are refused
+/// between them.
 fn parts_are_not_counted() {
     let (client, server) = in_form(FORM);
     let mut source = Buffer::all(&client.domain, PAGE);
@@ -259,7 +262,7 @@ fn parts_are_not_counted() {
         region.refresh(&[space.range(page, 1)]).unwrap();
     }
     check(&mut source, &|page| page.is_multiple_of(2));
-    // a region can be made so, and a call without ranges means all of it
+    // a region can be registered over such memory, and a call without ranges refreshes all of it
     drop(region);
     let region = space.region(&server.domain, 0, PAGES).unwrap();
     check(&mut source, &|page| page.is_multiple_of(2));
@@ -268,7 +271,7 @@ fn parts_are_not_counted() {
     }
     region.refresh(&[]).unwrap();
     check(&mut source, &|page| page % 4 == 2);
-    // and one part again, over which an operation is one request
+    // one range again: an operation is one request
     space.back(0, PAGES);
     region.refresh(&[]).unwrap();
     check(&mut source, &|_| true);
@@ -316,8 +319,8 @@ fn lists_that_change_hurt_no_writer() {
     drop(region);
 }
 
-/// Operations over more parts than the queue has room for at once, others behind them, with and
-/// without waiting for the parts to be read.
+/// Operations with more parts than the queue has slots, and operations behind them, with and
+/// without polling for the list of parts.
 fn operations_go_over_many_parts() {
     use crate::msg::sq::POLLS;
     for polls in [256, 0] {
@@ -343,7 +346,7 @@ fn operations_go_over_many_parts() {
         }
         assert!(source.memory[..len] == target.memory[..len]);
         assert_eq!(space.word(0).to_ne_bytes(), source.memory[..8]);
-        // a gap anywhere, and nothing is written
+        // with a gap anywhere, the operation writes nothing
         space.unback(40, 1);
         region.refresh(&[space.range(40, 1)]).unwrap();
         target.fill(0xff);
@@ -358,7 +361,7 @@ fn operations_go_over_many_parts() {
     }
 }
 
-/// Other pages under the same addresses, with all of them there at first.
+/// Pages are replaced at the same addresses; all pages are present at first.
 #[test]
 fn pages_that_change_are_followed() {
     let (client, server) = in_form(Mode::LOCAL | Mode::ALLOCATED | Mode::MMU_NOTIFY);
@@ -428,7 +431,7 @@ fn ranges_are_checked() {
     for mode in [
         Mode::LOCAL | Mode::NATIVE | Mode::MMU_NOTIFY,
         Mode::LOCAL | Mode::NATIVE,
-        // on demand: fetched
+        // on demand: a refresh prefetches
         Mode::LOCAL | Mode::PROV_KEY | Mode::VIRT_ADDR,
     ] {
         let domain = Domain::open(&device(), kind(mode)).unwrap();

@@ -36,7 +36,7 @@ fn connections(
     connections_in(DomainConfig::default(), count, selective, prepare)
 }
 
-/// As [`connections`], with servers in a domain of this kind.
+/// As [`connections`], with servers in a domain with this configuration.
 fn connections_in(
     kind: DomainConfig,
     count: usize,
@@ -90,7 +90,8 @@ fn receives_go_to_whichever_endpoint_a_message_comes_to() {
         .map(|client| Buffer::all(&client.domain, 64))
         .collect();
     source.fill(1);
-    // more rounds than slots, so that each is used again; out of order, since each has its queue
+    // more rounds than slots, so that each slot is reused; out of order, because each endpoint has
+    // its own completion queue
     for round in 0..4 * SIZE {
         let first = round % 3;
         for i in 0..3 {
@@ -125,7 +126,7 @@ fn as_many_as_its_size_can_be_posted_and_an_endpoint_that_goes_takes_none_along(
         post(&srx, &target, piece, piece).unwrap();
     }
     assert_eq!(post(&srx, &target, 0, 99), Err(FiErrno::EAGAIN));
-    // one message lies unread in the queue of the endpoint that goes
+    // the completion queue of the closed endpoint has one unread message
     let source = Buffer::all(&clients[0].domain, 64);
     clients[0].send(&source, 8, 0).unwrap();
     clients[0].completion().unwrap();
@@ -180,8 +181,8 @@ fn counters_and_selective_completion_are_the_endpoint_s() {
     assert_eq!((counters[0].read(), counters[1].read()), (3, 1));
 }
 
-/// Without `FI_MR_LOCAL` each receive is registered for itself, and a slot that is used again lets the old
-/// registration go.
+/// Without `FI_MR_LOCAL` each receive has its own registration, and reusing a slot closes the old
+/// one.
 #[test]
 fn buffers_that_nobody_registered_are_received_into() {
     let kind = DomainConfig {
@@ -209,7 +210,7 @@ fn buffers_that_nobody_registered_are_received_into() {
     }
 }
 
-/// A buffer at NULL has room for no byte.
+/// A buffer at NULL has 0 bytes.
 #[test]
 fn a_receive_without_memory_takes_a_message_without_data_only() {
     let (clients, servers, srx) = connections(1, false, |_| {});
@@ -229,7 +230,7 @@ fn a_receive_without_memory_takes_a_message_without_data_only() {
     assert_eq!((error.completion.context, error.err), (1, FiErrno::ETRUNC));
 }
 
-/// A message that does not fit ends the connection that it came by, and no other.
+/// A message that is too long for the receive ends its connection, and no other.
 #[test]
 fn a_message_that_is_too_long_is_an_error_of_one_endpoint() {
     let (clients, servers, srx) = connections(2, false, |_| {});

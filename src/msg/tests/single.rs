@@ -53,7 +53,7 @@ fn one_operation_reaches_it() {
         for parts in [&[&memory[..]][..], &[&memory[..100], &memory[100..]]] {
             let region = once(&server, parts, 5).unwrap();
             let (addr, key) = (start(&region, &memory), region.key());
-            // what is refused has not used it
+            // a refused operation does not use the region's access
             first.write(&source, 2, addr + 4095, key, 1).unwrap();
             assert_eq!(first.refused(1), FiErrno::EACCES);
             second.write(&other, 8, addr, key, 2).unwrap();
@@ -65,7 +65,7 @@ fn one_operation_reaches_it() {
             first.write(&source, 4096, addr, key, 3).unwrap();
             assert_eq!(first.completion().unwrap().context, 3);
             for (side, buffer) in [(&first, &source), (&second, &other), (&first, &source)] {
-                // other keys come and go, so everything is looked up again
+                // closing another region invalidates cached keys, so they are looked up again
                 drop(Buffer::with_key(&server, 8, TARGET, 77));
                 side.write(buffer, 8, addr, key, 4).unwrap();
                 assert_eq!(side.refused(4), FiErrno::EKEYREJECTED, "{mode:?}");
@@ -74,7 +74,7 @@ fn one_operation_reaches_it() {
             }
             drop(region);
         }
-        // the next one of that key is another region
+        // a later region with the same key is a new region
         let region = once(&server, &[&memory], 5).unwrap();
         let (addr, key) = (start(&region, &memory), region.key());
         second.read(&other, 8, addr, key, 6).unwrap();
@@ -85,7 +85,7 @@ fn one_operation_reaches_it() {
     }
 }
 
-/// However many try at once.
+/// Several initiators write to each region at the same time, and one succeeds.
 #[test]
 fn of_several_initiators_one_succeeds() {
     let mode = forms()[0];
@@ -130,7 +130,7 @@ fn of_several_initiators_one_succeeds() {
     drop(regions);
 }
 
-/// Two names of one region do not make two accesses.
+/// A region with two keys can be accessed once.
 #[test]
 fn a_mapped_key_is_the_same_access() {
     let (client, server) = in_form(forms()[0]);

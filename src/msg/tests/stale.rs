@@ -1,7 +1,7 @@
-//! Keys of closed regions: no write through one reaches other memory, whatever the device does with its
-//! rkeys, and whether the initiator runs or is stopped.
+//! Keys of closed regions: no write through them reaches other memory, even if the device reuses
+//! its rkeys, and whether the initiator runs or is stopped.
 //!
-//! Each test runs in a process of its own, on a device that gives rkeys out again at once
+//! Each test runs in a process of its own, on a device that reuses rkeys immediately
 //! (`SOFTVERBS_REUSE_KEYS`).
 
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ use crate::verbs::Buf;
 
 const ROLE: &str = "WEFT_TEST_STALE";
 const FORM: Mode = Mode::ALLOCATED.union(Mode::LOCAL);
-/// The key that is used again and again, and the one of the bystander.
+/// The key that is reused, and the key of the bystander.
 const KEY: u64 = 7;
 const OTHER: u64 = 8;
 
@@ -27,7 +27,7 @@ fn start(role: &str) -> Child {
         .unwrap()
 }
 
-/// What the other processes run; does nothing in an ordinary run of the tests.
+/// Entry point of the other processes; does nothing in an ordinary run of the tests.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else {
@@ -62,7 +62,7 @@ fn a_killed_initiator_is_not_waited_for() {
     assert!(start("killed").wait().unwrap().success());
 }
 
-/// What an initiator is to do: write its bytes there until the connection ends.
+/// The task of an initiator: writes its bytes to a region until the connection ends.
 #[derive(Clone, Copy, Debug)]
 struct Writer {
     to: SocketAddr,
@@ -113,7 +113,7 @@ fn write(side: &Side, source: &Buffer, to: &Writer) -> std::result::Result<(), F
             Ok(_) | Err(FiErrno::EAGAIN) => {}
             Err(error) => return Err(error),
         }
-        // the time that this process was stopped is not time that it waited
+        // the time for which this process was stopped does not count
         let now = Instant::now();
         waited += (now - last).min(Duration::from_millis(100));
         last = now;
@@ -121,8 +121,8 @@ fn write(side: &Side, source: &Buffer, to: &Writer) -> std::result::Result<(), F
     }
 }
 
-/// Regions come and go under one key while a thread writes to it. Whenever one has gone, memory that must
-/// stay zero is registered, most likely under the rkey that the closed one had.
+/// Regions with one key are registered and closed while a thread writes to that key. After each
+/// close, memory that must stay zero is registered, most likely with the rkey of the closed region.
 fn reuse() {
     const ROUNDS: u64 = 100_000;
     let device = device();
@@ -147,7 +147,7 @@ fn reuse() {
                     match write(&client, &source, &to) {
                         Ok(()) => written.fetch_add(1, Ordering::Relaxed),
                         Err(FiErrno::EKEYREJECTED) if client.ep.peer_addr().is_ok() => 0,
-                        // the region went while the write was under way: that ends the connection
+                        // closing the region while the write is under way ends the connection
                         Err(_) => {
                             over.store(true, Ordering::Relaxed);
                             ended.fetch_add(1, Ordering::Relaxed)
@@ -164,7 +164,7 @@ fn reuse() {
                 let bystander = Buffer::with_key(&server_domain, 64, TARGET, OTHER);
                 std::hint::spin_loop();
                 let memory = bystander.memory.as_ptr();
-                // SAFETY: the memory is there; should a device write to it, this must be seen.
+                // SAFETY: the memory is live; the volatile read sees writes of a device.
                 let touched = (0..64).any(|i| unsafe { memory.add(i).read_volatile() } != 0);
                 assert!(!touched, "a stale key reached other memory");
                 if rounds.fetch_add(1, Ordering::Relaxed) == ROUNDS {
@@ -193,8 +193,8 @@ fn write_until_the_end(to: &Writer) {
     ) {}
 }
 
-/// Memory of the device, which initiators write to by plain copies: one that is stopped is in the middle of a
-/// copy more often than not.
+/// Memory of the device, to which initiators write by plain copies: a stopped initiator is usually
+/// in the middle of a copy.
 struct DeviceMemory {
     domain: Arc<Domain>,
     at: *mut u8,
@@ -228,7 +228,7 @@ impl DeviceMemory {
     }
 
     fn clear(&self) {
-        // SAFETY: it is there; initiators may write at the same time.
+        // SAFETY: the memory is live; initiators may write at the same time.
         (0..self.len).for_each(|i| unsafe { self.at.add(i).write_volatile(0) });
     }
 
@@ -243,7 +243,7 @@ fn signal(child: &Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
-/// The child does nothing any more when this returns.
+/// Stops the child, and returns when it is stopped.
 fn stop(child: &Child) {
     signal(child, libc::SIGSTOP);
     let mut status = 0;
@@ -252,13 +252,13 @@ fn stop(child: &Child) {
     assert!(who == child.id() as i32 && libc::WIFSTOPPED(status));
 }
 
-/// An initiator that is stopped, and the other end.
+/// A stopped initiator, and the other end of its connection.
 struct Caught {
     child: Child,
     server: Side,
 }
 
-/// An initiator that writes to all of `region`, stopped somewhere.
+/// Starts an initiator that writes to all of `region`, and stops it after its first write.
 fn stop_a_writer(memory: &DeviceMemory, region: &Arc<Region>, form: Mode) -> Caught {
     let device = device();
     let eq = EventQueue::open(EqConfig::default()).unwrap();
@@ -292,15 +292,15 @@ fn stop_a_writer(memory: &DeviceMemory, region: &Arc<Region>, form: Mode) -> Cau
     Caught { child, server }
 }
 
-/// The peer goes on until it finds that the connection has ended.
+/// Continues the stopped peer and closes the connection; the peer exits when it detects the end.
 fn go_on(mut caught: Caught) {
     signal(&caught.child, libc::SIGCONT);
     caught.server.ep.close();
     assert!(caught.child.wait().unwrap().success());
 }
 
-/// Stops initiators until one is found in the middle of a write, by a region that can't be closed. Those
-/// that were not must not write any more.
+/// Stops initiators until one is in the middle of a write: then closing the region fails. The other
+/// initiators must not write after the close.
 fn catch(memory: &DeviceMemory, form: Mode) -> (Arc<Region>, Caught) {
     for _ in 0..100 {
         let region = memory.register();
@@ -319,11 +319,12 @@ fn catch(memory: &DeviceMemory, form: Mode) -> (Arc<Region>, Caught) {
     panic!("no initiator was stopped in the middle of a write");
 }
 
-/// Native keys, whose registrations end at once, and published ones, whose registrations lose their rights first.
+/// Native keys, whose registrations are closed at once, and published keys, whose registrations
+/// lose their remote access first.
 const FORMS: [Mode; 2] = [Mode::NATIVE.union(Mode::LOCAL), FORM];
 
-/// An initiator is stopped in the middle of writing. Closing is refused until it has gone on, and then nothing is
-/// written any more.
+/// An initiator is stopped in the middle of a write. Closing is refused until it continues; after
+/// the close it writes nothing.
 fn resumed() {
     for form in FORMS {
         let domain = Domain::open(&device(), kind(form)).unwrap();
@@ -342,7 +343,7 @@ fn resumed() {
         assert!(memory.is_clear(), "{form:?}: written after it was closed");
         assert_eq!(region.close(), Ok(()), "once more does no harm");
         drop(region);
-        // the key can be had again
+        // the key is free again
         memory.register().close().unwrap();
     }
 }
@@ -354,7 +355,7 @@ fn killed() {
         let memory = DeviceMemory::new(&domain, 1 << 20);
         let (region, mut caught) = catch(&memory, form);
         signal(&caught.child, libc::SIGKILL);
-        // not waited for: a zombie does nothing any more
+        // the child is not waited for: a zombie does not write
         let start = Instant::now();
         while let Err(error) = region.close() {
             assert_eq!(error, FiErrno::EBUSY);
@@ -367,8 +368,8 @@ fn killed() {
     }
 }
 
-/// The initiator is stopped in the middle of writing. Regions are closed and made, more of them than may
-/// wait for its acknowledgement; when it goes on, it reaches none.
+/// The initiator is stopped in the middle of a write. More regions are closed and registered than
+/// may wait for its acknowledgement; after it continues, it reaches none of them.
 fn stopped() {
     let domain = Domain::open(&device(), kind(FORM)).unwrap();
     let memory = DeviceMemory::new(&domain, 64);
@@ -385,7 +386,7 @@ fn stopped() {
             bystanders.push(bystander);
         }
     }
-    // a second of patience, and the work of five thousand registrations on a machine that may be busy
+    // 1 s of waiting for the initiator, and 5000 registrations on a machine that may be busy
     assert!(start.elapsed() < LIMIT * 6, "{:?}", start.elapsed());
     match closed {
         Ok(()) => {

@@ -92,7 +92,7 @@ fn a_receive_posted_before_there_is_a_queue_pair_is_used() {
     assert_eq!(target.memory, source.memory);
 }
 
-/// What the device doesn't have yet can be taken back, and nothing else.
+/// Only receives that are not posted to the device can be cancelled.
 #[test]
 fn a_receive_that_waits_for_a_queue_pair_is_cancelled() {
     let device = device();
@@ -131,7 +131,7 @@ fn a_receive_that_waits_for_a_queue_pair_is_cancelled() {
         assert_eq!(client.ep.cancel(context), Err(FiErrno::ENOENT), "posted");
     }
     let source = Buffer::all(&server.domain, 8);
-    // the others take the messages, in their order, and the slots are all free again
+    // the other receives get the messages in order, and all slots are free again
     for context in [2, 3].into_iter().chain(10..200) {
         if context >= 10 {
             client.recv(&target, 8, context).unwrap();
@@ -171,7 +171,7 @@ fn several_buffers_make_one_message() {
         let from = LocalIov::from_raw(iov.as_ptr(), desc.as_ptr().cast(), 4).unwrap();
         client.ep.send(from, 2).unwrap();
     }
-    // a count over the limit is refused before the list, which is shorter, is looked at
+    // a count over the limit is refused before the list, which is shorter, is read
     for count in [5, MAX_IOV + 1, usize::MAX] {
         // SAFETY: see above.
         unsafe {
@@ -287,7 +287,7 @@ fn a_full_queue_says_try_again_and_loses_nothing() {
     let source = Buffer::all(&client.domain, 4096);
     let target = Buffer::all(&server.domain, 4096);
     let mut posted = 0;
-    // nobody receives yet, so nothing completes
+    // no receive is posted yet, so no send completes
     while client.send(&source, 4096, posted) == Ok(()) {
         posted += 1;
         assert!(posted <= 64, "more than the queue holds");
@@ -373,8 +373,8 @@ fn flags_that_mean_nothing_are_refused() {
     }
 }
 
-/// softverbs keeps its requests in order anyway, so only the request tells: on hardware the flag is what
-/// makes it wait for the reads and atomics before it.
+/// Checks the flag of the request, because softverbs runs requests in order with and without it. On
+/// hardware the flag makes the request wait for the reads and atomics before it.
 #[test]
 fn a_fence_reaches_the_device() {
     let (client, server) = connected(false, |_| {});
@@ -426,7 +426,7 @@ fn a_descriptor_is_needed_where_the_device_reads() {
         assert_eq!(client.ep.send(local, 0), Err(FiErrno::EINVAL));
         assert_eq!(client.ep.recv(local, 0), Err(FiErrno::EINVAL));
     }
-    // of no length: none is needed
+    // a buffer of 0 bytes needs no descriptor
     let empty = libc::iovec {
         iov_base: std::ptr::null_mut(),
         iov_len: 0,
@@ -565,7 +565,7 @@ fn a_wrong_key_ends_the_connection_on_both_sides() {
     let waiting = Buffer::all(&server.domain, 8);
     server.recv(&waiting, 8, 3).unwrap();
     let (iov, desc) = source.part(0, 4096);
-    // it may be read, not written
+    // the region may be read, not written
     // SAFETY: the buffers outlive the operation.
     unsafe {
         client.ep.write(

@@ -1,4 +1,4 @@
-//! What connections are set up with reaches the queue pair.
+//! The connection parameters of a domain are those of its queue pairs.
 
 use super::*;
 use crate::conn::Tuning;
@@ -29,7 +29,7 @@ fn timers_and_retries_are_those_asked_for() {
     assert_eq!(tuned.traffic_class, 0x68);
     let own = state(&server);
     assert_eq!((own.min_rnr_timer, own.timeout), (12, 16));
-    // how often a peer without a receive is tried again is what that peer's side asks for
+    // the rnr_retry of a queue pair is the value that its peer requests
     assert_eq!((tuned.rnr_retry, own.rnr_retry), (7, 5));
 }
 
