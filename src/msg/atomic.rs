@@ -32,7 +32,7 @@ pub enum AtomicOp {
 /// The kind of call that posts an atomic; determines the flags of its completion and its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicKind {
-    /// `fi_atomic` and its kin: counted as a write.
+    /// `fi_atomic`, `fi_atomicv`, `fi_atomicmsg`, `fi_inject_atomic`: counted as a write.
     Base,
     /// `fi_fetch_atomic`, `fi_compare_atomic`: counted as a read.
     Fetch,

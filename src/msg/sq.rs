@@ -11,9 +11,9 @@ use crate::queue::{CompletionQueue, WrId};
 use crate::verbs::{Pd, Qp, RemoteAddr, Rkey, SendOpcode, SendRequest};
 
 /// Maximum number of polls of the application's completion queue in one call, for a completion that
-/// an operation waits for. Then the operation is deferred. On soft0 a look-up completes within few
-/// polls, so an application that does not read its completion queue need not wait for the helper
-/// thread, whose interval is at least 0.1 ms per step of the look-up.
+/// an operation waits for. Then the operation is deferred. On soft0 a look-up completes within a
+/// few polls, so an application that does not read its completion queue need not wait for the
+/// helper thread, whose interval is at least 0.1 ms per step of the look-up.
 #[cfg(not(test))]
 fn poll_limit() -> u32 {
     256
