@@ -113,7 +113,8 @@ impl Drop for Imported {
     }
 }
 
-/// Counts a domain. For the first one, sets the monitor's `import_ops` and starts it.
+/// Counts a domain as a user of the monitor. For the first domain, sets the monitor's `import_ops`
+/// and starts the monitor.
 ///
 /// # Safety
 /// As [`import`].
@@ -177,7 +178,8 @@ pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monit
         unsubscribe: ops.unsubscribe.ok_or(missing)?,
         valid: ops.valid.ok_or(missing)?,
     };
-    // not dropped before `begin` succeeds: dropping it would stop the monitor
+    // Not dropped before `begin` succeeds: the drop ends a use of the monitor, which `begin`
+    // counts.
     let imported = std::mem::ManuallyDrop::new(imported);
     // SAFETY: as above.
     let told = unsafe { (*monitor).import_ops };

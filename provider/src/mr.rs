@@ -24,7 +24,7 @@ use crate::mr_attr;
 
 /// A registered region.
 pub(crate) struct Mr {
-    // the first field is dropped first: the region must not outlive the objects bound to it
+    // The first field is dropped first: the uses of the objects bound to the region end afterwards.
     region: Arc<Region>,
     /// The uses of the counters and the endpoint to which the region is bound, and of the base
     /// region of a sub-region.
@@ -157,7 +157,7 @@ fn token(mr: &Object<Mr>) -> Token {
     Token(std::ptr::from_ref(mr).expose_provenance())
 }
 
-/// Puts `FI_MR_COMPLETE` or the error into the queue (fi_eq(3)).
+/// Writes `FI_MR_COMPLETE` or the error to the event queue (fi_eq(3)).
 fn tell(events: &EventQueue, owner: Token, context: usize, result: Result<()>) {
     if let Err(error) = result {
         events.write_error(owner, error);
@@ -177,7 +177,7 @@ fn tell(events: &EventQueue, owner: Token, context: usize, result: Result<()>) {
 /// The result of `fi_mr_key`.
 fn key(region: &Region) -> u64 {
     if region.domain().config().form.mode.contains(Mode::RAW) {
-        FI_KEY_NOTAVAIL // fi_mr_raw_attr has it
+        FI_KEY_NOTAVAIL // fi_mr_raw_attr returns the key
     } else {
         region.key() // FI_KEY_NOTAVAIL before it is enabled
     }
@@ -347,7 +347,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         }
         // SAFETY: as above.
         FI_REFRESH => unsafe { refresh(&mr.region, arg.cast()) }.map(|()| 0),
-        _ => Err(FiErrno::ENOSYS), // what belongs to other fids
+        _ => Err(FiErrno::ENOSYS), // commands of other fids
     };
     on(mr, |mr| log::explained("fi_control", || control(mr)))
 }
@@ -355,7 +355,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
 /// `fi_mr_refresh`
 ///
 /// # Safety
-/// `modify` is NULL or points to such a structure, whose list has as many elements as its count.
+/// `modify` is NULL or valid, and its list has as many elements as its count.
 unsafe fn refresh(region: &Region, modify: *const fi_mr_modify) -> Result<()> {
     if modify.is_null() {
         return Err(FiErrno::EINVAL);
@@ -387,8 +387,8 @@ unsafe fn refresh(region: &Region, modify: *const fi_mr_modify) -> Result<()> {
 /// `fi_mr_raw_attr`
 ///
 /// # Safety
-/// `attr` is NULL or points to such a structure, whose pointers are NULL or valid; the key has room
-/// for `*key_size` bytes.
+/// `attr` is NULL or valid, and its pointers are NULL or valid; the key has room for `*key_size`
+/// bytes.
 unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {

@@ -1,5 +1,5 @@
-//! `fid_poll`: poll sets, `fi_poll(3)`. One call returns the ready ones of several queues and
-//! counters.
+//! `fid_poll`: poll sets, `fi_poll(3)`. One call checks several queues and counters, and
+//! returns the ready ones.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;

@@ -47,15 +47,15 @@ unsafe impl Part for fi_info {
 
 // SAFETY: as above.
 unsafe impl Part for fi_tx_attr {
-    fn keep_pointers(&mut self, _: &Self) {} // it has none
+    fn keep_pointers(&mut self, _: &Self) {} // no pointers
 }
 
 // SAFETY: as above.
 unsafe impl Part for fi_rx_attr {
-    fn keep_pointers(&mut self, _: &Self) {} // it has none
+    fn keep_pointers(&mut self, _: &Self) {} // no pointers
 }
 
-// SAFETY: as above; main appends to it.
+// SAFETY: as above; libfabric's main branch only appends fields.
 unsafe impl Part for fi_ep_attr {
     fn keep_pointers(&mut self, old: &Self) {
         self.auth_key = old.auth_key;
@@ -84,10 +84,10 @@ unsafe impl Part for fi_fabric_attr {
     }
 }
 
-/// The oldest size of a structure in a local variable; the fields beyond it are zeros.
+/// A copy of the first `OLDEST` bytes of a structure; the fields beyond them are zeros.
 ///
 /// # Safety
-/// `part` is readable in the size of some release.
+/// `part` is readable in the size that it has in a release since 1.17.
 unsafe fn copy<T: Part>(part: *const T) -> T {
     const { assert!(T::OLDEST <= size_of::<T>()) };
     let mut copy = MaybeUninit::<T>::zeroed();
@@ -134,7 +134,7 @@ impl<'a, T: Part> View<'a, T> {
         })
     }
 
-    /// A part that this one points to.
+    /// A structure to which this structure points.
     fn part<P: Part>(&self, part: *const P) -> Option<View<'a, P>> {
         // SAFETY: a pointer of this structure, by the promise of `new`.
         unsafe { View::new(part) }

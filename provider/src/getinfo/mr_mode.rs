@@ -71,7 +71,7 @@ pub(crate) struct Able {
     pub(crate) events: bool,
 }
 
-/// Bits that forms have.
+/// The bits that a form can have.
 const KNOWN: Mode = Mode::NATIVE
     .union(Mode::LOCAL)
     .union(Mode::RAW)
@@ -79,7 +79,8 @@ const KNOWN: Mode = Mode::NATIVE
     .union(Mode::RMA_EVENT)
     .union(Mode::ENDPOINT);
 
-/// Bits that no form has merely because they were offered: forms with one of them come last.
+/// Bits that a form does not have only because the application offered them: forms with one of
+/// these bits come last.
 const SPECIAL: Mode = Mode::RAW.union(Mode::RMA_EVENT).union(Mode::ENDPOINT);
 
 /// The forms for an application of API `version`, best first. With `forced`, only that form.
