@@ -23,7 +23,8 @@ use crate::queue::{CompletionQueue, Counter, Counters};
 use crate::verbs::{Device, Pd};
 
 bitflags! {
-    /// The directions that a completion queue is bound for; values as in libfabric.
+    /// The directions for which a completion queue is bound (`fi_ep_bind(3)`); values as in
+    /// libfabric.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct BindFlags: u64 {
         /// `FI_RECV`
@@ -70,9 +71,9 @@ pub struct EndpointConfig {
     /// Authorization key, if it is not the domain's. The endpoint connects only with endpoints that
     /// have the same key.
     pub auth: Option<AuthKey>,
-    /// Local address, if the application has chosen one.
+    /// Local address, if the application has set one.
     pub src: Option<SocketAddr>,
-    /// The peer's address, if the application has given one.
+    /// The peer's address, if the application has set one.
     pub dst: Option<SocketAddr>,
 }
 
@@ -88,7 +89,7 @@ pub struct Endpoint {
     rx_op_flags: AtomicU64,
 }
 
-/// Upper limits of an endpoint's attributes on a device.
+/// Upper limits of an endpoint's attributes on a device (`fi_endpoint(3)`, `fi_srx_context(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Transmit operations under way: the device's `max_qp_wr` less the engine's own requests.
@@ -337,8 +338,8 @@ impl Endpoint {
     /// - `EINVAL`: more data than [`Self::cm_data_size`].
     /// - `EACCES`: the peer has another authorization key; its request was rejected.
     /// - `EOPBADSTATE`: not made from a request, or accepted or refused already.
-    /// - `ECONNABORTED` and other errors of the connection manager: the peer has withdrawn its
-    ///   request.
+    /// - errors of the connection manager, for instance `ECONNABORTED`: the peer is gone, and the
+    ///   connection has ended.
     /// - the errors of [`Self::enable`].
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         self.core.accept(data)
@@ -353,7 +354,7 @@ impl Endpoint {
     }
 
     /// Disconnects, flushes every operation to its completion queue, and releases the device's
-    /// resources (`fi_close(3)`). Every later call fails. Idempotent.
+    /// resources (`fi_close(3)`). Later operations and state changes fail. Idempotent.
     pub fn close(&self) {
         self.core.close();
     }
@@ -361,7 +362,7 @@ impl Endpoint {
     /// Changes the source address (`fi_setname(3)`).
     ///
     /// # Errors
-    /// `EOPBADSTATE`: enabled already.
+    /// `EOPBADSTATE`: enabled already, or made from a request.
     pub fn set_name(&self, addr: SocketAddr) -> Result<()> {
         let mut control = self.core.control.lock();
         if !self.core.conn.state.is(State::Idle) || control.side.passive {

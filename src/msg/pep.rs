@@ -15,7 +15,7 @@ pub struct PepConfig {
     /// Address to listen on. Port 0 selects any free port; `None` is the wildcard address of IPv4
     /// with any port.
     pub addr: Option<SocketAddr>,
-    /// Maximum number of unanswered requests; 0 for the default.
+    /// Maximum number of unanswered requests; 0 for the default of 128.
     pub backlog: usize,
     /// Identifies the passive endpoint in events.
     pub token: Token,
@@ -60,14 +60,14 @@ impl PassiveEndpoint {
     /// Binds the event queue that receives the requests (`fi_pep_bind(3)`).
     ///
     /// # Errors
-    /// `EINVAL`: an event queue is bound already.
+    /// `EINVAL`: an event queue is bound already. `EOPBADSTATE`: closed.
     pub fn bind_eq(&self, eq: &Arc<EventQueue>) -> Result<()> {
         let sink: Arc<dyn CmSink> = Arc::clone(eq) as _;
         self.listener.bind(&sink)
     }
 
-    /// Sets the maximum number of unanswered requests (`FI_BACKLOG`), before listening; 0 for the
-    /// default.
+    /// Sets the maximum number of unanswered requests (`FI_BACKLOG`, `fi_control(3)`), before
+    /// listening; 0 for the default of 128.
     ///
     /// # Errors
     /// `EOPBADSTATE`: listening already.
@@ -78,7 +78,8 @@ impl PassiveEndpoint {
     /// Starts listening (`fi_listen(3)`).
     ///
     /// # Errors
-    /// `ENOEQ`: no event queue is bound. `EOPBADSTATE`: listening already.
+    /// `ENOEQ`: no event queue is bound, or the endpoint is closed. `EOPBADSTATE`: listening
+    /// already.
     pub fn listen(&self) -> Result<()> {
         self.listener.listen()
     }
@@ -88,8 +89,8 @@ impl PassiveEndpoint {
         self.listener.device()
     }
 
-    /// Stops listening and discards the endpoint's unread events (`fi_close(3)`). Every later call
-    /// fails. Idempotent.
+    /// Stops listening and discards the endpoint's unread events (`fi_close(3)`). Later calls fail
+    /// or have no effect. Idempotent.
     pub fn close(&self) {
         self.listener.close();
     }
