@@ -72,7 +72,7 @@ impl Format {
     /// `EINVAL`: NULL, too short, of another family, or not an address.
     ///
     /// # Safety
-    /// `addr` is NULL or has the memory of its format: `len` bytes if a length is given, a C string
+    /// `addr` is NULL or has the memory of its format: `len` bytes if `len` is `Some`, a C string
     /// for [`Format::Str`].
     pub(crate) unsafe fn read(self, addr: *const c_void, len: Option<usize>) -> Result<SocketAddr> {
         if addr.is_null() {

@@ -160,7 +160,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
     // SAFETY: a fid by the contract of fi_control(3).
     let cntr = unsafe { object::<Cntr>(handle) };
     on(cntr, |cntr| {
-        // SAFETY: the argument that the command asks for.
+        // SAFETY: the argument of the command, by the contract of fi_control(3).
         unsafe { wait_control(command, arg, cntr.engine.fd(), cntr.engine.wait_kind()) }
     })
 }

@@ -56,7 +56,7 @@ impl Kind for Cq {
     }
 }
 
-/// The wait object of a queue; `FI_WAIT_UNSPEC` has a default.
+/// The wait object of a queue; the engine chooses one for `FI_WAIT_UNSPEC`.
 ///
 /// # Errors
 /// `ENOSYS`: an unsupported kind; the man page's deprecated kinds are not supported.
@@ -481,7 +481,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
     // SAFETY: a fid by the contract of fi_control(3).
     let cq = unsafe { object::<Cq>(handle) };
     on(cq, |cq| {
-        // SAFETY: the argument that the command asks for.
+        // SAFETY: the argument of the command, by the contract of fi_control(3).
         unsafe { wait_control(command, arg, cq.engine.fd(), cq.engine.wait_kind()) }
     })
 }

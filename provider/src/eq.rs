@@ -430,7 +430,7 @@ unsafe extern "C" fn strerror(
     buf: *mut c_char,
     len: usize,
 ) -> *const c_char {
-    // SAFETY: strerror gives a C string; `buf` is NULL or has `len` bytes.
+    // SAFETY: strerror returns a C string; `buf` is NULL or has `len` bytes.
     unsafe {
         let text = libc::strerror(prov_errno);
         copy_text(std::ffi::CStr::from_ptr(text), buf, len);
@@ -442,7 +442,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
     // SAFETY: a fid by the contract of fi_control(3).
     let eq = unsafe { object::<Eq>(handle) };
     on(eq, |eq| {
-        // SAFETY: the argument that the command asks for.
+        // SAFETY: the argument of the command, by the contract of fi_control(3).
         unsafe { wait_control(command, arg, eq.engine.fd(), eq.engine.wait_kind()) }
     })
 }

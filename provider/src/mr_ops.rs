@@ -190,7 +190,7 @@ unsafe extern "C" fn mr_alloc(
     mr: *mut *mut fid_mr,
 ) -> c_int {
     let out = (addr, std::ptr::null_mut(), mr);
-    // SAFETY: as this function.
+    // SAFETY: the arguments are those of this function, which keep the contract of `shared`.
     unsafe {
         shared(domain, attr, out, |domain, _, hint| {
             SharedMemory::alloc(domain.engine.device(), len, hint)
@@ -217,7 +217,7 @@ unsafe extern "C" fn mr_import(
         unsafe { std::ptr::copy_nonoverlapping(handle.cast(), bytes.as_mut_ptr(), size) };
         SharedMemory::import(domain.engine.device(), &bytes, access, hint)
     };
-    // SAFETY: as this function.
+    // SAFETY: the arguments are those of this function, which keep the contract of `shared`.
     unsafe { shared(domain, attr, (addr, len, mr), import) }
 }
 

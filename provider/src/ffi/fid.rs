@@ -38,7 +38,8 @@ pub(crate) trait Kind: Sized {
     type C;
     /// `FI_CLASS_*`.
     const CLASS: usize;
-    /// Our table of control operations for this kind; its address identifies our own fids.
+    /// The provider's table of control operations for this kind; its address identifies the
+    /// provider's fids.
     fn ops() -> &'static fi_ops;
     /// Puts the tables of refusals into the other ops pointers.
     fn retire(c: &mut Self::C);

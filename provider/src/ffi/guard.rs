@@ -80,7 +80,8 @@ pub(crate) fn on<T: Status>(poison: &Poison, body: impl FnOnce() -> Result<T>) -
 }
 
 /// Sends the message of every later panic in this library to the log instead of to standard error.
-/// The hook is that of our own copy of the standard library: a Rust application keeps its own.
+/// The hook belongs to this library's copy of the standard library: the hook of a Rust application
+/// is unchanged.
 pub(crate) fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let text = panic

@@ -84,7 +84,7 @@ fn object_at(address: *const c_void) -> Option<(usize, *mut c_void)> {
     if unsafe { libc::dladdr(address, &raw mut info) } == 0 || info.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: `dli_fname` is the C string that dladdr gave. NOLOAD makes it a look-up only.
+    // SAFETY: `dli_fname` is the C string that dladdr returned. NOLOAD: the call loads nothing.
     let handle = unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     let handle = if handle.is_null() {
         // A statically linked libfabric is in the program, which cannot be reopened by its name.

@@ -274,7 +274,7 @@ impl Info {
     /// # Errors
     /// `ENOMEM`: no memory. `ENOSYS`: there is no host.
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: NULL asks for an empty structure.
+        // SAFETY: NULL requests an empty structure.
         unsafe { Self::dup(std::ptr::null()) }
     }
 
@@ -311,7 +311,7 @@ impl Info {
     }
 
     fn head(&self) -> fi_info {
-        // SAFETY: made by the host and not given away.
+        // SAFETY: made by the host and owned by `self`.
         unsafe { copy(self.0) }
     }
 
@@ -328,7 +328,7 @@ impl Info {
         let mut first: *mut fi_info = std::ptr::null_mut();
         for info in list.into_iter().rev() {
             let info = info.into_raw();
-            // SAFETY: made by the host, and not given away yet.
+            // SAFETY: made by the host, and owned by this function until it returns.
             unsafe { (*info).next = first };
             first = info;
         }
@@ -476,7 +476,7 @@ fn replace<T>(pointer: &mut *mut T, new: *mut T) {
 impl Drop for Info {
     fn drop(&mut self) {
         if let Some(host) = host::get() {
-            // SAFETY: made by this host's fi_dupinfo and not given away.
+            // SAFETY: made by this host's fi_dupinfo and owned by `self`.
             unsafe { (host.freeinfo)(self.0) };
         }
     }

@@ -1,4 +1,5 @@
-//! `fi_info.nic`: the device's own attributes, as a fid with copy, close and print of our own.
+//! `fi_info.nic`: the device's own attributes, as a fid with the provider's copy, close and print
+//! functions.
 //!
 //! `fi_dupinfo` copies it through `FI_DUP`, `fi_freeinfo` closes it, `fi_tostr` prints it.
 
@@ -97,7 +98,7 @@ struct Owned(*mut fid_nic);
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: built by `create`, all pointers NULL or from C's heap, and not given away.
+        // SAFETY: built by `create`; all pointers are NULL or from C's heap, and owned by `self`.
         unsafe { free(self.0) };
     }
 }
@@ -153,7 +154,7 @@ unsafe fn read(nic: *const fid_nic) -> Nic {
     // SAFETY: strings are C strings or NULL.
     let text = |value: *mut c_char| {
         (!value.is_null()).then(|| {
-            // SAFETY: not NULL, so a C string of ours.
+            // SAFETY: not NULL, so a C string that `create` made.
             unsafe { CStr::from_ptr(value) }
                 .to_string_lossy()
                 .into_owned()

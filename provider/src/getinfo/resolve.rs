@@ -76,7 +76,7 @@ fn lookup(
         }
         return Ok(vec![addr::parse(text)?]);
     }
-    // SAFETY: an all-zero addrinfo asks for nothing.
+    // SAFETY: all zeros is a valid `addrinfo`: hints without a request.
     let mut wish: libc::addrinfo = unsafe { std::mem::zeroed() };
     wish.ai_socktype = libc::SOCK_STREAM;
     wish.ai_family = match format {
