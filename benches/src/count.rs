@@ -1,5 +1,5 @@
-//! Runs each call [`CALLS`] times in a function with the name of the call, for callgrind: `bench
-//! count` divides the instructions by the calls.
+//! Runs each call [`CALLS`] times in a function with the name of the call, for callgrind.
+//! `bench count` divides the instructions by the calls.
 //!
 //! Both ends are in one process and one thread, so that every instruction is counted and the result
 //! does not depend on the scheduler.
