@@ -79,7 +79,7 @@ const KNOWN: Mode = Mode::NATIVE
     .union(Mode::RMA_EVENT)
     .union(Mode::ENDPOINT);
 
-/// Bits that a form does not have only because the application offered them: forms with one of
+/// Bits that are not added to a form merely because the application offered them. Forms with one of
 /// these bits come last.
 const SPECIAL: Mode = Mode::RAW.union(Mode::RMA_EVENT).union(Mode::ENDPOINT);
 
