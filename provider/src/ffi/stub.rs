@@ -114,8 +114,8 @@ tables! {
 }
 
 /// The refusal for the slot that libfabric's main branch appends. The functions for this slot take
-/// scalars and return an int, so in every C calling convention that libfabric supports a function
-/// without parameters can be called in their place.
+/// only scalars and pointers and return an int, so in every C calling convention that libfabric
+/// supports a function without parameters can be called in their place.
 unsafe extern "C" fn appended<const E: i32>() -> c_int {
     -E
 }
