@@ -3,8 +3,8 @@
 //! regions, which are retained until no peer can use their keys. `docs/protocol.md` has the bytes
 //! and the order of writing them.
 //!
-//! Under its lock only those of the peers' endpoints are taken: of their send queues, if they are
-//! free, and completion queues.
+//! While a thread holds the directory's lock, it acquires only locks of the peers' endpoints: the
+//! transmit lock if it is free, and the lock of the completion queue.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -22,29 +22,30 @@ use crate::wire::records::{Block, Entry, Header, WORDS};
 
 /// Connection blocks per registration.
 const SLAB: usize = 64;
-/// Words from one block to the next: a word behind each block receives reads of the peer's block.
+/// Words from the start of one block to the start of the next. The first word behind each block
+/// receives the results of reads of the peer's block.
 const STRIDE: usize = 2 * WORDS;
 
 /// A connected endpoint that receives revocations. Called with the directory's lock held: it may
 /// post and poll, and must not call the directory.
 pub(crate) trait Peer: Send + Sync {
     /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the
-    /// *revision* of the peer's connection block, now or soon.
+    /// *revision* of the peer's connection block, in this call or by a later retry.
     fn tell_revocations(&self);
-    /// Completes what was posted, tells what could not be told yet, and asks the peer how far it
-    /// is, by a read of its memory.
+    /// Polls for completions, repeats a notification that could not be sent, and posts a read of
+    /// the peer's word [`Block::SETTLED`].
     fn look(&self) -> Look;
-    /// Acknowledges the peer's own revocations, unless another thread holds the endpoint's transmit
-    /// lock.
+    /// Acknowledges the revocations of the peer's directory, unless another thread holds the
+    /// endpoint's transmit lock.
     fn acknowledge(&self);
-    /// Ends the connection: the peer does not acknowledge.
+    /// Ends the connection of a peer that does not acknowledge.
     fn sever(&self);
 }
 
 /// Result of [`Peer::look`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
-    /// The connection has not ended, as far as this side can tell.
+    /// Whether the connection is up: this side has detected no end of it.
     pub(crate) up: bool,
     /// The result of the last read of the peer's word [`Block::SETTLED`].
     pub(crate) answer: Option<u64>,
@@ -58,7 +59,7 @@ pub(crate) struct Directory {
     header: Words,
     pd: Arc<Pd>,
     domain: u64,
-    /// The event cells.
+    /// The event cells, if regions may count peers' operations.
     cells: Option<Arc<Cells>>,
     pub(super) inner: Mutex<Inner>,
 }
@@ -74,8 +75,8 @@ pub(super) struct Inner {
     /// Retired registrations, each with the revocation count that peers must acknowledge before it
     /// is freed, oldest first.
     pub(super) retired: VecDeque<(u64, Left)>,
-    /// Registrations that regions had before they were refreshed and that somebody is in the middle
-    /// of an access to, and generations of the regions.
+    /// Former registrations of refreshed regions that could not be ended because an access was
+    /// under way, each with its region's generation.
     pub(super) stuck: Vec<(u64, Mr)>,
 }
 
@@ -88,13 +89,13 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// The place of a connection block.
+/// Location of a connection block.
 #[derive(Clone, Debug)]
 pub(super) struct BlockPlace {
     words: Arc<Words>,
-    /// The block's first word.
+    /// Index of the block's first word.
     index: usize,
-    /// The block's number: the blocks are numbered through all registrations.
+    /// The block's number; the numbering continues across the registrations.
     number: usize,
 }
 
@@ -115,7 +116,7 @@ impl ConnectionBlock {
         self.place.words.rkey()
     }
 
-    /// A number that no other connection has, with very high probability.
+    /// A number that is unique to the connection with very high probability.
     pub(crate) fn token(&self) -> u64 {
         self.directory.domain ^ self.addr().get()
     }
@@ -139,7 +140,7 @@ impl ConnectionBlock {
         (self.place.words.addr(index), self.place.words.lkey())
     }
 
-    /// Publishes the count of the peer's revocations that are settled.
+    /// Publishes the value of the word [`Block::SETTLED`], which the peer reads.
     pub(crate) fn show_settled(&self, value: u64) {
         let index = self.place.index + Block::SETTLED;
         self.place.words.store(index, value);
@@ -151,19 +152,20 @@ impl ConnectionBlock {
         (words.addr(self.place.index + WORDS), words.lkey())
     }
 
-    /// The value last read from the peer's block.
+    /// The result of the last read of the peer's block.
     pub(crate) fn sunk(&self) -> u64 {
         self.place.words.load(self.place.index + WORDS)
     }
 
-    /// Sends revocations to `peer` from now on, until it is dropped or [`Self::leave`] is called.
+    /// Adds the peer: it is notified of revocations until `peer` is dropped or [`Self::leave`] is
+    /// called.
     pub(crate) fn join(&self, peer: Weak<dyn Peer>) {
         let mut inner = self.directory.inner.lock();
         let member = Member::new(peer, self.place.clone());
         inner.peers.insert(self.place.number, member);
     }
 
-    /// Removes the peer; its queue pair can execute no operation any more.
+    /// Removes the peer. The queue pair must be unable to execute further operations of the peer.
     pub(crate) fn leave(&self) {
         let mut inner = self.directory.inner.lock();
         if inner.peers.remove(self.place.number) {
@@ -180,7 +182,8 @@ impl Drop for ConnectionBlock {
 }
 
 impl Directory {
-    /// An empty one. `domain` is the domain's number; `events`: regions may count what peers do.
+    /// Creates an empty directory. `domain` is the domain's number; `events`: whether regions may
+    /// count peers' operations.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering memory.
@@ -226,7 +229,7 @@ impl Directory {
         self.header.write(0, &header.encode());
     }
 
-    /// Publishes an entry. No other entry has its key.
+    /// Publishes an entry, whose key must not be in the directory.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering a larger table.
@@ -238,19 +241,20 @@ impl Directory {
             .insert(entry, |table| self.publish(table, revocations))
     }
 
-    /// Takes an entry out: peers do not find the key any more, and the others are told to forget
-    /// it. Gives the count of revocations with which this was done.
+    /// Removes the entry of a key and notifies the peers that hold keys, so that they drop their
+    /// cached records. Returns the revocation count after the removal.
     pub(crate) fn withdraw(&self, key: u64) -> u64 {
         self.change(|table| table.remove(key))
     }
 
-    /// A published region is described otherwise from now on, or has other registrations. As
-    /// [`Self::withdraw`].
+    /// Replaces the entry of a published region whose record or registrations have changed.
+    /// Notification and result as [`Self::withdraw`].
     pub(crate) fn replace(&self, entry: &Entry) -> u64 {
         self.change(|table| table.replace(entry))
     }
 
-    /// Changes the table, and where that has changed makes every peer look again.
+    /// Changes the table. If that had an effect, increments the revocation count and notifies the
+    /// peers that hold keys. Returns the count.
     fn change(&self, change: impl FnOnce(&mut Table) -> bool) -> u64 {
         let mut inner = self.inner.lock();
         if change(&mut inner.table) {
@@ -261,7 +265,7 @@ impl Directory {
         inner.revocations
     }
 
-    /// An event cell for a region with counters.
+    /// Reserves an event cell for a region with counters.
     ///
     /// # Errors
     /// `ENOMEM`: all cells are in use. `EOPNOTSUPP`: the directory has no cells.
@@ -275,7 +279,7 @@ impl Directory {
         self.domain
     }
 
-    /// A connection block for an endpoint, in whose `cell` the peer counts what it does.
+    /// Allocates a connection block for an endpoint; in `cell` the peer counts its operations.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering memory.
@@ -290,7 +294,7 @@ impl Directory {
             inner.blocks.push(Arc::new(words));
             inner.free.extend((slab * SLAB..(slab + 1) * SLAB).rev());
         }
-        // there is one: they were just made
+        // not empty: blocks were added above if there were none
         let number = inner.free.pop().ok_or(FiErrno::ENOMEM)?;
         let words = Arc::clone(&inner.blocks[number / SLAB]);
         let index = number % SLAB * STRIDE;
@@ -324,8 +328,8 @@ impl Directory {
     }
 }
 
-/// The numbers of the blocks of a registration whose peers hold keys, or did so when they last used
-/// their blocks.
+/// Indices of the blocks of one registration whose peers hold keys, or held keys when they last
+/// wrote *acknowledged*.
 pub(super) fn holders(slab: usize, words: &Words) -> impl Iterator<Item = usize> {
     (0..SLAB)
         .filter(|i| words.load(i * STRIDE + Block::ACKNOWLEDGED) != 0)
@@ -362,8 +366,8 @@ mod tests {
         fn sever(&self) {}
     }
 
-    /// A peer that has looked something up and does not acknowledge any more is waited for once.
-    /// Then registrations end, but their keys stay taken until it has gone.
+    /// A peer that has looked up a key and no longer acknowledges is waited for once. Then
+    /// registrations end, but their keys stay reserved until the peer has left.
     #[test]
     #[allow(unsafe_code, reason = "registers memory")]
     fn a_silent_peer_is_given_up_and_keeps_keys_only() {
@@ -381,7 +385,7 @@ mod tests {
         let block = directory.block(None).unwrap();
         let peer: Arc<dyn Peer> = Arc::new(Silent);
         block.join(Arc::downgrade(&peer));
-        // it has looked something up, and is stopped from then on
+        // the peer has looked up a key; it is stopped from here on
         let words = &block.place.words;
         words.store(block.place.index + Block::ACKNOWLEDGED, 1);
         let memory = vec![0_u8; 3 * 4096];
@@ -418,13 +422,13 @@ mod tests {
         second.close().unwrap();
         assert!(start.elapsed() < patience / 2, "{:?}", start.elapsed());
         assert_eq!(directory.retired(), 4, "keys stay taken");
-        // it acknowledges the first two
+        // the peer acknowledges the first two revocations
         words.store(block.place.index + Block::ACKNOWLEDGED, 3);
         assert_eq!(directory.retired(), 2);
         block.leave();
         assert_eq!(directory.retired(), 0);
     }
-    /// Counts its notifications.
+    /// A peer that counts its notifications.
     #[derive(Default)]
     struct Counts(AtomicUsize);
 
@@ -439,8 +443,8 @@ mod tests {
         fn sever(&self) {}
     }
 
-    /// Of 10,000 connected peers, three hold keys: a revocation, the sweeps and the others' leaving
-    /// visit these three alone.
+    /// 10,000 peers are connected and three of them hold keys: revocations, sweeps and the removal
+    /// of the other peers visit only these three.
     #[test]
     fn revocations_and_leaving_visit_the_holders_of_keys_alone() {
         const PEERS: usize = 10_000;
@@ -491,7 +495,8 @@ mod tests {
         drop(holders);
         assert_eq!(visits(), 0, "those that have confirmed leave");
 
-        // their blocks and slots are used again, without the last peer's announcement
+        // the blocks and slots are reused, and do not retain the announcements of the previous
+        // peers
         let blocks: Vec<_> = (0..PEERS).map(|_| directory.block(None).unwrap()).collect();
         blocks
             .iter()

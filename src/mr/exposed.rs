@@ -24,16 +24,17 @@ use crate::wire::records::{Entry, MAX_LIST_WORDS, MAX_SEGMENTS, Segment, access}
 /// Registrations of one region; see the module.
 #[derive(Debug)]
 pub(crate) struct Exposed {
-    /// The lkey of a region with one buffer that is never re-registered.
+    /// The lkey of a region with one buffer and a fixed registration.
     lkey: Option<Lkey>,
     pd: Arc<Pd>,
-    /// One registration per buffer, unless they are registered in pieces. Empty once they have
-    /// ended.
+    /// One registration per buffer, unless `pieces` is set. After a failed [`Self::end`]: the
+    /// registrations that have not ended.
     mrs: RwLock<Vec<Mr>>,
     pieces: Option<Pieces>,
-    /// First address, length and lkey of each buffer, if there are several.
+    /// First address, length and lkey of each buffer of a region with several buffers.
     parts: Box<[(u64, u64, Lkey)]>,
-    /// The directory record. The lock is held from a change to its publication.
+    /// The directory record. The lock is held from the start of a change until the record is
+    /// published.
     told: Mutex<Told>,
     entry: Entry,
     key: Key,
@@ -45,31 +46,31 @@ pub(crate) struct Exposed {
 #[derive(Debug, Default)]
 struct Told {
     entry: Entry,
-    /// The list of parts, if there are several.
+    /// The segment list, if the record refers to one with at most [`MAX_SEGMENTS`] parts.
     list: Option<Words>,
-    /// The list of parts, if there are more than [`MAX_SEGMENTS`].
+    /// The segment list, if the region has more than [`MAX_SEGMENTS`] parts.
     long: Option<List>,
     /// The event cell that counts peers' operations.
     cell: Option<Arc<Cell>>,
-    /// The record is withdrawn from the directory; it is not changed any more.
+    /// Whether the record is withdrawn from the directory. A withdrawn record does not change.
     withdrawn: bool,
     /// The revocation count at the withdrawal.
     revoked: u64,
-    /// All registrations have ended: no peer can access the memory.
+    /// Whether all registrations have ended, so that no peer can access the memory.
     over: bool,
-    /// Ended registrations that still reserve their keys, while other registrations could not be
-    /// ended.
+    /// Registrations that only reserve their keys, kept here until the other registrations have
+    /// ended too.
     ended: Vec<Mr>,
 }
 
 /// The key of a region.
 #[derive(Clone, Copy, Debug)]
 enum Key {
-    /// The rkey, which the application itself distributes.
+    /// The rkey of the device.
     Native(Rkey),
     /// A key in the directory.
     Published(u64),
-    /// The region has no remote access; the requested key.
+    /// The requested key of a region without remote access.
     Unused(u64),
 }
 
@@ -145,8 +146,8 @@ impl Exposed {
         Ok(Self::of(region, pd, memory, Key::Unused(0), 0))
     }
 
-    /// Registers a region for all of its access and publishes its key. `cell`: the event cell in
-    /// which peers count.
+    /// Registers a region with all its access rights and publishes its key. `cell`: the event cell
+    /// in which peers count.
     ///
     /// # Errors
     /// Those of `ibv_reg_mr(3)`.
@@ -158,7 +159,7 @@ impl Exposed {
             rights |= sys::IBV_ACCESS_FLUSH_GLOBAL | sys::IBV_ACCESS_FLUSH_PERSISTENT;
         }
         let memory = register(region, pd, rights)?;
-        // alone, and the same for good
+        // the region's only rkey, and constant
         let rkey = match &memory {
             Memory::Fixed(mrs) => mrs.first().filter(|_| mrs.len() == 1).map(Mr::rkey),
             Memory::Pieces(_) => None,
@@ -274,7 +275,7 @@ impl Exposed {
         }
         let (mut len, mut rights) = (MAX_LIST_WORDS, sys::IBV_ACCESS_REMOTE_READ);
         if self.entry.once {
-            // room for the claim word
+            // one more word for the claim
             len += 1;
             rights |= sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_ATOMIC;
         }
@@ -336,7 +337,7 @@ impl Exposed {
         }
     }
 
-    /// Publishes an event cell; peers count their operations once they have read the new record.
+    /// Publishes an event cell. A peer counts its operations after it has read the new record.
     pub(super) fn count(&self, cell: &Arc<Cell>) {
         if let Some(directory) = &self.directory {
             let mut told = self.told.lock();
@@ -441,7 +442,7 @@ impl Exposed {
             None
         };
         let short = Words::new(&self.pd, MAX_LIST_WORDS, sys::IBV_ACCESS_REMOTE_READ)?;
-        // from here on nothing fails
+        // no step below can fail
         let replaced = pieces.make(change);
         let segments = pieces.segments_now();
         let cell = told.cell.take();
@@ -533,7 +534,8 @@ impl Exposed {
         }
     }
 
-    /// The lkey of these bytes. If no buffer covers all of them: the lkey of one buffer, or 0.
+    /// The lkey of these bytes. If no single buffer covers all of them: the lkey of one buffer, or
+    /// 0.
     pub(super) fn lkey_at(&self, addr: u64, len: u64) -> Lkey {
         let iov = libc::iovec {
             iov_base: std::ptr::without_provenance_mut(addr as usize),
@@ -601,7 +603,7 @@ impl Exposed {
         if let Some(directory) = directory {
             left.extend(directory.take_stuck(self.entry.generation));
         }
-        // tries every registration, so that none permits a new access
+        // continues after a failure, so that no registration permits a new access
         for mr in left {
             match end(settled.as_ref(), mr) {
                 End::Reserved(mr) => told.ended.push(mr),
@@ -626,7 +628,7 @@ impl Exposed {
         Ok(())
     }
 
-    /// Whether the end of the registrations has begun.
+    /// Whether ending the registrations has begun.
     pub(super) fn is_ending(&self) -> bool {
         self.told.lock().withdrawn
     }
@@ -639,14 +641,14 @@ impl Drop for Exposed {
                 Mr,
                 "a region is dropped while a stopped peer has an access to it under way"
             );
-            // Their keys permit no access and stay reserved. Deregistering them would only block
-            // again.
+            // These registrations permit no access and their keys stay reserved. Deregistering them
+            // would block again.
             self.mrs.get_mut().drain(..).for_each(std::mem::forget);
         }
     }
 }
 
-/// Logs which limit to raise if memory cannot be locked: `ENOMEM` alone does not name it.
+/// Logs which limit to raise if memory cannot be locked, because `ENOMEM` does not name the limit.
 fn explain(error: FiErrno, len: u64) {
     if error != FiErrno::ENOMEM && error != FiErrno::EPERM {
         return;

@@ -1,8 +1,9 @@
 //! Cache of the keys of one peer that the initiator has looked up, and the checks of an operation
 //! against them.
 //!
-//! Belongs to one endpoint and is used under its transmit lock: finding a cached key takes a hash
-//! and one or two cache lines, no lock shared with other endpoints, and no allocation.
+//! A cache belongs to one endpoint and is used under its transmit lock. Finding a cached key
+//! computes one hash, reads one or two cache lines, acquires no lock that other endpoints share,
+//! and does not allocate.
 
 use std::sync::Arc;
 
@@ -17,11 +18,11 @@ use crate::wire::records::access;
 
 /// Kinds of keys, in their upper 16 bits.
 pub(crate) mod kind {
-    /// A handle of the peer's directory.
+    /// A key that the peer's engine has assigned in its directory.
     pub(crate) const HANDLE: u64 = 0xfffd;
     /// A key made by mapping a raw key.
     pub(crate) const MAPPED: u64 = 0xfffe;
-    /// The first kind that an application cannot choose.
+    /// The first kind that is reserved for the engine.
     pub(crate) const RESERVED: u64 = HANDLE;
 }
 
@@ -43,14 +44,14 @@ pub(crate) struct KeyCache<T = Resolved> {
     slots: Box<[(u64, u32)]>,
     log2: u32,
     entries: Vec<T>,
-    /// Blocks and parts of all cached keys.
+    /// Number of blocks and parts of all cached keys.
     units: usize,
 }
 
 /// Maximum number of cached blocks and parts: bounds the memory for one peer's records to 64 MiB.
 const MOST_UNITS: usize = 1 << 21;
 
-/// Slots of an empty cache, as a base-2 logarithm.
+/// Base-2 logarithm of the slots of an empty cache.
 const FIRST: u32 = 4;
 
 impl<T: Keyed> Default for KeyCache<T> {
@@ -168,8 +169,8 @@ impl KeyCache {
 }
 
 impl KeyCache<Arc<MappedKey>> {
-    /// Adds a mapped key that is not cached yet. When the slots are full, unmapped keys are dropped
-    /// and the slots are sized for as many new keys as are left, so this takes constant amortized
+    /// Adds a mapped key that is not cached yet. When the slots are full, drops the unmapped keys
+    /// and resizes the slots for twice the remaining keys, so an addition takes constant amortized
     /// time.
     pub(crate) fn keep(&mut self, mapped: Arc<MappedKey>) {
         if self.is_full() {
@@ -244,8 +245,8 @@ impl Resolved {
         Ok(offset)
     }
 
-    /// Whether these bytes have memory, according to the parts read so far. The range lies inside
-    /// the region.
+    /// Whether memory is present for these bytes, according to the parts read so far. The range
+    /// lies inside the region.
     #[inline]
     pub(crate) fn there(&self, offset: u64, len: u64) -> There {
         if self.blocks.is_empty() {
@@ -277,7 +278,7 @@ impl Resolved {
     pub(crate) fn fragment(&self, offset: u64, len: u64) -> Result<Fragment, usize> {
         if self.blocks.is_empty() {
             return Ok(Fragment {
-                // both were checked not to overflow
+                // cannot wrap: the record and the offset have been checked
                 addr: self.entry.addr.wrapping_add(offset),
                 rkey: self.entry.rkey,
                 len,
@@ -305,7 +306,7 @@ impl Resolved {
             len: first.segment.len.saturating_sub(skipped).min(len),
             last: false,
         };
-        // joins contiguous parts that were split at the end of a block or at the border of a buffer
+        // joins contiguous parts that a block or buffer boundary separates
         while fragment.len < len {
             index += 1;
             if index == parts.len() {
@@ -328,18 +329,19 @@ impl Resolved {
             fragment.len += next.segment.len.min(len - fragment.len);
         }
         fragment.last = fragment.len == len;
-        // only for a range outside the region: an empty fragment would never end the operation
+        // only if the range is outside the region; with an empty fragment the operation would never
+        // end
         fragment.absent |= fragment.len == 0 && len != 0;
         Ok(fragment)
     }
 }
 
-/// Whether a range has memory.
+/// Whether memory is present for a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum There {
     All,
     Absent,
-    /// This block must be read first.
+    /// Unknown: this block of the parts must be read first.
     Unread(usize),
 }
 
@@ -349,7 +351,7 @@ pub(crate) struct Fragment {
     pub(crate) addr: RemoteAddr,
     pub(crate) rkey: Rkey,
     pub(crate) len: u64,
-    /// Whether the fragment has no memory.
+    /// Whether the memory of the fragment is absent.
     pub(crate) absent: bool,
     /// Whether this is the last fragment of the operation.
     pub(crate) last: bool,
@@ -513,8 +515,8 @@ mod tests {
     }
 
     proptest! {
-        /// Agrees with a model of single bytes: the same bytes, absent ones, unread blocks, and at
-        /// most one sge for each change of registration.
+        /// The fragments agree with a model of single bytes: the same addresses, absent bytes and
+        /// unread blocks, and at most one fragment for each change of registration.
         #[test]
         fn parts_in_blocks_agree_with_bytes(
             lens in prop::collection::vec((1..6_u64, 0..3_u32, any::<bool>()), 1..40),

@@ -1,10 +1,10 @@
 //! The lkeys of local buffers: from descriptors or, without `FI_MR_LOCAL`, from registrations of
 //! the engine.
 //!
-//! A buffer without a descriptor uses the domain's implicit on-demand region, if the device
-//! supports that; else a registration of the cache (`docs/registration-cache.md`); else a
-//! registration for this operation only. The latter two are held until a later operation of the
-//! same direction is posted after its completion, or the endpoint is closed.
+//! A buffer without a descriptor uses the domain's implicit on-demand region if the device supports
+//! it, otherwise a registration of the cache (`docs/registration-cache.md`), otherwise a
+//! registration for this operation only. The latter two are held until the operation is complete
+//! and a later operation of the same direction is posted, or until the endpoint is closed.
 
 #![allow(unsafe_code, reason = "takes buffers and descriptors as C passes them")]
 
@@ -22,9 +22,9 @@ use crate::verbs::{Lkey, Mr, Pd};
 /// The device's access to a local buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// The device reads it: the source of sends and writes.
+    /// The device reads the buffer: the source of sends and writes.
     Source,
-    /// The device writes it: receives, results of reads.
+    /// The device writes the buffer: receives, results of reads.
     Sink,
 }
 
@@ -40,8 +40,9 @@ pub(crate) enum Kept {
     Cached(Held),
 }
 
-/// Length in bytes up to which copying takes less time than asking the kernel if a cached
-/// registration is current (300 to 600 ns): `docs/registration-cache.md` has the figures.
+/// Length in bytes up to which copying takes less time than the system call that checks whether a
+/// cached registration is current (300 to 600 ns). `docs/registration-cache.md` has the
+/// measurements.
 pub(crate) const COPIED: usize = 8192;
 
 /// The lkeys of one direction of an endpoint. Not thread safe: the posting thread holds that
@@ -53,23 +54,23 @@ pub(crate) struct LocalKeys {
     /// The lkey of the domain's implicit region.
     implicit: Option<Lkey>,
     cache: Option<Arc<LocalCache>>,
-    /// Length in bytes up to which sources are copied instead of being looked up in the cache.
+    /// Length in bytes up to which sources are copied instead of looked up in the cache.
     copied: usize,
     /// Registrations of the operation that is being posted.
     taken: Vec<Kept>,
-    /// Whether it uses the last registration of `held` too.
+    /// Whether that operation also uses the last registration of `held`.
     reused: bool,
     /// Registrations of outstanding operations, oldest first, each with the number of the last
-    /// request that uses it. A cached registration in the last place stays after completion, so
-    /// that a thread that posts the same buffer repeatedly does not change the cache's shared
-    /// reference count.
+    /// request that uses it. A cached registration that is last in the list stays after completion,
+    /// so that repeated posts of one buffer do not change the registration's shared reference
+    /// count.
     held: VecDeque<(u32, Kept)>,
 }
 
 impl LocalKeys {
     pub(crate) fn new(domain: &MrDomain, pd: &Arc<Pd>) -> Self {
         let cache = domain.local_cache(pd);
-        // only for weft's own monitor: the cost of the application's monitor is not known
+        // only for weft's own monitor; an application's monitor has other costs
         let asks = |cache: &Arc<LocalCache>| domain.config().cache.check && !cache.is_foreign();
         let copies = cache.as_ref().is_some_and(asks);
         Self {
@@ -84,8 +85,8 @@ impl LocalKeys {
         }
     }
 
-    /// Whether buffers without descriptors must be registered before use: short ones are copied
-    /// instead.
+    /// Whether buffers without descriptors must be registered before use. Callers copy short
+    /// sources instead.
     #[inline]
     pub(crate) fn must_register(&self, has_descriptors: bool) -> bool {
         match self.rule {
@@ -95,26 +96,27 @@ impl LocalKeys {
         }
     }
 
-    /// Length in bytes up to which [such](Self::must_register) sources are copied in any case.
+    /// Length in bytes up to which sources that [must be registered](Self::must_register) are
+    /// copied although a cached registration may exist.
     #[inline]
     pub(crate) fn copied(&self) -> usize {
         self.copied
     }
 
-    /// Whether sources can be copied for that reason.
+    /// Whether sources are copied up to [`Self::copied`] bytes.
     pub(crate) fn copies(&self) -> bool {
         self.copied != 0 && self.must_register(false)
     }
 
-    /// The lkey of a buffer of at least one byte. A cache miss, and a buffer for which there is no
-    /// cache, are registered: blocks and allocates.
+    /// The lkey of a buffer of at least one byte. After a cache miss, or without a cache, registers
+    /// the buffer, which blocks and allocates.
     ///
     /// # Errors
     /// `EINVAL`: a required descriptor is invalid. Those of registering: `EFAULT`, `ENOMEM`.
     ///
     /// # Safety
-    /// `desc` follows the rule: where it is read, it is NULL or of an open region. The caller does
-    /// not free the buffer before the operation is complete.
+    /// Where the domain's rule reads `desc`, it is NULL or the descriptor of an open region. The
+    /// caller does not free the buffer before the operation is complete.
     #[inline]
     pub(crate) unsafe fn lkey(&mut self, desc: Desc, iov: &libc::iovec, to: Use) -> Result<Lkey> {
         match self.rule {
@@ -195,7 +197,7 @@ impl LocalKeys {
         if self.taken.len() == 1
             && let Some(kept) = self.taken.pop()
         {
-            // the common case, without the cost of extending a list
+            // fast path: one registration; avoids the cost of extending the list
             self.held.push_back((number, kept));
         } else {
             self.held
@@ -212,7 +214,7 @@ impl LocalKeys {
         self.tidy();
     }
 
-    /// Deregisters the cache's dead registrations.
+    /// Deregisters the cache's dead registrations, if any.
     #[inline]
     fn tidy(&self) {
         if let Some(cache) = &self.cache

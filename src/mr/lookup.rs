@@ -1,5 +1,5 @@
 //! State machine of one key look-up in a peer's directory: selects the words to READ next and
-//! decodes them. `docs/protocol.md`, "Looking a key up". It does no I/O itself.
+//! decodes them, without I/O. `docs/protocol.md`, "Looking a key up".
 //!
 //! All words are untrusted data of the peer: they are copied, decoded and bounded before use, and
 //! every look-up ends whatever they contain.
@@ -25,8 +25,8 @@ pub(crate) struct Read {
     pub(crate) addr: RemoteAddr,
     pub(crate) rkey: Rkey,
     pub(crate) words: usize,
-    /// Not a read but a compare and swap: replaces a word that is 0 by [`Map::token`] and returns
-    /// its previous value.
+    /// Whether this is a compare and swap instead of a read: it replaces a word that is 0 by
+    /// [`Map::token`] and returns the previous value.
     pub(crate) claim: bool,
 }
 
@@ -35,9 +35,8 @@ pub(crate) struct Read {
 pub(crate) struct Resolved {
     pub(crate) entry: Entry,
     pub(crate) cells_rkey: Rkey,
-    /// No block: the region is one buffer. One block: its parts were read with the key. More
-    /// blocks, or one that is not read yet: those of a long list, in order and without gaps, the
-    /// first at offset 0.
+    /// Empty: the region is one buffer. One block that has been read: the parts of a short list.
+    /// Otherwise the blocks of a long list, in order and without gaps, the first at offset 0.
     pub(crate) blocks: Box<[PartBlock]>,
     /// Whether the only access to a single-use region was posted.
     pub(crate) used: bool,
@@ -47,7 +46,7 @@ pub(crate) struct Resolved {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartBlock {
     pub(crate) place: Place,
-    /// In order and without gaps; empty if not read yet.
+    /// The parts in order and without gaps; empty until the block is read.
     pub(crate) parts: Box<[Part]>,
 }
 
@@ -57,7 +56,7 @@ impl PartBlock {
         let mut offset = 0_u64;
         let parts = segments.iter().map(|&segment| {
             let part = Part { offset, segment };
-            // their sum was checked
+            // cannot wrap: the decoder has checked the sum
             offset = offset.wrapping_add(segment.len);
             part
         });
@@ -88,11 +87,11 @@ impl Resolved {
 pub(crate) enum Outcome {
     /// Read [`Lookup::read`] next.
     More,
-    /// Read [`Lookup::read`] again, because a record was half written.
+    /// Read [`Lookup::read`] again: the record was incomplete, or has changed.
     Torn,
     /// The key was found.
     Found(Resolved),
-    /// The header, with this count of revocations: the answer to [`Lookup::check`].
+    /// The header was read and has this revocation count; the result of [`Lookup::check`].
     Checked(u64),
     /// The parts of the requested block.
     Parts(usize, Box<[Part]>),
@@ -148,7 +147,7 @@ enum Stage {
     Check,
     /// The header; after a miss, with its previous content.
     Header(Option<Header>),
-    /// From this slot on.
+    /// Entries from this slot on.
     Window(Header, usize),
     /// The claim of a single-use region, before its list.
     Claim(Entry),
@@ -182,8 +181,8 @@ impl Lookup {
         }
     }
 
-    /// A look-up that reads only the header, for an operation with this key. `None` if the header's
-    /// address is not known.
+    /// A look-up that reads only the header, for an operation with this key. `None` before the
+    /// connection block was read.
     pub(crate) fn check(key: u64, map: &Map) -> Option<Self> {
         map.header_at?;
         Some(Self {
@@ -265,7 +264,7 @@ impl Lookup {
                     self.stage = Stage::List(entry);
                     Ok(Outcome::More)
                 }
-                // claimed by another connection, or used
+                // another connection has claimed or used the region
                 _ => Ok(Outcome::Missing),
             },
             &mut Stage::List(entry) => Segment::decode_list(words, &entry).map(|segments| {
@@ -294,7 +293,7 @@ impl Lookup {
             Err(Bad::Foreign) => Outcome::Broken,
             Err(Bad::Torn) => {
                 if let Stage::List(_) | Stage::Index(..) = self.stage {
-                    // its entry may have gone, or the list have another place
+                    // the entry may be removed, or the list moved: restart
                     self.stage = Self::new(self.key, map).stage;
                 }
                 Outcome::Torn
@@ -402,7 +401,7 @@ mod tests {
     use super::*;
     use crate::wire::list::MAX_BLOCKS;
 
-    /// A peer that answers arbitrarily: every look-up ends, and the resolution does not overflow.
+    /// With arbitrary records of the peer every look-up ends, and the resolution does not overflow.
     #[test]
     fn a_lookup_ends_whatever_the_peer_says() {
         let mut state = 7_u64;

@@ -1,11 +1,11 @@
-//! The connected peers of a key directory, and which of them may still use records that were
-//! revoked. `docs/protocol.md`, "Stale keys".
+//! The connected peers of a key directory, and which of them may still use revoked records.
+//! `docs/protocol.md`, "Stale keys".
 //!
-//! A peer's slot has the number of its connection block, so a peer joins and leaves in constant
-//! time. Only peers that held keys at a revocation can lag behind it. They are listed when they are
-//! notified and taken off the list when they have confirmed, so every later search visits these
-//! peers alone. Peers announce that they hold keys by writing to their blocks, which the owner's
-//! processor is not notified of: a revocation reads one word of each block to find them
+//! A peer's slot has the number of its connection block, so adding and removing a peer takes
+//! constant time. Only peers that held keys at a revocation can lag behind it. A peer is listed
+//! when it is notified and is removed from the list when it has confirmed, so a search visits only
+//! unconfirmed peers. A peer announces that it holds keys by an RDMA write to its block, which the
+//! owner's CPU is not notified of: a revocation reads one word of each block to find these peers
 //! ([`Directory`](super::Directory)).
 
 use std::sync::Weak;
@@ -19,11 +19,11 @@ pub(super) struct Member {
     place: BlockPlace,
     /// The revocation count of the last notification; notifications go only to holders of keys.
     notified: u64,
-    /// The count up to which the peer has confirmed on request, and the count at which this side
-    /// last requested that.
+    /// `settled`: the revocation count that the peer has confirmed in its word *settled*. `asked`:
+    /// the revocation count when this side last posted a read of that word.
     settled: u64,
     asked: u64,
-    /// The value of *acknowledged* at which the owner gave up waiting.
+    /// The value of *acknowledged* when the owner gave up waiting for the peer.
     given_up: Option<u64>,
     /// Index in [`Members::unconfirmed`].
     listed: Option<usize>,
@@ -43,15 +43,15 @@ impl Member {
     }
 
     /// Whether the peer may still act on records older than revocation number `wanted`. A peer that
-    /// has announced itself since then read the table as it was after the revocation.
+    /// has announced since then that it holds keys has read the table after the revocation.
     pub(super) fn lags(&self, wanted: u64) -> bool {
         let acknowledged = self.place.acknowledged();
         let behind = acknowledged != 0 && acknowledged - 1 < wanted;
         behind && self.notified >= wanted && self.settled < wanted
     }
 
-    /// Whether the peer lags behind no revocation that it was notified of. Later announcements of
-    /// the peer change nothing: it reads the table after them.
+    /// Whether the peer lags behind no revocation that it was notified of. A later announcement
+    /// needs no confirmation: the peer reads the table after it.
     fn has_confirmed(&self) -> bool {
         let acknowledged = self.place.acknowledged();
         acknowledged == 0 || self.settled.max(acknowledged - 1) >= self.notified
@@ -88,7 +88,7 @@ impl Member {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Members {
-    /// By the number of the connection block.
+    /// Indexed by the number of the connection block.
     slots: Vec<Option<Member>>,
     /// Numbers of the peers that were notified of a revocation and have not confirmed it.
     unconfirmed: Vec<usize>,
@@ -107,7 +107,7 @@ impl Members {
         self.slots[number] = Some(member);
     }
 
-    /// Removes the peer of connection block `number`. Returns whether it was not confirmed.
+    /// Removes the peer of connection block `number`. Returns whether it had not confirmed.
     pub(super) fn remove(&mut self, number: usize) -> bool {
         let listed = self.slots.get_mut(number).and_then(Option::take);
         match listed.and_then(|member| member.listed) {
@@ -119,7 +119,7 @@ impl Members {
         }
     }
 
-    /// Takes an entry off the list; the last entry takes its place.
+    /// Removes an entry of the list; the last entry moves to its index.
     fn unlist(&mut self, at: usize) {
         let number = self.unconfirmed.swap_remove(at);
         if let Some(member) = self.slots[number].as_mut() {
@@ -150,8 +150,8 @@ impl Members {
         peer.tell_revocations();
     }
 
-    /// Whether a peer that has not confirmed its last revocation meets a condition. Takes those
-    /// that have confirmed off the list.
+    /// Whether any unconfirmed peer meets a condition. Removes the peers from the list that it
+    /// finds to have confirmed.
     pub(super) fn any_unconfirmed(&mut self, condition: impl Fn(&Member) -> bool) -> bool {
         let mut at = 0;
         while let Some(&number) = self.unconfirmed.get(at) {
@@ -180,7 +180,7 @@ impl Members {
         }
     }
 
-    /// All peers.
+    /// Iterates over all peers.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Member> {
         self.slots.iter_mut().flatten()
     }

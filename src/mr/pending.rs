@@ -1,5 +1,5 @@
-//! Registration in the background (`FI_REG_MR` bound to a domain's event queue): the domain's
-//! worker threads, and the progress of a region's registration.
+//! Asynchronous registration (`FI_REG_MR` bound to a domain's event queue): the domain's worker
+//! threads, and the progress of a region's registration.
 
 #![allow(unsafe_code, reason = "asks the kernel for pages")]
 
@@ -23,8 +23,8 @@ use crate::log::warn_log;
 const MAX_WORKERS: usize = 8;
 /// Idle time after which a worker ends.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Length in bytes of a region whose pages several threads fetch, and of the share that a thread
-/// fetches at a time.
+/// Minimum length in bytes of a region whose pages several threads fetch, and the length of the
+/// share that a thread fetches at a time.
 const LARGE: u64 = 64 << 20;
 const SHARE: u64 = 16 << 20;
 
@@ -125,7 +125,7 @@ impl Drop for Workers {
                 std::mem::take(&mut state.jobs),
             )
         };
-        // none of these jobs has an open region: a region holds a reference to its domain
+        // no open region is waiting for these jobs: a region holds a reference to its domain
         drop(jobs);
         let own = std::thread::current().id();
         for thread in threads {
@@ -139,7 +139,7 @@ impl Drop for Workers {
 /// Progress of a region's registration by a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// No registration is requested, or it has ended.
+    /// No registration was requested, or the last one has ended.
     #[default]
     Settled,
     Queued,
@@ -151,13 +151,13 @@ enum Stage {
 pub(super) struct Pending {
     stage: Mutex<Stage>,
     changed: Condvar,
-    /// Makes the registration panic.
+    /// Makes the registration panic, for tests.
     #[cfg(test)]
     panics: std::sync::atomic::AtomicBool,
 }
 
 impl Pending {
-    /// Returns true if the registration was not withdrawn.
+    /// Marks the registration as begun. Returns false if it was withdrawn.
     fn begin(&self) -> bool {
         let mut stage = self.stage.lock();
         let queued = *stage == Stage::Queued;
@@ -178,11 +178,11 @@ impl Region {
     /// `tell`. Several threads fetch the pages of a large region.
     ///
     /// Does not block. `tell` is called once, by the worker, unless [`Self::settle`] is called
-    /// before the registration begins; it must not drop the region. It gets the errors of
-    /// [`Self::enable`], and `EOTHER` for a panic in it.
+    /// before the registration begins; it must not drop the region. Its argument is the result of
+    /// [`Self::enable`], or `EOTHER` if that panicked.
     ///
     /// # Errors
-    /// `EALREADY`: an earlier request has not ended.
+    /// `EALREADY`: an earlier registration by a worker has not ended.
     pub fn enable_later(
         self: &Arc<Self>,
         tell: impl FnOnce(Result<()>) + Send + 'static,
@@ -232,10 +232,10 @@ impl Region {
     }
 
     /// Fetches the pages of a large pinned region by several threads, before the registration pins
-    /// them. Pages that cannot be fetched are left to the registration, which reports the error.
+    /// them. Errors are ignored: the registration reports them.
     fn fetch_pages(&self) {
         let pinned = self.domain().paging() == Paging::Pinned;
-        // memory behind a dma-buf descriptor has no pages to fetch
+        // DMA-BUF memory has no pages to fetch
         if !pinned || self.len < LARGE || self.dmabuf.is_some() {
             return;
         }
@@ -323,8 +323,8 @@ mod tests {
         assert_eq!((state.running, state.jobs.len()), (0, 0));
     }
 
-    /// All pages of a large region are fetched before it is registered, by any of the threads;
-    /// those of a smaller one are left to the registration.
+    /// All pages of a large region are fetched before the registration; the registration itself
+    /// fetches those of a smaller region.
     #[test]
     fn pages_of_a_large_region_are_fetched_first() {
         use super::super::{Access, Buffer, RegionConfig};
@@ -360,7 +360,8 @@ mod tests {
         }
     }
 
-    /// The application gets its event in spite of the panic, and closing the region does not block.
+    /// After a panic in a worker the application receives its event, and closing the region does
+    /// not block.
     #[test]
     fn a_panic_of_a_worker_is_an_error() {
         use super::super::{Access, Buffer, RegionConfig};

@@ -1,14 +1,14 @@
 //! A region that is registered part by part: its present pages are pinned, and `fi_mr_refresh(3)`
-//! names the ranges that have changed. For pinned forms with `FI_MR_MMU_NOTIFY`, and for memory
-//! that may be absent on devices without on-demand paging.
+//! names the ranges that have changed. Used for pinned forms with `FI_MR_MMU_NOTIFY`, and, on
+//! devices without on-demand paging, for memory that may be absent.
 //!
-//! New pages get a registration of their own, and a part that keeps its pages keeps its
-//! registration; the number of parts is limited by memory and the device only. A local operation on
-//! several adjacent parts registers all parts that touch each other around it as one; their
-//! previous registrations stay until the region ends, because outstanding operations may use them.
-//! A registration whose pages have all changed ends as soon as no peer can use it.
+//! New pages get a new registration; a part whose pages are unchanged keeps its registration. Only
+//! memory and the device limit the number of parts. A local operation that covers several adjacent
+//! parts registers the whole contiguous run of parts as one; the previous registrations stay until
+//! the region is closed, because outstanding operations may use them. A registration whose pages
+//! have all changed ends as soon as no peer can use it.
 //!
-//! A change of k parts among n takes k log n steps.
+//! A change of k of n parts takes O(k log n) steps.
 
 #![allow(unsafe_code, reason = "registers the application's memory")]
 
@@ -41,7 +41,7 @@ pub(super) struct Pieces {
     /// `ibv_access_flags`
     rights: u32,
     buffers: Box<[Range]>,
-    /// Held from the examination of the memory until the change is made.
+    /// Held from the examination of the memory until the change takes effect.
     changing: Mutex<()>,
     inner: RwLock<Inner>,
 }
@@ -65,14 +65,14 @@ impl Change<'_> {
         2 * self.steps.len()
     }
 
-    /// The address ranges that it changes, in the order of the caller's ranges.
+    /// The address ranges of the change, in the order of the caller's ranges.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         let cuts = self.steps.iter().filter(|(_, _, by)| by.is_none());
         cuts.map(|(start, end, _)| (*start, *end))
     }
 }
 
-/// Each registration once.
+/// The distinct registrations of a list.
 fn distinct(mut all: Vec<Shared>) -> impl Iterator<Item = Arc<Mr>> {
     all.sort_unstable_by_key(|mr| Arc::as_ptr(&mr.0));
     all.dedup();
@@ -110,7 +110,7 @@ impl Pieces {
         Ok(Shared(Arc::new(mr?)))
     }
 
-    /// Registers the present pages of these ranges, without a change of the parts.
+    /// Registers the present pages of these ranges. The parts change when [`Self::make`] is called.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -118,11 +118,11 @@ impl Pieces {
         let alone = self.changing.lock();
         let mut steps = Vec::new();
         for range in ranges {
-            // the boundaries of larger pages are boundaries of these pages too
+            // page boundaries of larger pages are boundaries of these pages too
             let first = page::floor(range.addr);
             let last = page::ceil(range.addr.saturating_add(range.len)).unwrap_or(u64::MAX);
             for buffer in &self.buffers {
-                // both were checked not to overflow
+                // cannot overflow: `RegionConfig::check`
                 let (start, end) = (first.max(buffer.addr), last.min(buffer.addr + buffer.len));
                 if start < end {
                     self.renew(&mut steps, start, end)?;
@@ -146,15 +146,15 @@ impl Pieces {
         let write = self.rights & sys::IBV_ACCESS_LOCAL_WRITE != 0;
         let runs = match backed::runs(start, end, write) {
             Ok(runs) => runs,
-            // the kernel has no query of mappings: tries to register the whole range first, which
-            // fails with EFAULT if a part is absent
+            // the kernel cannot report mappings: registers the whole range first, which fails with
+            // EFAULT if a part is absent
             Err(_) => match self.register(start, end) {
                 Ok(mr) => {
                     steps.push((start, end, Some(mr)));
                     return Ok(());
                 }
                 Err(FiErrno::EFAULT) => {
-                    // without /proc: no present page
+                    // no present page if /proc is not available
                     backed::read_runs(start, end, write).unwrap_or_default()
                 }
                 Err(error) => return Err(error),
@@ -163,7 +163,7 @@ impl Pieces {
         for (start, end) in runs {
             match self.register(start, end) {
                 Ok(mr) => steps.push((start, end, Some(mr))),
-                // mapped, but without pages: behind the end of a file
+                // mapped, but beyond the end of the file
                 Err(FiErrno::EFAULT) => {}
                 Err(error) => return Err(error),
             }
@@ -214,7 +214,7 @@ impl Pieces {
         })
     }
 
-    /// Makes a change. Returns the registrations that no part uses any more.
+    /// Applies a change. Returns the registrations that no part uses any more.
     pub(super) fn make(&self, change: Change<'_>) -> Vec<Arc<Mr>> {
         let mut gone = Vec::new();
         let mut inner = self.inner.write();
@@ -224,15 +224,15 @@ impl Pieces {
                 Some(mr) => inner.cover.put(start, end, &mr, &mut gone),
             }
         }
-        // other parts, or the merged registrations, may refer to it too
+        // other parts, or merged registrations, may still refer to the registration
         distinct(gone)
             .filter(|mr| Arc::strong_count(mr) == 1)
             .collect()
     }
 
-    /// The lkey of a local buffer. Takes a lock for reading, which is held for writing only while
-    /// the parts change; if the buffer covers several parts, registers them as one, which blocks
-    /// and allocates.
+    /// The lkey of a local buffer. Acquires a read lock whose writers hold it only while the parts
+    /// change. If the buffer covers several parts, registers them as one, which blocks and
+    /// allocates.
     ///
     /// # Errors
     /// `EINVAL`: a part of the buffer is absent. Those of registering, if the buffer covers several
@@ -259,7 +259,8 @@ impl Pieces {
         Ok(lkey)
     }
 
-    /// Takes all registrations, which have no other owner. The region then has no parts.
+    /// Removes and returns all registrations, of which the caller becomes the only owner. The
+    /// region then has no parts.
     pub(super) fn take(&self) -> Vec<Mr> {
         let _alone = self.changing.lock();
         let inner = std::mem::take(&mut *self.inner.write());

@@ -40,7 +40,7 @@ pub struct RegionConfig<'a> {
     /// The memory: one buffer, or up to [`MAX_SEGMENTS`] buffers that peers address as one
     /// contiguous range.
     pub buffers: &'a [Buffer],
-    /// Permitted operations. Empty access is valid; the region then permits none.
+    /// Permitted operations; may be empty.
     pub access: Access,
     /// The key, used if the application chooses keys and the region has remote access.
     pub requested_key: u64,
@@ -51,18 +51,17 @@ pub struct RegionConfig<'a> {
     pub once: bool,
     /// Whether peers may make their writes survive a loss of power (`FI_RMA_PMEM`).
     pub persistent: bool,
-    /// The memory behind this descriptor of the kernel; the one buffer then gives its address
-    /// range.
+    /// The memory is that of a DMA-BUF descriptor; the only buffer gives its address range.
     pub dmabuf: Option<Dmabuf>,
-    /// Only endpoints with this authorization key give access, not those with the domain's key.
+    /// Authorization key of the endpoints that give access, instead of the domain's key.
     pub auth: Option<&'a AuthKey>,
-    /// The one buffer is this memory, to which the region holds a reference.
+    /// The engine-owned memory that is the only buffer; the region holds a reference to it.
     pub memory: Option<&'a Arc<SharedMemory>>,
-    /// The region is a part of this one (`base_mr`), with its own key and rights.
+    /// The region (`base_mr`) of which this one is a part, with its own key and rights.
     pub base: Option<&'a Arc<Region>>,
 }
 
-/// Memory behind a descriptor of the kernel.
+/// Memory behind a DMA-BUF descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct Dmabuf {
     /// The descriptor; it need not stay open.
@@ -71,16 +70,16 @@ pub struct Dmabuf {
     pub offset: u64,
 }
 
-/// The address range of a buffer; only devices access its memory.
+/// The address range of a buffer. The engine never dereferences it; only devices access the memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
     pub(super) addr: u64,
     pub(super) len: u64,
 }
 
-/// A registered memory region in the form of its domain.
+/// A memory region, with the keys and addressing of its domain's form ([`Mode`]).
 ///
-/// [`Self::close`] ends it. Dropping an open region calls `close` once; a failure is logged. Thread
+/// [`Self::close`] ends it. Dropping an open region calls `close` once and logs a failure. Thread
 /// safe.
 #[derive(Debug)]
 #[repr(C)]
@@ -98,13 +97,13 @@ pub struct Region {
     pub(super) once: bool,
     pub(super) persistent: bool,
     bindings: Mutex<Bindings>,
-    /// State of the region's registration by a worker.
+    /// Progress of the registration by a worker.
     pub(super) pending: Arc<Pending>,
     /// Reserves the application's key of a region with remote access.
     _key_in_use: Option<KeyInUse>,
-    /// The descriptor of the kernel's memory, and the region's offset in it.
+    /// The DMA-BUF descriptor, and the region's offset in its file.
     pub(super) dmabuf: Option<(OwnedFd, u64)>,
-    /// `auth`: the region's authorization key, if it is not the domain's. `pd`: the region's
+    /// `auth`: the region's authorization key, if it differs from the domain's. `pd`: the region's
     /// protection domain, unless that is an endpoint's.
     auth: Option<AuthKey>,
     pd: Arc<Pd>,
@@ -124,7 +123,7 @@ struct Bindings {
     endpoint: Option<Arc<Pd>>,
     /// The event cell that the counters follow.
     cell: Option<Arc<Cell>>,
-    /// Set by closing: binding and enabling fail from then on.
+    /// Set by `close`: afterwards binding and enabling fail.
     closing: bool,
 }
 
@@ -148,7 +147,7 @@ struct KeyInUse {
 
 impl KeyInUse {
     /// # Errors
-    /// `EKEYREJECTED`: out of range. `ENOKEY`: in use.
+    /// `EKEYREJECTED`: the key is outside the application's range. `ENOKEY`: a region uses it.
     fn take(domain: &Arc<MrDomain>, key: u64) -> Result<Self> {
         if key >> 48 >= kind::RESERVED {
             return Err(refused!(
@@ -222,7 +221,7 @@ impl RegionConfig<'_> {
     }
 }
 
-/// Duplicates a descriptor.
+/// Duplicates a descriptor (`FD_CLOEXEC` set).
 fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: `fcntl` accepts any number and refuses invalid descriptors.
     let new = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
@@ -233,7 +232,7 @@ fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(new) })
 }
 
-/// Logs the refusal at `info`.
+/// The error for a disabled region; logged at `info`.
 #[cold]
 pub(super) fn not_enabled() -> FiErrno {
     refused!(
@@ -244,16 +243,16 @@ pub(super) fn not_enabled() -> FiErrno {
 }
 
 impl Region {
-    /// `FI_KEY_NOTAVAIL`; not the key of any region.
+    /// `FI_KEY_NOTAVAIL`: no region has this key.
     pub const NO_KEY: u64 = u64::MAX;
 
     /// Registers memory. Blocks while the kernel pins the pages. If regions are bound to endpoints
-    /// ([`Mode::ENDPOINT`]) or events are counted, the region is created disabled: nothing is
-    /// registered before [`Self::enable`].
+    /// ([`Mode::ENDPOINT`]) or events are counted, the region is created disabled: the memory is
+    /// registered by [`Self::enable`].
     ///
     /// # Errors
     /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`]; a buffer of length 0; addresses that
-    ///   overflow; a part that does not lie in its base, or whose base is of another domain.
+    ///   overflow; a part outside its base, or a base of another domain.
     /// - `ENOSYS`: the device cannot register memory behind a descriptor; logged.
     /// - `EBADFLAGS`: counted, and the domain has no events; persistent, and the domain has no
     ///   persistent regions; single use, and the device has no atomics or the form has
@@ -262,7 +261,7 @@ impl Region {
     ///   range.
     /// - `ENOMEM`: the limit of locked memory or of the device is reached; the log names the limit
     ///   to raise.
-    /// - `EINVAL` too: the device cannot make writes to this memory persistent.
+    /// - `EINVAL`: also if the device cannot make writes to this memory persistent.
     /// - `EFAULT`: the memory is not mapped, or is read-only and `access` requires writing.
     ///
     /// # Safety
@@ -277,11 +276,11 @@ impl Region {
         Ok(this)
     }
 
-    /// As [`Self::register`], but the region is always created disabled, without a registration.
-    /// Never blocks.
+    /// As [`Self::register`], but always creates a disabled region and registers nothing. Never
+    /// blocks.
     ///
     /// # Errors
-    /// Those of [`Self::register`] that do not come from the registration itself.
+    /// Those of [`Self::register`], except errors of the registration itself.
     ///
     /// # Safety
     /// As [`Self::register`].
@@ -352,17 +351,18 @@ impl Region {
 
     /// Binds a counter of peers' operations on the region (`fi_mr_bind(3)`): writes and atomics,
     /// reads, or both. In a form with [`Mode::RMA_EVENT`] only before the region is enabled;
-    /// otherwise at any time, counting from then on.
+    /// otherwise at any time; later operations are counted.
     ///
     /// # Errors
     /// - `ENOSYS`: the domain has no events.
     /// - `ENOMEM`: all event cells are in use.
     /// - `EBADFLAGS`: `kinds` is empty, or contains other flags than `REMOTE_WRITE` and
     ///   `REMOTE_READ`.
-    /// - `EDOMAIN`: a counter of another domain.
-    /// - `EOPBADSTATE`: enabled already, in a form with [`Mode::RMA_EVENT`]; or being closed.
-    /// - `EINVAL`: registered without [`RegionConfig::counted`], in such a form; single use; or one
-    ///   of the kinds has a counter.
+    /// - `EDOMAIN`: the counter belongs to another domain.
+    /// - `EOPBADSTATE`: the region is enabled, in a form with [`Mode::RMA_EVENT`]; or it is being
+    ///   closed.
+    /// - `EINVAL`: the form has [`Mode::RMA_EVENT`] and [`RegionConfig::counted`] was not set; the
+    ///   region is single-use; or one of the kinds has a counter.
     pub fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         if !self.domain.counts() {
             return Err(refused!(
@@ -421,9 +421,9 @@ impl Region {
     ///
     /// # Errors
     /// - `ENOSYS`: the form does not bind regions to endpoints.
-    /// - `EDOMAIN`: an endpoint of another domain.
-    /// - `EOPBADSTATE`: enabled already, or being closed.
-    /// - `EINVAL`: an endpoint is bound already, or the region's authorization key differs from the
+    /// - `EDOMAIN`: the endpoint belongs to another domain.
+    /// - `EOPBADSTATE`: the region is enabled, or is being closed.
+    /// - `EINVAL`: an endpoint is bound, or the region's authorization key differs from the
     ///   endpoint's.
     pub fn bind_endpoint(&self, endpoint: Scope<'_>) -> Result<()> {
         if !self.mode().contains(Mode::ENDPOINT) {
@@ -460,9 +460,9 @@ impl Region {
     /// [`Self::register`] does. Nothing can be bound afterwards.
     ///
     /// # Errors
-    /// - `EOPBADSTATE`: enabled already or being closed, or the form requires an endpoint and none
-    ///   is bound.
-    /// - those of the registration in [`Self::register`]; the region stays disabled.
+    /// - `EOPBADSTATE`: the region is enabled or is being closed, or the form requires an endpoint
+    ///   and none is bound.
+    /// - Errors of the registration, as for [`Self::register`]; the region stays disabled.
     pub fn enable(&self) -> Result<()> {
         let mut bindings = self.bindings.lock();
         if bindings.closing || self.is_enabled() {
@@ -497,7 +497,7 @@ impl Region {
         }
         match Exposed::new(self, pd, cell) {
             Ok(exposed) => {
-                // cannot fail: the lock of the bindings is held since the check
+                // cannot fail: the lock of the bindings has been held since the check
                 let _ = self.exposed.set(exposed);
                 Ok(())
             }
@@ -509,13 +509,13 @@ impl Region {
     }
 
     /// Closes the region. The key is revoked first. After success no operation of a peer or of this
-    /// side accesses the memory through the region. A registration by a worker is withdrawn, or
-    /// waited for. After the first call, whatever its result, the only valid call on the region and
-    /// its descriptor is `close`.
+    /// side accesses the memory through the region. A pending registration by a worker is
+    /// withdrawn; one that has begun is waited for. After the first call, whatever its result, the
+    /// only valid call on the region and its descriptor is `close`.
     ///
     /// Blocks while an access is under way, for as long as the device waits: 5 s on softverbs if
-    /// the accessing process is stopped (`SIGSTOP`, a debugger). A killed process is not waited
-    /// for.
+    /// the accessing process is stopped (`SIGSTOP`, a debugger). A killed process does not delay
+    /// it.
     ///
     /// # Errors
     /// `EBUSY`: the wait has timed out and the access may still be executed. No new access can
@@ -543,8 +543,8 @@ impl Region {
     /// itself.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: not enabled. `ENOMEM` and others: the domain's directory could not be
-    /// created.
+    /// `EOPBADSTATE`: the region is not enabled. `ENOMEM` and others: the domain's directory could
+    /// not be created.
     pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
         let exposed = self.exposed.get().ok_or_else(not_enabled)?;
         let raw = if self.mode().contains(Mode::RAW) {
@@ -575,10 +575,10 @@ impl Region {
         &self.domain
     }
 
-    /// Whether a buffer lies in one buffer of this region, or in several with contiguous addresses.
+    /// Whether one buffer of this region, or several with contiguous addresses, cover `part`.
     fn covers(&self, part: &Buffer) -> bool {
         let mut at = part.addr as u64;
-        // checked not to overflow
+        // `RegionConfig::check` has excluded an overflow
         let end = at + part.len as u64;
         while at < end {
             let behind = |whole: &Range| {

@@ -1,6 +1,6 @@
-//! Revocations at the owner of a directory: which peers have acknowledged them, how long the owner
-//! waits, and which parts of a registration stay until all peers have acknowledged.
-//! `docs/protocol.md`, "Stale keys".
+//! Revocations, as processed by the owner of a directory: which peers have acknowledged them, how
+//! long the owner waits, and which parts of a registration are retained until all peers have
+//! acknowledged. `docs/protocol.md`, "Stale keys".
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,14 +12,15 @@ use crate::log::{info_log, warn_log};
 use crate::queue::event_cell::Cell;
 use crate::verbs::{Mr, Words};
 
-/// Time limit of the wait for a peer.
+/// Time limit of one wait for all peers, after the first [`SPINS`] polls.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Polls without progress before the first sleep.
 const SPINS: u32 = 500;
 /// Initial and maximum sleep between polls.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
-/// Maximum number of retired regions.
+/// Maximum number of retired regions. Beyond it, the owner ends the connections of the peers that
+/// the oldest one waits for.
 const MAX_RETIRED: usize = 4096;
 
 /// Parts of a region that are retained while a peer may use its old records.
@@ -41,26 +42,27 @@ impl Left {
 
 /// Result of ending a registration.
 pub(crate) enum End {
-    /// Its key.
+    /// The memory is no longer registered; the registration only reserves its key.
     Reserved(Mr),
     Gone,
-    /// An access is under way.
+    /// An access is under way; the registration has not ended.
     Busy(Mr),
 }
 
-/// A revocation after the wait for the peers.
+/// A revocation for which the owner has waited ([`Directory::settle`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settled<'a> {
     directory: &'a Directory,
     wanted: u64,
-    /// Whether peers may still act on what was so before: they were given up, or their connections
-    /// have ended.
+    /// Whether peers may still use older records: the owner has given up waiting for them, or their
+    /// connections have ended.
     lagging: bool,
 }
 
 impl Directory {
-    /// Waits until the peers have acknowledged revocation number `wanted`, for a bounded time per
-    /// peer. The caller must hold no lock of a peer or of an endpoint.
+    /// Waits until the peers have acknowledged revocation number `wanted`, or for about
+    /// [`PATIENCE`] in total, and then gives up waiting for the others. The caller must hold no
+    /// lock of a peer or of an endpoint.
     pub(crate) fn settle(&self, wanted: u64) -> Settled<'_> {
         let mut deadline = None;
         let mut pause = SHORTEST;
@@ -91,7 +93,8 @@ impl Directory {
         }
     }
 
-    /// The registrations that a region had before, and that could not be ended.
+    /// Removes and returns the former registrations of a refreshed region that could not be ended.
+    /// `generation` is the region's.
     pub(crate) fn take_stuck(&self, generation: u64) -> Vec<Mr> {
         let mut inner = self.inner.lock();
         let stuck = inner.stuck.extract_if(.., |(of, _)| *of == generation);
@@ -100,8 +103,8 @@ impl Directory {
 }
 
 impl Settled<'_> {
-    /// Ends a registration: nobody reaches the memory by it any more, and no other memory by its
-    /// key.
+    /// Ends a registration: afterwards no access to the memory through it is possible, and as long
+    /// as peers may use its key, no other memory has that key.
     pub(crate) fn end(&self, mut mr: Mr) -> End {
         if self.lagging {
             match mr.reserve_key() {
@@ -137,8 +140,9 @@ impl Settled<'_> {
         }
     }
 
-    /// As [`Self::end`] of what a region had before it was refreshed. What can't be ended is
-    /// [taken](Directory::take_stuck) when the region is closed.
+    /// As [`Self::end`], for the former registrations of a refreshed region. A registration with an
+    /// access under way is ended when the region is closed ([`Directory::take_stuck`]). Returns the
+    /// registrations that reserve their keys.
     pub(crate) fn end_replaced(&self, mrs: Vec<Arc<Mr>>, generation: u64) -> Vec<Mr> {
         let mut keys = Vec::new();
         for mr in mrs.into_iter().filter_map(Arc::into_inner) {
@@ -154,7 +158,7 @@ impl Settled<'_> {
 
 impl Inner {
     /// Sends the revocation count to the peers that hold keys. Reads one word of each connection
-    /// block, and visits no peer that holds none.
+    /// block, and visits only those peers.
     pub(super) fn notify(&mut self) {
         for (slab, words) in self.blocks.iter().enumerate() {
             for number in holders(slab, words) {
@@ -163,15 +167,17 @@ impl Inner {
         }
     }
 
-    /// Does what helps peers to acknowledge. Those that are of no use to wait for are given up; all
-    /// that are awaited if it is `late`.
+    /// Acknowledges the revocations of all peers, and reads the progress of the awaited peers.
+    /// Gives up waiting for peers whose connections have ended and, if `late`, for all awaited
+    /// peers.
     fn look(&mut self, wanted: u64, late: bool) {
         let count = self.revocations;
         for member in self.peers.iter_mut() {
             let Some(peer) = member.peer.upgrade() else {
                 continue;
             };
-            // the other side may wait for this one, or be in this process
+            // the peer may itself wait for this side's acknowledgement, possibly in another thread
+            // of this process
             peer.acknowledge();
             if !member.is_awaited(wanted) {
                 continue;
@@ -195,7 +201,8 @@ impl Inner {
         }
     }
 
-    /// Ends the connections of peers that lag and that the owner has given up waiting for.
+    /// Ends the connections of the peers that lag behind revocation `wanted` and that the owner no
+    /// longer waits for.
     fn sever(&mut self, wanted: u64) {
         self.peers.remove_unconfirmed(|member| {
             let ends = member.lags(wanted) && member.is_given_up();

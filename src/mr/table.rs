@@ -1,5 +1,5 @@
-//! The table of a key directory: hashed entries that peers read by RDMA READ while they change.
-//! `docs/protocol.md`, "The key directory".
+//! The table of a key directory: a hash table that peers read by RDMA READ while its owner changes
+//! it. `docs/protocol.md`, "The key directory".
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use crate::wire::records::{Entry, WORDS};
 
 /// Maximum distance of an entry from its home slot, in slots.
 pub(crate) const REACH: usize = 60;
-/// Home slots of the first table, as a base-2 logarithm.
+/// Base-2 logarithm of the home slots of the first table.
 const FIRST: u32 = 6;
-/// Home slots of the largest table (64 bytes each), as a base-2 logarithm.
+/// Base-2 logarithm of the home slots (64 bytes each) of the largest table.
 const LAST: u32 = 32;
 
 /// The home slot of a key in a table of 2^`log2` home slots.
@@ -21,7 +21,7 @@ pub(crate) fn home(key: u64, log2: u32) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - log2)) as usize
 }
 
-/// Entries of one directory. One writer, which holds the directory's lock.
+/// Entries of one directory. The only writer holds the directory's lock.
 #[derive(Debug)]
 pub(crate) struct Table {
     pd: Arc<Pd>,
@@ -29,7 +29,8 @@ pub(crate) struct Table {
     log2: u32,
     used: usize,
     moves: u64,
-    /// Outgrown tables, all zeros: peers may still read them.
+    /// Tables that were replaced by larger ones, now all zeros; retained because peers may still
+    /// read them.
     old: Vec<Words>,
 }
 
@@ -90,8 +91,8 @@ impl Table {
             .find(|slot| self.get(*slot)[0] == key)
     }
 
-    /// Adds an entry; no other entry has its key. `publish` is called after the table has moved,
-    /// and must publish the new address before it returns.
+    /// Adds an entry, whose key must not be in the table. If the entries move to a larger table,
+    /// `publish` is called, which must publish the new address before it returns.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering a larger table; nothing has changed then.
@@ -107,7 +108,7 @@ impl Table {
         self.grow(&record, publish)
     }
 
-    /// Moves everything, and one more entry, into a larger table.
+    /// Moves all entries, and one more, to a larger table.
     fn grow(&mut self, more: &[u64; WORDS], publish: impl FnOnce(&Self)) -> Result<()> {
         for log2 in self.log2 + 1..=LAST {
             let larger = allocate(&self.pd, log2)?;
@@ -139,7 +140,7 @@ impl Table {
         Err(FiErrno::ENOMEM)
     }
 
-    /// Replaces the entry with the same key. Returns whether there was one.
+    /// Replaces the entry with the same key. Returns false if the key is not in the table.
     pub(crate) fn replace(&mut self, entry: &Entry) -> bool {
         let slot = self.find(entry.key);
         if let Some(slot) = slot {
@@ -148,7 +149,7 @@ impl Table {
         slot.is_some()
     }
 
-    /// Removes the entry of a key. Returns whether there was one.
+    /// Removes the entry of a key. Returns false if the key is not in the table.
     pub(crate) fn remove(&mut self, key: u64) -> bool {
         let Some(mut gap) = self.find(key) else {
             return false;
@@ -169,7 +170,7 @@ impl Table {
     }
 }
 
-/// The first free slot for a key, if it lies within reach.
+/// The first free slot for a key, at most [`REACH`] - 1 slots behind its home slot.
 fn place(words: &Words, log2: u32, key: u64) -> Option<usize> {
     let home = home(key, log2);
     (home..home + REACH).find(|slot| words.read::<WORDS>(slot * WORDS) == [0; WORDS])
@@ -213,7 +214,7 @@ mod tests {
             state = state
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
-            // dense keys, sparse ones, and those that share a home
+            // dense keys, sparse keys, and keys with one home slot
             let key = match state >> 62 {
                 0 => state >> 33 & 1023,
                 1 => state >> 20 & 0xfff << 40,
@@ -236,7 +237,7 @@ mod tests {
         }
         assert_eq!(table.used, map.len());
         assert_eq!(published, table.log2());
-        // an outgrown table has nothing left
+        // the replaced tables are empty
         assert!(!table.old.is_empty());
         for words in &table.old {
             assert!(
@@ -253,7 +254,7 @@ mod tests {
     #[test]
     fn a_place_beyond_the_reach_makes_it_grow() {
         let mut table = Table::new(&pd()).unwrap();
-        // 100 keys of one home in every table of fewer than 2^20 slots
+        // 31 keys with the same home slot in every table of fewer than 2^20 slots
         let inverse = 0xf1de_83e1_9937_733d_u64;
         assert_eq!(inverse.wrapping_mul(0x9e37_79b9_7f4a_7c15), 1);
         for i in 0..31_u64 {
