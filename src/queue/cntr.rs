@@ -1,14 +1,14 @@
 //! Counters of completed operations.
 //!
-//! A thread that polls a completion queue advances the counters of the endpoints on it. Reading a
-//! counter, or waiting for it, polls those queues. The completions found for the application are
-//! queued in their backlogs.
+//! A thread that polls a completion queue advances the counters of the queue's endpoints. Reading a
+//! counter, or waiting for it, polls these queues; completions for the application are queued in
+//! their backlogs.
 //!
 //! A thread that sleeps on a counter is woken by the channels of those queues, and by each change
-//! of the counter: by a poller of the queues, or by the application. A queue without a wait object
-//! has no channel (the kernel limits the channels of a process to a few hundred). For such a queue,
-//! for a queue with further sources, and for the event cells of regions (`event_cell.rs`), which
-//! peers change without a notification, the sleeping thread wakes every millisecond.
+//! of the counter that a poller of the queues or the application makes. A queue without a wait
+//! object has no channel (the kernel limits the channels of a process to a few hundred). For such a
+//! queue, for a queue with further sources, and for the event cells of regions (`event_cell.rs`),
+//! which peers change without a notification, the sleeping thread wakes every millisecond.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -25,7 +25,7 @@ use crate::queue::event_cell::{Cell, Watch};
 use crate::queue::wait::{Timer, WaitSet, deadline};
 use crate::queue::{CompletionQueue, QueueDomain, WaitKind};
 
-/// Reads of a counter between two checks of the clock, for silent peers.
+/// Number of reads of a counter between two checks of the keepalive clock.
 const READS: u32 = 32;
 /// Time between two checks of a counter without a wait object.
 const PAUSE: Duration = Duration::from_micros(20);
@@ -38,20 +38,20 @@ pub struct Counter {
     domain: Arc<QueueDomain>,
     kind: WaitKind,
     wait: Option<WaitSet>,
-    /// Set as soon as a queue without a channel, or an event cell, moves the counter.
+    /// Created when a queue without a channel, or an event cell, is added to the counter.
     timer: OnceLock<Timer>,
     /// Whether a thread sleeps on the counter, or is about to.
     armed: AtomicBool,
-    /// The value and the number of failures that the application has last read or was notified of.
+    /// The value and the number of failures that were last returned or reported to the application.
     seen: [AtomicU64; 2],
     value: AtomicU64,
     errors: AtomicU64,
     reads: AtomicU32,
     /// The queues whose polling advances the counter.
     queues: Mutex<Vec<Weak<CompletionQueue>>>,
-    /// Whether it follows event cells.
+    /// Whether `watches` is in use.
     follows: AtomicBool,
-    /// The words of event cells that it follows.
+    /// The words of event cells whose changes the counter adds.
     watches: Mutex<Vec<Watch>>,
 }
 
@@ -96,7 +96,7 @@ impl Counter {
         self.look(1)
     }
 
-    /// One of the two values, which counts as seen from now on.
+    /// Returns one of the two values, and records it in `seen`.
     fn look(&self, which: usize) -> u64 {
         let value = [&self.value, &self.errors][which].load(Ordering::Acquire);
         self.seen[which].store(value, Ordering::Relaxed);
@@ -120,7 +120,7 @@ impl Counter {
         self.has_news()
     }
 
-    /// Adds to the value. It wraps.
+    /// Adds to the value; wraps.
     pub fn add(&self, value: u64) {
         self.value.fetch_add(value, Ordering::AcqRel);
         self.changed();
@@ -176,14 +176,14 @@ impl Counter {
             let same = self.value.load(Ordering::Acquire) == before
                 && self.errors.load(Ordering::Acquire) == errors;
             if same && !wait.wait(deadline)? {
-                // once more, for changes that wake no thread
+                // checks once more, because not every change wakes a thread
                 self.progress();
                 over = true;
             }
         }
     }
 
-    /// As [`Self::wait`], without sleeping for long.
+    /// As [`Self::wait`], for a counter without a wait object: checks every [`PAUSE`].
     fn look_until(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
         let deadline = deadline(timeout);
         let errors = self.errors.load(Ordering::Acquire);
@@ -205,7 +205,7 @@ impl Counter {
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
     ///
     /// # Errors
-    /// - `EAGAIN`: a value has changed since it was read; don't wait.
+    /// - `EAGAIN`: a value has changed since it was read; the caller does not wait.
     /// - `EINVAL`: no wait object.
     pub fn trywait(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
@@ -222,19 +222,20 @@ impl Counter {
         self.wait.as_ref().map(WaitSet::fd)
     }
 
-    /// How it can be waited on.
+    /// The kind of the counter's wait object.
     pub fn wait_kind(&self) -> WaitKind {
         self.kind
     }
 
-    /// Makes each change from now on wake the waiting thread, and accounts for earlier ones.
+    /// Arms the counter: each later change wakes the waiting thread. Then adds the changes made
+    /// before.
     fn arm(&self, wait: &WaitSet) {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.woken();
         }
         wait.clear();
         self.armed.store(true, Ordering::Relaxed);
-        // either the waiting thread sees a change, or the thread that makes it sees `armed`
+        // either this thread reads the new value, or the thread that changes it reads `armed`
         fence(Ordering::SeqCst);
         self.for_queues(CompletionQueue::arm_for_counter);
         self.take_events();
@@ -254,12 +255,12 @@ impl Counter {
         }
     }
 
-    /// The part of a domain that it belongs to.
+    /// The part of the domain that the counter belongs to.
     pub fn domain(&self) -> &Arc<QueueDomain> {
         &self.domain
     }
 
-    /// From now on, polling this queue advances the counter.
+    /// Adds a queue, whose polling advances the counter.
     pub(crate) fn watch(&self, queue: &Arc<CompletionQueue>) {
         let mut queues = self.queues.lock();
         let new = Arc::downgrade(queue);
@@ -287,7 +288,7 @@ impl Counter {
         Ok(())
     }
 
-    /// Under the lock of the queues, so that there is one timer.
+    /// Creates the timer, if none exists. Called under the lock of `queues`.
     fn wake_by_time(&self, wait: &WaitSet) -> Result<()> {
         if self.timer.get().is_none() {
             let timer = Timer::new()?;
@@ -297,7 +298,7 @@ impl Counter {
         Ok(())
     }
 
-    /// From now on, adds the changes of a word of an event cell to the counter.
+    /// Adds a word of an event cell, whose changes the counter adds to its value.
     pub(crate) fn follow(&self, watch: Watch) {
         if let Some(wait) = &self.wait {
             let _queues = self.queues.lock();
@@ -312,7 +313,7 @@ impl Counter {
         self.follows.store(true, Ordering::Release);
     }
 
-    /// Adds the last changes of a cell, and stops following it.
+    /// Adds the last changes of a cell, and removes the cell's words.
     pub(crate) fn leave(&self, cell: &Arc<Cell>) {
         self.take_events();
         let mut watches = self.watches.lock();
@@ -328,7 +329,7 @@ impl Counter {
             let count = watches.iter_mut().map(Watch::take);
             let count = count.fold(0_u64, u64::wrapping_add);
             if count != 0 {
-                // under the lock, so that a concurrent `set` comes entirely before or after
+                // under the lock, so that a concurrent `set` is ordered before or after it
                 self.add(count);
             }
         }
@@ -346,7 +347,7 @@ impl Counter {
 
     fn progress(&self) {
         self.for_queues(|queue| {
-            // the reader of a failed queue gets the error
+            // a reader of a failed queue gets the error
             let _ = queue.progress();
         });
         self.take_events();
@@ -377,7 +378,7 @@ impl Counters {
         .union(Flags::READ)
         .union(Flags::WRITE);
 
-    /// The place of the first kind among `flags`.
+    /// The counter slot of the first kind in `flags`.
     fn place(&self, flags: Flags) -> Option<&OnceLock<Arc<Counter>>> {
         if flags.contains(Flags::SEND) {
             Some(&self.send)
@@ -392,17 +393,17 @@ impl Counters {
         }
     }
 
-    /// Lets `counter` count these kinds.
+    /// Binds a counter of these kinds.
     ///
     /// # Errors
-    /// `EINVAL`: one of them has a counter.
+    /// `EINVAL`: one of the kinds has a counter.
     pub(crate) fn bind(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         let places = || kinds.iter().filter_map(|kind| self.place(kind));
         if places().any(|place| place.get().is_some()) {
             return Err(FiErrno::EINVAL);
         }
         for place in places() {
-            // it was empty, and binding is done under a lock
+            // cannot fail: the slot is empty, and the caller holds a lock
             let _ = place.set(Arc::clone(counter));
         }
         Ok(())
@@ -419,14 +420,14 @@ impl Counters {
         }
     }
 
-    /// Those of the transmit side.
+    /// The counters of the transmit side.
     pub(crate) fn tx(&self) -> impl Iterator<Item = &Arc<Counter>> {
         [&self.send, &self.read, &self.write]
             .into_iter()
             .filter_map(OnceLock::get)
     }
 
-    /// That of the receive side.
+    /// The counter of the receive side.
     pub(crate) fn rx(&self) -> Option<&Arc<Counter>> {
         self.recv.get()
     }

@@ -1,4 +1,4 @@
-//! Converts the work completions of a device queue into the completions that the application reads.
+//! Converts work completions of a device queue to the completions that the application reads.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
@@ -15,48 +15,50 @@ use crate::queue::wr_id::WrId;
 use crate::queue::{Completion, CompletionError, EntryWriter};
 use crate::verbs::Wc;
 
-/// A polled completion belongs to an endpoint with pending operations.
+/// Set after a completion of an endpoint with deferred operations.
 pub(super) const RESUME: u8 = 1;
-/// The queue has sources besides the device queue.
+/// Set if the queue has sources besides the device queue.
 pub(super) const SOURCES: u8 = 2;
 
 /// The endpoints whose requests complete in a device queue.
 #[derive(Debug, Default)]
 pub(super) struct EndpointTable {
-    /// By the index in `wr_id`.
+    /// Indexed by the index in `wr_id`.
     pub(super) endpoints: Vec<Attachment>,
-    /// Places of `endpoints` without an endpoint.
+    /// Unused indices of `endpoints`.
     pub(super) free: Vec<u16>,
-    /// Shared receive contexts whose receives may complete here, by their index.
+    /// Shared receive contexts whose receives may complete in this queue, by their index.
     pub(super) shared: Vec<Option<Sharer>>,
     /// Queue pairs that consume receives of `shared`, sorted by number, each with its endpoint's
-    /// place.
+    /// index.
     pub(super) sharing: Vec<(u32, u16)>,
-    /// What a read has to do besides polling the device queue: [`RESUME`], [`SOURCES`].
+    /// Work of a read besides polling the device queue: [`RESUME`], [`SOURCES`].
     pub(super) more: Cell<u8>,
 }
 
-/// An endpoint's place in the table that `wr_id` refers to.
+/// An endpoint's entry in the table that `wr_id` refers to.
 #[derive(Debug, Default)]
 pub(super) struct Attachment {
     pub(super) generation: u16,
     pub(super) rings: Option<Arc<Rings>>,
-    /// Whether receives of a shared context complete visibly only where they were selected.
+    /// Whether only selected receives of a shared context produce completion entries.
     pub(super) selective: bool,
-    /// The queue pair's number in [`EndpointTable::sharing`]; no queue pair of an endpoint has number 0.
+    /// The queue pair's number in [`EndpointTable::sharing`]. No endpoint's queue pair has number
+    /// 0.
     pub(super) sharing: Option<NonZeroU32>,
 }
 
-/// A shared receive context, as a queue sees it.
+/// A shared receive context whose receives complete in this queue.
 #[derive(Debug)]
 pub(super) struct Sharer {
     pub(super) slots: Arc<SharedSlots>,
-    /// Endpoints of this queue that take its receives.
+    /// Number of this queue's endpoints that use the context.
     pub(super) users: usize,
 }
 
 impl Attachment {
-    /// A completion of another generation: the probe's, or of an endpoint that has gone.
+    /// Processes a completion whose generation is not the endpoint's: of the probe or another of
+    /// the engine's own requests. A completion of a closed endpoint is ignored.
     #[cold]
     fn stray(&self, id: WrId, wc: &Wc) {
         if id.generation() == self.generation | WrId::PROBE
@@ -76,7 +78,7 @@ impl Attachment {
     }
 }
 
-/// The reason of a failure in libfabric's terms.
+/// The errno for a failed work completion (`ibv_wc_status`).
 pub(super) fn status_errno(status: u32, recv: bool) -> FiErrno {
     match status {
         sys::IBV_WC_LOC_LEN_ERR if recv => FiErrno::ETRUNC,
@@ -120,7 +122,7 @@ impl Completion {
     }
 }
 
-/// The entry of an operation that the engine refused, as the device would have done.
+/// The error entry of an operation that the engine refused, with the status of a device's refusal.
 #[cold]
 fn refusal(slot: &Slot, error: FiErrno) -> CompletionError {
     CompletionError {
@@ -136,12 +138,12 @@ impl EndpointTable {
         self.more.set(if on { others | flag } else { others });
     }
 
-    /// Whether endpoints with pending operations are to be resumed.
+    /// Whether endpoints with deferred operations must be resumed.
     pub(super) fn resumes(&self) -> bool {
         self.more.get() & RESUME != 0
     }
 
-    /// Passes on the application's completions of a work completion: none or one.
+    /// Processes a work completion, and passes at most one completion of the application to `sink`.
     #[inline(always)]
     pub(super) fn complete<W: EntryWriter>(&self, wc: &Wc, sink: &mut Sink<'_, W>) {
         let id = WrId(wc.wr_id());
@@ -170,7 +172,7 @@ impl EndpointTable {
         }
         let recv = id.0 & WrId::RECV != 0;
         let ring = if recv { &rings.rx } else { &rings.tx };
-        // the low half is the number
+        // the low 32 bits are the number
         let Some(slot) = ring.complete(id.0 as u32) else {
             return;
         };
@@ -178,7 +180,7 @@ impl EndpointTable {
             && !slot.part
         {
             let success = wc.status() == sys::IBV_WC_SUCCESS && slot.refused.is_none();
-            // a receive that a write consumed got no message
+            // a receive that a peer's write consumed has received no message
             if !(success && recv && wc.is_recv_rdma()) {
                 counters.count(slot.flags, success);
             }
@@ -218,11 +220,11 @@ impl EndpointTable {
     #[inline(never)]
     fn complete_shared(&self, id: WrId, wc: &Wc) -> Option<Entry> {
         let sharer = self.shared.get(id.index())?.as_ref()?;
-        // the context's generation has more bits than go over the device and back
+        // the `wr_id` contains only the low bits of the context's generation
         if (sharer.slots.id().generation & WrId::GENERATIONS) | WrId::PROBE != id.generation() {
             return None;
         }
-        // the low half is the number
+        // the low 32 bits are the number
         let recv = sharer.slots.complete(id.0 as u32)?;
         let number = wc.qp_num();
         let entry = self.sharing.binary_search_by_key(&number, |entry| entry.0);

@@ -3,7 +3,8 @@
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 
-/// A successful operation, with the fields of every format of `fi_cq(3)`; a format uses its part.
+/// A successful operation, with the fields of all formats of `fi_cq(3)`; each format uses some of
+/// them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
     /// The context that the operation was posted with.
@@ -13,13 +14,14 @@ pub struct Completion {
     pub flags: Flags,
     /// Bytes received; 0 for operations that this side initiated.
     pub len: usize,
-    /// Where the data is, for multi-receive buffers; else 0.
+    /// Address of the data in a multi-receive buffer; otherwise 0.
     pub buf: usize,
     /// Remote completion data.
     pub data: u64,
-    /// Tag of a tagged message; else 0.
+    /// Tag of a tagged message; otherwise 0.
     pub tag: u64,
-    /// The sender's address (`fi_addr_t`) for `fi_cq_readfrom`; [`Self::NO_ADDR`] if there is none.
+    /// The sender's address (`fi_addr_t`) for `fi_cq_readfrom`; [`Self::NO_ADDR`] if the completion
+    /// has no address.
     pub src_addr: u64,
 }
 
@@ -46,23 +48,23 @@ impl Completion {
 /// A failed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompletionError {
-    /// The operation's entry, as far as its fields are known.
+    /// The operation's entry, in which only the known fields are set.
     pub completion: Completion,
-    /// Bytes of a message that did not fit; 0 where the device does not report them.
+    /// Number of bytes of a message beyond the receive buffer; 0 if the device does not report it.
     pub olen: usize,
-    /// The reason in libfabric's terms.
+    /// The reason as libfabric's errno.
     pub err: FiErrno,
-    /// The reason in the device's: `ibv_wc_status`. `CompletionQueue::strerror` names it.
+    /// The reason as the device's status, `ibv_wc_status`. `CompletionQueue::strerror` names it.
     pub prov_errno: i32,
     /// The device's own code (`vendor_err` of `ibv_poll_cq(3)`): the entry's `err_data`.
     pub vendor_err: u32,
 }
 
-/// Where completions go: one implementation per format of entry, writing straight into the
-/// application's buffer.
+/// Destination of completions. Each format of entries has an implementation, which writes directly
+/// to the application's buffer.
 pub trait EntryWriter {
     /// Stores one completion. Called at most as often as the `max` of the read allows, in order,
-    /// with the queue's lock held: it must be quick and call nothing of the engine.
+    /// with the queue's lock held: the implementation must not block or call the engine.
     fn write(&mut self, completion: &Completion);
 }
 

@@ -1,10 +1,10 @@
 //! Completion queues.
 //!
 //! A completion queue reads its sources: the device queue of its MSG endpoints (`device.rs`) and
-//! endpoints that poll for themselves (`source.rs`). A read copies completions from the device
-//! directly into the application's buffer. Completions that are polled outside a read (by
-//! `trywait`, by a post that makes room, at the end of a connection) are queued in a backlog. So
-//! are errors, and the completions that follow them.
+//! sources that poll for their endpoints (`source.rs`). A read stores the device's completions
+//! directly in the application's buffer. Completions that are polled outside a read (by `trywait`,
+//! by a post that makes room, at the end of a connection), errors, and the completions that follow
+//! an error are queued in the backlog.
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -22,25 +22,25 @@ use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
 
-/// Completions that a queue holds if the application gives no size.
+/// Size of a queue in completions if the application gives none.
 const DEFAULT_SIZE: usize = 1024;
-/// Empty reads between two checks of the clock, for silent peers.
+/// Number of empty reads between two checks of the keepalive clock.
 const EMPTY_READS: u32 = 32;
-/// Endpoints that each such check examines for revoked keys.
+/// Number of endpoints that each such check examines for revoked keys.
 const HOLDERS: usize = 4;
 
 /// Parameters of a completion queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqConfig {
-    /// Completions that the queue must hold; 0: the default of 1024. It grows as endpoints are
-    /// bound, so that it never overruns.
+    /// Completions that the queue must hold; 0: the default of 1024. The queue grows when endpoints
+    /// are bound, so that it does not overrun.
     pub size: usize,
-    /// How it can be waited on.
+    /// The kind of wait object.
     pub wait: WaitKind,
-    /// The completion vector (`FI_AFFINITY`), taken modulo those of the device.
+    /// The completion vector (`FI_AFFINITY`), modulo the number of the device's vectors.
     pub signaling_vector: u32,
-    /// Whether all completions come from sources ([`CompletionQueue::add_source`]): the queue has
-    /// no device queue, and no MSG endpoint can be bound to it.
+    /// Whether the queue has only sources ([`CompletionQueue::add_source`]) and no device queue, so
+    /// that no MSG endpoint can be bound to it.
     pub sources_only: bool,
 }
 
@@ -53,11 +53,11 @@ pub(super) struct Inner {
     pub(super) sources: Vec<Arc<dyn Source>>,
     /// Used during a read of a source.
     batch: Batch,
-    /// The most completions that the bound endpoints can have outstanding.
+    /// Maximum number of outstanding completions of the bound endpoints.
     pub(super) reserved: usize,
-    /// Empty reads, wrapping.
+    /// Number of empty reads; wraps.
     empty_reads: u32,
-    /// The endpoint to examine next for revoked keys.
+    /// Index of the endpoint to examine next for revoked keys.
     next_holder: usize,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Inner {
 #[derive(Debug)]
 pub struct CompletionQueue {
     pub(super) domain: Arc<QueueDomain>,
-    /// The source of MSG endpoints.
+    /// The device queue, in which requests of MSG endpoints complete.
     pub(super) device: Option<DeviceQueue>,
     pub(super) kind: WaitKind,
     pub(super) wait: Option<WaitSet>,
@@ -121,8 +121,8 @@ impl CompletionQueue {
         Ok(this)
     }
 
-    /// Adds a source: from now on the queue's reads run it, and it wakes threads that wait on the
-    /// queue. A source whose operations move a counter is added before the counter is bound.
+    /// Adds a source. Later reads of the queue run it, and it wakes threads that wait on the queue.
+    /// A source whose operations move a counter is added before the counter is bound.
     ///
     /// # Errors
     /// `EINVAL`: the queue has a wait object, and the source has no descriptor. `ENOMEM`.
@@ -136,7 +136,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Removes a source, without running it once more. No effect if it is not one of the queue's.
+    /// Removes a source without running it again. No effect if the queue does not have it.
     pub fn remove_source(&self, source: &Arc<dyn Source>) {
         let removed = {
             let mut inner = self.inner.lock();
@@ -150,11 +150,11 @@ impl CompletionQueue {
         }
     }
 
-    /// Reads up to `max` completions into `writer`; returns how many, at least 1. Never blocks.
+    /// Reads up to `max` completions into `writer`. Returns their number, at least 1. Never blocks.
     ///
     /// # Errors
-    /// - `EAGAIN`: there are none.
-    /// - `EAVAIL`: the next one is an error: [`Self::read_error`] has it.
+    /// - `EAGAIN`: the queue is empty.
+    /// - `EAVAIL`: the next entry is an error, which [`Self::read_error`] returns.
     /// - `EOVERRUN`: the device lost completions; the queue is unusable.
     #[inline]
     pub fn read<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
@@ -192,9 +192,9 @@ impl CompletionQueue {
         }
     }
 
-    /// The part of a read behind the device queue, which has passed on `count` of at most `max`
-    /// completions: runs the other sources, and resumes pending operations of endpoints. Returns
-    /// the lock and the new count.
+    /// Continues a read that has got `count` of at most `max` completions from the device queue:
+    /// runs the other sources, and resumes endpoints with deferred operations. Returns the lock and
+    /// the new count.
     #[cold]
     #[inline(never)]
     fn read_more<'a, W: EntryWriter>(
@@ -216,13 +216,13 @@ impl CompletionQueue {
         }
         if guard.table.resumes() {
             guard = self.resume(guard);
-            // endpoints that resumed may have polled
+            // a resumed endpoint may have polled completions into the backlog
             count += take(&mut guard.backlog, max - count, writer);
         }
         Ok((guard, count))
     }
 
-    /// Resumes the pending operations of endpoints. Releases the lock and acquires it again.
+    /// Resumes the endpoints with deferred operations. Releases the lock and acquires it again.
     #[cold]
     fn resume<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
         inner.table.set_more(RESUME, false);
@@ -241,8 +241,8 @@ impl CompletionQueue {
         self.inner.lock()
     }
 
-    /// On behalf of a thread that reads without sleeping: acknowledges revoked keys, and probes
-    /// silent peers.
+    /// Called every [`EMPTY_READS`] empty reads: acknowledges revoked keys, and probes silent
+    /// peers.
     #[cold]
     fn after_empty_reads(&self, inner: MutexGuard<'_, Inner>) {
         if self.domain.helper().has_holders() {
@@ -258,7 +258,7 @@ impl CompletionQueue {
         self.keep_alive();
     }
 
-    /// The next [`HOLDERS`] endpoints, reduced to those that hold keys of their peers.
+    /// Of the next [`HOLDERS`] endpoints, those that hold keys of their peers.
     fn some_holders(mut inner: MutexGuard<'_, Inner>) -> [Option<Arc<Rings>>; HOLDERS] {
         let count = inner.table.endpoints.len();
         let first = inner.next_holder;
@@ -270,16 +270,16 @@ impl CompletionQueue {
         })
     }
 
-    /// Probes silent peers if their period is over. The caller holds no lock.
+    /// Probes silent peers if the keepalive period has passed. The caller holds no lock.
     fn keep_alive(&self) {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.poll();
         }
     }
 
-    /// Runs the sources; completions go to the backlog. The device queue is polled unless the
-    /// backlog is as long as the queue. Returns whether the backlog has an entry. Resumes pending
-    /// operations of endpoints.
+    /// Polls the device queue, until the backlog has as many entries as the queue's size, and runs
+    /// the sources; the completions are queued in the backlog. Then resumes endpoints with deferred
+    /// operations. Returns whether the backlog has an entry.
     pub(crate) fn progress(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         let mut result = self.progress_locked(&mut inner)?;
@@ -290,14 +290,14 @@ impl CompletionQueue {
         Ok(result)
     }
 
-    /// Polls the device queue alone, and resumes no endpoint: for a caller that holds an endpoint's
+    /// Polls only the device queue and resumes no endpoint, for a caller that holds an endpoint's
     /// lock.
     pub(crate) fn poll_quietly(&self) -> Result<bool> {
         self.drain_locked(&mut self.inner.lock(), self.size)
     }
 
-    /// As [`Self::poll_quietly`], also when the application leaves the queue full: the engine's own
-    /// requests complete in it too.
+    /// As [`Self::poll_quietly`], but also while the application does not read a full queue,
+    /// because the engine's own requests complete in it too.
     pub(crate) fn progress_own(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         let limit = self.size + inner.reserved;
@@ -315,8 +315,8 @@ impl CompletionQueue {
         Ok(!inner.backlog.is_empty())
     }
 
-    /// Polls completions from the device queue into the backlog, until that has `limit` entries.
-    /// Returns whether it has any.
+    /// Polls completions from the device queue into the backlog, until the backlog has `limit`
+    /// entries. Returns whether the backlog has an entry.
     pub(super) fn drain_locked(&self, inner: &mut Inner, limit: usize) -> Result<bool> {
         if let Some(device) = &self.device {
             let mut none = NoReader;
@@ -346,7 +346,7 @@ impl CompletionQueue {
         self.domain.device().status_str(prov_errno)
     }
 
-    /// The part of a domain that it belongs to.
+    /// The part of the domain that the queue belongs to.
     pub fn domain(&self) -> &Arc<QueueDomain> {
         &self.domain
     }
@@ -388,7 +388,7 @@ mod tests {
     use crate::queue::complete::Attachment;
     use crate::queue::slots::FailureListener;
 
-    /// An endpoint that polls when it resumes, and finds this entry.
+    /// An endpoint that adds this entry to the backlog when it is resumed.
     struct GoesOn(Weak<CompletionQueue>, fn(Completion) -> Entry);
 
     impl FailureListener for GoesOn {

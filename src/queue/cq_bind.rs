@@ -16,7 +16,7 @@ use crate::queue::source::Entry;
 use crate::queue::wr_id::WrId;
 
 impl CompletionQueue {
-    /// Gives an endpoint a place in the table, and reserves room for `completions` more.
+    /// Adds an endpoint to the table, and reserves room for `completions` more completions.
     ///
     /// # Errors
     /// `ENOSPC`: 65,536 endpoints are bound.
@@ -38,8 +38,8 @@ impl CompletionQueue {
         Ok(WrId::base(index, place.generation))
     }
 
-    /// Reserves room for `completions` more, and grows the device's queue if necessary: to a power of
-    /// two, as the device copies its entries each time.
+    /// Reserves room for `completions` more completions. Grows the device's queue if necessary, to
+    /// a power of two, because the device copies all entries each time.
     fn reserve(&self, inner: &mut Inner, completions: usize) {
         inner.reserved += completions;
         let Ok(cq) = self.device_cq() else {
@@ -61,8 +61,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Registers queue pair `number`, of the endpoint at place `id`, as a consumer of a shared
-    /// receive context. Those receives complete in this queue.
+    /// Registers queue pair `number`, of the endpoint `id`, as a consumer of a shared receive
+    /// context. The receives that the queue pair consumes complete in this queue.
     pub(crate) fn share(&self, id: WrId, number: u32, slots: &Arc<SharedSlots>, selective: bool) {
         let mut inner = self.inner.lock();
         let index = usize::from(slots.id().index);
@@ -79,7 +79,7 @@ impl CompletionQueue {
                 self.reserve(&mut inner, room);
             }
         }
-        // a place's index has 16 bits
+        // an endpoint's index has 16 bits
         let place = id.index() as u16;
         match inner
             .table
@@ -96,8 +96,8 @@ impl CompletionQueue {
     }
 
     /// Reverts [`Self::share`]; no effect without it. The queue pair must be in its error state.
-    /// Its completions are polled first, because the device discards them, and the receives that
-    /// they belong to, when the queue pair is destroyed.
+    /// Polls the queue pair's completions first: when it is destroyed, the device discards its
+    /// completions together with the receives that they belong to.
     pub(crate) fn unshare(&self, id: WrId, slots: &Arc<SharedSlots>) {
         let mut inner = self.inner.lock();
         let place = inner.table.endpoints.get_mut(id.index());
@@ -145,7 +145,7 @@ impl CompletionQueue {
     /// flushed.
     pub(crate) fn detach(&self, id: WrId, completions: usize, tx: bool, rx: bool) {
         let mut inner = self.inner.lock();
-        // completions that the device still holds come before the flushed ones made here
+        // polls the device's completions first, which precede the flushed ones
         let _ = self.progress_locked(&mut inner);
         let Some(place) = inner.table.endpoints.get_mut(id.index()) else {
             return;
@@ -157,7 +157,7 @@ impl CompletionQueue {
             return;
         };
         place.generation = place.generation.wrapping_add(1) & WrId::GENERATIONS;
-        // `attach` gave the index, which has 16 bits
+        // `attach` has assigned the index from 16 bits
         inner.table.free.push(id.index() as u16);
         inner.reserved -= completions;
         let directions = [(tx, &rings.tx), (rx, &rings.rx)];
@@ -189,8 +189,8 @@ mod tests {
     use crate::domain::{Domain, DomainConfig};
     use crate::queue::CqConfig;
 
-    /// 10,000 endpoints: places that became free are used again, with other generations, and the
-    /// device's queue is copied a few times, not once per endpoint.
+    /// With 10,000 endpoints: free indices are reused with another generation, and the device's
+    /// queue is resized a few times, not once per endpoint.
     #[test]
     fn a_free_place_is_found_without_a_search() {
         const ENDPOINTS: usize = 10_000;

@@ -90,14 +90,14 @@ impl CompletionQueue {
         self.arm(wait)
     }
 
-    /// Arms the sources for the next completion, then checks whether one came before that.
+    /// Arms the sources for the next completion, then checks for earlier completions.
     fn arm(&self, wait: &WaitSet) -> Result<()> {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.woken();
         }
         let mut inner = self.inner.lock();
         if !self.signaled.load(Ordering::Acquire) {
-            // the entry of that wake-up is in the backlog, or was read
+            // the entry that caused the wake-up is in the backlog or has been read
             wait.clear();
             if self.signaled.load(Ordering::Acquire) {
                 wait.wake();
@@ -114,20 +114,20 @@ impl CompletionQueue {
         }
         match self.progress_locked(&mut inner) {
             Ok(false) => Ok(()),
-            // the read that follows returns the failure
+            // the caller's next read returns the failure
             Ok(true) | Err(_) => Err(FiErrno::EAGAIN),
         }
     }
 
-    /// For threads that wait for a counter: arms the channel, if there is one, for the next
-    /// completion, and polls those that came before. Consuming the channel's event could lose a
-    /// wake-up of a thread that waits on the queue itself, so that thread is woken too.
+    /// For a thread that waits for a counter: arms the queue's channel, if any, for the next
+    /// completion, and polls the earlier ones. Because consuming the channel's event could lose the
+    /// wake-up of a thread that waits on the queue itself, wakes that thread too.
     pub(crate) fn arm_for_counter(&self) {
         let mut inner = self.inner.lock();
         if let Some(device) = &self.device
             && device.fd().is_some()
         {
-            // the queue's reader gets the error
+            // a reader of the queue gets the error
             let _ = device.arm();
         }
         let something = self.progress_locked(&mut inner);
@@ -138,13 +138,13 @@ impl CompletionQueue {
         }
     }
 
-    /// The descriptor of the device queue's channel, readable when a completion comes after the
+    /// The descriptor of the device queue's channel, readable when a completion arrives after the
     /// channel was armed.
     pub(crate) fn channel_fd(&self) -> Option<RawFd> {
         self.device.as_ref().and_then(DeviceQueue::fd)
     }
 
-    /// Whether the queue has other sources than its device queue.
+    /// Whether the queue has sources besides its device queue.
     pub(crate) fn has_sources(&self) -> bool {
         !self.inner.lock().sources.is_empty()
     }

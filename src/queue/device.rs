@@ -1,5 +1,5 @@
 //! The device queue of a completion queue: the source of endpoints whose work requests complete in
-//! it. The engine's other sources poll for themselves (`source.rs`).
+//! it. Other sources have their own polling (`source.rs`).
 
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
@@ -13,20 +13,20 @@ use crate::queue::complete::EndpointTable;
 use crate::queue::source::{NoReader, Sink};
 use crate::verbs::{CompChannel, Cq, Device, Wc};
 
-/// Work completions polled at a time.
+/// Maximum number of work completions per poll.
 const BATCH: usize = 16;
 
 /// See the module. Polled with the completion queue's lock held.
 #[derive(Debug)]
 pub(super) struct DeviceQueue {
     cq: Arc<Cq>,
-    /// The channel of this queue alone; `None` for a queue without a wait object.
+    /// The channel, which no other queue uses; `None` without a wait object.
     channel: Option<Arc<CompChannel>>,
     overrun: AtomicBool,
 }
 
 impl DeviceQueue {
-    /// Creates a device queue of `size` entries, with a channel if `waits`.
+    /// Creates a device queue of `size` entries, with a channel if `waits` is set.
     ///
     /// # Errors
     /// `EINVAL`: too many entries. `ENOMEM`, `EMFILE`: resources of the device or the process.
@@ -52,7 +52,8 @@ impl DeviceQueue {
         &self.cq
     }
 
-    /// Passes on completions until `sink`, which is open, has no room or the device has none.
+    /// Passes completions to `sink`, which must be open, until the sink is full or the device queue
+    /// is empty.
     ///
     /// # Errors
     /// `EOVERRUN`: the device has lost completions.
@@ -76,7 +77,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Moves completions to the backlog until that has `limit` entries.
+    /// Moves completions to the backlog until it has `limit` entries.
     ///
     /// # Errors
     /// As [`Self::poll`].
@@ -115,7 +116,7 @@ impl DeviceQueue {
         self.channel.as_ref().map(|channel| channel.fd())
     }
 
-    /// The device has lost completions.
+    /// Records, and logs once, that the device has lost completions. Returns the error.
     #[cold]
     pub(super) fn overran(&self) -> FiErrno {
         if !self.overrun.swap(true, Ordering::Relaxed) {
@@ -131,7 +132,7 @@ impl DeviceQueue {
 
 impl Drop for DeviceQueue {
     fn drop(&mut self) {
-        // its events must be acknowledged before it can be destroyed
+        // the queue's events must be acknowledged before the queue is destroyed
         self.cq.drain_channel();
     }
 }

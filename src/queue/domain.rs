@@ -51,7 +51,7 @@ impl QueueDomain {
         &self.pd
     }
 
-    /// The helper thread: resumes pending operations when no other thread does.
+    /// The helper thread: retries deferred operations when no other thread does.
     pub(crate) fn helper(&self) -> &Helper {
         &self.helper
     }

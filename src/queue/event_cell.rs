@@ -1,10 +1,11 @@
 //! Event cells (`FI_RMA_EVENT`): words to which initiators add 1 after each operation on a region
 //! with counted accesses. The region's counters read them. `docs/protocol.md`, "Counted events".
 //!
-//! A cell has 16 bytes: the count of writes and atomics, and the count of reads. Both only grow. A
-//! cell is reused for another region when no peer can add to it for the previous one, so a counter
-//! adds the difference since it last read the cell. Peers may add to every cell of a protection
-//! domain, so the counts are as reliable as the peers.
+//! A cell has 16 bytes: the count of writes and atomics, and the count of reads. Both only
+//! increase, also when the cell is reused for another region; a counter therefore adds the
+//! difference since its last read. A cell is reused only when no peer can add to it for the
+//! previous region. Peers have access to every cell of a protection domain, so a faulty peer can
+//! falsify any count.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ const WORDS: usize = 2;
 /// The kinds of events that a cell counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// RMA writes, and atomics of either kind.
+    /// RMA writes and atomics.
     Write = 0,
     /// RMA reads.
     Read = 1,
@@ -63,7 +64,7 @@ struct Free {
 }
 
 impl Cells {
-    /// Allocates and registers all cells, which never move.
+    /// Allocates and registers all cells; their addresses do not change.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering memory.
@@ -79,7 +80,7 @@ impl Cells {
         self.words.rkey()
     }
 
-    /// Reserves a cell until it is dropped.
+    /// Reserves a cell until the returned reference is dropped.
     ///
     /// # Errors
     /// `ENOMEM`: all cells are in use.
@@ -137,7 +138,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Counts the events from now on.
+    /// Counts the events after this call.
     pub(crate) fn new(cell: &Arc<Cell>, event: Event) -> Self {
         Self {
             seen: cell.load(event),
@@ -146,7 +147,7 @@ impl Watch {
         }
     }
 
-    /// Whether it counts events of this cell.
+    /// Whether the cell is the watched one.
     pub(crate) fn is_of(&self, cell: &Arc<Cell>) -> bool {
         Arc::ptr_eq(&self.cell, cell)
     }

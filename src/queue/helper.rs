@@ -1,13 +1,13 @@
-//! Progress of a domain's endpoints that does not depend on calls of the application: one thread of
-//! the domain, made when first needed. It sleeps without a timeout while there is nothing to do.
+//! The helper thread of a domain: makes progress for endpoints without calls of the application. It
+//! is created at the first need, and sleeps without a timeout when it has no work.
 //!
-//! - *Waiting operations.* Operations wait while their keys are looked up (`initiator/keys/`), which
-//!   takes a round trip; a thread that posts or reads completions posts them. The helper does it
-//!   for applications that do neither (`FI_PROGRESS_AUTO`), at intervals of 0.1 to 2 ms while
-//!   operations wait.
+//! - *Deferred operations.* An operation is deferred while its key is looked up
+//!   (`initiator/keys/`), which takes a round trip. A thread that posts, or that reads completions,
+//!   posts deferred operations. For applications that do neither (`FI_PROGRESS_AUTO`), the helper
+//!   thread retries them at intervals of 0.1 to 2 ms.
 //! - *Leases of keys.* An endpoint that holds keys of its peer's directory has one-shot timers of
-//!   [`LEASE`]. When one expires the endpoint acknowledges revocations, or gives its keys back if
-//!   it has not used them. `docs/protocol.md`, "Stale keys".
+//!   [`LEASE`]. When a timer expires, the endpoint acknowledges revocations, or returns the keys if
+//!   it has not used them since the timer was started. `docs/protocol.md`, "Stale keys".
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,12 +20,12 @@ use super::CompletionQueue;
 use super::slots::{Lease, Rings};
 use crate::log::warn_log;
 
-/// Interval between two looks at waiting operations: at first, and at most.
+/// First and maximum interval between two retries of deferred operations.
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_millis(2);
-/// From the first use of a peer's keys to the look at whether they are still used.
+/// Time after which an endpoint checks whether it still uses its peer's keys.
 const LEASE: Duration = Duration::from_millis(5);
-/// The same where a lock was taken, or the last acknowledgement is still under way.
+/// The same if the transmit lock was taken, or the last acknowledgement is still outstanding.
 const AGAIN: Duration = Duration::from_micros(500);
 
 /// See the module. Thread safe.
@@ -38,11 +38,11 @@ pub(crate) struct Helper {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// Endpoints that hold keys; changed with `state` locked.
+    /// Number of endpoints that hold keys; changed with `state` locked.
     holders: AtomicUsize,
 }
 
-/// An endpoint, and the queue of its requests.
+/// An endpoint, and the completion queue of its transmit requests.
 #[derive(Clone, Debug)]
 struct Member {
     rings: Weak<Rings>,
@@ -54,9 +54,9 @@ struct State {
     waiting: Vec<Member>,
     /// Endpoints that hold keys, and when their timers expire.
     holders: Vec<(Member, Instant)>,
-    /// When the thread wakes up by itself.
+    /// Time at which the sleeping thread wakes; `None`: no timeout.
     wakes: Option<Instant>,
-    /// How often it has woken up.
+    /// Number of times that the thread has woken up.
     #[cfg(test)]
     woken: usize,
     stopped: bool,
@@ -64,8 +64,8 @@ struct State {
 }
 
 impl Helper {
-    /// Posts the operations that wait at an endpoint, until none does. A leaf: may be called with
-    /// any lock held.
+    /// Makes the thread retry an endpoint's deferred operations until none is left. Acquires a leaf
+    /// lock only, so a caller may hold any other lock.
     pub(crate) fn add(&self, rings: Weak<Rings>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
         if state.waiting.iter().any(|known| known.rings.ptr_eq(&rings)) {
@@ -78,8 +78,9 @@ impl Helper {
         }
     }
 
-    /// Starts the timer of an endpoint whose [`Rings::holds_keys`] was set; it is started again
-    /// until that is cleared. A leaf: may be called with any lock held.
+    /// Starts the lease timer of an endpoint whose [`Rings::holds_keys`] was set; the timer is
+    /// restarted until the flag is cleared. Acquires a leaf lock only, so a caller may hold any
+    /// other lock.
     pub(crate) fn hold(&self, rings: Weak<Rings>, cq: &Arc<CompletionQueue>) {
         let mut state = self.shared.state.lock();
         let mut holders = state.holders.iter();
@@ -101,7 +102,7 @@ impl Helper {
         self.shared.holders.load(Ordering::Relaxed) != 0
     }
 
-    /// How often the thread has woken up, for tests.
+    /// Number of times that the thread has woken up, for tests.
     #[cfg(test)]
     pub(crate) fn woken(&self) -> usize {
         self.shared.state.lock().woken
@@ -109,7 +110,7 @@ impl Helper {
 }
 
 impl Member {
-    /// The same endpoint and queue, if both are still there.
+    /// The endpoint and the queue, if both still exist.
     fn upgrade(&self) -> Option<(Arc<Rings>, Arc<CompletionQueue>)> {
         Some((self.rings.upgrade()?, self.cq.upgrade()?))
     }
@@ -118,14 +119,14 @@ impl Member {
         let Some((rings, cq)) = self.upgrade() else {
             return;
         };
-        // the readers of a failed queue get the error
+        // a reader of a failed queue gets the error
         let _ = cq.progress();
         if let Some(owner) = rings.owner.get().and_then(Weak::upgrade) {
             owner.resume();
         }
     }
 
-    /// The timer has expired.
+    /// Handles the expired timer of the endpoint.
     fn tend(&self) -> Lease {
         let Some((rings, cq)) = self.upgrade() else {
             return Lease::Over;
@@ -138,7 +139,8 @@ impl Member {
 }
 
 impl Shared {
-    /// Makes the thread wake at `at` or earlier; returns whether there is a thread.
+    /// Makes the thread wake at `at` or earlier, and creates it if necessary. Returns false if
+    /// there is no thread.
     fn start(self: &Arc<Self>, state: &mut State, at: Instant) -> bool {
         if state.stopped {
             return false;
@@ -210,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// Handles the endpoints whose timers have expired; returns whether there were any.
+    /// Handles the endpoints whose timers have expired. Returns false if no timer has expired.
     fn tend(&self, state: &mut MutexGuard<'_, State>, now: Instant) -> bool {
         let expired = state.holders.iter().filter(|(_, due)| *due <= now);
         let expired: Vec<Member> = expired.map(|(member, _)| member.clone()).collect();
@@ -224,8 +226,8 @@ impl Shared {
                 Lease::Held | Lease::Over => LEASE,
             };
             let same = |(known, _): &mut (Member, Instant)| known.rings.ptr_eq(&member.rings);
-            // taken by an announcement in between, it is held again, and was not added a second
-            // time
+            // while the lock was released, the endpoint may have announced keys again; `hold` did
+            // not add it a second time
             let held = member
                 .rings
                 .upgrade()

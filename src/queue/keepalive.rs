@@ -1,14 +1,14 @@
 //! Probes silent peers.
 //!
-//! A network does not report the death of a peer's machine: the device detects it only by a request
-//! that is not acknowledged, and an idle endpoint has no such request. So on such devices
-//! [`Member::beat`] of the connected endpoints is called periodically: an endpoint that has
-//! received nothing from its peer since the last beat posts a probe, and the device detects a
+//! A network does not report that a peer's machine has failed. The device detects it by a request
+//! that is not acknowledged, and an idle endpoint has no outstanding request. On devices without
+//! other detection, [`Member::beat`] of each connected endpoint is called periodically. An endpoint
+//! for which no request has completed since the last beat posts a probe, and the device detects a
 //! missing acknowledgement.
 //!
-//! There is no thread for this. A thread whose polls find a queue empty checks a coarse clock
+//! The keepalive has no thread of its own. A thread that reads an empty queue checks a coarse clock
 //! periodically. A sleeping thread is woken by a timer that all wait objects of the domain watch;
-//! the timer runs only while there are connected endpoints.
+//! the timer runs only while an endpoint is connected.
 
 #![allow(unsafe_code, reason = "timerfd_create(2) and clock_gettime(2)")]
 
@@ -23,14 +23,14 @@ use super::wait::own;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
-/// How often connected endpoints beat. A peer is probed after one to two periods of silence, three
-/// at most; `docs/protocol.md` has the sum of which this is a part.
+/// Default period of the beats. A peer is probed after one to two periods of silence, at most
+/// three. `docs/protocol.md` has the total time until a dead peer is detected.
 pub(crate) const PERIOD: Duration = Duration::from_millis(750);
 
-/// A connected endpoint. Dropping the last reference to one must take no lock.
+/// A connected endpoint. Dropping the last reference must acquire no lock.
 pub(crate) trait Member: Send + Sync {
-    /// Probes the peer if it was silent since the last beat. Returns whether the endpoint is still
-    /// connected. Called without a lock, normally by one thread at a time.
+    /// Probes the peer if no request has completed since the last beat. Returns whether the
+    /// endpoint is still connected. Called without a lock; concurrent calls are possible but rare.
     fn beat(&self) -> bool;
 }
 
@@ -45,7 +45,7 @@ struct Members {
 pub(crate) struct Keepalive {
     period: Duration,
     timer: OwnedFd,
-    /// When the last beat was, by the coarse clock, in nanoseconds.
+    /// Time of the last beat by the coarse clock, in nanoseconds.
     last: AtomicU64,
     members: Mutex<Members>,
 }
@@ -58,8 +58,7 @@ impl std::fmt::Debug for Keepalive {
     }
 }
 
-/// The time of the kernel's last tick, in nanoseconds: costs no system call, and is a few
-/// milliseconds old.
+/// Time of the kernel's last tick in nanoseconds, up to 10 ms old. Read without a system call.
 fn coarse_now() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -67,7 +66,7 @@ fn coarse_now() -> u64 {
     };
     // SAFETY: the structure is writable, and the clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    // neither is negative
+    // neither field is negative
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
@@ -86,13 +85,12 @@ impl Keepalive {
         })
     }
 
-    /// Readable when it is time for [`Self::woken`].
+    /// The timer's descriptor: readable when [`Self::woken`] is to be called.
     pub(crate) fn fd(&self) -> RawFd {
         self.timer.as_raw_fd()
     }
 
-    /// Calls the endpoint's beat from now on, until that returns that the endpoint is not
-    /// connected.
+    /// Adds an endpoint: its `beat` is called periodically until that returns false.
     pub(crate) fn join(&self, member: Weak<dyn Member>) {
         let mut members = self.members.lock();
         members.list.push(member);
@@ -125,21 +123,21 @@ impl Keepalive {
         }
     }
 
-    /// Beats if the period is over. Called periodically by a thread that does not sleep, without a
-    /// lock.
+    /// Beats if the period has passed since the last beat. Called periodically by a thread that
+    /// does not sleep, without a lock.
     pub(crate) fn poll(&self) {
         self.beat_after(self.period);
     }
 
-    /// Clears the timer of [`Self::fd`], and beats unless another thread just did. To be called by
-    /// a thread before it sleeps, without a lock.
+    /// Clears the timer of [`Self::fd`], and beats unless another thread has done so in the last
+    /// half period. A thread calls this before it sleeps, without a lock.
     pub(crate) fn woken(&self) {
         let mut expirations = 0_u64;
-        // SAFETY: eight bytes are writable. It fails where the timer has not expired.
+        // SAFETY: eight bytes are writable. The call fails if the timer has not expired.
         let ret = unsafe { libc::read(self.fd(), (&raw mut expirations).cast(), 8) };
         if ret == 8 {
-            // half the period: the clock is coarse, and with the whole one every second beat could
-            // be missed
+            // half the period, because the clock is coarse: with the whole period every second beat
+            // could be missed
             self.beat_after(self.period / 2);
         }
     }
@@ -163,7 +161,7 @@ impl Keepalive {
         let mut list = std::mem::take(&mut self.members.lock().list);
         list.retain(|member| member.upgrade().is_some_and(|member| member.beat()));
         let mut members = self.members.lock();
-        // members that joined meanwhile are in the list already
+        // members that were added meanwhile are in `members.list`
         members.list.append(&mut list);
         self.adjust(&mut members);
     }
@@ -208,7 +206,7 @@ mod tests {
         keepalive.join(weak);
         let beat = |wanted| {
             let before = member.beats.load(Ordering::Relaxed);
-            // after a late wake-up the next expiration comes soon, and that one is skipped
+            // after a late wake-up the next expiration follows soon and is skipped
             while member.beats.load(Ordering::Relaxed) == before {
                 assert!(expires(&keepalive, 5000));
                 keepalive.woken();

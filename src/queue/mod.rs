@@ -1,4 +1,5 @@
-//! Completion queues, counters and event queues, and their wait objects.
+//! Completion queues and counters, their wait objects, and the domain's keepalive and helper
+//! thread.
 
 mod cntr;
 mod complete;

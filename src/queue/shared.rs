@@ -1,9 +1,9 @@
 //! Receives of a shared receive context, between posting and completion.
 //!
 //! Receives complete in any order and in any completion queue of the domain, so they are not in a
-//! ring: a receive takes a slot from a list of free slots and returns it when it completes. One
-//! thread at a time takes slots (the poster, under the context's lock); several return them (the
-//! pollers, each under the lock of its queue). Because only one thread takes slots, the first slot
+//! ring: a posted receive uses a slot from a list of free slots until it completes. One thread at a
+//! time takes slots: the poster, under the context's lock. Several threads return them: the
+//! pollers, each under the lock of its queue. Because only one thread takes slots, the first slot
 //! of the list cannot be taken and returned between that thread's load and its exchange.
 
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ const END: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SharedId {
     pub(crate) index: u16,
-    /// Of those that had the index before.
+    /// Incremented when the index is reused.
     pub(crate) generation: u16,
 }
 
@@ -32,15 +32,15 @@ pub(crate) struct SharedIds {
 
 #[derive(Debug, Default)]
 struct Ids {
-    /// By index.
+    /// The current generation of each index.
     generations: Vec<u16>,
-    /// Indices that are not in use.
+    /// Unused indices.
     free: Vec<u16>,
 }
 
 impl SharedIds {
     /// # Errors
-    /// `ENOSPC`: 65,536 are in use.
+    /// `ENOSPC`: 65,536 identities are in use.
     pub(crate) fn take(&self) -> Result<SharedId> {
         let mut state = self.state.lock();
         let index = match state.free.pop() {
@@ -70,10 +70,11 @@ impl SharedIds {
 #[derive(Debug, Default)]
 struct SharedSlot {
     context: AtomicUsize,
-    /// Whether it completes visibly where only selected receives do (`FI_COMPLETION`).
+    /// Whether the receive was posted with `FI_COMPLETION`: on an endpoint with selective
+    /// completion, only such receives produce entries.
     selected: AtomicBool,
     posted: AtomicBool,
-    /// The next free one.
+    /// Index of the next free slot.
     next: AtomicU32,
 }
 
@@ -82,7 +83,7 @@ struct SharedSlot {
 pub(crate) struct SharedSlots {
     id: SharedId,
     slots: Box<[SharedSlot]>,
-    /// The first free one.
+    /// Index of the first free slot.
     free: AtomicU32,
 }
 
@@ -113,12 +114,12 @@ impl SharedSlots {
         self.id
     }
 
-    /// How many receives may be posted.
+    /// Maximum number of posted receives.
     pub(crate) fn depth(&self) -> usize {
         self.slots.len()
     }
 
-    /// Enters a receive *before* it is posted; gives its number. `None` where all are posted.
+    /// Stores a receive *before* it is posted, and returns its number. `None`: no slot is free.
     /// Poster only.
     #[inline]
     pub(crate) fn take(&self, recv: SharedRecv) -> Option<u32> {
@@ -312,9 +313,9 @@ mod models {
         });
     }
 
-    /// A poller that finds a receive finds it as it was posted, although the device orders nothing
-    /// for it. It need not find one: loom lets an exchange precede the poster's store that it could
-    /// have read.
+    /// A poller that finds a receive reads it as it was posted, although the device imposes no
+    /// memory order. The poller may find none: loom permits its exchange to precede the poster's
+    /// store.
     #[test]
     fn a_completed_shared_receive_is_the_posted_one() {
         check(|| {
@@ -330,7 +331,7 @@ mod models {
         });
     }
 
-    /// Of two completions with the number of one receive, one completes it.
+    /// If two completions have the number of one receive, only one of them completes it.
     #[test]
     fn a_shared_receive_completes_once() {
         check(|| {

@@ -1,11 +1,11 @@
 //! Work slots: the state of a request between its post and its completion.
 //!
-//! A ring per direction of an endpoint, allocated once. The poster (under the endpoint's lock of
-//! that direction) moves the head, the poller (under the completion queue's lock) moves the tail.
-//! A request's number, which counts up and wraps, is part of its `wr_id`, so that a completion
-//! without a request is detected.
+//! An endpoint has one ring per direction, allocated once. The poster (under the endpoint's lock of
+//! that direction) advances the head, the poller (under the completion queue's lock) advances the
+//! tail. A request's number, which is incremented per request and wraps, is part of its `wr_id`.
+//! The poller so detects a completion without a request.
 //!
-//! Requests of one queue complete in order; an unsignaled one is complete when a later one is.
+//! An unsignaled request is complete when a later request of the queue is complete.
 
 #![allow(unsafe_code, reason = "slots are shared without a lock")]
 
@@ -24,17 +24,18 @@ pub(crate) struct Slot {
     pub(crate) context: usize,
     /// Flags of its completion entry.
     pub(crate) flags: Flags,
-    /// Whether success makes an entry.
+    /// Whether success produces a completion entry.
     pub(crate) visible: bool,
-    /// Whether failure makes an entry: not for inject, which has no context to identify it.
+    /// Whether failure produces an error entry. False for inject, which has no context to identify
+    /// the operation.
     pub(crate) reports_failure: bool,
     /// Whether the device reports success.
     pub(crate) signaled: bool,
     /// Whether another request of the same operation follows it.
     pub(crate) part: bool,
-    /// The operation fails although its request does nothing and succeeds.
+    /// The errno with which the operation fails, although its empty request succeeds.
     pub(crate) refused: Option<FiErrno>,
-    /// Set by the poller.
+    /// Whether the request's completion was polled; set by the poller.
     pub(crate) done: bool,
 }
 
@@ -50,20 +51,21 @@ pub(crate) struct SlotRing {
     tail: AtomicU32,
 }
 
-// SAFETY: a slot between tail and head is read and written by the poller alone, every other one
-// by the poster alone; each side is one thread at a time, and moving head or tail with release
-// and reading it with acquire hands slots over.
+// SAFETY: only the poller accesses a slot between tail and head, and only the poster every other
+// slot. The locks of the two sides admit one thread each. A release store to head or tail, read
+// with acquire, passes the slot to the other side.
 unsafe impl Send for SlotRing {}
 // SAFETY: as above.
 unsafe impl Sync for SlotRing {}
 
 impl SlotRing {
-    /// A ring for `depth` requests, and one of the engine's own besides.
+    /// A ring for `depth` requests of the application and one of the engine.
     pub(crate) fn new(depth: usize) -> Self {
         Self::with_more(depth, 1)
     }
 
-    /// The same, and for further parts of the last operation: writes, flushes, remote data, events.
+    /// A ring for `depth` requests of the application and the further parts of the last operation:
+    /// writes, flushes, remote data, events.
     pub(crate) fn for_parts(depth: usize) -> Self {
         Self::with_more(depth, 2 * MAX_SEGMENTS + 3)
     }
@@ -79,18 +81,18 @@ impl SlotRing {
         }
     }
 
-    /// How many requests may be under way.
+    /// Maximum number of outstanding requests of the application.
     pub(crate) fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// How many are under way.
+    /// Number of outstanding requests.
     pub(crate) fn outstanding(&self) -> u32 {
         let tail = self.tail.load(Ordering::Acquire);
         self.head.load(Ordering::Acquire).wrapping_sub(tail)
     }
 
-    /// Moves whenever a request completes.
+    /// Changes when the oldest outstanding request completes.
     fn progress_mark(&self) -> u32 {
         self.tail.load(Ordering::Acquire)
     }
@@ -120,19 +122,19 @@ impl SlotRing {
         self.head.load(Ordering::Relaxed).wrapping_sub(tail) >= self.depth
     }
 
-    /// The index of the slot of the next request, for storage that runs along.
+    /// Index of the slot of the next request, for arrays with one element per slot.
     #[inline]
     pub(crate) fn next_index(&self) -> usize {
         (self.head.load(Ordering::Relaxed) & self.mask) as usize
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub(crate) fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// Enters a request *before* it is posted, because its completion may be polled before
-    /// posting returns. Gives its number. Poster only, and only where there is room.
+    /// Stores a request *before* it is posted, because its completion may be polled before the post
+    /// returns. Returns its number. Poster only; the ring must have a free slot.
     #[inline(always)]
     pub(crate) fn push(&self, slot: Slot) -> u32 {
         let head = self.head.load(Ordering::Relaxed);
@@ -142,7 +144,7 @@ impl SlotRing {
         head
     }
 
-    /// Takes back the request entered last, which the device refused. Poster only.
+    /// Removes the last request, which the device refused. Poster only.
     #[inline]
     pub(crate) fn unpush(&self) {
         let head = self.head.load(Ordering::Relaxed);
@@ -151,12 +153,12 @@ impl SlotRing {
 
     #[inline]
     fn slot(&self, number: u32) -> &UnsafeCell<Slot> {
-        // the mask bounds it
+        // the mask bounds the index
         &self.slots[(number & self.mask) as usize]
     }
 
-    /// The request of this number is complete, and so are unsignaled ones before it. `None` if
-    /// there is no such request. Poller only.
+    /// Completes the request of this number and the unsignaled requests before it. `None` if no
+    /// such request is outstanding. Poller only.
     #[inline]
     pub(crate) fn complete(&self, number: u32) -> Option<Slot> {
         let mut tail = self.tail.load(Ordering::Relaxed);
@@ -165,7 +167,7 @@ impl SlotRing {
             return None;
         }
         let result = self.slot(number).with_mut(|slot| {
-            // SAFETY: between tail and head, so it is the poller's.
+            // SAFETY: the slot is between tail and head, so only the poller accesses it.
             let slot = unsafe { &mut *slot };
             (!std::mem::replace(&mut slot.done, true)).then_some(*slot)
         })?;
@@ -195,20 +197,20 @@ impl SlotRing {
 }
 
 /// The owner of an endpoint's rings: it is notified when operations fail or can resume. Dropping
-/// the last reference to one must take no lock.
+/// the last reference must acquire no lock.
 pub(crate) trait FailureListener: Send + Sync {
     /// An operation completed in error. Called with the completion queue's lock held.
     fn operation_failed(&self);
     /// Resumes pending operations. Called without a lock.
     fn resume(&self) {}
-    /// The timer of the endpoint's keys has expired. Called without a lock.
+    /// Handles the expired lease timer of the endpoint's keys. Called without a lock.
     fn tend_keys(&self) -> Lease {
         Lease::Over
     }
     /// Acknowledges the peer's revocations, unless the transmit lock is taken. The caller holds at
     /// most the lock of a directory.
     fn acknowledge(&self) {}
-    /// Whether this side has not seen the connection end.
+    /// Whether the connection is up: this side has detected no end of it.
     fn is_up(&self) -> bool {
         true
     }
@@ -218,29 +220,30 @@ pub(crate) trait FailureListener: Send + Sync {
 /// expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lease {
-    /// They are in use.
+    /// The keys are in use.
     Held,
-    /// A lock was taken, or a write to the peer is still to be posted: the call is to be repeated
-    /// soon.
+    /// The transmit lock was taken, or a write to the peer could not be posted yet: the caller
+    /// repeats the call soon.
     Busy,
-    /// They were given back.
+    /// The keys were returned to the peer.
     Over,
 }
 
-/// Both rings of an endpoint, as its completion queues see it.
+/// The part of an endpoint that its completion queues access: both rings, and the state of the
+/// engine's own requests.
 pub(crate) struct Rings {
     pub(crate) tx: SlotRing,
     pub(crate) rx: SlotRing,
     pub(crate) owner: OnceLock<Weak<dyn FailureListener>>,
     pub(crate) probe: Probe,
-    /// Receives of a shared context that completed here, wrapping.
+    /// Number of receives of a shared context that completed for this endpoint; wraps.
     shared_done: AtomicU32,
     pub(crate) own: OwnRequests,
-    /// Whether operations are pending, or a revocation is to be sent: the polling thread resumes
-    /// them.
+    /// Whether operations are deferred, or a revocation is still to be sent: the polling thread
+    /// then resumes the endpoint.
     waiting: AtomicBool,
-    /// Whether the peer believes that this endpoint holds keys of its directory. Changed with the
-    /// transmit side locked.
+    /// Whether this endpoint has announced to its peer that it holds keys of the peer's directory.
+    /// Changed under the transmit lock.
     holds_keys: AtomicBool,
     /// Whether an operation with parts still to complete was reported as failed. Poller only.
     broken_off: AtomicBool,
@@ -248,29 +251,31 @@ pub(crate) struct Rings {
     counters: Counters,
 }
 
-/// The request that asks a silent peer for a sign of life. It has no slot: it is not one of the
-/// application's, and takes the place of none.
+/// The keepalive probe of a silent peer. It has no slot, so it uses no room of the application's
+/// requests.
 #[derive(Debug, Default)]
 pub(crate) struct Probe {
-    /// Whether it is under way: there is one at a time.
+    /// Whether the probe is outstanding; at most one is.
     pub(crate) pending: AtomicBool,
-    /// How many were answered.
+    /// Number of successful probes; wraps.
     pub(crate) answered: AtomicU32,
 }
 
-/// A request of the engine's own (`docs/protocol.md`, "The connection block"). At most one of each
-/// kind is outstanding, except revocations: a revocation is posted while up to 7 others are
+/// The kinds of the engine's own requests (`docs/protocol.md`, "The connection block"). At most one
+/// of each kind is outstanding, except revocations: a revocation is posted while up to 7 others are
 /// outstanding, so that requests posted after it stay behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Own {
     /// Reads the peer's key directory, or claims a single-use region there (compare and swap).
     Lookup = 1,
-    /// Writes *acknowledged* to the peer: this side acts upon that many of the peer's revocations.
+    /// Writes *acknowledged* to the peer: the number of the peer's revocations that this side has
+    /// processed.
     Acknowledge = 2,
-    /// Writes *revision* to the peer: this side's count of revocations.
+    /// Writes *revision* to the peer: the revocation count of this side's directory.
     Revocation = 3,
-    /// Reads *settled* of the peer: no request of the peer under an older key is outstanding.
+    /// Reads *settled* of the peer: the revocations for which the peer has no outstanding request
+    /// with an older key.
     Settled = 4,
 }
 
@@ -293,7 +298,7 @@ impl Own {
     }
 }
 
-/// How far such a request is.
+/// Progress of one of the engine's own requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Progress {
@@ -303,7 +308,7 @@ pub(crate) enum Progress {
     Failed,
 }
 
-/// How far the engine's own requests are. Posters begin them, pollers end them.
+/// Progress of the engine's own requests. Posters begin them, pollers end them.
 #[derive(Debug, Default)]
 pub(crate) struct OwnRequests {
     states: [AtomicU8; Own::COUNT],
@@ -316,13 +321,14 @@ impl OwnRequests {
         &self.states[own as usize - 1]
     }
 
-    /// Before it is posted.
+    /// Records a request as under way, before it is posted.
     pub(crate) fn begin(&self, own: Own) {
         let under_way = Progress::UnderWay as u8;
         self.state(own).store(under_way, Ordering::Release);
     }
 
-    /// Before a revocation is posted; `false` where too many are under way.
+    /// Counts a revocation before it is posted. Returns false if [`Own::REVOCATIONS`] are
+    /// outstanding.
     pub(crate) fn begin_revocation(&self) -> bool {
         let more = |count: u32| (count < Own::REVOCATIONS).then_some(count + 1);
         self.telling
@@ -330,7 +336,7 @@ impl OwnRequests {
             .is_ok()
     }
 
-    /// It has come to its end.
+    /// Records the completion of a request.
     pub(crate) fn end(&self, own: Own, success: bool) {
         if own == Own::Revocation {
             self.telling.fetch_sub(1, Ordering::AcqRel);
@@ -397,7 +403,7 @@ impl Rings {
         }
     }
 
-    /// Its counters, if there are any.
+    /// The endpoint's counters, if any is bound.
     #[inline]
     pub(crate) fn counters(&self) -> Option<&Counters> {
         self.counted
@@ -405,21 +411,22 @@ impl Rings {
             .then_some(&self.counters)
     }
 
-    /// Lets `counter` count operations of these kinds. Before the endpoint is enabled.
+    /// Binds a counter of operations of these kinds, before the endpoint is enabled.
     pub(crate) fn bind_counter(&self, counter: &Arc<Counter>, kinds: Flags) -> Result<()> {
         self.counters.bind(counter, kinds)?;
         self.counted.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// A receive of a shared context has completed here. Poller only.
+    /// Counts a completed receive of a shared context. Poller only.
     pub(crate) fn shared_done(&self) {
         let done = self.shared_done.load(Ordering::Relaxed);
         self.shared_done
             .store(done.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Changes whenever an operation of either direction completes.
+    /// Changes when the oldest outstanding request of either direction completes, or a receive of a
+    /// shared context.
     pub(crate) fn progress_mark(&self) -> u64 {
         let received = self
             .rx
@@ -428,7 +435,7 @@ impl Rings {
         u64::from(self.tx.progress_mark()) << 32 | u64::from(received)
     }
 
-    /// Whether the polling thread has pending operations to resume.
+    /// Whether the polling thread must resume this endpoint.
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)
@@ -438,7 +445,8 @@ impl Rings {
         self.waiting.store(waiting, Ordering::Relaxed);
     }
 
-    /// Whether the peer waits for acknowledgements of this endpoint when it revokes keys.
+    /// Whether this endpoint holds keys of the peer, so that the peer waits for its acknowledgement
+    /// of revocations.
     #[inline]
     pub(crate) fn holds_keys(&self) -> bool {
         self.holds_keys.load(Ordering::Relaxed)
@@ -456,7 +464,7 @@ impl Rings {
         slot.reports_failure && !reported
     }
 
-    /// The probe has come to its end.
+    /// Records the completion of the probe; a failure is reported to the endpoint.
     pub(crate) fn probe_done(&self, success: bool) {
         self.probe.pending.store(false, Ordering::Release);
         if success {
@@ -489,7 +497,7 @@ mod tests {
     #[test]
     fn a_full_ring_says_so_and_recovers() {
         let ring = SlotRing::new(3);
-        // far enough for the numbers to wrap
+        // the numbers wrap during the test
         ring.head.store(u32::MAX - 4, Ordering::Relaxed);
         ring.tail.store(u32::MAX - 4, Ordering::Relaxed);
         for round in 0..10 {
@@ -525,7 +533,7 @@ mod tests {
         assert_eq!(ring.complete(2).unwrap().context, 2);
         assert_eq!(ring.outstanding(), 3);
         assert_eq!(ring.complete(0).unwrap().context, 0);
-        // 1 lies before 0's successor only once 2 is known: the next completion frees it
+        // the unsignaled request is freed by a later completion
         assert!(ring.outstanding() <= 2);
         ring.push(slot(3, true));
         assert_eq!(ring.complete(3).unwrap().context, 3);
@@ -563,8 +571,8 @@ mod tests {
 mod models {
     use super::*;
 
-    /// The poster and the poller of a ring that is full again and again: each completion is of the
-    /// request that was entered under its number, and loom sees no slot used by both.
+    /// A poster and a poller use a ring that is often full: each completion returns the request
+    /// that was stored under its number, and no slot is accessed by both threads at a time.
     #[test]
     fn slots_go_from_the_poster_to_the_poller_and_back() {
         let mut builder = loom::model::Builder::new();

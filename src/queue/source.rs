@@ -1,9 +1,9 @@
-//! Where a completion queue's completions come from, and where they go.
+//! The sources of a completion queue's completions, and their destination.
 //!
-//! A completion queue has a device queue for endpoints whose work requests complete there one by
-//! one (`device.rs`), and any number of other sources: endpoints that poll for themselves. Each
-//! read of the queue runs them all. A source passes completions to a [`Sink`], none, one or many
-//! for each work completion that it finds.
+//! A completion queue has a device queue for endpoints whose work requests complete there
+//! (`device.rs`), and any number of other sources, with their own polling. Each read of the queue
+//! runs all of them. A source passes completions to a [`Sink`]: none, one or many for each work
+//! completion that it polls.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -11,25 +11,26 @@ use std::os::fd::RawFd;
 use crate::errno::Result;
 use crate::queue::{Completion, CompletionError, EntryWriter};
 
-/// Completions that a source passes to a read at a time; further ones wait in the backlog.
+/// Maximum number of completions that one run of a source passes to a read directly; further ones
+/// are queued in the backlog.
 const BATCH: usize = 16;
 
-/// A source of completions that polls for itself, bound to the completion queue by
+/// A source of completions with its own polling, added to a completion queue by
 /// [`CompletionQueue::add_source`](super::CompletionQueue::add_source).
 ///
 /// All functions are called with the queue's lock held and must not call the queue.
 pub trait Source: std::fmt::Debug + Send + Sync {
-    /// Makes progress, and passes the completions that it finds to `sink`, in order. `max` is the
-    /// number of completions that the caller has room for, possibly 0; the sink accepts more, which
-    /// the queue holds until they are read. One indirect call per read of the queue.
+    /// Makes progress, and passes new completions to `sink`, in order. `max` is the number of
+    /// completions that the caller has room for, possibly 0; the sink accepts more, which the queue
+    /// holds until they are read. One indirect call per read of the queue.
     ///
     /// # Errors
     /// The source has lost completions: `EOVERRUN`. A read of the queue that has no completions
     /// returns the error.
     fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()>;
 
-    /// Makes [`Self::fd`] readable when the source next has progress to make. The caller calls
-    /// [`Self::progress`] once more before it sleeps.
+    /// Makes [`Self::fd`] readable when the source has new completions or other progress to make.
+    /// The caller calls [`Self::progress`] once more before it sleeps.
     ///
     /// # Errors
     /// The source cannot wake the caller, which then does not sleep.
@@ -52,7 +53,7 @@ fn queue(backlog: &mut VecDeque<Entry>, entry: Entry) {
     backlog.push_back(entry);
 }
 
-/// Moves at most `max` completions of the backlog to `writer`, up to the first error. Returns their
+/// Moves at most `max` completions of the backlog to `writer`, and stops at an error. Returns their
 /// number.
 pub(super) fn take<W: EntryWriter>(
     backlog: &mut VecDeque<Entry>,
@@ -70,12 +71,12 @@ pub(super) fn take<W: EntryWriter>(
     count
 }
 
-/// Receives the completions of one read: the first ones go to the reader's buffer, those behind an
-/// error or beyond the buffer to the queue's backlog.
+/// Receives the completions of one read: stores them in the reader's buffer, or, after an error or
+/// when the buffer is full, in the queue's backlog.
 #[derive(Debug)]
 pub struct Sink<'a, W = Batch> {
     writer: &'a mut W,
-    /// Completions that `writer` accepts.
+    /// Number of further completions that `writer` accepts.
     room: usize,
     backlog: &'a mut VecDeque<Entry>,
 }
@@ -116,20 +117,20 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
         }
     }
 
-    /// Completions that the reader's buffer still has room for.
+    /// Number of further completions that the reader's buffer has room for.
     #[inline(always)]
     pub(super) fn room(&self) -> usize {
         self.room
     }
 
-    /// Whether the next completion goes to the reader.
+    /// Whether the next completion is stored in the reader's buffer.
     #[inline(always)]
     pub(super) fn is_open(&self) -> bool {
         self.room != 0 && self.backlog.is_empty()
     }
 
-    /// Runs a source once. Its completions go through `batch`, so that the source is compiled for
-    /// one kind of sink and calls no writer.
+    /// Runs a source once. Its completions are first stored in `batch`, so that the source is
+    /// compiled for one type of sink and calls no writer.
     ///
     /// # Errors
     /// The source's.
@@ -149,18 +150,18 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
 }
 
 impl<'a> Sink<'a, NoReader> {
-    /// A sink that passes everything to the backlog.
+    /// A sink that queues all completions in the backlog.
     pub(super) fn queueing(none: &'a mut NoReader, backlog: &'a mut VecDeque<Entry>) -> Self {
         Self::new(none, 0, backlog)
     }
 
-    /// Entries of the backlog.
+    /// Number of entries of the backlog.
     pub(super) fn queued(&self) -> usize {
         self.backlog.len()
     }
 }
 
-/// The writer of a sink without room: outside a read.
+/// The writer of a sink without room, used outside a read.
 #[derive(Debug)]
 pub(super) struct NoReader;
 
@@ -168,7 +169,7 @@ impl EntryWriter for NoReader {
     fn write(&mut self, _: &Completion) {}
 }
 
-/// Completions of one call of [`Source::progress`], on their way to the reader's buffer.
+/// Completions of one call of [`Source::progress`], before they are copied to the reader's buffer.
 #[derive(Debug, Default)]
 pub struct Batch {
     completions: [Completion; BATCH],
@@ -178,7 +179,7 @@ pub struct Batch {
 impl EntryWriter for Batch {
     #[inline]
     fn write(&mut self, completion: &Completion) {
-        // the sink has no more room than that
+        // the sink's room is at most the length of the batch
         if let Some(place) = self.completions.get_mut(self.count) {
             *place = *completion;
             self.count += 1;
@@ -198,7 +199,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    /// A source that passes on what the test puts into it: all of it in one call of `progress`.
+    /// A source that passes on all entries that the test has put into it, in one call of
+    /// `progress`.
     #[derive(Debug)]
     struct Scripted {
         ready: Mutex<Vec<Entry>>,
@@ -304,7 +306,7 @@ mod tests {
         sources[1].put((20..22).map(done));
         assert_eq!(read(&cq, 2), Ok(vec![10, 11]));
         assert_eq!(read(&cq, 4), Ok(vec![12, 20, 21]));
-        // more than the sink takes at a time
+        // more than [`BATCH`] completions
         sources[1].put((0..50).map(done));
         assert_eq!(read(&cq, 40), Ok((0..40).collect()));
         assert_eq!(read(&cq, 40), Ok((40..50).collect()));
@@ -356,7 +358,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&source), 1);
     }
 
-    /// The queue has a channel, which the source's completions do not go through.
+    /// The queue has a channel, but the source's completions do not make it readable.
     #[test]
     fn a_source_wakes_those_who_wait_for_a_counter() {
         let domain = domain();

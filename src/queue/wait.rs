@@ -12,10 +12,10 @@ use crate::errno::{FiErrno, Result};
 pub enum WaitKind {
     /// No wait object: the queue can only be read.
     None,
-    /// By the queue's own blocking read; no object is shown to the application.
+    /// The queue has a blocking read; the application gets no object.
     #[default]
     Unspec,
-    /// By a file descriptor that the application may poll as well.
+    /// The queue has a blocking read, and a file descriptor that the application may poll.
     Fd,
 }
 
@@ -38,7 +38,7 @@ impl WaitSet {
         Ok(this)
     }
 
-    /// Watches another descriptor, until it is closed.
+    /// Adds a descriptor to the set, until it is closed.
     pub(crate) fn add(&self, fd: RawFd) -> Result<()> {
         let mut interest = libc::epoll_event {
             events: libc::EPOLLIN as u32,
@@ -70,16 +70,16 @@ impl WaitSet {
     /// Makes the descriptor readable until [`Self::clear`].
     pub(crate) fn wake(&self) {
         let one = 1_u64;
-        // SAFETY: eight bytes are passed. It fails only where the counter is full, and then the
-        // descriptor is readable already.
+        // SAFETY: eight bytes are passed. The call fails only if the counter is at its maximum, and
+        // then the descriptor is readable.
         unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
     /// Reverts [`Self::wake`].
     pub(crate) fn clear(&self) {
         let mut count = 0_u64;
-        // SAFETY: eight bytes are writable. The call fails if no `wake` came before; that is
-        // harmless.
+        // SAFETY: eight bytes are writable. The call fails if `wake` was not called before, which
+        // is harmless.
         unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
@@ -132,7 +132,8 @@ impl Timer {
         self.0.as_raw_fd()
     }
 
-    /// Becomes readable once, `after` (less than 1 s) from now and not earlier.
+    /// Makes the descriptor readable once, when `after` (less than 1 s) has passed, and cancels the
+    /// previous setting.
     pub(crate) fn set(&self, after: Duration) {
         let never = libc::timespec {
             tv_sec: 0,
@@ -142,11 +143,12 @@ impl Timer {
             it_interval: never,
             it_value: libc::timespec {
                 tv_sec: 0,
-                // less than a second fits
+                // less than 10^9
                 tv_nsec: i64::from(after.subsec_nanos()),
             },
         };
-        // SAFETY: the timer is live and the setting readable. It can't fail with a valid time.
+        // SAFETY: the timer is live and the setting readable. The call cannot fail with a valid
+        // time.
         unsafe { libc::timerfd_settime(self.fd(), 0, &raw const setting, std::ptr::null_mut()) };
     }
 }

@@ -3,15 +3,16 @@
 use crate::queue::shared::SharedId;
 use crate::queue::slots::Own;
 
-/// `wr_id`: the direction, the endpoint's place in the queue's table, whether it is a probe, that
-/// place's generation, the request's number. A completion that a device keeps after its queue pair
-/// is gone is recognized by the generation; a probe by a generation that no place has.
+/// `wr_id`: the direction, the endpoint's index in the queue's table, the probe bit, the generation
+/// of that index, the request's number. The generation identifies completions that the device
+/// returns after their queue pair was destroyed. The probe bit, which no index's generation has,
+/// identifies the engine's own requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrId(pub(super) u64);
 
 impl WrId {
     pub(super) const RECV: u64 = 1 << 63;
-    /// Of the 15 bits that [`Self::generation`] gives, the one that is in no place's generation.
+    /// The bit of the 15 bits of [`Self::generation`] that no index's generation has.
     pub(super) const PROBE: u16 = 1 << 14;
     pub(super) const GENERATIONS: u16 = Self::PROBE - 1;
 
