@@ -38,7 +38,7 @@ impl Lengths {
     }
 
     /// # Errors
-    /// `EINVAL`: more than the endpoint was made with.
+    /// `EINVAL`: `value` exceeds the endpoint's initial maximum.
     pub(crate) fn set(&self, option: LengthOption, value: usize) -> Result<()> {
         if value > self.greatest[option as usize] {
             return Err(FiErrno::EINVAL);

@@ -34,7 +34,7 @@ impl<'a> LocalIov<'a> {
         lifetime: PhantomData,
     };
 
-    /// One buffer. A NULL descriptor is enough for inject, for inline data, and for length 0.
+    /// One buffer. The descriptor may be NULL for inject, for inline data, and for length 0.
     #[inline]
     pub fn single(iov: &'a iovec, desc: &'a Desc) -> Self {
         Self {
@@ -138,8 +138,8 @@ impl<'a> LocalIov<'a> {
     /// `keys` are needed unless the data is sent inline.
     ///
     /// # Errors
-    /// `EINVAL`: more than [`MAX_IOV`] buffers, or a required descriptor is wrong. Others as for
-    /// registering a buffer.
+    /// `EINVAL`: more than [`MAX_IOV`] buffers, or a required descriptor is invalid. Others: errors
+    /// of registering a buffer.
     ///
     /// # Safety
     /// As [`LocalKeys::lkey`] for each buffer. Lengths fit 32 bits.
@@ -153,9 +153,8 @@ impl<'a> LocalIov<'a> {
         unsafe { self.sges_but(keys, out, |iov| iov.iov_len == 0) }
     }
 
-    /// As [`Self::sges`], for a receive: a buffer at NULL is skipped too. Such a receive has room
-    /// for 0 bytes, enough for a message without data; fabtests' `fi_shared_ctx` posts such
-    /// receives.
+    /// As [`Self::sges`], for a receive: skips a buffer at NULL too. Such a receive has room for 0
+    /// bytes and can receive an empty message; fabtests' `fi_shared_ctx` posts such receives.
     ///
     /// # Errors
     /// As [`Self::sges`].

@@ -1,6 +1,6 @@
-//! Operations that are not posted as exactly one request: those on several fragments of the target,
-//! and those that fail in their place in the order. A fragment is the part of an operation that lies
-//! in one contiguous range of one registration of the peer.
+//! Operations that are not posted as exactly one unmodified request: operations on several
+//! fragments of the target, and operations that fail in posting order. A fragment is the part of an
+//! operation that lies in one contiguous range of one registration of the peer.
 
 #![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
 
@@ -20,9 +20,9 @@ use crate::verbs::{SendOpcode, SendRequest, Sge};
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     fragments: usize,
-    /// The fragments are followed by a flush of each.
+    /// Whether a flush of each fragment follows the fragments.
     durable: bool,
-    /// The operation carries remote data.
+    /// Whether remote data follows in a request of its own.
     data: bool,
     events: usize,
 }
@@ -32,7 +32,7 @@ struct Plan {
 enum Step {
     Fragment(usize),
     Flush(usize),
-    /// Remote data in a request of its own, behind the flushes.
+    /// Remote data in a request of its own, after the flushes.
     Data,
     Event(usize),
 }
@@ -69,19 +69,20 @@ impl Plan {
 /// queue has no room for all at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Batch {
-    /// Earlier fragments are posted already.
+    /// Whether earlier fragments are posted already.
     pub(super) begun: bool,
-    /// More fragments follow: the operation does not complete with this batch.
+    /// Whether more fragments follow, so that the operation does not complete with this batch.
     pub(super) more: bool,
 }
 
 impl<Q: Sq> Initiator<Q> {
-    /// Posts an operation as one request per fragment, followed by the requests that count it. The
-    /// completion of the last request completes the operation. Returns whether all were posted; if
-    /// not, the operation gets an error completion and none of its later requests is posted.
+    /// Posts an operation as one request per fragment, followed by the requests that count the
+    /// operation. The completion of the last request completes the operation. Returns false if the
+    /// operation is partly posted and another request could not be posted: the queue pair is then
+    /// in its error state, the operation completes in error, and its later requests are not posted.
     ///
     /// # Errors
-    /// Any error: no request was posted.
+    /// Any error: this call has posted no request.
     ///
     /// # Safety
     /// As [`Initiator::submit`].
@@ -106,7 +107,7 @@ impl<Q: Sq> Initiator<Q> {
         };
         let count = plan.count();
         let mut posted_all = true;
-        // bytes of the first sge in `rest` that are used already
+        // number of bytes of the first sge in `rest` that are already used
         let mut taken = 0;
         let mut last = 0;
         for index in 0..count {
@@ -158,7 +159,7 @@ impl<Q: Sq> Initiator<Q> {
                     flush = Some(&fragments[index]);
                     empty
                 }
-                // remote data is sent when all of the operation is durable
+                // remote data is sent after the whole operation is durable
                 Step::Data => SendRequest {
                     imm: op.data as u32,
                     ..empty
@@ -179,7 +180,8 @@ impl<Q: Sq> Initiator<Q> {
                     let to = (fragment.addr, fragment.rkey);
                     self.sq.post_flush(to, fragment.len as usize, part)
                 }
-                // SAFETY: as this function; the sink lives as long as the queue pair.
+                // SAFETY: as this function; the memory for the event's result lives as long as the
+                // queue pair.
                 None => unsafe { self.sq.post(request, part) },
             };
             match posted {
@@ -192,7 +194,7 @@ impl<Q: Sq> Initiator<Q> {
                     }
                     self.sq.fail();
                     let _ = self.post_failure(op, error);
-                    // the registrations are released when this request is complete
+                    // the last posted request: its completion releases the registrations
                     last = self.sq.link().next_number().wrapping_sub(1);
                     posted_all = false;
                     break;
@@ -203,8 +205,8 @@ impl<Q: Sq> Initiator<Q> {
         Ok(posted_all)
     }
 
-    /// Makes an operation fail in its place in the order: posts an empty write whose completion
-    /// carries the error.
+    /// Makes an operation fail in posting order: posts an empty write whose completion reports the
+    /// error.
     pub(super) fn post_failure(&mut self, op: &Transmit<'_>, error: FiErrno) -> Result<()> {
         self.sq.reserve()?;
         let part = Part {

@@ -1,5 +1,5 @@
-//! Posts operations: checks lengths, finds or copies the local buffers, and posts one request, if
-//! the target is one range of the device's memory that needs no look-up.
+//! Posts operations: checks lengths, determines the lkeys of the local buffers or copies them, and
+//! posts one request if the target is one contiguous range whose key needs no look-up.
 
 #![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
 
@@ -26,15 +26,15 @@ use crate::wire::introduction::Introduction;
 /// Parameters of an initiator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InitiatorConfig {
-    /// Whether operations complete visibly only with `FI_COMPLETION`.
+    /// Whether only operations with `FI_COMPLETION` produce completion entries.
     pub(crate) selective: bool,
-    /// Buffers per operation, at most [`MAX_IOV`].
+    /// Maximum number of buffers per operation; at most [`MAX_IOV`].
     pub(crate) iov_limit: usize,
-    /// Bytes that the device takes inline.
+    /// Maximum length of inline data in bytes.
     pub(crate) max_inline: usize,
-    /// Bytes that inject takes.
+    /// Maximum length of injected data in bytes.
     pub(crate) inject_size: usize,
-    /// Records of posted requests in the send queue.
+    /// Number of records of posted requests in the send queue.
     pub(crate) slots: usize,
     pub(crate) atomics: bool,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Initiator<Q: Sq> {
     selective: bool,
     iov_limit: usize,
     max_inline: usize,
-    /// Maximum lengths in bytes: of messages, of RMA.
+    /// Maximum lengths in bytes, of messages and of RMA.
     max_inject: [usize; 2],
     max_len: [usize; 2],
     slab: Option<Slab>,
@@ -54,7 +54,7 @@ pub(crate) struct Initiator<Q: Sq> {
     bounce: Option<Bounce>,
     local: LocalKeys,
     scratch: Option<Scratch>,
-    /// Whether all keys of the peer are chosen by its application.
+    /// Whether the peer's application chooses all keys of the peer.
     pub(super) application_keys: bool,
     /// Set once the peer's introduction was received.
     pub(super) peer: Option<Box<PeerKeys<Q::Link>>>,
@@ -62,8 +62,8 @@ pub(crate) struct Initiator<Q: Sq> {
     pub(super) domain: Arc<MrDomain>,
     /// Cache of mapped keys that operations have used.
     pub(super) mapped: KeyCache<Arc<MappedKey>>,
-    /// Operations to be posted later: the first waits for a key look-up, a result or room, the
-    /// others are behind it.
+    /// Operations to be posted later, in order. The first waits for a key look-up, a result or room
+    /// in the send queue.
     pub(super) deferred: VecDeque<Deferred>,
 }
 
@@ -113,18 +113,18 @@ impl<Q: Sq> Initiator<Q> {
         })
     }
 
-    /// Resolves the peer's keys from now on.
+    /// Sets the peer's introduction and the state for resolving its keys.
     pub(crate) fn introduce(&mut self, peer: &Introduction, keys: PeerKeys<Q::Link>) {
         self.application_keys = peer.application_keys;
         self.peer = Some(Box::new(keys));
     }
 
-    /// The peer's keys, once it was introduced.
+    /// The state of the peer's keys, after [`Self::introduce`].
     pub(crate) fn peer_keys(&mut self) -> Option<&mut PeerKeys<Q::Link>> {
         self.peer.as_deref_mut()
     }
 
-    /// Whether any operation is to be posted later.
+    /// Whether any operation is deferred.
     pub(crate) fn has_deferred(&self) -> bool {
         !self.deferred.is_empty()
     }
@@ -145,10 +145,10 @@ impl<Q: Sq> Initiator<Q> {
     /// Posts an operation, or defers it.
     ///
     /// # Errors
-    /// - `EAGAIN`: no room, neither in the send queue nor for a deferred operation.
-    /// - `EMSGSIZE`, `EINVAL`: the length, the number of buffers, or a descriptor.
+    /// - `EAGAIN`: no room in the send queue or for one more deferred operation.
+    /// - `EMSGSIZE`, `EINVAL`: the length, the number of buffers or a descriptor is invalid.
     /// - `EKEYREJECTED`: the value cannot be a key of the peer.
-    /// - others of registering a local buffer, and of the device.
+    /// - Others: errors of registering a local buffer, and of the device.
     ///
     /// # Safety
     /// The local buffers stay valid until the operation completes, or until the return of this call
@@ -166,7 +166,7 @@ impl<Q: Sq> Initiator<Q> {
         }
     }
 
-    /// Makes the checks that do not depend on the peer. Returns the length in bytes.
+    /// Checks the properties that do not depend on the peer. Returns the length in bytes.
     #[inline]
     pub(super) fn check(&self, op: &Transmit<'_>) -> Result<usize> {
         // checked before the list is read: a wrong count may exceed the list
@@ -217,8 +217,8 @@ impl<Q: Sq> Initiator<Q> {
                 lkey,
             }))
         } else if let Some((to, lkey)) = self.bounced(op, len) {
-            // SAFETY: the bounce buffer has handed out a free buffer of at least `len` bytes;
-            // buffers as this function.
+            // SAFETY: `bounced` has returned a free buffer of at least `len` bytes; buffers as this
+            // function.
             unsafe { op.local.copy_to(to) };
             std::slice::from_ref(sges[0].write(Sge {
                 addr: to as u64,
@@ -248,7 +248,7 @@ impl<Q: Sq> Initiator<Q> {
     }
 
     /// Bounce memory for a source that is copied because its registration would take longer. `None`
-    /// if the source does not qualify or no bounce memory is free.
+    /// if the source is not to be copied or no bounce buffer is free.
     #[inline]
     fn bounced(&mut self, op: &Transmit<'_>, len: usize) -> Option<(*mut u8, Lkey)> {
         let bounce = self.bounce.as_mut()?;

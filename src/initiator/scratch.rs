@@ -11,7 +11,7 @@ use crate::verbs::{Mr, Pd, Sge};
 /// Size of an atomic's target in bytes, and its required alignment.
 pub const ATOMIC_SIZE: usize = 8;
 
-/// Destination of unused results: devices write it, the CPU never reads it.
+/// Destination of unused results: devices write it, and the CPU does not read it.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     mr: Mr,

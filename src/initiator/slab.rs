@@ -10,7 +10,8 @@ use crate::errno::Result;
 use crate::mr::COPIED;
 use crate::verbs::{Lkey, Mr, Pd};
 
-/// One buffer of `size` bytes per record of a posted request: it is free when the record is.
+/// One buffer of `size` bytes for each record of a posted request. A buffer is free when its record
+/// is free.
 #[derive(Debug)]
 pub(super) struct Slab {
     mr: Mr,
@@ -40,14 +41,14 @@ impl Slab {
 }
 
 /// Buffers of [`COPIED`] bytes for short sources, used as a ring: each is released when its request
-/// is complete. There may be fewer buffers than requests; when all are in use, a source is
+/// is complete. There may be fewer buffers than requests; when all are in use, sources are
 /// registered instead.
 #[derive(Debug)]
 pub(super) struct Bounce {
     slab: Slab,
     /// Number of the request that uses each buffer.
     numbers: [u32; BUFFERS],
-    /// Buffers taken and released so far, wrapping.
+    /// Number of buffers taken and released so far; wrap.
     head: u32,
     tail: u32,
     /// Whether the operation that is being posted uses the buffer at `head`.
@@ -86,8 +87,8 @@ impl Bounce {
         Some(self.slab.buffer(self.head as usize % BUFFERS))
     }
 
-    /// Records that the operation was posted; `number` is that of its last request. A refused
-    /// operation leaves its buffer to the next one.
+    /// Records that the operation was posted; `number` is that of its last request. If an operation
+    /// is refused, the next one uses its buffer.
     #[inline]
     pub(crate) fn posted(&mut self, number: u32) {
         if std::mem::take(&mut self.taken) {

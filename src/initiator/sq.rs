@@ -1,8 +1,8 @@
 //! The send queue below an initiator.
 //!
-//! [`Sq`] is what the initiator uses under the transmit lock; [`Link`] is the part of it that other
-//! threads use too, for the engine's own requests. An endpoint type implements both for its records
-//! of posted requests: a ring of slots per queue pair for MSG.
+//! The initiator uses [`Sq`] under the transmit lock. [`Link`] is the part that other threads use
+//! too, for the engine's own requests. An endpoint type implements both for its records of posted
+//! requests: a ring of slots per queue pair for MSG.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -15,7 +15,7 @@ use crate::log::info_log;
 use crate::queue::slots::{FailureListener, Own, OwnRequests};
 use crate::verbs::{Pd, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
-/// What the completion of a posted request means for its operation.
+/// Properties of a posted request that its completion needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) context: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Part {
     pub(crate) flags: Flags,
     /// Whether the success of this request completes the operation for the application.
     pub(crate) visible: bool,
-    /// Whether failure is reported to the application: not for inject, which has no context.
+    /// Whether failure is reported to the application. False for inject, which has no context.
     pub(crate) reports_failure: bool,
     pub(crate) signal: Signal,
     /// Whether another request of the same operation follows, in this call or a later one.
@@ -35,30 +35,30 @@ pub(crate) struct Part {
 /// Whether the device reports the success of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signal {
-    /// Never: a later request of the same call is signaled, or freed with a later one.
+    /// Never. A later request completes this one.
     No,
-    /// Where the send queue needs it, to count operations or to free their records.
+    /// If the send queue needs the completion to count operations or to free their records.
     Auto,
     /// Always.
     Yes,
 }
 
-/// Posts an operation's requests. Used under the transmit lock of its endpoint.
+/// Posts the requests of operations. Used under the transmit lock of its endpoint.
 pub(crate) trait Sq: Debug {
     type Link: Link;
 
     fn link(&self) -> &Self::Link;
 
-    /// Whether there is no room for an operation.
+    /// Whether the queue has no room for an operation.
     fn is_full(&self) -> bool;
 
-    /// Polls for completions of a full queue. Returns whether there is room now.
+    /// Polls for completions of a full queue. Returns whether the queue has room now.
     ///
     /// # Errors
     /// `EOVERRUN`: the completion queue has failed.
     fn make_room(&self) -> Result<bool>;
 
-    /// Whether there is room for an operation, after polling if there seems to be none.
+    /// Checks for room for an operation, and polls for completions if the queue is full.
     ///
     /// # Errors
     /// `EAGAIN`: no room. Others as [`Self::make_room`].
@@ -70,7 +70,7 @@ pub(crate) trait Sq: Debug {
         Ok(())
     }
 
-    /// Whether one more operation may be deferred, if so many are deferred already.
+    /// Whether one more operation may be deferred if `deferred` are deferred already.
     fn can_defer(&self, deferred: usize) -> bool;
 
     /// Index of the next request's record, less than the number of records: the inject slab has a
@@ -100,21 +100,21 @@ pub(crate) trait Sq: Debug {
     fn fail(&self);
 }
 
-/// The queue pair of a [`Sq`] as the peer's keys and the revocation notifier use it. Thread safe
-/// but for [`Self::next_number`]; cloning takes references.
+/// The queue pair of a [`Sq`] as the peer's keys and the revocation notifier use it. Thread safe,
+/// except [`Self::next_number`]. A clone refers to the same queue pair.
 pub(crate) trait Link: Clone + Debug + Send + Sync + 'static {
     fn pd(&self) -> &Arc<Pd>;
 
     /// Number of the next request. Under the transmit lock only.
     fn next_number(&self) -> u32;
 
-    /// Whether the request of this number is not known to be complete.
+    /// Whether the completion of the request of this number has not been polled.
     fn is_outstanding(&self, number: u32) -> bool;
 
     /// Progress of the engine's own requests; pollers of the completion queue update it.
     fn own(&self) -> &OwnRequests;
 
-    /// Posts a request as the engine's own one of kind `own`; [`SendRequest::wr_id`] is set here.
+    /// Posts one of the engine's own requests, of kind `own`; sets [`SendRequest::wr_id`].
     ///
     /// # Errors
     /// Those of the device.
@@ -126,18 +126,20 @@ pub(crate) trait Link: Clone + Debug + Send + Sync + 'static {
     /// Polls the completion queue for requests of this link.
     fn poll(&self);
 
-    /// Polls for a completion that an operation waits for. `polls`: earlier such polls of the same
-    /// call. Returns false, without polling, where the operation is to be deferred instead.
+    /// Polls for a completion that an operation waits for. `polls`: number of such polls of the
+    /// same call, incremented here. Returns false, without polling, if the operation is to be
+    /// deferred instead.
     fn poll_once_more(&self, polls: &mut u32) -> bool;
 
-    /// Makes pollers of the completion queue, and the domain's helper thread, retry deferred
-    /// operations and revocation notices of this link.
+    /// Makes the threads that poll the completion queue, and the domain's helper thread, retry the
+    /// deferred operations and revocation notifications of this link.
     fn request_progress(&self);
 
-    /// No operation is deferred any more.
+    /// Reverts [`Self::request_progress`], when no operation is deferred any more.
     fn clear_progress_request(&self);
 
-    /// Whether the peer waits for acknowledgements of this side when it revokes keys.
+    /// Records whether this side holds keys of the peer, so that the peer waits for its
+    /// acknowledgement of revocations.
     fn set_holds_keys(&self, holds: bool);
 
     /// Starts the lease timer, after [`Self::set_holds_keys`].
@@ -168,7 +170,7 @@ pub(crate) trait Link: Clone + Debug + Send + Sync + 'static {
         }
         let request = SendRequest {
             sges: &[sge],
-            // also ordered behind earlier reads and atomics
+            // *acknowledged* is also ordered behind earlier reads and atomics
             fence: own == Own::Acknowledge,
             remote_addr: to.0,
             rkey: to.1,

@@ -8,7 +8,7 @@ use crate::verbs::{RemoteAddr, Rkey, SendOpcode};
 
 /// Flags accepted by `fi_sendmsg` and `fi_writemsg`. `FI_MORE` has no effect: a delayed request
 /// would be sent only by the application's next call, although progress is automatic
-/// (`FI_PROGRESS_AUTO`), and the call that posted it could not return `EAGAIN` any more.
+/// (`FI_PROGRESS_AUTO`), and the call that delayed it could no longer return `EAGAIN`.
 const MSG_FLAGS: Flags = Flags::COMPLETION
     .union(Flags::INJECT)
     .union(Flags::INJECT_COMPLETE)
@@ -35,7 +35,7 @@ pub(crate) struct Transmit<'a> {
     /// Operands of an atomic.
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
-    /// Flags of its completion.
+    /// Flags of the operation's completion.
     pub(crate) kind: Flags,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Transmit<'a> {
         self
     }
 
-    /// Whether the operation completes only when its data would survive a loss of power.
+    /// Whether the operation completes only after its data is persistent across a loss of power.
     #[inline]
     pub(crate) fn is_durable(&self) -> bool {
         self.flags.contains(Flags::COMMIT_COMPLETE)
@@ -81,7 +81,7 @@ impl<'a> Transmit<'a> {
             && self.local.len() != 0
     }
 
-    /// Applies the flags of a call with flags.
+    /// Checks and applies the flags of `fi_sendmsg` and similar calls.
     #[inline]
     pub(crate) fn with_flags_checked(mut self, data: u64) -> Result<Self> {
         if self.flags.intersects(MSG_FLAGS.complement()) {
@@ -94,7 +94,7 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// The peer's memory as its device addresses it.
+/// The target memory, as the peer's device addresses it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) addr: RemoteAddr,

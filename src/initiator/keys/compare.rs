@@ -1,9 +1,9 @@
-//! Compare and swap on a region whose modifications are counted: one that fails does not modify
-//! (fi_mr(3), `fi_mr_bind`).
+//! Compare and swap on a region whose modifications are counted. A failed compare and swap does not
+//! modify the memory (fi_mr(3), `fi_mr_bind`).
 //!
-//! Its event is posted after its result has arrived. Later operations are deferred until then, so
-//! the order of events is kept. The request is a part of the operation; the event completes the
-//! operation.
+//! The event is posted after the result has arrived. Later operations are deferred until then, so
+//! the order of events is preserved. The request is the first part of the operation; the event
+//! completes the operation.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -19,12 +19,12 @@ use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit};
 use crate::queue::event_cell::Event;
 use crate::verbs::SendRequest;
 
-/// A compare and swap that is posted, and whose event is not.
+/// A posted compare and swap whose event is not posted yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompareSwap {
-    /// Number of its request.
+    /// Number of the request.
     number: u32,
-    /// Event cells that count it if it succeeds, the region's first.
+    /// Event cells that count the operation if it succeeds, the region's first.
     events: [EventTarget; MOST_EVENTS],
     count: usize,
 }
@@ -36,8 +36,8 @@ impl<Q: Sq> Initiator<Q> {
     }
 
     /// Posts a compare and swap at `offset` in its region, and its event if the result arrives
-    /// while the link polls. Otherwise the caller keeps the operation first among the deferred
-    /// ones, for [`Self::count_compare`]. Returns whether all of it is posted.
+    /// while the link polls. Otherwise the caller makes the operation the first of the deferred
+    /// ones, for [`Self::count_compare`]. Returns whether the event is posted too.
     ///
     /// # Errors
     /// Errors of posting; nothing was posted.
@@ -98,8 +98,8 @@ impl<Q: Sq> Initiator<Q> {
         Ok(unsafe { self.count_compare(op) })
     }
 
-    /// Posts the event of the compare and swap under way, if its result has arrived or arrives
-    /// while the link polls. Returns whether that is done.
+    /// Posts the event of the posted compare and swap, if the result has arrived or arrives while
+    /// the link polls. Returns whether the event is posted.
     ///
     /// # Safety
     /// As [`Initiator::submit`], for the operation that [`Self::compare`] has posted.

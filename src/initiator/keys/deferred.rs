@@ -10,14 +10,14 @@ use crate::initiator::local::LocalIov;
 use crate::mr::Desc;
 use crate::verbs::SendOpcode;
 
-/// An operation that waits for a look-up, a result or room in the send queue, or is behind such an
-/// operation.
+/// An operation that is not or not completely posted: it waits for a look-up, for a result or for
+/// room in the send queue, or follows such an operation.
 #[derive(Debug)]
 pub(crate) struct Deferred {
     opcode: SendOpcode,
     iov: Vec<iovec>,
     desc: Vec<Desc>,
-    /// Injected data, which `iov` refers to; otherwise empty.
+    /// A copy of injected data, to which `iov` refers; otherwise empty.
     _copy: Vec<u8>,
     remote_addr: u64,
     key: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Deferred {
     compare_add: u64,
     swap: u64,
     kind: Flags,
-    /// Bytes of the operation that are posted.
+    /// Number of bytes of the operation that are posted.
     posted: u64,
 }
 
@@ -81,7 +81,7 @@ impl Deferred {
         self.posted = posted;
     }
 
-    /// Bytes of the operation that are posted.
+    /// Number of bytes of the operation that are posted.
     pub(super) fn posted(&self) -> u64 {
         self.posted
     }

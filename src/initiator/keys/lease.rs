@@ -20,19 +20,20 @@ const RETURN_WAIT: Duration = Duration::from_millis(1);
 
 impl<L: Link> PeerKeys<L> {
     /// Announces to the peer that this side holds keys, before `key` is looked up, and starts the
-    /// lease timer. [`Step::UnderWay`]: the write that ended the previous lease is still under way.
+    /// lease timer. [`Step::UnderWay`]: the write that ended the previous lease is still
+    /// outstanding.
     pub(super) fn announce(&mut self, key: u64) -> Step {
         if self.acknowledged != 0 || self.link.own().is_under_way(Own::Acknowledge) {
             self.acknowledge();
             return Step::UnderWay;
         }
         self.holds_keys = true;
-        // withdraws "holds none" before the first read of the directory
+        // replaces `Block::HOLDS_NONE` before the first read of the directory
         self.block.show_settled(0);
         fence(Ordering::SeqCst);
         self.acknowledge();
         if self.acknowledged == 0 {
-            // without an announcement nothing may be read
+            // the directory may be read only after an announcement
             self.holds_keys = false;
             return Step::Ended(Err(FiErrno::EIO));
         }
@@ -45,8 +46,8 @@ impl<L: Link> PeerKeys<L> {
         Step::Ended(Ok(()))
     }
 
-    /// The directory's header was read after an announcement and has this revocation count:
-    /// returned keys are reused if the count is unchanged, otherwise dropped. Result as
+    /// Processes the directory's header, read after an announcement, with its revocation count:
+    /// reuses the returned keys if the count is unchanged, and drops them otherwise. Result as
     /// [`Self::look_up`].
     pub(super) fn checked(&mut self, count: u64, key: u64) -> Option<Result<()>> {
         if count == self.acted {
@@ -64,7 +65,7 @@ impl<L: Link> PeerKeys<L> {
         None
     }
 
-    /// The current value for the peer's *acknowledged*.
+    /// The value that the peer's *acknowledged* must have.
     fn word(&self) -> u64 {
         match self.holds_keys {
             true => self.acted.saturating_add(1),
@@ -73,7 +74,7 @@ impl<L: Link> PeerKeys<L> {
     }
 
     /// Writes the current value to the peer's *acknowledged* if it differs from the last one
-    /// written, ordered behind all requests posted before. At most one such request is under way.
+    /// written, ordered behind all earlier requests. At most one such write is outstanding.
     pub(crate) fn acknowledge(&mut self) {
         let word = self.word();
         self.settle();
@@ -111,8 +112,8 @@ impl<L: Link> PeerKeys<L> {
         self.cache.get(key)?.fragment(0, 1).ok()
     }
 
-    /// Publishes in this side's memory how many of the peer's revocations are settled: no request
-    /// that was posted with older records is under way.
+    /// Publishes in this side's memory how many of the peer's revocations are settled: those for
+    /// which no request with older records is outstanding.
     fn settle(&self) {
         let reads = self.link.own().is_under_way(Own::Lookup);
         let counts = self.compare_swap.is_some();
@@ -126,7 +127,7 @@ impl<L: Link> PeerKeys<L> {
         self.block.show_settled(value);
     }
 
-    /// Returns the keys to the peer, unless a read of a look-up is under way.
+    /// Returns the keys to the peer, unless a read of a look-up is outstanding.
     fn return_keys(&mut self) {
         if !self.holds_keys || self.link.own().take(Own::Lookup) == Progress::UnderWay {
             return;

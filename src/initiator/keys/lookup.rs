@@ -13,25 +13,26 @@ use crate::mr::lookup::{Lookup, Outcome, READ_WORDS};
 use crate::queue::slots::{Own, Progress};
 use crate::verbs::{SendOpcode, Sge, Words};
 
-/// An operation fails with `EIO` after more than this many reads of half-written or changed
-/// records, and more than this time: the owner may be stopped by its system while it writes.
+/// An operation fails with `EIO` after more than this number of reads of incomplete or changed
+/// records and more than this time. Both must be exceeded, because the owner may be suspended while
+/// it writes.
 const MAX_TORN: u32 = 100;
 const TORN_FOR: Duration = Duration::from_secs(1);
-/// Completed reads in one call, before the operation is deferred.
+/// Maximum number of completed reads in one call, before the operation is deferred.
 const READS: u32 = 1024;
 
-/// How far a look-up is.
+/// State of a look-up after one call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// It has ended.
+    /// The look-up has ended.
     Ended(Result<()>),
-    /// One of the engine's own requests is under way; its completion continues the look-up.
+    /// One of the engine's own requests is outstanding; the look-up continues after its completion.
     UnderWay,
-    /// It has read [`READS`] times in this call.
+    /// The look-up has completed [`READS`] reads in this call.
     Exhausted,
 }
 
-/// What one call has spent on a look-up.
+/// Number of polls and reads of one call for a look-up.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Effort {
     /// Polls for completions ([`Link::poll_once_more`]).
@@ -50,7 +51,7 @@ impl<L: Link> PeerKeys<L> {
             self.cache.clear();
             self.returned.clear();
             if let Some(lookup) = &self.lookup {
-                // The look-up may have read records from before the revocation: it is restarted. A
+                // The look-up may have read records from before the revocation and is restarted. A
                 // look-up of a block of parts ends, because its key is dropped.
                 let again = lookup.block().is_none();
                 self.lookup = again.then(|| Lookup::new(lookup.key(), &self.map));
@@ -59,14 +60,14 @@ impl<L: Link> PeerKeys<L> {
         }
     }
 
-    /// As [`Self::catch_up`], during a look-up for an operation: counts the restart.
+    /// As [`Self::catch_up`], and counts a restart of the look-up for the operation.
     fn catch_up_counted(&mut self) {
         let before = self.revision;
         self.catch_up();
         self.restarts += u32::from(self.revision != before);
     }
 
-    /// Posts the next read of the look-up under way.
+    /// Posts the next read of the look-up in progress.
     fn post_read(&mut self) -> Result<()> {
         self.stale_read = false;
         let Some(lookup) = &self.lookup else {
@@ -85,7 +86,7 @@ impl<L: Link> PeerKeys<L> {
             length: read.words as u32 * 8,
             lkey: scratch.lkey(),
         };
-        // SAFETY: the initiator owns the words, and outlives the requests of its queue pair.
+        // SAFETY: `self` owns the words and outlives the requests of its queue pair.
         let posted = unsafe {
             let from = (read.addr, read.rkey);
             let opcode = if read.claim {
@@ -118,8 +119,8 @@ impl<L: Link> PeerKeys<L> {
         self.advance(key, None, effort)
     }
 
-    /// Reads a block of a cached key's parts; ends at once if the key is not cached any more.
-    /// Result as [`Self::look_up`].
+    /// Reads a block of a cached key's parts. Ends at once if the key is no longer cached. Result
+    /// as [`Self::look_up`].
     pub(super) fn read_parts(&mut self, key: u64, block: usize, effort: &mut Effort) -> Step {
         self.catch_up_counted();
         self.acknowledge();
@@ -135,12 +136,12 @@ impl<L: Link> PeerKeys<L> {
         self.advance(key, Some(block), effort)
     }
 
-    /// Continues the look-up under way until the one of this key, or of this block of its parts,
-    /// has ended or its next read is under way.
+    /// Continues the look-up in progress, then that of this key or of this block of its parts,
+    /// until the latter has ended or its next read is outstanding.
     fn advance(&mut self, key: u64, block: Option<usize>, effort: &mut Effort) -> Step {
         while effort.reads < READS {
             match self.link.own().take(Own::Lookup) {
-                // no read was posted for this look-up, or its result was discarded
+                // no read is posted for this look-up, or the result was discarded
                 Progress::Idle => {
                     if let Err(error) = self.post_read() {
                         self.lookup = None;
@@ -170,7 +171,7 @@ impl<L: Link> PeerKeys<L> {
         let before = self.revision;
         self.catch_up_counted();
         if self.revision != before {
-            // a look-up of parts has ended: its key was dropped
+            // a look-up of parts has ended, because its key was dropped
             return self.lookup.is_none().then_some(Ok(()));
         }
         let (Some(lookup), Some(scratch)) = (&mut self.lookup, &self.scratch) else {
@@ -185,7 +186,7 @@ impl<L: Link> PeerKeys<L> {
             && self.returned.is_empty()
             && let Some(count) = self.map.revocations()
         {
-            // all later reads take these revocations into account
+            // all later reads are at least as new as this revocation count
             self.acted = self.acted.max(count);
         }
         let end = match outcome {
@@ -218,15 +219,15 @@ impl<L: Link> PeerKeys<L> {
             return Some(end);
         }
         if block.is_some() {
-            // the cached key may hold other blocks by now
+            // the cached key may have other blocks now
             return Some(Ok(()));
         }
         self.lookup = Some(Lookup::new(key, &self.map));
         None
     }
 
-    /// Counts reads of half-written or changed records, and fails after the limits [`MAX_TORN`] and
-    /// [`TORN_FOR`].
+    /// Counts a read of an incomplete or changed record. Fails when both limits, [`MAX_TORN`] and
+    /// [`TORN_FOR`], are exceeded.
     fn count_torn(&mut self, in_vain: bool) -> Result<()> {
         if in_vain {
             let since = *self.torn_since.get_or_insert_with(Instant::now);

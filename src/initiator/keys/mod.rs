@@ -1,15 +1,15 @@
 //! The peer's keys that are not rkeys of its device: reads a key's records in the peer's directory,
-//! caches and resolves them, and keeps the order of operations behind a look-up. `docs/protocol.md`,
-//! "The key directory".
+//! caches and resolves them, and preserves the order of the operations that follow a look-up.
+//! `docs/protocol.md`, "The key directory".
 //!
-//! A look-up is a state machine that never polls. Completions of its reads arrive through
-//! [`crate::queue::slots::OwnRequests`], whichever thread polls. While a read is under way, the
-//! operation is deferred, unless the send queue polls for it ([`Link::poll_once_more`]).
-//! [`super::Initiator::resume`] retries the deferred operations; its callers are the posting thread,
-//! the thread that reads the completion queue, and, while an operation is deferred, a thread of the
-//! domain.
+//! A look-up is a state machine that never polls. The thread that polls the completion of a read
+//! records it in [`crate::queue::slots::OwnRequests`]. While a read is outstanding, the operation
+//! is deferred, unless the send queue polls for its completion ([`Link::poll_once_more`]).
+//! [`super::Initiator::resume`] retries the deferred operations; its callers are the posting
+//! thread, the thread that reads the completion queue, and, while an operation is deferred, the
+//! domain's helper thread.
 //!
-//! Everything here runs under the transmit lock, except the revocation notifier.
+//! All functions run under the transmit lock, except those of the revocation notifier.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -43,12 +43,13 @@ pub(crate) struct PeerKeys<L> {
     link: L,
     introduction: Introduction,
     block: Arc<ConnectionBlock>,
-    /// The peer's revocation count that this side has processed.
+    /// The last value of the peer's revocation count that this side has processed.
     revision: u64,
-    /// The revocation count that the cached keys take into account: at least `revision`.
+    /// The cached records are at least as new as this revocation count of the peer; at least
+    /// `revision`.
     acted: u64,
-    /// Whether this side holds keys of the peer: the peer then announces revocations and waits
-    /// until this side acknowledges them.
+    /// Whether this side holds keys of the peer: the peer then notifies this side of revocations
+    /// and waits for its acknowledgement.
     holds_keys: bool,
     /// The last value of the peer's *acknowledged* that was posted.
     acknowledged: u64,
@@ -58,27 +59,28 @@ pub(crate) struct PeerKeys<L> {
     used_at_lease: u32,
     map: Map,
     cache: KeyCache,
-    /// Cached keys that were returned to the peer; reused if no revocation has happened since.
+    /// Cached keys that were returned to the peer; reused if the peer's revocation count has not
+    /// changed since.
     returned: KeyCache,
     lookup: Option<Lookup>,
     /// Destination of directory reads; the word behind it receives the previous values of event
     /// cells. Allocated by the first look-up.
     scratch: Option<Words>,
-    /// Whether the read under way belongs to an abandoned look-up.
+    /// Whether the outstanding read belongs to an abandoned look-up.
     stale_read: bool,
-    /// Directory reads for the operation at the head of the queue that found a record half written
-    /// or changed.
+    /// Number of directory reads for the operation at the head of the queue that found an
+    /// incomplete or changed record.
     torn: u32,
     /// Time of the first such read.
     torn_since: Option<Instant>,
-    /// Look-ups for that operation that were restarted because keys were revoked.
+    /// Number of restarts of that operation's look-ups because keys were revoked.
     restarts: u32,
-    /// The compare and swap at the head of the queue, if it is posted and its event is not.
+    /// The compare and swap at the head of the queue, while it is posted and its event is not.
     compare_swap: Option<CompareSwap>,
 }
 
 impl<L: Link> PeerKeys<L> {
-    /// The keys of the peer that has sent `introduction`; `block` is this side's connection block.
+    /// `introduction` is the peer's, `block` this side's connection block.
     pub(crate) fn new(link: L, introduction: Introduction, block: &Arc<ConnectionBlock>) -> Self {
         let (addr, rkey) = (introduction.block_addr, introduction.block_rkey);
         Self {
@@ -111,13 +113,13 @@ impl<L: Link> PeerKeys<L> {
         self.restarts >= MAX_RESTARTS
     }
 
-    /// The operation at the head of the queue is resolved: resets its counters.
+    /// Resets the counters of the operation at the head of the queue, after it is resolved.
     fn reset_counters(&mut self) {
         (self.torn, self.restarts) = (0, 0);
         self.torn_since = None;
     }
 }
 
-/// Restarts of one operation's look-ups caused by revocations. A peer that changes its regions
-/// continuously cannot delay the operation longer.
+/// Maximum number of restarts of one operation's look-ups because of revocations, so that a peer
+/// that changes its regions continuously does not delay the operation without limit.
 const MAX_RESTARTS: u32 = 8;

@@ -11,7 +11,7 @@ use crate::verbs::{SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
 use crate::wire::records::Block;
 
-/// Polls for the end of an earlier notification, before the next one is left to
+/// Maximum number of polls for the end of an earlier notification, before the next one is left to
 /// [`RevocationNotifier::notify_again`].
 const EARLIER_POLLS: u32 = 256;
 
@@ -24,7 +24,7 @@ pub(crate) struct RevocationNotifier<L> {
 }
 
 impl<L: Link> RevocationNotifier<L> {
-    /// For the peer that has sent `peer`; `block` is this side's connection block.
+    /// `peer` is the peer's introduction, `block` this side's connection block.
     pub(crate) fn new(link: L, peer: Introduction, block: &Arc<ConnectionBlock>) -> Self {
         Self {
             link,
@@ -33,15 +33,15 @@ impl<L: Link> RevocationNotifier<L> {
         }
     }
 
-    /// Sends a notification that could not be sent at the time of the revocation.
+    /// Sends a notification that could not be posted at the time of the revocation.
     pub(crate) fn notify_again(&self) {
         if self.link.own().is_wanted() {
             self.tell_revocations();
         }
     }
 
-    /// Reads the peer's count of settled revocations. Needed because the peer's write of
-    /// *acknowledged* may be queued behind sends that wait for receives of this side.
+    /// Reads the peer's count of settled revocations. The read is needed because the peer's write
+    /// of *acknowledged* may be queued behind sends for which this side has posted no receives.
     fn ask(&self) -> bool {
         let (addr, lkey) = self.block.sink();
         let sge = Sge {
@@ -51,8 +51,8 @@ impl<L: Link> RevocationNotifier<L> {
         };
         let from = self.peer.block_addr.wrapping_add(Block::SETTLED as u64 * 8);
         let from = (from, self.peer.block_rkey);
-        // SAFETY: the block lives as long as the queue pair, and at most one such read is under
-        // way.
+        // SAFETY: the block lives as long as the queue pair, and at most one such read is
+        // outstanding.
         unsafe {
             self.link
                 .post_own(Own::Settled, SendOpcode::Read, sge, from, 0)
@@ -63,7 +63,8 @@ impl<L: Link> RevocationNotifier<L> {
 impl<L: Link> Peer for RevocationNotifier<L> {
     fn tell_revocations(&self) {
         let own = self.link.own();
-        // set before the check, so that the thread that completes the request under way sends again
+        // set before the check, so that the thread that polls the completion of an earlier
+        // notification sends this one
         own.want(true);
         let mut polls = 0;
         while !own.begin_revocation() {
@@ -72,7 +73,7 @@ impl<L: Link> Peer for RevocationNotifier<L> {
                 return;
             }
             polls += 1;
-            // the application may not read this queue
+            // polls, because the application may not read this queue
             self.link.poll();
         }
         own.want(false);
@@ -95,7 +96,7 @@ impl<L: Link> Peer for RevocationNotifier<L> {
     }
 
     fn look(&self) -> Look {
-        // polls so that a failed request is noticed as the end of the connection
+        // polls, so that a failed request ends the connection
         self.link.poll();
         self.notify_again();
         let up = self.link.owner().is_some_and(|owner| owner.is_up());

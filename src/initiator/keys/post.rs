@@ -1,4 +1,5 @@
-//! Posts operations on resolved keys, with the requests that count them, and defers operations.
+//! Posts operations on resolved keys together with the requests that count them, and defers
+//! operations that cannot be posted yet.
 
 #![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
 
@@ -17,7 +18,7 @@ use crate::verbs::{RemoteAddr, Rkey, Sge};
 use crate::wire::records::MAX_SEGMENTS;
 
 impl<Q: Sq> Initiator<Q> {
-    /// Posts an operation whose key may need a look-up, or that is behind such an operation.
+    /// Posts an operation whose key may need a look-up, or that follows deferred operations.
     ///
     /// # Safety
     /// As [`Initiator::submit`].
@@ -79,8 +80,7 @@ impl<Q: Sq> Initiator<Q> {
             if self.deferred.is_empty()
                 && let Some(peer) = &mut self.peer
             {
-                // the caller may repost the operation after a revocation: it starts with new
-                // counters
+                // the operation is not deferred: a repeated call starts with new counters
                 peer.reset_counters();
             }
             return Err(FiErrno::EAGAIN);
@@ -130,7 +130,7 @@ impl<Q: Sq> Initiator<Q> {
                         .map(|_| ())
                 }
                 Resolution::Refused(error) => self.post_failure(op, error),
-                // resolved by the callers
+                // the callers handle these results
                 Resolution::Pending | Resolution::Unread(_) | Resolution::Compare(_) => {
                     Err(FiErrno::EAGAIN)
                 }
@@ -139,7 +139,7 @@ impl<Q: Sq> Initiator<Q> {
         .map(|()| None)
     }
 
-    /// Posts an operation that covers several buffers of a cached key, or is counted: at most
+    /// Posts an operation on several fragments of a region, or one that is counted: at most
     /// [`MAX_SEGMENTS`] fragments, from `offset` in the region and byte `done` of the operation.
     /// Result as [`Self::post_resolved`].
     ///
@@ -168,7 +168,7 @@ impl<Q: Sq> Initiator<Q> {
             let left = len_there - done - taken;
             match region.fragment(offset + taken, left) {
                 Ok(fragment) if !fragment.absent => *to = fragment,
-                // the part must be read first, or is absent by now: a later call handles it
+                // the part must be read first, or is absent now; a later call handles this
                 _ => break,
             }
             count += 1;
@@ -191,7 +191,7 @@ impl<Q: Sq> Initiator<Q> {
             };
             let events = if last { &events[..event_count] } else { &[] };
             let mut part = LocalPart::default();
-            // limited to the length of the local buffers
+            // fits `usize`: at most the length of the local buffers
             let local = part.of(&op.local, done as usize, taken as usize);
             let op = Transmit { local, ..*op };
             // SAFETY: as this function; `local` covers a subset of the operation's bytes.
@@ -248,7 +248,8 @@ impl<Q: Sq> Initiator<Q> {
         else {
             return 0;
         };
-        // the claim word of an access-once region is free for this use once the region was accessed
+        // the claim word of a single-use region serves as its event cell: it is not used after the
+        // claim
         let of_region = if region.entry.once {
             Some((region.entry.claim_addr(), region.entry.rkey))
         } else if !region.entry.cell.is_null() {
@@ -257,7 +258,7 @@ impl<Q: Sq> Initiator<Q> {
         } else {
             None
         };
-        // only for regions found in a directory; a region with a native key is in none
+        // only for regions of a directory, not for those with native keys
         let of_endpoint =
             (!peer.map.cell.is_null() && region.cells_rkey != Rkey::default()).then(|| {
                 let offset = need(op, 0).0.event_of_endpoint().offset();
@@ -339,7 +340,7 @@ impl<Q: Sq> Initiator<Q> {
         }
     }
 
-    /// After the end of the connection: fails the deferred operations with `ECANCELED`, in order, as
+    /// Fails the deferred operations with `ECANCELED` after the end of the connection, in order, as
     /// far as the send queue has room.
     pub(crate) fn cancel_deferred(&mut self) {
         if let Some(peer) = &mut self.peer {
@@ -356,7 +357,7 @@ impl<Q: Sq> Initiator<Q> {
     }
 }
 
-/// The event cell that counts an operation.
+/// An event cell that counts an operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EventTarget {
     pub(in crate::initiator) addr: RemoteAddr,
@@ -365,10 +366,10 @@ pub(crate) struct EventTarget {
     pub(in crate::initiator) sink: Sge,
 }
 
-/// Engine requests that the send queue has room for besides those of [`crate::queue::slots::Own`]:
-/// the further parts of one operation, which are a write to each segment, a flush of each segment,
-/// remote data, and events.
+/// Number of requests that the send queue has room for besides those of the application and those
+/// of [`crate::queue::slots::Own`]: the further parts of one operation, which are a write to each
+/// segment, a flush of each segment, remote data, and events.
 pub(crate) const OTHER_PARTS: usize = 2 * MAX_SEGMENTS + MOST_EVENTS;
 
-/// Event cells per operation: the region's and the endpoint's.
+/// Maximum number of event cells per operation: the region's and the endpoint's.
 pub(super) const MOST_EVENTS: usize = 2;

@@ -1,4 +1,5 @@
-//! Resolves an operation's key: from the cached records, or by reading them.
+//! Resolves an operation's key from the cached records, or by reading the records of the peer's
+//! directory.
 
 use super::PeerKeys;
 use super::lookup::{Effort, Step};
@@ -15,20 +16,20 @@ use crate::wire::records::access;
 /// Result of resolving an operation's key.
 #[derive(Clone, Copy)]
 pub(super) enum Resolution {
-    /// One request is enough.
+    /// The operation is posted as one request.
     One(Fragment),
-    /// Several requests, from this offset in the region: the range covers more than one buffer, or
-    /// events are counted, or the region permits only one access.
+    /// The operation is posted as several requests, from this offset in the region: the range
+    /// covers more than one registration, or events are counted, or the region is single-use.
     Many(u64),
     /// A compare and swap at this offset in the region, counted only if it succeeds.
     Compare(u64),
-    /// An rkey of the device; the write must be made durable.
+    /// The key is this rkey of the device, and the write must be made durable.
     Native(Rkey),
     /// This block of the region's parts must be read first.
     Unread(usize),
     /// The operation is refused with this errno.
     Refused(FiErrno),
-    /// The look-up has not ended.
+    /// The look-up is in progress.
     Pending,
 }
 
@@ -72,8 +73,8 @@ impl<L: Link> PeerKeys<L> {
         Some(resolution(region, !self.map.cell.is_null(), op, len, done))
     }
 
-    /// As [`Self::find`], for a mapped key: refused if the cached record belongs to another
-    /// registration than the one that the raw key describes.
+    /// As [`Self::find`], for a mapped key: refuses the operation if the cached record belongs to
+    /// another registration than the raw key.
     fn find_mapped(
         &mut self,
         mapped: &MappedKey,
@@ -94,7 +95,7 @@ impl<L: Link> PeerKeys<L> {
     }
 
     /// Reads the records that [`Self::find`] needs: those of the key, or a block of its parts, as
-    /// far as they arrive while the link polls. `None`: the look-up has not ended.
+    /// far as the reads complete while the link polls. `None`: the look-up is still in progress.
     fn read_for(&mut self, key: u64, found: Option<Resolution>) -> Option<Result<()>> {
         let mut effort = Effort::default();
         loop {
@@ -111,7 +112,8 @@ impl<L: Link> PeerKeys<L> {
     }
 }
 
-/// Reads of half-written or changed records in one call, before the operation is deferred.
+/// Maximum number of reads of incomplete or changed records in one call, before the operation is
+/// deferred.
 const TORN_PER_CALL: u32 = 64;
 
 /// Resolves an operation whose key is an rkey of the device.
@@ -159,7 +161,7 @@ fn resolution(
         There::Unread(block) => return Resolution::Unread(block),
     }
     match resolved.fragment(offset, len) {
-        // with offset addressing, alignment is checked on base plus offset
+        // with offset addressing, base plus offset must be aligned
         Ok(fragment)
             if op.opcode.is_atomic() && !(fragment.last && fragment.addr.is_multiple_of(len)) =>
         {
@@ -184,9 +186,10 @@ fn resolution(
     }
 }
 
-/// As [`resolution`], for an operation that is partly posted and whose remaining bytes are this range of
-/// the region. The range was checked at the start and may have changed since: only the next fragment
-/// is checked here, each later one when it is posted.
+/// As [`resolution`], for an operation that is partly posted and whose remaining bytes are this
+/// range of the region. The whole range was checked when the operation was first posted, and the
+/// region may have changed since: only the next fragment is checked here, and each later one when
+/// it is posted.
 fn rest(resolved: &Resolved, op: &Transmit<'_>, offset: u64, len: u64) -> Resolution {
     if op.is_durable() && resolved.entry.access & access::FLUSH == 0 {
         return Resolution::Refused(FiErrno::EACCES);
@@ -199,7 +202,7 @@ fn rest(resolved: &Resolved, op: &Transmit<'_>, offset: u64, len: u64) -> Resolu
 }
 
 impl<Q: Sq> Initiator<Q> {
-    /// Whether the value cannot be a key of the peer.
+    /// Whether the value cannot be a key of the peer's directory.
     pub(super) fn cannot_be_a_key(&self, key: u64) -> bool {
         !self.application_keys && key >> 48 != kind::HANDLE
     }
@@ -216,7 +219,7 @@ impl<Q: Sq> Initiator<Q> {
             return Some(Resolution::Refused(FiErrno::EKEYREJECTED));
         }
         match &mapped.meaning {
-            // neither these regions nor these endpoints count events
+            // events of such regions and endpoints are not counted
             Meaning::Native(region) => Some(resolution(region, false, op, len, done)),
             Meaning::Key if mapped.key >> 32 == 0 && !self.application_keys => {
                 Some(native(Rkey::new(mapped.key as u32), op, len))
