@@ -8,23 +8,23 @@
 use super::introduction::{INTRODUCTION_SIZE, Introduction, KEYED_SIZE};
 use crate::errno::{FiErrno, Result};
 
-/// Private data of a connection request over an IP address that rdma_cm leaves to its user, in
-/// bytes.
+/// Maximum length in bytes of the private data of a connection request over an IP address, after
+/// the part that rdma_cm uses.
 pub const PRIVATE_DATA_SIZE: usize = 56;
 
-/// The most application data that is taken, in bytes: `FI_OPT_CM_DATA_SIZE`.
+/// Maximum length of application data in bytes: `FI_OPT_CM_DATA_SIZE`.
 pub const CM_DATA_SIZE: usize = MAX_CM_DATA - INTRODUCTION_SIZE;
 
 /// As [`CM_DATA_SIZE`], for an introduction with an authorization key.
 pub const KEYED_CM_DATA_SIZE: usize = MAX_CM_DATA - KEYED_SIZE;
 
-/// The most application data of a peer that sends no introduction, in bytes.
+/// Maximum length in bytes of the application data of a peer that sends no introduction.
 pub const MAX_CM_DATA: usize = PRIVATE_DATA_SIZE - 1;
 
 /// Application data of a connection request, of its acceptance or of its rejection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CmData {
-    /// The length byte, the data and the introduction, as they go over the wire.
+    /// The length byte, the data and the introduction, in the format of the wire.
     bytes: [u8; PRIVATE_DATA_SIZE],
     introduction: Option<Introduction>,
 }
@@ -39,7 +39,7 @@ impl CmData {
     /// From an application's data.
     ///
     /// # Errors
-    /// `EINVAL`: longer than [`CM_DATA_SIZE`], as `fi_connect(3)` asks.
+    /// `EINVAL`: `data` is longer than [`CM_DATA_SIZE`], as `fi_connect(3)` requires.
     pub fn new(data: &[u8]) -> Result<Self> {
         if data.len() > CM_DATA_SIZE {
             return Err(FiErrno::EINVAL);
@@ -47,18 +47,18 @@ impl CmData {
         Ok(Self::clipped(data))
     }
 
-    /// As much of `data` as fits.
+    /// The first [`MAX_CM_DATA`] bytes of `data`.
     fn clipped(data: &[u8]) -> Self {
         let mut this = Self::EMPTY;
         let (length, room) = this.bytes.split_at_mut(1);
         let count = data.len().min(room.len());
         room[..count].copy_from_slice(&data[..count]);
-        // at most MAX_CM_DATA
+        // fits: at most MAX_CM_DATA
         length[0] = count as u8;
         this
     }
 
-    /// The same data with an introduction behind it.
+    /// Appends an introduction to the data.
     pub fn introducing(mut self, introduction: Introduction) -> Self {
         let end = 1 + usize::from(self.bytes[0]);
         let size = introduction.size();

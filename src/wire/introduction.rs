@@ -4,10 +4,10 @@
 use super::records::checksum;
 use crate::verbs::{RemoteAddr, Rkey};
 
-/// Bytes of an introduction without an authorization key.
+/// Size in bytes of an introduction without an authorization key.
 pub const INTRODUCTION_SIZE: usize = 20;
 
-/// Bytes of it if it does.
+/// Size in bytes of an introduction with an authorization key.
 pub const KEYED_SIZE: usize = INTRODUCTION_SIZE + 8;
 
 const MAGIC: [u8; 4] = *b"weft";
@@ -18,7 +18,7 @@ const AUTH_KEY: u8 = 2;
 /// The data that a peer needs before it can use keys of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Introduction {
-    /// Whether all keys of this side are the application's.
+    /// Whether the application chooses all keys of this side.
     pub application_keys: bool,
     /// Address of this side's connection block.
     pub block_addr: RemoteAddr,
@@ -28,7 +28,7 @@ pub struct Introduction {
     pub auth: Option<u64>,
 }
 
-/// The checksum of all bytes except its own two.
+/// The checksum of all bytes except the two of the checksum.
 fn check(bytes: &[u8]) -> [u8; 2] {
     let mut words = [0_u64; 4];
     let others = bytes[..6].iter().chain(&bytes[8..]);
@@ -68,7 +68,8 @@ impl Introduction {
         bytes
     }
 
-    /// `None`: the peer has not introduced itself, or in a version that is not known.
+    /// Decodes an introduction. `None`: the bytes are no introduction, or one of an unknown
+    /// version.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let keyed = bytes.get(5)? & AUTH_KEY != 0;
         let bytes = bytes.get(..if keyed { KEYED_SIZE } else { INTRODUCTION_SIZE })?;

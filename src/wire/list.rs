@@ -1,41 +1,41 @@
 //! Long segment lists: an index of blocks, and blocks of segments. `docs/protocol.md`, "Long
 //! segment lists", has the words.
 //!
-//! The owner rewrites one block where parts have changed, and the index where blocks were added or
+//! The owner rewrites a block if its parts have changed, and the index if blocks were added or
 //! removed. Both begin with the same four words: generation, checksum of all other words, number of
 //! records, and the offset of the first byte. Records of three words follow.
 
 use super::records::{Bad, CHECKSUM_START, Segment, checksum, checksum_on};
 use crate::verbs::{RemoteAddr, Rkey};
 
-/// Words of a block, used or not, and of the first piece of an index. The memory of an index is
-/// never smaller.
+/// Number of words of a block, including unused ones, and of the first read of an index. The memory
+/// of an index has at least this size.
 pub const BLOCK_WORDS: usize = 256;
-/// Words before the records.
+/// Number of words before the records.
 pub const HEAD: usize = 4;
-/// Words of a record.
+/// Number of words of a record.
 const RECORD: usize = 3;
-/// Records of a block, at most.
+/// Maximum number of records of a block.
 pub const MOST_RECORDS: usize = (BLOCK_WORDS - HEAD) / RECORD;
-/// Blocks of a list, at most.
+/// Maximum number of blocks of a list.
 pub const MAX_BLOCKS: usize = 1 << 16;
-/// The index of the checksum.
+/// Index of the checksum's word.
 pub const SUM: usize = 1;
 
 const _: () = assert!((BLOCK_WORDS - HEAD).is_multiple_of(RECORD));
 
-/// Where a block is, and which byte of the region it begins with.
+/// Location of a block, and the first byte of the region that the block describes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Offset in the region.
     pub first: u64,
     /// Address of the block.
     pub addr: RemoteAddr,
-    /// rkey of its memory.
+    /// rkey of the block's memory.
     pub rkey: Rkey,
 }
 
-/// The words of a block or an index.
+/// The encoded words of a block or an index.
 fn encode(generation: u64, first: u64, records: impl Iterator<Item = [u64; RECORD]>) -> Vec<u64> {
     let mut words = vec![generation, 0, 0, first];
     words.extend(records.flatten());
@@ -44,7 +44,7 @@ fn encode(generation: u64, first: u64, records: impl Iterator<Item = [u64; RECOR
     words
 }
 
-/// The checksum of all words but that of the checksum.
+/// The checksum of all words except the checksum's own.
 fn sum(words: &[u64]) -> u64 {
     match words {
         [generation, _, rest @ ..] => checksum_on(checksum(&[*generation]), rest),
@@ -52,18 +52,18 @@ fn sum(words: &[u64]) -> u64 {
     }
 }
 
-/// The words of a block whose first byte is at `first`: at most [`MOST_RECORDS`] segments.
+/// The encoded words of a block whose first byte is at `first`: at most [`MOST_RECORDS`] segments.
 pub fn encode_block(generation: u64, first: u64, segments: &[Segment]) -> Vec<u64> {
     encode(generation, first, segments.iter().map(Segment::words))
 }
 
-/// The words of an index: at most [`MAX_BLOCKS`] places.
+/// The encoded words of an index: at most [`MAX_BLOCKS`] places.
 pub fn encode_index(generation: u64, places: impl Iterator<Item = Place>) -> Vec<u64> {
     let records = places.map(|place| [place.first, place.addr.get(), place.rkey.get().into()]);
     encode(generation, 0, records)
 }
 
-/// A segment, and where in the region it begins.
+/// A segment and its offset in the region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// Offset in the region.
@@ -72,12 +72,11 @@ pub struct Part {
     pub segment: Segment,
 }
 
-/// The parts of the block that covers the bytes from `first` to `end` of a region of this
-/// generation.
+/// Decodes the block that covers the bytes from `first` to `end` of a region of this generation.
 ///
 /// # Errors
-/// Torn: it is being written, or covers other bytes by now. Foreign: an empty segment, or addresses
-/// that overflow.
+/// `Torn`: the owner is writing the block, or it covers other bytes now. `Foreign`: an empty
+/// segment, or addresses that overflow.
 pub fn decode_block(
     words: &[u64],
     generation: u64,
@@ -104,20 +103,20 @@ pub fn decode_block(
         offset = offset.checked_add(segment.len).ok_or(Bad::Foreign)?;
     }
     if offset != end {
-        // the index was read before a neighbour took over bytes of this block
+        // the index was read before the owner moved bytes between this block and the next one
         return Err(Bad::Torn);
     }
     Ok(parts.into_boxed_slice())
 }
 
-/// An index that is read in parts of [`Self::wants`] words. Its memory grows with the words that
-/// were read, not with the length that the peer claims.
+/// Decoder of an index that is read in fragments of [`Self::wants`] words. Its memory grows with
+/// the words that were read, not with the number of blocks in the peer's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexReader {
     generation: u64,
-    /// Bytes of the region.
+    /// Length of the region in bytes.
     len: u64,
-    /// The checksum, from the head of the first part.
+    /// The checksum in the first fragment.
     sum: u64,
     count: usize,
     so_far: u64,
@@ -126,7 +125,7 @@ pub struct IndexReader {
 }
 
 impl IndexReader {
-    /// For a region of this generation and length.
+    /// Creates a decoder for a region of this generation and length.
     pub fn new(generation: u64, len: u64) -> Self {
         Self {
             generation,
@@ -139,12 +138,12 @@ impl IndexReader {
         }
     }
 
-    /// The number of words read: the offset of the next part.
+    /// Number of words read so far, which is the offset of the next fragment.
     pub fn read(&self) -> usize {
         self.read
     }
 
-    /// Words of the next part, 1 to [`BLOCK_WORDS`].
+    /// Number of words of the next fragment, 1 to [`BLOCK_WORDS`].
     pub fn wants(&self) -> usize {
         if self.read == 0 {
             return BLOCK_WORDS;
@@ -153,12 +152,12 @@ impl IndexReader {
         left.clamp(1, BLOCK_WORDS - HEAD)
     }
 
-    /// Consumes the next part. `Some`: the index is complete; its places are in order, the first
-    /// one at 0, and all of them in the region.
+    /// Processes the next fragment. `Some`: the index is complete; its places are in order, the
+    /// first one at 0, and all of them in the region.
     ///
     /// # Errors
-    /// Torn: the index was written meanwhile, or now belongs to another region. Foreign: not a
-    /// valid list.
+    /// `Torn`: the owner has written the index meanwhile, or its memory belongs to another region
+    /// now. `Foreign`: the list is invalid.
     pub fn feed(&mut self, words: &[u64]) -> Result<Option<Vec<Place>>, Bad> {
         let records = if self.read == 0 {
             let [generation, sum, count, first, rest @ ..] = words else {
@@ -219,7 +218,7 @@ mod tests {
         padded.resize(words.len().max(BLOCK_WORDS), 7);
         loop {
             let (at, count) = (reader.read(), reader.wants());
-            // beyond the memory: the peer's device refuses it
+            // the peer's device refuses a read beyond the memory
             let piece = padded.get(at..at + count).ok_or(Bad::Foreign)?;
             if let Some(places) = reader.feed(piece)? {
                 return Ok(places);
@@ -243,7 +242,7 @@ mod tests {
             if !torn {
                 prop_assert_eq!(found, Ok(places));
             } else if at == 2 {
-                // a number of blocks that no owner writes into this memory
+                // a number of blocks that does not fit this memory
                 prop_assert!(found.is_err());
             } else {
                 prop_assert_eq!(found, Err(Bad::Torn));

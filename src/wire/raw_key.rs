@@ -3,16 +3,16 @@
 use super::records::{Bad, Entry, MAX_SEGMENTS, RECORD_SIZE, Segment, WORDS, checksum};
 
 const MAGIC: u64 = 0x0001_7761_7274_6677;
-/// The bits of that which every version has.
+/// The bits of [`MAGIC`] that are the same in every version.
 const SIGNATURE: u64 = 0xffff_ffff_ffff;
-/// Words before the segments: magic, domain, size, the entry.
+/// Number of words before the segments: magic, domain, flags, the entry.
 const HEAD: usize = 3 + WORDS;
 
-/// Bytes of the longest raw key.
+/// Size of the longest raw key in bytes.
 pub const MAX_RAW_KEY_SIZE: usize = (HEAD + 3 * MAX_SEGMENTS + 1) * 8;
 const _: () = assert!(MAX_RAW_KEY_SIZE == 24 + RECORD_SIZE + 24 * MAX_SEGMENTS + 8);
 
-/// Bytes of a raw key that is the key itself: of forms without `FI_MR_RAW`.
+/// Size in bytes of a raw key that is the key itself, in forms without `FI_MR_RAW`.
 pub const KEY_SIZE: usize = 8;
 
 /// The raw key that is the key itself.
@@ -20,28 +20,30 @@ pub fn encode_short(key: u64) -> [u8; KEY_SIZE] {
     key.to_le_bytes()
 }
 
-/// The short key at the start of these bytes. `None`: a record of any version, or too few bytes.
+/// Decodes the short key at the start of these bytes. `None`: the bytes are a record of any
+/// version, or too few.
 pub fn decode_short(bytes: &[u8]) -> Option<u64> {
     let key = u64::from_le_bytes(*bytes.first_chunk::<KEY_SIZE>()?);
     ((key ^ MAGIC) & SIGNATURE != 0).then_some(key)
 }
 
-/// A region, as its owner describes it to its peers.
+/// The description of a region that its owner passes to its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawKey {
-    /// Number of the domain whose directory has the region.
+    /// Number of the domain whose directory contains the region.
     pub domain: u64,
-    /// Whether the directory has the region, under the entry's key; else that key is the device's
-    /// rkey.
+    /// Whether the directory contains the region under the entry's key. Otherwise the entry's key
+    /// is the device's rkey.
     pub published: bool,
-    /// The region. Of several buffers, its address and rkey mean nothing: the segments have them.
+    /// The region's record. If the region has several buffers, the segments have the addresses and
+    /// rkeys, and those of the record are not used.
     pub entry: Entry,
-    /// Its buffers, if there are several.
+    /// The region's buffers, if it has several.
     pub segments: Vec<Segment>,
 }
 
 impl RawKey {
-    /// The bytes.
+    /// The encoded bytes.
     pub fn encode(&self) -> Vec<u8> {
         let flags = u64::from(self.published);
         let mut words = vec![MAGIC, self.domain, flags];
@@ -51,10 +53,11 @@ impl RawKey {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Decodes bytes that the application passes. Bytes after the key are ignored.
+    /// Decodes bytes that the application passes; ignores bytes after the key.
     ///
     /// # Errors
-    /// Torn: truncated or modified. Foreign: of another version, or with impossible values.
+    /// `Torn`: the key is truncated or modified. `Foreign`: the key has another version or invalid
+    /// values.
     pub fn decode(bytes: &[u8]) -> Result<Self, Bad> {
         let chunks = bytes.as_chunks::<8>().0.iter();
         let words: Vec<u64> = chunks.map(|chunk| u64::from_le_bytes(*chunk)).collect();

@@ -1,28 +1,28 @@
-//! Records that peers read out of each other's memory: connection blocks, directory headers,
-//! entries, segment lists. `docs/protocol.md`, "The key directory", has the words.
+//! Records that peers read from each other's memory: connection blocks, directory headers, entries,
+//! segment lists. `docs/protocol.md`, "The key directory", has the words.
 //!
 //! A record is a slice of little-endian words as they lie in memory. A peer's record is decoded
-//! once, here; nothing may be assumed of it beyond the checks of the decoder.
+//! once, here. A decoded record has only the properties that its decoder checks.
 
 use crate::verbs::{RemoteAddr, Rkey};
 
-/// Words of a connection block, a header or an entry.
+/// Number of words of a connection block, a header or an entry.
 pub const WORDS: usize = 8;
-/// Bytes of one.
+/// Size of such a record in bytes.
 pub const RECORD_SIZE: usize = WORDS * 8;
-/// Buffers of a region, at most.
+/// Maximum number of buffers of a region.
 pub const MAX_SEGMENTS: usize = 8;
-/// Words of the longest segment list: generation, segments, checksum.
+/// Number of words of the longest segment list: generation, segments, checksum.
 pub const MAX_LIST_WORDS: usize = 2 + 3 * MAX_SEGMENTS;
 
 const HEADER_MAGIC: u64 = 0x0001_7269_6474_6677;
 
-/// The checksum of a record's words: against torn reads, not against malice.
+/// The checksum of a record's words. It detects torn reads, not forged records.
 pub fn checksum(words: &[u64]) -> u64 {
     checksum_on(CHECKSUM_START, words)
 }
 
-/// The checksum of no words.
+/// The checksum of an empty sequence of words.
 pub const CHECKSUM_START: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Continues a checksum over further words.
@@ -47,7 +47,7 @@ fn sealed(mut words: [u64; WORDS]) -> [u64; WORDS] {
     words
 }
 
-/// The low half of a word, where rkeys are.
+/// The low 32 bits of a word, which contain an rkey.
 fn low(word: u64) -> Rkey {
     Rkey::new(word as u32)
 }
@@ -57,38 +57,40 @@ fn low(word: u64) -> Rkey {
 pub struct Block {
     /// Address of the directory's header; 0 until one is published.
     pub header_addr: RemoteAddr,
-    /// rkey of that header.
+    /// rkey of the header.
     pub header_rkey: Rkey,
     /// Address of the event cell that counts every operation of this connection; 0: not counted.
     pub cell: RemoteAddr,
 }
 
 impl Block {
-    /// The index of the word that the peer writes its count of revocations to.
+    /// Index of the word to which the peer writes the revocation count of its directory.
     pub const REVISION: usize = 0;
-    /// The index of the word that the peer acknowledges in.
+    /// Index of the word in which the peer acknowledges revocations.
     pub const ACKNOWLEDGED: usize = 1;
-    /// The index of the word in which the owner publishes how many of the peer's revocations it has
+    /// Index of the word in which the owner publishes how many of the peer's revocations it has
     /// settled.
     pub const SETTLED: usize = 6;
-    /// Value of that word while the owner holds no keys; 0 before its first lookup.
+    /// Value of the word at [`Self::SETTLED`] while the owner holds no keys; 0 before its first
+    /// look-up.
     pub const HOLDS_NONE: u64 = 1;
-    /// Once the owner has acted upon a count of revocations, the word is that count plus this.
+    /// After the owner has settled a revocation count, the word at [`Self::SETTLED`] is that count
+    /// plus this constant.
     pub const SETTLED_COUNT: u64 = 2;
-    /// The index of the first of the owner's words.
+    /// Index of the first word that the owner writes.
     pub const OWNERS: usize = 2;
 
-    /// The owner's words: from [`Self::OWNERS`] to the end.
+    /// The words that the owner writes, from [`Self::OWNERS`] to the end.
     pub fn encode(self) -> [u64; WORDS - Self::OWNERS] {
         let (addr, rkey) = (self.header_addr.get(), u64::from(self.header_rkey.get()));
         let cell = self.cell.get();
         [addr, rkey, 0, cell, 0, checksum(&[addr, rkey, cell])]
     }
 
-    /// `None`: the block was read during a write.
+    /// Decodes a block. `None`: the block was read during a write.
     pub fn decode(words: &[u64; WORDS]) -> Option<Self> {
         let [_, _, addr, rkey, _, cell, _, sum] = *words;
-        // as an entry's: atomics go to words
+        // the cell must be aligned, because atomics need aligned words
         let whole = sum == checksum(&[addr, rkey, cell]) && cell.is_multiple_of(8);
         whole.then_some(Self {
             header_addr: RemoteAddr::new(addr),
@@ -105,11 +107,11 @@ pub struct Header {
     pub table_addr: RemoteAddr,
     /// rkey of the table.
     pub table_rkey: Rkey,
-    /// Base-2 logarithm of its home slots, 1 to 40.
+    /// Base-2 logarithm of the table's home slots, 1 to 40.
     pub log2: u32,
-    /// Number of times that entries have changed their places.
+    /// Number of times that entries have moved to another slot or table.
     pub moves: u64,
-    /// Number of keys that were revoked.
+    /// Revocation count: number of entries that were withdrawn or replaced.
     pub revocations: u64,
     /// rkey of the event cells.
     pub cells_rkey: Rkey,
@@ -118,7 +120,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// The words.
+    /// The encoded words.
     pub fn encode(&self) -> [u64; WORDS] {
         sealed([
             HEADER_MAGIC,
@@ -154,12 +156,12 @@ impl Header {
     }
 }
 
-/// Why a record is of no use.
+/// Reason why a record cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bad {
-    /// It was read while it was written: read it again.
+    /// The record was read while the owner wrote it, or has changed: it must be read again.
     Torn,
-    /// The record has values that this version does not define, or that are impossible.
+    /// The record has values that are invalid or that this version does not define.
     Foreign,
 }
 
@@ -183,43 +185,44 @@ const ONCE: u64 = 1 << 41;
 pub struct Entry {
     /// The key.
     pub key: u64,
-    /// Address of the first byte as the rkey counts, or of the segment list.
+    /// Address of the first byte in the address space of the rkey, or of the segment list.
     pub addr: RemoteAddr,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// rkey of the buffer, or of the segment list.
     pub rkey: Rkey,
-    /// Of [`access`].
+    /// Access rights of peers: bits of [`access`].
     pub access: u8,
-    /// Number of segments; 0: one buffer, and no list; [`Self::LONG`]: a list in blocks
-    /// (`wire/list.rs`).
+    /// Number of segments in the list; 0: one buffer without a list; [`Self::LONG`]: a list in
+    /// blocks (`wire/list.rs`).
     pub segments: u16,
-    /// Whether it may be accessed once only. It has a list then, with a claim behind it.
+    /// Whether only one access is permitted. The region then has a list, followed by the claim
+    /// word.
     pub once: bool,
-    /// Of this registration: no two of a domain have the same.
+    /// Generation of the region, unique in its domain.
     pub generation: u64,
-    /// By which address applications call the first byte.
+    /// Address by which applications address the first byte.
     pub start: u64,
     /// Address of the event cell; 0: events are not counted.
     pub cell: RemoteAddr,
 }
 
 impl Entry {
-    /// In the place of the number of segments: `addr` and `rkey` are those of a long list's index.
+    /// Value of [`Self::segments`] for a long list, whose index is at `addr` with `rkey`.
     pub const LONG: u16 = u16::MAX;
 
-    /// Whether its parts are in a long list.
+    /// Whether the region's parts are in a long list.
     pub fn is_long(&self) -> bool {
         self.segments == Self::LONG
     }
 
-    /// Where its list of segments has the claim, if it may be accessed once only.
+    /// Address of the claim word behind the segment list of a single-use region.
     pub fn claim_addr(&self) -> RemoteAddr {
         let words = 2 + 3 * u64::from(self.segments);
         self.addr.wrapping_add(words * 8)
     }
 
-    /// The words.
+    /// The encoded words.
     pub fn encode(&self) -> [u64; WORDS] {
         let mut bits = u64::from(self.rkey.get()) | u64::from(self.access) << 32;
         if self.segments != 0 {
@@ -240,11 +243,11 @@ impl Entry {
         ])
     }
 
-    /// `Ok(None)`: the place is free.
+    /// Decodes an entry. `Ok(None)`: the slot is free.
     ///
     /// # Errors
-    /// See [`Bad`]. An entry whose addresses or lengths overflow, or whose event cell is not
-    /// aligned, is foreign.
+    /// See [`Bad`]. `Foreign` also if addresses or lengths overflow, or the event cell is not
+    /// aligned.
     pub fn decode(words: &[u64; WORDS]) -> Result<Option<Self>, Bad> {
         if *words == [0; WORDS] {
             return Ok(None);
@@ -283,23 +286,23 @@ impl Entry {
     }
 }
 
-/// One buffer of a region of several.
+/// A part of a region, in one registration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// Address of its first byte, as the rkey counts.
+    /// Address of the first byte in the address space of the rkey.
     pub addr: RemoteAddr,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// rkey of it.
+    /// rkey of the registration.
     pub rkey: Rkey,
-    /// Whether nothing is there: it can't be accessed.
+    /// Whether the memory is absent and cannot be accessed.
     pub absent: bool,
 }
 
 const ABSENT: u64 = 1 << 32;
 
 impl Segment {
-    /// Its three words.
+    /// The three encoded words.
     pub fn words(&self) -> [u64; 3] {
         let absent = if self.absent { ABSENT } else { 0 };
         [
@@ -309,7 +312,7 @@ impl Segment {
         ]
     }
 
-    /// The segment of three words, unchecked.
+    /// Decodes three words without a check.
     pub fn of(words: &[u64; 3]) -> Self {
         Self {
             addr: RemoteAddr::new(words[0]),
@@ -324,10 +327,10 @@ impl Segment {
         words.extend(segments.iter().flat_map(Self::words));
     }
 
-    /// The segments of as many words as they take.
+    /// Decodes all segments in `words`.
     ///
     /// # Errors
-    /// Foreign: addresses overflow, or the lengths don't add up to `total`.
+    /// `Foreign`: addresses overflow, or the sum of the lengths is not `total`.
     pub fn decode_all(words: &[u64], total: u64) -> Result<Vec<Self>, Bad> {
         let mut sum = 0_u64;
         let mut segments = Vec::new();
@@ -344,7 +347,7 @@ impl Segment {
         Ok(segments)
     }
 
-    /// The words of a segment list.
+    /// The encoded words of a segment list.
     pub fn encode_list(generation: u64, segments: &[Self]) -> Vec<u64> {
         let mut words = vec![generation];
         Self::encode_all(segments, &mut words);
@@ -352,10 +355,11 @@ impl Segment {
         words
     }
 
-    /// The list that belongs to `entry`.
+    /// Decodes the list of `entry`.
     ///
     /// # Errors
-    /// See [`Bad`]. One of another generation is torn: the entry has gone meanwhile.
+    /// See [`Bad`]. `Torn` also if the list has another generation, because the entry was removed
+    /// meanwhile.
     pub fn decode_list(words: &[u64], entry: &Entry) -> Result<Vec<Self>, Bad> {
         if !is_whole(words) || words[0] != entry.generation {
             return Err(Bad::Torn);
@@ -368,7 +372,7 @@ impl Segment {
 mod tests {
     use super::*;
 
-    /// Numbers without a pattern.
+    /// Pseudo-random numbers.
     fn numbers(seed: u64) -> impl FnMut() -> u64 {
         let mut state = seed;
         move || {
@@ -417,7 +421,7 @@ mod tests {
         assert_eq!(Entry::decode(&[0; WORDS]), Ok(None));
     }
 
-    /// Every mixture of two states of a place is noticed, free ones included.
+    /// The decoder detects every mixture of two states of a slot, including the free state.
     #[test]
     fn a_torn_entry_is_noticed() {
         let mut next = numbers(2);
@@ -453,7 +457,7 @@ mod tests {
             assert_eq!(Block::decode(&words), None);
             words[7] = checksum(&words[..7]);
             if let Ok(Some(entry)) = Entry::decode(&words) {
-                // what is believed does not overflow
+                // an accepted record does not overflow
                 assert!(entry.start.checked_add(entry.len).is_some());
                 assert!(usize::from(entry.segments) <= MAX_SEGMENTS || entry.is_long());
             }
