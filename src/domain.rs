@@ -15,35 +15,35 @@ use crate::verbs::{Device, Pd};
 /// Parameters of a domain.
 #[derive(Clone, Debug, Default)]
 pub struct DomainConfig {
-    /// Parameters of its connections.
+    /// Parameters of the domain's connections.
     pub tuning: Tuning,
-    /// Parameters of its memory regions.
+    /// Parameters of the domain's memory regions.
     pub mr: MrConfig,
     /// Period after which a connected endpoint probes a silent peer: `None` for the engine's
     /// choice, zero for never.
     pub keepalive: Option<Duration>,
 }
 
-/// An opened device with its protection domain. Endpoints are made in it and hold it; regions and
-/// queues hold the part of it that they use.
+/// An opened device with its protection domain. Endpoints hold a reference to the domain; regions
+/// and queues hold the part that they use.
 #[derive(Debug)]
 pub struct Domain {
     tuning: Tuning,
     max_msg_size: usize,
     mr: Arc<MrDomain>,
     queues: Arc<QueueDomain>,
-    /// Weak, as unread events may hold objects that hold the domain.
+    /// Weak, because unread events may hold objects that hold the domain.
     eq: OnceLock<Weak<EventQueue>>,
     shared: SharedIds,
 }
 
 impl Domain {
-    /// Opens a domain. Allocates the protection domain on the device's context that the
-    /// connection manager uses too.
+    /// Opens a domain. Allocates the protection domain on the connection manager's context of the
+    /// device.
     ///
     /// # Errors
-    /// Those of `ibv_alloc_pd(3)`, usually `ENOMEM`. `EMFILE`. `EINVAL`: tuning that verbs does not
-    /// have.
+    /// Those of `ibv_alloc_pd(3)`, usually `ENOMEM`. `EMFILE`. `EINVAL`: the tuning is out of
+    /// range.
     pub fn open(device: &Arc<Device>, config: DomainConfig) -> Result<Arc<Self>> {
         config.tuning.check()?;
         let pd = Pd::alloc(device)?;
@@ -61,8 +61,8 @@ impl Domain {
         }))
     }
 
-    /// Sets the event queue of endpoints that are enabled without one of their own (`fi_domain(3)`,
-    /// `fi_domain_bind`). The domain does not keep it alive. Thread safe.
+    /// Sets the event queue of endpoints that are enabled without their own (`fi_domain(3)`,
+    /// `fi_domain_bind`). The domain holds a weak reference. Thread safe.
     ///
     /// # Errors
     /// `EINVAL`: the domain has an event queue already.
@@ -71,12 +71,12 @@ impl Domain {
         bound.map_err(|_| FiErrno::EINVAL)
     }
 
-    /// That queue, while it lives.
+    /// The event queue, if it still exists.
     pub(crate) fn eq(&self) -> Option<Arc<EventQueue>> {
         self.eq.get().and_then(Weak::upgrade)
     }
 
-    /// The longest message or RMA operation, in bytes.
+    /// Maximum length of a message or RMA operation in bytes.
     pub fn max_msg_size(&self) -> usize {
         self.max_msg_size
     }
@@ -101,12 +101,12 @@ impl Domain {
         &self.queues
     }
 
-    /// The identities of its shared receive contexts.
+    /// The identities of the domain's shared receive contexts.
     pub(crate) fn shared_ids(&self) -> &SharedIds {
         &self.shared
     }
 
-    /// The parameters of its connections.
+    /// The parameters of the domain's connections.
     pub(crate) fn tuning(&self) -> &Tuning {
         &self.tuning
     }

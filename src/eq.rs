@@ -2,7 +2,8 @@
 //!
 //! An event queue receives the results of the connections that are bound to it ([`CmSink`]). A
 //! thread that reads the queue drives the connection manager: it takes events from the channels of
-//! the queue's [`Dispatcher`], which passes each to its endpoint, and that reports the result here.
+//! the queue's [`Dispatcher`], which passes each event to its endpoint; the endpoint reports the
+//! result here.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -22,7 +23,7 @@ use crate::wire::cm_data::CmData;
 /// Parameters of an event queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EqConfig {
-    /// How it can be waited on.
+    /// The kind of the queue's wait object.
     pub wait: WaitKind,
 }
 
@@ -33,9 +34,9 @@ pub enum Event {
     ConnReq {
         /// The passive endpoint.
         pep: Token,
-        /// The request, taken when the event is consumed; dropping it rejects the connection.
+        /// The request. The reader takes it; dropping an untaken request rejects the connection.
         request: Option<ConnectRequest>,
-        /// Data of the application at the peer.
+        /// Data of the peer's application.
         data: CmData,
         /// For the provider: the object that an earlier peek built from the request.
         attachment: Option<Box<dyn Any + Send>>,
@@ -44,7 +45,7 @@ pub enum Event {
     Connected {
         /// The endpoint.
         ep: Token,
-        /// Data that the peer accepted with, on the side that connected.
+        /// On the dialling side: data of the peer's acceptance.
         data: CmData,
     },
     /// A connection has ended (`FI_SHUTDOWN`): once per connection, after its operations were
@@ -53,11 +54,11 @@ pub enum Event {
         /// The endpoint.
         ep: Token,
     },
-    /// Written by the application, or by the provider for operations of its own.
+    /// An event that the application, or the provider for its own operations, has written.
     User {
         /// The number of the event.
         event: u32,
-        /// Its content.
+        /// The event's content.
         bytes: Box<[u8]>,
         /// The object of the event: closing that object removes the event.
         owner: Token,
@@ -74,16 +75,16 @@ impl Event {
     }
 }
 
-/// An event that is an error.
+/// An error event.
 #[derive(Clone, Debug)]
 pub struct EqError {
     /// The object of the event.
     pub owner: Token,
-    /// The reason in libfabric's terms.
+    /// The reason as libfabric's errno.
     pub err: FiErrno,
-    /// The reason in the connection manager's: the `status` of its event, made positive.
+    /// The reason as the connection manager's status, made positive.
     pub prov_errno: i32,
-    /// Data that the peer rejected with.
+    /// Data of the peer's rejection.
     pub data: CmData,
     /// `data` of `fi_eq_err_entry`: for operations of the provider.
     pub context: usize,
@@ -103,11 +104,11 @@ impl Item {
     }
 }
 
-/// An event queue. Reading it makes the connection manager's progress. Thread safe.
+/// An event queue. Reading it drives the connection manager. Thread safe.
 pub struct EventQueue {
     kind: WaitKind,
     dispatcher: Dispatcher,
-    /// The innermost of all locks.
+    /// The last lock of the lock order (`docs/locking.md`).
     fifo: Mutex<VecDeque<Item>>,
 }
 
@@ -134,8 +135,8 @@ impl EventQueue {
     /// Never blocks. `take` runs with the queue's lock held and must not call the engine.
     ///
     /// # Errors
-    /// - `EAGAIN`: there is none.
-    /// - `EAVAIL`: an error comes first: [`Self::read_error`] has it.
+    /// - `EAGAIN`: the queue is empty.
+    /// - `EAVAIL`: the first event is an error, which [`Self::read_error`] returns.
     /// - Those of `take`, for instance `ETOOSMALL`.
     pub fn read<R>(&self, peek: bool, take: impl FnOnce(&mut Event) -> Result<R>) -> Result<R> {
         let mut fifo = self.fifo.lock();
@@ -167,7 +168,7 @@ impl EventQueue {
             self.dispatcher.wait().clear();
         }
         drop(fifo);
-        // dropping an untaken request rejects it; that must not happen under the lock
+        // dropping an untaken request rejects it, which must not be done under the lock
         drop(taken);
         Ok(result)
     }
@@ -175,7 +176,7 @@ impl EventQueue {
     /// Takes the error that [`Self::read`] stopped at. Never blocks.
     ///
     /// # Errors
-    /// `EAGAIN`: no error comes first.
+    /// `EAGAIN`: the first event is not an error.
     pub fn read_error(&self) -> Result<EqError> {
         let mut fifo = self.fifo.lock();
         match fifo.pop_front() {
@@ -212,7 +213,7 @@ impl EventQueue {
         loop {
             let result = self.read(peek, |event| match take.take() {
                 Some(take) => take(event),
-                // only a successful or failing call of `take` gets here, and both return
+                // cannot be reached: a call of `take`, successful or not, ends the loop
                 None => Err(FiErrno::EAGAIN),
             });
             match result {
@@ -265,14 +266,15 @@ impl EventQueue {
                 self.dispatcher.wait().clear();
             }
         }
-        // dropping requests rejects them: not under the lock
+        // dropping a request rejects it, which must not be done under the lock
         drop(gone);
     }
 
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
     ///
     /// # Errors
-    /// `EAGAIN`: there is something to read; don't wait. `EINVAL`: no wait object.
+    /// `EAGAIN`: the queue has an event; the caller reads it instead of waiting. `EINVAL`: no wait
+    /// object.
     pub fn trywait(&self) -> Result<()> {
         if self.kind == WaitKind::None {
             return Err(FiErrno::EINVAL);
@@ -284,13 +286,12 @@ impl EventQueue {
         }
     }
 
-    /// The descriptor to poll for reading, if the queue has a wait object. It belongs to the
-    /// queue.
+    /// The descriptor to poll for reading, if the queue has a wait object. The queue owns it.
     pub fn fd(&self) -> Option<RawFd> {
         (self.kind != WaitKind::None).then(|| self.dispatcher.wait().fd())
     }
 
-    /// How it can be waited on.
+    /// The kind of the queue's wait object.
     pub fn wait_kind(&self) -> WaitKind {
         self.kind
     }
@@ -309,7 +310,7 @@ impl EventQueue {
         self.dispatcher.wait().wake();
     }
 
-    /// Takes events of the connection manager until one has made an event of this queue.
+    /// Takes events of the connection manager until this queue has an event, or none is left.
     fn progress(&self) {
         self.dispatcher.progress(|| !self.fifo.lock().is_empty());
     }

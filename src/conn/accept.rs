@@ -5,9 +5,9 @@ use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 
 impl Connection {
-    /// Starts to accept. The owner then prepares everything that an arriving message needs, and
-    /// calls [`Self::accept`] without giving its lock back: the peer may send as soon as it has the
-    /// reply.
+    /// Begins to accept. The owner then prepares the objects that an arriving message needs, and
+    /// calls [`Self::accept`] without releasing its lock, because the peer may send as soon as it
+    /// has received the reply.
     ///
     /// # Errors
     /// `EOPBADSTATE`: in another state than [`State::Enabled`].
@@ -23,7 +23,7 @@ impl Connection {
     /// [`Owner::established`](super::Owner::established) is next.
     ///
     /// # Errors
-    /// The connection manager's, for instance when the peer has gone: the connection has ended.
+    /// The connection manager's, for instance because the peer has ended the connection.
     pub(crate) fn accept(&self, side: &Side, private_data: &[u8]) -> Result<()> {
         let id = side.id()?;
         // the dialling side sets the traffic class earlier, for its route
@@ -34,7 +34,7 @@ impl Connection {
             info_log!(EpCtrl, "rdma_accept: {error}");
             self.state.set(State::Disconnected);
         })?;
-        // fails if another thread has already ended the connection; that state stays
+        // no effect if another thread has ended the connection meanwhile
         self.state.change(State::Accepting, State::Accepted);
         Ok(())
     }
@@ -42,14 +42,14 @@ impl Connection {
     /// Rejects the request instead of accepting it.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: answered already, or closed.
+    /// `EOPBADSTATE`: the request is answered, or the connection is closed.
     pub(crate) fn refuse(&self, side: &Side, private_data: &[u8]) -> Result<()> {
         let early = |from| self.state.change(from, State::Disconnected);
         if !early(State::Idle) && !early(State::Enabled) {
             return Err(FiErrno::EOPBADSTATE);
         }
         if let Some(id) = &side.id {
-            // the peer may have gone already
+            // an error is ignored: the peer may have ended the connection
             let _ = id.reject(private_data);
         }
         Ok(())

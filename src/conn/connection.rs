@@ -1,4 +1,4 @@
-//! One side of a connection: its state, and the order of its steps.
+//! One side of a connection: its state and the order of its steps.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
@@ -10,8 +10,8 @@ use crate::log::{info_log, warn_log};
 use crate::queue::keepalive::Keepalive;
 use crate::verbs::{CmEvent, CmEventKind, CmId, Device, PrivateData, Qp};
 
-/// The owner of a connection: has the queue pair, and takes part in the steps that need it. The
-/// calls come from [`Connection::advance`], with the dispatcher's lock held.
+/// The owner of a connection has the queue pair, and performs the steps that need it. The calls
+/// come from [`Connection::advance`], with the dispatcher's lock held.
 pub(crate) trait Owner {
     /// The peer's address is resolved. The owner creates its queue pair on the identifier, which
     /// has a device now, and continues with [`Connection::resolve_route`].
@@ -34,7 +34,7 @@ pub(crate) trait Owner {
     /// error.
     fn established(&self, private_data: &PrivateData) -> Result<()>;
 
-    /// The state is [`State::Connected`], and the result is reported.
+    /// Called after the state has changed to [`State::Connected`] and the result was reported.
     fn connected(&self) {}
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// A side that will dial, or that will accept the request which `id` came with.
+    /// A side that will dial or, with the identifier of a request, accept that request.
     pub(crate) fn new(id: Option<CmId>, src: Option<SocketAddr>, dst: Option<SocketAddr>) -> Self {
         Self {
             passive: id.is_some(),
@@ -63,7 +63,7 @@ impl Side {
     }
 
     /// # Errors
-    /// `EOPBADSTATE`: there is none, before binding and after closing.
+    /// `EOPBADSTATE`: the side has no identifier, before binding or after closing.
     pub(crate) fn id(&self) -> Result<&Arc<CmId>> {
         self.id.as_ref().ok_or(FiErrno::EOPBADSTATE)
     }
@@ -76,8 +76,8 @@ struct Bound {
     target: Weak<dyn CmTarget>,
 }
 
-/// One side of a connection, apart from what the lock of its owner protects ([`Side`]). The calls
-/// that take a side are made with that lock held.
+/// One side of a connection, except the state that the lock of its owner protects ([`Side`]). A
+/// caller that passes a side holds that lock.
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// Read by every post.
@@ -85,12 +85,12 @@ pub(crate) struct Connection {
     pub(super) device: Arc<Device>,
     pub(super) tuning: Tuning,
     token: Token,
-    /// Set when a sink is bound, never changed.
+    /// Set once, when a sink is bound.
     bound: OnceLock<Bound>,
 }
 
 impl Connection {
-    /// `token` names the connection in reports.
+    /// `token` identifies the connection in reports.
     pub(crate) fn new(device: &Arc<Device>, tuning: Tuning, token: Token) -> Self {
         Self {
             state: AtomicState::new(State::Idle),
@@ -102,11 +102,12 @@ impl Connection {
     }
 
     /// Binds the receiver of the results, and creates or migrates the identifier on the channel of
-    /// its dispatcher, to which `registry` belongs. A thread that sleeps on the dispatcher wakes
-    /// for `keepalive`.
+    /// its dispatcher, to which `registry` belongs. `keepalive` wakes the threads that sleep on the
+    /// dispatcher.
     ///
     /// # Errors
-    /// `EINVAL`: one is bound. `EOPBADSTATE`: enabled already. Those of the connection manager.
+    /// `EINVAL`: a sink is bound already. `EOPBADSTATE`: the connection is enabled. Others: the
+    /// connection manager's.
     pub(crate) fn bind(
         &self,
         side: &mut Side,
@@ -134,22 +135,22 @@ impl Connection {
         };
         registry.insert(id.object(), Weak::clone(&target));
         side.id = Some(id);
-        // cannot fail: the lock is held since the check above
+        // cannot fail: the lock has been held since the check above
         let _ = self.bound.set(Bound { sink, target });
         Ok(())
     }
 
-    /// Whether there is a receiver of the results.
+    /// Whether a receiver of the results is bound.
     pub(crate) fn is_bound(&self) -> bool {
         self.bound.get().is_some()
     }
 
-    /// That receiver.
+    /// The bound receiver of the results.
     pub(crate) fn sink(&self) -> Option<&Arc<dyn CmSink>> {
         self.bound.get().map(|bound| &bound.sink)
     }
 
-    /// Takes the step that an event of the identifier asks for.
+    /// Performs the step for an event of the identifier.
     pub(crate) fn advance(&self, owner: &impl Owner, event: &CmEvent) {
         let result = match event.kind {
             CmEventKind::AddrResolved => owner.addr_resolved(),
@@ -200,7 +201,7 @@ impl Connection {
         }
     }
 
-    /// Reports that the connection could not be established, once.
+    /// Reports, at most once, that the connection could not be established.
     fn fail(&self, err: FiErrno, event: &CmEvent) {
         let failed = [
             State::Connecting,
@@ -248,8 +249,8 @@ impl Connection {
     }
 }
 
-/// The errno for an unreachable peer. The connection manager's status is a positive errno here,
-/// except that some versions report the kernel's own reason codes.
+/// The errno for an unreachable peer. The connection manager's status is a positive errno, or, in
+/// some versions, a reason code of the kernel.
 fn unreachable_errno(status: i32) -> FiErrno {
     match status {
         libc::EHOSTUNREACH

@@ -1,7 +1,7 @@
 //! Event channels of the connection manager, and the objects that receive their events.
 //!
-//! A dispatcher has one event channel per backend in use. It also wakes its thread for asynchronous
-//! events of the devices and for the keepalive of the domains that its connections are in.
+//! A dispatcher has one event channel per backend in use. It also wakes the threads that sleep on
+//! it for asynchronous events of the devices and for the keepalive of its connections' domains.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -16,10 +16,10 @@ use crate::queue::WaitSet;
 use crate::queue::keepalive::Keepalive;
 use crate::verbs::{CmEvent, Device, EventChannel};
 
-/// An object that receives the events of an identifier. Dropping the last reference to one must
-/// acquire no lock.
+/// An object that receives the events of an identifier. Dropping the last reference must acquire no
+/// lock.
 pub(crate) trait CmTarget: Send + Sync {
-    /// An event of its identifier. Called with the dispatcher's lock held.
+    /// Processes an event of its identifier. Called with the dispatcher's lock held.
     fn cm_event(&self, event: CmEvent);
     /// Called before the end of the connection is passed to an application, without a lock: moves
     /// the completions of the endpoint's outstanding requests to the completion queues.
@@ -37,7 +37,7 @@ struct Connections {
 /// Takes the events of identifiers and passes them to their targets. Thread safe.
 pub(crate) struct Dispatcher {
     wait: WaitSet,
-    /// Held while events of the connection manager are taken and acted on.
+    /// Held while events of the connection manager are taken and processed.
     connections: Mutex<Connections>,
 }
 
@@ -47,16 +47,16 @@ impl std::fmt::Debug for Dispatcher {
     }
 }
 
-/// The right to change which identifiers a dispatcher serves. While it is held no event is
-/// dispatched.
+/// Access to the identifiers that a dispatcher serves. While a thread holds it, no event of the
+/// connection manager is dispatched.
 pub(crate) struct Registry<'a> {
     connections: MutexGuard<'a, Connections>,
     wait: &'a WaitSet,
 }
 
 impl Registry<'_> {
-    /// The channel for identifiers of this device's backend; asynchronous events of the device
-    /// are taken by the dispatcher from now on.
+    /// The channel for identifiers of this device's backend; the dispatcher also takes the
+    /// asynchronous events of the device afterwards.
     pub(crate) fn channel(&mut self, device: &Arc<Device>) -> Result<Arc<EventChannel>> {
         if !self
             .connections
@@ -70,7 +70,8 @@ impl Registry<'_> {
         self.backend_channel(device.backend())
     }
 
-    /// From now on, a thread that sleeps on the dispatcher also wakes to probe silent peers.
+    /// Adds a keepalive, which wakes the threads that sleep on the dispatcher to probe silent
+    /// peers.
     pub(crate) fn watch(&mut self, keepalive: &Arc<Keepalive>) -> Result<()> {
         let known = &mut self.connections.keepalives;
         known.retain(|k| k.strong_count() != 0);
@@ -96,12 +97,12 @@ impl Registry<'_> {
         Ok(channel)
     }
 
-    /// Events of this identifier go to `target` from now on.
+    /// Sets the target of the identifier's events.
     pub(crate) fn insert(&mut self, object: usize, target: Weak<dyn CmTarget>) {
         self.connections.targets.insert(object, target);
     }
 
-    /// Events of this identifier are discarded from now on.
+    /// Removes the identifier's target: its later events are discarded.
     pub(crate) fn remove(&mut self, object: usize) {
         self.connections.targets.remove(&object);
     }
@@ -117,7 +118,8 @@ impl Dispatcher {
         })
     }
 
-    /// Readable when there is an event to take; its owner wakes sleeping threads with it too.
+    /// The wait object: readable when an event can be taken, and when the dispatcher's owner wakes
+    /// the sleeping threads.
     pub(crate) fn wait(&self) -> &WaitSet {
         &self.wait
     }
@@ -129,8 +131,8 @@ impl Dispatcher {
         }
     }
 
-    /// Takes events and passes each to its target, until there is none, or `enough` after one.
-    /// Never blocks, except for a target's step.
+    /// Takes events and passes each to its target, until none is left or `enough` returns true
+    /// after an event. Does not block itself; a target's step may.
     pub(crate) fn progress(&self, enough: impl Fn() -> bool) {
         if !self.wait.is_ready() {
             return;
@@ -170,9 +172,9 @@ impl Connections {
         if let Some(target) = target.and_then(Weak::upgrade) {
             target.cm_event(event);
         } else if let Some(id) = event.new_id.take() {
-            // its listener has just gone: dropping the request rejects it
+            // the listener was closed: dropping the request rejects it
             drop(ConnectRequest::new(id, event.private_data));
         }
-        // else the identifier of a request that is not answered yet: it has no endpoint
+        // otherwise the event is of the identifier of an unanswered request, which has no endpoint
     }
 }

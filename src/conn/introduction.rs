@@ -7,7 +7,7 @@ use crate::mr::ConnectionBlock;
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, KEYED_CM_DATA_SIZE};
 use crate::wire::introduction::Introduction;
 
-/// The properties of an endpoint that it introduces to its peer.
+/// The properties of an endpoint in its introduction to the peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Introducer<'a> {
     /// Whether the application chooses the keys of its regions.
@@ -16,7 +16,7 @@ pub(crate) struct Introducer<'a> {
 }
 
 impl Introducer<'_> {
-    /// The most data of the application that the private data has room for, in bytes.
+    /// Maximum length in bytes of the application's data.
     pub(crate) fn data_size(&self) -> usize {
         match self.auth {
             Some(_) => KEYED_CM_DATA_SIZE,
@@ -24,10 +24,10 @@ impl Introducer<'_> {
         }
     }
 
-    /// The application's data for the peer.
+    /// Checks and encodes the application's data for the peer.
     ///
     /// # Errors
-    /// `EINVAL`: more than [`Self::data_size`].
+    /// `EINVAL`: the data is longer than [`Self::data_size`].
     pub(crate) fn data(&self, data: &[u8]) -> Result<CmData> {
         if data.len() > self.data_size() {
             return Err(FiErrno::EINVAL);

@@ -2,7 +2,7 @@
 //!
 //! A write of length 0 needs no key and no address (InfiniBand C9-88), consumes no receive, and
 //! does not involve the peer's CPU; every verbs peer acknowledges it. Its completion produces no
-//! entry. [`Keepalive`](crate::queue::keepalive::Keepalive) determines when.
+//! entry. [`Keepalive`](crate::queue::keepalive::Keepalive) determines the times.
 
 #![allow(unsafe_code, reason = "posts a request")]
 
@@ -13,7 +13,7 @@ use crate::queue::WrId;
 use crate::queue::slots::Rings;
 use crate::verbs::{Qp, SendOpcode, SendRequest};
 
-/// Detects that the peer of a queue pair is silent.
+/// Detects a silent peer: no request of the queue pair completes between two checks.
 #[derive(Debug, Default)]
 pub(crate) struct Silence {
     /// Progress mark of both rings at the last check.
@@ -21,7 +21,7 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// Probes the peer if it was silent since the last call. The caller has processed the
+    /// Probes the peer if no request has completed since the last call. The caller has polled the
     /// completions that have arrived.
     pub(crate) fn probe(&self, qp: &Qp, place: WrId, rings: &Rings) {
         let mark = rings.progress_mark();

@@ -11,14 +11,14 @@ use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::verbs::{CmEvent, CmEventKind, CmId, Device, EventChannel};
 
-/// Default number of unanswered requests.
+/// Default maximum number of unanswered requests.
 const DEFAULT_BACKLOG: usize = 128;
 
-/// A listening identifier; passes each request to its sink. Thread safe. Not dropped before
-/// [`Self::close`], except where no sink is bound.
+/// A listening identifier; passes each request to its sink. Thread safe. A listener with a sink
+/// must be closed ([`Self::close`]) before it is dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// Names the listener in reports.
+    /// Identifies the listener in reports.
     token: Token,
     device: Arc<Device>,
     state: Mutex<State>,
@@ -73,8 +73,8 @@ impl Listener {
     /// Changes the address, before listening.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: listening already, or closed. `EADDRINUSE`, `EADDRNOTAVAIL`: the address
-    /// cannot be used; the listener keeps its old one.
+    /// `EOPBADSTATE`: the listener is listening, or is closed. `EADDRINUSE`, `EADDRNOTAVAIL`: the
+    /// address cannot be used; the listener keeps its previous address.
     pub(crate) fn set_addr(self: &Arc<Self>, addr: SocketAddr) -> Result<()> {
         let sink = self.state.lock().sink.clone();
         let mut registry = sink.as_ref().map(|sink| sink.dispatcher().registry());
@@ -110,7 +110,7 @@ impl Listener {
     /// Binds the receiver of the requests.
     ///
     /// # Errors
-    /// `EINVAL`: one is bound already.
+    /// `EINVAL`: a sink is bound already.
     pub(crate) fn bind(self: &Arc<Self>, sink: &Arc<dyn CmSink>) -> Result<()> {
         let mut registry = sink.dispatcher().registry();
         let mut state = self.state.lock();
@@ -127,7 +127,7 @@ impl Listener {
     /// Sets the maximum number of unanswered requests, before listening; 0 for the default of 128.
     ///
     /// # Errors
-    /// `EOPBADSTATE`: it listens already.
+    /// `EOPBADSTATE`: the listener is listening already.
     pub(crate) fn set_backlog(&self, backlog: usize) -> Result<()> {
         let mut state = self.state.lock();
         if state.listening {
@@ -140,7 +140,7 @@ impl Listener {
     /// Starts listening.
     ///
     /// # Errors
-    /// `ENOEQ`: no sink is bound. `EOPBADSTATE`: it listens already.
+    /// `ENOEQ`: no sink is bound. `EOPBADSTATE`: the listener is listening already.
     pub(crate) fn listen(&self) -> Result<()> {
         let mut state = self.state.lock();
         if state.sink.is_none() {
@@ -197,7 +197,7 @@ impl CmTarget for Listener {
                 status: event.status,
                 private_data: event.private_data,
             },
-            // other events have no meaning for a listener
+            // a listener ignores other events
             _ => return,
         };
         let sink = self.state.lock().sink.clone();

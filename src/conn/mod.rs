@@ -1,13 +1,13 @@
-//! Connections: the steps of the connection manager (`rdma_cm(7)`) on either side, and the objects
-//! that take part in them.
+//! Connections: the steps of the connection manager (`rdma_cm(7)`) on both sides, and the objects
+//! that perform them.
 //!
 //! - [`Dispatcher`] takes the events of the connection manager and passes each to the [`CmTarget`]
 //!   of its identifier. A thread that reads the owner of the dispatcher drives it.
 //! - [`Connection`] is one side of a connection: its life cycle and its steps. The queue pair
 //!   belongs to the connection's [`Owner`], which is called between the steps.
 //! - [`Listener`] passes on the requests of peers, each as a [`ConnectRequest`].
-//! - [`CmSink`] receives the results. The application's event queue is one; nothing in this module
-//!   depends on it.
+//! - [`CmSink`] receives the results. The application's event queue is one; this module does not
+//!   depend on it.
 //!
 //! The steps carry private data as raw bytes; [`introduction`] has the format of connected
 //! endpoints. No step blocks.

@@ -7,11 +7,11 @@ use crate::errno::{FiErrno, Result};
 use crate::verbs::{CmId, Device, PrivateData, known_device};
 use crate::wire::cm_data::CmData;
 
-/// The identifier of a request, and the private data that it came with.
+/// The identifier of a request and its private data.
 pub(crate) type Taken = (CmId, PrivateData);
 
-/// A peer's request for a connection. It is answered by making an endpoint from it and accepting
-/// there, or by [`Self::reject`]; dropping it rejects without data.
+/// A peer's request for a connection. An endpoint that is created from the request accepts it;
+/// [`Self::reject`] rejects it. Dropping an unanswered request rejects it without data.
 #[derive(Debug)]
 pub struct ConnectRequest {
     /// `None` once the request is answered.
@@ -82,7 +82,7 @@ impl ConnectRequest {
 impl Drop for ConnectRequest {
     fn drop(&mut self) {
         if let Some(id) = &self.id {
-            // the peer may have gone already
+            // an error is ignored: the peer may have ended the connection
             let _ = id.reject(CmData::EMPTY.encoded());
         }
     }

@@ -5,8 +5,8 @@ use crate::errno::{FiErrno, Result};
 use crate::wire::cm_data::CmData;
 
 impl Connection {
-    /// Starts to end an established connection: changes the state, so that nothing is posted any
-    /// more. The caller takes back what the peer has of it, and calls [`Self::disconnect`] and
+    /// Begins to end an established connection: changes the state, so that no further operation is
+    /// posted. The caller then returns the peer's keys, and calls [`Self::disconnect`] and
     /// [`Self::report_end`].
     ///
     /// # Errors
@@ -19,8 +19,8 @@ impl Connection {
         }
     }
 
-    /// The connection manager or the device has ended an established connection: reports the end.
-    /// Returns false if the connection was not established.
+    /// Reports the end of an established connection that the connection manager or the device has
+    /// ended. Returns false if the connection was not established.
     pub(crate) fn end(&self) -> bool {
         let ended = self.begin_shutdown().is_ok();
         if ended {
@@ -29,16 +29,16 @@ impl Connection {
         ended
     }
 
-    /// The queue pair has failed.
+    /// Processes the failure of the queue pair: reports the end of an established connection.
     pub(crate) fn qp_failed(&self) {
-        // before the peer's confirmation is read, that step reports the end
+        // in state `Accepted`, the event of the peer's confirmation reports the end
         if !self.state.change(State::Accepted, State::Broken) {
             self.end();
         }
     }
 
     /// Disconnects, or answers the peer's disconnect, and moves the queue pair to its error state.
-    /// Does nothing if there was no connection, or it has ended.
+    /// No effect if no connection exists.
     pub(crate) fn disconnect(&self, side: &Side) {
         if let Some(id) = &side.id {
             let _ = id.disconnect();
@@ -46,8 +46,8 @@ impl Connection {
     }
 
     /// Sets the state [`State::Closed`], discards the events of the identifier and the untaken
-    /// results, and rejects a request that was not answered. Returns the state before; `None` if it
-    /// is closed already. `registry` is that of the dispatcher, if one is bound.
+    /// results, and rejects a request that was not answered. Returns the previous state; `None` if
+    /// the connection is closed already. `registry` is that of the dispatcher, if one is bound.
     pub(crate) fn begin_close(
         &self,
         side: &Side,

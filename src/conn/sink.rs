@@ -8,25 +8,25 @@ use crate::Token;
 use crate::errno::FiErrno;
 use crate::verbs::PrivateData;
 
-/// The result of steps of a connection or of a listener.
+/// A result of a connection or of a listener.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// A peer requests a connection from a listener.
     Requested(ConnectRequest),
-    /// The connection is established; with the private data of the peer's reply on the side that
-    /// dialled, without data on the other.
+    /// The connection is established. The private data is that of the peer's reply on the dialling
+    /// side, and empty on the accepting side.
     Connected(PrivateData),
     /// The connection could not be established, or the listener has ended.
     Failed {
-        /// The reason in libfabric's terms.
+        /// The reason as libfabric's errno.
         err: FiErrno,
-        /// The reason in the connection manager's: the `status` of its event, made positive.
+        /// The reason as the connection manager's status, made positive.
         status: i32,
         /// Private data of the peer's rejection.
         private_data: PrivateData,
     },
-    /// An established connection has ended. [`CmTarget::before_shutdown`] is to be called, without
-    /// a lock, before an application learns of it.
+    /// An established connection has ended. The sink calls [`CmTarget::before_shutdown`], without a
+    /// lock, before it passes the event to the application.
     Ended(Weak<dyn CmTarget>),
 }
 
@@ -37,10 +37,10 @@ pub(crate) trait CmSink: Debug + Send + Sync {
     fn dispatcher(&self) -> &Dispatcher;
 
     /// Receives a result of the connection or listener `owner`. Called with the locks of the
-    /// dispatcher and of the owner held; neither blocks nor acquires a lock that precedes them.
+    /// dispatcher and of the owner held; must not block, nor acquire a lock that precedes these
+    /// locks.
     fn report(&self, owner: Token, outcome: Outcome);
 
-    /// Discards the results of `owner` that were received and not taken. No later call reports one
-    /// of `owner`.
+    /// Discards the unread results of `owner`. No later call reports a result of `owner`.
     fn forget(&self, owner: Token);
 }

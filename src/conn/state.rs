@@ -6,26 +6,26 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
-    /// No queue pair.
+    /// The connection has no queue pair.
     Idle,
     /// The owner is enabled: it has a queue pair, or creates one when the peer's address is
     /// resolved.
     Enabled,
-    /// Connecting, from resolution to the peer's answer.
+    /// The connection is being requested, from address resolution to the peer's answer.
     Connecting,
-    /// Accepting: the reply to the peer's request is being sent.
+    /// The reply to the peer's request is being prepared and sent.
     Accepting,
-    /// Accepted: the reply is sent and the queue pair can send, but the peer's confirmation has not been
-    /// read. The peer may have sent messages already.
+    /// The reply is sent and the queue pair can send, but the event of the peer's confirmation has
+    /// not been read. The peer may already have sent messages.
     Accepted,
-    /// Accepted, and the queue pair has failed since. The peer's confirmation, or the failure of the
-    /// connection manager, is still to come.
+    /// As [`Self::Accepted`], but the queue pair has failed. The event of the peer's confirmation,
+    /// or of a failure, has not been read.
     Broken,
-    /// Connected.
+    /// The connection is established.
     Connected,
     /// The connection has ended, or could not be established.
     Disconnected,
-    /// Closed.
+    /// The connection is closed.
     Closed,
 }
 

@@ -1,5 +1,5 @@
-//! Connections without an event queue: their results go to a sink of the test's own, as they go to
-//! a progress thread, and their private data is not that of connected endpoints.
+//! Connections without an event queue: a sink of the test receives the results, and the private
+//! data does not have the format of connected endpoints.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Weak};
@@ -19,7 +19,7 @@ const LISTENER: Token = Token(1);
 const DIALLED: Token = Token(2);
 const ACCEPTED: Token = Token(3);
 
-/// A sink that keeps what was reported.
+/// A sink that stores the reported results.
 #[derive(Debug)]
 struct Results {
     dispatcher: Dispatcher,
@@ -34,7 +34,7 @@ impl Results {
         })
     }
 
-    /// Waits until there is a result.
+    /// Waits for a result.
     fn arrive(&self) {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
@@ -47,7 +47,7 @@ impl Results {
         }
     }
 
-    /// The next result, which must be of `owner`.
+    /// Returns the next result, which must be of `owner`.
     fn next(&self, owner: Token) -> Outcome {
         self.arrive();
         let (of, outcome) = self.list.lock().remove(0);
@@ -77,7 +77,7 @@ impl CmSink for Results {
     }
 }
 
-/// An owner of a connection that has a queue pair and sends nothing.
+/// An owner of a connection with a queue pair, which posts nothing.
 struct Link {
     conn: Connection,
     side: Mutex<Side>,
@@ -184,7 +184,7 @@ fn dialling(results: &Arc<Results>, sends: Vec<u8>) -> (Arc<Listener>, Arc<Link>
     (listener, link)
 }
 
-/// Private data of `len` bytes that is not of the format of connected endpoints.
+/// Private data of `len` bytes that does not have the format of connected endpoints.
 fn data(len: usize) -> Vec<u8> {
     (0..len).map(|at| 0x81 ^ at as u8).collect()
 }
@@ -203,7 +203,7 @@ fn raw_private_data_reaches_both_sides() {
         data(196),
     );
     accepted.accept();
-    // the reply and its confirmation may come in either order
+    // the two events may arrive in either order
     let mut connected = Vec::new();
     while connected.len() < 2 {
         results.arrive();

@@ -15,15 +15,15 @@ pub struct Tuning {
     /// receives are posted.
     pub rnr_retry_count: u8,
     /// Acknowledgement timeout, after which a packet is retransmitted: 4.096 µs × 2^`ack_timeout`,
-    /// at most 31; default 16 (268 ms). With all retransmissions that is 1.9 s on rxe, whose timer
+    /// at most 31; default 16 (268 ms). With all retransmissions this is 1.9 s on rxe, whose timer
     /// is exact; InfiniBand permits a device up to four times as long, 7.5 s. The connection
-    /// manager's default for Ethernet can take minutes. `docs/protocol.md` has the whole sum.
+    /// manager's default for Ethernet can take minutes. `docs/protocol.md` has the total time.
     pub ack_timeout: u8,
     /// Retransmissions before the peer is considered dead, at most 7; default 6, one less than the
     /// maximum of verbs: rxe retries indefinitely with 7 (`drivers/infiniband/sw/rxe/rxe_comp.c`,
     /// `COMPST_ERROR_RETRY`), and a dead peer would never be detected.
     pub retry_count: u8,
-    /// Traffic class (type of service) of the packets; `None` leaves it to the connection manager.
+    /// Traffic class (type of service) of the packets; `None`: the connection manager's default.
     pub traffic_class: Option<u8>,
 }
 
@@ -83,7 +83,7 @@ impl Tuning {
         }
     }
 
-    /// Sets the RNR timer of a connected queue pair. iWARP has none.
+    /// Sets the RNR timer of a connected queue pair. iWARP has no RNR timer.
     pub(super) fn set_rnr_timer(&self, qp: &Qp, device: &Device) {
         if !device.attr().iwarp
             && let Err(error) = qp.set_min_rnr_timer(self.min_rnr_timer)
