@@ -1,8 +1,8 @@
 //! The entries of the cache: one registration each, with its references.
 //!
-//! Entries are not freed before the cache, so a reader may access an entry that now belongs to
-//! another registration: it detects this by the generation. The fields are stable while the reader
-//! holds a reference.
+//! Entries are freed only with the cache, so a reader may access an entry that has been reused for
+//! another registration. It detects this by the generation. The fields do not change while the
+//! reader holds a reference.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::verbs::Lkey;
 const BLOCK: usize = if cfg!(all(test, loom)) { 2 } else { 1 << 12 };
 const BLOCKS: usize = 1 << 10;
 
-/// No entry.
+/// Index that refers to no entry.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The entry is queued for deregistration, or free.
@@ -23,7 +23,7 @@ const QUEUED: u64 = 1 << 31;
 const DEAD: u64 = 1 << 30;
 const REFS: u64 = DEAD - 1;
 
-/// Identifies a registration by index and generation. Never 0 for a published one.
+/// Identifies a registration by index and generation. Not 0 for a published registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(pub(super) u64);
 
@@ -57,7 +57,7 @@ pub(super) struct Entry {
     /// Links in the eviction list; protected by the slow lock.
     pub(super) older: AtomicU32,
     pub(super) newer: AtomicU32,
-    /// The stamp when the entry was moved to the end of that list.
+    /// The stamp when the entry was last moved to the end of the eviction list.
     pub(super) seen: AtomicU32,
     writable: AtomicU32,
 }
@@ -78,8 +78,8 @@ impl Entry {
         }
     }
 
-    /// Turns a free entry into a registration with one reference. Relaxed: the tree's words publish
-    /// it.
+    /// Initializes a free entry for a registration with one reference. The stores are relaxed,
+    /// because the tree's words publish the entry.
     pub(super) fn begin(
         &self,
         index: u32,
@@ -94,14 +94,14 @@ impl Entry {
         self.writable.store(u32::from(writable), Ordering::Relaxed);
         self.stamp.store(clock, Ordering::Relaxed);
         self.seen.store(clock, Ordering::Relaxed);
-        // by addition, because late readers may concurrently increment and decrement the references
+        // an addition, because readers with an old word may concurrently change the reference count
         let more = (1_u64 << 32).wrapping_sub(QUEUED | DEAD) + 1;
         let old = self.state.fetch_add(more, Ordering::Release);
         Word::new(index, (old.wrapping_add(more) >> 32) as u32)
     }
 
-    /// Acquires a reference if the word's registration is live. The count is incremented in any
-    /// case.
+    /// Acquires a reference if the word's registration is live. Increments the count in either
+    /// case; the caller releases the reference.
     #[inline]
     pub(super) fn acquire(&self, word: Word) -> bool {
         let old = self.state.fetch_add(1, Ordering::Acquire);
@@ -111,24 +111,24 @@ impl Entry {
         false
     }
 
-    /// Releases a reference. True: it was the last one of a dead registration, which the caller
-    /// must queue.
+    /// Releases a reference. Returns true if it was the last one of a dead registration, which the
+    /// caller must queue.
     #[inline]
     pub(super) fn release(&self) -> bool {
         let left = self.state.fetch_sub(1, Ordering::Release) - 1;
         left & (DEAD | QUEUED) == DEAD && left & REFS == 0 && self.claim(left)
     }
 
-    /// Marks the registration dead: no new references. True: there are none, and the caller must
-    /// queue it.
+    /// Marks the registration dead, so that it gets no new references. Returns true if it has no
+    /// references; the caller must then queue it.
     pub(super) fn kill(&self) -> bool {
         let state = self.state.fetch_or(DEAD, Ordering::AcqRel) | DEAD;
         state & (REFS | QUEUED) == 0 && self.claim(state)
     }
 
-    /// Selects one of the threads that see the entry dead and without references; that thread
-    /// queues it. If a late reader interferes, it sees the same state when it releases its
-    /// reference.
+    /// Selects one of the threads that find the entry dead and without references; that thread
+    /// queues it. If a reader with an old word changes the count meanwhile, that reader finds the
+    /// same state when it releases its reference.
     #[cold]
     fn claim(&self, state: u64) -> bool {
         self.state
@@ -173,7 +173,7 @@ impl Entry {
     }
 }
 
-/// A block of entries, and their registrations, which a hit does not access.
+/// A block of entries and their registrations. A hit accesses only the entries.
 #[derive(Debug)]
 struct Block<M> {
     entries: Box<[Entry]>,
@@ -193,7 +193,7 @@ impl<M> Pool<M> {
         }
     }
 
-    /// Allocates the block of an index. False: the index exceeds the limit.
+    /// Allocates the block of an index. Returns false if the index exceeds the limit.
     pub(super) fn prepare(&self, index: u32) -> bool {
         let Some(block) = self.blocks.get(index as usize / BLOCK) else {
             return false;
@@ -263,7 +263,7 @@ mod tests {
         let (entry, word) = begun();
         assert!(!entry.release());
         assert!(entry.kill());
-        // a late reader, over the beginning of the next one
+        // a reader with the old word, while the entry is reused
         assert!(!entry.acquire(word));
         let next = entry.begin(5, (0, 8192), false, Lkey::new(78), 2);
         assert_ne!(word, next);

@@ -1,6 +1,6 @@
 //! The registration cache: registrations of local buffers, cached for later operations.
-//! `docs/registration-cache.md` has the structures and the order of events. The cache is
-//! independent of verbs and of the kernel: registering and watching memory are traits.
+//! `docs/registration-cache.md` specifies the structures and the order of events. The cache is
+//! independent of verbs and of the kernel: it registers and watches memory through traits.
 //!
 //! - A hit ([`Cache::find`]) takes no lock, allocates nothing, and writes only to the
 //!   registration's entry.
@@ -31,8 +31,8 @@ use crate::errno::{FiErrno, Result};
 use crate::sync::{AtomicU32, Mutex, MutexGuard};
 use crate::verbs::Lkey;
 
-/// Limit of joined registrations without [`Bounds::merge`]: this many bytes, or [`TIMES`] the
-/// length of the request.
+/// Maximum length in bytes of a joined registration without [`Bounds::merge`]; [`TIMES`] the
+/// requested length if that is more.
 const JOINED: u64 = 1 << 20;
 const TIMES: u64 = 8;
 /// Maximum number of evictions for one new registration.
@@ -40,7 +40,7 @@ const EVICTIONS: usize = 1024;
 
 /// Registers memory on behalf of the cache.
 pub(crate) trait Registrar: Debug + Send + Sync {
-    /// A registration; dropping it deregisters.
+    /// A registration; dropping it deregisters the memory.
     type Mr: Debug + Send;
 
     /// Registers a range of whole pages for local use, and returns the lkey too. May block and
@@ -56,28 +56,26 @@ pub(crate) trait Registrar: Debug + Send + Sync {
 
 /// Monitors memory and calls [`Index::kill`] when it changes.
 pub(crate) trait Watch: Debug + Send + Sync {
-    /// Whether cached registrations of a range are current. On the fast path: neither blocks nor
-    /// allocates.
+    /// Whether cached registrations of a range are current. Fast path: must not block or allocate.
     fn is_current(&self, start: u64, end: u64) -> bool;
 
     /// Whether [`Self::is_current`] accepts only ranges as given to [`Self::watch`], not parts of
     /// them.
     fn asks_of_registrations(&self) -> bool;
 
-    /// Whether no change notification is being processed.
+    /// Whether no notification of a change is being processed.
     fn is_quiet(&self) -> bool;
 
-    /// Watches a range of whole pages from now on. May block and allocate.
+    /// Adds a watch of a range of whole pages. May block and allocate.
     ///
     /// # Errors
     /// The range cannot be watched.
     fn watch(&self, start: u64, end: u64) -> Result<()>;
 
-    /// Undoes one [`Self::watch`] of exactly this range.
+    /// Removes one watch of exactly this range.
     fn unwatch(&self, start: u64, end: u64);
 
-    /// Whether all changes of a range will be reported; the range is watched and its pages are
-    /// present.
+    /// Whether all changes of a range are reported. The range is watched and its pages are present.
     fn tells_all(&self, start: u64, end: u64) -> bool;
 
     /// Whether this process is a forked child of the cache's process; a child must not touch the
@@ -106,7 +104,7 @@ pub(crate) struct Held {
     pub(crate) lkey: Lkey,
 }
 
-/// The registration that an operation uses.
+/// The result of [`Cache::get`]: the registration that an operation uses.
 #[derive(Debug)]
 pub(crate) enum Got<M> {
     /// A cached registration.
@@ -118,8 +116,8 @@ pub(crate) enum Got<M> {
 /// The cache's interface for the monitor, independent of the registrar. Thread safe; no call
 /// allocates, or blocks except on the slow lock.
 pub(crate) trait Index: Sync {
-    /// The memory of a range changes: registrations that overlap it get no new references from now
-    /// on.
+    /// Must be called when the memory of a range changes: afterwards the registrations that overlap
+    /// the range get no new references.
     fn kill(&self, start: u64, end: u64);
 }
 
@@ -136,7 +134,7 @@ pub(crate) struct Cache<R: Registrar> {
     whole: bool,
 }
 
-/// The state that is shared with the monitor's thread.
+/// The state that the cache shares with the monitor's thread.
 #[derive(Debug)]
 pub(crate) struct Inner<M> {
     shift: u32,
@@ -145,7 +143,8 @@ pub(crate) struct Inner<M> {
     /// Number of misses, used as the clock of last use.
     clock: AtomicU32,
     slow: Mutex<Slow>,
-    /// First of the dead registrations without references, linked by `next`.
+    /// Index of the first dead registration without references; the list is linked by
+    /// [`Entry::next`].
     zombies: AtomicU32,
 }
 
@@ -157,7 +156,7 @@ impl<M> Inner<M> {
     fn slow(&self) -> MutexGuard<'_, Slow> {
         match self.slow.lock() {
             Ok(slow) => slow,
-            // no code panics under this lock, and the numbers stay consistent if it does
+            // no code under this lock panics, and a panic would leave the state consistent
             Err(poisoned) => poisoned.into_inner(),
         }
     }
@@ -243,7 +242,8 @@ impl<M: Send> Index for Inner<M> {
 }
 
 impl<R: Registrar> Cache<R> {
-    /// An empty cache. `watch` makes the monitor, which reports changes to the given [`Inner`].
+    /// Creates an empty cache. `watch` creates the monitor, which reports changes to the given
+    /// [`Inner`].
     pub(crate) fn new(
         registrar: R,
         bounds: Bounds,
@@ -293,8 +293,8 @@ impl<R: Registrar> Cache<R> {
     }
 
     /// A reference to a registration of this range, which has at least one byte. `known` is a
-    /// reference that the caller holds: if it covers the range it is returned again, without
-    /// another reference.
+    /// reference that the caller holds. If its registration covers the range, it is returned, and
+    /// no other reference is acquired.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -306,8 +306,8 @@ impl<R: Registrar> Cache<R> {
         if self.whole {
             return self.find_whole(start, end, writable, known);
         }
-        // the kernel is asked only if a registration exists; the search after its answer is the
-        // valid one
+        // `is_current` may need a system call, so it is called only if a registration exists; the
+        // valid search is the one after it
         if !self.has_some(start) || !self.watch.is_current(start, end) {
             return None;
         }
@@ -322,8 +322,8 @@ impl<R: Registrar> Cache<R> {
         kinds().into_iter().any(has)
     }
 
-    /// As [`Self::find`], for a watch that accepts only whole registrations: the one found before
-    /// the watch is asked must still be in the tree after its answer.
+    /// As [`Self::find`], for a watch that accepts only whole registrations: the registration that
+    /// was found before the call of `is_current` must still be in the tree after it.
     fn find_whole(
         &self,
         start: u64,
@@ -343,7 +343,7 @@ impl<R: Registrar> Cache<R> {
         None
     }
 
-    /// Searches the tree.
+    /// Searches the tree for a registration that covers the range.
     #[inline]
     fn look(&self, start: u64, end: u64, writable: bool, known: Option<&Held>) -> Option<Held> {
         let page = start >> self.shift;
@@ -402,7 +402,8 @@ impl<R: Registrar> Cache<R> {
         self.inner.zombies.load(Ordering::Relaxed) != NONE
     }
 
-    /// Deregisters the dead registrations without references. Blocks as deregistering does.
+    /// Deregisters the dead registrations without references. Blocks while the device deregisters
+    /// them.
     #[cold]
     pub(crate) fn drain(&self) {
         if self.watch.is_forked() {
@@ -411,7 +412,7 @@ impl<R: Registrar> Cache<R> {
         let mut index = self.inner.zombies.swap(NONE, Ordering::Acquire);
         while let Some(entry) = self.inner.pool.get(index) {
             let next = entry.next.load(Ordering::Relaxed);
-            // calls the registrar's code, so before the lock is acquired
+            // calls the registrar's code, and therefore precedes the lock
             drop(self.inner.pool.replace(index, None));
             let (start, end) = entry.range();
             self.watch.unwatch(start, end);
@@ -425,7 +426,7 @@ impl<R: Registrar> Cache<R> {
     }
 
     /// A registration for a buffer of at least one byte: a cached one, or a new one, which is
-    /// cached if possible. Blocks as registering does on a miss.
+    /// cached if possible. On a miss, blocks while the device registers the memory.
     ///
     /// # Errors
     /// Errors of the device for a registration of exactly that buffer.
@@ -434,14 +435,14 @@ impl<R: Registrar> Cache<R> {
     /// As [`Registrar::register`].
     pub(crate) unsafe fn get(&self, addr: u64, len: u64, writable: bool) -> Result<Got<R::Mr>> {
         let end = addr.checked_add(len).ok_or(FiErrno::EFAULT)?;
-        // the gate is closed for a few microseconds at a time
+        // a notification is processed in a few microseconds
         for _ in 0..64 {
             if self.watch.is_quiet() {
                 break;
             }
             std::hint::spin_loop();
         }
-        // the caller has just had a miss: the watch is asked again only if a registration exists
+        // the caller has just had a miss, so `find` is called again only if a registration exists
         let page = addr >> self.shift;
         let known = kinds()
             .into_iter()
@@ -461,7 +462,7 @@ impl<R: Registrar> Cache<R> {
         made.map(|(mr, lkey)| Got::Once(mr, lkey))
     }
 
-    /// Registers. On `ENOMEM`, evicts half of the cached registrations and retries once.
+    /// Registers a range. On `ENOMEM`, evicts half of the cached registrations and retries once.
     unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(R::Mr, Lkey)> {
         // SAFETY: the caller's promise.
         match unsafe { self.registrar.register(start, len, writable) } {
@@ -473,7 +474,7 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// Evicts half of the cached registrations. Returns false if there are none.
+    /// Evicts half of the cached registrations. Returns false if none is cached.
     fn make_room(&self) -> bool {
         if self.watch.is_forked() {
             return false;
@@ -515,7 +516,8 @@ impl<R: Registrar> Cache<R> {
             (slow.begin(joined.0, joined.1)?, joined)
         };
         for range in [joined, own] {
-            // the joined range first; if that fails, the own range alone. The note covers both.
+            // the joined range first; if that fails, only the requested range. The record of
+            // `Slow::begin` covers both.
             // SAFETY: as this function: the caller keeps the memory valid.
             let Some((made, keep)) = (unsafe { self.watched(range, writable) }) else {
                 continue;
@@ -569,7 +571,8 @@ impl<R: Registrar> Cache<R> {
         }
     }
 
-    /// The range extended by the registrations that it is joined with. The slow lock is held.
+    /// The range, extended by the cached registrations that are joined with it. The slow lock is
+    /// held.
     fn joined(&self, own: (u64, u64), kind: Kind) -> (u64, u64) {
         let limit = if self.bounds.merge {
             self.bounds.size
@@ -597,8 +600,8 @@ impl<R: Registrar> Cache<R> {
     }
 
     /// Publishes a registration of a range with one reference, and retires all registrations that
-    /// it overlaps. Returned as an error, for use by one operation only, if its memory has changed
-    /// meanwhile or there is no room.
+    /// it overlaps. Returns the registration as an error, for use by one operation only, if its
+    /// memory has changed meanwhile or the cache is full.
     fn publish(
         &self,
         making: usize,
@@ -614,7 +617,8 @@ impl<R: Registrar> Cache<R> {
         let mut slow = inner.slow();
         let displaced = |word| inner.retire(&mut slow, Word(word));
         inner.tree.words(first, behind, kind, displaced);
-        // bounded, because evicted registrations that operations still use keep their room
+        // bounded, because evicted registrations that operations still use count until they are
+        // released
         for _ in 0..EVICTIONS {
             let next = slow.next();
             let full = slow.count >= bounds.count || slow.bytes.saturating_add(len) > bounds.size;
@@ -633,11 +637,11 @@ impl<R: Registrar> Cache<R> {
             slow = inner.slow();
         }
         let full = slow.count >= bounds.count || slow.bytes.saturating_add(len) > bounds.size;
-        // `finish` first: the note is removed in any case
+        // `finish` first, because it must be called in either case
         if !slow.finish(making) || full {
             return Err((mr, lkey));
         }
-        // the lock was released in between
+        // the lock was released above: other registrations may overlap now
         let displaced = |word| inner.retire(&mut slow, Word(word));
         inner.tree.words(first, behind, kind, displaced);
         let Some((index, entry)) = slow
@@ -664,7 +668,7 @@ impl<R: Registrar> Cache<R> {
 }
 
 impl<R: Registrar> Drop for Cache<R> {
-    /// Deregisters all and ends the watch. Does nothing in a forked child.
+    /// Deregisters all registrations and ends their watches. No effect in a forked child.
     fn drop(&mut self) {
         if !self.watch.is_forked() {
             self.inner.kill_all();

@@ -14,7 +14,7 @@ const MOST: usize = 4;
 /// with a change.
 type Registered = Arc<[UnsafeCell<bool>; MOST]>;
 
-/// A device whose registrations are read by the holders of references.
+/// A device whose registrations the holders of references read.
 #[derive(Debug)]
 struct Device {
     registered: Registered,
@@ -76,7 +76,7 @@ fn keep(cache: &Modelled, page: u64, writable: bool) -> u32 {
     }
 }
 
-/// A look-up and, on a hit, a transfer; returns the lkey.
+/// Looks up a page and, on a hit, uses the registration; returns the lkey.
 fn hit(cache: &Modelled, page: u64, writable: bool) -> Option<u32> {
     let held = cache.find(page * PAGE, page * PAGE + 1, writable, None)?;
     // SAFETY: as for `Device`.
@@ -92,7 +92,7 @@ fn with(cache: &Modelled, run: impl FnOnce(&Modelled) + 'static) -> JoinHandle<(
     spawn(move || run(&cache))
 }
 
-/// No registration is left, and none was counted twice.
+/// Checks that no registration is left and that the counts are 0.
 fn end(cache: &Modelled) {
     cache.inner.kill_all();
     cache.drain();
@@ -111,7 +111,7 @@ fn check(run: impl Fn() + Sync + Send + 'static) {
     builder.check(run);
 }
 
-/// A registration exists while one of two hits uses it, in either order of releasing.
+/// Two hits use a registration, which exists until both have released it, in either order.
 #[test]
 fn what_is_used_stays_until_the_last_has_done_with_it() {
     check(|| {
@@ -132,8 +132,8 @@ fn what_is_used_stays_until_the_last_has_done_with_it() {
     });
 }
 
-/// A registration is evicted and another one gets its entry, for another page or with other rights:
-/// a late hit gets neither.
+/// A registration is evicted, and its entry is reused for another page or with other rights: a
+/// concurrent hit of the first one does not get the second one.
 #[test]
 fn a_late_hit_gets_no_other_registration() {
     check(|| {
@@ -141,7 +141,7 @@ fn a_late_hit_gets_no_other_registration() {
         let first = keep(&cache, 1, true);
         let next = with(&cache, |cache| {
             cache.make_room();
-            // the device may not write to this one
+            // read-only
             keep(cache, 1, false);
         });
         let found = hit(&cache, 1, true);
@@ -151,7 +151,7 @@ fn a_late_hit_gets_no_other_registration() {
     });
 }
 
-/// A hit concurrent with a miss reads a completely published registration.
+/// A hit that is concurrent with a miss reads a completely initialized registration.
 #[test]
 fn a_hit_beside_a_miss_knows_the_registration() {
     check(|| {
@@ -165,7 +165,8 @@ fn a_hit_beside_a_miss_knows_the_registration() {
     });
 }
 
-/// Memory changes while its registration is evicted and hit: it is deregistered once.
+/// Memory changes while its registration is evicted and used by a hit: the registration is
+/// deregistered once.
 #[test]
 fn one_that_is_killed_and_evicted_goes_once() {
     check(|| {

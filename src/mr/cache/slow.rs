@@ -1,19 +1,19 @@
-//! State protected by the cache's slow lock: the eviction list, the sums, and the registrations
-//! being made.
+//! State protected by the cache's slow lock: the eviction list, the counts, and the ranges that are
+//! being registered.
 //!
-//! This module does not allocate, free, or call foreign code: the monitor's thread takes this lock
-//! too.
+//! Code under this lock does not allocate, free or call foreign code, because the monitor's thread
+//! acquires the lock too.
 
 use std::sync::atomic::Ordering;
 
 use super::entry::{Entry, NONE, Pool};
 use crate::sync::AtomicU32;
 
-/// Maximum number of cacheable registrations being made at the same time.
+/// Maximum number of ranges that are registered for the cache at the same time.
 const MAKING: usize = 32;
 
-/// Maximum number of recently used registrations that an eviction passes over: the monitor may wait
-/// for the lock meanwhile.
+/// Maximum number of recently used registrations that an eviction skips. Bounds the time for which
+/// the monitor may wait for the lock.
 const CHANCES: usize = 64;
 
 /// A miss whose registration was not cached: page and kind, and the count of misses at that time.
@@ -32,7 +32,7 @@ struct Making {
     start: u64,
     end: u64,
     taken: bool,
-    /// The memory has changed since the registration began.
+    /// Whether the memory has changed since the registration began.
     spoilt: bool,
 }
 
@@ -40,7 +40,7 @@ struct Making {
 #[derive(Debug)]
 pub(super) struct Slow {
     making: [Making; MAKING],
-    /// Indexed by a hash of the tag; an entry has the last miss with that hash.
+    /// Indexed by a hash of the tag. An entry contains the last miss with that hash.
     missed: Box<[Missed]>,
     /// First of the free list, linked by [`Entry::next`].
     free: u32,
@@ -48,7 +48,7 @@ pub(super) struct Slow {
     fresh: u32,
     oldest: u32,
     newest: u32,
-    /// Live registrations.
+    /// Number of live registrations.
     pub(super) live: usize,
     /// Number of all registrations: live ones, and dead ones with references.
     pub(super) count: usize,
@@ -64,7 +64,7 @@ fn set(link: &AtomicU32, to: u32) {
 }
 
 impl Slow {
-    /// For a cache of at most `count` registrations.
+    /// The state of a cache of at most `count` registrations.
     pub(super) fn new(count: usize) -> Self {
         let missed = count.clamp(8, MISSED / 2) * 2;
         Self {
@@ -81,9 +81,9 @@ impl Slow {
     }
 
     /// Whether a miss of a full cache may replace another registration: if the same page and kind
-    /// missed before, at most half as many misses ago as there are live registrations. Buffers that
-    /// are used less often would be evicted before their next use, so caching them would cost
-    /// twice.
+    /// missed before, at most half as many misses ago as there are live registrations. A buffer
+    /// that is used less often would be evicted before its next use, so caching it would only add
+    /// cost.
     pub(super) fn admits(&mut self, tag: u64, clock: u32) -> bool {
         let hash = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let at = hash as usize & (self.missed.len() - 1);
@@ -100,7 +100,7 @@ impl Slow {
         again
     }
 
-    /// Records a range that is being registered.
+    /// Records a range that is being registered. `None`: [`MAKING`] ranges are recorded.
     pub(super) fn begin(&mut self, start: u64, end: u64) -> Option<usize> {
         let at = self.making.iter().position(|making| !making.taken)?;
         *self.making.get_mut(at)? = Making {
@@ -112,7 +112,7 @@ impl Slow {
         Some(at)
     }
 
-    /// Removes the record; returns whether the memory has not changed since.
+    /// Removes the record. Returns false if the memory has changed since.
     pub(super) fn finish(&mut self, at: usize) -> bool {
         match self.making.get_mut(at) {
             Some(making) => !std::mem::take(making).spoilt,
@@ -120,7 +120,7 @@ impl Slow {
         }
     }
 
-    /// Marks the registrations being made that overlap a changed range.
+    /// Marks the recorded ranges that overlap a changed range.
     pub(super) fn spoil(&mut self, start: u64, end: u64) {
         for making in &mut self.making {
             making.spoilt |= making.taken && making.start < end && start < making.end;

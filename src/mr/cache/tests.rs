@@ -1,4 +1,4 @@
-//! The cache alone, with a device that records its registrations.
+//! Tests of the cache with a fake device that records its registrations.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -37,7 +37,7 @@ impl Registrar for Fake {
     }
 }
 
-/// A watch that reports nothing; the tests report changes themselves.
+/// A watch that reports no changes; the tests call `kill` themselves.
 #[derive(Debug)]
 pub(super) struct Manual;
 
@@ -63,12 +63,12 @@ impl Watch for Manual {
     }
 }
 
-/// A watch that counts its ranges and accepts only those.
+/// A watch that records its ranges and accepts only these.
 #[derive(Debug, Default)]
 struct Counted {
     ranges: Mutex<Vec<(u64, u64)>>,
     watched: AtomicUsize,
-    /// Makes `is_current` invalidate the range, and return true.
+    /// If set, `is_current` kills the range in this cache, and returns true.
     kills: Mutex<Option<Arc<Inner<Registered>>>>,
     ends: AtomicUsize,
 }
@@ -138,14 +138,14 @@ impl Cache<Fake> {
         }
     }
 
-    /// Uses a buffer and releases it; returns the lkey.
+    /// Acquires and releases a registration of a buffer; returns the lkey.
     fn used(&self, addr: u64, len: u64, writable: bool) -> Lkey {
         let held = self.kept(addr, len, writable);
         self.release(&held);
         held.lkey
     }
 
-    /// As [`Self::used`], for a full cache, which caches a buffer at its second miss.
+    /// As [`Self::used`], for a full cache, which caches a buffer on its second miss.
     fn admitted(&self, addr: u64, len: u64, writable: bool) -> Lkey {
         // SAFETY: nothing is touched.
         let first = unsafe { self.get(addr, len, writable) };
@@ -206,7 +206,7 @@ fn overlapping_ones_become_one() {
     assert_ne!(first, second);
     assert_eq!(cache.used(0x10 * PAGE, 3 * PAGE, false), second);
     assert_eq!(cache.live(), 1);
-    // not joined if it is much longer: then the other one is retired
+    // not joined with a much longer registration, which is retired
     let long = cache.used(0x1000 * PAGE, 1000 * PAGE, false);
     let short = cache.used((0x1000 + 999) * PAGE, 2 * PAGE, false);
     assert_ne!(cache.used(0x1000 * PAGE, PAGE, false), long);
@@ -252,15 +252,15 @@ fn the_bounds_are_kept_and_what_is_used_stays() {
         };
         assert!(small.live() <= 3);
     }
-    // longer than the limit of the cache
+    // the range exceeds the limit of the cache
     // SAFETY: nothing is touched.
     let got = unsafe { small.get(PAGE, 11 * PAGE, false) };
     assert!(matches!(got, Ok(Got::Once(..))), "{got:?}");
 }
 
-/// More buffers than the cache has room for, in turn: cached ones are hits, the others are
-/// registered for their operations, and neither cached nor evicted. There are fewer registrations
-/// than without a cache, and none of them is watched in vain.
+/// More buffers than the cache has room for are used in turn: the cached ones are hits, and the
+/// others are registered for one operation each, without being cached. The number of hits has a
+/// lower bound, and the number of watched ranges an upper bound.
 #[test]
 fn a_cache_that_is_too_small_does_not_evict_in_vain() {
     for (buffers, most) in [(64, 0), (1000, 0), (9, 3), (12, 6)] {
@@ -290,7 +290,7 @@ fn a_cache_that_is_too_small_does_not_evict_in_vain() {
     }
 }
 
-/// Other buffers than before are cached from their second miss on.
+/// After the set of buffers changes, the new buffers are cached at their second miss.
 #[test]
 fn a_full_cache_follows_the_program() {
     let cache = cache(Bounds { count: 8, ..BOUNDS });
@@ -319,7 +319,7 @@ fn not_all_are_passed_over_for_one() {
     });
     let at = |i: u64| i * 10 * PAGE;
     let keys: Vec<_> = (1..=500).map(|i| cache.used(at(i), 1, false)).collect();
-    // all of them are used after a miss
+    // all registrations are used after a miss
     let once = cache.inner.clock.fetch_add(1, Ordering::Relaxed);
     for (i, key) in (1..).zip(&keys) {
         assert_eq!(cache.used(at(i), 1, false), *key, "{once}");
@@ -361,7 +361,7 @@ fn a_device_that_is_full_takes_what_was_kept() {
     assert!(cache.live() <= 8);
 }
 
-/// A device during whose registrations the memory changes.
+/// A device whose memory changes during each registration.
 #[derive(Debug)]
 struct Late(Mutex<Option<Arc<Inner<()>>>>);
 
@@ -415,7 +415,7 @@ fn counted(fake: Fake, bounds: Bounds) -> (Cache<Fake>, Arc<Counted>) {
     (cache, counted)
 }
 
-/// Every watched range is unwatched once, in every course of its registration.
+/// Every watch of a range is removed once, whatever the result of the registration.
 #[test]
 fn all_that_is_watched_is_given_back() {
     for merge in [false, true] {
@@ -471,8 +471,8 @@ fn all_that_is_watched_is_given_back() {
     }
 }
 
-/// A change is reported while the watch is asked: the registration that was found before is not
-/// used.
+/// A change is reported during the call of `is_current`: the registration that was found before is
+/// not used.
 #[test]
 fn what_is_killed_while_the_watch_is_asked_is_not_used() {
     let (cache, counted) = counted(Fake::default(), BOUNDS);

@@ -1,7 +1,7 @@
 //! Maps pages to registrations: a radix tree of three levels, read without a lock.
 //!
-//! A writer holds the cache's slow lock. Nodes are allocated before that, and live as long as the
-//! tree.
+//! A writer holds the cache's slow lock. Nodes are allocated before the lock is acquired, and exist
+//! as long as the tree.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -13,16 +13,16 @@ const BITS: u32 = if cfg!(all(test, loom)) { 1 } else { 12 };
 const FAN: usize = 1 << BITS;
 const LEVELS: u32 = 3;
 
-/// The two registrations of a page.
+/// The two kinds of registrations of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The device may only read.
+    /// The device may only read the memory.
     Read = 0,
-    /// The device may write too.
+    /// The device may also write the memory.
     Write = 1,
 }
 
-/// Words of 4096 pages: 64 KiB, whose pages the kernel allocates on access.
+/// Two words for each of 4096 pages: 64 KiB, which the kernel allocates page by page on access.
 type Leaf = [[AtomicU64; 2]; FAN];
 type Mid = [OnceLock<Box<Leaf>>; FAN];
 
@@ -32,7 +32,7 @@ pub(super) struct Tree {
     root: Box<[OnceLock<Box<Mid>>; FAN]>,
 }
 
-/// An array that is allocated on the heap, not moved there from the stack.
+/// Allocates an array on the heap without a copy on the stack.
 fn array<T>(make: impl Fn() -> T) -> Box<[T; FAN]> {
     let all: Box<[T]> = (0..FAN).map(|_| make()).collect();
     match all.try_into() {
@@ -76,7 +76,8 @@ impl Tree {
         }
     }
 
-    /// Allocates the nodes of the pages from `first` up to `end`. Not under the slow lock.
+    /// Allocates the nodes of the pages from `first` up to `end`. The caller must not hold the slow
+    /// lock.
     pub(super) fn prepare(&self, first: u64, end: u64) {
         let mut page = first;
         while page < end && Self::holds(page) {
@@ -86,7 +87,7 @@ impl Tree {
         }
     }
 
-    /// Sets the word of pages. Their nodes must exist; the slow lock is held.
+    /// Sets the words of pages, whose nodes must exist. The slow lock is held.
     pub(super) fn set(&self, first: u64, end: u64, kind: Kind, word: u64) {
         for page in first..end {
             if let Some(leaf) = self.leaf(page) {
@@ -95,8 +96,8 @@ impl Tree {
         }
     }
 
-    /// Calls `each` with each different word of a range; it may change words. The slow lock is
-    /// held. Nodes that do not exist are skipped as a whole.
+    /// Calls `each`, which may change words, with the words of a range, once for a run of equal
+    /// words, and not with 0. The slow lock is held. Missing nodes are skipped as a whole.
     pub(super) fn words(&self, first: u64, end: u64, kind: Kind, mut each: impl FnMut(u64)) {
         let (mut page, mut last) = (first, 0);
         while page < end && Self::holds(page) {
