@@ -2,8 +2,8 @@
 //!
 //! An endpoint has one ring per direction, allocated once. The poster (under the endpoint's lock of
 //! that direction) advances the head, the poller (under the completion queue's lock) advances the
-//! tail. A request's number, which is incremented per request and wraps, is part of its `wr_id`.
-//! The poller so detects a completion without a request.
+//! tail. A request's number, which is incremented per request and wraps, is part of its `wr_id`, so
+//! that the poller detects a completion without a request.
 //!
 //! An unsignaled request is complete when a later request of the queue is complete.
 

@@ -1,5 +1,5 @@
-//! Shared memory that softverbs reaches directly (`softdv_adopt_buf`): its direct verbs, found per
-//! device.
+//! Shared memory that softverbs accesses directly (`softdv_adopt_buf`): direct verbs that not all
+//! devices have.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
@@ -17,8 +17,8 @@ pub(crate) struct Adopted {
     device: Arc<Device>,
 }
 
-// SAFETY: the pointer is only passed back, once; softverbs may be called from any thread, like
-// verbs.
+// SAFETY: the pointer is only passed to softverbs, once, and softverbs may be called from any
+// thread, like verbs.
 unsafe impl Send for Adopted {}
 // SAFETY: as above.
 unsafe impl Sync for Adopted {}
@@ -28,7 +28,8 @@ impl Adopted {
     /// access.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`: resources. `EINVAL`, `EPERM`: another kind of file.
+    /// `ENOMEM`, `EMFILE`: resources of the process. `EINVAL`, `EPERM`: the file is not of the
+    /// required kind.
     ///
     /// # Safety
     /// The first `len` bytes of the file stay mapped at `addr`, shared, until this object and every
@@ -42,7 +43,7 @@ impl Adopted {
         let Some(adopt) = device.backend().verbs.softdv_adopt_buf else {
             return Ok(None);
         };
-        // SAFETY: a live context of this backend; else the caller's promise.
+        // SAFETY: the context is live and of this backend; the caller promises the mapping.
         let raw = unsafe { adopt(device.context(), file.as_raw_fd(), addr, len) };
         if raw.is_null() {
             return Err(FiErrno::last());
@@ -55,7 +56,7 @@ impl Adopted {
 impl Drop for Adopted {
     fn drop(&mut self) {
         if let Some(release) = self.device.backend().verbs.softdv_release_buf {
-            // SAFETY: made by this backend, released once.
+            // SAFETY: created by this backend, released once.
             unsafe { release(self.raw) };
         }
     }

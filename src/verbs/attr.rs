@@ -3,50 +3,51 @@
 /// Attributes of a device that do not change during its life (`ibv_query_device(3)`).
 #[derive(Clone, Debug)]
 pub struct DeviceAttr {
-    /// Firmware version, empty where the device has none.
+    /// Firmware version; empty if the device reports none.
     pub fw_ver: String,
-    /// GUID of the node, as the 64-bit number it denotes.
+    /// GUID of the node as a 64-bit number.
     pub node_guid: u64,
-    /// PCI vendor.
+    /// PCI vendor id.
     pub vendor_id: u32,
-    /// PCI device.
+    /// PCI device id.
     pub vendor_part_id: u32,
     /// Hardware revision.
     pub hw_ver: u32,
-    /// The longest memory region, in bytes.
+    /// Maximum length of a memory region in bytes.
     pub max_mr_size: u64,
-    /// How many queue pairs.
+    /// Maximum number of queue pairs.
     pub max_qp: usize,
-    /// How many work requests a queue holds.
+    /// Maximum number of work requests of a queue.
     pub max_qp_wr: usize,
-    /// How many scatter/gather elements a send or receive has.
+    /// Maximum number of scatter/gather elements of a send or receive.
     pub max_sge: usize,
-    /// How many scatter/gather elements an RDMA read has.
+    /// Maximum number of scatter/gather elements of an RDMA read.
     pub max_sge_rd: usize,
-    /// How many completion queues.
+    /// Maximum number of completion queues.
     pub max_cq: usize,
-    /// How many completions a completion queue holds.
+    /// Maximum number of completions of a completion queue.
     pub max_cqe: usize,
-    /// How many memory regions.
+    /// Maximum number of memory regions.
     pub max_mr: usize,
-    /// How many protection domains.
+    /// Maximum number of protection domains.
     pub max_pd: usize,
-    /// How many RDMA reads and atomics a queue pair answers at a time.
+    /// Maximum number of RDMA reads and atomics that a queue pair executes at a time as the target.
     pub max_qp_rd_atom: usize,
-    /// How many RDMA reads and atomics a queue pair has under way at a time.
+    /// Maximum number of outstanding RDMA reads and atomics of a queue pair as the initiator.
     pub max_qp_init_rd_atom: usize,
-    /// How many shared receive queues.
+    /// Maximum number of shared receive queues.
     pub max_srq: usize,
-    /// How many receives a shared receive queue holds.
+    /// Maximum number of receives of a shared receive queue.
     pub max_srq_wr: usize,
-    /// How many scatter/gather elements a receive of a shared receive queue has.
+    /// Maximum number of scatter/gather elements of a receive of a shared receive queue.
     pub max_srq_sge: usize,
-    /// How many ports; numbered from 1.
+    /// Number of ports, which are numbered from 1.
     pub phys_port_cnt: u8,
-    /// `IBV_TRANSPORT_IWARP`: the connecting side of a connection sends first, and there are no
-    /// RNR timers.
+    /// `IBV_TRANSPORT_IWARP`: the connecting side of a connection must send first, and the
+    /// transport has no RNR timers.
     pub iwarp: bool,
-    /// Atomic operations: `ibv_atomic_cap`, 0 none, 1 among the device's own, 2 with the CPU.
+    /// `ibv_atomic_cap`: 0: no atomics; 1: atomic with respect to the device's other operations; 2:
+    /// also with respect to the CPU.
     pub atomic_cap: u32,
 }
 
@@ -61,18 +62,18 @@ pub enum LinkLayer {
     Ethernet,
 }
 
-/// A port as it was when asked (`ibv_query_port(3)`).
+/// State of a port at the time of the query (`ibv_query_port(3)`).
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// Its number; ports count from 1.
+    /// The port's number, at least 1.
     pub number: u8,
-    /// Whether it is `IBV_PORT_ACTIVE`.
+    /// Whether the port is active (`IBV_PORT_ACTIVE`).
     pub active: bool,
     /// The MTU in use, in bytes.
     pub active_mtu: usize,
-    /// The longest message, in bytes.
+    /// Maximum length of a message in bytes.
     pub max_msg_size: usize,
-    /// Speed in bits per second; 0 where it isn't known.
+    /// Speed in bits per second; 0 if unknown.
     pub speed: u64,
     /// The link layer.
     pub link_layer: LinkLayer,
@@ -82,7 +83,7 @@ pub struct Port {
     pub gid: Option<[u8; 16]>,
 }
 
-/// Where a device sits on the PCI bus.
+/// PCI address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciAddress {
     /// Domain.

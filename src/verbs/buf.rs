@@ -9,7 +9,7 @@ use rdma_core_sys as sys;
 
 use super::Pd;
 
-/// Zeros at first. Freed when dropped, after its registrations.
+/// Memory that is initially zero. Freed when dropped, after its registrations.
 #[derive(Debug)]
 pub(crate) struct Buf {
     raw: *mut sys::ibv_buf,

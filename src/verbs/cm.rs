@@ -1,7 +1,7 @@
 //! The connection manager: event channels and identifiers.
 //!
-//! An event is copied and acknowledged before the engine acts on it. Destroying an identifier waits
-//! for the acknowledgement, and so never for a lock of the engine.
+//! An event is copied and acknowledged before the engine processes it. Destroying an identifier
+//! waits for the acknowledgement of its events, so it never waits for a lock of the engine.
 
 #![allow(unsafe_code, reason = "calls the connection manager")]
 
@@ -18,10 +18,10 @@ use super::{Device, Pd, SockAddr};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
-/// How long the resolution of an address or a route may take, in milliseconds.
+/// Time limit of the resolution of an address or a route, in milliseconds.
 const RESOLVE_TIMEOUT: i32 = 2000;
 
-/// The most private data that a message of the connection manager carries, in bytes: that of an
+/// Maximum length in bytes of private data in a message of the connection manager: that of an
 /// acceptance (`rdma_accept(3)`). A request over an IP address has 56 bytes, a rejection 148.
 const MAX_PRIVATE_DATA: usize = 196;
 
@@ -40,12 +40,12 @@ impl PrivateData {
         len: 0,
     };
 
-    /// Copies at most [`MAX_PRIVATE_DATA`] of the bytes.
+    /// Copies the first [`MAX_PRIVATE_DATA`] bytes.
     fn copy(bytes: &[u8]) -> Self {
         let mut this = Self::EMPTY;
         let count = bytes.len().min(MAX_PRIVATE_DATA);
         this.bytes[..count].copy_from_slice(&bytes[..count]);
-        // at most 196
+        // fits: at most 196
         this.len = count as u8;
         this
     }
@@ -75,15 +75,15 @@ pub enum CmEventKind {
     Established,
     /// The connection has ended.
     Disconnected,
-    /// The peer has rejected the connection, or no process listens there.
+    /// The peer has rejected the connection, or no process listens at the address.
     Rejected,
-    /// Address, route or peer can't be reached, or the handshake failed.
+    /// The address, the route or the peer cannot be reached, or the handshake has failed.
     Unreachable,
-    /// The device is going away.
+    /// The device is being removed.
     DeviceRemoval,
     /// The interface has lost the address.
     AddrChange,
-    /// Nothing to be done about it.
+    /// An event that the engine ignores.
     Other,
 }
 
@@ -96,7 +96,7 @@ pub struct CmEvent {
     pub object: usize,
     /// The new identifier of a request.
     pub new_id: Option<CmId>,
-    /// Reason of a failure, positive; 0 if there is none.
+    /// Reason of a failure, positive; 0 if the event is no failure.
     pub status: i32,
     /// The peer's private data.
     pub private_data: PrivateData,
@@ -107,9 +107,9 @@ pub struct CmEvent {
 pub struct ConnParam<'a> {
     /// Private data for the peer: at most 56 bytes to connect, 196 to accept.
     pub private_data: &'a [u8],
-    /// How often an unacknowledged packet is sent again, at most 7.
+    /// Number of retransmissions of an unacknowledged packet, at most 7.
     pub retry_count: u8,
-    /// Retries after the peer's RNR NAK (receiver not ready); 7: without limit.
+    /// Retries after the peer's RNR NAK (receiver not ready); 7 retries indefinitely.
     pub rnr_retry_count: u8,
 }
 
@@ -124,7 +124,7 @@ fn with_c_param(
     let mut c = sys::rdma_conn_param {
         private_data: param.private_data.as_ptr().cast(),
         private_data_len: data_len(param.private_data)?,
-        // the library clips both to the limits of the device and the peer
+        // the library limits both to those of the device and the peer
         responder_resources: sys::RDMA_MAX_RESP_RES as u8,
         initiator_depth: sys::RDMA_MAX_INIT_DEPTH as u8,
         flow_control: 1,
@@ -180,7 +180,7 @@ impl EventChannel {
         Ok(Arc::new(this))
     }
 
-    /// The backend it belongs to.
+    /// The backend of the object.
     pub fn backend(&self) -> &'static Backend {
         self.backend
     }
@@ -191,7 +191,7 @@ impl EventChannel {
         unsafe { (*self.raw).fd }
     }
 
-    /// A new identifier of reliable connections, with its events on this channel.
+    /// Creates an identifier for a reliable connection, with its events on this channel.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -215,14 +215,14 @@ impl EventChannel {
     /// Takes the next event. Never blocks.
     ///
     /// # Errors
-    /// `EAGAIN`: there is none. Else the connection manager's.
+    /// `EAGAIN`: the channel is empty. Others: the connection manager's.
     pub fn next_event(self: &Arc<Self>) -> Result<CmEvent> {
         let mut raw = null_mut();
-        // SAFETY: the channel is live, and doesn't block.
+        // SAFETY: the channel is live and non-blocking.
         FiErrno::from_call(unsafe { (self.backend.cm.rdma_get_cm_event)(self.raw, &raw mut raw) })?;
-        // SAFETY: an event that was got stays until it is acknowledged.
+        // SAFETY: the event is valid until it is acknowledged.
         let event = unsafe { self.copy(&*raw) };
-        // SAFETY: got above, acknowledged once; nothing of it is used any more.
+        // SAFETY: read above, acknowledged once, and not used afterwards.
         unsafe { (self.backend.cm.rdma_ack_cm_event)(raw) };
         Ok(event)
     }
@@ -230,7 +230,7 @@ impl EventChannel {
     /// Copies an event.
     ///
     /// # Safety
-    /// One that was got and not yet acknowledged.
+    /// The event was read from this channel and is not acknowledged yet.
     unsafe fn copy(self: &Arc<Self>, event: &sys::rdma_cm_event) -> CmEvent {
         let kind = match event.event {
             sys::RDMA_CM_EVENT_ADDR_RESOLVED => CmEventKind::AddrResolved,
@@ -279,7 +279,8 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: made by this backend; identifiers on it hold it, so there are none.
+        // SAFETY: created by this backend. Each identifier on the channel holds a reference to it,
+        // so no such identifier exists any more.
         unsafe { (self.backend.cm.rdma_destroy_event_channel)(self.raw) }
     }
 }
@@ -297,20 +298,20 @@ unsafe impl Send for CmId {}
 unsafe impl Sync for CmId {}
 
 impl CmId {
-    /// The backend it belongs to.
+    /// The backend of the object.
     pub fn backend(&self) -> &'static Backend {
         self.backend
     }
 
-    /// Its identity in events.
+    /// The identifier's identity in events.
     pub fn object(&self) -> usize {
         self.raw as usize
     }
 
-    /// Moves its events to another channel of the same backend.
+    /// Moves the identifier's events to another channel of the same backend.
     ///
     /// # Errors
-    /// `EINVAL`: a channel of another backend. Else the connection manager's.
+    /// `EINVAL`: the channel is of another backend. Others: the connection manager's.
     pub fn migrate(&self, to: &Arc<EventChannel>) -> Result<()> {
         let mut channel = self.channel.lock();
         if Arc::ptr_eq(&channel, to) {
@@ -325,7 +326,7 @@ impl CmId {
         Ok(())
     }
 
-    /// Takes a local address. A port of 0 takes any.
+    /// Binds a local address. Port 0 selects a free port.
     ///
     /// # Errors
     /// `EADDRINUSE`, `EADDRNOTAVAIL`, `ENODEV`.
@@ -374,7 +375,7 @@ impl CmId {
     /// Accepts the connection request of this identifier; an event reports the result.
     ///
     /// # Errors
-    /// The connection manager's, for instance when the peer has gone.
+    /// The connection manager's, for instance because the peer has ended the connection.
     pub fn accept(&self, param: &ConnParam<'_>) -> Result<()> {
         with_c_param(param, |param| {
             // SAFETY: live; the parameters live through the call.
@@ -382,10 +383,10 @@ impl CmId {
         })
     }
 
-    /// Rejects the request that it came with, with at most 148 bytes of private data.
+    /// Rejects the connection request of this identifier, with at most 148 bytes of private data.
     ///
     /// # Errors
-    /// The connection manager's, for instance when the peer has gone.
+    /// The connection manager's, for instance because the peer has ended the connection.
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
         let len = data_len(private_data)?;
         let address: *const c_void = private_data.as_ptr().cast();
@@ -393,19 +394,20 @@ impl CmId {
         FiErrno::from_call(unsafe { (self.backend.cm.rdma_reject)(self.raw, address, len) })
     }
 
-    /// Ends the connection, or answers its end, and moves the queue pair to its error state.
+    /// Disconnects, or answers the peer's disconnect, and moves the queue pair to its error state.
     ///
     /// # Errors
-    /// `EINVAL`: there is no connection.
+    /// `EINVAL`: no connection exists.
     pub fn disconnect(&self) -> Result<()> {
         // SAFETY: live.
         FiErrno::from_call(unsafe { (self.backend.cm.rdma_disconnect)(self.raw) })
     }
 
-    /// The peer's first packet came before the last message of the handshake, which may be lost.
+    /// Reports to the connection manager that the peer's first packet has arrived before the last
+    /// message of the handshake, which may be lost.
     ///
     /// # Errors
-    /// `EISCONN`: it came meanwhile.
+    /// `EISCONN`: that message has arrived meanwhile.
     pub fn notify_established(&self) -> Result<()> {
         // SAFETY: live.
         FiErrno::from_call(unsafe {
@@ -426,7 +428,7 @@ impl CmId {
     /// power of `exponent`. Before connecting or accepting.
     ///
     /// # Errors
-    /// `ENOSYS`, `EINVAL`: the kernel is older than 5.1, or the device has no such time.
+    /// `ENOSYS`, `EINVAL`: the kernel is older than 5.1, or the device does not support the time.
     pub fn set_ack_timeout(&self, exponent: u8) -> Result<()> {
         let mut value = exponent;
         // SAFETY: live; the option is one byte.
@@ -441,8 +443,8 @@ impl CmId {
         })
     }
 
-    /// Sets the type of service of the connection's packets. To be called before the peer's address
-    /// is resolved or a request accepted.
+    /// Sets the type of service of the connection's packets. The caller does this before it
+    /// resolves the peer's address or accepts a request.
     ///
     /// # Errors
     /// The connection manager's.
@@ -460,12 +462,12 @@ impl CmId {
         })
     }
 
-    /// Whether it is bound to this device.
+    /// Whether the identifier is bound to this device.
     pub fn is_on(&self, device: &Device) -> bool {
         device.is_of(self.context())
     }
 
-    /// The device that it is bound to, by name; `None` for a wildcard address.
+    /// Name of the device that the identifier is bound to; `None` for a wildcard address.
     pub fn device_name(&self) -> Option<String> {
         let context = self.context();
         if context.is_null() {
@@ -477,14 +479,14 @@ impl CmId {
         Some(name.to_string_lossy().into_owned())
     }
 
-    /// Whether it is bound to a device at all.
+    /// Whether the identifier is bound to a device.
     pub fn has_device(&self) -> bool {
         !self.context().is_null()
     }
 
     pub(super) fn context(&self) -> *mut sys::ibv_context {
-        // SAFETY: live. The field changes in calls on this identifier and when its events are
-        // taken; it is one aligned word.
+        // SAFETY: live. The field is one aligned word, which calls on this identifier and reads of
+        // its events change.
         unsafe { (&raw const (*self.raw).verbs).read_volatile() }
     }
 
@@ -507,7 +509,7 @@ impl CmId {
     ) -> Result<*mut sys::ibv_qp> {
         // SAFETY: live; identifier and protection domain are on one device.
         FiErrno::from_call(unsafe { (self.backend.cm.rdma_create_qp)(self.raw, pd.raw(), attr) })?;
-        // SAFETY: live; the call has set it.
+        // SAFETY: live; the call has set the queue pair.
         Ok(unsafe { (*self.raw).qp })
     }
 
@@ -520,7 +522,7 @@ impl CmId {
         let create = create.ok_or(FiErrno::EOPNOTSUPP)?;
         // SAFETY: live; identifier and protection domain are on one device.
         FiErrno::from_call(unsafe { create(self.raw, attr) })?;
-        // SAFETY: live; the call has set it.
+        // SAFETY: live; the call has set the queue pair.
         Ok(unsafe { (*self.raw).qp })
     }
 
@@ -532,8 +534,8 @@ impl CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
-        // SAFETY: made by this backend, destroyed once; a queue pair on it holds it, so there is
-        // none, and all its events were acknowledged.
+        // SAFETY: created by this backend, destroyed once. A queue pair on the identifier holds a
+        // reference to it, so none exists any more. All events of the identifier were acknowledged.
         let ret = unsafe { (self.backend.cm.rdma_destroy_id)(self.raw) };
         if let Err(error) = FiErrno::from_call(ret) {
             warn_log!(EpCtrl, "rdma_destroy_id: {error}");

@@ -13,7 +13,7 @@ use super::Device;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
-/// A completion channel: readable when a queue that was armed has something. Thread safe.
+/// A completion channel: readable when an armed queue has got a completion. Thread safe.
 #[derive(Debug)]
 pub struct CompChannel {
     raw: *mut sys::ibv_comp_channel,
@@ -54,7 +54,8 @@ impl CompChannel {
 
 impl Drop for CompChannel {
     fn drop(&mut self) {
-        // SAFETY: made by this backend; queues on it hold it, so there are none.
+        // SAFETY: created by this backend. Each queue on the channel holds a reference to it, so no
+        // such queue exists any more.
         let ret = unsafe { (self.device.backend().verbs.ibv_destroy_comp_channel)(self.raw) };
         if let Err(error) = FiErrno::from_verb(ret) {
             warn_log!(Cq, "ibv_destroy_comp_channel: {error}");
@@ -73,20 +74,20 @@ impl Wc {
         self.0.wr_id
     }
 
-    /// `ibv_wc_status`; 0 is success, and only `wr_id`, `vendor_err` and `qp_num` are valid
-    /// otherwise.
+    /// `ibv_wc_status`; 0 is success. After a failure only `wr_id`, `vendor_err` and `qp_num` are
+    /// valid.
     #[inline]
     pub fn status(&self) -> u32 {
         self.0.status
     }
 
-    /// Bytes received.
+    /// Number of bytes received.
     #[inline]
     pub fn byte_len(&self) -> usize {
         self.0.byte_len as usize
     }
 
-    /// Immediate data, if there is any.
+    /// Immediate data, if the completion has any.
     #[inline]
     pub fn imm(&self) -> Option<u32> {
         // the union's members share their four bytes
@@ -100,7 +101,7 @@ impl Wc {
         self.0.opcode == sys::IBV_WC_RECV_RDMA_WITH_IMM
     }
 
-    /// The queue pair that it is of; valid for failures too.
+    /// Number of the request's queue pair; valid after failures too.
     #[inline]
     pub fn qp_num(&self) -> u32 {
         self.0.qp_num
@@ -127,10 +128,10 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// `ibv_create_cq(3)` for at least `cqe` completions.
+    /// `ibv_create_cq(3)`: creates a queue for at least `cqe` completions.
     ///
     /// # Errors
-    /// `EINVAL`: too many. `ENOMEM`.
+    /// `EINVAL`: `cqe` exceeds the device's limit. `ENOMEM`.
     pub fn create(
         device: &Arc<Device>,
         cqe: usize,
@@ -166,7 +167,7 @@ impl Cq {
         self.raw
     }
 
-    /// Its identity in asynchronous events.
+    /// The queue's identity in asynchronous events.
     pub(crate) fn object(&self) -> usize {
         self.raw as usize
     }
@@ -176,7 +177,7 @@ impl Cq {
         &self.device
     }
 
-    /// How many completions it holds.
+    /// Number of completions that the queue has room for.
     pub fn cqe(&self) -> usize {
         // SAFETY: live until dropped.
         usize::try_from(unsafe { (*self.raw).cqe }).unwrap_or(0)
@@ -185,14 +186,15 @@ impl Cq {
     /// `ibv_resize_cq(3)`.
     ///
     /// # Errors
-    /// `EINVAL`: too many. `EOPNOTSUPP`, `ENOSYS`: the device can't.
+    /// `EINVAL`: `cqe` exceeds the device's limit. `EOPNOTSUPP`, `ENOSYS`: the device cannot resize
+    /// queues.
     pub fn resize(&self, cqe: usize) -> Result<()> {
         let cqe = c_int::try_from(cqe).map_err(|_| FiErrno::EINVAL)?;
         // SAFETY: live and of this backend.
         FiErrno::from_verb(unsafe { (self.device.backend().verbs.ibv_resize_cq)(self.raw, cqe) })
     }
 
-    /// `ibv_poll_cq(3)`: at most `max` completions, in the order in which they came.
+    /// `ibv_poll_cq(3)`: polls at most `max` completions, in the order of their arrival.
     ///
     /// # Errors
     /// The device's.
@@ -207,7 +209,7 @@ impl Cq {
         let ret = unsafe { sys::ibv_poll_cq(self.raw, max, buffer.as_mut_ptr().cast()) };
         match usize::try_from(ret) {
             Ok(count) => {
-                // SAFETY: the device has filled that many, at most as many as asked for.
+                // SAFETY: the device has written `count` elements, at most `max`.
                 Ok(unsafe { std::slice::from_raw_parts(buffer.as_ptr().cast(), count.min(N)) })
             }
             Err(_) => Err(FiErrno::EIO),
@@ -223,8 +225,8 @@ impl Cq {
         FiErrno::from_verb(unsafe { sys::ibv_req_notify_cq(self.raw, 0) })
     }
 
-    /// Consumes the events that make the channel readable. The channel must belong to this queue
-    /// alone. Never blocks; the caller ensures one thread at a time.
+    /// Consumes the events that make the channel readable. No other queue may use the channel.
+    /// Never blocks. The caller ensures that one thread at a time calls this.
     pub fn drain_channel(&self) {
         let Some(channel) = &self.channel else {
             return;
@@ -233,13 +235,13 @@ impl Cq {
         loop {
             let mut cq = std::ptr::null_mut();
             let mut context = std::ptr::null_mut();
-            // SAFETY: the channel is live, and doesn't block.
+            // SAFETY: the channel is live and non-blocking.
             let ret =
                 unsafe { (verbs.ibv_get_cq_event)(channel.raw, &raw mut cq, &raw mut context) };
             if ret != 0 {
                 return;
             }
-            // SAFETY: an event of this queue was got; destroying it waits for this.
+            // SAFETY: acknowledges the event of this queue that was read above.
             unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
         }
     }
@@ -247,8 +249,8 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // SAFETY: made by this backend; queue pairs on it hold it, so there are none, and all its
-        // events were acknowledged.
+        // SAFETY: created by this backend. Each queue pair on the queue holds a reference to it, so
+        // no such queue pair exists any more. All events of the queue were acknowledged.
         let ret = unsafe { (self.device.backend().verbs.ibv_destroy_cq)(self.raw) };
         if let Err(error) = FiErrno::from_verb(ret) {
             warn_log!(Cq, "ibv_destroy_cq: {error}");

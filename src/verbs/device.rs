@@ -1,9 +1,8 @@
-//! Devices: found through the connection manager, opened once per process.
+//! Devices, which are listed by the connection manager and opened once per process.
 //!
-//! A queue pair that is to be connected by librdmacm must lie on *its* context of the device, so
-//! a device here is an entry of `rdma_get_devices(3)` and never opened by `ibv_open_device`. The
-//! list stays referenced as long as a device of it is in use, because librdmacm closes contexts
-//! without a reference.
+//! librdmacm can connect only queue pairs on its own context of the device. So a device here is an
+//! entry of `rdma_get_devices(3)` and is never opened by `ibv_open_device`. The list is referenced
+//! as long as one of its devices is in use, because librdmacm closes contexts without a reference.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
@@ -39,7 +38,7 @@ unsafe impl Sync for ContextList {}
 
 impl Drop for ContextList {
     fn drop(&mut self) {
-        // SAFETY: the list came from `rdma_get_devices` of this backend and is freed once.
+        // SAFETY: the list was returned by `rdma_get_devices` of this backend and is freed once.
         unsafe { (self.backend.cm.rdma_free_devices)(self.list) }
     }
 }
@@ -49,32 +48,34 @@ impl Drop for ContextList {
 pub struct DeviceAddress {
     /// The address, with port 0.
     pub addr: SocketAddr,
-    /// Bits of the network's prefix.
+    /// Length of the network's prefix in bits.
     pub prefix_len: u8,
     /// Name of the network interface.
     pub interface: String,
-    /// Whether the interface is a loopback.
+    /// Whether the interface is a loopback interface.
     pub loopback: bool,
 }
 
-/// Something that happened to an object outside of any call (`ibv_get_async_event(3)`).
+/// An asynchronous event of an object (`ibv_get_async_event(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// The queue pair went into its error state.
+    /// The queue pair has failed.
     QpError,
-    /// The peer's first packet came before the connection manager's last message.
+    /// The peer's first packet has arrived before the last message of the connection manager's
+    /// handshake.
     QpEstablished,
-    /// The completion queue overran, or failed otherwise.
+    /// The completion queue has overrun or failed.
     CqError,
-    /// The device is gone.
+    /// The device has failed or was removed.
     DeviceFatal,
-    /// Anything else, by its `ibv_event_type`.
+    /// Another event, with its `ibv_event_type`.
     Other(u32),
 }
 
 /// A receiver of the asynchronous events of an object.
 pub(crate) trait AsyncListener: Send + Sync {
-    /// Handles an event. Called by a thread that reads an event queue, without locks held.
+    /// Processes an event. Called without a lock, by the thread that takes the device's events
+    /// ([`Device::dispatch_async`]).
     fn async_event(&self, event: AsyncEvent);
 }
 
@@ -88,10 +89,10 @@ pub struct Device {
     attr: DeviceAttr,
     max_inline: OnceLock<usize>,
     behaviour: OnceLock<Behaviour>,
-    /// The interfaces that were there when the device's addresses were looked for, and those
-    /// addresses.
+    /// The host's interfaces at the time of the last search for the device's addresses, and the
+    /// addresses found.
     addresses: Mutex<Option<(InterfaceList, InterfaceList)>>,
-    /// By the address of the verbs object.
+    /// Indexed by the address of the verbs object.
     listeners: Mutex<HashMap<usize, Weak<dyn AsyncListener>>>,
     _list: Arc<ContextList>,
 }
@@ -111,13 +112,14 @@ impl fmt::Debug for Device {
     }
 }
 
-/// The devices found so far in this process.
+/// All devices that this process has found.
 static DEVICES: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
 
-/// The devices of these backends, in their order. Listed once per process, and again with `rescan`
-/// (`FI_RESCAN`). A device that has gone stays valid for the objects that hold it.
+/// The devices of these backends, in the order of `backends`. Listed once per process, and again
+/// with `rescan` (`FI_RESCAN`). A device that is no longer listed stays valid for the objects that
+/// hold a reference to it.
 ///
-/// A backend whose devices can't be listed is logged and counts as having none.
+/// If the devices of a backend cannot be listed, logs the error and returns none of it.
 pub fn devices(backends: &[&'static Backend], rescan: bool) -> Vec<Arc<Device>> {
     let mut known = DEVICES.lock();
     let mut found = Vec::new();
@@ -143,18 +145,18 @@ pub fn devices(backends: &[&'static Backend], rescan: bool) -> Vec<Arc<Device>> 
     found
 }
 
-/// The device that an identifier is bound to, if it is one of those found.
+/// The device that an identifier is bound to, if this process has found it.
 pub(crate) fn known_device(id: &CmId) -> Option<Arc<Device>> {
     let known = DEVICES.lock();
     let device = known.iter().find(|device| id.is_on(device));
     device.cloned()
 }
 
-/// Asks a backend for its devices, keeping those already known as they are.
+/// Lists the devices of a backend, reusing those in `cached`.
 fn scan(backend: &'static Backend, cached: &[Arc<Device>]) -> Result<Vec<Arc<Device>>> {
     fork_init(backend);
     if !has_devices(backend) {
-        // librdmacm complains on stderr where the kernel has no RDMA at all
+        // without RDMA in the kernel, librdmacm would write warnings to stderr
         return Ok(Vec::new());
     }
     let mut count: c_int = 0;
@@ -222,7 +224,7 @@ impl Device {
         list: &Arc<ContextList>,
     ) -> Result<Self> {
         let mut attr = sys::ibv_device_attr_ex::default();
-        // SAFETY: `context` is of the list, hence live and of this backend.
+        // SAFETY: `context` is an element of the list, and therefore live and of this backend.
         FiErrno::from_verb(unsafe {
             sys::ibv_query_device_ex(&backend.verbs, context, &raw mut attr)
         })?;
@@ -236,7 +238,7 @@ impl Device {
                 (*device).transport_type,
             )
         };
-        // SAFETY: an array of 64 bytes that the device ends with a NUL.
+        // SAFETY: an array of 64 bytes that contains a NUL-terminated string.
         let fw_ver = unsafe { CStr::from_ptr(orig.fw_ver.as_ptr()) };
         let attr = DeviceAttr {
             fw_ver: fw_ver.to_string_lossy().into_owned(),
@@ -277,13 +279,13 @@ impl Device {
         })
     }
 
-    /// The backend that it belongs to.
+    /// The device's backend.
     pub fn backend(&self) -> &'static Backend {
         self.backend
     }
 
-    /// Whether the peers of idle connections need to be asked for a sign of life. iWARP's do not:
-    /// its writes complete when TCP has taken them, and TCP gives up in its own time.
+    /// Whether idle connections need probes to detect dead peers. iWARP connections do not use
+    /// probes: a write completes when TCP has accepted it, and TCP has its own timeout.
     pub fn needs_keepalive(&self) -> bool {
         !self.backend.notices_dead_peers && !self.attr.iwarp
     }
@@ -291,12 +293,12 @@ impl Device {
     /// The text of a work completion's status (`ibv_wc_status_str(3)`).
     pub(crate) fn status_str(&self, status: i32) -> &'static CStr {
         let status = u32::try_from(status).unwrap_or(sys::IBV_WC_GENERAL_ERR);
-        // SAFETY: any value is answered with a string that lives as long as the library, which is
-        // never unloaded.
+        // SAFETY: for any value the function returns a string that exists as long as the library,
+        // which is never unloaded.
         unsafe { CStr::from_ptr((self.backend().verbs.ibv_wc_status_str)(status)) }
     }
 
-    /// Its name, for instance `mlx5_0`, `rxe0` or `soft0`.
+    /// The device's name, for instance `mlx5_0`, `rxe0` or `soft0`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -314,13 +316,13 @@ impl Device {
         self.context == context
     }
 
-    /// Where [`Device::behaviour`] remembers.
+    /// Storage for the result of [`Device::behaviour`].
     pub(super) fn observed(&self) -> &OnceLock<Behaviour> {
         &self.behaviour
     }
 
-    /// How many bytes an RC queue pair of ordinary depth takes inline, at most 512. Found by
-    /// making queue pairs, once; 0 where none can be made.
+    /// Maximum length in bytes of inline data of an RC queue pair with one send request and one
+    /// sge, at most 512. Determined once, by creating queue pairs; 0 if none can be created.
     pub fn max_inline(self: &Arc<Self>) -> usize {
         *self.max_inline.get_or_init(|| {
             probe_max_inline(self).unwrap_or_else(|error| {
@@ -330,7 +332,7 @@ impl Device {
         })
     }
 
-    /// A port as it is now. Ports count from 1.
+    /// The current state of a port. Ports are numbered from 1.
     ///
     /// # Errors
     /// `EINVAL`: no such port.
@@ -356,24 +358,24 @@ impl Device {
         })
     }
 
-    /// An entry of a port's GID table; `None` where it has none of this index.
+    /// An entry of a port's GID table; `None` if the table has no such entry.
     pub fn gid(&self, port: u8, index: u8) -> Option<[u8; 16]> {
         let mut gid = sys::ibv_gid::default();
         let query = self.backend.verbs.ibv_query_gid;
         // SAFETY: the context is live and of this backend, `gid` writable.
         let ret = unsafe { query(self.context, port, index.into(), &raw mut gid) };
-        // SAFETY: the raw form of a GID is all of it.
+        // SAFETY: both types have 16 bytes, and every value is valid.
         let raw = unsafe { std::mem::transmute_copy::<sys::ibv_gid, [u8; 16]>(&gid) };
         (ret == 0).then_some(raw)
     }
 
-    /// Where it sits on the PCI bus, if it does.
+    /// The device's PCI address, if it is a PCI device.
     pub fn pci_address(&self) -> Option<PciAddress> {
         let link = std::fs::canonicalize(self.sysfs("device")?).ok()?;
         parse_pci(link.file_name()?.to_str()?)
     }
 
-    /// Name of the kernel's driver, if a driver of the kernel runs it.
+    /// Name of the device's kernel driver, if it has one.
     pub fn driver(&self) -> Option<String> {
         let link = std::fs::canonicalize(self.sysfs("device/driver")?).ok()?;
         Some(link.file_name()?.to_str()?.to_owned())
@@ -386,9 +388,9 @@ impl Device {
         path.exists().then_some(path)
     }
 
-    /// The addresses of this host by which the device is reached: those that the connection
-    /// manager, when binding them, assigns to the device. Loopback addresses come last. The list is
-    /// renewed when the host's interfaces have changed.
+    /// The addresses of this host that reach the device: the connection manager binds them to the
+    /// device. Loopback addresses come last. The list is renewed when the host's interfaces have
+    /// changed.
     pub fn addresses(self: &Arc<Self>) -> Vec<DeviceAddress> {
         let interfaces = interfaces();
         let mut cache = self.addresses.lock();
@@ -420,7 +422,7 @@ impl Device {
         bound.unwrap_or(false)
     }
 
-    /// Whether it is reached by this address of the host; wildcard addresses always are.
+    /// Whether this address of the host reaches the device. True for wildcard addresses.
     pub fn has_address(self: &Arc<Self>, ip: IpAddr) -> bool {
         ip.is_unspecified() || self.addresses().iter().any(|a| a.addr.ip() == ip)
     }
@@ -443,16 +445,18 @@ impl Device {
     pub(crate) fn dispatch_async(&self) {
         loop {
             let mut event = sys::ibv_async_event::default();
-            // SAFETY: the context is live, `event` writable; it doesn't block.
+            // SAFETY: the context is live and non-blocking, and `event` is writable.
             let ret =
                 unsafe { (self.backend.verbs.ibv_get_async_event)(self.context, &raw mut event) };
             if ret != 0 {
                 return;
             }
-            // SAFETY: which field is valid depends on the type, all pointers share their place.
+            // SAFETY: the type determines the valid field of the union, and all fields that are
+            // pointers have the same offset.
             let object = unsafe { event.element.qp } as usize;
             let kind = classify(event.event_type);
-            // SAFETY: got above, acknowledged once. Destroying an object waits for this.
+            // SAFETY: read above, acknowledged once. Destroying an object waits for this
+            // acknowledgement.
             unsafe { (self.backend.verbs.ibv_ack_async_event)(&raw mut event) };
             self.tell(kind, object);
         }
@@ -526,7 +530,7 @@ fn link_speed(attr: &sys::ibv_port_attr) -> u64 {
     lanes * megabits * 1_000_000
 }
 
-/// `0000:3b:00.1` of sysfs.
+/// Parses a PCI address in the form of sysfs, `0000:3b:00.1`.
 fn parse_pci(name: &str) -> Option<PciAddress> {
     let (domain, rest) = name.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
@@ -539,7 +543,7 @@ fn parse_pci(name: &str) -> Option<PciAddress> {
     })
 }
 
-/// The IP addresses of this host's running interfaces, loopbacks last.
+/// The IP addresses of this host's interfaces that are up; loopback interfaces come last.
 fn interfaces() -> InterfaceList {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: `head` is writable.
@@ -549,7 +553,7 @@ fn interfaces() -> InterfaceList {
     let mut list = Vec::new();
     let mut next = head;
     while !next.is_null() {
-        // SAFETY: an element of the list that `getifaddrs` made.
+        // SAFETY: an element of the list that `getifaddrs` has returned.
         let entry = unsafe { &*next };
         next = entry.ifa_next;
         if entry.ifa_flags & libc::IFF_UP as u32 == 0 {
@@ -569,13 +573,13 @@ fn interfaces() -> InterfaceList {
         let interface = unsafe { CStr::from_ptr(entry.ifa_name) };
         list.push(DeviceAddress {
             addr,
-            // at most 128
+            // fits: at most 128
             prefix_len: prefix_len as u8,
             interface: interface.to_string_lossy().into_owned(),
             loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
         });
     }
-    // SAFETY: made by `getifaddrs`, freed once.
+    // SAFETY: returned by `getifaddrs`, freed once.
     unsafe { libc::freeifaddrs(head) };
     list.sort_by_key(|address| address.loopback);
     list

@@ -1,18 +1,18 @@
-//! Keys of registrations, and addresses of the peer's memory: types of their own, so that one is not
-//! taken for the other.
+//! Keys of registrations and addresses of the peer's memory, each a separate type, so that one
+//! cannot be passed as another.
 
-/// The key by which this side's requests name a registration of local memory.
+/// The key by which this side's requests refer to a registration of local memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Lkey(u32);
 
-/// The key by which a peer's requests name a registration.
+/// The key by which a peer's requests refer to a registration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Rkey(u32);
 
-/// An address in the peer's memory, as the peer's device counts: virtual, or from the start of the
-/// registration. It is never dereferenced on this side.
+/// An address in the peer's memory, in the address space of the registration (its iova). Never
+/// dereferenced on this side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct RemoteAddr(u64);
@@ -46,7 +46,7 @@ impl Rkey {
 }
 
 impl RemoteAddr {
-    /// 0, where a record has no address.
+    /// 0: a record has no address.
     pub const NULL: Self = Self(0);
 
     /// The address with this number.
@@ -61,21 +61,21 @@ impl RemoteAddr {
         self.0
     }
 
-    /// Whether it is 0.
+    /// Whether the address is 0.
     #[inline]
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
 
-    /// The address so many bytes behind, modulo 2^64. The peer's device refuses an address outside
-    /// the registration.
+    /// The address plus `bytes`, modulo 2^64. The peer's device refuses an address outside the
+    /// registration.
     #[inline]
     #[must_use]
     pub const fn wrapping_add(self, bytes: u64) -> Self {
         Self(self.0.wrapping_add(bytes))
     }
 
-    /// The address so many bytes behind; `None` if it exceeds 2^64 - 1.
+    /// The address plus `bytes`; `None` if the sum exceeds 2^64 - 1.
     #[inline]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
@@ -84,7 +84,7 @@ impl RemoteAddr {
         }
     }
 
-    /// Whether it is aligned to `bytes`.
+    /// Whether the address is aligned to `bytes`.
     #[inline]
     pub const fn is_multiple_of(self, bytes: u64) -> bool {
         self.0.is_multiple_of(bytes)

@@ -1,8 +1,8 @@
 //! Owners of verbs and connection manager objects.
 //!
-//! The only module that calls a verb or an rdma_cm function. An object holds an `Arc` of each
-//! object that it was made from. So all objects are destroyed in an order that the device accepts,
-//! whatever the order in which their owners are dropped.
+//! Only this module calls verbs and rdma_cm functions. An object holds an `Arc` of each object that
+//! it was created from, so all objects are destroyed in an order that the device accepts,
+//! independent of the order in which their owners are dropped.
 
 mod adopted;
 mod attr;
@@ -46,7 +46,7 @@ use std::os::fd::RawFd;
 
 use crate::errno::{FiErrno, Result};
 
-/// Makes reads of a channel's descriptor return `EAGAIN` instead of blocking; done for every
+/// Makes reads of a channel's descriptor return `EAGAIN` instead of blocking. Called for every
 /// channel, because a readable descriptor does not guarantee an event.
 #[allow(unsafe_code, reason = "fcntl(2)")]
 fn set_nonblocking(fd: RawFd) -> Result<()> {

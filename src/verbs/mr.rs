@@ -14,15 +14,15 @@ use super::{Lkey, Pd, Rkey};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
-/// `IBV_ADVISE_MR_FLAG_FLUSH`, of an enumeration without a binding.
+/// `IBV_ADVISE_MR_FLAG_FLUSH`, for which the bindings have no constant.
 pub(crate) const FLUSH: u32 = 1;
-/// The last of verbs' advices.
+/// The advice with the largest number.
 pub(crate) const NO_FAULT: u32 = sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
 
-/// Bytes that an advice is about.
+/// An address range for `ibv_advise_mr(3)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Advised {
-    /// As requests name the first one.
+    /// Address of the first byte, as in work requests.
     pub(crate) addr: u64,
     pub(crate) length: u32,
     pub(crate) lkey: Lkey,
@@ -31,7 +31,7 @@ pub(crate) struct Advised {
 /// `ibv_advise_mr(3)`.
 ///
 /// # Errors
-/// `EOPNOTSUPP`: the device has no such call. Others are the device's.
+/// `EOPNOTSUPP`: the device has no such call. Others: the device's.
 pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, pieces: &[Advised]) -> Result<()> {
     let mut list: Vec<_> = pieces
         .iter()
@@ -47,10 +47,10 @@ pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, pieces: &[Advised]) -> Re
     FiErrno::from_verb(ret)
 }
 
-/// The smallest page of the machines that the engine runs on, in bytes.
+/// Smallest page size of the supported machines in bytes.
 const PAGE: usize = 4096;
 
-/// The page that registrations are moved to when only their keys are kept. It is never read or
+/// The page to which registrations are moved that only reserve their keys. It is never read or
 /// written.
 ///
 /// # Errors
@@ -59,7 +59,7 @@ fn nowhere() -> Result<*mut c_void> {
     static AT: OnceLock<usize> = OnceLock::new();
     let at = *AT.get_or_init(|| {
         let layout = Layout::from_size_align(PAGE, PAGE);
-        // SAFETY: its size is not 0.
+        // SAFETY: the size of the layout is not 0.
         layout.map_or(0, |page| unsafe { alloc_zeroed(page) }.expose_provenance())
     });
     match at {
@@ -71,10 +71,10 @@ fn nowhere() -> Result<*mut c_void> {
 /// A registration. Thread safe.
 #[derive(Debug)]
 pub struct Mr {
-    /// NULL once it is deregistered.
+    /// NULL after deregistration.
     raw: *mut sys::ibv_mr,
     pd: Arc<Pd>,
-    /// The registered memory, if the engine owns it: it must outlive the registration.
+    /// The registered memory, if the engine owns it, because it must outlive the registration.
     held: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -91,7 +91,7 @@ impl Mr {
     /// The device's: usually `ENOMEM`, `EFAULT` or `EINVAL`.
     ///
     /// # Safety
-    /// The memory must stay the caller's until the registration is dropped.
+    /// The caller keeps the memory valid until the registration is dropped.
     pub unsafe fn register(
         pd: &Arc<Pd>,
         addr: *const c_void,
@@ -99,7 +99,8 @@ impl Mr {
         access: u32,
     ) -> Result<Self> {
         let verbs = &pd.device().backend().verbs;
-        // SAFETY: the protection domain is live and of this backend; the memory is the caller's.
+        // SAFETY: the protection domain is live and of this backend; the caller promises the
+        // memory.
         let raw = unsafe { sys::ibv_reg_mr(verbs, pd.raw(), addr.cast_mut(), len, access) };
         if raw.is_null() {
             return Err(FiErrno::last());
@@ -111,8 +112,8 @@ impl Mr {
         })
     }
 
-    /// `ibv_reg_dmabuf_mr(3)`: `len` bytes of the kernel's memory behind a descriptor, from an
-    /// offset on, with addresses from `iova` on.
+    /// `ibv_reg_dmabuf_mr(3)`: registers `len` bytes of DMA-BUF memory from an offset on, with
+    /// addresses from `iova` on.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the device has no such call. `EBADF`, `EINVAL`: not a DMA-BUF descriptor.
@@ -139,17 +140,17 @@ impl Mr {
         })
     }
 
-    /// The registration, which keeps this until it has gone.
+    /// Makes the registration hold a reference to `held` until it is deregistered.
     pub(crate) fn holding(mut self, held: Arc<dyn Any + Send + Sync>) -> Self {
         self.held = Some(held);
         self
     }
 
-    /// Makes the device fault in pages of an on-demand registration: `ibv_advise_mr(3)`; blocks
-    /// until that is done. A device without that call faults the pages in at first use.
+    /// Makes the device fault in pages of an on-demand registration (`ibv_advise_mr(3)`), and
+    /// blocks until this is done. A device without that call faults the pages in at first use.
     ///
     /// # Errors
-    /// The device's: `EFAULT`: no memory is mapped there.
+    /// The device's, for instance `EFAULT`: no memory is mapped in the range.
     pub fn prefetch(&self, addr: u64, len: u64, write: bool) -> Result<()> {
         let advice = if write {
             sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE
@@ -158,7 +159,7 @@ impl Mr {
         };
         let (mut at, end) = (addr, addr.saturating_add(len));
         while at < end {
-            // a list's element has 32 bits of length
+            // the length of a list element has 32 bits
             let length = (end - at).min(1 << 30) as u32;
             let lkey = self.lkey();
             let piece = Advised {
@@ -175,12 +176,12 @@ impl Mr {
         Ok(())
     }
 
-    /// Pages that the device has made present by advice since the registration; a page counts once
-    /// per advice.
+    /// Number of pages that the device has made present by advice since the registration; a page
+    /// counts once per advice.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the device has no such count that verbs could read. mlx5's is in
-    /// `rdma statistic show mr`.
+    /// `EOPNOTSUPP`: verbs cannot read this count of the device. `rdma statistic show mr` shows it
+    /// for mlx5.
     pub fn prefetched(&self) -> Result<u64> {
         let count = self.pd.device().backend().verbs.softdv_page_prefetch;
         let count = count.ok_or(FiErrno::EOPNOTSUPP)?;
@@ -205,8 +206,8 @@ impl Mr {
         let change = sys::IBV_REREG_MR_CHANGE_TRANSLATION | sys::IBV_REREG_MR_CHANGE_ACCESS;
         let (page, len) = (nowhere()?, PAGE);
         let key = self.rkey();
-        // SAFETY: the registration is live, and the page is never freed. The protection domain is
-        // not used without its flag.
+        // SAFETY: the registration is live, and the page is never freed. The call ignores the
+        // protection domain without `IBV_REREG_MR_CHANGE_PD`.
         let ret = unsafe {
             rereg(
                 self.raw,
@@ -228,8 +229,8 @@ impl Mr {
         }
     }
 
-    /// Deregisters the memory: `ibv_dereg_mr(3)`. Errors other than `EBUSY` are only logged, as the
-    /// caller can't handle them.
+    /// Deregisters the memory: `ibv_dereg_mr(3)`. Errors other than `EBUSY` are only logged,
+    /// because the caller cannot handle them.
     ///
     /// # Errors
     /// The registration itself, for `EBUSY`: an access is in progress. The key is invalid, and the
@@ -246,11 +247,11 @@ impl Mr {
     }
 
     fn end(&mut self) -> Result<()> {
-        // SAFETY: made by this backend; not used again once that has succeeded.
+        // SAFETY: created by this backend; not used after the call has succeeded.
         FiErrno::from_verb(unsafe { (self.pd.device().backend().verbs.ibv_dereg_mr)(self.raw) })
     }
 
-    /// The protection domain that it is in.
+    /// The registration's protection domain.
     #[inline]
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd

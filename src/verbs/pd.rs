@@ -27,7 +27,7 @@ impl Pd {
     /// `ibv_alloc_pd(3)`.
     ///
     /// # Errors
-    /// `ENOMEM`: the device has no more.
+    /// `ENOMEM`: the device's limit is reached.
     pub fn alloc(device: &Arc<Device>) -> Result<Arc<Self>> {
         // SAFETY: the context is live and of this backend.
         let raw = unsafe { (device.backend().verbs.ibv_alloc_pd)(device.context()) };
@@ -52,8 +52,8 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: made by this backend. Each object in the domain holds a reference, so none is
-        // left.
+        // SAFETY: created by this backend. Each object in the domain holds a reference to it, so no
+        // such object exists any more.
         let ret = unsafe { (self.device.backend().verbs.ibv_dealloc_pd)(self.raw) };
         if let Err(error) = FiErrno::from_verb(ret) {
             warn_log!(Domain, "ibv_dealloc_pd: {error}");

@@ -16,9 +16,9 @@ use crate::errno::{FiErrno, Result};
 pub struct Sge {
     /// Local address.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Key of its registration; unused for inline data.
+    /// Key of the buffer's registration; unused for inline data.
     pub lkey: Lkey,
 }
 
@@ -30,7 +30,7 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(sys::ibv_sge, lkey));
 };
 
-/// The list of `sges` as verbs takes it; requests do not write it.
+/// The list of `sges` in verbs' form. Verbs does not write to the list.
 #[inline]
 pub(super) fn sg_list(sges: &[Sge]) -> *mut sys::ibv_sge {
     sges.as_ptr().cast_mut().cast()
@@ -57,20 +57,20 @@ pub enum SendOpcode {
 }
 
 impl SendOpcode {
-    /// Whether it is a message.
+    /// Whether the operation is a send.
     #[inline]
     pub(crate) fn is_send(self) -> bool {
         matches!(self, Self::Send | Self::SendImm)
     }
 
-    /// Whether its local buffers are read, not written.
+    /// Whether the device reads the local buffers; otherwise it writes them.
     #[inline]
     pub(crate) fn sends_data(self) -> bool {
-        // the others come after it in verbs' numbering
+        // in verbs' numbering, reads and atomics follow sends and writes
         (self as u32) < Self::Read as u32
     }
 
-    /// Whether it is a 64-bit atomic.
+    /// Whether the operation is a 64-bit atomic.
     #[inline]
     pub(crate) fn is_atomic(self) -> bool {
         (self as u32) > Self::Read as u32
@@ -100,17 +100,17 @@ impl SendOpcode {
 /// A request for the send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
-    /// Handed back in the completion.
+    /// The work request's id, which its completion contains.
     pub wr_id: u64,
     /// The operation.
     pub opcode: SendOpcode,
     /// Local buffers.
     pub sges: &'a [Sge],
-    /// Take the data now, by the CPU.
+    /// Whether the CPU copies the data into the request during the post.
     pub inline: bool,
-    /// Report success.
+    /// Whether success generates a completion.
     pub signaled: bool,
-    /// Wait for the reads before.
+    /// Whether the request starts only after all earlier reads and atomics are complete.
     pub fence: bool,
     /// Immediate data, for the opcodes that have it.
     pub imm: u32,
@@ -125,7 +125,7 @@ pub struct SendRequest<'a> {
 }
 
 impl SendRequest<'static> {
-    /// A request that carries nothing, signaled.
+    /// A signaled request without buffers.
     pub(crate) fn empty(wr_id: u64, opcode: SendOpcode) -> Self {
         Self {
             wr_id,
@@ -146,7 +146,7 @@ impl SendRequest<'static> {
 /// A request for the receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvRequest<'a> {
-    /// Handed back in the completion.
+    /// The work request's id, which its completion contains.
     pub wr_id: u64,
     /// Local buffers.
     pub sges: &'a [Sge],
@@ -163,10 +163,11 @@ pub(super) struct FlushCalls {
 
 impl FlushCalls {
     /// # Safety
-    /// A live queue pair of this backend.
+    /// `raw` is a live queue pair of the backend of `id`.
     pub(super) unsafe fn of(id: &CmId, raw: *mut sys::ibv_qp) -> Option<Self> {
         let convert = id.backend().verbs.ibv_qp_to_qp_ex?;
-        // SAFETY: the caller's promise; NULL where it was not made by extended attributes.
+        // SAFETY: as this function. The result is NULL if the queue pair was not created by
+        // extended attributes.
         unsafe {
             let qp = convert(raw);
             let calls = qp.as_ref()?;
@@ -184,10 +185,11 @@ impl Qp {
     /// `ibv_post_send(3)` of one request.
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the state of the queue pair.
+    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the queue pair's state, is invalid.
     ///
     /// # Safety
-    /// Inline data must be readable now; the rest stay the caller's until completion.
+    /// Inline data is readable during the call. The caller keeps all other buffers valid until
+    /// completion.
     #[inline(always)]
     pub unsafe fn post_send(&self, request: &SendRequest<'_>) -> Result<()> {
         let mut flags = 0;
@@ -243,11 +245,11 @@ impl Qp {
         self.flushes
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let flags = if signaled { sys::IBV_SEND_SIGNALED } else { 0 };
-        // both, as persistence alone does not order visibility; the values fit in 8 bits
+        // both, because persistence does not imply global visibility; the values fit in 8 bits
         let placement = (sys::IBV_FLUSH_GLOBAL | sys::IBV_FLUSH_PERSISTENT) as u8;
         let level = sys::IBV_FLUSH_RANGE as u8;
-        // SAFETY: the queue pair is live and was made with these operations, which are called
-        // between start and complete, as ibv_wr_post(3) requires; start locks out other threads
+        // SAFETY: the queue pair is live and was created with these operations, which are called
+        // between start and complete, as ibv_wr_post(3) requires. Start acquires the queue's lock
         // until complete.
         FiErrno::from_verb(unsafe {
             (calls.start)(calls.qp);
@@ -261,10 +263,10 @@ impl Qp {
     /// `ibv_post_recv(3)` of one request.
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the state of the queue pair.
+    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the queue pair's state, is invalid.
     ///
     /// # Safety
-    /// The buffers stay the caller's until completion.
+    /// The caller keeps the buffers valid until completion.
     #[inline(always)]
     pub unsafe fn post_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
         let mut wr = sys::ibv_recv_wr {

@@ -1,5 +1,5 @@
-//! Creation, states and attributes of RC queue pairs, which are made on an identifier of the
-//! connection manager; it moves them through their states. `post.rs` posts to them.
+//! Creation, states and attributes of RC queue pairs, which are created on an identifier of the
+//! connection manager. The connection manager changes their states. `post.rs` posts to them.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
@@ -12,27 +12,27 @@ use super::post::FlushCalls;
 use super::{CmId, Cq, Device, Pd, Srq};
 use crate::errno::{FiErrno, Result};
 
-/// How large a queue pair is asked to be.
+/// Requested sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpConfig {
-    /// Sends and RDMA operations under way.
+    /// Maximum number of outstanding sends and RDMA operations.
     pub max_send_wr: usize,
-    /// Receives posted.
+    /// Maximum number of posted receives.
     pub max_recv_wr: usize,
-    /// Buffers per send.
+    /// Maximum number of buffers per send.
     pub max_send_sge: usize,
-    /// Buffers per receive.
+    /// Maximum number of buffers per receive.
     pub max_recv_sge: usize,
-    /// Bytes inline.
+    /// Maximum length of inline data in bytes.
     pub max_inline: usize,
-    /// Whether it flushes ([`Qp::post_flush`]).
+    /// Whether the queue pair supports flushes ([`Qp::post_flush`]).
     pub flush: bool,
 }
 
-/// How large it became.
+/// Actual sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpLimits {
-    /// Bytes inline.
+    /// Maximum length of inline data in bytes.
     pub max_inline: usize,
 }
 
@@ -54,7 +54,7 @@ pub struct QpState {
 #[derive(Debug)]
 pub struct Qp {
     pub(super) raw: *mut sys::ibv_qp,
-    /// Where it was made for flushes.
+    /// The calls that post flushes, if the queue pair supports them.
     pub(super) flush: Option<FlushCalls>,
     limits: QpLimits,
     id: Arc<CmId>,
@@ -65,7 +65,7 @@ pub struct Qp {
     /// `send_flags` of the request posted last.
     #[cfg(test)]
     pub(crate) posted_flags: std::sync::atomic::AtomicU32,
-    /// How many flushes were posted.
+    /// Number of posted flushes.
     #[cfg(test)]
     pub(crate) flushes: std::sync::atomic::AtomicUsize,
 }
@@ -92,7 +92,8 @@ fn init_attr(config: &QpConfig, send_cq: &Cq, recv_cq: &Cq) -> sys::ibv_qp_init_
     attr
 }
 
-/// A queue pair that can flush too, of the size in `attr`, which receives the actual size.
+/// Creates a queue pair that supports flushes, of the size in `attr`, which receives the actual
+/// size.
 fn create_flushing(
     id: &CmId,
     pd: &Pd,
@@ -124,8 +125,9 @@ fn create_flushing(
 }
 
 impl Qp {
-    /// `rdma_create_qp(3)`: on an identifier that is bound to the device of `pd`. With `srq` the
-    /// queue pair takes its receives from there, and has no receive queue of its own.
+    /// `rdma_create_qp(3)`: creates a queue pair on an identifier that is bound to the device of
+    /// `pd`. With `srq` the queue pair uses the receives of that queue, and has no receive queue of
+    /// its own.
     ///
     /// # Errors
     /// `EINVAL`: the identifier has no device, another device, or a queue pair; or the device
@@ -145,7 +147,7 @@ impl Qp {
         attr.srq = srq.map_or(std::ptr::null_mut(), |srq| srq.raw());
         let (raw, flush) = if config.flush {
             let raw = create_flushing(id, pd, &mut attr)?;
-            // SAFETY: just made.
+            // SAFETY: `raw` is the queue pair that was created above.
             let Some(calls) = (unsafe { FlushCalls::of(id, raw) }) else {
                 id.destroy_qp();
                 return Err(FiErrno::EOPNOTSUPP);
@@ -172,7 +174,7 @@ impl Qp {
         })
     }
 
-    /// The protection domain that it is in.
+    /// The queue pair's protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
@@ -182,13 +184,13 @@ impl Qp {
         self.limits
     }
 
-    /// Its number, for logs.
+    /// The queue pair's number, for logs.
     pub fn number(&self) -> u32 {
         // SAFETY: live until dropped.
         unsafe { (*self.raw).qp_num }
     }
 
-    /// Its identity in asynchronous events.
+    /// The queue pair's identity in asynchronous events.
     pub(crate) fn object(&self) -> usize {
         self.raw as usize
     }
@@ -199,7 +201,8 @@ impl Qp {
         FiErrno::from_verb(unsafe { (verbs.ibv_modify_qp)(self.raw, attr, mask as c_int) })
     }
 
-    /// Ends its work: everything posted is flushed to the completion queues.
+    /// Moves the queue pair to its error state: the device flushes all outstanding requests to the
+    /// completion queues.
     ///
     /// # Errors
     /// The device's.
@@ -211,7 +214,7 @@ impl Qp {
         self.modify(&mut attr, sys::IBV_QP_STATE)
     }
 
-    /// Timers and retries as they are now (`ibv_query_qp(3)`).
+    /// Queries the current attributes (`ibv_query_qp(3)`).
     ///
     /// # Errors
     /// The device's.
@@ -241,8 +244,9 @@ impl Qp {
         })
     }
 
-    /// How long a peer waits that finds no receive posted here: `timer` as `ibv_modify_qp(3)`
-    /// encodes it, 1 (0.01 ms) to 31 (491.52 ms), 0 for 655.36 ms.
+    /// Sets the RNR timer, the time that the peer waits before a retry if no receive is posted
+    /// here: `timer` as `ibv_modify_qp(3)` encodes it, 1 (0.01 ms) to 31 (491.52 ms), 0 for 655.36
+    /// ms.
     ///
     /// # Errors
     /// The device's.
@@ -261,7 +265,8 @@ impl Drop for Qp {
     }
 }
 
-/// Finds by trying how many bytes queue pairs of a device take inline.
+/// Determines the maximum length of inline data, by creating queue pairs with decreasing lengths
+/// from 512 bytes.
 pub(super) fn probe_max_inline(device: &Arc<Device>) -> Result<usize> {
     let verbs = &device.backend().verbs;
     let pd = Pd::alloc(device)?;
@@ -279,7 +284,7 @@ pub(super) fn probe_max_inline(device: &Arc<Device>) -> Result<usize> {
         // SAFETY: protection domain and queue are live and of this backend.
         let qp = unsafe { (verbs.ibv_create_qp)(pd.raw(), &raw mut attr) };
         if !qp.is_null() {
-            // SAFETY: made above, destroyed once.
+            // SAFETY: created above, destroyed once.
             unsafe { (verbs.ibv_destroy_qp)(qp) };
             return Ok((attr.cap.max_inline_data as usize).min(512));
         }

@@ -1,4 +1,4 @@
-//! Socket addresses between Rust's form and C's.
+//! Conversion of socket addresses between Rust's and C's types.
 
 #![allow(unsafe_code, reason = "reads and fills C's tagged union of addresses")]
 
@@ -21,7 +21,7 @@ impl SockAddr {
         if addr.is_null() {
             return None;
         }
-        // SAFETY: every address begins with its family; C doesn't promise alignment.
+        // SAFETY: every address begins with its family; the read does not require alignment.
         match i32::from(unsafe { (&raw const (*addr).sa_family).read_unaligned() }) {
             libc::AF_INET => {
                 // SAFETY: the caller promises the bytes of the family.
@@ -40,7 +40,7 @@ impl SockAddr {
         }
     }
 
-    /// For passing to C.
+    /// The address as C's type.
     pub fn as_mut_ptr(&mut self) -> *mut sockaddr {
         (&raw mut self.0).cast()
     }

@@ -12,8 +12,8 @@ use super::{Pd, RecvRequest};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
-/// A shared receive queue: its receives are taken by any queue pair that was made with it. Thread
-/// safe.
+/// A shared receive queue, whose receives any queue pair that was created with it may consume.
+/// Thread safe.
 #[derive(Debug)]
 pub struct Srq {
     raw: *mut sys::ibv_srq,
@@ -27,10 +27,12 @@ unsafe impl Send for Srq {}
 unsafe impl Sync for Srq {}
 
 impl Srq {
-    /// `ibv_create_srq(3)` for at least `max_wr` receives of `max_sge` buffers each.
+    /// `ibv_create_srq(3)`: creates a queue for at least `max_wr` receives of `max_sge` buffers
+    /// each.
     ///
     /// # Errors
-    /// `EINVAL`: too many. `ENOSYS`, `EOPNOTSUPP`: the device has none. `ENOMEM`.
+    /// `EINVAL`: a size exceeds the device's limit. `ENOSYS`, `EOPNOTSUPP`: the device has no
+    /// shared receive queues. `ENOMEM`.
     pub fn create(pd: &Arc<Pd>, max_wr: usize, max_sge: usize) -> Result<Self> {
         let mut init = sys::ibv_srq_init_attr::default();
         init.attr.max_wr = u32::try_from(max_wr).map_err(|_| FiErrno::EINVAL)?;
@@ -53,10 +55,10 @@ impl Srq {
     /// `ibv_post_srq_recv(3)` of one request.
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: the request.
+    /// `ENOMEM`: the queue is full. `EINVAL`: the request is invalid.
     ///
     /// # Safety
-    /// The buffers stay the caller's until completion, or until the queue is gone.
+    /// The caller keeps the buffers valid until completion, or until the queue is destroyed.
     #[inline]
     pub unsafe fn post_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
         let mut wr = sys::ibv_recv_wr {
@@ -73,7 +75,8 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        // SAFETY: made by this backend; queue pairs on it hold it, so there are none.
+        // SAFETY: created by this backend. Each queue pair on the queue holds a reference to it, so
+        // no such queue pair exists any more.
         let ret = unsafe { (self.pd.device().backend().verbs.ibv_destroy_srq)(self.raw) };
         if let Err(error) = FiErrno::from_verb(ret) {
             warn_log!(EpData, "ibv_destroy_srq: {error}");

@@ -9,11 +9,11 @@ use super::{Lkey, Mr, Pd, RemoteAddr, Rkey};
 use crate::errno::Result;
 use crate::log::warn_log;
 
-/// 64-bit words, little-endian in memory, with one registration for all. The only Rust references
-/// to them are to atomics, so a peer with the right may write them.
+/// 64-bit words, little-endian in memory, with one registration. All Rust references to them are to
+/// atomics, so peers with the access right may write them.
 #[derive(Debug)]
 pub(crate) struct Words {
-    /// `None` only while this is dropped.
+    /// `None` only during the drop.
     mr: Option<Mr>,
     memory: Box<[AtomicU64]>,
 }
@@ -42,7 +42,7 @@ impl Words {
         (&raw const self.memory[index]) as u64
     }
 
-    /// The address of a word as a peer's requests name it.
+    /// The address of a word in a peer's requests.
     pub(crate) fn remote_addr(&self, index: usize) -> RemoteAddr {
         RemoteAddr::new(self.addr(index))
     }
@@ -102,7 +102,7 @@ impl Drop for Words {
         let Some(Err(busy)) = self.mr.take().map(Mr::deregister) else {
             return;
         };
-        // the memory is leaked, so that the late access writes nothing else
+        // leaks the memory, so that the outstanding access does not write memory that was reused
         warn_log!(
             Mr,
             "memory is kept: a stopped peer has an access to it under way"

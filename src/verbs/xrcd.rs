@@ -15,7 +15,7 @@ use crate::log::warn_log;
 /// An XRC domain that this process has open. Thread safe; closed when it is dropped.
 #[derive(Debug)]
 pub struct Xrcd {
-    /// Until it is closed.
+    /// `None` after closing.
     raw: Mutex<Option<Raw>>,
     device: Arc<Device>,
 }
@@ -58,10 +58,11 @@ impl Xrcd {
         })
     }
 
-    /// `ibv_close_xrcd(3)`. The domain itself goes with the last process that has it open.
+    /// `ibv_close_xrcd(3)`. The kernel destroys the domain when the last process has closed it.
     ///
     /// # Errors
-    /// `EBUSY`: something of this process lives in it; it stays open. `EINVAL`: closed.
+    /// `EBUSY`: an object of this process is in the domain, which stays open. `EINVAL`: the domain
+    /// is closed.
     pub fn close(&self) -> Result<()> {
         let mut raw = self.raw.lock();
         let open = raw.as_ref().ok_or(FiErrno::EINVAL)?;

@@ -1,4 +1,4 @@
-//! Two connected RC queue pairs of one device, to try things with.
+//! Two connected RC queue pairs of one device, on which the trials run.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use rdma_core_sys as sys;
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{Cq, Device, Pd};
 
-/// How long a completion may take before the trial counts as failed. A device that acknowledges
-/// nothing gives up by itself after about half a second (`TIMEOUT`, one retry).
+/// Time limit of a completion, after which the trial counts as failed. A device that receives no
+/// acknowledgement completes the request with an error after about 0.5 s (`TIMEOUT`, one retry).
 const PATIENCE: Duration = Duration::from_secs(2);
-/// 4.096 µs × 2^16 = 268 ms; less was too little for a software device on a busy host.
+/// 4.096 µs × 2^16 = 268 ms; a shorter timeout is too short for a software device on a busy host.
 const TIMEOUT: u8 = 16;
 
-/// A queue pair that is destroyed with its owner.
+/// A queue pair, destroyed when it is dropped.
 struct RawQp {
     raw: *mut sys::ibv_qp,
     device: Arc<Device>,
@@ -23,23 +23,24 @@ struct RawQp {
 
 impl Drop for RawQp {
     fn drop(&mut self) {
-        // SAFETY: made by this backend, destroyed once.
+        // SAFETY: created by this backend, destroyed once.
         unsafe { (self.device.backend().verbs.ibv_destroy_qp)(self.raw) };
     }
 }
 
-/// How a tried operation ended.
+/// Result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// With success.
+    /// The operation succeeded.
     Done,
-    /// The device refused to take it.
+    /// The device refused the post.
     NotPosted(FiErrno),
-    /// With this `ibv_wc_status`, or none in time.
+    /// The operation failed with this `ibv_wc_status`; `None`: no completion within [`PATIENCE`].
     Failed(Option<u32>),
 }
 
-/// The pair: `near` asks, `far` answers. An operation that fails ends both.
+/// The pair: `near` is the initiator, `far` the target. After a failed operation neither can be
+/// used.
 pub(super) struct Loopback {
     near: RawQp,
     far: RawQp,
@@ -48,10 +49,10 @@ pub(super) struct Loopback {
 }
 
 impl Loopback {
-    /// A pair on port 1, its operations those of RC or, with `flush`, flushes as well.
+    /// Connects a pair on port 1. With `flush` the initiator supports flushes.
     ///
     /// # Errors
-    /// The device's; `EOPNOTSUPP` where it has no flush.
+    /// The device's. `EOPNOTSUPP`: the device has no flush.
     pub(super) fn connect(device: &Arc<Device>, pd: &Arc<Pd>, flush: bool) -> Result<Self> {
         let cq = Arc::new(Cq::create(device, 16, None, 0)?);
         let near = create(device, pd, &cq, flush)?;
@@ -81,7 +82,7 @@ impl Loopback {
         self.post(&self.near, &mut wr)
     }
 
-    /// Binds a type 2 window on the answering side; its key is `rkey`.
+    /// Binds a type 2 window on the target side, with the key `rkey`.
     pub(super) fn bind(
         &self,
         mw: *mut sys::ibv_mw,
@@ -98,12 +99,13 @@ impl Loopback {
         self.post(&self.far, &mut wr)
     }
 
-    /// Flushes 8 bytes at the peer's `addr` to `placement`. The pair must have been made for it.
+    /// Flushes 8 bytes at the peer's `addr` to `placement`. The pair must have been connected with
+    /// `flush`.
     pub(super) fn flush(&self, addr: u64, rkey: u32, placement: u32) -> Outcome {
         let Some(convert) = self.near.device.backend().verbs.ibv_qp_to_qp_ex else {
             return Outcome::NotPosted(FiErrno::EOPNOTSUPP);
         };
-        // SAFETY: the queue pair is live and was made with `ibv_create_qp_ex`; its operations
+        // SAFETY: the queue pair is live and was created with `ibv_create_qp_ex`; its operations
         // are called between start and complete, as `ibv_wr_post(3)` requires.
         let posted = unsafe {
             let qp = convert(self.near.raw);
@@ -144,7 +146,7 @@ impl Loopback {
         let start = Instant::now();
         loop {
             let mut wc = sys::ibv_wc::default();
-            // SAFETY: the queue is live, and there is room for one.
+            // SAFETY: the queue is live, and `wc` has room for one completion.
             match unsafe { sys::ibv_poll_cq(self.cq.raw(), 1, &raw mut wc) } {
                 1 if wc.status == sys::IBV_WC_SUCCESS => return Outcome::Done,
                 1 => return Outcome::Failed(Some(wc.status)),
@@ -196,7 +198,7 @@ fn create(device: &Arc<Device>, pd: &Arc<Pd>, cq: &Arc<Cq>, flush: bool) -> Resu
     })
 }
 
-/// How port 1 reaches itself.
+/// The path from port 1 to itself.
 struct Path {
     gid: Option<(u8, [u8; 16])>,
     lid: u16,
@@ -213,8 +215,8 @@ impl Path {
         })?;
         let mut gid = None;
         if u32::from(port.link_layer) == sys::IBV_LINK_LAYER_ETHERNET {
-            // The last one: on RoCE the GIDs of IP addresses follow the GID of the MAC address, and
-            // not every network resolves the latter.
+            // The last GID of the first 16: on RoCE the GIDs of IP addresses follow the GID of the
+            // MAC address, which not every network resolves.
             let last = u8::try_from(port.gid_tbl_len.clamp(0, 16)).unwrap_or(0);
             gid = (0..last).rev().find_map(|index| {
                 let mut gid = sys::ibv_gid::default();
@@ -222,7 +224,7 @@ impl Path {
                 // SAFETY: as above; `gid` is writable.
                 let ret =
                     unsafe { (verbs.ibv_query_gid)(device.context(), 1, number, &raw mut gid) };
-                // SAFETY: the raw form of a GID is all of it.
+                // SAFETY: both types have 16 bytes, and every value is valid.
                 let raw = unsafe { std::mem::transmute::<sys::ibv_gid, [u8; 16]>(gid) };
                 (ret == 0 && raw != [0; 16]).then_some((index, raw))
             });
@@ -260,7 +262,7 @@ impl Path {
         attr.ah_attr.port_num = 1;
         if let Some((index, gid)) = self.gid {
             attr.ah_attr.is_global = 1;
-            // SAFETY: the raw form of a GID is all of it.
+            // SAFETY: both types have 16 bytes, and every value is valid.
             attr.ah_attr.grh.dgid = unsafe { std::mem::transmute::<[u8; 16], sys::ibv_gid>(gid) };
             attr.ah_attr.grh.sgid_index = index;
             attr.ah_attr.grh.hop_limit = 64;
@@ -285,21 +287,21 @@ fn modify(qp: &RawQp, attr: &mut sys::ibv_qp_attr, mask: u32) -> Result<()> {
     FiErrno::from_verb(unsafe { (verbs.ibv_modify_qp)(qp.raw, attr, mask as c_int) })
 }
 
-/// Anonymous memory of the trial alone.
+/// Anonymous memory that only the trial uses.
 pub(super) struct Pages {
     addr: *mut c_void,
     len: usize,
 }
 
 impl Pages {
-    /// `len` bytes with these protection bits, none of them backed yet.
+    /// Maps `len` readable and writable bytes, without present pages.
     ///
     /// # Errors
     /// `ENOMEM`.
     pub(super) fn map(len: usize) -> Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping at no address in particular.
+        // SAFETY: a new mapping at an address that the kernel selects.
         let addr = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if addr == libc::MAP_FAILED {
             return Err(FiErrno::last());
@@ -337,7 +339,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by this object, unmapped once; registrations of it are gone by then.
+        // SAFETY: mapped by this object, unmapped once, after its registrations have ended.
         unsafe { libc::munmap(self.addr, self.len) };
     }
 }

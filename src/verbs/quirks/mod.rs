@@ -1,17 +1,17 @@
 //! The actual behaviour of a device, found by trials.
 //!
-//! Capability bits can be wrong in both directions: a driver may lack an announced function, or
-//! have one that no bit announces. So each behaviour that weft depends on is tried on two queue
-//! pairs of the device, once per device, at the first call of [`Device::behaviour`]. The trials
-//! take a few milliseconds on hardware; all objects are destroyed afterwards. With
-//! `FI_LOG_LEVEL=info`, opening a domain prints the table.
+//! Capability bits can be wrong in both directions: a driver may lack a reported function, or have
+//! one that no bit reports. So weft tries each behaviour that it depends on, on two queue pairs of
+//! the device, once per device, at the first call of [`Device::behaviour`]. The trials take a few
+//! milliseconds on hardware; all objects are destroyed afterwards. With `FI_LOG_LEVEL=info`,
+//! opening a domain prints the table.
 //!
 //! Known devices, for comparison (`rdma-core 65`, Linux 7.2 unless noted otherwise):
 //! - rxe takes on-demand regions, and on Linux 7.2.13 each access goes to the start of its page
 //!   instead of the address, with success (which is why the trial writes in the middle of a page).
 //!   If the region's iova differs from its address, an access uses the iova as an address in the
 //!   kernel's list of pages (`rxe_odp.c`, `rxe_check_pagefault`): usually the access fails, and
-//!   about once in thirty times the kernel panicked. So that is not tried there, see
+//!   about once in thirty times the kernel panicked. So this is not tried on rxe, see
 //!   [`Seen::Harmful`]. rxe never checks the bounds of a memory window; it has no rereg in its
 //!   library (`providers/rxe/rxe.c`), no implicit ODP; with rdma-core 44 neither advise nor flush.
 //! - mlx5 reuses the rkey of a closed region for the next one.
@@ -32,18 +32,18 @@ use crate::errno::{FiErrno, Result};
 /// The result of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// The behaviour is as specified.
+    /// The device behaves as specified.
     Works,
-    /// The device refuses, which a program can handle.
+    /// The device refuses the operation, which a program can handle.
     Refused(FiErrno),
-    /// The device accepts, and then does something else. Never to be relied upon.
+    /// The device accepts the operation and does not behave as specified. weft must not use it.
     Broken,
-    /// Not tried: on this device the trial alone can bring the machine down.
+    /// Not tried, because on this device the trial can crash the kernel.
     Harmful,
 }
 
 impl Seen {
-    /// Whether it can be relied upon.
+    /// Whether weft can rely on the behaviour.
     pub fn works(self) -> bool {
         self == Self::Works
     }
@@ -56,7 +56,7 @@ impl Seen {
         }
     }
 
-    /// The answer of a trial that needed something else first.
+    /// The result of a trial; an error before its last step counts as a refusal.
     fn settle(result: Result<Self>) -> Self {
         result.unwrap_or_else(Self::Refused)
     }
@@ -82,8 +82,8 @@ macro_rules! behaviour {
         }
 
         impl Behaviour {
-            /// A device that does not even reach itself (its port is down) answers everything
-            /// with that, and soon.
+            /// Runs the trials. If the loopback fails, for instance because the port is down, all
+            /// behaviours get its result without a trial.
             fn observe(bench: &Bench<'_>) -> Self {
                 let base = Seen::settle(bench.loopback());
                 Self {
@@ -100,7 +100,7 @@ macro_rules! behaviour {
 }
 
 behaviour! {
-    /// RC write between two pinned regions; nothing else means much without it.
+    /// RC write between two pinned regions; without it no other behaviour is tried.
     loopback: "rc write to itself" by loopback;
     /// Pinned region with iova 0.
     iova_zero: "pinned region at iova 0" by iova_zero;
@@ -153,7 +153,7 @@ impl Device {
     }
 }
 
-/// The content of a trial's target after the write.
+/// The value that a trial's write stores in the target.
 const MARK: u64 = 0x5eed_0f7e_a177_u64;
 const PAGE: usize = 4096;
 /// rxe's vendor id (`RXE_VENDOR_ID` in the kernel's `rxe_param.h`).
@@ -161,7 +161,7 @@ const RXE_VENDOR: u32 = 0xff_ffff;
 const PINNED: u32 = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE;
 const ON_DEMAND: u32 = PINNED | sys::IBV_ACCESS_ON_DEMAND;
 
-/// A registration that is undone with its owner.
+/// A registration, deregistered when it is dropped.
 struct RawMr<'a> {
     raw: *mut sys::ibv_mr,
     device: &'a Device,
@@ -181,12 +181,12 @@ impl RawMr<'_> {
 
 impl Drop for RawMr<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by this backend, destroyed once.
+        // SAFETY: created by this backend, destroyed once.
         unsafe { (self.device.backend().verbs.ibv_dereg_mr)(self.raw) };
     }
 }
 
-/// The place where things are tried.
+/// The objects that all trials use.
 struct Bench<'a> {
     device: &'a Arc<Device>,
     pd: Arc<Pd>,
@@ -220,7 +220,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Writes [`MARK`] to `addr` of the region `target` and looks for it at `offset` of `pages`.
+    /// Writes [`MARK`] to `addr` of the region `target` and checks whether it is stored at `offset`
+    /// of `pages`.
     fn write_to(
         &self,
         target: &RawMr<'_>,
@@ -268,9 +269,9 @@ impl Bench<'_> {
 
     fn odp_implicit(&self) -> Result<Seen> {
         let verbs = &self.device.backend().verbs;
-        // Address 0 and all lengths is how verbs spells the whole address space.
-        // SAFETY: pages that are not there are faulted in when they are used, and no others are
-        // used than those below.
+        // In verbs, address 0 with the maximum length is the whole address space.
+        // SAFETY: the device faults in pages when they are accessed, and accesses only the pages
+        // below.
         let raw = unsafe {
             sys::ibv_reg_mr(
                 verbs,
@@ -304,7 +305,8 @@ impl Bench<'_> {
         self.advise(sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE)
     }
 
-    /// Grants remote write after registration; a write shows whether the device applies that.
+    /// Grants remote write access after registration; a write shows whether the device applies the
+    /// change.
     fn rereg(&self) -> Result<Seen> {
         let rereg = self.device.backend().verbs.ibv_rereg_mr;
         let rereg = rereg.ok_or(FiErrno::EOPNOTSUPP)?;
@@ -353,8 +355,9 @@ impl Bench<'_> {
         let access = PINNED | sys::IBV_ACCESS_MW_BIND;
         let region = self.register(&pages, pages.addr() as u64, access)?;
         let pair = Loopback::connect(self.device, &self.pd, false)?;
-        // Made last, freed first: rxe (Linux 7.2) counts a bound window as a user of the queue
-        // pair, waits 50 s for it in destroy, and then logs an error in the kernel's log.
+        // Created last and freed first: rxe (Linux 7.2) counts a bound window as a user of the
+        // queue pair. Destroying the queue pair first would wait 50 s and then log an error in the
+        // kernel's log.
         let window = Window::alloc(self)?;
         let key = inc_rkey(window.rkey());
         let bound = pair.bind(
@@ -381,7 +384,7 @@ impl Bench<'_> {
     }
 }
 
-/// A type 2 memory window that is freed with its owner.
+/// A type 2 memory window, freed when it is dropped.
 struct Window {
     raw: *mut sys::ibv_mw,
 }
@@ -407,7 +410,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: live, and freed once by the device that made it.
+        // SAFETY: live, and freed once by the device that created it.
         unsafe {
             if let Some(dealloc) = (*(*self.raw).context).ops.dealloc_mw {
                 dealloc(self.raw);
@@ -421,7 +424,7 @@ fn inc_rkey(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
-/// The first 8 bytes of `pages`.
+/// The sge of the first 8 bytes of `pages`.
 fn sge(pages: &Pages, region: &RawMr<'_>) -> sys::ibv_sge {
     sys::ibv_sge {
         addr: pages.addr() as u64,
@@ -454,7 +457,7 @@ mod tests {
         let behaviour = device.behaviour().unwrap();
         assert_eq!(behaviour.loopback, Seen::Works, "{behaviour}");
         assert_ne!(behaviour.window_bounds, Seen::Broken, "{behaviour}");
-        // remembered, not tried again
+        // the result is stored: no second trial
         assert!(std::ptr::eq(behaviour, device.behaviour().unwrap()));
     }
 }
