@@ -189,8 +189,8 @@ impl<'a> LocalIov<'a> {
             }
             let lkey = match &mut keys {
                 None => Lkey::default(),
-                // SAFETY: there are as many descriptors as buffers, or none at all; else as this
-                // function.
+                // SAFETY: the vector of descriptors is NULL or has as many elements as that of
+                // buffers; otherwise as this function.
                 Some((keys, to)) => unsafe {
                     let desc = if self.desc.is_null() {
                         Desc::NULL

@@ -298,7 +298,8 @@ impl Exposed {
         }
     }
 
-    /// The directory record of a region whose parts are in a list with room for [`MAX_SEGMENTS`].
+    /// The directory record of a region with a short list, which has room for [`MAX_SEGMENTS`]
+    /// parts.
     fn described_short(&self, segments: &[Segment], list: Words, cell: Option<Arc<Cell>>) -> Told {
         list.write(0, &Segment::encode_list(self.entry.generation, segments));
         Told {
@@ -487,7 +488,7 @@ impl Exposed {
         mrs.iter().try_fold(0, |sum, mr| Ok(sum + mr.prefetched()?))
     }
 
-    /// The segments of the region as peers address them, if there are several buffers.
+    /// The segments of a region with several buffers, as peers address them; otherwise empty.
     fn segments(&self) -> Vec<Segment> {
         let mrs = self.mrs.read();
         let parts = self.parts.iter().zip(&*mrs);
@@ -662,7 +663,7 @@ fn explain(error: FiErrno, len: u64) {
     );
 }
 
-/// The soft limit of locked memory in bytes, `None` if there is none.
+/// The soft limit of locked memory in bytes; `None`: unlimited.
 fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

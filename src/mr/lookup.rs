@@ -2,7 +2,7 @@
 //! decodes them, without I/O. `docs/protocol.md`, "Looking a key up".
 //!
 //! All words are untrusted data of the peer: they are copied, decoded and bounded before use, and
-//! every look-up ends whatever they contain.
+//! every look-up ends, independent of their contents.
 
 use super::table::{REACH, home};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -191,7 +191,7 @@ impl Lookup {
         })
     }
 
-    /// A look-up of a block of parts of a resolved key. `None` if there is no such block.
+    /// A look-up of a block of parts of a resolved key. `None` if the key has no such block.
     pub(crate) fn of_block(resolved: &Resolved, index: usize) -> Option<Self> {
         let (place, end) = resolved.block(index)?;
         Some(Self {

@@ -510,12 +510,12 @@ impl Region {
 
     /// Closes the region. The key is revoked first. After success no operation of a peer or of this
     /// side accesses the memory through the region. A pending registration by a worker is
-    /// withdrawn; one that has begun is waited for. After the first call, whatever its result, the
+    /// withdrawn; one that has begun is waited for. After the first call, successful or not, the
     /// only valid call on the region and its descriptor is `close`.
     ///
-    /// Blocks while an access is under way, for as long as the device waits: 5 s on softverbs if
-    /// the accessing process is stopped (`SIGSTOP`, a debugger). A killed process does not delay
-    /// it.
+    /// Blocks while an access is in progress, at most for the time that the device waits: 5 s on
+    /// softverbs if the accessing process is stopped (`SIGSTOP`, a debugger). A killed process does
+    /// not delay it.
     ///
     /// # Errors
     /// `EBUSY`: the wait has timed out and the access may still be executed. No new access can

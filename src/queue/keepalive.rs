@@ -97,7 +97,7 @@ impl Keepalive {
         self.adjust(&mut members);
     }
 
-    /// Runs the timer while there is a member, and stops it otherwise.
+    /// Starts the timer if the list has a member, and stops it otherwise.
     fn adjust(&self, members: &mut Members) {
         let wanted = !members.list.is_empty();
         if wanted == members.running {

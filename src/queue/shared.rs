@@ -270,7 +270,7 @@ mod models {
         builder.check(run);
     }
 
-    /// Posts a receive as soon as there is a free slot.
+    /// Posts a receive, retrying until a slot is free.
     fn post(slots: &SharedSlots, context: usize) -> u32 {
         loop {
             match slots.take(recv(context)) {

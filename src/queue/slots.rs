@@ -115,7 +115,7 @@ impl SlotRing {
         number.wrapping_sub(tail) < self.head.load(Ordering::Acquire).wrapping_sub(tail)
     }
 
-    /// Whether there is no room for an application's request.
+    /// Whether the ring has no room for a request of the application.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         let tail = self.tail.load(Ordering::Acquire);

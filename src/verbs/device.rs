@@ -98,7 +98,7 @@ pub struct Device {
 }
 
 // SAFETY: verbs contexts may be used by any thread: `ibv_open_device(3)`'s library is "fully thread
-// safe" (Documentation/libibverbs.md of rdma-core); the rest is Sync by itself.
+// safe" (Documentation/libibverbs.md of rdma-core); all other fields are `Send` and `Sync`.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}

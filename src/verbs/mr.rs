@@ -186,14 +186,14 @@ impl Mr {
         let count = self.pd.device().backend().verbs.softdv_page_prefetch;
         let count = count.ok_or(FiErrno::EOPNOTSUPP)?;
         let mut pages = 0;
-        // SAFETY: live until dropped, and of this backend; there is room for the number.
+        // SAFETY: live until dropped, and of this backend; `pages` is writable.
         FiErrno::from_verb(unsafe { count(self.raw, &raw mut pages) })?;
         Ok(pages)
     }
 
-    /// Keeps only the key, so that the device assigns it to no other registration: moves this
-    /// registration to a page of the engine's, without rights (`ibv_rereg_mr(3)`). The device no
-    /// longer uses the original memory.
+    /// Reserves only the key, so that the device does not assign it to another registration: moves
+    /// this registration to a page of the engine, without access rights (`ibv_rereg_mr(3)`). The
+    /// device no longer uses the original memory.
     ///
     /// # Errors
     /// - `EOPNOTSUPP`: the device has no such call; nothing has changed.

@@ -281,7 +281,7 @@ impl<Q: Sq> Initiator<Q> {
         count
     }
 
-    /// Retries the deferred operations in order, until one cannot be posted.
+    /// Retries the deferred operations in order, and stops at the first that cannot be posted.
     pub(crate) fn resume(&mut self) {
         if let Some(peer) = &mut self.peer {
             peer.catch_up();

@@ -56,7 +56,7 @@ pub(super) fn leaves_unchanged(op: &Transmit<'_>) -> bool {
 
 impl<L: Link> PeerKeys<L> {
     /// Resolves an operation from the cached keys. `done`: bytes of it that are posted already.
-    /// `None`: the key is not cached, or there are unprocessed revocations.
+    /// `None`: the key is not cached, or the peer has sent revocations that are not processed yet.
     #[inline]
     pub(super) fn find(
         &mut self,

@@ -81,9 +81,9 @@ impl Slow {
     }
 
     /// Whether a miss of a full cache may replace another registration: if the same page and kind
-    /// missed before, at most half as many misses ago as there are live registrations. A buffer
-    /// that is used less often would be evicted before its next use, so caching it would only add
-    /// cost.
+    /// missed before, and the number of misses since then is at most half the number of live
+    /// registrations. A buffer that is used less often would be evicted before its next use, so
+    /// caching it would only add cost.
     pub(super) fn admits(&mut self, tag: u64, clock: u32) -> bool {
         let hash = tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let at = hash as usize & (self.missed.len() - 1);

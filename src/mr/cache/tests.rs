@@ -415,7 +415,7 @@ fn counted(fake: Fake, bounds: Bounds) -> (Cache<Fake>, Arc<Counted>) {
     (cache, counted)
 }
 
-/// Every watch of a range is removed once, whatever the result of the registration.
+/// Every watch of a range is removed once, for each result of the registration.
 #[test]
 fn all_that_is_watched_is_given_back() {
     for merge in [false, true] {
