@@ -107,7 +107,7 @@ fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Memory> {
         return Ok(Memory::Fixed(vec![mr?]));
     }
     match region.domain().paging() {
-        _ if region.memory().is_some() => {} // all there, and stays so
+        _ if region.memory().is_some() => {} // its pages are always present
         Paging::Pinned => {}
         Paging::OnDemand => rights |= sys::IBV_ACCESS_ON_DEMAND,
         Paging::Refreshed { whole } => {
@@ -507,7 +507,7 @@ impl Exposed {
             domain: region.domain().directory(&self.pd)?.number(),
             published: self.directory.is_some(),
             entry: Entry {
-                once: false, // the directory says so
+                once: false, // the directory record has the flag
                 ..self.entry
             },
             segments: self.segments(),

@@ -18,7 +18,7 @@ use crate::wire::records::access;
 
 /// Kinds of keys, in their upper 16 bits.
 pub(crate) mod kind {
-    /// A key that the peer's engine has assigned in its directory.
+    /// A handle: a key that the peer's engine has assigned in its directory.
     pub(crate) const HANDLE: u64 = 0xfffd;
     /// A key made by mapping a raw key.
     pub(crate) const MAPPED: u64 = 0xfffe;

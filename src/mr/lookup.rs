@@ -35,8 +35,8 @@ pub(crate) struct Read {
 pub(crate) struct Resolved {
     pub(crate) entry: Entry,
     pub(crate) cells_rkey: Rkey,
-    /// Empty: the region is one buffer. One block that has been read: the parts of a short list.
-    /// Otherwise the blocks of a long list, in order and without gaps, the first at offset 0.
+    /// Empty: the region is one buffer. Otherwise the blocks of a list, in order and without gaps,
+    /// the first at offset 0. A short list is one block, which is read together with the key.
     pub(crate) blocks: Box<[PartBlock]>,
     /// Whether the only access to a single-use region was posted.
     pub(crate) used: bool,

@@ -138,7 +138,7 @@ mod tests {
     fn a_key_of_another_version_is_foreign() {
         for key in keys() {
             let mut bytes = key.encode();
-            bytes[6] += 1; // of the version, which is whole otherwise
+            bytes[6] += 1; // the version; the checksum is renewed below
             let (rest, _) = bytes.split_at(bytes.len() - 8);
             let words: Vec<u64> = rest
                 .chunks(8)

@@ -138,7 +138,7 @@ impl<Q: Sq> Initiator<Q> {
         if posted && let Some(peer) = &mut self.peer {
             peer.compare_swap = None;
             peer.last_used = self.sq.link().next_number().wrapping_sub(1);
-            peer.acknowledge(); // deferred until this event
+            peer.acknowledge(); // the acknowledgement was deferred until this event
         }
         posted
     }

@@ -251,7 +251,7 @@ mod tests {
         assert!(entry.acquire(word));
         assert!(!entry.kill());
         assert!(!entry.kill());
-        assert!(!entry.acquire(word)); // counted all the same
+        assert!(!entry.acquire(word)); // the count is incremented nevertheless
         assert!(!entry.release());
         assert!(!entry.release());
         assert!(entry.release());

@@ -144,7 +144,7 @@ pub(crate) struct Inner<M> {
     clock: AtomicU32,
     slow: Mutex<Slow>,
     /// Index of the first dead registration without references; the list is linked by
-    /// [`Entry::next`].
+    /// [`entry::Entry::next`].
     zombies: AtomicU32,
 }
 
