@@ -6,8 +6,8 @@ use crate::wire::cm_data::CmData;
 
 impl Connection {
     /// Begins to end an established connection: changes the state, so that no further operation is
-    /// posted. The caller then returns the peer's keys, and calls [`Self::disconnect`] and
-    /// [`Self::report_end`].
+    /// posted. The caller then returns the keys that it holds of the peer, and calls
+    /// [`Self::disconnect`] and [`Self::report_end`].
     ///
     /// # Errors
     /// `ENOTCONN`: not connected.

@@ -20,7 +20,7 @@ const END: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SharedId {
     pub(crate) index: u16,
-    /// Incremented when the index is reused.
+    /// Incremented when the identity is released.
     pub(crate) generation: u16,
 }
 

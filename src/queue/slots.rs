@@ -270,7 +270,7 @@ pub(crate) enum Own {
     /// Reads the peer's key directory, or claims a single-use region there (compare and swap).
     Lookup = 1,
     /// Writes *acknowledged* to the peer: the number of the peer's revocations that this side has
-    /// processed.
+    /// processed, plus 1; 0 if it holds no keys.
     Acknowledge = 2,
     /// Writes *revision* to the peer: the revocation count of this side's directory.
     Revocation = 3,

@@ -29,8 +29,8 @@ pub trait Source: std::fmt::Debug + Send + Sync {
     /// returns the error.
     fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()>;
 
-    /// Makes [`Self::fd`] readable when the source has new completions or other progress to make.
-    /// The caller calls [`Self::progress`] once more before it sleeps.
+    /// Makes [`Self::fd`] readable when the source next has new completions or other progress to
+    /// make. The caller calls [`Self::progress`] once more before it sleeps.
     ///
     /// # Errors
     /// The source cannot wake the caller, which then does not sleep.

@@ -241,7 +241,7 @@ impl Cq {
             if ret != 0 {
                 return;
             }
-            // SAFETY: acknowledges the event of this queue that was read above.
+            // SAFETY: the event of this queue was read above and is acknowledged once.
             unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
         }
     }
