@@ -592,16 +592,32 @@ fn rewriting_sender(link: &mut Link) {
         post(end, &buffer, 1024, *to, number);
     }
     buffer.fill(0xff);
+    post_empty(end, *to, 16);
     link.say("posted");
-    for _ in 0..16 {
+    for _ in 0..17 {
         assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     }
     link.expect("all");
 }
 
+/// Posts a datagram whose only sge is empty and at NULL, which names no region.
+fn post_empty(end: &mut End, to: To, number: u32) {
+    // SAFETY: all zeros is a value of both.
+    let (mut sge, mut wr): (ibv_sge, ibv_send_wr) = unsafe { std::mem::zeroed() };
+    wr.sg_list = &raw mut sge;
+    wr.num_sge = 1;
+    wr.opcode = IBV_WR_SEND_WITH_IMM;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.__bindgen_anon_1.bindgen_union_field = number;
+    wr.wr.ud.ah = to.0;
+    wr.wr.ud.remote_qpn = to.1;
+    wr.wr.ud.remote_qkey = QKEY;
+    end.post(&mut wr);
+}
+
 fn rewriting_receiver(link: &mut Link) {
-    let mut end = end_of(1, 16);
-    let rooms: Vec<_> = (0..16).map(|_| end.buffer(&[0; GRH + 1024])).collect();
+    let mut end = end_of(1, 17);
+    let rooms: Vec<_> = (0..17).map(|_| end.buffer(&[0; GRH + 1024])).collect();
     for (number, room) in rooms.iter().enumerate() {
         end.recv(room, number as u64);
     }
@@ -609,7 +625,7 @@ fn rewriting_receiver(link: &mut Link) {
     link.say("ready");
     // No poll before, so no ring: all of them wait.
     link.expect("posted");
-    for (number, room) in rooms.iter().enumerate() {
+    for (number, room) in rooms[..16].iter().enumerate() {
         assert_eq!(end.wait(LIMIT).imm, Some(number as u32));
         assert!(
             room.bytes()[GRH..].iter().all(|&b| b == number as u8 + 1),
@@ -617,6 +633,8 @@ fn rewriting_receiver(link: &mut Link) {
             room.bytes()[GRH]
         );
     }
+    let empty = end.wait(LIMIT);
+    assert_eq!((empty.imm, empty.byte_len as usize), (Some(16), GRH));
     link.say("all");
 }
 

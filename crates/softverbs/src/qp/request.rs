@@ -24,14 +24,25 @@ impl Request<'_> {
     /// # Safety
     /// `to` must have room for the payload.
     #[inline]
-    pub(super) unsafe fn gather(&self, mut to: *mut u8) {
-        for iovec in self.iovecs {
-            // SAFETY: the caller promises room; the sges are the application's registered buffers,
-            // or inline data.
-            unsafe {
-                to.copy_from_nonoverlapping(iovec.iov_base.cast(), iovec.iov_len);
-                to = to.add(iovec.iov_len);
-            }
+    pub(super) unsafe fn gather(&self, to: *mut u8) {
+        // SAFETY: the caller promises room; the sges are the application's registered buffers, or
+        // inline data.
+        unsafe { gather(self.iovecs, to) }
+    }
+}
+
+/// Copies memory ranges of this process, one after the other, to contiguous memory. An empty range
+/// can have any address.
+///
+/// # Safety
+/// `to` must have room for all ranges, which must be readable.
+#[inline]
+pub(super) unsafe fn gather(iovecs: &[libc::iovec], mut to: *mut u8) {
+    for iovec in iovecs {
+        // SAFETY: the caller promises room and readable ranges.
+        unsafe {
+            to.copy_from_nonoverlapping(iovec.iov_base.cast(), iovec.iov_len);
+            to = to.add(iovec.iov_len);
         }
     }
 }

@@ -6,7 +6,7 @@ use rdma_core_sys::*;
 use super::agent_request::patience_ns;
 use super::conn::{Connection, rnr_delay_ns};
 use super::datagram::MAX_DATAGRAM;
-use super::request::{IovecList, Request, fetches};
+use super::request::{IovecList, Request, fetches, gather};
 use super::{Qp, SendQueue};
 use crate::peer::Peer;
 use crate::ring::PATIENCE_NS;
@@ -246,12 +246,12 @@ impl Qp {
         if copy.make_room(len as usize).is_err() {
             return;
         }
-        for iovec in list.as_slice() {
-            // SAFETY: the application's registered buffer, which the device may read until the
-            // request completes (`ibv_post_send(3)`).
-            copy.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(iovec.iov_base.cast(), iovec.iov_len)
-            });
+        // SAFETY: the ranges are the application's registered buffers, which the device may read
+        // until the request completes (`ibv_post_send(3)`). Their lengths add up to `len`, for
+        // which the list has room.
+        unsafe {
+            gather(list.as_slice(), copy.as_mut_ptr());
+            copy.set_len(len as usize);
         }
     }
 
