@@ -13,7 +13,7 @@ use super::{
 };
 use crate::Token;
 use crate::errno::{FiErrno, Result};
-use crate::verbs::{CmEvent, Cq, Device, Pd, PrivateData, Qp, QpConfig, devices};
+use crate::verbs::{CmEvent, Cq, Device, Pd, PrivateData, Qp, QpConfig, Transport, devices};
 
 const LISTENER: Token = Token(1);
 const DIALLED: Token = Token(2);
@@ -119,7 +119,12 @@ impl Link {
             flush: false,
         };
         let id = side.id().unwrap();
-        let qp = Qp::create(id, &self.pd, &self.cq, &self.cq, None, &config);
+        let transport = Transport::Rc {
+            send_cq: &self.cq,
+            recv_cq: &self.cq,
+            srq: None,
+        };
+        let qp = Qp::create(id, &self.pd, transport, &config);
         *self.qp.lock() = Some(qp.unwrap());
     }
 

@@ -13,7 +13,7 @@ use crate::log::info_log;
 use crate::mr::ConnectionBlock;
 use crate::queue::event_cell::Watch;
 use crate::queue::slots::Own;
-use crate::verbs::{AsyncListener, Qp, QpConfig};
+use crate::verbs::{AsyncListener, Qp, QpConfig, Transport};
 
 /// Engine requests that the send queue has room for: the marker behind all others at the end of a
 /// connection, the probe of a silent peer, the requests to key directories, and further parts of an
@@ -176,8 +176,12 @@ impl Core {
         let send_cq = tx.unwrap_or(any).cq.device_cq()?;
         let recv_cq = rx.unwrap_or(any).cq.device_cq()?;
         let config = self.qp_config(tx.is_some(), rx.is_some());
-        let srq = control.srx.as_ref().map(|srx| srx.srq());
-        let qp = Qp::create(id, &self.pd, send_cq, recv_cq, srq, &config)?;
+        let transport = Transport::Rc {
+            send_cq,
+            recv_cq,
+            srq: control.srx.as_ref().map(|srx| srx.srq()),
+        };
+        let qp = Qp::create(id, &self.pd, transport, &config)?;
         let qp = Arc::new(qp);
         let listener: Weak<dyn AsyncListener> = self.weak();
         self.domain.device().listen(qp.object(), listener);

@@ -18,7 +18,7 @@ use rdma_core_sys::{self as sys, Backend};
 
 use super::attr::{DeviceAttr, LinkLayer, PciAddress, Port};
 use super::cm::{CmId, EventChannel};
-use super::qp::probe_max_inline;
+use super::qp_create::probe_max_inline;
 use super::quirks::Behaviour;
 use super::sockaddr::SockAddr;
 use crate::errno::{FiErrno, Result};

@@ -1,5 +1,4 @@
-//! Creation, states and attributes of RC queue pairs, which are created on an identifier of the
-//! connection manager. The connection manager changes their states. `post.rs` posts to them.
+//! Queue pairs: sizes, states and attributes. `qp_create.rs` creates them, `post.rs` posts to them.
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
@@ -9,8 +8,9 @@ use std::sync::Arc;
 use rdma_core_sys as sys;
 
 use super::post::FlushCalls;
-use super::{CmId, Cq, Device, Pd, Srq};
+use super::{CmId, Cq, Pd, Srq, Xrcd};
 use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
 
 /// Requested sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +56,10 @@ pub struct Qp {
     pub(super) raw: *mut sys::ibv_qp,
     /// The calls that post flushes, if the queue pair supports them.
     pub(super) flush: Option<FlushCalls>,
-    limits: QpLimits,
-    id: Arc<CmId>,
-    pd: Arc<Pd>,
-    _send_cq: Arc<Cq>,
-    _recv_cq: Arc<Cq>,
-    _srq: Option<Arc<Srq>>,
+    pub(super) limits: QpLimits,
+    pub(super) owner: Owner,
+    pub(super) pd: Arc<Pd>,
+    pub(super) _objects: Objects,
     /// `send_flags` of the request posted last.
     #[cfg(test)]
     pub(crate) posted_flags: std::sync::atomic::AtomicU32,
@@ -70,110 +68,31 @@ pub struct Qp {
     pub(crate) flushes: std::sync::atomic::AtomicUsize,
 }
 
+/// The object that destroys a queue pair.
+#[derive(Debug)]
+pub(super) enum Owner {
+    /// The identifier of the connection manager that created it and changes its states.
+    Id(Arc<CmId>),
+    /// The queue pair was created by `ibv_create_qp(3)`.
+    Verbs,
+}
+
+/// The objects that a queue pair uses, which live until it is destroyed.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    pub(super) send_cq: Option<Arc<Cq>>,
+    pub(super) recv_cq: Option<Arc<Cq>>,
+    pub(super) srq: Option<Arc<Srq>>,
+    pub(super) _xrcd: Option<Arc<Xrcd>>,
+}
+
 // SAFETY: verbs objects may be used by any thread (Documentation/libibverbs.md: "fully thread
 // safe").
 unsafe impl Send for Qp {}
 // SAFETY: as above.
 unsafe impl Sync for Qp {}
 
-fn init_attr(config: &QpConfig, send_cq: &Cq, recv_cq: &Cq) -> sys::ibv_qp_init_attr {
-    let mut attr = sys::ibv_qp_init_attr {
-        send_cq: send_cq.raw(),
-        recv_cq: recv_cq.raw(),
-        qp_type: sys::IBV_QPT_RC,
-        ..Default::default()
-    };
-    // all are clipped to the device's limits, which are of type c_int
-    attr.cap.max_send_wr = config.max_send_wr as u32;
-    attr.cap.max_recv_wr = config.max_recv_wr as u32;
-    attr.cap.max_send_sge = config.max_send_sge as u32;
-    attr.cap.max_recv_sge = config.max_recv_sge as u32;
-    attr.cap.max_inline_data = config.max_inline as u32;
-    attr
-}
-
-/// Creates a queue pair that supports flushes, of the size in `attr`, which receives the actual
-/// size.
-fn create_flushing(
-    id: &CmId,
-    pd: &Pd,
-    attr: &mut sys::ibv_qp_init_attr,
-) -> Result<*mut sys::ibv_qp> {
-    let operations = sys::IBV_QP_EX_WITH_SEND
-        | sys::IBV_QP_EX_WITH_SEND_WITH_IMM
-        | sys::IBV_QP_EX_WITH_RDMA_WRITE
-        | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-        | sys::IBV_QP_EX_WITH_RDMA_READ
-        | sys::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-        | sys::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-        | sys::IBV_QP_EX_WITH_FLUSH;
-    let mut extended = sys::ibv_qp_init_attr_ex {
-        send_cq: attr.send_cq,
-        recv_cq: attr.recv_cq,
-        srq: attr.srq,
-        cap: attr.cap,
-        qp_type: attr.qp_type,
-        sq_sig_all: attr.sq_sig_all,
-        comp_mask: sys::IBV_QP_INIT_ATTR_PD | sys::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-        pd: pd.raw(),
-        send_ops_flags: operations.into(),
-        ..Default::default()
-    };
-    let raw = id.create_qp_ex(&mut extended)?;
-    attr.cap = extended.cap;
-    Ok(raw)
-}
-
 impl Qp {
-    /// `rdma_create_qp(3)`: creates a queue pair on an identifier that is bound to the device of
-    /// `pd`. With `srq` the queue pair uses the receives of that queue, and has no receive queue of
-    /// its own.
-    ///
-    /// # Errors
-    /// `EINVAL`: the identifier has no device, another device, or a queue pair; or the device
-    /// refuses the size. `ENOMEM`. `EOPNOTSUPP`: flush is requested, and the device has none.
-    pub fn create(
-        id: &Arc<CmId>,
-        pd: &Arc<Pd>,
-        send_cq: &Arc<Cq>,
-        recv_cq: &Arc<Cq>,
-        srq: Option<&Arc<Srq>>,
-        config: &QpConfig,
-    ) -> Result<Self> {
-        if !id.is_on(pd.device()) {
-            return Err(FiErrno::EINVAL);
-        }
-        let mut attr = init_attr(config, send_cq, recv_cq);
-        attr.srq = srq.map_or(std::ptr::null_mut(), |srq| srq.raw());
-        let (raw, flush) = if config.flush {
-            let raw = create_flushing(id, pd, &mut attr)?;
-            // SAFETY: `raw` is the queue pair that was created above.
-            let Some(calls) = (unsafe { FlushCalls::of(id, raw) }) else {
-                id.destroy_qp();
-                return Err(FiErrno::EOPNOTSUPP);
-            };
-            (raw, Some(calls))
-        } else {
-            (id.create_qp(pd, &mut attr)?, None)
-        };
-        Ok(Self {
-            raw,
-            flush,
-            limits: QpLimits {
-                max_inline: attr.cap.max_inline_data as usize,
-            },
-            id: Arc::clone(id),
-            pd: Arc::clone(pd),
-            _send_cq: Arc::clone(send_cq),
-            _recv_cq: Arc::clone(recv_cq),
-            _srq: srq.map(Arc::clone),
-            #[cfg(test)]
-            posted_flags: Default::default(),
-            #[cfg(test)]
-            flushes: Default::default(),
-        })
-    }
-
     /// The queue pair's protection domain.
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
@@ -195,8 +114,8 @@ impl Qp {
         self.raw as usize
     }
 
-    fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: u32) -> Result<()> {
-        let verbs = &self.id.backend().verbs;
+    pub(super) fn modify(&self, attr: &mut sys::ibv_qp_attr, mask: u32) -> Result<()> {
+        let verbs = &self.pd.device().backend().verbs;
         // SAFETY: live and of this backend.
         FiErrno::from_verb(unsafe { (verbs.ibv_modify_qp)(self.raw, attr, mask as c_int) })
     }
@@ -227,7 +146,7 @@ impl Qp {
             | sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_CAP
             | sys::IBV_QP_AV;
-        let verbs = &self.id.backend().verbs;
+        let verbs = &self.pd.device().backend().verbs;
         // SAFETY: live and of this backend; both structures are writable.
         FiErrno::from_verb(unsafe {
             (verbs.ibv_query_qp)(self.raw, &raw mut attr, mask as c_int, &raw mut init)
@@ -261,33 +180,15 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        self.id.destroy_qp();
-    }
-}
-
-/// Determines the maximum length of inline data, by creating queue pairs with decreasing lengths
-/// from 512 bytes.
-pub(super) fn probe_max_inline(device: &Arc<Device>) -> Result<usize> {
-    let verbs = &device.backend().verbs;
-    let pd = Pd::alloc(device)?;
-    let cq = Cq::create(device, 1, None, 0)?;
-    for max_inline in [512, 384, 256, 128, 64, 32] {
-        let config = QpConfig {
-            max_send_wr: 1,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline,
-            flush: false,
-        };
-        let mut attr = init_attr(&config, &cq, &cq);
-        // SAFETY: protection domain and queue are live and of this backend.
-        let qp = unsafe { (verbs.ibv_create_qp)(pd.raw(), &raw mut attr) };
-        if !qp.is_null() {
-            // SAFETY: created above, destroyed once.
-            unsafe { (verbs.ibv_destroy_qp)(qp) };
-            return Ok((attr.cap.max_inline_data as usize).min(512));
+        match &self.owner {
+            Owner::Id(id) => id.destroy_qp(),
+            Owner::Verbs => {
+                // SAFETY: created by this backend, destroyed once.
+                let ret = unsafe { (self.pd.device().backend().verbs.ibv_destroy_qp)(self.raw) };
+                if let Err(error) = FiErrno::from_verb(ret) {
+                    warn_log!(EpCtrl, "ibv_destroy_qp: {error}");
+                }
+            }
         }
     }
-    Ok(0)
 }

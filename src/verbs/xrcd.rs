@@ -72,6 +72,18 @@ impl Xrcd {
         Ok(())
     }
 
+    /// Calls `body` with the domain, which stays open meanwhile.
+    ///
+    /// # Errors
+    /// `EINVAL`: the domain is closed. Those of `body`.
+    pub(super) fn with_raw<T>(
+        &self,
+        body: impl FnOnce(*mut sys::ibv_xrcd) -> Result<T>,
+    ) -> Result<T> {
+        let raw = self.raw.lock();
+        body(raw.as_ref().ok_or(FiErrno::EINVAL)?.0)
+    }
+
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
