@@ -4,6 +4,8 @@
 //! Both ends are in one process and one thread, so that every instruction is counted and the result
 //! does not depend on the scheduler.
 
+use libfabric_sys::FI_ATOMIC;
+
 use crate::subject::{Device, Fabric, Side, Subject as _, fabric};
 
 /// Calls of each kind.
@@ -58,6 +60,12 @@ counted!(count_fi_send, Fabric, |f: &mut Fabric| assert!(
 ));
 counted!(count_fi_write, Fabric, |f: &mut Fabric| assert!(
     f.post_rma(false, 8)
+));
+counted!(count_fi_read, Fabric, |f: &mut Fabric| assert!(
+    f.post_rma(true, 8)
+));
+counted!(count_fi_fetch_atomic, Fabric, |f: &mut Fabric| assert!(
+    f.post_fetch_add()
 ));
 counted!(count_fi_cq_read_hit, Fabric, |f: &mut Fabric| assert_eq!(
     f.poll(f.rx(), 1),
@@ -115,8 +123,8 @@ fn xrc() {
 }
 
 fn msg() {
-    let mut second = Fabric::open("weft", fabric::Endpoint::Msg, Side::Second);
-    let mut first = Fabric::open("weft", fabric::Endpoint::Msg, Side::First);
+    let open = |side| Fabric::with_caps("weft", fabric::Endpoint::Msg, side, FI_ATOMIC);
+    let (mut second, mut first) = (open(Side::Second), open(Side::First));
     let (a, b) = (first.address(), second.address());
     std::thread::scope(|scope| {
         // each end waits for the other one, so they connect in two threads
@@ -136,8 +144,10 @@ fn msg() {
         count_fi_cq_read_tx_hit(&mut first);
         assert_eq!(second.poll(second.rx(), 1), 1);
         second.post_recv();
-        count_fi_write(&mut first);
-        assert_eq!(first.poll(first.tx(), 1), 1);
+        for post in [count_fi_write, count_fi_read, count_fi_fetch_atomic] {
+            post(&mut first);
+            assert_eq!(first.poll(first.tx(), 1), 1);
+        }
     }
 }
 

@@ -25,6 +25,8 @@ const BUFFER: usize = 1 << 20;
 /// Number of posted receives.
 const RECEIVES: usize = 256;
 const WINDOW: u64 = 64;
+/// The operand of an atomic.
+static ONE: u64 = 1;
 /// The requested key, if the provider does not choose the keys.
 const KEY: u64 = 0x77;
 
@@ -76,13 +78,13 @@ fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-fn info(lib: &Lib, provider: &str, kind: Endpoint, side: Side) -> Infos {
+fn info(lib: &Lib, provider: &str, kind: Endpoint, side: Side, more_caps: u64) -> Infos {
     let hints = abi_tests::fabric::hints(lib);
     // SAFETY: whole hints of this library.
     unsafe {
         let info = hints.first();
         (*info).mode = FI_CONTEXT | FI_CONTEXT2;
-        (*info).caps = FI_MSG | FI_RMA;
+        (*info).caps = FI_MSG | FI_RMA | more_caps;
         (*(*info).domain_attr).threading = FI_THREAD_DOMAIN;
         (*(*info).ep_attr).type_ = match kind {
             Endpoint::Msg => FI_EP_MSG,
@@ -105,9 +107,14 @@ fn info(lib: &Lib, provider: &str, kind: Endpoint, side: Side) -> Infos {
 
 impl Fabric {
     pub(crate) fn open(provider: &str, kind: Endpoint, side: Side) -> Self {
+        Self::with_caps(provider, kind, side, 0)
+    }
+
+    /// `more_caps`: capabilities in addition to messages and RMA.
+    pub(crate) fn with_caps(provider: &str, kind: Endpoint, side: Side, more_caps: u64) -> Self {
         let path = std::env::var("WEFT_LIBFABRIC").unwrap_or_else(|_| "libfabric.so.1".into());
         let lib = Lib::open(&path);
-        let info = info(&lib, provider, kind, side);
+        let info = info(&lib, provider, kind, side, more_caps);
         // SAFETY: a whole fi_info, and fids as they are opened.
         unsafe {
             let fabric = open_fabric(&lib, info.first());
@@ -385,6 +392,34 @@ impl Fabric {
             }
         };
         posted(ret, "fi_read or fi_write")
+    }
+
+    /// Posts a fetch and add of 1 to the first word of the peer's memory. False if the queue is
+    /// full. The endpoint must have `FI_ATOMIC`.
+    pub(crate) fn post_fetch_add(&mut self) -> bool {
+        let context = self.context();
+        let (ep, at, one) = (self.ep, self.outbox.at.cast(), &raw const ONE);
+        let (desc, peer, (addr, key)) = (self.out_desc, self.peer, self.remote);
+        // SAFETY: a live endpoint; a readable operand; a registered buffer for the result.
+        let ret = unsafe {
+            call!(
+                (*ep).atomic,
+                readwrite,
+                ep,
+                one.cast(),
+                1,
+                null_mut(),
+                at,
+                desc,
+                peer,
+                addr,
+                key,
+                FI_UINT64,
+                FI_SUM,
+                context
+            )
+        };
+        posted(ret, "fi_fetch_atomic")
     }
 
     /// Reads up to `most` (at most 16) completions, and returns their number.
