@@ -116,10 +116,14 @@ impl Domain {
 fn show_behaviour(device: &Arc<Device>) {
     match device.behaviour() {
         Ok(behaviour) => {
-            for (what, seen) in behaviour.rows() {
-                info_log!(Domain, "{}: {what:<36}{seen}", device.name());
+            for (label, seen) in behaviour.rows() {
+                info_log!(Domain, "{}: {label:<36}{seen}", device.name());
             }
         }
-        Err(error) => info_log!(Domain, "{}: not tried: {error}", device.name()),
+        Err(error) => info_log!(
+            Domain,
+            "{}: the trials of its behaviour could not run: {error}",
+            device.name()
+        ),
     }
 }

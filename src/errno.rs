@@ -151,7 +151,9 @@ impl fmt::Debug for FiErrno {
 impl fmt::Display for FiErrno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.code() < 256 {
-            io::Error::from_raw_os_error(self.code()).fmt(f)
+            let text = io::Error::from_raw_os_error(self.code()).to_string();
+            let text = text.split(" (os error").next().unwrap_or_default();
+            write!(f, "{self:?} ({text})")
         } else {
             fmt::Debug::fmt(self, f)
         }
@@ -190,5 +192,10 @@ mod tests {
     fn names_are_printed() {
         assert_eq!(format!("{:?}", FiErrno::ETRUNC), "FI_ETRUNC");
         assert_eq!(format!("{:?}", FiErrno::new(255)), "FiErrno(255)");
+        assert_eq!(FiErrno::ETRUNC.to_string(), "FI_ETRUNC");
+        assert_eq!(
+            FiErrno::ENOMEM.to_string(),
+            "FI_ENOMEM (Cannot allocate memory)"
+        );
     }
 }

@@ -94,7 +94,7 @@ fn unsupported(call: &str, datatype: fi_datatype, op: fi_op) -> FiErrno {
     refused!(
         FI_LOG_EP_DATA,
         EOPNOTSUPP,
-        "{call} has no operation {op} on datatype {datatype}; fi_query_atomic tells which it has"
+        "{call} does not support fi_op {op} on fi_datatype {datatype}; call fi_query_atomic first"
     )
 }
 

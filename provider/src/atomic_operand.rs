@@ -129,23 +129,23 @@ fn no_vector(count: usize) -> FiErrno {
     refused!(
         FI_LOG_EP_DATA,
         EINVAL,
-        "a vector of {count} elements, or at NULL, in an atomic"
+        "a vector of the atomic is NULL, or its count {count} is not 1 to {MAX_VECTOR}"
     )
 }
 
 #[cold]
 fn not_one(count: usize) -> FiErrno {
     match count {
-        0 => refused!(FI_LOG_EP_DATA, EINVAL, "an atomic on no element"),
+        0 => refused!(FI_LOG_EP_DATA, EINVAL, "the atomic has no elements"),
         _ => refused!(
             FI_LOG_EP_DATA,
             EMSGSIZE, // fi_atomic(3): more elements than supported
-            "an atomic on {count} elements, and the limit is 1"
+            "the atomic has {count} elements; the maximum is 1"
         ),
     }
 }
 
 #[cold]
 fn at_null(name: &str) -> FiErrno {
-    refused!(FI_LOG_EP_DATA, EINVAL, "the {name} of an atomic is NULL")
+    refused!(FI_LOG_EP_DATA, EINVAL, "the {name} of the atomic is NULL")
 }

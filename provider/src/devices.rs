@@ -16,7 +16,9 @@ pub(crate) fn list(rescan: bool) -> Vec<Arc<Device>> {
         let mut backends: Vec<&'static Backend> = Vec::new();
         match rdma_core_sys::system::backend() {
             Ok(system) => backends.push(system),
-            Err(why) => log::info!(FI_LOG_CORE, "no system devices: {why}"),
+            Err(error) => {
+                log::info!(FI_LOG_CORE, "rdma-core could not be loaded: {error}");
+            }
         }
         if param::values().softverbs != Some(false) {
             backends.push(softverbs::backend());

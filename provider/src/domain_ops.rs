@@ -60,7 +60,7 @@ impl Kind for Domain {
     }
     fn finish(domain: &Object<Self>) -> Result<()> {
         if domain.engine.mr().has_mapped_keys() {
-            let reason = "keys of fi_mr_map_raw are mapped in the domain";
+            let reason = "the domain has keys of fi_mr_map_raw: call fi_mr_unmap_key first";
             return Err(refused!(FI_LOG_DOMAIN, EBUSY, "{reason}"));
         }
         Ok(())
@@ -191,7 +191,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
                 domain.engine.mr().unmap_key(*key).inspect_err(|errno| {
                     info!(
                         FI_LOG_MR,
-                        "fi_mr_unmap_key: -{errno:?}: {key:#x} is not mapped"
+                        "fi_mr_unmap_key: -{errno:?}: key {key:#x} is not mapped"
                     );
                 })?;
             }
@@ -223,7 +223,7 @@ unsafe fn map_raw(domain: &MrDomain, map: *const fi_mr_map_raw) -> Result<()> {
         *map.key = domain.map_raw(raw).inspect_err(|errno| {
             info!(
                 FI_LOG_MR,
-                "fi_mr_map_raw: -{errno:?}: these {size} bytes are no raw key: truncated, changed, or of another version"
+                "fi_mr_map_raw: -{errno:?}: the {size} bytes are not a raw key of this version, or are damaged"
             );
         })?;
     }

@@ -20,7 +20,10 @@ use crate::ffi::fid::{Kind, assumed, on};
 use crate::ffi::log::refused;
 
 /// Receives.
-#[allow(clippy::missing_safety_doc, reason = "the same for all methods")]
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "`Receives::recv` documents it for all methods"
+)]
 pub(crate) trait Receives: Kind<C = fid_ep> {
     /// `fi_recv`, `fi_recvv`
     ///
@@ -40,7 +43,10 @@ pub(crate) trait Receives: Kind<C = fid_ep> {
 }
 
 /// Sends.
-#[allow(clippy::missing_safety_doc, reason = "as for `Receives::recv`")]
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "`Receives::recv` documents it for all methods"
+)]
 pub(crate) trait Sends: Kind<C = fid_ep> {
     /// `fi_send`, `fi_sendv`
     unsafe fn send(&self, to: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()>;
@@ -78,7 +84,10 @@ pub(crate) trait Sends: Kind<C = fid_ep> {
 }
 
 /// Remote reads and writes.
-#[allow(clippy::missing_safety_doc, reason = "as for `Receives::recv`")]
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "`Receives::recv` documents it for all methods"
+)]
 pub(crate) trait Rma: Kind<C = fid_ep> {
     /// `rma_iov_limit`
     const RMA_IOV_LIMIT: usize;
@@ -251,7 +260,7 @@ fn bad_flags(flags: u64) -> FiErrno {
     refused!(
         FI_LOG_EP_DATA,
         EBADFLAGS,
-        "flags {flags:#x} are not flags of this operation"
+        "the operation does not support all of the flags {flags:#x}"
     )
 }
 

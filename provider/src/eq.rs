@@ -271,9 +271,12 @@ impl Object<Eq> {
                             {
                                 Some(Ok(info)) => Prepared(Info::into_raw(info)),
                                 other => {
-                                    let why =
+                                    let error =
                                         other.and_then(Result::err).unwrap_or(FiErrno::EOTHER);
-                                    warning!(FI_LOG_EQ, "a connection request is refused: {why}");
+                                    warning!(
+                                        FI_LOG_EQ,
+                                        "a connection request is rejected: {error}"
+                                    );
                                     self.drop_if_peeked(peek);
                                     if matches!(wait, Some(Some(_))) {
                                         return Err(FiErrno::EAGAIN);

@@ -12,7 +12,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "a C interface from end to end: every pointer in it is the caller's promise"
+    reason = "a C interface: its callers promise that their pointers are valid"
 )]
 
 mod addr;

@@ -61,7 +61,7 @@ impl Kind for Mr {
         mr.region.close().inspect_err(|errno| {
             info!(
                 FI_LOG_MR,
-                "fi_close: -{errno:?}: an access through the region has not ended; to be called again"
+                "fi_close: -{errno:?}: the access of a peer has not ended; call fi_close again later"
             );
         })?;
         if let Some(events) = &mr.events {
@@ -310,7 +310,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                     return Err(refused!(
                         FI_LOG_MR,
                         EBADFLAGS,
-                        "an endpoint is bound with flags 0"
+                        "flags {flags:#x} must be 0 to bind an endpoint to a region"
                     ));
                 }
                 let user = ep.users.add()?;
@@ -318,7 +318,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 user
             }
             _ => {
-                let reason = "only counters and endpoints are bound to a region";
+                let reason = "only a counter or an endpoint can be bound to a region";
                 return Err(refused!(FI_LOG_MR, EINVAL, "{reason}"));
             }
         };
@@ -337,7 +337,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         FI_ENABLE if !mr.region.comes_disabled() => Err(refused!(
             FI_LOG_MR,
             EOPBADSTATE,
-            "the region is not one that was made disabled"
+            "the region was not created disabled"
         )),
         FI_ENABLE => {
             let _bound = mr.bound.lock();
@@ -406,7 +406,7 @@ unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
             return Err(refused!(
                 FI_LOG_MR,
                 ETOOSMALL,
-                "{room} bytes, and the raw key has {need}"
+                "key_size is {room}; the raw key has {need} bytes"
             ));
         }
         if attr.raw_key.is_null() {

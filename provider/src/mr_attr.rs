@@ -29,7 +29,13 @@ const FLAGS: u64 = NO_CACHE | FI_RMA_EVENT | FI_RMA_PMEM | FI_MR_SINGLE_USE;
 /// `EINVAL`: any other flag.
 pub(crate) fn access_of(flags: u64) -> Result<Access> {
     let access = Access::from_bits(flags & !FI_COLLECTIVE);
-    access.ok_or_else(|| refused!(FI_LOG_MR, EINVAL, "{flags:#x} has bits that are no access"))
+    access.ok_or_else(|| {
+        refused!(
+            FI_LOG_MR,
+            EINVAL,
+            "access {flags:#x} has bits that are not access flags"
+        )
+    })
 }
 
 /// The configuration of a region, without its memory.
@@ -45,7 +51,7 @@ pub(crate) fn config(
 ) -> Result<RegionConfig<'static>> {
     check_flags(flags)?;
     if offset != 0 {
-        let reason = "offset is reserved, and must be 0"; // fi_mr(3)
+        let reason = format_args!("offset {offset:#x} is reserved, and must be 0"); // fi_mr(3)
         return Err(refused!(FI_LOG_MR, EINVAL, "{reason}"));
     }
     Ok(RegionConfig {
@@ -76,7 +82,7 @@ pub(crate) unsafe fn buffers<'a>(iov: *const iovec, count: usize) -> Result<&'a 
         return Err(refused!(
             FI_LOG_MR,
             EINVAL,
-            "{count} buffers at {iov:?}, and mr_iov_limit is {MAX_SEGMENTS}"
+            "iov is {iov:?} and its count {count}; the count can be 1 to {MAX_SEGMENTS}"
         ));
     }
     // SAFETY: not NULL, `count` elements; the two types have one layout, asserted above.
@@ -144,7 +150,7 @@ pub(crate) fn check_flags(flags: u64) -> Result<()> {
         return Err(refused!(
             FI_LOG_MR,
             EBADFLAGS,
-            "flags {:#x} are not flags of a registration",
+            "fi_mr_reg does not support the flags {:#x}",
             flags & !FLAGS
         ));
     }

@@ -57,7 +57,11 @@ pub(crate) unsafe extern "C" fn open(
         // SAFETY: not NULL, a C string by that contract.
         let name = unsafe { CStr::from_ptr(name) };
         if name != NAME {
-            info!(FI_LOG_DOMAIN, "fi_open_ops: no {}", name.to_string_lossy());
+            info!(
+                FI_LOG_DOMAIN,
+                "fi_open_ops: a domain has no operations named {}",
+                name.to_string_lossy()
+            );
             return Err(FiErrno::ENOSYS);
         }
         // SAFETY: not NULL.

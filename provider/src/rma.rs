@@ -75,7 +75,7 @@ fn other_count(count: usize, limit: usize) -> FiErrno {
     refused!(
         FI_LOG_EP_DATA,
         EINVAL,
-        "{count} ranges of the peer's memory, and rma_iov_limit is {limit}"
+        "the operation has {count} remote ranges; rma_iov_limit is {limit}"
     )
 }
 
@@ -85,7 +85,7 @@ fn no_data() -> FiErrno {
     refused!(
         FI_LOG_EP_DATA,
         EOPNOTSUPP,
-        "a write with remote data, and the endpoint was opened without the mode FI_RX_CQ_DATA"
+        "remote CQ data of a write requires an endpoint that was opened with mode FI_RX_CQ_DATA"
     )
 }
 

@@ -178,7 +178,8 @@ impl Connection {
             CmEventKind::AddrChange => {
                 info_log!(
                     EpCtrl,
-                    "the interface of a connection has changed its address"
+                    "{}: the network interface of a connection has a new address",
+                    self.device.name()
                 );
                 Ok(())
             }

@@ -33,7 +33,11 @@ impl Silence {
         // SAFETY: no buffers.
         if let Err(error) = unsafe { qp.post_send(&request) } {
             rings.probe.pending.store(false, Ordering::Release);
-            info_log!(EpCtrl, "a silent peer could not be probed: {error}");
+            info_log!(
+                EpCtrl,
+                "queue pair {}: the keepalive probe could not be posted: {error}",
+                qp.number()
+            );
         }
     }
 }

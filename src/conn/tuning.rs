@@ -59,7 +59,10 @@ impl Tuning {
         if let Some(class) = self.traffic_class
             && let Err(error) = id.set_type_of_service(class)
         {
-            warn_log!(EpCtrl, "traffic class {class} is not taken: {error}");
+            warn_log!(
+                EpCtrl,
+                "traffic class {class} could not be set: {error}; the default class is used"
+            );
         }
     }
 
@@ -68,8 +71,9 @@ impl Tuning {
         if let Err(error) = id.set_ack_timeout(self.ack_timeout) {
             info_log!(
                 EpCtrl,
-                "{}: the connection manager keeps its acknowledgement timeout: {error}",
-                id.device_name().unwrap_or_default()
+                "{}: acknowledgement timeout {} could not be set: {error}; the default is used",
+                id.device_name().unwrap_or_default(),
+                self.ack_timeout
             );
         }
     }
@@ -88,7 +92,12 @@ impl Tuning {
         if !device.attr().iwarp
             && let Err(error) = qp.set_min_rnr_timer(self.min_rnr_timer)
         {
-            info_log!(EpCtrl, "the RNR timer stays as it is: {error}");
+            info_log!(
+                EpCtrl,
+                "queue pair {}: minimum RNR timer {} could not be set: {error}",
+                qp.number(),
+                self.min_rnr_timer
+            );
         }
     }
 }

@@ -2,7 +2,7 @@
 //! fragments of the target, and operations that fail in posting order. A fragment is the part of an
 //! operation that lies in one contiguous range of one registration of the peer.
 
-#![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
+#![allow(unsafe_code, reason = "posts buffers that the caller keeps valid")]
 
 use std::mem::MaybeUninit;
 

@@ -1,7 +1,7 @@
 //! Posts operations: checks lengths, determines the lkeys of the local buffers or copies them, and
 //! posts one request if the target is one contiguous range whose key needs no look-up.
 
-#![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
+#![allow(unsafe_code, reason = "posts buffers that the caller keeps valid")]
 
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;

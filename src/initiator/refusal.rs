@@ -10,13 +10,17 @@ use crate::log::refused;
 /// A vector with more buffers than the endpoint's limit.
 #[cold]
 pub(crate) fn too_many_buffers(count: usize, limit: usize) -> FiErrno {
-    refused!(EpData, EINVAL, "{count} buffers, and iov_limit is {limit}")
+    refused!(
+        EpData,
+        EINVAL,
+        "the operation has {count} buffers; iov_limit is {limit}"
+    )
 }
 
 /// A count of buffers with a NULL vector.
 #[cold]
 pub(crate) fn no_buffers(count: usize) -> FiErrno {
-    refused!(EpData, EINVAL, "a vector at NULL of {count} buffers")
+    refused!(EpData, EINVAL, "iov is NULL and its count is {count}")
 }
 
 /// More bytes than the limit of an operation.
@@ -25,14 +29,18 @@ pub(crate) fn too_long(len: usize, max: usize) -> FiErrno {
     refused!(
         EpData,
         EMSGSIZE,
-        "{len} bytes, and an operation has at most {max}"
+        "the operation has {len} bytes; the maximum is {max}"
     )
 }
 
 /// More bytes than the limit of inject.
 #[cold]
 pub(crate) fn too_long_to_inject(len: usize, max: usize) -> FiErrno {
-    refused!(EpData, EMSGSIZE, "{len} bytes, and inject_size is {max}")
+    refused!(
+        EpData,
+        EMSGSIZE,
+        "the operation has {len} bytes; inject_size is {max}"
+    )
 }
 
 /// Local and remote lengths of an RMA operation differ.
@@ -41,7 +49,7 @@ pub(crate) fn other_length(local: usize, remote: usize) -> FiErrno {
     refused!(
         EpData,
         EINVAL,
-        "{local} bytes of local buffers, and {remote} bytes of the peer's memory"
+        "the local buffers have {local} bytes, the remote range has {remote} bytes"
     )
 }
 
@@ -51,7 +59,7 @@ pub(crate) fn not_durable() -> FiErrno {
     refused!(
         EpData,
         EBADFLAGS,
-        "FI_COMMIT_COMPLETE, and the endpoint was opened without FI_RMA_PMEM"
+        "FI_COMMIT_COMPLETE requires an endpoint that was opened with FI_RMA_PMEM"
     )
 }
 
@@ -62,13 +70,13 @@ pub(crate) fn no_such_key(key: u64, introduced: bool) -> FiErrno {
         refused!(
             EpData,
             EKEYREJECTED,
-            "{key:#x} is neither an rkey nor a handle, and the peer has no other keys"
+            "key {key:#x} is not an rkey, and the peer's directory has no keys of this form"
         )
     } else {
         refused!(
             EpData,
             EKEYREJECTED,
-            "{key:#x} is no rkey, and the peer has a key directory only if it is weft"
+            "key {key:#x} is not an rkey, and the peer has no key directory: it is not weft"
         )
     }
 }
@@ -89,7 +97,7 @@ pub(crate) fn other_result(len: usize) -> FiErrno {
     refused!(
         EpData,
         EINVAL,
-        "a result of {len} bytes, and an atomic has 8"
+        "the result buffer has {len} bytes; an atomic returns 8 bytes"
     )
 }
 
@@ -99,7 +107,7 @@ pub(crate) fn unaligned(addr: u64) -> FiErrno {
     refused!(
         EpData,
         EINVAL,
-        "the target of an atomic, {addr:#x}, is not a multiple of 8"
+        "the remote address {addr:#x} of the atomic is not a multiple of 8"
     )
 }
 
@@ -109,6 +117,6 @@ pub(crate) fn shared_receives() -> FiErrno {
     refused!(
         EpData,
         EOPNOTSUPP,
-        "receives of this endpoint are posted to its shared context"
+        "the endpoint has a shared receive context: post the receive to that context"
     )
 }

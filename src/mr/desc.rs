@@ -85,7 +85,7 @@ fn absent(addr: u64, len: usize) -> FiErrno {
     refused!(
         EpData,
         EINVAL,
-        "the buffer of {len} bytes at {addr:#x} has no descriptor, which FI_MR_LOCAL demands"
+        "the buffer of {len} bytes at {addr:#x} has no descriptor; FI_MR_LOCAL requires one"
     )
 }
 
@@ -102,7 +102,7 @@ fn foreign(desc: u64) -> FiErrno {
 /// Refuses a buffer that no single buffer or part of the region contains.
 #[cold]
 fn outside(error: FiErrno, addr: u64, len: usize) -> FiErrno {
-    let reason = format_args!("no buffer of the region has all {len} bytes at {addr:#x}");
+    let reason = format_args!("no buffer of the region contains all {len} bytes at {addr:#x}");
     refuse(error, Subsystem::EpData, log_place!(), reason)
 }
 
@@ -112,7 +112,7 @@ fn elsewhere(desc: u64) -> FiErrno {
     refused!(
         EpData,
         EINVAL,
-        "the region of descriptor {desc:#x} is of another domain than the endpoint"
+        "the region of descriptor {desc:#x} belongs to another domain than the endpoint"
     )
 }
 

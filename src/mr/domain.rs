@@ -1,7 +1,7 @@
 //! The part of a domain that memory regions use: protection domains with their key directories,
 //! the application's keys, and the registrations of local buffers.
 
-#![allow(unsafe_code, reason = "asks the kernel for random bytes")]
+#![allow(unsafe_code, reason = "getrandom(2)")]
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -97,7 +97,7 @@ fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Memory> {
         let mr = mr.map_err(|error| {
             warn_log!(
                 Mr,
-                "memory of the kernel (dmabuf) can't be registered: {error}"
+                "{len} bytes of a dmabuf at offset {offset} could not be registered: {error}"
             );
             match error {
                 FiErrno::EOPNOTSUPP => FiErrno::ENOSYS,
@@ -640,7 +640,9 @@ impl Drop for Exposed {
         if self.end().is_err() {
             warn_log!(
                 Mr,
-                "a region is dropped while a stopped peer has an access to it under way"
+                "region with key {:#x}: the access of a stopped peer has not ended; \
+                 its registrations are not freed",
+                self.key.number()
             );
             // These registrations permit no access and their keys stay reserved. Deregistering them
             // would block again.
@@ -657,9 +659,9 @@ fn explain(error: FiErrno, len: u64) {
     let limit = memlock_limit().map_or("unlimited".to_owned(), |bytes| format!("{bytes} bytes"));
     warn_log!(
         Mr,
-        "registering {len} bytes failed: {error}. The limit of locked memory (RLIMIT_MEMLOCK) is {limit}: \
-         raise it with 'ulimit -l', LimitMEMLOCK= of the service, or /etc/security/limits.conf. \
-         A region that follows its memory takes a registration of the device (max_mr) for each part"
+        "{len} bytes could not be registered: {error}. RLIMIT_MEMLOCK, the limit of locked memory, is {limit}: \
+         raise it with 'ulimit -l', with LimitMEMLOCK= of the service, or in /etc/security/limits.conf. \
+         A region with FI_MR_MMU_NOTIFY needs one registration of the device (limit max_mr) for each part"
     );
 }
 

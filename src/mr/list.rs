@@ -98,7 +98,12 @@ impl List {
         let wanted = more.div_ceil(FILL) + 2 * ranges;
         let blocks = self.blocks.len() + wanted;
         if blocks > MAX_BLOCKS {
-            warn_log!(Mr, "a region has too many parts for its peers to read");
+            warn_log!(
+                Mr,
+                "the segment list of a region of {} bytes needs {blocks} blocks; \
+                 peers read at most {MAX_BLOCKS}",
+                self.len
+            );
             return Err(FiErrno::ENOMEM);
         }
         let rights = sys::IBV_ACCESS_REMOTE_READ;

@@ -127,7 +127,10 @@ impl LocalCache {
             let watching: Box<dyn Watch> = Box::new(Foreign::new(Arc::clone(index) as _, make)?);
             Ok(watching)
         })?;
-        info_log!(Mr, "the application's memory monitor watches local buffers");
+        info_log!(
+            Mr,
+            "the registration cache uses the application's memory monitor"
+        );
         Ok(Arc::new(cache))
     }
 }

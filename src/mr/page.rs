@@ -1,6 +1,6 @@
 //! Rounding to pages of the system.
 
-#![allow(unsafe_code, reason = "asks the system")]
+#![allow(unsafe_code, reason = "sysconf(3)")]
 
 use std::sync::LazyLock;
 

@@ -1,7 +1,7 @@
 //! Asynchronous registration (`FI_REG_MR` bound to a domain's event queue): the domain's worker
 //! threads, and the progress of a region's registration.
 
-#![allow(unsafe_code, reason = "asks the kernel for pages")]
+#![allow(unsafe_code, reason = "madvise(2)")]
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -82,7 +82,10 @@ impl Workers {
             }
             Err(_) if state.running > 0 => {}
             Err(error) => {
-                warn_log!(Mr, "no thread for registrations, which block now: {error}");
+                warn_log!(
+                    Mr,
+                    "no worker thread could be created: {error}; asynchronous registrations block"
+                );
                 let job = state.jobs.pop_back();
                 drop(state);
                 if let Some(job) = job {

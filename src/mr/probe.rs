@@ -1,6 +1,6 @@
 //! The look-up of local lkeys that each post does, without a post: for measurements.
 
-#![allow(unsafe_code, reason = "registers buffers that its caller promises for")]
+#![allow(unsafe_code, reason = "registers buffers that the caller keeps valid")]
 
 use std::ffi::c_void;
 use std::sync::Arc;

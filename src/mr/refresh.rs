@@ -47,9 +47,14 @@ impl Region {
                     buffers.any(|buffer| buffer.addr <= addr && end <= buffer.addr + buffer.len)
                 })
         };
-        if !ranges.iter().all(inside) {
-            let reason = "a range is empty, or does not lie in a buffer of the region";
-            return Err(refused!(Mr, EINVAL, "{reason}"));
+        if let Some(range) = ranges.iter().find(|range| !inside(range)) {
+            return Err(refused!(
+                Mr,
+                EINVAL,
+                "the range of {} bytes at {:?} is empty, or no buffer of the region contains it",
+                range.len,
+                range.addr
+            ));
         }
         let ranges: Vec<_> = if ranges.is_empty() {
             self.buffers.to_vec()
@@ -68,7 +73,7 @@ impl Region {
             Paging::Pinned => Err(refused!(
                 Mr,
                 EOPNOTSUPP,
-                "the pages are pinned for good: the domain has no mr_mode FI_MR_MMU_NOTIFY"
+                "the pages are pinned until fi_close: the domain was opened without mr_mode FI_MR_MMU_NOTIFY"
             )),
             Paging::OnDemand if self.is_on_demand() => exposed.prefetch(self, &ranges),
             Paging::OnDemand => Ok(()), // nothing pins or unpins its pages

@@ -153,12 +153,16 @@ impl KeyInUse {
             return Err(refused!(
                 Mr,
                 EKEYREJECTED,
-                "keys from {:#x} on are the provider's, and {key:#x} is asked for",
+                "the keys from {:#x} on are reserved, so requested_key must not be {key:#x}",
                 kind::RESERVED << 48
             ));
         }
         if !domain.keys_in_use().lock().insert(key) {
-            return Err(refused!(Mr, ENOKEY, "an open region has the key {key:#x}"));
+            return Err(refused!(
+                Mr,
+                ENOKEY,
+                "requested_key {key:#x} is the key of an open region"
+            ));
         }
         Ok(Self {
             key,
@@ -177,11 +181,12 @@ impl RegionConfig<'_> {
     /// Checks the attributes and returns the total length in bytes.
     fn check(&self) -> Result<u64> {
         let [first, ..] = self.buffers else {
-            return Err(refused!(Mr, EINVAL, "a region of no buffer"));
+            return Err(refused!(Mr, EINVAL, "the region has no buffers"));
         };
         if self.buffers.len() > MAX_SEGMENTS {
             let count = self.buffers.len();
-            let reason = format_args!("{count} buffers, and mr_iov_limit is {MAX_SEGMENTS}");
+            let reason =
+                format_args!("the region has {count} buffers; mr_iov_limit is {MAX_SEGMENTS}");
             return Err(refused!(Mr, EINVAL, "{reason}"));
         }
         let mut total = 0_u64;
@@ -194,7 +199,7 @@ impl RegionConfig<'_> {
                 return Err(refused!(
                     Mr,
                     EINVAL,
-                    "the buffer of {} bytes at {:?} is empty, or goes past the last address",
+                    "the buffer of {} bytes at {:?} is empty, or exceeds the address space",
                     buffer.len,
                     buffer.addr
                 ));
@@ -212,10 +217,15 @@ impl RegionConfig<'_> {
                 return Err(FiErrno::EINVAL);
             }
         }
-        let whole = |base: &Region| self.buffers.iter().all(|part| base.covers(part));
-        if self.base.is_some_and(|base| !whole(base)) {
-            let reason = "a buffer does not lie in the buffers of base_mr";
-            return Err(refused!(Mr, EINVAL, "{reason}"));
+        let outside = |base: &Arc<Region>| self.buffers.iter().find(|part| !base.covers(part));
+        if let Some(part) = self.base.and_then(outside) {
+            return Err(refused!(
+                Mr,
+                EINVAL,
+                "no buffer of base_mr contains the {} bytes at {:?}",
+                part.len,
+                part.addr
+            ));
         }
         Ok(total)
     }
@@ -238,7 +248,7 @@ pub(super) fn not_enabled() -> FiErrno {
     refused!(
         Mr,
         EOPBADSTATE,
-        "the region is not enabled, or not registered yet"
+        "the region is disabled, or its registration is not complete"
     )
 }
 
@@ -288,23 +298,23 @@ impl Region {
         let len = config.check()?;
         let mode = domain.config().form.mode;
         if config.counted && !domain.counts() {
-            let reason = "FI_RMA_EVENT, and the domain was opened without it";
+            let reason = "FI_RMA_EVENT requires a domain that was opened with it";
             return Err(refused!(Mr, EBADFLAGS, "{reason}"));
         }
         if config.persistent && !domain.config().durable {
-            let reason = "FI_RMA_PMEM, and the domain was opened without it";
+            let reason = "FI_RMA_PMEM requires a domain that was opened with it";
             return Err(refused!(Mr, EBADFLAGS, "{reason}"));
         }
         let follows = matches!(domain.paging(), Paging::Refreshed { .. });
         if config.once && (follows || domain.device().attr().atomic_cap == 0) {
-            let reason = "FI_MR_SINGLE_USE needs a device with atomics, and pages that stay";
+            let reason = "FI_MR_SINGLE_USE requires a device with atomics, and pages that need no fi_mr_refresh";
             return Err(refused!(Mr, EBADFLAGS, "{reason}"));
         }
         if config
             .base
             .is_some_and(|base| !Arc::ptr_eq(base.domain(), domain))
         {
-            return Err(refused!(Mr, EINVAL, "base_mr is of another domain"));
+            return Err(refused!(Mr, EINVAL, "base_mr belongs to another domain"));
         }
         let pd = domain.pd_of(config.auth)?;
         let dmabuf = match config.dmabuf {
@@ -376,11 +386,15 @@ impl Region {
             return Err(refused!(
                 Mr,
                 EBADFLAGS,
-                "a counter of a region is bound for FI_REMOTE_READ, FI_REMOTE_WRITE or both"
+                "the flags to bind a counter to a region are FI_REMOTE_READ, FI_REMOTE_WRITE or both"
             ));
         }
         if !Arc::ptr_eq(counter.domain().pd(), self.domain.pd()) {
-            return Err(refused!(Mr, EDOMAIN, "the counter is of another domain"));
+            return Err(refused!(
+                Mr,
+                EDOMAIN,
+                "the counter belongs to another domain"
+            ));
         }
         let mut bindings = self.bindings.lock();
         let announced = self.mode().contains(Mode::RMA_EVENT);
@@ -388,7 +402,7 @@ impl Region {
             return Err(refused!(
                 Mr,
                 EOPBADSTATE,
-                "the region is enabled already, or being closed"
+                "the region is already enabled, or is being closed"
             ));
         }
         let events: Vec<_> = Event::of(kinds).collect();
@@ -397,7 +411,7 @@ impl Region {
             return Err(refused!(
                 Mr,
                 EINVAL,
-                "the region was registered without FI_RMA_EVENT, is single use, or counts this already"
+                "the region was registered without FI_RMA_EVENT, is single-use, or has such a counter"
             ));
         }
         if let Some(exposed) = self.exposed.get().filter(|_| self.access.is_remote()) {
@@ -430,18 +444,22 @@ impl Region {
             return Err(refused!(
                 Mr,
                 ENOSYS,
-                "the domain has no mr_mode FI_MR_ENDPOINT"
+                "the domain was opened without mr_mode FI_MR_ENDPOINT"
             ));
         }
         if !Arc::ptr_eq(endpoint.domain, &self.domain) {
-            return Err(refused!(Mr, EDOMAIN, "the endpoint is of another domain"));
+            return Err(refused!(
+                Mr,
+                EDOMAIN,
+                "the endpoint belongs to another domain"
+            ));
         }
         let mut bindings = self.bindings.lock();
         if bindings.closing || self.is_enabled() {
             return Err(refused!(
                 Mr,
                 EOPBADSTATE,
-                "the region is enabled already, or being closed"
+                "the region is already enabled, or is being closed"
             ));
         }
         let stranger = self.auth.is_some() && self.auth.as_ref() != endpoint.auth;
@@ -449,7 +467,7 @@ impl Region {
             return Err(refused!(
                 Mr,
                 EINVAL,
-                "an endpoint is bound already, or it has another authorization key"
+                "the region has an endpoint already, or the endpoint has another authorization key"
             ));
         }
         bindings.endpoint = Some(Arc::clone(endpoint.pd));
@@ -469,7 +487,7 @@ impl Region {
             return Err(refused!(
                 Mr,
                 EOPBADSTATE,
-                "the region is enabled already, or being closed"
+                "the region is already enabled, or is being closed"
             ));
         }
         let endpoint = bindings.endpoint.clone();
@@ -478,7 +496,7 @@ impl Region {
                 refused!(
                     Mr,
                     EOPBADSTATE,
-                    "FI_MR_ENDPOINT, and no endpoint is bound to the region"
+                    "no endpoint is bound to the region, which FI_MR_ENDPOINT requires"
                 )
             })?
         } else {

@@ -111,7 +111,12 @@ impl Settled<'_> {
                 Ok(()) => return End::Reserved(mr),
                 Err(FiErrno::EBUSY) => return End::Busy(mr),
                 Err(error) => {
-                    info_log!(Mr, "a closed region's key can't be reserved: {error}");
+                    info_log!(
+                        Mr,
+                        "rkey {:#x} of a closed region could not be reserved: {error}; \
+                         peers that have not acknowledged its revocation are disconnected",
+                        mr.rkey().get()
+                    );
                     self.directory.inner.lock().sever(self.wanted);
                 }
             }
@@ -194,7 +199,8 @@ impl Inner {
             } else if late && member.is_awaited(wanted) {
                 warn_log!(
                     Mr,
-                    "a peer has not acknowledged within {PATIENCE:?} that keys were revoked: it is not waited for until it does"
+                    "revocation {wanted}: a peer did not acknowledge it within {PATIENCE:?}; \
+                     fi_close no longer waits for this peer"
                 );
                 member.give_up();
             }
@@ -209,7 +215,7 @@ impl Inner {
             if ends && let Some(peer) = member.peer.upgrade() {
                 warn_log!(
                     Mr,
-                    "a peer does not acknowledge that keys were revoked: its connection is ended"
+                    "revocation {wanted}: a peer did not acknowledge it; its connection is ended"
                 );
                 peer.sever();
             }

@@ -102,7 +102,7 @@ impl Core {
     fn leave_stranger(&self) -> FiErrno {
         warn_log!(
             EpCtrl,
-            "the accepting peer has another authorization key: its connection is ended"
+            "a connection is ended: the accepting peer has another authorization key"
         );
         self.conn.disconnect(&self.control.lock().side);
         FiErrno::ECONNREFUSED
@@ -144,7 +144,7 @@ impl Owner for Core {
             if log::enabled(Level::Info, Subsystem::EpCtrl)
                 && let Ok(attr) = qp.query()
             {
-                info_log!(EpCtrl, "connected, queue pair {}: {attr:?}", qp.number());
+                info_log!(EpCtrl, "queue pair {}: connected: {attr:?}", qp.number());
             }
         }
         Ok(())

@@ -164,10 +164,10 @@ impl Core {
         if !id.is_on(self.domain.device()) {
             info_log!(
                 EpCtrl,
-                "{:?} is not an address of {}, but of {:?}",
+                "the local address {:?} belongs to device {:?}; the domain's device is {}",
                 id.local_addr(),
-                self.domain.device().name(),
-                id.device_name()
+                id.device_name(),
+                self.domain.device().name()
             );
             return Err(FiErrno::EADDRNOTAVAIL);
         }

@@ -177,7 +177,10 @@ impl Core {
 /// # Safety
 /// Buffers must stay valid until the operation completes, and descriptors be NULL or those of
 /// live regions that cover the buffers.
-#[allow(clippy::missing_safety_doc, reason = "said once, above")]
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "one section for all methods, above"
+)]
 impl Endpoint {
     /// `fi_recv`, `fi_recvv`.
     #[inline(always)]

@@ -82,7 +82,10 @@ impl<'a> Transmit<'a> {
 ///
 /// # Safety
 /// As [`Endpoint::send`].
-#[allow(clippy::missing_safety_doc, reason = "said once, above")]
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "one section for all methods, above"
+)]
 impl Endpoint {
     /// `fi_write`, `fi_writev`.
     #[inline]

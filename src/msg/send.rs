@@ -48,7 +48,10 @@ use crate::msg::Endpoint;
 /// # Safety
 /// Buffers must stay valid until the operation completes (inject: until the call returns), and
 /// descriptors must be NULL or those of live regions that cover the buffers.
-#[allow(clippy::missing_safety_doc, reason = "said once, above")]
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "one section for all methods, above"
+)]
 impl Endpoint {
     /// `fi_send`, `fi_sendv`.
     #[inline(always)]

@@ -72,7 +72,11 @@ impl Core {
                 side.sq.post_marker();
             }
             if Instant::now() >= deadline {
-                info_log!(EpCtrl, "flushing takes long: {:?}", self.rings);
+                info_log!(
+                    EpCtrl,
+                    "requests not flushed within {FLUSH_WAIT:?}: {:?}",
+                    self.rings
+                );
                 return;
             }
             std::thread::sleep(Duration::from_micros(100));

@@ -1,6 +1,6 @@
 //! The transmit side of an endpoint: an initiator that posts to the endpoint's send queue.
 
-#![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
+#![allow(unsafe_code, reason = "posts buffers that the caller keeps valid")]
 
 use std::sync::Arc;
 

@@ -270,7 +270,7 @@ impl Counter {
             {
                 info_log!(
                     Cq,
-                    "a queue can't wake those who wait for a counter: {error}"
+                    "completions of a queue cannot wake threads in fi_cntr_wait: {error}"
                 );
             }
             queues.push(new);
@@ -305,7 +305,7 @@ impl Counter {
             if let Err(error) = self.wake_by_time(wait) {
                 info_log!(
                     Cq,
-                    "peers' operations can't wake those who wait for a counter: {error}"
+                    "operations of peers cannot wake threads in fi_cntr_wait: {error}"
                 );
             }
         }

@@ -55,7 +55,7 @@ impl CompletionQueue {
         if let Err(error) = resized.or_else(|_| cq.resize(wanted)) {
             info_log!(
                 Cq,
-                "a completion queue stays at {} entries: {error}",
+                "a completion queue of {} entries could not grow to {wanted}: {error}",
                 cq.cqe()
             );
         }

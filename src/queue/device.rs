@@ -122,7 +122,7 @@ impl DeviceQueue {
         if !self.overrun.swap(true, Ordering::Relaxed) {
             warn_log!(
                 Cq,
-                "a completion queue of {} has failed",
+                "{}: a completion queue has failed, and completions are lost",
                 self.cq.device().name()
             );
         }

@@ -161,7 +161,11 @@ impl Shared {
                 true
             }
             Err(error) => {
-                warn_log!(EpData, "no thread for operations that wait: {error}");
+                warn_log!(
+                    EpData,
+                    "no helper thread could be created: {error}; deferred operations continue \
+                     only in calls that post or read completions"
+                );
                 false
             }
         }

@@ -119,7 +119,10 @@ impl Keepalive {
         };
         match FiErrno::from_call(ret) {
             Ok(()) => members.running = wanted,
-            Err(error) => warn_log!(EpCtrl, "timerfd_settime: {error}"),
+            Err(error) => warn_log!(
+                EpCtrl,
+                "timerfd_settime: {error}; the keepalive timer is unchanged"
+            ),
         }
     }
 

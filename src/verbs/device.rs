@@ -139,7 +139,11 @@ pub fn devices(backends: &[&'static Backend], rescan: bool) -> Vec<Arc<Device>> 
                 known.extend(current.iter().cloned());
                 found.extend(current);
             }
-            Err(error) => info_log!(Fabric, "{}: no devices: {error}", backend.name),
+            Err(error) => info_log!(
+                Fabric,
+                "{}: the devices could not be listed: {error}",
+                backend.name
+            ),
         }
     }
     found
@@ -176,7 +180,11 @@ fn scan(backend: &'static Backend, cached: &[Arc<Device>]) -> Result<Vec<Arc<Dev
         }
         match Device::new(backend, context, &owner) {
             Ok(device) => devices.push(Arc::new(device)),
-            Err(error) => warn_log!(Fabric, "a device of {} is left out: {error}", backend.name),
+            Err(error) => warn_log!(
+                Fabric,
+                "a device of {} is not offered: {error}",
+                backend.name
+            ),
         }
     }
     Ok(devices)
@@ -194,7 +202,7 @@ fn fork_init(backend: &'static Backend) {
     if let Err(error) = FiErrno::from_verb(unsafe { (backend.verbs.ibv_fork_init)() }) {
         info_log!(
             Fabric,
-            "{}: ibv_fork_init: {error}; a child may see registered pages change",
+            "{}: ibv_fork_init: {error}; after a fork the device may access outdated pages",
             backend.name
         );
     }
@@ -326,7 +334,11 @@ impl Device {
     pub fn max_inline(self: &Arc<Self>) -> usize {
         *self.max_inline.get_or_init(|| {
             probe_max_inline(self).unwrap_or_else(|error| {
-                info_log!(Fabric, "{}: inline size not found: {error}", self.name);
+                info_log!(
+                    Fabric,
+                    "{}: the maximum of inline data could not be determined: {error}",
+                    self.name
+                );
                 0
             })
         })
@@ -406,7 +418,11 @@ impl Device {
                 .cloned()
                 .collect(),
             Err(error) => {
-                warn_log!(Fabric, "{}: addresses not found: {error}", self.name);
+                warn_log!(
+                    Fabric,
+                    "{}: its addresses could not be determined: {error}",
+                    self.name
+                );
                 Vec::new()
             }
         };

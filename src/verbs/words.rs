@@ -105,7 +105,9 @@ impl Drop for Words {
         // leaks the memory, so that the outstanding access does not write memory that was reused
         warn_log!(
             Mr,
-            "memory is kept: a stopped peer has an access to it under way"
+            "{} bytes at {:p} are not freed: the access of a stopped peer has not ended",
+            size_of_val(&*self.memory),
+            self.memory.as_ptr()
         );
         std::mem::forget(busy);
         std::mem::forget(std::mem::take(&mut self.memory));

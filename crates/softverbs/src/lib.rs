@@ -28,20 +28,27 @@ mod events;
 #[allow(unsafe_code, reason = "calls the device as a C program does")]
 pub mod fuzz;
 #[cfg(all(test, not(fuzzing)))]
-#[allow(unsafe_code, unreachable_pub, reason = "as above")]
+#[allow(
+    unsafe_code,
+    unreachable_pub,
+    reason = "calls the device as a C program does"
+)]
 mod fuzz;
 #[allow(unsafe_code, reason = "a GID is a union")]
 mod gid;
 mod log;
 #[cfg(all(test, loom))]
-#[allow(unsafe_code, reason = "what a lock protects is a cell of loom's")]
+#[allow(
+    unsafe_code,
+    reason = "loom checks accesses to data under a lock through its `UnsafeCell`"
+)]
 mod models;
 mod mw;
 #[allow(unsafe_code, reason = "the C objects themselves")]
 mod object;
 #[allow(unsafe_code, reason = "peers' memory is reached by address")]
 mod peer;
-#[allow(unsafe_code, reason = "holds what the C objects point to")]
+#[allow(unsafe_code, reason = "owns the memory that the C objects point to")]
 mod process;
 #[allow(unsafe_code, reason = "queue pairs are C objects")]
 mod qp;

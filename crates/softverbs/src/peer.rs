@@ -281,8 +281,7 @@ impl Peer {
         // memory through a memfd.
         if self.life.is_some() && !self.refuses.swap(true, Ordering::Relaxed) {
             agent::tell(&format!(
-                "the kernel refuses process_vm_readv and process_vm_writev (errno {})",
-                error.0
+                "the kernel refuses process_vm_readv and process_vm_writev: {error:?}"
             ));
         }
     }

@@ -178,7 +178,7 @@ fn cache() -> CacheConfig {
         let other = monitor.unwrap_or_default();
         warning!(
             FI_LOG_MR,
-            "FI_MR_CACHE_MONITOR={other}: there is no such monitor here; it is userfaultfd"
+            "FI_MR_CACHE_MONITOR={other} is not supported; userfaultfd is used"
         );
     }
     CacheConfig {
@@ -265,7 +265,10 @@ pub(crate) fn init() {
         mr_mode: text(c"mr_mode").and_then(|text| {
             let mode = mode_of(&text);
             if mode.is_none() {
-                warning!(FI_LOG_FABRIC, "FI_WEFT_MR_MODE={text} is not understood");
+                warning!(
+                    FI_LOG_FABRIC,
+                    "FI_WEFT_MR_MODE={text} is not a list of mr_mode bits; it is ignored"
+                );
             }
             mode
         }),
@@ -295,7 +298,7 @@ fn small(name: &CStr, most: u8) -> Option<u8> {
     if taken.is_none() {
         warning!(
             FI_LOG_FABRIC,
-            "parameter {}: {value} is not between 0 and {most}",
+            "parameter {}: {value} is not between 0 and {most}; it is ignored",
             name.to_string_lossy()
         );
     }

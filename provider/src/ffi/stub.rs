@@ -47,7 +47,7 @@ macro_rules! refusal {
     ($name:ident: $($arg:ident)*) => {
         unsafe extern "C" fn $name<const E: i32, R: Answer, $($arg),*>($(_: $arg),*) -> R {
             if E == FI_EINVAL {
-                refused!(FI_LOG_CORE, EINVAL, "a call on a closed object");
+                refused!(FI_LOG_CORE, EINVAL, "the object is closed");
             }
             R::refused(E)
         }

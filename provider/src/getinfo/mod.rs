@@ -74,7 +74,7 @@ fn find(
         let offer = match Offer::of(&device) {
             Ok(offer) => offer,
             Err(errno) => {
-                info!(FI_LOG_FABRIC, "{} is left out: {errno}", device.name());
+                info!(FI_LOG_FABRIC, "{} is not offered: {errno}", device.name());
                 continue;
             }
         };
@@ -106,7 +106,7 @@ fn all_terms(version: u32, hints: &Hints, offer: &Offer, forced: Option<Mode>) -
         let offered = hints.domain.as_ref().map_or(0, |domain| domain.mr_mode);
         info!(
             FI_LOG_FABRIC,
-            "{device} has no form of regions for mr_mode {offered:#x} and caps {:#x}", hints.caps
+            "{device} has no memory regions for mr_mode {offered:#x} and caps {:#x}", hints.caps
         );
     });
     let forms = forms.unwrap_or_default().into_iter();

@@ -43,7 +43,7 @@ fn need(condition: bool, what: &str) -> Result<()> {
     }
     info!(
         FI_LOG_FABRIC,
-        "the hints ask for more than there is: {what}"
+        "the device does not support this attribute of the hints: {what}"
     );
     Err(FiErrno::ENODATA)
 }
@@ -91,8 +91,11 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
     let caps = capabilities(offer.primary_caps, hints.caps | counts, tx.caps, rx.caps)?;
 
     let durable = caps.0 & FI_RMA_PMEM != 0;
-    need(!durable || offer.flushes(), "FI_RMA_PMEM, of a device")?;
-    need(!durable || caps.0 & FI_RMA != 0, "FI_RMA with FI_RMA_PMEM")?;
+    need(!durable || offer.flushes(), "caps FI_RMA_PMEM")?;
+    need(
+        !durable || caps.0 & FI_RMA != 0,
+        "caps FI_RMA_PMEM without FI_RMA",
+    )?;
 
     need(domain.mr_key_size <= mr.key_size(), "mr_key_size")?;
 
@@ -114,7 +117,7 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
     };
     need(
         domain.cq_data_size <= cq_data_size,
-        "cq_data_size, or the mode FI_RX_CQ_DATA for it",
+        "cq_data_size (with FI_RMA it requires mode FI_RX_CQ_DATA)",
     )?;
 
     let committed = if durable { FI_COMMIT_COMPLETE } else { 0 };

@@ -96,10 +96,10 @@ impl Query<'_> {
         if self.version < fi_version(1, 5) {
             return if offered != FI_MR_SCALABLE {
                 let works = self.works_with(FI_MR_BASIC, None);
-                works.then(|| "before API 1.5 offer FI_MR_BASIC or FI_MR_SCALABLE alone".to_owned())
+                works.then(|| "before API 1.5 offer either FI_MR_BASIC or FI_MR_SCALABLE, and no other bit".to_owned())
             } else {
                 let works = self.works_with(FI_MR_BASIC, None);
-                works.then(|| "this device pins: offer FI_MR_BASIC".to_owned())
+                works.then(|| "this device pins memory: offer FI_MR_BASIC".to_owned())
             };
         }
         if old != 0 && (bits != 0 || old == FI_MR_BASIC | FI_MR_SCALABLE) {
@@ -122,7 +122,8 @@ impl Query<'_> {
             .filter(|bit| self.works_with(bits | bit, None))
             .map(names)
             .collect::<Vec<_>>();
-        (!remedies.is_empty()).then(|| format!("this device pins: offer {}", remedies.join(" or ")))
+        (!remedies.is_empty())
+            .then(|| format!("this device pins memory: offer {}", remedies.join(" or ")))
     }
 }
 

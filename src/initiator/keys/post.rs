@@ -1,7 +1,7 @@
 //! Posts operations on resolved keys together with the requests that count them, and defers
 //! operations that cannot be posted yet.
 
-#![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
+#![allow(unsafe_code, reason = "posts buffers that the caller keeps valid")]
 
 use super::Deferred;
 use super::resolve::{Resolution, leaves_unchanged, need};

@@ -8,7 +8,7 @@
 //! - A registration whose memory changes ([`Index::kill`]) gets no new references, and is
 //!   deregistered after its last reference is released.
 
-#![allow(unsafe_code, reason = "registers memory that the caller promises for")]
+#![allow(unsafe_code, reason = "registers memory that the caller keeps valid")]
 
 mod entry;
 mod slow;
@@ -651,7 +651,10 @@ impl<R: Registrar> Cache<R> {
             return Err((mr, lkey));
         };
         let was = inner.pool.replace(index, Some(mr));
-        debug_assert!(was.is_none(), "an entry of the free list owns something");
+        debug_assert!(
+            was.is_none(),
+            "an entry of the free list has a registration"
+        );
         let word = entry.begin(index, range, kind == Kind::Write, lkey, clock);
         slow.append(&inner.pool, index, entry);
         slow.live += 1;

@@ -37,7 +37,7 @@ fn array<T>(make: impl Fn() -> T) -> Box<[T; FAN]> {
     let all: Box<[T]> = (0..FAN).map(|_| make()).collect();
     match all.try_into() {
         Ok(array) => array,
-        Err(_) => unreachable!("as many as asked for"),
+        Err(_) => unreachable!("FAN elements were collected"),
     }
 }
 

@@ -16,7 +16,10 @@ pub(crate) fn notice() {
         // unloaded.
         let ret = unsafe { libc::pthread_atfork(Some(before), Some(parent), None) };
         if ret != 0 {
-            warn_log!(Mr, "pthread_atfork: error {ret}: forks are not noticed");
+            warn_log!(
+                Mr,
+                "pthread_atfork: error {ret}: a fork does not invalidate cached registrations"
+            );
         }
     });
 }

@@ -2,10 +2,7 @@
 //!
 //! The word is in a page that a forked child gets zeroed (`MADV_WIPEONFORK`). Zero means closed.
 
-#![allow(
-    unsafe_code,
-    reason = "a page with a property that the allocator's memory has not"
-)]
+#![allow(unsafe_code, reason = "a page that is wiped in forked children")]
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,7 +6,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "system calls that the C library has no functions for"
+    reason = "system calls without a function in the C library"
 )]
 
 use std::ffi::c_void;
@@ -482,11 +482,12 @@ pub(crate) fn refused(error: FiErrno) {
     ONCE.call_once(|| {
         warn_log!(
             Mr,
-            "userfaultfd can't be had ({error}): local buffers are registered for each operation"
+            "userfaultfd is not available ({error}): each operation registers its local buffers"
         );
         info_log!(
             Mr,
-            "seccomp filters, vm.unprivileged_userfaultfd and /dev/userfaultfd decide about it"
+            "userfaultfd needs Linux 5.11, or vm.unprivileged_userfaultfd=1, CAP_SYS_PTRACE or access to \
+             /dev/userfaultfd; and no seccomp filter that forbids it"
         );
     });
 }

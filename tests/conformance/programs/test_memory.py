@@ -11,7 +11,7 @@ from lib import programs
 from . import common
 
 SOURCES = programs.TOP / "tests" / "conformance" / "c"
-REFUSED = "userfaultfd can't be had"
+REFUSED = "userfaultfd is not available"
 # the number of userfaultfd(2) by machine, and its flag UFFD_USER_MODE_ONLY
 USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 USER_MODE_ONLY = 1

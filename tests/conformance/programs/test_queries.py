@@ -12,7 +12,7 @@ from . import common
 
 SOURCE = programs.TOP / "tests" / "conformance" / "c" / "queries.c"
 ENODATA = -61
-PINS = "this device pins: offer FI_MR_ALLOCATED or FI_MR_MMU_NOTIFY"
+PINS = "this device pins memory: offer FI_MR_ALLOCATED or FI_MR_MMU_NOTIFY"
 
 
 class Refused(unittest.TestCase):
@@ -85,7 +85,7 @@ class Refused(unittest.TestCase):
 
     @common.per_release
     def test_old_forms_are_told_what_to_offer(self, libfabric):
-        for name, advice in (("scalable", PINS), ("old", "this device pins: offer FI_MR_BASIC")):
+        for name, advice in (("scalable", PINS), ("old", "this device pins memory: offer FI_MR_BASIC")):
             returned, logged, ended = self.ask(libfabric, name)
             self.assertEqual((returned, len(logged)), ([ENODATA], 1), ended)
             self.assertIn(advice, logged[0], ended)

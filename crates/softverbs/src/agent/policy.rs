@@ -29,7 +29,7 @@ pub(crate) fn tell(why: &str) {
     static REPORTED: Once = Once::new();
     REPORTED.call_once(|| {
         crate::log::say(&format!(
-            "softverbs: slower copies, by a thread of the memory's owner: {why}"
+            "softverbs: slower copies between processes, through a thread of the memory's owner: {why}"
         ));
     });
 }

@@ -36,7 +36,7 @@ pub(super) struct Raw {
 /// The kind of an event. A status is a negative errno.
 #[allow(
     clippy::large_enum_variant,
-    reason = "a few at a time, none on a fast path"
+    reason = "few exist, and none is on a fast path"
 )]
 pub(super) enum Kind {
     AddrResolved,

@@ -24,7 +24,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 #[allow(
     clippy::large_enum_variant,
-    reason = "lives on the stack for the time of one call"
+    reason = "is on the stack for one call only"
 )]
 pub(super) enum Heard {
     Nothing,

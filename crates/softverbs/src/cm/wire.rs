@@ -108,7 +108,7 @@ pub(super) struct Rej {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(
     clippy::large_enum_variant,
-    reason = "lives on the stack for the time of one call"
+    reason = "is on the stack for one call only"
 )]
 pub(super) enum Message {
     Req(Req),

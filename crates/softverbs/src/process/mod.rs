@@ -165,7 +165,7 @@ impl Process {
             .store(u32::from(sys::copies_allowed()), Ordering::Relaxed);
         if !segment.guarded {
             crate::log::say(
-                "softverbs: processes of this user can write each other's tables: the kernel has no F_SEAL_FUTURE_WRITE",
+                "softverbs: the kernel has no F_SEAL_FUTURE_WRITE (Linux 5.1): processes of this user can write each other's tables",
             );
         }
         agent::allow_tracers();
