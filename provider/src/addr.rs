@@ -87,7 +87,8 @@ impl Format {
             };
             parse(std::str::from_utf8(text).map_err(|_| FiErrno::EINVAL)?)?
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller passes NULL or the memory of this format: `len` bytes, or a C
+            // string.
             unsafe { read_sockaddr(addr, len)? }
         };
         if self.fits(&parsed) {
@@ -285,7 +286,7 @@ mod tests {
                 // SAFETY: the vector has those bytes.
                 let back = unsafe { format.read(bytes.as_ptr().cast(), Some(bytes.len())) };
                 assert_eq!(back, Ok(addr), "{format:?}");
-                // SAFETY: as above, half of them.
+                // SAFETY: the vector has more bytes than the length that is passed.
                 let short = unsafe { format.read(bytes.as_ptr().cast(), Some(bytes.len() / 2)) };
                 assert_ne!(short, Ok(addr), "{format:?} of too few bytes");
             }

@@ -86,7 +86,7 @@ unsafe fn call<E: Atomics, F: Family>(
     (compare, result): (Vector, Vector),
     flags: Option<u64>,
 ) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the contract of the `msg` call; see "# Safety".
     unsafe {
         post::<E>(ep, |ep| {
             let msg = &msg()?;

@@ -35,7 +35,7 @@ pub(crate) trait Family {
         if msg.op == FI_ATOMIC_READ {
             return Ok(AtomicOp::Add(0));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Vector::operand`.
         unsafe { Vector::of(msg).operand() }.map(AtomicOp::Add)
     }
 
@@ -82,7 +82,7 @@ impl Family for Compare {
 
     #[inline(always)]
     unsafe fn operation(msg: &fi_msg_atomic, compare: Vector) -> Result<AtomicOp> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `Vector::operand` for both operands.
         let (compare, swap) = unsafe { (compare.operand()?, Vector::of(msg).operand()?) };
         Ok(AtomicOp::CompareSwap { compare, swap })
     }

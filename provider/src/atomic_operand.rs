@@ -32,7 +32,7 @@ unsafe fn single<T: Copy>(
     if vector.is_null() || !(1..=MAX_VECTOR).contains(&count) {
         return Err(no_vector(count));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL; the caller passes a vector of `count` members.
     let vector = unsafe { std::slice::from_raw_parts(vector, count) };
     let sum = vector.iter().map(&elements);
     let sum = sum.fold(0_usize, usize::saturating_add);
@@ -53,7 +53,7 @@ unsafe fn single<T: Copy>(
 /// As [`single`], for the vector of targets.
 #[inline(always)]
 pub(crate) unsafe fn target(msg: &fi_msg_atomic) -> Result<(u64, u64)> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes a vector of `rma_iov_count` members, or NULL.
     let (_, member) = unsafe { single(msg.rma_iov, msg.rma_iov_count, |ioc| ioc.count)? };
     Ok((member.addr, member.key))
 }
@@ -90,7 +90,7 @@ impl Vector {
     /// As [`single`]; the element has 8 bytes or is at NULL.
     #[inline(always)]
     pub(crate) unsafe fn operand(self) -> Result<u64> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes a vector of `count` members, or NULL.
         let (_, member) = unsafe { single(self.ioc, self.count, |ioc| ioc.count)? };
         if member.addr.is_null() {
             return Err(at_null("operand"));
@@ -108,7 +108,7 @@ impl Vector {
     /// As [`single`]; there are as many descriptors, or they are NULL.
     #[inline(always)]
     pub(crate) unsafe fn buffer(self) -> Result<(iovec, Desc)> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes a vector of `count` members, or NULL.
         let (index, member) = unsafe { single(self.ioc, self.count, |ioc| ioc.count)? };
         if member.addr.is_null() {
             return Err(at_null("result"));

@@ -41,7 +41,7 @@ enum Either<'a> {
 /// # Safety
 /// `handle` is NULL or readable as a fid.
 unsafe fn either<'a>(handle: *mut fid) -> Result<Either<'a>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a readable fid.
     unsafe {
         match object::<Ep>(handle) {
             Ok(ep) => Ok(Either::Active(ep)),
@@ -61,7 +61,7 @@ unsafe fn data_of<'a>(param: *const c_void, len: usize) -> Result<&'a [u8]> {
     if param.is_null() || len > CM_DATA_SIZE {
         return Err(FiErrno::EINVAL); // the limit of FI_OPT_CM_DATA_SIZE
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL; the caller passes `len` bytes.
     Ok(unsafe { std::slice::from_raw_parts(param.cast::<u8>(), len) })
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn open(request: ConnectRequest) -> NonNull<Object<ConnReq>> {
 /// # Safety
 /// `handle` is NULL or readable as a fid.
 pub(crate) unsafe fn take(handle: *mut fid) -> Result<ConnectRequest> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a readable fid.
     let object = unsafe { object::<ConnReq>(handle)? };
     object.request.lock().take().ok_or(FiErrno::EINVAL)
 }
@@ -58,7 +58,7 @@ pub(crate) unsafe fn take(handle: *mut fid) -> Result<ConnectRequest> {
 /// # Safety
 /// `handle` is the handle from which [`take`] took the request.
 pub(crate) unsafe fn put_back(handle: *mut fid, request: ConnectRequest) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes the handle from which `take` took the request.
     if let Ok(object) = unsafe { object::<ConnReq>(handle) } {
         *object.request.lock() = Some(request);
     }
@@ -69,7 +69,7 @@ pub(crate) unsafe fn put_back(handle: *mut fid, request: ConnectRequest) {
 /// # Safety
 /// As [`take`]; the handle is not used afterwards.
 pub(crate) unsafe fn finish(handle: *mut fid) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes a readable fid, and does not use it afterwards.
     unsafe { Object::<ConnReq>::close(handle) }
 }
 
@@ -78,7 +78,7 @@ pub(crate) unsafe fn finish(handle: *mut fid) -> Result<()> {
 /// # Safety
 /// [`crate::pep::request_info`] made `info`, and the caller is its only owner.
 pub(crate) unsafe fn discard(info: *mut fi_info) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `request_info` made the info; the caller is its only owner.
     unsafe {
         let _ = finish((*info).handle);
         if let Some(host) = host::get() {

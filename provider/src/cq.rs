@@ -239,7 +239,7 @@ impl Cq {
     /// `buf` has room for `count` entries of the queue's format.
     #[inline(always)]
     unsafe fn read_into(&self, buf: *mut c_void, count: usize, wait: Wait) -> Result<isize> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller provides room for `count` entries of the queue's format.
         unsafe { self.read_with(buf, count, wait, |_| {}) }
     }
 
@@ -265,7 +265,7 @@ impl Cq {
                 }
             }
         };
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller provides room for `count` entries, and for `count` addresses.
         unsafe { self.read_with(buf, count, wait, source) }
     }
 
@@ -470,7 +470,7 @@ pub(crate) unsafe fn copy_text(text: &std::ffi::CStr, buf: *mut c_char, len: usi
     }
     let bytes = text.to_bytes();
     let count = bytes.len().min(len - 1);
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL; the caller provides `len` bytes, more than `count`.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buf, count);
         *buf.add(count) = 0;

@@ -107,7 +107,7 @@ unsafe fn open_body(
     out: *mut *mut fid_domain,
     context: *mut c_void,
 ) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes a fid, by the contract of fi_domain(3).
     let fabric = unsafe { object::<Fabric>(fabric)? };
     // SAFETY: NULL or a valid fi_info, by the contract of fi_domain(3).
     let info = unsafe { View::new(info) }.filter(|_| !out.is_null());
@@ -161,7 +161,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
     // SAFETY: fids by the contract of fi_domain_bind(3).
     let domain = unsafe { object::<Domain>(handle) };
     on(domain, |domain| {
-        // SAFETY: as above.
+        // SAFETY: a fid by the contract of fi_domain_bind(3); `object` refuses NULL.
         let eq = unsafe { object::<Eq>(other)? };
         if flags & !FI_REG_MR != 0 {
             return Err(FiErrno::EBADFLAGS);
@@ -209,7 +209,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
 /// # Safety
 /// `map` is NULL or points to such a structure; the key has `key_size` bytes.
 unsafe fn map_raw(domain: &MrDomain, map: *const fi_mr_map_raw) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a valid structure, whose key has `key_size` bytes.
     unsafe {
         let map = map.as_ref().ok_or(FiErrno::EINVAL)?;
         if map.flags != 0 {

@@ -209,7 +209,7 @@ pub(crate) const TX_FLAGS: u64 = FI_COMPLETION
 /// `ep` is an open endpoint of kind `E`.
 #[inline(always)]
 pub(crate) unsafe fn post<E: Kind>(ep: *mut fid_ep, body: impl FnOnce(&E) -> Result<()>) -> isize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes an open endpoint of kind `E`.
     let ep = unsafe { assumed::<E>(ep) };
     on(ep, |ep| body(ep).map(|()| 0))
 }
@@ -250,7 +250,7 @@ pub(crate) fn flags_of(flags: u64, allowed: u64) -> Result<Flags> {
 /// `msg` is NULL or valid for `'a`.
 #[inline(always)]
 pub(crate) unsafe fn message<'a, M>(msg: *const M) -> Result<&'a M> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL, or a message that is valid for `'a`.
     unsafe { msg.as_ref() }.ok_or_else(no_message)
 }
 

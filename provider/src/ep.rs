@@ -30,7 +30,7 @@ pub(crate) struct Ep {
 impl Receives for Ep {
     #[inline(always)]
     unsafe fn recv(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.recv(local, context) }
     }
 
@@ -42,7 +42,7 @@ impl Receives for Ep {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.recv_msg(local, context, flags) }
     }
 }
@@ -50,7 +50,7 @@ impl Receives for Ep {
 impl Sends for Ep {
     #[inline(always)]
     unsafe fn send(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.send(local, context) }
     }
 
@@ -62,7 +62,7 @@ impl Sends for Ep {
         data: u64,
         context: usize,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.send_data(local, data, context) }
     }
 
@@ -75,13 +75,13 @@ impl Sends for Ep {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.send_msg(local, data, context, flags) }
     }
 
     #[inline(always)]
     unsafe fn inject(&self, _: fi_addr_t, buf: *const c_void, len: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.inject(buf, len) }
     }
 
@@ -93,7 +93,7 @@ impl Sends for Ep {
         len: usize,
         data: u64,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.inject_data(buf, len, data) }
     }
 }
@@ -115,7 +115,7 @@ impl Rma for Ep {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.read(local, addr, key, context) }
     }
 
@@ -128,7 +128,7 @@ impl Rma for Ep {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.read_msg(local, remote, context, flags) }
     }
 
@@ -141,7 +141,7 @@ impl Rma for Ep {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.write(local, addr, key, context) }
     }
 
@@ -155,7 +155,7 @@ impl Rma for Ep {
         key: u64,
         context: usize,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.write_data(local, data, addr, key, context) }
     }
 
@@ -169,7 +169,7 @@ impl Rma for Ep {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.write_msg(local, remote, data, context, flags) }
     }
 
@@ -182,7 +182,7 @@ impl Rma for Ep {
         addr: u64,
         key: u64,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.inject_write(buf, len, addr, key) }
     }
 
@@ -196,7 +196,7 @@ impl Rma for Ep {
         addr: u64,
         key: u64,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.inject_write_data(buf, len, data, addr, key) }
     }
 }
@@ -216,7 +216,7 @@ impl Atomics for Ep {
         context: usize,
         flags: Option<Flags>,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.atomic(op, result, target, context, flags) }
     }
 

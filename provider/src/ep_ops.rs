@@ -115,7 +115,7 @@ impl Origin {
         if unsafe { (*handle).fclass } != FI_CLASS_PEP {
             return Ok(Self::Answer(handle));
         }
-        // SAFETY: as above.
+        // SAFETY: not NULL, and a fid by the contract of fi_endpoint(3).
         let pep = unsafe { object::<Pep>(handle)? };
         *src = Some(pep.engine.local_addr()?);
         pep.engine.close();
@@ -227,7 +227,7 @@ fn c_part(context: *mut c_void) -> fid_ep {
 /// # Safety
 /// `handle` is that of `ep`; `arg` is NULL or valid.
 unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a valid argument of fi_ep_alias(3).
     let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
     if arg.fid.is_null() {
         return Err(FiErrno::EINVAL);
@@ -241,7 +241,7 @@ unsafe fn alias(handle: *mut fid, ep: &Object<Ep>, arg: *mut fi_alias) -> Result
     } else {
         engine.set_rx_op_flags(flags);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes the handle of the open endpoint `ep`.
     let context = unsafe { (*handle).context };
     let object = Object::open(
         c_part(context),
@@ -270,7 +270,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         let class = unsafe { (*other).fclass };
         match class {
             FI_CLASS_EQ => {
-                // SAFETY: as above.
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
                 let eq = unsafe { object::<Eq>(other)? };
                 if flags != 0 {
                     return Err(FiErrno::EBADFLAGS);
@@ -280,7 +280,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.bound.lock().push(user);
             }
             FI_CLASS_CQ => {
-                // SAFETY: as above.
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
                 let cq = unsafe { object::<Cq>(other)? };
                 let flags = BindFlags::from_bits(flags).ok_or(FiErrno::EBADFLAGS)?;
                 let user = cq.users.add()?;
@@ -288,7 +288,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.bound.lock().push(user);
             }
             FI_CLASS_CNTR => {
-                // SAFETY: as above.
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
                 let cntr = unsafe { object::<Cntr>(other)? };
                 let user = cntr.users.add()?;
                 let kinds = Flags::from_bits_retain(flags);
@@ -296,7 +296,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 ep.bound.lock().push(user);
             }
             FI_CLASS_SRX_CTX => {
-                // SAFETY: as above.
+                // SAFETY: not NULL, and a fid by the contract of fi_ep_bind(3).
                 let srx = unsafe { object::<Srx>(other)? };
                 if flags != 0 {
                     return Err(FiErrno::EBADFLAGS);
@@ -321,7 +321,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
             FI_ENABLE => ep.engine.enable()?,
             // SAFETY: the argument of both is a pointer to 64-bit flags, or NULL.
             FI_GETOPSFLAG => unsafe { get_op_flags(ep, arg.cast())? },
-            // SAFETY: as above.
+            // SAFETY: the argument is a pointer to 64-bit flags, or NULL.
             FI_SETOPSFLAG => unsafe { set_op_flags(ep, arg.cast())? },
             // SAFETY: the argument of fi_ep_alias(3), by its contract.
             FI_ALIAS => unsafe { alias(handle, ep, arg.cast())? },
@@ -347,7 +347,7 @@ fn direction(flags: u64) -> Result<(u64, bool)> {
 /// # Safety
 /// `arg` is NULL or points to flags.
 unsafe fn get_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a pointer to flags.
     let arg = unsafe { arg.as_mut() }.ok_or(FiErrno::EINVAL)?;
     let (_, transmit) = direction(*arg)?;
     *arg = if transmit {
@@ -377,7 +377,7 @@ fn check_op_flags(ep: &Ep, flags: u64, transmit: bool) -> Result<()> {
 /// # Safety
 /// As [`get_op_flags`].
 unsafe fn set_op_flags(ep: &Object<Ep>, arg: *mut u64) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a pointer to flags.
     let arg = unsafe { arg.as_ref() }.ok_or(FiErrno::EINVAL)?;
     let (flags, transmit) = direction(*arg)?;
     check_op_flags(ep, flags, transmit)?;

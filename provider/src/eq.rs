@@ -160,7 +160,7 @@ impl Target {
     /// The target is valid and was checked for `CM_ENTRY` bytes.
     unsafe fn connection(self, event: u32, owner: Token, info: *mut fi_info, data: &[u8]) -> isize {
         let count = data.len().min(self.len - CM_ENTRY);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes a target with room for `CM_ENTRY` bytes.
         unsafe {
             *self.event = event;
             let entry = self.buf.cast::<fi_eq_cm_entry>();
@@ -332,7 +332,7 @@ unsafe extern "C" fn read(
     // SAFETY: a queue by the contract of fi_eq_read(3).
     let eq = unsafe { object::<Eq>(eq) };
     let target = Target { event, buf, len };
-    // SAFETY: as above.
+    // SAFETY: the caller keeps the contract of fi_eq_read(3).
     on(eq, |eq| unsafe { eq.read_event(target, flags, None) })
 }
 
@@ -348,7 +348,8 @@ unsafe extern "C" fn sread(
     let eq = unsafe { object::<Eq>(eq) };
     let target = Target { event, buf, len };
     let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
-    // SAFETY: as above.
+    // SAFETY: the caller keeps the contract of fi_eq_sread(3), whose buffers are those of
+    // fi_eq_read(3).
     on(eq, |eq| unsafe {
         eq.read_event(target, flags, Some(timeout))
     })

@@ -61,7 +61,7 @@ struct Imported {
 
 // SAFETY: the contract of `monitor_import` lets any thread call them.
 unsafe impl Send for Imported {}
-// SAFETY: as above.
+// SAFETY: the contract of `monitor_import` lets any thread call the functions.
 unsafe impl Sync for Imported {}
 
 fn pointer(addr: u64) -> *const c_void {
@@ -84,12 +84,12 @@ impl Monitor for Imported {
     }
 
     fn unsubscribe(&self, addr: u64, len: u64) {
-        // SAFETY: as above.
+        // SAFETY: the monitor lives until it is stopped, by the contract of `monitor_import`.
         unsafe { (self.unsubscribe)(self.monitor, pointer(addr), len as usize) };
     }
 
     fn is_valid(&self, addr: u64, len: u64) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the monitor lives until it is stopped, by the contract of `monitor_import`.
         unsafe { (self.valid)(self.monitor, pointer(addr), len as usize) }
     }
 }
@@ -158,7 +158,7 @@ unsafe fn begin(
 /// # Safety
 /// `monitor` is NULL or a fid of the type of its class, and valid until no domain uses it.
 pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monitor) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a valid monitor.
     let ops = unsafe {
         if monitor.is_null() || (*monitor).fid.fclass != FI_CLASS_MEM_MONITOR {
             return Err(FiErrno::EINVAL);
@@ -181,13 +181,13 @@ pub(crate) unsafe fn import(domain: &Object<Domain>, monitor: *mut fid_mem_monit
     // Not dropped before `begin` succeeds: the drop ends a use of the monitor, which `begin`
     // counts.
     let imported = std::mem::ManuallyDrop::new(imported);
-    // SAFETY: as above.
+    // SAFETY: the caller passes a valid monitor; it is not NULL.
     let told = unsafe { (*monitor).import_ops };
     if !told.is_null() && told != (&raw const NOTIFY).cast_mut() {
         return Err(FiErrno::EBUSY);
     }
     domain.engine.mr().import_monitor(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the monitor valid until no domain uses it.
         unsafe {
             begin(monitor, start)?;
             if (*monitor).fid.ops.is_null() {

@@ -103,7 +103,7 @@ pub(crate) unsafe fn register(
     }
     let user = domain.users.add()?;
     let events = domain.events();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller keeps the memory valid until the region is closed.
     let region = unsafe {
         match events {
             None => Region::register(domain.engine.mr(), config)?,
@@ -260,7 +260,7 @@ pub(crate) unsafe extern "C" fn regattr(
                 config.buffers = mr_attr::buffers(attr.__bindgen_anon_1.mr_iov, attr.iov_count)?;
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the key has `auth_key_size` bytes, by the contract of fi_mr_regattr(3).
         let auth = unsafe { auth_key(attr.auth_key, attr.auth_key_size)? };
         config.auth = auth.as_ref();
         let mut user = None;
@@ -274,7 +274,7 @@ pub(crate) unsafe extern "C" fn regattr(
             if is_dmabuf {
                 return Err(FiErrno::EINVAL);
             }
-            // SAFETY: as above.
+            // SAFETY: not NULL, and a region by the contract of fi_mr_regattr(3).
             let base = unsafe { object::<Mr>(attr.base_mr)? };
             user = Some(base.users.add()?);
             config.base = Some(&base.region);
@@ -296,7 +296,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
         let class = unsafe { (*other).fclass };
         let user = match class {
             FI_CLASS_CNTR => {
-                // SAFETY: as above.
+                // SAFETY: not NULL, and a fid by the contract of fi_mr_bind(3).
                 let cntr = unsafe { object::<Cntr>(other)? };
                 let user = cntr.users.add()?;
                 let kinds = Flags::from_bits_retain(flags);
@@ -304,7 +304,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
                 user
             }
             FI_CLASS_EP => {
-                // SAFETY: as above.
+                // SAFETY: not NULL, and a fid by the contract of fi_mr_bind(3).
                 let ep = unsafe { object::<Ep>(other)? };
                 if flags != 0 {
                     return Err(refused!(
@@ -345,7 +345,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
             mr.update(|c| c.key = key(&mr.region));
             Ok(0)
         }
-        // SAFETY: as above.
+        // SAFETY: the argument is NULL or a pointer to the structure of FI_REFRESH.
         FI_REFRESH => unsafe { refresh(&mr.region, arg.cast()) }.map(|()| 0),
         _ => Err(FiErrno::ENOSYS), // commands of other fids
     };
@@ -390,7 +390,7 @@ unsafe fn refresh(region: &Region, modify: *const fi_mr_modify) -> Result<()> {
 /// `attr` is NULL or valid, and its pointers are NULL or valid; the key has room for `*key_size`
 /// bytes.
 unsafe fn raw_attr(region: &Region, attr: *const fi_mr_raw_attr) -> Result<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a valid structure, whose key has `*key_size` bytes.
     unsafe {
         let attr = attr.as_ref().ok_or(FiErrno::EINVAL)?;
         if attr.flags != 0 {

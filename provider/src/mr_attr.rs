@@ -97,7 +97,7 @@ pub(crate) unsafe fn buffers<'a>(iov: *const iovec, count: usize) -> Result<&'a 
 /// # Safety
 /// `dmabuf` is NULL or has `count` elements.
 pub(crate) unsafe fn dmabuf(dmabuf: *const fi_mr_dmabuf, count: usize) -> Result<(Buffer, Dmabuf)> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or `count` elements.
     let Some(from) = (unsafe { dmabuf.as_ref() }).filter(|_| count == 1) else {
         return Err(FiErrno::EINVAL);
     };

@@ -143,13 +143,13 @@ unsafe fn shared(
     make: impl FnOnce(&Object<Domain>, Access, Hint) -> Result<Arc<SharedMemory>>,
 ) -> c_int {
     let mut made = None;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a fid.
     let opened = unsafe { object::<Domain>(domain) };
     let ret = on(opened, |domain| {
         if addr.is_null() || mr.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes NULL or a structure of the size in its size field.
         let (attr, access, hint) = unsafe { attributes(attr)? };
         made = Some((make(domain, access, hint)?, attr));
         Ok(0)
@@ -233,7 +233,7 @@ unsafe extern "C" fn mr_free(mr: *mut fid_mr) -> c_int {
         Ok(_) => return -FI_EINVAL,
         Err(errno) => return -errno.code(),
     }
-    // SAFETY: as above.
+    // SAFETY: a region by the contract of the call; no other call on it runs or follows.
     unsafe { close::<Mr>(mr.cast()) }
 }
 

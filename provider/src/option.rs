@@ -19,7 +19,7 @@ unsafe fn answer(value: usize, buf: *mut c_void, len: *mut usize) -> Result<c_in
     if len.is_null() {
         return Err(FiErrno::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL; the caller passes a writable `len`, and `*len` bytes in `buf`.
     unsafe {
         let room = len.replace(size_of::<usize>());
         if room < size_of::<usize>() {

@@ -38,7 +38,7 @@ pub(crate) struct Pep {
 /// `pep` is the token of an open passive endpoint.
 pub(crate) unsafe fn request_info(pep: Token, request: ConnectRequest) -> Result<Info> {
     let handle: *mut fid = std::ptr::with_exposed_provenance_mut(pep.0);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes the token of an open passive endpoint.
     let pep = unsafe { object::<Pep>(handle)? };
     let device = request.device().ok_or(FiErrno::ENODEV)?;
     let (local, peer) = (request.local_addr()?, request.peer_addr()?);

@@ -73,7 +73,7 @@ pub(crate) unsafe extern "C" fn open(
             .find(|device| name.is_none_or(|name| name == device.name()))
             .ok_or(FiErrno::ENODEV)?;
         let user = fabric.users.add()?;
-        // SAFETY: not NULL, and a valid fi_info as above.
+        // SAFETY: not NULL, and a valid fi_info by the contract of fi_passive_ep(3).
         let mut seed = unsafe { Info::duplicate(info)? };
         seed.set_src(None)?;
         seed.set_dst(None)?;
@@ -122,7 +122,7 @@ unsafe extern "C" fn bind(handle: *mut fid, other: *mut fid, flags: u64) -> c_in
     // SAFETY: fids by the contract of fi_pep_bind(3).
     let pep = unsafe { object::<Pep>(handle) };
     on(pep, |pep| {
-        // SAFETY: as above.
+        // SAFETY: a fid by the contract of fi_pep_bind(3); `object` refuses NULL.
         let eq = unsafe { object::<Eq>(other)? };
         if flags != 0 {
             return Err(FiErrno::EBADFLAGS);

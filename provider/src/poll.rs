@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn open(
 /// # Safety
 /// `handle` is NULL or readable as a fid.
 unsafe fn member(domain: &Arc<QueueDomain>, handle: *mut fid) -> Result<Member> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a readable fid.
     let (what, owner, user) = unsafe {
         if let Ok(cq) = object::<Cq>(handle) {
             let owner = Arc::clone(cq.engine.domain());

@@ -116,7 +116,7 @@ fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
 impl Receives for Srx {
     #[inline(always)]
     unsafe fn recv(&self, _: fi_addr_t, local: LocalIov<'_>, context: usize) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.recv(local, context) }
     }
 
@@ -128,7 +128,7 @@ impl Receives for Srx {
         context: usize,
         flags: Flags,
     ) -> Result<()> {
-        // SAFETY: the caller keeps the contract of this function.
+        // SAFETY: the caller keeps the contract of `Receives::recv`: valid buffers and descriptors.
         unsafe { self.engine.recv_msg(local, context, flags) }
     }
 }

@@ -70,7 +70,7 @@ pub(crate) unsafe fn open(
         return Err(FiErrno::EINVAL);
     }
     let user = domain.users.add()?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes NULL or a C string.
     let named = unsafe { file(path, oflags)? };
     let shared = match &named {
         Some(file) => Some(file.as_fd()),

@@ -52,7 +52,7 @@ pub(crate) unsafe fn str_of<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL; the caller passes a C string that outlives the result.
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
@@ -70,7 +70,7 @@ pub(crate) unsafe fn auth_key(key: *const u8, size: usize) -> Result<Option<Auth
     if key.is_null() || size > AuthKey::MAX_SIZE {
         return Err(FiErrno::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes a key of `size` bytes; the size was checked.
     let bytes = unsafe { std::slice::from_raw_parts(key, size) };
     AuthKey::new(bytes).map(Some)
 }

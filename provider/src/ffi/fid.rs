@@ -91,7 +91,7 @@ pub(crate) unsafe fn object<'a, K: Kind>(handle: *const impl Sized) -> Result<&'
 /// kind have, the kind is certain.
 #[inline(always)]
 pub(crate) unsafe fn assumed<'a, K: Kind>(handle: *const impl Sized) -> Result<&'a Object<K>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes an open fid of this kind.
     Ok(unsafe { &*handle.cast::<Object<K>>() })
 }
 
@@ -189,7 +189,7 @@ impl<K: Kind> Object<K> {
     /// # Safety
     /// As [`object`]; no other call on the object runs or follows.
     pub(crate) unsafe fn close(handle: *mut fid) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes NULL or a readable fid, and makes no other call on the object.
         let object = unsafe { object::<K>(handle)? };
         object
             .users

@@ -52,7 +52,7 @@ pub(crate) struct Host {
 // SAFETY: `provider` points to a static, which only libfabric writes to (its own `context`); the
 // functions may be called by any thread.
 unsafe impl Send for Host {}
-// SAFETY: as above.
+// SAFETY: no field changes after registration; any thread may call the functions.
 unsafe impl Sync for Host {}
 
 static HOST: OnceLock<Option<Host>> = OnceLock::new();

@@ -32,8 +32,7 @@ pub(crate) unsafe trait Part: Copy {
     fn keep_pointers(&mut self, old: &Self);
 }
 
-// SAFETY: integers and pointers; the sizes are asserted in `libfabric_sys::layout`, as for those
-// below.
+// SAFETY: integers and pointers; the size is asserted in `libfabric_sys::layout`.
 unsafe impl Part for fi_info {
     fn keep_pointers(&mut self, old: &Self) {
         *self = Self {
@@ -45,17 +44,18 @@ unsafe impl Part for fi_info {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: integers and pointers; the size is asserted in `libfabric_sys::layout`.
 unsafe impl Part for fi_tx_attr {
     fn keep_pointers(&mut self, _: &Self) {} // no pointers
 }
 
-// SAFETY: as above.
+// SAFETY: integers and pointers; the size is asserted in `libfabric_sys::layout`.
 unsafe impl Part for fi_rx_attr {
     fn keep_pointers(&mut self, _: &Self) {} // no pointers
 }
 
-// SAFETY: as above; libfabric's main branch only appends fields.
+// SAFETY: integers and pointers, asserted in `libfabric_sys::layout`; libfabric's main branch only
+// appends fields.
 unsafe impl Part for fi_ep_attr {
     fn keep_pointers(&mut self, old: &Self) {
         self.auth_key = old.auth_key;
@@ -63,7 +63,7 @@ unsafe impl Part for fi_ep_attr {
     }
 }
 
-// SAFETY: as above; the size is that of 1.17.
+// SAFETY: integers and pointers; `OLDEST` is the size in release 1.17.
 unsafe impl Part for fi_domain_attr {
     const OLDEST: usize = domain_attr_size(fi_version(1, 17), false);
 
@@ -75,7 +75,7 @@ unsafe impl Part for fi_domain_attr {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: integers and pointers; the size is asserted in `libfabric_sys::layout`.
 unsafe impl Part for fi_fabric_attr {
     fn keep_pointers(&mut self, old: &Self) {
         self.fabric = old.fabric;
@@ -128,7 +128,7 @@ impl<'a, T: Part> View<'a, T> {
             return None;
         }
         Some(Self {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller passes NULL or a valid part of the host's release.
             part: unsafe { copy(part) },
             memory: PhantomData,
         })
@@ -218,7 +218,7 @@ impl<'a> View<'a, fi_info> {
         if device.is_null() {
             return None;
         }
-        // SAFETY: as above.
+        // SAFETY: not NULL, and valid by the promise of `new`.
         self.text(unsafe { (*device).name })
     }
 }
@@ -265,7 +265,7 @@ pub(crate) struct Info(*mut fi_info);
 
 // SAFETY: an fi_info is plain memory, and every change of it takes `&mut`.
 unsafe impl Send for Info {}
-// SAFETY: as above.
+// SAFETY: shared references only read the plain memory; every change takes `&mut`.
 unsafe impl Sync for Info {}
 
 impl Info {
@@ -286,7 +286,7 @@ impl Info {
     /// # Safety
     /// `info` is a valid `fi_info` of the host's release.
     pub(crate) unsafe fn duplicate(info: *const fi_info) -> Result<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes a valid fi_info of the host's release.
         unsafe { Self::dup(info) }
     }
 
@@ -294,7 +294,7 @@ impl Info {
     /// `info` is NULL or a valid `fi_info` of the host's release.
     unsafe fn dup(info: *const fi_info) -> Result<Self> {
         let host = host::get().ok_or(FiErrno::ENOSYS)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes NULL or a valid fi_info of the host's release.
         let copy = unsafe { (host.dupinfo)(info) };
         if copy.is_null() {
             return Err(FiErrno::ENOMEM);
@@ -343,7 +343,7 @@ impl Info {
         // SAFETY: all callers pass this info or a part of it.
         let mut new = unsafe { copy(part) };
         change(&mut new);
-        // SAFETY: as above; the part has at least its oldest size.
+        // SAFETY: all callers pass this info or a part of it, which has at least its oldest size.
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const new).cast::<u8>(), part.cast(), T::OLDEST);
         }

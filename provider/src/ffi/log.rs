@@ -51,7 +51,7 @@ pub(crate) fn emit(
             text.as_ptr(),
         );
     }
-    // SAFETY: as above.
+    // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() = errno };
 }
 

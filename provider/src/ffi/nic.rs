@@ -197,7 +197,7 @@ unsafe extern "C" fn close(handle: *mut fid) -> c_int {
 
 unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void) -> c_int {
     guard::entry(|| {
-        // SAFETY: as for close.
+        // SAFETY: the application passes a fid, by the contract of fi_control(3).
         let nic = unsafe { checked(handle)? };
         if command.cast_unsigned() != FI_DUP {
             return Err(FiErrno::ENOSYS); // a nic can only be copied
@@ -222,7 +222,7 @@ unsafe extern "C" fn tostr(handle: *const fid, buf: *mut c_char, len: usize) -> 
         if buf.is_null() || len == 0 {
             return Err(FiErrno::EINVAL);
         }
-        // SAFETY: as for close.
+        // SAFETY: the host passes the fid of a nic, by the contract of fi_ops.tostr.
         let text = format(&unsafe { read(checked(handle)?) });
         // SAFETY: `buf` holds `len` bytes, a C string among them.
         unsafe {

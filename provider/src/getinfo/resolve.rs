@@ -213,7 +213,7 @@ pub(crate) unsafe fn argument<'a>(text: *const c_char) -> Option<&'a CStr> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not NULL; the caller passes a C string that outlives the result.
     let text = unsafe { CStr::from_ptr(text) };
     (!text.is_empty()).then_some(text)
 }
