@@ -1,4 +1,4 @@
-//! `fi_getinfo` with hints in Rust's terms.
+//! `fi_getinfo` with hints, in Rust types.
 
 use std::ffi::{CStr, CString};
 use std::ptr::{NonNull, null, null_mut};
@@ -14,12 +14,12 @@ pub struct Infos {
 }
 
 impl Infos {
-    /// The first one.
+    /// The first entry.
     pub fn first(&self) -> *mut fi_info {
         self.head.as_ptr()
     }
 
-    /// All of them.
+    /// All entries.
     pub fn all(&self) -> Vec<&fi_info> {
         let mut list = Vec::new();
         let mut next = self.first().cast_const();
@@ -39,7 +39,7 @@ impl Drop for Infos {
     }
 }
 
-/// Hints as an application fills them in.
+/// Hints as an application sets them.
 pub fn hints(lib: &Lib) -> Infos {
     // SAFETY: NULL asks for an empty one.
     let head = NonNull::new(unsafe { (lib.dupinfo)(null()) }).expect("an fi_info");
@@ -57,10 +57,10 @@ pub fn hints(lib: &Lib) -> Infos {
     hints
 }
 
-/// `fi_getinfo`; the negative errno as it is.
+/// `fi_getinfo`.
 ///
 /// # Errors
-/// What libfabric answers.
+/// libfabric's negative errno.
 pub fn getinfo(
     lib: &Lib,
     version: u32,

@@ -1,8 +1,8 @@
-//! What the tests of the shared object have in common: a libfabric that is opened by path, its objects
-//! with the inline functions of the headers, the provider that is under test, and other processes.
+//! Common parts of the tests of the shared object: a libfabric that is opened by path, its objects
+//! with the inline functions of the headers, the provider under test, and other processes.
 //!
-//! Each test of a libfabric runs in a process of its own (the `abi-probe` program), because a process
-//! can hold one libfabric only.
+//! Each test of a libfabric runs in a separate process (the `abi-probe` program), because a process
+//! can contain one libfabric only.
 
 #![allow(unsafe_code, reason = "calls a C library as an application does")]
 

@@ -33,15 +33,16 @@ pub struct Lib {
         unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int,
     /// `fi_tostr`
     pub tostr: ToStr,
-    /// What `fi_version()` says.
+    /// The result of `fi_version()`.
     pub version: u32,
 }
 
 impl Lib {
-    /// Opens a libfabric, with all its symbols where the provider finds them only by its own means.
+    /// Opens a libfabric. Its symbols are global only where the provider does not find them by its
+    /// own means.
     ///
     /// # Panics
-    /// If there is none, or if it lacks one of the functions.
+    /// If there is no such library, or a function is missing.
     pub fn open(path: &str) -> Self {
         let name = CString::new(path).expect("a path");
         // SAFETY: a C string; what is loaded is a libfabric by the caller's choice.
@@ -67,7 +68,7 @@ impl Lib {
         }
     }
 
-    /// Closes it: its destructor calls the provider's clean-up.
+    /// Closes the library: its destructor calls the provider's clean-up.
     pub fn close(self) {
         // SAFETY: opened by `open`, and not used afterwards.
         unsafe { libc::dlclose(self.handle) };

@@ -1,4 +1,5 @@
-//! The calls of the headers that are inline there, on raw fids, and the objects of a connected endpoint.
+//! The calls that are inline in libfabric's headers, on raw fids, and the objects of a connected
+//! endpoint.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -26,7 +27,7 @@ pub unsafe fn close<T>(object: *mut T) -> c_int {
     unsafe { call!((*object).ops, close, object) }
 }
 
-/// `fi_ep_bind` and its kin.
+/// `fi_ep_bind` and the other bind calls.
 ///
 /// # Safety
 /// Fids.
@@ -46,9 +47,9 @@ pub unsafe fn control<T>(object: *mut T, command: u32, arg: *mut c_void) -> c_in
     unsafe { call!((*object).ops, control, object, command.cast_signed(), arg) }
 }
 
-/// A fabric with a domain and one queue of each kind, as most tests need.
+/// A fabric with a domain and one queue of each kind.
 pub struct Setup {
-    /// What they were opened with.
+    /// The info that the objects were opened with.
     pub info: Infos,
     /// The fabric.
     pub fabric: *mut fid_fabric,
@@ -60,7 +61,7 @@ pub struct Setup {
     pub cq: *mut fid_cq,
 }
 
-/// A fid of this class that belongs to another provider.
+/// A fid of this class from another provider.
 pub fn foreign(class: usize) -> Box<fid> {
     static OPS: fi_ops = fi_ops {
         size: size_of::<fi_ops>(),
@@ -233,10 +234,10 @@ pub unsafe fn register(
 }
 
 impl Setup {
-    /// Opens all of it on what `getinfo` says of these arguments.
+    /// Opens all objects with the result of `getinfo` for these arguments.
     ///
     /// # Panics
-    /// If any of it fails.
+    /// If a call fails.
     pub fn new(
         lib: &Lib,
         node: Option<&str>,
@@ -260,10 +261,10 @@ impl Setup {
         }
     }
 
-    /// Closes all of it.
+    /// Closes all objects.
     ///
     /// # Panics
-    /// If anything is still in use.
+    /// If one is still in use.
     pub fn close(self) {
         // SAFETY: opened by `new` and closed once.
         unsafe {

@@ -1,10 +1,11 @@
-//! What a test needs from outside: the provider, the libfabrics, and the probe program.
+//! The parts outside the test: the provider, the libfabrics, and the probe program.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The directory with the provider under test, named as libfabric looks for it: `WEFT_PROVIDER_DIR`, or else
-/// one with a provider built here and now, so that no stale one is tested.
+/// The directory of the provider under test, with the file name that libfabric searches for:
+/// `WEFT_PROVIDER_DIR`, or a directory with the provider built by this call, so that no outdated
+/// build is tested.
 ///
 /// # Panics
 /// If the provider does not build.
@@ -25,7 +26,7 @@ pub fn provider_dir() -> PathBuf {
     let debug = top.join(target).join("debug");
     let dir = debug.join("abi-provider");
     std::fs::create_dir_all(&dir).expect("a directory for the provider");
-    // The same link each time; another test may have made it already.
+    // The link is always the same; another test may have made it.
     let link = dir.join("libweft-fi.so");
     match std::os::unix::fs::symlink(debug.join("libweft_fi.so"), link) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => panic!("{error}"),
@@ -39,16 +40,16 @@ pub fn top() -> PathBuf {
     here.join("../..").canonicalize().expect("the source tree")
 }
 
-/// A libfabric to load the provider into.
+/// A libfabric that loads the provider.
 #[derive(Clone, Debug)]
 pub struct Libfabric {
-    /// For messages.
+    /// For error messages.
     pub name: &'static str,
-    /// What `dlopen` gets.
+    /// The argument of `dlopen`.
     pub path: PathBuf,
 }
 
-/// The system's libfabric, the one that Debian's `libfabric1` has.
+/// The system's libfabric: Debian's package `libfabric1`.
 pub fn system() -> Libfabric {
     Libfabric {
         name: "the system's",
@@ -56,10 +57,11 @@ pub fn system() -> Libfabric {
     }
 }
 
-/// A libfabric that `tests/tools/peers` fetches and keeps, or `None` with a line that says why there is none.
+/// A libfabric that `tests/tools/peers` downloads and caches. `None`: it is not available; a line
+/// with the reason is printed.
 ///
 /// # Panics
-/// If it could be downloaded and still not be made.
+/// If it was downloaded but could not be built.
 pub fn peer(name: &'static str) -> Option<Libfabric> {
     let output = Command::new(top().join("tests/tools/peers"))
         .arg(name)
@@ -81,7 +83,8 @@ pub fn peer(name: &'static str) -> Option<Libfabric> {
     })
 }
 
-/// The probe program in one of its roles, with nothing of the environment that would change the outcome.
+/// The probe program in one of its roles, without the environment variables that would change its
+/// result.
 pub fn probe(program: &str, libfabric: &Libfabric, provider: &Path, role: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -97,10 +100,10 @@ pub fn probe(program: &str, libfabric: &Libfabric, provider: &Path, role: &str) 
     command
 }
 
-/// Runs a probe and fails the test with all it said unless it ends well.
+/// Runs a probe; if it fails, fails the test with the probe's output.
 ///
 /// # Panics
-/// If it does not.
+/// If the probe fails.
 pub fn must(mut command: Command) -> Output {
     let output = command.output().expect("the probe starts");
     assert!(

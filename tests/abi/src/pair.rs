@@ -1,4 +1,4 @@
-//! Two endpoints of one domain, connected to each other.
+//! Two endpoints of one domain that are connected to each other.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -10,32 +10,32 @@ use crate::call;
 use crate::load::Lib;
 use crate::objects::{Setup, bind, close};
 
-/// How long anything may take.
+/// Limit of every wait.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// A connected pair, and the listener it came by.
+/// A connected pair, and its listener.
 pub struct Pair {
-    /// The one that connected.
+    /// The endpoint that connected.
     pub client: *mut fid_ep,
-    /// The one that accepted.
+    /// The endpoint that accepted.
     pub server: *mut fid_ep,
 }
 
-/// What a side of the pair is.
+/// A side of the pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It connects.
+    /// The connecting side.
     Client,
-    /// It accepts.
+    /// The accepting side.
     Server,
 }
 
 impl Pair {
-    /// Connects two endpoints opened with what `info` says. `prepare` binds the queues; the event queue is
-    /// bound already.
+    /// Connects two endpoints that are opened with `info`. `prepare` binds the queues; the event
+    /// queue is already bound.
     ///
     /// # Panics
-    /// If any of it fails.
+    /// If a step fails.
     ///
     /// # Safety
     /// `info` is a whole `fi_info` of `lib` for the setup's domain, with a source address.
@@ -112,7 +112,7 @@ impl Pair {
     /// If one is still in use.
     ///
     /// # Safety
-    /// Not closed before.
+    /// Neither is closed yet.
     pub unsafe fn close(self) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -122,10 +122,10 @@ impl Pair {
     }
 }
 
-/// The next event, which must be one of connections.
+/// The next event, which must be a connection event.
 ///
 /// # Panics
-/// If it is an error, or none comes.
+/// If the event is an error, or none arrives.
 ///
 /// # Safety
 /// An open queue.
@@ -135,7 +135,7 @@ pub unsafe fn event(eq: *mut fid_eq) -> (u32, fi_eq_cm_entry) {
     (number, entry)
 }
 
-/// The same, with the data that came along.
+/// As [`event`], with the private data of the event.
 ///
 /// # Panics
 /// As [`event`].
@@ -172,13 +172,13 @@ pub unsafe fn event_with_data(eq: *mut fid_eq) -> (u32, fi_eq_cm_entry, Vec<u8>)
     }
 }
 
-/// The next completion of a queue of the data format, or the error in its place.
+/// The next completion of a queue of the data format, or its error entry.
 ///
 /// # Errors
-/// `err` of the error entry, with its context.
+/// `err` of the error entry, and its context.
 ///
 /// # Panics
-/// If none comes.
+/// If no entry arrives.
 ///
 /// # Safety
 /// An open queue.
@@ -207,7 +207,7 @@ pub unsafe fn completion(
     }
 }
 
-/// Whether a queue of the data format has nothing.
+/// Whether a queue of the data format is empty.
 ///
 /// # Safety
 /// An open queue.

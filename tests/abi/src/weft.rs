@@ -1,4 +1,5 @@
-//! The provider's own calls: the declarations that `include/weft.h` is made of, and how a program gets the table.
+//! The provider's own calls: the declarations in `include/weft.h`, and how a program obtains the
+//! table.
 
 #[path = "../../../provider/src/exports/mr_ops.rs"]
 mod mr_ops;
@@ -37,7 +38,7 @@ pub unsafe fn open_ops<T>(object: *mut T, name: &CStr, flags: u64) -> Result<*mu
 /// The table of a domain.
 ///
 /// # Panics
-/// If there is none, or if it is another one than that of the header.
+/// If there is none, or its size is not that of the header.
 ///
 /// # Safety
 /// An open domain of weft.

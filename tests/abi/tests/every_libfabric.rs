@@ -1,4 +1,4 @@
-//! One shared object in three libfabrics: 1.17 of Debian 12, 2.1, and 2.5 of a wheel.
+//! One shared object in three libfabrics: 1.17 of Debian 12, 2.1, and 2.5 from a wheel.
 
 use std::process::Command;
 
@@ -46,7 +46,8 @@ fn release_2_5() {
     whole(peer("libfabric-2.5"));
 }
 
-/// An application linked to 1.17 that finds a newer library gets that one's compatibility shims.
+/// An application that is linked to 1.17 and runs with a newer library uses its compatibility
+/// functions.
 #[test]
 fn an_old_program_in_a_new_library() {
     let Some(newer) = peer("libfabric-2.1") else {
@@ -65,7 +66,7 @@ fn an_old_program_in_a_new_library() {
     );
 }
 
-/// As many connection requests wait as `FI_WEFT_BACKLOG` says.
+/// The listener queues as many connection requests as `FI_WEFT_BACKLOG` states.
 #[test]
 fn requests_that_wait() {
     let provider = outside::provider_dir();
@@ -79,7 +80,7 @@ fn requests_that_wait() {
     }
 }
 
-/// `fi_info -e` knows the provider's parameters.
+/// `fi_info -e` prints the provider's parameters.
 #[test]
 fn parameters_are_shown() {
     let mut command = Command::new("fi_info");
@@ -98,7 +99,7 @@ fn parameters_are_shown() {
     }
 }
 
-/// Advice where nothing is on demand, and about a region that is not there yet.
+/// Advice on a device without on-demand paging, and for a region that is not registered.
 #[test]
 fn advice_that_cannot_be_followed() {
     let mut command = probe(PROBE, &system(), &outside::provider_dir(), "advise-refused");
@@ -114,7 +115,8 @@ fn advice_that_cannot_be_followed() {
     must(command);
 }
 
-/// Local buffers on a device that pins: kept registrations by default, none where none are to be kept.
+/// Local buffers on a device that pins: registrations are cached by default, and not if the cache
+/// is disabled.
 #[test]
 fn buffers_without_registrations() {
     for libfabric in [Some(system()), peer("libfabric-2.1"), peer("libfabric-2.5")] {
@@ -137,7 +139,7 @@ fn buffers_without_registrations() {
             let output = must(command);
             let said = String::from_utf8_lossy(&output.stdout);
             let log = String::from_utf8_lossy(&output.stderr);
-            // a buffer of these tests is longer than 8192 bytes
+            // the tests' buffers are longer than 8192 bytes
             let none = matches!(value, "8192" | "disabled")
                 || (name, value) == ("FI_MR_CACHE_MAX_COUNT", "0");
             let refused = log.contains("userfaultfd is not available");
@@ -147,7 +149,7 @@ fn buffers_without_registrations() {
     }
 }
 
-/// What a parameter says is what the queue pair has: read back from it when a connection is there.
+/// The queue pair of a connection has the attributes that the parameters set.
 #[test]
 fn parameters_reach_the_queue_pair() {
     let mut command = probe(PROBE, &system(), &outside::provider_dir(), "endpoint");
@@ -163,7 +165,8 @@ fn parameters_reach_the_queue_pair() {
         .env("FI_WEFT_INLINE_SIZE", "200");
     let output = must(command);
     let text = String::from_utf8_lossy(&output.stderr);
-    // the engine keeps 31 sends for itself: key directories, parts of an operation, their flushes and its event, marker, probe
+    // the engine adds 31 sends of its own: directory reads, parts of an operation, their flushes
+    // and event, the marker and the probe
     let wanted = "min_rnr_timer: 21, rnr_retry: 5, retry_cnt: 4, timeout: 13, traffic_class: 64, max_send_wr: 131, max_recv_wr: 77, max_inline_data: 200";
     assert!(text.contains(wanted), "no {wanted} in\n{text}");
 }

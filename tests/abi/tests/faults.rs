@@ -1,4 +1,4 @@
-//! A planted panic is an error code and a log line.
+//! A planted panic results in an errno and a log line.
 
 use abi_tests::outside::{must, probe, provider_dir, system};
 
@@ -22,7 +22,7 @@ fn a_panic_is_an_error_and_a_log_line() {
     }
 }
 
-/// Without the parameter the same calls work: it is the fault that the other test sees.
+/// Without the parameter the same calls succeed: the other test sees the planted panic only.
 #[test]
 fn no_fault_without_the_parameter() {
     let mut command = probe(PROBE, &system(), &provider_dir(), "fault");

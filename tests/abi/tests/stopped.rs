@@ -1,5 +1,5 @@
-//! One-sided operations complete while the target process is stopped; and regions that a stopped initiator is writing to
-//! can't be closed.
+//! One-sided operations complete while the target process is stopped; and a region cannot be closed
+//! while a stopped initiator is in the middle of a write to it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
@@ -9,7 +9,7 @@ use abi_tests::outside::{Libfabric, peer, probe, provider_dir, system};
 
 const PROBE: &str = env!("CARGO_BIN_EXE_abi-probe");
 
-/// A process with a conversation by lines; killed when the test ends early.
+/// A process that exchanges lines with the test; killed on drop.
 struct Peer {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -44,7 +44,7 @@ impl Peer {
         assert!(status.success());
     }
 
-    /// Stops it: it does nothing any more when this returns.
+    /// Stops the process; it is stopped when this returns.
     fn stop(&self) {
         self.signal("STOP");
         let start = Instant::now();
@@ -57,7 +57,7 @@ impl Peer {
         }
     }
 
-    /// `T` for a process that is stopped.
+    /// The state in `/proc`; `T`: stopped.
     fn state(&self) -> char {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("a process");
@@ -78,7 +78,7 @@ impl Drop for Peer {
     }
 }
 
-/// A target and an initiator that are connected, and where the memory is that the target lends, with its key.
+/// A connected target and initiator, and the address and key of the memory that the target exposes.
 fn pair(libfabric: &Libfabric) -> (Peer, Peer, String) {
     let mut target = Peer::start(libfabric, "serve", None);
     let port = target.hear();
@@ -121,8 +121,9 @@ fn a_stopped_target_is_still_served_in_2_5() {
     }
 }
 
-/// Stops an initiator that does nothing but write, and closes the region: `-FI_EBUSY` if it is in the middle of a write,
-/// until it has gone on. Whether that was so. In either case nothing is written when the region is closed.
+/// Stops an initiator that writes continuously, and closes the region: the result is `-FI_EBUSY` if
+/// the initiator was stopped in the middle of a write, until it continues. Returns whether that was
+/// so. In either case no write takes effect after the region is closed.
 fn stopped_initiator(libfabric: &Libfabric) -> bool {
     let (mut target, mut initiator, memory) = pair(libfabric);
     initiator.say(&format!("flood {memory}"));

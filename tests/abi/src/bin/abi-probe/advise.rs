@@ -1,5 +1,6 @@
-//! `fi_open_ops`, and `weft_mr_ops.advise`: every advice, flag and error of `ibv_advise_mr(3)` through libfabric. Windows
-//! have no regions in libfabric; the error of their keys is tested in softverbs.
+//! `fi_open_ops`, and `weft_mr_ops.advise`: every advice, flag and error of `ibv_advise_mr(3)`
+//! through libfabric. libfabric has no regions over windows; the error for their keys is tested in
+//! softverbs.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -20,10 +21,10 @@ const ADVICE: [u32; 3] = [
     WEFT_ADVISE_PREFETCH_WRITE,
     WEFT_ADVISE_PREFETCH_NO_FAULT,
 ];
-/// Regions on demand, on a device that has them.
+/// On-demand regions, on a device with on-demand paging.
 const PAGED: i32 = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
 
-/// Fresh pages that nothing has touched.
+/// Newly mapped pages without any access yet.
 struct Pages {
     addr: *mut u8,
     len: usize,
@@ -32,7 +33,8 @@ struct Pages {
 impl Pages {
     fn new(len: usize, protection: i32) -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice; no huge pages, so that each page counts.
+        // SAFETY: a new mapping at an address that the kernel chooses; without huge pages, so that
+        // pages are counted singly.
         let addr = unsafe {
             let addr = libc::mmap(null_mut(), len, protection, flags, -1, 0);
             assert_ne!(addr, libc::MAP_FAILED);
@@ -83,7 +85,7 @@ impl World {
         }
     }
 
-    /// A region of these buffers.
+    /// A region over these buffers.
     fn region(&self, buffers: &[&Pages], access: u64) -> *mut fid_mr {
         let (domain, mut mr) = (self.setup.domain, null_mut());
         let iov: Vec<_> = buffers
@@ -130,7 +132,7 @@ impl World {
         }
     }
 
-    /// The device's count of pages that were made present.
+    /// The device's count of pages that advice made present.
     fn counted(&self, mr: *mut fid_mr) -> Result<u64, i32> {
         let (call, mut pages) = (self.ops.mr_prefetched.expect("mr_prefetched"), u64::MAX);
         // SAFETY: what is no open region is refused; room for the number.
@@ -150,7 +152,7 @@ fn end(mr: *mut fid_mr) {
     assert_eq!(unsafe { close(mr) }, 0);
 }
 
-/// What `fi_open_ops` says to anything but the name.
+/// The errors of `fi_open_ops` for other names, flags and arguments.
 fn table(world: &World) {
     let domain = world.setup.domain;
     // SAFETY: open objects.
@@ -267,11 +269,12 @@ fn ranges_count_with_flush(world: &World) {
         (end_of, 1),
         (end_of - 4, 8),
         (u64::MAX, 1),
-        // no list is as long as these
+        // lengths that exceed the maximum of a list
         (addr, usize::MAX >> 1),
         (addr, usize::MAX),
     ] {
-        // "EFAULT: when the range requested is out of the MR bounds" (ibv_advise_mr(3)), waited for or not
+        // "EFAULT: when the range requested is out of the MR bounds" (ibv_advise_mr(3)), with and
+        // without FLUSH
         for flags in FLAGS {
             for advice in ADVICE {
                 let answer = world.one(advice, flags, mr, from, len);
@@ -282,7 +285,7 @@ fn ranges_count_with_flush(world: &World) {
     assert_eq!(pages.resident(), 0);
     end(mr);
 
-    // memory that may not be written, and memory that has gone
+    // read-only memory, and unmapped memory
     let pages = Pages::new(PAGE, libc::PROT_READ);
     let mr = world.region(&[&pages], FI_SEND | FI_RECV);
     let addr = pages.addr as u64;
@@ -303,7 +306,8 @@ fn ranges_count_with_flush(world: &World) {
     end(mr);
 }
 
-/// A wrong one among several: without FLUSH none is followed, with it those before.
+/// A list with one invalid element: without FLUSH no element is executed, with FLUSH those before
+/// it are.
 fn lists(world: &World) {
     let (first, second) = (Pages::writable(2), Pages::writable(2));
     let one = world.region(&[&first], FI_SEND | FI_RECV);
@@ -324,7 +328,7 @@ fn lists(world: &World) {
     end(one);
     end(read_only);
 
-    // several buffers: each has a key of its own
+    // several buffers: each has its own lkey
     let buffers = [Pages::writable(4), Pages::writable(4)];
     let both = world.region(&[&buffers[0], &buffers[1]], FI_SEND | FI_RECV);
     let at = buffers[1].addr as u64 + PAGE as u64;
@@ -338,7 +342,7 @@ fn lists(world: &World) {
     end(both);
 }
 
-/// More than an element of a verbs list can say.
+/// A range longer than the maximum of an element of a verbs list.
 fn long(world: &World) {
     let len = (5 << 30) + PAGE;
     let pages = Pages::new(len, libc::PROT_READ | libc::PROT_WRITE);
@@ -362,7 +366,7 @@ pub(crate) fn run(lib: &Lib) {
     long(&world);
     world.setup.close();
 
-    // keys and addresses of the other forms change nothing
+    // the keys and addresses of the other forms make no difference
     let world = World::new(lib, FI_MR_LOCAL);
     pages_come_as_advised(&world);
     world.setup.close();
@@ -380,7 +384,7 @@ pub(crate) fn run(lib: &Lib) {
     println!("advice is followed, and refused where it is wrong");
 }
 
-/// On a device without paging.
+/// On a device without on-demand paging.
 pub(crate) fn refused(lib: &Lib) {
     let world = World::new(lib, PAGED | FI_MR_ALLOCATED);
     let pages = Pages::writable(1);
@@ -394,7 +398,7 @@ pub(crate) fn refused(lib: &Lib) {
     world.setup.close();
 }
 
-/// A region that is not enabled.
+/// A disabled region.
 pub(crate) fn disabled(lib: &Lib) {
     let world = World::new(lib, PAGED | FI_MR_ENDPOINT);
     let pages = Pages::writable(1);

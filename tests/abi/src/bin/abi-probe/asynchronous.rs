@@ -1,5 +1,6 @@
-//! Registration in the background: an event queue bound to the domain with `FI_REG_MR` (`fi_domain_bind`,
-//! `fi_mr(3)`), its events, its errors, and regions that are closed before it is over.
+//! Asynchronous registration: an event queue bound to the domain with `FI_REG_MR`
+//! (`fi_domain_bind`, `fi_mr(3)`), its events and errors, and regions that are closed before their
+//! registration completes.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -12,10 +13,10 @@ use libfabric_sys::*;
 
 const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
 const PAGE: usize = 4096;
-/// So large that several threads fetch its pages.
+/// Large enough that several threads fetch its pages.
 const LARGE: usize = 96 << 20;
 
-/// Memory that is there when it is touched.
+/// Anonymous memory without present pages.
 fn map(len: usize, protection: i32) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping.
@@ -39,7 +40,7 @@ unsafe fn reg(setup: &Setup, at: *mut c_void, len: usize, context: usize) -> (i3
     (ret, mr)
 }
 
-/// The next event within 30 s: its number and entry.
+/// The next event, within 30 s: its number and entry.
 fn next(eq: *mut fid_eq) -> Result<(u32, fi_eq_entry), isize> {
     let mut event = 0;
     // SAFETY: all zeros is a value of it; the queue is open.
@@ -103,8 +104,8 @@ pub(crate) fn run(lib: &Lib) {
     println!("regions are registered in the background");
 }
 
-/// "A return value of FI_KEY_NOTAVAIL will be returned if the registration has not completed" (fi_mr(3)), of keys that the
-/// application chooses too.
+/// "A return value of FI_KEY_NOTAVAIL will be returned if the registration has not completed"
+/// (fi_mr(3)): also for keys that the application chooses.
 fn keys(lib: &Lib) {
     const COUNT: usize = 8;
     let hints = hints(lib);
@@ -178,7 +179,8 @@ unsafe fn each_once(setup: &Setup, eq: *mut fid_eq) {
     }
 }
 
-/// What can be said at once is; the rest is an error of the queue, and the region is to be closed all the same.
+/// Errors in the arguments are returned by the call; other errors are reported in the queue, and
+/// the application must close the region in either case.
 ///
 /// # Safety
 /// Open fids.
@@ -201,7 +203,8 @@ unsafe fn refused(setup: &Setup, eq: *mut fid_eq) {
     }
 }
 
-/// Closed at once, many at the same time: no event comes of any, and the memory is nobody's.
+/// Many regions, closed at once and at the same time: no region reports an event, and no
+/// registration of the memory remains.
 ///
 /// # Safety
 /// Open fids.

@@ -1,4 +1,5 @@
-//! Authorization keys in `fi_getinfo`, of domains and of endpoints (`fi_domain(3)`, `fi_endpoint(3)`, *auth_key*).
+//! Authorization keys in `fi_getinfo`, of domains and of endpoints (`fi_domain(3)`,
+//! `fi_endpoint(3)`, *auth_key*).
 
 use std::ptr::null_mut;
 
@@ -19,7 +20,7 @@ unsafe fn copy(bytes: &[u8]) -> *mut u8 {
     }
 }
 
-/// The key of a structure that has one.
+/// The key in a structure with an authorization key.
 unsafe fn key<'a>(at: *const u8, size: usize) -> &'a [u8] {
     if size == 0 {
         return &[];

@@ -1,4 +1,5 @@
-//! `FI_WEFT_BACKLOG`: how many connection requests soft0 keeps for a passive endpoint whose owner does not look.
+//! `FI_WEFT_BACKLOG`: the number of connection requests that soft0 queues for a passive endpoint
+//! whose event queue is not read.
 
 use std::mem::{offset_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,7 +11,8 @@ use abi_tests::load::Lib;
 use abi_tests::objects::{Setup, bind, close};
 use libfabric_sys::*;
 
-/// Listens, and knocks until nobody more is let in. The passive endpoint's queue is not read meanwhile.
+/// Listens, then connects until the listener's queue is full. No thread reads the passive
+/// endpoint's event queue.
 pub(crate) fn run(lib: &Lib, expected: usize) {
     let hints = hints(lib);
     let setup = Setup::new(lib, Some("127.0.0.1"), None, FI_SOURCE, &hints);
@@ -32,7 +34,7 @@ pub(crate) fn run(lib: &Lib, expected: usize) {
             call!((*pep).cm, getname, &raw mut (*pep).fid, to, &raw mut len),
             0
         );
-        // At the same place in both families.
+        // the port is at the same offset in both address families
         u16::from_be(name.sin6_port)
     };
     let name = listening(port);
@@ -47,7 +49,7 @@ pub(crate) fn run(lib: &Lib, expected: usize) {
     setup.close();
 }
 
-/// The name of soft0's listening socket with this port (`docs/softverbs-cm.md`).
+/// The name of soft0's listening socket on this port (`docs/softverbs-cm.md`).
 fn listening(port: u16) -> String {
     let sockets = std::fs::read_to_string("/proc/net/unix").expect("a list of sockets");
     let end = format!("/{port}");
@@ -58,7 +60,7 @@ fn listening(port: u16) -> String {
     names.next().expect("a listening socket")
 }
 
-/// A connection to the socket of this name, if its queue has room.
+/// Connects to the socket of this name; `None` if its queue is full.
 fn knock(name: &str) -> Option<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: a new descriptor; an address of the length that is given.

@@ -1,4 +1,4 @@
-//! Calls that an application must not make: each has its errno, and changes nothing.
+//! Invalid calls: each returns its errno and changes nothing.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -141,7 +141,7 @@ unsafe fn opening(setup: &Setup) {
         assert!(cntr.is_null());
         let mut attr = good;
         assert_eq!(open(domain, &raw mut attr, null_mut(), null_mut()), INVALID);
-        // What is not offered has a slot all the same.
+        // calls that the provider does not support have a slot in the table too
         let mut av = null_mut();
         let mut attr = std::mem::zeroed::<fi_av_attr>();
         let ret = call!(
@@ -274,7 +274,7 @@ unsafe fn queues(setup: &Setup) {
     }
 }
 
-/// Handles of closed objects, as long as their memory is kept.
+/// Handles of closed objects, while their memory is not reused.
 unsafe fn closed(lib: &Lib, setup: &Setup) {
     let mut memory = [0_u8; 64];
     // SAFETY: see `run`.

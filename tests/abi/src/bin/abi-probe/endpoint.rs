@@ -1,4 +1,4 @@
-//! What a pair of connected endpoints can do, one file per part of the man pages.
+//! Tests of connected endpoints, one file per part of the man pages.
 
 mod atomics;
 mod closing;
@@ -17,7 +17,7 @@ use abi_tests::load::Lib;
 use abi_tests::objects::Setup;
 use libfabric_sys::*;
 
-/// A setup from hints that `change` has changed.
+/// A setup from hints after `change`.
 fn setup(lib: &Lib, change: impl Fn(&mut fi_info)) -> Setup {
     let hints: Infos = hints(lib);
     // SAFETY: made by this libfabric, and nobody else's.

@@ -1,4 +1,4 @@
-//! A planted panic becomes `-FI_EOTHER`, poisons what it went through, and nothing else.
+//! A planted panic becomes `-FI_EOTHER` and poisons only the object of the call.
 
 use std::ptr::null_mut;
 
@@ -10,7 +10,7 @@ use libfabric_sys::*;
 
 const OTHER: i32 = -FI_EOTHER;
 
-/// `place` is what `FI_WEFT_FAULT` names.
+/// `place` is the value of `FI_WEFT_FAULT`.
 pub(crate) fn run(lib: &Lib, place: &str) {
     let list = getinfo(lib, lib.version, None, None, 0, Some(&hints(lib))).expect("a list");
     let info = list.first();
@@ -76,7 +76,7 @@ pub(crate) fn run(lib: &Lib, place: &str) {
             }
             assert_eq!(reg().0, OTHER, "the domain is poisoned");
             assert_eq!(open_cq(), OTHER, "the domain is poisoned");
-            // A fresh one works until the fault hits again, and a poisoned one can be closed.
+            // a new object works until the next planted panic; a poisoned object can be closed
             let fresh = open_domain(fabric, info);
             assert_eq!(close(fresh), 0);
             assert_eq!(close(domain), 0);

@@ -1,10 +1,10 @@
-//! What `fi_getinfo` answers to hints, addresses and flags, as a table.
+//! The answers of `fi_getinfo` to hints, addresses and flags, as a table.
 
 use abi_tests::fabric::{Infos, getinfo, hints};
 use abi_tests::load::Lib;
 use libfabric_sys::*;
 
-/// One question.
+/// One call of `fi_getinfo`.
 struct Case {
     name: &'static str,
     node: Option<&'static str>,
@@ -208,7 +208,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Whether this host has IPv6 at all.
+/// The expected result for IPv6 on this host.
 fn ipv6() -> i32 {
     if std::net::UdpSocket::bind("[::1]:0").is_ok() {
         0
@@ -218,8 +218,8 @@ fn ipv6() -> i32 {
 }
 
 fn parts(hints: &Infos) -> Parts<'_> {
-    // SAFETY: hints with all their parts, this function's alone. Their domain attributes may be shorter
-    // than the bound structure; only fields that every release has are touched.
+    // SAFETY: hints with all their parts, which only this function uses. Their domain attributes
+    // may be shorter than the bound structure; only fields of all releases are accessed.
     unsafe {
         let info = hints.first();
         Parts {
@@ -257,7 +257,7 @@ pub(crate) fn run(lib: &Lib) {
     println!("{count} questions answered as they must be");
 }
 
-/// What every answer keeps to, whatever was asked.
+/// Properties of every answer, for all hints.
 fn check(case: &Case, asked: &mut Parts<'_>, info: &fi_info) {
     let name = case.name;
     // SAFETY: an fi_info of libfabric's with all its parts.

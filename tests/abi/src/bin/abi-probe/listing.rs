@@ -1,11 +1,11 @@
-//! The provider is found, and what it says of itself is whole.
+//! libfabric finds the provider, and its `fi_info` is complete.
 
 use abi_tests::fabric::{getinfo, hints, text};
 use abi_tests::load::Lib;
 use libfabric_sys::*;
 
 pub(crate) fn run(lib: &Lib) {
-    // API versions that real applications ask for, up to the library's own.
+    // API versions that applications request, up to the library's own
     for version in [
         fi_version(1, 5),
         fi_version(1, 11),
@@ -21,7 +21,8 @@ pub(crate) fn run(lib: &Lib) {
         for info in list.all() {
             check(info, version);
         }
-        // SAFETY: an fi_info of this library; the copy is freed at once, the text is its own buffer.
+        // SAFETY: an fi_info of this library; the copy is freed at once; `fi_tostr` returns its own
+        // buffer.
         unsafe {
             let copy = (lib.dupinfo)(list.first());
             assert!(!copy.is_null());

@@ -1,5 +1,5 @@
-//! One role of a test in one libfabric: `abi-probe LIBFABRIC ROLE [ARGUMENT...]`. It panics when
-//! something is not as it must be.
+//! One role of a test in one libfabric: `abi-probe LIBFABRIC ROLE [ARGUMENT...]`. Panics if a check
+//! fails.
 
 #![allow(unsafe_code, reason = "calls a C library as an application does")]
 
@@ -56,6 +56,6 @@ fn main() {
         "access" => transfer::access(&lib, &rest[0]),
         other => panic!("no role is called {other}"),
     }
-    // Its destructor calls the provider's clean-up, then the process ends in the ordinary way.
+    // The library's destructor calls the provider's clean-up; then the process exits normally.
     lib.close();
 }

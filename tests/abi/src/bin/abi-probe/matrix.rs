@@ -1,12 +1,14 @@
-//! One form of regions, whole: `matrix`, with the form forced by `FI_WEFT_MR_MODE`. A line `ok NAME` or
-//! `FAILED NAME` for each way to register and each operation, and `mode 0x...` for what `fi_getinfo`
-//! returned.
+//! All cases of one form of regions: role `matrix`, with the form forced by `FI_WEFT_MR_MODE`.
+//! Prints a line `ok NAME` or `FAILED NAME` for each way to register and each operation, and `mode
+//! 0x...` for the `mr_mode` of `fi_getinfo`.
 //!
-//! For each pair: contents and addressing, the key, access that was not granted, one byte out of bounds,
-//! after closing, another region in its place, memory that is backed only after it was registered, events
-//! counted one by one, and that one endpoint's region is no other one's.
+//! For each pair: contents and addressing, the key, access that was not granted, one byte out of
+//! bounds, access after the region is closed, another region at its address, memory that is
+//! allocated after its registration, counted events, and that an endpoint's region is not
+//! accessible through another endpoint.
 //!
-//! `WEFT_PROBE_NODE` is another address than 127.0.0.1, `WEFT_PROBE_PINS=1` says that its device holds pages.
+//! `WEFT_PROBE_NODE` is an address other than 127.0.0.1; `WEFT_PROBE_PINS=1` states that its device
+//! pins pages.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +28,8 @@ use target::{Target, map, refresh_of, resident, unmap};
 
 /// Bytes of a page, and of the first buffer.
 const PAGE: usize = 4096;
-/// Buffers of a region of several: the second begins at another page, and the third is not aligned to one.
+/// Lengths of the buffers of a region of several: the second begins on another page, the third is
+/// not page-aligned.
 const LENS: [usize; 3] = [PAGE, 64, 1000];
 /// The application's key.
 const KEY: u64 = 0x1234_5678_9abc;
@@ -47,7 +50,7 @@ enum Op {
 }
 
 impl Op {
-    /// The right at the target that it needs, and the one that does not help it.
+    /// The access right that the operation needs at the target, and one that does not permit it.
     fn rights(self) -> (u64, u64) {
         match self {
             Self::Read => (FI_REMOTE_READ, FI_REMOTE_WRITE),
@@ -61,12 +64,12 @@ struct World<'a> {
     setup: Setup,
     mode: i32,
     pair: Option<Pair>,
-    /// This side's buffer, and its region where that is needed.
+    /// This side's buffer, and its region if the form requires one.
     local: Box<[u8; 2 * PAGE]>,
     local_mr: *mut fid_mr,
-    /// What counts peers' writes and reads, where events are counted.
+    /// Counters of peers' writes and reads, if events are counted.
     counters: [*mut fid_cntr; 2],
-    /// Whether the device holds pages (`WEFT_PROBE_PINS=1`), as soft0 doesn't.
+    /// Whether the device pins pages (`WEFT_PROBE_PINS=1`); soft0 does not.
     pins: bool,
 }
 
@@ -75,7 +78,7 @@ impl World<'_> {
         self.mode & bit != 0
     }
 
-    /// The device's count of pages of a region that were made present by advice.
+    /// The device's count of a region's pages that advice made present.
     fn prefetched(&self, mr: *mut fid_mr) -> u64 {
         let mut pages = u64::MAX;
         // SAFETY: an open domain and region, room for the number.
@@ -86,7 +89,7 @@ impl World<'_> {
         pages
     }
 
-    /// Keys that the device checks alone: what it refuses ends the connection.
+    /// Whether the device alone checks the key: a refused access then ends the connection.
     fn is_native(&self, target: &Target) -> bool {
         self.has(FI_MR_PROV_KEY) && !target.mapped && target.key >> 32 == 0
     }
@@ -106,7 +109,7 @@ impl World<'_> {
         }
     }
 
-    /// Reads what was flushed, and the events of its end, of a pair that is closed.
+    /// Reads the flushed completions and the shutdown events of a closed pair.
     fn drain(&mut self) {
         // SAFETY: open queues.
         unsafe {
@@ -159,8 +162,8 @@ impl World<'_> {
     unsafe fn expose(&mut self, how: How, access: u64, memory: *mut u8) -> Target {
         // SAFETY: the caller's promise.
         let target = unsafe { self.made(how, access, memory) };
-        // the key may have been another region's
-        // SAFETY: as above.
+        // another region may have had the key
+        // SAFETY: the caller promises open fids.
         unsafe { self.told() };
         target
     }
@@ -264,7 +267,7 @@ impl World<'_> {
         }
     }
 
-    /// Binds what the form has regions bound to, and enables the region.
+    /// Binds the counter or endpoint that the form requires, and enables the region.
     unsafe fn enable(&self, mr: *mut fid_mr) {
         // SAFETY: open fids.
         unsafe {
@@ -286,7 +289,7 @@ impl World<'_> {
         }
     }
 
-    /// Says that the region's pages are others now.
+    /// Reports that the pages of the region were replaced.
     unsafe fn refresh(&self, target: &Target) {
         let pieces = target.pieces.iter();
         let mut iov: Vec<_> = pieces
@@ -311,7 +314,7 @@ impl World<'_> {
         }
     }
 
-    /// What the counters say.
+    /// The values of the counters.
     unsafe fn counts(&self) -> [u64; 2] {
         self.counters.map(|counter| {
             if counter.is_null() {
@@ -371,7 +374,7 @@ impl World<'_> {
         }
     }
 
-    /// One operation of `len` bytes at an offset; `Err` is the errno that it ends with.
+    /// One operation of `len` bytes at an offset; `Err`: the errno of its completion.
     unsafe fn run(&mut self, op: Op, target: &Target, at: u64, len: usize) -> Result<(), c_int> {
         // SAFETY: connected endpoints, and a buffer that outlives the operation.
         unsafe {
@@ -441,7 +444,7 @@ impl World<'_> {
                         left -= 1;
                     }
                     Err((error, context)) if context == buf => return Err(error),
-                    // a receive that was flushed, when the connection has broken
+                    // a flushed receive, if the connection is broken
                     Err(_) => {}
                 }
             }
@@ -449,7 +452,7 @@ impl World<'_> {
         }
     }
 
-    /// The operation moves what it should.
+    /// The operation transfers the expected bytes.
     unsafe fn moves(&mut self, op: Op, target: &Target, at: usize, len: usize, seed: u8) {
         let pattern: Vec<u8> = (0..len)
             .map(|i| (i as u8).wrapping_mul(37) ^ seed)
@@ -491,8 +494,8 @@ impl World<'_> {
         }
     }
 
-    /// Behind it the client has been told what became of the server's regions: of a device that holds pages, what a key
-    /// stood for before is reached until then.
+    /// Afterwards the client has processed the revocations of the server's regions. On a device
+    /// that pins, operations with a reused key reach the former memory until then.
     unsafe fn told(&mut self) {
         if !self.pins {
             return;
@@ -515,7 +518,8 @@ impl World<'_> {
         }
     }
 
-    /// The operation reaches pages that are not the region's any more, and not those that are mapped there now.
+    /// The operation accesses the region's former pages, and not those that are mapped at its
+    /// addresses now.
     unsafe fn stays_outside(&mut self, op: Op, target: &Target, len: usize) {
         let now = target.bytes(0, target.len());
         // SAFETY: the caller's promise.
@@ -529,8 +533,8 @@ impl World<'_> {
         assert!(target.bytes(0, now.len()) == now, "the new pages are new");
     }
 
-    /// The operation is refused, and not counted. The connection ends where only the device could tell; then an
-    /// endpoint's region ends with its endpoint, and is made again.
+    /// The operation is refused, and not counted. If only the device can refuse it, the connection
+    /// ends; a region of an endpoint then ends with its endpoint, and is registered again.
     unsafe fn refused(&mut self, op: Op, target: &mut Target, at: u64, len: usize, what: &str) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -614,7 +618,7 @@ impl World<'_> {
             let mut limited = self.expose(how, wrong, memory);
             self.refused(op, &mut limited, 0, size, "what was not granted");
             self.hide(&mut limited);
-            // the same key, where it is the application's
+            // with the same key, if the application chooses keys
             let mut again = self.expose(how, right, memory);
             self.moves(op, &again, 16, size, 7);
             self.hide(&mut again);
@@ -635,19 +639,20 @@ impl World<'_> {
         unsafe { self.refreshing(how, op) };
     }
 
-    /// What `fi_mr_refresh` does. On demand: the pages that are named become resident, and no others. Pinned piece by
-    /// piece: pages that were exchanged are found where they are now, also by who knew the region before. Pinned for good: it is refused.
+    /// The effect of `fi_mr_refresh`. On demand: the named pages become present, and no others.
+    /// Pinned by parts: operations access the new pages, also those of a peer that has cached the
+    /// region's record. Pinned until closed: the call is refused.
     unsafe fn refreshing(&mut self, how: How, op: Op) {
         let size = if op == Op::Atomic { 8 } else { 64 };
         let memory = map(null_mut());
         // SAFETY: the memory is there while it is used; fids as they are opened.
         unsafe {
-            // each page by itself
+            // without huge pages, so that pages are counted singly
             libc::madvise(memory.cast(), 4 * PAGE, libc::MADV_NOHUGEPAGE);
             let mut target = self.expose(how, FI_REMOTE_READ | FI_REMOTE_WRITE, memory);
             if self.has(FI_MR_MMU_NOTIFY) {
                 self.moves(op, &target, 0, size, 9);
-                // other pages at the same addresses, with other contents
+                // new pages at the same addresses, with other contents
                 map(memory);
                 (0..4 * PAGE).for_each(|at| memory.add(at).write_volatile(0xee));
                 if self.pins {
@@ -666,7 +671,7 @@ impl World<'_> {
             } else {
                 assert_eq!(resident(memory), [false; 4], "nobody has used it");
                 assert_eq!(self.prefetched(target.mr), 0, "nobody has asked for it");
-                // of the first buffer, the second page if it has one
+                // the second page of the first buffer, if it has one
                 let (start, len) = target.pieces[0];
                 let last = len / PAGE - 1;
                 assert_eq!(refresh_of(target.mr, start.add(last * PAGE), 8), 0);

@@ -1,5 +1,5 @@
-//! Objects open in any order that makes sense, and close in every order: with users `-FI_EBUSY` and
-//! untouched, without them done.
+//! Objects are opened in valid orders and closed in every order: with users, closing returns
+//! `-FI_EBUSY` and changes nothing; without users, it succeeds.
 
 use std::ptr::null_mut;
 
@@ -17,7 +17,7 @@ pub(crate) fn run(lib: &Lib) {
     let mut memory = vec![0_u8; 4096];
     // SAFETY: fids as they are opened; `memory` outlives its region.
     unsafe {
-        // A parent with children stays as it is, however often it is tried.
+        // a parent with children stays open, however often it is closed
         for _ in 0..2 {
             assert_eq!(close(setup.fabric), BUSY);
             assert_eq!(close(setup.domain), BUSY);
@@ -35,7 +35,7 @@ pub(crate) fn run(lib: &Lib) {
         );
         assert_eq!(close(setup.cq), BUSY);
 
-        // Regions and endpoints don't use each other.
+        // a region and an endpoint do not use each other
         assert_eq!(close(mr), 0);
         assert_eq!(close(setup.domain), BUSY);
         assert_eq!(close(ep), 0);
@@ -51,7 +51,8 @@ pub(crate) fn run(lib: &Lib) {
     println!("every order of closing is safe");
 }
 
-/// More than the memory of closed handles holds: it must neither grow nor confuse them.
+/// More closed handles than the provider remembers: their memory must stay bounded, and closed
+/// handles stay invalid.
 unsafe fn many(setup: &Setup) {
     let mut memory = [0_u8; 64];
     for _ in 0..3000 {

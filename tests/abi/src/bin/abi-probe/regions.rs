@@ -1,5 +1,5 @@
-//! Regions that are bound and enabled: what `fi_getinfo` says of them, the errnos of each step, and the order of
-//! closing (`fi_mr(3)`, `fi_mr_bind`, `fi_mr_enable`).
+//! Regions with bindings and `fi_mr_enable`: the answer of `fi_getinfo`, the errnos of each step,
+//! and the order of closing (`fi_mr(3)`, `fi_mr_bind`, `fi_mr_enable`).
 
 use std::ptr::{null, null_mut};
 
@@ -20,7 +20,7 @@ const NONE: i32 = -FI_ENOSYS;
 const BASIC: i32 = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// API versions whose `fi_mr_attr` ends at different places, or means something else.
+/// API versions with different sizes or meanings of `fi_mr_attr`.
 const VERSIONS: [u32; 6] = [
     fi_version(1, 9),
     fi_version(1, 17),
@@ -30,7 +30,7 @@ const VERSIONS: [u32; 6] = [
     fi_version(2, 5),
 ];
 
-/// Hints that offer these bits and ask for these capabilities.
+/// Hints with these mr_mode bits and capabilities.
 fn asking(lib: &Lib, mr_mode: i32, caps: u64) -> Infos {
     let hints = hints(lib);
     // SAFETY: hints have all their parts.
@@ -41,7 +41,7 @@ fn asking(lib: &Lib, mr_mode: i32, caps: u64) -> Infos {
     hints
 }
 
-/// The forms that come back, and their capabilities.
+/// The mr_mode and capabilities of each answer.
 fn forms(lib: &Lib, mr_mode: i32, caps: u64) -> Vec<(i32, u64)> {
     let hints = asking(lib, mr_mode, caps);
     let list = getinfo(
@@ -81,7 +81,8 @@ pub(crate) fn run(lib: &Lib) {
     println!("regions are bound and enabled in their order");
 }
 
-/// The capability comes with the bit where that is offered, and the bit alone is not chosen.
+/// If the bit is offered, the capability implies it; the bit without the capability is not
+/// selected.
 fn offered(lib: &Lib) {
     let rma = FI_MSG | FI_RMA;
     let without = forms(lib, BASIC, rma | FI_RMA_EVENT);
@@ -163,7 +164,7 @@ fn counted(lib: &Lib) {
         for cntr in [writes, reads] {
             assert_eq!(close(cntr), BUSY, "a region is bound to it");
         }
-        // registered without the intention: enabled at once
+        // registered without FI_RMA_EVENT: enabled at once
         let other = reg(&setup, &mut memory, 0).expect("a region");
         assert_ne!((*other).key, FI_KEY_NOTAVAIL);
         assert_eq!(bind(other, reads, FI_REMOTE_READ), STATE);
@@ -187,8 +188,8 @@ fn counted(lib: &Lib) {
     setup.close();
 }
 
-/// A key that the application chooses is there when the region is enabled, and not before: "FI_KEY_NOTAVAIL will be returned
-/// if the registration has not completed" (fi_mr(3)).
+/// The key that the application chooses is returned only after the region is enabled:
+/// "FI_KEY_NOTAVAIL will be returned if the registration has not completed" (fi_mr(3)).
 fn disabled(lib: &Lib) {
     let bits = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_RMA_EVENT;
     let setup = open(lib, bits, FI_MSG | FI_RMA | FI_RMA_EVENT);
@@ -206,7 +207,7 @@ fn disabled(lib: &Lib) {
     setup.close();
 }
 
-/// Without the bit counters are bound to regions that are enabled already.
+/// Without the bit FI_MR_RMA_EVENT, counters can be bound to enabled regions.
 fn counted_at_once(lib: &Lib) {
     let setup = open(lib, BASIC, FI_MSG | FI_RMA | FI_RMA_EVENT);
     let mut memory = [0_u8; 64];
@@ -232,7 +233,7 @@ fn counted_at_once(lib: &Lib) {
 }
 
 fn owned(lib: &Lib) {
-    // forms with endpoints' regions come last
+    // forms with FI_MR_ENDPOINT come last
     let hints = asking(lib, BASIC | FI_MR_ENDPOINT, FI_MSG | FI_RMA);
     let (node, flags) = (Some("127.0.0.1"), FI_SOURCE);
     let list = getinfo(lib, lib.version, node, None, flags, Some(&hints)).expect("a list");
@@ -287,8 +288,8 @@ fn plain(lib: &Lib) {
     unsafe {
         let cntr = counter(&setup);
         let mr = reg(&setup, &mut memory, 0).expect("a region");
-        // "-FI_ENOSYS: returned by fi_mr_bind if the provider does not support reporting events based on access to
-        // registered memory regions" (fi_mr(3))
+        // "-FI_ENOSYS: returned by fi_mr_bind if the provider does not support reporting events
+        // based on access to registered memory regions" (fi_mr(3))
         for kinds in [FI_REMOTE_WRITE, FI_REMOTE_READ, REMOTE] {
             assert_eq!(bind(mr, cntr, kinds), NONE, "without FI_RMA_EVENT");
         }
@@ -305,7 +306,7 @@ fn plain(lib: &Lib) {
     setup.close();
 }
 
-/// Attributes that end where the memory of this process does: what is read behind them ends it.
+/// Attributes in front of an unmapped page: a read beyond their end is a fault.
 struct Edge {
     pages: *mut u8,
     attr: *mut fi_mr_attr,
@@ -316,7 +317,7 @@ impl Edge {
     const PAGE: usize = 4096;
 
     fn new(version: u32) -> Self {
-        // the interface and all behind it came with 1.10
+        // `iface` and the fields after it were added in 1.10
         let size = if version < fi_version(1, 10) {
             std::mem::offset_of!(fi_mr_attr, iface)
         } else {
@@ -336,7 +337,7 @@ impl Edge {
         }
     }
 
-    /// As much of the attributes as the version has.
+    /// Stores the fields that the version has.
     unsafe fn put(&self, attr: &fi_mr_attr) -> *const fi_mr_attr {
         // SAFETY: so much is there.
         unsafe {
@@ -437,13 +438,14 @@ fn attributes(lib: &Lib, version: u32) {
         };
         refused(&nowhere, 0, INVALID, "an authorization key at NULL");
 
-        // behind what 1.9 has
+        // a field that 1.9 does not have
         let device = fi_mr_attr {
             iface: FI_HMEM_CUDA,
             ..plain
         };
         accepted(&device, 0);
-        // "This field is ignored unless the application has requested the FI_HMEM capability" (fi_mr(3), iface)
+        // "This field is ignored unless the application has requested the FI_HMEM capability"
+        // (fi_mr(3), iface)
         for iface in [FI_HMEM_CUDA, FI_HMEM_ROCR, FI_HMEM_ZE, FI_HMEM_NEURON, 77] {
             accepted(&fi_mr_attr { iface, ..plain }, 0);
         }
@@ -495,8 +497,8 @@ fn attributes(lib: &Lib, version: u32) {
         if version >= fi_version(2, 0) {
             refused(&paged(4097), 0, INVALID, "no page has this size");
             assert_eq!(close(base), BUSY, "it has a part");
-            // "inherited from the base MR, and as a result, are ignored when creating the sub-MR: iface, device,
-            // hmem_data, page_size" (fi_mr(3), base_mr)
+            // "inherited from the base MR, and as a result, are ignored when creating the sub-MR:
+            // iface, device, hmem_data, page_size" (fi_mr(3), base_mr)
             let mut strange = of(&inside, sub);
             strange.iface = 77;
             strange.page_size = 4097;
@@ -529,8 +531,8 @@ fn attributes(lib: &Lib, version: u32) {
     }
 }
 
-/// "The sub-MR must be fully contained within the base MR" (fi_mr(3), base_mr): a part may span buffers of its base whose
-/// addresses follow each other.
+/// "The sub-MR must be fully contained within the base MR" (fi_mr(3), base_mr): a part may span
+/// consecutive buffers of its base whose addresses are adjacent.
 unsafe fn adjacent(
     domain: *mut fid_domain,
     register: &impl Fn(*mut fid_domain, &fi_mr_attr, u64) -> Result<*mut fid_mr, i32>,
@@ -552,7 +554,7 @@ unsafe fn adjacent(
         attr.base_mr = base;
         register(domain, &attr, 0)
     };
-    // three that touch each other, in another order, and one apart
+    // three adjacent buffers in another order, and one apart
     let buffers = [(1000, 500), (0, 1000), (1500, 500), (3000, 100)];
     let base = of(null_mut(), &buffers).expect("a base");
     for inside in [(0, 2000), (999, 2), (500, 1100), (1499, 501), (3000, 100)] {
@@ -570,7 +572,7 @@ unsafe fn adjacent(
     assert_eq!(unsafe { close(base) }, 0);
 }
 
-/// Memory that outlives a loss of power, and the flag of writes to it.
+/// Persistent memory, and the flag of durable writes.
 fn persistent(lib: &Lib) {
     assert_eq!(forms(lib, BASIC, FI_MSG | FI_RMA_PMEM), [], "only with RMA");
     let caps = FI_MSG | FI_RMA | FI_RMA_PMEM;
@@ -626,7 +628,7 @@ fn keys(lib: &Lib) {
             let mr = with(key, REMOTE).expect("a region");
             assert_eq!((*mr).key, key);
             assert_eq!(with(key, FI_REMOTE_READ).err(), Some(-FI_ENOKEY), "in use");
-            // what peers have no access to has no use for a key
+            // a region without remote access needs no key
             let local = with(key, FI_SEND | FI_RECV).expect("a region");
             assert_eq!((*local).key, key);
             assert_eq!(close(local), 0);

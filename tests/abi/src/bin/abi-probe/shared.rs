@@ -1,5 +1,5 @@
-//! Memory of the provider, in one process and in several: `mr_alloc`, `mr_export`, `mr_import` and `mr_free` of
-//! `weft_mr_ops`. `docs/shared-regions.md` says what must hold.
+//! Memory that the provider allocates, in one process and in several: `mr_alloc`, `mr_export`,
+//! `mr_import` and `mr_free` of `weft_mr_ops`. `docs/shared-regions.md` specifies them.
 
 mod alone;
 mod others;
@@ -19,13 +19,13 @@ pub(crate) use others::{exporter, importer, storer, stranger};
 
 const PAGE: usize = 4096;
 const INVALID: i32 = -FI_EINVAL;
-/// Everything that a region can be for.
+/// All access rights of a region.
 const ALL: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 const LOOK: u64 = FI_SEND | FI_REMOTE_READ;
 /// The application's key.
 const KEY: u64 = 0x5ea;
 
-/// Shared memory with its region.
+/// Shared memory and its region.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     addr: *mut u8,
@@ -46,7 +46,7 @@ impl Memory {
         unsafe { self.addr.add(at).write_volatile(byte) };
     }
 
-    /// Bytes that depend on a seed, over all of it.
+    /// Fills the memory with bytes that depend on a seed.
     fn fill(self, seed: u8) {
         (0..self.len).for_each(|at| self.put(at, (at as u8).wrapping_mul(13) ^ seed));
     }
@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    /// Under another key than what was allocated.
+    /// Imports under another key than that of the allocation.
     fn import(&self, handle: &[u8], access: u64) -> Result<Memory, i32> {
         let mut attr = Self::attr(access);
         attr.requested_key = KEY + 1;
@@ -170,7 +170,7 @@ impl World {
         unsafe { call(memory.mr) }
     }
 
-    /// One operation between the pair, which must succeed; the buffer is registered by its memory.
+    /// One operation between the pair, which must succeed. The descriptor is that of `local`.
     fn transfer(&self, pair: &Pair, write: bool, local: Memory, at: (u64, u64), len: usize) {
         let (addr, key) = at;
         let buf = local.addr.cast::<c_void>();
@@ -190,7 +190,7 @@ impl World {
         }
     }
 
-    /// Adds to a word at a peer's address.
+    /// Adds to a word at the peer.
     fn add(&self, pair: &Pair, local: Memory, at: (u64, u64)) {
         let (addr, key) = at;
         let buf = local.addr.cast::<c_void>();
@@ -220,7 +220,7 @@ impl World {
     }
 }
 
-/// The key for peers.
+/// The key that peers use.
 fn key(mr: *mut fid_mr) -> u64 {
     // SAFETY: an open region.
     unsafe { (*mr).key }

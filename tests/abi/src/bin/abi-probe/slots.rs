@@ -1,8 +1,9 @@
-//! Every slot of every ops table, with every kind of handle that it must not get: none, one of another class,
-//! somebody else's, and a closed one. The answer is `-FI_EINVAL`, or `-FI_ENOSYS` where nothing is behind the slot.
+//! Every slot of every ops table, with every kind of invalid handle: NULL, another class, another
+//! provider's, and a closed handle. The result is `-FI_EINVAL`, or `-FI_ENOSYS` if the slot is not
+//! implemented.
 //!
-//! Slots that post, read completions or move a counter trust a handle that came through their own table, as in
-//! all providers: those are tried with closed handles only.
+//! Slots that post, read completions or change a counter do not check the class of a handle, as in
+//! all providers: they are tried with closed handles only.
 
 use std::ptr::null_mut;
 
@@ -12,8 +13,8 @@ use abi_tests::load::Lib;
 use abi_tests::objects::{Setup, bind, close, cq_attr, foreign, open_cq, open_ep, register};
 use libfabric_sys::*;
 
-/// Any slot: in C's calling conventions a function finds its arguments among more of them, all of which are
-/// integers or pointers here.
+/// The type of any slot: in C's calling conventions a function ignores additional arguments; all
+/// arguments are integers or pointers here.
 type Slot = unsafe extern "C" fn(
     usize,
     usize,
@@ -33,7 +34,7 @@ type Slot = unsafe extern "C" fn(
     usize,
 ) -> isize;
 
-/// What a slot that refuses answers.
+/// The kind of a refusing slot's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     /// A negative errno.
@@ -47,11 +48,11 @@ enum Answer {
 /// One table of a fid.
 struct Table {
     name: &'static str,
-    /// Where its pointer lies in the object.
+    /// Offset of the table's pointer in the object.
     offset: usize,
-    /// Indices of the slots that trust their handle.
+    /// Indices of the slots that do not check their handle.
     trusting: &'static [usize],
-    /// Those that answer other than by an errno.
+    /// The slots whose result is not an errno.
     other: &'static [(usize, Answer)],
 }
 
@@ -66,7 +67,7 @@ const fn table(name: &'static str, offset: usize, trusting: &'static [usize]) ->
 
 const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 const NONE: &[usize] = &[];
-/// Everything but the three `valid` ones, which have a handle to check.
+/// All slots except the three `valid` calls, whose handle is checked.
 const ATOMICS: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 const READS: &[usize] = &[0, 1, 3, 4];
 const RECEIVES: &[usize] = &[0, 1, 2];
@@ -105,7 +106,7 @@ unsafe fn slots_of(fid: *mut fid, table: &Table) -> Vec<Slot> {
     }
 }
 
-/// Calls each slot of a table with `handle` and nothing else.
+/// Calls each slot of a table with `handle`; all other arguments are 0.
 unsafe fn refuses(subject: &Subject, table: &Table, handle: *mut fid, what: &str, closed: bool) {
     // SAFETY: slots of the object's own tables. What is wrong is what is tried.
     unsafe {
@@ -121,7 +122,8 @@ unsafe fn refuses(subject: &Subject, table: &Table, handle: *mut fid, what: &str
                 Answer::Text => assert_ne!(answer, 0, "{place}"),
                 Answer::Value => assert_eq!(answer, 0, "{place}"),
                 Answer::Errno => {
-                    // what returns an int leaves the upper half of the register as it is
+                    // a function that returns an int leaves the upper half of the register
+                    // undefined
                     let errno = answer as i32;
                     let invalid = errno == -FI_EINVAL;
                     let absent = errno == -FI_ENOSYS && !closed;
@@ -164,7 +166,7 @@ unsafe fn subjects(setup: &Setup, memory: &mut [u8]) -> Vec<Subject> {
         let cq = open_cq(domain, cq_attr(FI_CQ_FORMAT_MSG, FI_WAIT_NONE));
         let ep = open_ep(setup, info);
         let mr = register(domain, memory.as_mut_ptr(), memory.len(), FI_RECV);
-        // In the order in which they can be closed.
+        // in an order in which they can be closed
         vec![
             Subject {
                 name: "ep",
@@ -280,14 +282,15 @@ pub(crate) fn run(lib: &Lib) {
                     "a foreign handle",
                     false,
                 );
-                // Connection calls are of two classes, and close anything that is closed by its own table.
+                // Connection calls are of two classes, and `close` accepts any object with the same
+                // table.
                 if table.name != "cm" {
                     refuses(subject, table, other, "another class", false);
                 }
                 tried += slots_of(subject.fid, table).len();
             }
         }
-        // Nothing has changed: they can be bound, and closed in order, once.
+        // The refused calls had no effect: the objects can be bound, and each closed once in order.
         assert_eq!(close(setup.domain), -FI_EBUSY);
         assert_eq!(close(setup.fabric), -FI_EBUSY);
         let pep = children.iter().find(|s| s.name == "pep").expect("one").fid;

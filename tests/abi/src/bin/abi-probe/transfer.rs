@@ -1,5 +1,5 @@
-//! Two processes: one listens and lends its memory, the other connects, writes to it and reads it back.
-//! They talk to the test by lines on standard input and output.
+//! Two processes: the target listens and exposes its memory; the initiator connects, writes to the
+//! memory and reads it back. Both exchange lines with the test on standard input and output.
 
 use std::ffi::c_void;
 use std::io::{BufRead, Write as _};
@@ -13,9 +13,9 @@ use abi_tests::objects::{Setup, bind, close, control, open_ep, register};
 use abi_tests::pair;
 use libfabric_sys::*;
 
-/// Bytes that are lent.
+/// Bytes of the exposed memory.
 const SIZE: usize = 1 << 20;
-/// Lengths that are moved: inline, within a slot of a ring, within a page, and large.
+/// Lengths of operations: inline, within one slot of a ring, within a page, and large.
 const LENGTHS: [usize; 6] = [1, 8, 200, 4096, 100_000, SIZE];
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -38,7 +38,7 @@ fn pattern(length: usize) -> impl Iterator<Item = u8> {
     (0..length).map(move |i| (i.wrapping_mul(31) ^ length) as u8)
 }
 
-/// Waits for an event, which must be `wanted`; its info and data.
+/// Waits for an event, which must be `wanted`; returns its info and data.
 unsafe fn event(eq: *mut fid_eq, wanted: u32) -> (*mut fi_info, Vec<u8>) {
     // SAFETY: an open queue.
     let (number, entry, data) = unsafe { pair::event_with_data(eq) };
@@ -46,7 +46,7 @@ unsafe fn event(eq: *mut fid_eq, wanted: u32) -> (*mut fi_info, Vec<u8>) {
     (entry.info, data)
 }
 
-/// Waits for one completion that has the flags.
+/// Waits for one completion, which must have the flags.
 unsafe fn completion(cq: *mut fid_cq, flags: u64, context: *mut c_void) {
     // SAFETY: an open queue of the data format.
     let entry = unsafe { pair::completion(cq) }.expect("a completion");
@@ -86,7 +86,7 @@ pub(crate) fn serve(lib: &Lib) {
         );
         say(&format!("port {}", u16::from_be(addr.sin_port)));
 
-        // The first request is rejected with data, the second accepted.
+        // the first request is rejected with data, the second is accepted
         let (request, data) = event(setup.eq, FI_CONNREQ);
         assert_eq!(&data[..5], b"first");
         let handle = (*request).handle;
@@ -134,17 +134,18 @@ pub(crate) fn serve(lib: &Lib) {
     say("closed");
 }
 
-/// What a target has lent.
+/// The memory that a target exposes.
 struct Lent {
     memory: *mut u8,
     mr: *mut fid_mr,
 }
 
-/// Does what the test says until the initiator is to leave; whether the region was closed.
+/// Executes the test's commands until the initiator is to disconnect; returns whether the region
+/// was closed.
 unsafe fn obey(lent: &Lent) -> bool {
     let mut closed = false;
-    // SAFETY: the memory is the target's, and the initiator may write to it at the same time; the region is open until it
-    // is closed.
+    // SAFETY: the memory is the target's, the initiator may write it concurrently, and its region
+    // is open until it is closed here.
     let byte = |i: usize| unsafe { lent.memory.add(i).read_volatile() };
     loop {
         match hear().as_str() {
@@ -186,7 +187,7 @@ unsafe fn obey(lent: &Lent) -> bool {
     }
 }
 
-/// Writes to all that the target lends until it is refused.
+/// Writes to the whole exposed memory until a write is refused.
 unsafe fn flood(setup: &Setup, ep: *mut fid_ep, from: (*mut u8, *mut c_void), addr: u64, key: u64) {
     let (from, desc) = from;
     // SAFETY: an open endpoint, and memory that was registered.

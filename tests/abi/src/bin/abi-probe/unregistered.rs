@@ -1,8 +1,10 @@
-//! Buffers that the application never registers (`FI_MR_LOCAL` off), whose pages are exchanged between operations: what is sent, received,
-//! written and read is what is there. Prints `kept` or `each`: whether the memory is watched for kept registrations.
+//! Buffers that the application does not register (no `FI_MR_LOCAL`), whose pages are replaced
+//! between operations: each operation must access the current pages. Prints `kept` or `each`:
+//! whether registrations are cached, or made for each operation.
 //!
-//! soft0 holds no pages, so a registration that was kept too long would not show here: `tests/vm/cases/25-weft-unregistered.sh` has a
-//! device that pins. Here are the provider's parameters, and memory that is gone while a registration is kept.
+//! soft0 does not pin pages, so it cannot reveal a stale cached registration:
+//! `tests/vm/cases/25-weft-unregistered.sh` tests a device that pins. This role tests the
+//! provider's parameters, and memory that is unmapped while its registration is cached.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -15,11 +17,11 @@ use abi_tests::pair::{Pair, completion};
 use libfabric_sys::*;
 
 const PAGE: usize = 4096;
-/// Above what is copied, and not whole pages.
+/// Longer than the copied lengths, and not a whole number of pages.
 const LEN: usize = 5 * PAGE + 100;
 const ROUNDS: usize = 120;
 
-/// New pages, anywhere or in the place of others.
+/// New pages, at any address or in place of others.
 fn map(at: *mut u8, len: usize) -> *mut u8 {
     let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
     // SAFETY: a new mapping, or in the place of one of this file's.
@@ -32,7 +34,7 @@ fn map(at: *mut u8, len: usize) -> *mut u8 {
     new.cast()
 }
 
-/// The same addresses, with other pages.
+/// Replaces the pages at the same addresses.
 fn exchange(at: *mut u8, way: usize) {
     let (old, len) = (at.cast::<c_void>(), LEN.next_multiple_of(PAGE));
     // SAFETY: mappings of this file, which no operation uses now.
@@ -91,7 +93,7 @@ fn look(at: *const u8, wanted: &[u8], what: &str) {
     assert!(found == wanted, "{what}");
 }
 
-/// Whether changes of the memory are told by `userfaultfd(2)`.
+/// Whether `userfaultfd(2)` watches the memory.
 fn is_watched(at: *const u8) -> bool {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("/proc/self/smaps");
     let mut inside = false;
@@ -153,7 +155,7 @@ pub(crate) fn run(lib: &Lib) {
             complete(2);
             look(into, &sent, "received");
 
-            // the same buffer again, by what is kept now
+            // the same buffer again, now with a cached registration
             let written = pattern(round, 2);
             fill(from, &written);
             let ret = call!(
@@ -172,7 +174,7 @@ pub(crate) fn run(lib: &Lib) {
             complete(1);
             look(target, &written, "written");
 
-            // gone and back while nothing uses it
+            // unmapped and mapped again while no operation uses it
             exchange(into, round);
             let ret = call!(
                 (*client).rma,
@@ -192,7 +194,7 @@ pub(crate) fn run(lib: &Lib) {
         }
         println!("{}", if is_watched(from) { "kept" } else { "each" });
 
-        // a registration is kept of memory that is gone for good
+        // a cached registration of memory that is unmapped
         let ret = call!(
             (*client).rma,
             write,

@@ -1,4 +1,5 @@
-//! XRC domains through `weft_mr_ops`: who finds which, flags and errors of `ibv_open_xrcd(3)`, and the order of closing.
+//! XRC domains through `weft_mr_ops`: which processes find a domain, the flags and errors of
+//! `ibv_open_xrcd(3)`, and the order of closing.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -63,7 +64,7 @@ fn found_elsewhere(path: &CStr) -> bool {
     String::from_utf8_lossy(&ended.stdout).contains("found")
 }
 
-/// Looks for the domain of a file, without making one.
+/// Opens the domain of a file without creating it.
 pub(crate) fn find(lib: &Lib, path: &str) {
     let world = World::new(lib);
     let path = CString::new(path).expect("a path");
@@ -144,8 +145,8 @@ pub(crate) fn run(lib: &Lib) {
     assert_eq!(world.end(first), 0);
     assert_eq!(world.end(first), INVALID, "closed");
     assert!(found_elsewhere(&path), "the second one keeps it");
-    // the other way to close it
-    // SAFETY: open.
+    // closed by `fi_close` instead of `xrcd_close`
+    // SAFETY: an open domain.
     assert_eq!(unsafe { close(second) }, 0);
     assert!(!found_elsewhere(&path), "nobody has it");
     assert_eq!(world.open(Some(&path), -1, 0), Err(-FI_EAGAIN));

@@ -1,4 +1,4 @@
-//! Connecting, and posting to what is not enabled, not connected, or full.
+//! Connecting; and posting to endpoints that are disabled, not connected, or whose queue is full.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -125,7 +125,7 @@ pub(super) unsafe fn posting(setup: &Setup) {
             call!((*ep).tagged, send, ep, buf, 8, desc, 0, 0, null_mut()),
             -(FI_ENOSYS as isize)
         );
-        // Receives may be posted before there is a connection, until the queue is full.
+        // receives can be posted before the connection exists, until the queue is full
         let mut posted = 0;
         let full = loop {
             match call!((*ep).msg, recv, ep, buf, 8, desc, 0, null_mut()) {
@@ -141,7 +141,7 @@ pub(super) unsafe fn posting(setup: &Setup) {
         );
         assert_eq!(close(ep), 0);
         assert_eq!(close(mr), 0);
-        // The receives that were never used may have left their completions.
+        // unused receives may have been flushed to the completion queue
         let mut entry = std::mem::zeroed::<fi_cq_err_entry>();
         while call!((*setup.cq).ops, readerr, setup.cq, &raw mut entry, 0) == 1 {}
     }

@@ -129,8 +129,8 @@ unsafe fn records(setup: &Setup, memory: &mut [u8]) {
     }
 }
 
-/// Raw keys: the size is told, what is not one is refused, and mapped ones keep the domain open.
-/// `record`: they are more than the key.
+/// Raw keys: `key_size` is returned, an invalid raw key is refused, and mapped keys keep the domain
+/// open. `record`: raw keys contain more than the key.
 unsafe fn raw_keys(setup: &Setup, mr: *mut fid_mr, record: bool) {
     let (mut base, mut size, mut bytes) = (0_u64, 0_usize, [0_u8; 512]);
     let (size, bytes) = (&raw mut size, bytes.as_mut_ptr());
@@ -155,7 +155,7 @@ unsafe fn raw_keys(setup: &Setup, mr: *mut fid_mr, record: bool) {
             assert_eq!(bytes.cast::<u64>().read_unaligned(), (*mr).key);
         }
 
-        // a domain of its own, so that nothing else keeps it open
+        // a separate domain, which only the mapped keys keep open
         let domain = open_domain(setup.fabric, setup.info.first());
         let mut mapped = 0_u64;
         let key = &raw mut mapped;

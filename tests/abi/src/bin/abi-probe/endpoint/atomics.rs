@@ -325,7 +325,7 @@ unsafe fn refused(pair: &Pair, cells: &mut [u64; 4], mr: *mut fid_mr) {
     }
 }
 
-/// An endpoint that was not opened for atomics has none.
+/// An endpoint that was opened without FI_ATOMIC refuses atomics.
 fn without(lib: &Lib) {
     let setup = setup(lib, |hints| hints.caps = FI_MSG | FI_RMA);
     // SAFETY: fids as they are opened.

@@ -1,4 +1,4 @@
-//! Objects that are closed while others need them, fi_endpoint(3), fi_domain(3), fi_cq(3) and their kin.
+//! Closing objects that other objects use: fi_endpoint(3), fi_domain(3), fi_cq(3) and others.
 
 use std::ptr::null_mut;
 
@@ -11,7 +11,8 @@ use super::setup;
 
 const INVALID: i32 = -FI_EINVAL;
 
-/// Every object that another one needs: `-FI_EBUSY` until that is closed, and of use until then.
+/// Each object that another one uses: `fi_close` returns `-FI_EBUSY` until the user is closed, and
+/// the object works until then.
 pub(super) fn run(lib: &Lib) {
     let setup = setup(lib, |hints| hints.caps = FI_MSG | FI_RMA | FI_ATOMIC);
     // SAFETY: fids as they are opened; the memory outlives its region.
@@ -35,7 +36,7 @@ unsafe fn children(lib: &Lib, outer: &Setup) {
         };
         let ops = (*domain).ops;
         let mut memory = [0_u8; 64];
-        // A domain of its own for each, so that only this child holds it.
+        // a separate domain for each child, which only this child keeps open
         for what in ["cq", "cntr", "ep", "mr", "srx", "poll set"] {
             let mut own = null_mut();
             let ret = call!(
@@ -71,7 +72,7 @@ unsafe fn children(lib: &Lib, outer: &Setup) {
             busy(what, own.cast(), child);
             assert_eq!(close(own), 0, "{what}");
         }
-        // A fabric with a domain, with an event queue, with a passive endpoint.
+        // a fabric with a domain, with an event queue, with a passive endpoint
         let own = {
             let mut own = null_mut();
             assert_eq!(
@@ -80,7 +81,7 @@ unsafe fn children(lib: &Lib, outer: &Setup) {
             );
             own
         };
-        // Fabrics of one name may be one object: the outer domain and queues hold it then.
+        // fabrics of one name may be one object, which the outer domain and queues then keep open
         let mut pep = null_mut();
         let open = (*(*own).ops).passive_ep.expect("a slot");
         assert_eq!(open(own, info, &raw mut pep, null_mut()), 0);

@@ -1,4 +1,4 @@
-//! Both ends of a connection with memory of their own, as tests of data need them.
+//! Both ends of a connection, each with its own memory, for tests of transferred data.
 
 use std::ffi::c_void;
 use std::ptr::without_provenance_mut;
@@ -12,17 +12,17 @@ use libfabric_sys::*;
 /// Bytes of each side.
 pub(super) const SIZE: usize = 1 << 17;
 
-/// Both ends of a connection, each with memory and a queue of its own.
+/// Both ends of a connection, each with its own memory and completion queue.
 pub(super) struct Ends {
     pub(super) pair: Pair,
-    /// The server's; the client's is the setup's.
+    /// The server's queue; the client uses the setup's.
     pub(super) theirs: *mut fid_cq,
     pub(super) ours: *mut fid_cq,
     memory: [Box<[u8]>; 2],
     pub(super) mr: [*mut fid_mr; 2],
 }
 
-/// Whose memory.
+/// The owner of the memory.
 pub(super) const OURS: usize = 0;
 pub(super) const THEIRS: usize = 1;
 
@@ -74,7 +74,7 @@ impl Ends {
         numbered.all(|(i, byte)| *byte == (i as u8).wrapping_mul(29) ^ seed)
     }
 
-    /// A receive of the server's at offset 0.
+    /// Posts a receive of the server at offset 0.
     pub(super) unsafe fn receive(&mut self, len: usize, context: usize, flags: u64) {
         // SAFETY: as below.
         unsafe { self.receive_at(0, len, context, flags) };
@@ -115,7 +115,7 @@ impl Ends {
         }
     }
 
-    /// Between `ours` and `theirs`, offsets in the memory of each.
+    /// An RMA operation between offsets `ours` and `theirs` in the memory of the two sides.
     pub(super) unsafe fn rma(
         &mut self,
         write: bool,

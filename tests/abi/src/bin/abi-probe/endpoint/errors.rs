@@ -1,5 +1,6 @@
-//! Error entries of completion queues, fi_cq_readerr(3): as large as the application's version of the structure, with the
-//! device's own code where the application wants it. And fi_cq_signal(3), after which nobody sleeps.
+//! Error entries of completion queues, fi_cq_readerr(3): as large as the structure of the
+//! application's API version, and with the device's own code if the application requests it. And
+//! fi_cq_signal(3), which wakes every waiting thread.
 
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -14,7 +15,7 @@ use libfabric_sys::*;
 use super::setup;
 
 const CONTEXT: usize = 0xe44;
-/// What memory holds that nobody may write.
+/// The value of bytes that the provider must not write.
 const UNTOUCHED: u8 = 0xa5;
 
 const fn version(minor: u32) -> u32 {
@@ -22,7 +23,7 @@ const fn version(minor: u32) -> u32 {
 }
 
 pub(super) fn run(lib: &Lib) {
-    // `err_data_size` came with 1.5, `src_addr` with 1.20
+    // `err_data_size` was added in 1.5, `src_addr` in 1.20
     for (minor, size) in [
         (5, offset_of!(fi_cq_err_entry, src_addr)),
         (19, offset_of!(fi_cq_err_entry, src_addr)),
@@ -37,7 +38,7 @@ pub(super) fn run(lib: &Lib) {
     signal(lib);
 }
 
-/// Makes an error entry: a receive that no device has is cancelled.
+/// Produces an error entry: cancels a receive that was not passed to a device.
 unsafe fn fail(setup: &Setup) {
     // SAFETY: a whole info and open objects; its address is put back.
     unsafe {
@@ -88,7 +89,7 @@ fn entries(lib: &Lib, size: usize) {
             assert_eq!((*entry).flags, FI_RECV | FI_MSG);
             assert_eq!((*entry).olen, 0);
             if room == 0 {
-                // the provider's own, until the queue is read again
+                // memory of the provider, valid until the next read of the queue
                 assert_ne!((*entry).err_data.cast_const(), data.as_ptr().cast());
                 assert_eq!((*entry).err_data_size, 0);
             } else {
@@ -116,7 +117,8 @@ fn entries(lib: &Lib, size: usize) {
     setup.close();
 }
 
-/// Signalled before or while it waits, a reader comes back long before its time; the next one sleeps.
+/// A reader that is signalled before or while it waits returns long before its timeout; the next
+/// reader waits.
 fn signal(lib: &Lib) {
     let setup = setup(lib, |_| {});
     let long = 20_000;

@@ -1,5 +1,5 @@
-//! What the flags of operations promise, fi_endpoint(3), fi_msg(3), fi_cq(3): completion levels, fences,
-//! selective completion, remote data, inject, and operations that say that more will follow.
+//! The guarantees of operation flags, fi_endpoint(3), fi_msg(3), fi_cq(3): completion levels,
+//! fences, selective completion, remote data, inject, and FI_MORE.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -14,7 +14,7 @@ use libfabric_sys::*;
 use super::ends::{Ends, OURS, SIZE, THEIRS};
 use super::setup;
 
-/// Inline, within a slot of a ring, and by the long way.
+/// Inline, within one slot of a ring, and larger than a slot.
 const LENGTHS: [usize; 3] = [8, 300, 100_000];
 
 pub(super) fn run(lib: &Lib) {
@@ -54,7 +54,8 @@ unsafe fn levels(ends: &mut Ends) {
             all.into_iter()
                 .flat_map(|level| LENGTHS.map(|len| (level, len))),
         ) {
-            // Nobody receives: no level is reached, for all of them mean that the peer's device has it.
+            // No receive is posted, so no level is reached: every level requires that the peer's
+            // device has the message.
             ends.fill(OURS, 0, len, seed);
             assert_eq!(ends.send(len, 1, level), 0);
             std::thread::sleep(Duration::from_millis(3));
@@ -63,14 +64,14 @@ unsafe fn levels(ends: &mut Ends) {
                 "level {level:#x}: nobody has received it"
             );
             ends.receive(len, 2, 0);
-            // The receiver needs to be asked only where the device itself is not there.
+            // a software device may need calls at the receiver to acknowledge the message
             let got = completion(ends.theirs).expect("a receive");
             assert_eq!((got.op_context.addr(), got.len), (2, len));
             let sent = completion(ends.ours).expect("a send");
             assert_eq!(sent.op_context.addr(), 1);
             assert!(ends.holds(THEIRS, 0, len, seed), "{len} bytes");
 
-            // A buffer is free at its completion, before the peer has looked.
+            // a completed send's buffer can be reused before the peer has read the message
             ends.receive(len, 4, 0);
             ends.fill(OURS, 0, len, !seed);
             assert_eq!(ends.send(len, 3, level), 0);
@@ -83,7 +84,7 @@ unsafe fn levels(ends: &mut Ends) {
                 "changed after completion"
             );
 
-            // What was written is there when it completes, though the peer does nothing.
+            // written data is at the target when the write completes, without a call at the target
             ends.fill(OURS, 0, len, seed);
             assert_eq!(ends.rma(true, (0, 64, len), 5, level), 0);
             let wrote = completion(ends.ours).expect("a write");
@@ -93,7 +94,7 @@ unsafe fn levels(ends: &mut Ends) {
     }
 }
 
-/// What a read or a fetching atomic brings is what the fenced operation behind it takes along.
+/// A fenced operation transfers the data that the preceding read or fetching atomic returned.
 unsafe fn fences(ends: &mut Ends) {
     const LEN: usize = 50_000;
     // SAFETY: see `run`.
@@ -147,7 +148,7 @@ unsafe fn injected(ends: &mut Ends) {
     }
 }
 
-/// An operation that says that more will follow waits for none.
+/// An operation with FI_MORE does not wait for the next operation.
 unsafe fn more(ends: &mut Ends) {
     // SAFETY: see `run`.
     unsafe {
@@ -155,7 +156,7 @@ unsafe fn more(ends: &mut Ends) {
             ends.receive(SIZE, 2, FI_MORE);
             ends.fill(OURS, 0, len, 5);
             assert_eq!(ends.send(len, 1, FI_MORE), 0);
-            // nothing is called at the sender's side until it is there
+            // no function is called at the sender before the message has arrived
             let got = completion(ends.theirs).expect("a receive");
             assert_eq!(got.len, len);
             assert!(ends.holds(THEIRS, 0, len, 5));
@@ -172,7 +173,7 @@ unsafe fn more(ends: &mut Ends) {
 unsafe fn data(ends: &mut Ends) {
     // SAFETY: see `run`.
     unsafe {
-        // 4 bytes go along, as cq_data_size says.
+        // the message carries 4 bytes of remote data, as cq_data_size states
         ends.receive(64, 2, 0);
         assert_eq!(ends.send(8, 1, FI_REMOTE_CQ_DATA), 0);
         let got = completion(ends.theirs).expect("a receive");
@@ -180,7 +181,7 @@ unsafe fn data(ends: &mut Ends) {
         assert_eq!((got.data, got.len), (7, 8));
         completion(ends.ours).expect("a send");
 
-        // FI_RX_CQ_DATA: a write's data takes a receive, and leaves its buffer alone.
+        // FI_RX_CQ_DATA: a write with remote data consumes a receive and does not write its buffer
         ends.fill(THEIRS, 0, 64, 1);
         ends.receive(64, 3, 0);
         ends.fill(OURS, 0, 16, 2);
@@ -195,7 +196,7 @@ unsafe fn data(ends: &mut Ends) {
             (wrote.op_context.addr(), wrote.flags),
             (4, FI_RMA | FI_WRITE)
         );
-        // A plain write takes none.
+        // a plain write consumes no receive
         ends.receive(64, 5, 0);
         assert_eq!(ends.rma(true, (0, 128, 16), 6, 0), 0);
         completion(ends.ours).expect("a write");
@@ -207,7 +208,7 @@ unsafe fn data(ends: &mut Ends) {
     }
 }
 
-/// A message whose sending completed arrives, though the sender is closed before the receiver has looked.
+/// A completed message arrives even if the sender is closed before the receiver reads it.
 unsafe fn outlived(mut ends: Ends) {
     // SAFETY: see `run`.
     unsafe {
@@ -254,7 +255,7 @@ unsafe fn selected(ends: &mut Ends) {
                 let got = completion(ends.theirs).expect("a receive");
                 assert_eq!(got.op_context.addr(), 1000 + round);
             } else {
-                // nobody tells, so the memory itself has to
+                // no completion reports the write, so the test polls the memory
                 let start = Instant::now();
                 while marker.read_volatile() == 0 {
                     assert!(is_empty(ends.theirs), "was not selected");
@@ -270,7 +271,7 @@ unsafe fn selected(ends: &mut Ends) {
                 "round {round}"
             );
         }
-        // A failure is told in any case: a message too long for its receive.
+        // errors are reported without FI_COMPLETION too: a message longer than its receive
         ends.receive(8, 1, 0);
         assert_eq!(ends.send(64, 2, 0), 0);
         assert_eq!(
@@ -286,7 +287,8 @@ unsafe fn selected(ends: &mut Ends) {
     }
 }
 
-/// Without the mode that it needs, a write carries no data, and getinfo says so.
+/// Without mode FI_RX_CQ_DATA a write carries no remote data, and fi_getinfo returns cq_data_size
+/// 0.
 fn without_data(lib: &Lib) {
     let setup = setup(lib, |hints| {
         hints.caps = FI_MSG | FI_RMA;

@@ -1,4 +1,5 @@
-//! Connection management, fi_cm(3): names, data at its limit, rejection, and both ways to part.
+//! Connection management, fi_cm(3): names, private data of maximum length, rejection, fi_shutdown
+//! and fi_close.
 
 use std::ffi::c_void;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -60,7 +61,7 @@ unsafe fn peer_of(ep: *mut fid_ep) -> Result<SocketAddrV4, i32> {
     unsafe { ask(|to, len| call!((*ep).cm, getpeer, ep, to, len)) }
 }
 
-/// The next event, which must be an error: what it says of `ep`, with its data.
+/// The next event, which must be an error of `ep`: its error and data.
 unsafe fn error_with_data(eq: *mut fid_eq, ep: *mut fid_ep) -> (i32, Vec<u8>) {
     let mut buf = [0_u64; 32];
     let mut number = 0;
@@ -92,7 +93,7 @@ unsafe fn listen(setup: &Setup) -> (*mut fid_pep, libc::sockaddr_in) {
         assert_eq!(open(fabric, info, &raw mut pep, null_mut()), 0);
         let (cm, fid) = ((*pep).cm, &raw mut (*pep).fid);
         assert_eq!(bind(pep, setup.eq, 0), 0);
-        // 203.0.113.0/24 belongs to nobody (RFC 5737)
+        // no host has an address in 203.0.113.0/24 (RFC 5737)
         let ret = set_name(cm, fid, Ipv4Addr::new(203, 0, 113, 1));
         assert_eq!(ret, -libc::EADDRNOTAVAIL);
         assert_eq!(set_name(cm, fid, LOCAL), 0);
@@ -122,7 +123,7 @@ pub(super) fn run(lib: &Lib) {
     setup.close();
 }
 
-/// Connects with as much data as there can be; one byte more is refused and changes nothing.
+/// Connects with the maximum of private data; one byte more is refused and changes nothing.
 unsafe fn connect(setup: &Setup, to: &libc::sockaddr_in, seed: u8) -> *mut fid_ep {
     // SAFETY: fids as they are opened.
     unsafe {
@@ -217,7 +218,7 @@ unsafe fn accepted(lib: &Lib, setup: &Setup, pep: *mut fid_pep, to: &libc::socka
             }
         }
         assert_eq!(seen, 3);
-        // Each knows the other by the name that it has itself.
+        // fi_getpeer returns the name that fi_getname returns at the other end
         for (one, other) in [(client, server), (server, client)] {
             let name = name_of((*one).cm, &raw mut (*one).fid).expect("a name");
             assert_eq!(peer_of(other), Ok(name));
@@ -233,7 +234,7 @@ unsafe fn accepted(lib: &Lib, setup: &Setup, pep: *mut fid_pep, to: &libc::socka
     }
 }
 
-/// Where nobody listens any more the answer is a refusal.
+/// Without a listener the connection request is refused.
 unsafe fn nobody(setup: &Setup, to: &libc::sockaddr_in) {
     // SAFETY: see `run`.
     unsafe {
@@ -244,7 +245,8 @@ unsafe fn nobody(setup: &Setup, to: &libc::sockaddr_in) {
     }
 }
 
-/// An endpoint that is bound to no event queue has its domain's; regions are registered at once all the same.
+/// An endpoint that is bound to no event queue uses its domain's. The registration of regions stays
+/// synchronous.
 unsafe fn of_the_domain(lib: &Lib, to: &libc::sockaddr_in) {
     let setup = setup(lib, |_| {});
     let mut memory = [0_u8; 64];
@@ -291,7 +293,7 @@ unsafe fn flushed(setup: &Setup) -> (i32, usize) {
     (err, context.addr())
 }
 
-/// Says nothing more of connections.
+/// The queue has no further connection event.
 unsafe fn silent(eq: *mut fid_eq) {
     let (mut buf, mut number) = ([0_u64; 16], 0);
     // SAFETY: an open queue and a buffer of that size.
@@ -302,7 +304,7 @@ unsafe fn silent(eq: *mut fid_eq) {
     assert_eq!(ret, -(FI_EAGAIN as isize), "event {number}");
 }
 
-/// `fi_shutdown`: what was sent before arrives, and both are told, once.
+/// `fi_shutdown`: messages sent before it arrive, and each side gets one event.
 unsafe fn orderly(lib: &Lib, setup: &Setup) {
     // SAFETY: see `run`.
     unsafe {
@@ -336,7 +338,7 @@ unsafe fn orderly(lib: &Lib, setup: &Setup) {
     }
 }
 
-/// One end is closed without a word.
+/// One end is closed without fi_shutdown.
 unsafe fn abrupt(lib: &Lib, setup: &Setup) {
     // SAFETY: see `run`.
     unsafe {

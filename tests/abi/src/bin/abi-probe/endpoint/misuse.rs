@@ -1,5 +1,5 @@
-//! Posts that an application must not make, on endpoints that are connected: each has its errno, and a
-//! transfer passes after it. Full queues, and cancelling.
+//! Invalid posts on connected endpoints: each returns its errno, and a transfer succeeds
+//! afterwards. Full queues, and cancelled operations.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut, without_provenance_mut};
@@ -17,7 +17,7 @@ const INVALID: i32 = -FI_EINVAL;
 const FLAGS: i32 = -FI_EBADFLAGS;
 const LONG: i32 = -FI_EMSGSIZE;
 const KEY: i32 = -FI_EKEYREJECTED;
-/// A flag that no operation has.
+/// A flag that no operation supports.
 const NOBODYS: u64 = 1 << 40;
 const SIZE: usize = 4096;
 
@@ -72,7 +72,7 @@ impl Bench<'_> {
         }
     }
 
-    /// A message, a write and a read, each with its contents.
+    /// A message, a write and a read, each checked for its contents.
     unsafe fn transfer(&self, after: &str) {
         // SAFETY: a connected pair and registered memory.
         unsafe {
@@ -300,7 +300,7 @@ impl Bench<'_> {
         }
     }
 
-    /// The device has every receive of a connected endpoint.
+    /// Receives of a connected endpoint are with the device, and cannot be cancelled.
     unsafe fn cancelled(&self) {
         // SAFETY: see `run`.
         unsafe {
@@ -317,7 +317,8 @@ impl Bench<'_> {
             assert_eq!(got.op_context.addr(), 77);
             self.transfer("cancelling in vain");
 
-            // Without a source address there is no device yet, and the engine has them.
+            // without a source address the endpoint has no device yet, and the engine holds the
+            // receives
             let info = self.setup.info.first();
             let (src, len) = ((*info).src_addr, (*info).src_addrlen);
             ((*info).src_addr, (*info).src_addrlen) = (null_mut(), 0);
@@ -338,7 +339,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Posts until the queues are full: what was taken completes, each once, and no more.
+    /// Posts until the queues are full: each accepted operation completes once.
     unsafe fn full(&self) {
         // SAFETY: see `run`.
         unsafe {
@@ -371,7 +372,7 @@ impl Bench<'_> {
             let start = Instant::now();
             while done < sends || received < sends {
                 while posted < sends {
-                    // longer than its message: SIZE / 2 is free there
+                    // longer than the message; the buffer is free from SIZE / 2 on
                     let at = self.memory.add(SIZE / 2).cast();
                     let context = without_provenance_mut(RECEIVES + posted);
                     let to = self.pair.server;

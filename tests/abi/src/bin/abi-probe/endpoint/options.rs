@@ -138,7 +138,7 @@ unsafe fn lengths(lib: &Lib, setup: &Setup) {
     }
 }
 
-/// Options that say what may be used: what isn't used may be forbidden.
+/// Options that enable a feature: an unused feature can be disabled.
 unsafe fn choices(ep: *mut fid_ep) {
     // SAFETY: an open endpoint, and values of the sizes that are passed.
     unsafe {
@@ -167,7 +167,7 @@ unsafe fn choices(ep: *mut fid_ep) {
         let value = 1_usize;
         let (value, name) = ((&raw const value).cast(), FI_OPT_MAX_MSG_SIZE.cast_signed());
         assert_eq!(call(ep.cast(), 1, name, value, 8), -FI_ENOPROTOOPT, "level");
-        // What belongs to other fids, and what is nothing.
+        // commands of other fids, and unknown commands
         for command in [
             FI_BACKLOG,
             FI_GETWAIT,
@@ -261,7 +261,7 @@ unsafe fn aliases(lib: &Lib, setup: &Setup) {
         let mut entry = std::mem::zeroed::<fi_cq_err_entry>();
         while call!((*setup.cq).ops, readerr, setup.cq, &raw mut entry, 0) == 1 {}
 
-        // An endpoint that is not enabled has aliases too.
+        // a disabled endpoint can have aliases too
         let ep = open_ep(setup, setup.info.first());
         let mut arg = fi_alias {
             fid: (&raw mut loud).cast(),

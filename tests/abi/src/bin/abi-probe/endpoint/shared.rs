@@ -56,7 +56,7 @@ pub(super) fn run(lib: &Lib) {
                 assert_eq!(bind(ep, queue, FI_TRANSMIT | FI_RECV), 0);
             })
         };
-        // Both ends of both pairs take their receives from one context.
+        // both ends of both pairs consume receives of one context
         let pairs = [connect(setup.cq), connect(second)];
         assert_eq!(close(srx), -FI_EBUSY, "endpoints use it");
         let mut memory = vec![0_u8; SIZE * PIECE];

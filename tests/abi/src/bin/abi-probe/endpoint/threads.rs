@@ -1,4 +1,4 @@
-//! Threading levels, fi_domain(3): every promise is taken, and `FI_THREAD_SAFE` is kept.
+//! Threading levels, fi_domain(3): every level is accepted, and `FI_THREAD_SAFE` holds.
 
 use std::ptr::{null_mut, with_exposed_provenance_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -15,10 +15,10 @@ use super::setup;
 const SENDERS: usize = 3;
 const POLLERS: usize = 2;
 const RECEIVERS: usize = 2;
-/// Messages of each sender.
+/// Messages per sender.
 const EACH: usize = 20_000;
 const COUNT: usize = SENDERS * EACH;
-/// Receives under way.
+/// Outstanding receives.
 const WINDOW: usize = 64;
 
 pub(super) fn run(lib: &Lib) {
@@ -54,7 +54,7 @@ pub(super) fn run(lib: &Lib) {
     }
 }
 
-/// An address that threads share.
+/// An address that several threads use.
 #[derive(Clone, Copy)]
 struct Shared(usize);
 
@@ -68,7 +68,7 @@ impl Shared {
     }
 }
 
-/// What the threads of one run have counted.
+/// Counts of the threads of one run.
 struct Tally {
     sent: Vec<AtomicU32>,
     completed: Vec<AtomicU32>,
@@ -103,7 +103,7 @@ impl Tally {
     }
 }
 
-/// Runs `step` until `done`, or until another thread has failed.
+/// Calls `step` until `done`, or until another thread has failed.
 fn until(tally: &Tally, done: impl Fn() -> bool, mut step: impl FnMut()) {
     struct Alarm<'a>(&'a AtomicBool);
     impl Drop for Alarm<'_> {
@@ -121,7 +121,7 @@ fn until(tally: &Tally, done: impl Fn() -> bool, mut step: impl FnMut()) {
     }
 }
 
-/// Reads up to 4 completions; their contexts.
+/// Reads up to 4 completions; returns their contexts.
 unsafe fn read(cq: *mut fid_cq) -> Vec<usize> {
     // SAFETY: an open queue of the data format.
     unsafe {
@@ -138,8 +138,8 @@ unsafe fn read(cq: *mut fid_cq) -> Vec<usize> {
     }
 }
 
-/// Several threads post to one endpoint while others read its queue, on both sides. Every message has its
-/// number as contents; long ones and inline ones take turns.
+/// Several threads post to one endpoint while others read its queue, on both sides. The contents of
+/// a message are its number; inline and longer messages alternate.
 unsafe fn stress(lib: &Lib, setup: &Setup) {
     // SAFETY: fids as they are opened; the memory outlives its region and the threads.
     unsafe {
@@ -179,7 +179,7 @@ unsafe fn stress(lib: &Lib, setup: &Setup) {
             assert_eq!(post_receive(slot), 0);
         }
         let tally = &Tally::new();
-        // together, so that their first posts meet
+        // all threads start together, so that their first posts are concurrent
         let start = &std::sync::Barrier::new(SENDERS);
         std::thread::scope(|scope| {
             for sender in 0..SENDERS {
@@ -233,7 +233,8 @@ unsafe fn stress(lib: &Lib, setup: &Setup) {
                                 assert_eq!(tail as usize, number, "torn");
                             }
                             tally.received[number].fetch_add(1, Ordering::Relaxed);
-                            // posted before it is counted: the last ones leave receives behind
+                            // a receive is posted before its completion is counted, so receives
+                            // remain at the end
                             while post_receive(slot) != 0 {
                                 std::thread::yield_now();
                             }

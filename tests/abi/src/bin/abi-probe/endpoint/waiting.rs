@@ -74,7 +74,7 @@ pub(super) fn run(lib: &Lib) {
     let setup = setup(lib, |_| {});
     // SAFETY: fids as they are opened.
     unsafe {
-        // The queue of what the counter counts can't be waited on itself.
+        // the completion queue of the counted operations has no wait object
         let silent = open_cq(setup.domain, cq_attr(FI_CQ_FORMAT_CONTEXT, FI_WAIT_NONE));
         let awake = open_cq(setup.domain, cq_attr(FI_CQ_FORMAT_TAGGED, FI_WAIT_FD));
         (*awake).fid.context = without_provenance_mut(CQ);
@@ -142,14 +142,14 @@ unsafe fn counter_wakes(setup: &Setup, pair: &Pair, cntr: *mut fid_cntr) {
                 assert!(start.elapsed() < LIMIT);
             }
         }
-        // What came between reading and waiting is told.
+        // a completion between the read and the wait is reported
         send(pair);
         let start = Instant::now();
         while trywait(setup, cntr) != -FI_EAGAIN {
             assert!(start.elapsed() < LIMIT);
         }
         assert_eq!(trywait(setup, cntr), 0, "told once");
-        // So is what the application does to it meanwhile.
+        // so is a change of the counter by the application in between
         assert_eq!(call!((*cntr).ops, add, cntr, 5), 0);
         assert!(readable(fd, LIMIT));
         assert_eq!(call!((*cntr).ops, read, cntr), 9);
@@ -233,7 +233,7 @@ unsafe fn queue_wakes(setup: &Setup, pair: &Pair, cq: *mut fid_cq) {
         let to = (&raw mut entry).cast::<c_void>();
         let mut source = 0_u64;
         let start = Instant::now();
-        // Its own sends complete here too: read them away.
+        // this side's sends complete in the queue too: read these completions
         while trywait(setup, cq) != 0 {
             call!((*cq).ops, read, cq, to, 1);
             assert!(start.elapsed() < LIMIT);

@@ -1,4 +1,4 @@
-//! The memory of a case, and the region over it.
+//! The memory of a case, and its region.
 
 use std::ffi::c_int;
 
@@ -10,13 +10,13 @@ use super::{How, PAGE};
 /// An exposed region.
 pub(super) struct Target {
     pub(super) mr: *mut fid_mr,
-    /// Its memory: pieces of one mapping.
+    /// The buffers, which are ranges of one mapping.
     pub(super) pieces: Vec<(*mut u8, usize)>,
-    /// By what peers name it.
+    /// The address of the first byte in peers' requests.
     pub(super) base: u64,
     pub(super) key: u64,
     pub(super) mapped: bool,
-    /// What it was made of, to make it again.
+    /// The arguments of its registration, to register it again.
     pub(super) from: (How, u64, *mut u8),
 }
 
@@ -45,7 +45,7 @@ impl Target {
     }
 }
 
-/// A mapping of 4 pages at `at`, or anywhere.
+/// A mapping of 4 pages at `at`; NULL: at any address.
 pub(super) fn map(at: *mut u8) -> *mut u8 {
     let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
     // SAFETY: a new mapping, or in the place of one that nobody uses.
@@ -84,7 +84,7 @@ pub(super) unsafe fn refresh_of(mr: *mut fid_mr, start: *mut u8, len: usize) -> 
     }
 }
 
-/// Which of 4 pages are there.
+/// Which of 4 pages are present.
 pub(super) fn resident(memory: *mut u8) -> [bool; 4] {
     let mut pages = [0_u8; 4];
     // SAFETY: a live mapping; one byte for each page of it.

@@ -1,4 +1,5 @@
-//! In one process: arguments, addresses, RMA through the region, handles that are none, the order of closing.
+//! In one process: arguments, addresses, RMA through the region, invalid handles, the order of
+//! closing.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +27,7 @@ pub(super) fn run(lib: &Lib) {
     rma(&world, true);
     atomics(&world);
     world.setup.close();
-    // the application's keys, addresses from 0, regions on demand
+    // form: application keys, addresses from 0, on-demand regions
     let world = World::new(lib, FI_MR_LOCAL);
     rma(&world, false);
     refreshed(&world);
@@ -95,7 +96,7 @@ fn places(world: &World) {
         assert_eq!(world.free(memory), 0);
         assert_eq!(world.free(memory), INVALID, "freed");
     }
-    // where something was, so that it is free
+    // the former address of a freed allocation
     let before = world.alloc(PAGE, ALL);
     let taken = world.alloc(PAGE, ALL);
     let (gone, kept) = (before.addr, taken.addr);
@@ -106,7 +107,7 @@ fn places(world: &World) {
         attr.map_flags = map_flags;
         world.alloc_with(PAGE, &attr)
     };
-    // any hint will do: what is no page's address means its page
+    // any hint is accepted: an address inside a page means this page
     let near = at(gone.wrapping_add(8), 0).expect("a hint");
     assert_eq!(near.addr, gone);
     assert_eq!(world.free(near), 0);
@@ -120,7 +121,7 @@ fn places(world: &World) {
     taken.put(0, 77);
     assert_eq!(taken.byte(0), 77, "what was there still is");
     for memory in [again, elsewhere, taken] {
-        // the other way to close it
+        // closed by `fi_close` instead of `mr_free`
         // SAFETY: an open region.
         assert_eq!(unsafe { close(memory.mr) }, 0);
     }
@@ -157,7 +158,8 @@ fn grants(world: &World) {
     assert_ne!(view.addr, memory.addr);
     memory.fill(9);
     assert!(view.has(9), "the same pages");
-    // passed on, no more than it has, and good when the first one has gone
+    // an imported region can be exported again, with at most its own access; the handle is valid
+    // after the first region is closed
     assert_eq!(world.export(view.mr, LOOK | FI_RECV), Err(-FI_EACCES));
     let next = world
         .export(view.mr, FI_SEND)
@@ -176,7 +178,8 @@ fn grants(world: &World) {
     assert_eq!(world.free(last), 0);
 }
 
-/// Truncated, too long, changed anywhere. What is forged with care is tried in the engine's own tests.
+/// Truncated, too long, or modified handles. Forged handles with a valid checksum are tested in the
+/// engine.
 fn not_handles(world: &World) {
     let memory = world.alloc(PAGE, ALL);
     let handle = world.export(memory.mr, ALL).expect("mr_export");
@@ -216,14 +219,14 @@ fn not_handles(world: &World) {
             call(domain, bytes, size, attr, null_mut(), null_mut(), mr),
             INVALID
         );
-        // its length is not everybody's business
+        // the length output may be NULL
         assert_eq!(call(domain, bytes, size, attr, addr, null_mut(), mr), 0);
         assert_eq!(close(*mr), 0);
     }
     assert_eq!(world.free(memory), 0);
 }
 
-/// A region with parts stays until they are closed.
+/// A region with sub-regions stays open until these are closed.
 fn parts(world: &World) {
     if world.lib.version < fi_version(2, 0) {
         return; // fi_mr_attr has no base_mr
@@ -254,7 +257,7 @@ fn parts(world: &World) {
     assert_eq!(world.free(memory), 0);
 }
 
-/// What peers write by the key of one region is in all of them.
+/// Data that peers write with the key of one region is in all regions of the memory.
 fn rma(world: &World, virtual_addresses: bool) {
     let pair = world.connect();
     let target = world.alloc(HUGE + PAGE, ALL);
@@ -283,7 +286,8 @@ fn rma(world: &World, virtual_addresses: bool) {
     }
 }
 
-/// One word, changed by RMA through two keys and by instructions at the same time: none is lost.
+/// One word, changed concurrently by atomics through two keys and by CPU instructions: no change is
+/// lost.
 fn atomics(world: &World) {
     const ROUNDS: u64 = 2_000;
     let pair = world.connect();
@@ -324,7 +328,7 @@ fn atomics(world: &World) {
     }
 }
 
-/// Refreshing is allowed where it is for other regions, and finds nothing to do.
+/// Refresh is permitted as for other regions, and has no effect.
 fn refreshed(world: &World) {
     let memory: Memory = world.alloc(PAGE, ALL);
     let iov = libc::iovec {

@@ -1,4 +1,5 @@
-//! With other processes, which are this program in other roles. They are told what to do by lines on their standard input.
+//! With other processes, which run this program in other roles. They read commands, one per line,
+//! from standard input.
 
 use std::io::{BufRead, BufReader, Lines, Write as _};
 use std::os::unix::process::ExitStatusExt;
@@ -79,7 +80,7 @@ fn heard() -> Option<String> {
     (read.expect("standard input") > 0).then(|| line.trim().to_owned())
 }
 
-/// Allocates, shows what it has, and ends when it is killed or told to.
+/// Allocates, prints the handle, and exits on command.
 pub(crate) fn exporter(lib: &Lib) {
     let world = World::new(lib, MODE);
     let memory = world.alloc(LEN, ALL);
@@ -91,7 +92,7 @@ pub(crate) fn exporter(lib: &Lib) {
     world.setup.close();
 }
 
-/// Imports, and looks, writes or ends as it is told.
+/// Imports, then reads, writes or exits on command.
 pub(crate) fn importer(lib: &Lib, handle: &str) {
     let world = World::new(lib, MODE);
     let memory = world.import(&from_text(handle), ALL).expect("mr_import");
@@ -113,20 +114,20 @@ pub(crate) fn importer(lib: &Lib, handle: &str) {
     world.setup.close();
 }
 
-/// Imports for reading and writes all the same.
+/// Imports for reading only, and writes nevertheless.
 pub(crate) fn storer(lib: &Lib, handle: &str) {
     let world = World::new(lib, MODE);
     let memory = world.import(&from_text(handle), LOOK).expect("mr_import");
     assert!(memory.has(12));
     tell("imported");
-    // some of libfabric's providers have a handler
+    // a handler of one of libfabric's providers may be installed
     // SAFETY: the default action.
     unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
     memory.put(0, 1);
     tell("stored");
 }
 
-/// Imports as another user: nobody, who has no name here.
+/// Imports as another user, `nobody`.
 pub(crate) fn stranger(lib: &Lib, handle: &str) {
     let world = World::new(lib, MODE);
     // SAFETY: numbers.
@@ -177,7 +178,7 @@ pub(super) fn run(lib: &Lib) {
         println!("not root: no other user was tried");
     }
 
-    // who allocated it is killed: the others go on, and its handles are stale
+    // the allocating process is killed: the memory stays with the others, and its handles are stale
     first.kill();
     assert!(memory.has(12) && view.has(12));
     for handle in [&all, &look] {
@@ -188,7 +189,7 @@ pub(super) fn run(lib: &Lib) {
     assert_eq!(second.hear(), "yes");
     rma(&world, memory, &mut second);
 
-    // a third one comes by an importer's handle, and they close in any order
+    // a third process imports from an importer's handle; they close in any order
     let again = world.export(memory.mr, ALL).expect("mr_export");
     let mut third = Other::start("shared-importer", Some(&again));
     assert_eq!(third.hear(), "imported");
@@ -206,7 +207,7 @@ pub(super) fn run(lib: &Lib) {
     world.setup.close();
 }
 
-/// Peers reach it through an importer's key when its maker has gone.
+/// Peers access the memory with an importer's key after the allocating process has ended.
 fn rma(world: &World, memory: Memory, other: &mut Other) {
     let pair = world.connect();
     let local = world.alloc(LEN, FI_SEND | FI_RECV | FI_READ | FI_WRITE);
