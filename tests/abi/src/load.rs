@@ -38,8 +38,8 @@ pub struct Lib {
 }
 
 impl Lib {
-    /// Opens a libfabric. Its symbols are global only where the provider does not find them by its
-    /// own means.
+    /// Opens a libfabric with `RTLD_LOCAL`: the provider must find its functions without global
+    /// symbols.
     ///
     /// # Panics
     /// If there is no such library, or a function is missing.

@@ -1,5 +1,5 @@
-//! The device's objects as these programs use them. Every one is destroyed by name and none by going out
-//! of scope: most of these processes end by being killed.
+//! The device's objects for these programs. Each is destroyed by an explicit call, not by a drop:
+//! most of these processes are killed.
 
 mod xrc;
 
@@ -9,17 +9,17 @@ use rdma_core_sys::*;
 
 pub(crate) use xrc::Domain;
 
-/// What peers may do with a region or through a queue pair.
+/// The access rights of regions and queue pairs.
 pub(crate) const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_ATOMIC
     | IBV_ACCESS_MW_BIND
     | IBV_ACCESS_FLUSH_GLOBAL;
-/// And of these what a queue pair may be given.
+/// The rights among them that a queue pair can have.
 const QP_ACCESS: u32 = ACCESS & !(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 
-/// Key of all datagram queue pairs here.
+/// The Q_Key of all datagram queue pairs here.
 pub(crate) const QKEY: u32 = 0x1234_5678;
 
 pub(crate) fn verbs() -> &'static VerbsFns {
@@ -39,14 +39,14 @@ pub(crate) fn last_error() -> std::io::Error {
     std::io::Error::last_os_error()
 }
 
-/// How long a queue pair tries: the local acknowledgement timeout's exponent, and how often again.
+/// Retries of a queue pair: the exponent of the local acknowledgement timeout, and the retry count.
 #[derive(Clone, Copy)]
 pub(crate) struct Retries {
     pub(crate) timeout: u8,
     pub(crate) count: u8,
 }
 
-/// An open device and its one protection domain.
+/// An open device and its only protection domain.
 #[derive(Clone, Copy)]
 pub(crate) struct Device {
     context: *mut ibv_context,
@@ -82,7 +82,7 @@ impl Device {
         channel
     }
 
-    /// A completion queue, with a channel of its own whose descriptor does not block.
+    /// A completion queue with its own channel, whose descriptor is nonblocking.
     pub(crate) fn queue(&self, entries: c_int) -> Queue {
         let channel = self.channel();
         let none = std::ptr::null_mut();
@@ -127,7 +127,7 @@ impl Device {
         }
     }
 
-    /// Registers a region's memory anew.
+    /// Registers a region's memory again.
     pub(crate) fn register_again(&self, region: &mut Region) {
         // SAFETY: live domain and memory.
         let mr = unsafe {
@@ -137,7 +137,7 @@ impl Device {
         region.mr = mr;
     }
 
-    /// A queue pair in INIT; one of datagrams in RTS.
+    /// A queue pair in INIT; a datagram queue pair is in RTS.
     pub(crate) fn pair(&self, kind: ibv_qp_type, queue: &Queue, shared: Option<&Shared>) -> Pair {
         // SAFETY: all zeros is a value of it; all objects are live and of one context.
         let qp = unsafe {
@@ -166,7 +166,7 @@ impl Device {
         }
     }
 
-    /// A way to other processes of this host.
+    /// An address handle for the processes of this host.
     pub(crate) fn handle(&self) -> Handle {
         // SAFETY: all zeros is a value of it; live domain.
         unsafe {
@@ -180,7 +180,7 @@ impl Device {
         }
     }
 
-    /// Connects a queue pair to the one with this number: RTR and RTS.
+    /// Connects a queue pair to the queue pair with this number: RTR and RTS.
     pub(crate) fn connect(&self, pair: &Pair, number: u32, retries: Retries) {
         self.enter_rtr(pair, number);
         self.enter_rts(pair, retries);
@@ -215,7 +215,7 @@ impl Device {
         pair.modify(&mut attr, mask);
     }
 
-    /// Asynchronous events that wait are taken and acknowledged.
+    /// Takes and acknowledges the pending asynchronous events.
     pub(crate) fn drain_events(&self) {
         // SAFETY: live context; each event is acknowledged once.
         unsafe {
@@ -271,7 +271,7 @@ impl Queue {
         self.cq
     }
 
-    /// Adds what is there to `to`.
+    /// Appends the available completions to `to`.
     pub(crate) fn poll(&self, to: &mut Vec<Wc>) {
         // SAFETY: live queue, room for sixteen.
         unsafe {
@@ -295,8 +295,8 @@ impl Queue {
         assert_eq!(unsafe { ibv_req_notify_cq(self.cq, 0) }, 0);
     }
 
-    /// `ibv_get_cq_event`, acknowledged; false where the descriptor does not block and there is none, or a
-    /// signal came.
+    /// `ibv_get_cq_event` with acknowledgement; false if a nonblocking descriptor has no event, or
+    /// a signal interrupted the call.
     pub(crate) fn event(&self) -> bool {
         // SAFETY: live channel, writable outputs; acknowledged once.
         unsafe {
@@ -320,7 +320,7 @@ impl Queue {
         unsafe { (*self.channel).fd }
     }
 
-    /// Whether `ibv_get_cq_event` waits.
+    /// Sets whether `ibv_get_cq_event` blocks.
     pub(crate) fn set_blocking(&self, blocking: bool) {
         // SAFETY: the channel's descriptor.
         unsafe {
@@ -365,12 +365,12 @@ fn receive_of(id: u64, sge: &mut ibv_sge) -> ibv_recv_wr {
     }
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy)]
 pub(crate) enum Op {
     Send,
     SendImm(u32),
-    /// With the key of a window of the other end's.
+    /// With the key of a window of the peer.
     SendInvalidate(u32),
     Inline,
     Write(u64, u32),
@@ -389,7 +389,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Takes a new queue pair to INIT; one of datagrams to RTS.
+    /// Moves a new queue pair to INIT; a datagram queue pair to RTS.
     pub(crate) fn start(qp: *mut ibv_qp, kind: ibv_qp_type) -> Self {
         let pair = Self { qp, kind };
         pair.enter_init();
@@ -438,7 +438,7 @@ impl Pair {
         self.modify(&mut attr, mask);
     }
 
-    /// As `ibv_query_qp` says.
+    /// The state, from `ibv_query_qp`.
     pub(crate) fn state(&self) -> u32 {
         // SAFETY: all zeros is a value of both; live queue pair, writable outputs.
         unsafe {
@@ -451,7 +451,7 @@ impl Pair {
         }
     }
 
-    /// Moves it to ERR.
+    /// Moves the queue pair to ERR.
     pub(crate) fn fail(&self) {
         self.modify(&mut Self::attributes(IBV_QPS_ERR), IBV_QP_STATE);
     }
@@ -465,12 +465,12 @@ impl Pair {
         check(ret).expect("ibv_post_recv");
     }
 
-    /// Posts a signaled request with one piece.
+    /// Posts a signaled request with one sge.
     pub(crate) fn post(&self, id: u64, op: Op, region: &Region, offset: usize, len: usize) {
         self.post_to(id, op, 0, region, offset, len);
     }
 
-    /// As [`Self::post`], to the shared receive queue of this number.
+    /// As [`Self::post`], to the peer's shared receive queue with this number.
     pub(crate) fn post_to(
         &self,
         id: u64,
@@ -536,7 +536,7 @@ impl Pair {
         check(ret).expect("ibv_post_send");
     }
 
-    /// `ibv_destroy_qp`; its asynchronous events have to be acknowledged.
+    /// `ibv_destroy_qp`; the caller has acknowledged the queue pair's asynchronous events.
     pub(crate) fn destroy(self) {
         // SAFETY: live, and not used after this.
         check(unsafe { (verbs().ibv_destroy_qp)(self.qp) }).expect("ibv_destroy_qp");
@@ -574,12 +574,12 @@ impl Region {
         }
     }
 
-    /// A copy of what is there now.
+    /// A copy of the current bytes.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.len);
         let mut bytes = vec![0; len];
-        // SAFETY: inside the mapping; the kernel may write it for a peer at the same time, which gives
-        // other bytes and nothing worse.
+        // SAFETY: inside the mapping; the kernel may write it for a peer at the same time, which at
+        // worst changes the copied bytes.
         unsafe { bytes.as_mut_ptr().copy_from(self.at.add(offset), len) };
         bytes
     }
@@ -590,28 +590,28 @@ impl Region {
 
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.len);
-        // SAFETY: as above.
+        // SAFETY: inside the mapping; `bytes` is a slice of that length.
         unsafe { self.at.add(offset).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
     pub(crate) fn fill(&self, byte: u8) {
-        // SAFETY: as above.
+        // SAFETY: the whole mapping, which is writable.
         unsafe { self.at.write_bytes(byte, self.len) };
     }
 
-    /// `ibv_dereg_mr`; the memory stays.
+    /// `ibv_dereg_mr`; the memory stays mapped.
     ///
     /// # Errors
-    /// `EBUSY` where somebody kept using it.
+    /// `EBUSY`: a process still accesses the region.
     pub(crate) fn deregister(&self) -> Result<(), std::io::Error> {
-        // SAFETY: live; the caller registers it anew before it is used again.
+        // SAFETY: live; the caller registers the memory again before the next use.
         check(unsafe { (verbs().ibv_dereg_mr)(self.mr) })
     }
 
-    /// Deregisters it and gives the memory back.
+    /// Deregisters and unmaps the memory.
     pub(crate) fn release(self) {
         self.deregister().expect("ibv_dereg_mr");
-        // SAFETY: the mapping of `Device::region`, which nothing refers to any more.
+        // SAFETY: the mapping of `Device::region`; no reference to it remains.
         unsafe { libc::munmap(self.at.cast(), self.len) };
     }
 }

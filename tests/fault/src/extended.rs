@@ -1,4 +1,5 @@
-//! The extended calls: batches by `ibv_wr_*`, completions by `ibv_start_poll`, and what changes a live object.
+//! The extended calls: batches by `ibv_wr_*`, completions by `ibv_start_poll`, and changes of live
+//! objects.
 
 use std::ffi::c_int;
 
@@ -8,7 +9,7 @@ use crate::device::{
     ACCESS, Device, Handle, Pair, QKEY, Queue, Region, Shared, check, last_error, verbs,
 };
 
-/// All calls that a queue pair of a connection is asked for.
+/// The calls of `ibv_wr_*` that a connected queue pair is created with.
 const CONNECTED: u32 = IBV_QP_EX_WITH_SEND
     | IBV_QP_EX_WITH_SEND_WITH_IMM
     | IBV_QP_EX_WITH_RDMA_WRITE
@@ -19,7 +20,7 @@ const CONNECTED: u32 = IBV_QP_EX_WITH_SEND
     | IBV_QP_EX_WITH_LOCAL_INV;
 
 impl Device {
-    /// As [`Device::pair`], and [`Pair::batch`] can be used.
+    /// As [`Device::pair`], for use with [`Pair::batch`].
     pub(crate) fn builder_pair(
         &self,
         kind: ibv_qp_type,
@@ -54,8 +55,8 @@ impl Device {
     /// A completion queue for [`Queue::poll_extended`].
     pub(crate) fn extended_queue(&self, entries: u32) -> Queue {
         let channel = self.channel();
-        // SAFETY: the context is the one inside of a `verbs_context`, as every driver's is; all zeros is a value of
-        // the structure.
+        // SAFETY: the context is the member of a `verbs_context`, as that of every driver is; all
+        // zeros is a value of the structure.
         let cq = unsafe {
             let offset = std::mem::offset_of!(verbs_context, context);
             let ops = self.context().byte_sub(offset).cast::<verbs_context>();
@@ -85,7 +86,7 @@ impl Device {
 pub(crate) struct Window(*mut ibv_mw);
 
 impl Window {
-    /// The key that it is bound with.
+    /// The key after the next bind.
     pub(crate) fn key(self) -> u32 {
         // SAFETY: live.
         unsafe { (*self.0).rkey.wrapping_add(1) }
@@ -100,7 +101,8 @@ impl Window {
 }
 
 impl Queue {
-    /// All that is there, by `ibv_start_poll`, `ibv_next_poll` and `ibv_end_poll`; how many.
+    /// Polls all available completions, by `ibv_start_poll`, `ibv_next_poll` and `ibv_end_poll`;
+    /// returns their number.
     pub(crate) fn poll_extended(&self) -> usize {
         // SAFETY: a live queue of `Device::extended_queue`; all zeros is a value of the structure.
         unsafe {
@@ -150,7 +152,7 @@ impl Region {
     }
 }
 
-/// Requests that are put together by `ibv_wr_*`.
+/// A batch of requests that `ibv_wr_*` builds.
 #[derive(Clone, Copy)]
 pub(crate) struct Batch(*mut ibv_qp_ex);
 
@@ -168,8 +170,9 @@ impl Pair {
     }
 }
 
-// SAFETY of all calls here: `self.0` is the live queue pair of `Pair::batch` with a batch begun, and
-// was created with each of these calls; what they are given is live or copied before they return.
+// SAFETY of all calls here: `self.0` is the live queue pair of `Pair::batch`, with a started batch,
+// and was created with each of these calls; the arguments are live, or copied before the call
+// returns.
 impl Batch {
     pub(crate) fn send(self, id: u64, imm: Option<u32>) -> Self {
         // SAFETY: as above.
@@ -228,7 +231,7 @@ impl Batch {
         self
     }
 
-    /// Binds a window to the whole of a region, and takes the key away again.
+    /// Binds a window to the whole of a region, and invalidates its key.
     pub(crate) fn bind_and_invalidate(self, id: u64, window: Window, region: &Region) -> Self {
         let bound = self.bind(id, window, region);
         // SAFETY: as above.
@@ -256,7 +259,7 @@ impl Batch {
         self
     }
 
-    /// What the last request takes its bytes from, in two pieces.
+    /// Gives the last request two sges.
     pub(crate) fn pieces(self, region: &Region, offset: usize, len: usize) -> Self {
         let half = len / 2;
         let list = [
@@ -277,7 +280,7 @@ impl Batch {
         self
     }
 
-    /// The bytes are copied into the request.
+    /// Copies the bytes into the request.
     pub(crate) fn inline(self, region: &Region, offset: usize, len: usize) -> Self {
         let mut bytes = region.read(offset, len);
         // SAFETY: as above.

@@ -1,16 +1,16 @@
-//! Ends this process when nothing moves any more: a hang is a failure with a name.
+//! Ends this process if it makes no progress, with a message that names the current step.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Longer than everything that has a limit of its own.
+/// Seconds; longer than every other limit.
 const PATIENCE: u64 = 60;
 
 static NOW: Mutex<String> = Mutex::new(String::new());
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Starts to watch.
+/// Starts the watching thread.
 pub(crate) fn start() {
     std::thread::spawn(|| {
         let mut last = (0, 0);
@@ -32,7 +32,7 @@ pub(crate) fn start() {
     });
 }
 
-/// What happens from now on.
+/// Names the next step, and restarts the time.
 pub(crate) fn expect(what: &str) {
     COUNT.fetch_add(1, Ordering::Relaxed);
     if let Ok(mut now) = NOW.lock() {

@@ -1,8 +1,9 @@
-//! What a process still holds of others: descriptors, and mappings of their segments and rings.
+//! Resources of other processes that this process holds: descriptors, and mappings of their
+//! segments and rings.
 
 use std::fs;
 
-/// Counts of an earlier time, which later ones must not exceed.
+/// Counts of an earlier round, which later ones must not exceed.
 #[derive(Default)]
 pub(crate) struct Leftovers {
     rounds: usize,
@@ -21,10 +22,10 @@ pub(crate) fn count() -> (usize, usize) {
 }
 
 impl Leftovers {
-    /// To be called when everything that concerned a dead process was destroyed.
+    /// The caller has destroyed all objects that belonged to a dead process.
     pub(crate) fn check(&mut self) {
         self.rounds += 1;
-        // The first rounds open what stays, such as doorbells between those that live.
+        // the first rounds open descriptors that stay, such as doorbells of living processes
         if self.rounds < 8 {
             return;
         }

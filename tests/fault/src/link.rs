@@ -1,5 +1,5 @@
-//! Lines between processes, through pipes. They carry addresses and keep step; everything else goes
-//! through the device.
+//! Lines between processes, through pipes. They carry addresses and synchronize the steps; all data
+//! goes through the device.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// One end of a conversation.
+/// One end of a pair of pipes.
 pub(crate) struct Link {
     to: File,
     from: File,
@@ -45,7 +45,7 @@ impl Link {
         }
     }
 
-    /// False where nobody listens any more.
+    /// Sends a line; false if the other end is closed.
     pub(crate) fn say(&mut self, line: &str) -> bool {
         self.to.write_all(format!("{line}\n").as_bytes()).is_ok()
     }
@@ -61,7 +61,7 @@ impl Link {
         Some(line)
     }
 
-    /// The next line, if one comes within `patience`; an error where the other end is gone.
+    /// The next line, if one arrives within `patience`; an error if the other end is closed.
     pub(crate) fn hear_within(&mut self, patience: Duration) -> Result<Option<String>, Gone> {
         let end = Instant::now() + patience;
         loop {
@@ -82,7 +82,7 @@ impl Link {
         }
     }
 
-    /// The next line of somebody who has to say one.
+    /// The next line of a process that must send one.
     pub(crate) fn hear(&mut self) -> String {
         match self.hear_within(Duration::from_secs(60)) {
             Ok(Some(line)) => line,
@@ -96,11 +96,11 @@ impl Link {
     }
 }
 
-/// The other end has ended.
+/// The other end is closed.
 #[derive(Debug)]
 pub(crate) struct Gone;
 
-/// The numbers of a line.
+/// The numbers in a line.
 pub(crate) fn numbers(line: &str) -> Vec<u64> {
     line.split_whitespace()
         .map(|word| word.parse().expect("a number"))
@@ -122,7 +122,7 @@ pub(crate) fn readable(fd: RawFd, patience: Duration) -> bool {
     unsafe { libc::ppoll(&raw mut poll, 1, &raw const wait, std::ptr::null()) > 0 }
 }
 
-/// Which of them become readable within `patience`.
+/// The descriptors that become readable within `patience`.
 pub(crate) fn ready(fds: &[RawFd], patience: Duration) -> Vec<usize> {
     let mut polls: Vec<_> = fds
         .iter()

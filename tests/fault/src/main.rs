@@ -1,5 +1,5 @@
-//! Kills processes that use the embedded device, and looks at those that are left. README.md has the
-//! commands.
+//! Kills processes that use the embedded device, and checks the surviving processes. README.md has
+//! the commands.
 
 #[allow(unsafe_code, reason = "verbs is a C interface")]
 mod device;

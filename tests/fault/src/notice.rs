@@ -1,21 +1,21 @@
-//! How a process waits for completions, and how long it took to hear of a death.
+//! The ways in which a process waits for completions, and the time until it detects a death.
 
 use std::time::Duration;
 
 use crate::device::{Queue, Wc};
 use crate::link::readable;
 
-/// Longest that a survivor may stay without notice.
+/// Maximum time until a survivor detects a death.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
 /// Ways to wait for a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// `ibv_poll_cq` again and again.
+    /// Calls `ibv_poll_cq` repeatedly.
     Polls,
-    /// `poll` on the channel's descriptor.
+    /// Calls `poll` on the channel's descriptor.
     SleepsOnFd,
-    /// `ibv_get_cq_event` on a descriptor that blocks.
+    /// Calls `ibv_get_cq_event` on a blocking descriptor.
     SleepsInCall,
 }
 
@@ -34,7 +34,8 @@ impl Way {
         }
     }
 
-    /// One round of waiting, of at most `patience` for those that can say so; completions go to `to`.
+    /// Waits once, for at most `patience` if the way has a timeout; appends the completions to
+    /// `to`.
     pub(crate) fn wait(self, queue: &Queue, to: &mut Vec<Wc>, patience: Duration) {
         if self == Self::Polls {
             queue.poll(to);
@@ -58,7 +59,7 @@ impl Way {
     }
 }
 
-/// Times of notice, for each way of waiting.
+/// Detection times, per way of waiting.
 #[derive(Default)]
 pub(crate) struct Times([Vec<Duration>; 3]);
 
@@ -67,7 +68,7 @@ impl Times {
         self.0[way as usize].push(time);
     }
 
-    /// The longest of all.
+    /// The maximum of all ways.
     pub(crate) fn longest(&self) -> Duration {
         self.0.iter().flatten().max().copied().unwrap_or_default()
     }

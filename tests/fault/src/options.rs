@@ -2,18 +2,18 @@
 
 use crate::random;
 
-/// What a run is asked for.
+/// The options of a run.
 pub(crate) struct Options {
     pub(crate) seed: u64,
-    /// Random kills, and the minutes after which there are no more of them.
+    /// Number of random kills, and the minutes after which no more are done.
     pub(crate) kills: usize,
     pub(crate) minutes: f64,
-    /// How many processes; two to eight in turn without it.
+    /// Number of processes; without it two to eight in turn.
     pub(crate) processes: Option<usize>,
-    /// Victims for each path of a walk; all without it.
+    /// Number of victims per path of a walk; without it one per instruction.
     pub(crate) sample: Option<usize>,
     pub(crate) path: Option<String>,
-    /// The kernel refuses copies between processes.
+    /// Whether the kernel refuses copies between processes.
     pub(crate) refuse: bool,
 }
 

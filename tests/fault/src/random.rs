@@ -1,4 +1,4 @@
-//! Random numbers that a seed repeats, and payloads that say which message they are of.
+//! Random numbers that a seed reproduces, and payloads that identify their message.
 
 /// xorshift64*.
 #[derive(Clone, Debug)]
@@ -6,7 +6,7 @@ pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        // Spreads small seeds; 0 would stay 0.
+        // spreads small seeds; a state of 0 would stay 0
         let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         for _ in 0..8 {
             random.next();
@@ -26,13 +26,13 @@ impl Random {
         (self.next() >> 11) % n
     }
 
-    /// A number from `from` to below `to`.
+    /// A number at least `from` and below `to`.
     pub(crate) fn range(&mut self, from: usize, to: usize) -> usize {
         from + self.below((to - from) as u64) as usize
     }
 }
 
-/// A seed for whoever gave none.
+/// A seed for a run without the option.
 pub(crate) fn seed() -> u64 {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! What every survivor looks at when its victim is dead.
+//! The checks of a survivor after its victim is dead.
 
 use std::time::Instant;
 
@@ -7,13 +7,13 @@ use rdma_core_sys::IBV_QPS_ERR;
 use crate::device::{Pair, Queue, Region};
 use crate::notice::LIMIT;
 
-/// What a region is filled with before anybody writes to it.
+/// The initial value of a region's bytes.
 pub(crate) const UNTOUCHED: u8 = 0x11;
-/// Bytes on both sides of what is written.
+/// Number of bytes that are checked on both sides of written bytes.
 const AROUND: usize = 16;
 
-/// Whether all of these bytes lie at an offset of a region; else none of them does, and in either case nothing was
-/// written around them.
+/// Whether a region contains all of these bytes at the offset. Otherwise it must contain none of
+/// them; in either case the bytes around them must be unchanged.
 pub(crate) fn is_written(region: &Region, at: usize, bytes: &[u8]) -> bool {
     let found = region.read(at - AROUND, bytes.len() + 2 * AROUND);
     let (before, rest) = found.split_at(AROUND);
@@ -28,7 +28,8 @@ pub(crate) fn is_written(region: &Region, at: usize, bytes: &[u8]) -> bool {
     written
 }
 
-/// Polls until a queue pair has failed, whose other end is dead; there are no completions by now.
+/// Polls until a queue pair fails because its other end is dead; its completions were polled
+/// before.
 pub(crate) fn await_error(pair: &Pair, queue: &Queue) {
     let begin = Instant::now();
     let mut wcs = Vec::new();

@@ -1,6 +1,6 @@
-//! Interrupting a thread that sleeps in a system call.
+//! Interrupts a thread that sleeps in a system call.
 
-/// A thread of this process, which stays.
+/// A thread of this process that lives as long as the process.
 #[derive(Clone, Copy)]
 pub(crate) struct Thread(libc::pthread_t);
 
@@ -11,7 +11,7 @@ pub(crate) fn this_thread() -> Thread {
 }
 
 impl Thread {
-    /// Its call, if it sleeps in one, ends with `EINTR`.
+    /// Ends its system call with `EINTR`, if it sleeps in one.
     pub(crate) fn interrupt(self) {
         // SAFETY: the thread is the main one, which lives as long as the process.
         unsafe { libc::pthread_kill(self.0, libc::SIGUSR1) };
@@ -20,7 +20,7 @@ impl Thread {
 
 extern "C" fn nothing(_: libc::c_int) {}
 
-/// From now on SIGUSR1 interrupts and does nothing else.
+/// From now on SIGUSR1 interrupts system calls, and has no other effect.
 pub(crate) fn be_interruptible() {
     // SAFETY: all zeros is a value of it; the handler does nothing.
     unsafe {
@@ -30,7 +30,7 @@ pub(crate) fn be_interruptible() {
     }
 }
 
-/// Gives way to others: these processes would take all processors.
+/// Lowers the priority: these processes would use all processors.
 pub(crate) fn be_nice() {
     // SAFETY: no memory is passed.
     unsafe { libc::nice(5) };

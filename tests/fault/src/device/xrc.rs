@@ -1,4 +1,4 @@
-//! XRC domains, and what is made in them.
+//! XRC domains, and the objects in them.
 
 use std::fs::File;
 use std::io::Error;
@@ -23,10 +23,10 @@ fn made<T>(object: *mut T) -> Result<*mut T, Error> {
 }
 
 impl Device {
-    /// `ibv_open_xrcd` of a file, with `O_CREAT` and the like.
+    /// `ibv_open_xrcd` of a file, with flags such as `O_CREAT`.
     ///
     /// # Errors
-    /// As the man page has them.
+    /// Those of the man page.
     pub(crate) fn domain(&self, path: &str, flags: i32) -> Result<Domain, Error> {
         let file = File::open(path)?;
         let mut init = ibv_xrcd_init_attr {
@@ -39,7 +39,7 @@ impl Device {
         Ok(Domain { xrcd })
     }
 
-    /// A shared receive queue for XRC, and its number.
+    /// A shared receive queue of an XRC domain, and its number.
     pub(crate) fn shared_in(&self, domain: Domain, queue: &Queue, receives: u32) -> (Shared, u32) {
         let mut init = ibv_srq_init_attr_ex {
             comp_mask: IBV_SRQ_INIT_ATTR_TYPE
@@ -83,7 +83,7 @@ impl Device {
     /// `ibv_open_qp`.
     ///
     /// # Errors
-    /// `EINVAL` where nobody holds a target of this number.
+    /// `EINVAL`: no process holds a target with this number.
     pub(crate) fn hold(&self, domain: Domain, qp_num: u32) -> Result<Pair, Error> {
         let mut attr = ibv_qp_open_attr {
             comp_mask: IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE,
@@ -98,12 +98,12 @@ impl Device {
         Ok(Pair { qp, kind })
     }
 
-    /// A queue pair that sends through a target; in INIT.
+    /// An XRC initiator queue pair, in INIT.
     pub(crate) fn initiator(&self, queue: &Queue) -> Pair {
         self.pair(IBV_QPT_XRC_SEND, queue, None)
     }
 
-    /// Connects a target to the initiator of this number, from RESET on.
+    /// Connects a target to the initiator with this number, starting in RESET.
     pub(crate) fn connect_target(&self, target: &Pair, number: u32) {
         target.enter_init();
         self.connect(
@@ -121,7 +121,7 @@ impl Domain {
     /// `ibv_close_xrcd`.
     ///
     /// # Errors
-    /// `EBUSY` while something of it is there.
+    /// `EBUSY`: an object of the domain exists.
     pub(crate) fn leave(self) -> Result<(), Error> {
         // SAFETY: live; not used after success.
         check(unsafe { ibv_close_xrcd(self.xrcd) })
@@ -132,7 +132,7 @@ impl Shared {
     /// `ibv_destroy_srq`.
     ///
     /// # Errors
-    /// `EBUSY` where somebody stands still in the middle of a copy.
+    /// `EBUSY`: a stopped process is in the middle of a copy.
     pub(crate) fn destroy(self) -> Result<(), Error> {
         // SAFETY: live; not used after success.
         check(unsafe { (verbs().ibv_destroy_srq)(self.srq) })

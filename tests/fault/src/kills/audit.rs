@@ -1,5 +1,5 @@
-//! Whether all receives of the shared queue are to be had, when nobody sends: a connection with oneself takes each
-//! of them once.
+//! Checks that all receives of the shared queue can be consumed while no other process sends: a
+//! connection of the process with itself consumes each of them once.
 
 use std::time::Instant;
 
@@ -44,7 +44,7 @@ impl Audit {
         }
     }
 
-    /// Whether this completion is of the audit.
+    /// Processes a completion of the audit; false if it is another one.
     pub(crate) fn take(&mut self, wc: &Wc) -> bool {
         if wc.number == self.from.number() {
             assert_eq!(wc.status, IBV_WC_SUCCESS, "a message to oneself");
@@ -58,7 +58,7 @@ impl Audit {
         true
     }
 
-    /// Whether all receives have been taken.
+    /// Whether all receives were consumed.
     pub(crate) fn is_over(&self, receives: usize) -> bool {
         let count = self.taken.len();
         assert!(
@@ -68,7 +68,7 @@ impl Audit {
         count == receives && self.sent == receives
     }
 
-    /// The receives that are to be posted again.
+    /// The receives to post again.
     pub(crate) fn end(self) -> Vec<usize> {
         self.from.destroy();
         self.to.destroy();

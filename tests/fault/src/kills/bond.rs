@@ -1,4 +1,4 @@
-//! What a worker has with one other: three queue pairs, and everything that goes over them.
+//! A worker's connection with one other worker: three queue pairs and their operations.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use super::moment;
 use crate::device::{Device, Handle, Op, Pair, Queue, Region, Retries, Shared, Wc};
 use crate::random::{Random, pattern};
 
-/// Data messages on their way.
+/// Outstanding data messages.
 const WINDOW: u64 = 2;
-/// A datagram's receive begins with a header.
+/// A datagram's receive begins with a global route header.
 const GRH: usize = 40;
 
 /// The two directions of a connected queue pair.
@@ -27,7 +27,7 @@ struct Stream {
     free: Vec<usize>,
 }
 
-/// What was checked.
+/// Counts of checks.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Sums {
     pub(crate) messages: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Sums {
     pub(crate) bytes: u64,
 }
 
-/// What belongs to the worker and not to one connection.
+/// Objects of the worker that all connections share.
 pub(crate) struct Common {
     pub(crate) device: Device,
     pub(crate) queue: Queue,
@@ -58,23 +58,23 @@ pub(crate) struct Bond {
     pub(crate) on_shared: Pair,
     ud: Pair,
     region: Region,
-    /// The other's target region and datagrams.
+    /// The peer's target region and datagram queue pair.
     addr: u64,
     rkey: u32,
     their_ud: u32,
     pub(crate) connected: bool,
-    /// The other is connected too, or dead: it may send.
+    /// Whether this side may send: the peer is connected, or dead.
     pub(crate) goes: bool,
-    /// When the first error came.
+    /// Time of the first error.
     pub(crate) failed: Option<Instant>,
-    /// Requests and receives without a completion.
+    /// Outstanding requests and receives.
     outstanding: usize,
     streams: [Stream; 2],
-    /// Datagrams sent, and the next one that may come.
+    /// Number of datagrams sent, and the next number that may arrive.
     datagrams: (u64, u64),
     datagram_busy: bool,
     access_busy: bool,
-    /// No new requests, until everything has been looked at.
+    /// Whether new requests are held back until all outstanding ones are checked.
     pub(crate) rests: bool,
     written: u64,
     swapped: Option<u64>,
@@ -143,7 +143,7 @@ impl Bond {
         format!("{rc} {on_shared} {}", self.ud.number())
     }
 
-    /// Connects to the other's queue pairs and region.
+    /// Connects to the peer's queue pairs and region.
     pub(crate) fn connect(&mut self, device: &Device, theirs: &[u64]) {
         let retries = Retries {
             timeout: 14,
@@ -157,12 +157,12 @@ impl Bond {
         self.heard = Instant::now();
     }
 
-    /// Whether a message of the first stream came.
+    /// Whether a message of the first stream has arrived.
     pub(crate) fn heard_anything(&self) -> bool {
         self.streams[0].expected > 0
     }
 
-    /// Sends what may be sent.
+    /// Sends the messages that may be sent.
     pub(crate) fn pump(&mut self, random: &mut Random) {
         if !self.goes || self.failed.is_some() || self.rests {
             return;
@@ -182,7 +182,7 @@ impl Bond {
         );
     }
 
-    /// False where there is no place.
+    /// Returns false if no send buffer is free.
     fn send(&mut self, which: usize, is_data: bool, random: &mut Random) -> bool {
         let stream = &mut self.streams[which];
         let Some(place) = stream.free.pop() else {
@@ -196,7 +196,7 @@ impl Bond {
         let at = own::SENDS_AT + (which * own::SENDS + place) * ROOM;
         self.outstanding += 1;
         if which == 0 && choice == 5 {
-            // Without a header, and so without an acknowledgement: that still is owed.
+            // it has no header, and so acknowledges nothing: the acknowledgement is sent later
             let len = random.range(1, target::NOTICED_ROOM);
             let bytes = pattern(tag(self.me, self.other, 0, self.nonce, seq), len);
             self.region.write(at, &bytes);
@@ -236,7 +236,7 @@ impl Bond {
         true
     }
 
-    /// Now and then a datagram, and one of the operations that the other takes no part in.
+    /// Occasionally posts a datagram, and one of the one-sided operations.
     fn access(&mut self, handle: Handle, random: &mut Random) {
         if self.failed.is_some() || self.rests {
             return;
@@ -280,7 +280,7 @@ impl Bond {
             1 => {
                 self.outstanding += 1;
                 let word = self.addr + (target::SWAPPED_AT + 8 * me) as u64;
-                // The first one finds out what an earlier process of this number left.
+                // the first operation reads the value that an earlier process with this number left
                 let old = self.swapped.unwrap_or(0);
                 let op = Op::Swap(word, self.rkey, old, old + 1);
                 let id = id_of(self.nonce, Kind::Swap, 0);
@@ -289,7 +289,7 @@ impl Bond {
             _ => {
                 let word = self.addr + (target::ADDED_AT + 8 * (me / 2)) as u64;
                 let op = Op::Add(word, self.rkey, 1 << (32 * (me % 2)));
-                // Many at once, so that those of the other process fall between them.
+                // many at once, so that the other process's additions are executed between them
                 self.outstanding += own::ADDITIONS;
                 moment::note_post();
                 for place in 0..own::ADDITIONS {
@@ -301,14 +301,14 @@ impl Bond {
         }
     }
 
-    /// The part of its slice that the latest write has.
+    /// The part of its slice that the last write changes.
     fn slice(&self) -> (usize, usize) {
         let mut random = Random::new(self.written);
         let at = random.range(0, target::SLICE - 1);
         (at, random.range(1, target::SLICE - at + 1))
     }
 
-    /// A completion without success.
+    /// Handles a failed completion.
     pub(crate) fn note_error(&mut self, kind: Kind, wc: &Wc) {
         assert!(self.connected, "an error without a connection: {wc:?}");
         assert!(
@@ -319,7 +319,7 @@ impl Bond {
         self.failed.get_or_insert_with(Instant::now);
     }
 
-    /// A successful one, but for receives of the shared queue.
+    /// Handles a successful completion, except of receives of the shared queue.
     pub(crate) fn complete(&mut self, kind: Kind, place: usize, wc: &Wc, common: &mut Common) {
         match kind {
             Kind::Receive => {
@@ -375,7 +375,7 @@ impl Bond {
                 let found = self.region.read_word(own::RESULT_AT);
                 let expected = self.swapped.unwrap_or(found);
                 assert_eq!(found, expected, "a word that nobody else swaps");
-                // The first attempt took effect only if the word was 0.
+                // the first swap took effect only if the word was 0
                 let took = self.swapped.is_some() || found == 0;
                 self.swapped = Some(found + u64::from(took));
                 common.sums.atomics += 1;
@@ -411,7 +411,7 @@ impl Bond {
         assert_eq!(got, (self.other, self.me, stream, self.nonce), "{header:?}");
     }
 
-    /// A message of a connected stream.
+    /// Handles a message of a connected stream.
     pub(crate) fn receive(&mut self, which: usize, bytes: &[u8]) {
         let header = Header::of_bytes(bytes);
         self.expect_from(&header, which as u8);
@@ -428,7 +428,7 @@ impl Bond {
         stream.owes |= header.is_data;
     }
 
-    /// A write with a notice has no header: its number is in the immediate.
+    /// A write with immediate has no header: the immediate contains its number.
     fn receive_notice(&mut self, wc: &Wc, written: &Region) {
         let stream = &mut self.streams[0];
         let seq = stream.expected;
@@ -441,7 +441,7 @@ impl Bond {
         stream.owes = true;
     }
 
-    /// Its state, for people.
+    /// A text of its state, for diagnosis.
     pub(crate) fn show(&self) -> String {
         let states = (self.rc.state(), self.on_shared.state());
         format!(
@@ -456,24 +456,24 @@ impl Bond {
         )
     }
 
-    /// Whether all its requests have a completion.
+    /// Whether all its requests have completed.
     pub(crate) fn is_idle(&self) -> bool {
         let sends = self.streams.iter().map(|stream| stream.free.len()).sum();
         !self.access_busy && !self.datagram_busy && 2 * own::SENDS == sends
     }
 
-    /// Whether everything of a failed connection has its completion.
+    /// Whether all operations of a failed connection have completed.
     pub(crate) fn is_flushed(&self) -> bool {
         self.failed.is_some() && self.outstanding == 0
     }
 
-    /// Whether it can be destroyed, too.
+    /// Whether it can be destroyed.
     pub(crate) fn is_over(&self) -> bool {
         self.is_flushed() && self.on_shared.state() == IBV_QPS_ERR
     }
 
-    /// Where the other process ended between the two connections, nobody tells the second queue pair: as on a wire, it
-    /// has to ask.
+    /// If the other process ended between the connections of the two queue pairs, this process gets
+    /// no event for the second one: as on a wire, it must send a request to detect the end.
     pub(crate) fn ask(&mut self, random: &mut Random) {
         let patience = Duration::from_secs(1);
         let late = self.failed.is_some_and(|at| at.elapsed() > patience);

@@ -1,12 +1,13 @@
-//! Where things lie in a worker's regions, and how its requests are numbered.
+//! The layout of a worker's regions, and the numbers of its requests.
 
-/// Most workers.
+/// Maximum number of workers.
 pub(crate) const MOST: usize = 8;
-/// Longest message.
+/// Maximum length of a message in bytes.
 pub(crate) const ROOM: usize = 104 << 10;
 
-/// The region that the others use. Each has a slice to write to and read back, places for writes with a
-/// notice, a word to swap, and one half of a word to add to.
+/// The region that peers access. For each peer it has a slice that the peer writes and reads back,
+/// slots for writes with immediate, a word for compare and swap, and one half of a word for
+/// additions.
 pub(crate) mod target {
     use super::MOST;
     pub(crate) const SLICE: usize = 64 << 10;
@@ -17,19 +18,19 @@ pub(crate) mod target {
     pub(crate) const ADDED_AT: usize = SWAPPED_AT + 8 * MOST;
     pub(crate) const LEN: usize = ADDED_AT + 8 * MOST;
 
-    /// Place of `from`'s message `seq`, a write with a notice.
+    /// Offset of message `seq` of `from`, a write with immediate.
     pub(crate) fn noticed(from: u8, seq: u64) -> usize {
         let place = usize::from(from) * NOTICED + seq as usize % NOTICED;
         NOTICED_AT + place * NOTICED_ROOM
     }
 }
 
-/// A connection's own region.
+/// The region of one connection.
 pub(crate) mod own {
     use super::ROOM;
     use super::target::SLICE;
     pub(crate) const RECEIVES: usize = 8;
-    /// Places for what is sent, on either stream.
+    /// Slots for outgoing messages, per stream.
     pub(crate) const SENDS: usize = 4;
     pub(crate) const SENDS_AT: usize = RECEIVES * ROOM;
     pub(crate) const DATAGRAMS: usize = 4;
@@ -39,12 +40,12 @@ pub(crate) mod own {
     pub(crate) const WRITTEN_AT: usize = DATAGRAM_AT + 4096;
     pub(crate) const READ_AT: usize = WRITTEN_AT + SLICE;
     pub(crate) const RESULT_AT: usize = (READ_AT + SLICE).next_multiple_of(8);
-    /// Additions that are posted at once.
+    /// Additions that are posted together.
     pub(crate) const ADDITIONS: usize = 16;
     pub(crate) const LEN: usize = RESULT_AT + 8 * ADDITIONS;
 }
 
-/// What a completion is of.
+/// The kind of request that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -73,12 +74,12 @@ const KINDS: [Kind; 10] = [
     Kind::Swap,
 ];
 
-/// The number of a request: connection, kind, place.
+/// The number of a request: connection, kind, slot.
 pub(crate) fn id_of(nonce: u32, kind: Kind, place: usize) -> u64 {
     u64::from(nonce) << 16 | (kind as u64) << 8 | place as u64
 }
 
-/// The parts of such a number.
+/// The parts of a request's number.
 pub(crate) fn parts_of(id: u64) -> (u32, Kind, usize) {
     let kind = KINDS[(id >> 8) as usize & 0xff];
     ((id >> 16) as u32, kind, id as usize & 0xff)

@@ -1,4 +1,4 @@
-//! Messages that say who sent them, and in which order.
+//! Messages that contain their sender and sequence number.
 
 use crate::random::pattern;
 
@@ -6,25 +6,25 @@ use crate::random::pattern;
 pub(crate) const HEADER: usize = 40;
 const MAGIC: u32 = 0x6661_756c;
 
-/// In front of each message.
+/// The header of each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) from: u8,
     pub(crate) to: u8,
-    /// 0 and 1 are the connected streams, 2 the datagrams.
+    /// 0 and 1: the connected streams; 2: the datagrams.
     pub(crate) stream: u8,
-    /// Whether the receiver owes an answer.
+    /// Whether the receiver must acknowledge it.
     pub(crate) is_data: bool,
-    /// Of the connection.
+    /// The connection's number.
     pub(crate) nonce: u32,
-    /// Of the whole message.
+    /// Length in bytes of the message with its header.
     pub(crate) len: u32,
     pub(crate) seq: u64,
-    /// Data messages that the sender has received.
+    /// Number of data messages that the sender has received.
     pub(crate) ack: u64,
 }
 
-/// What the bytes of a payload follow from.
+/// The seed of a payload's bytes.
 pub(crate) fn tag(from: u8, to: u8, stream: u8, nonce: u32, seq: u64) -> u64 {
     let who = u64::from(from) << 8 | u64::from(to) << 16 | u64::from(stream) << 24;
     (who | u64::from(nonce) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seq << 3
@@ -35,7 +35,7 @@ impl Header {
         tag(self.from, self.to, self.stream, self.nonce, self.seq)
     }
 
-    /// The whole message.
+    /// The bytes of the message.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.len as usize);
         bytes.extend_from_slice(&MAGIC.to_le_bytes());
@@ -49,7 +49,7 @@ impl Header {
         bytes
     }
 
-    /// The header of a message whose every byte is as it was sent.
+    /// The header of a message, all of whose bytes must be as they were sent.
     pub(crate) fn of_bytes(bytes: &[u8]) -> Self {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight"));

@@ -1,5 +1,5 @@
-//! Two to eight processes that all talk to each other, and one of them is killed at a random moment,
-//! again and again. The killed one is started anew; the others go on.
+//! Two to eight processes that are all connected to each other. One of them is killed at a random
+//! moment and started again, repeatedly, while the others continue.
 
 mod audit;
 mod bond;
@@ -29,44 +29,44 @@ fn now_ns() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-/// A process as the others know it.
+/// The coordinator's state of a process.
 struct Worker {
     child: Child,
     link: Link,
     way: Way,
     killed: bool,
-    /// How far it is with what all do together: `rests`, `audited`.
+    /// The last answer to a command that all processes get: `rests`, `audited`.
     said: String,
 }
 
-/// What two processes have with each other, as far as this one has told them.
+/// The connection between two processes, as far as the coordinator has made it.
 #[derive(Default)]
 struct Between {
     nonce: u32,
-    /// What either has said of itself.
+    /// The numbers that each process has reported.
     made: [Option<String>; 2],
     told: bool,
     joined: [bool; 2],
     up: [bool; 2],
 }
 
-/// A process that has to say that a dead one is gone.
+/// A process that must report that it has destroyed its connection to a dead one.
 #[derive(Debug)]
 struct Owed {
     from: usize,
     of: usize,
     nonce: u32,
     killed: u64,
-    /// It was connected, so it has to notice by itself.
+    /// Whether it was connected, so that it must detect the death itself.
     notices: bool,
 }
 
-/// Kills between two looks at what adds up.
+/// Number of kills between two audits.
 const AUDITED: usize = 12;
 
 struct Run<'a> {
     workers: Vec<Worker>,
-    /// By lower and higher number.
+    /// Indexed by the lower and the higher number.
     between: Vec<Vec<Between>>,
     owed: Vec<Owed>,
     nonce: u32,
@@ -75,7 +75,8 @@ struct Run<'a> {
     times: &'a mut Times,
 }
 
-/// Kills as many as the options say, on two to eight processes in turn. True where all is well.
+/// Runs the number of kills that the options name, on two to eight processes in turn. Returns
+/// whether all checks succeeded.
 pub(crate) fn run(options: &Options) -> bool {
     println!("kills: {}, seed {}", options.kills, options.seed);
     let begin = Instant::now();
@@ -150,7 +151,7 @@ impl Run<'_> {
         let (mut done, mut kept) = (0, 0);
         while done < kills && begin.elapsed() < left {
             guard::expect(&format!("{count} processes, kill {done}"));
-            // Some while connections are made, most of them while all is going on.
+            // part of the kills happen while connections are made, most of them during transfers
             if self.random.below(4) == 0 {
                 let pause = self.random.below(30_000);
                 self.listen(Duration::from_micros(pause))?;
@@ -159,7 +160,7 @@ impl Run<'_> {
                 let pause = self.random.below(40_000);
                 self.listen(Duration::from_micros(pause))?;
             }
-            // With an even number one lives on to the end, and sees what only adds up.
+            // with an even count, one process survives all kills, and its sums include all rounds
             let spared = usize::from(count.is_multiple_of(2));
             let mut victims = vec![self.random.range(spared, count)];
             let second = self.random.range(spared, count);
@@ -178,7 +179,7 @@ impl Run<'_> {
             }
             for &victim in &victims {
                 for other in 0..count {
-                    // Two new ones are introduced once.
+                    // a pair of new processes is connected once
                     if other != victim && !(victims.contains(&other) && other < victim) {
                         self.introduce(victim.min(other), victim.max(other));
                     }
@@ -194,7 +195,7 @@ impl Run<'_> {
         Ok((done, self.stop()?))
     }
 
-    /// Nobody keeps a receive of anybody's shared queue when nothing goes on.
+    /// In an idle system no process holds a receive of another process's shared queue.
     fn audit(&mut self) -> Result<(), String> {
         self.wait_until(|run| run.all_up(), "all connections")?;
         for (command, answer) in [("rest", "rests"), ("audit", "audited")] {
@@ -245,7 +246,7 @@ impl Run<'_> {
         self.tell(high, &format!("make {low} {}", self.nonce));
     }
 
-    /// One that can't be told has ended, which is noticed where it is listened to.
+    /// Sends a command. If the process has ended, `listen` detects that.
     fn tell(&mut self, number: usize, line: &str) {
         self.workers[number].link.say(line);
     }
@@ -255,7 +256,7 @@ impl Run<'_> {
         (0..count).all(|low| (low + 1..count).all(|high| self.between[low][high].up == [true; 2]))
     }
 
-    /// Kills them now, or has the first one end itself in the middle of a post.
+    /// Kills the processes now, or makes the first one end itself in the middle of a post.
     fn kill(&mut self, victims: &[usize], in_a_post: bool) -> Result<(), String> {
         if in_a_post {
             let delay = self.random.below(60_000);
@@ -275,7 +276,7 @@ impl Run<'_> {
         }
         for &victim in victims {
             let status = self.workers[victim].child.wait();
-            // One that had failed before must not go unnoticed.
+            // detects a process that had failed before
             let status = status.map_err(|error| error.to_string())?;
             if status.code().is_some() {
                 return Err(format!("process {victim} ended by itself: {status}"));
@@ -288,7 +289,7 @@ impl Run<'_> {
                 }
                 let between = &self.between[of.min(from)][of.max(from)];
                 let (nonce, notices) = (between.nonce, between.told);
-                // One that was connected finds out by sending.
+                // a process that was connected detects the death when it sends
                 let verb = if notices { "go" } else { "drop" };
                 self.tell(from, &format!("{verb} {of} {nonce}"));
                 self.owed.push(Owed {
@@ -303,7 +304,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Listens to all for some time.
+    /// Reads lines of all processes for at most `patience`.
     fn listen(&mut self, patience: Duration) -> Result<(), String> {
         let end = Instant::now() + patience;
         loop {
@@ -336,7 +337,7 @@ impl Run<'_> {
     }
 
     fn wait_until(&mut self, done: impl Fn(&Self) -> bool, what: &str) -> Result<(), String> {
-        // Connections and notice have the same limit, and it is a long one.
+        // connecting and detecting a death have the same limit
         let begin = Instant::now();
         while !done(self) {
             self.listen(Duration::from_millis(1))?;
@@ -357,7 +358,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A line of process `from`.
+    /// Handles a line of process `from`.
     fn hear(&mut self, from: usize, line: &str) -> Result<(), String> {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         match verb {
@@ -394,7 +395,7 @@ impl Run<'_> {
             }
             "joined" if between.nonce == nonce => {
                 between.joined[side] = true;
-                // Before that a message would wait for the connection, and not for ever.
+                // a message sent before that would wait for the connection, with a limit
                 if between.joined == [true; 2] {
                     self.tell(low, &format!("go {high} {nonce}"));
                     self.tell(high, &format!("go {low} {nonce}"));
@@ -429,7 +430,7 @@ impl Run<'_> {
         }
     }
 
-    /// Has the living print their state.
+    /// Makes the living processes print their state.
     fn show(&mut self) {
         for worker in self.workers.iter_mut().filter(|worker| !worker.killed) {
             worker.link.say("show");
@@ -437,7 +438,7 @@ impl Run<'_> {
         std::thread::sleep(Duration::from_millis(500));
     }
 
-    /// Ends all in good order; what they have checked.
+    /// Ends all processes normally; returns the sums of their checks.
     fn stop(&mut self) -> Result<String, String> {
         for worker in &mut self.workers {
             worker.link.say("stop");

@@ -1,20 +1,21 @@
-//! A process that ends itself in the middle of a post: from outside nobody hits the few microseconds in which
-//! it holds a receive of a shared queue or a lock.
+//! A process that ends itself in the middle of a post. A kill from outside rarely hits the few
+//! microseconds in which the process holds a receive of a shared queue or a lock.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Posts of this process in which it holds something of another one for a while.
+/// Number of started posts that hold a receive or a lock of another process for a time.
 static POSTS: AtomicU32 = AtomicU32::new(0);
-/// How long the next one is waited for.
+/// Limit of the wait for the next such post.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Such a post begins.
+/// Counts the start of such a post.
 pub(crate) fn note_post() {
     POSTS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Ends this process so many nanoseconds after the next such post has begun; called by another thread.
+/// Ends this process the given number of nanoseconds after the start of the next such post; called
+/// by another thread.
 pub(crate) fn end_in_a_post(nanoseconds: u64) -> ! {
     let before = POSTS.load(Ordering::Relaxed);
     let begin = Instant::now();

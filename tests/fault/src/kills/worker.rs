@@ -1,4 +1,4 @@
-//! A process that keeps everything going with all others, until it is killed.
+//! A process that exchanges all kinds of operations with all others until it is killed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,10 +17,10 @@ use crate::notice::Way;
 use crate::random::Random;
 use crate::refuse;
 
-/// Receives of the shared queue.
+/// Number of receives of the shared queue.
 const SHARED: usize = 16;
-/// Messages that the shared queue takes until each of its receives must have been used once more: all
-/// others, and those of claims that came back and lie behind.
+/// Number of messages that the shared queue consumes until each of its receives must have been used
+/// again: all other receives, and those of withdrawn claims behind it.
 const AGE: u64 = 8 * SHARED as u64;
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -31,24 +31,29 @@ struct Worker {
     way: Way,
     bonds: Vec<Option<Bond>>,
     shared_region: Region,
-    /// How many messages the shared queue had taken when each receive was posted, and when that was.
+    /// For each receive: the number of messages that the shared queue had consumed when it was
+    /// posted, and the time.
     posted: Vec<(u64, Instant)>,
     taken: u64,
     link: Link,
-    /// Descriptors before there were others.
+    /// Number of descriptors before the first connection.
     base: usize,
-    /// Nothing new is sent; whether that was answered.
+    /// `Some` while no new requests are sent; whether `rests` was answered.
     rests: Option<bool>,
 }
 
 /// `worker NUMBER SEED WAY`. Its commands:
-/// `make OTHER NONCE`, answered by `made OTHER NONCE ...` with its numbers;
-/// `peer OTHER NONCE ...` with the other's, answered by `joined`;
-/// `go OTHER NONCE` when both have joined, or one is dead, answered by `up` after the first message;
-/// `drop OTHER NONCE` for one that never was connected, answered by `clean`;
-/// `rest`, answered by `rests` when all its requests have completed; then `audit`, answered by `audited`; `resume`;
-/// `die NANOSECONDS` in the next post, at this time after its beginning; `show`; `stop`.
-/// It says `dead OTHER NONCE TIME KIND STATUS` at the first error, and `clean OTHER NONCE` when nothing is left.
+/// - `make OTHER NONCE`, answered by `made OTHER NONCE ...` with its numbers;
+/// - `peer OTHER NONCE ...` with the other's numbers, answered by `joined`;
+/// - `go OTHER NONCE` when both have joined or one is dead, answered by `up` after the first
+///   message;
+/// - `drop OTHER NONCE` for a process that never was connected, answered by `clean`;
+/// - `rest`, answered by `rests` when all its requests have completed; then `audit`, answered by
+///   `audited`; `resume`;
+/// - `die NANOSECONDS`: end this long after the start of the next post; `show`; `stop`.
+///
+/// It prints `dead OTHER NONCE TIME KIND STATUS` at the first error, and `clean OTHER NONCE` when
+/// the connection is destroyed.
 pub(crate) fn run(arguments: &[String]) {
     let given = numbers(&arguments.join(" "));
     crate::signals::be_interruptible();
@@ -84,7 +89,7 @@ pub(crate) fn run(arguments: &[String]) {
             if command == "stop" {
                 worker.say_sums();
                 worker.link.say("stopped");
-                // Its end is for whoever started it: the others have not stopped yet.
+                // the coordinator ends this process: the others have not stopped yet
                 loop {
                     std::thread::park();
                 }
@@ -97,7 +102,7 @@ pub(crate) fn run(arguments: &[String]) {
                 _ => worker.obey(&command),
             }
         }
-        // Who was told of others has to send first.
+        // a process that was given new peers sends before it waits
         worker.go_on();
         let way = worker.way_now();
         way.wait(&worker.common.queue, &mut wcs, Duration::from_millis(500));
@@ -115,8 +120,8 @@ fn lock(commands: &Commands) -> std::sync::MutexGuard<'_, VecDeque<String>> {
     commands.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes commands as they come. The main thread may sleep in a call without a limit, so it is interrupted
-/// until it has looked.
+/// Reads commands. The main thread may sleep in a call without a timeout, so it is interrupted
+/// until it has taken the command.
 fn listen(commands: &Commands) {
     let commands = Arc::clone(commands);
     let main = crate::signals::this_thread();
@@ -131,7 +136,7 @@ fn listen(commands: &Commands) {
                     lock(&commands).push_back(line);
                 }
                 Ok(None) => {}
-                // Whoever started this process is gone.
+                // the coordinator has ended
                 Err(Gone) => std::process::exit(1),
             }
             while !lock(&commands).is_empty() {
@@ -143,8 +148,8 @@ fn listen(commands: &Commands) {
 }
 
 impl Worker {
-    /// A connection that has all its completions brings no more; its other queue pair is in ERR with the next
-    /// look at it.
+    /// A connection whose operations have all completed produces no event any more; its second
+    /// queue pair is in ERR at the next check.
     fn way_now(&self) -> Way {
         if self.rests.is_some() || self.bonds.iter().flatten().any(Bond::is_flushed) {
             Way::Polls
@@ -206,7 +211,7 @@ impl Worker {
         }
     }
 
-    /// Every receive of the shared queue is there: no process that was killed keeps one.
+    /// Every receive of the shared queue is available: no killed process holds one.
     fn audit(&mut self) {
         while !self.is_quiet() {}
         let mut audit = Audit::begin(&self.common, SHARED);
@@ -270,7 +275,7 @@ impl Worker {
         self.taken += 1;
         self.post_shared(place);
         let now = self.taken;
-        // A living process that has claimed one may be kept from running for some time.
+        // a living process that has claimed a receive may be delayed
         let late = self
             .posted
             .iter()
@@ -278,7 +283,7 @@ impl Worker {
         assert_eq!(late, None, "a receive of the shared queue got lost");
     }
 
-    /// Sends what may be sent, and lets go of the dead.
+    /// Sends the messages that may be sent, and destroys connections to dead processes.
     fn go_on(&mut self) {
         for at in 0..MOST {
             let Some(bond) = self.bonds[at].as_mut() else {
@@ -303,7 +308,7 @@ impl Worker {
         }
     }
 
-    /// What came last for a queue pair that is to be destroyed is taken first.
+    /// Takes the last completions of a queue pair before it is destroyed.
     fn is_quiet(&mut self) -> bool {
         let mut wcs = Vec::new();
         self.common.queue.poll(&mut wcs);
@@ -318,11 +323,13 @@ impl Worker {
         bond.destroy(&self.common.device);
         let others = self.bonds.iter().flatten().count() + 1;
         let (fds, maps) = leftovers::count();
-        // Where copies are refused there is an agent, and a line and its stage for either direction.
+        // if the kernel refuses copies, there are an agent, and a line and a bounce file per
+        // direction
         let refused = refuse::reading(std::process::id().cast_signed()) != 0;
         let (own, each) = if refused { (2, 9) } else { (0, 5) };
-        // Of each other process, one that joins included: its segment in two parts and two rings; its pidfd and its pipe of
-        // life, the ring from it, its doorbell and that of its channel.
+        // For each other process, including one that is connecting: its segment in two parts and
+        // two rings; its pidfd and its life pipe, the ring from it, its doorbell and that of its
+        // channel.
         assert!(
             maps <= 2 + 4 * (others + 1) && fds <= self.base + own + each * (others + 1),
             "{others} others, {maps} mappings, {} descriptors",
@@ -332,7 +339,7 @@ impl Worker {
         self.link.say(&format!("clean {other} {nonce}"));
     }
 
-    /// For whoever looks for the cause of a failure.
+    /// Prints the state, for diagnosis.
     fn show(&self) {
         let number = self.common.number;
         let used: Vec<u64> = self.posted.iter().map(|at| self.taken - at.0).collect();
@@ -345,7 +352,7 @@ impl Worker {
         }
     }
 
-    /// What was checked since the last time.
+    /// Prints the counts of checks since the last call.
     fn say_sums(&mut self) {
         let sums = std::mem::take(&mut self.common.sums);
         self.link.say(&format!(

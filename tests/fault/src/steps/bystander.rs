@@ -1,4 +1,4 @@
-//! A third process, which goes on with what the victim left behind.
+//! A third process, which uses the objects that the victim has used.
 
 use rdma_core_sys::IBV_QPT_RC;
 
@@ -10,7 +10,7 @@ use crate::random::pattern;
 pub(crate) const LEN: usize = 12_000;
 
 /// `bystander RC`: the number of the survivor's queue pair. Its commands: `send TAG COUNT`, and
-/// `add ADDR RKEY`, which answers with the word as it was.
+/// `add ADDR RKEY`, which prints the former value of the word.
 pub(crate) fn run(arguments: &[String]) {
     let mut link = Link::of_child();
     let device = Device::open();
@@ -24,7 +24,7 @@ pub(crate) fn run(arguments: &[String]) {
     let theirs = arguments[0].parse().expect("a number");
     device.connect(&rc, theirs, retries);
     link.say(&rc.number().to_string());
-    // Ends with its parent.
+    // ends when its parent ends
     while let Ok(line) = link.hear_within(std::time::Duration::from_secs(3600)) {
         let Some(line) = line else { continue };
         let (command, rest) = line.split_once(' ').expect("a command");

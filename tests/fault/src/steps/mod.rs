@@ -1,4 +1,4 @@
-//! Every instruction of every path: a victim runs up to it and is killed there.
+//! Kills a victim at every instruction of every path.
 
 pub(crate) mod bystander;
 mod path;
@@ -16,8 +16,8 @@ use crate::random::Random;
 use path::Path;
 use survivor::{Round, Survivor, Work};
 
-/// Walks all paths, or those that `--path` names; at every instruction, or at `--sample` of each.
-/// True where all is well.
+/// Walks all paths, or those that `--path` names; at every instruction, or at `--sample`
+/// instructions of each. Returns whether all checks succeeded.
 pub(crate) fn run(options: &Options) -> bool {
     println!("steps: seed {}", options.seed);
     let mut random = Random::new(options.seed);
@@ -83,17 +83,17 @@ fn walk(path: Path, options: &Options, random: &mut Random, times: &mut Times) -
         }
         outcome
     };
-    // To the end, which counts the instructions.
+    // to the end of the call, which counts its instructions
     let whole = round(usize::MAX, 0, random);
     assert!(whole.ended);
     let stride = match options.sample {
-        // Fewer of those that take seconds each.
+        // fewer kills of calls that take seconds
         Some(count) => (whole.steps / (count * 4000 / whole.steps).clamp(2, count)).max(1),
         None => path.stride(),
     };
     let (mut kills, mut delivered, mut ended) = (0u64, 0, 0);
     let mut at = random.below(stride as u64) as usize;
-    // Some more, as no two walks have the same length.
+    // a few more than counted, as the number of instructions varies
     while at <= whole.steps {
         let outcome = round(at, kills, random);
         kills += 1;

@@ -1,40 +1,40 @@
-//! The paths that are walked, one instruction after the other.
+//! The calls whose instructions are walked.
 
 use rdma_core_sys::{IBV_QPT_RC, IBV_QPT_UC};
 
 /// One call of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// The first message to a process: opens the ring.
+    /// The first message to a process: creates the ring.
     SendFirst,
     SendInline,
     SendRing,
     SendLarge,
-    /// The survivor sleeps and is rung for it.
+    /// The survivor sleeps, and the sender rings its doorbell.
     SendWakes,
     SendShared,
     SendSharedLarge,
-    /// The survivor's window is invalidated with it.
+    /// The message invalidates the survivor's window.
     SendInvalidate,
-    /// No connection leads there: the sender asks for a ring.
+    /// Without a connection to the process: the sender requests a ring.
     DatagramFirst,
     Datagram,
-    /// The ring has no room for it.
+    /// The ring is full.
     DatagramWaits,
-    /// The victim takes what its ring is full of, for which the survivor's datagram waits.
+    /// The victim takes messages from its full ring, for which the survivor's datagram waits.
     DatagramAwaited,
     Write,
     WriteImm,
     Read,
     Add,
     Swap,
-    /// With a wrong key: both queue pairs fail.
+    /// With an invalid key: both queue pairs fail.
     WriteRefused,
     /// On an unreliable connection.
     SendUnreliable,
-    /// Batches by `ibv_wr_*`: a message with its bytes inside,
+    /// Batches by `ibv_wr_*`: an inline message,
     BuildInline,
-    /// a write and a message of two pieces behind it,
+    /// a write, followed by a message with two sges,
     BuildBatch,
     /// a datagram,
     BuildDatagram,
@@ -42,28 +42,29 @@ pub(crate) enum Path {
     BuildAdd,
     BuildAtomicWrite,
     BuildFlush,
-    /// a window that is bound and invalidated,
+    /// a bind and an invalidation of a window,
     BuildBind,
-    /// and one that is given up.
+    /// and an aborted batch.
     BuildAbort,
     Receive,
-    /// The survivor's message waits for it.
+    /// The survivor's message waits for the receive.
     ReceiveAwaited,
     SharedReceiveAwaited,
     PollMessage,
-    /// By `ibv_start_poll`, `ibv_next_poll` and `ibv_end_poll`: a message and an own request.
+    /// By `ibv_start_poll`, `ibv_next_poll` and `ibv_end_poll`: a message, and a request of the
+    /// victim.
     PollExtended,
     PollSend,
     PollFlush,
-    /// The survivor's message waits in its segment, and the victim takes it from there: through its
-    /// own receives, one that is held meanwhile, and through a shared queue.
+    /// The survivor's message waits in the survivor's segment, and the victim pulls it: with its
+    /// own receives, with one that is held meanwhile, and with a shared queue.
     Pull,
     PullLarge,
     PullShared,
-    /// By arming, and by sleeping.
+    /// By arming the queue, and by sleeping.
     PullArm,
     PullEvent,
-    /// `ibv_resize_cq` with completions inside.
+    /// `ibv_resize_cq` of a queue with completions.
     Resize,
     /// `ibv_rereg_mr` of the region that the survivor writes to.
     Reregister,
@@ -72,19 +73,19 @@ pub(crate) enum Path {
     Deregister,
     Fail,
     Destroy,
-    /// RTR and RTS, while the survivor is connected already.
+    /// RTR and RTS; the survivor is already connected.
     Connect,
-    /// The whole start: segment, registry.
+    /// The whole initialization: segment, registry.
     Open,
 }
 
-/// What the survivor may find that came from the call.
+/// What the survivor may receive from the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivers {
     Nothing,
     /// A message to the connected queue pair.
     Message,
-    /// One that takes a receive of the shared queue.
+    /// A message that consumes a receive of the shared queue.
     Shared,
     Datagram,
 }
@@ -167,7 +168,7 @@ impl Path {
         }
     }
 
-    /// Bytes of what the call sends or writes.
+    /// Number of bytes that the call sends or writes.
     pub(crate) fn len(self) -> usize {
         match self {
             Self::SendRing
@@ -186,13 +187,13 @@ impl Path {
         }
     }
 
-    /// Whether the victim sent a message before, so that the ring is open.
+    /// Whether the victim has sent a message before the call, so that the ring exists.
     pub(crate) fn is_warm(self) -> bool {
         !matches!(
             self,
             Self::SendFirst
                 | Self::DatagramFirst
-                // A warm-up would take what is there.
+                // a message sent before would consume what the call is to take
                 | Self::DatagramAwaited
                 | Self::Connect
                 | Self::Open
@@ -204,7 +205,7 @@ impl Path {
         !matches!(self, Self::DatagramFirst | Self::Open)
     }
 
-    /// Whether the survivor has a request that waits for the victim.
+    /// Whether a request of the survivor waits for the victim.
     pub(crate) fn is_awaited(self) -> bool {
         matches!(
             self,
@@ -212,17 +213,17 @@ impl Path {
         ) || self.takes_awaited()
     }
 
-    /// Whether the survivor has a datagram that waits for room in the victim's ring.
+    /// Whether a datagram of the survivor waits for room in the victim's ring.
     pub(crate) fn fills_ring(self) -> bool {
         self == Self::DatagramAwaited
     }
 
-    /// Whether that request goes to the queue pair with the shared queue.
+    /// Whether that request is sent to the queue pair with the shared queue.
     pub(crate) fn is_awaited_on_shared(self) -> bool {
         matches!(self, Self::SharedReceiveAwaited | Self::PullShared)
     }
 
-    /// Whether the call itself takes that request, so that it has succeeded when the call returns.
+    /// Whether the call takes that request, so that it has completed when the call returns.
     pub(crate) fn takes_awaited(self) -> bool {
         matches!(
             self,
@@ -230,12 +231,12 @@ impl Path {
         )
     }
 
-    /// Whether it comes to a receive that was posted before.
+    /// Whether the request is sent to a receive that was posted before.
     pub(crate) fn is_sent_to(self) -> bool {
         matches!(self, Self::PollMessage | Self::PollExtended)
     }
 
-    /// What kind of queue pair the connection without a shared queue has.
+    /// The type of the queue pair without a shared queue.
     pub(crate) fn kind(self) -> u32 {
         if self == Self::SendUnreliable {
             IBV_QPT_UC
@@ -244,7 +245,7 @@ impl Path {
         }
     }
 
-    /// Whether the survivor hears of the end by the connection without a shared queue.
+    /// Whether the survivor detects the victim's end through the connection without a shared queue.
     pub(crate) fn is_reliable(self) -> bool {
         self.kind() == IBV_QPT_RC
     }
@@ -264,17 +265,17 @@ impl Path {
         )
     }
 
-    /// Whether it writes to the survivor's region,
+    /// Whether the call writes to the survivor's region,
     pub(crate) fn writes(self) -> bool {
         matches!(self, Self::Write | Self::WriteImm | Self::BuildBatch)
     }
 
-    /// or invalidates its window,
+    /// invalidates its window,
     pub(crate) fn invalidates(self) -> bool {
         self == Self::SendInvalidate
     }
 
-    /// or takes its word from 0 to 1.
+    /// or changes its word from 0 to 1.
     pub(crate) fn changes_word(self) -> bool {
         matches!(
             self,
@@ -282,13 +283,13 @@ impl Path {
         )
     }
 
-    /// Whether its message has an immediate.
+    /// Whether the message has immediate data.
     pub(crate) fn has_imm(self) -> bool {
         matches!(self, Self::SendRing | Self::BuildBatch)
     }
 
-    /// Whether the victim may let go of the connection in good order: then the survivor hears of it when
-    /// it sends, as it would on a wire.
+    /// Whether the victim may disconnect normally: the survivor then detects that when it sends, as
+    /// on a wire.
     pub(crate) fn lets_go(self) -> bool {
         self == Self::Destroy
     }
@@ -296,7 +297,7 @@ impl Path {
     /// Instructions between two kills of a full walk.
     pub(crate) fn stride(self) -> usize {
         match self {
-            // Nearly all of them are spent in opening files, and a walk to the end of many takes long.
+            // nearly all instructions open files, and walking to the end of many takes long
             Self::Open => 997,
             Self::Connect | Self::DatagramFirst => 23,
             _ => 1,

@@ -1,4 +1,5 @@
-//! The process that goes on. It starts the victims, steps through them, and looks at what each left.
+//! The surviving process. It starts the victims, steps through their calls, kills them, and checks
+//! the state that each leaves.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ use crate::notice::{LIMIT, Way};
 use crate::random::pattern;
 use crate::remains::{UNTOUCHED, await_error, is_written};
 
-/// Receives of the connected queue pair, of the shared queue and of the datagrams, and bytes for each.
+/// Number of receives of the connected queue pair, of the shared queue and of the datagram queue
+/// pair, and the bytes of each.
 const OWN: u64 = 4;
 const SHARED: u64 = 8;
 const DATAGRAMS: u64 = 4;
@@ -28,40 +30,41 @@ const ROOM: usize = 128 << 10;
 const OWN_AT: u64 = 200;
 const SHARED_AT: u64 = 100;
 const DATAGRAMS_AT: u64 = 300;
-/// The survivor's own requests: one that waits for the victim, two more, and one that
-/// asks whether the other end is there.
+/// Numbers of the survivor's own requests: one that waits for the victim, two more, and one that
+/// detects whether the other end lives.
 const AWAITED: u64 = 400;
 const EXTRA_SEND: u64 = 401;
 const EXTRA_WRITE: u64 = 402;
 const PROBE: u64 = 403;
-/// The target region: a word, and what is written, with bytes around it that stay.
+/// Offsets in the target region: a word, and the written bytes, with bytes around them that must
+/// not change.
 const TARGET: usize = 64 << 10;
 const WRITTEN_AT: usize = 4096;
-/// A datagram's receive begins with a header.
+/// A datagram's receive begins with a global route header.
 const GRH: usize = 40;
 
-/// When the survivor posts requests to the victim.
+/// The time at which the survivor posts requests to the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Never,
-    /// While the victim stands still.
+    /// While the victim is stopped.
     Before,
-    /// When it is dead, before anything is polled.
+    /// After its death, before the next poll.
     After,
 }
 
-/// What one round asks for.
+/// The parameters of one round.
 #[derive(Clone, Copy)]
 pub(crate) struct Round {
     pub(crate) path: Path,
-    /// The victim is killed when it has run this many instructions.
+    /// Number of instructions after which the victim is killed.
     pub(crate) steps: usize,
     pub(crate) way: Way,
     pub(crate) work: Work,
     pub(crate) tag: u64,
 }
 
-/// What became of it.
+/// The result of a round.
 pub(crate) struct Outcome {
     pub(crate) steps: usize,
     pub(crate) ended: bool,
@@ -74,7 +77,7 @@ pub(crate) struct Survivor {
     queue: Queue,
     to_bystander: Queue,
     target: Region,
-    /// What a window may be bound to.
+    /// The region that windows are bound to.
     windowed: Region,
     receives: Region,
     scratch: Region,
@@ -92,7 +95,7 @@ struct Pairs {
     ud: Pair,
 }
 
-/// Completions by the number of their request; each comes once.
+/// Completions by request number; each may arrive once.
 #[derive(Default)]
 struct Book(HashMap<u64, Wc>);
 
@@ -107,7 +110,7 @@ impl Book {
         ids.iter().all(|id| self.0.contains_key(id))
     }
 
-    /// Successful completions of these numbers, in their order.
+    /// Successful completions with these numbers, in order.
     fn good(&self, from: u64, count: u64) -> Vec<Wc> {
         (from..from + count)
             .filter_map(|id| self.0.get(&id))
@@ -157,7 +160,8 @@ impl Survivor {
         }
     }
 
-    /// Starts a victim, kills it where the round says so, and checks everything that is left.
+    /// Starts a victim, kills it after the round's number of instructions, and checks the remaining
+    /// state.
     pub(crate) fn round(&mut self, round: &Round) -> Outcome {
         let path = round.path;
         self.target.fill(UNTOUCHED);
@@ -228,7 +232,7 @@ impl Survivor {
         }
     }
 
-    /// A victim at the beginning of its call; its numbers.
+    /// Starts a victim up to the beginning of its call; returns its numbers.
     fn start(
         &mut self,
         round: &Round,
@@ -304,7 +308,7 @@ impl Survivor {
         rc.post(EXTRA_SEND, Op::Inline, &self.scratch, ROOM, 8);
     }
 
-    /// A process that stands still at any instruction holds nobody up.
+    /// A process that is stopped at any instruction delays no other process.
     fn work_beside(&self, rc: &Pair, theirs: &[u64], book: &mut Book) {
         let begin = Instant::now();
         self.post_both(rc, theirs);
@@ -322,7 +326,7 @@ impl Survivor {
         );
     }
 
-    /// Waits until every request and receive of the connection has its completion.
+    /// Waits until every request and receive of the connection has completed.
     fn notice(
         &self,
         round: &Round,
@@ -364,13 +368,13 @@ impl Survivor {
             round.way.wait(&self.queue, &mut wcs, left);
             take(book, &mut wcs);
         }
-        // What came with it: datagrams, and receives of the shared queue.
+        // other completions: datagrams, and receives of the shared queue
         self.queue.poll(&mut wcs);
         take(book, &mut wcs);
         first
     }
 
-    /// What the victim sent is there whole or not at all; true where it is there.
+    /// The victim's message has arrived as a whole or not at all; returns whether it has arrived.
     fn check(&mut self, round: &Round, pairs: &Pairs, book: &Book, ended: bool) -> bool {
         let path = round.path;
         let delivers = path.delivers();
@@ -440,9 +444,9 @@ impl Survivor {
         delivered
     }
 
-    /// The window is bound until the message that invalidates it is there, and not after it.
+    /// The window is bound until the message that invalidates it has arrived, and not afterwards.
     fn check_window(&mut self, window: Window, delivered: bool) {
-        // A region is kept by what is bound to it.
+        // a region with a bound window cannot be deregistered
         let kept = self.windowed.deregister().is_err();
         assert_eq!(kept, !delivered, "the window is bound");
         window.free();
@@ -454,7 +458,8 @@ impl Survivor {
         self.device.register_again(&mut self.windowed);
     }
 
-    /// The target of writes: all of it or nothing, and nothing around it.
+    /// The target of writes contains all of the bytes or none, and the bytes around them are
+    /// unchanged.
     fn check_target(&self, round: &Round, ended: bool) -> bool {
         let writes = round.path.writes();
         let len = if writes { round.path.len() } else { 48 };
@@ -464,7 +469,8 @@ impl Survivor {
         written
     }
 
-    /// Another process uses the same shared queue, lock and region; then the region goes.
+    /// Another process uses the same shared queue, lock and region; then the region is
+    /// deregistered.
     fn go_on_with_the_bystander(&mut self, round: &Round, ended: bool) {
         let word = format!("add {} {}", self.target.addr(0), self.target.rkey());
         self.bystander.say(&word);

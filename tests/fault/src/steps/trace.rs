@@ -1,17 +1,17 @@
-//! Stepping through another process, ptrace(2).
+//! Single-steps another process, ptrace(2).
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-/// What a traced process did next.
+/// The next stop of a traced process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
-    /// One instruction more.
+    /// It has executed one instruction.
     Stepped,
     /// It is at one of the marks.
     Begins,
     Ends,
-    /// A signal that nobody sent.
+    /// It has received an unexpected signal.
     Signal(c_int),
     /// It has ended, with this wait status.
     Ended(c_int),
@@ -20,7 +20,7 @@ enum Stop {
 const BEGIN: c_int = libc::SIGUSR1;
 const END: c_int = libc::SIGUSR2;
 
-/// In the victim: lets its parent trace it from here on.
+/// In the victim: lets its parent trace it from now on.
 pub(crate) fn begin() {
     // SAFETY: no memory is passed.
     unsafe {
@@ -32,7 +32,7 @@ pub(crate) fn begin() {
     }
 }
 
-/// In the victim: the call is over.
+/// In the victim: marks the end of the call.
 pub(crate) fn end() {
     // SAFETY: no memory is passed.
     unsafe { libc::kill(libc::getpid(), END) };
@@ -76,7 +76,7 @@ fn step(pid: c_int) -> Stop {
     wait(pid)
 }
 
-/// A child that is stepped through, and does not outlive a failed round.
+/// A child process that is single-stepped; killed on drop.
 pub(crate) struct Victim(Option<c_int>);
 
 impl Victim {
@@ -84,8 +84,8 @@ impl Victim {
         Self(Some(child.id().cast_signed()))
     }
 
-    /// Waits for the beginning of its call, and lets it run that many instructions; how many there were, and whether the call
-    /// is over.
+    /// Waits for the beginning of its call, and executes at most `most` instructions; returns their
+    /// number, and whether the call has ended.
     pub(crate) fn walk(&self, most: usize) -> (usize, bool) {
         let pid = self.0.expect("a living one");
         assert_eq!(wait(pid), Stop::Begins, "the victim");
@@ -99,7 +99,7 @@ impl Victim {
         (most, false)
     }
 
-    /// Returns when it is gone.
+    /// Kills it, and returns when it has ended.
     pub(crate) fn kill(&mut self) {
         if let Some(pid) = self.0.take() {
             // SAFETY: a child that was not waited for.

@@ -1,4 +1,4 @@
-//! The process that is stepped through and killed.
+//! The process that is single-stepped and killed.
 
 use rdma_core_sys::{IBV_QPT_RC, IBV_QPT_UD};
 
@@ -11,7 +11,7 @@ use crate::link::{Link, numbers};
 use crate::random::pattern;
 
 const REGION: usize = 1 << 20;
-/// Where in the victim's region receives lie; requests take their bytes from its beginning.
+/// Offset of the receives in the victim's region; requests use the bytes at its beginning.
 const RECEIVES: usize = 1 << 19;
 /// First number of the datagrams that fill a ring.
 const FILL_AT: u64 = 500;
@@ -20,7 +20,8 @@ const RETRIES: Retries = Retries {
     count: 7,
 };
 
-/// `victim PATH TAG RC SHARED UD ADDR RKEY WINDOW`: the survivor's numbers, its region, and the key of its window.
+/// `victim PATH TAG RC SHARED UD ADDR RKEY WINDOW`: the survivor's numbers, its region, and the key
+/// of its window.
 pub(crate) fn run(arguments: &[String]) {
     let path = Path::of_name(&arguments[0]).expect("a path");
     let given = numbers(&arguments[1..].join(" "));
@@ -104,7 +105,7 @@ pub(crate) fn run(arguments: &[String]) {
         Path::Read => post(&rc, Op::Read(addr, rkey)),
         Path::WriteRefused => post(&rc, Op::Write(addr, rkey ^ 0x40)),
         Path::Add | Path::Swap => {
-            // The word is in front of what is written.
+            // the word precedes the written bytes
             let op = if path == Path::Add {
                 Op::Add(addr - 4096, rkey, 1)
             } else {
@@ -185,11 +186,11 @@ pub(crate) fn run(arguments: &[String]) {
             } else {
                 rc.receive(1, &region, RECEIVES, len);
             }
-            // The sender, who was rung, has the first chance.
+            // gives the sender, whose doorbell was rung, time to send first
             std::thread::sleep(Duration::from_millis(2));
             let mut wcs = Vec::with_capacity(16);
             trace::begin();
-            // Not every poll in vain looks for it.
+            // not every empty poll checks for pending messages
             while wcs.is_empty() {
                 queue.poll(&mut wcs);
             }
@@ -273,7 +274,8 @@ fn poll(queue: &Queue) {
     trace::end();
 }
 
-/// As many datagrams of 4,096 bytes as a ring holds, to a queue pair of the process of `number` that is not there.
+/// Sends as many datagrams of 4096 bytes as a ring holds, to a queue pair that does not exist in
+/// the process of queue pair `number`.
 pub(super) fn fill_ring(
     queue: &Queue,
     ud: &Pair,
@@ -282,7 +284,7 @@ pub(super) fn fill_ring(
     region: &Region,
     at: usize,
 ) {
-    // 65 slots each of 2,048, some of which hold messages by now.
+    // each takes 65 slots of the ring's 2048, part of which are in use already
     const COUNT: u64 = 31;
     let mut wcs = Vec::new();
     for id in 0..COUNT {
@@ -295,7 +297,7 @@ pub(super) fn fill_ring(
     assert!(wcs.iter().all(|wc| wc.status == 0), "no room: {wcs:?}");
 }
 
-/// A message of 48 bytes, and its completion.
+/// Sends a message of 48 bytes and waits for its completion.
 fn send(queue: &Queue, pair: &Pair, op: Op, region: &Region, at: usize) {
     pair.post(1, op, region, at, 48);
     let mut wcs = Vec::new();

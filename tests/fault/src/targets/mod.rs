@@ -1,5 +1,6 @@
-//! XRC at every instruction: a process that opens or makes a domain, makes, opens, connects or destroys a target or a shared
-//! queue, or sends through a target, is killed there. Those that are left go on in the same domain.
+//! XRC: kills a process at every instruction of a call that opens or creates a domain, creates,
+//! opens, connects or destroys a target or a shared queue, or sends through a target. The surviving
+//! processes continue in the same domain.
 
 mod survivor;
 pub(crate) mod victim;
@@ -15,26 +16,26 @@ use survivor::Survivor;
 /// One call of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// A domain that nobody has.
+    /// Creates a domain.
     Make,
-    /// The survivor's domain.
+    /// Opens the survivor's domain.
     Join,
     Leave,
     Target,
-    /// The survivor's target.
+    /// Opens the survivor's target.
     Hold,
     /// INIT, RTR and RTS of the survivor's target.
     Connect,
-    /// A handle on the survivor's target goes.
+    /// Closes a handle on the survivor's target.
     Release,
-    /// The last one of a target goes.
+    /// Closes the last handle on a target.
     Destroy,
     Queue,
     EndQueue,
     Send,
     SendLarge,
     Write,
-    /// The number leads nowhere: the target fails.
+    /// The number is not that of a shared queue: the target fails.
     Refused,
 }
 
@@ -72,7 +73,7 @@ impl Path {
         )
     }
 
-    /// Bytes of what it sends or writes.
+    /// Number of bytes that it sends or writes.
     fn len(self) -> usize {
         match self {
             Self::SendLarge => 100_000,
@@ -84,7 +85,7 @@ impl Path {
     /// Instructions between two kills of a full walk.
     fn stride(self) -> usize {
         match self {
-            // Most of them are spent in looking at what a domain may hold.
+            // most instructions check the objects that a domain may contain
             Self::Make | Self::Join | Self::Target | Self::Queue => 97,
             Self::Hold | Self::Connect | Self::Release | Self::Destroy | Self::EndQueue => 7,
             _ => 1,
@@ -128,11 +129,11 @@ fn walk(path: Path, options: &Options, random: &mut Random) -> String {
             std::panic::resume_unwind(panic)
         })
     };
-    // To the end, which counts the instructions.
+    // to the end of the call, which counts its instructions
     let whole = round(usize::MAX, random);
     assert!(whole.ended);
     let stride = match options.sample {
-        // Fewer of those that take seconds each.
+        // fewer kills of calls that take seconds
         Some(count) => (whole.steps / (count * 4000 / whole.steps).clamp(2, count)).max(1),
         None => path.stride(),
     };

@@ -1,4 +1,5 @@
-//! The process that has the domain. It starts the victims, steps through them, and goes on in what each left.
+//! The process that keeps the domain open. It starts the victims, steps through their calls, kills
+//! them, and continues with the objects that each leaves.
 
 use std::time::Instant;
 
@@ -13,13 +14,13 @@ use crate::random::pattern;
 use crate::remains::{UNTOUCHED, await_error, is_written};
 use crate::steps::trace::Victim;
 
-/// Receives of the shared queue, and bytes of each.
+/// Number of receives of the shared queue, and bytes of each.
 const RECEIVES: u64 = 8;
 const ROOM: usize = 128 << 10;
-/// What is written has bytes around it that stay.
+/// Offset of the written bytes; the bytes around them must not change.
 const WRITTEN_AT: usize = 4096;
 
-/// What became of a victim.
+/// The result of a victim's run.
 pub(super) struct Outcome {
     pub(super) steps: usize,
     pub(super) ended: bool,
@@ -81,7 +82,7 @@ impl Survivor {
         self.shared.receive(id, &self.receives, offset, ROOM);
     }
 
-    /// Everything of the domain can be destroyed, and it goes.
+    /// Destroys all objects of the domain, and closes it.
     pub(super) fn end(self) {
         self.shared.destroy().expect("ibv_destroy_srq");
         self.domain.leave().expect("ibv_close_xrcd");
@@ -93,13 +94,14 @@ impl Survivor {
         }
     }
 
-    /// Starts a victim, kills it after so many instructions of its call, and checks what is left.
+    /// Starts a victim, kills it after `most` instructions of its call, and checks the remaining
+    /// state.
     pub(super) fn round(&mut self, path: Path, most: usize, tag: u64) -> Outcome {
         self.target_region.fill(UNTOUCHED);
         let target = self.device.target(self.domain);
         let mut victim = self.start(path, &target, tag);
         let mut got = Vec::new();
-        // A first message waits for the ring, which is made by who looks.
+        // a first message waits for the ring, which a polling process creates
         let begin = Instant::now();
         while path.sends() && got.is_empty() {
             self.inbox.poll(&mut got);
@@ -109,7 +111,7 @@ impl Survivor {
         victim.kill();
         self.domains(path);
         if path.sends() {
-            // Who holds a target hears of its initiator's end.
+            // a process that holds a target detects the end of its initiator
             await_error(&target, &self.outbox);
         }
         let delivered = self.check(path, tag, &mut got, ended);
@@ -150,7 +152,7 @@ impl Survivor {
         victim
     }
 
-    /// Nobody keeps a domain or a lock who has ended.
+    /// No dead process keeps a domain or a lock.
     fn domains(&self, path: Path) {
         let begin = Instant::now();
         if path == Path::Make {
@@ -164,7 +166,7 @@ impl Survivor {
         assert!(begin.elapsed() < LIMIT / 4, "a lock of the dead");
     }
 
-    /// What the victim sent is there whole or not at all.
+    /// The victim's message has arrived as a whole or not at all.
     fn check(&self, path: Path, tag: u64, got: &mut Vec<Wc>, ended: bool) -> bool {
         self.inbox.poll(got);
         let warm = usize::from(path.sends());
@@ -194,7 +196,7 @@ impl Survivor {
         delivered
     }
 
-    /// A new connection through the same domain gets every receive of the shared queue.
+    /// A new connection through the same domain can consume every receive of the shared queue.
     fn go_on(&self, tag: u64, got: Vec<Wc>) {
         for wc in got {
             self.receive(wc.id);

@@ -1,4 +1,4 @@
-//! The process that is stepped through and killed.
+//! The process that is single-stepped and killed.
 
 use super::Path;
 use crate::device::{Device, Op, Retries};
