@@ -1,9 +1,9 @@
-//! Which package may depend on which: the drawing in the design, section 2.
+//! The permitted dependencies between packages: the figure in the design, section 2.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What each package that is shipped may be built from. `dev` is for its tests only.
+/// The packages that a shipped package may depend on. `dev`: for its tests only.
 struct Allowed {
     package: &'static str,
     build: &'static [&'static str],
@@ -16,7 +16,7 @@ const ALLOWED: &[Allowed] = &[
         build: &["weft", "libfabric-sys", "rdma-core-sys", "softverbs"],
         dev: &[],
     },
-    // the engine is given its backends: it meets softverbs in its tests only
+    // the engine receives its backends from the caller; only its tests use softverbs
     Allowed {
         package: "weft",
         build: &["rdma-core-sys"],
@@ -27,7 +27,7 @@ const ALLOWED: &[Allowed] = &[
         build: &["rdma-core-sys"],
         dev: &[],
     },
-    // exports softverbs' table under rdma-core's names, so it sees the table's type
+    // exports softverbs' table under rdma-core's names, so it uses the table's type
     Allowed {
         package: "softverbs-dropin",
         build: &["softverbs", "rdma-core-sys"],
@@ -45,8 +45,8 @@ const ALLOWED: &[Allowed] = &[
     },
 ];
 
-/// Checks the output of `cargo metadata --no-deps`. Packages under tests/ and benches/ may use what they
-/// like, and nothing may depend on them.
+/// Checks the output of `cargo metadata --no-deps`. Packages under tests/ and benches/ may have any
+/// dependency, and no package may depend on them.
 #[must_use]
 pub fn breaches(metadata: &Value) -> Vec<String> {
     let root = metadata["workspace_root"].as_str().unwrap_or_default();
@@ -99,7 +99,8 @@ pub fn breaches(metadata: &Value) -> Vec<String> {
     out
 }
 
-/// Crates from outside that a line of docs/dependencies.md does not give a reason for, and lines for none.
+/// External crates for which docs/dependencies.md gives no reason, and lines of that page for
+/// crates that are not used.
 #[must_use]
 pub fn undocumented(metadata: &Value, page: &str) -> Vec<String> {
     let packages = metadata["packages"]

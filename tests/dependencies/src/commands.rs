@@ -1,4 +1,4 @@
-//! What a page tells its reader to type exists.
+//! Checks that the commands on a page exist.
 
 /// The targets of a Makefile.
 #[must_use]
@@ -15,7 +15,7 @@ pub fn targets(makefile: &str) -> Vec<&str> {
         .collect()
 }
 
-/// `make TARGET` in a page's code, where the Makefile has no such target.
+/// `make TARGET` in a page's code for which the Makefile has no target.
 #[must_use]
 pub fn breaches(path: &str, page: &str, makefile: &str) -> Vec<String> {
     let targets = targets(makefile);

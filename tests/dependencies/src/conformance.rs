@@ -1,5 +1,5 @@
-//! The table of `docs/conformance.md`: each row names a test that is in the tree, or a deviation that is in
-//! the page's own list.
+//! The table of `docs/conformance.md`: each row names a test in the tree, or a deviation in the
+//! page's own list.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,14 +38,14 @@ fn names(path: &str, text: &str, name: &str) -> bool {
     } else if path.ends_with(".py") {
         whole("def ")
     } else if path.contains("/c/mr/") {
-        // a function that no table names never runs
+        // a function that no table names is never run
         text.contains(&format!("CASE({name},"))
     } else {
         path.ends_with(".c") && whole(" ")
     }
 }
 
-/// What is wrong with the page: `files` are the tree's, with their paths.
+/// The errors of the page. `files`: the tree's files with their paths.
 #[must_use]
 pub fn breaches(page: &str, files: &[(String, String)]) -> Vec<String> {
     let texts: BTreeMap<_, _> = files

@@ -1,6 +1,6 @@
-//! Rust source with its comments and literals blanked out, line by line: what is left is code.
+//! Rust source with comments and literals replaced by spaces, line by line: the rest is code.
 
-/// One line: its code, and what its comments say.
+/// One line: its code, and the text of its comments.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Line {
     /// The line with comments and the contents of literals replaced by spaces.
@@ -98,7 +98,7 @@ pub fn lines(text: &str) -> Vec<Line> {
     out
 }
 
-/// How many `#` a raw string has whose quote is at `quote`; None for an ordinary string.
+/// Number of `#` of a raw string whose quote is at `quote`; `None`: an ordinary string.
 fn raw_hashes(chars: &[char], quote: usize) -> Option<usize> {
     let mut i = quote;
     while i > 0 && chars[i - 1] == '#' {

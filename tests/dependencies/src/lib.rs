@@ -1,7 +1,7 @@
-//! The rules of the tree's layout, as functions over text, so that each can be shown to see the breach it
-//! is there for. `tests/tree.rs` applies them to the tree itself.
+//! The rules of the tree's layout, as functions of texts, so that a test can show that each rule
+//! detects its violation. `tests/tree.rs` applies them to the tree.
 //!
-//! A rule returns one line for each breach; none means that it is kept.
+//! A rule returns one line per violation.
 
 pub mod arrows;
 pub mod commands;

@@ -1,6 +1,6 @@
-//! No path of a developer's machine in the tree.
+//! The tree contains no path of a developer's machine.
 
-/// How such paths begin. Split, so that this file does not match itself.
+/// The first parts of such paths; split, so that this file does not match itself.
 const BEGINNINGS: &[&str] = &[
     concat!("/ho", "me/"),
     concat!("/Us", "ers/"),
@@ -9,7 +9,7 @@ const BEGINNINGS: &[&str] = &[
     concat!("C:\\Us", "ers\\"),
 ];
 
-/// Lines that hold a path which only its writer has. A placeholder such as `<name>` may follow.
+/// Lines with a path of one machine. A placeholder such as `<name>` may follow.
 #[must_use]
 pub fn breaches(path: &str, text: &str) -> Vec<String> {
     let mut out = Vec::new();

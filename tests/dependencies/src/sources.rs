@@ -2,7 +2,7 @@
 
 use crate::lexer::{self, Line};
 
-/// Where a file belongs, as far as the rules tell files apart. Paths are relative to the tree's top.
+/// The part of the tree that a file belongs to. Paths are relative to the top of the tree.
 fn is_engine(path: &str) -> bool {
     path.starts_with("src/")
 }
@@ -11,14 +11,14 @@ fn is_provider(path: &str) -> bool {
     path.starts_with("provider/")
 }
 
-/// What uses the provider from outside.
+/// Programs that use the provider from outside.
 fn is_test(path: &str) -> bool {
     ["tests/", "benches/", "examples/"]
         .iter()
         .any(|top| path.starts_with(top))
 }
 
-/// Calls of verbs or of the connection manager above the seam, outside the one module that may make them.
+/// Calls of verbs or of the connection manager in the engine or the provider, outside `src/verbs`.
 #[must_use]
 pub fn verb_calls(path: &str, text: &str) -> Vec<String> {
     if !(is_engine(path) || is_provider(path)) || path.starts_with("src/verbs") {
@@ -29,7 +29,7 @@ pub fn verb_calls(path: &str, text: &str) -> Vec<String> {
     })
 }
 
-/// A name that begins as a verb's does and is called: directly, or as a field in parentheses.
+/// A name with the prefix of a verb that is called: directly, or as a field in parentheses.
 fn calls(code: &str) -> Option<&str> {
     words(code).find_map(|(start, word)| {
         let verb = (word.starts_with("ibv_") || word.starts_with("rdma_"))
@@ -78,7 +78,7 @@ pub fn unsafe_without_reason(path: &str, text: &str) -> Vec<String> {
     out
 }
 
-/// Whether the comment above the statement that holds line `index` gives a reason.
+/// Whether a comment above the statement that contains line `index` gives a reason.
 fn has_reason(lines: &[Line], index: usize) -> bool {
     if lines[index].comment.contains("SAFETY:") {
         return true;
@@ -90,7 +90,7 @@ fn has_reason(lines: &[Line], index: usize) -> bool {
         }
         let comment_only = code.is_empty() && !line.comment.is_empty();
         let attribute = code.starts_with("#[") || code.starts_with("#![");
-        // a line in the middle of a statement: the comment stands above the statement
+        // a line in the middle of a statement: the comment is above the statement
         let continues = !code.is_empty() && !code.ends_with([';', '{', '}', ',']);
         if !(comment_only || attribute || continues) {
             return false;
@@ -106,7 +106,8 @@ const READ_ENVIRONMENT: [&str; 2] = [
     "provider/src/ffi/param.rs",
 ];
 
-/// Reads of the environment outside these files, tests aside: variables that no page would describe.
+/// Reads of the environment outside these files, except in tests: such variables would not be
+/// documented.
 #[must_use]
 pub fn environment_reads(path: &str, text: &str) -> Vec<String> {
     let of_tests = path.contains("/tests/") || path.ends_with("tests.rs");
@@ -127,7 +128,7 @@ pub fn environment_reads(path: &str, text: &str) -> Vec<String> {
     })
 }
 
-/// Work left undone: marks for later.
+/// Marks of unfinished work.
 #[must_use]
 pub fn left_open(path: &str, text: &str) -> Vec<String> {
     let marks = [concat!("TO", "DO"), concat!("FIX", "ME")];

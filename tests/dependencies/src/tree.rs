@@ -12,11 +12,11 @@ pub fn top() -> PathBuf {
         .to_owned()
 }
 
-/// Every text file with its path relative to the top; what is built, hidden tools' folders and binary
-/// files are left out.
+/// Every text file with its path relative to the top, except build results, folders of hidden
+/// tools, and binary files.
 ///
 /// # Panics
-/// If a directory or a file can't be read.
+/// If a directory or a file cannot be read.
 #[must_use]
 pub fn files() -> Vec<(String, String)> {
     let top = top();
@@ -52,7 +52,7 @@ pub fn files() -> Vec<(String, String)> {
     out
 }
 
-/// The Rust sources that people write; generated bindings are not.
+/// The Rust sources except generated bindings.
 #[must_use]
 pub fn sources() -> Vec<(String, String)> {
     files()

@@ -1,4 +1,4 @@
-//! Hints as an application fills them, or forgets to.
+//! Hints with arbitrary fields, as applications may set them.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::null_mut;
@@ -60,7 +60,7 @@ impl<'a> Input<'a> {
     fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[usize::from(self.u8()) % list.len()]
     }
-    /// Bits that mean something, with one that may not.
+    /// Known bits, and possibly an unknown one.
     fn bits(&mut self, known: &[u64]) -> u64 {
         let mut bits = 0;
         for _ in 0..self.u8() % 5 {
@@ -80,7 +80,7 @@ impl<'a> Input<'a> {
             _ => self.u64() as usize,
         }
     }
-    /// A C string of the C library's heap, which `fi_freeinfo` frees.
+    /// A C string on the C library's heap, which `fi_freeinfo` frees.
     fn name(&mut self, known: &[&str]) -> *mut c_char {
         let text = match self.u8() % 8 {
             0 => {
@@ -99,7 +99,7 @@ impl<'a> Input<'a> {
         // SAFETY: a C string.
         unsafe { libc::strdup(text.as_ptr()) }
     }
-    /// Bytes of exactly the length that is given with them.
+    /// Bytes of exactly the length that is passed with them.
     fn address(&mut self) -> (*mut c_void, usize) {
         if self.u8() < 150 {
             return (null_mut(), 0);
@@ -110,10 +110,10 @@ impl<'a> Input<'a> {
         bytes.extend(self.bytes(62));
         bytes.resize(64, 0);
         if self.u8() < 200 {
-            // 127.0.0.1 behind the port, as in a sockaddr_in
+            // 127.0.0.1 after the port, as in a sockaddr_in
             bytes[4..8].copy_from_slice(&[127, 0, 0, 1]);
         }
-        // Without a length it is as long as its format says, or a C string.
+        // without a length, the format or a C string determines it
         let there = if len == 0 { bytes.len() } else { len };
         bytes[63] = 0;
         // SAFETY: that many bytes are written into as many.
@@ -147,7 +147,7 @@ const CAPS: [u64; 18] = [
     FI_FENCE,
 ];
 
-/// The answer has nothing that was not asked for, whatever was asked; what was handed in stays as it was.
+/// The answer contains nothing that the hints do not request, and the hints are unchanged.
 pub fn getinfo(data: &[u8]) {
     let host = host();
     let mut input = Input(data);
@@ -168,7 +168,7 @@ pub fn getinfo(data: &[u8]) {
     }
     let with_hints = input.u8() > 10;
     let offered = info_mr_mode(hints);
-    // A direction means nothing without what it is a direction of (fi_getinfo(3)).
+    // a direction has a meaning only with a capability that it restricts (fi_getinfo(3))
     let mut caps = info.caps;
     if caps & (FI_MSG | FI_TAGGED) == 0 {
         caps &= !(FI_SEND | FI_RECV);
@@ -193,7 +193,7 @@ pub fn getinfo(data: &[u8]) {
         Some(c"-1"),
         Some(c""),
     ]);
-    // Names would be asked for on the network.
+    // otherwise names would be resolved over the network
     let flags = input.bits(&[0, FI_SOURCE, FI_PROV_ATTR_ONLY]) | FI_NUMERICHOST;
     let mut found: *mut fi_info = null_mut();
     // SAFETY: all pointers are NULL or live.
@@ -214,7 +214,7 @@ pub fn getinfo(data: &[u8]) {
     while let Some(entry) = unsafe { next.as_ref() } {
         // SAFETY: as above.
         let (domain, fabric) = unsafe { (&*entry.domain_attr, &*entry.fabric_attr) };
-        // That flag asks for the provider's name and nothing else.
+        // this flag requests only the provider's name
         let whole = flags & FI_PROV_ATTR_ONLY == 0;
         assert!(!whole || !domain.name.is_null() && !fabric.name.is_null());
         if with_hints && whole {
@@ -326,7 +326,7 @@ fn fill(input: &mut Input<'_>, info: &mut fi_info) {
     fabric.prov_name = input.name(&["weft", "tcp", "weft;ofi_rxm"]);
 }
 
-/// An application may leave whole parts out.
+/// An application may omit whole parts.
 fn drop_part(input: &mut Input<'_>, info: &mut fi_info) {
     // SAFETY: each is NULL or of the C library's heap, and so is the name in it.
     unsafe {

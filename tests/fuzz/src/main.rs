@@ -1,4 +1,4 @@
-//! All fuzz targets in one program, as libFuzzer drives it. `FUZZ_TARGET` says which one runs.
+//! All fuzz targets in one program, called by libFuzzer. `FUZZ_TARGET` selects the target.
 
 #![no_main]
 
@@ -43,7 +43,7 @@ fn target() -> Target {
 }
 
 fuzz_target!(|data: &[u8]| {
-    // The provider keeps its panics quiet, and so those of a target that called it.
+    // the provider's panic hook suppresses the message, also for panics of a target
     if let Err(panic) = std::panic::catch_unwind(|| target()(data)) {
         let text = panic
             .downcast_ref::<String>()
