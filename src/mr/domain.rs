@@ -143,7 +143,7 @@ impl MrDomain {
         Ok(directory)
     }
 
-    /// The owner of a protection domain of its own has gone.
+    /// Removes the directory of an endpoint's own protection domain, after the endpoint was closed.
     pub(crate) fn forget(&self, pd: &Arc<Pd>) {
         let mut directories = self.directories.lock();
         let gone = directories.extract_if(.., |(of, _)| Arc::ptr_eq(of, pd));
@@ -193,7 +193,7 @@ impl MrDomain {
         &self.mapped
     }
 
-    /// The generation of a new region: no other one has it.
+    /// A generation for a new region; unique in the domain.
     pub(crate) fn next_generation(&self) -> u64 {
         self.generation.fetch_add(1, Ordering::Relaxed)
     }

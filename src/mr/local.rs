@@ -170,7 +170,8 @@ impl LocalKeys {
                 Use::Source => 0,
                 Use::Sink => sys::IBV_ACCESS_LOCAL_WRITE,
             };
-            // SAFETY: as above.
+            // SAFETY: the caller keeps the buffer valid; `LocalKeys` holds the registration until
+            // the operation is complete.
             let mr = unsafe { Mr::register(&self.place.pd, iov.iov_base, iov.iov_len, rights) }?;
             let lkey = mr.lkey();
             (Kept::Once { _mr: mr }, lkey)

@@ -173,7 +173,7 @@ impl SlotRing {
         })?;
         let after = number.wrapping_add(1);
         while tail != head {
-            // SAFETY: as above.
+            // SAFETY: the slot is between tail and head, so only the poller accesses it.
             let slot = self.slot(tail).with(|slot| unsafe { *slot });
             // the device may complete signaled requests out of order
             let implied = !slot.signaled && (after.wrapping_sub(tail) as i32) > 0;

@@ -31,7 +31,7 @@ impl WaitSet {
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: no pointers; the descriptor that it returns is new.
         let epoll = unsafe { own(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }?;
-        // SAFETY: as above.
+        // SAFETY: no pointers; the descriptor that it returns is new.
         let event = unsafe { own(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }?;
         let this = Self { epoll, event };
         this.add(this.event.as_raw_fd())?;

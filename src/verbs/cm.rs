@@ -498,7 +498,7 @@ impl CmId {
 
     /// The peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        // SAFETY: as above.
+        // SAFETY: live; the field is an address with room for every family.
         unsafe { SockAddr::read((&raw const (*self.raw).route.addr.__bindgen_anon_2).cast()) }
     }
 

@@ -579,7 +579,7 @@ fn interfaces() -> InterfaceList {
         let Some(addr) = (unsafe { SockAddr::read(entry.ifa_addr) }) else {
             continue;
         };
-        // SAFETY: as above.
+        // SAFETY: NULL, or an address of its family.
         let prefix_len = match unsafe { SockAddr::read(entry.ifa_netmask) }.map(|m| m.ip()) {
             Some(IpAddr::V4(mask)) => u32::from(mask).count_ones(),
             Some(IpAddr::V6(mask)) => u128::from(mask).count_ones(),

@@ -55,6 +55,6 @@ fn set_nonblocking(fd: RawFd) -> Result<()> {
     // SAFETY: no pointers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     FiErrno::from_call(flags)?;
-    // SAFETY: as above.
+    // SAFETY: no pointers.
     FiErrno::from_call(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) })
 }

@@ -30,7 +30,7 @@ impl SockAddr {
                 Some(SocketAddrV4::new(ip, u16::from_be(sin.sin_port)).into())
             }
             libc::AF_INET6 => {
-                // SAFETY: as above.
+                // SAFETY: the caller promises the bytes of the family.
                 let sin6 = unsafe { addr.cast::<sockaddr_in6>().read_unaligned() };
                 let ip = Ipv6Addr::from(sin6.sin6_addr.s6_addr);
                 let port = u16::from_be(sin6.sin6_port);
@@ -62,7 +62,7 @@ impl From<SocketAddr> for SockAddr {
             }
             SocketAddr::V6(v6) => {
                 let sin6 = (&raw mut storage).cast::<sockaddr_in6>();
-                // SAFETY: as above.
+                // SAFETY: the storage is large enough for every family, aligned, and all zeros.
                 unsafe {
                     (*sin6).sin6_family = libc::AF_INET6 as u16;
                     (*sin6).sin6_port = v6.port().to_be();

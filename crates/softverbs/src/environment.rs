@@ -22,12 +22,12 @@ impl Variable {
         std::env::var_os(self.name)
     }
 
-    /// A number that it is set to; `None` for anything else.
+    /// The variable's value as a number; `None`: not set, or not a number.
     pub(crate) fn number<T: std::str::FromStr>(&self) -> Option<T> {
         self.value()?.to_str()?.parse().ok()
     }
 
-    /// Whether it is set to 1.
+    /// Whether the variable has the value 1.
     pub(crate) fn is_on(&self) -> bool {
         self.value().is_some_and(|value| value == "1")
     }

@@ -47,7 +47,7 @@ mod tests {
             // SAFETY: a GID is 16 bytes.
             unsafe { (&raw mut gid).cast::<[u8; 16]>().write(of_node(node)) };
             assert_eq!(node_of(&gid), Some(node));
-            // SAFETY: as above.
+            // SAFETY: a GID is 16 bytes.
             unsafe {
                 (&raw mut gid)
                     .cast::<u8>()

@@ -27,7 +27,7 @@ const VALID: u32 = 0x7667_7403;
 /// Bytes of a path, with the terminating 0.
 const MAX_PATH: usize = libc::PATH_MAX as usize;
 
-/// Most reads of an entry with a bad checksum: its owner may be writing it.
+/// Maximum number of reads of an entry with a bad checksum: its owner may be writing it.
 const READS: u32 = 50;
 
 /// A process in the registry.

@@ -122,7 +122,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above.
+        // SAFETY: while the guard lives, the lock admits no other access to the value.
         unsafe { &mut *self.lock.value.get() }
     }
 }

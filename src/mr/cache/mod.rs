@@ -467,7 +467,7 @@ impl<R: Registrar> Cache<R> {
         // SAFETY: the caller's promise.
         match unsafe { self.registrar.register(start, len, writable) } {
             Err(FiErrno::ENOMEM) if self.make_room() => {
-                // SAFETY: as above.
+                // SAFETY: the caller's promise.
                 unsafe { self.registrar.register(start, len, writable) }
             }
             made => made,

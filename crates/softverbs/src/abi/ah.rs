@@ -12,15 +12,15 @@ use crate::qp::address_good;
 use crate::sys::{Errno, Res, try_box};
 
 /// # Errors
-/// `EINVAL` for an address without a global route, which an Ethernet port needs, or one that is
-/// not a node of this host.
+/// `EINVAL`: an address without a global route, which an Ethernet port needs, or whose node is not
+/// of this host.
 pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     pointer(|| {
         non_null(pd)?;
         non_null(attr)?;
         // SAFETY: the caller promises a live domain, whose context is live, and valid attributes.
         let (domain, context, attr) = unsafe { (Pd::from_ptr(pd), (*pd).context, &*attr) };
-        // SAFETY: as above.
+        // SAFETY: the caller promises a live domain, whose context is live, and valid attributes.
         unsafe { Context::from_ptr(context) }.live()?;
         if attr.is_global == 0 || !address_good(attr) {
             return Err(Errno(libc::EINVAL));

@@ -76,7 +76,7 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
         // SAFETY: the caller promises live objects, whose contexts are live.
         let (domain, this, context) =
             unsafe { (Pd::from_ptr(pd), Dm::from_ptr(dm), (*pd).context) };
-        // SAFETY: as above.
+        // SAFETY: the caller promises live objects, whose contexts are live.
         let process = unsafe { Context::from_ptr(context) }.live()?;
         let access = access::check(access)?;
         let len = this.buffer_reference.buffer.len as u64;

@@ -59,7 +59,7 @@ pub(super) unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut 
     pointer(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
         let (domain, context) = unsafe { (Pd::from_ptr(pd), (*pd).context) };
-        // SAFETY: as above.
+        // SAFETY: the caller promises a live domain, whose context is live.
         let owner = unsafe { Context::from_ptr(context) };
         let process = owner.live()?;
         let room = room()?;

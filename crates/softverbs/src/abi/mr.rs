@@ -63,7 +63,7 @@ unsafe fn register(
 ) -> Res<*mut ibv_mr> {
     // SAFETY: the caller promises a live domain, whose context is live.
     let (domain, context) = unsafe { (Pd::from_ptr(pd), (*pd).context) };
-    // SAFETY: as above.
+    // SAFETY: the caller promises a live domain, whose context is live.
     let process = unsafe { Context::from_ptr(context) }.live()?;
     let access = access::check(access)?;
     let range = Range {
@@ -121,7 +121,7 @@ pub(super) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
         let (domain, context) = unsafe { (Pd::from_ptr(pd), (*pd).context) };
-        // SAFETY: as above.
+        // SAFETY: the caller promises a live domain, whose context is live.
         let process = unsafe { Context::from_ptr(context) }.live()?;
         let room = room()?;
         let key = process

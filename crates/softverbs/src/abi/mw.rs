@@ -16,7 +16,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
     pointer(|| {
         // SAFETY: the caller promises a live domain, whose context is live.
         let (domain, context) = unsafe { (Pd::from_ptr(pd), (*pd).context) };
-        // SAFETY: as above.
+        // SAFETY: the caller promises a live domain, whose context is live.
         let process = unsafe { Context::from_ptr(context) }.live()?;
         let which = match kind {
             IBV_MW_TYPE_1 => Kind::One,

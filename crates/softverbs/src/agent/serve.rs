@@ -31,7 +31,7 @@ const ROUNDS: u32 = 64;
 pub(crate) struct Agent(Mutex<bool>);
 
 impl Agent {
-    /// Starts the agent. Returns true if it did not run before. It runs until the process ends.
+    /// Starts the agent, which runs until the process ends. Returns false if it already runs.
     ///
     /// # Errors
     /// Those of creating a socket or thread; the call can be repeated.

@@ -35,7 +35,7 @@ pub(super) unsafe fn from_c(addr: *const sockaddr) -> Res<SocketAddr> {
             Ok(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: as above.
+            // SAFETY: the caller promises the structure that belongs to the family.
             let v6 = unsafe { addr.cast::<sockaddr_in6>().read_unaligned() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             let scope = if ip.is_unicast_link_local() {
@@ -62,7 +62,7 @@ pub(super) fn to_c(address: &SocketAddr) -> sockaddr_storage {
             out.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
         }
         SocketAddr::V6(v6) => {
-            // SAFETY: as above.
+            // SAFETY: a storage has room and alignment for every socket address.
             let out = unsafe { &mut *(&raw mut storage).cast::<sockaddr_in6>() };
             out.sin6_family = libc::AF_INET6 as libc::sa_family_t;
             out.sin6_port = v6.port().to_be();
@@ -295,7 +295,7 @@ mod tests {
             // SAFETY: a storage is a complete structure of every family.
             let after = unsafe { from_c((&raw const storage).cast()) };
             assert_eq!(after, Ok(before));
-            // SAFETY: as above.
+            // SAFETY: a storage is a complete structure of every family.
             let port = unsafe { port_of(&raw const storage) };
             assert_eq!(port, before.port().to_be());
         }

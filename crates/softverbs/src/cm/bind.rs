@@ -183,7 +183,7 @@ pub(super) unsafe extern "C" fn rdma_resolve_route(
             state.phase = Phase::RouteResolved;
             state.push(&shared, Kind::RouteResolved);
         }
-        // SAFETY: as above.
+        // SAFETY: the caller promises a live id.
         unsafe { complete(id) }
     })
 }
@@ -207,7 +207,7 @@ pub(super) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16
     if id.is_null() {
         return 0;
     }
-    // SAFETY: as above.
+    // SAFETY: the caller promises a live id; the union has the size of a storage.
     unsafe { address::port_of((&raw const (*id).route.addr.__bindgen_anon_2).cast()) }
 }
 
@@ -231,7 +231,7 @@ pub(super) unsafe extern "C" fn rdma_set_option(
             _ => Err(INVALID),
         };
         let flag = || match optlen {
-            // SAFETY: as above.
+            // SAFETY: the caller promises `optlen` bytes.
             4 if !optval.is_null() => Ok(unsafe { optval.cast::<c_int>().read_unaligned() } != 0),
             _ => Err(INVALID),
         };

@@ -84,7 +84,7 @@ fn open(shared: &mut Shared) -> Res<*mut ibv_context> {
     // SAFETY: a device of the list, which is freed later.
     shared.context = unsafe { (verbs().ibv_open_device)(first) };
     let errno = Errno::last();
-    // SAFETY: as above.
+    // SAFETY: the list of `ibv_get_device_list`, freed once.
     unsafe { (verbs().ibv_free_device_list)(list) };
     if shared.context.is_null() {
         Err(errno)

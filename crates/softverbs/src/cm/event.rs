@@ -201,8 +201,8 @@ pub(super) fn deliver(raw: Raw, channel: &Arc<Events>) -> Option<Box<Event>> {
 
 /// Prepares the new id for the application. `None` without a device.
 fn deliver_request(listener: &Shared, child: &Arc<Shared>, channel: &Arc<Events>) -> Option<()> {
-    // The listener may have moved to another channel since its event was taken, and the child with
-    // it.
+    // the listener, and the child with it, may have moved to another channel after the event was
+    // taken from the queue
     id::move_to(child, channel);
     lock(&listener.state)
         .children

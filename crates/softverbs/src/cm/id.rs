@@ -215,7 +215,7 @@ pub(super) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
         // SAFETY: the caller promises a live id.
         let shared = unsafe { Id::shared_of(id)? };
         Id::abandon(&shared);
-        // SAFETY: as above.
+        // SAFETY: the caller promises a live id.
         unsafe { acknowledge_last(id) };
         shared.wait_for_acknowledgements();
         let own_channel = lock(&shared.state).own_channel.take();
@@ -296,7 +296,7 @@ pub(super) unsafe extern "C" fn rdma_migrate_id(
         move_to(&shared, &events);
         let left = std::mem::replace(&mut lock(&shared.state).own_channel, own_channel);
         if left.is_some() {
-            // SAFETY: as above.
+            // SAFETY: the caller promises a live id.
             unsafe { acknowledge_last(id) };
         }
         shared.wait_for_acknowledgements();

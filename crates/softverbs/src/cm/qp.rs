@@ -266,7 +266,7 @@ fn create_missing_cqs(c: &mut rdma_cm_id, attr: &ibv_qp_init_attr_ex) -> Res<()>
             return Err(Errno::last());
         }
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
-        // SAFETY: as above.
+        // SAFETY: a live context and channel.
         let cq = unsafe { (verbs().ibv_create_cq)(context, entries, null_mut(), channel, 0) };
         if cq.is_null() {
             let errno = Errno::last();

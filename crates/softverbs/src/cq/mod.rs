@@ -170,7 +170,7 @@ impl Cq {
 
     #[inline]
     pub(crate) fn process(&self) -> &'static Process {
-        // SAFETY: set before the queue was handed out; processes are never freed.
+        // SAFETY: set before the application got the queue; processes are never freed.
         unsafe { &*self.process.load(Ordering::Relaxed) }
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// A descriptor that stands for it.
+    /// A command descriptor of the context.
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM`.

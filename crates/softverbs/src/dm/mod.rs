@@ -33,10 +33,10 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Fresh zeros, with pages: huge ones where the kernel has them for shared memory.
+    /// Zeroed memory with present pages: huge pages if the kernel has them for shared memory.
     ///
     /// # Errors
-    /// `EINVAL` for length 0, `ENOMEM`, `EMFILE`.
+    /// `EINVAL`: length 0. `ENOMEM`, `EMFILE`.
     pub(crate) fn create(len: usize) -> Res<Self> {
         if len == 0 {
             return Err(Errno(libc::EINVAL));
@@ -395,7 +395,8 @@ impl Shown {
             fd: map.u32(at + layout::FD).load(Ordering::Relaxed),
             inode: map.u64(at + layout::INODE).load(Ordering::Relaxed),
         };
-        // Parts of two buffers are neither: this one's was given back meanwhile.
+        // another stamp: the entry was reused while it was read, so its fields may be of two
+        // buffers
         fence(Ordering::Acquire);
         (map.u64(at + layout::STAMP).load(Ordering::Relaxed) == stamp).then_some(shown)
     }
@@ -500,7 +501,7 @@ mod tests {
             .u64(4096)
             .store(77, Ordering::Relaxed);
         assert_eq!(second.map.u64(4096).load(Ordering::Relaxed), 77);
-        // Imported, it is the one that is there already.
+        // importing a buffer that is already mapped returns the existing mapping
         let again = buffers.add(&segment, second, 0).unwrap();
         assert_eq!(again.stamp, buffer_reference.stamp);
         let wrong = Shown { inode: 1, ..shown };

@@ -50,7 +50,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The queue's events are gone with it.
+    /// Removes a queue and its queued events.
     pub(crate) fn detach(&self, cq: u32) {
         self.cqs.lock().retain(|&index| index != cq);
         self.events.lock().retain(|&index| index != cq);

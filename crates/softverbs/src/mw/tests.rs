@@ -273,7 +273,7 @@ fn a_used_key_delays_what_replaces_it() {
     map.u64(word).store(0, Ordering::SeqCst);
     assert_eq!(own.bind(&again), Ok(Progress::Done));
     assert!(own.reach(second, 0x9_0100, 8, READ, QP).is_some());
-    // One that ended is not awaited.
+    // bind does not wait for a sender that has ended
     map.u64(word)
         .store(u64::from(second.0) | 1 << 32, Ordering::SeqCst);
     let owner = Owner {

@@ -19,9 +19,9 @@ pub(crate) struct Context {
     verbs: verbs_context,
     pub(crate) process: &'static Process,
     pub(crate) events: AsyncQueue,
-    /// Objects that were made with it.
+    /// Number of objects of the context.
     pub(crate) children: AtomicU32,
-    /// The context that its command descriptor stands for: this one, or that which it imports.
+    /// The context that the command descriptor names: this context, or the one that it imports.
     pub(crate) origin: Origin,
     /// Owns the descriptor in `cmd_fd`.
     _command: OwnedFd,
@@ -44,8 +44,8 @@ impl Context {
         self.process.live()
     }
 
-    /// A context with the operations in `verbs`: a context of its own, or one that shares the
-    /// objects of the context that `origin` names. `command` is closed with it.
+    /// A context with the operations in `verbs`: a separate context, or one that shares the objects
+    /// of the context that `origin` names. The context owns `command`, and closes it.
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`.
@@ -101,10 +101,10 @@ impl Context {
     }
 }
 
-/// The process that a context comes from.
+/// The process of the context that `origin` names.
 ///
 /// # Errors
-/// `ESRCH` where that process has ended, or why it can't be reached.
+/// `ESRCH`: the process has ended. Those of mapping its segment.
 pub(crate) fn origin_peer(process: &Process, origin: Origin) -> Res<Arc<Peer>> {
     let peer = process.peer(origin.slot)?;
     if peer.identity.cookie == origin.cookie {

@@ -20,7 +20,7 @@ pub(crate) struct Pd {
     pub(crate) import: Option<Import>,
 }
 
-/// Where an imported domain comes from.
+/// The exporting domain of an imported domain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Import {
     /// Its number in the exporting process.

@@ -12,7 +12,7 @@ pub(crate) struct Td {
 }
 
 impl Td {
-    /// A parent domain goes away.
+    /// Removes a parent domain from the users of `td`.
     ///
     /// # Safety
     /// `td` must be NULL or live.

@@ -43,7 +43,7 @@ impl Guard {
 
     #[inline]
     pub(super) fn forked(&self) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the page is never unmapped, and holds one atomic.
         unsafe { self.0.as_ref() }.load(Ordering::Relaxed) == 0
     }
 }

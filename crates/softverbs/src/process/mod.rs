@@ -271,7 +271,7 @@ impl Process {
         }
         let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = self.registry.lookup(slot).ok_or(Errno(libc::ESRCH))?;
-        // An earlier process of this slot is handed to the cleanup before the new one replaces it.
+        // the cleanup gets the former process of the slot before the new process replaces it
         let old = self.mapped_peer(slot);
         if let Some(old) = old {
             if old.identity == entry.identity && !old.is_dead() {

@@ -606,8 +606,8 @@ impl Process {
         self.timer.arm(self.next_deadline());
     }
 
-    /// To be called after the queues of a channel were armed again: for a message that arrived
-    /// before, the sender does not ring.
+    /// The caller has armed the queues of the channel again. For a message that arrived before
+    /// that, the sender has not rung the doorbell.
     pub(crate) fn after_arming(&self, pipe: &sys::Pipe) {
         heavy_fence();
         self.pull_all_pending();

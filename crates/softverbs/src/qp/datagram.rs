@@ -122,7 +122,7 @@ impl Qp {
             Unmade::Lost => return Step::Done(IBV_WC_SUCCESS),
         }
         let kept = self.process().keep_datagram(peer, header, |to| {
-            // SAFETY: as above.
+            // SAFETY: `keep_datagram` passes room for the message.
             unsafe { request.gather(to) };
         });
         if !kept {

@@ -152,7 +152,7 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the caller promises a live queue pair with a batch that it started.
     let this = unsafe { Qp::from_ptr(qp.cast()) };
     let code = crate::entry::errno_of(|| {
         let mut content = this.batch.content.lock();

@@ -288,7 +288,7 @@ impl Qp {
 
     #[inline]
     pub(crate) fn process(&self) -> &'static Process {
-        // SAFETY: set before the queue pair was handed out; processes are never freed.
+        // SAFETY: set before the application got the queue pair; processes are never freed.
         unsafe { &*self.process.load(Ordering::Relaxed) }
     }
 

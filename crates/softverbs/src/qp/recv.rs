@@ -38,7 +38,7 @@ pub(crate) unsafe fn post_recv(
     let mut next = wr;
     // SAFETY: the caller promises a valid chain.
     while let Some(receive) = unsafe { next.as_ref() } {
-        // SAFETY: as above.
+        // SAFETY: the caller promises a valid chain.
         if unsafe { this.receive_fast(&mut rq, receive) } {
             next = receive.next;
             continue;

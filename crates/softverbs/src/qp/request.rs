@@ -78,14 +78,14 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
         let rdma = unsafe { wr.wr.rdma };
         // For other queue pair types the field is not initialised by the application.
         let qpn = if kind == IBV_QPT_XRC_SEND {
-            // SAFETY: as above.
+            // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
             unsafe { wr.qp_type.xrc }.remote_srqn
         } else {
             0
         };
         // A flush has its length and type in the operands of atomics.
         if is_atomic(wr.opcode) || wr.opcode == IBV_WR_FLUSH {
-            // SAFETY: as above.
+            // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
             let atomic = unsafe { wr.wr.atomic };
             return Ok(Operands {
                 remote_addr: atomic.remote_addr,
@@ -103,7 +103,7 @@ pub(super) fn operands(kind: u32, wr: &ibv_send_wr) -> Res<Operands> {
             ..Operands::default()
         });
     }
-    // SAFETY: as above.
+    // SAFETY: the union's members are read by opcode, and all bytes of it are initialised.
     let ud = unsafe { wr.wr.ud };
     if ud.ah.is_null() {
         return Err(Errno(libc::EINVAL));

@@ -40,7 +40,7 @@ pub(crate) unsafe fn post_send(
     let mut next = wr;
     // SAFETY: the caller promises a valid chain.
     while let Some(request) = unsafe { next.as_ref() } {
-        // SAFETY: as above.
+        // SAFETY: the caller promises a valid chain.
         if unsafe { this.send_fast(&mut sq, request) } {
             next = request.next;
             continue;
@@ -87,7 +87,7 @@ pub(super) unsafe fn post_all(qp: &Qp, wr: *mut ibv_send_wr, count: usize) -> i3
     let waited = sq.executed != sq.head;
     let mut ret = 0;
     let mut next = wr;
-    // SAFETY: as above.
+    // SAFETY: the caller promises a valid chain.
     while let Some(request) = unsafe { next.as_ref() } {
         // The loop above has checked it, and there is room.
         if let Err(error) = qp.post_one(&mut sq, request) {

@@ -83,7 +83,7 @@ pub(crate) unsafe fn open(attr: &ibv_qp_open_attr) -> Res<&'static Qp> {
     {
         return Err(Errno(libc::EINVAL));
     }
-    // SAFETY: as above.
+    // SAFETY: not NULL; the caller promises a live handle on the domain.
     let xrcd: &'static Xrcd = unsafe { Xrcd::from_ptr(attr.xrcd) };
     let qp_context = if attr.comp_mask & IBV_QP_OPEN_ATTR_CONTEXT != 0 {
         attr.qp_context

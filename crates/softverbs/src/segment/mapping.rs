@@ -76,7 +76,7 @@ impl Mapping {
         unsafe { map(base, shared_len, write, fixed, shared.as_raw_fd())? };
         let second = base.wrapping_byte_add(shared_len);
         let protection = if own { write } else { read };
-        // SAFETY: as above.
+        // SAFETY: replaces the rest of the range that was reserved above.
         unsafe { map(second, tables_len, protection, fixed, tables.as_raw_fd())? };
         whole.keep_private();
         Ok(whole)
@@ -142,7 +142,8 @@ impl Mapping {
     #[inline]
     pub(crate) fn u64(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at <= self.len - 8);
-        // SAFETY: as above.
+        // SAFETY: inside the mapping, aligned, and valid as long as `self`; all code accesses the
+        // word through atomics.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
     }
 
@@ -151,7 +152,7 @@ impl Mapping {
     #[inline(always)]
     pub(crate) fn words<const N: usize>(&self, at: usize) -> [&AtomicU64; N] {
         assert!(at.is_multiple_of(8) && at <= self.len - 8 * N);
-        // SAFETY: all words are inside the mapping; otherwise as above.
+        // SAFETY: all words are inside the mapping, aligned, and accessed through atomics only.
         std::array::from_fn(|i| unsafe {
             AtomicU64::from_ptr(self.base.as_ptr().add(at + 8 * i).cast())
         })
@@ -161,7 +162,8 @@ impl Mapping {
     #[inline(always)]
     pub(crate) fn u32s<const N: usize>(&self, at: usize) -> [&AtomicU32; N] {
         assert!(at.is_multiple_of(4) && at <= self.len - 4 * N);
-        // SAFETY: as above.
+        // SAFETY: inside the mapping, aligned, and valid as long as `self`; all code accesses the
+        // word through atomics.
         std::array::from_fn(|i| unsafe {
             AtomicU32::from_ptr(self.base.as_ptr().add(at + 4 * i).cast())
         })

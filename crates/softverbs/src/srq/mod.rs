@@ -442,7 +442,7 @@ pub(crate) unsafe fn post_srq_recv(
         let mut next = wr;
         // SAFETY: the caller promises a valid chain.
         while let Some(receive) = unsafe { next.as_ref() } {
-            // SAFETY: as above.
+            // SAFETY: the caller promises a valid chain.
             if unsafe { this.post_fast(&mut queue, receive) } {
                 next = receive.next;
                 continue;

@@ -40,7 +40,7 @@ impl Pipe {
         ring_fd(self.write.as_raw_fd());
     }
 
-    /// Makes it unreadable again; false where it was so already.
+    /// Makes it unreadable; returns false if it was unreadable already.
     pub(crate) fn drain(&self) -> bool {
         let mut buffer = [0u8; 256];
         let mut any = false;
@@ -209,7 +209,7 @@ impl Epoll {
         // SAFETY: a readable structure.
         let ret = unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_MOD, fd, &raw mut event) };
         if ret != 0 {
-            // SAFETY: as above.
+            // SAFETY: a readable structure.
             check(unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
         }
         Ok(())
@@ -303,7 +303,7 @@ mod tests {
         let stale = Err(super::super::Errno(libc::ESTALE));
         let number = |fd| open(fd).map(drop);
         assert_eq!(number(Pipe::new().unwrap().read_fd()), stale);
-        // Another filesystem may have the number of the inode for one of its own.
+        // the same inode number in another filesystem
         let path = std::env::temp_dir().join(format!("softverbs-fifo-{}", crate::sys::random()));
         let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: a C string.

@@ -162,7 +162,7 @@ impl Line {
 
     /// Ends the line for the other end, also where a forked child has a copy of this one.
     pub(crate) fn hang_up(&self) {
-        // SAFETY: no memory is passed. One that has ended already is as it should be.
+        // SAFETY: no memory is passed. The call fails only if the line has ended already.
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
     }
 

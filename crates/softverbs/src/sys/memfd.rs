@@ -126,7 +126,7 @@ pub(crate) fn read_sealed<const LEN: usize>(file: BorrowedFd<'_>) -> Res<[u8; LE
     // SAFETY: room for as many; reading at an offset moves no position.
     let got = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), LEN, 0) };
     // A longer file is another one.
-    // SAFETY: as above.
+    // SAFETY: room for one byte; reading at an offset moves no position.
     let more = unsafe { libc::pread(fd, [0u8; 1].as_mut_ptr().cast(), 1, LEN as libc::off_t) };
     if usize::try_from(got) == Ok(LEN) && more == 0 {
         Ok(bytes)

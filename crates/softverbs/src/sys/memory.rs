@@ -9,7 +9,7 @@ use super::{Errno, Res};
 
 const NONE: Errno = Errno(libc::ENOMEM);
 
-/// Room for a value, to be had before anything is done that would have to be undone.
+/// Memory for a value, allocated before the caller starts a step that it would have to undo.
 ///
 /// # Errors
 /// `ENOMEM`.

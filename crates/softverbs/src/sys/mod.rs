@@ -48,7 +48,7 @@ impl Errno {
 
     /// Makes it the calling thread's `errno`.
     pub(crate) fn set(self) {
-        // SAFETY: as above.
+        // SAFETY: the C library gives each thread its own errno.
         unsafe { *libc::__errno_location() = self.0 };
     }
 }

@@ -73,7 +73,8 @@ pub(crate) struct OpenFile {
 }
 
 impl OpenFile {
-    /// The one that was opened by `fd` of that process.
+    /// The file that process `pid` has open as `fd`. `file` is this process's descriptor of the
+    /// same file.
     ///
     /// # Errors
     /// Those of `fstat(2)`.
@@ -195,7 +196,7 @@ pub(crate) struct PidFd(OwnedFd);
 
 impl PidFd {
     /// # Errors
-    /// `ESRCH` where the process is gone.
+    /// `ESRCH`: the process has ended.
     pub(crate) fn open(pid: u32) -> Res<Self> {
         // SAFETY: no memory is passed.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };

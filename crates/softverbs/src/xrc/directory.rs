@@ -286,7 +286,7 @@ mod tests {
             }
         }
         assert_eq!(read(&file, 0), None);
-        // A file that ends early has those that are there.
+        // a file that ends within the table has the entries before its end
         file.set_len(ENTRIES_AT + 511 * ENTRY as u64 + 10).unwrap();
         assert!(named(&file, name(None)).unwrap().is_empty());
         assert_eq!(Entry::from_bytes(&[0; 7]), None);
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(join(&mine, 7, 5), Err(Errno(libc::EAGAIN)));
         leave(&theirs, 7, 5);
         assert!(!is_member(&mine, 7, 5) && is_member(&mine, 7, 6));
-        // What a process has goes with it.
+        // closing the file releases the process's locks, and so its memberships
         drop(theirs);
         assert!(others(&mine, 7).unwrap().is_empty() && !is_open_elsewhere(&mine, 6));
     }

@@ -19,7 +19,7 @@ use crate::sys::{self, Errno, Res};
 pub(crate) struct Xrcd {
     object: ibv_xrcd,
     pub(crate) membership: Arc<Membership>,
-    /// Number of queue pairs and shared receive queues that were created with it.
+    /// Number of queue pairs and shared receive queues of the domain.
     pub(crate) children: AtomicU32,
     /// The open file keeps its inode number from being reused while the handle exists.
     _file: Option<OwnedFd>,
