@@ -26,7 +26,7 @@ pub(crate) fn show(segment: &OwnSegment, number: u32, context: u32) -> Res<()> {
     Ok(())
 }
 
-/// The domain has gone.
+/// Removes a domain from the list.
 pub(crate) fn hide(segment: &OwnSegment, number: u32) {
     let place = segment.map.u64(at(number));
     if place.load(Ordering::Relaxed) as u32 == number {

@@ -40,7 +40,7 @@ impl Origin {
     }
 
     /// # Errors
-    /// `EBADF`, and `EINVAL` for any other file.
+    /// `EBADF`; `EINVAL`: the file is not a command descriptor.
     pub(crate) fn of_file(file: BorrowedFd<'_>) -> Res<Self> {
         let bytes: [u8; LEN] = sys::read_sealed(file)?;
         let word = |at: usize| {
@@ -84,7 +84,7 @@ impl Imports {
         Ok(entry.0)
     }
 
-    /// The other end of [`Self::take`].
+    /// Undoes [`Self::take`].
     pub(crate) fn give(&self, cookie: u64, handle: u32) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = all.get_mut(&(cookie, handle)) {

@@ -1,9 +1,9 @@
-//! Memory that the device allocates: files that peers map, so that access to it is a plain copy or
-//! an instruction of the processor, without a system call and without the owner.
+//! Memory that the device allocates: files that peers map, so that they access it by plain copies
+//! or processor instructions, without a system call and without the owner.
 //!
-//! A buffer is a sealed file of its own. Its entry in the owner's segment has its address in the
-//! owner's memory and its descriptor. Regions over it name the entry's stamp, which is never used
-//! twice. The owner keeps the holders of a buffer in private memory.
+//! Each buffer is a sealed file. Its entry in the owner's segment contains its address in the
+//! owner's memory and its descriptor. Regions over it name the entry's stamp; stamps are never
+//! reused. The owner keeps the number of a buffer's holders in private memory.
 
 pub(crate) mod domain;
 mod import;
@@ -22,13 +22,13 @@ use crate::sync::Arc;
 use crate::sync::atomic::fence;
 use crate::sys::{self, Errno, Grow, Res};
 
-/// A buffer as this process has it mapped.
+/// A buffer that this process has mapped.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     file: OwnedFd,
     pub(crate) map: Mapping,
     inode: u64,
-    /// The length that was asked for, in bytes; the file has whole pages.
+    /// The requested length in bytes; the file has whole pages.
     pub(crate) len: usize,
 }
 
@@ -98,13 +98,13 @@ impl Buffer {
         })
     }
 
-    /// Where its first byte is in this process.
+    /// The address of its first byte in this process.
     pub(crate) fn addr(&self) -> u64 {
         self.map.bytes(0, 0) as u64
     }
 }
 
-/// A buffer in the table, buffer_reference by an object of the application.
+/// A buffer in the table, with a reference that an object of the application holds.
 #[derive(Clone, Debug)]
 pub(crate) struct BufferReference {
     pub(crate) stamp: u64,
@@ -112,7 +112,7 @@ pub(crate) struct BufferReference {
 }
 
 impl BufferReference {
-    /// A buffer that no table has.
+    /// A buffer that is in no table.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -123,7 +123,7 @@ impl BufferReference {
         })
     }
 
-    /// The handle in `ibv_dm`, by which the buffer is imported.
+    /// The handle in `ibv_dm`, with which the buffer is imported.
     pub(crate) fn handle(&self) -> u32 {
         index_of(self.stamp) as u32
     }
@@ -134,7 +134,7 @@ struct Slot {
     stamp: u64,
     buffer: Arc<Buffer>,
     context: u32,
-    /// Objects of the application, and regions.
+    /// Number of objects of the application, and number of regions, that hold the buffer.
     holders: u32,
     regions: u32,
 }
@@ -143,7 +143,7 @@ struct Slot {
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     slots: Mutex<Vec<Option<Slot>>>,
-    /// How many there are, so that processes without any take no lock.
+    /// Number of buffers, so that processes without buffers acquire no lock.
     count: AtomicU32,
     next: AtomicU64,
     /// Bytes of device memory in use.
@@ -163,7 +163,8 @@ impl Buffers {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes a buffer to peers. A buffer whose file is published already gets one more holder.
+    /// Publishes a buffer to peers. If its file is published already, the existing entry gets one
+    /// more holder.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -182,7 +183,7 @@ impl Buffers {
         self.enter(segment, &mut slots, buffer, context)
     }
 
-    /// As [`Self::add`], where the same file is in the table at another address too.
+    /// As [`Self::add`], but the same file may be in the table at another address.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -244,7 +245,7 @@ impl Buffers {
         Ok(buffer_reference)
     }
 
-    /// The buffer of a context by its handle, buffer_reference once more.
+    /// Acquires one more reference to the buffer of a context with this handle.
     pub(crate) fn hold(&self, handle: u32, context: u32) -> Option<BufferReference> {
         let mut slots = self.lock();
         let slot = slots.get_mut(handle as usize)?.as_mut()?;
@@ -255,10 +256,10 @@ impl Buffers {
         Some(slot.buffer_reference())
     }
 
-    /// The other end of [`Self::add`] and [`Self::hold`].
+    /// Releases a reference of [`Self::add`] or [`Self::hold`].
     ///
     /// # Errors
-    /// `EBUSY` where regions are all that would hold it.
+    /// `EBUSY`: afterwards only regions would hold the buffer.
     pub(crate) fn let_go(&self, segment: &OwnSegment, stamp: u64) -> Res<()> {
         let mut slots = self.lock();
         let index = index_of(stamp);
@@ -275,7 +276,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// As [`Self::let_go`], but where regions are left the buffer stays for them.
+    /// As [`Self::let_go`]; if regions hold the buffer, it stays until they end.
     pub(crate) fn leave_to_regions(&self, segment: &OwnSegment, stamp: u64) {
         let mut slots = self.lock();
         let index = index_of(stamp);
@@ -318,7 +319,7 @@ impl Buffers {
         Direct::default()
     }
 
-    /// The buffer that `len` bytes at an address lie in, and where there.
+    /// The buffer that contains `len` bytes at an address, and their offset in it.
     pub(crate) fn find(&self, addr: u64, len: u64) -> Option<(Arc<Buffer>, u64)> {
         let slots = self.lock();
         slots.iter().flatten().find_map(|slot| {
@@ -328,7 +329,7 @@ impl Buffers {
         })
     }
 
-    /// The file with this descriptor, opened anew, if it is a buffer's.
+    /// Reopens the file of a buffer by its descriptor; `None`: no buffer has the descriptor.
     pub(crate) fn reopen(&self, fd: i32) -> Option<OwnedFd> {
         let slots = self.lock();
         let mut fds = slots
@@ -339,7 +340,7 @@ impl Buffers {
             .and_then(|fd| sys::open_fd_of(std::process::id(), fd, libc::O_RDWR).ok())
     }
 
-    /// A region of a buffer, or of none, has gone.
+    /// A region has ended: releases its reference to its buffer, if it has one.
     pub(crate) fn uncover(&self, segment: &OwnSegment, stamp: u64) {
         if stamp == 0 {
             return;
@@ -376,7 +377,7 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// The entry with this index, unless it is out of use.
+    /// The entry with this index; `None`: the entry is unused.
     pub(crate) fn read(map: &Mapping, index: u32) -> Option<Self> {
         let index = index as usize;
         if index >= MAX_BUFFERS {
@@ -401,7 +402,7 @@ impl Shown {
         (map.u64(at + layout::STAMP).load(Ordering::Relaxed) == stamp).then_some(shown)
     }
 
-    /// The buffer that an address of the peer lies in.
+    /// The buffer that contains an address of the peer.
     pub(crate) fn at(map: &Mapping, addr: u64) -> Option<Self> {
         let count = map.u32(header::BUFFERS).load(Ordering::Acquire);
         (0..count.min(MAX_BUFFERS as u32))
@@ -409,10 +410,10 @@ impl Shown {
             .find(|shown| addr.wrapping_sub(shown.addr) < shown.len)
     }
 
-    /// Its file, opened through the peer's descriptor.
+    /// Opens its file through the peer's descriptor.
     ///
     /// # Errors
-    /// `EACCES` where that is closed to this process, `ESTALE` where it is another file by now.
+    /// `EACCES`: this process may not open it. `ESTALE`: the descriptor is that of another file.
     pub(crate) fn open(&self, opener: &Opener) -> Res<OwnedFd> {
         let file = opener.open(self.fd.cast_signed(), libc::O_RDWR)?;
         if sys::inode_of(&file)? != self.inode {
@@ -422,7 +423,7 @@ impl Shown {
         Ok(file)
     }
 
-    /// The buffer, mapped here.
+    /// Maps the buffer in this process.
     ///
     /// # Errors
     /// As [`Self::open`], and `EPROTO`: the file is shorter than its entry states.
@@ -460,7 +461,7 @@ mod tests {
         );
         assert!(Shown::at(&segment.map, addr + 5000).is_none());
         assert!(Shown::at(&segment.map, addr - 1).is_none());
-        // A region keeps it, and so does another holder.
+        // a region holds it, and so does another object
         buffers.cover(addr, 10);
         let busy = Err(Errno(libc::EBUSY));
         assert_eq!(buffers.let_go(&segment, buffer_reference.stamp), busy);

@@ -42,7 +42,7 @@ impl AsyncQueue {
         })
     }
 
-    /// False where there is no memory for it: it is lost, as the kernel loses it then.
+    /// Queues an event. Returns false without memory: the event is lost, as in the kernel.
     pub(crate) fn push(&self, event: ibv_event_type, element: Element) -> bool {
         let pushed = self.events.lock().try_push((event, element)).is_ok();
         if pushed {

@@ -11,14 +11,14 @@ use crate::process::Process;
 use crate::sync::Lock;
 use crate::sys::{Epoll, Errno, Grow, Pipe, Res, room};
 
-/// A completion channel. The C object comes first, so a pointer to it is one to this.
+/// A completion channel. The C object comes first, so a pointer to it is also a pointer to this.
 #[repr(C)]
 pub(crate) struct Channel {
     object: ibv_comp_channel,
     pub(crate) process: &'static Process,
     pub(crate) pipe: Pipe,
     epoll: Epoll,
-    /// Indices of queues that had a completion after they were armed.
+    /// Indices of the queues that received a completion after they were armed.
     events: Lock<VecDeque<u32>>,
     /// Indices of the queues that use the channel.
     cqs: Lock<Vec<u32>>,
@@ -33,13 +33,13 @@ impl Channel {
         unsafe { &*channel.cast::<Self>() }
     }
 
-    /// A queue uses the channel from now on.
+    /// Adds a queue to the channel.
     ///
     /// # Errors
     /// `ENOMEM`.
     pub(crate) fn attach(&self, cq: u32) -> Res<()> {
         let mut cqs = self.cqs.lock();
-        // An event of each of them finds room.
+        // reserves room for one event of each queue
         let mut events = self.events.lock();
         let more = cqs.len() + 1;
         let room = more.saturating_sub(events.len());
@@ -61,7 +61,8 @@ impl Channel {
     pub(crate) fn push(&self, cq: u32) {
         let mut events = self.events.lock();
         if events.try_push(cq).is_err() {
-            // One event of each queue wakes every thread that waits for any event.
+            // Without memory for one more: keeps one event per queue, which wakes every waiting
+            // thread.
             let (mut seen, mut kept) = (false, 0);
             while kept < events.len() {
                 let again = events.range(..kept).any(|&other| other == events[kept]);
@@ -87,7 +88,8 @@ impl Channel {
         // its acknowledgement.
         cq.event_taken();
         if events.is_empty() {
-            // Readable means: there is an event. Further rings are looked for below.
+            // the channel is readable only while it has events; rings that arrive now are found
+            // below
             self.pipe.drain();
             drop(events);
             // A late ring for an earlier message may have cleared a word that a queue has armed
@@ -157,10 +159,10 @@ pub(crate) fn create_channel(
 /// `ibv_destroy_comp_channel`.
 ///
 /// # Errors
-/// `EBUSY` while completion queues use it.
+/// `EBUSY`: completion queues use the channel.
 ///
 /// # Safety
-/// `channel` must be live, and is gone after success.
+/// `channel` must be live; it is freed on success.
 pub(crate) unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> Res<()> {
     // SAFETY: the caller promises a live channel.
     let this = unsafe { Channel::from_ptr(channel) };
@@ -179,7 +181,7 @@ pub(crate) unsafe fn destroy_channel(channel: *mut ibv_comp_channel) -> Res<()> 
 /// non-blocking.
 ///
 /// # Errors
-/// `EAGAIN` where it is and there is none, `EINTR`.
+/// `EAGAIN`: the descriptor is non-blocking, and there is no event. `EINTR`.
 ///
 /// # Safety
 /// `channel` must be live, the others writable.

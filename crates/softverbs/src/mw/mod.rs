@@ -29,10 +29,10 @@ const OFFERED: u32 = IBV_ACCESS_LOCAL_WRITE
 /// The two types of `ibv_alloc_mw(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Bound by `ibv_bind_mw` only, which takes the next key; valid for all queue pairs of its
+    /// Bound by `ibv_bind_mw` only, which uses the next key; valid for all queue pairs of its
     /// domain.
     One,
-    /// Bound by work requests, with a key that the application chooses; good for the queue pair
+    /// Bound by work requests, with a key that the application chooses; valid for the queue pair
     /// that bound it.
     TwoB,
 }
@@ -40,21 +40,21 @@ pub(crate) enum Kind {
 /// The window, region and range of a bind request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bind {
-    /// The window, as its handle, and the key that it is to have.
+    /// The window's handle, and its new key.
     pub(crate) window: u32,
     pub(crate) key: Key,
-    /// The region, and the bytes of it by its own names. Length 0 binds to nothing.
+    /// The region, and a range of it in the region's own addresses. Length 0 unbinds the window.
     pub(crate) region: Key,
     pub(crate) addr: u64,
     pub(crate) len: u64,
     pub(crate) access: u32,
 }
 
-/// How far a change of a window came.
+/// The result of a change of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Done,
-    /// An initiator still uses the old key; to be tried again.
+    /// An initiator still uses the old key; the caller retries.
     Used,
 }
 
@@ -62,26 +62,26 @@ pub(crate) enum Progress {
 struct Window {
     kind: Kind,
     pd: u32,
-    /// The key that it has, or that the next one is made of.
+    /// The current key; without a binding, the key from which the next one is derived.
     key: Key,
     bound: Option<Bound>,
-    /// A key that is dead, and may still be in use.
+    /// An invalidated key that an initiator may still use.
     dying: Option<Key>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     region: Key,
-    /// The number of the queue pair, or 0 for any.
+    /// The number of the only queue pair that may use it; 0: all.
     qp: u32,
     what: Description,
 }
 
-/// All windows of this process, by index of their keys.
+/// All windows of this process, by the indices of their keys.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     all: Mutex<HashMap<u32, Window>>,
-    /// How many there are, so that processes without any take no lock.
+    /// Number of windows, so that processes without windows acquire no lock.
     count: AtomicU32,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Windows {
 pub(crate) struct Owner<'a> {
     pub(crate) regions: &'a Regions,
     pub(crate) segment: &'a OwnSegment,
-    /// Whether the process in a slot may still do something.
+    /// Whether the process of a slot may still access memory.
     pub(crate) lives: &'a dyn Fn(u32) -> bool,
 }
 
@@ -102,7 +102,7 @@ impl Windows {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// A window that is bound to nothing, and its key.
+    /// An unbound window, and its key.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -134,7 +134,7 @@ impl Windows {
             window.kill(owner);
             [Some(window.key), window.dying]
         };
-        // Not under the lock: this waits for others.
+        // without the lock, because this waits for other processes
         for key in keys.into_iter().flatten() {
             owner
                 .regions
@@ -215,7 +215,7 @@ impl Windows {
         Ok(())
     }
 
-    /// A queue pair is reset or destroyed: its windows are bound to nothing.
+    /// Unbinds the windows of a queue pair that is reset or destroyed.
     pub(crate) fn release(&self, owner: &Owner<'_>, qp: u32) {
         if self.any() {
             for window in self.lock().values_mut() {
@@ -226,10 +226,10 @@ impl Windows {
         }
     }
 
-    /// Does something that ends a region, unless a window is bound to it.
+    /// Calls `then`, which ends a region, unless a window is bound to the region.
     ///
     /// # Errors
-    /// `EBUSY` where one is.
+    /// `EBUSY`: a window is bound.
     pub(crate) fn unless_bound<T>(&self, region: Key, then: impl FnOnce() -> T) -> Res<T> {
         if !self.any() {
             return Ok(then());
@@ -254,7 +254,7 @@ impl Windows {
         Some((bound.what, bound.qp))
     }
 
-    /// Whether a key is a window's.
+    /// Whether a key is that of a window.
     pub(crate) fn has(&self, key: Key) -> bool {
         self.any()
             && self
@@ -270,7 +270,7 @@ impl Window {
     fn check(&self, owner: &Owner<'_>, bind: &Bind, pd: u32) -> Res<Option<Description>> {
         let wrong = Err(Errno(libc::EINVAL));
         let two = self.kind == Kind::TwoB;
-        // The key's index is the window's own; only its tag can be chosen.
+        // the key's index is that of the window; only its tag can be chosen
         if bind.key.0 >> 8 != self.key.0 >> 8
             || bind.access & !OFFERED != 0
             || self.pd != pd
@@ -313,7 +313,7 @@ impl Window {
         }))
     }
 
-    /// From here on no initiator begins a use.
+    /// Invalidates the key: no initiator starts to use it from now on.
     fn kill(&mut self, owner: &Owner<'_>) {
         if self.bound.take().is_some() {
             owner.regions.kill(owner.segment, self.key);

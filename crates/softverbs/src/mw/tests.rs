@@ -30,7 +30,7 @@ impl Fixture {
         }
     }
 
-    /// 0x1000 bytes at 0x50000, called 0x90000.
+    /// A region of 0x1000 bytes at 0x50000, with iova 0x90000.
     fn region(&self, access: u32) -> Key {
         let range = Range {
             addr: 0x5_0000,
@@ -50,7 +50,7 @@ impl Fixture {
         self.windows.bind(&self.owner(), bind, QP, PD)
     }
 
-    /// Where a peer of a queue pair gets with a key.
+    /// The address that a peer reaches with a key through a queue pair.
     fn reach(&self, key: Key, addr: u64, len: u64, right: u32, qp: u32) -> Option<u64> {
         let target = Target {
             key,
@@ -97,7 +97,7 @@ fn bounds_and_rights_are_the_window_s() {
         assert_eq!(own.reach(key, 0x9_0100, 8, WRITE, QP), None);
         let other = own.reach(key, 0x9_0100, 8, READ, QP + 1);
         assert_eq!(other.is_some(), kind == Kind::One);
-        // A window has no local key.
+        // a window has no lkey
         let sge = ibv_sge {
             addr: 0x9_0100,
             length: 8,
@@ -156,7 +156,7 @@ fn type_2_is_bound_once_until_it_is_invalidated() {
     assert_eq!(done, Ok(Progress::Done));
     assert_eq!(own.reach(first, 0x9_0100, 8, READ, QP), None);
     assert_eq!(own.windows.invalidate(&owner, first, PD), BAD);
-    // From zero, and its other end lets it go; another queue pair's could not.
+    // zero-based; its peer invalidates it, and the peer of another queue pair cannot
     let second = next(first);
     let zero = to(window, second, region, READ | IBV_ACCESS_ZERO_BASED);
     own.bind(&zero).unwrap();
@@ -166,7 +166,7 @@ fn type_2_is_bound_once_until_it_is_invalidated() {
     assert!(own.reach(second, 8, 8, READ, QP).is_some());
     own.windows.invalidate_remotely(&owner, second, QP).unwrap();
     assert_eq!(own.reach(second, 8, 8, READ, QP), None);
-    // With its queue pair.
+    // destroyed with its queue pair
     own.bind(&to(window, first, region, READ)).unwrap();
     own.windows.release(&owner, QP + 1);
     assert!(own.reach(first, 0x9_0100, 8, READ, QP).is_some());

@@ -13,10 +13,10 @@ pub(crate) struct Buf {
 }
 
 impl Buf {
-    /// Whether a registration by handle is one that `ibv_alloc_buf(3)` allows.
+    /// Checks the parameters of a registration by handle against `ibv_alloc_buf(3)`.
     ///
     /// # Errors
-    /// `EINVAL` for another domain, no address, a file besides, or a range outside the buffer.
+    /// `EINVAL`: another domain, no address, an additional file, or a range outside the buffer.
     ///
     /// # Safety
     /// The buffer must be live.

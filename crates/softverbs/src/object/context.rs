@@ -63,7 +63,7 @@ impl Context {
         context.cmd_fd = command.as_raw_fd();
         context.async_fd = events.epoll.fd();
         context.num_comp_vectors = 1;
-        // `verbs_get_ctx` of verbs.h: the context lies in a `verbs_context`.
+        // as `verbs_get_ctx` of verbs.h expects: the context is inside a `verbs_context`
         context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
         let this = Box::into_raw(Box::write(
             room,
@@ -84,10 +84,10 @@ impl Context {
         }
     }
 
-    /// Ends a context that no object refers to.
+    /// Frees a context that no object refers to.
     ///
     /// # Safety
-    /// `context` must come from [`Self::make`] and be live; it is gone afterwards.
+    /// `context` must come from [`Self::make`] and be live; it is freed.
     pub(crate) unsafe fn end(context: *mut ibv_context) {
         // SAFETY: the caller promises that; `make` has used `Box::into_raw`.
         unsafe {

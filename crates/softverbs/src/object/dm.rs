@@ -12,7 +12,7 @@ use crate::entry::errno_of;
 use crate::process::Process;
 use crate::sys::{Errno, Res};
 
-/// Device memory of one process, in bytes.
+/// Maximum of device memory of one process, in bytes.
 pub(crate) const MAX_DM: u64 = 128 << 20;
 
 /// The C object comes first.
@@ -20,9 +20,9 @@ pub(crate) const MAX_DM: u64 = 128 << 20;
 pub(crate) struct Dm {
     object: ibv_dm,
     pub(crate) buffer_reference: BufferReference,
-    /// Counted as device memory of this process.
+    /// Bytes of it that count as device memory of this process.
     counted: u64,
-    /// Published to peers. Memory that a forked child allocates is not.
+    /// Whether it is published to peers. Memory that a forked child allocates is not.
     pub(crate) shown: bool,
 }
 
@@ -57,7 +57,7 @@ impl Dm {
         unsafe { &*dm.cast::<Self>() }
     }
 
-    /// Where a range of it is.
+    /// The address of a range of it.
     fn place(&self, offset: u64, length: usize) -> Res<*mut u8> {
         let len = self.buffer_reference.buffer.len as u64;
         let inside = offset <= len && length as u64 <= len - offset;
@@ -72,13 +72,13 @@ impl Dm {
     }
 
     /// # Safety
-    /// `dm` must be live, and is gone afterwards.
+    /// `dm` must be live; it is freed on success.
     pub(crate) unsafe fn end(dm: *mut ibv_dm) -> Res<()> {
         // SAFETY: the caller promises that; a context outlives its memory.
         let (this, context) = unsafe { (Self::from_ptr(dm), Context::from_ptr((*dm).context)) };
         let process = context.process;
         if this.shown && process.forked() {
-            // The parent's: it is not mapped here, so there is nothing to take down.
+            // memory of the parent: it is not mapped here, so no mapping is removed
             return Ok(());
         }
         if this.shown {
@@ -96,7 +96,7 @@ impl Dm {
     /// Counts `len` bytes as device memory of this process.
     ///
     /// # Errors
-    /// `ENOMEM` above [`MAX_DM`].
+    /// `ENOMEM`: the sum would exceed [`MAX_DM`].
     pub(crate) fn count(process: &Process, len: u64) -> Res<()> {
         let used = &process.buffers.device_memory;
         let more = |used: u64| used.checked_add(len).filter(|&sum| sum <= MAX_DM);

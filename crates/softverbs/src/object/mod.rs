@@ -1,6 +1,6 @@
-//! The objects behind the pointers of C programs, as far as other objects refer to them: queue
-//! pairs and queues refer to their context and protection domain. Completion queues, queue pairs,
-//! shared receive queues and XRC domains have modules of their own, above this one.
+//! The objects behind the pointers of C programs that other objects refer to: queue pairs and
+//! queues refer to their context and protection domain. Completion queues, queue pairs, shared
+//! receive queues and XRC domains are in separate modules, above this one.
 
 mod ah;
 mod buf;

@@ -11,9 +11,9 @@ use super::Context;
 #[repr(C)]
 pub(crate) struct Pd {
     object: ibv_pd,
-    /// Unlike any other of this process.
+    /// Unique in this process.
     pub(crate) number: u32,
-    /// Objects that were made in it.
+    /// Number of objects of the domain.
     pub(crate) children: AtomicU32,
     /// The protection and thread domain of a parent domain; NULL for others.
     pub(crate) made_of: (*mut ibv_pd, *mut ibv_td),
@@ -25,7 +25,7 @@ pub(crate) struct Pd {
 pub(crate) struct Import {
     /// Its number in the exporting process.
     pub(crate) handle: u32,
-    /// Of another process.
+    /// Whether the exporting process is another one.
     pub(crate) foreign: bool,
 }
 
@@ -58,7 +58,7 @@ impl Pd {
     }
 
     /// # Safety
-    /// `pd` must be an imported one and live, and is gone afterwards.
+    /// `pd` must be live and imported; it is freed.
     pub(crate) unsafe fn end_imported(pd: *mut ibv_pd) {
         // SAFETY: the caller promises that; a context outlives its domains.
         let (this, context) = unsafe { (Self::from_ptr(pd), Context::from_ptr((*pd).context)) };

@@ -10,7 +10,7 @@ use super::{Errno, Res, fallocate, memfd_create, sealed_size};
 pub(crate) struct BounceFile(OwnedFd);
 
 impl BounceFile {
-    /// A fresh one of `len` bytes, with pages.
+    /// A file of `len` bytes with allocated pages.
     ///
     /// # Errors
     /// `ENOMEM`, `EMFILE`.
@@ -20,10 +20,10 @@ impl BounceFile {
         Ok(Self(file))
     }
 
-    /// Another process's, if its file is one.
+    /// The bounce file of another process.
     ///
     /// # Errors
-    /// `EPERM` where it is not sealed, or no ordinary memory; `EPROTO` for another size.
+    /// `EPERM`: the file is not sealed, or is not ordinary memory. `EPROTO`: it has another size.
     pub(crate) fn of_file(file: OwnedFd, len: usize) -> Res<Self> {
         if sealed_size(&file)? != len {
             return Err(Errno(libc::EPROTO));
@@ -31,15 +31,15 @@ impl BounceFile {
         Ok(Self(file))
     }
 
-    /// Fills the place at `at` from iovecs of this process's memory.
+    /// Fills the file at offset `at` from iovecs of this process's memory.
     ///
     /// # Errors
-    /// `EFAULT` where memory is missing; a part may have been copied.
+    /// `EFAULT`: an address is not mapped; a part may have been copied.
     pub(crate) fn fill(&self, at: usize, from: &[libc::iovec]) -> Res<()> {
         self.whole(libc::SYS_pwritev, from, at)
     }
 
-    /// Copies the place at `at` to iovecs of this process's memory.
+    /// Copies from offset `at` of the file to iovecs of this process's memory.
     ///
     /// # Errors
     /// As [`Self::fill`].
@@ -81,7 +81,7 @@ impl AsFd for BounceFile {
 /// Both lists have the same number of bytes, which is bounded.
 pub(super) fn copy_own(from: &[libc::iovec], to: &[libc::iovec]) -> Res<usize> {
     let len = from.iter().map(|iovec| iovec.iov_len).sum();
-    // One for each call: a forked child would share any other with its parent.
+    // a new file for each call, because a forked child would share an existing one with its parent
     let bounce = BounceFile(memfd_create(c"softverbs-own", len)?);
     bounce.fill(0, from)?;
     bounce.empty(0, to)?;

@@ -70,10 +70,10 @@ pub(crate) fn ring_fd(fd: RawFd) {
     unsafe { libc::write(fd, [1u8].as_ptr().cast(), 1) };
 }
 
-/// Whether a file is the pipe with that inode.
+/// Checks that a file is the pipe with that inode.
 ///
 /// # Errors
-/// `ESTALE` for anything else.
+/// `ESTALE`: it is another file.
 pub(crate) fn is_pipe(file: &OwnedFd, inode: u64) -> Res<()> {
     if pipe_of(file.as_raw_fd())? == inode {
         Ok(())
@@ -82,10 +82,11 @@ pub(crate) fn is_pipe(file: &OwnedFd, inode: u64) -> Res<()> {
     }
 }
 
-/// The inode of a pipe without a name: only those of one filesystem have their own.
+/// The inode of a pipe without a name. Only inodes of one filesystem are unique, so the filesystem
+/// is checked too.
 ///
 /// # Errors
-/// `ESTALE` for anything else.
+/// `ESTALE`: the file is not such a pipe.
 fn pipe_of(fd: RawFd) -> Res<u64> {
     const PIPEFS: libc::__fsword_t = 0x5049_5045;
     // SAFETY: all zeros is a value of both.
@@ -105,7 +106,7 @@ fn pipe_of(fd: RawFd) -> Res<u64> {
 #[derive(Debug)]
 pub(crate) struct Timer {
     fd: OwnedFd,
-    /// When it goes off, or 0.
+    /// Time at which it expires, in nanoseconds of the monotonic clock; 0: not armed.
     at: Mutex<u64>,
 }
 
@@ -188,7 +189,7 @@ impl Epoll {
         self.0.as_raw_fd()
     }
 
-    /// Adds a descriptor, to be readable with `token`.
+    /// Adds a descriptor, whose events are reported with `token`.
     pub(crate) fn add(&self, fd: RawFd, token: u64) -> Res<()> {
         let mut event = libc::epoll_event {
             events: libc::EPOLLIN as u32,
@@ -215,13 +216,14 @@ impl Epoll {
         Ok(())
     }
 
-    /// Takes a descriptor out; it may not be in.
+    /// Removes a descriptor, if the set contains it.
     pub(crate) fn remove(&self, fd: RawFd) {
         // SAFETY: a NULL event is allowed for this operation.
         unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
 
-    /// Tokens that are readable now, at most 16, or after at most `timeout_ms` (−1: any time).
+    /// Tokens of readable descriptors, at most 16; waits at most `timeout_ms` for one (−1: no
+    /// limit).
     pub(crate) fn wait(&self, timeout_ms: i32) -> Res<([u64; 16], usize)> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
         // SAFETY: room for the number of events given.
@@ -241,7 +243,7 @@ impl Epoll {
     }
 }
 
-/// Waits until `fd` is readable, at most `timeout_ms` (−1: any time).
+/// Waits until `fd` is readable, at most `timeout_ms` (−1: no limit).
 pub(crate) fn epoll_readable(fd: RawFd, timeout_ms: i32) -> Res<bool> {
     let mut poll = libc::pollfd {
         fd,
@@ -252,7 +254,7 @@ pub(crate) fn epoll_readable(fd: RawFd, timeout_ms: i32) -> Res<bool> {
     Ok(check(unsafe { libc::poll(&raw mut poll, 1, timeout_ms) })? > 0)
 }
 
-/// The names in a directory; used for counting descriptors in tests too.
+/// The names in a directory; tests also count descriptors with it.
 #[allow(dead_code, reason = "tests only")]
 pub(crate) fn count_entries(path: &str) -> usize {
     fs::read_dir(path).map_or(0, Iterator::count)
@@ -262,7 +264,8 @@ pub(crate) fn count_entries(path: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// A thread arms for "never" just after another thread's request has begun to wait.
+    /// A thread arms the timer with 0 (never) just after another thread's request has started to
+    /// wait.
     #[test]
     fn an_earlier_time_stays() {
         let timer = Timer::new().unwrap();

@@ -1,6 +1,6 @@
-//! How much memory a process may lock.
+//! The limit of locked memory.
 
-/// `RLIMIT_MEMLOCK` in bytes, or `None` where there is no limit.
+/// `RLIMIT_MEMLOCK` in bytes; `None`: unlimited.
 pub(crate) fn memlock() -> Option<u64> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -30,7 +30,7 @@ struct Data {
 const VERSION_3: u32 = 0x2008_0522;
 const CAP_IPC_LOCK: u32 = 14;
 
-/// Whether the limit does not hold for the calling thread.
+/// Whether the calling thread may exceed the limit.
 pub(crate) fn may_exceed_memlock() -> bool {
     let mut header = Header {
         version: VERSION_3,

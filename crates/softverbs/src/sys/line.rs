@@ -18,7 +18,7 @@ pub(crate) struct Credentials {
 #[derive(Debug)]
 pub(crate) struct Line(OwnedFd);
 
-/// A name that others connect to.
+/// A listening socket with a name.
 #[derive(Debug)]
 pub(crate) struct Listener(OwnedFd);
 
@@ -30,7 +30,7 @@ fn socket() -> Res<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// An abstract name as an address, and how many bytes of it count.
+/// The address of an abstract name, and its length in bytes.
 fn address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: all zeros is a value of it.
     let mut address: libc::sockaddr_un = unsafe { zeroed() };
@@ -160,7 +160,7 @@ impl Line {
         }
     }
 
-    /// Ends the line for the other end, also where a forked child has a copy of this one.
+    /// Closes the line for both ends, even if a forked child has a copy of this end.
     pub(crate) fn hang_up(&self) {
         // SAFETY: no memory is passed. The call fails only if the line has ended already.
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
@@ -207,13 +207,13 @@ impl Line {
     }
 }
 
-/// Room for one descriptor: the kernel hands over no more than fit.
+/// Room for one descriptor; the kernel discards further ones.
 const CONTROL: usize = 24;
 
 #[repr(C, align(8))]
 struct Control([u8; CONTROL]);
 
-/// The descriptor that came with a message.
+/// The descriptor in a message.
 fn taken(message: &libc::msghdr) -> Option<OwnedFd> {
     // SAFETY: the kernel has filled the control buffer up to `msg_controllen`.
     unsafe {

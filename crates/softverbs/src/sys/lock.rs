@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use super::{Res, check};
 
 /// # Errors
-/// `EAGAIN` where another open file has it.
+/// `EAGAIN`: another open file has a lock on a part of the range.
 pub(crate) fn lock(file: &File, bytes: Range<u64>) -> Res<()> {
     call(file, libc::F_OFD_SETLK, libc::F_WRLCK, bytes).map(drop)
 }
@@ -22,7 +22,7 @@ pub(crate) fn unlock(file: &File, bytes: Range<u64>) -> Res<()> {
     call(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
 
-/// Whether another open file has it.
+/// Whether another open file has a lock on a part of the range.
 pub(crate) fn locked(file: &File, bytes: Range<u64>) -> bool {
     holder(file, bytes).is_some()
 }

@@ -8,8 +8,7 @@ use super::{Errno, Res, check};
 
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// A file of `size` bytes that can never be another size. Nothing of it is allocated yet, see
-/// [`fallocate`].
+/// A file of `size` bytes; its size can never change. No page is allocated yet, see [`fallocate`].
 pub(crate) fn create(name: &CStr, size: usize) -> Res<OwnedFd> {
     let file = sized(name, size)?;
     seal(&file, 0)?;
@@ -35,7 +34,7 @@ fn sized(name: &CStr, size: usize) -> Res<OwnedFd> {
     Ok(file)
 }
 
-/// A file that only this process will write: mapped before it is sealed.
+/// A file that only this process can write: it is mapped before it is sealed.
 #[derive(Debug)]
 pub(crate) struct Tables(OwnedFd);
 
@@ -45,7 +44,7 @@ impl Tables {
         Ok(Self(sized(name, size)?))
     }
 
-    /// To be mapped.
+    /// The file, for mapping it.
     pub(crate) fn file(&self) -> &OwnedFd {
         &self.0
     }
@@ -63,7 +62,7 @@ impl Tables {
     }
 }
 
-/// Whether a peer's file can be written only by mappings older than its seal.
+/// Whether a peer's file can be written only through mappings that are older than its seal.
 pub(crate) fn is_guarded(file: &OwnedFd) -> Res<bool> {
     // SAFETY: no memory is passed.
     let seals = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
@@ -73,7 +72,7 @@ pub(crate) fn is_guarded(file: &OwnedFd) -> Res<bool> {
 /// The word at `at` of a file that is not mapped.
 ///
 /// # Errors
-/// `EPROTO` where the file is shorter.
+/// `EPROTO`: the file is too short.
 pub(crate) fn read_word(file: &OwnedFd, at: usize) -> Res<u64> {
     let mut word = 0u64;
     // SAFETY: room for as many; any bytes are a value.
@@ -111,10 +110,10 @@ pub(crate) fn sealed_file(name: &CStr, bytes: &[u8]) -> Res<OwnedFd> {
     Ok(file)
 }
 
-/// Reads the bytes that [`sealed_file`] has written.
+/// Reads the contents of a file of [`sealed_file`].
 ///
 /// # Errors
-/// `EBADF`, and `EINVAL` for any other file.
+/// `EBADF`; `EINVAL`: another file.
 pub(crate) fn read_sealed<const LEN: usize>(file: BorrowedFd<'_>) -> Res<[u8; LEN]> {
     let fd = file.as_raw_fd();
     let seals = SEALS | libc::F_SEAL_WRITE;
@@ -125,7 +124,7 @@ pub(crate) fn read_sealed<const LEN: usize>(file: BorrowedFd<'_>) -> Res<[u8; LE
     let mut bytes = [0u8; LEN];
     // SAFETY: room for as many; reading at an offset moves no position.
     let got = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), LEN, 0) };
-    // A longer file is another one.
+    // a longer file is not one of `sealed_file`
     // SAFETY: room for one byte; reading at an offset moves no position.
     let more = unsafe { libc::pread(fd, [0u8; 1].as_mut_ptr().cast(), 1, LEN as libc::off_t) };
     if usize::try_from(got) == Ok(LEN) && more == 0 {
@@ -138,7 +137,7 @@ pub(crate) fn read_sealed<const LEN: usize>(file: BorrowedFd<'_>) -> Res<[u8; LE
 /// Allocates the pages of `len` bytes at `offset`, so that a later access cannot fail.
 ///
 /// # Errors
-/// `ENOMEM`, for each error of the kernel.
+/// `ENOMEM`: the kernel reports any error.
 pub(crate) fn fallocate(fd: RawFd, offset: usize, len: usize) -> Res<()> {
     loop {
         // SAFETY: no memory is passed.
@@ -174,7 +173,7 @@ pub(crate) fn sealed_size(file: &OwnedFd) -> Res<usize> {
     if seals & SEALS != SEALS {
         return Err(Errno(libc::EPERM));
     }
-    // Files of the pool of huge pages can lose pages that do not come back.
+    // a huge page that was removed from a hugetlbfs file may not be replaced
     // SAFETY: all zeros is a value of it.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: writable structure.

@@ -37,11 +37,11 @@ pub(crate) fn try_box<T>(value: T) -> Res<Box<T>> {
 pub(crate) fn list<T>(count: usize, make: impl FnMut(usize) -> T) -> Res<Box<[T]>> {
     let mut list = with_room(count)?;
     list.extend((0..count).map(make));
-    // As long as it was reserved: nothing is allocated anew.
+    // the capacity equals the length, so nothing is allocated here
     Ok(list.into_boxed_slice())
 }
 
-/// A list of so many defaults.
+/// A list of `count` default values.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -51,7 +51,7 @@ pub(crate) fn zeroed<T: Clone + Default>(count: usize) -> Res<Box<[T]>> {
     Ok(list.into_boxed_slice())
 }
 
-/// An empty list that takes so many without allocating.
+/// An empty list with room for `count` values without a further allocation.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -61,15 +61,15 @@ pub(crate) fn with_room<T>(count: usize) -> Res<Vec<T>> {
     Ok(list)
 }
 
-/// Lists that grow, if there is memory.
+/// Lists that grow with fallible allocation.
 pub(crate) trait Grow<T> {
-    /// Room for `more` values.
+    /// Reserves room for `more` values.
     ///
     /// # Errors
-    /// `ENOMEM`; the list is as it was.
+    /// `ENOMEM`; the list is unchanged.
     fn make_room(&mut self, more: usize) -> Res<()>;
 
-    /// One value more, at the end.
+    /// Appends a value.
     ///
     /// # Errors
     /// As [`Self::make_room`].

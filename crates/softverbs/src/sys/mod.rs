@@ -35,7 +35,7 @@ pub(crate) use vm::{
 
 use std::fmt;
 
-/// An errno as the C library names it, positive.
+/// A positive errno of the C library.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
@@ -46,7 +46,7 @@ impl Errno {
         Self(unsafe { *libc::__errno_location() })
     }
 
-    /// Makes it the calling thread's `errno`.
+    /// Sets the calling thread's `errno` to it.
     pub(crate) fn set(self) {
         // SAFETY: the C library gives each thread its own errno.
         unsafe { *libc::__errno_location() = self.0 };
@@ -61,7 +61,7 @@ impl fmt::Debug for Errno {
 
 impl From<std::io::Error> for Errno {
     fn from(error: std::io::Error) -> Self {
-        // The library's own have no number.
+        // errors of the standard library have no errno
         let none = match error.kind() {
             std::io::ErrorKind::OutOfMemory => libc::ENOMEM,
             _ => libc::EIO,
@@ -90,7 +90,7 @@ pub(crate) fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The user that this process acts for.
+/// The effective user of this process.
 pub(crate) fn effective_uid() -> u32 {
     // SAFETY: no memory is passed.
     unsafe { libc::geteuid() }
@@ -104,7 +104,7 @@ pub(crate) fn random() -> u64 {
     if got == 8 {
         u64::from_ne_bytes(bytes)
     } else {
-        // Only kernels older than the other calls used here refuse.
+        // only kernels that lack other calls used here refuse this one
         now_ns() ^ (u64::from(std::process::id()) << 32)
     }
 }

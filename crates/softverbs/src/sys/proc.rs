@@ -12,13 +12,13 @@ use super::{Errno, Res, ShortPath, check};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) pid: u32,
-    /// Clock ticks since boot, field 22 of `/proc/<pid>/stat`.
+    /// Start time in clock ticks since boot, field 22 of `/proc/<pid>/stat`.
     pub(crate) start_time: u64,
-    /// Random, made when the process took its place in the registry.
+    /// A random number, drawn when the process entered the registry.
     pub(crate) cookie: u64,
 }
 
-/// Long enough for those of `/proc` here.
+/// Long enough for all paths in `/proc` here.
 type ProcPath = ShortPath<48>;
 
 fn path_of_fd(pid: u32, fd: RawFd) -> Res<ProcPath> {
@@ -33,7 +33,7 @@ struct Start {
 }
 
 impl Start {
-    /// The whole of `/proc/<pid>/stat`.
+    /// The contents of `/proc/<pid>/stat`.
     fn of_stat(pid: u32) -> Res<Self> {
         Self::of_file(ProcPath::new(format_args!("/proc/{pid}/stat"))?.as_path())
     }
@@ -41,7 +41,7 @@ impl Start {
     fn of_file(path: &Path) -> Res<Self> {
         let mut bytes = [0; 2048];
         let mut file = fs::File::open(path)?;
-        // Files of `/proc` give as much with one call, and so do others that are short.
+        // one read returns the whole of a file in `/proc`, and of any other short file
         let len = file.read(&mut bytes)?;
         Ok(Self { bytes, len })
     }
@@ -51,13 +51,14 @@ impl Start {
     }
 }
 
-/// Whether a process that exists has this file open by this descriptor, which it has not after it
-/// executed another program. True where that can't be known.
+/// Whether an existing process has this file open with this descriptor; after it has executed
+/// another program, it has not. Returns true if `/proc` does not tell.
 pub(crate) fn has_open(pid: u32, fd: RawFd, inode: u64) -> bool {
     let file = path_of_fd(pid, fd).and_then(|path| Ok(fs::metadata(path.as_path())?));
     match file {
         Ok(file) => file.ino() == inode,
-        // A process whose first thread has ended shows no files, and its other threads run.
+        // the files of a process whose first thread has ended are not shown, while its other
+        // threads run
         Err(Errno(libc::ENOENT)) => leader_ended(pid),
         Err(_) => true,
     }
@@ -116,7 +117,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
 }
 
 fn says_stopped(stat: &[u8]) -> bool {
-    // As in `parse_stat`.
+    // the command ends at the last parenthesis, as in `parse_stat`
     let command = stat.iter().rposition(|&byte| byte == b')');
     let state = command.and_then(|at| stat.get(at + 2));
     matches!(state, Some(b'T' | b't'))
@@ -137,9 +138,9 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
     parse_stat(stat).map(|(start_time, _)| start_time)
 }
 
-/// The start time of a process that runs, and whether its first thread does not.
+/// The start time of a process that runs, and whether its first thread has ended.
 fn parse_stat(stat: &[u8]) -> Option<(u64, bool)> {
-    // The command, in parentheses, may hold anything, no text included.
+    // the command, in parentheses, can contain any bytes
     let command = stat.iter().rposition(|&byte| byte == b')')?;
     let mut fields = str::from_utf8(&stat[command + 1..])
         .ok()?
@@ -162,7 +163,7 @@ pub(crate) fn namespace(name: &str) -> u64 {
         .map_or(0, |file| file.ino())
 }
 
-/// Names this host, across restarts of its processes.
+/// Identifies this host; the same in all its processes.
 pub(crate) fn machine_id() -> u64 {
     // Both files have 33 to 37 bytes; an empty one identifies nothing.
     ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"]
@@ -172,15 +173,15 @@ pub(crate) fn machine_id() -> u64 {
         .map_or(hash(&[]), |id| hash(id.as_bytes()))
 }
 
-/// FNV-1a, the same in every program: any spread of the bits will do.
+/// FNV-1a, which is the same in every program.
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Opens the file behind a descriptor of another process, which may be any file: no terminal
-/// becomes this process's, and nothing is waited for.
+/// Opens the file behind a descriptor of another process, which may be any file. The call does not
+/// wait, and no terminal becomes the controlling terminal of this process.
 pub(crate) fn open_fd_of(pid: u32, fd: RawFd, flags: libc::c_int) -> Res<OwnedFd> {
     const OPEN: libc::c_int = libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
     let path = path_of_fd(pid, fd)?;
@@ -287,7 +288,7 @@ mod tests {
             assert!(start_time(pid).is_some());
             assert!(has_open(pid, 5, 1));
             libc::kill(child, libc::SIGKILL);
-            // It is there until it was waited for, and does not live.
+            // the process exists until it is waited for, but is not alive
             while start_time(pid).is_some() {
                 std::thread::yield_now();
             }

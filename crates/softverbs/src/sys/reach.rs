@@ -2,17 +2,17 @@
 
 use std::mem::MaybeUninit;
 
-/// From linux/prctl.h; not in every libc.
+/// From linux/prctl.h; not every libc has it.
 const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
 const PR_SET_PTRACER_ANY: libc::c_ulong = libc::c_ulong::MAX;
 
-/// Whether processes of the same user may look into this one (`prctl(2)`, `PR_SET_DUMPABLE`).
+/// Whether processes of the same user may access this one (`prctl(2)`, `PR_SET_DUMPABLE`).
 pub(crate) fn dumpable() -> bool {
     // SAFETY: no memory is passed.
     unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) == 1 }
 }
 
-/// Whether Yama keeps others than parents from it.
+/// Whether Yama permits the access to parent processes only.
 pub(crate) fn yama_restricts() -> bool {
     std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope")
         .is_ok_and(|scope| scope.trim() != "0")
@@ -24,7 +24,7 @@ pub(crate) fn allow_tracers() {
     unsafe { libc::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) };
 }
 
-/// The signals that a thread takes.
+/// The signal mask of a thread.
 pub(crate) struct Signals(libc::sigset_t);
 
 /// Blocks all signals for this thread and for threads that it starts; returns the previous mask.
@@ -40,7 +40,7 @@ pub(crate) fn block_signals() -> Signals {
     }
 }
 
-/// Undoes [`block_signals`].
+/// Restores the mask from before [`block_signals`].
 pub(crate) fn restore_signals(old: &Signals) {
     // SAFETY: a set that was there before.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old.0, std::ptr::null_mut()) };

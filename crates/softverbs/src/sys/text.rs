@@ -10,7 +10,7 @@ use super::{Errno, Res};
 /// A path of less than `N` bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShortPath<const N: usize> {
-    /// Ends with a 0.
+    /// The path and a terminating 0.
     bytes: [u8; N],
     len: usize,
 }
@@ -22,7 +22,7 @@ impl<const N: usize> ShortPath<N> {
         Self::below(Path::new(""), text)
     }
 
-    /// `text` behind a path, without anything in between.
+    /// A path followed by `text`, without a separator.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -39,7 +39,7 @@ impl<const N: usize> ShortPath<N> {
 
     fn push(&mut self, more: &[u8]) -> fmt::Result {
         let end = self.len + more.len();
-        // The last byte stays 0.
+        // the last byte stays 0
         let room = self.bytes[..N - 1].get_mut(self.len..end);
         room.ok_or(fmt::Error)?.copy_from_slice(more);
         self.len = end;
@@ -50,7 +50,7 @@ impl<const N: usize> ShortPath<N> {
         Path::new(OsStr::from_bytes(&self.bytes[..self.len]))
     }
 
-    /// Up to the first 0.
+    /// The bytes up to the first 0.
     pub(crate) fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
     }

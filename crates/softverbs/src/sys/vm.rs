@@ -7,10 +7,10 @@ use std::ptr;
 use super::bounce::copy_own;
 use super::{Errno, Res};
 
-/// How many iovecs one call may have on either side.
+/// Maximum number of iovecs of one call, on either side.
 pub(crate) const MAX_IOV: usize = 64;
 
-/// A iovec of this process's memory.
+/// An iovec of this process's memory.
 pub(crate) fn as_local(addr: u64, len: usize) -> libc::iovec {
     libc::iovec {
         iov_base: ptr::without_provenance_mut(addr as usize),
@@ -18,10 +18,10 @@ pub(crate) fn as_local(addr: u64, len: usize) -> libc::iovec {
     }
 }
 
-/// Copies local iovecs into those of process `pid`; the number of bytes copied, which is less than
-/// asked for where memory on either side is missing.
+/// Copies local iovecs to iovecs of process `pid`. Returns the number of copied bytes, which is
+/// smaller than requested if memory on either side is not mapped.
 ///
-/// The kernel checks both sides, so no address can hurt this process.
+/// The kernel checks both sides, so no address can harm this process.
 pub(crate) fn vm_write(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) -> Res<usize> {
     // SAFETY: the kernel checks every address; both ranges are registered memory that the
     // applications named in requests.
@@ -41,7 +41,7 @@ pub(crate) fn vm_write(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) 
     }
 }
 
-/// Copies iovecs of process `pid` into local ones; as [`vm_write`].
+/// Copies iovecs of process `pid` to local iovecs; otherwise as [`vm_write`].
 pub(crate) fn vm_read(pid: u32, local: &[libc::iovec], remote: &[libc::iovec]) -> Res<usize> {
     // SAFETY: as in `vm_write`; the local iovecs were checked to be the application's buffers.
     let n = unsafe {
@@ -67,7 +67,8 @@ pub(crate) fn refused(error: Errno) -> bool {
     !of_addresses.contains(&error.0)
 }
 
-/// Whether it lets this process make the calls at all: on itself nothing else can be wrong.
+/// Whether the kernel permits the calls to this process: a call on its own memory fails for no
+/// other reason.
 pub(crate) fn copies_allowed() -> bool {
     let (from, mut to) = (1u8, 0u8);
     let local = [as_local((&raw mut to) as u64, 1)];
@@ -91,7 +92,8 @@ fn page_size() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// Whether each page of a range of this process can be read. For error paths: one call a page.
+/// Whether each page of a range of this process can be read. For error paths: one system call per
+/// page.
 pub(crate) fn readable_locally(addr: u64, len: usize) -> bool {
     each_page(addr, len, |at| {
         let mut byte = 0u8;
@@ -148,7 +150,7 @@ fn populate(addr: u64, len: usize, advice: libc::c_int) -> bool {
         }
         match Errno::last().0 {
             libc::EINTR | libc::EAGAIN => {}
-            // Mappings of devices can't be populated, and are there all the same.
+            // mappings of devices cannot be populated, and are present
             libc::EINVAL => {
                 return readable_locally(addr, len)
                     && (advice != libc::MADV_POPULATE_WRITE || mapped_writable(start, end));
@@ -185,18 +187,18 @@ pub(crate) fn page_end(addr: u64) -> u64 {
         .unwrap_or(u64::MAX)
 }
 
-/// How many pages a range that is mapped lies in.
+/// Number of pages that contain a mapped range.
 pub(crate) fn pages_of(addr: u64, len: u64) -> u64 {
     let page = page_size() as u64;
     (addr % page + len).div_ceil(page)
 }
 
-/// Whether two addresses have the same place in their pages.
+/// Whether two addresses have the same offset in their pages.
 pub(crate) fn same_page_offset(a: u64, b: u64) -> bool {
     (a ^ b).is_multiple_of(page_size() as u64)
 }
 
-/// Whether a range is mapped from end to end, by huge pages of the kernel's pool only.
+/// Whether a range is mapped completely, and only by huge pages of the kernel's pool.
 pub(crate) fn pages_huge(addr: u64, len: u64) -> bool {
     let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else {
         return false;
@@ -216,7 +218,7 @@ pub(crate) fn pages_huge(addr: u64, len: u64) -> bool {
     at >= end
 }
 
-/// The file on a disk that a range is a shared mapping of, if it is one.
+/// The disk file that a range is a shared mapping of; `None`: it is not such a mapping.
 ///
 /// # Errors
 /// `ENOMEM`, `EMFILE`.
@@ -230,7 +232,7 @@ fn file_in(maps: &str, addr: u64, len: u64) -> Option<OwnedFd> {
     let line = maps.lines().find(|line| {
         mapped_range(line).is_some_and(|mapping| mapping.contains(&addr) && end <= mapping.end)
     })?;
-    // Addresses, rights, offset, device, inode, name.
+    // addresses, rights, offset, device, inode, name
     let mut fields = line.split_ascii_whitespace();
     let shared = fields.nth(1)?.ends_with('s');
     let inode: u64 = fields.nth(2)?.parse().ok()?;
@@ -252,7 +254,7 @@ fn file_in(maps: &str, addr: u64, len: u64) -> Option<OwnedFd> {
     (same && ret == 0 && !memory.contains(&system.f_type)).then(|| file.into())
 }
 
-/// From linux/magic.h; not in every libc.
+/// From linux/magic.h; not every libc has it.
 const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 
 /// Writes a file's dirty pages back, whichever process has changed them, and waits for the disk.
@@ -261,14 +263,15 @@ pub(crate) fn write_back(file: &OwnedFd) -> Res<()> {
     super::check(unsafe { libc::fdatasync(file.as_raw_fd()) }).map(|_| ())
 }
 
-/// The addresses that a line of a list of mappings is about.
+/// The address range of a line of a list of mappings.
 fn mapped_range(line: &str) -> Option<std::ops::Range<u64>> {
     let (from, rest) = line.split_once('-')?;
     let to = rest.split(' ').next()?;
     Some(u64::from_str_radix(from, 16).ok()?..u64::from_str_radix(to, 16).ok()?)
 }
 
-/// Makes the pages of a range present, for writing or for reading; false where they can't be.
+/// Makes the pages of a range present, for writing or for reading. Returns false if that is not
+/// possible.
 pub(crate) fn pages_usable(addr: u64, len: usize, write: bool) -> bool {
     let advice = if write {
         libc::MADV_POPULATE_WRITE
