@@ -1,4 +1,4 @@
-"""Bugs that the models must see: one ordering, fence or exchange made weaker than it has to be."""
+"""Bugs that the models must detect: one ordering, fence or exchange weaker than required."""
 
 from typing import NamedTuple
 

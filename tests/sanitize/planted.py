@@ -1,6 +1,6 @@
-"""Bugs that a tool must see in the loaded object, while fi_pingpong runs on it.
+"""Bugs that a tool must detect in the loaded object while fi_pingpong runs on it.
 
-All are planted in one copy of the tree, and the environment says which one acts: one build serves them all.
+All are planted in one copy of the tree, and the environment selects the active one, so one build is enough.
 """
 
 from typing import NamedTuple
@@ -11,10 +11,10 @@ VARIABLE = "WEFT_PLANTED"
 class Bug(NamedTuple):
     name: str
     path: str
-    before: str  # the line that it goes in front of, or
-    behind: str  # behind
+    before: str  # the bug is inserted before this line, or
+    behind: str  # after this line
     code: str
-    asan: str  # what the tool says of it; empty where it is not made for that
+    asan: str  # the tool's report; empty if the tool cannot detect the bug
     valgrind: str
 
     @property

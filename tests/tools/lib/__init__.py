@@ -1,1 +1,1 @@
-"""What the tiers' scripts share. Standard library only."""
+"""Common code of the tiers' scripts. Uses the standard library only."""

@@ -1,6 +1,6 @@
-"""The cache outside the tree: downloads and builds of other people's programs, each made once.
+"""The cache outside the tree: downloads and builds of other projects' programs, each made once.
 
-A directory there is complete or absent: it is made under another name and renamed when it is whole.
+A directory there is complete if it contains the file `.complete`, which is written last.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ import sys
 import tempfile
 import time
 
-CANNOT_DOWNLOAD = 75  # EX_TEMPFAIL: a tier may skip on it, loudly; nothing else may be skipped
+CANNOT_DOWNLOAD = 75  # EX_TEMPFAIL: only on this status may a tier skip tests, and it must report them as skipped
 
 TRIES = 3
 
-# What apt and pip say when the network or the mirror is at fault. Anything else is our own fault.
+# Messages of apt and pip for faults of the network or the mirror. Any other message is a failure.
 TROUBLE = re.compile(
     r"Failed to fetch|Could not (connect|resolve)|Temporary failure|Connection (failed|refused|timed out|reset)"
     r"|Unable to connect|Hash Sum mismatch|File has unexpected size|50[0-9] +\w|Some index files failed to download"
@@ -28,11 +28,11 @@ TROUBLE = re.compile(
 
 
 class CannotDownload(Exception):
-    """The network could not be had after retries."""
+    """A download failed after retries."""
 
 
 class CannotMake(Exception):
-    """Something on this host, or in the recipe, is wrong."""
+    """A build failed: an error of this host or of the recipe."""
 
 
 def say(text):
@@ -46,7 +46,7 @@ def root():
 
 @contextlib.contextmanager
 def lock(name):
-    """One maker at a time; the others wait for its result."""
+    """One process at a time makes the directory; others wait for its result."""
     root().mkdir(parents=True, exist_ok=True)
     with open(root() / f".{name}.lock", "w") as file:
         try:
@@ -61,7 +61,7 @@ def ensure(name, digest, make):
     """The finished directory of `name`; `make(directory)` fills it if its recipe is new.
 
     The directory's name is the same while it is made and afterwards, because builds write their
-    prefix into what they install; a stamp written last says that it is whole.
+    prefix into the installed files; a stamp is written last and marks the directory as complete.
     """
     path = root() / "peers" / f"{name}-{digest}"
     stamp = path / ".complete"
@@ -83,7 +83,7 @@ def ensure(name, digest, make):
 
 @contextlib.contextmanager
 def scratch():
-    """A directory for downloads and builds, on the cache's file system, gone afterwards."""
+    """A temporary directory for downloads and builds, on the cache's file system."""
     root().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="scratch-", dir=root()) as path:
         yield pathlib.Path(path)
@@ -100,7 +100,7 @@ def run(argv, log, cwd=None, env=None):
 
 
 def download(argv, cwd=None):
-    """Runs a command that downloads, a few times."""
+    """Runs a command that downloads, at most TRIES times."""
     for attempt in range(1, TRIES + 1):
         done = subprocess.run(argv, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
         if done.returncode == 0:

@@ -1,4 +1,4 @@
-"""Runs cargo's tests and counts them: by cargo-nextest where it is, else by `cargo test`."""
+"""Runs cargo's tests and counts them: by cargo-nextest if it is installed, else by `cargo test`."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def stream(argv, env=None):
 
 
 def count(status, lines):
-    """What a run of tests said; one that failed without a failed test, say to build, counts as one failure."""
+    """The total of a run of tests. A run that failed without a failed test, for instance to build, counts as one failure."""
     total = Total()
     for line in lines:
         if match := NEXTEST.search(line):
@@ -50,12 +50,12 @@ def run(name, *argv, env=None):
 
 
 def tests(name, *packages, skip=(), env=None):
-    """The tests of some packages (`-p NAME`, `--workspace`, ...); `skip`: parts of names that are left out."""
+    """Runs the tests of packages (`-p NAME`, `--workspace`, ...); `skip`: parts of the names of tests that are not run."""
     if shutil.which("cargo-nextest"):
         options = ["--no-fail-fast", "--status-level", "fail", "--cargo-quiet"]
         wanted = ["-E", "not (" + " or ".join(f"test({part})" for part in skip) + ")"] if skip else []
         total = run(name, CARGO, "nextest", "run", *packages, "--locked", *options, *wanted, env=env)
-        # nextest counts what the filter leaves out as skipped
+        # nextest counts tests that the filter excludes as skipped
         return total + Total(skipped=-len(skip)) if skip else total
     left_out = [word for part in skip for word in ("--skip", part)]
     return run(name, CARGO, "test", "-q", *packages, "--locked", "--no-fail-fast", "--", *left_out, env=env)

@@ -1,4 +1,4 @@
-"""Runs Python test cases as a tier does: a line for each, what failed with its reason, the total last."""
+"""Runs Python test cases as a tier does: prints a line for each, the reason of each failure, and the total."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The commands that README, `make help`, docs/ and the man page show, and how each is tried."""
+"""The commands in README, `make help`, docs/ and the man page, and how each is tested."""
 
 import re
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from . import programs
 
 LISTED = programs.TOP / "tests" / "tools" / "commands"
 
-# the first word of a span of code that is a command, behind settings of the environment
+# the first word of a command in a span of code, after settings of the environment
 PROGRAMS = (
     "make|cargo|gcc|man|fi_info|fi_pingpong|fi_strerror|modprobe|rdma|ip|ibv_devinfo|ibv_devices|ulimit|sysctl"
     "|apt|apt-get|perf|gdb|strace|valgrind|(?:tests|benches|examples|crates)/\\S+"
 )
 SPAN = re.compile(rf"^(?:[A-Z_]+=\S* )*(?:{PROGRAMS})(?: |$)")
-# files and folders that the text is about, and sources with the names of tests in them
+# files and folders, and sources with the names of tests; not commands
 FILE = re.compile(r"^(?:tests|benches|examples|crates)/(?:\S+|\S+\.(?:c|rs|sh) .*)$")
 # a line of a block for one of two terminals
 TERMINAL = re.compile(r"\s+# on (?:one|another)(?: terminal)?$")
 
-# how a listed command is tried, or why it is not
+# how a listed command is tested, or why it is not
 KINDS = {
     "run": "run by the tier `conformance`; its output matches the expression",
     "vm": "run by the tier `vm`; its output matches the expression",
@@ -33,12 +33,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Command:
-    lines: tuple  # one, or those of a block whose lines depend on each other; with their comments
+    lines: tuple  # one line, or a block whose lines depend on each other; with comments
     where: str  # the document
 
     @property
     def text(self):
-        """Its name in the list."""
+        """The command's name in the list."""
         return " ; ".join(bare(line) for line in self.lines)
 
 
@@ -53,7 +53,7 @@ class BadListing(Exception):
 
 
 def documents():
-    """The texts that show commands, by name."""
+    """The texts that contain commands, by name."""
     found = [programs.TOP / "README.md"]
     for folder, pattern in (("docs", "**/*.md"), ("tests", "*/README.md")):
         found += sorted((programs.TOP / folder).glob(pattern))
@@ -66,7 +66,7 @@ def bare(line):
 
 
 def of_block(block, where):
-    """The lines of a block of shell; a block whose lines depend on each other, as one command."""
+    """The commands of a block of shell: one per line, or one if the lines depend on each other."""
     lines = [line for line in block.splitlines() if bare(line) and not line.startswith("#")]
     if any(line.startswith(("export ", "cd ")) or TERMINAL.search(line) for line in lines):
         return [Command(tuple(lines), where)]
@@ -82,7 +82,7 @@ def of_text(text, where):
 
 
 def of_makefile(text):
-    """What `make help` shows: each target, and each with the settings that its line has."""
+    """The commands of `make help`: each target, alone and with the settings on its line."""
     found = []
     for target, about in re.findall(r"(?m)^([a-z-]+):.* ## (.*)$", text):
         found.append(Command((f"make {target}",), "make help"))
@@ -93,7 +93,7 @@ def of_makefile(text):
 
 
 def shown():
-    """Every command once, of the first document that shows it."""
+    """Every command once, from the first document that contains it."""
     found = [command for where, text in documents().items() for command in of_text(text, where)]
     found += of_makefile((programs.TOP / "Makefile").read_text())
     first = {}

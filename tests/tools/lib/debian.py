@@ -19,7 +19,7 @@ def architecture():
 
 
 class Suite:
-    """apt-get for one suite. Make it under the cache's lock of that suite."""
+    """apt-get for one suite. The caller holds the cache's lock of that suite."""
 
     def __init__(self, name):
         self.name = name
@@ -36,7 +36,7 @@ class Suite:
             "Dir::Etc::sourceparts": "-",
             "Dir::State::lists": self.home / "lists",
             "Dir::Cache": self.home / "cache",
-            # a mirror at times serves a Release file that has just expired; the signature is still checked
+            # a mirror may serve a Release file that has just expired; its signature is still checked
             "Acquire::Check-Valid-Until": "false",
             "Acquire::Languages": "none",
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
@@ -53,7 +53,7 @@ class Suite:
         stamp = self.home / "updated"
         if stamp.exists() and 0 <= _age(stamp) < LISTS_FRESH:
             return
-        # without the option apt is content with having fetched nothing
+        # without this option apt succeeds if it has fetched nothing
         self.apt("update", "-o", "APT::Update::Error-Mode=any")
         stamp.touch()
 

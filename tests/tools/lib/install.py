@@ -1,4 +1,4 @@
-"""Installs what is missing on this machine, by apt; says so in one line, and does nothing when all is there."""
+"""Installs missing packages by apt and prints one line; does nothing if all are installed."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""libfabric's own programs, run with our provider: one after the other, or as server and client."""
+"""Runs libfabric's own programs with the provider: alone, or as server and client."""
 
 import contextlib
 import os
@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass
 
 TOP = pathlib.Path(os.path.realpath(__file__)).parent.parent.parent.parent
-# another build of it, say a debug build, can be tried by naming it; its name ends in `fi.so`
+# the path of another build of the provider, for instance a debug build; its name ends in `fi.so`
 PROVIDER = pathlib.Path(os.environ.get("WEFT_PROVIDER") or TOP / "build" / "lib" / "libfabric" / "libweft-fi.so")
 
 
 @dataclass
 class Libfabric:
-    """One release of libfabric: where its library is, and which programs run on it."""
+    """One release of libfabric: the directory of its library, and the programs that use it."""
 
     name: str
     library: str | None = None  # directory for LD_LIBRARY_PATH; None: the system's
@@ -28,7 +28,7 @@ class Libfabric:
         env = {key: value for key, value in os.environ.items() if not key.startswith(("FI_", "LD_", "SOFTVERBS_"))}
         env["FI_PROVIDER_PATH"] = str(provider_path or PROVIDER.parent)
         env["LC_ALL"] = "C"
-        # what a tier sets for the programs alone, not for the scripts that start them: LD_PRELOAD and the like
+        # variables that a tier sets for the programs, not for the scripts that start them, such as LD_PRELOAD
         env.update({key.removeprefix("WEFT_ENV_"): value for key, value in os.environ.items() if key.startswith("WEFT_ENV_")})
         if self.library:
             env["LD_LIBRARY_PATH"] = self.library
@@ -44,7 +44,7 @@ SYSTEM = Libfabric("the system's")
 
 @dataclass
 class Result:
-    status: int  # as subprocess has it: negative for a signal
+    status: int  # as in subprocess: negative for a signal
     out: str
     err: str
     late: bool = False
@@ -63,7 +63,7 @@ def run(argv, env, seconds=60):
 
 
 class Process:
-    """A program in a process group of its own, its output in files so that nobody waits for a reader."""
+    """A program in its own process group. Its output goes to files, so that it never waits for a reader."""
 
     def __init__(self, argv, env, cwd=None):
         self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
@@ -81,12 +81,12 @@ class Process:
         return Result(self.popen.returncode, self._text(self.out), self._text(self.err), late)
 
     def cpu_seconds(self):
-        """What it has used; a program that polls for completions uses up time from when its transfer begins."""
+        """The processor time it has used; a program that polls for completions uses time once its transfer has begun."""
         fields = pathlib.Path(f"/proc/{self.popen.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def wait_busy(self, seconds, limit=30):
-        """Waits until it has used that much time of a processor; whether it came to that."""
+        """Waits until it has used that much processor time; returns whether it has."""
         end = time.monotonic() + limit
         while self.popen.poll() is None and time.monotonic() < end:
             if self.cpu_seconds() >= seconds:
@@ -116,7 +116,7 @@ def started(argv, env):
 
 
 def free_port():
-    """A port that nobody uses, below those that the kernel hands out to others in the meantime."""
+    """An unused port, below the range from which the kernel assigns ports."""
     while True:
         port = random.randrange(20000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ def listening(port):
 
 
 def wait_listening(port, server, seconds=20):
-    """Whether the server came to listen; not by connecting, which it would take for its client."""
+    """Whether the server listens. Does not connect: the server would take this for its client."""
     limit = time.monotonic() + seconds
     while not listening(port):
         if server.popen.poll() is not None or time.monotonic() > limit:
@@ -147,7 +147,7 @@ def wait_listening(port, server, seconds=20):
 def pingpong(libfabric, provider, endpoint, address="127.0.0.1", options=(), env=None, seconds=120, watch=None):
     """fi_pingpong between two processes; returns the server's and the client's Result.
 
-    `watch(server, client)` runs while they do.
+    `watch(server, client)` is called while they run.
     """
     env = env or libfabric.env()
     port = free_port()
@@ -161,5 +161,5 @@ def pingpong(libfabric, provider, endpoint, address="127.0.0.1", options=(), env
             if watch:
                 watch(server, client)
             ended = client.finish(seconds)
-            # the client is gone, so the server has no reason to stay
+            # the client has ended, so the server ends too
             return server.finish(10), ended

@@ -1,6 +1,6 @@
-"""Runs a command in namespaces of its own: processes, network with nothing but loopback, an empty /dev/shm.
+"""Runs a command in new namespaces: processes, a network with loopback only, an empty /dev/shm.
 
-What runs there can neither see nor kill other people's processes, meets no used port, and leaves nothing behind.
+The command cannot see or signal other processes, finds no used port, and leaves no files or processes.
 """
 
 import os
@@ -18,11 +18,11 @@ VETH = "10.77.0.1"
 
 
 class NoNamespaces(Exception):
-    """This user may not make namespaces here."""
+    """The kernel does not permit this user to create namespaces."""
 
 
 def command(argv, veth=False, hide=()):
-    """The command line that runs `argv` inside. `hide`: files that shall not be there."""
+    """The command line that runs `argv` in the namespaces. `hide`: files that it must not see."""
     unshare = [install.find("unshare"), "-pfnm", "--mount-proc", "--kill-child"]
     if os.geteuid() != 0:
         unshare.insert(1, "-Ur")
@@ -31,23 +31,23 @@ def command(argv, veth=False, hide=()):
 
 
 def with_device(argv, name):
-    """The command line that runs `argv` with a character device /dev/infiniband/`name`, which does as /dev/null.
+    """The command line that runs `argv` with a character device /dev/infiniband/`name` that acts as /dev/null.
 
-    Only inside of what `command` runs: the namespace of mounts is its own, all others stay.
+    Only inside the namespaces of `command`: this creates a new mount namespace and keeps all others.
     """
     return [install.find("unshare"), "-m", sys.executable, "-B", os.path.realpath(__file__), f"--device={name}", "--",
             *map(str, argv)]
 
 
 def check():
-    """Raises NoNamespaces, with what the system said, where they can't be had."""
+    """Raises NoNamespaces, with the system's message, if they are not available."""
     done = subprocess.run(command(["true"]), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         raise NoNamespaces(done.stderr.strip() or f"unshare ended with status {done.returncode}")
 
 
 def check_device():
-    """As `check`, for what `with_device` needs."""
+    """As `check`, for `with_device`."""
     done = subprocess.run(with_device(["true"], "none"), stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         raise NoNamespaces(done.stderr.strip() or f"unshare ended with status {done.returncode}")
@@ -58,7 +58,7 @@ def _do(*argv):
 
 
 def _hide(path):
-    """Shows the file's directory without it: a directory of links to everything else lies over it."""
+    """Hides a file: mounts over its directory a directory of links to all other files."""
     directory, name = os.path.split(path)
     directory = os.path.realpath(directory)
     there = f"/run/weft-hidden{directory}"
@@ -74,7 +74,7 @@ def _hide(path):
 
 
 def _make_device(name):
-    """Shows /dev with that device: links to everything else, as a user's namespace may make no device of its own."""
+    """Mounts a /dev with that device and links to all other files, because a user namespace cannot create devices."""
     _do("mount", "-t", "tmpfs", "tmpfs", "/run")
     there = "/run/weft-dev"
     os.mkdir(there)

@@ -1,4 +1,4 @@
-"""The one line in which every tier ends."""
+"""The last line of every tier's output."""
 
 import re
 import subprocess
@@ -30,9 +30,9 @@ def parse(line):
 
 
 def of_command(argv, env=None):
-    """Runs a command that ends with a total, passes its other output on as it comes, and returns the total.
+    """Runs a command that prints a total last, passes on its other output immediately, and returns the total.
 
-    One that ends without it, or with a status that contradicts it, is a failure: it can't get lost.
+    A command without a total, or with a status that contradicts the total, counts as one failure.
     `env`: the command's environment; the caller's if it is None.
     """
     last = ""

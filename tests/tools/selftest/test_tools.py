@@ -1,4 +1,4 @@
-"""The tiers' own scripts: what they must not lose, hide or accept."""
+"""Tests of the tiers' scripts: results that they must not lose, hide or accept."""
 
 import importlib.machinery
 import importlib.util
