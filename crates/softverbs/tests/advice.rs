@@ -19,7 +19,7 @@ fn verbs() -> &'static VerbsFns {
     &softverbs::backend().verbs
 }
 
-/// Two domains of one context. All of it stays until the process ends.
+/// Two protection domains of one context. All objects stay until the process ends.
 struct Device {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -50,7 +50,7 @@ impl Device {
     }
 }
 
-/// Fresh pages of 4 KiB that nothing has touched, unmapped when dropped.
+/// Newly mapped pages of 4 KiB without any access yet, unmapped when dropped.
 struct Pages {
     addr: *mut u8,
     len: usize,
@@ -82,7 +82,7 @@ impl Pages {
         pages.iter().filter(|&&page| page & 1 != 0).count()
     }
 
-    /// A piece of them by a key.
+    /// An sge of a range of the pages.
     fn piece(&self, lkey: u32, from: usize, length: usize) -> ibv_sge {
         ibv_sge {
             addr: self.addr as u64 + from as u64,
@@ -105,7 +105,7 @@ fn advise(pd: *mut ibv_pd, advice: u32, flags: u32, pieces: &[ibv_sge]) -> i32 {
     unsafe { ibv_advise_mr(pd, advice, flags, list.as_mut_ptr(), list.len() as u32) }
 }
 
-/// The device's count of pages that were made present.
+/// The device's count of pages that advice made present.
 fn counted(mr: *mut ibv_mr) -> u64 {
     let mut pages = u64::MAX;
     let count = verbs().softdv_page_prefetch.unwrap();
@@ -160,7 +160,7 @@ fn wrong_keys_and_words() {
     let pages = Pages::writable(1);
     let mr = device.register(&pages, ON_DEMAND);
     let read_only = device.register(&pages, IBV_ACCESS_ON_DEMAND);
-    // making these pages present would be seen
+    // advice that made these pages present would be counted
     let touched = Pages::writable(1);
     let pinned = device.register(&touched, IBV_ACCESS_LOCAL_WRITE);
     let closed = device.register(&pages, ON_DEMAND);
@@ -235,7 +235,8 @@ fn ranges_count_with_flush() {
     }
     assert_eq!((pages.resident(), counted(mr)), (0, 0));
 
-    // A wrong one behind another: with FLUSH the first is done; a wrong key without it stops both.
+    // an invalid element after a valid one: with FLUSH the first is executed; without it an invalid
+    // key stops both
     let list = [pages.piece(key, 0, 8), pages.piece(key, 3 * PAGE, 8)];
     assert_eq!(advise(device.pd, WRITE, FLUSH, &list), libc::EFAULT);
     assert_eq!((pages.resident(), counted(mr)), (1, 1));
@@ -259,7 +260,7 @@ fn memory_that_cannot_be_had() {
         libc::EFAULT,
         "not for writing"
     );
-    // not unmapped, as another test might map something there
+    // not unmapped, because another test might map memory there
     // SAFETY: this test's mapping.
     let ret = unsafe { libc::mprotect(pages.addr.cast(), PAGE, libc::PROT_NONE) };
     assert_eq!(ret, 0);

@@ -1,5 +1,5 @@
-//! No memory in the process, for every verb and for each of its allocations: the call returns
-//! `ENOMEM` and leaves nothing allocated. The calls that end an object allocate nothing.
+//! Refused allocations, for every verb and each of its allocations: the call returns `ENOMEM` and
+//! leaves no memory allocated. Calls that end an object allocate nothing.
 //!
 //! The allocator of this program refuses the allocations that a test selects.
 
@@ -24,13 +24,13 @@ struct Refusing;
 #[global_allocator]
 static ALLOCATOR: Refusing = Refusing;
 
-/// Pieces of memory that are in use.
+/// Number of allocations in use.
 static IN_USE: AtomicIsize = AtomicIsize::new(0);
 
 thread_local! {
-    /// Which of this thread's next requests is refused; 0 for none.
+    /// Number of the allocation of this thread that is refused; 0: none.
     static REFUSED: Cell<u32> = const { Cell::new(0) };
-    /// How many there were.
+    /// Number of this thread's allocations since the count was reset.
     static ASKED: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -75,7 +75,7 @@ fn refusing<T>(number: u32, call: impl FnOnce() -> T) -> (T, u32) {
     (result, ASKED.get())
 }
 
-/// Pieces of memory, descriptors, and mappings of the device's files.
+/// Numbers of allocations, descriptors, and mappings of the device's files.
 fn in_use() -> [usize; 3] {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -108,7 +108,7 @@ fn zero(ret: c_int) -> Result<(), i32> {
 /// Number of objects to make before the memory that remains no longer grows: numbers are reused
 /// late.
 const SETTLED: u32 = 600;
-/// As that, for keys.
+/// The same for keys.
 const SETTLED_KEYS: u32 = 6000;
 
 /// Refuses each allocation of `make`, first in a process that has made no such object, then after
@@ -175,7 +175,7 @@ fn opening(link: &mut Link) {
     unsafe {
         let list = (v.ibv_get_device_list)(null_mut());
         let open = || live((v.ibv_open_device)(*list));
-        // What the process keeps is all there or none of it.
+        // the process's own state is allocated completely or not at all
         let (mut kept, mut grown) = (in_use(), 0);
         for number in 1.. {
             let (made, asked) = refusing(number, open);
@@ -453,7 +453,7 @@ fn imports(link: &mut Link) {
     link.say("done");
 }
 
-/// The other end's process is opened, and a ring made for it.
+/// Opens the process of the other end, and makes a ring for it.
 fn connecting(link: &mut Link) {
     let mut end = End::create(link, 8, 8, 1);
     let other = end.exchange(link);
@@ -463,7 +463,7 @@ fn connecting(link: &mut Link) {
         let (ret, asked) = refusing(number, || end.try_enter_rtr(other));
         if ret == 0 {
             if asked >= number {
-                // A ring that was not made now is made when the sender asks for it.
+                // a ring that was not made now is made when the sender requests it
                 end.reset();
                 end.enter_init();
                 continue;
@@ -491,8 +491,8 @@ fn to_connect(link: &mut Link) {
     assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
 }
 
-/// After their first use, posting, polling, arming and waiting allocate nothing, whatever is
-/// refused. A batch returns the error.
+/// After their first use, posting, polling, arming and waiting allocate nothing, so refused
+/// allocations have no effect. A batch returns the error.
 fn working(link: &mut Link) {
     let mut end = End::with(4, 4, 1);
     end.enter_rtr(end.address());
@@ -590,7 +590,7 @@ fn working(link: &mut Link) {
     link.say("done");
 }
 
-/// Connects an end to nobody.
+/// Connects an end to a queue pair number that does not exist.
 fn ready(mut end: End) -> Result<(), i32> {
     let mut to = end.address();
     to.qpn ^= 1 << 23;

@@ -8,7 +8,7 @@ mod common;
 use common::*;
 use rdma_core_sys::*;
 
-/// Flags, and where they are tested: a file of this directory, and what to look for there.
+/// Flags, and the test of each: a file of this directory, and a text in it.
 const TESTED: &[(u32, &str, &str)] = &[
     (
         IBV_DEVICE_CURR_QP_STATE_MOD,
@@ -66,12 +66,12 @@ fn every_flag_has_a_test() {
         assert!(text.contains(what), "{what}");
     }
     assert_ne!(attr.sys_image_guid, 0);
-    // There is one port, and it is the whole system.
+    // the device has one port, which is the whole system
     assert_eq!(attr.sys_image_guid, attr.node_guid);
     assert_eq!(attr.phys_port_cnt, 1);
 }
 
-/// Whether a queue pair can be made; it is destroyed again.
+/// Whether a queue pair can be created; it is destroyed at once.
 fn queue_pair(end: &End, change: impl FnOnce(&mut ibv_qp_cap)) -> bool {
     // SAFETY: live objects of one context; all zeros is a value of it.
     unsafe {

@@ -1,4 +1,4 @@
-//! The connection manager between two processes, and what one process can see of it.
+//! The connection manager between two processes, and parts of it in one process.
 #![allow(unsafe_code, reason = "drives a C interface")]
 
 #[path = "cm/buffer.rs"]
@@ -28,7 +28,7 @@ use harness::*;
 use process::*;
 use rdma_core_sys::*;
 
-/// InfiniBand's reasons to reject.
+/// InfiniBand's reject reasons.
 const NOBODY_LISTENS: i32 = 8;
 const CONSUMER: i32 = 28;
 const GAVE_UP: i32 = 4;
@@ -40,7 +40,7 @@ fn server(on: &str, answer: &str) -> (Second, SocketAddr) {
     (second, address)
 }
 
-/// An established connection to `to`, and the event that said so.
+/// An established connection to `to`, and its event.
 fn connected(channel: Channel, to: SocketAddr) -> (Id, Said) {
     let id = channel.routed(to);
     assert_eq!(id.create_qp(), 0);

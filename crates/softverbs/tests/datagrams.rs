@@ -12,7 +12,7 @@ use common::*;
 use rdma_core_sys::*;
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long a datagram waits for room at most, and some time for a loaded machine.
+/// Maximum time that a datagram waits for room, with a reserve for a loaded machine.
 const BOUND: Duration = Duration::from_secs(5);
 const SLACK: Duration = Duration::from_secs(4);
 const GRH: usize = 40;
@@ -43,12 +43,12 @@ fn main() {
     ]);
 }
 
-/// A queue pair of datagrams with so many requests and receives.
+/// A datagram queue pair with this number of requests and receives.
 fn end_of(sends: u32, recvs: u32) -> End {
     ready_for_datagrams(End::of_type(IBV_QPT_UD, sends, recvs, 1))
 }
 
-/// Where datagrams go.
+/// The destination of datagrams.
 type To = (*mut ibv_ah, u32);
 
 fn way_to(end: &End, other: Address) -> To {
@@ -76,7 +76,7 @@ fn post(end: &mut End, buffer: &Buffer, len: usize, to: To, number: u32) {
     end.post(&mut wr);
 }
 
-/// Queue pairs with `count` receives each, all posted and told of.
+/// Queue pairs with `count` posted receives each, whose addresses the peer gets.
 fn receivers(link: &mut Link, ends: u32, count: u32, len: usize) -> Vec<End> {
     (0..ends)
         .map(|_| {
@@ -91,7 +91,7 @@ fn receivers(link: &mut Link, ends: u32, count: u32, len: usize) -> Vec<End> {
         .collect()
 }
 
-/// Queue pairs that send, and where each sends to.
+/// Sending queue pairs, and the destination of each.
 fn senders(link: &mut Link, depths: &[u32]) -> Vec<(End, To)> {
     depths
         .iter()
@@ -129,8 +129,8 @@ fn send_all(ends: &mut [(End, To)], len: impl Fn(usize) -> usize, depth: u32, co
     }
 }
 
-/// Takes `count` datagrams on each queue pair, in order; `pause` after each round in which any
-/// arrived.
+/// Receives `count` datagrams on each queue pair, in order; waits for `pause` after each round in
+/// which any arrived.
 fn take_all(ends: &mut [End], count: u32, pause: Duration) {
     let mut taken = vec![0; ends.len()];
     let mut last = Instant::now();
@@ -150,7 +150,7 @@ fn take_all(ends: &mut [End], count: u32, pause: Duration) {
     }
 }
 
-/// More queue pairs than fit into a ring, and a receiver that takes its time.
+/// More queue pairs than fit into a ring, and a slow receiver.
 fn flood_sender(link: &mut Link) {
     let mut ends = senders(link, &[128; 16]);
     link.expect("ready");
@@ -165,8 +165,8 @@ fn flood_receiver(link: &mut Link) {
     link.say("all");
 }
 
-/// Short datagrams use each slot that becomes free. A long one, which needs many at once, gets its
-/// turn.
+/// Short datagrams use each slot that becomes free. A long one, which needs many slots at once,
+/// gets its turn.
 fn mixed_sender(link: &mut Link) {
     let mut ends = senders(link, &[512; 4]);
     link.expect("ready");
@@ -245,7 +245,7 @@ fn asleep_sender(link: &mut Link) {
             post(end, &buffers[i], 1024, *to, number);
         }
     }
-    // The second one's first: those of the first go on meanwhile.
+    // the datagrams of the second one first: those of the first are sent meanwhile
     for (end, _) in ends.iter_mut().rev() {
         for number in 0..128 {
             let wc = end.sleep(BOUND - Duration::from_secs(2));
@@ -267,7 +267,7 @@ fn asleep_receiver(link: &mut Link) {
     link.say("all");
 }
 
-/// It has receives posted, and looks after a second.
+/// The receiver has posted receives, and polls after 1 s.
 fn pause_sender(link: &mut Link) {
     let mut ends = senders(link, &[128, 128]);
     link.expect("ready");
@@ -278,7 +278,7 @@ fn pause_sender(link: &mut Link) {
 fn pause_receiver(link: &mut Link) {
     let mut ends = receivers(link, 2, 300, 1024);
     link.say("ready");
-    // The ring is made, and full soon.
+    // the ring is made, and soon full
     for end in &mut ends {
         assert_eq!(end.wait(LIMIT).imm, Some(0));
     }
@@ -297,7 +297,7 @@ fn pause_receiver(link: &mut Link) {
     link.say("all");
 }
 
-/// A queue pair with receives, of a receiver that takes one datagram and polls no more.
+/// A queue pair with receives, whose process receives one datagram and polls no more.
 fn idle(link: &mut Link) {
     let mut ends = receivers(link, 1, 400, 1024);
     link.say("ready");
@@ -313,7 +313,8 @@ fn idle(link: &mut Link) {
     }
 }
 
-/// One queue pair towards [`idle`], which has taken one datagram; and a way to itself.
+/// A queue pair connected to [`idle`], which has received one datagram; and an address handle to
+/// itself.
 fn towards_idle(link: &mut Link, depth: u32) -> (End, To, To, Buffer) {
     let (mut end, to) = senders(link, &[depth]).remove(0);
     let own = end.address();
@@ -326,7 +327,7 @@ fn towards_idle(link: &mut Link, depth: u32) -> (End, To, To, Buffer) {
     (end, to, itself, buffer)
 }
 
-/// All `count` completions, and how long they took.
+/// All `count` completions, and the time until the last.
 fn completions(end: &mut End, count: u32) -> Duration {
     let begin = Instant::now();
     for number in 0..count {
@@ -340,7 +341,7 @@ fn completions(end: &mut End, count: u32) -> Duration {
     begin.elapsed()
 }
 
-/// A stopped target is given up on soon, and served again when it goes on.
+/// Datagrams to a stopped target are dropped after the bound; once it continues, it receives again.
 fn stopped_sender(link: &mut Link) {
     let (mut end, to, _, buffer) = towards_idle(link, 256);
     link.stop();
@@ -352,7 +353,7 @@ fn stopped_sender(link: &mut Link) {
         took < Duration::from_secs(3),
         "{took:?} for one that is stopped"
     );
-    // From then on nothing waits for it, a short one that finds its way in between or not.
+    // afterwards no datagram waits for it; a short one may still find room
     for number in 0..64 {
         post(
             &mut end,
@@ -368,7 +369,7 @@ fn stopped_sender(link: &mut Link) {
     link.say("look");
     let begin = Instant::now();
     loop {
-        // It has taken what the ring held, some time.
+        // it has received the datagrams in the ring after a time
         post(&mut end, &buffer, 1024, to, 999);
         assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
         std::thread::sleep(Duration::from_millis(20));
@@ -380,13 +381,13 @@ fn stopped_sender(link: &mut Link) {
     link.say("end");
 }
 
-/// What waits for a process that dies is lost then, and completes.
+/// Datagrams that wait for a process that dies are dropped, and complete.
 fn dying_sender(link: &mut Link) {
     let (mut end, to, _, buffer) = towards_idle(link, 256);
     for number in 0..256 {
         post(&mut end, &buffer, 1024, to, number);
     }
-    // It waits for one that lives.
+    // they wait for a living process
     for number in 0..100 {
         assert_eq!(end.wait(LIMIT).wr_id, number);
     }
@@ -403,7 +404,7 @@ fn dying_sender(link: &mut Link) {
     assert!(took < Duration::from_secs(2), "{took:?} for a dead one");
 }
 
-/// A target that looks and has no receive loses them without making anybody wait.
+/// A target that polls and has no receive drops the datagrams; no sender waits.
 fn none_sender(link: &mut Link) {
     let mut ends = senders(link, &[128]);
     link.expect("ready");
@@ -427,7 +428,7 @@ fn none_receiver(link: &mut Link) {
     let receive = end.buffer(&[0; GRH + 1024]);
     let polling = std::sync::atomic::AtomicBool::new(true);
     std::thread::scope(|scope| {
-        // What the channel's thread hears of, the other one polls for.
+        // one thread sleeps on the channel, the other one polls
         let cq = end.cq as usize;
         let polling = &polling;
         scope.spawn(move || {
@@ -444,7 +445,7 @@ fn none_receiver(link: &mut Link) {
         link.expect("over");
         polling.store(false, std::sync::atomic::Ordering::Relaxed);
     });
-    // What is in the ring still is lost as well.
+    // datagrams that are still in the ring are dropped too
     assert!(end.poll().is_none());
     for _ in 0..100 {
         assert!(end.poll().is_none());
@@ -471,11 +472,11 @@ fn silent_sender(link: &mut Link) {
     for number in 0..300 {
         post(&mut end, &buffer, 1024, to, number);
     }
-    // Behind all those.
+    // after all those
     post(&mut end, &buffer, 1024, itself, 300);
     let mut longest = Duration::ZERO;
     while numbers.len() < 302 {
-        // Meanwhile the other queue pair goes on.
+        // the other queue pair continues meanwhile
         let since = Instant::now();
         other.recv(&other_room, 1);
         post(&mut other, &other_buffer, 1024, to_other, 0);
@@ -496,7 +497,7 @@ fn silent_sender(link: &mut Link) {
     );
     assert!(took < BOUND + SLACK, "{took:?}: once for all");
     assert!(longest < BOUND / 2, "{longest:?} on the other queue pair");
-    // No more from now on.
+    // no further delays from now on
     let begin = Instant::now();
     for _ in 0..200 {
         post(&mut end, &buffer, 1024, to, 1);
@@ -506,13 +507,13 @@ fn silent_sender(link: &mut Link) {
     link.say("end");
 }
 
-/// A queue pair that is in line for room and fails lets the others go on.
+/// A queue pair that fails while it waits for room does not block the others.
 fn flushed_sender(link: &mut Link) {
     let mut ends = senders(link, &[256, 256]);
     let buffers: Vec<_> = ends.iter().map(|end| end.0.buffer(&[7; 4096])).collect();
     let to = ends[0].1;
     link.expect("ready");
-    // The ring is made for this one.
+    // the ring is made for this queue pair
     post(&mut ends[0].0, &buffers[0], 4096, to, 0);
     assert_eq!(ends[0].0.wait(LIMIT).status, IBV_WC_SUCCESS);
     link.expect("got");
@@ -555,7 +556,7 @@ fn flushed_receiver(link: &mut Link) {
     link.say("all");
 }
 
-/// Nobody waits long for what can't go out.
+/// No call waits long for datagrams that cannot be sent.
 fn destroyed_sender(link: &mut Link) {
     let (mut end, to, _, buffer) = towards_idle(link, 256);
     for number in 0..256 {
@@ -569,7 +570,7 @@ fn destroyed_sender(link: &mut Link) {
         "{:?}",
         begin.elapsed()
     );
-    // Its turn is the next one's.
+    // the next turn belongs to the next queue pair
     let mut next = end_of(4, 4);
     let to = (address_handle(&next, next.address()), to.1);
     let buffer = next.buffer(&[7; 1024]);
@@ -600,7 +601,7 @@ fn rewriting_sender(link: &mut Link) {
     link.expect("all");
 }
 
-/// Posts a datagram whose only sge is empty and at NULL, which names no region.
+/// Posts a datagram with a single empty sge at NULL, which names no region.
 fn post_empty(end: &mut End, to: To, number: u32) {
     // SAFETY: all zeros is a value of both.
     let (mut sge, mut wr): (ibv_sge, ibv_send_wr) = unsafe { std::mem::zeroed() };
@@ -623,7 +624,7 @@ fn rewriting_receiver(link: &mut Link) {
     }
     end.say_address(link);
     link.say("ready");
-    // No poll before, so no ring: all of them wait.
+    // no poll before, so no ring: all datagrams wait
     link.expect("posted");
     for (number, room) in rooms[..16].iter().enumerate() {
         assert_eq!(end.wait(LIMIT).imm, Some(number as u32));
@@ -672,7 +673,7 @@ fn unasked_receiver(link: &mut Link) {
         (*end.channel).fd
     };
     assert!(!readable(fd, Duration::from_millis(100)));
-    // The next one completes a receive.
+    // the next datagram completes a receive
     end.recv(&room, 2);
     link.say("next");
     assert!(readable(fd, LIMIT));

@@ -107,7 +107,7 @@ fn atomic(end: &mut End, result: &Buffer, addr: u64, rkey: u32, add: u64) -> u32
 
 const DM_LEN: usize = 3 << 20;
 
-/// Owns the memory, and sleeps in `hear` meanwhile.
+/// Owns the memory, and sleeps in `hear` during the accesses.
 fn memory_parent(link: &mut Link) {
     let mut end = End::create(link, 8, 8, 1);
     let dm = alloc_dm(end.context, DM_LEN);
@@ -155,7 +155,8 @@ fn memory_child(link: &mut Link) {
     assert_eq!(word.bytes(), [7; 8]);
     link.say("written");
     link.expect("next");
-    // What the filter refuses the owner does, which could not know before.
+    // the owner's agent executes the access that the filter refuses; the owner learns of the
+    // refusal only from this request
     end.rdma(IBV_WR_RDMA_WRITE, &word, 8, addr, ordinary, None);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     link.say("done");
@@ -198,7 +199,7 @@ fn errors(_: &mut Link) {
         assert!(reg_dm(end.pd, dm, offset, len, access).is_null());
         assert_eq!(errno(), error, "{offset} {len} {access:x}");
     }
-    // Nothing of it, as mlx5 and rdma-core's tests have it.
+    // an empty range, as in mlx5 and rdma-core's tests
     assert_eq!(dereg(reg_dm(end.pd, dm, 4096, 0, ALL | ZERO)), 0);
     assert_eq!(free_dm(dm), 0);
     let again = alloc_dm(end.context, most);
@@ -217,7 +218,8 @@ fn alloc_buf(end: &End, len: usize) -> (*mut u8, *mut ibv_buf) {
 
 const ROUNDS: u64 = 20_000;
 
-/// The owner counts through a region of all of its memory, the other one through one of the buffer.
+/// The owner counts through a region over its whole memory, the other process through a region of
+/// the buffer.
 fn atomics_parent(link: &mut Link) {
     let mut end = End::create(link, 8, 8, 1);
     let (addr, buf) = alloc_buf(&end, 100);
@@ -244,8 +246,8 @@ fn atomics_parent(link: &mut Link) {
     for _ in 0..ROUNDS {
         let status = atomic(&mut own, &word, addr as u64 + 8, rkey, 1);
         assert_eq!(status, IBV_WC_SUCCESS);
-        // And the processor itself.
-        // SAFETY: inside the buffer, which is the application's; everybody uses atomics on it.
+        // and additions by the processor
+        // SAFETY: inside the buffer, which the application owns; all accesses are atomics.
         let cell = unsafe { std::sync::atomic::AtomicU64::from_ptr(addr.add(8).cast()) };
         cell.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
@@ -301,7 +303,7 @@ fn buffers_parent(link: &mut Link) {
             assert!(register(pd, buf, from.cast(), len, access).is_null());
             assert_eq!(errno(), libc::EINVAL);
         }
-        // Plain registration is of the same memory.
+        // an ordinary registration covers the same memory
         ibv_reg_mr(verbs(), end.pd, addr.add(10).cast(), len - 10, ALL)
     };
     assert!(!mr.is_null());
@@ -315,8 +317,8 @@ fn buffers_parent(link: &mut Link) {
     assert!(found[..20].iter().all(|&byte| byte == 0));
     assert!(found[20..20 + (3 << 20)].iter().all(|&byte| byte == 7));
     assert!(found[20 + (3 << 20)..].iter().all(|&byte| byte == 0));
-    // The region keeps the memory.
-    // SAFETY: live, and gone afterwards.
+    // the region keeps the memory
+    // SAFETY: live, and freed by the call.
     unsafe { verbs().ibv_free_buf.unwrap()(buf) };
     link.say("next");
     link.expect("read");
@@ -341,13 +343,13 @@ fn buffers_child(link: &mut Link) {
     assert_eq!(target.bytes(), [7; 8]);
     link.say("read");
     link.expect("gone");
-    // Mapped here still, but the key is dead.
+    // still mapped here, but the key is invalid
     end.rdma(IBV_WR_RDMA_WRITE, &source, 8, addr, rkey, None);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
     link.say("done");
 }
 
-/// Makes objects for the other process and hands their descriptor and handles over.
+/// Creates objects for the other process, and passes their descriptor and handles.
 fn imports_parent(link: &mut Link) {
     let end = End::with(4, 4, 1);
     let dm = alloc_dm(end.context, 8192);
@@ -377,7 +379,7 @@ fn imports_parent(link: &mut Link) {
     assert_eq!(found[4..4096], vec![5; 4092]);
     assert_eq!(found[4096..4104], [7; 8]);
     link.say("next");
-    // It works on when its maker's objects have gone.
+    // the imported objects work after the exporting process has closed its own
     for mr in [writable, read_only] {
         assert_eq!(dereg(mr), 0);
     }
@@ -394,7 +396,7 @@ fn imports_child(link: &mut Link) {
     let v = verbs();
     let import_device = v.ibv_import_device.unwrap();
     let import_mr = v.ibv_import_mr.unwrap();
-    // As if it had been passed.
+    // as if the descriptor had been passed
     let passed = std::fs::File::open(format!("/proc/{pid}/fd/{fd}")).unwrap();
     let wrong = std::fs::File::open("/dev/null").unwrap();
     // SAFETY: descriptors of this process, and handles of the context.
@@ -426,7 +428,7 @@ fn imports_child(link: &mut Link) {
         let read_only = import_mr(pd, read_only as u32);
         assert!(!writable.is_null() && !read_only.is_null());
         assert!((*writable).addr.is_null());
-        // A queue pair of the imported domain, connected to itself.
+        // a queue pair of the imported domain, connected to itself
         let mut end = End::with(8, 8, 1);
         end.pd = pd;
         let qp = second_qp(&end);
@@ -444,7 +446,7 @@ fn imports_child(link: &mut Link) {
         end.rdma(IBV_WR_RDMA_READ, &target, 8, 8, keys(read_only).1, None);
         assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
         assert_eq!(target.bytes(), [5; 8]);
-        // What was granted and no more.
+        // the granted access only
         end.rdma(IBV_WR_RDMA_WRITE, &source, 8, 0, keys(read_only).1, None);
         assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
         let unimport = v.ibv_unimport_mr.unwrap();
@@ -470,7 +472,7 @@ fn same_process(_: &mut Link) {
         assert!(!pd.is_null() && !mr.is_null());
         assert_eq!(keys(mr), (buffer.lkey(), buffer.rkey()));
         v.ibv_unimport_mr.unwrap()(mr);
-        // The other object is as good as before, and whoever comes second finds it gone.
+        // the other object still works, and a second release finds no object
         let mr = v.ibv_import_mr.unwrap()(pd, buffer.lkey());
         assert_eq!(dereg(mr), 0);
         let mr = v.ibv_import_mr.unwrap()(pd, buffer.lkey());
@@ -480,7 +482,7 @@ fn same_process(_: &mut Link) {
     }
 }
 
-/// A queue pair with the calls of `ibv_wr_*` that are asked for, on an end's queues.
+/// A queue pair with the requested calls of `ibv_wr_*`, on an end's queues.
 fn extended_qp(end: &End, operations: u32) -> *mut ibv_qp {
     // SAFETY: live objects; all zeros is a value of it.
     unsafe {
@@ -557,7 +559,7 @@ fn atomic_write_child(link: &mut Link) {
         let ordinary = unsafe { ibv_reg_mr(verbs(), end.pd, words.cast(), 16, access) };
         let dm = alloc_dm(end.context, 16);
         let direct = reg_dm(end.pd, dm, 0, 16, access | ZERO);
-        // SAFETY: as above.
+        // SAFETY: live domain; the words are never freed.
         let read_only =
             unsafe { ibv_reg_mr(verbs(), end.pd, words.cast(), 16, IBV_ACCESS_REMOTE_READ) };
         end.join(link);
@@ -579,7 +581,8 @@ fn atomic_write_child(link: &mut Link) {
 
 const GLOBAL: u32 = IBV_ACCESS_FLUSH_GLOBAL;
 const PERSISTENT: u32 = IBV_ACCESS_FLUSH_PERSISTENT;
-/// Which region is flushed (global, persistent, neither), how, from where, how far, at which level.
+/// Flushes: the region (global, persistent, neither), the opcode, the offset, the length, the
+/// level, and whether it succeeds.
 const FLUSHES: [(usize, u32, u64, usize, u32, bool); 9] = [
     (0, IBV_FLUSH_GLOBAL, 0, 4096, IBV_FLUSH_RANGE, true),
     (0, IBV_FLUSH_GLOBAL, 1, 4096, IBV_FLUSH_RANGE, false),
@@ -601,7 +604,7 @@ fn flush_parent(link: &mut Link) {
         let keys: Vec<(u64, u64)> = (0..3).map(|_| link.numbers()).collect();
         let (addr, rkey) = keys[which];
         if rkey == 0 {
-            // There is no disk under the test's file.
+            // the test's file is not on a disk
             link.say("flushed");
             continue;
         }
@@ -663,7 +666,7 @@ fn flush_child(link: &mut Link) {
             memory,
             REMOTE & !IBV_ACCESS_REMOTE_WRITE & !IBV_ACCESS_REMOTE_ATOMIC,
         );
-        // Memory without a disk is not persistent.
+        // memory without a disk is not persistent
         assert!(reg(memory, PERSISTENT).is_null());
         assert_eq!(errno(), libc::EINVAL);
         let persistent = reg(file, PERSISTENT);
@@ -679,7 +682,7 @@ fn flush_child(link: &mut Link) {
     }
 }
 
-/// To the test's log; standard output is the line to the other process.
+/// Prints to the test's log; standard output is the pipe to the other process.
 fn println_once(text: &str) {
     static SAID: std::sync::Once = std::sync::Once::new();
     SAID.call_once(|| eprintln!("{text}"));

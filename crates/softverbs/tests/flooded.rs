@@ -18,16 +18,16 @@ use std::time::{Duration, Instant};
 use common::*;
 use rdma_core_sys::*;
 
-/// A flooded process gets on with its work.
+/// Limit of a flooded process's test.
 const LIMIT: Duration = Duration::from_secs(240);
 const SLOTS: u32 = 2048;
-/// Where the slots begin, and where the receiver says how far it came.
+/// Offset of the slots, and of the receiver's position.
 const SLOTS_AT: usize = 4096;
 const CONSUMED_AT: usize = 64;
 const RING_SIZE: usize = SLOTS_AT + 64 * SLOTS as usize;
-/// More than a poll takes from the ring of a sender that lives.
+/// More messages than a poll takes from the ring of a living sender.
 const BATCH: u32 = 128;
-/// What the first message holds, by which its ring is found.
+/// The payload of the first message, which identifies its ring.
 const MARK: [u8; 8] = *b"flooded!";
 
 fn main() {
@@ -46,7 +46,7 @@ unsafe impl Send for Ring {}
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// The one whose first message holds [`MARK`].
+    /// The ring whose first message contains [`MARK`].
     fn find() -> Self {
         for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
             let name = std::fs::read_link(entry.path()).unwrap_or_default();
@@ -109,7 +109,7 @@ impl Ring {
     }
 }
 
-/// Sends one datagram to each of two queue pairs, and lives on.
+/// Sends one datagram to each of two queue pairs, and stays alive.
 fn sender(link: &mut Link) {
     let mut end = datagram_end();
     let buffer = end.buffer(&MARK);
@@ -120,13 +120,13 @@ fn sender(link: &mut Link) {
         assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     }
     loop {
-        // What found no ring goes out while this process looks.
+        // datagrams that had no ring are sent while this process polls
         assert!(end.poll().is_none());
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Two queue pairs without receives, after the first datagram of each came.
+/// Two queue pairs without receives, after the first datagram of each has arrived.
 fn receivers(link: &mut Link) -> [End; 2] {
     let mut ends = [datagram_end(), datagram_end()];
     for end in &mut ends {
@@ -140,7 +140,7 @@ fn receivers(link: &mut Link) -> [End; 2] {
     ends
 }
 
-/// Threads that ask for events get them, or hear that there is none.
+/// Threads that wait for events get them, or return without one.
 fn events_parent(link: &mut Link) {
     let [mut end, _other] = receivers(link);
     let ring = Ring::find();
@@ -148,7 +148,7 @@ fn events_parent(link: &mut Link) {
     let own = end.address();
     let to_itself = (address_handle(&end, own), own.qpn, QKEY);
     let buffer = end.buffer(&MARK);
-    // The first one has a ring made.
+    // the first datagram requests a ring
     send_datagram(&mut end, &buffer, MARK.len(), to_itself);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     let (over, begin) = (AtomicBool::new(false), Instant::now());
@@ -177,7 +177,7 @@ fn events_parent(link: &mut Link) {
                 libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
             }
             let (mut total, mut rounds) = (0u64, 0);
-            // As long as it takes to see that there is a flood.
+            // long enough for the device to detect the flood
             while rounds < 300 || total < 50 * u64::from(SLOTS) {
                 rounds += 1;
                 total += u64::from(took("ibv_get_cq_event", &mut || {
@@ -208,7 +208,7 @@ fn events_parent(link: &mut Link) {
     link.kill();
 }
 
-/// The message that shows how far the receiver came.
+/// The message that shows the receiver's position.
 const SHOWS: u32 = 1000;
 const PAGE: usize = 4096;
 
@@ -247,7 +247,7 @@ extern "C" fn on_fault(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     }
 }
 
-/// The sender has ended, and somebody else goes on writing into its ring.
+/// The sender has ended, and another process continues to write into its ring.
 fn dead_parent(link: &mut Link) {
     let [mut end, other] = receivers(link);
     let ring = Ring::find();
@@ -257,7 +257,7 @@ fn dead_parent(link: &mut Link) {
         let header = if i == SHOWS { shown } else { header };
         ring.write(begin.wrapping_add(i), header);
     }
-    // In a page of its own.
+    // in a page that contains nothing else
     let show = other.buffer(&[0; 3 * PAGE]);
     let page = (show.addr() as usize).next_multiple_of(PAGE);
     let mut sge = ibv_sge {
@@ -297,7 +297,7 @@ fn dead_parent(link: &mut Link) {
     link.kill();
     let since = Instant::now();
     let (mut last, mut still) = (begin, 0);
-    // Long enough that the end of the process is noticed.
+    // long enough for the end of the process to be detected
     while still < 5000 || last.wrapping_sub(begin) <= SHOWS {
         assert!(end.poll().is_none());
         let now = ring.consumed();
@@ -314,7 +314,7 @@ fn dead_parent(link: &mut Link) {
             .is_some_and(|refill| refill.done.load(Ordering::Relaxed))
     );
     println!("{} messages were taken", last.wrapping_sub(begin));
-    // Nothing is taken from it any more.
+    // no message of it is taken any more
     for i in 0..SLOTS {
         ring.write(last.wrapping_add(i), header);
     }

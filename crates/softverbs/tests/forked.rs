@@ -1,4 +1,4 @@
-//! What a forked child can do with its parent's objects: nothing, with `EIO`, and never a crash.
+//! Calls of a forked child on its parent's objects fail with `EIO` and never crash.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -55,7 +55,7 @@ impl Objects {
     }
 }
 
-/// Runs a call in a child of its own.
+/// Runs a call in a new child process.
 fn in_child(name: &str, call: impl FnOnce() -> bool) {
     // SAFETY: the child only calls verbs and `_exit`.
     let child = unsafe { libc::fork() };
@@ -79,7 +79,7 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Room for an output, or attributes that are all zeros.
+/// Memory for an output, or attributes that are all zeros.
 fn room<T>() -> *mut T {
     // SAFETY: used for plain C structures, of which all zeros is a value.
     Box::leak(Box::new(unsafe { std::mem::zeroed() }))
@@ -159,7 +159,7 @@ fn every(link: &mut Link) {
         ibv_reg_mr_iova(pd, page.cast(), 4096, 0, 1);
         ibv_reg_mr_iova2(pd, page.cast(), 4096, 0, 1);
     }
-    // Its errors are told by other numbers.
+    // it reports errors by other numbers
     in_child("ibv_rereg_mr", || {
         let flags = IBV_REREG_MR_CHANGE_ACCESS.cast_signed();
         // SAFETY: as above.
@@ -173,12 +173,12 @@ fn every(link: &mut Link) {
         };
         ret == -(libc::EIO as isize)
     });
-    // The parent goes on, with everything still its own.
+    // the parent continues with all its objects
     o.works();
     link.say("done");
 }
 
-/// What verbs.h reaches through a context or an object.
+/// The calls that verbs.h makes through a context or an object.
 fn inline(link: &mut Link) {
     let o = Objects::new();
     let (context, pd, cq, qp) = (o.end.context, o.end.pd, o.end.cq, o.end.qp);

@@ -1,4 +1,4 @@
-//! The tests of `two_processes.rs` where the kernel runs no barriers for anybody.
+//! The tests of `two_processes.rs` on a kernel without membarrier(2).
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 

@@ -55,10 +55,10 @@ impl Random {
     }
 }
 
-/// Shared memory of a victim, mapped.
+/// The mapped shared memory of a victim.
 struct Prey {
     addr: *mut u8,
-    /// Parts of the file that have pages: where they begin and end.
+    /// Start and end of the parts of the file that have pages.
     parts: Vec<(usize, usize)>,
 }
 
@@ -121,7 +121,7 @@ fn lead_astray(prey: &Prey, random: &mut Random) {
             unsafe {
                 let word = prey.addr.add(at).cast::<u64>();
                 let found = word.read_volatile();
-                // Not all, as a name and the address behind it may be the same.
+                // not all words, because a name and its address may be equal
                 if PLACES.contains(&found) && random.below(2) == 0 {
                     word.write_volatile(found - LEN as u64);
                 }
@@ -130,13 +130,13 @@ fn lead_astray(prey: &Prey, random: &mut Random) {
     }
 }
 
-/// Writes over what the victims share until it is killed or they have gone.
+/// Overwrites the memory that the victims share until it is killed or they have ended.
 fn vandal(victims: &str) -> ! {
     let seed = number("SOFTVERBS_HOSTILE_SEED", 1);
     let mut random = Random(seed | 1);
     // Random bytes break most connections at once. Without them, more requests use a wrong address.
     let amount = [400, 100, 0][(seed % 3) as usize];
-    // What a ring begins with is what it is known by, so half of the runs leave it.
+    // the beginning of a ring identifies it, so half of the runs do not overwrite it
     let spared = if seed.is_multiple_of(2) { 64 } else { 0 };
     let mut prey = Vec::new();
     let mut known = Vec::new();
@@ -156,7 +156,7 @@ fn vandal(victims: &str) -> ! {
             }
             let Prey { addr, parts } = &prey[random.below(prey.len() as u64) as usize];
             let (from, to) = parts[random.below(parts.len() as u64) as usize];
-            // Sometimes near the beginning, where counts and words of state are close together.
+            // sometimes near the beginning, where counts and state words are adjacent
             let reach = if random.below(2) == 0 {
                 to - from
             } else {
@@ -179,12 +179,12 @@ fn vandal(victims: &str) -> ! {
     }
 }
 
-/// Set by a panic inside the device: those are caught, and still wrong.
+/// Set by a panic inside the device: panics are caught, and are failures nevertheless.
 static PANICKED: AtomicBool = AtomicBool::new(false);
-/// When the current round began, in milliseconds since the test did; for the watchdog.
+/// Start of the current round in milliseconds since the start of the test; for the watchdog.
 static ROUND: AtomicU64 = AtomicU64::new(0);
 
-/// Ends the process where a round does not end.
+/// Ends the process if a round does not end.
 fn watch(begin: Instant) {
     std::panic::set_hook(Box::new(|info| {
         eprintln!("{info}");
@@ -218,7 +218,7 @@ fn survivor_parent(link: &mut Link) {
         link.say("round");
         good += round(link, &device, seed ^ rounds);
         rounds += 1;
-        // The first one is undisturbed, and shows that everything works.
+        // the first round is undisturbed, and shows that all operations work
         if vandal.is_none() {
             assert_eq!(good, OPERATIONS, "without a hostile neighbour");
             let own = std::env::current_exe().unwrap();
@@ -256,7 +256,7 @@ fn survivor_child(link: &mut Link) {
     link.say("whole");
 }
 
-/// What stays over all rounds.
+/// The objects that all rounds use.
 struct Device {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -283,7 +283,7 @@ const LEN: usize = 64 << 10;
 /// places for 5 million rounds: without random bytes, 2,200 rounds end in a second.
 const PLACES: std::ops::Range<u64> = 0x2000_0000_0000..0x2100_0000_0000;
 
-/// What memory is full of that no message changes.
+/// The value of memory that no message changes.
 const PATTERN: u8 = 0x5a;
 /// Parts of a round's memory: receives; the target of the other end's reads and writes, and a word
 /// for its atomics; the source and the destination of this end's requests. All parts except
@@ -295,7 +295,7 @@ const COUNTER: usize = 48 << 10;
 const OLD_COUNT: usize = COUNTER + 64;
 const REST: usize = COUNTER + 128;
 
-/// Memory that is registered, between as much in front and behind that is not.
+/// Registered memory between two unregistered ranges of the same length.
 struct Field(*mut u8);
 
 impl Field {
@@ -318,10 +318,10 @@ impl Field {
         self.0.wrapping_add(LEN).cast()
     }
 
-    /// Looks at all that nobody may have changed.
+    /// Checks all memory that must be unchanged.
     fn check(&self) {
         let mut whole = vec![(0, LEN), (2 * LEN, 3 * LEN)];
-        // An agent's bounce holds the bytes themselves, and the neighbour may write there.
+        // the bounce file of an agent contains payload, and the neighbour may overwrite it
         if copies_are_allowed() {
             whole.extend([(LEN + TARGET, LEN + COUNTER), (LEN + REST, 2 * LEN)]);
         }
@@ -339,7 +339,7 @@ impl Field {
     }
 }
 
-/// Whether the kernel copies for this process, or refuses that, as it is tried on itself.
+/// Whether the kernel permits copies between processes; tried on this process itself.
 fn copies_are_allowed() -> bool {
     let (from, mut to) = (1u8, 0u8);
     let iov = |base: *const u8| libc::iovec {
@@ -347,7 +347,7 @@ fn copies_are_allowed() -> bool {
         iov_len: 1,
     };
     let (local, remote) = (iov(&raw mut to), iov(&raw const from));
-    // SAFETY: both are bytes of this function's, and only the first is written.
+    // SAFETY: both ranges are local variables of one byte; only `to` is written.
     unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) == 1
     }
@@ -358,13 +358,13 @@ const ALL: u32 = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_ATOMIC;
 
-/// Moves a queue pair on; how it went is told by what happens later.
+/// Changes the state of a queue pair. The result is not checked: later steps show it.
 fn modify(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: u32) {
     // SAFETY: live queue pair, valid attributes.
     unsafe { (verbs().ibv_modify_qp)(qp, attr, mask.cast_signed()) };
 }
 
-/// One connection with all operations on it. Returns how many completed well.
+/// One connection with all operations. Returns the number of successful completions.
 fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let field = Field::new();
@@ -459,7 +459,7 @@ fn round(link: &mut Link, device: &Device, seed: u64) -> u64 {
         let good = poll(device, qp, posted);
         link.say("over");
         link.expect("over");
-        // A region that a neighbour pretends to use is not free at once, and the call says so.
+        // if a neighbour pretends to use the region, the call reports that the region is busy
         let mut code = (verbs().ibv_dereg_mr)(mr);
         for _ in 0..3 {
             if code == libc::EBUSY {
@@ -530,7 +530,8 @@ unsafe fn connect(device: &Device, qp: *mut ibv_qp, dest: u32) {
     }
 }
 
-/// Polls for some time, or until all requests have completed; how many did so well.
+/// Polls until all requests have completed, or for a limited time; returns the number of successful
+/// completions.
 ///
 /// # Safety
 /// Both must be live.
@@ -545,7 +546,7 @@ unsafe fn poll(device: &Device, qp: *mut ibv_qp, posted: u64) -> u64 {
             assert!((0..=16).contains(&count));
             for wc in &wcs[..count as usize] {
                 let mine = wc.qp_num == (*qp).qp_num;
-                // The opcode of a failed one says nothing.
+                // the opcode of a failed completion is undefined
                 if mine && (wc.status != IBV_WC_SUCCESS || wc.opcode & IBV_WC_RECV == 0) {
                     done += 1;
                     good += u64::from(wc.status == IBV_WC_SUCCESS);

@@ -12,7 +12,7 @@ mod fleet;
 use self::fleet::{Actor, Place, connect};
 use rdma_core_sys::*;
 
-/// Another process of the machine may be given the place in between.
+/// Maximum number of tries: another process of the machine may get the slot in between.
 const TRIES: u32 = 100;
 
 fn main() {
@@ -33,14 +33,14 @@ fn open(place: &Place) -> Actor {
     actor
 }
 
-/// Who connected the target has ended, and the other holder had opened it before.
+/// The process that connected the target has ended; another process had opened the target before.
 fn held_before() {
     let place = Place::new();
     let (mut creator, mut holder) = (open(&place), open(&place));
     let target = creator.number("target");
     assert_eq!(holder.number(&format!("hold {target}")), target);
     let mut sender = Actor::start();
-    // It sends nothing, and so knows no holder.
+    // it has sent nothing, so it has not opened any other process
     connect(&mut sender, &mut creator, target);
     creator.kill();
     sender.kill();
@@ -90,7 +90,7 @@ fn comes_later() {
     panic!("another process has the place each time");
 }
 
-/// It ends before the owner of the only receive has looked at it.
+/// The initiator ends before the owner of the only receive has checked it.
 fn unknown() {
     let place = Place::new();
     let (mut holder, mut owner) = (open(&place), open(&place));
@@ -111,7 +111,8 @@ fn unknown() {
     owner.got(0, 2, 10, target);
 }
 
-/// The owner of the receives has not seen yet that the place is another process's.
+/// The slot of the claiming initiator belongs to another process, which the owner of the receives
+/// has not detected yet.
 fn in_anothers_place() {
     let place = Place::new();
     let (mut holder, mut owner) = (open(&place), open(&place));
@@ -124,7 +125,7 @@ fn in_anothers_place() {
         sender.does(&format!("send {first} {srq} 1 10"));
         sender.sent(1, IBV_WC_SUCCESS);
         owner.got(0, 1, 10, target);
-        // Another one, which is next where the first comes back.
+        // another receive, which is the next one when the first is returned
         owner.does("receive 1 100");
         owner.does("receive 2 100");
         owner.stop();
@@ -139,7 +140,7 @@ fn in_anothers_place() {
         sender.does(&format!("send {second} {srq} 3 10"));
         sender.sent(3, IBV_WC_SUCCESS);
         owner.got(2, 3, 10, target);
-        // Its number names the place.
+        // the number contains the slot
         if second >> 14 == first >> 14 {
             return;
         }

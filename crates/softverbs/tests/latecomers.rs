@@ -13,9 +13,9 @@ use common::*;
 use rdma_core_sys::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Set in all lives of the other process but the first.
+/// Set in all incarnations of the other process except the first.
 const AGAIN: &str = "SOFTVERBS_TEST_AGAIN";
-/// Another process of the machine may be given the place in between.
+/// Maximum number of tries: another process of the machine may get the slot in between.
 const TRIES: u32 = 100;
 
 fn main() {
@@ -27,7 +27,7 @@ fn main() {
     ]);
 }
 
-/// The receiving end, in RTR before there is anybody with the number that it is connected to.
+/// The receiving end, in RTR before a process exists with the number that it is connected to.
 fn early(link: &mut Link) -> End {
     let mut end = End::with(4, 4, 1);
     let mut first = opened(link);
@@ -53,8 +53,8 @@ fn opened(link: &mut Link) -> Address {
     Address::parse(&link.hear())
 }
 
-/// The other end, in a process that replaces one with the same number. It executes itself: the
-/// process keeps its pid, which determines the slot, and for all others the old process has ended.
+/// The other end, in a process that replaces one with the same number. The process executes itself:
+/// it keeps its pid, which determines the slot, and for all others the old process has ended.
 fn late(link: &mut Link) -> End {
     if std::env::var_os(AGAIN).is_some() {
         link.say("new");
@@ -75,12 +75,12 @@ fn late(link: &mut Link) -> End {
     end
 }
 
-/// It waits for a receive, and sleeps on its channel. The receiver cannot take its message, so it
-/// has to continue itself.
+/// The sender waits for a receive, and sleeps on its channel. The receiver cannot pull its message,
+/// so the sender must continue itself.
 fn rung_parent(link: &mut Link) {
     let mut end = early(link);
     let target = end.buffer(&[0; 8]);
-    // The first message has the ring made.
+    // the first message creates the ring
     end.recv(&target, 0);
     link.say_numbers(target.addr(), target.rkey().into());
     assert_eq!(end.wait(LIMIT).opcode, IBV_WC_RECV);
@@ -105,7 +105,7 @@ fn rung_child(link: &mut Link) {
     link.say("sent");
 }
 
-/// It waits for a receive, and for something else.
+/// The sender waits for a receive, and for another event.
 fn pulled_parent(link: &mut Link) {
     let mut end = early(link);
     link.expect("waits");
@@ -127,7 +127,7 @@ fn pulled_child(link: &mut Link) {
     link.say("seen");
 }
 
-/// It sends one message, which makes its ring, and ends. The receiver never sends.
+/// The sender sends one message, which creates its ring, and ends. The receiver never sends.
 fn ended_parent(link: &mut Link) {
     let mut end = early(link);
     let receive = end.buffer(&[0; 8]);
@@ -150,7 +150,7 @@ fn ended_child(link: &mut Link) {
     link.wait_end();
 }
 
-/// It is opened for another queue pair, and ends without a word to this one.
+/// The process is opened for another queue pair, and ends without a message to this one.
 fn open_parent(link: &mut Link) {
     let mut end = early(link);
     let receive = end.buffer(&[0; 8]);

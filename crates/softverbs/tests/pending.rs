@@ -1,5 +1,5 @@
-//! Messages that wait for a receive while their process does nothing about it: between two
-//! processes, as in `two_processes.rs`.
+//! Messages that wait for a receive while the sending process makes no call: between two processes,
+//! as in `two_processes.rs`.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -37,17 +37,18 @@ fn pattern(message: usize, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Small, empty, longer than the ring takes, and long.
+/// Small, empty, the maximum in a ring, longer than that, and large.
 const SIZES: [usize; 6] = [20, 0, 8192, 8193, 1, 1 << 20];
 
-/// Posts one of each size without asking for completions, and then does nothing with the device.
+/// Posts one message of each size without requesting completions, and then makes no call of the
+/// device.
 fn away(link: &mut Link, end: &mut End) {
     for (i, &len) in SIZES.iter().enumerate() {
         let mut buffer = end.buffer(&pattern(i, len));
         end.send(&mut buffer, len, Some(i as u32), 0, 0);
         buffer.leak();
     }
-    // Inline data has no other place than the queue.
+    // inline data exists only in the queue
     let flags = IBV_SEND_INLINE | IBV_SEND_SOLICITED;
     end.send_unregistered(&mut pattern(6, 33), None, flags, 0);
     link.say("sent");
@@ -79,7 +80,7 @@ fn away_child(link: &mut Link) {
     end.join(link);
     link.expect("sent");
     let buffer = end.buffer(&vec![0; 1 << 20]);
-    // One at a time, and then several.
+    // one at a time, and then several
     for i in 0..3 {
         end.recv(&buffer, i as u64);
         let wc = end.wait(LIMIT);
@@ -162,7 +163,7 @@ fn shared_child(link: &mut Link) {
     link.say("done");
 }
 
-/// The sender does not even get the processor.
+/// The sender is stopped.
 fn stopped_parent(link: &mut Link) {
     let mut end = End::connect(link, 16, 16, 1);
     let buffer = end.buffer(&[0; 64]);
@@ -175,7 +176,7 @@ fn stopped_parent(link: &mut Link) {
         assert_eq!(buffer.bytes(), pattern(i as usize, 64));
     }
     link.go_on();
-    // Each was delivered once.
+    // each message was delivered once
     end.recv(&buffer, 9);
     link.say("go");
     link.expect("done");
@@ -198,7 +199,7 @@ fn stopped_child(link: &mut Link) {
     link.say("done");
 }
 
-/// What is behind a request that only the sender can run waits for it.
+/// Requests behind one that only the sender can execute wait for it.
 fn write_parent(link: &mut Link) {
     let mut end = End::connect(link, 16, 16, 1);
     let (addr, rkey) = link.numbers();
@@ -250,7 +251,7 @@ fn long_child(link: &mut Link) {
     let buffer = end.buffer(&[7; 8]);
     end.recv(&buffer, 1);
     for _ in 0..50 {
-        // The sender has to learn of it first.
+        // the sender must detect it first
         assert!(end.poll().is_none());
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
@@ -266,7 +267,7 @@ fn race_len(i: u32) -> usize {
     [8, 60, 0, 3000, 9000][i as usize % 5]
 }
 
-/// A sender that polls takes messages back while the receiver takes them.
+/// A sender that polls takes messages back while the receiver pulls them.
 fn race_parent(link: &mut Link) {
     let mut end = End::connect(link, 64, 4, 1);
     let mut buffers: Vec<_> = (0..64).map(|_| end.buffer(&vec![0; 9000])).collect();
@@ -304,7 +305,7 @@ fn take_all(end: &mut End, buffers: &[Buffer], mut post: impl FnMut(&mut End, &B
     for i in 0..RACES {
         let buffer = &buffers[i as usize % buffers.len()];
         post(end, buffer, u64::from(i));
-        // Arming looks for what is pending at once.
+        // arming pulls pending messages at once
         // SAFETY: a live queue.
         unsafe { ibv_req_notify_cq(end.cq, 0) };
         let wc = if i % 3 == 0 {
@@ -347,7 +348,7 @@ fn retries_parent(link: &mut Link) {
     for id in 0..3 {
         end.send(&mut buffer, 8, None, 0, id);
     }
-    // Longer than the retries take; what is taken meanwhile is not in time's way.
+    // longer than the retries; messages that are pulled meanwhile do not time out
     link.say("sent");
     link.expect("taken");
     let wc = end.wait(LIMIT);

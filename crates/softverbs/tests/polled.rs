@@ -23,7 +23,7 @@ struct Pair {
     outbox: Buffer,
     inbox: Vec<Buffer>,
     posted: u64,
-    /// What was sent and not received yet.
+    /// Messages that were sent and not received yet.
     open: VecDeque<u64>,
     sent: u64,
 }
@@ -67,7 +67,7 @@ impl Pair {
         }
     }
 
-    /// One more receive, at times of two pieces: those take another way through the device.
+    /// Posts one more receive, sometimes with two sges, which are processed by other code.
     fn post(&mut self, pieces: u64) {
         let buffer = &self.inbox[(self.posted % RECEIVES) as usize];
         let pieces: &[usize] = if pieces == 1 {
@@ -95,7 +95,8 @@ impl Pair {
         self.sent += 1;
     }
 
-    /// A completion of this pair's receiver: of the first message that is open, with its receive.
+    /// A completion of this pair's receiver: it must be of the first unreceived message, with its
+    /// receive.
     fn take(&mut self, wc: &ibv_wc) {
         let number = self.open.pop_front().expect("a message that was sent");
         assert_eq!(wc.status, IBV_WC_SUCCESS);
@@ -172,7 +173,7 @@ fn completions_are_polled_in_order_whatever_way_they_took() {
             });
             pair.expect("one of the two").take(wc);
         }
-        // Whoever asked, and took a completion that came since, has its event.
+        // a poller that armed the queue, and then took a later completion, has an event
         if armed && got > 0 {
             assert!(event(&pairs[0].receiver), "round {round}: no event");
             armed = false;

@@ -1,5 +1,4 @@
-//! Corners of queues and of the nodes that they are on: between two processes, as in
-//! `two_processes.rs`.
+//! Special cases of queues, and of nodes: between two processes, as in `two_processes.rs`.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -35,7 +34,7 @@ pub(crate) fn main() {
     run(cases);
 }
 
-/// Whether the channel has an event within this time, which is taken.
+/// Whether the channel has an event within this time; takes the event.
 fn event(end: &End, milliseconds: i32) -> bool {
     // SAFETY: live objects.
     unsafe {
@@ -84,7 +83,7 @@ fn moderated_parent(link: &mut Link) {
         // SAFETY: a live queue.
         assert_eq!(unsafe { ibv_req_notify_cq(end.cq, 0) }, 0);
     };
-    // By count: the longest period is 65 ms, so three in that time have to do.
+    // by count: the longest period is 65 ms, so three completions must arrive within it
     moderate(&end, 3, u16::MAX);
     arm(&end);
     let begin = std::time::Instant::now();
@@ -95,7 +94,7 @@ fn moderated_parent(link: &mut Link) {
         end.wait(LIMIT);
     }
     let by_count = begin.elapsed();
-    // By time.
+    // by time
     moderate(&end, 1000, 50_000);
     arm(&end);
     let begin = std::time::Instant::now();
@@ -108,7 +107,7 @@ fn moderated_parent(link: &mut Link) {
         "{by_time:?}"
     );
     end.wait(LIMIT);
-    // A completion of this process's own, and nobody rings.
+    // a completion of this process itself, for which no peer rings the doorbell
     arm(&end);
     let mut message = end.buffer(&[1; 8]);
     end.send(&mut message, 8, None, IBV_SEND_SIGNALED, 77);
@@ -116,7 +115,7 @@ fn moderated_parent(link: &mut Link) {
     assert!(event(&end, 10_000));
     assert!(begin.elapsed() >= std::time::Duration::from_millis(30));
     assert_eq!(end.wait(LIMIT).wr_id, 77);
-    // Without a rule at once again.
+    // without moderation events arrive at once again
     moderate(&end, 0, 0);
     arm(&end);
     link.say("send 1");
@@ -159,7 +158,7 @@ fn claim_parent(link: &mut Link) {
     let mut next = End::connect(link, 16, 4, 1);
     let mut buffer = filler.buffer(&[1; 8]);
     link.expect("not looking");
-    // More than a ring has slots.
+    // more messages than a ring has slots
     for _ in 0..3000 {
         filler.send(&mut buffer, 8, None, 0, 0);
     }
@@ -199,7 +198,7 @@ fn claim_child(link: &mut Link) {
     link.say("there");
 }
 
-/// Who does not look for datagrams loses them in the end, and holds up nobody.
+/// A process that does not poll loses datagrams after the bound, and delays no other process.
 fn silent_parent(link: &mut Link) {
     let mut end = datagram_end();
     let other = end.exchange(link);
@@ -224,17 +223,17 @@ fn silent_parent(link: &mut Link) {
             assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
         }
     };
-    // No ring is made yet: the first ones are kept, and those that are too many are lost.
+    // without a ring the first datagrams are queued, and the others are dropped
     to_other(&mut end, 200);
     to_itself(&mut end);
     link.say("look");
-    // What is kept goes out when this process looks again.
+    // queued datagrams are sent when this process polls again
     let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
     while std::time::Instant::now() < until {
         assert!(end.poll().is_none());
     }
     link.expect("got");
-    // The ring is full in the end.
+    // finally the ring is full
     to_other(&mut end, 200);
     to_itself(&mut end);
     link.say("over");
@@ -334,7 +333,7 @@ fn node_parent(link: &mut Link) {
     link.expect("ready");
     let wc = end.wait(LIMIT);
     assert_eq!((wc.status, wc.imm), (IBV_WC_SUCCESS, Some(7)));
-    // The right queue pair on the wrong node is not there.
+    // the same queue pair number on another node does not exist
     let mut astray = End::with(4, 4, 1);
     let mut wrong = astray.exchange(link);
     wrong.gid = end.address().gid;
@@ -374,13 +373,13 @@ fn lid(end: &End) -> u16 {
     }
 }
 
-/// The node in a GID, which is in its last bytes.
+/// The node in a GID: its last bytes.
 fn node(end: &End) -> u16 {
     let gid = end.address().gid.to_ne_bytes();
     u16::from_be_bytes([gid[14], gid[15]]) & 0xfff
 }
 
-/// RTS to SQD, with or without an event at its end.
+/// Moves from RTS to SQD, with or without an event at the end.
 fn drain(end: &mut End, tells: bool) {
     // SAFETY: all zeros is a value of it.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -402,7 +401,8 @@ fn is_draining(end: &End) -> bool {
     }
 }
 
-/// An asynchronous event, if there is one now. The descriptor may be readable without one.
+/// The next asynchronous event; `None`: there is none now. The descriptor may be readable without
+/// an event.
 fn event_now(end: &mut End) -> Option<u32> {
     // SAFETY: a live context; all zeros is a value of the event, which is acknowledged once.
     unsafe {
@@ -421,12 +421,12 @@ fn drain_parent(link: &mut Link) {
     let mut end = End::connect(link, 16, 16, 1);
     let mut first = end.buffer(&[1; 20]);
     let mut second = end.buffer(&[2; 20_000]);
-    // Nothing has begun.
+    // no request has begun
     drain(&mut end, true);
     assert_eq!(event_now(&mut end), Some(IBV_EVENT_SQ_DRAINED));
     assert!(!is_draining(&end));
     end.enter_rts_again();
-    // The first message waits for its receive, and so has begun; the second one comes later.
+    // the first message waits for its receive, so it has begun; the second one has not
     end.send(&mut first, 20, None, IBV_SEND_SIGNALED, 1);
     drain(&mut end, true);
     assert!(is_draining(&end));
@@ -445,10 +445,10 @@ fn drain_parent(link: &mut Link) {
     let wc = end.wait(LIMIT);
     assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, 2));
     link.expect("both");
-    // Who does not ask hears nothing.
+    // without the request for it there is no event
     drain(&mut end, false);
     assert_eq!(event_now(&mut end), None);
-    // What waited when it failed is flushed, without that event.
+    // requests that waited when the queue pair failed are flushed, without that event
     end.enter_rts_again();
     end.send(&mut first, 20, None, IBV_SEND_SIGNALED, 3);
     drain(&mut end, true);
@@ -471,7 +471,7 @@ fn drain_child(link: &mut Link) {
     }
     let wc = end.wait(LIMIT);
     assert_eq!((wc.status, wc.byte_len), (IBV_WC_SUCCESS, 20));
-    // Long enough for it to be taken out of the sender's memory.
+    // long enough for the message to be pulled from the sender's memory
     for _ in 0..20 {
         assert!(end.poll().is_none(), "what has not begun was sent");
         std::thread::sleep(std::time::Duration::from_millis(1));

@@ -1,5 +1,5 @@
-//! The tests of other files, with a kernel that refuses copies between processes: all of them pass,
-//! by the owners' agents.
+//! The tests of other files on a kernel that refuses copies between processes: they pass, with the
+//! help of the owners' agents.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 #![allow(dead_code, reason = "each suite has what all share")]
@@ -46,7 +46,7 @@ fn main() {
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What only agents do.
+/// Tests of agents.
 fn agents() {
     run(&[
         ("said_once", said_parent, said_child),
@@ -56,7 +56,7 @@ fn agents() {
     ]);
 }
 
-/// One line in the log, whatever is done.
+/// One line in the log, independent of the number of operations.
 fn said_parent(link: &mut Link) {
     let lines = std::env::temp_dir().join(format!("softverbs-said-{}", std::process::id()));
     let file = std::fs::File::create(&lines).unwrap();
@@ -94,7 +94,7 @@ fn said_child(link: &mut Link) {
     }
 }
 
-/// Requests wait for it, others go on, and none is lost.
+/// Requests to a stopped process wait, others continue, and none is lost.
 fn stopped_parent(link: &mut Link) {
     let mut end = End::connect(link, 8, 8, 1);
     let (addr, rkey) = link.numbers();
@@ -103,7 +103,7 @@ fn stopped_parent(link: &mut Link) {
     let begin = Instant::now();
     end.rdma(IBV_WR_RDMA_WRITE, &buffer, 1 << 20, addr, rkey as u32, None);
     assert!(begin.elapsed() < Duration::from_secs(2), "the post waits");
-    // A queue pair that ends under its request ends at once.
+    // destroying a queue pair with an outstanding request does not wait
     let other = End::with(8, 8, 1);
     other.release(other.buffer(&[1; 8]));
     while begin.elapsed() < Duration::from_millis(300) {
@@ -156,7 +156,7 @@ const QUEUES: usize = 24;
 
 const PART: usize = 600 << 10;
 
-/// All get their turns.
+/// All requesting processes get their turns.
 fn many_parent(link: &mut Link) {
     let mut ends: Vec<_> = (0..QUEUES).map(|_| End::connect(link, 8, 8, 1)).collect();
     let targets: Vec<_> = ends.iter().map(|_| link.numbers()).collect();

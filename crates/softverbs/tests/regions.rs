@@ -1,5 +1,5 @@
-//! Memory regions between two processes, as in `two_processes.rs`: on-demand paging, and what a
-//! registration promises.
+//! Memory regions between two processes, as in `two_processes.rs`: on-demand paging, and the
+//! guarantees of a registration.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -39,7 +39,7 @@ pub(crate) fn main() {
 
 fn nothing(_: &mut Link) {}
 
-/// Fresh pages, unmapped when dropped.
+/// Newly mapped pages, unmapped when dropped.
 struct Pages {
     addr: *mut u8,
     len: usize,
@@ -51,7 +51,7 @@ impl Pages {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let addr = unsafe { libc::mmap(null_mut(), len, protection, flags, -1, 0) };
         assert_ne!(addr, libc::MAP_FAILED);
-        // Pages of 4 KiB, so that counting them says something.
+        // pages of 4 KiB, so that they are counted singly
         // SAFETY: the mapping just made.
         unsafe { libc::madvise(addr, len, libc::MADV_NOHUGEPAGE) };
         Self {
@@ -130,7 +130,7 @@ fn atomic(end: &mut End, buffer: &Buffer, opcode: u32, to: (u64, u32), operands:
     end.post(&mut wr);
 }
 
-/// Length of the region on demand: more than the machine has memory.
+/// Length of the on-demand region: more than the machine's memory.
 const HUGE: usize = 1 << 40;
 
 fn on_demand_parent(link: &mut Link) {
@@ -138,13 +138,13 @@ fn on_demand_parent(link: &mut Link) {
     let (addr, rkey) = link.numbers();
     let rkey = rkey as u32;
     let source = end.buffer(&[7; 3 * PAGE]);
-    // Two pages in the middle that nobody has touched.
+    // two pages in the middle without any access yet
     let middle = addr + (HUGE / 2) as u64 + 5;
     end.rdma(IBV_WR_RDMA_WRITE, &source, PAGE, middle, rkey, None);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     link.say("written");
     link.expect("next");
-    // Reading such a page gives zeros.
+    // reading such a page returns zeros
     let target = end.buffer(&[9; 8]);
     let last = addr + HUGE as u64 - 8;
     end.rdma(IBV_WR_RDMA_READ, &target, 8, last, rkey, None);
@@ -154,7 +154,7 @@ fn on_demand_parent(link: &mut Link) {
     atomic(&mut end, &target, IBV_WR_ATOMIC_FETCH_AND_ADD, to, (5, 0));
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     link.say("changed");
-    // A message into pages that are not there either, longer than what goes through the ring.
+    // a message into pages that are not present either, longer than the maximum in a ring
     let mut source = source;
     end.send(&mut source, 3 * PAGE, None, IBV_SEND_SIGNALED, 1);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
@@ -214,7 +214,7 @@ fn on_demand_child(link: &mut Link) {
 
 fn implicit_parent(link: &mut Link) {
     let mut end = End::connect(link, 8, 8, 1);
-    // The whole of this process's memory for the local side too.
+    // an on-demand region over the whole address space for the local side too
     let own = register(&end, null_mut(), usize::MAX, ALL | IBV_ACCESS_ON_DEMAND).unwrap();
     let (addr, rkey) = link.numbers();
     let bytes = vec![3u8; 2 * PAGE];
@@ -235,7 +235,7 @@ fn implicit_parent(link: &mut Link) {
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     link.say("written");
     link.expect("done");
-    // Where nothing is.
+    // an address without a mapping
     wr.wr.rdma.remote_addr = 8;
     end.post(&mut wr);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_REM_ACCESS_ERR);
@@ -251,7 +251,7 @@ fn implicit_child(link: &mut Link) {
     assert_eq!(pinned.unwrap_err(), libc::EFAULT);
     let mr = register(&end, null_mut(), usize::MAX, access).unwrap();
     end.join(link);
-    // Made after the registration.
+    // mapped after the registration
     let pages = Pages::readable_and_writable(4 * PAGE);
     link.say_numbers(pages.addr as u64 + 100, u64::from(keys(mr).1));
     link.expect("written");
@@ -406,7 +406,7 @@ fn names_child(link: &mut Link) {
     }
 }
 
-/// Changes a region.
+/// Calls `ibv_rereg_mr`.
 fn rereg(
     mr: *mut ibv_mr,
     flags: u32,
@@ -422,7 +422,7 @@ fn rereg(
 
 const NOWHERE: (*mut u8, usize) = (null_mut(), 0);
 
-/// What a peer meets after each change: an address of the region, and the status of a write to it.
+/// After each change: an address of the region, and the status of a peer's write to it.
 fn changed_parent(link: &mut Link) {
     loop {
         let (expected, _) = link.numbers();
@@ -497,7 +497,7 @@ fn changed_child(link: &mut Link) {
         assert_eq!(found, written, "{what}");
         // SAFETY: inside the mapping; the peer is done with it.
         unsafe { target.write_bytes(0, 8) };
-        // The domain that it left is free to go, the one that it went to is not.
+        // the domain that the region left can be freed, its new domain cannot
         let (empty, full) = match flags {
             IBV_REREG_MR_CHANGE_PD => (None, Some(other)),
             _ => (Some(other), None),
@@ -523,7 +523,7 @@ fn change_errors(_: &mut Link) {
     let end = End::with(4, 4, 1);
     let pages = Pages::readable_and_writable(PAGE);
     let odp = ALL | IBV_ACCESS_ON_DEMAND;
-    // Whether the region's key is alive.
+    // whether the region's key is valid
     let lives = |mr: *mut ibv_mr| {
         let mut piece = ibv_sge {
             addr: pages.addr as u64,
@@ -578,7 +578,7 @@ fn change_errors(_: &mut Link) {
         let code = rereg(mr, flags, null_mut(), memory, access);
         assert_eq!((code, errno()), (IBV_REREG_MR_ERR_CMD, error));
         assert!(!lives(mr));
-        // It still is to be deregistered.
+        // it must still be deregistered
         // SAFETY: live region.
         assert_eq!(unsafe { (verbs().ibv_dereg_mr)(mr) }, 0);
     }
@@ -639,7 +639,7 @@ fn null_parent(link: &mut Link) {
     assert_eq!(rereg(mr, 2, end.pd, NOWHERE, 0), IBV_REREG_MR_ERR_INPUT);
     let source = end.buffer(&[7; 50_000]);
     for length in NULL_LENGTHS {
-        // Half of zeros that come from nowhere, half of sevens.
+        // one half zeros of the null region, one half sevens
         let mut sges = [
             ibv_sge {
                 addr: 0x1234,
@@ -673,7 +673,7 @@ fn null_child(link: &mut Link) {
     let mr = null_region(&end);
     let mut received = Vec::new();
     for length in NULL_LENGTHS {
-        // One message is thrown away, the next one is kept.
+        // the first message is discarded, the next one is stored
         let kept = end.buffer(&vec![9; length as usize]);
         for (addr, lkey) in [(8, keys(mr).0), (kept.addr(), kept.lkey())] {
             let mut sge = ibv_sge { addr, length, lkey };

@@ -32,15 +32,15 @@ pub(crate) fn main() {
     run(cases);
 }
 
-/// Each case is about a process that has done nothing else.
+/// The child must be a process without any earlier call of the device.
 fn wait_for_child(link: &mut Link) {
     link.expect("done");
 }
 
-/// Which of the following calls is refused; 0 for none.
+/// Number of the call that is refused; 0: none.
 static REFUSED: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this call is the one.
+/// Whether this call is the one to refuse.
 fn refuse(errno: i32) -> bool {
     let mut now = REFUSED.load(Ordering::Relaxed);
     while now > 0 {
@@ -97,7 +97,7 @@ fn resources() -> [usize; 4] {
     ]
 }
 
-/// Undoes what was done, last things first.
+/// Undoes the steps in reverse order.
 #[derive(Default)]
 struct Made(Vec<Box<dyn FnOnce() -> i32>>);
 
@@ -131,8 +131,8 @@ fn zero(ret: i32) -> Result<(), i32> {
     if ret == 0 { Ok(()) } else { Err(ret) }
 }
 
-/// One of everything: two queue pairs that are connected, a message between them that waits for its
-/// receive, and an identifier. All is closed again; an errno where something was refused.
+/// Uses every kind of object: two connected queue pairs, a message between them that waits for its
+/// receive, and an identifier. Closes all of them; returns an errno if a call was refused.
 fn everything() -> Result<(), i32> {
     let fns = verbs();
     let cm = &softverbs::backend().cm;
@@ -233,7 +233,7 @@ fn everything() -> Result<(), i32> {
         for _ in 0..2 {
             match from.wait(LIMIT).status {
                 IBV_WC_SUCCESS => {}
-                // The ring could not be opened.
+                // the ring could not be opened
                 IBV_WC_LOC_QP_OP_ERR => return Err(libc::ENOMEM),
                 status => panic!("status {status}"),
             }
@@ -276,7 +276,7 @@ fn refused(number: u32) -> Option<bool> {
             let once = resources();
             assert_eq!(everything(), Ok(()));
             assert_eq!(resources()[..3], once[..3]);
-            // As many as without a refusal; the allocator's own may differ.
+            // as many as without a refusal; the allocator's own mappings may differ
             let expected = EXPECTED.get().copied().unwrap_or(once);
             assert_eq!(once[..3], expected[..3], "call {number}: {first:?}");
             0
@@ -325,7 +325,7 @@ fn refused_child(link: &mut Link) {
     link.say("done");
 }
 
-/// Queues as large as an application can ask for, where the process may have no more memory.
+/// Queues of the maximum size, in a process that gets no more memory.
 fn no_memory_child(link: &mut Link) {
     let end = End::with(4, 4, 1);
     let status = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -362,7 +362,7 @@ fn no_memory_child(link: &mut Link) {
     link.say("done");
 }
 
-/// 4,096 connections in one process, where /dev/shm is as small as a container's.
+/// 4096 connections in one process, with a /dev/shm as small as in a container.
 fn many_child(link: &mut Link) {
     const PAIRS: usize = 4096;
     // SAFETY: this process has one thread; C strings.
@@ -427,7 +427,8 @@ fn many_child(link: &mut Link) {
     link.say("done");
 }
 
-/// Whatever is refused while a process is opened, its end is seen once that has succeeded.
+/// After any refused call during the opening of a process, a later successful opening detects the
+/// process's end.
 fn watch_parent(link: &mut Link) {
     let mut end = End::create(link, 4, 4, 1);
     let other = end.exchange(link);
@@ -442,7 +443,7 @@ fn watch_parent(link: &mut Link) {
         }
         refusals.push(ret);
     }
-    // The pidfd, and the pipe of life.
+    // the pidfd and the life pipe
     let watches = refusals.iter().filter(|&&errno| errno == libc::ENOSPC);
     assert_eq!(watches.count(), 2, "{refusals:?}");
     let receive = end.buffer(&[0; 8]);
@@ -460,8 +461,8 @@ fn watched_child(link: &mut Link) {
     link.wait_end();
 }
 
-/// A process that sleeps on any number of channels costs its senders a bounded number of
-/// descriptors.
+/// Number of channels that a process sleeps on. The descriptors that its senders need for it are
+/// bounded.
 const CHANNELS: usize = 150;
 
 fn ringing_child(link: &mut Link) {
@@ -482,7 +483,7 @@ fn ringing_child(link: &mut Link) {
         }
     }
     let more = resources()[0] - before;
-    // 64 doorbells, and what the device and the other process cost.
+    // 64 doorbells, and the descriptors of the device and of the other process
     assert!((65..90).contains(&more), "{more} descriptors");
 }
 

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 pub(crate) fn main() {
     run(&[
-        // Of the parent's process, before anything else of it has slept.
+        // in the parent's process, before any other call of it has slept
         (
             "a_remote_failure_is_seen_asleep",
             failed_parent,
@@ -41,7 +41,7 @@ fn readable(fd: i32) -> bool {
     unsafe { libc::poll(&raw mut poll, 1, LIMIT.as_millis() as i32) == 1 }
 }
 
-/// Arms, posts, and sleeps on the descriptor without another look at the device.
+/// Arms, posts, and sleeps on the descriptor without a further call of the device.
 fn retries_parent(link: &mut Link) {
     let mut end = End::create(link, 16, 16, 1);
     end.rnr_retry = 1;
@@ -62,7 +62,7 @@ fn idle_child(link: &mut Link) {
     link.expect("done");
 }
 
-/// The other end fails this one's queue pair; nothing here was ever armed.
+/// The other end fails this end's queue pair; no queue here was ever armed.
 fn failed_parent(link: &mut Link) {
     let mut end = End::connect(link, 16, 16, 1);
     link.say("go");
@@ -83,7 +83,7 @@ fn failing_child(link: &mut Link) {
     link.expect("done");
 }
 
-/// The other process executes another program: it keeps its pid, and nothing else.
+/// The other process executes another program: only its pid stays the same.
 fn another_parent(link: &mut Link) {
     let mut end = End::connect(link, 16, 16, 1);
     let receive = end.buffer(&[0; 8]);
@@ -107,13 +107,13 @@ fn another_child(link: &mut Link) {
 
 fn nothing(_link: &mut Link) {}
 
-/// A queue is destroyed before its event is given out, or waits for the event's acknowledgement.
+/// A queue is destroyed before its event is returned, or waits for the event's acknowledgement.
 fn destroyed_parent(_link: &mut Link) {
     let first = End::with(4, 4, 1);
     let channel = first.channel as usize;
     let (over, gone) = (AtomicBool::new(false), Mutex::new(HashSet::new()));
-    // SAFETY: objects of this test, live as long as they are used; a queue is not after it was
-    // destroyed, which is what is looked for.
+    // SAFETY: objects of this test, live during their use, except a destroyed queue, which the test
+    // must not get back.
     unsafe {
         let fd = (*first.channel).fd;
         libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
@@ -219,7 +219,7 @@ fn fatal_parent(_link: &mut Link) {
     eprintln!("{} events of 4000", given.load(Ordering::Relaxed));
 }
 
-/// A completion, and with it an event, on `cq`; the queue pair that made it is gone afterwards.
+/// Causes a completion and an event on `cq`; the queue pair is destroyed afterwards.
 ///
 /// # Safety
 /// `cq` must be live.

@@ -1,5 +1,5 @@
 //! A process of another user can open nothing: no registry, no descriptor, no memory; and no agent
-//! answers it. The same attempts as the same user succeed.
+//! answers it. The same attempts succeed for the same user.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use common::*;
 
 const WHO: &str = "SOFTVERBS_TEST_STRANGER";
-/// Of a message to an agent; `docs/softverbs-agent.md` has the rest.
+/// Length of a message to an agent; `docs/softverbs-agent.md` has its format.
 const REQUEST: usize = 72;
 const HELLO: u32 = 1;
 const FILE: u32 = 8;
@@ -43,7 +43,7 @@ fn main() {
     ]);
 }
 
-/// Has the device open, and another one tries to get at it.
+/// Opens the device; another process tries to access it.
 fn strange_parent(link: &mut Link, who: &str) {
     let end = End::connect(link, 4, 4, 1);
     let buffer = end.buffer(&[7; 8]);
@@ -60,7 +60,7 @@ fn strange_child(link: &mut Link) {
     link.expect("done");
 }
 
-/// Tries everything on its parent.
+/// Tries every access to its parent.
 fn stranger(who: &str) {
     // SAFETY: no memory is passed.
     let pid = unsafe { libc::getppid() };
@@ -89,7 +89,8 @@ fn stranger(who: &str) {
     let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     assert_eq!(read, if other { -1 } else { 8 });
     let slot: u64 = name.split('.').nth(1).unwrap().parse().unwrap();
-    // Everybody may connect; who is no process of the registry is hung up on in either case.
+    // every process may connect; the agent closes the line of a process that the registry does not
+    // list
     let file = ask_agent(&name, slot, fds[0]);
     assert!(
         file.is_none(),
@@ -126,7 +127,7 @@ fn files_of(pid: i32) -> Vec<i32> {
         .collect()
 }
 
-/// The one that the registry names: the first memfd.
+/// The file that the registry names: the first memfd.
 fn segment_of(pid: i32, fds: &[i32], closed: bool) -> i32 {
     let name = |fd| std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap();
     let is_segment =
@@ -134,7 +135,7 @@ fn segment_of(pid: i32, fds: &[i32], closed: bool) -> i32 {
     fds.iter().copied().find(is_segment).unwrap()
 }
 
-/// The name of a process's agent, which everybody can see.
+/// The name of a process's agent, which all processes can see.
 fn agent_of(pid: i32) -> String {
     let list = std::fs::read_to_string("/proc/net/unix").unwrap();
     let name = list.lines().filter_map(|line| line.split('@').nth(1));

@@ -95,9 +95,9 @@ fn bits(names: &str) -> u32 {
         .sum()
 }
 
-/// What a transition must have and may have; `None` where it is none.
+/// The required and optional attributes of a transition; `None`: there is no such transition.
 fn rule(kind: &str, from: &str, to: &str) -> Option<(u32, u32)> {
-    // Every state goes to RESET, and all but RESET to ERR, with nothing else.
+    // every state can move to RESET, and every state except RESET to ERR, without other attributes
     if to == "RESET" || to == "ERR" && from != "RESET" {
         return Some((0, 0));
     }
@@ -112,7 +112,7 @@ fn rule(kind: &str, from: &str, to: &str) -> Option<(u32, u32)> {
     Some((bits(must), bits(may)))
 }
 
-/// Good values for everything. The queue pair is connected to itself.
+/// Valid values for all attributes. The queue pair is connected to itself.
 fn good(end: &End, from: u32, to: u32) -> ibv_qp_attr {
     let own = end.address();
     // SAFETY: all zeros is a value of it; a GID is 16 bytes.
@@ -143,7 +143,7 @@ fn modify(end: &End, attr: &mut ibv_qp_attr, mask: u32) -> i32 {
     unsafe { (verbs().ibv_modify_qp)(end.qp, attr, mask.cast_signed()) }
 }
 
-/// Goes from RESET to a state by the shortest way; false where this type has no such state.
+/// Moves from RESET to a state by the shortest path; returns false if this type has no such state.
 fn bring(end: &mut End, kind: &str, state: &str) -> bool {
     let way: &[&str] = match state {
         "RESET" => &[],
@@ -164,7 +164,7 @@ fn bring(end: &mut End, kind: &str, state: &str) -> bool {
         if kind == "RC" {
             return false;
         }
-        // A request that fails here: memory that is not registered.
+        // a request that fails: its memory is not registered
         let mut byte = [0u8; 1];
         if kind == "UD" {
             let ah = address_handle(end, end.address());
@@ -192,8 +192,8 @@ fn bring(end: &mut End, kind: &str, state: &str) -> bool {
     true
 }
 
-/// Masks around a rule: what it asks for, with each and all of what it allows, without each of what
-/// it asks for, with each thing that it does not allow; and masks that have nothing to do with it.
+/// Masks derived from a rule: the required attributes, with each and with all optional ones,
+/// without each required one, with each one that is not permitted; and unrelated masks.
 fn masks(must: u32, may: u32, seed: &mut u64) -> Vec<u32> {
     let all = ATTRIBUTES.iter().map(|&(_, bit)| bit);
     let mut masks = vec![must, must | may];
@@ -248,7 +248,7 @@ fn every_transition_takes_what_the_table_says() {
     assert!(tried > 5000 && allowed > 200);
 }
 
-/// Without `IBV_QP_STATE` the state stays, and its own transition decides about the rest.
+/// Without `IBV_QP_STATE` the state stays, and the rule of its transition to itself applies.
 #[test]
 fn attributes_change_without_a_state() {
     let mut end = End::of_type_in_reset(IBV_QPT_RC);

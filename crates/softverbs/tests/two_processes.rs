@@ -1,7 +1,7 @@
 //! Two processes and the device between them. Each test starts this program again as its peer.
 //!
-//! The two talk through the child's standard input and output, a line at a time, to exchange
-//! addresses and to keep step; everything else goes through verbs.
+//! The two exchange addresses and synchronize their steps through the child's standard input and
+//! output, one line at a time; all data goes through verbs.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
 
@@ -47,7 +47,7 @@ pub(crate) fn main() {
     run(cases);
 }
 
-/// Bytes that tell where they are and which message they belong to.
+/// Bytes that depend on their offset and on the message.
 fn pattern(message: usize, len: usize) -> Vec<u8> {
     (0..len)
         .map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ message.wrapping_mul(7)) as u8)
@@ -101,7 +101,7 @@ fn sends_child(link: &mut Link) {
         .collect();
     for (i, buffer) in buffers.iter_mut().enumerate() {
         let len = buffer.len();
-        // Two pieces, so that payloads are cut in odd places.
+        // two sges, so that payloads are split at odd offsets
         end.recv_pieces(buffer, &[len / 3, len - len / 3], 100 + i as u64);
     }
     end.join(link);
@@ -170,7 +170,7 @@ fn rdma_child(link: &mut Link) {
 
 fn inline_parent(link: &mut Link) {
     let mut end = End::connect(link, 8, 8, 2);
-    // Without completions the places must come back by themselves, or with a later one.
+    // without completions the slots must become free by themselves, or with a later completion
     for i in 0..1000u32 {
         let mut bytes = pattern(i as usize, 60);
         let signaled = i % 7 == 6;
@@ -209,7 +209,7 @@ fn late_parent(link: &mut Link) {
     }
     assert!(end.poll().is_none(), "there was no receive");
     link.say("sent");
-    // The sender sleeps, and must be woken by the receives.
+    // the sender sleeps, and the receives must wake it
     for len in [20, 20_000, 0] {
         let wc = end.sleep(LIMIT);
         assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, len));
@@ -240,7 +240,7 @@ fn rnr_parent(link: &mut Link) {
     let begin = std::time::Instant::now();
     end.send(&mut buffer, 8, None, 0, 1);
     end.send(&mut buffer, 8, None, 0, 2);
-    // The peer's timer is 0.64 ms. A sleeper has to be woken by the clock alone.
+    // the peer's timer is 0.64 ms; only the clock can wake the sleeper
     let wc = end.sleep(LIMIT);
     assert_eq!((wc.status, wc.wr_id), (IBV_WC_RNR_RETRY_EXC_ERR, 1));
     assert!(begin.elapsed() > std::time::Duration::from_micros(1900));
@@ -295,7 +295,7 @@ fn killed_parent(link: &mut Link) {
     let receive = end.buffer(&[0; 8]);
     end.recv(&receive, 9);
     let mut buffer = end.buffer(&[1; 8]);
-    // There is no receive, so these wait.
+    // there is no receive, so these messages wait
     end.send(&mut buffer, 8, None, 0, 1);
     end.send(&mut buffer, 8, None, 0, 2);
     link.kill();
@@ -335,7 +335,7 @@ fn killed_child(link: &mut Link) {
     std::thread::sleep(std::time::Duration::from_secs(60));
 }
 
-/// Whose send was successful can rely on it, however the connection ends before the receiver polls.
+/// A successful send is received, however the connection ends before the receiver polls.
 fn before_failure_parent(link: &mut Link) {
     for case in 0..5 {
         let mut end = End::create(link, 16, 16, 1);
@@ -349,16 +349,16 @@ fn before_failure_parent(link: &mut Link) {
         let local = end.buffer(&[1; 8]);
         let mut request = Some(IBV_WC_RETRY_EXC_ERR);
         match case {
-            // Its own request fails, for a wrong key.
+            // its own request fails because of an invalid key
             0 => {
                 end.rdma(IBV_WR_RDMA_WRITE, &local, 8, addr, rkey as u32 ^ 1, None);
                 request = Some(IBV_WC_REM_ACCESS_ERR);
             }
-            // The other end's failed.
+            // the request of the other end has failed
             1 => request = None,
-            // The other end is in ERR, which this one finds out by a request.
+            // the other end is in ERR, which this end detects by a request
             2 => end.rdma(IBV_WR_RDMA_WRITE, &local, 8, addr, rkey as u32, None),
-            // It moves to ERR by itself.
+            // it moves to ERR by itself
             3 => {
                 // SAFETY: all zeros is a value of it.
                 let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -366,7 +366,7 @@ fn before_failure_parent(link: &mut Link) {
                 end.modify(&mut attr, IBV_QP_STATE);
                 request = None;
             }
-            // The other end is dead, which this one finds out by a request.
+            // the other end is dead, which this end detects by a request
             _ => {
                 link.kill();
                 std::thread::sleep(std::time::Duration::from_millis(20));
@@ -447,7 +447,7 @@ fn stale_child(link: &mut Link) {
     for case in 0..5 {
         let mut end = End::create(link, 16, 16, 1);
         let target = if case == 4 {
-            // Without the right to write.
+            // without the right to write
             end.buffer_with(&[7; 64], IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ)
         } else {
             end.buffer(&[7; 64])
@@ -507,7 +507,7 @@ fn events_parent(link: &mut Link) {
         let wc = end.sleep(LIMIT);
         assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, i));
     }
-    // First, as the other side does not poll while it waits for its end.
+    // first, because the other side does not poll while it waits for its end
     end.recv(&receive, 1);
     end.recv(&receive, 2);
     link.say("unsolicited next");
@@ -534,7 +534,8 @@ fn events_child(link: &mut Link) {
     std::thread::sleep(std::time::Duration::from_millis(200));
     end.send(&mut buffer, 8, None, IBV_SEND_SOLICITED, 0);
     link.say("done");
-    // The process must not end before the last message is taken: its peer would be told.
+    // the process must not end before the last message is taken, because its peer would get an
+    // error
     link.wait_end();
 }
 
@@ -574,7 +575,7 @@ fn many_child(link: &mut Link) {
 fn full_parent(link: &mut Link) {
     let mut end = End::connect(link, 4096, 4096, 1);
     let mut buffer = end.buffer(&pattern(4, 1000));
-    // More than a ring holds, while the receiver does not look.
+    // more messages than a ring holds, while the receiver does not poll
     for i in 0..1000 {
         end.send(&mut buffer, 1000, Some(i), IBV_SEND_SIGNALED, u64::from(i));
     }
@@ -658,7 +659,7 @@ fn idle_child(link: &mut Link) {
     link.expect("done");
 }
 
-/// What a sender saw completed arrives, though it ended before this process looked.
+/// A message whose send has completed arrives, even if the sender ended before this process polled.
 fn ending_parent(link: &mut Link) {
     let mut end = End::connect(link, 4, 16, 1);
     let buffers: Vec<_> = (0..8).map(|_| end.buffer(&[0; 64])).collect();

@@ -1,4 +1,4 @@
-//! Queue pairs that are not reliable connections, and what is not plain sending: between two
+//! Queue pairs of other types than RC, and operations other than plain sends: between two
 //! processes, as in `two_processes.rs`.
 
 #![allow(unsafe_code, reason = "verbs is a C interface")]
@@ -38,24 +38,24 @@ fn datagrams_parent(link: &mut Link) {
     link.expect("ready");
     for len in [0, 1, 40, 1000, 4096] {
         let buffer = end.buffer(&bytes_of(len.max(1)));
-        // Lost without a word: another key, and a queue pair that is not there.
+        // dropped without an error: another Q_Key, and a queue pair that does not exist
         send_datagram(&mut end, &buffer, len, (ah, other.qpn, QKEY + 1));
         assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
         send_datagram(&mut end, &buffer, len, (ah, other.qpn ^ 0x20, QKEY));
         assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
-        // With the high bit the queue pair's own key goes.
+        // with the high bit set, the queue pair's own Q_Key is sent
         let key = if len == 40 { 1 << 31 } else { QKEY };
         send_datagram(&mut end, &buffer, len, (ah, other.qpn, key));
         assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     }
-    // The answer is for the queue pair and address that the first message came from.
+    // the answer goes to the queue pair and address that sent the first message
     let answer = end.buffer(&[0; 48]);
     end.recv(&answer, 3);
     link.say("answer");
     let wc = end.wait(LIMIT);
     assert_eq!((wc.status, wc.wr_id, wc.byte_len), (IBV_WC_SUCCESS, 3, 48));
     assert_eq!(answer.bytes()[40..], bytes_of(8)[..]);
-    // Too long for the port: this one sends no more until it is told to.
+    // too long for the port: this queue pair sends no more until its state is changed
     let long = end.buffer(&bytes_of(5000));
     send_datagram(&mut end, &long, 5000, (ah, other.qpn, QKEY));
     assert_eq!(end.wait(LIMIT).status, IBV_WC_LOC_LEN_ERR);
@@ -77,7 +77,8 @@ fn datagrams_child(link: &mut Link) {
     let mut end = datagram_end();
     let buffers: Vec<_> = (0..5).map(|_| end.buffer(&[0xee; 4136])).collect();
     for (i, buffer) in buffers.iter().enumerate() {
-        // The header and the payload's begin in the first piece, or parts of the header in both.
+        // the header and the start of the payload are in the first sge, or the header is split over
+        // both
         let first = if i % 2 == 0 { 50 } else { 30 };
         end.recv_pieces(buffer, &[first, 4136 - first], i as u64);
     }
@@ -109,7 +110,7 @@ fn datagrams_child(link: &mut Link) {
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
 }
 
-/// An unreliable connection, ready to send.
+/// An unreliable connection, in RTS.
 fn unreliable_end(link: &mut Link) -> End {
     let mut end = End::of_type(IBV_QPT_UC, 16, 16, 1);
     // SAFETY: all zeros is a value of it; a GID is 16 bytes.
@@ -148,7 +149,7 @@ fn unreliable_parent(link: &mut Link) {
         end.send(&mut buffer, len, Some(1), IBV_SEND_SIGNALED, 1);
         assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     }
-    // A wrong key and a missing receive lose the request, not the connection.
+    // an invalid key or a missing receive drops the request, and the connection stays
     let mut buffer = end.buffer(&bytes_of(8));
     end.rdma(IBV_WR_RDMA_WRITE, &buffer, 8, addr, rkey as u32 ^ 1, None);
     assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
@@ -167,7 +168,7 @@ fn unreliable_parent(link: &mut Link) {
         assert_eq!(end.wait(LIMIT).status, IBV_WC_SUCCESS);
     }
     link.expect("done");
-    // Nobody hears of the other end's death.
+    // the death of the other end is not detected
     link.kill();
     std::thread::sleep(std::time::Duration::from_millis(50));
     end.send(&mut buffer, 8, None, IBV_SEND_SIGNALED, 4);
@@ -198,7 +199,7 @@ fn unreliable_child(link: &mut Link) {
     link.say("again");
     let wc = end.wait(LIMIT);
     assert_eq!((wc.wr_id, wc.imm), (3, Some(3)));
-    // What is too long is dropped, and the receive stays.
+    // a message that is too long is dropped, and the receive stays
     end.recv(&small, 4);
     link.say("short");
     let wc = end.wait(LIMIT);
@@ -229,7 +230,7 @@ fn atomic(end: &mut End, opcode: u32, result: &Buffer, to: (u64, u32), values: (
     end.wait(LIMIT)
 }
 
-/// How often each side adds in [`atomics_parent`].
+/// Number of additions of each side in [`atomics_parent`].
 const ADDS: u64 = 5000;
 
 fn atomics_parent(link: &mut Link) {
@@ -247,7 +248,7 @@ fn atomics_parent(link: &mut Link) {
     assert_eq!(fetched(&result), 105);
     atomic(&mut end, swap, &result, to, (105, 0));
     assert_eq!(fetched(&result), 105);
-    // Both processes add to one word: nothing gets lost, and no value is seen twice.
+    // both processes add to one word: no addition is lost, and no value is returned twice
     link.say("go");
     let mut last = None;
     for _ in 0..ADDS {
@@ -267,7 +268,7 @@ fn atomics_parent(link: &mut Link) {
 
 fn atomics_child(link: &mut Link) {
     let mut end = End::connect(link, 16, 16, 1);
-    // Its own memory, by a connection of the process to itself.
+    // its own memory, through a connection of the process with itself
     let mut from = End::with(4, 4, 1);
     let mut to = End::with(4, 4, 1);
     from.enter_rtr(to.address());
@@ -297,7 +298,7 @@ fn atomics_child(link: &mut Link) {
         assert_eq!(wc.status, IBV_WC_SUCCESS);
     }
     link.say("added");
-    // The other side is told of a misaligned address, and so is this one.
+    // a misaligned address is an error for both sides
     link.expect("over");
     assert!(end.poll().is_none());
     assert_eq!(end.state(), IBV_QPS_ERR);
@@ -317,7 +318,7 @@ fn shared_parent(link: &mut Link) {
         ends[1].buffer(&vec![0; 10_000]),
     ];
     for i in 0..SHARED {
-        // More than there are receives now and then: then one waits.
+        // sometimes more messages than receives: then one waits
         let buffer = &mut buffers[i % 2];
         ends[i % 2].send(buffer, length(i), Some(i as u32), IBV_SEND_SIGNALED, 0);
         if i % 8 == 7 {
@@ -356,7 +357,7 @@ fn shared_child(link: &mut Link) {
     for _ in 0..SHARED {
         let wc = first.wait(LIMIT);
         assert_eq!(wc.status, IBV_WC_SUCCESS);
-        // In order on each connection.
+        // in order on each connection
         let i = wc.imm.unwrap() as usize;
         assert_eq!(i, next[i % 2]);
         assert_eq!(wc.byte_len as usize, length(i));
@@ -417,7 +418,7 @@ fn claims_parent(link: &mut Link) {
             break;
         }
     }
-    // All of them are there, and each once.
+    // all of them have arrived, each once
     let mut from = first.on_srq(srq);
     let mut to = first.on_srq(srq);
     from.enter_rtr(to.address());
@@ -491,7 +492,7 @@ fn extended_parent(link: &mut Link) {
         let buffer = end.buffer(&bytes_of(100));
         let start = (*ex).wr_start.unwrap();
         let complete = (*ex).wr_complete.unwrap();
-        // What is given up leaves no trace, and what does not fit is refused as a whole.
+        // an aborted batch has no effect, and a batch that does not fit is refused as a whole
         start(ex);
         (*ex).wr_send.unwrap()(ex);
         (*ex).wr_abort.unwrap()(ex);
@@ -553,7 +554,7 @@ fn extended_child(link: &mut Link) {
     link.say("done");
 }
 
-/// Completions that nobody takes.
+/// Completions that no thread polls.
 fn overrun_parent(link: &mut Link) {
     let mut end = End::connect(link, 4, 4, 1);
     let mut buffer = end.buffer(&[1; 8]);

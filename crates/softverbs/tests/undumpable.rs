@@ -39,7 +39,7 @@ fn main() {
     run_suites(&suites, prepare, NOT_HERE);
 }
 
-/// Whether a user without rights can run this program.
+/// Whether an unprivileged user can execute this program.
 fn readable_by_all() -> bool {
     use std::os::unix::fs::PermissionsExt;
     let exe = std::env::current_exe().unwrap();
@@ -49,7 +49,8 @@ fn readable_by_all() -> bool {
     all(&exe, 0o5) && exe.ancestors().skip(1).all(|above| all(above, 0o1))
 }
 
-/// The kernel does refuse what these processes need, and would not if they allowed it.
+/// The kernel refuses the accesses that these processes need, and would permit them if the
+/// processes did.
 fn refusals() {
     fn parent(link: &mut Link) {
         link.expect("undumpable");

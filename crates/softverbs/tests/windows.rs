@@ -12,7 +12,7 @@ use rdma_core_sys::*;
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
 const READ: u32 = IBV_ACCESS_REMOTE_READ;
 const WRITE: u32 = IBV_ACCESS_REMOTE_WRITE;
-/// A region's bytes, and those of them that windows show.
+/// Length of a region, and number of its bytes that windows expose.
 const LEN: usize = 4096;
 const FROM: usize = 1000;
 const SHOWN: usize = 100;
@@ -62,7 +62,7 @@ impl Window {
         }
     }
 
-    /// Binds it as its type has it, and returns its key.
+    /// Binds the window as its type requires, and returns its key.
     fn bind(&self, end: &mut End, len: usize, access: u32) -> (u32, u32) {
         let info = self.info(len, access);
         // SAFETY: live objects.
@@ -126,7 +126,8 @@ fn memory() -> &'static mut [u8] {
     Box::leak(vec![0u8; LEN].into_boxed_slice())
 }
 
-/// Accesses of one window: where from its first byte, how long, which, and whether they work.
+/// Accesses through one window: offset from its first byte, length, opcode, and whether the access
+/// succeeds.
 const ACCESSES: [(i64, usize, u32, bool); 6] = [
     (0, SHOWN, IBV_WR_RDMA_WRITE, true),
     (SHOWN as i64 - 8, 8, IBV_WR_RDMA_WRITE, true),
@@ -185,7 +186,7 @@ fn bounds_child(link: &mut Link) {
     }
 }
 
-/// How a window ends before the peer writes to it once more.
+/// How a window ends before the peer's second write to it.
 const ENDS: [&str; 6] = ["rebound", "unbound", "local", "remote", "freed", "another"];
 
 fn ends_parent(link: &mut Link) {
@@ -199,7 +200,7 @@ fn ends_parent(link: &mut Link) {
             end.wait(LIMIT).status
         };
         if how == "another" {
-            // A second connection to the same domain.
+            // a second connection with the same domain
             let mut other = End::connect(link, 8, 8, 1);
             other.rdma(
                 IBV_WR_RDMA_WRITE,
@@ -219,7 +220,7 @@ fn ends_parent(link: &mut Link) {
             let status = invalidate(&mut end, IBV_WR_SEND_WITH_INV, rkey);
             assert_eq!(status, IBV_WC_SUCCESS);
             link.expect("ended");
-            // A second time it is no window's key any more, and the connection ends.
+            // the second time the key is invalid, and the connection ends
             let status = invalidate(&mut end, IBV_WR_SEND_WITH_INV, rkey);
             assert_eq!(status, IBV_WC_REM_ACCESS_ERR);
         } else {
@@ -250,8 +251,8 @@ fn ends_child(link: &mut Link) {
             let mut other = end.with_qp(qp);
             other.join(link);
             link.expect("written");
-            // Its queue pair's end is the window's.
-            // SAFETY: live, and gone afterwards.
+            // destroying its queue pair unbinds the window
+            // SAFETY: live, and freed by the call.
             unsafe { assert_eq!((verbs().ibv_destroy_qp)(end.qp), 0) };
             assert_eq!(window.dereg(), 0);
             window.free(&end);
@@ -273,7 +274,7 @@ fn ends_child(link: &mut Link) {
             "local" => {
                 let status = invalidate(&mut end, IBV_WR_LOCAL_INV, rkey);
                 assert_eq!(status, IBV_WC_SUCCESS);
-                // Then it can be bound again, under another key.
+                // then it can be bound again, with another key
                 let info = window.info(SHOWN, READ);
                 let status = window.bind_as(&mut end, rkey ^ 1, info);
                 assert_eq!(status, IBV_WC_SUCCESS);
@@ -291,7 +292,8 @@ fn ends_child(link: &mut Link) {
     }
 }
 
-/// The next completion with what common's leaves out: its flags and the invalidated key.
+/// The next completion with the fields that common's completion does not have: flags and
+/// invalidated key.
 fn poll_raw(end: &End) -> (u32, u32, u32) {
     let begin = std::time::Instant::now();
     loop {
@@ -323,7 +325,7 @@ fn create_second(end: &End) -> *mut ibv_qp {
     }
 }
 
-/// What fails here fails its queue pair, which is connected to itself.
+/// Each failure moves the queue pair, which is connected to itself, to ERR.
 fn failures(_: &mut Link) {
     let connected = || {
         let mut end = End::with(8, 8, 1);
@@ -336,7 +338,7 @@ fn failures(_: &mut Link) {
     let window = Window::new(&end, memory(), IBV_MW_TYPE_2);
     let (rkey, status) = window.bind(&mut end, SHOWN, READ);
     assert_eq!(status, IBV_WC_SUCCESS);
-    // Bound already.
+    // bound already
     let again = window.bind_as(&mut end, rkey ^ 1, window.info(SHOWN, READ));
     assert_eq!((again, end.state()), (IBV_WC_MW_BIND_ERR, IBV_QPS_ERR));
     let mut end = connected();

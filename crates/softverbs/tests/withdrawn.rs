@@ -41,7 +41,7 @@ pub(crate) fn main() {
     run(cases);
 }
 
-/// Both ends are of one process.
+/// Both ends are in one process.
 fn wait_for_child(link: &mut Link) {
     link.expect("done");
 }
@@ -50,7 +50,7 @@ fn connect(a: &mut End, b: &mut End) {
     let (x, y) = (a.address(), b.address());
     a.enter_rtr(y);
     b.enter_rtr(x);
-    // Who finds nobody gives up after 34 ms.
+    // a sender without a receiver gives up after 34 ms
     a.enter_rts_within(10, 7);
     b.enter_rts_within(10, 7);
 }
@@ -77,7 +77,7 @@ fn deregistered(link: &mut Link) {
             assert_eq!(a.wait(LIMIT).status, IBV_WC_REM_OP_ERR, "{len}");
         }
     }
-    // One piece of three is gone.
+    // one of three sges is no longer registered
     let (mut a, mut b) = pair();
     let mut source = a.buffer(&[7; 60000]);
     let first = b.buffer(&[0; 20000]);
@@ -120,7 +120,7 @@ fn shared(link: &mut Link) {
     link.say("done");
 }
 
-/// A null region takes long messages too.
+/// A null region accepts long messages too.
 fn null(link: &mut Link) {
     let (mut a, mut b) = pair();
     // SAFETY: a live domain; the call is in the context's extension.
@@ -171,7 +171,7 @@ enum Way {
     Deregister,
 }
 
-/// A long message is on its way when its receive is taken back.
+/// A long message is being transferred when its receive is withdrawn.
 fn raced(link: &mut Link, way: Way) {
     const LEN: usize = 6 << 20;
     let mut reached = 0;
@@ -192,7 +192,7 @@ fn raced(link: &mut Link, way: Way) {
                 lent.get().wait(LIMIT).status
             });
             while !begun.load(Ordering::Acquire) {}
-            // Anywhere in the copy.
+            // at any point of the copy
             let until = Instant::now() + Duration::from_micros(u64::from(round) * 30);
             while Instant::now() < until {}
             let memory = match way {
@@ -213,13 +213,13 @@ fn raced(link: &mut Link, way: Way) {
                     let same = target.again();
                     let memory = b.deregister(same);
                     target.fill(9);
-                    // The sender learns by its own completion; the receive by its owner's look.
+                    // the sender detects it by its own completion, the receiver by polling
                     let _ = b.wait(LIMIT);
                     memory
                 }
             };
             if way == Way::Reset {
-                // It waits for the next life, which does not come.
+                // the request waits for the next incarnation, which does not come
                 b.enter_init();
                 let mut attr = attributes(IBV_QPS_ERR);
                 b.modify(&mut attr, IBV_QP_STATE);
@@ -244,7 +244,7 @@ fn attributes(state: u32) -> ibv_qp_attr {
     attr
 }
 
-/// The receiver fails while messages come: as many are received as were sent with success.
+/// The receiver fails while messages arrive: it receives as many as were sent successfully.
 fn counted(link: &mut Link) {
     const LEN: usize = 8192;
     let sent = AtomicU32::new(0);
@@ -352,7 +352,7 @@ fn abandoned(link: &mut Link, ways: &[(u32, usize)]) {
                 while done.load(Ordering::Acquire) < 1 {
                     serve();
                 }
-                // Anywhere in a request.
+                // at any point of a request
                 let until = Instant::now() + Duration::from_nanos(u64::from(round) * 100);
                 while Instant::now() < until {
                     serve();
@@ -360,7 +360,7 @@ fn abandoned(link: &mut Link, ways: &[(u32, usize)]) {
                 let before = Instant::now();
                 b.modify(&mut attributes(IBV_QPS_RESET), IBV_QP_STATE);
                 b.deregister(target);
-                // What was polled already is not of the next life.
+                // completions that were polled before do not belong to the next incarnation
                 while b.poll().is_some() {}
                 let (status, at) = sender.join().unwrap();
                 assert_eq!(status, IBV_WC_RETRY_EXC_ERR, "{opcode} {len} {round}");
@@ -372,7 +372,7 @@ fn abandoned(link: &mut Link, ways: &[(u32, usize)]) {
     link.say("done");
 }
 
-/// One thread fails the queue pair while another one brings it up.
+/// One thread moves the queue pair to ERR while another one connects it.
 fn failed(link: &mut Link) {
     let (mut a, mut b) = pair();
     for round in 0..4000u32 {

@@ -123,7 +123,7 @@ fn rdma() {
             ("42".into(), "40".into())
         );
     }
-    // A key is good in the process of the queue that the request names, and in no other.
+    // a key is valid in the process of the queue that the request names, and in no other
     let memory = first.ask("memory");
     let (addr, rkey) = memory.split_once(' ').unwrap();
     let wrong = rkey.parse::<u32>().unwrap() ^ 1;
@@ -146,11 +146,11 @@ fn domains() {
     assert_ne!(target, other);
     assert_eq!(b.number(&format!("hold {target}")), target);
     b.refuses(&format!("hold {}", target + 1000), libc::EINVAL);
-    // A private one is another.
+    // a private domain is a different one
     let mut c = Actor::start();
     c.does("domain - 64");
     c.refuses(&format!("hold {target}"), libc::EINVAL);
-    // The last one's end is the domain's.
+    // the end of the last member ends the domain
     a.kill();
     b.does(&place.open(0));
     b.kill();
@@ -183,12 +183,12 @@ fn held() {
         a.ask(&format!("state {target}")),
         format!("{IBV_QPS_RTS} {qp}")
     );
-    // The creator gives it up, and it is still there.
+    // the creator closes it, and the target still exists
     a.does(&format!("destroy {target}"));
     sender.does(&format!("send {qp} {srq} 1 100"));
     sender.sent(1, IBV_WC_SUCCESS);
     a.got(0, 1, 100, target);
-    // All that hold it hear of it.
+    // all holders get the event
     assert_eq!(a.number(&format!("hold {target}")), target);
     let memory = a.ask("memory");
     let (addr, _) = memory.split_once(' ').unwrap();
@@ -200,7 +200,7 @@ fn held() {
         (a.ask("events"), b.ask("events")),
         ("none".into(), "none".into())
     );
-    // Any of them sets it up again.
+    // any holder can set it up again
     a.does(&format!("reset {target}"));
     sender.does(&format!("reset {qp}"));
     for command in ["init", "rtr", "rts"] {
@@ -220,12 +220,12 @@ fn held() {
     sender.does(&format!("send {qp} {srq} 3 100"));
     sender.sent(3, IBV_WC_SUCCESS);
     a.got(1, 3, 100, target);
-    // One of them fails it, which is no event; its initiator finds out.
+    // one holder moves it to ERR, which is no event; its initiator detects it
     b.does(&format!("fail {target}"));
     sender.does(&format!("send {qp} {srq} 4 100"));
     sender.sent(4, IBV_WC_RETRY_EXC_ERR);
     assert_eq!(a.ask("events"), "none");
-    // With the last one it ends.
+    // the target ends with its last holder
     a.does(&format!("destroy {target}"));
     b.does(&format!("destroy {target}"));
     a.refuses(&format!("hold {target}"), libc::EINVAL);
@@ -250,7 +250,7 @@ fn nowhere() {
         a.event(IBV_EVENT_QP_REQ_ERR, target);
         a.does(&format!("destroy {target}"));
     }
-    // One that was there and is no more.
+    // a target that existed and was destroyed
     let target = a.number("target");
     let qp = connect(&mut sender, &mut a, target);
     sender.does(&format!("send {qp} {srq} 3 10"));
@@ -296,7 +296,7 @@ fn waits() {
         assert_eq!(a.ask(&format!("holds {i} {i} {len}")), "true");
         assert_eq!(sender.hear(), format!("{i} {IBV_WC_SUCCESS}"));
     }
-    // Who holds the target gives it up meanwhile.
+    // the holder closes the target meanwhile
     sender.does(&format!("send {qp} {srq} 9 10"));
     sender.say("sent");
     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -308,7 +308,7 @@ fn waits() {
 /// sender that has not sent there before waits for this first. (The effect of a missing fence is
 /// too rare for a test; the models test the order of both.)
 fn waits_unfenced() {
-    // Its fences are full, as if the kernel ran no barriers for it.
+    // its fences are full, as if the kernel ran no barriers for it
     let without_barriers = || Actor::with("SOFTVERBS_NO_MEMBARRIER", "1");
     let starts: [fn() -> Actor; 2] = [Actor::start, without_barriers];
     for (ours, theirs) in [(0, 1), (1, 0), (1, 1)] {
@@ -323,7 +323,7 @@ fn waits_unfenced() {
         for i in 0..20u64 {
             sender.does(&format!("send {qp} {srq} {i} 50"));
             sender.say("sent");
-            // Some of them find the sender asleep, some before it asks.
+            // some find the sender asleep, some arrive before it arms
             std::thread::sleep(std::time::Duration::from_millis(i % 4));
             owner.does(&format!("receive {} {ROOM}", i % 8));
             assert_eq!(owner.ask("awaken"), format!("{} 0 50 0 {target}", i % 8));
@@ -377,7 +377,7 @@ fn kill_in(order: &[usize]) {
         roles[victim].take().unwrap().kill();
         let there = roles[0].is_some() || roles[1].is_some();
         if there {
-            // A receive comes round each time.
+            // a receive is used again in each round
             let number = 100 + posted;
             sender.does(&format!("send {qp} {srq} {number} 3000"));
             sender.sent(number, IBV_WC_SUCCESS);
@@ -390,7 +390,7 @@ fn kill_in(order: &[usize]) {
             sender.does(&format!("send {qp} {srq} 7 10"));
             sender.sent(7, IBV_WC_WR_FLUSH_ERR);
         }
-        // Late openers find the domain as long as the survivor has it.
+        // processes that open the domain late find it while the survivor is a member
         let mut late = Actor::start();
         late.does(&place.open(0));
         if there {
@@ -400,7 +400,7 @@ fn kill_in(order: &[usize]) {
             late.refuses(&format!("hold {target}"), libc::EINVAL);
         }
     }
-    // Life goes on: another target in the same domain, and a request to the queue that died.
+    // afterwards another target works in the same domain, and a request to the dead queue fails
     let next = survivor.number("target");
     let qp = connect(&mut sender, &mut survivor, next);
     sender.does(&format!("send {qp} {srq} 50 20"));
@@ -427,7 +427,7 @@ fn initiator_ends() {
         sender.does(&format!("send {qp} {srq} {i} 10"));
         sender.sent(i, IBV_WC_SUCCESS);
     }
-    // It waits for a receive, which nobody shall have to wait for afterwards.
+    // the request waits for a receive, and no later request may wait for it
     sender.does(&format!("send {qp} {srq} 8 10"));
     sender.kill();
     a.event(IBV_EVENT_QP_FATAL, target);
@@ -442,7 +442,7 @@ fn initiator_ends() {
     next.does(&format!("send {qp} {srq} 20 10"));
     next.sent(20, IBV_WC_SUCCESS);
     a.got(0, 20, 10, target);
-    // One that lets go first is not missed.
+    // an initiator that is destroyed before its process ends causes no event
     next.does(&format!("destroy {qp}"));
     next.kill();
     assert_eq!(

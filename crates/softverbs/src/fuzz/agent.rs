@@ -414,8 +414,8 @@ fn input_place(id: u64) -> u8 {
     (id % u64::from(PLACES)) as u8
 }
 
-/// Any bytes on a line get only the access that the queue pairs connected to it have, in regions
-/// that permit it, and nothing else changes. Bytes that are not a request end the line.
+/// A message with any bytes gets only the access that the queue pairs of its line have, in regions
+/// that permit it, and changes nothing else. A message that is not a request ends the line.
 ///
 /// # Panics
 /// If this property does not hold.

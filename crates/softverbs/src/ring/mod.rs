@@ -312,7 +312,8 @@ mod tests {
         }
     }
 
-    /// A sender that writes such fillers repeatedly would keep a receiver in one `peek`.
+    /// A sender that repeatedly writes fillers of the ring's length would keep a receiver in one
+    /// `peek`.
     #[test]
     fn a_filler_as_long_as_the_ring_is_rubbish() {
         let file = memfd_create(c"ring", RING_SIZE).unwrap();

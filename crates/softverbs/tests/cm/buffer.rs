@@ -1,4 +1,4 @@
-//! Memory, requests and completions, for connections that carry something.
+//! Memory, requests and completions, for connections that transfer data.
 
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A completion, if there is one.
+/// A completion; `None`: the queue is empty.
 pub(crate) fn completion(cq: *mut ibv_cq) -> Option<ibv_wc> {
     let mut wc = ibv_wc::default();
     // SAFETY: a live completion queue and room for one.

@@ -1,4 +1,4 @@
-//! What calls refuse.
+//! Invalid calls, which are refused.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn addresses_and_ports_have_one_owner() {
     if skip_on_hardware("all who share an address must want to") {
         return;
     }
-    // Nothing has changed by that.
+    // the refused call has changed nothing
     assert_eq!(
         other.set_option(RDMA_OPTION_ID_REUSEADDR, &1i32.to_ne_bytes()),
         0
@@ -32,7 +32,7 @@ fn addresses_and_ports_have_one_owner() {
     other.destroy();
     let (again, _) = channel.listener(&at, 1);
     again.destroy();
-    // Without an address a listener gets one.
+    // a listener without an address gets one
     let any = channel.id();
     assert_eq!(any.listen(0), 0);
     assert!(any.source().unwrap().ip().is_unspecified());
@@ -50,7 +50,7 @@ fn options() {
     assert_eq!(id.set_option(RDMA_OPTION_ID_TOS, &[8, 0]), libc::EINVAL);
     assert_eq!(id.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, &[14]), 0);
     if softverbs() {
-        // The kernel lets the queue pair refuse it.
+        // the kernel leaves this error to the queue pair
         let long = id.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, &[32]);
         assert_eq!(long, libc::EINVAL);
     }
@@ -59,7 +59,7 @@ fn options() {
     assert_eq!(id.bind("[::]:0"), 0);
     assert_eq!(id.set_option(RDMA_OPTION_ID_AFONLY, only), 0);
     assert_eq!(id.set_option(RDMA_OPTION_ID_REUSEADDR, only), 0);
-    // IPv4's half of the port is free by that.
+    // this releases IPv4's half of the port
     let port = id.source().unwrap().port();
     let other = channel.id();
     assert_eq!(other.set_option(RDMA_OPTION_ID_AFONLY, only), 0);
@@ -102,7 +102,7 @@ fn calls_out_of_turn_are_refused() {
     assert_eq!(passive.accept(&mut param(&[1; 196])), 0);
     let said = channel.expect(RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
     assert_eq!(said.data, [1; 196]);
-    // The active side may refuse the answer.
+    // the active side may reject the reply
     assert_eq!(id.reject(b"changed my mind"), 0);
     let said = channel.expect(RDMA_CM_EVENT_REJECTED, CONSUMER);
     assert_eq!(said.id, passive);

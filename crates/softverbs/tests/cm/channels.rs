@@ -1,4 +1,4 @@
-//! Event channels, threads, and what is left behind.
+//! Event channels, threads, and the release of resources.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn the_descriptor_tells_when_there_is_an_event() {
     assert!(channel.readable(PATIENCE));
     channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED, 0);
     assert!(!channel.readable(Duration::ZERO));
-    // An event of an id that is no more is no event.
+    // the event of a destroyed id is dropped
     assert_eq!(id.resolve_route(), 0);
     assert!(channel.readable(PATIENCE));
     id.destroy();
@@ -50,7 +50,7 @@ fn a_blocking_channel_wakes_up() {
 fn ids_move_among_channels_with_their_events() {
     let (first, other) = (Channel::new(), Channel::new());
     let (listener, to) = first.listener(&on_device(0), 8);
-    // An event that waits.
+    // an unread event
     let id = first.id();
     assert_eq!(id.resolve(None, to), 0);
     assert!(first.readable(PATIENCE));
@@ -62,7 +62,7 @@ fn ids_move_among_channels_with_their_events() {
     other.expect(RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
     assert_eq!(id.create_qp(), 0);
     assert_eq!(id.connect(&mut param(b"move")), 0);
-    // A listener that has been asked, but has not looked.
+    // a listener with a request whose event was not read
     assert!(first.readable(PATIENCE));
     if skip_on_hardware("the kernel loses a request that waits while its listener moves") {
         return;
@@ -71,13 +71,13 @@ fn ids_move_among_channels_with_their_events() {
     assert!(!first.readable(Duration::ZERO));
     let said = other.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
     assert_eq!(said.id.c().channel, other.0);
-    // A request goes to a channel of its own, as servers with threads do.
+    // the request's id migrates to a channel of its own, as in servers with threads
     assert_eq!(said.id.migrate(first), 0);
     assert_eq!(said.id.create_qp(), 0);
     assert_eq!(said.id.accept(&mut param(b"")), 0);
     other.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
     first.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
-    // And an established connection too.
+    // so does an established connection
     assert_eq!(id.migrate(first), 0);
     assert_eq!(said.id.disconnect(), 0);
     both_ends(first);
@@ -207,13 +207,13 @@ fn two_hundred_connections_leave_nothing_behind() {
     if skip_on_hardware("it takes minutes in a virtual machine") {
         return;
     }
-    // Both sides are processes of their own, so that each can count all of its descriptors.
+    // both sides are separate processes, so that each can count all of its descriptors
     let (mut server, to) = server(&on_device(0), "quiet");
     let to = to.to_string();
     let mut client = Second::start("dial_many", &[("CM_TO", &to)]);
     let count = |line: &str| line.split(' ').next().unwrap().parse::<usize>().unwrap();
-    // What the device opens once for a peer is open after the first connection; of the server it
-    // may still be open.
+    // The descriptors that the device opens once per peer exist after the first connection; the
+    // server may not have opened all of them yet.
     client.expect("one");
     server.tell("descriptors");
     let before = server.line();
@@ -223,7 +223,7 @@ fn two_hundred_connections_leave_nothing_behind() {
     assert_eq!(first, last, "the client's descriptors");
     let until = Instant::now() + PATIENCE;
     loop {
-        // The server may not have seen the last end yet.
+        // the server may not have processed the last disconnection yet
         server.tell("descriptors");
         let now = server.line();
         if count(&now) <= count(&before) {

@@ -1,4 +1,4 @@
-//! Connections as they should go.
+//! Connections without errors.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn a_connection_over_ipv4() {
     let said = channel.expect(RDMA_CM_EVENT_ESTABLISHED, 0);
     assert_padded(&said.data, b"welcome", 196);
     assert_eq!(id.qp_state(), IBV_QPS_RTS);
-    // The peer's depth is what this side answers, and the reverse.
+    // each side's depth is the peer's answer
     assert_eq!(
         (said.conn.responder_resources, said.conn.initiator_depth),
         (2, 3)
@@ -45,7 +45,7 @@ fn a_connection_over_ipv4() {
     channel.expect_timewait();
     second.expect("DISCONNECTED 0 qp 3");
     second.expect_timewait();
-    // A second time is allowed, and says nothing.
+    // a second disconnect is permitted and has no event
     assert_eq!(id.disconnect(), 0);
     channel.expect_silence();
     id.destroy();
@@ -71,7 +71,7 @@ fn a_connection_carries_messages() {
     );
     assert_eq!(&incoming.bytes()[..9], b"ping back");
     assert_eq!(wait_for_completion(id.c().send_cq).status, IBV_WC_SUCCESS);
-    // Disconnecting flushes what was posted.
+    // disconnecting flushes the posted requests
     incoming.post_recv(id);
     assert_eq!(id.disconnect(), 0);
     assert_eq!(
@@ -191,7 +191,7 @@ fn both_sides_may_disconnect_at_once() {
         channel.expect_timewait();
         channel.expect_silence();
     }
-    // The peer destroys its id without a word.
+    // the peer destroys its id without disconnecting
     for id in [id, passive, listener] {
         id.destroy();
     }
@@ -217,7 +217,7 @@ fn applications_may_move_their_queue_pairs_themselves() {
         4
     );
     if softverbs() {
-        // The kernel gives the attributes for INIT.
+        // the kernel returns the attributes for INIT
         assert_eq!(init_qp_attr(id, IBV_QPS_RTR, &mut attr), Err(libc::EINVAL));
     }
     assert_eq!(id.connect(&mut asked), 0);

@@ -1,4 +1,4 @@
-//! Peers that are not there, do not look, die, or say nothing.
+//! Peers that do not exist, do not read their events, end, or do not answer.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn nobody_listens_and_nobody_is_there() {
     assert_eq!(id.create_qp(), 0);
     assert_eq!(id.connect(&mut param(b"")), 0);
     channel.expect(RDMA_CM_EVENT_REJECTED, NOBODY_LISTENS);
-    // That attempt is over, and so is the id.
+    // the attempt has failed, and the id cannot be used again
     assert_eq!(id.connect(&mut param(b"")), libc::EINVAL);
     id.destroy();
 
@@ -56,7 +56,7 @@ fn a_listener_that_does_not_look_holds_a_backlog() {
         );
     }
     channels[0].expect_silence();
-    // One too many: it is told nothing, and tries again by itself.
+    // one request too many: its sender gets no answer, and retries by itself
     channels[2].expect_silence();
     let mut second = second;
     second.tell("go");
@@ -87,7 +87,7 @@ fn a_server_that_is_killed() {
     channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
     channel.expect_timewait();
     id.destroy();
-    // Its name has gone with it.
+    // its name ends with the process
     let (listener, _) = channel.listener(&to.to_string(), 1);
     listener.destroy();
     channel.destroy();
@@ -101,7 +101,7 @@ fn a_client_that_is_killed() {
     let channel = Channel::new();
     let (listener, at) = channel.listener(&on_device(0), 8);
     let at = at.to_string();
-    // Before the answer.
+    // before the reply
     let mut second = Second::start("dial", &[("CM_TO", &at), ("CM_DATA", "one")]);
     let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
     assert_eq!(said.listener, listener);
@@ -109,7 +109,7 @@ fn a_client_that_is_killed() {
     channel.expect(RDMA_CM_EVENT_REJECTED, GAVE_UP);
     assert_eq!(said.id.accept(&mut param(b"")), libc::EINVAL);
     said.id.destroy();
-    // After the answer, which it never looks at.
+    // after the reply, which the process never reads
     let mut second = Second::start(
         "dial",
         &[("CM_TO", &at), ("CM_DATA", "two"), ("CM_PAUSED", "1")],
@@ -121,7 +121,7 @@ fn a_client_that_is_killed() {
     second.kill();
     channel.expect(RDMA_CM_EVENT_REJECTED, CONSUMER);
     said.id.destroy();
-    // Established.
+    // established
     let mut second = Second::start("dial", &[("CM_TO", &at), ("CM_DATA", "three")]);
     let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
     assert_eq!(said.id.create_qp(), 0);
@@ -132,7 +132,7 @@ fn a_client_that_is_killed() {
     channel.expect(RDMA_CM_EVENT_DISCONNECTED, 0);
     channel.expect_timewait();
     said.id.destroy();
-    // Before the listener looked at all: the request is still told, and so is its end.
+    // before the listener has read any event: the request is still reported, and so is its end
     let mut second = Second::start(
         "dial",
         &[("CM_TO", &at), ("CM_DATA", "four"), ("CM_SAY", "1")],
@@ -193,7 +193,7 @@ fn silence_after_the_answer_ends_it_too() {
     assert_eq!(id.connect(&mut param(b"hello")), 0);
     assert!(second.line().starts_with("request hello"));
     second.expect(&format!("UNREACHABLE {} qp 3", -libc::ETIMEDOUT));
-    // The answer came; it is too late for it.
+    // the reply arrives too late
     channel.expect(RDMA_CM_EVENT_CONNECT_ERROR, -libc::ECONNRESET);
     assert_eq!(id.qp_state(), IBV_QPS_ERR);
     channel.expect_silence();
@@ -249,13 +249,13 @@ fn a_listener_goes_with_those_who_have_asked() {
     for id in &ids {
         assert_eq!(id.connect(&mut param(b"")), 0);
     }
-    // One is with the application, one waits as an event, one in the socket.
+    // one request is with the application, one is an unread event, one is in the socket
     let taken = two.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0).id;
     listener.destroy();
     for _ in 0..2 {
         let said = one.next();
         assert_eq!(said.kind, RDMA_CM_EVENT_REJECTED);
-        // On a network the last request may come when nobody listens any more.
+        // on a network the last request may arrive when no process listens any more
         assert!(said.status == CONSUMER || !softverbs() && said.status == NOBODY_LISTENS);
     }
     assert_eq!(taken.accept(&mut param(b"")), 0);

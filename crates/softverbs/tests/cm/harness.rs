@@ -1,4 +1,5 @@
-//! What the tests of the connection manager share: owners of its C objects, and of which device.
+//! Common parts of the tests of the connection manager: wrappers of its C objects, and the
+//! selection of the device.
 
 use std::ffi::CStr;
 use std::net::SocketAddr;
@@ -9,11 +10,11 @@ use std::time::{Duration, Instant};
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use rdma_core_sys::*;
 
-/// Nothing in these tests takes longer, unless it hangs.
+/// Limit of every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The device: softverbs, or that of the system if `CM_BACKEND` is `rdma-core`. The statements of
-/// these tests about the connection manager must also hold there.
+/// The device: softverbs, or the system's if `CM_BACKEND` is `rdma-core`. The assertions about the
+/// connection manager must also hold there.
 fn backend() -> &'static Backend {
     if softverbs() {
         softverbs::backend()
@@ -34,7 +35,7 @@ pub(crate) fn verbs() -> &'static VerbsFns {
     &backend().verbs
 }
 
-/// Says why a test is not for the system's device; true where it is not.
+/// Prints why a test does not apply to the system's device; returns true if it does not.
 pub(crate) fn skip_on_hardware(reason: &str) -> bool {
     if softverbs() {
         return false;
@@ -81,7 +82,7 @@ pub(crate) fn storage(address: SocketAddr) -> sockaddr_storage {
     }
 }
 
-/// An address out of C's form.
+/// Converts an address from C.
 fn address(storage: *const sockaddr_storage) -> Option<SocketAddr> {
     // SAFETY: callers pass a whole storage.
     unsafe {
@@ -100,7 +101,7 @@ fn address(storage: *const sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// What an event said.
+/// The contents of an event.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) kind: rdma_cm_event_type,
@@ -122,7 +123,7 @@ impl Said {
     }
 }
 
-/// An event channel, non-blocking.
+/// A non-blocking event channel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Channel(pub(crate) *mut rdma_event_channel);
 
@@ -193,7 +194,7 @@ impl Channel {
         }
     }
 
-    /// The next event, which must be this one; its status too.
+    /// The next event, which must have this kind and status.
     pub(crate) fn expect(self, kind: rdma_cm_event_type, status: c_int) -> Said {
         let said = self.next();
         assert_eq!(
@@ -205,8 +206,8 @@ impl Channel {
         said
     }
 
-    /// The end of the time in which a queue pair's number is kept back. On a network that takes as
-    /// long as packets may be under way, so that the event is left out there.
+    /// Expects the event after the time in which a queue pair's number is not reused. On a network
+    /// this is the maximum lifetime of packets, so the event is not awaited there.
     pub(crate) fn expect_timewait(self) {
         if softverbs() {
             self.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
@@ -232,7 +233,7 @@ impl Channel {
         Id(id)
     }
 
-    /// An id that listens, and where.
+    /// A listening id, and its address.
     pub(crate) fn listener(self, on: &str, backlog: c_int) -> (Id, SocketAddr) {
         let id = self.id();
         assert_eq!(id.bind(on), 0);
@@ -251,7 +252,7 @@ impl Channel {
     }
 }
 
-/// Copies what an event says.
+/// Copies the contents of an event.
 pub(crate) fn read(event: *mut rdma_cm_event) -> Said {
     // SAFETY: a live event, whose private data has the length that it says.
     unsafe {
@@ -359,7 +360,7 @@ impl Id {
         })
     }
 
-    /// A queue pair and completion queue of the id's own.
+    /// Creates a queue pair and a completion queue for the id.
     pub(crate) fn create_qp(self) -> c_int {
         let mut attr = ibv_qp_init_attr {
             qp_type: IBV_QPT_RC,
@@ -392,7 +393,7 @@ impl Id {
         attr.qp_state
     }
 
-    /// Ends the id, with its queue pair.
+    /// Destroys the id and its queue pair.
     pub(crate) fn destroy(self) {
         // SAFETY: a live id, which the tests use no more.
         unsafe {
@@ -406,7 +407,7 @@ impl Id {
 
 /// Connection parameters with private data, which must outlive them.
 pub(crate) fn param(data: &[u8]) -> rdma_conn_param {
-    // Of ids without a queue pair; a real device refuses a number that has a connection.
+    // for ids without a queue pair; a real device refuses a number that has a connection
     static QP_NUM: AtomicU32 = AtomicU32::new(1);
     let own = QP_NUM.fetch_add(1, Ordering::Relaxed);
     rdma_conn_param {

@@ -1,4 +1,4 @@
-//! Peers that say what no connection manager says.
+//! Peers that violate the protocol of the connection manager.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use super::*;
 
-/// A socket of the connection manager's kind, which the standard library does not make.
+/// A socket of the connection manager's type, which the standard library cannot create.
 fn packet_socket() -> OwnedFd {
     // SAFETY: no memory is passed; the result is checked and owned by nobody else.
     unsafe {
@@ -16,7 +16,7 @@ fn packet_socket() -> OwnedFd {
     }
 }
 
-/// The name of an address, as the kernel takes it.
+/// The kernel's form of an address's name.
 fn name_of(address: SocketAddr) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: no memory is passed.
     let uid = unsafe { libc::geteuid() };
@@ -32,21 +32,21 @@ fn name_of(address: SocketAddr) -> (libc::sockaddr_un, libc::socklen_t) {
 
 type Call = unsafe extern "C" fn(i32, *const libc::sockaddr, libc::socklen_t) -> i32;
 
-/// Calls `bind` or `connect` with a name; whether it worked.
+/// Calls `bind` or `connect` with a name; returns whether it succeeded.
 fn with_name(call: Call, socket: &OwnedFd, name: &(libc::sockaddr_un, libc::socklen_t)) -> bool {
     // SAFETY: `name.1` bytes of the structure are set.
     unsafe { call(socket.as_raw_fd(), (&raw const name.0).cast(), name.1) == 0 }
 }
 
-/// A conversation with a listener, without a connection manager.
+/// A connection to a listener's socket, without the connection manager.
 fn dialled(to: SocketAddr) -> UnixStream {
     let socket = packet_socket();
     assert!(with_name(libc::connect, &socket, &name_of(to)));
-    // Reading and writing packets is the same as with a stream.
+    // packets are read and written with the calls of a stream
     UnixStream::from(socket)
 }
 
-/// A request as `docs/softverbs-cm.md` has it.
+/// A request in the format of `docs/softverbs-cm.md`.
 fn request() -> Vec<u8> {
     let mut bytes = b"SVCM\x01\x00\x01\x00\x00\x00\x00\x00".to_vec();
     bytes.extend_from_slice(&5u32.to_le_bytes());
@@ -89,13 +89,13 @@ fn a_listener_ignores_rubbish() {
         let mut peer = dialled(to);
         assert_eq!(peer.write(&packet).unwrap(), packet.len());
         channel.expect_silence();
-        // The listener has hung up; it may not have read all.
+        // the listener has closed the socket, possibly before it has read all bytes
         assert!(
             matches!(peer.read(&mut [0; 16]), Ok(0) | Err(_)),
             "{packet:?}"
         );
     }
-    // It still serves: what was refused above was refused for its contents.
+    // the listener still works: the request above was refused for its contents
     let mut peer = dialled(to);
     peer.write_all(&request()).unwrap();
     let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
@@ -104,7 +104,7 @@ fn a_listener_ignores_rubbish() {
         said.id.destination().unwrap(),
         on_device(9).parse().unwrap()
     );
-    // An answer that is none, before and after the listener's own.
+    // an invalid reply, before and after the listener's own
     peer.write_all(b"rubbish").unwrap();
     channel.expect(RDMA_CM_EVENT_CONNECT_ERROR, -libc::EPROTO);
     assert_eq!(said.id.accept(&mut param(b"")), libc::EINVAL);
@@ -155,7 +155,7 @@ fn those_who_connect_and_say_nothing_keep_nobody_out() {
     let mut peer = dialled(to);
     peer.write_all(&request()).unwrap();
     let said = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST, 0);
-    // The first ones had to make room.
+    // the first connections were closed to make room
     silent[0].set_read_timeout(Some(PATIENCE)).unwrap();
     let heard = (&silent[0]).read(&mut [0; 16]);
     assert!(
@@ -202,8 +202,8 @@ fn a_client_gives_up_on_a_listener_that_talks_rubbish() {
     channel.destroy();
 }
 
-/// Runs `body` in a child that is another user's; it must only make system calls, and say whether
-/// they worked.
+/// Runs `body` in a child process of another user. `body` must only make system calls, and returns
+/// whether they succeeded.
 fn as_another_user(body: impl FnOnce() -> bool) {
     // SAFETY: the child makes system calls only, and ends without unwinding.
     unsafe {
@@ -239,7 +239,7 @@ fn other_users_are_nobody() {
     });
     channel.expect_silence();
     listener.destroy();
-    // One who takes the name of a port that is free.
+    // a process that binds the name of a free port
     let socket = packet_socket();
     as_another_user(|| {
         with_name(libc::bind, &socket, &name)

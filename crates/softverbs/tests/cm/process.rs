@@ -1,5 +1,5 @@
-//! A second process: this test binary once more, told by the environment to run the ignored test
-//! `second_process` with a role. It answers line by line on its standard output.
+//! A second process: this test binary runs the ignored test `second_process` with a role from the
+//! environment. It prints one line per answer on its standard output.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use crate::harness::*;
 
-/// Another process with a role.
+/// Another process, in a role.
 pub(crate) struct Second {
     child: Child,
     stdin: ChildStdin,
@@ -49,7 +49,7 @@ impl Second {
         }
     }
 
-    /// The next line that it says; within [`PATIENCE`].
+    /// The next line of its output, within [`PATIENCE`].
     pub(crate) fn line(&self) -> String {
         self.lines
             .recv_timeout(PATIENCE)
@@ -75,7 +75,7 @@ impl Second {
         self.child.wait().unwrap();
     }
 
-    /// Asks it to end, and sees that it ends well.
+    /// Ends it, and checks its exit status.
     pub(crate) fn finish(mut self) {
         self.tell("exit");
         assert!(self.child.wait().unwrap().success());
@@ -84,16 +84,16 @@ impl Second {
 
 impl Drop for Second {
     fn drop(&mut self) {
-        // It has ended already where the test went well.
+        // after a successful test it has ended already
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Says a line to the first process.
+/// Sends a line to the first process.
 pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // The test harness may have left a line unfinished.
+    // the test harness may have left a line unfinished
     writeln!(out, "\n> {line}").unwrap();
     out.flush().unwrap();
 }

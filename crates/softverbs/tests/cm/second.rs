@@ -15,7 +15,7 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_default()
 }
 
-/// What the first process has told, if it has.
+/// A command of the first process, if one has arrived.
 fn told(wait: Duration) -> Option<String> {
     let mut poll = libc::pollfd {
         fd: 0,
@@ -27,9 +27,9 @@ fn told(wait: Duration) -> Option<String> {
         return None;
     }
     let mut line = String::new();
-    // The first process waits for an answer before it tells more, so that nothing is left over.
+    // the first process waits for each answer, so at most one line is pending
     std::io::stdin().lock().read_line(&mut line).unwrap();
-    // A first process that is no more has nothing more to tell.
+    // at the end of the input, the first process has ended
     Some(if line.is_empty() {
         "exit".into()
     } else {
@@ -103,7 +103,7 @@ fn serve() {
                 }
                 "accept" | "quiet" => {
                     assert_eq!(said.id.create_qp(), 0);
-                    // One that has gone already has its own event.
+                    // a request whose sender has ended has its own event
                     let accepted = said.id.accept(&mut param(b"welcome"));
                     assert!(accepted == 0 || answer == "quiet");
                 }
@@ -122,7 +122,7 @@ fn serve() {
         }
         let last = match said.kind {
             RDMA_CM_EVENT_DISCONNECTED => {
-                // A real peer waits for this.
+                // a real peer waits for this
                 assert_eq!(said.id.disconnect(), 0);
                 !softverbs()
             }
@@ -215,7 +215,7 @@ fn dial_many() {
     assert_eq!(told(PATIENCE).as_deref(), Some("exit"));
 }
 
-/// Connects, and so does a child that was forked in the middle.
+/// Connects; so does a child process that is forked in between.
 fn fork() {
     let to: SocketAddr = variable("CM_TO").parse().unwrap();
     let channel = Channel::new();
@@ -227,8 +227,8 @@ fn fork() {
         id
     };
     let id = connect(channel);
-    // SAFETY: no other thread of this process holds a lock that the child needs: the one that runs
-    // the tests waits for this one.
+    // SAFETY: no other thread of this process holds a lock that the child needs: the thread that
+    // runs the tests waits for this one.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let works = std::panic::catch_unwind(|| {
@@ -246,7 +246,7 @@ fn fork() {
     // SAFETY: a child of this process and a writable status.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "the child could not connect");
-    // The parent's connection has not noticed.
+    // the parent's connection is unaffected
     assert_eq!(id.qp_state(), IBV_QPS_RTS);
     channel.expect_silence();
     assert_eq!(id.disconnect(), 0);

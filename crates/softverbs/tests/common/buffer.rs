@@ -26,7 +26,7 @@ impl Buffer {
         // SAFETY: live.
         unsafe { (*self.mr).lkey }
     }
-    /// A copy of what is there now.
+    /// A copy of the current bytes.
     pub fn bytes(&self) -> Vec<u8> {
         (0..self.len)
             // SAFETY: inside the buffer; another process may write it.
@@ -37,7 +37,7 @@ impl Buffer {
         // SAFETY: inside the buffer; no request names it now.
         unsafe { self.bytes.write_bytes(byte, self.len) };
     }
-    /// The same memory and registration once more.
+    /// A second registration of the same memory.
     pub fn again(&self) -> Self {
         Self {
             bytes: self.bytes,
@@ -45,7 +45,7 @@ impl Buffer {
             mr: self.mr,
         }
     }
-    /// Leaves it registered for as long as the process lives.
+    /// Leaves it registered until the process ends.
     pub fn leak(self) -> &'static [u8] {
         // SAFETY: never freed; the caller's peer is done with it.
         unsafe { std::slice::from_raw_parts(self.bytes, self.len) }

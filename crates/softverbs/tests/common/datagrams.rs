@@ -1,4 +1,4 @@
-//! Queue pairs of datagrams.
+//! Datagram queue pairs.
 
 use std::collections::VecDeque;
 
@@ -8,12 +8,12 @@ use super::{Address, Buffer, End, verbs};
 
 pub const QKEY: u32 = 0x1111_1111;
 
-/// A queue pair of datagrams, ready to send.
+/// A datagram queue pair in RTS.
 pub fn datagram_end() -> End {
     ready_for_datagrams(End::of_type(IBV_QPT_UD, 16, 16, 2))
 }
 
-/// Another one of the same process, which takes its receives from `srq`.
+/// Another one in the same process, which uses the receives of `srq`.
 pub fn datagram_end_on(first: &End, srq: *mut ibv_srq) -> End {
     // SAFETY: all zeros is a value of it; all objects are live and of one context.
     unsafe {

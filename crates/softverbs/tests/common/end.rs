@@ -1,4 +1,4 @@
-//! One end of a connection: making it, connecting it, and what becomes of it.
+//! One end of a connection: its creation, its connection, and its errors.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// What [`End::say_address`] said.
+    /// Parses the line of [`End::say_address`].
     pub fn parse(line: &str) -> Self {
         let (qpn, gid) = line.split_once(' ').unwrap();
         Self {
@@ -26,7 +26,7 @@ impl Address {
     }
 }
 
-/// One end of a connection, with everything that it needs.
+/// One end of a connection with its objects.
 pub struct End {
     pub context: *mut ibv_context,
     pub channel: *mut ibv_comp_channel,
@@ -63,7 +63,7 @@ impl End {
         Self::of_type(IBV_QPT_RC, sends, recvs, pieces)
     }
 
-    /// One of another type, still in RESET.
+    /// An end of another type, in RESET.
     pub fn of_type(kind: u32, sends: u32, recvs: u32, pieces: u32) -> Self {
         let context = open();
         // SAFETY: all objects are live and of one context.
@@ -100,7 +100,7 @@ impl End {
         }
     }
 
-    /// One of any type, still in RESET.
+    /// An end of any type, in RESET.
     pub fn of_type_in_reset(kind: u32) -> Self {
         let mut end = Self::of_type(kind, 16, 16, 1);
         if kind == IBV_QPT_RC {
@@ -109,7 +109,7 @@ impl End {
         end
     }
 
-    /// One that was put together elsewhere.
+    /// An end with existing objects.
     pub fn of_parts(
         context: *mut ibv_context,
         channel: *mut ibv_comp_channel,
@@ -128,7 +128,7 @@ impl End {
         }
     }
 
-    /// A shared receive queue of `count` receives of one piece.
+    /// A shared receive queue of `count` receives with one sge.
     pub fn create_srq(&self, count: u32) -> *mut ibv_srq {
         // SAFETY: all zeros is a value of it; the domain is live.
         unsafe {
@@ -141,8 +141,8 @@ impl End {
         }
     }
 
-    /// Another connection of the same process, which takes its receives from `srq`. Completions
-    /// come to the first end.
+    /// Another connection of the same process, which uses the receives of `srq`. Its completions go
+    /// to the first end's queue.
     pub fn on_srq(&self, srq: *mut ibv_srq) -> Self {
         // SAFETY: all objects are live and of one context.
         unsafe {
@@ -159,7 +159,7 @@ impl End {
         }
     }
 
-    /// The same with another queue pair, which goes to INIT.
+    /// The same with another queue pair, which is moved to INIT.
     pub fn with_qp(&self, qp: *mut ibv_qp) -> Self {
         let mut end = Self {
             qp,
@@ -170,7 +170,7 @@ impl End {
         end
     }
 
-    /// Creates an end, connects it, and waits until the other one is connected too.
+    /// Creates an end, connects it, and waits until the peer is connected too.
     pub fn connect(link: &mut Link, sends: u32, recvs: u32, pieces: u32) -> Self {
         let mut end = Self::create(link, sends, recvs, pieces);
         end.join(link);
@@ -238,7 +238,7 @@ impl End {
         attr.min_rnr_timer = 12;
         attr.ah_attr.is_global = 1;
         attr.ah_attr.port_num = 1;
-        // SAFETY: as above.
+        // SAFETY: a GID is 16 bytes, and `attr` is writable.
         unsafe {
             (&raw mut attr.ah_attr.grh.dgid)
                 .cast::<u128>()
@@ -279,7 +279,7 @@ impl End {
         );
     }
 
-    /// From SQD back to RTS.
+    /// Moves it from SQD to RTS.
     pub fn enter_rts_again(&mut self) {
         // SAFETY: all zeros is a value of it.
         let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -305,7 +305,7 @@ impl End {
         event
     }
 
-    /// The next event and the address of what it is about.
+    /// The next event, and the address of its object.
     pub fn any_async_event(&mut self) -> (u32, usize) {
         // SAFETY: live context; the event is acknowledged once; all members are pointers.
         unsafe {
@@ -332,7 +332,7 @@ impl End {
         }
     }
 
-    /// In a forked child: whether every call fails and none crashes.
+    /// In a forked child: whether every call fails without a crash.
     pub fn refuses_everything(&mut self) -> bool {
         // SAFETY: live objects of the parent.
         unsafe {
@@ -351,7 +351,7 @@ impl End {
         }
     }
 
-    /// In a forked child: a context of its own works.
+    /// In a forked child: a new context works.
     fn works_anew(&self) -> bool {
         let mut own = Self::with(4, 4, 1);
         let address = own.address();

@@ -1,4 +1,4 @@
-//! The two processes of a test, and the line between them.
+//! The two processes of a test, and the pipes between them.
 
 use std::ffi::c_int;
 use std::io::{BufRead, BufReader, Write};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::CASE;
 
-/// The line to the other process.
+/// The pipes to the other process.
 pub struct Link {
     child: Option<Child>,
     to: Box<dyn Write>,
@@ -97,7 +97,7 @@ impl Link {
         child.wait().unwrap();
     }
 
-    /// Until the parent lets this process go.
+    /// Waits until the parent ends this process.
     pub fn wait_end(&mut self) {
         let mut rest = String::new();
         self.from.read_line(&mut rest).unwrap();

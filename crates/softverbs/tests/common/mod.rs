@@ -1,4 +1,4 @@
-//! What tests with two processes share: starting the other one, and one end of a connection.
+//! Common parts of tests with two processes: starting the other one, and one end of a connection.
 
 #![allow(
     missing_docs,
@@ -26,14 +26,14 @@ pub use link::Link;
 pub use traffic::{Wc, post_srq};
 
 const CASE: &str = "SOFTVERBS_TEST_CASE";
-/// Cases that do not run where others run these, by name, or [`ALL`]; who sets it says why.
+/// Names of cases that are skipped, or [`ALL`]; the program that sets it prints the reason.
 pub const SKIPPED: &str = "SOFTVERBS_TEST_SKIPPED";
 pub const ALL: &str = "*";
 
-/// A test: its name, and what the two processes do.
+/// A test: its name, and the functions of the two processes.
 pub type Case = (&'static str, fn(&mut Link), fn(&mut Link));
 
-/// Runs the cases that the command line names (all, without one), or one child's part.
+/// Runs the cases that the command line names (without names all), or one child's part.
 pub fn run(cases: &[Case]) {
     if let Ok(name) = std::env::var(CASE) {
         let case = cases
@@ -41,7 +41,7 @@ pub fn run(cases: &[Case]) {
             .find(|case| case.0 == name)
             .expect("a known case");
         (case.2)(&mut Link::of_child());
-        // No destructors: ends as programs do.
+        // returns without destructors, as programs end
         return;
     }
     let arguments: Vec<_> = std::env::args()
@@ -49,7 +49,7 @@ pub fn run(cases: &[Case]) {
         .filter(|a| !a.starts_with('-'))
         .collect();
     if std::env::args().any(|a| a == "--list") {
-        // A runner asks twice: for all, and for those that are ignored, which it counts.
+        // A runner asks twice: for all cases, and for the ignored ones, which it counts.
         let ignored = std::env::args().any(|a| a == "--ignored");
         for case in cases.iter().filter(|case| !ignored || is_skipped(case.0)) {
             println!("{}: test", case.0);

@@ -1,4 +1,4 @@
-//! Kernels that refuse: filters of system calls, users without privileges.
+//! Kernels that refuse calls: system call filters, and users without privileges.
 
 #![allow(
     unreachable_pub,
@@ -15,7 +15,7 @@ pub fn refuse_copies() {
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
     let mut filter = [
-        // The number of the call is the first word of what the filter sees.
+        // the filter's first input word is the number of the call
         step(LOAD, 0, 0, 0),
         step(EQUAL, 1, 0, libc::SYS_process_vm_readv as u32),
         step(EQUAL, 0, 1, libc::SYS_process_vm_writev as u32),
@@ -45,10 +45,10 @@ pub fn refuse_copies() {
     }
 }
 
-/// The user without rights of most systems.
+/// The unprivileged user of most systems.
 pub const NOBODY: u32 = 65_534;
 
-/// This process is `NOBODY`'s from now on, where it was root's.
+/// Changes the user of this process to `NOBODY`, if it was root.
 pub fn become_nobody() {
     // SAFETY: no memory is passed but a list of no groups.
     unsafe {
@@ -82,7 +82,7 @@ pub fn reading(pid: i32) -> i32 {
     if n == 1 { 0 } else { errno() }
 }
 
-/// What it says of opening one of its descriptors.
+/// The kernel's result of opening a descriptor of another process.
 pub fn opening(pid: i32, fd: i32) -> i32 {
     match std::fs::File::open(format!("/proc/{pid}/fd/{fd}")) {
         Ok(_) => 0,

@@ -1,8 +1,8 @@
-//! Tests of several files in one program, under circumstances of its own.
+//! Runs the tests of several files in one program, under special conditions.
 
 use std::process::Command;
 
-/// The cases of a file: its name, and what runs them.
+/// The cases of a file: its name, and the function that runs them.
 pub type Suite = (&'static str, fn());
 
 const SUITE: &str = "SOFTVERBS_TEST_SUITE";

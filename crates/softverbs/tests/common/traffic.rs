@@ -17,7 +17,7 @@ pub struct Wc {
     pub imm: Option<u32>,
 }
 
-/// `ibv_post_srq_recv` of one receive, all of `buffer`.
+/// `ibv_post_srq_recv` of one receive with the whole of `buffer`.
 pub fn post_srq(srq: *mut ibv_srq, buffer: &Buffer, id: u64) -> i32 {
     let mut sge = ibv_sge {
         addr: buffer.addr(),
@@ -161,7 +161,7 @@ impl End {
         }
     }
 
-    /// The next completion's status, by polling with the least around it.
+    /// The status of the next completion, by polling with the fewest instructions.
     pub fn wait_raw(&mut self) -> u32 {
         assert!(self.polled.is_empty());
         let begin = Instant::now();
@@ -218,7 +218,7 @@ impl End {
                 {
                     return wc;
                 }
-                // A test that hangs tells less than one that fails.
+                // a test that fails is more useful than one that hangs
                 let mut poll = libc::pollfd {
                     fd: (*self.channel).fd,
                     events: libc::POLLIN,

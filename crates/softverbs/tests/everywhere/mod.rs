@@ -1,4 +1,4 @@
-//! The tests of other files that pass under any circumstances.
+//! The tests of other files that pass under all conditions.
 
 #![allow(
     clippy::duplicate_mod,

@@ -1,5 +1,5 @@
-//! Every method to change another process's tables; each is refused. Each method that would be
-//! harmless alone works on the file that is shared.
+//! Every method to change another process's tables is refused. A method that is harmless alone is
+//! permitted on the shared file.
 
 use std::fs::File;
 use std::io::{Error, Result};
@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 
 use super::common::*;
 
-/// A page of the file behind those that the device uses first.
+/// A page of the file after those that the device uses first.
 const PAGE: usize = 4096;
 
 pub(crate) fn owner(link: &mut Link) {
@@ -60,10 +60,10 @@ fn mapped(
     changed
 }
 
-/// A way to change bytes of a file that is open for writing, or its length or seals.
+/// A method to change the bytes, the length or the seals of a file that is open for writing.
 type Way = (&'static str, fn(&File) -> Result<()>);
 
-/// What only harms who holds the file, and so works on the one that is shared.
+/// Changes of the contents, which are permitted on the shared file.
 const CHANGES: [Way; 4] = [
     ("write", |file| {
         let at = file.metadata()?.len() - 8;
@@ -86,7 +86,7 @@ const CHANGES: [Way; 4] = [
     }),
 ];
 
-/// What is refused for either file.
+/// Changes that are refused for both files.
 const LENGTHS: [Way; 4] = [
     ("shorten", |file| file.set_len(0)),
     ("lengthen", |file| file.set_len(file.metadata()?.len() + 1)),
@@ -109,7 +109,7 @@ pub(crate) fn attacker(link: &mut Link) {
         ("/memfd:softverbs ", false),
     ] {
         let path = file_of(pid, name);
-        // The opening is allowed, and by itself does nothing.
+        // opening is permitted, and has no effect
         let file = File::options().read(true).write(true).open(&path).unwrap();
         for (way, change) in CHANGES {
             let got = change(&file);
@@ -130,7 +130,7 @@ pub(crate) fn attacker(link: &mut Link) {
             .custom_flags(libc::O_TRUNC)
             .open(&path);
         assert_eq!(emptied.unwrap_err().raw_os_error(), Some(libc::EPERM));
-        // Reading is what the tables are for.
+        // the tables can be read
         let mut magic = [0; 8];
         file.read_exact_at(&mut magic, 0).unwrap();
         assert_eq!(magic != [0; 8], guarded, "{name}");

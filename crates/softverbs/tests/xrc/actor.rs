@@ -1,4 +1,5 @@
-//! A process that does with XRC what it is told: one line is one command, and one line the answer.
+//! A process that executes XRC commands: it reads one command per line, and prints one line as the
+//! answer.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
@@ -11,14 +12,14 @@ use rdma_core_sys::*;
 
 use super::common::{open, verbs};
 
-/// Set where one executes itself: it opens the device when it is told to.
+/// Set in a process that has executed itself: it opens the device on command.
 const AGAIN: &str = "SOFTVERBS_TEST_AGAIN";
-/// How long anything may take that has to happen.
+/// Limit of every wait.
 const LIMIT: Duration = Duration::from_secs(20);
 /// Bytes of each receive, and of the memory that peers write and read.
 pub(crate) const ROOM: usize = 200_000;
 
-/// Every byte of a message follows from its number.
+/// A byte of a message, which depends on the message's number.
 pub(crate) fn byte(number: u64, at: usize) -> u8 {
     (number as usize * 31 + at * 7 + (at >> 8)) as u8
 }
@@ -27,14 +28,14 @@ struct Actor {
     context: *mut ibv_context,
     channel: *mut ibv_comp_channel,
     pd: *mut ibv_pd,
-    /// Of the shared receive queue, and of what is sent.
+    /// The completion queues of the shared receive queue and of sends.
     inbox: *mut ibv_cq,
     outbox: *mut ibv_cq,
     xrcd: *mut ibv_xrcd,
     srq: *mut ibv_srq,
     memory: *mut ibv_mr,
     qps: HashMap<u32, *mut ibv_qp>,
-    /// Completions that came while it waited for a command.
+    /// Completions that arrived while it waited for a command.
     kept: HashMap<*mut ibv_cq, VecDeque<ibv_wc>>,
 }
 
@@ -72,7 +73,7 @@ fn poll_one(cq: *mut ibv_cq) -> Option<ibv_wc> {
     }
 }
 
-/// Reads commands until there are none.
+/// Reads commands until the end of the input.
 pub(crate) fn run() {
     let answer = |reply: &str| {
         println!("{reply}");
@@ -90,7 +91,7 @@ pub(crate) fn run() {
     }
 }
 
-/// The next line. Nothing is read ahead, or `poll` would not tell of it.
+/// The next line. Reads no further byte, because `poll` would not report buffered input.
 fn line() -> Option<String> {
     let mut line = Vec::new();
     loop {
@@ -139,7 +140,8 @@ impl Actor {
         }
     }
 
-    /// The next line; polls until there is one, as a process receives only while it looks.
+    /// The next line. Polls the queues until one arrives, because a process receives only while it
+    /// polls.
     fn command(&mut self) -> Option<String> {
         loop {
             let mut poll = libc::pollfd {
@@ -228,7 +230,7 @@ impl Actor {
             "received" => self.received(false),
             "awaken" => self.received(true),
             "again" => {
-                // It keeps its pid, by which places are given, and for all others it has ended.
+                // it keeps its pid, which determines the slot, and for all others it has ended
                 let mut command = Command::new(std::env::current_exe().unwrap());
                 panic!("{}", command.env(AGAIN, "1").exec());
             }
@@ -296,7 +298,7 @@ impl Actor {
         init.attr.max_sge = 1;
         // SAFETY: live objects, valid attributes.
         self.srq = unsafe { ibv_create_srq_ex(self.context, &raw mut init) };
-        // what the queue has is written, and is no less than what was asked for
+        // the queue's actual sizes are stored, and are at least the requested ones
         assert!(self.srq.is_null() || init.attr.max_wr >= receives && init.attr.max_sge >= 1);
         answer(self.srq, || self.srq_num())
     }
@@ -478,7 +480,7 @@ impl Actor {
         code(unsafe { ibv_post_send(qp, &raw mut wr, &raw mut bad) })
     }
 
-    /// As `send`, by the calls of `ibv_wr_*`, and inline.
+    /// As `send`, with the calls of `ibv_wr_*`, and inline.
     fn batch(&self, words: &[&str]) -> String {
         let given: Vec<u64> = words.iter().map(|word| word.parse().unwrap()).collect();
         let (message, len) = (given[2], given[3] as usize);
@@ -511,7 +513,7 @@ impl Actor {
         found
     }
 
-    /// Until the channel says something.
+    /// Sleeps until the channel has an event.
     fn sleep(&self, cq: *mut ibv_cq) -> Option<ibv_wc> {
         // SAFETY: live objects.
         unsafe {
@@ -535,7 +537,7 @@ impl Actor {
         }
     }
 
-    /// What became of a request: its number and status, and for one that fetched, the word.
+    /// The result of a request: its number and status, and the word that it fetched.
     fn sent(&mut self) -> String {
         match self.next(self.outbox, false) {
             None => "nothing".into(),
@@ -543,7 +545,7 @@ impl Actor {
         }
     }
 
-    /// A receive: place, status, length, immediate, queue pair.
+    /// The result of a receive: slot, status, length, immediate, queue pair.
     fn received(&mut self, sleeps: bool) -> String {
         let Some(wc) = self.next(self.inbox, sleeps) else {
             return "nothing".into();

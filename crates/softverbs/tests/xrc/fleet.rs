@@ -1,4 +1,4 @@
-//! Processes that do as they are told, and what tests tell them.
+//! Processes that execute commands, and the commands of the tests.
 
 #![allow(dead_code, reason = "shared by tests, each of which uses a part")]
 
@@ -7,10 +7,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rdma_core_sys::*;
 
-/// Makes a process of this program an actor.
+/// Set for a process of this program that is an actor.
 pub(crate) const ACTOR: &str = "SOFTVERBS_TEST_ACTOR";
 
-/// Runs the cases that the command line names (all, without one), or one actor.
+/// Runs the cases that the command line names (without names all), or one actor.
 pub(crate) fn main(cases: &[(&str, fn())]) {
     if std::env::var_os(ACTOR).is_some() {
         return super::actor::run();
@@ -20,7 +20,7 @@ pub(crate) fn main(cases: &[(&str, fn())]) {
         .filter(|a| !a.starts_with('-'))
         .collect();
     if std::env::args().any(|a| a == "--list") {
-        // A runner asks twice: for all, and for those that are ignored. None is.
+        // A runner asks twice: for all cases, and for the ignored ones, of which there are none.
         let ignored = std::env::args().any(|a| a == "--ignored");
         for case in cases.iter().filter(|_| !ignored) {
             println!("{}: test", case.0);
@@ -35,7 +35,7 @@ pub(crate) fn main(cases: &[(&str, fn())]) {
     }
 }
 
-/// An actor as the test sees it.
+/// The test's handle of an actor.
 pub(crate) struct Actor {
     child: Child,
     to: ChildStdin,
@@ -51,7 +51,7 @@ impl Actor {
         Self::with("SOFTVERBS_NODE", &node.to_string())
     }
 
-    /// One with a variable in its environment.
+    /// An actor with a variable in its environment.
     pub(crate) fn with(variable: &str, value: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .env(ACTOR, "1")
@@ -65,7 +65,7 @@ impl Actor {
         Self { child, to, from }
     }
 
-    /// Has it do something, without waiting for the end of it.
+    /// Sends a command without waiting for its answer.
     pub(crate) fn say(&mut self, command: &str) {
         writeln!(self.to, "{command}").unwrap();
     }
@@ -82,7 +82,7 @@ impl Actor {
         self.hear()
     }
 
-    /// Something that must succeed.
+    /// Executes a command that must succeed.
     #[track_caller]
     pub(crate) fn does(&mut self, command: &str) {
         assert_eq!(self.ask(command), "ok", "{command}");
@@ -125,13 +125,13 @@ impl Actor {
         self.child.wait().unwrap();
     }
 
-    /// What became of the next request.
+    /// The result of the next request.
     #[track_caller]
     pub(crate) fn sent(&mut self, message: u64, status: u32) {
         assert_eq!(self.ask("sent"), format!("{message} {status}"));
     }
 
-    /// The next receive has this message, through this target.
+    /// The next receive must have this message, through this target.
     #[track_caller]
     pub(crate) fn got(&mut self, place: u64, message: u64, len: usize, target: u32) {
         let wanted = format!("{place} {IBV_WC_SUCCESS} {len} 0 {target}");
@@ -152,7 +152,7 @@ impl Drop for Actor {
     }
 }
 
-/// A file for a domain, removed in the end.
+/// The file of a domain, removed on drop.
 pub(crate) struct Place(pub(crate) String);
 
 impl Place {
@@ -176,7 +176,7 @@ impl Drop for Place {
     }
 }
 
-/// Connects an initiator, which is made for it, through a target; the initiator's number.
+/// Creates an initiator, connects it through a target, and returns its number.
 pub(crate) fn connect(initiator: &mut Actor, holder: &mut Actor, target: u32) -> u32 {
     let source = initiator.number("initiator 7");
     for command in [
