@@ -1,6 +1,7 @@
 """Bugs that a tool must detect in the loaded object while fi_pingpong runs on it.
 
-All are planted in one copy of the tree, and the environment selects the active one, so one build is enough.
+All are planted in one copy of the tree, and the environment selects the active one, so one build is
+enough.
 """
 
 from typing import NamedTuple

@@ -15,7 +15,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def stream(argv, env=None):
-    """Runs a step and passes its output on; returns status and lines. `env`: its environment, by default the caller's."""
+    """Runs a step and passes its output on; returns status and lines. `env`: its environment, by
+    default the caller's."""
     lines = []
     process = subprocess.Popen(
         argv, cwd=TOP, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -28,7 +29,8 @@ def stream(argv, env=None):
 
 
 def count(status, lines):
-    """The total of a run of tests. A run that failed without a failed test, for instance to build, counts as one failure."""
+    """The total of a run of tests. A run that failed without a failed test, for instance to build,
+    counts as one failure."""
     total = Total()
     for line in lines:
         if match := NEXTEST.search(line):
@@ -50,7 +52,8 @@ def run(name, *argv, env=None):
 
 
 def tests(name, *packages, skip=(), env=None):
-    """Runs the tests of packages (`-p NAME`, `--workspace`, ...); `skip`: parts of the names of tests that are not run."""
+    """Runs the tests of packages (`-p NAME`, `--workspace`, ...); `skip`: parts of the names of
+    tests that are not run."""
     if shutil.which("cargo-nextest"):
         options = ["--no-fail-fast", "--status-level", "fail", "--cargo-quiet"]
         wanted = ["-E", "not (" + " or ".join(f"test({part})" for part in skip) + ")"] if skip else []

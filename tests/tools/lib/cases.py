@@ -1,4 +1,5 @@
-"""Runs Python test cases as a tier does: prints a line for each, the reason of each failure, and the total."""
+"""Runs Python test cases as a tier does: prints a line for each, the reason of each failure, and
+the total."""
 
 import sys
 import time

@@ -36,7 +36,8 @@ class Suite:
             "Dir::Etc::sourceparts": "-",
             "Dir::State::lists": self.home / "lists",
             "Dir::Cache": self.home / "cache",
-            # a mirror may serve a Release file that has just expired; its signature is still checked
+            # a mirror may serve a Release file that has just expired; its signature is still
+            # checked
             "Acquire::Check-Valid-Until": "false",
             "Acquire::Languages": "none",
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
@@ -66,7 +67,8 @@ class Suite:
                 subprocess.run(["dpkg-deb", "-x", deb, into], check=True)
 
     def source(self, name, into):
-        """Downloads the upstream tarball of a source package and unpacks it; returns the directory."""
+        """Downloads the upstream tarball of a source package and unpacks it; returns the
+        directory."""
         with cache.lock(f"apt-{self.name}"), cache.scratch() as scratch:
             self.update()
             self.apt("source", "--download-only", "--tar-only", name, cwd=scratch)

@@ -28,7 +28,8 @@ class Libfabric:
         env = {key: value for key, value in os.environ.items() if not key.startswith(("FI_", "LD_", "SOFTVERBS_"))}
         env["FI_PROVIDER_PATH"] = str(provider_path or PROVIDER.parent)
         env["LC_ALL"] = "C"
-        # variables that a tier sets for the programs, not for the scripts that start them, such as LD_PRELOAD
+        # variables that a tier sets for the programs, not for the scripts that start them, such as
+        # LD_PRELOAD
         env.update({key.removeprefix("WEFT_ENV_"): value for key, value in os.environ.items() if key.startswith("WEFT_ENV_")})
         if self.library:
             env["LD_LIBRARY_PATH"] = self.library
@@ -63,7 +64,8 @@ def run(argv, env, seconds=60):
 
 
 class Process:
-    """A program in its own process group. Its output goes to files, so that it never waits for a reader."""
+    """A program in its own process group. Its output goes to files, so that it never waits for a
+    reader."""
 
     def __init__(self, argv, env, cwd=None):
         self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
@@ -81,7 +83,8 @@ class Process:
         return Result(self.popen.returncode, self._text(self.out), self._text(self.err), late)
 
     def cpu_seconds(self):
-        """The processor time it has used; a program that polls for completions uses time once its transfer has begun."""
+        """The processor time it has used; a program that polls for completions uses time once its
+        transfer has begun."""
         fields = pathlib.Path(f"/proc/{self.popen.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,6 +1,7 @@
 """Runs a command in new namespaces: processes, a network with loopback only, an empty /dev/shm.
 
-The command cannot see or signal other processes, finds no used port, and leaves no files or processes.
+The command cannot see or signal other processes, finds no used port, and leaves no files or
+processes.
 """
 
 import os
@@ -31,9 +32,11 @@ def command(argv, veth=False, hide=()):
 
 
 def with_device(argv, name):
-    """The command line that runs `argv` with a character device /dev/infiniband/`name` that acts as /dev/null.
+    """The command line that runs `argv` with a character device /dev/infiniband/`name` that acts as
+    /dev/null.
 
-    Only inside the namespaces of `command`: this creates a new mount namespace and keeps all others.
+    Only inside the namespaces of `command`: this creates a new mount namespace and keeps all
+    others.
     """
     return [install.find("unshare"), "-m", sys.executable, "-B", os.path.realpath(__file__), f"--device={name}", "--",
             *map(str, argv)]
@@ -74,7 +77,8 @@ def _hide(path):
 
 
 def _make_device(name):
-    """Mounts a /dev with that device and links to all other files, because a user namespace cannot create devices."""
+    """Mounts a /dev with that device and links to all other files, because a user namespace cannot
+    create devices."""
     _do("mount", "-t", "tmpfs", "tmpfs", "/run")
     there = "/run/weft-dev"
     os.mkdir(there)

@@ -30,7 +30,8 @@ def parse(line):
 
 
 def of_command(argv, env=None):
-    """Runs a command that prints a total last, passes on its other output immediately, and returns the total.
+    """Runs a command that prints a total last, passes on its other output immediately, and returns
+    the total.
 
     A command without a total, or with a status that contradicts the total, counts as one failure.
     `env`: the command's environment; the caller's if it is None.
