@@ -298,8 +298,8 @@ fn small(name: &CStr, most: u8) -> Option<u8> {
     if taken.is_none() {
         warning!(
             FI_LOG_FABRIC,
-            "parameter {}: {value} is not between 0 and {most}; it is ignored",
-            name.to_string_lossy()
+            "FI_WEFT_{}={value} is not between 0 and {most}; it is ignored",
+            name.to_string_lossy().to_uppercase()
         );
     }
     taken
