@@ -1,10 +1,10 @@
-//! The build script of `weft-fi` (in `provider/Cargo.toml`: `build = "../build.rs"`), which has the exports.
-//! It stands here, beside the header that it makes.
+//! The build script of `weft-fi`, which has the exports (`provider/Cargo.toml`: `build =
+//! "../build.rs"`). It is in this folder, beside `include/` with the header that it generates.
 //!
-//! - `weft.h` goes into `OUT_DIR`, generated from `provider/src/exports`. A test of `weft-fi` compares it
-//!   with `include/weft.h`; `make header` brings that up to date.
-//! - The library is linked so that it stays mapped after a `dlclose`: threads and thread-local data may
-//!   outlive libfabric's clean-up.
+//! - `weft.h` is generated from `provider/src/exports` into `OUT_DIR`. A test of `weft-fi` compares
+//!   it with `include/weft.h`; `make header` updates that file.
+//! - The library is linked so that it stays mapped after a `dlclose`: threads and thread-local data
+//!   may outlive libfabric's clean-up.
 
 use std::path::{Path, PathBuf};
 
@@ -51,8 +51,8 @@ fn header(sources: &[PathBuf]) -> Result<cbindgen::Bindings, cbindgen::Error> {
         include_guard: Some("WEFT_H".to_owned()),
         no_includes: true,
         sys_includes: vec!["stddef.h".to_owned(), "stdint.h".to_owned()],
-        // libfabric's header has the calls of fi_mr(3) as static functions: declaring them after it changes
-        // nothing, and the symbols are for programs that have no such header.
+        // libfabric's header defines the calls of fi_mr(3) as static functions: the declarations
+        // after it have no effect, and the symbols are for programs without that header.
         after_includes: Some(
             "\n#ifndef WEFT_STANDALONE\n\
              #include <rdma/fi_domain.h>\n\
