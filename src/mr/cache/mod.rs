@@ -452,22 +452,22 @@ impl<R: Registrar> Cache<R> {
         }
         if !self.watch.is_forked() {
             self.drain();
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller uses the registration only while the memory is valid.
             if let Some(got) = unsafe { self.make(addr, end, writable) } {
                 return Ok(got);
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller uses the registration only while the memory is valid.
         let made = unsafe { self.register(addr, len, writable) };
         made.map(|(mr, lkey)| Got::Once(mr, lkey))
     }
 
     /// Registers a range. On `ENOMEM`, evicts half of the cached registrations and retries once.
     unsafe fn register(&self, start: u64, len: u64, writable: bool) -> Result<(R::Mr, Lkey)> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller uses the registration only while the memory is valid.
         match unsafe { self.registrar.register(start, len, writable) } {
             Err(FiErrno::ENOMEM) if self.make_room() => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller uses the registration only while the memory is valid.
                 unsafe { self.registrar.register(start, len, writable) }
             }
             made => made,
@@ -561,7 +561,7 @@ impl<R: Registrar> Cache<R> {
         writable: bool,
     ) -> Option<((R::Mr, Lkey), bool)> {
         self.watch.watch(start, end).ok()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller uses the registration only while the memory is valid.
         match unsafe { self.register(start, end - start, writable) } {
             Ok(made) => Some((made, self.watch.tells_all(start, end))),
             Err(_) => {

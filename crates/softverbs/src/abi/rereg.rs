@@ -84,7 +84,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
 /// # Safety
 /// `mr` must be live.
 unsafe fn begin(mr: *mut ibv_mr) -> Res<Option<Description>> {
-    // SAFETY: the caller promises that.
+    // SAFETY: the caller promises a live region, whose context is live.
     let (process, key) = unsafe { (Context::from_ptr((*mr).context).live()?, Key((*mr).handle)) };
     let regions = &process.regions;
     if regions.is_null(key) {

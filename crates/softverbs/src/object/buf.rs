@@ -22,7 +22,7 @@ impl Buf {
     /// The buffer must be live.
     pub(crate) unsafe fn check(pd: *mut ibv_pd, init: &ibv_mr_init_attr) -> Res<()> {
         non_null(init.buf)?;
-        // SAFETY: the caller promises that.
+        // SAFETY: not NULL; the caller promises a live buffer.
         let this = unsafe { &*init.buf.cast::<Self>() };
         let has = |bit: u32| init.comp_mask & u64::from(bit) != 0;
         let room = this.buffer_reference.buffer.len as u64;

@@ -17,7 +17,7 @@ impl Td {
     /// # Safety
     /// `td` must be NULL or live.
     pub(crate) unsafe fn leave(td: *mut ibv_td) {
-        // SAFETY: the caller promises that.
+        // SAFETY: the caller promises NULL or a live thread domain.
         if let Some(td) = unsafe { td.cast::<Self>().as_ref() } {
             td.users.fetch_sub(1, Ordering::Relaxed);
         }
