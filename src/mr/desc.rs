@@ -6,7 +6,6 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::MrDomain;
-use super::exposed::Exposed;
 use super::region::Region;
 use crate::errno::{FiErrno, Result};
 use crate::log::{Subsystem, refuse, refused};
@@ -114,20 +113,4 @@ fn elsewhere(desc: u64) -> FiErrno {
         EINVAL,
         "the region of descriptor {desc:#x} belongs to another domain than the endpoint"
     )
-}
-
-impl Region {
-    /// The lkey in a protection domain in which the region is not exposed: before the region is
-    /// enabled, or at an endpoint other than the one that the region is bound to.
-    #[cold]
-    fn lkey_elsewhere(&self, pd: &Arc<Pd>, iov: &libc::iovec) -> Result<Lkey> {
-        let mut elsewhere = self.elsewhere.lock();
-        if let Some(known) = elsewhere.iter().find(|known| Arc::ptr_eq(known.pd(), pd)) {
-            return known.lkey(iov);
-        }
-        let local = Exposed::local(self, pd)?;
-        let lkey = local.lkey(iov)?;
-        elsewhere.push(local);
-        Ok(lkey)
-    }
 }

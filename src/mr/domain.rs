@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
+use super::elsewhere::Visited;
 use super::{
     CacheConfig, DescRule, Directory, Form, LocalCache, LocalMemory, Mapped, Mode, Monitor, Paging,
     Workers, implicit_region,
@@ -51,6 +52,7 @@ pub struct MrDomain {
     keys_in_use: Mutex<HashSet<u64>>,
     generation: AtomicU64,
     mapped: Mapped,
+    visited: Visited,
     /// The whole address space, for local buffers that have no descriptor.
     implicit: Option<Mr>,
     /// Registrations of such buffers, where there is no such region; made when first needed.
@@ -91,6 +93,7 @@ impl MrDomain {
             keys_in_use: Mutex::default(),
             generation: AtomicU64::new(1),
             mapped: Mapped::default(),
+            visited: Visited::default(),
             implicit,
             cache: OnceLock::new(),
             workers: Workers::default(),
@@ -143,8 +146,10 @@ impl MrDomain {
         Ok(directory)
     }
 
-    /// Removes the directory of an endpoint's own protection domain, after the endpoint was closed.
+    /// Removes the directory of an endpoint's own protection domain, and the registrations of
+    /// regions in it, after the endpoint was closed.
     pub(crate) fn forget(&self, pd: &Arc<Pd>) {
+        self.visited.leave(pd);
         let mut directories = self.directories.lock();
         let gone = directories.extract_if(.., |(of, _)| Arc::ptr_eq(of, pd));
         let gone: Vec<_> = gone.collect();
@@ -191,6 +196,11 @@ impl MrDomain {
 
     pub(crate) fn mapped(&self) -> &Mapped {
         &self.mapped
+    }
+
+    /// The protection domains in which regions have registrations for local use.
+    pub(super) fn visited(&self) -> &Visited {
+        &self.visited
     }
 
     /// A generation for a new region; unique in the domain.

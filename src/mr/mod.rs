@@ -7,6 +7,7 @@ mod cover;
 mod desc;
 mod directory;
 mod domain;
+mod elsewhere;
 mod exposed;
 pub(crate) mod keys;
 mod list;

@@ -79,10 +79,7 @@ impl Region {
             Paging::OnDemand => Ok(()), // nothing pins or unpins its pages
             Paging::Refreshed { .. } => {
                 exposed.refresh(&ranges)?;
-                let elsewhere = self.elsewhere.lock();
-                elsewhere
-                    .iter()
-                    .try_for_each(|local| local.refresh(&ranges))
+                self.elsewhere.refresh(&ranges)
             }
         }
     }

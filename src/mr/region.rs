@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use super::desc::{DEAD, MAGIC};
+use super::elsewhere::Elsewhere;
 use super::exposed::Exposed;
 use super::keys::kind;
 use super::ops::{Shared, SharedMemory};
@@ -89,7 +90,7 @@ pub struct Region {
     /// Set once the region is enabled. Dropped before all other fields.
     pub(super) exposed: OnceLock<Exposed>,
     /// Registrations for local use in other protection domains, made at first use.
-    pub(super) elsewhere: Mutex<Vec<Exposed>>,
+    pub(super) elsewhere: Arc<Elsewhere>,
     pub(super) buffers: Box<[Range]>,
     pub(super) len: u64,
     pub(super) requested_key: u64,
@@ -334,7 +335,7 @@ impl Region {
             magic: MAGIC,
             access: config.access,
             exposed: OnceLock::new(),
-            elsewhere: Mutex::default(),
+            elsewhere: Arc::default(),
             buffers: buffers.collect(),
             len,
             requested_key: config.requested_key,
@@ -546,9 +547,7 @@ impl Region {
         let mut bindings = self.bindings.lock();
         bindings.closing = true;
         let exposed = self.exposed.get().map_or(Ok(()), Exposed::end);
-        let elsewhere = self.elsewhere.lock();
-        let all = elsewhere.iter().map(Exposed::end);
-        all.fold(exposed, |so_far, one| so_far.and(one))
+        exposed.and(self.elsewhere.end())
     }
 
     /// Whether the region is enabled.

@@ -120,6 +120,37 @@ fn local_buffers_are_any_endpoint_s() {
     drop(region);
 }
 
+/// A long-lived buffer is used by endpoints that come and go.
+#[test]
+fn a_closed_endpoint_leaves_no_registration() {
+    let device = device();
+    let domain = Domain::open(&device, kind(forms()[0])).unwrap();
+    let memory = [0_u8; 64];
+    let region = unbound(&domain, &memory, 0, false);
+    let iov = libc::iovec {
+        iov_base: memory.as_ptr().cast_mut().cast(),
+        iov_len: 64,
+    };
+    let desc = Desc(region.desc());
+    for _ in 0..3 {
+        let open = || {
+            let peer = Domain::open(&device, kind(Mode::NATIVE | Mode::LOCAL)).unwrap();
+            let ends = connect(Arc::clone(&domain), peer);
+            // SAFETY: the buffer outlives the endpoint.
+            unsafe { ends.0.ep.recv(LocalIov::single(&iov, &desc), 1) }.unwrap();
+            ends
+        };
+        let first = open();
+        let second = open();
+        assert_eq!(region.registrations_elsewhere(), 2);
+        drop(first);
+        assert_eq!(region.registrations_elsewhere(), 1);
+        drop(second);
+        assert_eq!(region.registrations_elsewhere(), 0);
+    }
+    drop(region);
+}
+
 #[test]
 fn bindings_have_their_time() {
     let device = device();
