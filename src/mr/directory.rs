@@ -169,7 +169,9 @@ impl ConnectionBlock {
     pub(crate) fn leave(&self) {
         let mut inner = self.directory.inner.lock();
         if inner.peers.remove(self.place.number) {
-            inner.sweep();
+            let freed = inner.sweep();
+            drop(inner);
+            drop(freed);
         }
     }
 }
@@ -323,7 +325,7 @@ impl Directory {
     #[cfg(test)]
     pub(crate) fn retired(&self) -> usize {
         let mut inner = self.inner.lock();
-        inner.sweep();
+        drop(inner.sweep());
         inner.retired.len()
     }
 }

@@ -72,7 +72,9 @@ impl Directory {
             let awaited = |member: &Member| member.is_awaited(wanted);
             if !inner.peers.any_unconfirmed(awaited) {
                 let lagging = inner.peers.any_unconfirmed(|member| member.lags(wanted));
-                inner.sweep();
+                let freed = inner.sweep();
+                drop(inner);
+                drop(freed);
                 return Settled {
                     directory: self,
                     wanted,
@@ -136,13 +138,15 @@ impl Settled<'_> {
         let mut inner = self.directory.inner.lock();
         let at = inner.retired.partition_point(|(of, _)| *of <= self.wanted);
         inner.retired.insert(at, (self.wanted, left));
-        inner.sweep();
+        let mut freed = inner.sweep();
         if inner.retired.len() > MAX_RETIRED
             && let Some(&(oldest, _)) = inner.retired.front()
         {
             inner.sever(oldest);
-            inner.sweep();
+            freed.extend(inner.sweep());
         }
+        drop(inner);
+        drop(freed);
     }
 
     /// As [`Self::end`], for the former registrations of a refreshed region. A registration with an
@@ -223,14 +227,18 @@ impl Inner {
         });
     }
 
-    /// Frees the retired registrations that every peer has acknowledged.
-    pub(super) fn sweep(&mut self) {
+    /// Removes the retired registrations that every peer has acknowledged. The caller drops them
+    /// after it has released the directory's lock: the device waits for accesses to their lists.
+    #[must_use]
+    pub(super) fn sweep(&mut self) -> Vec<Left> {
+        let mut freed = Vec::new();
         while let Some(&(wanted, _)) = self.retired.front() {
             let lags = |member: &Member| member.peer.strong_count() != 0 && member.lags(wanted);
             if self.peers.any_unconfirmed(lags) {
-                return;
+                break;
             }
-            self.retired.pop_front();
+            freed.extend(self.retired.pop_front().map(|(_, left)| left));
         }
+        freed
     }
 }
