@@ -206,16 +206,25 @@ impl Region {
             }
             // A caller that drops the last reference has waited for the end of this job.
             if let Some(region) = region.upgrade() {
-                // An uncaught panic would leave the application without an event, and block the
-                // thread that closes the region.
+                // An uncaught panic of the registration would leave the application without an
+                // event; one of the registration or of the report would block the thread that
+                // closes the region.
                 let enabled = catch_unwind(AssertUnwindSafe(|| {
                     #[cfg(test)]
                     assert!(!pending.panics.load(Ordering::Relaxed), "planted");
                     region.fetch_pages();
                     region.enable()
                 }));
-                tell(enabled.unwrap_or(Err(FiErrno::EOTHER)));
-                drop(region);
+                let reported = catch_unwind(AssertUnwindSafe(|| {
+                    tell(enabled.unwrap_or(Err(FiErrno::EOTHER)));
+                    drop(region);
+                }));
+                if reported.is_err() {
+                    warn_log!(
+                        Mr,
+                        "the result of an asynchronous registration was not reported"
+                    );
+                }
             }
             pending.end();
         }));
