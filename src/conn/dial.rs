@@ -22,14 +22,16 @@ impl Connection {
                 _ => FiErrno::EOPBADSTATE,
             });
         }
-        side.dst = Some(peer);
         let id = side.id()?;
         let src = side.src.filter(|_| !side.bound);
         self.tuning.set_traffic_class(id);
         id.resolve_addr(src, peer).inspect_err(|error| {
             info_log!(EpCtrl, "rdma_resolve_addr({peer}): {error}");
             self.state.set(State::Enabled);
-        })
+        })?;
+        // not after a refusal: a later dial without an address has the previous destination
+        side.dst = Some(peer);
+        Ok(())
     }
 
     /// Begins to resolve the route, once the queue pair exists.
