@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use libfabric_sys::layout::WithMainSlot;
 use libfabric_sys::*;
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 use weft::Token;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
-use weft::msg::{BindFlags, Endpoint, EndpointConfig};
+use weft::msg::{BindFlags, Endpoint, EndpointConfig, PassiveEndpoint};
 
 use crate::addr::Format;
 use crate::cntr::Cntr;
@@ -100,13 +101,14 @@ pub(crate) unsafe extern "C" fn open2(
 enum Origin {
     /// The endpoint will connect.
     Connect,
+    /// The endpoint will connect from the address of this passive endpoint, whose listener ends.
+    Replace(Arc<PassiveEndpoint>),
     /// The endpoint answers the request of this handle.
     Answer(*mut fid),
 }
 
 impl Origin {
-    /// The origin for `info->handle`. For a passive endpoint it stores its address in `src` and
-    /// closes its listener.
+    /// The origin for `info->handle`. For a passive endpoint it stores its address in `src`.
     fn of(handle: *mut fid, src: &mut Option<SocketAddr>) -> Result<Self> {
         if handle.is_null() {
             return Ok(Self::Connect);
@@ -118,8 +120,7 @@ impl Origin {
         // SAFETY: not NULL, and a fid by the contract of fi_endpoint(3).
         let pep = unsafe { object::<Pep>(handle)? };
         *src = Some(pep.engine.local_addr()?);
-        pep.engine.close();
-        Ok(Self::Connect)
+        Ok(Self::Replace(Arc::clone(&pep.engine)))
     }
 }
 
@@ -178,6 +179,12 @@ impl Wish {
             config.token = Token(handle.expose_provenance());
             let engine = match origin {
                 Origin::Connect => Endpoint::open(&domain.engine, config)?,
+                Origin::Replace(pep) => {
+                    let engine = Endpoint::open(&domain.engine, config)?;
+                    // after the last call that can fail; the endpoint binds to the address later
+                    pep.close();
+                    engine
+                }
                 // SAFETY: `info->handle` is a fid by the contract of fi_endpoint(3).
                 Origin::Answer(connreq) => unsafe {
                     let request = connreq::take(connreq)?;

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::iovec;
 use libfabric_sys::*;
@@ -147,7 +148,7 @@ fn register_later(mr: &Object<Mr>, events: &Arc<EventQueue>, context: *mut c_voi
         // SAFETY: a close of the object waits for the end of this job.
         if let Ok(mr) = unsafe { object::<Mr>(handle) } {
             let _bound = mr.bound.lock();
-            mr.update(|c| c.key = key(&mr.region));
+            publish_key(mr);
         }
         tell(&events, owner, context, result);
     })
@@ -172,6 +173,15 @@ fn tell(events: &EventQueue, owner: Token, context: usize, result: Result<()>) {
     // SAFETY: two pointers and a word, without gaps.
     let bytes = unsafe { std::mem::transmute::<fi_eq_entry, [u8; LEN]>(entry) };
     events.write(FI_MR_COMPLETE, &bytes, owner);
+}
+
+/// Sets the key that `fi_mr_key`, an inline function, reads. The caller holds the lock of the
+/// bindings.
+fn publish_key(mr: &Object<Mr>) {
+    // SAFETY: the structure lives as long as the object, and the field is aligned. The application
+    // only reads it, possibly at the same time.
+    let field = unsafe { AtomicU64::from_ptr(&raw mut (*mr.c()).key) };
+    field.store(key(&mr.region), Ordering::Release);
 }
 
 /// The result of `fi_mr_key`.
@@ -342,7 +352,7 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         FI_ENABLE => {
             let _bound = mr.bound.lock();
             mr.region.enable()?;
-            mr.update(|c| c.key = key(&mr.region));
+            publish_key(mr);
             Ok(0)
         }
         // SAFETY: the argument is NULL or a pointer to the structure of FI_REFRESH.

@@ -97,10 +97,11 @@ pub(crate) unsafe fn buffers<'a>(iov: *const iovec, count: usize) -> Result<&'a 
 /// # Safety
 /// `dmabuf` is NULL or has `count` elements.
 pub(crate) unsafe fn dmabuf(dmabuf: *const fi_mr_dmabuf, count: usize) -> Result<(Buffer, Dmabuf)> {
-    // SAFETY: the caller passes NULL or `count` elements.
-    let Some(from) = (unsafe { dmabuf.as_ref() }).filter(|_| count == 1) else {
+    if count != 1 {
         return Err(FiErrno::EINVAL);
-    };
+    }
+    // SAFETY: the caller passes NULL or one element.
+    let from = unsafe { dmabuf.as_ref() }.ok_or(FiErrno::EINVAL)?;
     let start = (from.base_addr.addr() as u64).checked_add(from.offset);
     let start = start.ok_or(FiErrno::EINVAL)?;
     let buffer = Buffer {

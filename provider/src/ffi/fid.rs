@@ -173,15 +173,12 @@ impl<K: Kind> Object<K> {
         Ok(unsafe { NonNull::new_unchecked(Box::into_raw(object)) })
     }
 
-    /// Changes the fields of an open object that the application reads. Calls for one object are
-    /// serialized: the caller holds a lock of the body.
-    pub(crate) fn update(&self, change: impl FnOnce(&mut K::C)) {
-        // SAFETY: writers are one at a time by the caller's lock; the application reads a field of
-        // an object that it has just called to change, which it must have ordered itself.
-        change(unsafe { &mut *self.c.get() });
+    /// The C structure of an open object, whose fields the application may read at any time.
+    pub(crate) fn c(&self) -> *mut K::C {
+        self.c.get()
     }
 
-    /// Closes an object. After an error the object is unchanged.
+    /// Closes an object. After an error it is still open; [`Kind::finish`] may have changed it.
     ///
     /// # Errors
     /// `EBUSY`: the object has users. Those of [`Kind::finish`].
@@ -195,10 +192,10 @@ impl<K: Kind> Object<K> {
             .users
             .close()
             .inspect_err(|_| in_use(K::CLASS, object.users.count()))?;
-        if let Err(errno) = log::explained("fi_close", || K::finish(object)) {
-            object.users.reopen();
-            return Err(errno);
-        }
+        // also after a panic, so that a later close can succeed
+        let reopened = Reopened(&object.users);
+        log::explained("fi_close", || K::finish(object))?;
+        std::mem::forget(reopened);
         let object = handle.cast::<Self>();
         // SAFETY: from here on this function is the only user of the fid. The tables are replaced
         // first, so that the handle is refused even if dropping the body panics.
@@ -307,9 +304,14 @@ impl Users {
     fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
+}
 
-    fn reopen(&self) {
-        self.0.store(0, Ordering::Release);
+/// Reopens an object whose close has not succeeded, when it is dropped.
+struct Reopened<'a>(&'a Users);
+
+impl Drop for Reopened<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(0, Ordering::Release);
     }
 }
 
