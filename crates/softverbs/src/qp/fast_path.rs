@@ -13,9 +13,35 @@ use super::{Posted, Qp, RecvQueue, SendQueue};
 use crate::cq::{Cqe, Poll, Retires};
 use crate::peer::{Peer, Push};
 use crate::process::Process;
+use crate::region::LastRegion;
 use crate::ring::{Consumer, Header, MAX_PAYLOAD, Message, SHORT, copy, flag, op};
 use crate::segment::layout::{desc, xrc};
 use crate::srq::{complete_fast, deliver_xrc_fast};
+
+/// The payload of a request: `len` bytes at `addr`, which this process may read.
+#[derive(Clone, Copy)]
+struct Payload {
+    addr: u64,
+    len: u32,
+}
+
+/// The receive that a message consumes, as the header of the message names it.
+#[derive(Clone, Copy)]
+struct Consumed {
+    msn: u32,
+    flags: u8,
+    life: u8,
+}
+
+/// Result of publishing a message.
+enum Published {
+    /// Nothing was published.
+    No,
+    /// The message in the ring belongs to an ended incarnation, and its receiver drops it. The
+    /// general path waits for the next incarnation.
+    Unanswered,
+    Done(ibv_wc_status),
+}
 
 impl Qp {
     /// Sends `wr`; or returns false, with `wr` not sent: the general path sends it.
@@ -27,8 +53,7 @@ impl Qp {
         let Some(conn) = &sq.conn else {
             return false;
         };
-        let with_imm = wr.opcode == IBV_WR_SEND_WITH_IMM;
-        let plain = (wr.opcode == IBV_WR_SEND || with_imm)
+        let plain = matches!(wr.opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM)
             && wr.num_sge == 1
             && sq.max_sge > 0
             && matches!(sq.kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
@@ -46,63 +71,24 @@ impl Qp {
         if sq.claimed == sq.credit.posted {
             return false;
         }
-        // SAFETY: the caller promises a valid list of one sge.
-        let sge = unsafe { &*wr.sg_list };
-        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
-        let most = if inline {
-            sq.max_inline
-        } else {
-            MAX_PAYLOAD as u32
-        };
-        if sge.length > most.min(MAX_PAYLOAD as u32).min(sq.credit.least) {
+        let (last_region, most) = (&mut sq.last_region, sq.credit.least);
+        // SAFETY: the caller promises a valid request, and it has one sge.
+        let payload = unsafe { self.payload(last_region, sq.pd, sq.max_inline, wr, most) };
+        let Some(payload) = payload else {
             return false;
-        }
-        let process = self.process();
-        let addr = if inline {
-            sge.addr
-        } else {
-            match process
-                .regions
-                .local_again(&mut sq.last_region, sge, sq.pd, false)
-            {
-                Some(addr) => addr,
-                None => return false,
-            }
         };
-        let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
-        let header = Header {
-            op: if with_imm { op::SEND_IMM } else { op::SEND },
-            flags: if solicited { flag::SOLICITED } else { 0 },
-            dst_qpn: sq.dest,
-            incarnation: conn.word.incarnation(),
-            len: sge.length,
-            imm: wr.__bindgen_anon_1.bindgen_union_field,
+        let consumed = Consumed {
             msn: sq.claimed,
-            src_qpn: self.number(),
+            flags: 0,
             life: 0,
         };
-        // SAFETY: the range is inside the application's registered buffer, or is its inline data.
-        if !unsafe { publish(process, conn, &header, addr, sge.length) } {
+        let Published::Done(status) =
+            self.publish_sent(sq, conn, wr, consumed, payload, sq.claimed)
+        else {
             return false;
-        }
-        let status = outcome(conn, IBV_QPT_RC, sq.claimed);
-        if unanswered(sq, status) {
-            // The message in the ring belongs to an ended incarnation, and its receiver drops it.
-            // The general path waits for the next incarnation.
-            return false;
-        }
-        conn.peer.notify_cq(conn.recv_cq, solicited);
+        };
         sq.claimed = sq.claimed.wrapping_add(1);
-        sq.head = sq.head.wrapping_add(1);
-        if status != IBV_WC_SUCCESS {
-            let len = u64::from(sge.length);
-            self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, len, status);
-            return true;
-        }
-        sq.executed = sq.head;
-        if sq.signal_all || wr.send_flags & IBV_SEND_SIGNALED != 0 {
-            self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_SUCCESS, sge.length);
-        }
+        self.finish_sent(sq, wr, payload.len, status);
         true
     }
 
@@ -127,72 +113,127 @@ impl Qp {
                 return false;
             }
         }
-        // SAFETY: the caller promises a valid list of one sge.
-        let sge = unsafe { &*wr.sg_list };
-        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
-        let most = if inline {
-            sq.max_inline
-        } else {
-            MAX_PAYLOAD as u32
-        };
-        if sge.length > most.min(MAX_PAYLOAD as u32) || sq.claim.is_some() {
+        if sq.claim.is_some() {
             return false;
         }
-        let process = self.process();
-        let addr = if inline {
-            sge.addr
-        } else {
-            match process
-                .regions
-                .local_again(&mut sq.last_region, sge, sq.pd, false)
-            {
-                Some(addr) => addr,
-                None => return false,
-            }
+        let (last_region, most) = (&mut sq.last_region, MAX_PAYLOAD as u32);
+        // SAFETY: the caller promises a valid request, and it has one sge.
+        let payload = unsafe { self.payload(last_region, sq.pd, sq.max_inline, wr, most) };
+        let Some(payload) = payload else {
+            return false;
         };
-        let Some(claim) = srq.claim_fast(&conn.peer.map, process.slot) else {
+        let Some(claim) = srq.claim_fast(&conn.peer.map, self.process().slot) else {
             return false;
         };
         sq.claim = Some(claim.index);
-        if sge.length > claim.room {
+        if payload.len > claim.room {
             return false;
         }
-        let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
-        let with_imm = wr.opcode == IBV_WR_SEND_WITH_IMM;
-        let header = Header {
-            op: if with_imm { op::SEND_IMM } else { op::SEND },
-            flags: flag::SHARED | if solicited { flag::SOLICITED } else { 0 },
-            dst_qpn: sq.dest,
-            incarnation: conn.word.incarnation(),
-            len: sge.length,
-            imm: wr.__bindgen_anon_1.bindgen_union_field,
+        let consumed = Consumed {
             msn: srq.number << 16 | claim.index,
-            src_qpn: self.number(),
+            flags: flag::SHARED,
             life: conn.delivery.life(),
         };
-        // SAFETY: the range is inside the application's registered buffer, or is its inline data.
-        if !unsafe { publish(process, conn, &header, addr, sge.length) } {
-            return false;
-        }
-        let status = outcome(conn, sq.kind, sq.next_number());
+        let status = match self.publish_sent(sq, conn, wr, consumed, payload, sq.sent) {
+            Published::No => return false,
+            Published::Unanswered => {
+                // The owner that finds the message in the ring gives the claim back.
+                sq.claim = None;
+                return false;
+            }
+            Published::Done(status) => status,
+        };
         sq.claim = None;
+        sq.sent = sq.sent.wrapping_add(1);
+        self.finish_sent(sq, wr, payload.len, status);
+        true
+    }
+
+    /// The payload of `wr`; `None` if it is longer than `most` or cannot be read.
+    ///
+    /// # Safety
+    /// `wr` must be a valid request with one sge.
+    #[inline(always)]
+    unsafe fn payload(
+        &self,
+        last_region: &mut LastRegion,
+        pd: u32,
+        max_inline: u32,
+        wr: &ibv_send_wr,
+        most: u32,
+    ) -> Option<Payload> {
+        // SAFETY: the caller promises a valid list of one sge.
+        let sge = unsafe { &*wr.sg_list };
+        let inline = wr.send_flags & IBV_SEND_INLINE != 0;
+        let room = if inline {
+            max_inline
+        } else {
+            MAX_PAYLOAD as u32
+        };
+        if sge.length > room.min(MAX_PAYLOAD as u32).min(most) {
+            return None;
+        }
+        let addr = if inline {
+            sge.addr
+        } else {
+            let regions = &self.process().regions;
+            regions.local_again(last_region, sge, pd, false)?
+        };
+        Some(Payload {
+            addr,
+            len: sge.length,
+        })
+    }
+
+    /// Publishes the message of `wr`, the message with this number of the connection, and rings
+    /// the receiver if it sleeps.
+    #[inline(always)]
+    fn publish_sent(
+        &self,
+        sq: &SendQueue,
+        conn: &Connection,
+        wr: &ibv_send_wr,
+        consumed: Consumed,
+        payload: Payload,
+        number: u32,
+    ) -> Published {
+        let with_imm = wr.opcode == IBV_WR_SEND_WITH_IMM;
+        let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
+        let header = Header {
+            op: if with_imm { op::SEND_IMM } else { op::SEND },
+            flags: consumed.flags | if solicited { flag::SOLICITED } else { 0 },
+            dst_qpn: sq.dest,
+            incarnation: conn.word.incarnation(),
+            len: payload.len,
+            imm: wr.__bindgen_anon_1.bindgen_union_field,
+            msn: consumed.msn,
+            src_qpn: self.number(),
+            life: consumed.life,
+        };
+        // SAFETY: the payload is inside the application's registered buffer, or is its inline data.
+        if !unsafe { publish(self.process(), conn, &header, payload) } {
+            return Published::No;
+        }
+        let status = outcome(conn, sq.kind, number);
         if unanswered(sq, status) {
-            // As above; the owner that finds the message in the ring gives the claim back.
-            return false;
+            return Published::Unanswered;
         }
         conn.peer.notify_cq(conn.recv_cq, solicited);
-        sq.sent = sq.sent.wrapping_add(1);
+        Published::Done(status)
+    }
+
+    /// Counts a sent request and completes it.
+    #[inline(always)]
+    fn finish_sent(&self, sq: &mut SendQueue, wr: &ibv_send_wr, len: u32, status: ibv_wc_status) {
         sq.head = sq.head.wrapping_add(1);
         if status != IBV_WC_SUCCESS {
-            let len = u64::from(sge.length);
-            self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, len, status);
-            return true;
+            self.finish(sq, wr.wr_id, wr.opcode, wr.send_flags, len.into(), status);
+            return;
         }
         sq.executed = sq.head;
         if sq.signal_all || wr.send_flags & IBV_SEND_SIGNALED != 0 {
-            self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_SUCCESS, sge.length);
+            self.complete_send(sq, wr.wr_id, wr.opcode, IBV_WC_SUCCESS, len);
         }
-        true
     }
 
     /// Posts a receive; or returns false, with no state changed. The caller publishes it to peers.
@@ -246,16 +287,11 @@ impl Qp {
 /// Publishes a message whose payload is contiguous; or returns false, with nothing published.
 ///
 /// # Safety
-/// `addr` must be readable for `len` bytes.
+/// `payload` must be readable.
 #[inline(always)]
-unsafe fn publish(
-    process: &Process,
-    conn: &Connection,
-    header: &Header,
-    addr: u64,
-    len: u32,
-) -> bool {
-    let (from, len) = (std::ptr::without_provenance(addr as usize), len as usize);
+unsafe fn publish(process: &Process, conn: &Connection, header: &Header, payload: Payload) -> bool {
+    let from = std::ptr::without_provenance(payload.addr as usize);
+    let len = payload.len as usize;
     // SAFETY: the caller's promise.
     unsafe {
         if len <= SHORT {
