@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use rdma_core_sys::{
     IBV_QPS_RESET, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UD, IBV_QPT_XRC_SEND,
-    ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
+    ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
 };
 
 use super::drain::Drain;
@@ -25,6 +25,9 @@ use crate::srq::Srq;
 use crate::sync::Lock;
 use crate::sys::{Errno, Res, random, try_box, zeroed};
 
+/// Minimum inline data that each queue pair can send, in bytes.
+const MIN_INLINE: u32 = 64;
+
 /// Attributes of a new queue pair.
 pub(crate) struct QpInit {
     pub(crate) pd: *mut ibv_pd,
@@ -34,124 +37,9 @@ pub(crate) struct QpInit {
 }
 
 impl SendQueue {
-    fn new(init: &ibv_qp_init_attr, pd: u32) -> Res<Self> {
-        let cap = &init.cap;
-        let route = if init.qp_type == IBV_QPT_XRC_SEND {
-            Some(try_box(Route::new()?)?)
-        } else {
-            None
-        };
-        let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
-        let max_sge = cap.max_send_sge.max(1);
-        Ok(Self {
-            max_wr: cap.max_send_wr,
-            max_sge,
-            max_inline: cap.max_inline_data,
-            signal_all: init.sq_sig_all != 0,
-            kind: init.qp_type,
-            pd,
-            cq: init.send_cq.cast::<Cq>(),
-            head: 0,
-            executed: 0,
-            signaled: 0,
-            stored: zeroed::<Stored>(count)?,
-            sges: zeroed::<ibv_sge>(count * max_sge as usize)?,
-            inline: zeroed::<u8>(count * cap.max_inline_data as usize)?,
-            copies: Box::new([]),
-            peer: None,
-            route,
-            conn: None,
-            dest: 0,
-            dest_node: None,
-            qkey: 0,
-            lossy: false,
-            claimed: 0,
-            credit: Credit {
-                posted: 0,
-                least: 0,
-            },
-            claim: None,
-            pushed: false,
-            agent_request: None,
-            sent: 0,
-            wait: None,
-            drain: Drain::default(),
-            pending: PendingSends::new(),
-            timeout: 0,
-            retry_cnt: 0,
-            rnr_retry: 0,
-            last_region: LastRegion::default(),
-        })
-    }
-}
-
-impl SendQueue {
-    fn after(mut self, old: &Self) -> Self {
-        self.pending.continue_after(&old.pending);
-        self
-    }
-}
-
-impl RecvQueue {
-    fn new(process: &Process, init: &ibv_qp_init_attr, pd: u32) -> Res<Self> {
-        let (max_wr, max_sge) = if init.srq.is_null() {
-            (init.cap.max_recv_wr, init.cap.max_recv_sge.max(1))
-        } else {
-            (0, 1)
-        };
-        let count = max_wr.max(1).next_power_of_two() as usize;
-        let posted = zeroed::<Posted>(count)?;
-        let sges = zeroed::<ibv_sge>(count * max_sge as usize)?;
-        let desc_stride = desc::stride(max_sge as usize);
-        let desc_len = count * desc_stride;
-        Ok(Self {
-            max_wr,
-            max_sge,
-            kind: init.qp_type,
-            qkey: 0,
-            pd,
-            cq: init.recv_cq.cast::<Cq>(),
-            head: 0,
-            next: 0,
-            posted,
-            sges,
-            srq: init.srq.cast::<Srq>(),
-            desc_at: process.segment.take(desc_len)?,
-            desc_len,
-            desc_stride,
-            least: u32::MAX,
-            peer: None,
-            dest: 0,
-            incarnation: 0,
-            flow: Flow::Open,
-            patience: 0,
-            received: 0,
-            pulls: false,
-            last_region: LastRegion::default(),
-        })
-    }
-}
-
-/// An object that is not in use yet.
-pub(super) fn blank(index: u32) -> Qp {
-    // SAFETY: all zeros is a value of each of the C structures.
-    let (object, attr, init) = unsafe {
-        (
-            std::mem::zeroed(),
-            std::mem::zeroed::<ibv_qp_attr>(),
-            std::mem::zeroed::<ibv_qp_init_attr>(),
-        )
-    };
-    Qp {
-        object: UnsafeCell::new(object),
-        index,
-        process: AtomicPtr::new(std::ptr::null_mut()),
-        state: AtomicU32::new(DESTROYED),
-        word: AtomicU64::new(StateWord::new(0, 0, 0, random() as u32).0),
-        send_done: AtomicU32::new(0),
-        recv_done: AtomicU32::new(0),
-        events: AtomicU32::new(0),
-        sq: Lock::new(SendQueue {
+    /// The queue of an object that is not in use.
+    fn unused() -> Self {
+        Self {
             max_wr: 0,
             max_sge: 0,
             max_inline: 0,
@@ -189,8 +77,46 @@ pub(super) fn blank(index: u32) -> Qp {
             retry_cnt: 0,
             rnr_retry: 0,
             last_region: LastRegion::default(),
-        }),
-        rq: Lock::new(RecvQueue {
+        }
+    }
+
+    fn new(init: &ibv_qp_init_attr, pd: u32) -> Res<Self> {
+        let cap = &init.cap;
+        let route = if init.qp_type == IBV_QPT_XRC_SEND {
+            Some(try_box(Route::new()?)?)
+        } else {
+            None
+        };
+        let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
+        let max_sge = cap.max_send_sge.max(1);
+        Ok(Self {
+            max_wr: cap.max_send_wr,
+            max_sge,
+            max_inline: cap.max_inline_data,
+            signal_all: init.sq_sig_all != 0,
+            kind: init.qp_type,
+            pd,
+            cq: init.send_cq.cast::<Cq>(),
+            stored: zeroed::<Stored>(count)?,
+            sges: zeroed::<ibv_sge>(count * max_sge as usize)?,
+            inline: zeroed::<u8>(count * cap.max_inline_data as usize)?,
+            route,
+            ..Self::unused()
+        })
+    }
+
+    /// Continues the generation of the pending messages of `old`, so that a late receiver does not
+    /// mistake a message of this queue for one of `old`.
+    fn after(mut self, old: &Self) -> Self {
+        self.pending.continue_after(&old.pending);
+        self
+    }
+}
+
+impl RecvQueue {
+    /// The queue of an object that is not in use.
+    fn unused() -> Self {
+        Self {
             max_wr: 0,
             max_sge: 0,
             kind: IBV_QPT_RC,
@@ -214,7 +140,59 @@ pub(super) fn blank(index: u32) -> Qp {
             received: 0,
             pulls: false,
             last_region: LastRegion::default(),
-        }),
+        }
+    }
+
+    /// Takes room for the descriptors from the segment, which the caller gives back.
+    fn new(process: &Process, init: &ibv_qp_init_attr, pd: u32) -> Res<Self> {
+        let (max_wr, max_sge) = if init.srq.is_null() {
+            (init.cap.max_recv_wr, init.cap.max_recv_sge.max(1))
+        } else {
+            (0, 1)
+        };
+        let count = max_wr.max(1).next_power_of_two() as usize;
+        let posted = zeroed::<Posted>(count)?;
+        let sges = zeroed::<ibv_sge>(count * max_sge as usize)?;
+        let desc_stride = desc::stride(max_sge as usize);
+        let desc_len = count * desc_stride;
+        Ok(Self {
+            max_wr,
+            max_sge,
+            kind: init.qp_type,
+            pd,
+            cq: init.recv_cq.cast::<Cq>(),
+            posted,
+            sges,
+            srq: init.srq.cast::<Srq>(),
+            desc_at: process.segment.take(desc_len)?,
+            desc_len,
+            desc_stride,
+            ..Self::unused()
+        })
+    }
+}
+
+/// An object that is not in use yet.
+pub(super) fn blank(index: u32) -> Qp {
+    // SAFETY: all zeros is a value of each of the C structures.
+    let (object, attr, init) = unsafe {
+        (
+            std::mem::zeroed(),
+            std::mem::zeroed::<ibv_qp_attr>(),
+            std::mem::zeroed::<ibv_qp_init_attr>(),
+        )
+    };
+    Qp {
+        object: UnsafeCell::new(object),
+        index,
+        process: AtomicPtr::new(std::ptr::null_mut()),
+        state: AtomicU32::new(DESTROYED),
+        word: AtomicU64::new(StateWord::new(0, 0, 0, random() as u32).0),
+        send_done: AtomicU32::new(0),
+        recv_done: AtomicU32::new(0),
+        events: AtomicU32::new(0),
+        sq: Lock::new(SendQueue::unused()),
+        rq: Lock::new(RecvQueue::unused()),
         attr: Mutex::new(Attributes { attr, init }),
         target: Mutex::new(None),
         batch: extended::Batch::default(),
@@ -262,117 +240,145 @@ pub(crate) unsafe fn create(mut init: QpInit) -> Res<&'static Qp> {
     if init.operations.is_some_and(|asked| asked & !offered != 0) {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    if !init.attr.srq.is_null() {
-        init.attr.cap.max_recv_wr = 0;
-        init.attr.cap.max_recv_sge = 0;
-    }
-    if init.attr.qp_type == IBV_QPT_XRC_SEND {
-        init.attr.recv_cq = std::ptr::null_mut();
-        init.attr.cap.max_recv_wr = 0;
-        init.attr.cap.max_recv_sge = 0;
-    }
-    init.attr.cap.max_inline_data = init.attr.cap.max_inline_data.max(64);
+    init.settle_capabilities();
     // SAFETY: the caller promises a live domain.
     let pd = unsafe { Pd::from_ptr(init.pd) };
     // SAFETY: a domain's context is live.
     let context = unsafe { Context::from_ptr((*init.pd).context) };
-    let process = context.process;
-    let sq = SendQueue::new(&init.attr, pd.number)?;
-    let rq = RecvQueue::new(process, &init.attr, pd.number)?;
-    let (desc_at, desc_len) = (rq.desc_at, rq.desc_len);
-    let qp = process
-        .qps
-        .take(blank)
-        .inspect_err(|_| process.segment.give(desc_at, desc_len))?;
-    if let Err(error) = process.segment.back_halves(qp.at(), layout::STRIDE) {
-        process.segment.give(desc_at, desc_len);
-        process.qps.give(qp.index);
-        return Err(error);
-    }
-    qp.process
-        .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
-    let object = qp.as_ptr();
-    // SAFETY: the object is not handed out yet; mutex and condition are initialised in place.
+    let (qp, sq, rq) = reserve(context.process, &init.attr, pd.number)?;
+    // SAFETY: the queue pair is not handed out yet; the caller promises live objects.
     unsafe {
-        (*object).context = (*init.pd).context;
-        (*object).qp_context = init.attr.qp_context;
-        (*object).pd = init.pd;
-        (*object).send_cq = init.attr.send_cq;
-        (*object).recv_cq = init.attr.recv_cq;
-        (*object).srq = init.attr.srq;
-        (*object).handle = qp.index;
-        (*object).qp_num = qp.number();
-        (*object).state = IBV_QPS_RESET;
-        (*object).qp_type = init.attr.qp_type;
-        (*object).events_completed = 0;
-        let extended = object.cast::<ibv_qp_ex>();
-        extended
-            .byte_add(size_of::<ibv_qp>())
-            .cast::<u8>()
-            .write_bytes(0, size_of::<ibv_qp_ex>() - size_of::<ibv_qp>());
-        if let Some(asked) = init.operations {
-            extended::fill(extended, init.attr.qp_type, asked);
-        }
-        libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
-        libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
-    }
-    for cq in [init.attr.send_cq, init.attr.recv_cq] {
-        // SAFETY: the caller promises live queues, or NULL for a queue that is not needed.
-        if let Some(cq) = unsafe { cq.cast::<Cq>().as_ref() } {
-            cq.users.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-    // SAFETY: the caller promises NULL or a live queue.
-    let srq = unsafe { init.attr.srq.cast::<Srq>().as_ref() };
-    if let Some(srq) = srq {
-        srq.users.fetch_add(1, Ordering::Relaxed);
+        qp.fill_object(&init);
+        count_users(&init.attr);
     }
     pd.children.fetch_add(1, Ordering::Relaxed);
     context.children.fetch_add(1, Ordering::Relaxed);
     qp.events.store(0, Ordering::Relaxed);
-    {
-        let mut attributes = qp.attributes();
-        // SAFETY: all zeros is a valid value of the C structure.
-        attributes.attr = unsafe { std::mem::zeroed() };
-        attributes.attr.cap = init.attr.cap;
-        attributes.init = init.attr;
-    }
+    qp.remember_init(&init.attr);
+    qp.publish_queues(&sq, &rq);
     {
         let mut old = qp.sq.lock();
-        // The generation of the pending messages continues, so that a late receiver does not
-        // mistake a message of this incarnation for one of the previous incarnation.
         let sq = sq.after(&old);
         *old = sq;
     }
     *qp.rq.lock() = rq;
-    let map = qp.map();
-    let at = qp.at();
-    // SAFETY: as above.
-    let index_of = |cq: *mut ibv_cq| unsafe { cq.cast::<Cq>().as_ref() }.map_or(0, Cq::index);
-    let (recv_cq, send_cq) = (index_of(init.attr.recv_cq), index_of(init.attr.send_cq));
-    map.u32(at + layout::RECV_CQ)
-        .store(recv_cq, Ordering::Relaxed);
-    map.u32(at + layout::SEND_CQ)
-        .store(send_cq, Ordering::Relaxed);
-    map.u32(at + layout::PD).store(pd.number, Ordering::Relaxed);
-    map.u32(at + layout::SRQ)
-        .store(srq.map_or(0, |srq| srq.index() + 1), Ordering::Relaxed);
-    map.u32(at + layout::TYPE)
-        .store(init.attr.qp_type, Ordering::Relaxed);
-    let num_sge = if srq.is_some() {
-        1
-    } else {
-        init.attr.cap.max_recv_sge.max(1)
-    };
-    let stride = desc::stride(num_sge as usize);
-    map.u64(at + layout::DESC_AT)
-        .store(desc_at as u64, Ordering::Relaxed);
-    map.u32(at + layout::DESC_COUNT)
-        .store((desc_len / stride) as u32, Ordering::Relaxed);
-    map.u32(at + layout::DESC_STRIDE)
-        .store(stride as u32, Ordering::Relaxed);
     qp.reset();
     Ok(qp)
+}
+
+impl QpInit {
+    /// Clears the attributes of a receive queue that the queue pair does not have, and raises the
+    /// inline length to the minimum of the device.
+    fn settle_capabilities(&mut self) {
+        let init = &mut self.attr;
+        if init.qp_type == IBV_QPT_XRC_SEND {
+            init.recv_cq = std::ptr::null_mut();
+        }
+        if init.qp_type == IBV_QPT_XRC_SEND || !init.srq.is_null() {
+            init.cap.max_recv_wr = 0;
+            init.cap.max_recv_sge = 0;
+        }
+        init.cap.max_inline_data = init.cap.max_inline_data.max(MIN_INLINE);
+    }
+}
+
+/// Reserves an object, the memory of its queues, and its room in the segment. Nothing stays
+/// reserved after an error.
+fn reserve(
+    process: &'static Process,
+    init: &ibv_qp_init_attr,
+    pd: u32,
+) -> Res<(&'static Qp, SendQueue, RecvQueue)> {
+    let sq = SendQueue::new(init, pd)?;
+    let rq = RecvQueue::new(process, init, pd)?;
+    let reserved = process.qps.take(blank).and_then(|qp| {
+        process
+            .segment
+            .back_halves(qp.at(), layout::STRIDE)
+            .inspect_err(|_| process.qps.give(qp.index))
+            .map(|()| qp)
+    });
+    let qp = reserved.inspect_err(|_| process.segment.give(rq.desc_at, rq.desc_len))?;
+    qp.process
+        .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
+    Ok((qp, sq, rq))
+}
+
+/// Counts a new queue pair as a user of its completion queues and its shared receive queue.
+///
+/// # Safety
+/// Each queue must be NULL or live.
+unsafe fn count_users(init: &ibv_qp_init_attr) {
+    for cq in [init.send_cq, init.recv_cq] {
+        // SAFETY: the caller's promise.
+        if let Some(cq) = unsafe { cq.cast::<Cq>().as_ref() } {
+            cq.users.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    // SAFETY: the caller's promise.
+    if let Some(srq) = unsafe { init.srq.cast::<Srq>().as_ref() } {
+        srq.users.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Qp {
+    /// Fills the C object.
+    ///
+    /// # Safety
+    /// No other thread may have the object yet; the domain must be live.
+    unsafe fn fill_object(&self, init: &QpInit) {
+        let object = self.as_ptr();
+        // SAFETY: the caller's promise; mutex and condition are initialised in place.
+        unsafe {
+            (*object).context = (*init.pd).context;
+            (*object).qp_context = init.attr.qp_context;
+            (*object).pd = init.pd;
+            (*object).send_cq = init.attr.send_cq;
+            (*object).recv_cq = init.attr.recv_cq;
+            (*object).srq = init.attr.srq;
+            (*object).handle = self.index;
+            (*object).qp_num = self.number();
+            (*object).state = IBV_QPS_RESET;
+            (*object).qp_type = init.attr.qp_type;
+            (*object).events_completed = 0;
+            let extended = object.cast::<ibv_qp_ex>();
+            extended
+                .byte_add(size_of::<ibv_qp>())
+                .cast::<u8>()
+                .write_bytes(0, size_of::<ibv_qp_ex>() - size_of::<ibv_qp>());
+            if let Some(asked) = init.operations {
+                extended::fill(extended, init.attr.qp_type, asked);
+            }
+            libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
+            libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
+        }
+    }
+
+    /// Records the attributes of a new queue pair for `ibv_query_qp`.
+    fn remember_init(&self, init: &ibv_qp_init_attr) {
+        let mut attributes = self.attributes();
+        // SAFETY: all zeros is a valid value of the C structure.
+        attributes.attr = unsafe { std::mem::zeroed() };
+        attributes.attr.cap = init.cap;
+        attributes.init = *init;
+    }
+
+    /// Writes to the entry in the segment what peers need to know of the queues.
+    fn publish_queues(&self, sq: &SendQueue, rq: &RecvQueue) {
+        // SAFETY: NULL, or a completion queue, whose memory is never freed.
+        let index_of = |cq: *const Cq| unsafe { cq.as_ref() }.map_or(0, Cq::index);
+        let (map, at) = (self.map(), self.at());
+        let put = |offset: usize, value: u32| map.u32(at + offset).store(value, Ordering::Relaxed);
+        put(layout::RECV_CQ, index_of(rq.cq));
+        put(layout::SEND_CQ, index_of(sq.cq));
+        put(layout::PD, rq.pd);
+        put(layout::SRQ, rq.shared().map_or(0, |srq| srq.index() + 1));
+        put(layout::TYPE, rq.kind);
+        map.u64(at + layout::DESC_AT)
+            .store(rq.desc_at as u64, Ordering::Relaxed);
+        put(layout::DESC_COUNT, (rq.desc_len / rq.desc_stride) as u32);
+        put(layout::DESC_STRIDE, rq.desc_stride as u32);
+    }
 }
 
 /// `ibv_destroy_qp`: waits until the application has acknowledged every asynchronous event that it
