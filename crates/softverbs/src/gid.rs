@@ -2,7 +2,7 @@
 
 use rdma_core_sys::ibv_gid;
 
-use crate::process::MAX_NODES;
+use crate::limits::MAX_NODES;
 use crate::sys::machine_id;
 
 /// Entries of the GID table that are filled, and all of them.

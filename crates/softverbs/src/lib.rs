@@ -36,6 +36,7 @@ pub mod fuzz;
 mod fuzz;
 #[allow(unsafe_code, reason = "a GID is a union")]
 mod gid;
+mod limits;
 mod log;
 #[cfg(all(test, loom))]
 #[allow(

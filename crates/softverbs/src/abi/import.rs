@@ -24,7 +24,7 @@ pub(super) unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32
         let owner = unsafe { Context::from_ptr(context) };
         let process = owner.live()?;
         let origin = owner.origin;
-        let foreign = !origin.is_of(process);
+        let foreign = !origin.is_of(process.slot, &process.identity);
         let room = room()?;
         let known = if foreign {
             let peer = origin_peer(process, origin)?;
@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32
         let process = owner.live()?;
         let origin = owner.origin;
         let room = room()?;
-        let buffer_reference = if origin.is_of(process) {
+        let buffer_reference = if origin.is_of(process.slot, &process.identity) {
             process.buffers.hold(handle, origin.context)
         } else {
             let peer = origin_peer(process, origin)?;

@@ -182,8 +182,15 @@ pub(super) unsafe extern "C" fn advise_mr(
             // SAFETY: the caller promises a list of this length.
             unsafe { std::slice::from_raw_parts(sg_list, num_sge as usize) }
         };
-        let (regions, windows) = (&process.regions, &process.windows);
-        region::advise(regions, windows, domain.number, advice, flags, sges)
+        let is_window = |key| process.windows.has(key);
+        region::advise(
+            &process.regions,
+            is_window,
+            domain.number,
+            advice,
+            flags,
+            sges,
+        )
     })
 }
 

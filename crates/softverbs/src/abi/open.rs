@@ -41,7 +41,7 @@ pub(super) unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context
         // SAFETY: the caller promises an open descriptor; a wrong one is an error of the kernel.
         let origin = Origin::of_file(unsafe { BorrowedFd::borrow_raw(cmd_fd) })?;
         let process = Process::open()?;
-        if !origin.is_of(process) {
+        if !origin.is_of(process.slot, &process.identity) {
             origin_peer(process, origin)?;
         }
         // SAFETY: the caller passes its ownership.

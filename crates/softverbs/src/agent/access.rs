@@ -2,55 +2,16 @@
 //! memory under a hazard of this process, so that a thread that invalidates a key waits for the
 //! agent as for any initiator.
 
-use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_sge};
+use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
 use super::wire::{Kind, Outcome, PLACE, Request};
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::qp::{MAX_SGE, Qp};
-use crate::region::{self, AccessError, Change, Hazard, Key, Target, Use};
+use crate::qp::Qp;
+use crate::region::{self, AccessError, Change, Hazard, Key, Places, Target, Use};
 use crate::segment::layout::xrc;
 use crate::srq::{Srq, split_srq_num};
 use crate::sys::{self, BounceFile};
-
-/// Sges of a receive, each with the lkey that it was posted with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Places {
-    pub(crate) list: [(u64, u32, Key); MAX_SGE as usize],
-    pub(crate) count: usize,
-}
-
-impl Places {
-    /// Destination of `len` bytes from byte `skip` of `sges`; `None` if `sges` are too short or a
-    /// key is not valid.
-    pub(crate) fn of(
-        process: &Process,
-        sges: &[ibv_sge],
-        pd: u32,
-        mut skip: u64,
-        len: u32,
-    ) -> Option<Self> {
-        let mut places = Self::default();
-        let mut left = len;
-        for sge in sges {
-            let before = skip.min(u64::from(sge.length));
-            skip -= before;
-            let here = left.min(sge.length - before as u32);
-            if here > 0 {
-                let addr = process.regions.local(sge, pd, true)?;
-                places.push(addr.wrapping_add(before), here, Key(sge.lkey))?;
-                left -= here;
-            }
-        }
-        (left == 0).then_some(places)
-    }
-
-    fn push(&mut self, addr: u64, len: u32, key: Key) -> Option<()> {
-        *self.list.get_mut(self.count)? = (addr, len, key);
-        self.count += 1;
-        Some(())
-    }
-}
 
 /// The receiver of a request's payload: a queue pair, or for an XRC target the shared receive queue
 /// that the request names.
@@ -197,7 +158,7 @@ fn change(process: &Process, slot: u32, request: &Request) -> Outcome {
     let Some(addr) = place else {
         return Outcome::Refused;
     };
-    let outcome = match region::change_own(process, &own, addr, change) {
+    let outcome = match region::change_own(process, &process.buffers, &own, addr, change) {
         Ok(old) => Outcome::Done(old),
         Err(AccessError::Dead) => Outcome::Busy,
         Err(_) => Outcome::Refused,

@@ -12,7 +12,6 @@ mod policy;
 mod serve;
 mod wire;
 
-pub(crate) use access::Places;
 pub(crate) use files::Opener;
 pub(crate) use link::{Broken, Due, Link};
 pub(crate) use policy::{allow_tracers, needed_for, needed_from_start, tell};

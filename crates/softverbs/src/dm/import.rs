@@ -9,8 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
-use crate::process::Process;
-use crate::sys::{self, Errno, Res};
+use crate::sys::{self, Errno, Identity, Res};
 
 /// First word of the file.
 const MAGIC: u64 = 0x0001_6478_6574_6e63;
@@ -59,9 +58,9 @@ impl Origin {
         })
     }
 
-    pub(crate) fn is_of(self, process: &Process) -> bool {
-        let own = process.signature();
-        (self.slot, self.cookie) == (own.slot, own.cookie)
+    /// Whether the context belongs to the process in `slot`.
+    pub(crate) fn is_of(self, slot: u32, identity: &Identity) -> bool {
+        (self.slot, self.cookie) == (slot, identity.cookie)
     }
 }
 

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::Input;
+use crate::limits::{MAX_MESSAGE, MAX_SGE};
+use crate::qp::PendingView;
 use crate::qp::pending_word::{self, Offer};
-use crate::qp::{MAX_MESSAGE, MAX_SGE, PendingView};
 use crate::segment::layout::{arena, pending as layout, qp};
 use crate::segment::{Mapping, OwnSegment};
 

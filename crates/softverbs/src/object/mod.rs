@@ -17,7 +17,3 @@ pub(crate) use dm::{Dm, MAX_DM};
 pub(crate) use mr::region_object;
 pub(crate) use pd::{Import, Pd};
 pub(crate) use td::Td;
-
-/// Most READs and atomics that an application may ask to have under way. They are done one after
-/// the other, so any number is as good.
-pub(crate) const MAX_RD_ATOMIC: u8 = 128;

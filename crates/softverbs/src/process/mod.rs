@@ -23,10 +23,11 @@ use crate::agent::{self, Agent, Link};
 use crate::cq::Cq;
 use crate::dm::Buffers;
 use crate::environment;
+use crate::limits::MAX_NODES;
 use crate::mw::{Owner, Windows};
 use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
-use crate::region::{AccessError, Description, Key, Range, Regions, Target};
+use crate::region::{AccessError, Description, Initiator, Key, Range, Regions, Target};
 use crate::registry::{Entry, Registry};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
@@ -34,9 +35,6 @@ use crate::signal::{self, Attention};
 use crate::srq::Srq;
 use crate::sync::{Arc, Lock, barriers_work};
 use crate::sys::{self, Epoll, Errno, Identity, Pipe, Res, Timer};
-
-/// Number of emulated nodes: limited by the node's field in GIDs and LIDs.
-pub(crate) const MAX_NODES: u32 = 4096;
 
 /// This process, see the module documentation.
 #[derive(Debug)]
@@ -545,6 +543,20 @@ impl Process {
     /// progress.
     pub(crate) fn will_sleep(&self) {
         signal::will_sleep(&self.segment.map);
+    }
+}
+
+impl Initiator for Process {
+    fn identity(&self) -> (u32, u64) {
+        (self.slot, self.identity.cookie)
+    }
+
+    fn cookie_of(&self, slot: u32) -> Option<u64> {
+        Self::cookie_of(self, slot)
+    }
+
+    fn lives(&self, slot: u32) -> bool {
+        Self::lives(self, slot)
     }
 }
 

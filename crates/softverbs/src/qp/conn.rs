@@ -8,7 +8,8 @@ use rdma_core_sys::{
 
 use super::push::Receive;
 use super::request::IovecList;
-use super::{MAX_SGE, Qp, SendQueue, entry_at};
+use super::{Qp, SendQueue, entry_at};
+use crate::limits::MAX_SGE;
 use crate::peer::Peer;
 use crate::region::{Key, Use};
 use crate::segment::Mapping;

@@ -61,15 +61,6 @@ use crate::signal;
 use crate::srq::Srq;
 use crate::sync::{Arc, Lock};
 
-/// Maximum number of requests in one queue.
-pub(crate) const MAX_WR: u32 = 1 << 15;
-/// Maximum number of sges of one request.
-pub(crate) const MAX_SGE: u32 = 32;
-/// Maximum inline data of one request, in bytes.
-pub(crate) const MAX_INLINE: u32 = 1024;
-/// Maximum message length, in bytes.
-pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
-
 /// A queue pair. The C object is the first field, so a pointer to the C object is also a pointer to
 /// the `Qp`. Destroying the queue pair does not free the memory: the next queue pair with the same
 /// index reuses it.

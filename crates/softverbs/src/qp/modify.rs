@@ -7,8 +7,8 @@ use rdma_core_sys::*;
 use super::state::{meaningful, transition_allowed};
 use super::{Qp, RecvQueue, SendQueue, TARGET};
 use crate::gid;
+use crate::limits::{MAX_NODES, MAX_RD_ATOMIC};
 use crate::peer::Peer;
-use crate::process::MAX_NODES;
 use crate::segment::layout::{StateWord, qp as layout, qp_access, split_qp_num};
 use crate::sync::Arc;
 use crate::sys::{Errno, Res};
@@ -72,7 +72,6 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: u32) -> R
 pub(super) fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
     let ok = |bit: u32, good: bool| mask & bit == 0 || good;
     let mtus = IBV_MTU_256..=IBV_MTU_4096;
-    let most_rd = crate::object::MAX_RD_ATOMIC;
     let good = ok(IBV_QP_PORT, attr.port_num == 1)
         && ok(IBV_QP_PKEY_INDEX, attr.pkey_index == 0)
         && ok(IBV_QP_ALT_PATH, attr.alt_port_num <= 1)
@@ -82,10 +81,10 @@ pub(super) fn check(attr: &ibv_qp_attr, mask: u32) -> Res<()> {
         && ok(IBV_QP_RNR_RETRY, attr.rnr_retry <= 7)
         && ok(IBV_QP_MIN_RNR_TIMER, attr.min_rnr_timer <= 31)
         && ok(IBV_QP_DEST_QPN, attr.dest_qp_num < 1 << 24)
-        && ok(IBV_QP_MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= most_rd)
+        && ok(IBV_QP_MAX_QP_RD_ATOMIC, attr.max_rd_atomic <= MAX_RD_ATOMIC)
         && ok(
             IBV_QP_MAX_DEST_RD_ATOMIC,
-            attr.max_dest_rd_atomic <= most_rd,
+            attr.max_dest_rd_atomic <= MAX_RD_ATOMIC,
         )
         && ok(IBV_QP_AV, address_good(&attr.ah_attr));
     if good {

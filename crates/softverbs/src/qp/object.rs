@@ -13,10 +13,10 @@ use super::drain::Drain;
 use super::pending::PendingSends;
 use super::xrc_send::Route;
 use super::{
-    Attributes, DESTROYED, Flow, MAX_INLINE, MAX_SGE, MAX_WR, Posted, Qp, RecvQueue, SendQueue,
-    Stored, TARGET, extended, state,
+    Attributes, DESTROYED, Flow, Posted, Qp, RecvQueue, SendQueue, Stored, TARGET, extended, state,
 };
 use crate::cq::Cq;
+use crate::limits::{MAX_INLINE, MAX_SGE, MAX_WR};
 use crate::object::{Context, Pd};
 use crate::process::Process;
 use crate::region::LastRegion;

@@ -13,7 +13,8 @@ use rdma_core_sys::{
 use super::pending_word::{self, Offer};
 use super::request::IovecList;
 use super::waiting::stored_len;
-use super::{MAX_SGE, Qp, SendQueue};
+use super::{Qp, SendQueue};
+use crate::limits::{MAX_MESSAGE, MAX_SGE};
 use crate::segment::Mapping;
 use crate::segment::layout::{
     PendingWord, SEGMENT_SIZE, arena, fits, pending as layout, qp as qp_layout,
@@ -333,7 +334,7 @@ impl PendingView {
         let len = get(layout::LEN);
         let count = get(layout::NUM_SGE) as usize;
         let most = (self.stride - layout::FIRST) / layout::SGE_STRIDE;
-        if count > most.min(MAX_SGE as usize) || u64::from(len) > super::MAX_MESSAGE {
+        if count > most.min(MAX_SGE as usize) || u64::from(len) > MAX_MESSAGE {
             return None;
         }
         let mut left = len as usize;

@@ -8,7 +8,8 @@
 use super::agent_request::What;
 use super::conn::Connection;
 use super::request::{IovecList, Request};
-use super::{MAX_SGE, Qp, SendQueue};
+use super::{Qp, SendQueue};
+use crate::limits::MAX_SGE;
 use crate::region::{AccessError, Hazard, IovecCursor, Key, MOST_AT_ONCE, write_bytes};
 
 /// Reason why a payload is not in the receive.

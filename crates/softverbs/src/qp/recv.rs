@@ -6,10 +6,10 @@ use rdma_core_sys::*;
 
 use super::conn::receives;
 use super::{Flow, Posted, Qp, RecvQueue};
-use crate::agent::Places;
 use crate::cq::{Cq, Cqe, Retires};
 use crate::peer::Peer;
 use crate::process::Process;
+use crate::region::Places;
 use crate::ring::{Consumer, Header, Message, flag, op};
 use crate::segment::layout::{Credit, StateWord, desc, qp as layout, split_qp_num, xrc};
 use crate::signal;
@@ -262,7 +262,7 @@ impl Qp {
             }
             None => return None,
         };
-        Places::of(self.process(), sges, pd, skip, len)
+        Places::of(&self.process().regions, sges, pd, skip, len)
     }
 
     /// Adds a completion without data for the receive that ended at `next`.

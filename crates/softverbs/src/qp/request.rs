@@ -4,7 +4,8 @@ use std::mem::MaybeUninit;
 
 use rdma_core_sys::*;
 
-use super::{MAX_SGE, Operands, window};
+use super::{Operands, window};
+use crate::limits::MAX_SGE;
 use crate::object::Ah;
 use crate::sys::{self, Errno, Res};
 

@@ -7,7 +7,6 @@
 use rdma_core_sys::*;
 
 use super::{Key, Regions, access};
-use crate::mw::Windows;
 use crate::sys::{self, Errno, Res, with_room};
 
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
@@ -32,7 +31,7 @@ enum Prefetch {
 /// sges are present.
 pub(crate) fn advise(
     regions: &Regions,
-    windows: &Windows,
+    is_window: impl Fn(Key) -> bool,
     pd: u32,
     advice: u32,
     flags: u32,
@@ -48,7 +47,7 @@ pub(crate) fn advise(
         _ => return Err(Errno(libc::EOPNOTSUPP)),
     };
     let place = |sge: &ibv_sge| match find(regions, pd, prefetch, sge) {
-        Err(Errno(libc::ENOENT)) if windows.has(Key(sge.lkey)) => Err(Errno(libc::EINVAL)),
+        Err(Errno(libc::ENOENT)) if is_window(Key(sge.lkey)) => Err(Errno(libc::EINVAL)),
         found => found,
     };
     if flags & FLUSH == 0 {
@@ -113,6 +112,7 @@ fn follow(regions: &Regions, addr: u64, sge: &ibv_sge, prefetch: Prefetch) -> Re
 mod tests {
     use super::super::Range;
     use super::*;
+    use crate::mw::Windows;
     use crate::segment::OwnSegment;
 
     /// New pages that have not been accessed.
@@ -197,7 +197,8 @@ mod tests {
                 length: len,
                 lkey: key.0,
             };
-            advise(&self.regions, &self.windows, 1, advice, flags, &[sge])
+            let is_window = |key| self.windows.has(key);
+            advise(&self.regions, is_window, 1, advice, flags, &[sge])
         }
     }
 
@@ -250,11 +251,11 @@ mod tests {
                 length: 8,
                 lkey: key.0,
             };
-            let other = advise(&own.regions, &own.windows, 2, READ, flags, &[sge]);
+            let other = advise(&own.regions, |_| false, 2, READ, flags, &[sge]);
             assert_eq!(other, error(libc::EPERM));
             assert_eq!(wrong(READ, window), error(libc::EINVAL));
             assert_eq!(wrong(3, key), error(libc::EOPNOTSUPP));
-            let none = advise(&own.regions, &own.windows, 1, READ, flags, &[]);
+            let none = advise(&own.regions, |_| false, 1, READ, flags, &[]);
             assert_eq!(none, error(libc::EINVAL));
         }
         assert_eq!(own.advise(READ, 2, key, 0x10_0000, 8), error(libc::EINVAL));

@@ -9,9 +9,8 @@ use rdma_core_sys::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE};
 
 use super::direct::{self, Direct};
 use super::remote::{AccessError, Hazard, Target, resolve};
-use crate::dm::Shown;
+use crate::dm::{Buffers, Shown};
 use crate::peer::Peer;
-use crate::process::Process;
 use crate::segment::Mapping;
 use crate::segment::layout::stripe;
 use crate::sync::atomic::Ordering;
@@ -113,11 +112,22 @@ fn holder(slot: u32, cookie: u64) -> u64 {
     (u64::from(slot) + 1) << 48 | cookie & 0xffff_ffff_ffff
 }
 
-fn lives(process: &Process, held: u64) -> bool {
+/// The process that executes an atomic: the locks of words name it, and it finds out whether other
+/// holders of locks live.
+pub(crate) trait Initiator {
+    /// Its slot, and the cookie that identifies it in the slot.
+    fn identity(&self) -> (u32, u64);
+    /// The cookie of the live process in a slot, if the registry has one.
+    fn cookie_of(&self, slot: u32) -> Option<u64>;
+    /// Whether the process in a slot may still be alive.
+    fn lives(&self, slot: u32) -> bool;
+}
+
+fn lives(initiator: &impl Initiator, held: u64) -> bool {
     let slot = ((held >> 48) as u32).wrapping_sub(1);
-    match process.cookie_of(slot) {
+    match initiator.cookie_of(slot) {
         Some(cookie) => holder(slot, cookie) == held,
-        None => process.lives(slot),
+        None => initiator.lives(slot),
     }
 }
 
@@ -126,12 +136,13 @@ fn lives(process: &Process, held: u64) -> bool {
 /// # Errors
 /// [`AccessError`]; the word is unchanged.
 pub(crate) fn change(
-    process: &Process,
+    initiator: &impl Initiator,
     peer: &Peer,
     target: Target,
     change: Change,
 ) -> Result<u64, AccessError> {
-    let hazard = Hazard::publish(&peer.hazards, &peer.map, process.slot, target.key);
+    let (slot, _) = initiator.identity();
+    let hazard = Hazard::publish(&peer.hazards, &peer.map, slot, target.key);
     let place =
         resolve(&peer.map, target, target.addr, 8, change.right()).ok_or(AccessError::Remote)?;
     // The word's address, not the key, decides the method: an implicit region also covers device
@@ -155,7 +166,7 @@ pub(crate) fn change(
     if peer.refuses() {
         return Err(AccessError::Refused);
     }
-    let old = change_ordinary(process, peer, at, change, PATIENCE)?;
+    let old = change_ordinary(initiator, peer, at, change, PATIENCE)?;
     drop(hazard);
     Ok(old)
 }
@@ -167,27 +178,29 @@ pub(crate) fn change(
 /// [`AccessError::Dead`]: another process has held the word's lock for more than 1 ms.
 /// [`AccessError::Remote`]: the word is not mapped.
 pub(crate) fn change_own(
-    process: &Process,
+    initiator: &impl Initiator,
+    buffers: &Buffers,
     own: &Peer,
     addr: u64,
     change: Change,
 ) -> Result<u64, AccessError> {
-    match process.buffers.find(addr, 8) {
+    match buffers.find(addr, 8) {
         Some((buffer, offset)) => direct::change(&buffer.map, offset, |old| change.apply(old)),
-        None => change_ordinary(process, own, addr, change, Duration::from_millis(1)),
+        None => change_ordinary(initiator, own, addr, change, Duration::from_millis(1)),
     }
 }
 
 /// Changes a word outside device buffers, under its lock.
 fn change_ordinary(
-    process: &Process,
+    initiator: &impl Initiator,
     peer: &Peer,
     at: u64,
     change: Change,
     patience: Duration,
 ) -> Result<u64, AccessError> {
-    let own = holder(process.slot, process.identity.cookie);
-    let stripe = Stripe::lock(&peer.map, at, own, patience, |held| lives(process, held))
+    let (slot, cookie) = initiator.identity();
+    let own = holder(slot, cookie);
+    let stripe = Stripe::lock(&peer.map, at, own, patience, |held| lives(initiator, held))
         .ok_or(AccessError::Dead)?;
     let mut old = [0u8; 8];
     let local = [sys::as_local(old.as_mut_ptr() as u64, 8)];

@@ -16,6 +16,7 @@ mod last_region;
 mod locked;
 mod null;
 pub(crate) mod odp;
+mod places;
 mod remote;
 mod table;
 
@@ -23,13 +24,14 @@ pub(crate) use access::Range;
 pub(crate) use advise::advise;
 #[cfg(any(test, fuzzing))]
 pub(crate) use atomic::Stripe;
-pub(crate) use atomic::{Change, change, change_own};
+pub(crate) use atomic::{Change, Initiator, change, change_own};
 #[cfg(any(test, fuzzing))]
 pub(crate) use direct::change as change_direct;
 pub(crate) use direct::{Direct, Directs};
 pub(crate) use flush::{Flush, flush};
 pub(crate) use hazard::{Use, await_receive, await_shared_receive, receive_in_use};
 pub(crate) use last_region::LastRegion;
+pub(crate) use places::Places;
 #[cfg(any(test, fuzzing))]
 pub(crate) use remote::resolve;
 pub(crate) use remote::{

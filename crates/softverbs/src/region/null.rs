@@ -7,7 +7,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::qp::MAX_MESSAGE;
+use crate::limits::MAX_MESSAGE;
 use crate::sys::{Errno, Res, fallocate, memfd_create};
 
 /// Bytes of memory of the sink.

@@ -30,11 +30,11 @@ pub(crate) use xrc::{
     number_of, split_srq_num,
 };
 
-use crate::agent::Places;
 use crate::events::Element;
+use crate::limits::MAX_SGE;
 use crate::object::Context;
 use crate::process::Process;
-use crate::region::LastRegion;
+use crate::region::{LastRegion, Places};
 use crate::segment::layout::{desc, srq as layout};
 use crate::signal;
 use crate::sync::{Lock, heavy_fence, light_fence_towards_all};
@@ -112,7 +112,7 @@ pub(crate) struct Taken {
     pub(crate) wr_id: u64,
     pub(crate) total: u32,
     pub(crate) pd: u32,
-    sges: [ibv_sge; crate::qp::MAX_SGE as usize],
+    sges: [ibv_sge; MAX_SGE as usize],
     num_sge: usize,
 }
 
@@ -130,7 +130,7 @@ impl Queue {
         }
         let first = index as usize * self.max_sge as usize;
         let num_sge = posted.num_sge as usize;
-        let mut sges = [ibv_sge::default(); crate::qp::MAX_SGE as usize];
+        let mut sges = [ibv_sge::default(); MAX_SGE as usize];
         sges[..num_sge].copy_from_slice(&self.sges[first..first + num_sge]);
         Some(Taken {
             wr_id: posted.wr_id,
@@ -286,7 +286,7 @@ impl Srq {
         slot: u32,
     ) -> Option<Places> {
         let taken = self.claimed(index, slot)?;
-        Places::of(self.process(), taken.sges(), taken.pd, skip, len)
+        Places::of(&self.process().regions, taken.sges(), taken.pd, skip, len)
     }
 
     /// Claims the next receive for this process if its length is at least `len`; otherwise the

@@ -9,8 +9,8 @@ use rdma_core_sys::{
 
 use super::{Posted, Queue, Srq, XrcInit};
 use crate::events::Element;
+use crate::limits::{MAX_SGE, MAX_WR};
 use crate::object::{Context, Pd};
-use crate::qp::{MAX_SGE, MAX_WR};
 use crate::region::LastRegion;
 use crate::segment::layout::{desc, srq as layout};
 use crate::signal;

@@ -1,0 +1,15 @@
+//! Limits of the device, which `ibv_query_device` reports.
+
+/// Maximum number of requests in one queue.
+pub(crate) const MAX_WR: u32 = 1 << 15;
+/// Maximum number of sges of one request.
+pub(crate) const MAX_SGE: u32 = 32;
+/// Maximum inline data of one request, in bytes.
+pub(crate) const MAX_INLINE: u32 = 1024;
+/// Maximum message length, in bytes.
+pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
+/// Maximum number of RDMA READs and atomics that an application may ask to have outstanding. They
+/// are executed one after the other, so any number has the same effect.
+pub(crate) const MAX_RD_ATOMIC: u8 = 128;
+/// Number of emulated nodes: limited by the node's field in GIDs and LIDs.
+pub(crate) const MAX_NODES: u32 = 4096;
