@@ -18,6 +18,8 @@ mod agent;
 mod cm;
 #[allow(unsafe_code, reason = "completion queues are C objects")]
 mod cq;
+#[allow(unsafe_code, reason = "receives are memory of the application")]
+mod delivery;
 mod dm;
 #[allow(unsafe_code, reason = "called by C")]
 mod entry;

@@ -6,7 +6,6 @@ use rdma_core_sys::*;
 
 use crate::cq::{self, Cq, CqInit};
 use crate::entry::{guard, non_null, pointer, status};
-use crate::events;
 use crate::object::Context;
 use crate::sys::Errno;
 
@@ -16,13 +15,13 @@ pub(super) unsafe extern "C" fn create_comp_channel(
     pointer(|| {
         // SAFETY: the caller promises a live context.
         let owner = unsafe { Context::from_ptr(context) };
-        events::create_channel(context, owner.live()?)
+        cq::create_channel(context, owner.live()?)
     })
 }
 
 pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller promises a live channel.
-    status(|| unsafe { events::destroy_channel(channel) })
+    status(|| unsafe { cq::destroy_channel(channel) })
 }
 
 pub(super) unsafe extern "C" fn get_cq_event(
@@ -31,7 +30,7 @@ pub(super) unsafe extern "C" fn get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: the caller promises a live channel and writable outputs.
-    match guard(|| unsafe { events::get_cq_event(channel, cq, cq_context) }) {
+    match guard(|| unsafe { cq::get_cq_event(channel, cq, cq_context) }) {
         Ok(()) => 0,
         Err(error) => {
             error.set();
@@ -42,7 +41,7 @@ pub(super) unsafe extern "C" fn get_cq_event(
 
 pub(super) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     // SAFETY: the caller promises a live queue.
-    unsafe { events::ack_cq_events(cq, count) };
+    unsafe { cq::ack_cq_events(cq, count) };
 }
 
 pub(super) unsafe extern "C" fn create_cq(

@@ -1,9 +1,11 @@
 //! Completion queues: private memory that only this process fills.
 
+mod channel;
 pub(crate) mod extended;
 mod moderation;
 mod poll;
 
+pub(crate) use channel::{Channel, ack_cq_events, create_channel, destroy_channel, get_cq_event};
 pub(crate) use moderation::{
     MAX_COUNT as MAX_MODERATION_COUNT, MAX_PERIOD as MAX_MODERATION_PERIOD,
 };
@@ -17,7 +19,7 @@ use rdma_core_sys::{
     IBV_EVENT_CQ_ERR, IBV_WC_SUCCESS, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex,
 };
 
-use crate::events::{Channel, Element};
+use crate::events::Element;
 use crate::object::Context;
 use crate::process::Process;
 use crate::segment::layout::{ARMED_ANY, ARMED_NOT, ARMED_SOLICITED, cq as layout};

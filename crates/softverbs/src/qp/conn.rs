@@ -2,13 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use rdma_core_sys::{
-    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE,
-};
+use rdma_core_sys::{IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET};
 
 use super::push::Receive;
 use super::request::IovecList;
 use super::{Qp, SendQueue, entry_at};
+use crate::delivery::receives;
 use crate::limits::MAX_SGE;
 use crate::peer::Peer;
 use crate::region::{Key, Use};
@@ -75,12 +74,6 @@ pub(super) enum Unreachable {
     Gone,
     /// The shared receive queue that the request names can't be reached through it.
     Invalid,
-}
-
-/// Whether a queue pair in this state takes messages.
-#[inline]
-pub(crate) fn receives(state: u32) -> bool {
-    matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD | IBV_QPS_SQE)
 }
 
 impl Connection {

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::conn::receives;
 use super::request::Request;
 use super::waiting::{Reason, Step};
 use super::{Qp, RecvQueue, SendQueue, entry_at};
 use crate::cq::{Cqe, Retires};
+use crate::delivery::receives;
 use crate::gid;
 use crate::peer::{Peer, Unmade};
 use crate::ring::{Consumer, Header, Message, Pushed, flag, op};

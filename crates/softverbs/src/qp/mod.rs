@@ -29,14 +29,13 @@ mod window;
 mod xrc_send;
 mod xrc_target;
 
-pub(crate) use conn::receives;
 pub(crate) use datagram::notify as notify_datagram;
 pub(crate) use fast_path::deliver_fast;
 pub(crate) use modify::{address_good, modify, query};
 pub(crate) use object::{QpInit, abandon, create, destroy};
 #[cfg(any(test, fuzzing))]
 pub(crate) use pending::PendingView;
-pub(crate) use recv::{Inbox, Receive, deliver, post_recv};
+pub(crate) use recv::{deliver, post_recv};
 pub(crate) use send::post_send;
 pub(crate) use waiting::Went;
 pub(crate) use window::bind_mw;
@@ -51,6 +50,7 @@ use rdma_core_sys::{
 };
 
 use crate::cq::Cq;
+use crate::delivery::receives;
 use crate::object::Context;
 use crate::peer::Peer;
 use crate::process::Process;
@@ -314,7 +314,7 @@ impl Qp {
     /// private memory only.
     pub(crate) fn granted_to(&self, from: u32, incarnation: u32, slot: u32) -> Option<(u32, u32)> {
         let word = StateWord(self.word.load(Ordering::Acquire));
-        let connected = conn::receives(self.state())
+        let connected = receives(self.state())
             && word.dest() == from
             && word.incarnation() == incarnation
             && split_qp_num(from).0 == slot;

@@ -2,12 +2,11 @@
 
 use rdma_core_sys::*;
 
-use super::conn::receives;
 use super::pending::{Entry, PendingView};
-use super::recv::Receive;
 use super::request::IovecList;
 use super::{Qp, RecvQueue, entry_at};
 use crate::cq::Retires;
+use crate::delivery::{Receive, receives};
 use crate::peer::Peer;
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::segment::layout::{PendingWord, split_qp_num};
@@ -171,15 +170,7 @@ impl Qp {
         let Some(taken) = srq.take(claim, own) else {
             return Outcome::Over;
         };
-        let receive = Receive {
-            wr_id: taken.wr_id,
-            total: taken.total,
-            pd: taken.pd,
-            sges: &[],
-            done: 0,
-            retires: Retires::Nothing,
-        };
-        self.complete_pulled(rq, &receive, entry);
+        self.complete_pulled(rq, &taken.receive(), entry);
         Outcome::Taken
     }
 

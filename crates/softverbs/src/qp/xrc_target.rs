@@ -10,10 +10,10 @@ use std::sync::{MutexGuard, PoisonError};
 
 use rdma_core_sys::*;
 
-use super::conn::receives;
 use super::object::blank;
 use super::state::transition_allowed;
 use super::{DESTROYED, Qp, TARGET, entry_at, modify};
+use crate::delivery::receives;
 use crate::events::Element;
 use crate::object::Context;
 use crate::peer::Peer;

@@ -30,6 +30,8 @@ pub(crate) use xrc::{
     number_of, split_srq_num,
 };
 
+use crate::cq::Retires;
+use crate::delivery::Receive;
 use crate::events::Element;
 use crate::limits::MAX_SGE;
 use crate::object::Context;
@@ -119,6 +121,18 @@ pub(crate) struct Taken {
 impl Taken {
     pub(crate) fn sges(&self) -> &[ibv_sge] {
         &self.sges[..self.num_sge]
+    }
+
+    /// The receive, for delivering the message into it.
+    pub(crate) fn receive(&self) -> Receive<'_> {
+        Receive {
+            wr_id: self.wr_id,
+            total: self.total,
+            pd: self.pd,
+            sges: self.sges(),
+            done: 0,
+            retires: Retires::Nothing,
+        }
     }
 }
 

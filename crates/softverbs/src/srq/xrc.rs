@@ -13,9 +13,9 @@ use rdma_core_sys::{
 
 use super::Srq;
 use crate::cq::{Cq, Cqe, Poll, Retires};
+use crate::delivery::{Inbox, receives};
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::qp::{Inbox, Receive, receives};
 use crate::region::await_shared_receive;
 use crate::ring::{Consumer, Message, flag, op};
 use crate::segment::OwnSegment;
@@ -238,7 +238,7 @@ pub(crate) fn deliver(
     let Some(taken) = srq.take(index, from.slot) else {
         return;
     };
-    let receive = Receive::shared(&taken);
+    let receive = taken.receive();
     let inbox = Inbox {
         process,
         cq,

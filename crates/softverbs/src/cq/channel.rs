@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_core_sys::{ibv_comp_channel, ibv_context, ibv_cq};
 
-use crate::cq::Cq;
+use super::Cq;
 use crate::process::Process;
 use crate::sync::Lock;
 use crate::sys::{Epoll, Errno, Grow, Pipe, Res, room};
