@@ -14,6 +14,7 @@
 #[allow(unsafe_code, reason = "the C entry points of verbs")]
 pub mod abi;
 mod agent;
+mod agent_thread;
 #[allow(unsafe_code, reason = "the C entry points of the connection manager")]
 mod cm;
 #[allow(unsafe_code, reason = "completion queues are C objects")]
@@ -38,6 +39,8 @@ pub mod fuzz;
 mod fuzz;
 #[allow(unsafe_code, reason = "a GID is a union")]
 mod gid;
+mod hazard;
+mod key;
 mod limits;
 mod log;
 #[cfg(all(test, loom))]

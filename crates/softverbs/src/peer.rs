@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::agent::{self, Link, Opener};
-use crate::region::{Directs, Hazards};
+use crate::dm::Directs;
+use crate::hazard::Hazards;
 use crate::registry::Entry;
 use crate::ring::{Header, Producer, Pushed, RING_SIZE};
 use crate::segment::Mapping;

@@ -26,8 +26,8 @@ const BESIDE: &[(&str, &str)] = &[
     ("mr", "queue"),
 ];
 
-/// Modules of the engine without a layer: targets of fuzzing, which are tests.
-const OUTSIDE: &[&str] = &["fuzz"];
+/// Modules without a layer: targets of fuzzing and models of loom, which are tests.
+const OUTSIDE: &[&str] = &["fuzz", "models"];
 
 /// The provider's sources.
 const PROVIDER: &str = "provider/src/";
@@ -56,70 +56,88 @@ const PROVIDER_EXCEPTIONS: &[(&str, &str)] = &[
     ("mr_ops", "exports"),
 ];
 
-/// The layers of a crate of which every module has one, and the uses that these do not forbid.
-fn layers(sources: &str) -> Option<(&'static [&'static [&'static str]], &'static [Use])> {
-    match sources {
-        ENGINE => Some((ENGINE_LAYERS, BESIDE)),
-        PROVIDER => Some((PROVIDER_LAYERS, PROVIDER_EXCEPTIONS)),
-        _ => None,
-    }
-}
+/// The sources of the device in user space.
+const SOFTVERBS: &str = "crates/softverbs/src/";
+
+/// The layers of the device, as [`ENGINE_LAYERS`].
+const SOFTVERBS_LAYERS: &[&[&str]] = &[
+    &["environment", "limits", "log", "sys"],
+    &["entry", "gid", "sync"],
+    // the shared memory of a process, and how another process asks for files of it
+    &["agent", "segment"],
+    &["dm", "key", "registry", "signal"],
+    &["hazard", "ring"],
+    &["peer"],
+    // memory of this process, and access to that of a peer
+    &["region"],
+    &["mw"],
+    // this process: all the above, and the lists of the objects below
+    &["process"],
+    &["events"],
+    &["object"],
+    &["cq", "xrc"],
+    &["delivery"],
+    &["srq"],
+    &["qp"],
+    &["agent_thread"],
+    // entry points
+    &["abi", "cm"],
+];
+
+/// Uses against the layers of the device: the first module uses the second. The process has the
+/// lists of these objects, and its progress calls them.
+const SOFTVERBS_EXCEPTIONS: &[(&str, &str)] = &[
+    ("process", "agent_thread"),
+    ("process", "cq"),
+    ("process", "qp"),
+    ("process", "srq"),
+    ("process", "xrc"),
+];
 
 /// A module and another one that it uses.
 type Use = (&'static str, &'static str);
 
-/// A module of a crate and the modules that it may use, besides itself. A module that is not listed may use all, and be used
-/// by all.
-struct Layer {
-    /// The folder of the crate's sources, with a slash behind it.
+/// The layers of one crate.
+struct Crate {
+    /// The folder of its sources, with a slash behind it.
     sources: &'static str,
-    /// The module: a folder or a file directly below `sources`.
-    module: &'static str,
-    /// Modules above it, which it must not use.
-    above: &'static [&'static str],
+    layers: &'static [&'static [&'static str]],
+    /// Uses that the layers do not forbid.
+    exceptions: &'static [Use],
 }
 
-const LAYERS: &[Layer] = &[
-    // softverbs: entry points use the objects and queues, which do not use entry points
-    Layer {
-        sources: "crates/softverbs/src/",
-        module: "entry",
-        above: &[
-            "abi", "agent", "cm", "cq", "dm", "events", "object", "peer", "process", "qp",
-            "region", "srq", "xrc",
-        ],
+const CRATES: &[Crate] = &[
+    Crate {
+        sources: ENGINE,
+        layers: ENGINE_LAYERS,
+        exceptions: BESIDE,
     },
-    Layer {
-        sources: "crates/softverbs/src/",
-        module: "object",
-        above: &["abi", "agent", "cm", "cq", "qp", "srq", "xrc"],
+    Crate {
+        sources: PROVIDER,
+        layers: PROVIDER_LAYERS,
+        exceptions: PROVIDER_EXCEPTIONS,
     },
-    Layer {
-        sources: "crates/softverbs/src/",
-        module: "qp",
-        above: &["abi", "cm"],
-    },
-    Layer {
-        sources: "crates/softverbs/src/",
-        module: "srq",
-        above: &["abi", "cm"],
-    },
-    Layer {
-        sources: "crates/softverbs/src/",
-        module: "cq",
-        above: &["abi", "cm"],
-    },
-    Layer {
-        sources: "crates/softverbs/src/",
-        module: "xrc",
-        above: &["abi", "cm"],
-    },
-    Layer {
-        sources: "crates/softverbs/src/",
-        module: "process",
-        above: &["abi", "cm"],
+    Crate {
+        sources: SOFTVERBS,
+        layers: SOFTVERBS_LAYERS,
+        exceptions: SOFTVERBS_EXCEPTIONS,
     },
 ];
+
+impl Crate {
+    fn layer(&self, module: &str) -> Option<usize> {
+        let mut layers = self.layers.iter();
+        layers.position(|layer| layer.contains(&module))
+    }
+
+    /// Whether `module` must not use `used`.
+    fn forbids(&self, module: &str, used: &str) -> bool {
+        match (self.layer(module), self.layer(used)) {
+            (Some(of), Some(to)) => of <= to && !self.exceptions.contains(&(module, used)),
+            _ => false,
+        }
+    }
+}
 
 /// The uses of modules above its own in a file. Tests may use what they like.
 #[must_use]
@@ -127,7 +145,7 @@ pub fn upward(path: &str, text: &str) -> Vec<String> {
     if is_test(path) {
         return Vec::new();
     }
-    let Some((sources, module)) = place(path) else {
+    let Some((of, module)) = place(path) else {
         return Vec::new();
     };
     let lines = lexer::lines(text);
@@ -136,37 +154,31 @@ pub fn upward(path: &str, text: &str) -> Vec<String> {
     });
     let lines = &lines[..ends.unwrap_or(lines.len())];
     let code: Vec<&str> = lines.iter().map(|line| line.code.as_str()).collect();
-    let uses = used(&code.join("\n"), depth(path, sources));
+    let uses = used(&code.join("\n"), depth(path, of.sources));
     uses.into_iter()
-        .filter(|(_, used)| used != module && is_above(sources, module, used))
+        .filter(|(_, used)| used != module && of.forbids(module, used))
         .map(|(line, used)| format!("{path}:{line}: uses `{used}`, a module above `{module}`"))
         .collect()
 }
 
-/// Modules of the engine and of the provider that have no layer. Each of `paths` is a file's.
+/// Modules of the crates with layers that have none. Each of `paths` is a file's.
 #[must_use]
 pub fn without_layer<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-    let modules = paths.into_iter().filter_map(|path| {
-        let mut layered = [ENGINE, PROVIDER].into_iter();
-        layered.find_map(|sources| Some((sources, place_in(path, sources)?)))
-    });
+    let modules = paths.into_iter().filter_map(place);
     let mut out: Vec<String> = modules
         .filter(|(_, module)| *module != "lib" && !OUTSIDE.contains(module))
-        .filter(|(sources, module)| layer(sources, module).is_none())
-        .map(|(sources, module)| format!("{sources}{module}: a module that has no layer"))
+        .filter(|(of, module)| of.layer(module).is_none())
+        .map(|(of, module)| format!("{}{module}: a module that has no layer", of.sources))
         .collect();
     out.sort();
     out.dedup();
     out
 }
 
-/// The crate's sources and the module that a file belongs to, if rules exist for it.
-fn place(path: &str) -> Option<(&'static str, &str)> {
-    let mut crates: Vec<&'static str> = LAYERS.iter().map(|layer| layer.sources).collect();
-    crates.extend([ENGINE, PROVIDER]);
-    crates
-        .into_iter()
-        .find_map(|sources| Some((sources, place_in(path, sources)?)))
+/// The crate and the module that a file belongs to, if the crate has layers.
+fn place(path: &str) -> Option<(&'static Crate, &str)> {
+    let mut crates = CRATES.iter();
+    crates.find_map(|of| Some((of, place_in(path, of.sources)?)))
 }
 
 /// The module directly below `sources` that a file belongs to.
@@ -180,24 +192,6 @@ fn place_in<'a>(path: &'a str, sources: &str) -> Option<&'a str> {
 fn depth(path: &str, sources: &str) -> usize {
     let rest = path.strip_prefix(sources).unwrap_or(path);
     rest.split('/').filter(|part| *part != "mod.rs").count()
-}
-
-fn layer(sources: &str, module: &str) -> Option<usize> {
-    let (layers, _) = layers(sources)?;
-    layers.iter().position(|layer| layer.contains(&module))
-}
-
-fn is_above(sources: &str, module: &str, used: &str) -> bool {
-    if let Some((_, exceptions)) = layers(sources) {
-        return match (layer(sources, module), layer(sources, used)) {
-            (Some(of), Some(to)) => of <= to && !exceptions.contains(&(module, used)),
-            _ => false,
-        };
-    }
-    let mut rules = LAYERS.iter();
-    rules.any(|layer| {
-        layer.sources == sources && layer.module == module && layer.above.contains(&used)
-    })
 }
 
 fn is_test(path: &str) -> bool {
@@ -374,11 +368,51 @@ mod tests {
     }
 
     #[test]
+    fn an_arrow_upward_in_softverbs_is_seen() {
+        let seen = |path: &str, text| upward(&format!("{SOFTVERBS}{path}"), text).len();
+        assert_eq!(seen("peer.rs", "use crate::region::Regions;"), 1);
+        assert_eq!(seen("region/atomic.rs", "use crate::process::Process;"), 1);
+        assert_eq!(seen("gid.rs", "use crate::process::MAX_NODES;"), 1);
+        assert_eq!(seen("srq/xrc.rs", "use crate::qp::receives;"), 1);
+        assert_eq!(
+            seen("cq/channel.rs", "    crate::xrc::Domains::default();"),
+            1
+        );
+        assert_eq!(
+            seen("agent/link.rs", "use super::super::process::Process;"),
+            1
+        );
+        assert_eq!(seen("abi/qp.rs", "use crate::{cm, qp};"), 1);
+        assert_eq!(seen("process/progress.rs", "use crate::qp::Qp;"), 0);
+        assert_eq!(seen("process/progress.rs", "use crate::object::Pd;"), 1);
+        assert_eq!(seen("abi/qp.rs", "use crate::{gid, qp};"), 0);
+    }
+
+    /// Each use of a module by one of its layer or of a lower one, but for the exceptions.
+    #[test]
     fn the_layers_of_the_crates_are_seen() {
-        let text = "use crate::abi::Context;";
-        for layer in LAYERS.iter().filter(|layer| layer.above.contains(&"abi")) {
-            let path = format!("{}{}/file.rs", layer.sources, layer.module);
-            assert_eq!(upward(&path, text).len(), 1, "{path}");
+        for of in CRATES {
+            let modules = || of.layers.iter().flat_map(|layer| layer.iter());
+            for module in modules() {
+                let path = format!("{}{module}/file.rs", of.sources);
+                for used in modules().filter(|used| *used != module) {
+                    let down = of.layer(used) < of.layer(module);
+                    let allowed = down || of.exceptions.contains(&(module, used));
+                    let seen = upward(&path, &format!("use crate::{used}::X;"));
+                    assert_eq!(seen.is_empty(), allowed, "{path}: {used}");
+                }
+            }
+        }
+    }
+
+    /// An exception for a use that the layers allow is left from an earlier order.
+    #[test]
+    fn the_exceptions_are_against_the_layers() {
+        for of in CRATES {
+            for (module, used) in of.exceptions {
+                assert!(of.layer(module).is_some() && of.layer(used).is_some());
+                assert!(of.layer(module) <= of.layer(used), "{module}, {used}");
+            }
         }
     }
 }

@@ -74,7 +74,7 @@ fn modules_use_only_those_below() {
 }
 
 #[test]
-fn every_module_of_the_engine_and_the_provider_has_a_layer() {
+fn every_module_of_a_crate_with_layers_has_one() {
     let files = tree::sources();
     kept(&modules::without_layer(
         files.iter().map(|(path, _)| path.as_str()),

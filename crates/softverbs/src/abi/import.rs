@@ -12,9 +12,10 @@ use rdma_core_sys::*;
 
 use crate::dm::{Shown, domain};
 use crate::entry::{guard, pointer};
+use crate::key::Key;
 use crate::object::{Context, Dm, Import, Pd, origin_peer, region_object};
 use crate::process::Process;
-use crate::region::{self, Key, Range};
+use crate::region::{self, Range};
 use crate::sys::{Errno, Res, room};
 
 /// Sets `EINVAL` for a handle that does not belong to the context.

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use crate::entry::{non_null, pointer, status};
+use crate::key::Key;
 use crate::object::{Buf, Context, Pd, region_object};
-use crate::region::{self, Key, Range, access, odp};
+use crate::region::{self, Range, access, odp};
 use crate::sys::{Errno, Res, room};
 
 /// The address of the first byte in requests, if the caller has not chosen one.

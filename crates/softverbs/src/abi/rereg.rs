@@ -10,8 +10,9 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use crate::entry::{guard, non_null};
+use crate::key::Key;
 use crate::object::{Context, Pd};
-use crate::region::{Description, Key, Range, access};
+use crate::region::{Description, Range, access};
 use crate::sys::{Errno, Res};
 
 const TRANSLATION: u32 = IBV_REREG_MR_CHANGE_TRANSLATION;

@@ -8,9 +8,10 @@ use rdma_core_sys::*;
 
 use crate::dm::{Buffer, BufferReference};
 use crate::entry::{guard, non_null, pointer, status};
+use crate::key::Key;
 use crate::object::Context;
 use crate::process::Process;
-use crate::region::{Key, odp};
+use crate::region::odp;
 use crate::sys::{Errno, Res};
 
 struct Adopted {

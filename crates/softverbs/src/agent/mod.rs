@@ -2,26 +2,20 @@
 //! executes it.
 //!
 //! `docs/softverbs-agent.md` has the protocol: how the denial is detected, when the thread runs,
-//! and which checks it does. [`link`] is the requesting side, [`serve`] the thread, [`access`] its
-//! accesses to this process's memory, [`files`] the opening of peers' files.
+//! and which checks it does. This is the requesting side: [`link`] a line to a peer's agent,
+//! [`files`] the opening of peers' files. The thread is [`crate::agent_thread`].
 
-mod access;
 mod files;
 mod link;
 mod policy;
-mod serve;
 mod wire;
 
 pub(crate) use files::Opener;
 pub(crate) use link::{Broken, Due, Link};
 pub(crate) use policy::{allow_tracers, needed_for, needed_from_start, tell};
-pub(crate) use serve::Agent;
-pub(crate) use wire::{Kind, Outcome, PLACE, Request};
+pub(crate) use wire::{Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request};
 
 use crate::sys::Identity;
-
-#[cfg(any(test, fuzzing))]
-pub(crate) use self::name as agent_name;
 
 /// The socket name of a process's agent, unique among all earlier names.
 pub(crate) fn name(slot: u32, identity: &Identity) -> String {

@@ -1,8 +1,8 @@
 //! The messages on a line to an agent. `docs/softverbs-agent.md` has the table.
 
 /// Bytes of a request and of a reply.
-pub(super) const REQUEST: usize = 72;
-pub(super) const REPLY: usize = 24;
+pub(crate) const REQUEST: usize = 72;
+pub(crate) const REPLY: usize = 24;
 
 /// Number of places in a bounce file, and bytes of each: the maximum payload of one request.
 pub(crate) const PLACES: usize = 8;
@@ -79,7 +79,7 @@ impl Request {
         }
     }
 
-    pub(super) fn to_bytes(self) -> [u8; REQUEST] {
+    pub(crate) fn to_bytes(self) -> [u8; REQUEST] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let words = [
             pair(self.kind as u32, self.place),
@@ -100,7 +100,7 @@ impl Request {
     }
 
     /// `None` for an unknown kind.
-    pub(super) fn of_bytes(bytes: &[u8; REQUEST]) -> Option<Self> {
+    pub(crate) fn of_bytes(bytes: &[u8; REQUEST]) -> Option<Self> {
         let words: [u64; REQUEST / 8] = words(bytes);
         let (low, high) = (
             |i: usize| words[i] as u32,
@@ -141,7 +141,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    pub(super) fn to_bytes(self) -> [u8; REPLY] {
+    pub(crate) fn to_bytes(self) -> [u8; REPLY] {
         let (status, value) = match self.outcome {
             Outcome::Done(value) => (0u32, value),
             Outcome::Refused => (1, 0),
@@ -156,7 +156,7 @@ impl Reply {
     }
 
     /// An unknown status counts as `Refused`.
-    pub(super) fn of_bytes(bytes: &[u8; REPLY]) -> Self {
+    pub(crate) fn of_bytes(bytes: &[u8; REPLY]) -> Self {
         let words: [u64; REPLY / 8] = words(bytes);
         Self {
             outcome: match words[0] as u32 {

@@ -7,15 +7,16 @@
 
 pub(crate) mod domain;
 mod import;
+mod mapped;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use import::{Imports, Origin};
+pub(crate) use mapped::{Direct, Directs};
 
 use crate::agent::Opener;
-use crate::region::Direct;
 use crate::segment::layout::{MAX_BUFFERS, buffer as layout, header};
 use crate::segment::{Mapping, OwnSegment};
 use crate::sync::Arc;

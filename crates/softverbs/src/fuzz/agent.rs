@@ -14,7 +14,7 @@ use rdma_core_sys::*;
 use super::Input;
 use super::device::{End, attributes, device, verbs};
 use super::xrc::Targeted;
-use crate::agent::agent_name;
+use crate::agent::name as agent_name;
 use crate::process::Process;
 use crate::segment::layout::{StateWord, qp};
 use crate::srq::{Shared, split_srq_num};

@@ -7,7 +7,8 @@ use rdma_core_sys::{
 };
 
 use super::Input;
-use crate::region::{Key, Range, Regions, Target, resolve};
+use crate::key::Key;
+use crate::region::{Range, Regions, Target, resolve};
 use crate::segment::OwnSegment;
 
 #[derive(Clone, Copy)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::Input;
 use crate::agent::Opener;
-use crate::dm::{Shown, domain};
-use crate::region::{Directs, Stripe, change_direct};
+use crate::dm::{Directs, Shown, domain};
+use crate::region::{Stripe, change_direct};
 use crate::segment::layout::{MAX_BUFFERS, buffer, domain as domains, header, stripe};
 use crate::segment::{Mapping, OwnSegment};
 use crate::sync::atomic::Ordering;

@@ -6,7 +6,9 @@ use loom::thread;
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_sge};
 
 use super::{Memory, check};
-use crate::region::{Hazard, Hazards, Key, LastRegion, Range, Regions, Target, resolve};
+use crate::hazard::{Hazard, Hazards};
+use crate::key::Key;
+use crate::region::{LastRegion, Range, Regions, Target, resolve};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_PROCESSES, announce, header};
 use crate::sync::atomic::{AtomicU32, Ordering};

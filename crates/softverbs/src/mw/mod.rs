@@ -15,7 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_core_sys::*;
 
-use crate::region::{Description, Direct, Key, Range, Regions};
+use crate::dm::Direct;
+use crate::key::Key;
+use crate::region::{Description, Range, Regions};
 use crate::segment::OwnSegment;
 use crate::sys::{Errno, Res};
 

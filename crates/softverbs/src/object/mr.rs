@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use rdma_core_sys::{ibv_context, ibv_mr, ibv_pd};
 
-use crate::region::Key;
+use crate::key::Key;
 
 /// The C object of a region, in its [`crate::sys::room`].
 pub(crate) fn region_object(

@@ -19,15 +19,17 @@ pub(crate) use pool::Pool;
 
 use rdma_core_sys::IBV_ACCESS_FLUSH_PERSISTENT;
 
-use crate::agent::{self, Agent, Link};
+use crate::agent::{self, Link};
+use crate::agent_thread::Agent;
 use crate::cq::Cq;
 use crate::dm::Buffers;
 use crate::environment;
+use crate::key::Key;
 use crate::limits::MAX_NODES;
 use crate::mw::{Owner, Windows};
 use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
-use crate::region::{AccessError, Description, Initiator, Key, Range, Regions, Target};
+use crate::region::{AccessError, Description, Initiator, Range, Regions, Target};
 use crate::registry::{Entry, Registry};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};

@@ -6,9 +6,10 @@ use rdma_core_sys::IBV_QPT_UC;
 
 use super::{Qp, SendQueue};
 use crate::agent::{Broken, Kind, Link, Outcome, PLACE, Request};
+use crate::key::Key;
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::region::{AccessError, Change, IovecCursor, Key};
+use crate::region::{AccessError, Change, IovecCursor};
 use crate::sync::Arc;
 
 /// The operation that an agent executes.

@@ -8,9 +8,10 @@ use super::push::Receive;
 use super::request::IovecList;
 use super::{Qp, SendQueue, entry_at};
 use crate::delivery::receives;
+use crate::hazard::Use;
+use crate::key::Key;
 use crate::limits::MAX_SGE;
 use crate::peer::Peer;
-use crate::region::{Key, Use};
 use crate::segment::Mapping;
 use crate::segment::layout::{
     Credit, MAX_QPS, SEGMENT_SIZE, StateWord, arena, desc, fits, qp as layout, region,

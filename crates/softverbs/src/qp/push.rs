@@ -9,8 +9,10 @@ use super::agent_request::What;
 use super::conn::Connection;
 use super::request::{IovecList, Request};
 use super::{Qp, SendQueue};
+use crate::hazard::{Hazard, MOST_AT_ONCE};
+use crate::key::Key;
 use crate::limits::MAX_SGE;
-use crate::region::{AccessError, Hazard, IovecCursor, Key, MOST_AT_ONCE, write_bytes};
+use crate::region::{AccessError, IovecCursor, write_bytes};
 
 /// Reason why a payload is not in the receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,10 @@ use super::request::{IovecList, Request, completion_opcode, fetches, offered, op
 use super::waiting::{Reason, Step, no_receive};
 use super::{Operands, Qp, SendQueue, Stored};
 use crate::cq::{Cqe, Retires};
+use crate::key::Key;
 use crate::limits::MAX_MESSAGE;
 use crate::peer::{Peer, Push};
-use crate::region::{self, AccessError, Change, Direction, Flush, Key, Target};
+use crate::region::{self, AccessError, Change, Direction, Flush, Target};
 use crate::ring::{Header, MAX_PAYLOAD, flag, op};
 use crate::segment::layout::{Fault, qp_access};
 use crate::sync::{Guard, barriers_work, light_fence};

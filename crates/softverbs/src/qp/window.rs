@@ -7,8 +7,9 @@ use rdma_core_sys::*;
 use super::request::Request;
 use super::waiting::{Reason, Step};
 use super::{Operands, Qp, SendQueue};
+use crate::key::Key;
 use crate::mw::{Bind, Progress};
-use crate::region::{self, Key, Target};
+use crate::region::{self, Target};
 use crate::segment::layout::Fault;
 use crate::sys::{Errno, Res};
 

@@ -6,7 +6,8 @@
 
 use rdma_core_sys::*;
 
-use super::{Key, Regions, access};
+use super::{Regions, access};
+use crate::key::Key;
 use crate::sys::{self, Errno, Res, with_room};
 
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.

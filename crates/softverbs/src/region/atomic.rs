@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE};
 
-use super::direct::{self, Direct};
-use super::remote::{AccessError, Hazard, Target, resolve};
-use crate::dm::{Buffers, Shown};
+use super::direct;
+use super::remote::{AccessError, Target, resolve};
+use crate::dm::{Buffers, Direct, Shown};
+use crate::hazard::Hazard;
 use crate::peer::Peer;
 use crate::segment::Mapping;
 use crate::segment::layout::stripe;

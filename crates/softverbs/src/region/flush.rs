@@ -10,7 +10,8 @@ use rdma_core_sys::{
     IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, IBV_FLUSH_GLOBAL, IBV_FLUSH_PERSISTENT,
 };
 
-use super::remote::{AccessError, Hazard, Target, resolve};
+use super::remote::{AccessError, Target, resolve};
+use crate::hazard::Hazard;
 use crate::peer::Peer;
 use crate::segment::layout::region;
 use crate::sync::atomic::{Ordering, fence};

@@ -3,7 +3,8 @@
 
 use rdma_core_sys::{IBV_ACCESS_LOCAL_WRITE, ibv_sge};
 
-use super::{Key, Regions};
+use super::Regions;
+use crate::key::Key;
 use crate::sync::atomic::Ordering;
 
 /// The result of the last look-up; `changes` is 0 if there is none.

@@ -11,7 +11,6 @@ mod advise;
 mod atomic;
 mod direct;
 mod flush;
-mod hazard;
 mod last_region;
 mod locked;
 mod null;
@@ -27,15 +26,12 @@ pub(crate) use atomic::Stripe;
 pub(crate) use atomic::{Change, Initiator, change, change_own};
 #[cfg(any(test, fuzzing))]
 pub(crate) use direct::change as change_direct;
-pub(crate) use direct::{Direct, Directs};
 pub(crate) use flush::{Flush, flush};
-pub(crate) use hazard::{Use, await_receive, await_shared_receive, receive_in_use};
 pub(crate) use last_region::LastRegion;
 pub(crate) use places::Places;
 #[cfg(any(test, fuzzing))]
 pub(crate) use remote::resolve;
 pub(crate) use remote::{
-    AccessError, Direction, Hazard, Hazards, IovecCursor, MOST_AT_ONCE, Target, copy, granted,
-    may_invalidate, write_bytes,
+    AccessError, Direction, IovecCursor, Target, copy, granted, may_invalidate, write_bytes,
 };
-pub(crate) use table::{Description, Key, Regions};
+pub(crate) use table::{Description, Regions};

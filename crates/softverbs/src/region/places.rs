@@ -2,7 +2,8 @@
 
 use rdma_core_sys::ibv_sge;
 
-use super::{Key, Regions};
+use super::Regions;
+use crate::key::Key;
 use crate::limits::MAX_SGE;
 
 /// Sges of a receive, each with the lkey that it was posted with.

@@ -2,19 +2,15 @@
 
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
-use super::direct::{self, Direct};
-use super::hazard::Use;
-use super::{Description, Key, Range};
+use super::{Description, Range, direct};
+use crate::dm::Direct;
+use crate::hazard::{Hazard, MOST_AT_ONCE};
+use crate::key::Key;
 use crate::peer::Peer;
 use crate::segment::Mapping;
-use crate::segment::layout::{announce, region};
-use crate::sync::atomic::{AtomicU32, Ordering, fence};
-use crate::sync::pause;
+use crate::segment::layout::region;
+use crate::sync::atomic::Ordering;
 use crate::sys::{self, MAX_IOV};
-
-/// Largest number of bytes that are copied under one hazard: a deregistration waits for at most one
-/// such copy of each hazard.
-pub(crate) const MOST_AT_ONCE: usize = 1 << 20;
 
 /// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,80 +40,6 @@ pub(crate) enum AccessError {
     Dead,
     /// The kernel refuses access to the peer.
     Refused,
-}
-
-/// The hazard words of this process at one owner that its threads use. Kept in private memory: the
-/// words in the owner's segment are only written, because other processes may write them.
-#[derive(Debug)]
-pub(crate) struct Hazards {
-    taken: AtomicU32,
-}
-
-impl Hazards {
-    pub(crate) fn new() -> Self {
-        Self {
-            taken: AtomicU32::new(0),
-        }
-    }
-
-    fn take(&self) -> u32 {
-        let mut round = 0u32;
-        // If more threads than words access one peer, they take turns; each turn is one copy of at
-        // most [`MOST_AT_ONCE`] bytes.
-        loop {
-            let taken = self.taken.load(Ordering::Relaxed);
-            let number = taken.trailing_ones();
-            if (number as usize) < announce::HAZARD_COUNT {
-                let more = taken | 1 << number;
-                if self
-                    .taken
-                    .compare_exchange(taken, more, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-                {
-                    return number;
-                }
-            }
-            pause(round);
-            round = round.saturating_add(1);
-        }
-    }
-}
-
-/// A thread's hazard word in the owner's segment (`map`), which holds the key in use.
-pub(crate) struct Hazard<'a> {
-    hazards: &'a Hazards,
-    number: u32,
-    map: &'a Mapping,
-    at: usize,
-}
-
-impl<'a> Hazard<'a> {
-    pub(crate) fn publish(
-        hazards: &'a Hazards,
-        map: &'a Mapping,
-        own_slot: u32,
-        what: impl Into<Use>,
-    ) -> Self {
-        let number = hazards.take();
-        let base = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
-        let at = base + 8 * number as usize;
-        map.u64(at).store(what.into().to_word(), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        Self {
-            hazards,
-            number,
-            map,
-            at,
-        }
-    }
-}
-
-impl Drop for Hazard<'_> {
-    fn drop(&mut self) {
-        self.map.u64(self.at).store(0, Ordering::Release);
-        let taken = &self.hazards.taken;
-        taken.fetch_and(!(1 << self.number), Ordering::Release);
-    }
 }
 
 /// Location of a target's bytes.
@@ -340,35 +262,6 @@ impl<'a> IovecCursor<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segment::OwnSegment;
-
-    #[test]
-    fn hazards_do_not_depend_on_what_their_words_hold() {
-        let segment = OwnSegment::create(1, 0, true).unwrap();
-        let map = &segment.map;
-        let word =
-            |i: usize| map.u64(announce::AT + announce::STRIDE * 3 + announce::HAZARDS + 8 * i);
-        for i in 0..announce::HAZARD_COUNT {
-            word(i).store(77, Ordering::Relaxed);
-        }
-        let hazards = Hazards::new();
-        let publish = || Hazard::publish(&hazards, map, 3, Key(5));
-        let mut all: Vec<_> = (0..announce::HAZARD_COUNT).map(|_| publish()).collect();
-        for i in 0..announce::HAZARD_COUNT {
-            assert_eq!(word(i).load(Ordering::Relaxed), 5 | 1 << 32);
-        }
-        std::thread::scope(|scope| {
-            let one_more = scope.spawn(|| drop(publish()));
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            assert!(!one_more.is_finished());
-            all.pop();
-            one_more.join().unwrap();
-        });
-        drop(all);
-        for i in 0..announce::HAZARD_COUNT {
-            assert_eq!(word(i).load(Ordering::Relaxed), 0);
-        }
-    }
 
     #[test]
     fn batches_cover_everything_once() {

@@ -14,9 +14,9 @@ use rdma_core_sys::{
 use super::Srq;
 use crate::cq::{Cq, Cqe, Poll, Retires};
 use crate::delivery::{Inbox, receives};
+use crate::hazard::await_shared_receive;
 use crate::peer::Peer;
 use crate::process::Process;
-use crate::region::await_shared_receive;
 use crate::ring::{Consumer, Message, flag, op};
 use crate::segment::OwnSegment;
 use crate::segment::layout::{

@@ -1,15 +1,17 @@
 //! The agent: a thread that executes for peers the copies and opens that the kernel denies them.
 //!
 //! The thread sleeps until a peer writes to it. The kernel reports the process at the other end of
-//! a line (`SO_PEERCRED`); [`super::access`] checks the requests, which are not trusted.
+//! a line (`SO_PEERCRED`); [`access`] checks the requests, which are not trusted.
+//! `docs/softverbs-agent.md` has the protocol, [`crate::agent`] the requesting side.
+
+mod access;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::wire::{Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request};
-use super::{Due, access, name};
+use crate::agent::{Due, Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request, name};
 use crate::process::Process;
 use crate::segment::layout::MAX_PROCESSES;
 use crate::sys::{self, BounceFile, Credentials, Epoll, Errno, Line, Listener, Res};

@@ -4,11 +4,13 @@
 
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
-use super::wire::{Kind, Outcome, PLACE, Request};
+use crate::agent::{Kind, Outcome, PLACE, Request};
+use crate::hazard::{Hazard, Use};
+use crate::key::Key;
 use crate::peer::Peer;
 use crate::process::Process;
 use crate::qp::Qp;
-use crate::region::{self, AccessError, Change, Hazard, Key, Places, Target, Use};
+use crate::region::{self, AccessError, Change, Places, Target};
 use crate::segment::layout::xrc;
 use crate::srq::{Srq, split_srq_num};
 use crate::sys::{self, BounceFile};

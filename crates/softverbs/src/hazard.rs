@@ -1,16 +1,21 @@
-//! The owner's side of hazards: waits until no initiator uses a key that was made invalid.
+//! Hazards: words in an owner's segment in which initiators publish the keys that they use. The
+//! owner makes a key invalid and then waits until no hazard names it.
 
 use std::time::{Duration, Instant};
 
-use super::Key;
-use crate::segment::OwnSegment;
+use crate::key::Key;
 use crate::segment::layout::{self, announce, header};
-use crate::sync::atomic::{Ordering, fence};
+use crate::segment::{Mapping, OwnSegment};
+use crate::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::sync::pause;
 use crate::sys::{Errno, Res};
 
 /// Longest wait for initiators.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Largest number of bytes that are copied under one hazard: a deregistration waits for at most one
+/// such copy of each hazard.
+pub(crate) const MOST_AT_ONCE: usize = 1 << 20;
 
 /// The content of a hazard word: the key in use, and for the key of a receive also the queue pair
 /// or SRQ.
@@ -34,7 +39,7 @@ impl Use {
         Self(Self::of_receive(srq, key).0 | 1 << 48)
     }
 
-    pub(super) fn to_word(self) -> u64 {
+    fn to_word(self) -> u64 {
         self.0
     }
 
@@ -51,11 +56,85 @@ impl Use {
     }
 }
 
+/// The hazard words of this process at one owner that its threads use. Kept in private memory: the
+/// words in the owner's segment are only written, because other processes may write them.
+#[derive(Debug)]
+pub(crate) struct Hazards {
+    taken: AtomicU32,
+}
+
+impl Hazards {
+    pub(crate) fn new() -> Self {
+        Self {
+            taken: AtomicU32::new(0),
+        }
+    }
+
+    fn take(&self) -> u32 {
+        let mut round = 0u32;
+        // If more threads than words access one peer, they take turns; each turn is one copy of at
+        // most [`MOST_AT_ONCE`] bytes.
+        loop {
+            let taken = self.taken.load(Ordering::Relaxed);
+            let number = taken.trailing_ones();
+            if (number as usize) < announce::HAZARD_COUNT {
+                let more = taken | 1 << number;
+                if self
+                    .taken
+                    .compare_exchange(taken, more, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    return number;
+                }
+            }
+            pause(round);
+            round = round.saturating_add(1);
+        }
+    }
+}
+
+/// A thread's hazard word in the owner's segment (`map`), which holds the key in use.
+pub(crate) struct Hazard<'a> {
+    hazards: &'a Hazards,
+    number: u32,
+    map: &'a Mapping,
+    at: usize,
+}
+
+impl<'a> Hazard<'a> {
+    pub(crate) fn publish(
+        hazards: &'a Hazards,
+        map: &'a Mapping,
+        own_slot: u32,
+        what: impl Into<Use>,
+    ) -> Self {
+        let number = hazards.take();
+        let base = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
+        let at = base + 8 * number as usize;
+        map.u64(at).store(what.into().to_word(), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Self {
+            hazards,
+            number,
+            map,
+            at,
+        }
+    }
+}
+
+impl Drop for Hazard<'_> {
+    fn drop(&mut self) {
+        self.map.u64(self.at).store(0, Ordering::Release);
+        let taken = &self.hazards.taken;
+        taken.fetch_and(!(1 << self.number), Ordering::Release);
+    }
+}
+
 /// Waits until no living process uses `key`, which is already invalid.
 ///
 /// # Errors
 /// `EBUSY`: a process still does after 5 seconds.
-pub(super) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> Res<()> {
+pub(crate) fn wait(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> Res<()> {
     wait_for(segment, |used| used.names_key(key), lives)
 }
 
@@ -117,7 +196,7 @@ fn wait_for(
 }
 
 /// Whether a living process may still use `key`, which is already invalid. Does not wait.
-pub(super) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> bool {
+pub(crate) fn is_used(segment: &OwnSegment, key: Key, lives: impl Fn(u32) -> bool) -> bool {
     // One round for each hazard word. A process that restores a cleared word breaks the protocol,
     // and cannot extend the loop.
     for _ in 0..layout::MAX_PROCESSES * announce::HAZARD_COUNT {
@@ -157,8 +236,36 @@ fn find(segment: &OwnSegment, named: impl Fn(Use) -> bool) -> Option<(u32, usize
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Range, Regions};
     use super::*;
+    use crate::region::{Range, Regions};
+
+    #[test]
+    fn hazards_do_not_depend_on_what_their_words_hold() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let map = &segment.map;
+        let word =
+            |i: usize| map.u64(announce::AT + announce::STRIDE * 3 + announce::HAZARDS + 8 * i);
+        for i in 0..announce::HAZARD_COUNT {
+            word(i).store(77, Ordering::Relaxed);
+        }
+        let hazards = Hazards::new();
+        let publish = || Hazard::publish(&hazards, map, 3, Key(5));
+        let mut all: Vec<_> = (0..announce::HAZARD_COUNT).map(|_| publish()).collect();
+        for i in 0..announce::HAZARD_COUNT {
+            assert_eq!(word(i).load(Ordering::Relaxed), 5 | 1 << 32);
+        }
+        std::thread::scope(|scope| {
+            let one_more = scope.spawn(|| drop(publish()));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert!(!one_more.is_finished());
+            all.pop();
+            one_more.join().unwrap();
+        });
+        drop(all);
+        for i in 0..announce::HAZARD_COUNT {
+            assert_eq!(word(i).load(Ordering::Relaxed), 0);
+        }
+    }
 
     /// A call that fails with `EBUSY` can be repeated, and succeeds when no process uses the key
     /// any more.
