@@ -40,6 +40,11 @@ fn main() {
             unasked_sender,
             unasked_receiver,
         ),
+        (
+            "a_ring_that_a_connection_made",
+            waiting_sender,
+            connecting_receiver,
+        ),
     ]);
 }
 
@@ -679,6 +684,41 @@ fn unasked_receiver(link: &mut Link) {
     assert!(readable(fd, LIMIT));
     assert_eq!(end.wait(LIMIT).imm, Some(2));
     link.say("all");
+}
+
+/// A datagram waits for its target's ring, which another thread of the target's process makes for a
+/// connection. The sender sleeps, and is rung.
+fn waiting_sender(link: &mut Link) {
+    let mut ends = senders(link, &[4]);
+    let (end, to) = &mut ends[0];
+    let connection = End::with(4, 4, 1);
+    let buffer = end.buffer(&[7; 8]);
+    link.expect("ready");
+    post(end, &buffer, 8, *to, 0);
+    // SAFETY: live queue and channel.
+    let fd = unsafe {
+        assert_eq!(ibv_req_notify_cq(end.cq, 0), 0);
+        (*end.channel).fd
+    };
+    let begin = Instant::now();
+    connection.say_address(link);
+    assert!(readable(fd, LIMIT));
+    assert_eq!(end.sleep(LIMIT).status, IBV_WC_SUCCESS);
+    // It gives up on the ring after a second.
+    let took = begin.elapsed();
+    assert!(took < Duration::from_millis(900), "{took:?}");
+    link.say("all");
+}
+
+/// Polls nothing.
+fn connecting_receiver(link: &mut Link) {
+    let end = end_of(1, 1);
+    end.say_address(link);
+    let mut connection = End::with(4, 4, 1);
+    link.say("ready");
+    let other = Address::parse(&link.hear());
+    connection.enter_rtr(other);
+    link.expect("all");
 }
 
 /// Whether the descriptor becomes readable in time.

@@ -1,7 +1,7 @@
 //! The rings through which other processes send to this one.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
 use super::Process;
@@ -172,7 +172,6 @@ impl Process {
                 if peer.identity.cookie == cookie {
                     self.clean_up_dead_peers();
                     self.grant_ring(&peer)?;
-                    peer.ring_process();
                 }
                 Ok(())
             });
@@ -186,7 +185,8 @@ impl Process {
         }
     }
 
-    /// Creates the ring for messages from `peer`, unless it exists. From then on the peer claims
+    /// Creates the ring for messages from `peer`, unless it exists, and rings the peer if it has
+    /// requested the ring. From then on the peer claims
     /// receives of shared queues, so the caller has cleaned up the former process of its slot
     /// before ([`Self::clean_up_dead_peers`]). The caller holds no lock of a queue.
     ///
@@ -230,6 +230,12 @@ impl Process {
             peer: Arc::clone(peer),
             file,
         });
+        drop(ring);
+        // The peer may have requested the ring and sleep. A peer that requests it later finds it.
+        fence(Ordering::SeqCst);
+        if map.u64(at + announce::WANTED).load(Ordering::Relaxed) == cookie {
+            peer.ring_process();
+        }
         Ok(())
     }
 
