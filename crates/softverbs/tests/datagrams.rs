@@ -45,6 +45,7 @@ fn main() {
             waiting_sender,
             connecting_receiver,
         ),
+        ("memory_of_a_flood", memory_sender, idle),
     ]);
 }
 
@@ -719,6 +720,31 @@ fn connecting_receiver(link: &mut Link) {
     let other = Address::parse(&link.hear());
     connection.enter_rtr(other);
     link.expect("all");
+}
+
+/// Bytes that the program has allocated.
+fn allocated() -> usize {
+    // SAFETY: reads the allocator's counts.
+    let counts = unsafe { libc::mallinfo2() };
+    counts.uordblks + counts.hblkhd
+}
+
+/// The copies of datagrams that have waited are not kept.
+fn memory_sender(link: &mut Link) {
+    const DEPTH: u32 = 4096;
+    let (mut end, to, _, _) = towards_idle(link, DEPTH);
+    let buffer = end.buffer(&[7; 4096]);
+    let before = allocated();
+    for number in 0..DEPTH {
+        post(&mut end, &buffer, 4096, to, number);
+    }
+    let waiting = allocated() - before;
+    assert!(waiting > 8 << 20, "nothing waits: {waiting}");
+    link.stop();
+    completions(&mut end, DEPTH);
+    let kept = allocated().saturating_sub(before);
+    assert!(kept < 1 << 20, "{kept} of {waiting} bytes are kept");
+    link.kill();
 }
 
 /// Whether the descriptor becomes readable in time.

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
+use super::copies::Copies;
 use super::drain::Drain;
 use super::recv::sender_slot;
 use super::{DESTROYED, Flow, Qp, RecvQueue, SendQueue};
@@ -144,6 +145,7 @@ impl Qp {
             self.complete_send(sq, stored.wr_id, stored.opcode, status, 0);
             status = IBV_WC_WR_FLUSH_ERR;
         }
+        sq.copies = Copies::default();
         self.end_wait(sq);
         sq.pushed = false;
         self.give_claim_back(sq);
@@ -337,7 +339,7 @@ impl Qp {
         sq.pushed = false;
         sq.agent_request = None;
         sq.lossy = false;
-        sq.copies = Box::new([]);
+        sq.copies = Copies::default();
         self.end_wait(&mut sq);
         sq.drain = Drain::default();
         sq.peer = None;

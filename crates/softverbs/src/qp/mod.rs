@@ -9,6 +9,7 @@
 
 mod agent_request;
 mod conn;
+mod copies;
 mod datagram;
 mod drain;
 mod extended;
@@ -130,8 +131,8 @@ struct SendQueue {
     stored: Box<[Stored]>,
     sges: Box<[ibv_sge]>,
     inline: Box<[u8]>,
-    /// Payload of waiting datagrams, one entry for each slot; empty until a datagram waits.
-    copies: Box<[Vec<u8>]>,
+    /// Payload of waiting datagrams.
+    copies: copies::Copies,
     /// The process that owns the other end, once it is open; for an XRC target, one of the
     /// processes that hold it.
     peer: Option<Arc<Peer>>,

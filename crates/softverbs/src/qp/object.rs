@@ -9,6 +9,7 @@ use rdma_core_sys::{
     ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_sge,
 };
 
+use super::copies::Copies;
 use super::drain::Drain;
 use super::pending::PendingSends;
 use super::xrc_send::Route;
@@ -53,7 +54,7 @@ impl SendQueue {
             stored: Box::new([]),
             sges: Box::new([]),
             inline: Box::new([]),
-            copies: Box::new([]),
+            copies: Copies::default(),
             peer: None,
             route: None,
             conn: None,
@@ -417,7 +418,7 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) -> Res<()> {
         sq.stored = Box::new([]);
         sq.sges = Box::new([]);
         sq.inline = Box::new([]);
-        sq.copies = Box::new([]);
+        sq.copies = Copies::default();
         rq.posted = Box::new([]);
         rq.sges = Box::new([]);
         let cqs = (sq.cq, rq.cq);

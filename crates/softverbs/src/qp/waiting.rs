@@ -6,12 +6,12 @@ use rdma_core_sys::*;
 use super::agent_request::patience_ns;
 use super::conn::{Connection, rnr_delay_ns};
 use super::datagram::MAX_DATAGRAM;
-use super::request::{IovecList, Request, fetches, gather};
+use super::request::{IovecList, Request, fetches};
 use super::{Qp, SendQueue};
 use crate::peer::Peer;
 use crate::ring::PATIENCE_NS;
 use crate::sync::heavy_fence;
-use crate::sys::{self, Grow};
+use crate::sys;
 
 /// Result of trying to execute a request.
 pub(super) enum Step {
@@ -223,9 +223,7 @@ impl Qp {
     /// datagram is sent.
     #[cold]
     pub(super) fn copy_payload(&self, sq: &mut SendQueue, slot: usize, sges: &[ibv_sge], len: u64) {
-        if let Some(copy) = sq.copies.get_mut(slot) {
-            copy.clear();
-        }
+        sq.copies.free(slot);
         if len > MAX_DATAGRAM {
             return;
         }
@@ -236,23 +234,10 @@ impl Qp {
                 None => return,
             }
         }
-        if sq.copies.is_empty() {
-            match sys::zeroed(sq.stored.len()) {
-                Ok(copies) => sq.copies = copies,
-                Err(_) => return,
-            }
-        }
-        let copy = &mut sq.copies[slot];
-        if copy.make_room(len as usize).is_err() {
-            return;
-        }
+        let count = sq.stored.len();
         // SAFETY: the ranges are the application's registered buffers, which the device may read
-        // until the request completes (`ibv_post_send(3)`). Their lengths add up to `len`, for
-        // which the list has room.
-        unsafe {
-            gather(list.as_slice(), copy.as_mut_ptr());
-            copy.set_len(len as usize);
-        }
+        // until the request completes (`ibv_post_send(3)`). Their lengths add up to `len`.
+        let _ = unsafe { sq.copies.put(slot, count, list.as_slice(), len as usize) };
     }
 
     /// Tries to execute the first waiting request.
@@ -267,7 +252,7 @@ impl Qp {
             let bytes = &sq.inline[at..at + stored.inline_len as usize];
             len = bytes.len() as u64;
             list.push(bytes.as_ptr() as u64, bytes.len());
-        } else if let Some(copy) = sq.copies.get(slot).filter(|copy| !copy.is_empty()) {
+        } else if let Some(copy) = sq.copies.get(slot) {
             len = copy.len() as u64;
             list.push(copy.as_ptr() as u64, copy.len());
         } else {
@@ -305,6 +290,7 @@ impl Qp {
         // If its payload was already in a receive and the request failed, that does not apply to
         // the next request.
         sq.pushed = false;
+        sq.copies.free(slot);
         self.finish(sq, stored.wr_id, stored.opcode, stored.flags, len, status);
     }
 
