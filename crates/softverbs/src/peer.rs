@@ -69,6 +69,25 @@ struct Life {
 }
 
 impl Life {
+    fn open(
+        opener: &Opener,
+        pidfd: PidFd,
+        entry: &Entry,
+        map: &Mapping,
+        tables: &OwnedFd,
+    ) -> Res<Self> {
+        let tables = OpenFile::new(entry.identity.pid, entry.segment_fd, tables)?;
+        let fd = map.u32(header::LIFE).load(Ordering::Relaxed);
+        let inode = map.u64(header::LIFE_INODE).load(Ordering::Relaxed);
+        let pipe = opener.open(fd.cast_signed(), libc::O_RDONLY)?;
+        sys::is_pipe(&pipe, inode)?;
+        Ok(Self {
+            pidfd,
+            pipe,
+            tables,
+        })
+    }
+
     fn is_there(&self) -> bool {
         self.pidfd.alive() && self.tables.is_open()
     }
@@ -115,6 +134,49 @@ pub(crate) enum Unmade {
     Lost = 2,
 }
 
+/// Maps the segment of a process: the shared file, and the tables, which only the process itself
+/// writes. Returns the tables' file too.
+///
+/// # Errors
+/// As [`Peer::open`].
+fn map_segment(opener: &Opener, entry: &Entry, guarded: bool) -> Res<(Mapping, OwnedFd)> {
+    let tables = opener.open(entry.segment_fd, libc::O_RDONLY)?;
+    if sys::sealed_size(&tables)? != TABLES_SIZE {
+        return Err(Errno(libc::EPROTO));
+    }
+    if guarded && !sys::is_guarded(&tables)? {
+        return Err(Errno(libc::EPERM));
+    }
+    // The tables, which only the owner can write, name the shared file.
+    let shared_fd = sys::read_word(&tables, header::SHARED - OWNED)? as u32;
+    let shared = opener.open(shared_fd.cast_signed(), libc::O_RDWR)?;
+    let inode = sys::read_word(&tables, header::SHARED_INODE - OWNED)?;
+    if sys::sealed_size(&shared)? != SHARED_SIZE || sys::inode_of(&shared)? != inode {
+        return Err(Errno(libc::EPROTO));
+    }
+    let map = Mapping::pair((&shared, SHARED_SIZE), (&tables, TABLES_SIZE), false)?;
+    let whole = map.u64(header::MAGIC).load(Ordering::Acquire) == layout::MAGIC
+        && map.u64(header::SIZE).load(Ordering::Relaxed) == SEGMENT_SIZE as u64
+        && map.u64(header::COOKIE).load(Ordering::Relaxed) == entry.identity.cookie;
+    if whole {
+        Ok((map, tables))
+    } else {
+        Err(Errno(libc::EPROTO))
+    }
+}
+
+/// Enters the process in `own_slot` into the list of processes whose hazards the owner of the
+/// segment reads.
+fn become_visitor(map: &Mapping, own_slot: u32) {
+    // An ended process that had this slot may have left hazards.
+    let hazards = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
+    for i in 0..announce::HAZARD_COUNT {
+        map.u64(hazards + 8 * i).store(0, Ordering::Relaxed);
+    }
+    map.u64(header::VISITORS + 8 * (own_slot as usize / 64))
+        .fetch_or(1 << (own_slot % 64), Ordering::SeqCst);
+}
+
 impl Peer {
     /// Opens the process that the registry has in `slot`. With `guarded`, its tables must be sealed
     /// against writes by other processes.
@@ -136,54 +198,17 @@ impl Peer {
             slot,
             own_slot,
         };
-        let tables = opener.open(entry.segment_fd, libc::O_RDONLY)?;
-        if sys::sealed_size(&tables)? != TABLES_SIZE {
-            return Err(Errno(libc::EPROTO));
-        }
-        if guarded && !sys::is_guarded(&tables)? {
-            return Err(Errno(libc::EPERM));
-        }
-        // The tables, which only the owner can write, name the shared file.
-        let shared_fd = sys::read_word(&tables, header::SHARED - OWNED)? as u32;
-        let shared = opener.open(shared_fd.cast_signed(), libc::O_RDWR)?;
-        let inode = sys::read_word(&tables, header::SHARED_INODE - OWNED)?;
-        if sys::sealed_size(&shared)? != SHARED_SIZE || sys::inode_of(&shared)? != inode {
-            return Err(Errno(libc::EPROTO));
-        }
-        let map = Mapping::pair((&shared, SHARED_SIZE), (&tables, TABLES_SIZE), false)?;
-        let tables = OpenFile::new(pid, entry.segment_fd, &tables)?;
-        let whole = map.u64(header::MAGIC).load(Ordering::Acquire) == layout::MAGIC
-            && map.u64(header::SIZE).load(Ordering::Relaxed) == SEGMENT_SIZE as u64
-            && map.u64(header::COOKIE).load(Ordering::Relaxed) == entry.identity.cookie;
-        if !whole {
-            return Err(Errno(libc::EPROTO));
-        }
+        let (map, tables) = map_segment(&opener, entry, guarded)?;
         let life = match pidfd {
             None => None,
-            Some(pidfd) => {
-                let fd = map.u32(header::LIFE).load(Ordering::Relaxed);
-                let inode = map.u64(header::LIFE_INODE).load(Ordering::Relaxed);
-                let pipe = opener.open(fd.cast_signed(), libc::O_RDONLY)?;
-                sys::is_pipe(&pipe, inode)?;
-                Some(Life {
-                    pidfd,
-                    pipe,
-                    tables,
-                })
-            }
+            Some(pidfd) => Some(Life::open(&opener, pidfd, entry, &map, &tables)?),
         };
         // Checks that the pidfd belongs to the registry's process and not to a later process with
         // the same pid.
         if sys::start_time(pid) != Some(entry.identity.start_time) {
             return Err(Errno(libc::ESRCH));
         }
-        // An ended process that had this process's slot may have left hazards.
-        let hazards = announce::AT + announce::STRIDE * own_slot as usize + announce::HAZARDS;
-        for i in 0..announce::HAZARD_COUNT {
-            map.u64(hazards + 8 * i).store(0, Ordering::Relaxed);
-        }
-        map.u64(header::VISITORS + 8 * (own_slot as usize / 64))
-            .fetch_or(1 << (own_slot % 64), Ordering::SeqCst);
+        become_visitor(&map, own_slot);
         let peer = Self {
             identity: entry.identity,
             slot,

@@ -31,8 +31,8 @@ use crate::peer::{Peer, Signature};
 use crate::qp::Qp;
 use crate::region::{AccessError, Description, Initiator, Range, Regions, Target};
 use crate::registry::{Entry, Registry};
-use crate::segment::OwnSegment;
 use crate::segment::layout::{MAX_CQS, MAX_QPS, MAX_SRQS, header};
+use crate::segment::{Mapping, OwnSegment};
 use crate::signal::{self, Attention};
 use crate::srq::Srq;
 use crate::sync::{Arc, Lock, barriers_work};
@@ -143,26 +143,9 @@ impl Process {
         let segment = OwnSegment::create(identity.cookie, node, barriers)?;
         let (doorbell, life) = (Pipe::new()?, Pipe::new()?);
         let timer = Timer::new()?;
-        let wake = Epoll::new()?;
-        wake.add(doorbell.read_fd(), progress::TOKEN_DOORBELL)?;
-        wake.add(timer.fd(), progress::TOKEN_TIMER)?;
-        let map = &segment.map;
-        map.u32(header::DOORBELL)
-            .store(doorbell.read_fd().cast_unsigned(), Ordering::Relaxed);
-        map.u64(header::DOORBELL_INODE)
-            .store(doorbell.inode(), Ordering::Release);
-        map.u32(header::LIFE)
-            .store(life.read_fd().cast_unsigned(), Ordering::Relaxed);
-        map.u64(header::LIFE_INODE)
-            .store(life.inode(), Ordering::Relaxed);
-        // An application can poll descriptors before any call that sleeps. So from now on, until
-        // such a call, peers ring this process, or its doorbell is already readable.
-        signal::will_sleep(map);
+        let wake = wake_set(&doorbell, &timer)?;
         let probe = sys::try_box(identity.cookie)?;
-        map.u64(header::PROBE)
-            .store(std::ptr::from_ref(&*probe) as u64, Ordering::Relaxed);
-        map.u32(header::COPIES)
-            .store(u32::from(sys::copies_allowed()), Ordering::Relaxed);
+        describe_process(&segment.map, &doorbell, &life, &probe);
         if !segment.guarded {
             crate::log::say(
                 "softverbs: the kernel has no F_SEAL_FUTURE_WRITE (Linux 5.1): processes of this user can write each other's tables",
@@ -560,6 +543,33 @@ impl Initiator for Process {
     fn lives(&self, slot: u32) -> bool {
         Self::lives(self, slot)
     }
+}
+
+/// The set that wakes the process's threads. Peers and links are added when they are opened.
+fn wake_set(doorbell: &Pipe, timer: &Timer) -> Res<Epoll> {
+    let wake = Epoll::new()?;
+    wake.add(doorbell.read_fd(), progress::TOKEN_DOORBELL)?;
+    wake.add(timer.fd(), progress::TOKEN_TIMER)?;
+    Ok(wake)
+}
+
+/// Writes to the process's segment how peers ring it, notice its end and reach its memory.
+fn describe_process(map: &Mapping, doorbell: &Pipe, life: &Pipe, probe: &u64) {
+    map.u32(header::DOORBELL)
+        .store(doorbell.read_fd().cast_unsigned(), Ordering::Relaxed);
+    map.u64(header::DOORBELL_INODE)
+        .store(doorbell.inode(), Ordering::Release);
+    map.u32(header::LIFE)
+        .store(life.read_fd().cast_unsigned(), Ordering::Relaxed);
+    map.u64(header::LIFE_INODE)
+        .store(life.inode(), Ordering::Relaxed);
+    map.u64(header::PROBE)
+        .store(std::ptr::from_ref(probe) as u64, Ordering::Relaxed);
+    map.u32(header::COPIES)
+        .store(u32::from(sys::copies_allowed()), Ordering::Relaxed);
+    // An application can poll descriptors before any call that sleeps. So from now on, until such a
+    // call, peers ring this process, or its doorbell is already readable.
+    signal::will_sleep(map);
 }
 
 /// The emulated node that the environment asks for.

@@ -1,6 +1,7 @@
 //! Creating, changing and destroying shared receive queues.
 
 use std::cell::UnsafeCell;
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use rdma_core_sys::{
@@ -13,6 +14,7 @@ use crate::limits::{MAX_SGE, MAX_WR};
 use crate::object::{Context, Pd};
 use crate::region::LastRegion;
 use crate::segment::layout::{desc, srq as layout};
+use crate::segment::{Mapping, OwnSegment};
 use crate::signal;
 use crate::sync::Lock;
 use crate::sys::{Errno, Res, with_room, zeroed};
@@ -72,41 +74,15 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
     let sges = zeroed::<ibv_sge>(count * max_sge)?;
     let order = zeroed::<u32>(words)?;
     let srq = process.srqs.take(blank)?;
-    let places = segment
-        .back_halves(srq.at(), layout::STRIDE)
-        .and_then(|()| srq.take_order(segment, words, all.xrc.is_some()))
-        .and_then(
-            |(ring_at, position)| match segment.take(desc_stride * count) {
-                Ok(desc_at) => Ok((ring_at, position, desc_at)),
-                Err(error) => {
-                    srq.give_order(segment, ring_at, words, position);
-                    Err(error)
-                }
-            },
-        );
-    let (ring_at, position, desc_at) = match places {
-        Ok(places) => places,
-        Err(error) => {
-            process.srqs.give(srq.index);
-            return Err(error);
-        }
-    };
+    let places = srq.take_places(segment, words, desc_stride * count, all.xrc.is_some());
+    let places = places.inspect_err(|_| process.srqs.give(srq.index))?;
     let map = &segment.map;
     srq.process
         .store(std::ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
     srq.users.store(0, Ordering::Relaxed);
     srq.events.store(0, Ordering::Relaxed);
-    let object = srq.as_ptr();
-    // SAFETY: no other thread has the object yet; mutex and condition are initialised in place.
-    unsafe {
-        (*object).context = (*pd).context;
-        (*object).srq_context = init.srq_context;
-        (*object).pd = pd;
-        (*object).handle = srq.index;
-        (*object).events_completed = 0;
-        libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
-        libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
-    }
+    // SAFETY: no other thread has the object yet; the caller promises a live domain.
+    unsafe { srq.fill_object(pd, init.srq_context) };
     let mut queue = srq.queue.lock();
     *queue = Queue {
         max_wr: attr.max_wr,
@@ -115,29 +91,15 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
         limit: 0,
         pd: domain.number,
         free,
-        order: super::Order::starting(map, ring_at, order, position),
+        order: super::Order::starting(map, places.ring_at, order, places.position),
         posted,
         sges,
-        desc_at,
+        desc_at: places.desc_at,
         desc_stride,
         last_region: LastRegion::default(),
     };
     drop(queue);
-    let at = srq.at();
-    map.u32(at + layout::HINT)
-        .store(position, Ordering::Relaxed);
-    // The turn number continues from the earlier life of this index.
-    signal::asked_in_turn(map, at + layout::WAITING);
-    map.u32(at + layout::COUNT)
-        .store(words as u32, Ordering::Relaxed);
-    map.u32(at + layout::DESC_COUNT)
-        .store(count as u32, Ordering::Relaxed);
-    map.u32(at + layout::DESC_STRIDE)
-        .store(desc_stride as u32, Ordering::Relaxed);
-    map.u64(at + layout::DESC_AT)
-        .store(desc_at as u64, Ordering::Relaxed);
-    map.u64(at + layout::RING_AT)
-        .store(ring_at as u64, Ordering::Release);
+    srq.publish_places(map, &places, words, count, desc_stride);
     domain.children.fetch_add(1, Ordering::Relaxed);
     context.children.fetch_add(1, Ordering::Relaxed);
     if let Some(xrc) = &all.xrc {
@@ -145,6 +107,85 @@ pub(crate) unsafe fn create(all: &SrqInit) -> Res<&'static Srq> {
         unsafe { srq.begin_xrc(xrc, domain.number) };
     }
     Ok(srq)
+}
+
+/// Location of a queue in the segment.
+struct Places {
+    /// Offset of the words of the order, and the position with which the order begins.
+    ring_at: usize,
+    position: u32,
+    /// Offset of the descriptors.
+    desc_at: usize,
+}
+
+impl Srq {
+    /// Takes room from the segment for an order of `words` words, and for `desc_len` bytes of
+    /// descriptors.
+    ///
+    /// # Errors
+    /// `ENOMEM`; nothing is taken.
+    fn take_places(
+        &self,
+        segment: &OwnSegment,
+        words: usize,
+        desc_len: usize,
+        xrc: bool,
+    ) -> Res<Places> {
+        segment.back_halves(self.at(), layout::STRIDE)?;
+        let (ring_at, position) = self.take_order(segment, words, xrc)?;
+        let desc_at = segment
+            .take(desc_len)
+            .inspect_err(|_| self.give_order(segment, ring_at, words, position))?;
+        Ok(Places {
+            ring_at,
+            position,
+            desc_at,
+        })
+    }
+
+    /// Fills the C object.
+    ///
+    /// # Safety
+    /// No other thread may have the object yet; the domain must be live.
+    unsafe fn fill_object(&self, pd: *mut ibv_pd, srq_context: *mut c_void) {
+        let object = self.as_ptr();
+        // SAFETY: the caller's promise; mutex and condition are initialised in place.
+        unsafe {
+            (*object).context = (*pd).context;
+            (*object).srq_context = srq_context;
+            (*object).pd = pd;
+            (*object).handle = self.index;
+            (*object).events_completed = 0;
+            libc::pthread_mutex_init(&raw mut (*object).mutex, std::ptr::null());
+            libc::pthread_cond_init(&raw mut (*object).cond, std::ptr::null());
+        }
+    }
+
+    /// Writes the location of the queue to its entry in the segment.
+    fn publish_places(
+        &self,
+        map: &Mapping,
+        places: &Places,
+        words: usize,
+        count: usize,
+        desc_stride: usize,
+    ) {
+        let at = self.at();
+        map.u32(at + layout::HINT)
+            .store(places.position, Ordering::Relaxed);
+        // The turn number continues from the earlier life of this index.
+        signal::asked_in_turn(map, at + layout::WAITING);
+        map.u32(at + layout::COUNT)
+            .store(words as u32, Ordering::Relaxed);
+        map.u32(at + layout::DESC_COUNT)
+            .store(count as u32, Ordering::Relaxed);
+        map.u32(at + layout::DESC_STRIDE)
+            .store(desc_stride as u32, Ordering::Relaxed);
+        map.u64(at + layout::DESC_AT)
+            .store(places.desc_at as u64, Ordering::Relaxed);
+        map.u64(at + layout::RING_AT)
+            .store(places.ring_at as u64, Ordering::Release);
+    }
 }
 
 /// `ibv_modify_srq`.
