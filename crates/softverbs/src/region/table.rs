@@ -390,16 +390,17 @@ impl Regions {
 
     /// Makes a key invalid. Initiators that have checked the key before may still be using it.
     pub(crate) fn kill(&self, segment: &OwnSegment, key: Key) {
+        // A key that was deregistered before may have left its index to another key.
+        let clear = |word: &AtomicU32| {
+            let _ = word.compare_exchange(key.0, 0, Ordering::Relaxed, Ordering::Relaxed);
+        };
         if let Some(entry) = self.entry(key.index()) {
-            entry.key.store(0, Ordering::Relaxed);
-            entry.null.store(0, Ordering::Relaxed);
+            clear(&entry.key);
+            clear(&entry.null);
         }
         self.changes.fetch_add(1, Ordering::Release);
         let at = shared_at(key.index());
-        segment
-            .map
-            .u32(at + region::KEY)
-            .store(0, Ordering::Relaxed);
+        clear(segment.map.u32(at + region::KEY));
         fence(Ordering::SeqCst);
     }
 
@@ -508,6 +509,28 @@ mod tests {
 
     fn at(addr: u64, len: u64, iova: u64) -> Range {
         Range { addr, len, iova }
+    }
+
+    /// Of two objects of one region, the second deregisters it after the index has a new region.
+    #[test]
+    fn a_second_deregistration_leaves_the_next_region_of_the_index() {
+        let segment = OwnSegment::create(1, 0, true).unwrap();
+        let regions = Regions::new().unwrap();
+        let register = || regions.register(&segment, 7, at(0x5000, 0x100, 0x9000), 0);
+        let deregister = |key| regions.deregister(&segment, key, |_| true);
+        let first = register().unwrap();
+        deregister(first).unwrap();
+        let others: Vec<_> = (0..LATE).map(|_| register().unwrap()).collect();
+        for key in others {
+            deregister(key).unwrap();
+        }
+        let next = register().unwrap();
+        assert_eq!(next.index(), first.index());
+        assert_ne!(next, first);
+        assert_eq!(deregister(first), Err(Errno(libc::EINVAL)));
+        assert!(regions.describe(next).is_some(), "another region has ended");
+        let shared = segment.map.u32(shared_at(next.index()) + region::KEY);
+        assert_eq!(shared.load(Ordering::Relaxed), next.0);
     }
 
     #[test]
