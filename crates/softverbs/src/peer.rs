@@ -306,7 +306,7 @@ impl Peer {
         // Not for this process itself: after a refusal, `sys::vm_read` and `sys::vm_write` copy its
         // memory through a memfd.
         if self.life.is_some() && !self.refuses.swap(true, Ordering::Relaxed) {
-            agent::tell(&format!(
+            agent::log_once(&format!(
                 "the kernel refuses process_vm_readv and process_vm_writev: {error:?}"
             ));
         }

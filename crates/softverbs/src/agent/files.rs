@@ -25,7 +25,7 @@ impl Opener {
         match sys::open_fd_of(self.identity.pid, fd, flags) {
             Err(Errno(libc::EACCES | libc::EPERM)) if self.slot != self.own_slot => {
                 let file = link::fetch_file(self.slot, &self.identity, self.own_slot, fd)?;
-                policy::tell("the kernel refuses access to a peer's files in /proc");
+                policy::log_once("the kernel refuses access to a peer's files in /proc");
                 Ok(file)
             }
             done => done,

@@ -12,7 +12,7 @@ mod wire;
 
 pub(crate) use files::Opener;
 pub(crate) use link::{Broken, Due, Link};
-pub(crate) use policy::{allow_tracers, needed_for, needed_from_start, tell};
+pub(crate) use policy::{allow_tracers, log_once, needed_for, needed_from_start};
 pub(crate) use wire::{Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request};
 
 use crate::sys::Identity;

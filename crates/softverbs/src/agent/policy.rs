@@ -25,7 +25,7 @@ pub(crate) fn allow_tracers() {
 
 /// Logs once per process, including its forked children, that copies use agents. `why` is the end
 /// of the line.
-pub(crate) fn tell(why: &str) {
+pub(crate) fn log_once(why: &str) {
     static REPORTED: Once = Once::new();
     REPORTED.call_once(|| {
         crate::log::say(&format!(

@@ -90,9 +90,9 @@ impl Server {
                         if token == NAME {
                             self.admit();
                         } else if token & OWN != 0 {
-                            self.go_on(token as u32);
+                            self.make_progress(token as u32);
                         } else {
-                            self.attend(token as usize);
+                            self.serve_line(token as usize);
                         }
                     }
                 }
@@ -136,7 +136,7 @@ impl Server {
     }
 
     /// Executes one request of a line, or closes the line on an error.
-    fn attend(&mut self, index: usize) {
+    fn serve_line(&mut self, index: usize) {
         let Some(client) = self.clients.get_mut(index).and_then(Option::as_mut) else {
             return;
         };
@@ -145,14 +145,14 @@ impl Server {
         let done = catch_unwind(AssertUnwindSafe(|| client.serve(process)));
         match done {
             Ok(Ok(None)) => {}
-            Ok(Ok(Some(slot))) => self.go_on(slot),
-            _ => self.let_go(index),
+            Ok(Ok(Some(slot))) => self.make_progress(slot),
+            _ => self.close_line(index),
         }
     }
 
     /// Ends a line explicitly. Closing alone would have no effect while a forked child has a copy
     /// of its descriptor.
-    fn let_go(&mut self, index: usize) {
+    fn close_line(&mut self, index: usize) {
         if let Some(client) = self.clients[index].take() {
             self.set.remove(client.line.as_raw_fd());
             client.line.hang_up();
@@ -161,7 +161,7 @@ impl Server {
 
     /// Makes progress for the process, whose other threads may sleep, and again when the agent of
     /// the process in `slot` has answered.
-    fn go_on(&mut self, slot: u32) {
+    fn make_progress(&mut self, slot: u32) {
         let process = self.process;
         for _ in 0..ROUNDS {
             let link = catch_unwind(AssertUnwindSafe(|| {

@@ -187,7 +187,7 @@ impl Cq {
     }
 
     /// Publishes to peers the event that the application waits for.
-    fn tell(&self, armed: u32) {
+    fn publish_armed(&self, armed: u32) {
         let at = layout::AT + layout::STRIDE * self.index as usize;
         signal::arm(&self.process().segment.map, at, armed);
     }
@@ -255,7 +255,7 @@ impl Cq {
     /// Raises the requested event, unless another thread has raised it.
     fn raise(&self) {
         if self.armed.swap(ARMED_NOT, Ordering::AcqRel) != ARMED_NOT {
-            self.tell(ARMED_NOT);
+            self.publish_armed(ARMED_NOT);
             if let Some(channel) = self.channel() {
                 channel.push(self.index);
             }
@@ -296,7 +296,7 @@ impl Cq {
     pub(crate) fn rearm(&self) {
         let armed = self.armed.load(Ordering::Relaxed);
         if armed != ARMED_NOT {
-            self.tell(armed);
+            self.publish_armed(armed);
         }
     }
 
@@ -331,7 +331,7 @@ impl Cq {
         };
         // A weaker request does not cancel an earlier stronger one.
         let armed = self.armed.fetch_max(wanted, Ordering::AcqRel).max(wanted);
-        self.tell(armed);
+        self.publish_armed(armed);
         let process = self.process();
         if self.channel().is_some() {
             // An application may poll the channel's descriptor without calling
@@ -485,7 +485,7 @@ pub(crate) unsafe fn destroy(cq: *mut ibv_cq) -> Res<()> {
     *this.ring.lock() = Ring::none();
     this.armed.store(ARMED_NOT, Ordering::Relaxed);
     // From here on no peer rings this queue: its descriptor may later be another pipe.
-    this.tell(ARMED_NOT);
+    this.publish_armed(ARMED_NOT);
     let map = &this.process().segment.map;
     let at = layout::AT + layout::STRIDE * this.index as usize;
     map.u32(at + layout::DOORBELL)

@@ -261,7 +261,7 @@ impl Buffers {
     ///
     /// # Errors
     /// `EBUSY`: afterwards only regions would hold the buffer.
-    pub(crate) fn let_go(&self, segment: &OwnSegment, stamp: u64) -> Res<()> {
+    pub(crate) fn release(&self, segment: &OwnSegment, stamp: u64) -> Res<()> {
         let mut slots = self.lock();
         let index = index_of(stamp);
         let slot = slots
@@ -277,7 +277,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// As [`Self::let_go`]; if regions hold the buffer, it stays until they end.
+    /// As [`Self::release`]; if regions hold the buffer, it stays until they end.
     pub(crate) fn leave_to_regions(&self, segment: &OwnSegment, stamp: u64) {
         let mut slots = self.lock();
         let index = index_of(stamp);
@@ -465,12 +465,12 @@ mod tests {
         // a region holds it, and so does another object
         buffers.cover(addr, 10);
         let busy = Err(Errno(libc::EBUSY));
-        assert_eq!(buffers.let_go(&segment, buffer_reference.stamp), busy);
+        assert_eq!(buffers.release(&segment, buffer_reference.stamp), busy);
         assert!(buffers.hold(buffer_reference.handle(), 4).is_none());
         buffers.hold(buffer_reference.handle(), 3).unwrap();
-        assert_eq!(buffers.let_go(&segment, buffer_reference.stamp), Ok(()));
+        assert_eq!(buffers.release(&segment, buffer_reference.stamp), Ok(()));
         buffers.uncover(&segment, buffer_reference.stamp);
-        assert_eq!(buffers.let_go(&segment, buffer_reference.stamp), Ok(()));
+        assert_eq!(buffers.release(&segment, buffer_reference.stamp), Ok(()));
         assert!(Shown::read(&segment.map, 0).is_none());
         let next = buffers
             .add(&segment, Buffer::create(1).unwrap(), 3)

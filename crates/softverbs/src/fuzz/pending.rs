@@ -131,7 +131,7 @@ fn honest(map: &Mapping, input: &mut Input<'_>) {
                     assert_eq!(held.is_some(), now == seen);
                     seen = held.unwrap_or(seen);
                 } else if seen.is_held() {
-                    pending_word::let_go(map, WORD, seen);
+                    pending_word::release(map, WORD, seen);
                     seen = pending_word::look(map, WORD);
                 }
             }

@@ -32,7 +32,7 @@ fn an_entry_is_of_one_buffer() {
         let theirs = map.again();
         let peer =
             thread::spawn(move || Shown::read(&theirs, 0).map(|shown| (shown.stamp, shown.len)));
-        buffers.let_go(&segment, first.stamp).unwrap();
+        buffers.release(&segment, first.stamp).unwrap();
         let second = buffers.add(&segment, file(7000), 3).unwrap();
         assert_ne!(first.stamp, second.stamp);
         let found = peer.join().unwrap();

@@ -131,7 +131,7 @@ fn the_receive_of_a_held_message_is_written_by_its_holder_alone() {
                 if commits {
                     assert!(pending_word::commit(&theirs, WORD, held), "it was held");
                 } else {
-                    pending_word::let_go(&theirs, WORD, held);
+                    pending_word::release(&theirs, WORD, held);
                 }
                 commits
             });

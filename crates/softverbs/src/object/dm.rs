@@ -84,7 +84,7 @@ impl Dm {
         if this.shown {
             process
                 .buffers
-                .let_go(&process.segment, this.buffer_reference.stamp)?;
+                .release(&process.segment, this.buffer_reference.stamp)?;
         }
         Self::uncount(process, this.counted);
         context.children.fetch_sub(1, Ordering::Relaxed);

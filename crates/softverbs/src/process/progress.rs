@@ -101,7 +101,7 @@ impl Process {
         }
         let look = polls >= POLLS_PER_LOOK;
         if self.attention.called(&self.segment.map) {
-            self.attend();
+            self.handle_attention();
         }
         if look {
             self.look_at_clock();
@@ -151,7 +151,7 @@ impl Process {
     /// Handles a call for attention: peers moved queue pairs of this process to ERR, and this
     /// process, their owner, completes the transition; or a peer requested the agent.
     #[cold]
-    fn attend(&self) {
+    fn handle_attention(&self) {
         if signal::agent_called(&self.segment.map) {
             self.start_agent();
         }

@@ -158,7 +158,7 @@ impl Connection {
 
     /// Whether the other end was destroyed or reset, also if its process has ended since.
     #[cold]
-    pub(super) fn let_go(&self) -> bool {
+    pub(super) fn was_reset(&self) -> bool {
         let word = self.state.u64(self.at + layout::STATE);
         let word = StateWord(word.load(Ordering::Acquire));
         word.state() == IBV_QPS_RESET
@@ -295,7 +295,7 @@ impl Qp {
         if !peer.check_alive() {
             // If the other end was destroyed or reset before its process ended, the request waits
             // as on a wire. Otherwise the request fails and the queue pair goes to ERR.
-            return Err(if self.was_let_go(&peer, sq.dest) {
+            return Err(if self.other_end_was_reset(&peer, sq.dest) {
                 Unreachable::Yet
             } else {
                 Unreachable::Gone
@@ -322,7 +322,7 @@ impl Qp {
     }
 
     /// Whether the other end was destroyed or reset, also if its process has ended since.
-    pub(super) fn was_let_go(&self, peer: &Peer, dest: u32) -> bool {
+    pub(super) fn other_end_was_reset(&self, peer: &Peer, dest: u32) -> bool {
         let (_, index) = split_qp_num(dest);
         let theirs = peer.map.u64(entry_at(index) + layout::STATE);
         let theirs = StateWord(theirs.load(Ordering::Acquire));

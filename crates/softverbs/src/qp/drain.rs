@@ -25,7 +25,7 @@ impl SendQueue {
 
 impl Qp {
     /// Whether the first waiting request may be executed.
-    pub(super) fn goes_on(&self, sq: &SendQueue) -> bool {
+    pub(super) fn may_execute(&self, sq: &SendQueue) -> bool {
         sq.executed != sq.head
             && match self.state() {
                 IBV_QPS_RTS => true,

@@ -97,7 +97,7 @@ impl Qp {
         }
         rq.flow = Flow::Closed;
         rq.patience = 0;
-        self.tell_taken(rq);
+        self.publish_taken(rq);
         while rq.next != rq.head {
             let posted = rq.posted[rq.next as usize & (rq.posted.len() - 1)];
             rq.next = rq.next.wrapping_add(1);
@@ -110,7 +110,7 @@ impl Qp {
     }
 
     /// Publishes to the other end the final number of messages taken.
-    fn tell_taken(&self, rq: &RecvQueue) {
+    fn publish_taken(&self, rq: &RecvQueue) {
         let count = if rq.srq.is_null() {
             rq.next
         } else {
@@ -283,7 +283,7 @@ impl Qp {
         // An unreliable queue pair is not notified, and its messages are lost. If the other end was
         // destroyed or reset before its process ended, only requests detect it; they wait as long
         // as on a wire.
-        if sq.kind != IBV_QPT_RC || self.was_let_go(peer, sq.dest) {
+        if sq.kind != IBV_QPT_RC || self.other_end_was_reset(peer, sq.dest) {
             if rq.peer.is_none() {
                 // Another process may already have the slot.
                 self.adopt_sender(&mut rq);
@@ -310,7 +310,7 @@ impl Qp {
         self.process()
             .with_windows(|windows, owner| windows.release(owner, number));
         if rq.flow != Flow::Closed {
-            self.tell_taken(&rq);
+            self.publish_taken(&rq);
         }
         let old = StateWord(self.word.load(Ordering::Relaxed));
         let word = StateWord::new(IBV_QPS_RESET, 0, 0, old.incarnation().wrapping_add(1));

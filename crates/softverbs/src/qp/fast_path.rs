@@ -344,8 +344,10 @@ pub(crate) fn deliver_fast(
     let mut rq = qp.rq.lock();
     let rq = &mut *rq;
     let number = rq.next;
-    let plain =
-        qp.means(rq, from, header) && rq.srq.is_null() && header.msn == number && number != rq.head;
+    let plain = qp.accepts(rq, from, header)
+        && rq.srq.is_null()
+        && header.msn == number
+        && number != rq.head;
     let slot = number as usize & rq.posted.len().wrapping_sub(1);
     let (Some(posted), Some(sge)) = (rq.posted.get(slot), rq.sges.get(slot * rq.max_sge as usize))
     else {
@@ -418,7 +420,7 @@ fn deliver_shared_fast(
     };
     let mut rq = qp.rq.lock();
     let its_own = rq.shared().is_some_and(|own| std::ptr::eq(own, srq));
-    if !its_own || !qp.means(&rq, from, header) {
+    if !its_own || !qp.accepts(&rq, from, header) {
         return false;
     }
     // SAFETY: a queue pair in use holds a reference to its completion queues.

@@ -216,7 +216,7 @@ impl Qp {
         }
         if to == IBV_QPS_RTS && from == IBV_QPS_SQD && waits {
             self.process().wait(self.index);
-            self.go_on();
+            self.run_waiting();
         }
         Ok(())
     }

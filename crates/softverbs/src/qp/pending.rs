@@ -364,9 +364,9 @@ impl PendingView {
         pending_word::hold(map, self.word_at, word)
     }
 
-    /// [`pending_word::let_go`].
-    pub(super) fn let_go(&self, map: &Mapping, held: PendingWord) {
-        pending_word::let_go(map, self.word_at, held);
+    /// [`pending_word::release`].
+    pub(super) fn release(&self, map: &Mapping, held: PendingWord) {
+        pending_word::release(map, self.word_at, held);
     }
 
     /// [`pending_word::commit`].

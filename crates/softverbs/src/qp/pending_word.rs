@@ -108,7 +108,7 @@ pub(crate) fn look(map: &Mapping, at: usize) -> PendingWord {
     PendingWord(map.u64(at).load(Ordering::Acquire))
 }
 
-/// Prevents [`Offer::take_back`] until [`commit`] or [`let_go`]. Returns the new word, or `None` if
+/// Prevents [`Offer::take_back`] until [`commit`] or [`release`]. Returns the new word, or `None` if
 /// the messages are not shown any more.
 pub(crate) fn hold(map: &Mapping, at: usize, word: PendingWord) -> Option<PendingWord> {
     map.u64(at)
@@ -118,10 +118,10 @@ pub(crate) fn hold(map: &Mapping, at: usize, word: PendingWord) -> Option<Pendin
 }
 
 /// Releases a held message without taking it.
-pub(crate) fn let_go(map: &Mapping, at: usize, held: PendingWord) {
+pub(crate) fn release(map: &Mapping, at: usize, held: PendingWord) {
     let mut word = held;
     loop {
-        let free = word.let_go().0;
+        let free = word.released().0;
         let swapped =
             map.u64(at)
                 .compare_exchange(word.0, free, Ordering::AcqRel, Ordering::Acquire);

@@ -121,7 +121,7 @@ impl Qp {
             word = held;
         }
         if !self.fetch(peer, entry, sges, rq.pd) {
-            seen.let_go(&peer.map, word);
+            seen.release(&peer.map, word);
             self.send_from_there(peer);
             return Outcome::Over;
         }

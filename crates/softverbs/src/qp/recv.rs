@@ -305,7 +305,7 @@ pub(crate) fn deliver(process: &Process, from: &Arc<Peer>, ring: &Consumer, mess
         return;
     }
     let mut rq = qp.rq.lock();
-    if !qp.means(&rq, from, header) || rq.shared().is_some() {
+    if !qp.accepts(&rq, from, header) || rq.shared().is_some() {
         return;
     }
     if header.msn != rq.next || rq.next == rq.head {
@@ -342,7 +342,7 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
     };
     let mut rq = qp.rq.lock();
     let its_own = rq.shared().is_some_and(|own| std::ptr::eq(own, srq));
-    if !its_own || !qp.means(&rq, from, header) {
+    if !its_own || !qp.accepts(&rq, from, header) {
         // The queue pair was connected when the message was sent, and is not any more.
         drop(rq);
         srq.give_back(index, from.slot);
@@ -365,7 +365,7 @@ fn deliver_shared(process: &Process, from: &Arc<Peer>, ring: &Consumer, message:
 impl Qp {
     /// Whether a message comes from the connected queue pair and is for this incarnation.
     #[inline]
-    pub(super) fn means(&self, rq: &RecvQueue, from: &Peer, header: &Header) -> bool {
+    pub(super) fn accepts(&self, rq: &RecvQueue, from: &Peer, header: &Header) -> bool {
         (receives(self.state()) || rq.flow == Flow::Closing)
             && header.incarnation == rq.incarnation
             && header.src_qpn == rq.dest

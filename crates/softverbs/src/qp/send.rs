@@ -109,7 +109,7 @@ impl Qp {
     fn begin_to_wait(&self, sq: Guard<'_, SendQueue>) {
         drop(sq);
         self.process().wait(self.index);
-        self.go_on();
+        self.run_waiting();
     }
 
     /// Checks whether a request may be posted. Returns its sges and their total length.
@@ -763,7 +763,7 @@ fn unanswered_slowly(sq: &SendQueue, status: ibv_wc_status) -> bool {
         status,
         IBV_WC_RETRY_EXC_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR | IBV_WC_REM_INV_REQ_ERR
     );
-    by_other_end && Qp::is_reliable(sq.kind) && sq.conn.as_ref().is_some_and(Connection::let_go)
+    by_other_end && Qp::is_reliable(sq.kind) && sq.conn.as_ref().is_some_and(Connection::was_reset)
 }
 
 /// The status of a request whose ring can't be opened. The ring of a peer that is ending can't be

@@ -123,7 +123,7 @@ impl Qp {
 
     /// Executes waiting requests until one must wait. If a turn at a full ring ended, wakes the
     /// sleeping threads, as other queue pairs may wait for the end of the turn.
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn run_waiting(&self) {
         let process = self.process();
         let turns = process.turns();
         while self.have_turn() == Went::Yields {}
@@ -142,7 +142,7 @@ impl Qp {
         } else {
             u32::MAX
         };
-        while self.goes_on(sq) {
+        while self.may_execute(sq) {
             if left == 0 || left < TURN && self.process().turns() != turns {
                 self.process().note_turn();
                 return Went::Yields;
@@ -356,14 +356,14 @@ impl Qp {
 
     /// Whether requests wait.
     pub(crate) fn waits(&self) -> bool {
-        self.goes_on(&self.sq.lock())
+        self.may_execute(&self.sq.lock())
     }
 
     /// Deadline of the first request, if it has one.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let sq = self.sq.lock();
         let deadline = sq.wait.as_ref()?.deadline;
-        (deadline != 0 && self.goes_on(&sq)).then_some(deadline)
+        (deadline != 0 && self.may_execute(&sq)).then_some(deadline)
     }
 
     /// The status of a request whose queue pair allows no retries.

@@ -44,7 +44,7 @@ impl Handle {
     }
 
     /// Whether the initiator was destroyed or reset before its process ended.
-    fn was_let_go(&self, peer: &Peer) -> bool {
+    fn initiator_was_reset(&self, peer: &Peer) -> bool {
         let (_, index) = split_qp_num(self.seen.dest());
         let theirs = peer.map.u64(entry_at(index) + layout::STATE);
         let theirs = StateWord(theirs.load(Ordering::Acquire));
@@ -333,7 +333,7 @@ impl Qp {
             return;
         };
         let known = |initiator: &mut Arc<Peer>| Arc::ptr_eq(initiator, peer);
-        if handle.initiator.take_if(known).is_none() || handle.was_let_go(peer) {
+        if handle.initiator.take_if(known).is_none() || handle.initiator_was_reset(peer) {
             return;
         }
         let word = handle.target.word();

@@ -409,7 +409,7 @@ impl PendingWord {
     }
 
     #[must_use]
-    pub(crate) fn let_go(self) -> Self {
+    pub(crate) fn released(self) -> Self {
         Self(self.0 & !Self::HELD)
     }
 
@@ -608,7 +608,7 @@ mod tests {
             (most, 3, 0xfffe)
         );
         assert!(word.held().is_held() && !word.is_held());
-        assert_eq!(word.held().let_go(), word);
+        assert_eq!(word.held().released(), word);
         assert_eq!(word.held().without_first(), word.without_first());
         assert_eq!(word.held().with_one_more(), word.with_one_more().held());
         assert!(!word.held().with_one_more().has_grown_from(word));
