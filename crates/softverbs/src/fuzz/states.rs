@@ -57,142 +57,177 @@ fn needs(kind: u32, from: u32, to: u32) -> Option<u32> {
 /// If this property does not hold.
 pub fn states(data: &[u8]) {
     let mut input = Input::new(data);
-    let kind = [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD][input.below(3)];
-    let end = End::new(kind, false);
-    let buffer = Buffer::new(256);
-    // Connected to itself, or to a queue pair that does not exist.
-    let dest = if input.u8().is_multiple_of(4) {
-        end.number() ^ 1
-    } else {
-        end.number()
-    };
-    let mut state = IBV_QPS_RESET;
-    let (mut sends, mut recvs) = (VecDeque::new(), VecDeque::new());
-    let mut id = 0;
+    let mut case = Case::new(&mut input);
     while !input.is_empty() {
         match input.u8() % 8 {
-            0..=2 => {
-                // In most cases the next state up to RTS.
-                let to = match input.u8() % 4 {
-                    0 => STATES[input.below(STATES.len())],
-                    _ => STATES[(state as usize + 1).min(3)],
-                };
-                let mut attr = attributes(dest);
-                attr.qp_state = to;
-                attr.rnr_retry = 1;
-                let needed = needs(kind, state, to);
-                let mut mask = IBV_QP_STATE | needed.unwrap_or(0);
-                let mut allowed = needed.is_some();
-                match input.u8() % 8 {
-                    // Without one of the required attributes.
-                    0 if needed.is_some_and(|needed| needed != 0) => {
-                        mask &= !(1 << (mask & !IBV_QP_STATE).trailing_zeros());
-                        allowed = false;
-                    }
-                    // With an attribute that no transition permits.
-                    1 => {
-                        mask |= IBV_QP_CAP;
-                        allowed = false;
-                    }
-                    // With an attribute whose value is out of range.
-                    2 if mask & IBV_QP_PORT != 0 => {
-                        attr.port_num = 7;
-                        allowed = false;
-                    }
-                    _ => {}
-                }
-                // Polls first, because a completion may have moved the queue pair to ERR.
-                drain(&end, &mut sends, &mut recvs);
-                if end.state() != state {
-                    let now = end.state();
-                    assert!(
-                        matches!(now, IBV_QPS_ERR | IBV_QPS_SQE) && state != IBV_QPS_RESET,
-                        "{state} became {now} by itself"
-                    );
-                    state = now;
-                    continue;
-                }
-                let ret = end.modify(&mut attr, mask);
-                let expected = if allowed { to } else { state };
-                let now = end.state();
-                if now != expected {
-                    // A request that waited has failed in the meantime.
-                    assert!(
-                        matches!(now, IBV_QPS_ERR | IBV_QPS_SQE)
-                            && state != IBV_QPS_RESET
-                            && !(sends.is_empty() && recvs.is_empty()),
-                        "{kind}: {state} to {to} became {now}"
-                    );
-                    state = now;
-                    continue;
-                }
-                assert_eq!(
-                    ret == 0,
-                    allowed,
-                    "{kind}: {state} to {to}, mask {mask:#x}: {ret}"
-                );
-                state = expected;
-                if allowed && to == IBV_QPS_RESET {
-                    sends.clear();
-                    recvs.clear();
-                    assert!(end.poll().is_none(), "a completion of before the reset");
-                }
-            }
-            3 => {
-                let mut sges = [buffer.piece(&mut input)];
-                let ret = end.post_recv(&mut sges, id);
-                if state == IBV_QPS_RESET {
-                    assert_eq!(ret, libc::EINVAL);
-                } else {
-                    assert!(ret == 0 || recvs.len() >= RECVS as usize, "{ret}");
-                }
-                if ret == 0 {
-                    recvs.push_back(id);
-                    id += 1;
-                }
-            }
-            4..=5 => {
-                let mut sges = [buffer.piece(&mut input)];
-                // SAFETY: all zeros is a value of it.
-                let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
-                wr.wr_id = id;
-                wr.sg_list = sges.as_mut_ptr();
-                wr.num_sge = 1;
-                wr.opcode = IBV_WR_SEND;
-                if kind == IBV_QPT_UD {
-                    // A send needs an address handle. A read is refused instead.
-                    wr.opcode = IBV_WR_RDMA_READ;
-                    assert_ne!(end.post_send(&mut wr), 0);
-                    continue;
-                }
-                let ret = end.post_send(&mut wr);
-                match end.state() {
-                    IBV_QPS_RESET | IBV_QPS_INIT | IBV_QPS_RTR => assert_eq!(ret, libc::EINVAL),
-                    _ => assert!(ret == 0 || sends.len() >= SENDS as usize || sges[0].length > 256),
-                }
-                if ret == 0 {
-                    sends.push_back(id);
-                    id += 1;
-                }
-            }
+            0..=2 => case.change_state(&mut input),
+            3 => case.post_receive(&mut input),
+            4..=5 => case.post_send(&mut input),
+            _ => case.drain(),
+        }
+    }
+    case.flush();
+}
+
+/// A queue pair, and the model of it.
+struct Case {
+    kind: u32,
+    end: End,
+    buffer: Buffer,
+    dest: u32,
+    state: u32,
+    /// Requests and receives that are not complete.
+    sends: VecDeque<u64>,
+    recvs: VecDeque<u64>,
+    id: u64,
+}
+
+impl Case {
+    fn new(input: &mut Input<'_>) -> Self {
+        let kind = [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD][input.below(3)];
+        let end = End::new(kind, false);
+        // Connected to itself, or to a queue pair that does not exist.
+        let dest = if input.u8().is_multiple_of(4) {
+            end.number() ^ 1
+        } else {
+            end.number()
+        };
+        Self {
+            kind,
+            end,
+            buffer: Buffer::new(256),
+            dest,
+            state: IBV_QPS_RESET,
+            sends: VecDeque::new(),
+            recvs: VecDeque::new(),
+            id: 0,
+        }
+    }
+
+    /// Modifies the queue pair: in most cases to the next state up to RTS.
+    fn change_state(&mut self, input: &mut Input<'_>) {
+        let (kind, state) = (self.kind, self.state);
+        let to = match input.u8() % 4 {
+            0 => STATES[input.below(STATES.len())],
+            _ => STATES[(state as usize + 1).min(3)],
+        };
+        let mut attr = attributes(self.dest);
+        attr.qp_state = to;
+        attr.rnr_retry = 1;
+        let (mask, allowed) = spoil(input, &mut attr, needs(kind, state, to));
+        // Polls first, because a completion may have moved the queue pair to ERR.
+        self.drain();
+        let now = self.end.state();
+        if now != state {
+            assert!(
+                matches!(now, IBV_QPS_ERR | IBV_QPS_SQE) && state != IBV_QPS_RESET,
+                "{state} became {now} by itself"
+            );
+            self.state = now;
+            return;
+        }
+        let ret = self.end.modify(&mut attr, mask);
+        let expected = if allowed { to } else { state };
+        let now = self.end.state();
+        if now != expected {
+            // A request that waited has failed in the meantime.
+            assert!(
+                matches!(now, IBV_QPS_ERR | IBV_QPS_SQE)
+                    && state != IBV_QPS_RESET
+                    && !(self.sends.is_empty() && self.recvs.is_empty()),
+                "{kind}: {state} to {to} became {now}"
+            );
+            self.state = now;
+            return;
+        }
+        assert_eq!(
+            ret == 0,
+            allowed,
+            "{kind}: {state} to {to}, mask {mask:#x}: {ret}"
+        );
+        self.state = expected;
+        if allowed && to == IBV_QPS_RESET {
+            self.sends.clear();
+            self.recvs.clear();
+            assert!(
+                self.end.poll().is_none(),
+                "a completion of before the reset"
+            );
+        }
+    }
+
+    fn post_receive(&mut self, input: &mut Input<'_>) {
+        let mut sges = [self.buffer.piece(input)];
+        let ret = self.end.post_recv(&mut sges, self.id);
+        if self.state == IBV_QPS_RESET {
+            assert_eq!(ret, libc::EINVAL);
+        } else {
+            assert!(ret == 0 || self.recvs.len() >= RECVS as usize, "{ret}");
+        }
+        if ret == 0 {
+            self.recvs.push_back(self.id);
+            self.id += 1;
+        }
+    }
+
+    fn post_send(&mut self, input: &mut Input<'_>) {
+        let mut sges = [self.buffer.piece(input)];
+        // SAFETY: all zeros is a value of it.
+        let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = self.id;
+        wr.sg_list = sges.as_mut_ptr();
+        wr.num_sge = 1;
+        wr.opcode = IBV_WR_SEND;
+        if self.kind == IBV_QPT_UD {
+            // A send needs an address handle. A read is refused instead.
+            wr.opcode = IBV_WR_RDMA_READ;
+            assert_ne!(self.end.post_send(&mut wr), 0);
+            return;
+        }
+        let ret = self.end.post_send(&mut wr);
+        match self.end.state() {
+            IBV_QPS_RESET | IBV_QPS_INIT | IBV_QPS_RTR => assert_eq!(ret, libc::EINVAL),
             _ => {
-                drain(&end, &mut sends, &mut recvs);
+                let full = self.sends.len() >= SENDS as usize;
+                assert!(ret == 0 || full || sges[0].length > 256);
+            }
+        }
+        if ret == 0 {
+            self.sends.push_back(self.id);
+            self.id += 1;
+        }
+    }
+
+    /// Polls all completions. Of each queue the oldest request must complete first.
+    fn drain(&mut self) {
+        while let Some(wc) = self.end.poll() {
+            if self.sends.front() == Some(&wc.wr_id) {
+                self.sends.pop_front();
+            } else {
+                let sends = &self.sends;
+                assert_eq!(self.recvs.pop_front(), Some(wc.wr_id), "sends {sends:?}");
             }
         }
     }
-    if end.state() != IBV_QPS_RESET {
-        let mut attr = attributes(dest);
+
+    /// All requests are flushed in ERR.
+    fn flush(mut self) {
+        if self.end.state() == IBV_QPS_RESET {
+            return;
+        }
+        let mut attr = attributes(self.dest);
         attr.qp_state = IBV_QPS_ERR;
-        assert_eq!(end.modify(&mut attr, IBV_QP_STATE), 0);
+        assert_eq!(self.end.modify(&mut attr, IBV_QP_STATE), 0);
         // A poll that finds messages for queue pairs of other tests leaves the flush to the next
         // poll.
         for _ in 0..1000 {
-            drain(&end, &mut sends, &mut recvs);
-            if sends.is_empty() && recvs.is_empty() {
+            self.drain();
+            if self.sends.is_empty() && self.recvs.is_empty() {
                 break;
             }
             std::thread::yield_now();
         }
+        let (sends, recvs) = (&self.sends, &self.recvs);
         assert!(
             sends.is_empty() && recvs.is_empty(),
             "{sends:?} {recvs:?} were not flushed"
@@ -200,13 +235,22 @@ pub fn states(data: &[u8]) {
     }
 }
 
-/// Polls all completions. Of each queue the oldest request must complete first.
-fn drain(end: &End, sends: &mut VecDeque<u64>, recvs: &mut VecDeque<u64>) {
-    while let Some(wc) = end.poll() {
-        if sends.front() == Some(&wc.wr_id) {
-            sends.pop_front();
-        } else {
-            assert_eq!(recvs.pop_front(), Some(wc.wr_id), "sends {sends:?}");
+/// The mask for a transition that needs these attributes, and whether the transition is allowed:
+/// with one attribute too few, one too many, or a value out of range in 1 of 8 cases each.
+fn spoil(input: &mut Input<'_>, attr: &mut ibv_qp_attr, needed: Option<u32>) -> (u32, bool) {
+    let mask = IBV_QP_STATE | needed.unwrap_or(0);
+    match input.u8() % 8 {
+        // Without one of the required attributes.
+        0 if needed.is_some_and(|needed| needed != 0) => {
+            let first = 1 << (mask & !IBV_QP_STATE).trailing_zeros();
+            (mask & !first, false)
         }
+        // With an attribute that no transition permits.
+        1 => (mask | IBV_QP_CAP, false),
+        2 if mask & IBV_QP_PORT != 0 => {
+            attr.port_num = 7;
+            (mask, false)
+        }
+        _ => (mask, needed.is_some()),
     }
 }
