@@ -265,20 +265,8 @@ impl Stranger {
     }
 }
 
-/// For any content of a peer's segment and any messages of it: requests to the peer and receives
-/// from it complete, none of them twice, and no other memory of this process changes.
-///
-/// # Panics
-/// If this property does not hold.
-pub fn stranger(data: &[u8]) {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut input = Input::new(data);
-    let stranger = child();
-    let kind = [IBV_QPT_RC, IBV_QPT_UC][input.below(2)];
-    let end = End::new(kind, input.u8().is_multiple_of(2));
-    let buffer = Buffer::new(16 << 10);
-    stranger.be_honest(end.number(), input.u8().is_multiple_of(2));
+/// Connects a queue pair to the stranger's, whose segment may change between the steps.
+fn connect(stranger: &Stranger, end: &End, kind: u32, input: &mut Input<'_>) -> ibv_qp_attr {
     let mut attr = attributes(qp_num(stranger.slot, INDEX));
     attr.rnr_retry = 1;
     attr.retry_cnt = 1;
@@ -300,11 +288,50 @@ pub fn stranger(data: &[u8]) {
         (IBV_QPS_RTS, IBV_QP_SQ_PSN | second),
     ] {
         if input.u8() == 0 {
-            stranger.scribble(&mut input);
+            stranger.scribble(input);
         }
         attr.qp_state = state;
         assert_eq!(end.modify(&mut attr, IBV_QP_STATE | mask), 0);
     }
+    attr
+}
+
+impl Stranger {
+    /// Sets address and key of a request: in most cases those of a region of the stranger.
+    fn aim(&self, input: &mut Input<'_>, wr: &mut ibv_send_wr) {
+        let addr = self.memory.wrapping_add(match input.u8() % 4 {
+            0 => input.edgy(),
+            _ => 8 * u64::from(input.u8()),
+        });
+        let key = if input.u8() == 0 { input.u32() } else { KEY };
+        if matches!(
+            wr.opcode,
+            IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP
+        ) {
+            wr.wr.atomic.remote_addr = addr;
+            wr.wr.atomic.rkey = key;
+        } else {
+            wr.wr.rdma.remote_addr = addr;
+            wr.wr.rdma.rkey = key;
+        }
+    }
+}
+
+/// For any content of a peer's segment and any messages of it: requests to the peer and receives
+/// from it complete, none of them twice, and no other memory of this process changes.
+///
+/// # Panics
+/// If this property does not hold.
+pub fn stranger(data: &[u8]) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut input = Input::new(data);
+    let stranger = child();
+    let kind = [IBV_QPT_RC, IBV_QPT_UC][input.below(2)];
+    let end = End::new(kind, input.u8().is_multiple_of(2));
+    let buffer = Buffer::new(16 << 10);
+    stranger.be_honest(end.number(), input.u8().is_multiple_of(2));
+    let mut attr = connect(stranger, &end, kind, &mut input);
     let mut outstanding = std::collections::HashSet::new();
     let mut id = 0;
     let mut steps = 0;
@@ -327,21 +354,7 @@ pub fn stranger(data: &[u8]) {
                     sges[1].length = 0;
                 }
                 let mut wr = request(&mut input, &mut sges, id);
-                let addr = stranger.memory.wrapping_add(match input.u8() % 4 {
-                    0 => input.edgy(),
-                    _ => 8 * u64::from(input.u8()),
-                });
-                let key = if input.u8() == 0 { input.u32() } else { KEY };
-                if matches!(
-                    wr.opcode,
-                    IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP
-                ) {
-                    wr.wr.atomic.remote_addr = addr;
-                    wr.wr.atomic.rkey = key;
-                } else {
-                    wr.wr.rdma.remote_addr = addr;
-                    wr.wr.rdma.rkey = key;
-                }
+                stranger.aim(&mut input, &mut wr);
                 if end.post_send(&mut wr) == 0 {
                     outstanding.insert(id);
                     id += 1;

@@ -90,26 +90,24 @@ pub fn tables(data: &[u8]) {
         segment.back(at, len).unwrap();
     }
     let map = &segment.map;
-    let opener = Opener {
-        identity: Identity {
-            pid: std::process::id(),
-            start_time: sys::own_start_time().unwrap(),
-            cookie: 9,
+    let mut buffers = BuffersOfPeer {
+        opener: Opener {
+            identity: Identity {
+                pid: std::process::id(),
+                start_time: sys::own_start_time().unwrap(),
+                cookie: 9,
+            },
+            slot: 5,
+            own_slot: 5,
         },
-        slot: 5,
-        own_slot: 5,
+        directs: Directs::default(),
+        stamps: vec![0],
+        mapped: HashSet::new(),
     };
-    let directs = Directs::default();
-    let (mut stamps, mut mapped) = (vec![0], HashSet::new());
     let mut locks = 0;
     while !input.is_empty() {
         match input.u8() % 9 {
-            0..=1 => {
-                let (index, file) = (input.below(COUNT), input.below(files().len()));
-                stamps.push(show(map, index, &files()[file], &mut input));
-                let count = map.u32(header::BUFFERS);
-                count.store(COUNT as u32, Ordering::Relaxed);
-            }
+            0..=1 => buffers.show(map, &mut input),
             2 => {
                 let at = buffer::AT + 8 * input.below(buffer::STRIDE * COUNT / 8);
                 map.u64(at).store(input.edgy(), Ordering::Relaxed);
@@ -120,81 +118,107 @@ pub fn tables(data: &[u8]) {
                 let count = input.below(COUNT + 1) as u32;
                 map.u32(header::BUFFERS).store(count, Ordering::Relaxed);
             }
-            4 => {
-                let index = if input.u8() < 200 {
-                    input.below(COUNT) as u32
-                } else {
-                    MAX_BUFFERS as u32 + input.u32() % (u32::MAX - MAX_BUFFERS as u32)
-                };
-                if let Some(shown) = Shown::read(map, index) {
-                    assert!(
-                        shown.stamp != 0 && shown.stamp % MAX_BUFFERS as u64 == u64::from(index)
-                    );
-                }
-            }
-            5 => {
-                let addr = if input.u8() < 128 {
-                    0x10_0000 * (input.below(COUNT) as u64 + 1) + input.edgy() % 0x4000
-                } else {
-                    input.edgy()
-                };
-                if let Some(shown) = Shown::at(map, addr) {
-                    assert!(addr.wrapping_sub(shown.addr) < shown.len);
-                }
-            }
-            6 => {
-                let stamp = stamps[input.below(stamps.len().min(256))];
-                let offset = input.edgy() % 0x5000;
-                let Some(there) = directs.get(map, &opener, stamp) else {
-                    continue;
-                };
-                if mapped.insert(stamp) {
-                    let at = buffer::AT + buffer::STRIDE * (stamp as usize % MAX_BUFFERS);
-                    let fd = map.u32(at + buffer::FD).load(Ordering::Relaxed);
-                    let inode = map.u64(at + buffer::INODE).load(Ordering::Relaxed);
-                    let named = |file: &&File| {
-                        file.fd.as_raw_fd().cast_unsigned() == fd && file.inode == inode
-                    };
-                    let file = files().iter().find(named).expect("another file");
-                    assert!(file.good, "pages that may go");
-                    assert_eq!(there.len() as u64, file.len);
-                }
-                let len = there.len() as u64;
-                let changed = change_direct(&there, offset, |old| Some(old + 1)).is_ok();
-                assert_eq!(changed, offset.is_multiple_of(8) && offset + 8 <= len);
-            }
-            7 => {
-                let (number, context) = (input.u8().into(), u32::from(input.u8() % 3));
-                let place = map.u64(domains::AT + domains::STRIDE * number as usize);
-                let word = if input.u8() < 128 {
-                    u64::from(number) | u64::from(context) << 32
-                } else {
-                    input.edgy()
-                };
-                place.store(word, Ordering::Relaxed);
-                let right = word as u32 == number && (word >> 32) as u32 == context;
-                assert_eq!(domain::is_shown(map, number, context), number != 0 && right);
-            }
+            4 => read_entry(map, &mut input),
+            5 => find_address(map, &mut input),
+            6 => buffers.change_word(map, &mut input),
+            7 => look_up_domain(map, &mut input),
             _ if locks < LOCKS => {
                 locks += 1;
-                let (addr, held, lives) = (input.edgy(), input.edgy(), input.u8() < 128);
-                for lock in 0..stripe::COUNT {
-                    let at = stripe::AT + stripe::STRIDE * lock;
-                    map.u64(at).store(held, Ordering::Relaxed);
-                }
-                let words = || {
-                    let at = (0..stripe::COUNT).map(|lock| stripe::AT + stripe::STRIDE * lock);
-                    at.filter(|&at| map.u64(at).load(Ordering::Relaxed) != held)
-                        .count()
-                };
-                let own = 7 << 48 | 1;
-                let lock = Stripe::lock(map, addr, own, Duration::ZERO, |_| lives);
-                assert_eq!(lock.is_some(), held == 0 || !lives);
-                assert_eq!(words(), usize::from(lock.is_some() && held != own));
-                drop(lock);
-                assert!(words() <= 1);
+                lock_word(map, &mut input);
             }
             _ => {}
         }
     }
+}
+
+/// The buffers that a peer shows, and those that are mapped.
+struct BuffersOfPeer {
+    opener: Opener,
+    directs: Directs,
+    stamps: Vec<u64>,
+    mapped: HashSet<u64>,
+}
+
+impl BuffersOfPeer {
+    fn show(&mut self, map: &Mapping, input: &mut Input<'_>) {
+        let (index, file) = (input.below(COUNT), input.below(files().len()));
+        self.stamps.push(show(map, index, &files()[file], input));
+        let count = map.u32(header::BUFFERS);
+        count.store(COUNT as u32, Ordering::Relaxed);
+    }
+
+    fn change_word(&mut self, map: &Mapping, input: &mut Input<'_>) {
+        let stamp = self.stamps[input.below(self.stamps.len().min(256))];
+        let offset = input.edgy() % 0x5000;
+        let Some(there) = self.directs.get(map, &self.opener, stamp) else {
+            return;
+        };
+        if self.mapped.insert(stamp) {
+            let at = buffer::AT + buffer::STRIDE * (stamp as usize % MAX_BUFFERS);
+            let fd = map.u32(at + buffer::FD).load(Ordering::Relaxed);
+            let inode = map.u64(at + buffer::INODE).load(Ordering::Relaxed);
+            let named =
+                |file: &&File| file.fd.as_raw_fd().cast_unsigned() == fd && file.inode == inode;
+            let file = files().iter().find(named).expect("another file");
+            assert!(file.good, "pages that may go");
+            assert_eq!(there.len() as u64, file.len);
+        }
+        let len = there.len() as u64;
+        let changed = change_direct(&there, offset, |old| Some(old + 1)).is_ok();
+        assert_eq!(changed, offset.is_multiple_of(8) && offset + 8 <= len);
+    }
+}
+
+fn read_entry(map: &Mapping, input: &mut Input<'_>) {
+    let index = if input.u8() < 200 {
+        input.below(COUNT) as u32
+    } else {
+        MAX_BUFFERS as u32 + input.u32() % (u32::MAX - MAX_BUFFERS as u32)
+    };
+    if let Some(shown) = Shown::read(map, index) {
+        assert!(shown.stamp != 0 && shown.stamp % MAX_BUFFERS as u64 == u64::from(index));
+    }
+}
+
+fn find_address(map: &Mapping, input: &mut Input<'_>) {
+    let addr = if input.u8() < 128 {
+        0x10_0000 * (input.below(COUNT) as u64 + 1) + input.edgy() % 0x4000
+    } else {
+        input.edgy()
+    };
+    if let Some(shown) = Shown::at(map, addr) {
+        assert!(addr.wrapping_sub(shown.addr) < shown.len);
+    }
+}
+
+fn look_up_domain(map: &Mapping, input: &mut Input<'_>) {
+    let (number, context) = (input.u8().into(), u32::from(input.u8() % 3));
+    let place = map.u64(domains::AT + domains::STRIDE * number as usize);
+    let word = if input.u8() < 128 {
+        u64::from(number) | u64::from(context) << 32
+    } else {
+        input.edgy()
+    };
+    place.store(word, Ordering::Relaxed);
+    let right = word as u32 == number && (word >> 32) as u32 == context;
+    assert_eq!(domain::is_shown(map, number, context), number != 0 && right);
+}
+
+fn lock_word(map: &Mapping, input: &mut Input<'_>) {
+    let (addr, held, lives) = (input.edgy(), input.edgy(), input.u8() < 128);
+    for lock in 0..stripe::COUNT {
+        let at = stripe::AT + stripe::STRIDE * lock;
+        map.u64(at).store(held, Ordering::Relaxed);
+    }
+    let changed = || {
+        let at = (0..stripe::COUNT).map(|lock| stripe::AT + stripe::STRIDE * lock);
+        at.filter(|&at| map.u64(at).load(Ordering::Relaxed) != held)
+            .count()
+    };
+    let own = 7 << 48 | 1;
+    let lock = Stripe::lock(map, addr, own, Duration::ZERO, |_| lives);
+    assert_eq!(lock.is_some(), held == 0 || !lives);
+    assert_eq!(changed(), usize::from(lock.is_some() && held != own));
+    drop(lock);
+    assert!(changed() <= 1);
 }
