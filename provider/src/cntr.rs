@@ -37,7 +37,8 @@ static OPS: WithMainSlot<fi_ops_cntr> = stub::cntr::<FI_ENOSYS>(fi_ops_cntr {
     seterr: Some(seterr),
 });
 
-impl Kind for Cntr {
+// SAFETY: `fid_cntr` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Cntr {
     type C = fid_cntr;
     const CLASS: usize = FI_CLASS_CNTR;
     fn ops() -> &'static fi_ops {

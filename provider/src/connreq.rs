@@ -21,7 +21,8 @@ static FID_OPS: fi_ops = fi_ops {
     ..stub::fid::<FI_ENOSYS>()
 };
 
-impl Kind for ConnReq {
+// SAFETY: `C` is the fid itself; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for ConnReq {
     type C = fid;
     const CLASS: usize = FI_CLASS_CONNREQ;
     fn ops() -> &'static fi_ops {

@@ -45,7 +45,8 @@ static OPS: WithMainSlot<fi_ops_cq> = stub::cq::<FI_ENOSYS>(fi_ops_cq {
     strerror: Some(strerror),
 });
 
-impl Kind for Cq {
+// SAFETY: `fid_cq` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Cq {
     type C = fid_cq;
     const CLASS: usize = FI_CLASS_CQ;
     fn ops() -> &'static fi_ops {

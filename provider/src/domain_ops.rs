@@ -48,7 +48,8 @@ static MR_OPS: fi_ops_mr = fi_ops_mr {
     regattr: Some(mr::regattr),
 };
 
-impl Kind for Domain {
+// SAFETY: `fid_domain` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Domain {
     type C = fid_domain;
     const CLASS: usize = FI_CLASS_DOMAIN;
     fn ops() -> &'static fi_ops {

@@ -45,7 +45,8 @@ static ATOMIC: fi_ops_atomic = atomic::ops::<Ep>();
 static TAGGED: fi_ops_tagged = stub::tagged::<FI_ENOSYS>(); // FI_TAGGED is not offered
 static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>(); // nor is FI_COLLECTIVE
 
-impl Kind for Ep {
+// SAFETY: `fid_ep` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Ep {
     type C = fid_ep;
     const CLASS: usize = FI_CLASS_EP;
     fn ops() -> &'static fi_ops {

@@ -47,7 +47,8 @@ static OPS: fi_ops_eq = fi_ops_eq {
     strerror: Some(strerror),
 };
 
-impl Kind for Eq {
+// SAFETY: `fid_eq` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Eq {
     type C = fid_eq;
     const CLASS: usize = FI_CLASS_EQ;
     fn ops() -> &'static fi_ops {

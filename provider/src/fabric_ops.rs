@@ -29,7 +29,8 @@ static OPS: fi_ops_fabric = fi_ops_fabric {
     ..stub::fabric::<FI_ENOSYS>() // wait sets are deprecated and not offered
 };
 
-impl Kind for Fabric {
+// SAFETY: `fid_fabric` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Fabric {
     type C = fid_fabric;
     const CLASS: usize = FI_CLASS_FABRIC;
     fn ops() -> &'static fi_ops {

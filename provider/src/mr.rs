@@ -48,7 +48,8 @@ static FID_OPS: fi_ops = fi_ops {
     ..stub::fid::<FI_ENOSYS>()
 };
 
-impl Kind for Mr {
+// SAFETY: `fid_mr` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Mr {
     type C = fid_mr;
     const CLASS: usize = FI_CLASS_MR;
     fn ops() -> &'static fi_ops {

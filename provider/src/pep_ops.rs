@@ -32,7 +32,8 @@ static OPS: WithMainSlot<fi_ops_ep> = stub::ep::<FI_ENOSYS>(fi_ops_ep {
     ..stub::ep_base::<FI_ENOSYS>()
 });
 
-impl Kind for Pep {
+// SAFETY: `fid_pep` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Pep {
     type C = fid_pep;
     const CLASS: usize = FI_CLASS_PEP;
     fn ops() -> &'static fi_ops {

@@ -49,7 +49,8 @@ static OPS: fi_ops_poll = fi_ops_poll {
 
 // The default `Kind::finish` is enough: freeing the set releases its members, which can't be closed
 // while the set holds them (fi_poll(3)).
-impl Kind for Poll {
+// SAFETY: `fid_poll` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Poll {
     type C = fid_poll;
     const CLASS: usize = FI_CLASS_POLL;
     fn ops() -> &'static fi_ops {

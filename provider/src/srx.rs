@@ -37,7 +37,8 @@ static COLLECTIVE: fi_ops_collective = stub::collective::<FI_ENOSYS>();
 
 static MSG: fi_ops_msg = msg::receive_ops::<Srx>(stub::msg::<FI_ENOSYS>());
 
-impl Kind for Srx {
+// SAFETY: `fid_ep` begins with its `fid`; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Srx {
     type C = fid_ep;
     const CLASS: usize = FI_CLASS_SRX_CTX;
     fn ops() -> &'static fi_ops {

@@ -24,7 +24,8 @@ static FID_OPS: fi_ops = fi_ops {
     ..stub::fid::<FI_ENOSYS>()
 };
 
-impl Kind for Xrcd {
+// SAFETY: `C` is the fid itself; `FID_OPS` is a static that only this kind uses.
+unsafe impl Kind for Xrcd {
     type C = fid;
     /// Not a class of libfabric.
     const CLASS: usize = usize::MAX;

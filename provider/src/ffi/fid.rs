@@ -33,7 +33,12 @@ use crate::ffi::stub::closed;
 const QUARANTINE: usize = 1024;
 
 /// A Rust type that is the body of a fid.
-pub(crate) trait Kind: Sized {
+///
+/// # Safety
+/// [`object`] and [`assumed`] cast a fid to an [`Object`] because of these promises:
+/// - [`Self::C`] has C's layout and begins with its `fid`, or is a `fid`.
+/// - [`Self::ops`] returns the same table at every call, and no other kind has this table.
+pub(crate) unsafe trait Kind: Sized {
     /// The C structure, whose first field is its `fid`.
     type C;
     /// `FI_CLASS_*`.
@@ -80,7 +85,8 @@ pub(crate) unsafe fn object<'a, K: Kind>(handle: *const impl Sized) -> Result<&'
     if class != K::CLASS || !std::ptr::eq(ops, K::ops()) {
         return Err(not_open(K::CLASS, handle));
     }
-    // SAFETY: only `open` makes fids with this table, at the start of an `Object<K>`.
+    // SAFETY: the table is that of `K` alone (`Kind`), and `open_with` accepts a fid with it only at
+    // the start of an `Object<K>`.
     Ok(unsafe { &*handle.cast::<Object<K>>() })
 }
 
@@ -152,6 +158,9 @@ impl<K: Kind> Object<K> {
     /// As [`Object::open`], for a body that needs the fid's address: `make` receives the address,
     /// but must not dereference it.
     ///
+    /// # Panics
+    /// If the fid of the C structure is not one of [`header`] for this kind.
+    ///
     /// # Errors
     /// Those of `make`; the memory is freed.
     pub(crate) fn open_with<E>(
@@ -160,6 +169,9 @@ impl<K: Kind> Object<K> {
         const { assert!(std::mem::offset_of!(Self, c) == 0) };
         let mut memory = Box::<Self>::new_uninit();
         let (c, body) = make(memory.as_mut_ptr().cast())?;
+        // SAFETY: the C structure begins with its fid (`Kind`).
+        let header = unsafe { &*(&raw const c).cast::<fid>() };
+        assert!(header.fclass == K::CLASS && std::ptr::eq(header.ops, K::ops()));
         let object = Box::write(
             memory,
             Self {
