@@ -75,7 +75,7 @@ pub enum AsyncEvent {
 /// A receiver of the asynchronous events of an object.
 pub(crate) trait AsyncListener: Send + Sync {
     /// Processes an event. Called without a lock, by the thread that takes the device's events
-    /// ([`Device::dispatch_async`]).
+    /// ([`Device::dispatch_async`]). The object of the event may be destroyed already.
     fn async_event(&self, event: AsyncEvent);
 }
 
@@ -471,31 +471,32 @@ impl Device {
             // pointers have the same offset.
             let object = unsafe { event.element.qp } as usize;
             let kind = classify(event.event_type);
-            // SAFETY: read above, acknowledged once. Destroying an object waits for this
-            // acknowledgement.
+            // Destroying an object waits for the acknowledgement of its events: until then no other
+            // object has its address, and the listener found is that of the event's object. The
+            // listener may acquire a lock that a destroying thread holds, so it is called after the
+            // acknowledgement. Its object may be destroyed by then.
+            let listeners = self.listeners_of(kind, object);
+            // SAFETY: read above, acknowledged once.
             unsafe { (self.backend.verbs.ibv_ack_async_event)(&raw mut event) };
-            self.tell(kind, object);
+            for listener in listeners {
+                listener.async_event(kind);
+            }
         }
     }
 
-    fn tell(&self, event: AsyncEvent, object: usize) {
+    /// The listeners of an event of `object`; all listeners, if the device has failed.
+    fn listeners_of(&self, event: AsyncEvent, object: usize) -> Vec<Arc<dyn AsyncListener>> {
         if let AsyncEvent::Other(number) = event {
             info_log!(Domain, "{}: asynchronous event {number}", self.name);
-            return;
+            return Vec::new();
         }
-        let concerned: Vec<_> = {
-            let listeners = self.listeners.lock();
-            if event == AsyncEvent::DeviceFatal {
-                warn_log!(Domain, "{}: the device is gone", self.name);
-                listeners.values().filter_map(Weak::upgrade).collect()
-            } else {
-                let listener = listeners.get(&object).and_then(Weak::upgrade);
-                listener.into_iter().collect()
-            }
-        };
-        for listener in concerned {
-            listener.async_event(event);
+        let listeners = self.listeners.lock();
+        if event == AsyncEvent::DeviceFatal {
+            warn_log!(Domain, "{}: the device is gone", self.name);
+            return listeners.values().filter_map(Weak::upgrade).collect();
         }
+        let listener = listeners.get(&object).and_then(Weak::upgrade);
+        listener.into_iter().collect()
     }
 }
 
@@ -611,6 +612,62 @@ mod tests {
         let last = list.last().expect("a host has a loopback");
         assert!(last.loopback, "{list:?}");
         assert!(list.iter().all(|a| a.addr.port() == 0));
+    }
+
+    /// The device of [`an_event_is_for_the_object_that_had_it`], and the listener of the second
+    /// object.
+    static REUSED: Mutex<Option<(Arc<Device>, Arc<Notified>)>> = Mutex::new(None);
+    /// Address of both objects.
+    const ADDRESS: usize = 0x1000;
+
+    #[derive(Default)]
+    struct Notified(Mutex<Vec<AsyncEvent>>);
+
+    impl AsyncListener for Notified {
+        fn async_event(&self, event: AsyncEvent) {
+            self.0.lock().push(event);
+        }
+    }
+
+    unsafe extern "C" fn one_event(
+        _: *mut sys::ibv_context,
+        event: *mut sys::ibv_async_event,
+    ) -> c_int {
+        if REUSED.lock().is_none() {
+            return -1;
+        }
+        // SAFETY: `dispatch_async` passes a writable event.
+        unsafe {
+            (*event).event_type = sys::IBV_EVENT_QP_FATAL;
+            (*event).element.qp = std::ptr::without_provenance_mut(ADDRESS);
+        }
+        0
+    }
+
+    /// Another thread destroys the object as soon as its event is acknowledged, and creates another
+    /// object at the same address.
+    unsafe extern "C" fn reuse_address(_: *mut sys::ibv_async_event) {
+        let (device, second) = REUSED.lock().take().unwrap();
+        device.unlisten(ADDRESS);
+        let second: Weak<dyn AsyncListener> = Arc::<Notified>::downgrade(&second);
+        device.listen(ADDRESS, second);
+    }
+
+    #[test]
+    fn an_event_is_for_the_object_that_had_it() {
+        let mut backend = *softverbs::backend();
+        backend.name = "reused addresses";
+        backend.verbs.ibv_get_async_event = one_event;
+        backend.verbs.ibv_ack_async_event = reuse_address;
+        let backend = Box::leak(Box::new(backend));
+        let device = scan(backend, &[]).unwrap().remove(0);
+        let [first, second] = [(); 2].map(|()| Arc::new(Notified::default()));
+        let listener: Weak<dyn AsyncListener> = Arc::<Notified>::downgrade(&first);
+        device.listen(ADDRESS, listener);
+        *REUSED.lock() = Some((Arc::clone(&device), Arc::clone(&second)));
+        device.dispatch_async();
+        assert_eq!(*first.0.lock(), [AsyncEvent::QpError]);
+        assert_eq!(*second.0.lock(), []);
     }
 
     #[test]
