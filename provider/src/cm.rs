@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use libfabric_sys::*;
 use weft::errno::{FiErrno, Result};
+use weft::msg::PassiveEndpoint;
 use weft::wire::cm_data::CM_DATA_SIZE;
 
 use crate::connreq;
@@ -169,7 +170,7 @@ unsafe extern "C" fn reject(
             object::<Pep>(pep)?;
             let data = data_of(param, len)?;
             let request = connreq::take(handle)?;
-            let done = request.reject(data);
+            let done = PassiveEndpoint::reject(request, data);
             let _ = connreq::finish(handle);
             done?;
         }

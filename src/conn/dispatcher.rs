@@ -173,7 +173,7 @@ impl Connections {
             target.cm_event(event);
         } else if let Some(id) = event.new_id.take() {
             // the listener was closed: dropping the request rejects it
-            drop(ConnectRequest::new(id, event.private_data));
+            drop(ConnectRequest::new(id, event.private_data, &[]));
         }
         // otherwise the event is of the identifier of an unanswered request, which has no endpoint
     }

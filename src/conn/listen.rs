@@ -21,6 +21,8 @@ pub(crate) struct Listener {
     /// Identifies the listener in reports.
     token: Token,
     device: Arc<Device>,
+    /// Private data of the rejection of requests that are dropped unanswered.
+    refusal: &'static [u8],
     state: Mutex<State>,
 }
 
@@ -43,7 +45,8 @@ fn bound_id(channel: &Arc<EventChannel>, addr: SocketAddr) -> Result<CmId> {
 impl Listener {
     /// Binds an identifier of the connection manager of `device` to an address; `None` is the
     /// wildcard address of IPv4 with any port. A wildcard address accepts requests on every device
-    /// of that manager. `backlog`: see [`Self::set_backlog`].
+    /// of that manager. `backlog`: see [`Self::set_backlog`]. `refusal`: private data, at most 148
+    /// bytes, of the rejection of a request that is dropped unanswered.
     ///
     /// # Errors
     /// - `EADDRINUSE`, `EADDRNOTAVAIL`: the address cannot be used.
@@ -53,6 +56,7 @@ impl Listener {
         addr: Option<SocketAddr>,
         backlog: usize,
         token: Token,
+        refusal: &'static [u8],
     ) -> Result<Arc<Self>> {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         // moved to the dispatcher's channel when a sink is bound
@@ -61,6 +65,7 @@ impl Listener {
         Ok(Arc::new(Self {
             token,
             device: Arc::clone(device),
+            refusal,
             state: Mutex::new(State {
                 id: Some(id),
                 sink: None,
@@ -189,7 +194,10 @@ impl CmTarget for Listener {
     fn cm_event(&self, mut event: CmEvent) {
         let outcome = match event.kind {
             CmEventKind::ConnectRequest => match event.new_id.take() {
-                Some(id) => Outcome::Requested(ConnectRequest::new(id, event.private_data)),
+                Some(id) => {
+                    let request = ConnectRequest::new(id, event.private_data, self.refusal);
+                    Outcome::Requested(request)
+                }
                 None => return,
             },
             CmEventKind::DeviceRemoval => Outcome::Failed {

@@ -9,8 +9,9 @@
 //! - [`CmSink`] receives the results. The application's event queue is one; this module does not
 //!   depend on it.
 //!
-//! The steps carry private data as raw bytes; [`introduction`] has the format of connected
-//! endpoints. No step blocks.
+//! The steps carry private data as raw bytes, which the caller of each step passes: those of a
+//! request, of a reply and of a rejection. [`introduction`] has the format of connected endpoints.
+//! No step blocks.
 
 mod accept;
 mod connection;

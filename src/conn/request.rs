@@ -5,25 +5,29 @@ use std::sync::Arc;
 
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{CmId, Device, PrivateData, known_device};
-use crate::wire::cm_data::CmData;
 
 /// The identifier of a request and its private data.
 pub(crate) type Taken = (CmId, PrivateData);
 
 /// A peer's request for a connection. An endpoint that is created from the request accepts it;
-/// [`Self::reject`] rejects it. Dropping an unanswered request rejects it without data.
+/// [`PassiveEndpoint::reject`](crate::msg::PassiveEndpoint::reject) rejects it. Dropping an
+/// unanswered request rejects it too.
 #[derive(Debug)]
 pub struct ConnectRequest {
     /// `None` once the request is answered.
     id: Option<CmId>,
     private_data: Box<PrivateData>,
+    /// Private data of the rejection by the drop.
+    refusal: &'static [u8],
 }
 
 impl ConnectRequest {
-    pub(crate) fn new(id: CmId, private_data: PrivateData) -> Self {
+    /// `refusal`: private data of the rejection if the request is dropped, at most 148 bytes.
+    pub(crate) fn new(id: CmId, private_data: PrivateData, refusal: &'static [u8]) -> Self {
         Self {
             id: Some(id),
             private_data: Box::new(private_data),
+            refusal,
         }
     }
 
@@ -46,14 +50,13 @@ impl ConnectRequest {
         Some((self.id.take()?, *self.private_data))
     }
 
-    /// Rejects the request and sends `data`, the application's, to the peer.
+    /// Rejects the request, with at most 148 bytes of private data.
     ///
     /// # Errors
-    /// `EINVAL`: `data` is too long. The request is rejected nevertheless, without data.
-    pub fn reject(mut self, data: &[u8]) -> Result<()> {
-        let data = CmData::new(data)?;
+    /// The connection manager's, for instance because the peer has ended the connection.
+    pub(crate) fn reject(mut self, private_data: &[u8]) -> Result<()> {
         let id = self.id.take().ok_or(FiErrno::EINVAL)?;
-        id.reject(data.encoded())
+        id.reject(private_data)
     }
 
     /// The device on which the request arrived. The accepting endpoint's domain must be on this
@@ -83,7 +86,7 @@ impl Drop for ConnectRequest {
     fn drop(&mut self) {
         if let Some(id) = &self.id {
             // an error is ignored: the peer may have ended the connection
-            let _ = id.reject(CmData::EMPTY.encoded());
+            let _ = id.reject(self.refusal);
         }
     }
 }

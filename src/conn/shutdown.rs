@@ -2,7 +2,6 @@
 
 use super::{Connection, Registry, Side, State};
 use crate::errno::{FiErrno, Result};
-use crate::wire::cm_data::CmData;
 
 impl Connection {
     /// Begins to end an established connection: changes the state, so that no further operation is
@@ -46,12 +45,14 @@ impl Connection {
     }
 
     /// Sets the state [`State::Closed`], discards the events of the identifier and the untaken
-    /// results, and rejects a request that was not answered. Returns the previous state; `None` if
-    /// the connection is closed already. `registry` is that of the dispatcher, if one is bound.
+    /// results, and rejects a request that was not answered, with the private data `refusal`.
+    /// Returns the previous state; `None` if the connection is closed already. `registry` is that
+    /// of the dispatcher, if one is bound.
     pub(crate) fn begin_close(
         &self,
         side: &Side,
         registry: Option<&mut Registry<'_>>,
+        refusal: &[u8],
     ) -> Option<State> {
         let old = self.state.get();
         if old == State::Closed {
@@ -65,7 +66,7 @@ impl Connection {
             && matches!(old, State::Idle | State::Enabled)
             && let Some(id) = &side.id
         {
-            let _ = id.reject(CmData::EMPTY.encoded());
+            let _ = id.reject(refusal);
         }
         Some(old)
     }

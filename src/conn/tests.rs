@@ -19,6 +19,9 @@ const LISTENER: Token = Token(1);
 const DIALLED: Token = Token(2);
 const ACCEPTED: Token = Token(3);
 
+/// Private data of the rejection of unanswered requests.
+const REFUSAL: &[u8] = &[0x5a, 0x17, 0xff];
+
 /// A sink that stores the reported results.
 #[derive(Debug)]
 struct Results {
@@ -139,8 +142,9 @@ impl Link {
         {
             let mut registry = results.dispatcher.registry();
             let mut side = self.side.lock();
-            self.conn.begin_close(&side, Some(&mut registry)).unwrap();
-            assert_eq!(self.conn.begin_close(&side, Some(&mut registry)), None);
+            let mut begin = || self.conn.begin_close(&side, Some(&mut registry), REFUSAL);
+            begin().unwrap();
+            assert_eq!(begin(), None);
             self.conn.disconnect(&side);
             *self.qp.lock() = None;
             side.id = None;
@@ -179,7 +183,7 @@ fn device() -> Arc<Device> {
 /// A listener, and a link that dials it.
 fn dialling(results: &Arc<Results>, sends: Vec<u8>) -> (Arc<Listener>, Arc<Link>) {
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let listener = Listener::open(&device(), Some(any), 0, LISTENER).unwrap();
+    let listener = Listener::open(&device(), Some(any), 0, LISTENER, REFUSAL).unwrap();
     let sink: Arc<dyn CmSink> = Arc::clone(results) as _;
     listener.bind(&sink).unwrap();
     listener.listen().unwrap();
@@ -194,27 +198,37 @@ fn data(len: usize) -> Vec<u8> {
     (0..len).map(|at| 0x81 ^ at as u8).collect()
 }
 
+/// A link for the side that accepts a request.
+fn accepting(results: &Arc<Results>, request: ConnectRequest) -> Arc<Link> {
+    let (id, _) = request.take().unwrap();
+    Link::new(
+        results,
+        ACCEPTED,
+        Side::new(Some(id), None, None),
+        data(196),
+    )
+}
+
+/// Waits until `count` results are reported, and returns them.
+fn collect(results: &Results, count: usize) -> Vec<(Token, Outcome)> {
+    let mut list = Vec::new();
+    while list.len() < count {
+        results.arrive();
+        list.append(&mut results.list.lock());
+    }
+    list
+}
+
 #[test]
 fn raw_private_data_reaches_both_sides() {
     let results = Results::new();
     let (listener, dialled) = dialling(&results, data(56));
     let request = results.request();
     assert_eq!(request.private_data().bytes(), data(56));
-    let (id, _) = request.take().unwrap();
-    let accepted = Link::new(
-        &results,
-        ACCEPTED,
-        Side::new(Some(id), None, None),
-        data(196),
-    );
+    let accepted = accepting(&results, request);
     accepted.accept();
     // the two events may arrive in either order
-    let mut connected = Vec::new();
-    while connected.len() < 2 {
-        results.arrive();
-        connected.append(&mut results.list.lock());
-    }
-    for (owner, outcome) in connected {
+    for (owner, outcome) in collect(&results, 2) {
         match outcome {
             Outcome::Connected(reply) if owner == DIALLED => assert_eq!(reply.bytes(), data(196)),
             Outcome::Connected(_) => assert_eq!(owner, ACCEPTED),
@@ -232,18 +246,51 @@ fn raw_private_data_reaches_both_sides() {
     listener.close();
 }
 
+/// The private data of the rejection that the dialling side receives. The connection manager fills
+/// it up with zeros to 148 bytes.
+fn rejection(results: &Results) -> Vec<u8> {
+    match results.next(DIALLED) {
+        Outcome::Failed {
+            err, private_data, ..
+        } => {
+            assert_eq!(err, FiErrno::ECONNREFUSED);
+            private_data.bytes().to_vec()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_request_that_is_dropped_is_rejected() {
     let results = Results::new();
     let (listener, dialled) = dialling(&results, data(1));
     drop(results.request());
-    match results.next(DIALLED) {
-        Outcome::Failed { err, .. } => assert_eq!(err, FiErrno::ECONNREFUSED),
-        other => panic!("{other:?}"),
-    }
+    assert!(rejection(&results).starts_with(REFUSAL));
     assert!(dialled.conn.state.is(State::Disconnected));
     dialled.close(&results);
     listener.close();
+}
+
+#[test]
+fn a_rejection_carries_raw_private_data() {
+    let results = Results::new();
+    let (listener, dialled) = dialling(&results, data(1));
+    results.request().reject(&data(148)).unwrap();
+    assert_eq!(rejection(&results), data(148));
+    dialled.close(&results);
+    let (other, dialled) = dialling(&results, data(1));
+    let too_long = results.request().reject(&data(149));
+    assert_eq!(too_long, Err(FiErrno::EINVAL));
+    dialled.close(&results);
+    let (last, dialled) = dialling(&results, data(1));
+    let (id, _) = results.request().take().unwrap();
+    let side = Side::new(Some(id), None, None);
+    Link::new(&results, ACCEPTED, side, data(1)).close(&results);
+    assert!(rejection(&results).starts_with(REFUSAL));
+    dialled.close(&results);
+    for listener in [listener, other, last] {
+        listener.close();
+    }
 }
 
 #[test]

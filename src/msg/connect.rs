@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use super::core::{Core, introduction_in};
+use super::pep::no_data;
 use crate::auth::AuthKey;
 use crate::conn::introduction::Introducer;
 use crate::conn::{CmTarget, Owner, State};
@@ -10,7 +11,6 @@ use crate::errno::{FiErrno, Result};
 use crate::log::{self, Level, Subsystem, info_log, warn_log};
 use crate::mr::Mode;
 use crate::verbs::{CmEvent, PrivateData};
-use crate::wire::cm_data::CmData;
 
 impl Core {
     /// The endpoint's authorization key, or the domain's.
@@ -52,7 +52,7 @@ impl Core {
                 return Err(FiErrno::EOPBADSTATE);
             }
             if introducer.is_stranger(control.introduction.as_ref()) {
-                self.conn.refuse(&control.side, CmData::EMPTY.encoded())?;
+                self.conn.refuse(&control.side, no_data())?;
                 warn_log!(EpCtrl, "a peer with another authorization key is refused");
                 return Err(FiErrno::EACCES);
             }

@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::Token;
-use crate::conn::{CmSink, Listener};
+use crate::conn::{CmSink, ConnectRequest, Listener};
 use crate::eq::EventQueue;
 use crate::errno::Result;
 use crate::verbs::Device;
+use crate::wire::cm_data::CmData;
 
 /// Attributes of a new passive endpoint (`fi_passive_ep(3)`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,6 +20,12 @@ pub struct PepConfig {
     pub backlog: usize,
     /// Identifies the passive endpoint in events.
     pub token: Token,
+}
+
+/// Private data of a rejection without data of the application: the length byte.
+pub(super) fn no_data() -> &'static [u8] {
+    static NO_DATA: CmData = CmData::EMPTY;
+    NO_DATA.encoded()
 }
 
 /// A passive endpoint (`fi_passive_ep(3)`). Thread safe. Dropping it stops listening; requests that
@@ -36,7 +43,8 @@ impl PassiveEndpoint {
     /// - `EADDRINUSE`, `EADDRNOTAVAIL`: the address cannot be used.
     /// - `ENOMEM`, `EMFILE`: no resources left.
     pub fn open(device: &Arc<Device>, config: PepConfig) -> Result<Arc<Self>> {
-        let listener = Listener::open(device, config.addr, config.backlog, config.token)?;
+        let (backlog, token) = (config.backlog, config.token);
+        let listener = Listener::open(device, config.addr, backlog, token, no_data())?;
         Ok(Arc::new(Self { listener }))
     }
 
@@ -82,6 +90,14 @@ impl PassiveEndpoint {
     /// already.
     pub fn listen(&self) -> Result<()> {
         self.listener.listen()
+    }
+
+    /// Rejects a request and sends `data` to the peer's application (`fi_reject(3)`).
+    ///
+    /// # Errors
+    /// `EINVAL`: `data` is too long. The request is rejected nevertheless, without data.
+    pub fn reject(request: ConnectRequest, data: &[u8]) -> Result<()> {
+        request.reject(CmData::new(data)?.encoded())
     }
 
     /// The device that the endpoint was opened with.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::core::{Control, Core};
+use super::pep::no_data;
 use crate::conn::State;
 use crate::errno::Result;
 use crate::log::info_log;
@@ -89,7 +90,10 @@ impl Core {
             let sink = self.conn.sink();
             let mut registry = sink.map(|sink| sink.dispatcher().registry());
             let control = self.control.lock();
-            let Some(old) = self.conn.begin_close(&control.side, registry.as_mut()) else {
+            let closed = self
+                .conn
+                .begin_close(&control.side, registry.as_mut(), no_data());
+            let Some(old) = closed else {
                 return;
             };
             let connected = !matches!(old, State::Idle | State::Enabled);

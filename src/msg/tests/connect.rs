@@ -99,7 +99,7 @@ fn a_request_is_rejected_with_data() {
     let request = request.unwrap();
     assert_eq!(request.device().unwrap().name(), device.name());
     assert_eq!(request.local_addr().unwrap(), addr);
-    request.reject(b"go away").unwrap();
+    PassiveEndpoint::reject(request, b"go away").unwrap();
     let error = next_error(&client.eq);
     assert_eq!((error.owner, error.err), (CLIENT, FiErrno::ECONNREFUSED));
     assert_eq!(error.data.data(), b"go away");
