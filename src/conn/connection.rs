@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 
+use parking_lot::Mutex;
+
 use super::{AtomicState, CmSink, CmTarget, Outcome, Registry, State, Tuning};
 use crate::Token;
 use crate::errno::{FiErrno, Result};
@@ -87,6 +89,10 @@ pub(crate) struct Connection {
     token: Token,
     /// Set once, when a sink is bound.
     bound: OnceLock<Bound>,
+    /// Set by closing. Held while a result is reported: a thread that has changed the state before
+    /// the connection was closed reports nothing afterwards, because the application may free the
+    /// context of a closed endpoint.
+    closed: Mutex<bool>,
 }
 
 impl Connection {
@@ -98,6 +104,7 @@ impl Connection {
             tuning,
             token,
             bound: OnceLock::new(),
+            closed: Mutex::new(false),
         }
     }
 
@@ -213,12 +220,18 @@ impl Connection {
         .into_iter()
         .any(|from| self.state.change(from, State::Disconnected));
         if failed {
-            self.report(Outcome::Failed {
-                err,
-                status: event.status,
-                private_data: event.private_data,
-            });
+            self.report_failure(err, event.status, event.private_data);
         }
+    }
+
+    /// Reports that the connection could not be established. The caller has changed the state, so
+    /// the failure is reported once.
+    pub(super) fn report_failure(&self, err: FiErrno, status: i32, private_data: PrivateData) {
+        self.report(Outcome::Failed {
+            err,
+            status,
+            private_data,
+        });
     }
 
     /// Sets the parameters of a connected queue pair that the connection manager does not set.
@@ -230,20 +243,25 @@ impl Connection {
     /// once.
     pub(crate) fn report_end(&self) {
         if let Some(bound) = self.bound.get() {
-            let target = Weak::clone(&bound.target);
-            bound.sink.report(self.token, Outcome::Ended(target));
+            self.report(Outcome::Ended(Weak::clone(&bound.target)));
         }
     }
 
+    /// Reports a result, unless the connection is closed.
     fn report(&self, outcome: Outcome) {
-        if let Some(bound) = self.bound.get() {
+        let closed = self.closed.lock();
+        if let Some(bound) = self.bound.get()
+            && !*closed
+        {
             bound.sink.report(self.token, outcome);
         }
     }
 
-    /// Discards the events of the identifier and the untaken results.
-    pub(crate) fn unbind(&self, side: &Side, registry: &mut Registry<'_>) {
-        if let (Some(bound), Some(id)) = (self.bound.get(), &side.id) {
+    /// Discards the events of the identifier and the untaken results. No result is reported
+    /// afterwards.
+    pub(super) fn unbind(&self, side: &Side, registry: Option<&mut Registry<'_>>) {
+        *self.closed.lock() = true;
+        if let (Some(bound), Some(id), Some(registry)) = (self.bound.get(), &side.id, registry) {
             registry.remove(id.object());
             bound.sink.forget(self.token);
         }

@@ -2,6 +2,7 @@
 
 use super::{Connection, Registry, Side, State};
 use crate::errno::{FiErrno, Result};
+use crate::verbs::PrivateData;
 
 impl Connection {
     /// Begins to end an established connection: changes the state, so that no further operation is
@@ -28,10 +29,19 @@ impl Connection {
         ended
     }
 
-    /// Processes the failure of the queue pair: reports the end of an established connection.
+    /// Processes the failure of the queue pair: reports the end of an established connection, or
+    /// the failure of a requested one. After the reply to the peer's request is begun, the event of
+    /// the peer's confirmation or of a failure reports the result.
     pub(crate) fn qp_failed(&self) {
-        // in state `Accepted`, the event of the peer's confirmation reports the end
-        if !self.state.change(State::Accepted, State::Broken) {
+        // each step changes the state to one that is tried behind it
+        let replied = self.state.change(State::Accepting, State::Broken)
+            || self.state.change(State::Accepted, State::Broken);
+        if replied {
+            return;
+        }
+        if self.state.change(State::Connecting, State::Disconnected) {
+            self.report_failure(FiErrno::ECONNABORTED, 0, PrivateData::EMPTY);
+        } else {
             self.end();
         }
     }
@@ -59,9 +69,7 @@ impl Connection {
             return None;
         }
         self.state.set(State::Closed);
-        if let Some(registry) = registry {
-            self.unbind(side, registry);
-        }
+        self.unbind(side, registry);
         if side.passive
             && matches!(old, State::Idle | State::Enabled)
             && let Some(id) = &side.id

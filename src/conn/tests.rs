@@ -219,6 +219,89 @@ fn collect(results: &Results, count: usize) -> Vec<(Token, Outcome)> {
     list
 }
 
+/// Processes events for 20 ms, in which no result may be reported.
+fn nothing_follows(results: &Results) {
+    let until = Instant::now() + Duration::from_millis(20);
+    while results.dispatcher.wait().wait(Some(until)).unwrap() {
+        results.dispatcher.progress(|| false);
+        if Instant::now() >= until {
+            break;
+        }
+    }
+    let list = results.list.lock();
+    assert!(list.is_empty(), "{list:?}");
+}
+
+/// A thread has changed the state because the connection has ended. Before it reports the end, the
+/// connection is closed: the application may free the endpoint's context.
+#[test]
+fn a_closed_connection_reports_nothing() {
+    let results = Results::new();
+    let (listener, dialled) = dialling(&results, data(1));
+    let accepted = accepting(&results, results.request());
+    accepted.accept();
+    collect(&results, 2);
+    dialled.conn.begin_shutdown().unwrap();
+    dialled.close(&results);
+    dialled.conn.report_end();
+    match results.next(ACCEPTED) {
+        Outcome::Ended(_) => {}
+        other => panic!("{other:?}"),
+    }
+    nothing_follows(&results);
+    accepted.close(&results);
+    listener.close();
+}
+
+#[test]
+fn a_queue_pair_that_fails_while_connecting_is_reported_once() {
+    let results = Results::new();
+    let (listener, dialled) = dialling(&results, data(1));
+    let accepted = accepting(&results, results.request());
+    dialled.conn.qp_failed();
+    dialled.conn.qp_failed();
+    match results.next(DIALLED) {
+        Outcome::Failed { err, .. } => assert_eq!(err, FiErrno::ECONNABORTED),
+        other => panic!("{other:?}"),
+    }
+    assert!(!dialled.conn.state.can_post());
+    // the peer's reply changes nothing
+    accepted.accept();
+    assert_eq!(collect(&results, 1)[0].0, ACCEPTED);
+    nothing_follows(&results);
+    assert!(dialled.conn.state.is(State::Disconnected));
+    dialled.close(&results);
+    accepted.close(&results);
+    listener.close();
+}
+
+/// The peer has the reply when the failure is known here: both ends of the connection are reported.
+#[test]
+fn a_queue_pair_that_fails_while_accepting_ends_the_connection() {
+    let results = Results::new();
+    let (listener, dialled) = dialling(&results, data(1));
+    let accepted = accepting(&results, results.request());
+    {
+        let side = accepted.side.lock();
+        accepted.create_qp(&side);
+        accepted.conn.begin_accept().unwrap();
+        accepted.conn.qp_failed();
+        accepted.conn.accept(&side, &data(1)).unwrap();
+    }
+    assert!(!accepted.conn.state.can_post());
+    let reported = collect(&results, 3);
+    let of = |owner| reported.iter().filter(move |(of, _)| *of == owner);
+    let of_accepted: Vec<_> = of(ACCEPTED).map(|(_, outcome)| outcome).collect();
+    assert!(
+        matches!(of_accepted[..], [Outcome::Connected(_), Outcome::Ended(_)]),
+        "{reported:?}"
+    );
+    assert_eq!(of(DIALLED).count(), 1);
+    accepted.close(&results);
+    dialled.close(&results);
+    listener.close();
+}
+
 #[test]
 fn raw_private_data_reaches_both_sides() {
     let results = Results::new();

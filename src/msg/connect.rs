@@ -127,6 +127,11 @@ impl Owner for Core {
     }
 
     fn established(&self, private_data: &PrivateData) -> Result<()> {
+        if self.conn.state.is(State::Disconnected) {
+            // the queue pair has failed meanwhile, which is reported
+            self.conn.disconnect(&self.control.lock().side);
+            return Ok(());
+        }
         let peer = introduction_in(private_data);
         if self.conn.state.is(State::Connecting) && self.introducer().is_stranger(peer.as_ref()) {
             return Err(self.leave_stranger());
