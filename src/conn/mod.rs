@@ -6,6 +6,7 @@
 //! - [`Connection`] is one side of a connection: its life cycle and its steps. The queue pair
 //!   belongs to the connection's [`Owner`], which is called between the steps.
 //! - [`Listener`] passes on the requests of peers, each as a [`ConnectRequest`].
+//! - [`RevocationNotifier`] notifies the peer of a connection of revoked keys.
 //! - [`CmSink`] receives the results. The application's event queue is one; this module does not
 //!   depend on it.
 //!
@@ -20,6 +21,7 @@ mod dispatcher;
 pub(crate) mod introduction;
 pub(crate) mod keepalive;
 mod listen;
+mod notifier;
 mod request;
 mod shutdown;
 mod sink;
@@ -31,6 +33,7 @@ mod tuning;
 pub(crate) use connection::{Connection, Owner, Side};
 pub(crate) use dispatcher::{CmTarget, Dispatcher, Registry};
 pub(crate) use listen::Listener;
+pub(crate) use notifier::RevocationNotifier;
 pub use request::ConnectRequest;
 pub(crate) use request::Taken;
 pub(crate) use sink::{CmSink, Outcome};

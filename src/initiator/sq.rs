@@ -1,7 +1,7 @@
 //! The send queue below an initiator.
 //!
 //! The initiator uses [`Sq`] under the transmit lock. [`Link`] is the part that other threads use
-//! too, for the engine's own requests. An endpoint type implements both for its records of posted
+//! too, with [`OwnLink`] for the engine's own requests. An endpoint type implements both for its records of posted
 //! requests: a ring of slots per queue pair for MSG.
 
 #![allow(unsafe_code, reason = "posts requests")]
@@ -11,9 +11,8 @@ use std::sync::Arc;
 
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::log::info_log;
-use crate::queue::slots::{FailureListener, Own, OwnRequests};
-use crate::verbs::{Pd, RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
+use crate::queue::OwnLink;
+use crate::verbs::{Pd, RemoteAddr, Rkey, SendRequest};
 
 /// Properties of a posted request that its completion needs.
 #[derive(Clone, Copy, Debug)]
@@ -100,9 +99,9 @@ pub(crate) trait Sq: Debug {
     fn fail(&self);
 }
 
-/// The queue pair of a [`Sq`] as the peer's keys and the revocation notifier use it. Thread safe,
-/// except [`Self::next_number`]. A clone refers to the same queue pair.
-pub(crate) trait Link: Clone + Debug + Send + Sync + 'static {
+/// The queue pair of a [`Sq`] as the peer's keys use it. Thread safe, except
+/// [`Self::next_number`]. A clone refers to the same queue pair.
+pub(crate) trait Link: OwnLink + Clone + Debug + 'static {
     fn pd(&self) -> &Arc<Pd>;
 
     /// Number of the next request. Under the transmit lock only.
@@ -111,31 +110,12 @@ pub(crate) trait Link: Clone + Debug + Send + Sync + 'static {
     /// Whether the completion of the request of this number has not been polled.
     fn is_outstanding(&self, number: u32) -> bool;
 
-    /// Progress of the engine's own requests; pollers of the completion queue update it.
-    fn own(&self) -> &OwnRequests;
-
-    /// Posts one of the engine's own requests, of kind `own`; sets [`SendRequest::wr_id`].
-    ///
-    /// # Errors
-    /// Those of the device.
-    ///
-    /// # Safety
-    /// As [`crate::verbs::Qp::post_send`].
-    unsafe fn post_request(&self, own: Own, request: SendRequest<'_>) -> Result<()>;
-
-    /// Polls the completion queue for requests of this link.
-    fn poll(&self);
-
     /// Polls for a completion that an operation waits for. `polls`: number of such polls of the
     /// same call, incremented here. Returns false, without polling, if the operation is to be
     /// deferred instead.
     fn poll_once_more(&self, polls: &mut u32) -> bool;
 
-    /// Makes the threads that poll the completion queue, and the domain's helper thread, retry the
-    /// deferred operations and revocation notifications of this link.
-    fn request_progress(&self);
-
-    /// Reverts [`Self::request_progress`], when no operation is deferred any more.
+    /// Reverts [`OwnLink::request_progress`], when no operation is deferred any more.
     fn clear_progress_request(&self);
 
     /// Records whether this side holds keys of the peer, so that the peer waits for its
@@ -144,45 +124,4 @@ pub(crate) trait Link: Clone + Debug + Send + Sync + 'static {
 
     /// Starts the lease timer, after [`Self::set_holds_keys`].
     fn start_lease(&self);
-
-    /// The endpoint, if it still exists.
-    fn owner(&self) -> Option<Arc<dyn FailureListener>>;
-
-    /// Ends the connection, and reports this to the endpoint.
-    fn sever(&self);
-
-    /// Posts one of the engine's own requests: `sge` is the local word or words, `to` the peer's
-    /// address and rkey, `swap` the new value of a compare and swap with 0. Returns whether it was
-    /// posted.
-    ///
-    /// # Safety
-    /// The buffer stays valid until the request completes.
-    unsafe fn post_own(
-        &self,
-        own: Own,
-        opcode: SendOpcode,
-        sge: Sge,
-        to: (RemoteAddr, Rkey),
-        swap: u64,
-    ) -> bool {
-        if own != Own::Revocation {
-            self.own().begin(own);
-        }
-        let request = SendRequest {
-            sges: &[sge],
-            // *acknowledged* is also ordered behind earlier reads and atomics
-            fence: own == Own::Acknowledge,
-            remote_addr: to.0,
-            rkey: to.1,
-            swap,
-            ..SendRequest::empty(0, opcode)
-        };
-        // SAFETY: as this function: the caller keeps the buffer valid until completion.
-        let posted = unsafe { self.post_request(own, request) };
-        if let Err(error) = posted {
-            self.own().end(own, false);
-            info_log!(EpCtrl, "{own:?} could not be posted: {error}");
-        }
-        posted.is_ok()
-    }
 }

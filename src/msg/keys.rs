@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::core::{Control, Core};
 use super::sq::QpLink;
-use crate::initiator::keys::{PeerKeys, RevocationNotifier};
+use crate::conn::RevocationNotifier;
+use crate::initiator::keys::PeerKeys;
 use crate::wire::introduction::Introduction;
 
 impl Core {

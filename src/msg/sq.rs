@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use crate::errno::{FiErrno, Result};
 use crate::initiator::sq::{Link, Part, Signal, Sq};
 use crate::queue::slots::{FailureListener, Own, OwnRequests, Rings, Slot, SlotRing};
-use crate::queue::{CompletionQueue, WrId};
+use crate::queue::{CompletionQueue, OwnLink, WrId};
 use crate::verbs::{Pd, Qp, RemoteAddr, Rkey, SendOpcode, SendRequest};
 
 /// Maximum number of polls of the application's completion queue in one call, for a completion that
@@ -181,20 +181,7 @@ impl Sq for SendQueue {
     }
 }
 
-impl Link for QpLink {
-    fn pd(&self) -> &Arc<Pd> {
-        self.qp.pd()
-    }
-
-    #[inline]
-    fn next_number(&self) -> u32 {
-        self.rings.tx.next_number()
-    }
-
-    fn is_outstanding(&self, number: u32) -> bool {
-        self.rings.tx.is_outstanding(number)
-    }
-
+impl OwnLink for QpLink {
     fn own(&self) -> &OwnRequests {
         &self.rings.own
     }
@@ -212,6 +199,37 @@ impl Link for QpLink {
         let _ = self.cq.poll_quietly();
     }
 
+    fn request_progress(&self) {
+        self.rings.set_waiting(true);
+        let rings = Arc::downgrade(&self.rings);
+        self.cq.domain().helper().add(rings, &self.cq);
+    }
+
+    fn owner(&self) -> Option<Arc<dyn FailureListener>> {
+        self.rings.owner.get().and_then(Weak::upgrade)
+    }
+
+    fn sever(&self) {
+        let _ = self.qp.set_error();
+        // reported here, because the device may have no request to flush
+        self.rings.notify_failure();
+    }
+}
+
+impl Link for QpLink {
+    fn pd(&self) -> &Arc<Pd> {
+        self.qp.pd()
+    }
+
+    #[inline]
+    fn next_number(&self) -> u32 {
+        self.rings.tx.next_number()
+    }
+
+    fn is_outstanding(&self, number: u32) -> bool {
+        self.rings.tx.is_outstanding(number)
+    }
+
     fn poll_once_more(&self, polls: &mut u32) -> bool {
         if *polls >= poll_limit() {
             return false;
@@ -219,12 +237,6 @@ impl Link for QpLink {
         *polls += 1;
         self.poll();
         true
-    }
-
-    fn request_progress(&self) {
-        self.rings.set_waiting(true);
-        let rings = Arc::downgrade(&self.rings);
-        self.cq.domain().helper().add(rings, &self.cq);
     }
 
     fn clear_progress_request(&self) {
@@ -238,16 +250,6 @@ impl Link for QpLink {
     fn start_lease(&self) {
         let rings = Arc::downgrade(&self.rings);
         self.cq.domain().helper().hold(rings, &self.cq);
-    }
-
-    fn owner(&self) -> Option<Arc<dyn FailureListener>> {
-        self.rings.owner.get().and_then(Weak::upgrade)
-    }
-
-    fn sever(&self) {
-        let _ = self.qp.set_error();
-        // reported here, because the device may have no request to flush
-        self.rings.notify_failure();
     }
 }
 

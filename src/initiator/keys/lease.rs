@@ -11,6 +11,7 @@ use crate::errno::{FiErrno, Result};
 use crate::initiator::Initiator;
 use crate::initiator::sq::{Link, Sq};
 use crate::mr::lookup::Lookup;
+use crate::queue::OwnLink;
 use crate::queue::slots::{Lease, Own, Progress};
 use crate::verbs::{SendOpcode, Sge};
 use crate::wire::records::Block;

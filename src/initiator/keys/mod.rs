@@ -9,7 +9,7 @@
 //! thread, the thread that reads the completion queue, and, while an operation is deferred, the
 //! domain's helper thread.
 //!
-//! All functions run under the transmit lock, except those of the revocation notifier.
+//! All functions run under the transmit lock.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
@@ -17,7 +17,6 @@ mod compare;
 mod deferred;
 mod lease;
 mod lookup;
-mod notifier;
 mod post;
 mod resolve;
 
@@ -33,7 +32,6 @@ use crate::wire::introduction::Introduction;
 
 use self::compare::CompareSwap;
 pub(crate) use self::deferred::Deferred;
-pub(crate) use self::notifier::RevocationNotifier;
 pub(super) use self::post::EventTarget;
 pub(crate) use self::post::OTHER_PARTS;
 

@@ -13,6 +13,7 @@ use crate::initiator::{ATOMIC_SIZE, Initiator, Target, Transmit, refusal};
 use crate::mr::keys::{Fragment, kind};
 use crate::mr::lookup::{READ_WORDS, Resolved};
 use crate::mr::mapped::Meaning;
+use crate::queue::OwnLink;
 use crate::queue::event_cell::Event;
 use crate::verbs::{RemoteAddr, Rkey, Sge};
 use crate::wire::records::MAX_SEGMENTS;

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use crate::initiator::sq::Link;
 use crate::mr::{ConnectionBlock, Look, Peer};
+use crate::queue::OwnLink;
 use crate::queue::slots::{Own, Progress};
 use crate::verbs::{SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
@@ -23,7 +23,7 @@ pub(crate) struct RevocationNotifier<L> {
     block: Arc<ConnectionBlock>,
 }
 
-impl<L: Link> RevocationNotifier<L> {
+impl<L: OwnLink> RevocationNotifier<L> {
     /// `peer` is the peer's introduction, `block` this side's connection block.
     pub(crate) fn new(link: L, peer: Introduction, block: &Arc<ConnectionBlock>) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl<L: Link> RevocationNotifier<L> {
     }
 }
 
-impl<L: Link> Peer for RevocationNotifier<L> {
+impl<L: OwnLink> Peer for RevocationNotifier<L> {
     fn tell_revocations(&self) {
         let own = self.link.own();
         // set before the check, so that the thread that polls the completion of an earlier

@@ -1,0 +1,75 @@
+//! A queue pair as the engine's own requests use it: reads of the peer's key directory,
+//! acknowledgements, notifications of revocations.
+
+#![allow(unsafe_code, reason = "posts requests")]
+
+use std::sync::Arc;
+
+use super::slots::{FailureListener, Own, OwnRequests};
+use crate::errno::Result;
+use crate::log::info_log;
+use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
+
+/// Posts the engine's own requests to one queue pair. Thread safe: they are posted without the
+/// transmit lock too.
+pub(crate) trait OwnLink: Send + Sync {
+    /// Progress of the engine's own requests; pollers of the completion queue update it.
+    fn own(&self) -> &OwnRequests;
+
+    /// Posts one of the engine's own requests, of kind `own`; sets [`SendRequest::wr_id`].
+    ///
+    /// # Errors
+    /// Those of the device.
+    ///
+    /// # Safety
+    /// As [`crate::verbs::Qp::post_send`].
+    unsafe fn post_request(&self, own: Own, request: SendRequest<'_>) -> Result<()>;
+
+    /// Polls the completion queue for requests of this link.
+    fn poll(&self);
+
+    /// Makes the threads that poll the completion queue, and the domain's helper thread, retry the
+    /// deferred operations and revocation notifications of this link.
+    fn request_progress(&self);
+
+    /// The endpoint, if it still exists.
+    fn owner(&self) -> Option<Arc<dyn FailureListener>>;
+
+    /// Ends the connection, and reports this to the endpoint.
+    fn sever(&self);
+
+    /// Posts one of the engine's own requests: `sge` is the local word or words, `to` the peer's
+    /// address and rkey, `swap` the new value of a compare and swap with 0. Returns whether it was
+    /// posted.
+    ///
+    /// # Safety
+    /// The buffer stays valid until the request completes.
+    unsafe fn post_own(
+        &self,
+        own: Own,
+        opcode: SendOpcode,
+        sge: Sge,
+        to: (RemoteAddr, Rkey),
+        swap: u64,
+    ) -> bool {
+        if own != Own::Revocation {
+            self.own().begin(own);
+        }
+        let request = SendRequest {
+            sges: &[sge],
+            // *acknowledged* is also ordered behind earlier reads and atomics
+            fence: own == Own::Acknowledge,
+            remote_addr: to.0,
+            rkey: to.1,
+            swap,
+            ..SendRequest::empty(0, opcode)
+        };
+        // SAFETY: as this function: the caller keeps the buffer valid until completion.
+        let posted = unsafe { self.post_request(own, request) };
+        if let Err(error) = posted {
+            self.own().end(own, false);
+            info_log!(EpCtrl, "{own:?} could not be posted: {error}");
+        }
+        posted.is_ok()
+    }
+}
