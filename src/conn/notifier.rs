@@ -1,13 +1,19 @@
 //! Notifies the peer of revocations, for the key directory of this side.
+//!
+//! The peer can look keys up as soon as it has the address of this side's connection block. The
+//! side that dials sends the address before it receives the peer's introduction. A revocation in
+//! between is sent when the introduction arrives.
 
 #![allow(unsafe_code, reason = "posts requests")]
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::mr::{ConnectionBlock, Look, Peer};
 use crate::queue::OwnLink;
 use crate::queue::slots::{Own, Progress};
-use crate::verbs::{SendOpcode, Sge};
+use crate::verbs::{RemoteAddr, Rkey, SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
 use crate::wire::records::Block;
 
@@ -19,18 +25,35 @@ const EARLIER_POLLS: u32 = 256;
 #[derive(Debug)]
 pub(crate) struct RevocationNotifier<L> {
     link: L,
-    peer: Introduction,
+    /// `None` until the peer's introduction is received.
+    peer: Mutex<Option<Introduction>>,
     block: Arc<ConnectionBlock>,
 }
 
 impl<L: OwnLink> RevocationNotifier<L> {
-    /// `peer` is the peer's introduction, `block` this side's connection block.
-    pub(crate) fn new(link: L, peer: Introduction, block: &Arc<ConnectionBlock>) -> Self {
+    /// `block` is this side's connection block.
+    pub(crate) fn new(link: L, block: &Arc<ConnectionBlock>) -> Self {
         Self {
             link,
-            peer,
+            peer: Mutex::new(None),
             block: Arc::clone(block),
         }
+    }
+
+    /// Sets the peer's introduction, and sends the notification of earlier revocations. The queue
+    /// pair can send.
+    pub(crate) fn introduce(&self, peer: Introduction) {
+        *self.peer.lock() = Some(peer);
+        self.notify_again();
+    }
+
+    /// Address and rkey of a word of the peer's connection block, once introduced.
+    fn word(&self, index: usize) -> Option<(RemoteAddr, Rkey)> {
+        let peer = (*self.peer.lock())?;
+        Some((
+            peer.block_addr.wrapping_add(index as u64 * 8),
+            peer.block_rkey,
+        ))
     }
 
     /// Sends a notification that could not be posted at the time of the revocation.
@@ -43,14 +66,15 @@ impl<L: OwnLink> RevocationNotifier<L> {
     /// Reads the peer's count of settled revocations. The read is needed because the peer's write
     /// of *acknowledged* may be queued behind sends for which this side has posted no receives.
     fn ask(&self) -> bool {
+        let Some(from) = self.word(Block::SETTLED) else {
+            return false;
+        };
         let (addr, lkey) = self.block.sink();
         let sge = Sge {
             addr,
             length: 8,
             lkey,
         };
-        let from = self.peer.block_addr.wrapping_add(Block::SETTLED as u64 * 8);
-        let from = (from, self.peer.block_rkey);
         // SAFETY: the block lives as long as the queue pair, and at most one such read is
         // outstanding.
         unsafe {
@@ -66,6 +90,10 @@ impl<L: OwnLink> Peer for RevocationNotifier<L> {
         // set before the check, so that the thread that polls the completion of an earlier
         // notification sends this one
         own.want(true);
+        // behind `want`: `introduce` sends this notification if the introduction follows
+        let Some(to) = self.word(Block::REVISION) else {
+            return;
+        };
         let mut polls = 0;
         while !own.begin_revocation() {
             if polls == EARLIER_POLLS {
@@ -83,13 +111,8 @@ impl<L: OwnLink> Peer for RevocationNotifier<L> {
             length: 8,
             lkey,
         };
-        let to = self
-            .peer
-            .block_addr
-            .wrapping_add(Block::REVISION as u64 * 8);
         // SAFETY: the domain owns the directory's header and outlives the queue pair.
         unsafe {
-            let to = (to, self.peer.block_rkey);
             self.link
                 .post_own(Own::Revocation, SendOpcode::Write, sge, to, 0);
         }

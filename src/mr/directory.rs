@@ -26,11 +26,12 @@ const SLAB: usize = 64;
 /// receives the results of reads of the peer's block.
 const STRIDE: usize = 2 * WORDS;
 
-/// A connected endpoint that receives revocations. Called with the directory's lock held: it may
+/// An endpoint whose peer is notified of revocations. Called with the directory's lock held: it may
 /// post and poll, and must not call the directory.
 pub(crate) trait Peer: Send + Sync {
     /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the
-    /// *revision* of the peer's connection block, in this call or by a later retry.
+    /// *revision* of the peer's connection block, in this call, by a later retry, or when the peer's
+    /// address is known.
     fn tell_revocations(&self);
     /// Polls for completions, repeats a notification that could not be sent, and posts a read of
     /// the peer's word [`Block::SETTLED`].

@@ -1,5 +1,5 @@
-//! The connected peers of a key directory, and which of them may still use revoked records.
-//! `docs/protocol.md`, "Stale keys".
+//! The peers of a key directory: they have the address of a connection block. Which of them may
+//! still use revoked records. `docs/protocol.md`, "Stale keys".
 //!
 //! A peer's slot has the number of its connection block, so adding and removing a peer takes
 //! constant time. Only peers that held keys at a revocation can lag behind it. A peer is listed
@@ -13,7 +13,7 @@ use std::sync::Weak;
 use super::directory::{BlockPlace, Peer};
 use crate::wire::records::Block;
 
-/// A connected peer.
+/// A peer that has the address of its connection block.
 pub(super) struct Member {
     pub(super) peer: Weak<dyn Peer>,
     place: BlockPlace,

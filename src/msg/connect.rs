@@ -64,6 +64,7 @@ impl Core {
         // confirmation. So the endpoint processes the introduction before it sends the reply, and
         // `may_post` waits for the lock held here.
         let peer = control.introduction;
+        self.join_directory(&mut control);
         self.introduced(&mut control, peer);
         let data = introducer.introduce(data, control.block.as_deref());
         self.conn.accept(&control.side, data.encoded())
@@ -119,7 +120,8 @@ impl Owner for Core {
     }
 
     fn route_resolved(&self) -> Result<()> {
-        let control = self.control.lock();
+        let mut control = self.control.lock();
+        self.join_directory(&mut control);
         let data = self
             .introducer()
             .introduce(control.data, control.block.as_deref());

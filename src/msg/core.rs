@@ -62,7 +62,8 @@ pub(crate) struct Control {
     pub(super) block: Option<Arc<ConnectionBlock>>,
     /// The introduction in the peer's connection request.
     pub(super) introduction: Option<Introduction>,
-    /// Notifies the peer of revocations, once connected.
+    /// Notifies the peer of revocations, from when the peer is sent the address of the connection
+    /// block.
     pub(super) notifier: Option<Arc<RevocationNotifier<QpLink>>>,
 }
 

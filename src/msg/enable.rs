@@ -266,9 +266,7 @@ impl Core {
 
     /// Destroys the queue pair.
     pub(super) fn drop_qp(&self, control: &mut Control) {
-        if let (Some(_), Some(block)) = (control.notifier.take(), &control.block) {
-            block.leave();
-        }
+        Self::leave_directory(control);
         if let Some(qp) = control.qp.take() {
             self.domain.device().unlisten(qp.object());
             if let (Some(srx), Some(binding), Some(place)) =

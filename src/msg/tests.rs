@@ -27,6 +27,7 @@ use crate::wire::cm_data::CM_DATA_SIZE;
 
 mod atomic;
 mod auth;
+mod blocks;
 mod connect;
 mod counters;
 mod durable;
