@@ -17,10 +17,11 @@ use super::revocation::Left;
 use super::table::Table;
 use crate::errno::{FiErrno, Result};
 use crate::queue::event_cell::{Cell, Cells};
-use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey, Words};
+use crate::verbs::{Lkey, Mr, Part, Pd, RemoteAddr, Rkey, Words};
 use crate::wire::records::{Block, Entry, Header, WORDS};
 
-/// Connection blocks per registration.
+/// Connection blocks per allocation. One registration of it is for this side's requests. Each block
+/// in use has a registration of its own for its peer, which therefore has no access to other blocks.
 const SLAB: usize = 64;
 /// Words from the start of one block to the start of the next. The first word behind each block
 /// receives the results of reads of the peer's block.
@@ -68,7 +69,7 @@ pub(crate) struct Directory {
 pub(super) struct Inner {
     table: Table,
     pub(super) revocations: u64,
-    /// The connection blocks, [`SLAB`] per registration.
+    /// The connection blocks, [`SLAB`] per allocation.
     pub(super) blocks: Vec<Arc<Words>>,
     /// Numbers of the blocks that are not in use.
     free: Vec<usize>,
@@ -96,7 +97,7 @@ pub(super) struct BlockPlace {
     words: Arc<Words>,
     /// Index of the block's first word.
     index: usize,
-    /// The block's number; the numbering continues across the registrations.
+    /// The block's number; the numbering continues across the allocations.
     number: usize,
 }
 
@@ -105,6 +106,8 @@ pub(super) struct BlockPlace {
 pub(crate) struct ConnectionBlock {
     directory: Arc<Directory>,
     place: BlockPlace,
+    /// The peer's access to the block.
+    access: Part,
     _cell: Option<Arc<Cell>>,
 }
 
@@ -114,7 +117,7 @@ impl ConnectionBlock {
     }
 
     pub(crate) fn rkey(&self) -> Rkey {
-        self.place.words.rkey()
+        self.access.rkey()
     }
 
     /// A number that is unique to the connection with very high probability.
@@ -180,7 +183,9 @@ impl ConnectionBlock {
 impl Drop for ConnectionBlock {
     fn drop(&mut self) {
         self.leave();
-        self.directory.inner.lock().free.push(self.place.number);
+        if self.access.end() {
+            self.directory.inner.lock().free.push(self.place.number);
+        }
     }
 }
 
@@ -289,11 +294,8 @@ impl Directory {
     pub(crate) fn block(self: &Arc<Self>, cell: Option<Arc<Cell>>) -> Result<ConnectionBlock> {
         let mut inner = self.inner.lock();
         if inner.free.is_empty() {
-            let rights = sys::IBV_ACCESS_LOCAL_WRITE
-                | sys::IBV_ACCESS_REMOTE_WRITE
-                | sys::IBV_ACCESS_REMOTE_READ;
             let slab = inner.blocks.len();
-            let words = Words::new(&self.pd, SLAB * STRIDE, rights)?;
+            let words = Words::new(&self.pd, SLAB * STRIDE, sys::IBV_ACCESS_LOCAL_WRITE)?;
             inner.blocks.push(Arc::new(words));
             inner.free.extend((slab * SLAB..(slab + 1) * SLAB).rev());
         }
@@ -302,6 +304,11 @@ impl Directory {
         let words = Arc::clone(&inner.blocks[number / SLAB]);
         let index = number % SLAB * STRIDE;
         drop(inner);
+        let rights = sys::IBV_ACCESS_LOCAL_WRITE
+            | sys::IBV_ACCESS_REMOTE_WRITE
+            | sys::IBV_ACCESS_REMOTE_READ;
+        let access = Part::new(&self.pd, &words, index..index + WORDS, rights)
+            .inspect_err(|_| self.inner.lock().free.push(number))?;
         for word in 0..STRIDE {
             words.store(index + word, 0);
         }
@@ -318,6 +325,7 @@ impl Directory {
                 index,
                 number,
             },
+            access,
             _cell: cell,
         })
     }
@@ -331,7 +339,7 @@ impl Directory {
     }
 }
 
-/// Indices of the blocks of one registration whose peers hold keys, or held keys when they last
+/// Indices of the blocks of one allocation whose peers hold keys, or held keys when they last
 /// wrote *acknowledged*.
 pub(super) fn holders(slab: usize, words: &Words) -> impl Iterator<Item = usize> {
     (0..SLAB)

@@ -41,7 +41,7 @@ pub use qp_create::Transport;
 pub use quirks::{Behaviour, Seen};
 pub use sockaddr::SockAddr;
 pub use srq::Srq;
-pub(crate) use words::Words;
+pub(crate) use words::{Part, Words};
 pub use xrcd::Xrcd;
 
 use std::os::fd::RawFd;

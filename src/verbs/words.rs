@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "memory shared with a device")]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -94,6 +95,62 @@ impl Words {
         }
         fence(Ordering::SeqCst);
         self.store(index + sum, record[sum]);
+    }
+}
+
+/// A further registration of some of the words: its keys give access to these words alone.
+/// Deregistered when dropped.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// `None` after the end of the registration.
+    mr: Option<Mr>,
+    words: Arc<Words>,
+}
+
+impl Part {
+    /// Registers the words of `range` with `rights` (`ibv_access_flags`). Blocks and allocates.
+    ///
+    /// # Errors
+    /// Those of `ibv_reg_mr(3)`.
+    pub(crate) fn new(
+        pd: &Arc<Pd>,
+        words: &Arc<Words>,
+        range: Range<usize>,
+        rights: u32,
+    ) -> Result<Self> {
+        let part = &words.memory[range];
+        let addr = part.as_ptr().cast();
+        // SAFETY: this registration holds a reference to the memory, and all access is by atomics.
+        let mr = unsafe { Mr::register(pd, addr, size_of_val(part), rights) }?;
+        Ok(Self {
+            mr: Some(mr),
+            words: Arc::clone(words),
+        })
+    }
+
+    pub(crate) fn rkey(&self) -> Rkey {
+        self.mr.as_ref().map_or(Rkey::default(), Mr::rkey)
+    }
+
+    /// Ends the registration. Returns whether the words can be used again; they cannot while an
+    /// access of a stopped peer is under way. Idempotent.
+    pub(crate) fn end(&mut self) -> bool {
+        let Some(Err(busy)) = self.mr.take().map(Mr::deregister) else {
+            return true;
+        };
+        warn_log!(
+            Mr,
+            "memory is kept: a stopped peer has an access to it under way"
+        );
+        std::mem::forget(busy);
+        std::mem::forget(Arc::clone(&self.words));
+        false
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

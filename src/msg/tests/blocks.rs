@@ -1,13 +1,69 @@
-//! Connection blocks: the peer of a block has access from the moment it has the block's address.
+//! Connection blocks: the peer of a block has access from the moment it has the block's address,
+//! and to this block alone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::keys::{TARGET, kind};
+use super::keys::{TARGET, connect, kind};
 use super::*;
 
 /// Keys of the application.
 const CHOSEN: Mode = Mode::ALLOCATED.union(Mode::LOCAL);
+/// Keys of the device.
+const NATIVE: Mode = CHOSEN.union(Mode::PROV_KEY).union(Mode::VIRT_ADDR);
 const KEY: u64 = 7;
+
+/// Address and rkey of an endpoint's connection block.
+fn block(side: &Side) -> (u64, u64) {
+    let control = side.ep.core.control.lock();
+    let block = control.block.as_ref().unwrap();
+    (block.addr().get(), block.rkey().get().into())
+}
+
+/// Connections of two endpoints of one protection domain. The peer of the second writes the first 8
+/// bytes of the first one's block, or across the end of its own block.
+#[test]
+fn a_peer_writes_its_own_block_alone() {
+    let device = device();
+    let domain = || Domain::open(&device, kind(NATIVE)).unwrap();
+    let owner = domain();
+    let (bystander, its_peer) = connect(Arc::clone(&owner), domain());
+    for across in [false, true] {
+        let (side, hostile) = connect(Arc::clone(&owner), domain());
+        let source = Buffer::all(&hostile.domain, 8);
+        let ((own, rkey), (other, _)) = (block(&side), block(&bystander));
+        // the word *revision*
+        hostile.write(&source, 8, own, rkey, 1).unwrap();
+        assert_eq!(hostile.completion().unwrap().context, 1);
+        let to = if across { own + 64 - 4 } else { other };
+        hostile.write(&source, 8, to, rkey, 2).unwrap();
+        assert_eq!(hostile.refused(2), FiErrno::EKEYREJECTED);
+        assert_eq!(next_event(&hostile.eq), Ok(Told::Shutdown(SERVER)));
+        assert_eq!(next_event(&side.eq), Ok(Told::Shutdown(CLIENT)));
+    }
+    let buffer = Buffer::all(&its_peer.domain, 8);
+    let land = Buffer::all(&bystander.domain, 8);
+    bystander.recv(&land, 8, 3).unwrap();
+    its_peer.send(&buffer, 8, 4).unwrap();
+    assert_eq!(bystander.completion().unwrap().context, 3);
+}
+
+/// A block of a closed endpoint is used again, by another rkey.
+#[test]
+fn a_block_that_is_used_again_has_another_key() {
+    let device = device();
+    let domain = || Domain::open(&device, kind(NATIVE)).unwrap();
+    let owner = domain();
+    let (side, hostile) = connect(Arc::clone(&owner), domain());
+    let (first, _peer) = connect(Arc::clone(&owner), domain());
+    let (at, rkey) = block(&first);
+    drop(first);
+    let (second, _peer) = connect(Arc::clone(&owner), domain());
+    assert_eq!(block(&second).0, at, "used again");
+    let source = Buffer::all(&hostile.domain, 8);
+    hostile.write(&source, 8, at, rkey, 1).unwrap();
+    assert_eq!(hostile.refused(1), FiErrno::EKEYREJECTED);
+    drop(side);
+}
 
 /// The accepting side uses a key of the connecting side, whose thread has received the reply and
 /// not processed it yet. Meanwhile another thread of the connecting side closes the region: the
