@@ -91,20 +91,24 @@ enum Memory {
 
 /// Registers the buffers of a region with these `ibv_access_flags`.
 fn register(region: &Region, pd: &Arc<Pd>, mut rights: u32) -> Result<Memory> {
-    if let Some((fd, offset)) = &region.dmabuf {
-        let (addr, len) = (region.start(), region.len() as usize);
-        let mr = Mr::register_dmabuf(pd, (fd, *offset), len, addr, rights);
-        let mr = mr.map_err(|error| {
+    if let Some((fd, origin)) = &region.dmabuf {
+        let register = |buffer: &Range| {
+            let from = (&**fd, origin.wrapping_add(buffer.addr));
+            Mr::register_dmabuf(pd, from, buffer.len as usize, buffer.addr, rights)
+        };
+        let mrs: Result<_> = region.buffers.iter().map(register).collect();
+        let mrs = mrs.map_err(|error| {
             warn_log!(
                 Mr,
-                "{len} bytes of a dmabuf at offset {offset} could not be registered: {error}"
+                "{} bytes of a dmabuf could not be registered: {error}",
+                region.len()
             );
             match error {
                 FiErrno::EOPNOTSUPP => FiErrno::ENOSYS,
                 error => error,
             }
         });
-        return Ok(Memory::Fixed(vec![mr?]));
+        return Ok(Memory::Fixed(mrs?));
     }
     match region.domain().paging() {
         _ if region.memory().is_some() => {} // its pages are always present
@@ -674,4 +678,60 @@ fn memlock_limit() -> Option<u64> {
     // SAFETY: `limit` is a writable local structure.
     let ret = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
     (ret == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::mr::{Access, Buffer, Dmabuf, RegionConfig};
+    use crate::verbs::{devices, planted};
+
+    /// soft0 has no DMA-BUF registrations, so they are planted.
+    #[test]
+    fn parts_of_dma_buf_memory_are_registered_by_its_descriptor() {
+        const OFFSET: u64 = 8192;
+        let device = devices(&[planted::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let memory = vec![0_u8; 4 * 4096];
+        let start = memory.as_ptr().expose_provenance() as u64;
+        let part = |from: usize, len| Buffer {
+            addr: memory[from..].as_ptr().cast(),
+            len,
+        };
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let whole = RegionConfig {
+            buffers: &[part(0, memory.len())],
+            access: Access::all(),
+            dmabuf: Some(Dmabuf {
+                fd: file.as_raw_fd(),
+                offset: OFFSET,
+            }),
+            ..RegionConfig::default()
+        };
+        let parts = [part(4096, 100), part(12288, 4096)];
+        // SAFETY: the memory outlives the regions.
+        let (base, sub) = unsafe {
+            let base = Region::register(domain.mr(), &whole).unwrap();
+            let config = RegionConfig {
+                buffers: &parts,
+                access: Access::all(),
+                base: Some(&base),
+                requested_key: 1,
+                ..RegionConfig::default()
+            };
+            let sub = Region::register(domain.mr(), &config).unwrap();
+            (base, sub)
+        };
+        let expected = [
+            (OFFSET, memory.len(), start),
+            (OFFSET + 4096, 100, start + 4096),
+            (OFFSET + 12288, 4096, start + 12288),
+        ];
+        assert_eq!(*planted::REGISTERED.lock(), expected);
+        sub.close().unwrap();
+        base.close().unwrap();
+    }
 }

@@ -102,8 +102,9 @@ pub struct Region {
     pub(super) pending: Arc<Pending>,
     /// Reserves the application's key of a region with remote access.
     _key_in_use: Option<KeyInUse>,
-    /// The DMA-BUF descriptor, and the region's offset in its file.
-    pub(super) dmabuf: Option<(OwnedFd, u64)>,
+    /// The DMA-BUF descriptor of the region or of its base, and the offset in its file of address
+    /// 0, modulo 2^64.
+    pub(super) dmabuf: Option<(Arc<OwnedFd>, u64)>,
     /// `auth`: the region's authorization key, if it differs from the domain's. `pd`: the region's
     /// protection domain, unless that is an endpoint's.
     auth: Option<AuthKey>,
@@ -318,9 +319,17 @@ impl Region {
             return Err(refused!(Mr, EINVAL, "base_mr belongs to another domain"));
         }
         let pd = domain.pd_of(config.auth)?;
-        let dmabuf = match config.dmabuf {
-            Some(memory) => Some((duplicate(memory.fd)?, memory.offset)),
-            None => None,
+        let dmabuf = match (config.dmabuf, config.base) {
+            (Some(memory), _) => {
+                let start = config
+                    .buffers
+                    .first()
+                    .map_or(0, |buffer| buffer.addr as u64);
+                let fd = Arc::new(duplicate(memory.fd)?);
+                Some((fd, memory.offset.wrapping_sub(start)))
+            }
+            (None, Some(base)) => base.dmabuf.clone(),
+            (None, None) => None,
         };
         let in_use = if config.access.is_remote() && !mode.contains(Mode::PROV_KEY) {
             Some(KeyInUse::take(domain, config.requested_key)?)

@@ -33,6 +33,8 @@ pub use device::{AsyncEvent, Device, DeviceAddress, devices};
 pub(crate) use device::{AsyncListener, known_device};
 pub use keys::{Lkey, RemoteAddr, Rkey};
 pub use mr::Mr;
+#[cfg(test)]
+pub(crate) use mr::planted;
 pub(crate) use mr::{Advised, FLUSH, NO_FAULT, advise};
 pub use pd::Pd;
 pub use post::{RecvRequest, SendOpcode, SendRequest, Sge};

@@ -283,3 +283,41 @@ fn tell(ended: Result<()>) {
         warn_log!(Mr, "ibv_dereg_mr: {error}");
     }
 }
+
+/// DMA-BUF registrations for tests, on a device that has none.
+#[cfg(test)]
+pub(crate) mod planted {
+    use std::ffi::c_int;
+
+    use parking_lot::Mutex;
+    use rdma_core_sys::Backend;
+
+    use super::*;
+
+    /// Offset in the file, length and first address of each registration.
+    pub(crate) static REGISTERED: Mutex<Vec<(u64, usize, u64)>> = Mutex::new(Vec::new());
+
+    /// softverbs with [`reg_dmabuf_mr`].
+    pub(crate) fn backend() -> &'static Backend {
+        let mut backend = *softverbs::backend();
+        backend.name = "dma-buf";
+        backend.verbs.ibv_reg_dmabuf_mr = Some(reg_dmabuf_mr);
+        Box::leak(Box::new(backend))
+    }
+
+    /// Records the registration, and registers memory of this process at the same addresses.
+    unsafe extern "C" fn reg_dmabuf_mr(
+        pd: *mut sys::ibv_pd,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        _fd: c_int,
+        access: c_int,
+    ) -> *mut sys::ibv_mr {
+        REGISTERED.lock().push((offset, length, iova));
+        let addr: *mut c_void = std::ptr::with_exposed_provenance_mut(iova as usize);
+        let (verbs, access) = (&softverbs::backend().verbs, access.cast_unsigned());
+        // SAFETY: a test that uses this backend keeps its memory until its regions are closed.
+        unsafe { sys::ibv_reg_mr(verbs, pd, addr, length, access) }
+    }
+}
