@@ -104,12 +104,27 @@ impl Item {
     }
 }
 
+#[derive(Default)]
+struct Fifo {
+    items: VecDeque<Item>,
+    /// Whether a reader runs [`CmTarget::before_shutdown`] for the first event, without the lock.
+    /// Until it has ended, the queue is empty for other readers.
+    preparing: bool,
+}
+
+impl Fifo {
+    /// Whether a read returns [`FiErrno::EAGAIN`].
+    fn has_nothing(&self) -> bool {
+        self.preparing || self.items.is_empty()
+    }
+}
+
 /// An event queue. Reading it drives the connection manager. Thread safe.
 pub struct EventQueue {
     kind: WaitKind,
     dispatcher: Dispatcher,
     /// The last lock of the lock order (`docs/locking.md`).
-    fifo: Mutex<VecDeque<Item>>,
+    fifo: Mutex<Fifo>,
 }
 
 impl std::fmt::Debug for EventQueue {
@@ -140,31 +155,37 @@ impl EventQueue {
     /// - Those of `take`, for instance `ETOOSMALL`.
     pub fn read<R>(&self, peek: bool, take: impl FnOnce(&mut Event) -> Result<R>) -> Result<R> {
         let mut fifo = self.fifo.lock();
-        if fifo.is_empty() {
+        if fifo.items.is_empty() {
             drop(fifo);
             self.progress();
             fifo = self.fifo.lock();
         }
         // `before_shutdown` may block, and takes locks that precede this one in the lock order
-        while let Some(Item::Event(_, prepare)) = fifo.front_mut()
+        while !fifo.preparing
+            && let Some(Item::Event(_, prepare)) = fifo.items.front_mut()
             && let Some(target) = prepare.take()
         {
+            fifo.preparing = true;
             drop(fifo);
             if let Some(target) = target.upgrade() {
                 target.before_shutdown();
             }
             fifo = self.fifo.lock();
+            fifo.preparing = false;
+            // another reader may have found nothing meanwhile
+            self.dispatcher.wait().wake();
         }
-        let result = match fifo.front_mut() {
-            None => {
-                self.dispatcher.wait().clear();
-                return Err(FiErrno::EAGAIN);
-            }
+        if fifo.has_nothing() {
+            self.dispatcher.wait().clear();
+            return Err(FiErrno::EAGAIN);
+        }
+        let result = match fifo.items.front_mut() {
+            None => return Err(FiErrno::EAGAIN),
             Some(Item::Error(_)) => return Err(FiErrno::EAVAIL),
             Some(Item::Event(event, _)) => take(event)?,
         };
-        let taken = if peek { None } else { fifo.pop_front() };
-        if fifo.is_empty() {
+        let taken = if peek { None } else { fifo.items.pop_front() };
+        if fifo.items.is_empty() {
             self.dispatcher.wait().clear();
         }
         drop(fifo);
@@ -179,15 +200,15 @@ impl EventQueue {
     /// `EAGAIN`: the first event is not an error.
     pub fn read_error(&self) -> Result<EqError> {
         let mut fifo = self.fifo.lock();
-        match fifo.pop_front() {
+        match fifo.items.pop_front() {
             Some(Item::Error(error)) => {
-                if fifo.is_empty() {
+                if fifo.items.is_empty() {
                     self.dispatcher.wait().clear();
                 }
                 Ok(error)
             }
             Some(other) => {
-                fifo.push_front(other);
+                fifo.items.push_front(other);
                 Err(FiErrno::EAGAIN)
             }
             None => Err(FiErrno::EAGAIN),
@@ -253,16 +274,16 @@ impl EventQueue {
         let mut gone = Vec::new();
         {
             let mut fifo = self.fifo.lock();
-            let mut kept = VecDeque::with_capacity(fifo.len());
-            for item in fifo.drain(..) {
+            let mut kept = VecDeque::with_capacity(fifo.items.len());
+            for item in fifo.items.drain(..) {
                 if item.owner() == owner {
                     gone.push(item);
                 } else {
                     kept.push_back(item);
                 }
             }
-            *fifo = kept;
-            if fifo.is_empty() {
+            fifo.items = kept;
+            if fifo.items.is_empty() {
                 self.dispatcher.wait().clear();
             }
         }
@@ -279,7 +300,7 @@ impl EventQueue {
         if self.kind == WaitKind::None {
             return Err(FiErrno::EINVAL);
         }
-        if self.fifo.lock().is_empty() {
+        if self.fifo.lock().has_nothing() {
             Ok(())
         } else {
             Err(FiErrno::EAGAIN)
@@ -306,13 +327,14 @@ impl EventQueue {
 
     fn push_item(&self, item: Item) {
         let mut fifo = self.fifo.lock();
-        fifo.push_back(item);
+        fifo.items.push_back(item);
         self.dispatcher.wait().wake();
     }
 
     /// Takes events of the connection manager until this queue has an event, or none is left.
     fn progress(&self) {
-        self.dispatcher.progress(|| !self.fifo.lock().is_empty());
+        self.dispatcher
+            .progress(|| !self.fifo.lock().items.is_empty());
     }
 }
 
@@ -417,6 +439,52 @@ mod tests {
         assert_eq!(number(&eq, false), Ok(1));
         assert_eq!(number(&eq, false), Ok(3));
         assert_eq!(number(&eq, false), Err(FiErrno::EAGAIN));
+    }
+
+    /// An endpoint whose flush takes as long as the test wants.
+    struct Slow(std::sync::Barrier);
+
+    impl CmTarget for Slow {
+        fn cm_event(&self, _: crate::verbs::CmEvent) {}
+        fn before_shutdown(&self) {
+            self.0.wait();
+            self.0.wait();
+        }
+    }
+
+    fn shutdown(event: &mut Event) -> Result<bool> {
+        Ok(matches!(event, Event::Shutdown { .. }))
+    }
+
+    /// One reader flushes the endpoint's operations before it returns `FI_SHUTDOWN`. Others do not
+    /// get the event before that, nor spin meanwhile.
+    #[test]
+    fn no_reader_gets_the_end_of_a_connection_too_early() {
+        for peek in [false, true] {
+            let config = EqConfig {
+                wait: WaitKind::Unspec,
+            };
+            let eq = EventQueue::open(config).unwrap();
+            let slow = Arc::new(Slow(std::sync::Barrier::new(2)));
+            let target: Arc<dyn CmTarget> = Arc::clone(&slow) as _;
+            eq.report(Token(1), Outcome::Ended(Arc::downgrade(&target)));
+            eq.write(1, b"behind", Token(2));
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| eq.read(peek, shutdown));
+                slow.0.wait();
+                assert_eq!(eq.read(false, shutdown), Err(FiErrno::EAGAIN));
+                assert_eq!(eq.trywait(), Ok(()));
+                assert!(!eq.dispatcher.wait().is_ready());
+                let second = scope.spawn(|| eq.sread(false, None, shutdown));
+                std::thread::sleep(Duration::from_millis(10));
+                slow.0.wait();
+                assert_eq!(first.join().unwrap(), Ok(true));
+                // the second reader gets the event that the first leaves
+                assert_eq!(second.join().unwrap(), Ok(peek));
+            });
+            assert_eq!(eq.read(false, shutdown).is_ok(), peek);
+            assert_eq!(eq.read(false, shutdown), Err(FiErrno::EAGAIN));
+        }
     }
 
     #[test]
