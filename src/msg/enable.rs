@@ -96,7 +96,7 @@ impl Core {
                 counter.watch(cq);
             }
         }
-        let (tx_room, rx_room) = self.rooms();
+        let (tx_room, rx_room) = self.rooms(control);
         if let Some(cq) = &tx {
             let room = if shared { tx_room + rx_room } else { tx_room };
             control.tx_place = Some(cq.attach(&self.rings, room)?);
@@ -115,22 +115,27 @@ impl Core {
         Ok(())
     }
 
-    /// Maximum number of completions under way per direction: transmit, receive.
-    fn rooms(&self) -> (usize, usize) {
+    /// Maximum number of completions under way per direction: transmit, receive. The engine's own
+    /// requests complete in the queue of the transmit requests; without one, in that of the
+    /// receives.
+    fn rooms(&self, control: &Control) -> (usize, usize) {
         let rx = if self.config.shared_rx {
             0 // counted once per queue, for the shared context
         } else {
             self.config.rx_size
         };
-        (self.config.tx_size + OWN_REQUESTS, rx)
+        match control.tx {
+            Some(_) => (self.config.tx_size + OWN_REQUESTS, rx),
+            None => (0, rx + OWN_REQUESTS),
+        }
     }
 
     /// Releases the places; operations under way complete as flushed. The caller destroys the queue
     /// pair first.
     pub(super) fn detach(&self, control: &mut Control) {
+        let (tx_room, rx_room) = self.rooms(control);
         let tx = control.tx_place.take().zip(control.tx.as_ref());
         let rx = control.rx_place.take().zip(control.rx.as_ref());
-        let (tx_room, rx_room) = self.rooms();
         match (tx, rx) {
             (Some((place, tx)), Some((_, rx))) if Arc::ptr_eq(&tx.cq, &rx.cq) => {
                 tx.cq.detach(place, tx_room + rx_room, true, true);
