@@ -142,17 +142,22 @@ impl FailureListener for Core {
         if !connected && !matches!(self.conn.state.get(), State::Disconnected | State::Broken) {
             return;
         }
+        if !connected {
+            // no revocation can be sent any more
+            self.rings.own.want(false);
+        }
         // If another thread holds the lock, that thread retries the deferred operations, or this
         // function is called again.
-        if let Some(mut tx) = self.tx.try_lock()
-            && let Some(side) = tx.as_mut()
-        {
-            if connected {
-                side.resume();
-            } else {
+        if let Some(mut tx) = self.tx.try_lock() {
+            match tx.as_mut() {
+                Some(side) if connected => side.resume(),
                 // the application may wait for its operations' errors before it reads the event
                 // queue
-                side.cancel_deferred();
+                Some(side) => side.cancel_deferred(),
+                None if connected => {}
+                None => {
+                    self.rings.clear_waiting();
+                }
             }
         }
         if !connected {
@@ -161,6 +166,10 @@ impl FailureListener for Core {
         if let Some(control) = self.control.try_lock()
             && let Some(notifier) = &control.notifier
         {
+            if control.tx.is_none() {
+                // no operation is deferred; the notifier repeats its request if necessary
+                self.rings.clear_waiting();
+            }
             notifier.notify_again();
         }
     }

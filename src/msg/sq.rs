@@ -200,7 +200,7 @@ impl OwnLink for QpLink {
     }
 
     fn request_progress(&self) {
-        self.rings.set_waiting(true);
+        self.rings.set_waiting();
         let rings = Arc::downgrade(&self.rings);
         self.cq.domain().helper().add(rings, &self.cq);
     }
@@ -240,7 +240,9 @@ impl Link for QpLink {
     }
 
     fn clear_progress_request(&self) {
-        self.rings.set_waiting(false);
+        if !self.rings.clear_waiting() {
+            self.request_progress();
+        }
     }
 
     fn set_holds_keys(&self, holds: bool) {

@@ -418,7 +418,7 @@ mod tests {
         let owner: Arc<dyn FailureListener> = Arc::new(GoesOn(Arc::downgrade(&cq), found));
         let rings = Arc::new(Rings::new(4, 4));
         assert!(rings.owner.set(Arc::downgrade(&owner)).is_ok());
-        rings.set_waiting(true);
+        rings.set_waiting();
         {
             let mut inner = cq.inner.lock();
             inner.table.endpoints.push(Attachment {
@@ -431,7 +431,7 @@ mod tests {
         let read = cq.read(4, &mut |completion: &Completion| {
             contexts.push(completion.context);
         });
-        rings.set_waiting(false);
+        assert!(rings.clear_waiting());
         (read, contexts, cq.read_error().map(|_| 0))
     }
 

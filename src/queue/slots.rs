@@ -441,8 +441,21 @@ impl Rings {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_waiting(&self, waiting: bool) {
-        self.waiting.store(waiting, Ordering::Relaxed);
+    /// Makes the polling thread resume this endpoint.
+    pub(crate) fn set_waiting(&self) {
+        self.waiting.store(true, Ordering::SeqCst);
+    }
+
+    /// Reverts [`Self::set_waiting`], when no operation is deferred. Returns false if a revocation
+    /// is still to be sent, so that the caller must set it again.
+    pub(crate) fn clear_waiting(&self) -> bool {
+        if !self.is_waiting() {
+            return true;
+        }
+        // A thread that has a revocation to send sets `wanted` before `waiting`. Either it sets
+        // `waiting` after this store, or its `wanted` is seen here.
+        self.waiting.store(false, Ordering::SeqCst);
+        !self.own.is_wanted()
     }
 
     /// Whether this endpoint holds keys of the peer, so that the peer waits for its acknowledgement

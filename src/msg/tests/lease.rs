@@ -142,3 +142,30 @@ fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
     assert_eq!(next_event(&client.eq), Ok(Told::Shutdown(CLIENT)));
     assert_eq!(next_event(&server.eq), Ok(Told::Shutdown(SERVER)));
 }
+
+/// A revocation could not be sent because too many were outstanding. The helper thread sends it
+/// later, although meanwhile a post finds that no operation is deferred.
+#[test]
+fn a_revocation_stays_to_be_sent_when_operations_resume() {
+    let (client, _server) = connected(false, |_| {});
+    let core = &client.ep.core;
+    // no thread sends it yet
+    let control = core.control.lock();
+    core.rings.own.want(true);
+    core.rings.set_waiting();
+    let rings = Arc::downgrade(&core.rings);
+    client.domain.queues().helper().add(rings, &client.cq);
+    core.tx.lock().as_mut().unwrap().resume();
+    std::thread::sleep(Duration::from_millis(5));
+    drop(control);
+    let start = Instant::now();
+    while core.rings.own.is_wanted() {
+        assert!(start.elapsed() < LIMIT, "the revocation is not sent");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // and the helper thread stops afterwards
+    while core.rings.is_waiting() {
+        assert!(start.elapsed() < LIMIT, "the helper thread does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
