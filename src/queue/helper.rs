@@ -59,6 +59,9 @@ struct State {
     /// Number of times that the thread has woken up.
     #[cfg(test)]
     woken: usize,
+    /// The thread waits here twice while it holds references to endpoints.
+    #[cfg(test)]
+    pause: Option<Arc<std::sync::Barrier>>,
     stopped: bool,
     thread: Option<JoinHandle<()>>,
 }
@@ -179,13 +182,11 @@ impl Shared {
         let mut pause = SHORTEST;
         let mut resume_at = None;
         let mut state = self.state.lock();
-        while !state.stopped {
-            state.waiting.retain(|member| {
-                member
-                    .rings
-                    .upgrade()
-                    .is_some_and(|rings| rings.is_waiting())
-            });
+        loop {
+            Self::retain_waiting(&mut state);
+            if state.stopped {
+                return;
+            }
             let now = Instant::now();
             if state.waiting.is_empty() {
                 (pause, resume_at) = (SHORTEST, None);
@@ -216,6 +217,31 @@ impl Shared {
         }
     }
 
+    /// Removes the endpoints that have no deferred operations any more.
+    fn retain_waiting(state: &mut MutexGuard<'_, State>) {
+        let mut upgraded = Vec::new();
+        state.waiting.retain(|member| {
+            let rings = member.rings.upgrade();
+            let waits = rings.as_ref().is_some_and(|rings| rings.is_waiting());
+            upgraded.extend(rings);
+            waits
+        });
+        if !upgraded.is_empty() {
+            Self::release(state, upgraded);
+        }
+    }
+
+    /// Drops references to endpoints without the lock: the last one may drop the domain and with it
+    /// the [`Helper`], which acquires the lock.
+    fn release(state: &mut MutexGuard<'_, State>, rings: impl IntoIterator<Item = Arc<Rings>>) {
+        #[cfg(test)]
+        if let Some(pause) = &state.pause {
+            pause.wait();
+            pause.wait();
+        }
+        MutexGuard::unlocked(state, || drop(rings));
+    }
+
     /// Handles the endpoints whose timers have expired. Returns false if no timer has expired.
     fn tend(&self, state: &mut MutexGuard<'_, State>, now: Instant) -> bool {
         let expired = state.holders.iter().filter(|(_, due)| *due <= now);
@@ -232,10 +258,8 @@ impl Shared {
             let same = |(known, _): &mut (Member, Instant)| known.rings.ptr_eq(&member.rings);
             // while the lock was released, the endpoint may have announced keys again; `hold` did
             // not add it a second time
-            let held = member
-                .rings
-                .upgrade()
-                .is_some_and(|rings| rings.holds_keys());
+            let rings = member.rings.upgrade();
+            let held = rings.as_ref().is_some_and(|rings| rings.holds_keys());
             if !held {
                 state.holders.retain_mut(|holder| !same(holder));
             } else if let Some((_, due)) = state
@@ -245,6 +269,7 @@ impl Shared {
             {
                 *due = Instant::now() + next;
             }
+            Self::release(state, rings);
         }
         self.count(state);
         true
@@ -264,5 +289,45 @@ impl Drop for Helper {
         {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Domain, DomainConfig};
+    use crate::flags::Flags;
+    use crate::queue::{Counter, CqConfig, WaitKind};
+    use std::sync::Barrier;
+
+    /// The thread drops the last reference to an endpoint's rings, whose counter has the last
+    /// reference to the domain. `add`: [`Helper::add`] or [`Helper::hold`].
+    fn drops_the_domain(prepare: fn(&Rings), add: fn(&Helper, Weak<Rings>, &Arc<CompletionQueue>)) {
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let queues = Arc::clone(domain.queues());
+        let cq = CompletionQueue::open(&queues, CqConfig::default()).unwrap();
+        let rings = Arc::new(Rings::new(4, 4));
+        let counter = Counter::open(&queues, WaitKind::None).unwrap();
+        rings.bind_counter(&counter, Flags::SEND).unwrap();
+        prepare(&rings);
+        let pause = Arc::new(Barrier::new(2));
+        queues.helper().shared.state.lock().pause = Some(Arc::clone(&pause));
+        add(queues.helper(), Arc::downgrade(&rings), &cq);
+        let thread = Arc::downgrade(&queues.helper().shared);
+        pause.wait();
+        drop((domain, queues, cq, counter, rings));
+        pause.wait();
+        let limit = Instant::now() + Duration::from_secs(10);
+        while thread.strong_count() != 0 {
+            assert!(Instant::now() < limit, "the thread does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn the_thread_can_drop_the_domain() {
+        drops_the_domain(Rings::set_waiting, Helper::add);
+        drops_the_domain(|rings| rings.set_holds_keys(true), Helper::hold);
     }
 }
