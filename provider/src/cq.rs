@@ -284,6 +284,7 @@ impl Cq {
         source: impl FnMut(fi_addr_t),
     ) -> Result<isize> {
         if count == 0 {
+            self.drive_progress();
             return Err(FiErrno::EAGAIN); // no entry was requested, and none is read
         }
         if buf.is_null() {
@@ -298,6 +299,14 @@ impl Cq {
                 _ => self.read_as::<fi_cq_tagged_entry>(buf, count, wait, source),
             }
         }
+    }
+
+    /// A read of no entries "may be used to drive progress" (fi_cq(3)).
+    #[cold]
+    #[inline(never)]
+    fn drive_progress(&self) {
+        // a later read returns the failure of a queue
+        let _ = self.engine.poll_ready();
     }
 
     #[inline(always)]

@@ -155,7 +155,8 @@ impl CompletionQueue {
     /// # Errors
     /// - `EAGAIN`: the queue is empty.
     /// - `EAVAIL`: the next entry is an error, which [`Self::read_error`] returns.
-    /// - `EOVERRUN`: the device lost completions; the queue is unusable.
+    /// - `EOVERRUN`: the device lost completions; the queue is unusable. A read returns the error
+    ///   after all completions that were polled before.
     #[inline]
     pub fn read<W: EntryWriter>(&self, max: usize, writer: &mut W) -> Result<usize> {
         let mut guard = self.inner.lock();
@@ -173,7 +174,10 @@ impl CompletionQueue {
         if let Some(device) = &self.device
             && sink.is_open()
         {
-            device.poll(&inner.table, &mut sink)?;
+            if device.poll(&inner.table, &mut sink).is_err() {
+                let count = max - sink.room();
+                return self.read_failed(guard, max, count, writer);
+            }
             count = max - sink.room();
         }
         if inner.table.more.get() != 0 {
@@ -189,6 +193,23 @@ impl CompletionQueue {
             Err(FiErrno::EAGAIN)
         } else {
             Err(FiErrno::EAVAIL)
+        }
+    }
+
+    /// Ends a read that found the device queue failed after `count` completions: returns them, and
+    /// those of the other sources. The next read finds the failure again.
+    #[cold]
+    #[inline(never)]
+    fn read_failed<W: EntryWriter>(
+        &self,
+        guard: MutexGuard<'_, Inner>,
+        max: usize,
+        count: usize,
+        writer: &mut W,
+    ) -> Result<usize> {
+        match self.read_more(guard, max, count, writer) {
+            Ok((_, count)) if count > 0 => Ok(count),
+            _ => Err(FiErrno::EOVERRUN),
         }
     }
 
