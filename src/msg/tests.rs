@@ -42,6 +42,7 @@ mod processes;
 mod refresh;
 mod shared;
 mod single;
+mod sources;
 mod stale;
 mod transfer;
 mod tuning;

@@ -17,7 +17,7 @@ use crate::errno::{FiErrno, Result};
 use crate::queue::complete::{EndpointTable, RESUME, SOURCES};
 use crate::queue::device::DeviceQueue;
 use crate::queue::slots::Rings;
-use crate::queue::source::{Batch, Entry, NoReader, Sink, Source, take};
+use crate::queue::source::{BATCH, Batch, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;
 use crate::queue::{CompletionError, EntryWriter, QueueDomain, WaitKind};
 use crate::verbs::{AsyncEvent, AsyncListener, Cq};
@@ -53,12 +53,51 @@ pub(super) struct Inner {
     pub(super) sources: Vec<Arc<dyn Source>>,
     /// Used during a read of a source.
     batch: Batch,
+    /// Which is first outside a read: 0: the device queue; otherwise 1 + the index of a source.
+    next_turn: usize,
     /// Maximum number of outstanding completions of the bound endpoints.
     pub(super) reserved: usize,
     /// Number of empty reads; wraps.
     empty_reads: u32,
+    /// Number of reads that were full before the sources could run; wraps (`run_sources`).
+    full_reads: u32,
     /// Index of the endpoint to examine next for revoked keys.
     next_holder: usize,
+}
+
+impl Inner {
+    /// Runs the sources for a read of at most `max` completions that has `count` already. Returns
+    /// the first error of a source, and the new count.
+    ///
+    /// A source may pass its part of the reader's room. If that is less than `max`, it may pass up
+    /// to `max` completions, at most [`BATCH`], of which the backlog holds the rest. The sources
+    /// run again only when the backlog is empty and the device queue was polled once more. So
+    /// neither the device queue nor a source starves the others, and the backlog is bounded.
+    fn run_sources<W: EntryWriter>(
+        &mut self,
+        max: usize,
+        count: usize,
+        writer: &mut W,
+    ) -> (Result<()>, usize) {
+        if !self.backlog.is_empty() {
+            return (Ok(()), count);
+        }
+        if count == max {
+            // of two such reads, at least one has polled the device queue
+            self.full_reads = self.full_reads.wrapping_add(1);
+            if !self.full_reads.is_multiple_of(2) {
+                return (Ok(()), count);
+            }
+        }
+        let mut sink = Sink::new(writer, max - count, &mut self.backlog);
+        let mut result = Ok(());
+        for (i, source) in self.sources.iter().enumerate() {
+            let part = sink.room().div_ceil(self.sources.len() - i);
+            let most = part.max(max.min(BATCH));
+            result = result.and(sink.run(&**source, &mut self.batch, most));
+        }
+        (result, max - sink.room())
+    }
 }
 
 /// A completion queue. Thread safe.
@@ -225,13 +264,7 @@ impl CompletionQueue {
         count: usize,
         writer: &mut W,
     ) -> Result<(MutexGuard<'a, Inner>, usize)> {
-        let inner = &mut *guard;
-        let mut sink = Sink::new(writer, max - count, &mut inner.backlog);
-        let mut result = Ok(());
-        for source in &inner.sources {
-            result = result.and(sink.run(&**source, &mut inner.batch));
-        }
-        let mut count = max - sink.room();
+        let (result, mut count) = guard.run_sources(max, count, writer);
         if count == 0 {
             result?;
         }
@@ -303,12 +336,22 @@ impl CompletionQueue {
     /// operations. Returns whether the backlog has an entry.
     pub(crate) fn progress(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
-        let mut result = self.progress_locked(&mut inner)?;
-        if inner.table.resumes() {
-            inner = self.resume(inner);
-            result = !inner.backlog.is_empty();
+        let result = self.progress_locked(&mut inner);
+        self.resume_after(inner, result)
+    }
+
+    /// Resumes endpoints with deferred operations after a poll with this result. Returns whether
+    /// the backlog has an entry.
+    pub(super) fn resume_after(
+        &self,
+        inner: MutexGuard<'_, Inner>,
+        polled: Result<bool>,
+    ) -> Result<bool> {
+        if !inner.table.resumes() {
+            return polled;
         }
-        Ok(result)
+        let inner = self.resume(inner);
+        polled.map(|_| !inner.backlog.is_empty())
     }
 
     /// Polls only the device queue and resumes no endpoint, for a caller that holds an endpoint's
@@ -327,13 +370,31 @@ impl CompletionQueue {
 
     /// As [`Self::progress`], but resumes no endpoint.
     pub(super) fn progress_locked(&self, inner: &mut Inner) -> Result<bool> {
-        self.drain_locked(inner, self.size)?;
-        let room = self.size.saturating_sub(inner.backlog.len());
-        for source in &inner.sources {
-            let mut sink = Sink::new(&mut inner.batch, 0, &mut inner.backlog);
-            source.progress(&mut sink, room)?;
+        if inner.sources.is_empty() {
+            return self.drain_locked(inner, self.size);
         }
-        Ok(!inner.backlog.is_empty())
+        // the device queue and the sources, each in turn first, with an equal part of the room
+        let count = 1 + inner.sources.len();
+        let first = inner.next_turn;
+        inner.next_turn = (first + 1) % count;
+        let mut result = Ok(());
+        for i in 0..count {
+            let room = self.size.saturating_sub(inner.backlog.len());
+            let part = room.div_ceil(count - i);
+            let progressed = match ((first + i) % count).checked_sub(1) {
+                None => {
+                    let limit = inner.backlog.len() + part;
+                    self.drain_locked(inner, limit).map(|_| ())
+                }
+                Some(at) => {
+                    let mut sink = Sink::new(&mut inner.batch, 0, &mut inner.backlog);
+                    inner.sources[at].progress(&mut sink, part)
+                }
+            };
+            // a failure does not stop the others
+            result = result.and(progressed);
+        }
+        result.map(|()| !inner.backlog.is_empty())
     }
 
     /// Polls completions from the device queue into the backlog, until the backlog has `limit`
@@ -370,6 +431,12 @@ impl CompletionQueue {
     /// The part of the domain that the queue belongs to.
     pub fn domain(&self) -> &Arc<QueueDomain> {
         &self.domain
+    }
+
+    /// Number of entries of the backlog, for tests.
+    #[cfg(test)]
+    pub(crate) fn queued(&self) -> usize {
+        self.inner.lock().backlog.len()
     }
 
     /// The device's queue, in which requests of MSG endpoints complete.

@@ -11,22 +11,25 @@ use std::os::fd::RawFd;
 use crate::errno::Result;
 use crate::queue::{Completion, CompletionError, EntryWriter};
 
-/// Maximum number of completions that one run of a source passes to a read directly; further ones
-/// are queued in the backlog.
-const BATCH: usize = 16;
+/// Maximum number of completions that one run of a source passes to a read directly, and that a
+/// source may pass to a read without room; further ones are queued in the backlog.
+pub(super) const BATCH: usize = 16;
 
 /// A source of completions with its own polling, added to a completion queue by
 /// [`CompletionQueue::add_source`](super::CompletionQueue::add_source).
 ///
 /// All functions are called with the queue's lock held and must not call the queue.
 pub trait Source: std::fmt::Debug + Send + Sync {
-    /// Makes progress, and passes new completions to `sink`, in order. `max` is the number of
-    /// completions that the caller has room for, possibly 0; the sink accepts more, which the queue
-    /// holds until they are read. One indirect call per read of the queue.
+    /// Makes progress, and passes new completions to `sink`, in order: at most `max`, of which the
+    /// queue holds those for which the reader has no room. 0: only other progress. If one step of
+    /// the source completes several operations, the last step may exceed `max`.
+    ///
+    /// Called at most once per read of the queue, and not while the queue holds completions that
+    /// an earlier call has passed.
     ///
     /// # Errors
     /// The source has lost completions: `EOVERRUN`. A read of the queue that has no completions
-    /// returns the error.
+    /// returns the error. The other sources are run nevertheless.
     fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()>;
 
     /// Makes [`Self::fd`] readable when the source next has new completions or other progress to
@@ -129,17 +132,17 @@ impl<'a, W: EntryWriter> Sink<'a, W> {
         self.room != 0 && self.backlog.is_empty()
     }
 
-    /// Runs a source once. Its completions are first stored in `batch`, so that the source is
-    /// compiled for one type of sink and calls no writer.
+    /// Runs a source once, for at most `max` completions. They are first stored in `batch`, so that
+    /// the source is compiled for one type of sink and calls no writer.
     ///
     /// # Errors
     /// The source's.
     #[inline(never)]
-    pub(super) fn run(&mut self, source: &dyn Source, batch: &mut Batch) -> Result<()> {
+    pub(super) fn run(&mut self, source: &dyn Source, batch: &mut Batch, max: usize) -> Result<()> {
         let room = if self.is_open() { self.room } else { 0 };
         batch.count = 0;
         let mut sink = Sink::new(batch, room.min(BATCH), self.backlog);
-        let result = source.progress(&mut sink, room);
+        let result = source.progress(&mut sink, max);
         for completion in batch.completions.iter().take(batch.count) {
             self.writer.write(completion);
         }
@@ -196,14 +199,19 @@ mod tests {
     use crate::queue::{CompletionQueue, Counter, CqConfig, WaitKind};
     use parking_lot::Mutex;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::time::Duration;
 
-    /// A source that passes on all entries that the test has put into it, in one call of
-    /// `progress`.
+    /// Number of a completion of an endless source.
+    const ENDLESS: usize = 99;
+
+    /// A source that passes on the entries that the test has put into it.
     #[derive(Debug)]
     struct Scripted {
-        ready: Mutex<Vec<Entry>>,
+        ready: Mutex<VecDeque<Entry>>,
+        /// Whether it has an unlimited number of completions behind these entries.
+        endless: AtomicBool,
+        fails: AtomicBool,
         calls: AtomicUsize,
         wait: Option<crate::queue::wait::WaitSet>,
         counter: Option<Arc<Counter>>,
@@ -213,6 +221,8 @@ mod tests {
         fn new(waits: bool, counter: Option<Arc<Counter>>) -> Arc<Self> {
             Arc::new(Self {
                 ready: Mutex::default(),
+                endless: AtomicBool::new(false),
+                fails: AtomicBool::new(false),
                 calls: AtomicUsize::new(0),
                 wait: waits.then(|| crate::queue::wait::WaitSet::new().unwrap()),
                 counter,
@@ -228,9 +238,18 @@ mod tests {
     }
 
     impl Source for Scripted {
-        fn progress(&self, sink: &mut Sink<'_>, _max: usize) -> Result<()> {
+        fn progress(&self, sink: &mut Sink<'_>, max: usize) -> Result<()> {
             self.calls.fetch_add(1, Ordering::Relaxed);
-            for entry in std::mem::take(&mut *self.ready.lock()) {
+            if self.fails.load(Ordering::Relaxed) {
+                return Err(FiErrno::EOVERRUN);
+            }
+            let mut ready = self.ready.lock();
+            if self.endless.load(Ordering::Relaxed) {
+                let missing = max.saturating_sub(ready.len());
+                ready.extend((0..missing).map(|_| done(ENDLESS)));
+            }
+            let count = ready.len().min(max);
+            for entry in ready.drain(..count) {
                 match entry {
                     Entry::Done(completion) => sink.complete(&completion),
                     Entry::Failed(error) => sink.fail(error),
@@ -305,7 +324,8 @@ mod tests {
         sources[0].put((10..13).map(done));
         sources[1].put((20..22).map(done));
         assert_eq!(read(&cq, 2), Ok(vec![10, 11]));
-        assert_eq!(read(&cq, 4), Ok(vec![12, 20, 21]));
+        // the second source has passed its share of that read
+        assert_eq!(read(&cq, 4), Ok(vec![20, 21, 12]));
         // more than [`BATCH`] completions
         sources[1].put((0..50).map(done));
         assert_eq!(read(&cq, 40), Ok((0..40).collect()));
@@ -325,6 +345,72 @@ mod tests {
         assert_eq!(read(&cq, 4), Err(FiErrno::EAVAIL));
         assert_eq!(cq.read_error().unwrap().completion.context, 2);
         assert_eq!(read(&cq, 4), Ok(vec![3, 4]));
+    }
+
+    /// A source that always has completions takes no other source's turn, and does not fill the
+    /// backlog, whatever the application reads at a time.
+    #[test]
+    fn a_busy_source_has_its_share() {
+        for max in [1, 3, BATCH, 100] {
+            let cq = queue(&domain(), WaitKind::None);
+            let sources = [(); 3].map(|()| Scripted::new(false, None));
+            for source in &sources {
+                cq.add_source(Arc::clone(source) as _).unwrap();
+            }
+            sources[0].endless.store(true, Ordering::Relaxed);
+            sources[2].endless.store(true, Ordering::Relaxed);
+            sources[1].put((0..10).map(done));
+            let mut own: Vec<usize> = Vec::new();
+            // of each source's share, one completion at a time
+            for _ in 0..10 * 3 * max {
+                own.extend(read(&cq, max).unwrap().iter().filter(|n| **n != ENDLESS));
+                assert!(cq.queued() <= 3 * BATCH, "{max}: {}", cq.queued());
+            }
+            assert_eq!(own, (0..10).collect::<Vec<_>>(), "reads of {max}");
+        }
+    }
+
+    /// Progress without reads, for a counter for instance, fills the backlog to the queue's size.
+    #[test]
+    fn progress_without_reads_is_bounded_and_fair() {
+        let config = CqConfig {
+            size: 8,
+            wait: WaitKind::None,
+            sources_only: true,
+            ..CqConfig::default()
+        };
+        let cq = CompletionQueue::open(domain().queues(), config).unwrap();
+        let sources = [(); 2].map(|()| Scripted::new(false, None));
+        for source in &sources {
+            cq.add_source(Arc::clone(source) as _).unwrap();
+        }
+        sources[0].endless.store(true, Ordering::Relaxed);
+        sources[1].put((0..4).map(done));
+        for _ in 0..100 {
+            assert!(cq.poll_ready());
+            assert!(cq.queued() <= 8);
+        }
+        let numbers = read(&cq, 8).unwrap();
+        let own: Vec<_> = numbers.into_iter().filter(|n| *n != ENDLESS).collect();
+        assert_eq!(own, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_failed_source_does_not_stop_the_others() {
+        let cq = queue(&domain(), WaitKind::None);
+        let sources = [(); 3].map(|()| Scripted::new(false, None));
+        for source in &sources {
+            cq.add_source(Arc::clone(source) as _).unwrap();
+        }
+        sources[1].fails.store(true, Ordering::Relaxed);
+        sources[2].put([done(1)]);
+        // once outside a read, and once in a read
+        assert_eq!(cq.progress(), Err(FiErrno::EOVERRUN));
+        sources[0].put([done(2)]);
+        assert_eq!(read(&cq, 4), Ok(vec![1, 2]));
+        assert_eq!(read(&cq, 4), Err(FiErrno::EOVERRUN));
+        let calls = sources.each_ref().map(|s| s.calls.load(Ordering::Relaxed));
+        assert_eq!(calls, [3, 3, 3]);
     }
 
     #[test]
