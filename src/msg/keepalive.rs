@@ -21,7 +21,7 @@ impl Member for Core {
             return false;
         };
         // the application may not read this queue, which may hold the last probe's completion
-        let _ = binding.cq.progress();
+        let _ = binding.cq.progress_own();
         self.silence.probe(qp, place, &self.rings);
         true
     }

@@ -30,7 +30,7 @@ impl Core {
     /// has acknowledgements for these messages, and a device may complete them only in a poll.
     pub(super) fn take_in(control: &Control) {
         for binding in [&control.tx, &control.rx].into_iter().flatten() {
-            let _ = binding.cq.progress();
+            let _ = binding.cq.progress_all();
         }
     }
 
@@ -62,7 +62,7 @@ impl Core {
         let deadline = Instant::now() + FLUSH_WAIT;
         loop {
             for binding in [&tx, &rx].into_iter().flatten() {
-                let _ = binding.cq.progress();
+                let _ = binding.cq.progress_all();
             }
             if self.rings.tx.outstanding() + self.rings.rx.outstanding() == 0 {
                 let mut tx = self.tx.lock();

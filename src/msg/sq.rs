@@ -196,7 +196,7 @@ impl OwnLink for QpLink {
     }
 
     fn poll(&self) {
-        let _ = self.cq.poll_quietly();
+        let _ = self.cq.progress_own();
     }
 
     fn request_progress(&self) {

@@ -340,6 +340,15 @@ impl CompletionQueue {
         self.resume_after(inner, result)
     }
 
+    /// As [`Self::progress`], but runs no source, and polls all completions that the device has,
+    /// also while the application does not read a full queue: at the end of a connection none may
+    /// be lost.
+    pub(crate) fn progress_all(&self) -> Result<bool> {
+        let mut inner = self.inner.lock();
+        let result = self.drain_all(&mut inner);
+        self.resume_after(inner, result)
+    }
+
     /// Resumes endpoints with deferred operations after a poll with this result. Returns whether
     /// the backlog has an entry.
     pub(super) fn resume_after(
@@ -395,6 +404,14 @@ impl CompletionQueue {
             result = result.and(progressed);
         }
         result.map(|()| !inner.backlog.is_empty())
+    }
+
+    /// Polls all completions that the device has into the backlog. Returns whether the backlog has
+    /// an entry.
+    pub(super) fn drain_all(&self, inner: &mut Inner) -> Result<bool> {
+        // a device has at most the outstanding completions
+        let limit = inner.backlog.len() + inner.reserved;
+        self.drain_locked(inner, limit)
     }
 
     /// Polls completions from the device queue into the backlog, until the backlog has `limit`

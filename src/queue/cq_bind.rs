@@ -104,7 +104,7 @@ impl CompletionQueue {
         let Some(number) = place.and_then(|place| place.sharing.take()) else {
             return;
         };
-        let _ = self.drain_locked(&mut inner, usize::MAX);
+        let _ = self.drain_all(&mut inner);
         let entry = (number.get(), id.index() as u16);
         if let Ok(at) = inner.table.sharing.binary_search(&entry) {
             inner.table.sharing.remove(at);
@@ -145,8 +145,8 @@ impl CompletionQueue {
     /// flushed.
     pub(crate) fn detach(&self, id: WrId, completions: usize, tx: bool, rx: bool) {
         let mut inner = self.inner.lock();
-        // polls the device's completions first, which precede the flushed ones
-        let _ = self.progress_locked(&mut inner);
+        // polls all of the device's completions first, which precede the flushed ones
+        let _ = self.drain_all(&mut inner);
         let Some(place) = inner.table.endpoints.get_mut(id.index()) else {
             return;
         };

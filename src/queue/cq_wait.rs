@@ -80,7 +80,8 @@ impl CompletionQueue {
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
     ///
     /// # Errors
-    /// - `EAGAIN`: the queue has an entry; the caller reads it instead of waiting.
+    /// - `EAGAIN`: the queue has an entry, or an endpoint can resume; the caller reads the queue
+    ///   instead of waiting.
     /// - `EINVAL`: no wait object.
     pub fn trywait(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
@@ -113,15 +114,17 @@ impl CompletionQueue {
             source.arm()?;
         }
         match self.progress_locked(&mut inner) {
-            Ok(false) => Ok(()),
+            // otherwise the caller's next read resumes the endpoint
+            Ok(false) if !inner.table.resumes() => Ok(()),
             // the caller's next read returns the failure
-            Ok(true) | Err(_) => Err(FiErrno::EAGAIN),
+            _ => Err(FiErrno::EAGAIN),
         }
     }
 
     /// For a thread that waits for a counter: arms the queue's channel, if any, for the next
-    /// completion, and polls the earlier ones. Because consuming the channel's event could lose the
-    /// wake-up of a thread that waits on the queue itself, wakes that thread too.
+    /// completion, polls the earlier ones, and resumes their endpoints. Because consuming the
+    /// channel's event could lose the wake-up of a thread that waits on the queue itself, wakes that
+    /// thread too.
     pub(crate) fn arm_for_counter(&self) {
         let mut inner = self.inner.lock();
         if let Some(device) = &self.device
@@ -130,7 +133,8 @@ impl CompletionQueue {
             // a reader of the queue gets the error
             let _ = device.arm();
         }
-        let something = self.progress_locked(&mut inner);
+        let polled = self.progress_locked(&mut inner);
+        let something = self.resume_after(inner, polled);
         if let Some(wait) = &self.wait
             && !matches!(something, Ok(false))
         {

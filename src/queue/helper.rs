@@ -23,6 +23,9 @@ use crate::log::warn_log;
 /// First and maximum interval between two retries of deferred operations.
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_millis(2);
+/// Maximum number of steps of an endpoint per retry. A device may complete the request of one step,
+/// for instance a read of a look-up, before the next step.
+const STEPS: usize = 16;
 /// Time after which an endpoint checks whether it still uses its peer's keys.
 const LEASE: Duration = Duration::from_millis(5);
 /// The same if the transmit lock was taken, or the last acknowledgement is still outstanding.
@@ -122,10 +125,16 @@ impl Member {
         let Some((rings, cq)) = self.upgrade() else {
             return;
         };
-        // a reader of a failed queue gets the error
-        let _ = cq.progress();
-        if let Some(owner) = rings.owner.get().and_then(Weak::upgrade) {
-            owner.resume();
+        for _ in 0..STEPS {
+            // The completion that the endpoint waits for may be behind those of a queue that the
+            // application does not read. A reader of a failed queue gets the error.
+            let _ = cq.progress_own();
+            if let Some(owner) = rings.owner.get().and_then(Weak::upgrade) {
+                owner.resume();
+            }
+            if !rings.is_waiting() {
+                return;
+            }
         }
     }
 
