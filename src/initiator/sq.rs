@@ -111,8 +111,8 @@ pub(crate) trait Link: OwnLink + Clone + Debug + 'static {
     fn is_outstanding(&self, number: u32) -> bool;
 
     /// Polls for a completion that an operation waits for. `polls`: number of such polls of the
-    /// same call, incremented here. Returns false, without polling, if the operation is to be
-    /// deferred instead.
+    /// same call since the last completed read of a look-up, incremented here. Returns false,
+    /// without polling, if the operation is to be deferred instead.
     fn poll_once_more(&self, polls: &mut u32) -> bool;
 
     /// Reverts [`OwnLink::request_progress`], when no operation is deferred any more.

@@ -10,19 +10,21 @@ use crate::queue::slots::{FailureListener, Own, OwnRequests, Rings, Slot, SlotRi
 use crate::queue::{CompletionQueue, OwnLink, WrId};
 use crate::verbs::{Pd, Qp, RemoteAddr, Rkey, SendOpcode, SendRequest};
 
-/// Maximum number of polls of the application's completion queue in one call, for a completion that
-/// an operation waits for. Then the operation is deferred. On soft0 a look-up completes within a
-/// few polls, so an application that does not read its completion queue need not wait for the
-/// helper thread, whose interval is at least 0.1 ms per step of the look-up.
+/// Maximum number of polls of the application's completion queue, in one call, for a completion that
+/// an operation waits for; counted again after each completed read of a look-up. Then the operation
+/// is deferred, so a call never waits for a round trip. soft0 completes a read while it is posted:
+/// one poll finds it, after another one for the announcement.
+pub(super) const POLL_LIMIT: u32 = 2;
+
 #[cfg(not(test))]
 fn poll_limit() -> u32 {
-    256
+    POLL_LIMIT
 }
 
 #[cfg(test)]
 thread_local! {
     /// Lets a test defer operations on a device that answers at once.
-    pub(super) static POLLS: std::cell::Cell<u32> = const { std::cell::Cell::new(256) };
+    pub(super) static POLLS: std::cell::Cell<u32> = const { std::cell::Cell::new(POLL_LIMIT) };
 }
 
 #[cfg(test)]

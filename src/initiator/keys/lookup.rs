@@ -35,7 +35,7 @@ pub(super) enum Step {
 /// Number of polls and reads of one call for a look-up.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Effort {
-    /// Polls for completions ([`Link::poll_once_more`]).
+    /// Polls for completions since the last completed read ([`Link::poll_once_more`]).
     pub(super) polls: u32,
     /// Completed reads.
     reads: u32,
@@ -160,6 +160,7 @@ impl<L: Link> PeerKeys<L> {
                         return Step::Ended(end);
                     }
                     effort.reads += 1;
+                    effort.polls = 0;
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::keys::{TARGET, connect, connect_with, in_form, kind};
 use super::*;
-use crate::msg::sq::POLLS;
+use crate::msg::sq::{POLL_LIMIT, POLLS};
 use crate::msg::{AtomicKind, AtomicOp};
 use crate::queue::Counter;
 
@@ -285,7 +285,7 @@ fn compare(
 /// deferred.
 #[test]
 fn a_compare_counts_by_its_result() {
-    for polls in [256, 0] {
+    for polls in [POLL_LIMIT, 0] {
         POLLS.set(polls);
         for mode in forms() {
             let (client, server) = in_form(mode);
@@ -318,7 +318,7 @@ fn a_compare_counts_by_its_result() {
             server.recv(&land, 8, 0).unwrap();
             assert_eq!(client.completion().unwrap().context, 21);
         }
-        POLLS.set(256);
+        POLLS.set(POLL_LIMIT);
     }
 }
 
@@ -326,7 +326,7 @@ fn a_compare_counts_by_its_result() {
 /// posted.
 #[test]
 fn a_compare_is_completed_when_the_peer_goes() {
-    for polls in [256, 0] {
+    for polls in [POLL_LIMIT, 0] {
         for goes_at in [0, 3] {
             let (client, server) = in_form(forms()[0]);
             let source = Buffer::all(&client.domain, 4096);
@@ -363,7 +363,7 @@ fn a_compare_is_completed_when_the_peer_goes() {
             }
             super::transfer::no_completion(&client);
             assert!(writes.read() <= 1 + goes_at as u64);
-            POLLS.set(256);
+            POLLS.set(POLL_LIMIT);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::msg::sq::POLLS;
+use crate::msg::sq::{POLL_LIMIT, POLLS};
 use crate::msg::{AtomicKind, AtomicOp};
 
 /// The access of target regions.
@@ -179,7 +179,7 @@ fn what_is_refused_leaves_the_connection_whole_and_keeps_its_place() {
     let target = Buffer::with_key(&server.domain, 1000, TARGET, 1);
     let _unwritable = Buffer::with_key(&server.domain, 1000, Access::REMOTE_READ, 2);
     let _unreadable = Buffer::with_key(&server.domain, 1000, Access::REMOTE_WRITE, 3);
-    for polls in [256, 0] {
+    for polls in [POLL_LIMIT, 0] {
         POLLS.set(polls);
         client.write(&source, 1000, 0, 1, 0).unwrap();
         client.write(&source, 1000, 1, 1, 1).unwrap(); // one byte too many
@@ -196,7 +196,7 @@ fn what_is_refused_leaves_the_connection_whole_and_keeps_its_place() {
         assert_eq!(client.refused(5), FiErrno::EACCES);
         assert_eq!(client.completion().unwrap().context, 6);
     }
-    POLLS.set(256);
+    POLLS.set(POLL_LIMIT);
     client.write(&source, 1000, 0, 1, 7).unwrap();
     client.completion().unwrap();
     drop(target);
@@ -240,7 +240,7 @@ fn keys_that_cannot_be_chosen_are_refused() {
 
 #[test]
 fn a_key_that_is_used_again_means_the_new_region() {
-    for polls in [256, 0] {
+    for polls in [POLL_LIMIT, 0] {
         POLLS.set(polls);
         let (client, server) = in_form(Mode::ALLOCATED | Mode::LOCAL);
         let mut source = Buffer::all(&client.domain, 512);
@@ -260,7 +260,7 @@ fn a_key_that_is_used_again_means_the_new_region() {
             }
         }
     }
-    POLLS.set(256);
+    POLLS.set(POLL_LIMIT);
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn order_is_kept_behind_a_lookup() {
         }
         assert_eq!(client.completion().unwrap().context, 2);
     }
-    POLLS.set(256);
+    POLLS.set(POLL_LIMIT);
 }
 
 /// The initiator does not read its completion queue, and the operation completes nevertheless.
@@ -368,7 +368,7 @@ fn what_waits_needs_nobody_to_go_on() {
         assert!(start.elapsed() < LIMIT, "it still waits");
         std::thread::yield_now();
     }
-    POLLS.set(256);
+    POLLS.set(POLL_LIMIT);
 }
 
 /// The peer closes while operations wait for a key, and the initiator only reads its completion
@@ -387,7 +387,7 @@ fn what_waits_when_the_peer_goes_is_completed() {
         let error = client.completion().expect_err("nobody is there");
         assert_eq!(error.completion.context, context);
     }
-    POLLS.set(256);
+    POLLS.set(POLL_LIMIT);
 }
 
 /// Closing the endpoint completes its deferred operations.
@@ -410,7 +410,7 @@ fn what_waits_when_the_connection_ends_is_cancelled() {
             }
         }
     }
-    POLLS.set(256);
+    POLLS.set(POLL_LIMIT);
 }
 
 /// The alignment of an atomic's target depends on the base address of the region.
@@ -731,7 +731,7 @@ fn an_operation_that_waits_by_a_mapped_key() {
             client.domain.mr().unmap_key(key).unwrap();
         }
         assert_eq!(client.refused(1), FiErrno::EKEYREJECTED);
-        POLLS.set(256);
+        POLLS.set(POLL_LIMIT);
         if unmapped {
             assert_eq!(client.refused(2), FiErrno::EKEYREJECTED);
         } else {

@@ -322,8 +322,8 @@ fn lists_that_change_hurt_no_writer() {
 /// Operations with more parts than the queue has slots, and operations behind them, with and
 /// without polling for the list of parts.
 fn operations_go_over_many_parts() {
-    use crate::msg::sq::POLLS;
-    for polls in [256, 0] {
+    use crate::msg::sq::{POLL_LIMIT, POLLS};
+    for polls in [POLL_LIMIT, 0] {
         POLLS.set(polls);
         let (client, server) = in_form(FORM);
         let mut source = Buffer::all(&client.domain, PAGES * PAGE);
@@ -357,7 +357,7 @@ fn operations_go_over_many_parts() {
             source.memory[PAGE - 50..][..8]
         );
         drop(region);
-        POLLS.set(256);
+        POLLS.set(POLL_LIMIT);
     }
 }
 
