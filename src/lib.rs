@@ -6,6 +6,7 @@
 //!
 //! Layers, each using only those above it in this list (`tests/dependencies` checks it):
 //! - [`errno`], [`flags`], [`log`], [`auth`]: values;
+//! - [`matching`]: receives and messages of endpoints with many peers; no device, no lock, no I/O;
 //! - [`verbs`]: owners of verbs and connection manager objects, the only module that calls a verb;
 //! - [`wire`]: formats of bytes that peers exchange or read;
 //! - [`mr`]: memory regions and their keys; [`queue`]: completion queues and counters, which [`mr`]
@@ -19,6 +20,7 @@
 //! The lock order is in `docs/locking.md`, the wire protocol in `docs/protocol.md`.
 
 pub mod auth;
+mod chunks;
 pub mod conn;
 pub mod domain;
 pub mod eq;
@@ -29,8 +31,10 @@ pub mod fuzz;
 #[cfg(all(test, not(fuzzing)))]
 #[allow(unreachable_pub, reason = "public for the fuzz targets")]
 mod fuzz;
+mod hash;
 mod initiator;
 pub mod log;
+pub mod matching;
 pub mod mr;
 pub mod msg;
 pub mod queue;
@@ -42,3 +46,8 @@ pub mod wire;
 /// unchanged in events. The provider stores the address of its fid here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Token(pub usize);
+
+/// A peer of endpoints that have an address vector: one remote address, or several addresses of one
+/// remote endpoint. At most `u32::MAX - 2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerIndex(pub u32);

@@ -7,13 +7,14 @@
 //!
 //! `weft-bench count` runs each call for callgrind ([`count`]), `weft-bench regions` measures
 //! registration and keys ([`regions`]), `weft-bench pages` new pages and shared memory ([`pages`]),
-//! `weft-bench cache` the registration cache ([`cache`]). `docs/performance.md` has the method and
-//! the results.
+//! `weft-bench cache` the registration cache ([`cache`]), `weft-bench matching` receives and messages
+//! by their tags ([`matching`]). `docs/performance.md` has the method and the results.
 
 #![allow(unsafe_code, reason = "calls C libraries as applications do")]
 
 mod cache;
 mod count;
+mod matching;
 mod memory;
 mod op;
 mod pages;
@@ -43,6 +44,10 @@ fn main() -> ExitCode {
         }
         Some("cache") => {
             cache::main();
+            ExitCode::SUCCESS
+        }
+        Some("matching") => {
+            matching::main();
             ExitCode::SUCCESS
         }
         Some("count") => {

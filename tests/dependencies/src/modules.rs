@@ -8,7 +8,9 @@ const ENGINE: &str = "src/";
 /// The layers of the engine, the lowest first. A module uses those of lower layers; modules of one
 /// layer do not use each other, except as [`BESIDE`] has it.
 const ENGINE_LAYERS: &[&[&str]] = &[
-    &["auth", "errno", "flags", "log", "sync"],
+    &["auth", "chunks", "errno", "flags", "hash", "log", "sync"],
+    // no device, no lock, no I/O
+    &["matching"],
     &["verbs"],
     &["wire"],
     &["mr", "queue"],

@@ -1,0 +1,44 @@
+//! Counts the slots and entries that an operation reads, in tests. Nothing otherwise.
+
+#[cfg(test)]
+thread_local! {
+    static VISITS: std::cell::Cell<Visits> = const { std::cell::Cell::new(Visits { slots: 0, entries: 0 }) };
+}
+
+/// What the operations of this thread have read.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Visits {
+    /// Slots of hash tables.
+    pub(super) slots: u64,
+    /// Entries, and their links.
+    pub(super) entries: u64,
+}
+
+/// Returns the counts and sets them to 0.
+#[cfg(test)]
+pub(super) fn take() -> Visits {
+    VISITS.take()
+}
+
+/// One slot of a table is read.
+#[inline(always)]
+pub(super) fn slot() {
+    #[cfg(test)]
+    VISITS.with(|visits| {
+        let mut now = visits.get();
+        now.slots += 1;
+        visits.set(now);
+    });
+}
+
+/// One entry is read.
+#[inline(always)]
+pub(super) fn entry() {
+    #[cfg(test)]
+    VISITS.with(|visits| {
+        let mut now = visits.get();
+        now.entries += 1;
+        visits.set(now);
+    });
+}

@@ -1,0 +1,313 @@
+//! Posted receives, by classes: each class has one FIFO per key, and the least post number of the
+//! first entries that match is the receive that was posted first.
+
+use super::cost;
+use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
+use super::{MultiId, Want};
+use crate::PeerIndex;
+use crate::chunks::Chunks;
+use crate::hash::Hasher;
+
+/// Classes with a hash of their own.
+pub(super) const CLASSES: usize = 8;
+/// `Entry::class` of an entry in the list of further masks.
+const LISTED: u8 = CLASSES as u8;
+/// `Entry::class` of a free entry.
+const FREE: u8 = u8::MAX;
+
+/// A posted receive: 96 bytes with a handle of 40.
+#[derive(Debug)]
+#[repr(C)]
+struct Entry<R> {
+    /// Post number: 1 for the first receive of the instance.
+    number: u64,
+    /// The tag without the ignored bits.
+    tag: u64,
+    ignore: u64,
+    context: usize,
+    /// Place in the FIFO of its key, in the list of further masks, or (`next`) in the free list.
+    link: Link,
+    /// As in [`Key`].
+    peer: u32,
+    /// The multi-receive buffer, or [`NIL`].
+    multi: u32,
+    class: u8,
+    receive: R,
+}
+
+impl<R> Entries for Chunks<Entry<R>> {
+    fn link(&mut self, index: u32) -> &mut Link {
+        &mut self[index].link
+    }
+
+    #[inline]
+    fn key(&self, index: u32) -> Key {
+        let entry = &self[index];
+        Key {
+            tag: entry.tag,
+            peer: entry.peer,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Class {
+    ignore: u64,
+    directed: bool,
+    entries: u32,
+    queues: Queues,
+}
+
+/// The posted receives of an instance. Not thread safe.
+#[derive(Debug)]
+pub(super) struct Posted<R> {
+    entries: Chunks<Entry<R>>,
+    hasher: Hasher,
+    /// First free entry.
+    free: u32,
+    live: u32,
+    classes: Vec<Class>,
+    /// A bit for each class that has entries.
+    occupied: u8,
+    /// First and last entry of the list of further masks, in the order of posting.
+    head: u32,
+    tail: u32,
+    /// Post number of the last receive.
+    number: u64,
+    /// Where the next search for a context begins.
+    cursor: u32,
+}
+
+impl<R: Copy> Posted<R> {
+    pub(super) fn with_capacity(hasher: Hasher, capacity: usize) -> Self {
+        Self {
+            entries: Chunks::with_capacity(capacity),
+            hasher,
+            free: NIL,
+            live: 0,
+            classes: Vec::with_capacity(CLASSES),
+            occupied: 0,
+            head: NIL,
+            tail: NIL,
+            number: 0,
+            cursor: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.live as usize
+    }
+
+    /// The class of a mask: the one that it has, a new one, or one that is empty; `None` if all
+    /// classes have entries of other masks.
+    fn class(&mut self, ignore: u64, directed: bool) -> Option<usize> {
+        let found = self
+            .classes
+            .iter()
+            .position(|class| class.ignore == ignore && class.directed == directed);
+        if found.is_some() {
+            return found;
+        }
+        if self.classes.len() < CLASSES {
+            self.classes.push(Class {
+                ignore,
+                directed,
+                entries: 0,
+                queues: Queues::with_capacity(0),
+            });
+            return Some(self.classes.len() - 1);
+        }
+        let empty = self.classes.iter().position(|class| class.entries == 0)?;
+        let class = &mut self.classes[empty];
+        class.ignore = ignore;
+        class.directed = directed;
+        Some(empty)
+    }
+
+    /// Adds a receive behind all others.
+    pub(super) fn post(&mut self, want: &Want, context: usize, receive: R, multi: Option<MultiId>) {
+        self.number += 1;
+        let class = self.class(want.ignore, want.from.is_some());
+        let entry = Entry {
+            number: self.number,
+            tag: want.tag & !want.ignore,
+            ignore: want.ignore,
+            context,
+            link: Link::NONE,
+            peer: peer_key(want.from),
+            multi: multi.map_or(NIL, |multi| multi.0),
+            class: class.map_or(LISTED, |class| class as u8),
+            receive,
+        };
+        let index = if self.free == NIL {
+            self.entries.push(entry)
+        } else {
+            let index = self.free;
+            let place = &mut self.entries[index];
+            self.free = place.link.next;
+            *place = entry;
+            index
+        };
+        self.live += 1;
+        self.link(index);
+    }
+
+    /// Puts an entry into the queues of its class, or the list of further masks, as the last one.
+    fn link(&mut self, index: u32) {
+        let class = self.entries[index].class;
+        if class == LISTED {
+            let link = Link {
+                next: NIL,
+                prev: self.tail,
+            };
+            self.entries[index].link = link;
+            match std::mem::replace(&mut self.tail, index) {
+                NIL => self.head = index,
+                last => self.entries[last].link.next = index,
+            }
+            return;
+        }
+        let of = &mut self.classes[usize::from(class)];
+        of.queues.push(&mut self.entries, index, self.hasher);
+        of.entries += 1;
+        self.occupied |= 1 << class;
+    }
+
+    /// The reverse of [`Self::link`].
+    fn unlink(&mut self, index: u32) {
+        let class = self.entries[index].class;
+        if class == LISTED {
+            let Link { next, prev } = self.entries[index].link;
+            match prev {
+                NIL => self.head = next,
+                prev => self.entries[prev].link.next = next,
+            }
+            match next {
+                NIL => self.tail = prev,
+                next => self.entries[next].link.prev = prev,
+            }
+            return;
+        }
+        let of = &mut self.classes[usize::from(class)];
+        of.queues.remove(&mut self.entries, index, self.hasher);
+        of.entries -= 1;
+        if of.entries == 0 {
+            self.occupied &= !(1 << class);
+        }
+    }
+
+    /// The receive that was posted first of those that match a message.
+    #[inline]
+    pub(super) fn find(&self, tag: u64, peer: PeerIndex) -> Option<u32> {
+        let peer = peer_key(Some(peer));
+        let mut best = None;
+        let mut number = u64::MAX;
+        let mut occupied = self.occupied;
+        while occupied != 0 {
+            let class = &self.classes[occupied.trailing_zeros() as usize];
+            occupied &= occupied - 1;
+            let key = Key {
+                tag: tag & !class.ignore,
+                peer: if class.directed { peer } else { 0 },
+            };
+            if let Some(index) = class.queues.first(&self.entries, key, self.hasher) {
+                let found = self.entries[index].number;
+                if found < number {
+                    number = found;
+                    best = Some(index);
+                }
+            }
+        }
+        let mut index = self.head;
+        while index != NIL {
+            cost::entry();
+            let entry = &self.entries[index];
+            if entry.number > number {
+                break;
+            }
+            if entry.tag == tag & !entry.ignore && (entry.peer == 0 || entry.peer == peer) {
+                return Some(index);
+            }
+            index = entry.link.next;
+        }
+        best
+    }
+
+    pub(super) fn receive(&self, index: u32) -> R {
+        self.entries[index].receive
+    }
+
+    pub(super) fn context(&self, index: u32) -> usize {
+        self.entries[index].context
+    }
+
+    pub(super) fn multi(&self, index: u32) -> Option<MultiId> {
+        let multi = self.entries[index].multi;
+        (multi != NIL).then_some(MultiId(multi))
+    }
+
+    pub(super) fn remove(&mut self, index: u32) {
+        self.unlink(index);
+        let entry = &mut self.entries[index];
+        entry.class = FREE;
+        entry.link.next = std::mem::replace(&mut self.free, index);
+        self.live -= 1;
+    }
+
+    /// A receive with this context: the next one behind the receive that the previous search has
+    /// found.
+    pub(super) fn with_context(&mut self, context: usize) -> Option<u32> {
+        let len = self.entries.len();
+        let mut at = self.cursor;
+        for _ in 0..len {
+            at = if at < len { at } else { 0 };
+            cost::entry();
+            let entry = &self.entries[at];
+            if entry.class != FREE && entry.context == context {
+                self.cursor = at + 1;
+                return Some(at);
+            }
+            at += 1;
+        }
+        None
+    }
+
+    /// The indices of all entries that fulfil `is`, in the order of posting.
+    pub(super) fn all(&self, is: impl Fn(Option<PeerIndex>) -> bool) -> Vec<u32> {
+        let mut found: Vec<u32> = (0..self.entries.len())
+            .filter(|index| {
+                let entry = &self.entries[*index];
+                entry.class != FREE && is(entry.peer.checked_sub(1).map(PeerIndex))
+            })
+            .collect();
+        found.sort_unstable_by_key(|index| self.entries[*index].number);
+        found
+    }
+
+    /// Receives from `from` are receives from `into` from now on; the order of posting stays.
+    pub(super) fn merge(&mut self, from: PeerIndex, into: PeerIndex) {
+        let both = self.all(|peer| peer == Some(from) || peer == Some(into));
+        // the list of further masks has no keys
+        let both: Vec<u32> = both
+            .into_iter()
+            .filter(|index| {
+                let listed = self.entries[*index].class == LISTED;
+                if listed {
+                    self.entries[*index].peer = peer_key(Some(into));
+                }
+                !listed
+            })
+            .collect();
+        for index in &both {
+            self.unlink(*index);
+        }
+        for index in both {
+            self.entries[index].peer = peer_key(Some(into));
+            self.link(index);
+        }
+    }
+
+    /// Bytes of one entry.
+    #[cfg(test)]
+    pub(super) const ENTRY: usize = size_of::<Entry<R>>();
+}

@@ -1,0 +1,160 @@
+//! One FIFO of entries per key: a hash table of the first entry of each FIFO, and links in the
+//! entries.
+//!
+//! The list of a key is doubly linked. The first entry's `prev` is the last entry, and the last
+//! entry's `next` is [`NIL`]; so an entry is the first of its list exactly if the `next` of its
+//! `prev` is [`NIL`]. Only first entries are in the table: a million entries of one key take one
+//! slot.
+
+use super::cost;
+use super::table::{GROUP, Table};
+use crate::hash::Hasher;
+
+/// No entry.
+pub(super) const NIL: u32 = u32::MAX;
+
+/// Neighbours of an entry in its list.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    pub(super) next: u32,
+    pub(super) prev: u32,
+}
+
+impl Link {
+    pub(super) const NONE: Self = Self {
+        next: NIL,
+        prev: NIL,
+    };
+}
+
+/// The key of a list: the tag without the ignored bits, and the peer; see [`peer_key`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) tag: u64,
+    pub(super) peer: u32,
+}
+
+/// Storage of the links and keys of the entries.
+pub(super) trait Entries {
+    fn link(&mut self, index: u32) -> &mut Link;
+    fn key(&self, index: u32) -> Key;
+}
+
+/// The hash of a key. Tags that differ in their lowest bits alone have slots in one group of the
+/// table, mostly in one cache line: consecutive tags are often used in turn.
+#[inline]
+fn hash(hasher: Hasher, key: Key) -> u32 {
+    let group = hasher.hash(key.tag >> GROUP.ilog2(), u64::from(key.peer));
+    (group >> 32) as u32 & !(GROUP - 1) | (key.tag ^ group) as u32 & (GROUP - 1)
+}
+
+/// The FIFOs of one class. Not thread safe.
+#[derive(Debug)]
+pub(super) struct Queues {
+    table: Table,
+}
+
+impl Queues {
+    /// Queues without entries; the table takes `keys` keys before it grows.
+    pub(super) fn with_capacity(keys: usize) -> Self {
+        Self {
+            table: Table::with_capacity(keys),
+        }
+    }
+
+    /// The first entry with this key.
+    #[inline]
+    pub(super) fn first(&self, entries: &impl Entries, key: Key, hasher: Hasher) -> Option<u32> {
+        self.table.find(hash(hasher, key), |index| {
+            cost::entry();
+            entries.key(index) == key
+        })
+    }
+
+    /// Appends an entry, whose key is `entries.key(index)`, to its FIFO.
+    pub(super) fn push(&mut self, entries: &mut impl Entries, index: u32, hasher: Hasher) {
+        let key = entries.key(index);
+        let Some(first) = self.first(entries, key, hasher) else {
+            *entries.link(index) = Link {
+                next: NIL,
+                prev: index,
+            };
+            self.table.insert(hash(hasher, key), index);
+            return;
+        };
+        cost::entry();
+        let last = std::mem::replace(&mut entries.link(first).prev, index);
+        entries.link(last).next = index;
+        *entries.link(index) = Link {
+            next: NIL,
+            prev: last,
+        };
+    }
+
+    /// Removes an entry from its FIFO.
+    pub(super) fn remove(&mut self, entries: &mut impl Entries, index: u32, hasher: Hasher) {
+        cost::entry();
+        let Link { next, prev } = *entries.link(index);
+        if prev == index || entries.link(prev).next == NIL {
+            let hash = hash(hasher, entries.key(index));
+            if next == NIL {
+                self.table.remove(hash, index);
+            } else {
+                self.table.replace(hash, index, next);
+                cost::entry();
+                entries.link(next).prev = prev;
+            }
+            return;
+        }
+        entries.link(prev).next = next;
+        if next != NIL {
+            cost::entry();
+            entries.link(next).prev = prev;
+            return;
+        }
+        let key = entries.key(index);
+        if let Some(first) = self.first(entries, key, hasher) {
+            entries.link(first).prev = prev;
+        }
+    }
+}
+
+/// The peer in a key: 0 for any peer, otherwise the peer's index plus 1.
+#[inline]
+pub(super) fn peer_key(peer: Option<crate::PeerIndex>) -> u32 {
+    peer.map_or(0, |peer| peer.0.wrapping_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn hashes_of_regular_tags_rarely_collide() {
+        for seed in [0, 1, 0xdead_beef] {
+            let hasher = Hasher::new(seed);
+            for shift in [0, 8, 20, 31, 40, 44] {
+                for peers in [1, 1000_u64] {
+                    let mut seen = HashSet::new();
+                    for i in 0..100_000_u64 {
+                        let key = Key {
+                            tag: (i / peers) << shift,
+                            peer: (i % peers) as u32,
+                        };
+                        // as the home slots of a table of 2^18
+                        let hash = hash(hasher, key);
+                        seen.insert((hash >> 14) & !(GROUP - 1) | hash & (GROUP - 1));
+                    }
+                    // random hashes fill 83,000
+                    assert!(
+                        seen.len() > 75_000,
+                        "{seed} {shift} {peers}: {}",
+                        seen.len()
+                    );
+                }
+            }
+        }
+    }
+}

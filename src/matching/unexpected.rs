@@ -1,0 +1,388 @@
+//! Messages that no receive has matched: a list in the order of arrival, and for each class that a
+//! search has used one FIFO per key.
+
+use super::cost;
+use super::posted::CLASSES;
+use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
+use super::{Claim, Message, Want};
+use crate::PeerIndex;
+use crate::chunks::Chunks;
+use crate::hash::Hasher;
+
+/// Searches after which a class that none of them has used may be replaced.
+const UNUSED: u64 = 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    Free,
+    /// In the list and in every class.
+    Listed,
+    /// In the slab alone.
+    Claimed,
+}
+
+/// A message: 64 bytes with a handle of 24.
+#[derive(Debug)]
+#[repr(C)]
+struct Entry<M> {
+    tag: u64,
+    /// Length in bytes.
+    len: u64,
+    /// Neighbours in the order of arrival; `next` of a free entry is the next free one.
+    link: Link,
+    peer: PeerIndex,
+    /// Incremented whenever the entry becomes free.
+    generation: u32,
+    state: State,
+    message: M,
+}
+
+/// A class that searches have used, with every message of the list.
+#[derive(Debug)]
+struct Class {
+    ignore: u64,
+    directed: bool,
+    /// Number of the last search that used it.
+    used: u64,
+    queues: Queues,
+    /// Place of each entry in the FIFO of its key: an element for each entry of the slab.
+    links: Chunks<Link>,
+}
+
+impl Class {
+    fn with<'a, M>(&'a mut self, slab: &'a Chunks<Entry<M>>) -> (&'a mut Queues, Keyed<'a, M>) {
+        let keyed = Keyed {
+            slab,
+            ignore: self.ignore,
+            directed: self.directed,
+            links: &mut self.links,
+        };
+        (&mut self.queues, keyed)
+    }
+}
+
+/// The messages as a class sees them.
+struct Keyed<'a, M> {
+    slab: &'a Chunks<Entry<M>>,
+    ignore: u64,
+    directed: bool,
+    links: &'a mut Chunks<Link>,
+}
+
+impl<M> Entries for Keyed<'_, M> {
+    fn link(&mut self, index: u32) -> &mut Link {
+        &mut self.links[index]
+    }
+
+    #[inline]
+    fn key(&self, index: u32) -> Key {
+        let entry = &self.slab[index];
+        Key {
+            tag: entry.tag & !self.ignore,
+            peer: peer_key(self.directed.then_some(entry.peer)),
+        }
+    }
+}
+
+/// The unexpected messages of an instance. Not thread safe.
+#[derive(Debug)]
+pub(super) struct Unexpected<M> {
+    slab: Chunks<Entry<M>>,
+    hasher: Hasher,
+    free: u32,
+    /// Number of messages in the list.
+    listed: u32,
+    claimed: u32,
+    /// First and last message in the order of arrival.
+    head: u32,
+    tail: u32,
+    classes: Vec<Class>,
+    /// Number of searches among listed messages.
+    searches: u64,
+}
+
+impl<M: Copy> Unexpected<M> {
+    pub(super) fn with_capacity(hasher: Hasher, capacity: usize) -> Self {
+        Self {
+            slab: Chunks::with_capacity(capacity),
+            hasher,
+            free: NIL,
+            listed: 0,
+            claimed: 0,
+            head: NIL,
+            tail: NIL,
+            classes: Vec::with_capacity(CLASSES),
+            searches: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.listed as usize
+    }
+
+    pub(super) fn claimed(&self) -> usize {
+        self.claimed as usize
+    }
+
+    /// Adds a message behind all others.
+    pub(super) fn store(&mut self, tag: u64, peer: PeerIndex, len: u64, message: M) {
+        let link = Link {
+            next: NIL,
+            prev: self.tail,
+        };
+        let index = if self.free == NIL {
+            for class in &mut self.classes {
+                class.links.push(Link::NONE);
+            }
+            self.slab.push(Entry {
+                tag,
+                len,
+                link,
+                peer,
+                generation: 0,
+                state: State::Listed,
+                message,
+            })
+        } else {
+            let index = self.free;
+            let place = &mut self.slab[index];
+            self.free = place.link.next;
+            *place = Entry {
+                tag,
+                len,
+                link,
+                peer,
+                generation: place.generation,
+                state: State::Listed,
+                message,
+            };
+            index
+        };
+        match std::mem::replace(&mut self.tail, index) {
+            NIL => self.head = index,
+            last => self.slab[last].link.next = index,
+        }
+        self.listed += 1;
+        for class in &mut self.classes {
+            let (queues, mut keyed) = class.with(&self.slab);
+            queues.push(&mut keyed, index, self.hasher);
+        }
+    }
+
+    /// The message that arrived first of those that match `want`. Builds the class if it does
+    /// not exist and fewer than [`CLASSES`] do.
+    pub(super) fn find(&mut self, want: &Want) -> Option<u32> {
+        if self.head == NIL {
+            return None;
+        }
+        if want.ignore == u64::MAX && want.from.is_none() {
+            cost::entry();
+            return Some(self.head);
+        }
+        self.searches += 1;
+        let Some(class) = self.class(want.ignore, want.from.is_some()) else {
+            return self.walk(want);
+        };
+        let class = &mut self.classes[class];
+        class.used = self.searches;
+        let key = Key {
+            tag: want.tag & !want.ignore,
+            peer: peer_key(want.from),
+        };
+        let (queues, keyed) = class.with(&self.slab);
+        queues.first(&keyed, key, self.hasher)
+    }
+
+    /// The first match by reading all messages: for masks without a class.
+    fn walk(&self, want: &Want) -> Option<u32> {
+        let mut index = self.head;
+        while index != NIL {
+            cost::entry();
+            let entry = &self.slab[index];
+            if want.matches(entry.tag, entry.peer) {
+                return Some(index);
+            }
+            index = entry.link.next;
+        }
+        None
+    }
+
+    /// The class of a mask. It is built if it does not exist and there is room for it: fewer than
+    /// [`CLASSES`] classes, or one that was not used during as many searches as messages are listed,
+    /// and [`UNUSED`]. So building takes O(1) per search on average.
+    fn class(&mut self, ignore: u64, directed: bool) -> Option<usize> {
+        let found = self
+            .classes
+            .iter()
+            .position(|class| class.ignore == ignore && class.directed == directed);
+        if found.is_some() {
+            return found;
+        }
+        if self.classes.len() == CLASSES {
+            let oldest = (0..CLASSES).min_by_key(|class| self.classes[*class].used)?;
+            let unused = self.searches - self.classes[oldest].used;
+            if unused < UNUSED.max(u64::from(self.listed)) {
+                return None;
+            }
+            self.classes.swap_remove(oldest);
+        }
+        self.build(ignore, directed);
+        Some(self.classes.len() - 1)
+    }
+
+    /// Adds a class with all listed messages.
+    fn build(&mut self, ignore: u64, directed: bool) {
+        let mut class = Class {
+            ignore,
+            directed,
+            used: self.searches,
+            queues: Queues::with_capacity(self.len()),
+            links: Chunks::with_capacity(self.slab.len() as usize),
+        };
+        for _ in 0..self.slab.len() {
+            class.links.push(Link::NONE);
+        }
+        let mut index = self.head;
+        while index != NIL {
+            cost::entry();
+            let (queues, mut keyed) = class.with(&self.slab);
+            queues.push(&mut keyed, index, self.hasher);
+            index = self.slab[index].link.next;
+        }
+        self.classes.push(class);
+    }
+
+    pub(super) fn message(&self, index: u32) -> Message<M> {
+        let entry = &self.slab[index];
+        Message {
+            tag: entry.tag,
+            peer: entry.peer,
+            len: entry.len,
+            payload: entry.message,
+        }
+    }
+
+    /// Takes a message out of the list and of every class; its entry stays.
+    fn unlist(&mut self, index: u32) {
+        for class in &mut self.classes {
+            let (queues, mut keyed) = class.with(&self.slab);
+            queues.remove(&mut keyed, index, self.hasher);
+        }
+        let Link { next, prev } = self.slab[index].link;
+        match prev {
+            NIL => self.head = next,
+            prev => self.slab[prev].link.next = next,
+        }
+        match next {
+            NIL => self.tail = prev,
+            next => self.slab[next].link.prev = prev,
+        }
+        self.listed -= 1;
+    }
+
+    fn release(&mut self, index: u32) {
+        let entry = &mut self.slab[index];
+        entry.state = State::Free;
+        entry.generation = entry.generation.wrapping_add(1);
+        entry.link.next = std::mem::replace(&mut self.free, index);
+    }
+
+    /// Removes a listed message.
+    pub(super) fn take(&mut self, index: u32) -> Message<M> {
+        let message = self.message(index);
+        self.unlist(index);
+        self.release(index);
+        message
+    }
+
+    /// Reserves a listed message for the holder of the claim.
+    pub(super) fn claim(&mut self, index: u32) -> Claim {
+        self.unlist(index);
+        self.claimed += 1;
+        let entry = &mut self.slab[index];
+        entry.state = State::Claimed;
+        Claim::new(index, entry.generation)
+    }
+
+    /// Removes a claimed message. `None` if the claim is not of a message that is claimed.
+    pub(super) fn redeem(&mut self, claim: Claim) -> Option<Message<M>> {
+        let (index, generation) = claim.parts();
+        let entry = self.slab.get(index)?;
+        if entry.state != State::Claimed || entry.generation != generation {
+            return None;
+        }
+        let message = self.message(index);
+        self.claimed -= 1;
+        self.release(index);
+        Some(message)
+    }
+
+    /// Removes the messages that `keep` refuses: the listed ones in the order of arrival, then those
+    /// that are claimed.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&Message<M>, bool) -> bool) {
+        let mut index = self.head;
+        while index != NIL {
+            let next = self.slab[index].link.next;
+            if !keep(&self.message(index), false) {
+                self.take(index);
+            }
+            index = next;
+        }
+        if self.claimed == 0 {
+            return;
+        }
+        for index in 0..self.slab.len() {
+            if self.slab[index].state == State::Claimed && !keep(&self.message(index), true) {
+                self.claimed -= 1;
+                self.release(index);
+            }
+        }
+    }
+
+    /// The listed messages of a peer, in the order of arrival.
+    pub(super) fn of_peer(&self, peer: PeerIndex) -> Vec<u32> {
+        self.listed(|of| of == peer)
+    }
+
+    fn listed(&self, is: impl Fn(PeerIndex) -> bool) -> Vec<u32> {
+        let mut found = Vec::new();
+        let mut index = self.head;
+        while index != NIL {
+            let entry = &self.slab[index];
+            if is(entry.peer) {
+                found.push(index);
+            }
+            index = entry.link.next;
+        }
+        found
+    }
+
+    /// Messages from `from` are messages from `into` from now on; the order of arrival stays.
+    pub(super) fn merge(&mut self, from: PeerIndex, into: PeerIndex) {
+        for index in 0..self.slab.len() {
+            let entry = &mut self.slab[index];
+            if entry.peer == from && entry.state == State::Claimed {
+                entry.peer = into;
+            }
+        }
+        let both = self.listed(|peer| peer == from || peer == into);
+        for index in &both {
+            for class in self.classes.iter_mut().filter(|class| class.directed) {
+                let (queues, mut keyed) = class.with(&self.slab);
+                queues.remove(&mut keyed, *index, self.hasher);
+            }
+        }
+        for index in both {
+            self.slab[index].peer = into;
+            for class in self.classes.iter_mut().filter(|class| class.directed) {
+                let (queues, mut keyed) = class.with(&self.slab);
+                queues.push(&mut keyed, index, self.hasher);
+            }
+        }
+    }
+
+    /// Bytes of one entry.
+    #[cfg(test)]
+    pub(super) const ENTRY: usize = size_of::<Entry<M>>();
+}
