@@ -61,6 +61,12 @@ impl<T> Chunks<T> {
             .get((index >> LOG2) as usize)?
             .get((index & MASK) as usize)
     }
+
+    /// Bytes of memory, in use and reserved.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.chunks.len() * CHUNK * size_of::<T>() + self.chunks.capacity() * size_of::<Vec<T>>()
+    }
 }
 
 impl<T> Index<u32> for Chunks<T> {

@@ -6,7 +6,8 @@
 //!
 //! Layers, each using only those above it in this list (`tests/dependencies` checks it):
 //! - [`errno`], [`flags`], [`log`], [`auth`]: values;
-//! - [`matching`]: receives and messages of endpoints with many peers; no device, no lock, no I/O;
+//! - [`av`], [`matching`]: addresses and tags of endpoints with many peers; no device, no lock, no
+//!   I/O;
 //! - [`verbs`]: owners of verbs and connection manager objects, the only module that calls a verb;
 //! - [`wire`]: formats of bytes that peers exchange or read;
 //! - [`mr`]: memory regions and their keys; [`queue`]: completion queues and counters, which [`mr`]
@@ -20,6 +21,7 @@
 //! The lock order is in `docs/locking.md`, the wire protocol in `docs/protocol.md`.
 
 pub mod auth;
+pub mod av;
 mod chunks;
 pub mod conn;
 pub mod domain;

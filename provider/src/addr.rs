@@ -2,11 +2,12 @@
 //! `fi_sockaddr_in://192.0.2.1:7471` and `fi_sockaddr_in6://[2001:db8::1]:7471` (fi_getinfo(3)).
 
 use std::ffi::c_void;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libfabric_sys::{
     FI_ADDR_STR, FI_FORMAT_UNSPEC, FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_SOCKADDR_IP,
 };
+pub(crate) use weft::av::text::{looks_like_str, parse, to_string};
 use weft::errno::{FiErrno, Result};
 
 /// A format of addresses (`fi_info.addr_format`).
@@ -206,57 +207,6 @@ unsafe fn read_sockaddr(addr: *const c_void, len: Option<usize>) -> Result<Socke
     }
 }
 
-/// Whether `text` has the prefix of an address string; any other text is a host name.
-pub(crate) fn looks_like_str(text: &str) -> bool {
-    let text = text.to_ascii_lowercase();
-    text.starts_with("fi_sockaddr_in://") || text.starts_with("fi_sockaddr_in6://")
-}
-
-/// Reads an address string.
-///
-/// # Errors
-/// `EINVAL`: not an address string.
-pub(crate) fn parse(text: &str) -> Result<SocketAddr> {
-    let (format, rest) = text.split_once("://").ok_or(FiErrno::EINVAL)?;
-    // A missing port is port 0, as in libfabric's own parser.
-    let whole = |ip: IpAddr, port: &str| -> Result<SocketAddr> {
-        let port = match port.strip_prefix(':') {
-            None | Some("") => 0,
-            Some(port) => port.parse().map_err(|_| FiErrno::EINVAL)?,
-        };
-        Ok(SocketAddr::new(ip, port))
-    };
-    if format.eq_ignore_ascii_case("fi_sockaddr_in") {
-        let (ip, port) = rest.split_at(rest.find(':').unwrap_or(rest.len()));
-        let ip: Ipv4Addr = if ip.is_empty() {
-            Ipv4Addr::UNSPECIFIED
-        } else {
-            ip.parse().map_err(|_| FiErrno::EINVAL)?
-        };
-        whole(ip.into(), port)
-    } else if format.eq_ignore_ascii_case("fi_sockaddr_in6") {
-        let (ip, port) = rest
-            .strip_prefix('[')
-            .and_then(|rest| rest.split_once(']'))
-            .ok_or(FiErrno::EINVAL)?;
-        let ip: Ipv6Addr = ip.parse().map_err(|_| FiErrno::EINVAL)?;
-        if !port.is_empty() && !port.starts_with(':') {
-            return Err(FiErrno::EINVAL);
-        }
-        whole(ip.into(), port)
-    } else {
-        Err(FiErrno::EINVAL)
-    }
-}
-
-/// Writes an address string.
-pub(crate) fn to_string(addr: &SocketAddr) -> String {
-    match addr {
-        SocketAddr::V4(v4) => format!("fi_sockaddr_in://{}:{}", v4.ip(), v4.port()),
-        SocketAddr::V6(v6) => format!("fi_sockaddr_in6://[{}]:{}", v6.ip(), v6.port()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,25 +249,6 @@ mod tests {
         // SAFETY: the vector has those bytes.
         let read = unsafe { Format::In6.read(v4.as_ptr().cast(), Some(v4.len())) };
         assert_eq!(read, Err(FiErrno::EINVAL));
-    }
-
-    #[test]
-    fn rubbish_is_refused() {
-        for text in [
-            "",
-            "10.0.0.1",
-            "fi_sockaddr_in://300.0.0.1:1",
-            "fi_sockaddr_in://1.2.3.4:99999",
-            "fi_sockaddr_in6://::1:5",
-            "fi_sockaddr_in6://[::1]5",
-            "fi_sockaddr_ib://x",
-        ] {
-            assert_eq!(parse(text), Err(FiErrno::EINVAL), "{text}");
-        }
-        assert_eq!(
-            parse("fi_sockaddr_in://1.2.3.4"),
-            Ok("1.2.3.4:0".parse().unwrap())
-        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ const ENGINE: &str = "src/";
 const ENGINE_LAYERS: &[&[&str]] = &[
     &["auth", "chunks", "errno", "flags", "hash", "log", "sync"],
     // no device, no lock, no I/O
-    &["matching"],
+    &["av", "matching"],
     &["verbs"],
     &["wire"],
     &["mr", "queue"],
