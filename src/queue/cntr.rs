@@ -9,6 +9,10 @@
 //! object has no channel (the kernel limits the channels of a process to a few hundred). For such a
 //! queue, for a queue with further sources, and for the event cells of regions (`event_cell.rs`),
 //! which peers change without a notification, the sleeping thread wakes every millisecond.
+//!
+//! Several threads may sleep on one counter. A thread that wakes clears the wake-up unless a change
+//! has met the condition of another one ([`Goal`]), which may not have been scheduled yet: that
+//! thread finds the wait object readable, and leaves.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -22,15 +26,34 @@ use crate::flags::Flags;
 use crate::log::info_log;
 
 use crate::queue::event_cell::{Cell, Watch};
-use crate::queue::wait::{Timer, WaitSet, deadline};
+use crate::queue::wait::{Timer, WaitSet, deadline, pause};
 use crate::queue::{CompletionQueue, QueueDomain, WaitKind};
 
 /// Number of reads of a counter between two checks of the keepalive clock.
 const READS: u32 = 32;
-/// Time between two checks of a counter without a wait object.
-const PAUSE: Duration = Duration::from_micros(20);
 /// The period at which a sleeping thread polls queues without a channel.
 const LOOK: Duration = Duration::from_millis(1);
+
+/// The condition that a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Goal {
+    threshold: u64,
+    /// The number of failures when the wait began.
+    errors: u64,
+}
+
+/// A goal in [`Counter::goals`].
+struct Waiting<'a>(&'a Counter, Goal);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut goals = self.0.goals.lock();
+        // threads with equal goals have equal entries
+        if let Some(at) = goals.iter().position(|goal| *goal == self.1) {
+            goals.swap_remove(at);
+        }
+    }
+}
 
 /// A counter. Thread safe.
 #[derive(Debug)]
@@ -47,6 +70,8 @@ pub struct Counter {
     value: AtomicU64,
     errors: AtomicU64,
     reads: AtomicU32,
+    /// The goals of the threads that sleep in [`Self::wait`], or are about to.
+    goals: Mutex<Vec<Goal>>,
     /// The queues whose polling advances the counter.
     queues: Mutex<Vec<Weak<CompletionQueue>>>,
     /// Whether `watches` is in use.
@@ -78,6 +103,7 @@ impl Counter {
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             reads: AtomicU32::new(0),
+            goals: Mutex::default(),
             queues: Mutex::default(),
             follows: AtomicBool::new(false),
             watches: Mutex::default(),
@@ -154,52 +180,68 @@ impl Counter {
     /// - `ETIMEDOUT`: the timeout has passed.
     /// - `EINTR`: a signal handler ran.
     pub fn wait(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
-        let Some(wait) = &self.wait else {
-            return self.look_until(threshold, timeout);
-        };
         let deadline = deadline(timeout);
-        let errors = self.errors.load(Ordering::Acquire);
+        let goal = Goal {
+            threshold,
+            errors: self.errors.load(Ordering::Acquire),
+        };
+        let Some(wait) = &self.wait else {
+            return self.look_until(goal, deadline);
+        };
         self.progress();
+        if let Some(result) = self.result_of(goal) {
+            return result;
+        }
+        self.goals.lock().push(goal);
+        let _waiting = Waiting(self, goal);
         let mut over = false;
         loop {
-            if self.value.load(Ordering::Acquire) >= threshold {
-                return Ok(());
-            }
-            if self.errors.load(Ordering::Acquire) != errors {
-                return Err(FiErrno::EAVAIL);
+            let others = self.arm(wait);
+            if let Some(result) = self.result_of(goal) {
+                return result;
             }
             if over {
                 return Err(FiErrno::ETIMEDOUT);
             }
-            let before = self.value.load(Ordering::Acquire);
-            self.arm(wait);
-            let same = self.value.load(Ordering::Acquire) == before
-                && self.errors.load(Ordering::Acquire) == errors;
-            if same && !wait.wait(deadline)? {
-                // checks once more, because not every change wakes a thread
-                self.progress();
-                over = true;
+            // the last check after the timeout finds changes that have not woken the thread, of
+            // event cells for instance
+            let woken = if others {
+                pause(deadline)
+            } else {
+                wait.wait(deadline)?
+            };
+            over = !woken || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        }
+    }
+
+    /// As [`Self::wait`], for a counter without a wait object.
+    fn look_until(&self, goal: Goal, deadline: Option<Instant>) -> Result<()> {
+        loop {
+            self.progress();
+            if let Some(result) = self.result_of(goal) {
+                return result;
+            }
+            if !pause(deadline) {
+                return Err(FiErrno::ETIMEDOUT);
             }
         }
     }
 
-    /// As [`Self::wait`], for a counter without a wait object: checks every [`PAUSE`].
-    fn look_until(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
-        let deadline = deadline(timeout);
-        let errors = self.errors.load(Ordering::Acquire);
-        loop {
-            self.progress();
-            if self.value.load(Ordering::Acquire) >= threshold {
-                return Ok(());
-            }
-            if self.errors.load(Ordering::Acquire) != errors {
-                return Err(FiErrno::EAVAIL);
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(FiErrno::ETIMEDOUT);
-            }
-            std::thread::sleep(PAUSE);
+    /// The result of a wait for `goal`; `None`: the wait continues.
+    fn result_of(&self, goal: Goal) -> Option<Result<()>> {
+        if self.value.load(Ordering::Acquire) >= goal.threshold {
+            Some(Ok(()))
+        } else if self.errors.load(Ordering::Acquire) != goal.errors {
+            Some(Err(FiErrno::EAVAIL))
+        } else {
+            None
         }
+    }
+
+    /// Whether the wait of a thread in [`Self::wait`] ends.
+    fn ends_a_wait(&self) -> bool {
+        let goals = self.goals.lock();
+        goals.iter().any(|goal| self.result_of(*goal).is_some())
     }
 
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
@@ -227,13 +269,16 @@ impl Counter {
         self.kind
     }
 
-    /// Arms the counter: each later change wakes the waiting thread. Then adds the changes made
-    /// before.
-    fn arm(&self, wait: &WaitSet) {
+    /// Arms the counter: the next change wakes a waiting thread. Then adds the changes made before.
+    /// Returns whether the wait of a thread ends; the wait object is readable until that thread has
+    /// left [`Self::wait`].
+    fn arm(&self, wait: &WaitSet) -> bool {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.woken();
         }
-        wait.clear();
+        if !self.ends_a_wait() {
+            wait.clear();
+        }
         self.armed.store(true, Ordering::Relaxed);
         // either this thread reads the new value, or the thread that changes it reads `armed`
         fence(Ordering::SeqCst);
@@ -242,9 +287,16 @@ impl Counter {
         if let Some(timer) = self.timer.get() {
             timer.set(LOOK);
         }
+        // a change before the fence may have woken no thread, or its wake-up was cleared
+        let ends = self.ends_a_wait();
+        if ends {
+            wait.wake();
+        }
+        ends
     }
 
-    /// Wakes the waiting thread after a change of a value.
+    /// Wakes a waiting thread after a change of a value, if none was woken since the counter was
+    /// last armed.
     #[inline]
     fn changed(&self) {
         if let Some(wait) = &self.wait {

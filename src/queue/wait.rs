@@ -153,6 +153,18 @@ impl Timer {
     }
 }
 
+/// Time between two checks of a condition whose change wakes no thread.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// Waits for a short time, and returns whether the deadline has not passed.
+pub(crate) fn pause(deadline: Option<Instant>) -> bool {
+    let left = deadline.is_none_or(|deadline| Instant::now() < deadline);
+    if left {
+        std::thread::sleep(PAUSE);
+    }
+    left
+}
+
 /// The end of a wait of `timeout`; `None`: no limit.
 pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))

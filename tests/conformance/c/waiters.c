@@ -1,0 +1,311 @@
+/* Several threads that wait on one object.
+ *
+ *   waiters counter PROV NODE   a counter reaches the threshold of one of two waiting threads: that thread returns
+ *   waiters failures PROV NODE  a counter's failures change before another thread begins to wait: the first thread returns
+ *   waiters sread PROV NODE     one of two threads polls two completions in fi_cq_sread and reads one: the other thread reads the other
+ *   waiters trywait PROV NODE   the same, polled by fi_trywait
+ *   waiters signal PROV NODE    fi_cq_signal: all threads in fi_cq_sread return
+ *   waiters nothing PROV NODE   fi_cq_sread of no completions returns when there is one, and after its timeout
+ *
+ * The second thread is held back between the call and the sleep, which a scheduler may do at any time, so that each fault shows in each run.
+ * Link with -rdynamic: weft calls the functions here. Ends with 0, or says what went wrong. */
+#define _GNU_SOURCE
+#include "pair.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+
+#include <rdma/fi_eq.h>
+
+#define LIMIT_MS 1500
+#define SHORT_MS 100
+#define LENGTH 64
+
+/* ---- what weft calls ---- */
+
+static _Thread_local int held;          /* the calling thread sleeps only after `gate` was opened */
+static _Thread_local void (*on_read)(void); /* called before the next read(2) of the calling thread */
+static atomic_int gate, waiting, sleeping;
+
+int epoll_wait(int fd, struct epoll_event *events, int count, int timeout)
+{
+	if (held && timeout) {
+		held = 0;
+		atomic_fetch_add(&waiting, 1);
+		while (!atomic_load(&gate))
+			usleep(100);
+	}
+	if (timeout)
+		atomic_fetch_add(&sleeping, 1);
+	return (int)syscall(SYS_epoll_pwait, fd, events, count, timeout, NULL, 8);
+}
+
+ssize_t read(int fd, void *data, size_t size)
+{
+	void (*call)(void) = on_read;
+
+	on_read = NULL;
+	if (call)
+		call();
+	return syscall(SYS_read, fd, data, size);
+}
+
+/* ---- threads ---- */
+
+static struct pair ends;
+static struct fid_cntr *counter;
+static uint8_t *memory;
+
+struct waiter {
+	pthread_t thread;
+	int held, timeout;
+	uint64_t threshold;
+	size_t count;
+	ssize_t result;
+	double took;
+};
+
+static void begin(struct waiter *waiter, void *(*run)(void *))
+{
+	int before = atomic_load(waiter->held ? &waiting : &sleeping);
+
+	if (pthread_create(&waiter->thread, NULL, run, waiter))
+		die("pthread_create");
+	/* it sleeps, or is held before */
+	while (atomic_load(waiter->held ? &waiting : &sleeping) == before)
+		usleep(100);
+	if (!waiter->held)
+		usleep(20000);
+}
+
+static void end(struct waiter *waiter) { pthread_join(waiter->thread, NULL); }
+
+static void *wait_counter(void *arg)
+{
+	struct waiter *waiter = arg;
+	double start = now();
+
+	held = waiter->held;
+	waiter->result = fi_cntr_wait(counter, waiter->threshold, waiter->timeout);
+	waiter->took = now() - start;
+	return NULL;
+}
+
+static void *wait_queue(void *arg)
+{
+	struct waiter *waiter = arg;
+	struct fi_cq_entry entry;
+	double start = now();
+
+	held = waiter->held;
+	waiter->result = fi_cq_sread(ends.cq, waiter->count ? &entry : NULL, waiter->count, NULL, waiter->timeout);
+	waiter->took = now() - start;
+	return NULL;
+}
+
+static void must(const char *what, const struct waiter *waiter, ssize_t result, double limit)
+{
+	printf("%s: %zd after %.3f s\n", what, waiter->result, waiter->took);
+	if (waiter->result != result)
+		die("%s returned %zd (%s) after %.3f s", what, waiter->result, fi_strerror((int)-waiter->result), waiter->took);
+	if (waiter->took > limit)
+		die("%s took %.3f s", what, waiter->took);
+}
+
+/* ---- counters ---- */
+
+static void open_counter(void)
+{
+	struct fi_cntr_attr attr = { .events = FI_CNTR_EVENTS_COMP, .wait_obj = FI_WAIT_UNSPEC };
+
+	open_pair(&ends, FI_MR_ALLOCATED);
+	MUST(fi_cntr_open(ends.domain, &attr, &counter, NULL));
+}
+
+static void counter_reaches_one(void)
+{
+	struct waiter later = { .threshold = 2, .timeout = LIMIT_MS }, sooner = { .held = 1, .threshold = 1, .timeout = LIMIT_MS };
+
+	open_counter();
+	begin(&later, wait_counter);
+	begin(&sooner, wait_counter);
+	MUST(fi_cntr_add(counter, 1));
+	usleep(50000); /* the other thread wakes, and sleeps again */
+	atomic_store(&gate, 1);
+	end(&sooner);
+	must("the thread whose threshold is reached", &sooner, 0, 1);
+	MUST(fi_cntr_add(counter, 1));
+	end(&later);
+	must("the other thread", &later, 0, 1);
+}
+
+static void failures_before_another_waits(void)
+{
+	struct waiter first = { .held = 1, .threshold = 1, .timeout = LIMIT_MS }, second = { .threshold = 1, .timeout = SHORT_MS };
+
+	open_counter();
+	begin(&first, wait_counter);
+	MUST(fi_cntr_adderr(counter, 1));
+	if (pthread_create(&second.thread, NULL, wait_counter, &second))
+		die("pthread_create");
+	usleep(50000);
+	atomic_store(&gate, 1);
+	end(&first);
+	must("the thread that waited during the change", &first, -FI_EAVAIL, 1);
+	end(&second);
+	must("the thread that waits since", &second, -FI_ETIMEDOUT, 1);
+}
+
+/* ---- completion queues: the receives of one endpoint complete in a queue with a wait object ---- */
+
+static void open_waiting_queue(void)
+{
+	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_CONTEXT, .wait_obj = FI_WAIT_FD };
+	struct fid_cq *cq;
+
+	open_pair(&ends, FI_MR_ALLOCATED);
+	MUST(fi_close(&ends.cq->fid));
+	MUST(fi_cq_open(ends.domain, &attr, &cq, NULL));
+	ends.cq = cq;
+	connect_pair(&ends);
+	memory = aligned_alloc(4096, 4096);
+	memset(memory, 0, 4096);
+}
+
+/* One completion in the queue: of the receive. */
+static void complete(int count)
+{
+	for (int i = 0; i < count; i++)
+		MUST(fi_inject(ends.ep[0], memory, LENGTH, 0));
+	usleep(50000);
+}
+
+static void complete_two(void) { complete(2); }
+
+static void post(int count)
+{
+	for (int i = 0; i < count; i++)
+		MUST(fi_recv(ends.ep[1], memory + (i + 1) * LENGTH, LENGTH, NULL, 0, NULL));
+}
+
+static void two_completions(int trywait)
+{
+	struct waiter waiter = { .held = 1, .count = 1, .timeout = LIMIT_MS };
+	struct fid *fid;
+	struct fi_cq_entry entry;
+	ssize_t got;
+
+	open_waiting_queue();
+	post(2);
+	begin(&waiter, wait_queue);
+	if (trywait) {
+		complete(2);
+		fid = &ends.cq->fid;
+		got = fi_trywait(ends.fabric, &fid, 1);
+		if (got != -FI_EAGAIN)
+			die("fi_trywait returned %zd where there are two completions", got);
+		got = fi_cq_read(ends.cq, &entry, 1);
+	} else {
+		/* they come after the first check of the queue */
+		on_read = complete_two;
+		got = fi_cq_sread(ends.cq, &entry, 1, NULL, LIMIT_MS);
+		if (on_read)
+			die("no file descriptor was read");
+	}
+	if (got != 1)
+		die("the first read returned %zd", got);
+	atomic_store(&gate, 1);
+	end(&waiter);
+	must("the thread that slept", &waiter, 1, 1);
+}
+
+static void signal_all(void)
+{
+	enum { THREADS = 3 };
+	struct waiter waiters[THREADS], none = { .count = 1, .timeout = SHORT_MS };
+
+	open_waiting_queue();
+	for (int i = 0; i < THREADS; i++) {
+		waiters[i] = (struct waiter){ .held = i == 1, .count = 1, .timeout = LIMIT_MS };
+		begin(&waiters[i], wait_queue);
+	}
+	MUST(fi_cq_signal(ends.cq));
+	usleep(50000);
+	/* a thread that comes later is not meant, and sleeps */
+	if (pthread_create(&none.thread, NULL, wait_queue, &none))
+		die("pthread_create");
+	end(&none);
+	atomic_store(&gate, 1);
+	for (int i = 0; i < THREADS; i++) {
+		end(&waiters[i]);
+		must("a signalled thread", &waiters[i], -FI_EAGAIN, 1);
+	}
+	must("a thread that came after the signal", &none, -FI_EAGAIN, 1);
+	if (none.took < SHORT_MS / 1000.0)
+		die("a thread that came after the signal has not slept");
+	/* without a waiting thread, the next one returns */
+	MUST(fi_cq_signal(ends.cq));
+	for (int i = 0; i < 2; i++) {
+		double start = now();
+		struct fi_cq_entry entry;
+		ssize_t got = fi_cq_sread(ends.cq, &entry, 1, NULL, SHORT_MS);
+
+		if (got != -FI_EAGAIN || (now() - start < SHORT_MS / 1000.0) != (i == 0))
+			die("call %d after a signal returned %zd after %.3f s", i, got, now() - start);
+	}
+}
+
+static void read_nothing(void)
+{
+	struct waiter waiter = { .timeout = LIMIT_MS };
+	struct fi_cq_entry entry;
+	double start = now();
+	ssize_t got;
+
+	open_waiting_queue();
+	post(1);
+	start = now();
+	got = fi_cq_sread(ends.cq, NULL, 0, NULL, SHORT_MS);
+	if (got != -FI_EAGAIN || now() - start < SHORT_MS / 1000.0 || now() - start > 1)
+		die("fi_cq_sread of nothing returned %zd after %.3f s", got, now() - start);
+	begin(&waiter, wait_queue);
+	complete(1);
+	end(&waiter);
+	must("fi_cq_sread of nothing, with a completion", &waiter, -FI_EAGAIN, 1);
+	start = now();
+	got = fi_cq_sread(ends.cq, NULL, 0, NULL, LIMIT_MS);
+	if (got != -FI_EAGAIN || now() - start > 1)
+		die("fi_cq_sread of nothing, with a completion, returned %zd after %.3f s", got, now() - start);
+	got = fi_cq_read(ends.cq, &entry, 1);
+	if (got != 1)
+		die("the completion is gone: %zd", got);
+}
+
+int main(int argc, char **argv)
+{
+	const char *mode = argc == 4 ? argv[1] : "";
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	alarm(60);
+	if (argc == 4)
+		provider = argv[2], node = argv[3];
+	role = mode;
+	if (!strcmp(mode, "counter"))
+		counter_reaches_one();
+	else if (!strcmp(mode, "failures"))
+		failures_before_another_waits();
+	else if (!strcmp(mode, "sread") || !strcmp(mode, "trywait"))
+		two_completions(!strcmp(mode, "trywait"));
+	else if (!strcmp(mode, "signal"))
+		signal_all();
+	else if (!strcmp(mode, "nothing"))
+		read_nothing();
+	else
+		die("usage: see the source");
+	if (counter)
+		MUST(fi_close(&counter->fid));
+	close_pair(&ends);
+	return 0;
+}
