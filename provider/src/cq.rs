@@ -284,8 +284,7 @@ impl Cq {
         source: impl FnMut(fi_addr_t),
     ) -> Result<isize> {
         if count == 0 {
-            self.drive_progress();
-            return Err(FiErrno::EAGAIN); // no entry was requested, and none is read
+            return Err(self.read_nothing(wait));
         }
         if buf.is_null() {
             return Err(FiErrno::EINVAL);
@@ -301,12 +300,18 @@ impl Cq {
         }
     }
 
-    /// A read of no entries "may be used to drive progress" (fi_cq(3)).
+    /// A read of no entries, which "may be used to drive progress" (fi_cq(3)); one that waits does
+    /// so until there is an entry. Returns the result, `EAGAIN` unless the wait has failed.
     #[cold]
     #[inline(never)]
-    fn drive_progress(&self) {
+    fn read_nothing(&self, wait: Wait) -> FiErrno {
+        if let Wait::For { timeout, .. } = wait {
+            let read = self.engine.sread(0, 1, timeout, &mut |_: &Completion| {});
+            return read.err().unwrap_or(FiErrno::EAGAIN);
+        }
         // a later read returns the failure of a queue
         let _ = self.engine.poll_ready();
+        FiErrno::EAGAIN
     }
 
     #[inline(always)]

@@ -8,13 +8,13 @@
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::errno::{FiErrno, Result};
 use crate::queue::complete::{EndpointTable, RESUME, SOURCES};
+use crate::queue::cq_wait::Signals;
 use crate::queue::device::DeviceQueue;
 use crate::queue::slots::Rings;
 use crate::queue::source::{BATCH, Batch, Entry, NoReader, Sink, Source, take};
@@ -108,7 +108,7 @@ pub struct CompletionQueue {
     pub(super) device: Option<DeviceQueue>,
     pub(super) kind: WaitKind,
     pub(super) wait: Option<WaitSet>,
-    pub(super) signaled: AtomicBool,
+    pub(super) signals: Signals,
     pub(super) size: usize,
     pub(super) inner: Mutex<Inner>,
 }
@@ -149,7 +149,7 @@ impl CompletionQueue {
             device: queue,
             kind: config.wait,
             wait,
-            signaled: AtomicBool::new(false),
+            signals: Signals::default(),
             size,
             inner: Mutex::default(),
         });

@@ -1,22 +1,94 @@
 //! Waiting for completions: `fi_cq_sread`, `fi_cq_signal`, `fi_trywait`, poll sets and counters.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::errno::{FiErrno, Result};
 use crate::queue::cq::CompletionQueue;
 use crate::queue::device::DeviceQueue;
-use crate::queue::wait::{WaitSet, deadline};
+use crate::queue::wait::{WaitSet, deadline, pause};
 use crate::queue::{EntryWriter, WaitKind};
+
+/// Signals of [`CompletionQueue::signal`] to the threads that wait in [`CompletionQueue::sread`].
+#[derive(Debug, Default)]
+pub(super) struct Signals(Mutex<SignalState>);
+
+#[derive(Debug, Default)]
+struct SignalState {
+    /// Number of signals; wraps.
+    count: u64,
+    /// Number of waiting threads.
+    waiting: usize,
+    /// Number of waiting threads that were waiting at the last signal.
+    released: usize,
+    /// Whether a signal, for which no thread waited, ends the next wait.
+    kept: bool,
+}
+
+impl Signals {
+    /// Releases the waiting threads.
+    fn signal(&self) {
+        let mut state = self.0.lock();
+        state.count = state.count.wrapping_add(1);
+        state.released = state.waiting;
+        state.kept |= state.waiting == 0;
+    }
+
+    /// Adds the calling thread to the waiting threads, until the result is dropped.
+    fn join(&self) -> SignalWaiter<'_> {
+        let mut state = self.0.lock();
+        state.waiting += 1;
+        SignalWaiter {
+            signals: self,
+            count: state.count,
+        }
+    }
+
+    fn take_kept(&self) -> bool {
+        std::mem::take(&mut self.0.lock().kept)
+    }
+
+    /// Whether the wait object must stay readable for a thread that has not seen a signal.
+    fn is_pending(&self) -> bool {
+        let state = self.0.lock();
+        state.kept || state.released != 0
+    }
+}
+
+/// A waiting thread.
+struct SignalWaiter<'a> {
+    signals: &'a Signals,
+    /// Number of signals when the wait began.
+    count: u64,
+}
+
+impl SignalWaiter<'_> {
+    /// Whether a signal ends the wait.
+    fn is_released(&self) -> bool {
+        let mut state = self.signals.0.lock();
+        state.count != self.count || std::mem::take(&mut state.kept)
+    }
+}
+
+impl Drop for SignalWaiter<'_> {
+    fn drop(&mut self) {
+        let mut state = self.signals.0.lock();
+        state.waiting -= 1;
+        if state.count != self.count {
+            state.released -= 1;
+        }
+    }
+}
 
 impl CompletionQueue {
     /// Waits until `threshold` completions (at least 1, at most `max`) were read, and returns their
     /// number; fewer after the timeout, or if [`Self::signal`] was called meanwhile. `timeout` of
-    /// `None` is no limit.
+    /// `None` is no limit. With a `max` of 0, waits until the queue has an entry.
     ///
     /// # Errors
-    /// - `EAGAIN`: no completion within the timeout, or the queue was signalled.
+    /// - `EAGAIN`: no completion within the timeout, or the queue was signalled, or `max` is 0.
     /// - `EAVAIL`: as for [`Self::read`].
     /// - `EINTR`: a signal handler ran.
     /// - `ENOSYS`: the queue was opened without a wait object.
@@ -31,16 +103,20 @@ impl CompletionQueue {
         let threshold = threshold.clamp(1, max.max(1));
         let deadline = deadline(timeout);
         let mut count = 0;
+        let mut waiter = None;
         let end = loop {
             match self.read(max - count, writer) {
                 Ok(more) => count += more,
                 Err(FiErrno::EAGAIN) => {}
                 Err(error) => break error,
             }
-            if count >= threshold {
-                return Ok(count);
+            if count >= threshold || (max == 0 && self.poll_ready()) {
+                break FiErrno::EAGAIN;
             }
-            if self.take_signal(wait) {
+            if waiter
+                .get_or_insert_with(|| self.signals.join())
+                .is_released()
+            {
                 break FiErrno::EAGAIN;
             }
             match self.arm(wait) {
@@ -48,33 +124,45 @@ impl CompletionQueue {
                 Err(error) => break error,
                 Ok(()) => {}
             }
-            match wait.wait(deadline) {
+            let woken = if self.signals.is_pending() {
+                // for other threads, which have not left yet
+                Ok(pause(deadline))
+            } else {
+                wait.wait(deadline)
+            };
+            match woken {
                 Ok(true) => {}
                 Ok(false) => break FiErrno::EAGAIN,
                 Err(error) => break error,
             }
         };
+        if waiter.is_some() {
+            self.pass_on(wait, end);
+        }
         if count > 0 { Ok(count) } else { Err(end) }
     }
 
-    /// Wakes one thread that waits in [`Self::sread`]; if none waits, the next such call that would
-    /// wait returns instead (`fi_cq_signal`).
+    /// Wakes another thread that waits on the queue, if the queue has an entry or has failed: the
+    /// calling thread, whose wait ends with `end`, may have cleared the wake-up of that thread when
+    /// it armed the queue.
+    #[cold]
+    fn pass_on(&self, wait: &WaitSet, end: FiErrno) {
+        let passing = [FiErrno::EAGAIN, FiErrno::EAVAIL, FiErrno::EINTR].contains(&end);
+        if !passing || !self.inner.lock().backlog.is_empty() {
+            wait.wake();
+        }
+    }
+
+    /// Ends the waits of all threads in [`Self::sread`]; if none waits, the next such call that
+    /// would wait returns instead (`fi_cq_signal`).
     ///
     /// # Errors
     /// `ENOSYS`: the queue was opened without a wait object.
     pub fn signal(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::ENOSYS)?;
-        self.signaled.store(true, Ordering::Release);
+        self.signals.signal();
         wait.wake();
         Ok(())
-    }
-
-    fn take_signal(&self, wait: &WaitSet) -> bool {
-        let signaled = self.signaled.swap(false, Ordering::AcqRel);
-        if signaled {
-            wait.clear();
-        }
-        signaled
     }
 
     /// Prepares for waiting on [`Self::fd`] (`fi_trywait(3)`).
@@ -85,22 +173,28 @@ impl CompletionQueue {
     /// - `EINVAL`: no wait object.
     pub fn trywait(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
-        if self.take_signal(wait) {
+        if self.signals.take_kept() {
             return Err(FiErrno::EAGAIN);
         }
-        self.arm(wait)
+        let armed = self.arm(wait);
+        if let Err(end) = armed {
+            self.pass_on(wait, end);
+        }
+        armed
     }
 
-    /// Arms the sources for the next completion, then checks for earlier completions.
+    /// Arms the sources for the next completion, then checks for earlier completions. A caller that
+    /// gets an error does not sleep; before it returns to the application, it calls
+    /// [`Self::pass_on`].
     fn arm(&self, wait: &WaitSet) -> Result<()> {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.woken();
         }
         let mut inner = self.inner.lock();
-        if !self.signaled.load(Ordering::Acquire) {
+        if !self.signals.is_pending() {
             // the entry that caused the wake-up is in the backlog or has been read
             wait.clear();
-            if self.signaled.load(Ordering::Acquire) {
+            if self.signals.is_pending() {
                 wait.wake();
             }
         }

@@ -35,3 +35,17 @@ class Waiters(unittest.TestCase):
     @common.per_release
     def test_failures_end_the_wait_of_a_thread_although_another_begins_to_wait(self, libfabric):
         self.waiters(libfabric, "failures")
+
+    @common.per_release
+    def test_a_thread_reads_what_another_has_polled(self, libfabric):
+        for mode in ("sread", "trywait"):
+            with self.subTest(mode=mode):
+                self.waiters(libfabric, mode)
+
+    @common.per_release
+    def test_a_signal_ends_the_waits_of_all_threads(self, libfabric):
+        self.waiters(libfabric, "signal")
+
+    @common.per_release
+    def test_a_read_of_no_completions_waits_for_one(self, libfabric):
+        self.waiters(libfabric, "nothing")
