@@ -34,11 +34,15 @@ pub enum Event {
     ConnReq {
         /// The passive endpoint.
         pep: Token,
+        /// Identifies the event in its queue.
+        id: u64,
         /// The request. The reader takes it; dropping an untaken request rejects the connection.
+        /// After a peek has taken it, the queue is empty for other readers until
+        /// [`EventQueue::end_peek`].
         request: Option<ConnectRequest>,
         /// Data of the peer's application.
         data: CmData,
-        /// For the provider: the object that an earlier peek built from the request.
+        /// For the provider: the object that a peek built from the request.
         attachment: Option<Box<dyn Any + Send>>,
     },
     /// An endpoint is connected (`FI_CONNECTED`).
@@ -72,6 +76,18 @@ impl Event {
             Self::Connected { ep, .. } | Self::Shutdown { ep } => ep,
             Self::User { owner, .. } => owner,
         }
+    }
+
+    /// Whether a peek has taken the request and has not ended.
+    fn is_being_peeked(&self) -> bool {
+        matches!(
+            self,
+            Self::ConnReq {
+                request: None,
+                attachment: None,
+                ..
+            }
+        )
     }
 }
 
@@ -110,12 +126,19 @@ struct Fifo {
     /// Whether a reader runs [`CmTarget::before_shutdown`] for the first event, without the lock.
     /// Until it has ended, the queue is empty for other readers.
     preparing: bool,
+    /// The identification of the last connection request.
+    last_id: u64,
 }
 
 impl Fifo {
     /// Whether a read returns [`FiErrno::EAGAIN`].
     fn has_nothing(&self) -> bool {
-        self.preparing || self.items.is_empty()
+        self.preparing
+            || match self.items.front() {
+                None => true,
+                Some(Item::Event(event, _)) => event.is_being_peeked(),
+                Some(Item::Error(_)) => false,
+            }
     }
 }
 
@@ -146,8 +169,12 @@ impl EventQueue {
         }))
     }
 
-    /// Passes the first event to `take` and, unless it fails or `peek` is set, removes the event.
-    /// Never blocks. `take` runs with the queue's lock held and must not call the engine.
+    /// Passes the first event to `take` and, unless it fails or `peek` is set, removes the event. If
+    /// a peek takes the request of [`Event::ConnReq`], the caller then calls [`Self::end_peek`].
+    ///
+    /// Does not wait for an event. The reader of [`Event::Shutdown`] first moves the endpoint's
+    /// completions to the completion queues, which takes at most 0.2 s and acquires locks of the
+    /// connection and of the queues (`docs/locking.md`). `take` runs with the queue's lock held and must not call the engine.
     ///
     /// # Errors
     /// - `EAGAIN`: the queue is empty.
@@ -192,6 +219,42 @@ impl EventQueue {
         // dropping an untaken request rejects it, which must not be done under the lock
         drop(taken);
         Ok(result)
+    }
+
+    /// Ends a peek that has taken the request of the event `id`: stores the object that was built
+    /// from it in the event, or, with `None`, removes the event. Wakes the other readers.
+    ///
+    /// # Errors
+    /// The object, if the event was removed meanwhile because its passive endpoint is closed.
+    pub fn end_peek(
+        &self,
+        id: u64,
+        object: Option<Box<dyn Any + Send>>,
+    ) -> std::result::Result<(), Option<Box<dyn Any + Send>>> {
+        let mut fifo = self.fifo.lock();
+        let this =
+            |item: &Item| matches!(item, Item::Event(Event::ConnReq { id: i, .. }, _) if *i == id);
+        let Some(at) = fifo.items.iter().position(this) else {
+            return Err(object);
+        };
+        match (object, fifo.items.get_mut(at)) {
+            (Some(object), Some(Item::Event(Event::ConnReq { attachment, .. }, _))) => {
+                *attachment = Some(object);
+            }
+            // the event has neither a request nor an object, so dropping it rejects nothing
+            _ => drop(fifo.items.remove(at)),
+        }
+        self.adjust_wait(&fifo);
+        Ok(())
+    }
+
+    /// Makes the wait object readable if a read returns an event or an error.
+    fn adjust_wait(&self, fifo: &Fifo) {
+        if fifo.has_nothing() {
+            self.dispatcher.wait().clear();
+        } else {
+            self.dispatcher.wait().wake();
+        }
     }
 
     /// Takes the error that [`Self::read`] stopped at. Never blocks.
@@ -283,9 +346,8 @@ impl EventQueue {
                 }
             }
             fifo.items = kept;
-            if fifo.items.is_empty() {
-                self.dispatcher.wait().clear();
-            }
+            // the events behind one that was being peeked can be read
+            self.adjust_wait(&fifo);
         }
         // dropping a request rejects it, which must not be done under the lock
         drop(gone);
@@ -315,6 +377,12 @@ impl EventQueue {
     /// The kind of the queue's wait object.
     pub fn wait_kind(&self) -> WaitKind {
         self.kind
+    }
+
+    fn next_id(&self) -> u64 {
+        let mut fifo = self.fifo.lock();
+        fifo.last_id += 1;
+        fifo.last_id
     }
 
     fn push(&self, event: Event) {
@@ -350,6 +418,7 @@ impl CmSink for EventQueue {
                 let data = decode(request.private_data());
                 let event = Event::ConnReq {
                     pep: owner,
+                    id: self.next_id(),
                     request: Some(request),
                     data,
                     attachment: None,

@@ -104,6 +104,7 @@ pub(crate) unsafe extern "C" fn open(
 enum Taken {
     Request {
         pep: Token,
+        id: u64,
         request: Option<ConnectRequest>,
         data: CmData,
         prepared: Option<Box<dyn Any + Send>>,
@@ -123,6 +124,22 @@ struct Prepared(*mut fi_info);
 
 // SAFETY: an fi_info is plain memory that one thread at a time uses.
 unsafe impl Send for Prepared {}
+
+impl Prepared {
+    /// Builds the `fi_info` of a request; `None`: no endpoint can answer it, and it is rejected.
+    fn new(pep: Token, request: Option<ConnectRequest>) -> Option<Self> {
+        // SAFETY: the token is the passive endpoint's fid; the engine returns no event of a closed
+        // passive endpoint.
+        match request.map(|request| unsafe { pep::request_info(pep, request) }) {
+            Some(Ok(info)) => Some(Self(Info::into_raw(info))),
+            other => {
+                let error = other.and_then(Result::err).unwrap_or(FiErrno::EOTHER);
+                warning!(FI_LOG_EQ, "a connection request is rejected: {error}");
+                None
+            }
+        }
+    }
+}
 
 impl Drop for Prepared {
     fn drop(&mut self) {
@@ -178,10 +195,11 @@ impl Target {
 }
 
 /// Takes the data of the first event, and copies it to `target` if it needs no conversion.
-fn take(event: &mut Event, target: Target, peek: bool) -> Result<Taken> {
+fn take(event: &mut Event, target: Target) -> Result<Taken> {
     match event {
         Event::ConnReq {
             pep,
+            id,
             request,
             data,
             attachment,
@@ -189,6 +207,7 @@ fn take(event: &mut Event, target: Target, peek: bool) -> Result<Taken> {
             target.checked(CM_ENTRY)?;
             Ok(Taken::Request {
                 pep: *pep,
+                id: *id,
                 request: request.take(),
                 data: *data,
                 prepared: attachment.take(),
@@ -216,7 +235,6 @@ fn take(event: &mut Event, target: Target, peek: bool) -> Result<Taken> {
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.buf.cast::<u8>(), bytes.len());
             }
-            let _ = peek; // a copy leaves the event as it is
             Ok(Taken::User(*event, bytes.len()))
         }
     }
@@ -240,10 +258,10 @@ impl Object<Eq> {
         let peek = flags & FI_PEEK != 0;
         loop {
             let taken = match wait {
-                None => self.engine.read(peek, |event| take(event, target, peek))?,
+                None => self.engine.read(peek, |event| take(event, target))?,
                 Some(timeout) => self
                     .engine
-                    .sread(peek, timeout, |event| take(event, target, peek))?,
+                    .sread(peek, timeout, |event| take(event, target))?,
             };
             match taken {
                 Taken::User(event, length) => {
@@ -259,66 +277,35 @@ impl Object<Eq> {
                 }
                 Taken::Request {
                     pep,
+                    id,
                     request,
                     data,
                     prepared,
                 } => {
                     let prepared = match prepared.map(<Box<dyn Any + Send>>::downcast::<Prepared>) {
-                        Some(Ok(prepared)) => *prepared,
-                        _ => {
-                            // SAFETY: the token is the passive endpoint's fid; the engine returns
-                            // no event of a closed passive endpoint.
-                            match request.map(|request| unsafe { pep::request_info(pep, request) })
-                            {
-                                Some(Ok(info)) => Prepared(Info::into_raw(info)),
-                                other => {
-                                    let error =
-                                        other.and_then(Result::err).unwrap_or(FiErrno::EOTHER);
-                                    warning!(
-                                        FI_LOG_EQ,
-                                        "a connection request is rejected: {error}"
-                                    );
-                                    self.drop_if_peeked(peek);
-                                    if matches!(wait, Some(Some(_))) {
-                                        return Err(FiErrno::EAGAIN);
-                                    }
-                                    continue;
-                                }
-                            }
-                        }
+                        Some(Ok(prepared)) => Some(*prepared),
+                        _ => Prepared::new(pep, request),
                     };
-                    // SAFETY: checked in `take`.
-                    let length =
-                        unsafe { target.connection(FI_CONNREQ, pep, prepared.0, data.data()) };
-                    if peek {
-                        self.attach(prepared);
+                    let info = prepared.as_ref().map(|prepared| prepared.0);
+                    let kept = if peek {
+                        let object = prepared.map(|p| Box::new(p) as Box<dyn Any + Send>);
+                        // an object that is not stored is dropped, which rejects the request
+                        self.engine.end_peek(id, object).is_ok()
                     } else {
-                        std::mem::forget(prepared); // from now on the application owns it
+                        // from now on the application owns it
+                        prepared.map(std::mem::forget).is_some()
+                    };
+                    if let Some(info) = info.filter(|_| kept) {
+                        // SAFETY: checked in `take`.
+                        return Ok(unsafe {
+                            target.connection(FI_CONNREQ, pep, info, data.data())
+                        });
                     }
-                    return Ok(length);
+                    if matches!(wait, Some(Some(_))) {
+                        return Err(FiErrno::EAGAIN);
+                    }
                 }
             }
-        }
-    }
-
-    /// Stores the prepared `fi_info` in the event of its request, for the read that consumes it.
-    fn attach(&self, prepared: Prepared) {
-        let mut prepared = Some(prepared);
-        let _ = self.engine.read(true, |event| {
-            if let Event::ConnReq { attachment, .. } = event {
-                *attachment = prepared.take().map(|p| Box::new(p) as Box<dyn Any + Send>);
-            }
-            Ok(())
-        });
-    }
-
-    /// Removes the request that a peek found to be unusable.
-    fn drop_if_peeked(&self, peek: bool) {
-        if peek {
-            let _ = self.engine.read(false, |event| match event {
-                Event::ConnReq { request: None, .. } => Ok(()),
-                _ => Err(FiErrno::EAGAIN),
-            });
         }
     }
 }
