@@ -8,7 +8,8 @@
 //! of the counter that a poller of the queues or the application makes. A queue without a wait
 //! object has no channel (the kernel limits the channels of a process to a few hundred). For such a
 //! queue, for a queue with further sources, and for the event cells of regions (`event_cell.rs`),
-//! which peers change without a notification, the sleeping thread wakes every millisecond.
+//! which peers change without a notification, the sleeping thread wakes every millisecond; also for
+//! a queue whose channel cannot be added to the counter's wait object.
 //!
 //! Several threads may sleep on one counter. A thread that wakes clears the wake-up unless a change
 //! has met the condition of another one ([`Goal`]), which may not have been scheduled yet: that
@@ -55,13 +56,27 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// The state of a counter that was armed.
+struct Armed {
+    /// Whether the wait of a thread ends; the wait object is readable until that thread has left
+    /// [`Counter::wait`].
+    ends_a_wait: bool,
+    /// Whether the queues can be polled.
+    queues: Result<()>,
+    /// Whether the timer runs, if the counter needs it.
+    timer: Result<()>,
+}
+
 /// A counter. Thread safe.
 #[derive(Debug)]
 pub struct Counter {
     domain: Arc<QueueDomain>,
     kind: WaitKind,
     wait: Option<WaitSet>,
-    /// Created when a queue without a channel, or an event cell, is added to the counter.
+    /// Whether a queue or an event cell of the counter wakes no thread, so that the counter needs
+    /// the timer.
+    polls: AtomicBool,
+    /// Created when the counter is armed and needs it.
     timer: OnceLock<Timer>,
     /// Whether a thread sleeps on the counter, or is about to.
     armed: AtomicBool,
@@ -97,6 +112,7 @@ impl Counter {
             domain: Arc::clone(domain),
             kind,
             wait,
+            polls: AtomicBool::new(false),
             timer: OnceLock::new(),
             armed: AtomicBool::new(false),
             seen: Default::default(),
@@ -112,13 +128,13 @@ impl Counter {
 
     /// Operations that succeeded (`fi_cntr_read(3)`). Makes progress; never blocks.
     pub fn read(&self) -> u64 {
-        self.progress();
+        let _ = self.progress();
         self.look(0)
     }
 
     /// Operations that failed (`fi_cntr_readerr(3)`). Makes progress; never blocks.
     pub fn read_errors(&self) -> u64 {
-        self.progress();
+        let _ = self.progress();
         self.look(1)
     }
 
@@ -142,7 +158,7 @@ impl Counter {
     /// Makes progress, and returns whether a value has changed since the last read, or since the
     /// last change that this call or [`Self::trywait`] reported (`fi_poll(3)`).
     pub fn poll(&self) -> bool {
-        self.progress();
+        let _ = self.progress();
         self.has_news()
     }
 
@@ -179,6 +195,7 @@ impl Counter {
     /// - `EAVAIL`: the number of failures has changed meanwhile.
     /// - `ETIMEDOUT`: the timeout has passed.
     /// - `EINTR`: a signal handler ran.
+    /// - `EOVERRUN`: a queue of the counter has lost completions.
     pub fn wait(&self, threshold: u64, timeout: Option<Duration>) -> Result<()> {
         let deadline = deadline(timeout);
         let goal = Goal {
@@ -188,7 +205,7 @@ impl Counter {
         let Some(wait) = &self.wait else {
             return self.look_until(goal, deadline);
         };
-        self.progress();
+        let _ = self.progress();
         if let Some(result) = self.result_of(goal) {
             return result;
         }
@@ -196,17 +213,26 @@ impl Counter {
         let _waiting = Waiting(self, goal);
         let mut over = false;
         loop {
-            let others = self.arm(wait);
+            let armed = self.arm(wait);
             if let Some(result) = self.result_of(goal) {
                 return result;
+            }
+            if let Err(error) = armed.queues {
+                // the other threads find the failure too
+                wait.wake();
+                return Err(error);
             }
             if over {
                 return Err(FiErrno::ETIMEDOUT);
             }
             // the last check after the timeout finds changes that have not woken the thread, of
             // event cells for instance
-            let woken = if others {
+            let woken = if armed.ends_a_wait {
                 pause(deadline)
+            } else if armed.timer.is_err() {
+                let next = Instant::now() + LOOK;
+                wait.wait(Some(deadline.map_or(next, |deadline| deadline.min(next))))?;
+                true
             } else {
                 wait.wait(deadline)?
             };
@@ -217,10 +243,11 @@ impl Counter {
     /// As [`Self::wait`], for a counter without a wait object.
     fn look_until(&self, goal: Goal, deadline: Option<Instant>) -> Result<()> {
         loop {
-            self.progress();
+            let progress = self.progress();
             if let Some(result) = self.result_of(goal) {
                 return result;
             }
+            progress?;
             if !pause(deadline) {
                 return Err(FiErrno::ETIMEDOUT);
             }
@@ -249,14 +276,16 @@ impl Counter {
     /// # Errors
     /// - `EAGAIN`: a value has changed since it was read; the caller does not wait.
     /// - `EINVAL`: no wait object.
+    /// - `EMFILE`, `ENOMEM`, `ENOSPC`: no resources for a timer without which a change may not make
+    ///   the descriptor readable.
+    /// - `EOVERRUN`: a queue of the counter has lost completions.
     pub fn trywait(&self) -> Result<()> {
         let wait = self.wait.as_ref().ok_or(FiErrno::EINVAL)?;
-        self.arm(wait);
+        let armed = self.arm(wait);
         if self.has_news() {
-            Err(FiErrno::EAGAIN)
-        } else {
-            Ok(())
+            return Err(FiErrno::EAGAIN);
         }
+        armed.queues.and(armed.timer)
     }
 
     /// The descriptor to poll for reading, if the counter has a wait object. The counter owns it.
@@ -270,9 +299,7 @@ impl Counter {
     }
 
     /// Arms the counter: the next change wakes a waiting thread. Then adds the changes made before.
-    /// Returns whether the wait of a thread ends; the wait object is readable until that thread has
-    /// left [`Self::wait`].
-    fn arm(&self, wait: &WaitSet) -> bool {
+    fn arm(&self, wait: &WaitSet) -> Armed {
         if let Some(keepalive) = self.domain.keepalive() {
             keepalive.woken();
         }
@@ -282,17 +309,39 @@ impl Counter {
         self.armed.store(true, Ordering::Relaxed);
         // either this thread reads the new value, or the thread that changes it reads `armed`
         fence(Ordering::SeqCst);
-        self.for_queues(CompletionQueue::arm_for_counter);
+        let queues = self.for_queues(CompletionQueue::arm_for_counter);
         self.take_events();
+        let timer = self.set_timer(wait);
+        // a change before the fence may have woken no thread, or its wake-up was cleared
+        let ends_a_wait = self.ends_a_wait();
+        if ends_a_wait {
+            wait.wake();
+        }
+        Armed {
+            ends_a_wait,
+            queues,
+            timer,
+        }
+    }
+
+    /// Starts the timer, if the counter needs it.
+    fn set_timer(&self, wait: &WaitSet) -> Result<()> {
+        if !self.polls.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if self.timer.get().is_none() {
+            // one thread creates it
+            let _queues = self.queues.lock();
+            if self.timer.get().is_none() {
+                let timer = Timer::new()?;
+                wait.add(timer.fd())?;
+                let _ = self.timer.set(timer);
+            }
+        }
         if let Some(timer) = self.timer.get() {
             timer.set(LOOK);
         }
-        // a change before the fence may have woken no thread, or its wake-up was cleared
-        let ends = self.ends_a_wait();
-        if ends {
-            wait.wake();
-        }
-        ends
+        Ok(())
     }
 
     /// Wakes a waiting thread after a change of a value, if none was woken since the counter was
@@ -314,55 +363,49 @@ impl Counter {
 
     /// Adds a queue, whose polling advances the counter.
     pub(crate) fn watch(&self, queue: &Arc<CompletionQueue>) {
-        let mut queues = self.queues.lock();
         let new = Arc::downgrade(queue);
-        if !queues.iter().any(|other| other.ptr_eq(&new)) {
-            if let Some(wait) = &self.wait
-                && let Err(error) = self.wake_by(wait, queue)
-            {
-                info_log!(
-                    Cq,
-                    "completions of a queue cannot wake threads in fi_cntr_wait: {error}"
-                );
+        {
+            let mut queues = self.queues.lock();
+            if queues.iter().any(|other| other.ptr_eq(&new)) {
+                return;
             }
             queues.push(new);
         }
+        if let Some(wait) = &self.wait {
+            if !Self::is_woken_by(wait, queue) {
+                self.polls.store(true, Ordering::Release);
+            }
+            // a thread that sleeps already arms the queue
+            wait.wake();
+        }
     }
 
-    fn wake_by(&self, wait: &WaitSet, queue: &CompletionQueue) -> Result<()> {
-        match queue.channel_fd() {
-            Some(fd) => wait.add(fd)?,
-            None => return self.wake_by_time(wait),
+    /// Adds the channel of a queue to the wait object. Returns whether each completion of the queue
+    /// makes the channel readable.
+    fn is_woken_by(wait: &WaitSet, queue: &CompletionQueue) -> bool {
+        let Some(fd) = queue.channel_fd() else {
+            return false;
+        };
+        match wait.add(fd) {
+            Ok(()) => !queue.has_sources(),
+            Err(error) => {
+                info_log!(
+                    Cq,
+                    "the channel of a queue cannot wake threads in fi_cntr_wait: {error}"
+                );
+                false
+            }
         }
-        if queue.has_sources() {
-            return self.wake_by_time(wait);
-        }
-        Ok(())
-    }
-
-    /// Creates the timer, if none exists. Called under the lock of `queues`.
-    fn wake_by_time(&self, wait: &WaitSet) -> Result<()> {
-        if self.timer.get().is_none() {
-            let timer = Timer::new()?;
-            wait.add(timer.fd())?;
-            let _ = self.timer.set(timer);
-        }
-        Ok(())
     }
 
     /// Adds a word of an event cell, whose changes the counter adds to its value.
     pub(crate) fn follow(&self, watch: Watch) {
-        if let Some(wait) = &self.wait {
-            let _queues = self.queues.lock();
-            if let Err(error) = self.wake_by_time(wait) {
-                info_log!(
-                    Cq,
-                    "operations of peers cannot wake threads in fi_cntr_wait: {error}"
-                );
-            }
-        }
         self.watches.lock().push(watch);
         self.follows.store(true, Ordering::Release);
+        if let Some(wait) = &self.wait {
+            self.polls.store(true, Ordering::Release);
+            wait.wake();
+        }
     }
 
     /// Adds the last changes of a cell, and removes the cell's words.
@@ -381,27 +424,28 @@ impl Counter {
             let count = watches.iter_mut().map(Watch::take);
             let count = count.fold(0_u64, u64::wrapping_add);
             if count != 0 {
-                // under the lock, so that a concurrent `set` is ordered before or after it
+                // under the lock, so that `set`, which takes the changes first, overwrites all that
+                // were taken before
                 self.add(count);
             }
         }
     }
 
-    fn for_queues(&self, each: impl Fn(&CompletionQueue)) {
+    /// Calls a function of each queue. Returns the first failure; a read of that queue returns it too.
+    fn for_queues(&self, each: impl Fn(&CompletionQueue) -> Result<()>) -> Result<()> {
+        let mut result = Ok(());
         self.queues.lock().retain(|queue| {
             let queue = queue.upgrade();
             if let Some(queue) = &queue {
-                each(queue);
+                result = result.and(each(queue));
             }
             queue.is_some()
         });
+        result
     }
 
-    fn progress(&self) {
-        self.for_queues(|queue| {
-            // a reader of a failed queue gets the error
-            let _ = queue.progress();
-        });
+    fn progress(&self) -> Result<()> {
+        let result = self.for_queues(|queue| queue.progress().map(drop));
         self.take_events();
         if let Some(keepalive) = self.domain.keepalive()
             && self
@@ -411,6 +455,7 @@ impl Counter {
         {
             keepalive.poll();
         }
+        result
     }
 }
 

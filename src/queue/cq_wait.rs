@@ -219,14 +219,15 @@ impl CompletionQueue {
     /// completion, polls the earlier ones, and resumes their endpoints. Because consuming the
     /// channel's event could lose the wake-up of a thread that waits on the queue itself, wakes that
     /// thread too.
-    pub(crate) fn arm_for_counter(&self) {
+    ///
+    /// # Errors
+    /// The device has lost completions, or cannot make the channel readable.
+    pub(crate) fn arm_for_counter(&self) -> Result<()> {
         let mut inner = self.inner.lock();
-        if let Some(device) = &self.device
-            && device.fd().is_some()
-        {
-            // a reader of the queue gets the error
-            let _ = device.arm();
-        }
+        let armed = match &self.device {
+            Some(device) if device.fd().is_some() => device.arm(),
+            _ => Ok(()),
+        };
         let polled = self.progress_locked(&mut inner);
         let something = self.resume_after(inner, polled);
         if let Some(wait) = &self.wait
@@ -234,6 +235,7 @@ impl CompletionQueue {
         {
             wait.wake();
         }
+        something.and(armed)
     }
 
     /// The descriptor of the device queue's channel, readable when a completion arrives after the

@@ -467,6 +467,28 @@ mod tests {
         assert_eq!(read(&cq, 4), Ok(vec![1, 2]));
     }
 
+    /// The failure of a queue ends the waits of all threads for a counter.
+    #[test]
+    fn a_failed_source_ends_the_waits_for_a_counter() {
+        let domain = domain();
+        for kind in [WaitKind::None, WaitKind::Unspec] {
+            let cq = queue(&domain, WaitKind::Unspec);
+            let counter = Counter::open(domain.queues(), kind).unwrap();
+            let source = Scripted::new(true, None);
+            cq.add_source(Arc::clone(&source) as _).unwrap();
+            counter.watch(&cq);
+            let limit = Some(Duration::from_secs(20));
+            std::thread::scope(|scope| {
+                let waits = [(); 2].map(|()| scope.spawn(|| counter.wait(1, limit)));
+                std::thread::sleep(Duration::from_millis(20));
+                source.fails.store(true, Ordering::Relaxed);
+                for wait in waits {
+                    assert_eq!(wait.join().unwrap(), Err(FiErrno::EOVERRUN));
+                }
+            });
+        }
+    }
+
     #[test]
     fn a_queue_of_sources_alone_has_no_device_queue() {
         let domain = domain();

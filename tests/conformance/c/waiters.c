@@ -2,6 +2,8 @@
  *
  *   waiters counter PROV NODE   a counter reaches the threshold of one of two waiting threads: that thread returns
  *   waiters failures PROV NODE  a counter's failures change before another thread begins to wait: the first thread returns
+ *   waiters channel PROV NODE   the channel of a queue cannot be added to a counter's wait object: completions wake the thread nevertheless
+ *   waiters timer PROV NODE     the same without a timer
  *   waiters sread PROV NODE     one of two threads polls two completions in fi_cq_sread and reads one: the other thread reads the other
  *   waiters trywait PROV NODE   the same, polled by fi_trywait
  *   waiters signal PROV NODE    fi_cq_signal: all threads in fi_cq_sread return
@@ -10,12 +12,19 @@
  * The second thread is held back between the call and the sleep, which a scheduler may do at any time, so that each fault shows in each run.
  * Link with -rdynamic: weft calls the functions here. Ends with 0, or says what went wrong. */
 #define _GNU_SOURCE
+#include <rdma/fi_endpoint.h>
+
+/* binds the counter, if there is one */
+static int enable(struct fid_ep *ep);
+#define fi_enable enable
 #include "pair.h"
+#undef fi_enable
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 
 #include <rdma/fi_eq.h>
 
@@ -52,11 +61,44 @@ ssize_t read(int fd, void *data, size_t size)
 	return syscall(SYS_read, fd, data, size);
 }
 
+static int refusing; /* no descriptor is added to an epoll set, and no timer created */
+
+int epoll_ctl(int set, int command, int fd, struct epoll_event *event)
+{
+	if (refusing && command == EPOLL_CTL_ADD) {
+		errno = ENOSPC;
+		return -1;
+	}
+	return (int)syscall(SYS_epoll_ctl, set, command, fd, event);
+}
+
+int timerfd_create(int clock, int flags)
+{
+	if (refusing) {
+		errno = EMFILE;
+		return -1;
+	}
+	return (int)syscall(SYS_timerfd_create, clock, flags);
+}
+
 /* ---- threads ---- */
 
 static struct pair ends;
 static struct fid_cntr *counter;
 static uint8_t *memory;
+
+static int enable(struct fid_ep *ep)
+{
+	int result;
+
+	if (!counter)
+		return fi_enable(ep);
+	MUST(fi_ep_bind(ep, &counter->fid, FI_RECV));
+	refusing = 1;
+	result = fi_enable(ep);
+	refusing = 0;
+	return result;
+}
 
 struct waiter {
 	pthread_t thread;
@@ -160,7 +202,7 @@ static void failures_before_another_waits(void)
 
 /* ---- completion queues: the receives of one endpoint complete in a queue with a wait object ---- */
 
-static void open_waiting_queue(void)
+static void open_waiting_queue(struct fi_cntr_attr *counted)
 {
 	struct fi_cq_attr attr = { .format = FI_CQ_FORMAT_CONTEXT, .wait_obj = FI_WAIT_FD };
 	struct fid_cq *cq;
@@ -169,6 +211,8 @@ static void open_waiting_queue(void)
 	MUST(fi_close(&ends.cq->fid));
 	MUST(fi_cq_open(ends.domain, &attr, &cq, NULL));
 	ends.cq = cq;
+	if (counted)
+		MUST(fi_cntr_open(ends.domain, counted, &counter, NULL));
 	connect_pair(&ends);
 	memory = aligned_alloc(4096, 4096);
 	memset(memory, 0, 4096);
@@ -190,6 +234,20 @@ static void post(int count)
 		MUST(fi_recv(ends.ep[1], memory + (i + 1) * LENGTH, LENGTH, NULL, 0, NULL));
 }
 
+static void completions_of_a_queue_that_is_not_added(int timers)
+{
+	struct waiter waiter = { .threshold = 1, .timeout = LIMIT_MS };
+	struct fi_cntr_attr attr = { .events = FI_CNTR_EVENTS_COMP, .wait_obj = FI_WAIT_UNSPEC };
+
+	open_waiting_queue(&attr);
+	post(1);
+	refusing = !timers;
+	begin(&waiter, wait_counter);
+	complete(1);
+	end(&waiter);
+	must("the wait for a receive", &waiter, 0, 1);
+}
+
 static void two_completions(int trywait)
 {
 	struct waiter waiter = { .held = 1, .count = 1, .timeout = LIMIT_MS };
@@ -197,7 +255,7 @@ static void two_completions(int trywait)
 	struct fi_cq_entry entry;
 	ssize_t got;
 
-	open_waiting_queue();
+	open_waiting_queue(NULL);
 	post(2);
 	begin(&waiter, wait_queue);
 	if (trywait) {
@@ -226,7 +284,7 @@ static void signal_all(void)
 	enum { THREADS = 3 };
 	struct waiter waiters[THREADS], none = { .count = 1, .timeout = SHORT_MS };
 
-	open_waiting_queue();
+	open_waiting_queue(NULL);
 	for (int i = 0; i < THREADS; i++) {
 		waiters[i] = (struct waiter){ .held = i == 1, .count = 1, .timeout = LIMIT_MS };
 		begin(&waiters[i], wait_queue);
@@ -264,7 +322,7 @@ static void read_nothing(void)
 	double start = now();
 	ssize_t got;
 
-	open_waiting_queue();
+	open_waiting_queue(NULL);
 	post(1);
 	start = now();
 	got = fi_cq_sread(ends.cq, NULL, 0, NULL, SHORT_MS);
@@ -296,6 +354,8 @@ int main(int argc, char **argv)
 		counter_reaches_one();
 	else if (!strcmp(mode, "failures"))
 		failures_before_another_waits();
+	else if (!strcmp(mode, "channel") || !strcmp(mode, "timer"))
+		completions_of_a_queue_that_is_not_added(!strcmp(mode, "channel"));
 	else if (!strcmp(mode, "sread") || !strcmp(mode, "trywait"))
 		two_completions(!strcmp(mode, "trywait"));
 	else if (!strcmp(mode, "signal"))
@@ -304,6 +364,12 @@ int main(int argc, char **argv)
 		read_nothing();
 	else
 		die("usage: see the source");
+	if (counter && ends.ep[0]) {
+		for (int i = 0; i < 2; i++) {
+			MUST(fi_close(&ends.ep[i]->fid));
+			ends.ep[i] = NULL;
+		}
+	}
 	if (counter)
 		MUST(fi_close(&counter->fid));
 	close_pair(&ends);

@@ -49,3 +49,9 @@ class Waiters(unittest.TestCase):
     @common.per_release
     def test_a_read_of_no_completions_waits_for_one(self, libfabric):
         self.waiters(libfabric, "nothing")
+
+    @common.per_release
+    def test_a_queue_that_cannot_be_added_to_a_counter_wakes_its_threads(self, libfabric):
+        for mode in ("channel", "timer"):
+            with self.subTest(mode=mode):
+                self.waiters(libfabric, mode)
