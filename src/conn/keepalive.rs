@@ -29,9 +29,10 @@ impl Silence {
         if !silent || rings.probe.pending.swap(true, Ordering::AcqRel) {
             return;
         }
-        let request = SendRequest::empty(place.probe(), SendOpcode::Write);
+        let mut request = SendRequest::new(SendOpcode::Write, &[]);
+        request.wr_id(place.probe()).signaled(true);
         // SAFETY: no buffers.
-        if let Err(error) = unsafe { qp.post_send(&request) } {
+        if let Err(error) = unsafe { qp.post_send(&mut request) } {
             rings.probe.pending.store(false, Ordering::Release);
             info_log!(
                 EpCtrl,

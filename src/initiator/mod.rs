@@ -5,20 +5,24 @@
 //! operations ([`plan`]), and resolves the peer's keys ([`keys`]). All of it runs under the
 //! endpoint's transmit lock. This module uses no endpoint type.
 
+mod atomic;
 pub(crate) mod keys;
 pub(crate) mod lengths;
 pub(crate) mod local;
 mod plan;
 mod post;
 pub(crate) mod refusal;
+mod remote;
 mod scratch;
 mod slab;
 pub(crate) mod sq;
 mod transmit;
 
+pub use atomic::{AtomicKind, AtomicOp};
 pub use lengths::LengthOption;
 pub(crate) use lengths::Lengths;
 pub use local::LocalIov;
 pub(crate) use post::{Initiator, InitiatorConfig};
+pub use remote::RemoteIov;
 pub use scratch::ATOMIC_SIZE;
-pub(crate) use transmit::{Target, Transmit, completion_flags};
+pub(crate) use transmit::Transmit;

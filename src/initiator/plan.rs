@@ -9,12 +9,13 @@ use std::mem::MaybeUninit;
 use super::keys::EventTarget;
 use super::local::MAX_IOV;
 use super::post::Initiator;
-use super::sq::{Link, Part, Signal, Sq};
+use super::sq::{Link, Signal, Sq};
 use super::transmit::Transmit;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::keys::Fragment;
-use crate::verbs::{SendOpcode, SendRequest, Sge};
+use crate::queue::slots::Slot;
+use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
 /// The requests of an operation, in posting order.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +76,106 @@ pub(super) struct Batch {
     pub(super) more: bool,
 }
 
+/// An operation on several fragments, while its requests are posted.
+struct Sequence<'a> {
+    op: &'a Transmit<'a>,
+    plan: Plan,
+    batch: Batch,
+    fragments: &'a [Fragment],
+    events: &'a [EventTarget],
+    source: Source<'a>,
+    inline: bool,
+    /// Whether the success of the last request is reported to the application.
+    visible: bool,
+}
+
+impl Sequence<'_> {
+    /// The record of the request at `index`, and whether it is signaled.
+    fn slot(&self, index: usize) -> (Slot, Signal) {
+        let is_last = index + 1 == self.plan.count();
+        let signal = match is_last {
+            false => Signal::No,
+            // the completion of a batch frees the records for the next one
+            true if self.visible || self.batch.more => Signal::Yes,
+            true => Signal::Auto,
+        };
+        let slot = Slot {
+            part: !is_last || self.batch.more,
+            ..self.op.slot(is_last && self.visible)
+        };
+        (slot, signal)
+    }
+
+    /// The request of the fragment at `index`, whose local buffers are stored in `sges`.
+    fn fragment<'b>(&mut self, index: usize, sges: &'b mut [Sge; MAX_IOV]) -> SendRequest<'b> {
+        let (op, fragment) = (self.op, &self.fragments[index]);
+        let count = if op.opcode.is_atomic() {
+            self.source.first(sges)
+        } else {
+            self.source.cut(fragment.len, sges)
+        };
+        let opcode = if fragment.last && !self.plan.durable {
+            op.opcode
+        } else {
+            op.opcode.without_imm()
+        };
+        let mut request = op.request(opcode, &sges[..count], (fragment.addr, fragment.rkey));
+        let is_first = index == 0 && !self.batch.begun;
+        request
+            .inline(self.inline)
+            .fence(is_first && op.flags.contains(Flags::FENCE));
+        request
+    }
+
+    /// The request that counts the operation in the event cell at `index`.
+    fn event<'b>(&self, index: usize, sges: &'b mut [Sge; MAX_IOV]) -> SendRequest<'b> {
+        let event = &self.events[index];
+        sges[0] = event.sink;
+        let mut request = SendRequest::new(SendOpcode::FetchAdd, &sges[..1]);
+        request.atomic((event.addr, event.rkey), 1, 0);
+        request
+    }
+}
+
+/// The sges of an operation's local buffers that no fragment uses yet.
+struct Source<'a> {
+    rest: &'a [Sge],
+    /// Number of bytes of the first sge in `rest` that a fragment uses already.
+    used: u32,
+}
+
+impl Source<'_> {
+    /// Copies the first sge: the result of an atomic has one. Returns the number of sges.
+    fn first(&self, part: &mut [Sge; MAX_IOV]) -> usize {
+        part[0] = self.rest.first().copied().unwrap_or_default();
+        1
+    }
+
+    /// Moves `len` bytes to `part`, and returns the number of sges in `part`.
+    fn cut(&mut self, len: u64, part: &mut [Sge; MAX_IOV]) -> usize {
+        let mut count = 0;
+        let mut left = len;
+        while left > 0
+            && let Some((first, others)) = self.rest.split_first()
+            && let Some(place) = part.get_mut(count)
+        {
+            let bytes = left.min(u64::from(first.length - self.used)) as u32;
+            *place = Sge {
+                addr: first.addr + u64::from(self.used),
+                length: bytes,
+                lkey: first.lkey,
+            };
+            count += 1;
+            left -= u64::from(bytes);
+            self.used += bytes;
+            if self.used == first.length {
+                (self.rest, self.used) = (others, 0);
+            }
+        }
+        count
+    }
+}
+
 impl<Q: Sq> Initiator<Q> {
     /// Posts an operation as one request per fragment, followed by the requests that count the
     /// operation. The completion of the last request completes the operation. Returns false if the
@@ -97,156 +198,102 @@ impl<Q: Sq> Initiator<Q> {
         self.sq.reserve()?;
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: as this function.
-        let (mut rest, inline) = unsafe { self.gather(op, len, &mut sges) }?;
-        let visible = !batch.more && self.is_visible(op);
+        let (rest, inline) = unsafe { self.gather(op, len, &mut sges) }?;
         let plan = Plan {
             fragments: fragments.len(),
             durable: op.is_durable(),
             data: op.opcode == SendOpcode::WriteImm && !batch.more,
             events: events.len(),
         };
-        let count = plan.count();
-        let mut posted_all = true;
-        // number of bytes of the first sge in `rest` that are already used
-        let mut taken = 0;
-        let mut last = 0;
-        for index in 0..count {
-            let mut sges = [Sge::default(); MAX_IOV];
-            let is_last = index + 1 == count;
-            let part = Part {
-                context: op.context,
-                flags: op.kind,
-                visible: is_last && visible,
-                reports_failure: !op.silent,
-                signal: match is_last {
-                    false => Signal::No,
-                    // the completion of a batch frees the records for the next one
-                    true if visible || batch.more => Signal::Yes,
-                    true => Signal::Auto,
-                },
-                more: !is_last || batch.more,
-                refused: None,
-            };
-            let empty = SendRequest::empty(0, op.opcode);
-            let mut flush = None;
-            let request = match plan.step(index) {
-                Step::Fragment(index) => {
-                    let fragment = &fragments[index];
-                    let used = if op.opcode.is_atomic() {
-                        sges[0] = rest.first().copied().unwrap_or_default();
-                        1
-                    } else {
-                        cut(&mut rest, &mut taken, fragment.len, &mut sges)
-                    };
-                    SendRequest {
-                        opcode: if fragment.last && !plan.durable {
-                            op.opcode
-                        } else {
-                            op.opcode.without_imm()
-                        },
-                        sges: &sges[..used],
-                        inline,
-                        fence: index == 0 && !batch.begun && op.flags.contains(Flags::FENCE),
-                        imm: op.data as u32,
-                        remote_addr: fragment.addr,
-                        rkey: fragment.rkey,
-                        compare_add: op.compare_add,
-                        swap: op.swap,
-                        ..empty
-                    }
-                }
-                Step::Flush(index) => {
-                    flush = Some(&fragments[index]);
-                    empty
-                }
-                // remote data is sent after the whole operation is durable
-                Step::Data => SendRequest {
-                    imm: op.data as u32,
-                    ..empty
-                },
-                Step::Event(index) => {
-                    sges[0] = events[index].sink;
-                    SendRequest {
-                        sges: &sges[..1],
-                        remote_addr: events[index].addr,
-                        rkey: events[index].rkey,
-                        compare_add: 1,
-                        ..SendRequest::empty(0, SendOpcode::FetchAdd)
-                    }
-                }
-            };
-            let posted = match flush {
-                Some(fragment) => {
-                    let to = (fragment.addr, fragment.rkey);
-                    self.sq.post_flush(to, fragment.len as usize, part)
-                }
-                // SAFETY: as this function; the memory for the event's result lives as long as the
-                // queue pair.
-                None => unsafe { self.sq.post(request, part) },
-            };
-            match posted {
-                Ok(number) => last = number,
-                Err(error) => {
-                    let nothing = index == 0 && !batch.begun;
-                    if nothing || (index == 0 && error == FiErrno::EAGAIN) {
-                        self.not_posted();
-                        return Err(error);
-                    }
-                    self.sq.fail();
-                    let _ = self.post_failure(op, error);
-                    // the last posted request: its completion releases the registrations
-                    last = self.sq.link().next_number().wrapping_sub(1);
-                    posted_all = false;
-                    break;
-                }
+        let mut sequence = Sequence {
+            op,
+            plan,
+            batch,
+            fragments,
+            events,
+            source: Source { rest, used: 0 },
+            inline,
+            visible: !batch.more && self.is_visible(op),
+        };
+        for index in 0..plan.count() {
+            // SAFETY: as this function.
+            if let Err(error) = unsafe { self.post_step(&mut sequence, index) } {
+                self.break_off(op, index == 0, batch, error)?;
+                return Ok(false);
             }
         }
-        self.posted(last);
-        Ok(posted_all)
+        self.posted(self.last_number());
+        Ok(true)
+    }
+
+    /// Posts the request at `index` of a sequence.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    unsafe fn post_step(&mut self, sequence: &mut Sequence<'_>, index: usize) -> Result<()> {
+        let (slot, signal) = sequence.slot(index);
+        let mut sges = [Sge::default(); MAX_IOV];
+        let mut request = match sequence.plan.step(index) {
+            Step::Fragment(index) => sequence.fragment(index, &mut sges),
+            Step::Flush(index) => {
+                let fragment = &sequence.fragments[index];
+                let to = (fragment.addr, fragment.rkey);
+                let flushed = self.sq.post_flush(to, fragment.len as usize, slot, signal);
+                return flushed.map(|_| ());
+            }
+            // remote data is sent after the whole operation is durable
+            Step::Data => {
+                let nothing = (RemoteAddr::NULL, Rkey::default());
+                sequence.op.request(sequence.op.opcode, &[], nothing)
+            }
+            Step::Event(index) => sequence.event(index, &mut sges),
+        };
+        // SAFETY: as this function; the memory for an event's result lives as long as the queue
+        // pair.
+        unsafe { self.sq.post(&mut request, slot, signal) }.map(|_| ())
+    }
+
+    /// Handles a request that could not be posted, `first`: the first of its batch. If other
+    /// requests of the operation are posted, the queue pair enters its error state.
+    ///
+    /// # Errors
+    /// The same error: this call has posted no request, and the operation can be retried or refused.
+    fn break_off(
+        &mut self,
+        op: &Transmit<'_>,
+        first: bool,
+        batch: Batch,
+        error: FiErrno,
+    ) -> Result<()> {
+        if first && (!batch.begun || error == FiErrno::EAGAIN) {
+            self.not_posted();
+            return Err(error);
+        }
+        self.sq.fail();
+        let _ = self.post_failure(op, error);
+        // the completion of the last posted request releases the registrations
+        self.posted(self.last_number());
+        Ok(())
+    }
+
+    /// Number of the last posted request.
+    pub(super) fn last_number(&self) -> u32 {
+        self.sq.link().next_number().wrapping_sub(1)
     }
 
     /// Makes an operation fail in posting order: posts an empty write whose completion reports the
     /// error.
     pub(super) fn post_failure(&mut self, op: &Transmit<'_>, error: FiErrno) -> Result<()> {
         self.sq.reserve()?;
-        let part = Part {
-            context: op.context,
-            flags: op.kind,
-            visible: true,
+        let slot = Slot {
             reports_failure: true,
-            signal: Signal::Yes,
-            more: false,
             refused: Some(error),
+            ..op.slot(true)
         };
-        let request = SendRequest::empty(0, SendOpcode::Write);
+        let mut request = SendRequest::new(SendOpcode::Write, &[]);
         // SAFETY: no buffers.
-        unsafe { self.sq.post(request, part) }.map(|_| ())
+        unsafe { self.sq.post(&mut request, slot, Signal::Yes) }.map(|_| ())
     }
-}
-
-/// Moves `len` bytes from the local sges in `rest` to `part`, and returns the number of sges in
-/// `part`. `taken`: bytes of the first sge of `rest` that are used already.
-fn cut(rest: &mut &[Sge], taken: &mut u32, len: u64, part: &mut [Sge; MAX_IOV]) -> usize {
-    let mut count = 0;
-    let mut left = len;
-    while left > 0
-        && let Some((first, others)) = rest.split_first()
-        && let Some(place) = part.get_mut(count)
-    {
-        let bytes = left.min(u64::from(first.length - *taken)) as u32;
-        *place = Sge {
-            addr: first.addr + u64::from(*taken),
-            length: bytes,
-            lkey: first.lkey,
-        };
-        count += 1;
-        left -= u64::from(bytes);
-        *taken += bytes;
-        if *taken == first.length {
-            (*rest, *taken) = (others, 0);
-        }
-    }
-    count
 }
 
 #[cfg(test)]

@@ -13,14 +13,14 @@ use super::local::MAX_IOV;
 use super::refusal;
 use super::scratch::Scratch;
 use super::slab::{Bounce, Slab};
-use super::sq::{Link, Part, Signal, Sq};
-use super::transmit::{Target, Transmit};
+use super::sq::{Link, Signal, Sq};
+use super::transmit::Transmit;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::mr::keys::KeyCache;
 use crate::mr::mapped::MappedKey;
 use crate::mr::{LocalKeys, MrDomain, Use};
-use crate::verbs::{Lkey, SendOpcode, SendRequest, Sge};
+use crate::verbs::{Lkey, RemoteAddr, Rkey, SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
 
 /// Parameters of an initiator.
@@ -159,7 +159,7 @@ impl<Q: Sq> Initiator<Q> {
         unsafe {
             if self.is_native(op) && self.deferred.is_empty() {
                 let len = self.check(op)?;
-                self.post(op, len, Target::native(op))
+                self.post(op, len, op.native_target())
             } else {
                 self.submit_resolved(op)
             }
@@ -273,7 +273,7 @@ impl<Q: Sq> Initiator<Q> {
         }
     }
 
-    /// Posts an operation with a resolved target as one request.
+    /// Posts an operation as one request to the target that its key stands for.
     ///
     /// # Safety
     /// As [`Initiator::submit`].
@@ -282,39 +282,21 @@ impl<Q: Sq> Initiator<Q> {
         &mut self,
         op: &Transmit<'_>,
         len: usize,
-        target: Target,
+        target: (RemoteAddr, Rkey),
     ) -> Result<()> {
         self.sq.reserve()?;
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: as this function.
         let (sges, inline) = unsafe { self.gather(op, len, &mut sges) }?;
         let visible = self.is_visible(op);
-        let part = Part {
-            context: op.context,
-            flags: op.kind,
-            visible,
-            reports_failure: !op.silent,
-            signal: if visible { Signal::Yes } else { Signal::Auto },
-            more: false,
-            refused: None,
-        };
-        let request = SendRequest {
-            wr_id: 0,
-            opcode: op.opcode,
-            sges,
-            inline,
-            signaled: false,
-            fence: op.flags.contains(Flags::FENCE),
-            // remote data has 4 bytes
-            imm: op.data as u32,
-            remote_addr: target.addr,
-            rkey: target.rkey,
-            compare_add: op.compare_add,
-            swap: op.swap,
-        };
+        let signal = if visible { Signal::Yes } else { Signal::Auto };
+        let mut request = op.request(op.opcode, sges, target);
+        request
+            .inline(inline)
+            .fence(op.flags.contains(Flags::FENCE));
         // SAFETY: as this function; the caller keeps buffers that are not inline valid until
         // completion.
-        match unsafe { self.sq.post(request, part) } {
+        match unsafe { self.sq.post(&mut request, op.slot(visible), signal) } {
             Ok(number) => {
                 self.posted(number);
                 Ok(())

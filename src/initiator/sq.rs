@@ -10,26 +10,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::errno::{FiErrno, Result};
-use crate::flags::Flags;
 use crate::queue::OwnLink;
+use crate::queue::slots::Slot;
 use crate::verbs::{Pd, RemoteAddr, Rkey, SendRequest};
-
-/// Properties of a posted request that its completion needs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
-    pub(crate) context: usize,
-    /// Flags of the operation's completion.
-    pub(crate) flags: Flags,
-    /// Whether the success of this request completes the operation for the application.
-    pub(crate) visible: bool,
-    /// Whether failure is reported to the application. False for inject, which has no context.
-    pub(crate) reports_failure: bool,
-    pub(crate) signal: Signal,
-    /// Whether another request of the same operation follows, in this call or a later one.
-    pub(crate) more: bool,
-    /// The operation fails with this errno although the request succeeds.
-    pub(crate) refused: Option<FiErrno>,
-}
 
 /// Whether the device reports the success of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,21 +62,33 @@ pub(crate) trait Sq: Debug {
     /// Number of the oldest request that is not complete.
     fn tail(&self) -> u32;
 
-    /// Posts a request; [`SendRequest::wr_id`] and [`SendRequest::signaled`] are set here. Returns
-    /// the request's number. [`Self::is_full`] was false at the operation's first request.
+    /// Posts a request, after setting its `wr_id` and whether it is signaled. `slot` is its record,
+    /// except [`Slot::signaled`]. Returns the request's number. [`Self::is_full`] was false at the
+    /// operation's first request.
     ///
     /// # Errors
     /// `EAGAIN`: the device's queue is full. Others of the device. Nothing was posted.
     ///
     /// # Safety
     /// As [`crate::verbs::Qp::post_send`].
-    unsafe fn post(&mut self, request: SendRequest<'_>, part: Part) -> Result<u32>;
+    unsafe fn post(
+        &mut self,
+        request: &mut SendRequest<'_>,
+        slot: Slot,
+        signal: Signal,
+    ) -> Result<u32>;
 
     /// As [`Self::post`], for a flush of `len` bytes at the peer's address `to` with its rkey.
     ///
     /// # Errors
     /// As [`Self::post`].
-    fn post_flush(&mut self, to: (RemoteAddr, Rkey), len: usize, part: Part) -> Result<u32>;
+    fn post_flush(
+        &mut self,
+        to: (RemoteAddr, Rkey),
+        len: usize,
+        slot: Slot,
+        signal: Signal,
+    ) -> Result<u32>;
 
     /// Moves the queue pair to its error state: a partly posted operation cannot be withdrawn.
     fn fail(&self);

@@ -1,10 +1,14 @@
-//! One operation of an initiator, before it is posted.
+//! One operation of an initiator, made from the arguments of one call: a send, a read or write, an
+//! atomic. It is the only form between the call and the work request ([`Transmit::request`]).
 
-use super::local::LocalIov;
+use super::atomic::{AtomicKind, AtomicOp};
+use super::local::{LocalIov, MAX_IOV};
+use super::refusal;
+use super::remote::RemoteIov;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::keys::Fragment;
-use crate::verbs::{RemoteAddr, Rkey, SendOpcode};
+use crate::queue::slots::Slot;
+use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
 /// Flags accepted by `fi_sendmsg` and `fi_writemsg`. `FI_MORE` has no effect: a delayed request
 /// would be sent only by the application's next call, although progress is automatic
@@ -40,20 +44,96 @@ pub(crate) struct Transmit<'a> {
 }
 
 impl<'a> Transmit<'a> {
+    /// A send (`fi_send(3)`).
     #[inline]
     pub(crate) fn send(local: LocalIov<'a>, context: usize, flags: Flags) -> Self {
+        Self::new(SendOpcode::Send, local, (0, 0), context, flags)
+    }
+
+    /// A read or write of the range of the peer's memory at an address with a key (`fi_rma(3)`).
+    #[inline]
+    pub(crate) fn rma(
+        opcode: SendOpcode,
+        local: LocalIov<'a>,
+        target: (u64, u64),
+        context: usize,
+        flags: Flags,
+    ) -> Self {
+        Self::new(opcode, local, target, context, flags)
+    }
+
+    /// As [`Self::rma`], of a list of remote ranges as C passes it.
+    ///
+    /// # Errors
+    /// `EINVAL`: the number of ranges is not 1, the length of the range differs from the local
+    /// length, or more than [`MAX_IOV`] buffers.
+    #[inline]
+    pub(crate) fn rma_msg(
+        opcode: SendOpcode,
+        local: LocalIov<'a>,
+        remote: &[RemoteIov],
+        context: usize,
+        flags: Flags,
+    ) -> Result<Self> {
+        let &[range] = remote else {
+            return Err(FiErrno::EINVAL);
+        };
+        // the endpoint's limit is checked later; this check bounds the number of elements read here
+        if local.count() > MAX_IOV {
+            return Err(refusal::too_many_buffers(local.count(), MAX_IOV));
+        }
+        if range.len != local.len() {
+            return Err(refusal::other_length(local.len(), range.len));
+        }
+        let target = (range.addr, range.key);
+        Ok(Self::rma(opcode, local, target, context, flags))
+    }
+
+    /// An atomic (`fi_atomic(3)`) with `result` as local buffer; `kind` determines the flags of its
+    /// completion.
+    #[inline]
+    pub(crate) fn atomic(
+        (op, kind): (AtomicOp, AtomicKind),
+        result: LocalIov<'a>,
+        target: (u64, u64),
+        context: usize,
+        flags: Flags,
+    ) -> Self {
+        let (opcode, compare_add, swap) = match op {
+            AtomicOp::Add(value) => (SendOpcode::FetchAdd, value, 0),
+            AtomicOp::CompareSwap { compare, swap } => (SendOpcode::CompareSwap, compare, swap),
+        };
         Self {
-            opcode: SendOpcode::Send,
+            compare_add,
+            swap,
+            kind: match kind {
+                AtomicKind::Base => Flags::ATOMIC.union(Flags::WRITE),
+                AtomicKind::Fetch => Flags::ATOMIC.union(Flags::READ),
+            },
+            ..Self::new(opcode, result, target, context, flags)
+        }
+    }
+
+    #[inline]
+    fn new(
+        opcode: SendOpcode,
+        local: LocalIov<'a>,
+        (remote_addr, key): (u64, u64),
+        context: usize,
+        flags: Flags,
+    ) -> Self {
+        Self {
+            opcode,
             local,
-            remote_addr: 0,
-            key: 0,
+            remote_addr,
+            key,
             data: 0,
             context,
             flags,
             silent: false,
             compare_add: 0,
             swap: 0,
-            kind: completion_flags(SendOpcode::Send),
+            kind: completion_flags(opcode),
         }
     }
 
@@ -94,36 +174,53 @@ impl<'a> Transmit<'a> {
     }
 }
 
-/// The target memory, as the peer's device addresses it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    pub(crate) addr: RemoteAddr,
-    pub(crate) rkey: Rkey,
-}
-
-impl Target {
-    /// The target of an operation whose key is an rkey of the device, or that has no key.
+impl Transmit<'_> {
+    /// The remote memory as the peer's device addresses it, if the key is an rkey of the device or
+    /// the operation has no key.
     #[inline]
-    pub(crate) fn native(op: &Transmit<'_>) -> Self {
-        Self {
-            addr: RemoteAddr::new(op.remote_addr),
-            // native keys have 32 bits
-            rkey: Rkey::new(op.key as u32),
-        }
+    pub(crate) fn native_target(&self) -> (RemoteAddr, Rkey) {
+        // native keys have 32 bits
+        let rkey = Rkey::new(self.key as u32);
+        (RemoteAddr::new(self.remote_addr), rkey)
     }
 
-    #[inline]
-    pub(crate) fn of(fragment: &Fragment) -> Self {
-        Self {
-            addr: fragment.addr,
-            rkey: fragment.rkey,
+    /// The work request of the operation, or of a part of it: `opcode`, with these local buffers
+    /// and this remote memory.
+    #[inline(always)]
+    pub(super) fn request<'b>(
+        &self,
+        opcode: SendOpcode,
+        sges: &'b [Sge],
+        target: (RemoteAddr, Rkey),
+    ) -> SendRequest<'b> {
+        let mut request = SendRequest::new(opcode, sges);
+        // remote data has 4 bytes
+        request.imm(self.data as u32);
+        if opcode.is_atomic() {
+            request.atomic(target, self.compare_add, self.swap);
+        } else {
+            request.rdma(target);
+        }
+        request
+    }
+
+    /// The record of the operation's last request. `visible`: its success is reported to the
+    /// application.
+    #[inline(always)]
+    pub(super) fn slot(&self, visible: bool) -> Slot {
+        Slot {
+            context: self.context,
+            flags: self.kind,
+            visible,
+            reports_failure: !self.silent,
+            ..Slot::default()
         }
     }
 }
 
-/// Completion flags of an operation; those of atomics are set by the caller.
+/// Completion flags of an operation; [`Transmit::atomic`] sets those of an atomic.
 #[inline]
-pub(crate) fn completion_flags(opcode: SendOpcode) -> Flags {
+fn completion_flags(opcode: SendOpcode) -> Flags {
     match opcode {
         SendOpcode::Send | SendOpcode::SendImm => Flags::SEND.union(Flags::MSG),
         SendOpcode::Write | SendOpcode::WriteImm => Flags::RMA.union(Flags::WRITE),

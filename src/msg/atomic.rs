@@ -11,32 +11,7 @@ use crate::flags::Flags;
 use crate::initiator::ATOMIC_SIZE;
 use crate::initiator::Transmit;
 use crate::initiator::refusal;
-use crate::msg::{Endpoint, LocalIov};
-use crate::verbs::SendOpcode;
-
-/// The operation on the target (`fi_atomic(3)`), a 64-bit integer in the byte order of the target's
-/// host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtomicOp {
-    /// Adds, wrapping.
-    Add(u64),
-    /// Stores `swap` if the target equals `compare`.
-    CompareSwap {
-        /// Value that the target is compared with.
-        compare: u64,
-        /// Value that is stored if they are equal.
-        swap: u64,
-    },
-}
-
-/// The kind of call that posts an atomic; determines the flags of its completion and its counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtomicKind {
-    /// `fi_atomic`, `fi_atomicv`, `fi_atomicmsg`, `fi_inject_atomic`: counted as a write.
-    Base,
-    /// `fi_fetch_atomic`, `fi_compare_atomic`: counted as a read.
-    Fetch,
-}
+use crate::msg::{AtomicKind, AtomicOp, Endpoint, LocalIov};
 
 /// Flags accepted by calls with flags. `FI_INJECT` has no effect: operands are always copied.
 const MSG_FLAGS: Flags = Flags::COMPLETION
@@ -113,17 +88,7 @@ impl Endpoint {
         if !addr.is_multiple_of(ATOMIC_SIZE as u64) {
             return Err(refusal::unaligned(addr));
         }
-        let (opcode, compare_add, swap) = match op {
-            AtomicOp::Add(value) => (SendOpcode::FetchAdd, value, 0),
-            AtomicOp::CompareSwap { compare, swap } => (SendOpcode::CompareSwap, compare, swap),
-        };
-        let mut op = Transmit::rma(opcode, result, addr, key, context, flags)?;
-        op.compare_add = compare_add;
-        op.swap = swap;
-        op.kind = match kind {
-            AtomicKind::Base => Flags::ATOMIC.union(Flags::WRITE),
-            AtomicKind::Fetch => Flags::ATOMIC.union(Flags::READ),
-        };
-        Ok(op)
+        let op = (op, kind);
+        Ok(Transmit::atomic(op, result, (addr, key), context, flags))
     }
 }

@@ -20,9 +20,7 @@ mod tx;
 
 pub use crate::initiator::ATOMIC_SIZE;
 pub use crate::initiator::LengthOption;
-pub use crate::initiator::LocalIov;
-pub use atomic::{AtomicKind, AtomicOp};
+pub use crate::initiator::{AtomicKind, AtomicOp, LocalIov, RemoteIov};
 pub use ep::{BindFlags, Endpoint, EndpointConfig, Limits};
 pub use pep::{PassiveEndpoint, PepConfig};
-pub use rma::RemoteIov;
 pub use srx::{SharedRx, SharedRxConfig};

@@ -6,71 +6,12 @@ use std::ffi::c_void;
 
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::initiator::local::{MAX_IOV, buffer};
+use crate::initiator::Transmit;
+use crate::initiator::local::buffer;
 use crate::initiator::refusal;
-use crate::initiator::{Transmit, completion_flags};
 use crate::mr::Desc;
-use crate::msg::{Endpoint, LocalIov};
+use crate::msg::{Endpoint, LocalIov, RemoteIov};
 use crate::verbs::SendOpcode;
-
-/// A range of the peer's memory (`struct fi_rma_iov`, same layout).
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct RemoteIov {
-    /// Address in the addressing mode of the region: virtual, or an offset.
-    pub addr: u64,
-    /// Bytes.
-    pub len: usize,
-    /// The region's key.
-    pub key: u64,
-}
-
-impl<'a> Transmit<'a> {
-    #[inline]
-    pub(super) fn rma(
-        opcode: SendOpcode,
-        local: LocalIov<'a>,
-        addr: u64,
-        key: u64,
-        context: usize,
-        flags: Flags,
-    ) -> Result<Self> {
-        Ok(Self {
-            opcode,
-            local,
-            remote_addr: addr,
-            key,
-            data: 0,
-            context,
-            flags,
-            silent: false,
-            compare_add: 0,
-            swap: 0,
-            kind: completion_flags(opcode),
-        })
-    }
-
-    #[inline]
-    fn rma_msg(
-        opcode: SendOpcode,
-        local: LocalIov<'a>,
-        remote: &[RemoteIov],
-        context: usize,
-        flags: Flags,
-    ) -> Result<Self> {
-        let &[target] = remote else {
-            return Err(FiErrno::EINVAL);
-        };
-        // the endpoint's limit is checked later; this check bounds the number of elements read here
-        if local.count() > MAX_IOV {
-            return Err(refusal::too_many_buffers(local.count(), MAX_IOV));
-        }
-        if target.len != local.len() {
-            return Err(refusal::other_length(local.len(), target.len));
-        }
-        Self::rma(opcode, local, target.addr, target.key, context, flags)
-    }
-}
 
 /// The calls of `fi_rma(3)`.
 ///
@@ -97,7 +38,7 @@ impl Endpoint {
         context: usize,
     ) -> Result<()> {
         let flags = self.tx_op_flags();
-        let op = Transmit::rma(SendOpcode::Write, local, addr, key, context, flags)?;
+        let op = Transmit::rma(SendOpcode::Write, local, (addr, key), context, flags);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op) }
     }
@@ -113,7 +54,7 @@ impl Endpoint {
         context: usize,
     ) -> Result<()> {
         let flags = self.tx_op_flags();
-        let op = Transmit::rma(SendOpcode::Write, local, addr, key, context, flags)?;
+        let op = Transmit::rma(SendOpcode::Write, local, (addr, key), context, flags);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.with_data(data)) }
     }
@@ -150,7 +91,7 @@ impl Endpoint {
     ) -> Result<()> {
         let iov = buffer(buf, len);
         let local = LocalIov::single(&iov, &Desc::NULL);
-        let op = Transmit::rma(SendOpcode::Write, local, addr, key, 0, Flags::empty())?;
+        let op = Transmit::rma(SendOpcode::Write, local, (addr, key), 0, Flags::empty());
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.injected()) }
     }
@@ -167,7 +108,7 @@ impl Endpoint {
     ) -> Result<()> {
         let iov = buffer(buf, len);
         let local = LocalIov::single(&iov, &Desc::NULL);
-        let op = Transmit::rma(SendOpcode::Write, local, addr, key, 0, Flags::empty())?;
+        let op = Transmit::rma(SendOpcode::Write, local, (addr, key), 0, Flags::empty());
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op.injected().with_data(data)) }
     }
@@ -183,7 +124,7 @@ impl Endpoint {
     ) -> Result<()> {
         // FI_INJECT has no meaning for an operation that writes local memory
         let flags = self.tx_op_flags() - Flags::INJECT;
-        let op = Transmit::rma(SendOpcode::Read, local, addr, key, context, flags)?;
+        let op = Transmit::rma(SendOpcode::Read, local, (addr, key), context, flags);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.core.transmit(&op) }
     }

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::errno::{FiErrno, Result};
-use crate::initiator::sq::{Link, Part, Signal, Sq};
+use crate::initiator::sq::{Link, Signal, Sq};
 use crate::queue::slots::{FailureListener, Own, OwnRequests, Rings, Slot, SlotRing};
 use crate::queue::{CompletionQueue, OwnLink, WrId};
 use crate::verbs::{Pd, Qp, RemoteAddr, Rkey, SendOpcode, SendRequest};
@@ -73,22 +73,13 @@ impl SendQueue {
     /// Stores the record of a request in its slot. Returns the slot number, and whether the request
     /// is signaled.
     #[inline(always)]
-    fn push(&self, part: Part) -> (u32, bool) {
-        let signaled = match part.signal {
+    fn push(&self, slot: Slot, signal: Signal) -> (u32, bool) {
+        let signaled = match signal {
             Signal::Yes => true,
             Signal::Auto => self.counted || self.unsignaled + 1 >= self.period,
             Signal::No => false,
         };
-        let number = self.ring().push(Slot {
-            context: part.context,
-            flags: part.flags,
-            visible: part.visible,
-            reports_failure: part.reports_failure,
-            signaled,
-            part: part.more,
-            refused: part.refused,
-            ..Slot::default()
-        });
+        let number = self.ring().push(Slot { signaled, ..slot });
         (number, signaled)
     }
 
@@ -114,9 +105,10 @@ impl SendQueue {
             signaled: true,
             ..Slot::default()
         });
-        let request = SendRequest::empty(self.link.place.send(number), SendOpcode::Send);
+        let mut request = SendRequest::new(SendOpcode::Send, &[]);
+        request.wr_id(self.link.place.send(number)).signaled(true);
         // SAFETY: no buffers.
-        if unsafe { self.link.qp.post_send(&request) }.is_err() {
+        if unsafe { self.link.qp.post_send(&mut request) }.is_err() {
             ring.unpush();
         }
     }
@@ -159,20 +151,29 @@ impl Sq for SendQueue {
     }
 
     #[inline(always)]
-    unsafe fn post(&mut self, request: SendRequest<'_>, part: Part) -> Result<u32> {
-        let (number, signaled) = self.push(part);
-        let request = SendRequest {
-            wr_id: self.link.place.send(number),
-            signaled,
-            ..request
-        };
+    unsafe fn post(
+        &mut self,
+        request: &mut SendRequest<'_>,
+        slot: Slot,
+        signal: Signal,
+    ) -> Result<u32> {
+        let (number, signaled) = self.push(slot, signal);
+        request
+            .wr_id(self.link.place.send(number))
+            .signaled(signaled);
         // SAFETY: the caller keeps the contract of this function.
-        let posted = unsafe { self.link.qp.post_send(&request) };
+        let posted = unsafe { self.link.qp.post_send(request) };
         self.posted(number, signaled, posted)
     }
 
-    fn post_flush(&mut self, to: (RemoteAddr, Rkey), len: usize, part: Part) -> Result<u32> {
-        let (number, signaled) = self.push(part);
+    fn post_flush(
+        &mut self,
+        to: (RemoteAddr, Rkey),
+        len: usize,
+        slot: Slot,
+        signal: Signal,
+    ) -> Result<u32> {
+        let (number, signaled) = self.push(slot, signal);
         let wr_id = self.link.place.send(number);
         let posted = self.link.qp.post_flush(wr_id, to, len, signaled);
         self.posted(number, signaled, posted)
@@ -188,13 +189,10 @@ impl OwnLink for QpLink {
         &self.rings.own
     }
 
-    unsafe fn post_request(&self, own: Own, request: SendRequest<'_>) -> Result<()> {
-        let request = SendRequest {
-            wr_id: self.place.own(own),
-            ..request
-        };
+    unsafe fn post_request(&self, own: Own, request: &mut SendRequest<'_>) -> Result<()> {
+        request.wr_id(self.place.own(own)).signaled(true);
         // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.qp.post_send(&request) }
+        unsafe { self.qp.post_send(request) }
     }
 
     fn poll(&self) {

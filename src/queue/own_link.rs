@@ -16,14 +16,15 @@ pub(crate) trait OwnLink: Send + Sync {
     /// Progress of the engine's own requests; pollers of the completion queue update it.
     fn own(&self) -> &OwnRequests;
 
-    /// Posts one of the engine's own requests, of kind `own`; sets [`SendRequest::wr_id`].
+    /// Posts one of the engine's own requests, of kind `own`, after setting its `wr_id`; it is
+    /// signaled.
     ///
     /// # Errors
     /// Those of the device.
     ///
     /// # Safety
     /// As [`crate::verbs::Qp::post_send`].
-    unsafe fn post_request(&self, own: Own, request: SendRequest<'_>) -> Result<()>;
+    unsafe fn post_request(&self, own: Own, request: &mut SendRequest<'_>) -> Result<()>;
 
     /// Polls the completion queue for requests of this link.
     fn poll(&self);
@@ -55,17 +56,17 @@ pub(crate) trait OwnLink: Send + Sync {
         if own != Own::Revocation {
             self.own().begin(own);
         }
-        let request = SendRequest {
-            sges: &[sge],
-            // *acknowledged* is also ordered behind earlier reads and atomics
-            fence: own == Own::Acknowledge,
-            remote_addr: to.0,
-            rkey: to.1,
-            swap,
-            ..SendRequest::empty(0, opcode)
-        };
+        let sges = [sge];
+        let mut request = SendRequest::new(opcode, &sges);
+        if opcode.is_atomic() {
+            request.atomic(to, 0, swap);
+        } else {
+            request.rdma(to);
+        }
+        // *acknowledged* is also ordered behind earlier reads and atomics
+        request.fence(own == Own::Acknowledge);
         // SAFETY: as this function: the caller keeps the buffer valid until completion.
-        let posted = unsafe { self.post_request(own, request) };
+        let posted = unsafe { self.post_request(own, &mut request) };
         if let Err(error) = posted {
             self.own().end(own, false);
             info_log!(EpCtrl, "{own:?} could not be posted: {error}");

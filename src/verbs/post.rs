@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "calls verbs")]
 
 use std::ffi::c_int;
+use std::marker::PhantomData;
 use std::mem::offset_of;
 
 use rdma_core_sys as sys;
@@ -97,49 +98,99 @@ impl SendOpcode {
     }
 }
 
-/// A request for the send queue.
-#[derive(Clone, Copy, Debug)]
+/// A request for the send queue: the `struct ibv_send_wr` that the device reads, and the lifetime
+/// of its sges. The layers above fill it in: the initiator the operation, the send queue its
+/// `wr_id` and whether it is signaled.
 pub struct SendRequest<'a> {
-    /// The work request's id, which its completion contains.
-    pub wr_id: u64,
-    /// The operation.
-    pub opcode: SendOpcode,
-    /// Local buffers.
-    pub sges: &'a [Sge],
-    /// Whether the CPU copies the data into the request during the post.
-    pub inline: bool,
-    /// Whether success generates a completion.
-    pub signaled: bool,
-    /// Whether the request starts only after all earlier reads and atomics are complete.
-    pub fence: bool,
-    /// Immediate data, for the opcodes that have it.
-    pub imm: u32,
-    /// The peer's address, for RDMA and atomics.
-    pub remote_addr: RemoteAddr,
-    /// The peer's key, for RDMA and atomics.
-    pub rkey: Rkey,
-    /// Atomics: the value to compare with, or to add.
-    pub compare_add: u64,
-    /// Compare and swap: the new value.
-    pub swap: u64,
+    wr: sys::ibv_send_wr,
+    sges: PhantomData<&'a [Sge]>,
 }
 
-impl SendRequest<'static> {
-    /// A signaled request without buffers.
-    pub(crate) fn empty(wr_id: u64, opcode: SendOpcode) -> Self {
-        Self {
-            wr_id,
-            opcode,
-            sges: &[],
-            inline: false,
-            signaled: true,
-            fence: false,
-            imm: 0,
-            remote_addr: RemoteAddr::NULL,
-            rkey: Rkey::default(),
-            compare_add: 0,
-            swap: 0,
-        }
+impl<'a> SendRequest<'a> {
+    /// A request without flags, immediate data or remote memory, and with `wr_id` 0.
+    #[inline(always)]
+    pub fn new(opcode: SendOpcode, sges: &'a [Sge]) -> Self {
+        let mut request = Self {
+            wr: sys::ibv_send_wr::default(),
+            sges: PhantomData,
+        };
+        request.wr.sg_list = sg_list(sges);
+        request.wr.num_sge = sges.len() as c_int;
+        request.wr.opcode = opcode as u32;
+        request
+    }
+
+    /// Sets the work request's id, which its completion contains.
+    #[inline(always)]
+    pub fn wr_id(&mut self, wr_id: u64) -> &mut Self {
+        self.wr.wr_id = wr_id;
+        self
+    }
+
+    /// With `inline` the CPU copies the data into the request during the post.
+    #[inline(always)]
+    pub fn inline(&mut self, inline: bool) -> &mut Self {
+        self.flag(sys::IBV_SEND_INLINE, inline)
+    }
+
+    /// With `signaled` success generates a completion.
+    #[inline(always)]
+    pub fn signaled(&mut self, signaled: bool) -> &mut Self {
+        self.flag(sys::IBV_SEND_SIGNALED, signaled)
+    }
+
+    /// With `fence` the request starts only after all earlier reads and atomics are complete.
+    #[inline(always)]
+    pub fn fence(&mut self, fence: bool) -> &mut Self {
+        self.flag(sys::IBV_SEND_FENCE, fence)
+    }
+
+    /// Sets the flag if `on`; no flag is set twice.
+    #[inline(always)]
+    fn flag(&mut self, flag: u32, on: bool) -> &mut Self {
+        self.wr.send_flags |= if on { flag } else { 0 };
+        self
+    }
+
+    /// Sets the immediate data, for the opcodes that have it.
+    #[inline(always)]
+    pub fn imm(&mut self, imm: u32) -> &mut Self {
+        self.wr.__bindgen_anon_1.bindgen_union_field = imm.to_be();
+        self
+    }
+
+    /// Sets the remote memory of a read or write. Sends ignore it.
+    #[inline(always)]
+    pub fn rdma(&mut self, (addr, rkey): (RemoteAddr, Rkey)) -> &mut Self {
+        self.wr.wr.rdma.remote_addr = addr.get();
+        self.wr.wr.rdma.rkey = rkey.get();
+        self
+    }
+
+    /// Sets the remote memory and the operands of an atomic: `compare_add` is the value to compare
+    /// with or to add, `swap` the new value of a compare and swap.
+    #[inline(always)]
+    pub fn atomic(
+        &mut self,
+        (addr, rkey): (RemoteAddr, Rkey),
+        compare_add: u64,
+        swap: u64,
+    ) -> &mut Self {
+        self.wr.wr.atomic.remote_addr = addr.get();
+        self.wr.wr.atomic.rkey = rkey.get();
+        self.wr.wr.atomic.compare_add = compare_add;
+        self.wr.wr.atomic.swap = swap;
+        self
+    }
+}
+
+impl std::fmt::Debug for SendRequest<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SendRequest")
+            .field("wr_id", &self.wr.wr_id)
+            .field("opcode", &self.wr.opcode)
+            .field("send_flags", &self.wr.send_flags)
+            .finish_non_exhaustive()
     }
 }
 
@@ -191,41 +242,14 @@ impl Qp {
     /// Inline data is readable during the call. The caller keeps all other buffers valid until
     /// completion.
     #[inline(always)]
-    pub unsafe fn post_send(&self, request: &SendRequest<'_>) -> Result<()> {
-        let mut flags = 0;
-        if request.inline {
-            flags |= sys::IBV_SEND_INLINE;
-        }
-        if request.signaled {
-            flags |= sys::IBV_SEND_SIGNALED;
-        }
-        if request.fence {
-            flags |= sys::IBV_SEND_FENCE;
-        }
+    pub unsafe fn post_send(&self, request: &mut SendRequest<'_>) -> Result<()> {
         #[cfg(test)]
         self.posted_flags
-            .store(flags, std::sync::atomic::Ordering::Relaxed);
-        let mut wr = sys::ibv_send_wr {
-            wr_id: request.wr_id,
-            sg_list: sg_list(request.sges),
-            num_sge: request.sges.len() as c_int,
-            opcode: request.opcode as u32,
-            send_flags: flags,
-            ..Default::default()
-        };
-        wr.__bindgen_anon_1.bindgen_union_field = request.imm.to_be();
-        if request.opcode.is_atomic() {
-            wr.wr.atomic.remote_addr = request.remote_addr.get();
-            wr.wr.atomic.rkey = request.rkey.get();
-            wr.wr.atomic.compare_add = request.compare_add;
-            wr.wr.atomic.swap = request.swap;
-        } else {
-            wr.wr.rdma.remote_addr = request.remote_addr.get();
-            wr.wr.rdma.rkey = request.rkey.get();
-        }
+            .store(request.wr.send_flags, std::sync::atomic::Ordering::Relaxed);
         let mut bad = std::ptr::null_mut();
+        let wr = &raw mut request.wr;
         // SAFETY: the queue pair is live, the request a valid chain of one.
-        FiErrno::from_verb(unsafe { sys::ibv_post_send(self.raw, &raw mut wr, &raw mut bad) })
+        FiErrno::from_verb(unsafe { sys::ibv_post_send(self.raw, wr, &raw mut bad) })
     }
 
     /// Makes `len` bytes at the peer's `addr` persistent across a loss of power: the data of

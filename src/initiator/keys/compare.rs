@@ -14,10 +14,10 @@ use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::local::{LocalIov, MAX_IOV};
 use crate::initiator::plan::Batch;
-use crate::initiator::sq::{Link, Part, Signal, Sq};
+use crate::initiator::sq::{Link, Signal, Sq};
 use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit};
 use crate::queue::event_cell::Event;
-use crate::verbs::SendRequest;
+use crate::queue::slots::Slot;
 
 /// A posted compare and swap whose event is not posted yet.
 #[derive(Clone, Copy, Debug)]
@@ -59,27 +59,16 @@ impl<Q: Sq> Initiator<Q> {
         let mut sges = [const { MaybeUninit::uninit() }; MAX_IOV];
         // SAFETY: as this function.
         let (sges, inline) = unsafe { self.gather(op, len, &mut sges) }?;
-        let part = Part {
-            context: op.context,
-            flags: op.kind,
-            visible: false,
-            reports_failure: !op.silent,
-            signal: Signal::Yes,
-            more: true,
-            refused: None,
+        let slot = Slot {
+            part: true,
+            ..op.slot(false)
         };
-        let request = SendRequest {
-            sges,
-            inline,
-            fence: op.flags.contains(Flags::FENCE),
-            remote_addr: fragment.addr,
-            rkey: fragment.rkey,
-            compare_add: op.compare_add,
-            swap: op.swap,
-            ..SendRequest::empty(0, op.opcode)
-        };
+        let mut request = op.request(op.opcode, sges, (fragment.addr, fragment.rkey));
+        request
+            .inline(inline)
+            .fence(op.flags.contains(Flags::FENCE));
         // SAFETY: as this function.
-        let number = match unsafe { self.sq.post(request, part) } {
+        let number = match unsafe { self.sq.post(&mut request, slot, Signal::Yes) } {
             Ok(number) => number,
             Err(error) => {
                 self.not_posted();
@@ -135,9 +124,10 @@ impl<Q: Sq> Initiator<Q> {
             Err(FiErrno::EAGAIN) => false,
             Err(error) => self.post_failure(op, error).is_ok(),
         };
+        let last = self.last_number();
         if posted && let Some(peer) = &mut self.peer {
             peer.compare_swap = None;
-            peer.last_used = self.sq.link().next_number().wrapping_sub(1);
+            peer.last_used = last;
             peer.acknowledge(); // the acknowledgement was deferred until this event
         }
         posted

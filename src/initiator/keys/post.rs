@@ -9,7 +9,7 @@ use crate::errno::{FiErrno, Result};
 use crate::initiator::local::LocalPart;
 use crate::initiator::plan::Batch;
 use crate::initiator::sq::{Link, Sq};
-use crate::initiator::{ATOMIC_SIZE, Initiator, Target, Transmit, refusal};
+use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit, refusal};
 use crate::mr::keys::{Fragment, kind};
 use crate::mr::lookup::{READ_WORDS, Resolved};
 use crate::mr::mapped::Meaning;
@@ -31,20 +31,20 @@ impl<Q: Sq> Initiator<Q> {
             && let Some(Resolution::One(fragment)) = peer.find(op.key, op, len, 0)
         {
             // SAFETY: as this function.
-            return unsafe { self.post(op, len, Target::of(&fragment)) };
+            return unsafe { self.post(op, len, (fragment.addr, fragment.rkey)) };
         }
         if op.key >> 48 == kind::MAPPED
             && self.deferred.is_empty()
             && let Some(Resolution::One(fragment)) = self.find_mapped(op, len, 0)
         {
             // SAFETY: as this function.
-            return unsafe { self.post(op, len, Target::of(&fragment)) };
+            return unsafe { self.post(op, len, (fragment.addr, fragment.rkey)) };
         }
         self.resume();
         if self.deferred.is_empty() {
             if self.is_native(op) {
                 // SAFETY: as this function.
-                return unsafe { self.post(op, len, Target::native(op)) };
+                return unsafe { self.post(op, len, op.native_target()) };
             }
             let looked_up = !self.has_native_key(op) && op.key >> 48 != kind::MAPPED;
             if looked_up && (self.peer.is_none() || self.cannot_be_a_key(op.key)) {
@@ -116,7 +116,7 @@ impl<Q: Sq> Initiator<Q> {
         // SAFETY: as this function.
         unsafe {
             match resolution {
-                Resolution::One(fragment) => self.post(op, len, Target::of(&fragment)),
+                Resolution::One(fragment) => self.post(op, len, (fragment.addr, fragment.rkey)),
                 Resolution::Many(offset) => return self.post_many(op, len, offset, done),
                 Resolution::Native(rkey) => {
                     let fragment = Fragment {
@@ -201,8 +201,9 @@ impl<Q: Sq> Initiator<Q> {
             more = (whole && !last).then_some(done + taken);
         }
         let once = once.then(|| self.key_of(op));
+        let last = self.last_number();
         if let Some(peer) = &mut self.peer {
-            peer.last_used = self.sq.link().next_number().wrapping_sub(1);
+            peer.last_used = last;
             if let Some(key) = once
                 && let Some(region) = peer.cache.get_mut(key)
             {
@@ -317,7 +318,7 @@ impl<Q: Sq> Initiator<Q> {
             let len = op.local.len();
             let result = if self.is_native(&op) {
                 // SAFETY: as this function.
-                unsafe { self.post(&op, len, Target::native(&op)) }.map(|()| None)
+                unsafe { self.post(&op, len, op.native_target()) }.map(|()| None)
             } else {
                 match self.resolve(&op, len, done) {
                     Resolution::Pending => return false,

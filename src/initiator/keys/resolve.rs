@@ -6,7 +6,7 @@ use super::lookup::{Effort, Step};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::sq::{Link, Sq};
-use crate::initiator::{ATOMIC_SIZE, Initiator, Target, Transmit};
+use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit};
 use crate::mr::keys::{Fragment, Need, There, kind};
 use crate::mr::lookup::Resolved;
 use crate::mr::mapped::{MappedKey, Meaning};
@@ -232,7 +232,7 @@ impl<Q: Sq> Initiator<Q> {
 
     pub(super) fn resolve(&mut self, op: &Transmit<'_>, len: usize, done: u64) -> Resolution {
         let resolution = if self.has_native_key(op) {
-            native(Target::native(op).rkey, op, len)
+            native(op.native_target().1, op, len)
         } else if op.key >> 48 == kind::MAPPED {
             self.resolve_mapped(op, len, done)
         } else {

@@ -2,7 +2,7 @@
 
 use super::keys::{TARGET, in_form};
 use super::*;
-use crate::initiator::{Target, Transmit};
+use crate::initiator::Transmit;
 use crate::verbs::SendOpcode;
 
 const FORM: Mode = Mode::ALLOCATED.union(Mode::LOCAL);
@@ -135,7 +135,7 @@ fn a_write_that_comes_too_late_ends_the_connection_on_both_sides() {
         ..Transmit::send(LocalIov::single(&iov, &desc), 3, Flags::COMPLETION)
     };
     // SAFETY: the buffer outlives the operation.
-    unsafe { side.post(&op, 64, Target::of(&fragment)) }.unwrap();
+    unsafe { side.post(&op, 64, (fragment.addr, fragment.rkey)) }.unwrap();
     drop(tx);
     assert_eq!(client.refused(3), FiErrno::EKEYREJECTED);
     assert!(target.memory == before);
