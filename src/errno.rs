@@ -119,6 +119,24 @@ impl FiErrno {
         Self::refused(ret)
     }
 
+    /// As [`Self::from_verb`], of a verb that posts a request: `EAGAIN` if the queue is full, for
+    /// which verbs returns `ENOMEM`.
+    #[inline]
+    pub(crate) fn from_post(ret: i32) -> Result<()> {
+        if ret == 0 {
+            return Ok(());
+        }
+        Self::not_posted(ret)
+    }
+
+    #[cold]
+    fn not_posted(ret: i32) -> Result<()> {
+        match Self::refused(ret) {
+            Err(Self::ENOMEM) => Err(Self::EAGAIN),
+            other => other,
+        }
+    }
+
     #[cold]
     fn refused(ret: i32) -> Result<()> {
         match ret {
@@ -186,6 +204,9 @@ mod tests {
         assert_eq!(FiErrno::from_verb(0), Ok(()));
         assert_eq!(FiErrno::from_verb(libc::ENOMEM), Err(FiErrno::ENOMEM));
         assert_eq!(FiErrno::from_verb(-libc::ENOMEM), Err(FiErrno::ENOMEM));
+        assert_eq!(FiErrno::from_post(0), Ok(()));
+        assert_eq!(FiErrno::from_post(-libc::ENOMEM), Err(FiErrno::EAGAIN));
+        assert_eq!(FiErrno::from_post(libc::EINVAL), Err(FiErrno::EINVAL));
     }
 
     #[test]

@@ -7,9 +7,10 @@
 use std::mem::MaybeUninit;
 
 use super::keys::EventTarget;
+use super::link::Link;
 use super::local::MAX_IOV;
 use super::post::Initiator;
-use super::sq::{Link, Signal, Sq};
+use super::sq::{Signal, Sq};
 use super::transmit::Transmit;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -257,7 +258,7 @@ impl<Q: Sq> Initiator<Q> {
     /// requests of the operation are posted, the queue pair enters its error state.
     ///
     /// # Errors
-    /// The same error: this call has posted no request, and the operation can be retried or refused.
+    /// The same error: this call has posted no request, so the operation can be retried or refused.
     fn break_off(
         &mut self,
         op: &Transmit<'_>,

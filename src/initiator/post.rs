@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use super::keys::{Deferred, PeerKeys};
 use super::lengths::{LengthOption, Lengths};
+use super::link::Link;
 use super::local::MAX_IOV;
 use super::refusal;
 use super::scratch::Scratch;
 use super::slab::{Bounce, Slab};
-use super::sq::{Link, Signal, Sq};
+use super::sq::{Signal, Sq};
 use super::transmit::Transmit;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;

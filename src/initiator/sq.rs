@@ -1,18 +1,16 @@
-//! The send queue below an initiator.
+//! The send queue below an initiator: room for requests, and their post.
 //!
-//! The initiator uses [`Sq`] under the transmit lock. [`Link`] is the part that other threads use
-//! too, with [`OwnLink`] for the engine's own requests. An endpoint type implements both for its records of posted
-//! requests: a ring of slots per queue pair for MSG.
+//! The initiator uses [`Sq`] under the transmit lock. It is a trait because the records of posted
+//! requests can differ between endpoint types; connected endpoints use [`super::SlotSq`].
 
 #![allow(unsafe_code, reason = "posts requests")]
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
+use super::link::Link;
 use crate::errno::{FiErrno, Result};
-use crate::queue::OwnLink;
 use crate::queue::slots::Slot;
-use crate::verbs::{Pd, RemoteAddr, Rkey, SendRequest};
+use crate::verbs::{RemoteAddr, Rkey, SendRequest};
 
 /// Whether the device reports the success of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,31 +90,4 @@ pub(crate) trait Sq: Debug {
 
     /// Moves the queue pair to its error state: a partly posted operation cannot be withdrawn.
     fn fail(&self);
-}
-
-/// The queue pair of a [`Sq`] as the peer's keys use it. Thread safe, except
-/// [`Self::next_number`]. A clone refers to the same queue pair.
-pub(crate) trait Link: OwnLink + Clone + Debug + 'static {
-    fn pd(&self) -> &Arc<Pd>;
-
-    /// Number of the next request. Under the transmit lock only.
-    fn next_number(&self) -> u32;
-
-    /// Whether the completion of the request of this number has not been polled.
-    fn is_outstanding(&self, number: u32) -> bool;
-
-    /// Polls for a completion that an operation waits for. `polls`: number of such polls of the
-    /// same call since the last completed read of a look-up, incremented here. Returns false,
-    /// without polling, if the operation is to be deferred instead.
-    fn poll_once_more(&self, polls: &mut u32) -> bool;
-
-    /// Reverts [`OwnLink::request_progress`], when no operation is deferred any more.
-    fn clear_progress_request(&self);
-
-    /// Records whether this side holds keys of the peer, so that the peer waits for its
-    /// acknowledgement of revocations.
-    fn set_holds_keys(&self, holds: bool);
-
-    /// Starts the lease timer, after [`Self::set_holds_keys`].
-    fn start_lease(&self);
 }

@@ -9,13 +9,12 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::recv::RxSide;
-use super::sq::QpLink;
 use super::tx::TxSide;
 use crate::conn::keepalive::Silence;
 use crate::conn::{CmSink, CmTarget, Connection, RevocationNotifier, Side, Taken};
 use crate::domain::Domain;
 use crate::errno::Result;
-use crate::initiator::Lengths;
+use crate::initiator::{Lengths, QpLink};
 use crate::mr::ConnectionBlock;
 use crate::msg::{EndpointConfig, SharedRx};
 use crate::queue::event_cell::{Cell, Event};

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use super::core::{Control, Core};
-use super::sq::QpLink;
+
 use crate::conn::RevocationNotifier;
+use crate::initiator::QpLink;
 use crate::initiator::keys::PeerKeys;
 use crate::wire::introduction::Introduction;
 
@@ -58,11 +59,11 @@ impl Core {
             _ => control.rx.as_ref().zip(control.rx_place),
         };
         let (binding, place) = side?;
-        Some(QpLink {
-            qp: Arc::clone(control.qp.as_ref()?),
-            cq: Arc::clone(&binding.cq),
+        Some(QpLink::new(
+            Arc::clone(control.qp.as_ref()?),
+            Arc::clone(&binding.cq),
             place,
-            rings: Arc::clone(&self.rings),
-        })
+            Arc::clone(&self.rings),
+        ))
     }
 }

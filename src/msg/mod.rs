@@ -12,7 +12,6 @@ mod recv;
 mod rma;
 mod send;
 mod shutdown;
-pub(crate) mod sq;
 mod srx;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,6 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::core::{Core, EarlyRecv};
-use super::sq::post_errno;
 use crate::conn::State;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -125,7 +124,7 @@ impl Core {
             if let Err(error) = unsafe { qp.post_recv(&RecvRequest { wr_id, sges }) } {
                 ring.unpush();
                 side.local.refused();
-                return Err(post_errno(error));
+                return Err(error);
             }
             side.local.posted(number, ring.tail());
             return Ok(());

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::recv::MSG_FLAGS;
-use super::sq::post_errno;
 use crate::domain::Domain;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
@@ -166,7 +165,7 @@ impl SharedRx {
         if let Err(error) = unsafe { self.srq.post_recv(&RecvRequest { wr_id, sges }) } {
             self.slots.complete(number);
             keys.refused();
-            return Err(post_errno(error));
+            return Err(error);
         }
         hold(held, number as usize, keys);
         Ok(())

@@ -1,29 +1,24 @@
-//! The transmit side of an endpoint: an initiator that posts to the endpoint's send queue.
+//! The transmit side of an endpoint: an initiator, its send queue, and the lock of both.
 
 #![allow(unsafe_code, reason = "posts buffers that the caller keeps valid")]
 
 use std::sync::Arc;
 
 use super::core::{Core, CqBinding};
-use super::sq::{QpLink, SendQueue};
 use crate::conn::State;
 use crate::errno::{FiErrno, Result};
-use crate::initiator::{Initiator, InitiatorConfig, Transmit};
+use crate::initiator::{Initiator, InitiatorConfig, QpLink, SlotSq, Transmit};
 use crate::queue::WrId;
 use crate::verbs::Qp;
 
 /// The transmit side of an endpoint that has a queue pair.
-pub(crate) type TxSide = Initiator<SendQueue>;
+pub(crate) type TxSide = Initiator<SlotSq>;
 
 impl Core {
     /// Makes the transmit side of a new queue pair.
     pub(super) fn tx_side(&self, binding: &CqBinding, place: WrId, qp: &Arc<Qp>) -> Result<TxSide> {
-        let link = QpLink {
-            qp: Arc::clone(qp),
-            cq: Arc::clone(&binding.cq),
-            place,
-            rings: Arc::clone(&self.rings),
-        };
+        let (cq, rings) = (Arc::clone(&binding.cq), Arc::clone(&self.rings));
+        let link = QpLink::new(Arc::clone(qp), cq, place, rings);
         let config = InitiatorConfig {
             selective: binding.selective,
             iov_limit: self.config.tx_iov_limit,
@@ -32,12 +27,7 @@ impl Core {
             slots: self.rings.tx.capacity(),
             atomics: self.config.atomics,
         };
-        Initiator::new(
-            SendQueue::new(link),
-            self.domain.mr(),
-            &self.lengths,
-            &config,
-        )
+        Initiator::new(SlotSq::new(link), self.domain.mr(), &self.lengths, &config)
     }
 }
 

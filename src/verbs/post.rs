@@ -236,7 +236,7 @@ impl Qp {
     /// `ibv_post_send(3)` of one request.
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the queue pair's state, is invalid.
+    /// `EAGAIN`: the queue is full. `EINVAL`: the request, or the queue pair's state, is invalid.
     ///
     /// # Safety
     /// Inline data is readable during the call. The caller keeps all other buffers valid until
@@ -249,14 +249,14 @@ impl Qp {
         let mut bad = std::ptr::null_mut();
         let wr = &raw mut request.wr;
         // SAFETY: the queue pair is live, the request a valid chain of one.
-        FiErrno::from_verb(unsafe { sys::ibv_post_send(self.raw, wr, &raw mut bad) })
+        FiErrno::from_post(unsafe { sys::ibv_post_send(self.raw, wr, &raw mut bad) })
     }
 
     /// Makes `len` bytes at the peer's `addr` persistent across a loss of power: the data of
     /// earlier writes on this queue pair (`ibv_wr_flush`, `ibv_wr_post(3)`).
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EOPNOTSUPP`: the queue pair was created without flush.
+    /// `EAGAIN`: the queue is full. `EOPNOTSUPP`: the queue pair was created without flush.
     pub fn post_flush(
         &self,
         wr_id: u64,
@@ -275,7 +275,7 @@ impl Qp {
         // SAFETY: the queue pair is live and was created with these operations, which are called
         // between start and complete, as ibv_wr_post(3) requires. Start acquires the queue's lock
         // until complete.
-        FiErrno::from_verb(unsafe {
+        FiErrno::from_post(unsafe {
             (calls.start)(calls.qp);
             (*calls.qp).wr_id = wr_id;
             (*calls.qp).wr_flags = flags;
@@ -287,7 +287,7 @@ impl Qp {
     /// `ibv_post_recv(3)` of one request.
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: the request, or the queue pair's state, is invalid.
+    /// `EAGAIN`: the queue is full. `EINVAL`: the request, or the queue pair's state, is invalid.
     ///
     /// # Safety
     /// The caller keeps the buffers valid until completion.
@@ -301,6 +301,6 @@ impl Qp {
         };
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue pair is live, the request a valid chain of one.
-        FiErrno::from_verb(unsafe { sys::ibv_post_recv(self.raw, &raw mut wr, &raw mut bad) })
+        FiErrno::from_post(unsafe { sys::ibv_post_recv(self.raw, &raw mut wr, &raw mut bad) })
     }
 }

@@ -55,7 +55,7 @@ impl Srq {
     /// `ibv_post_srq_recv(3)` of one request.
     ///
     /// # Errors
-    /// `ENOMEM`: the queue is full. `EINVAL`: the request is invalid.
+    /// `EAGAIN`: the queue is full. `EINVAL`: the request is invalid.
     ///
     /// # Safety
     /// The caller keeps the buffers valid until completion, or until the queue is destroyed.
@@ -69,7 +69,7 @@ impl Srq {
         };
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue is live, the request a valid chain of one.
-        FiErrno::from_verb(unsafe { sys::ibv_post_srq_recv(self.raw, &raw mut wr, &raw mut bad) })
+        FiErrno::from_post(unsafe { sys::ibv_post_srq_recv(self.raw, &raw mut wr, &raw mut bad) })
     }
 }
 

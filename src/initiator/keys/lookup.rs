@@ -8,7 +8,7 @@ use rdma_core_sys as sys;
 
 use super::PeerKeys;
 use crate::errno::{FiErrno, Result};
-use crate::initiator::sq::Link;
+use crate::initiator::link::Link;
 use crate::mr::lookup::{Lookup, Outcome, READ_WORDS};
 use crate::queue::slots::{Own, Progress};
 use crate::verbs::{SendOpcode, Sge, Words};

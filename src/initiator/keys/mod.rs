@@ -23,7 +23,7 @@ mod resolve;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::sq::Link;
+use super::link::Link;
 use crate::mr::ConnectionBlock;
 use crate::mr::keys::KeyCache;
 use crate::mr::lookup::{Lookup, Map};

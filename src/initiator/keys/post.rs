@@ -6,9 +6,10 @@
 use super::Deferred;
 use super::resolve::{Resolution, leaves_unchanged, need};
 use crate::errno::{FiErrno, Result};
+use crate::initiator::link::Link;
 use crate::initiator::local::LocalPart;
 use crate::initiator::plan::Batch;
-use crate::initiator::sq::{Link, Sq};
+use crate::initiator::sq::Sq;
 use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit, refusal};
 use crate::mr::keys::{Fragment, kind};
 use crate::mr::lookup::{READ_WORDS, Resolved};

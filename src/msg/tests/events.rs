@@ -2,7 +2,7 @@
 
 use super::keys::{TARGET, connect, connect_with, in_form, kind};
 use super::*;
-use crate::msg::sq::{POLL_LIMIT, POLLS};
+use crate::initiator::qp_link::{POLL_LIMIT, POLLS};
 use crate::msg::{AtomicKind, AtomicOp};
 use crate::queue::Counter;
 

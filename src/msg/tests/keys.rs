@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::msg::sq::{POLL_LIMIT, POLLS};
+use crate::initiator::qp_link::{POLL_LIMIT, POLLS};
 use crate::msg::{AtomicKind, AtomicOp};
 
 /// The access of target regions.

@@ -322,7 +322,7 @@ fn lists_that_change_hurt_no_writer() {
 /// Operations with more parts than the queue has slots, and operations behind them, with and
 /// without polling for the list of parts.
 fn operations_go_over_many_parts() {
-    use crate::msg::sq::{POLL_LIMIT, POLLS};
+    use crate::initiator::qp_link::{POLL_LIMIT, POLLS};
     for polls in [POLL_LIMIT, 0] {
         POLLS.set(polls);
         let (client, server) = in_form(FORM);

@@ -1,49 +1,17 @@
-//! The send queue of an MSG endpoint: its queue pair, and a slot for each posted request.
+//! The send queue of one queue pair, with a slot for each posted request. The last step of the
+//! engine before the device: decides whether a request is signaled, stores its slot, posts it.
 
 #![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
 
-use std::sync::{Arc, Weak};
+use super::qp_link::QpLink;
+use super::sq::{Signal, Sq};
+use crate::errno::Result;
+use crate::queue::slots::{Slot, SlotRing};
+use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest};
 
-use crate::errno::{FiErrno, Result};
-use crate::initiator::sq::{Link, Signal, Sq};
-use crate::queue::slots::{FailureListener, Own, OwnRequests, Rings, Slot, SlotRing};
-use crate::queue::{CompletionQueue, OwnLink, WrId};
-use crate::verbs::{Pd, Qp, RemoteAddr, Rkey, SendOpcode, SendRequest};
-
-/// Maximum number of polls of the application's completion queue, in one call, for a completion that
-/// an operation waits for; counted again after each completed read of a look-up. Then the operation
-/// is deferred, so a call never waits for a round trip. soft0 completes a read while it is posted:
-/// one poll finds it, after another one for the announcement.
-pub(super) const POLL_LIMIT: u32 = 2;
-
-#[cfg(not(test))]
-fn poll_limit() -> u32 {
-    POLL_LIMIT
-}
-
-#[cfg(test)]
-thread_local! {
-    /// Lets a test defer operations on a device that answers at once.
-    pub(super) static POLLS: std::cell::Cell<u32> = const { std::cell::Cell::new(POLL_LIMIT) };
-}
-
-#[cfg(test)]
-fn poll_limit() -> u32 {
-    POLLS.get()
-}
-
-/// The queue pair, the completion queue and the place of its requests, and their records.
-#[derive(Clone, Debug)]
-pub(crate) struct QpLink {
-    pub(super) qp: Arc<Qp>,
-    pub(super) cq: Arc<CompletionQueue>,
-    pub(super) place: WrId,
-    pub(super) rings: Arc<Rings>,
-}
-
-/// The transmit side's records of posted requests.
+/// The send queue of one queue pair: posts to it, and stores the records of the posted requests.
 #[derive(Debug)]
-pub(crate) struct SendQueue {
+pub(crate) struct SlotSq {
     link: QpLink,
     /// At least one request in `period` is signaled, because its completion frees the slots of the
     /// unsignaled requests before it.
@@ -54,8 +22,8 @@ pub(crate) struct SendQueue {
     counted: bool,
 }
 
-impl SendQueue {
-    pub(super) fn new(link: QpLink) -> Self {
+impl SlotSq {
+    pub(crate) fn new(link: QpLink) -> Self {
         let rings = &link.rings;
         Self {
             period: (rings.tx.depth() / 4).max(1),
@@ -88,7 +56,7 @@ impl SendQueue {
     fn posted(&mut self, number: u32, signaled: bool, posted: Result<()>) -> Result<u32> {
         if let Err(error) = posted {
             self.ring().unpush();
-            return Err(post_errno(error));
+            return Err(error);
         }
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(number)
@@ -96,7 +64,7 @@ impl SendQueue {
 
     /// Posts an empty request behind all others. On a queue pair in its error state it is flushed
     /// last: an unsignaled request for which no error was reported before has succeeded.
-    pub(super) fn post_marker(&mut self) {
+    pub(crate) fn post_marker(&mut self) {
         let ring = self.ring();
         if ring.outstanding() == 0 || ring.outstanding() > ring.depth() {
             return;
@@ -114,7 +82,7 @@ impl SendQueue {
     }
 }
 
-impl Sq for SendQueue {
+impl Sq for SlotSq {
     type Link = QpLink;
 
     #[inline]
@@ -181,85 +149,5 @@ impl Sq for SendQueue {
 
     fn fail(&self) {
         let _ = self.link.qp.set_error();
-    }
-}
-
-impl OwnLink for QpLink {
-    fn own(&self) -> &OwnRequests {
-        &self.rings.own
-    }
-
-    unsafe fn post_request(&self, own: Own, request: &mut SendRequest<'_>) -> Result<()> {
-        request.wr_id(self.place.own(own)).signaled(true);
-        // SAFETY: the caller keeps the contract of this function.
-        unsafe { self.qp.post_send(request) }
-    }
-
-    fn poll(&self) {
-        let _ = self.cq.progress_own();
-    }
-
-    fn request_progress(&self) {
-        self.rings.set_waiting();
-        let rings = Arc::downgrade(&self.rings);
-        self.cq.domain().helper().add(rings, &self.cq);
-    }
-
-    fn owner(&self) -> Option<Arc<dyn FailureListener>> {
-        self.rings.owner.get().and_then(Weak::upgrade)
-    }
-
-    fn sever(&self) {
-        let _ = self.qp.set_error();
-        // reported here, because the device may have no request to flush
-        self.rings.notify_failure();
-    }
-}
-
-impl Link for QpLink {
-    fn pd(&self) -> &Arc<Pd> {
-        self.qp.pd()
-    }
-
-    #[inline]
-    fn next_number(&self) -> u32 {
-        self.rings.tx.next_number()
-    }
-
-    fn is_outstanding(&self, number: u32) -> bool {
-        self.rings.tx.is_outstanding(number)
-    }
-
-    fn poll_once_more(&self, polls: &mut u32) -> bool {
-        if *polls >= poll_limit() {
-            return false;
-        }
-        *polls += 1;
-        self.poll();
-        true
-    }
-
-    fn clear_progress_request(&self) {
-        if !self.rings.clear_waiting() {
-            self.request_progress();
-        }
-    }
-
-    fn set_holds_keys(&self, holds: bool) {
-        self.rings.set_holds_keys(holds);
-    }
-
-    fn start_lease(&self) {
-        let rings = Arc::downgrade(&self.rings);
-        self.cq.domain().helper().hold(rings, &self.cq);
-    }
-}
-
-/// Maps the device's "queue full" (`ENOMEM`) to `EAGAIN`.
-pub(super) fn post_errno(error: FiErrno) -> FiErrno {
-    if error == FiErrno::ENOMEM {
-        FiErrno::EAGAIN
-    } else {
-        error
     }
 }

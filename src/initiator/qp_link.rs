@@ -1,0 +1,129 @@
+//! The queue pair of a connected endpoint, as its initiator's keys use it.
+
+#![allow(unsafe_code, reason = "posts buffers whose caller promises for them")]
+
+use std::sync::{Arc, Weak};
+
+use super::link::Link;
+use crate::errno::Result;
+use crate::queue::slots::{FailureListener, Own, OwnRequests, Rings};
+use crate::queue::{CompletionQueue, OwnLink, WrId};
+use crate::verbs::{Pd, Qp, SendRequest};
+
+/// Maximum number of polls of the application's completion queue, in one call, for a completion that
+/// an operation waits for; counted again after each completed read of a look-up. Then the operation
+/// is deferred, so a call never waits for a round trip. soft0 completes a read while it is posted:
+/// one poll finds it, after another one for the announcement.
+pub(crate) const POLL_LIMIT: u32 = 2;
+
+#[cfg(not(test))]
+fn poll_limit() -> u32 {
+    POLL_LIMIT
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Lets a test defer operations on a device that answers at once.
+    pub(crate) static POLLS: std::cell::Cell<u32> = const { std::cell::Cell::new(POLL_LIMIT) };
+}
+
+#[cfg(test)]
+fn poll_limit() -> u32 {
+    POLLS.get()
+}
+
+/// The queue pair, the completion queue and the place of its requests, and their records.
+#[derive(Clone, Debug)]
+pub(crate) struct QpLink {
+    pub(super) qp: Arc<Qp>,
+    pub(super) cq: Arc<CompletionQueue>,
+    pub(super) place: WrId,
+    pub(super) rings: Arc<Rings>,
+}
+
+impl QpLink {
+    pub(crate) fn new(
+        qp: Arc<Qp>,
+        cq: Arc<CompletionQueue>,
+        place: WrId,
+        rings: Arc<Rings>,
+    ) -> Self {
+        Self {
+            qp,
+            cq,
+            place,
+            rings,
+        }
+    }
+}
+
+impl OwnLink for QpLink {
+    fn own(&self) -> &OwnRequests {
+        &self.rings.own
+    }
+
+    unsafe fn post_request(&self, own: Own, request: &mut SendRequest<'_>) -> Result<()> {
+        request.wr_id(self.place.own(own)).signaled(true);
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { self.qp.post_send(request) }
+    }
+
+    fn poll(&self) {
+        let _ = self.cq.progress_own();
+    }
+
+    fn request_progress(&self) {
+        self.rings.set_waiting();
+        let rings = Arc::downgrade(&self.rings);
+        self.cq.domain().helper().add(rings, &self.cq);
+    }
+
+    fn owner(&self) -> Option<Arc<dyn FailureListener>> {
+        self.rings.owner.get().and_then(Weak::upgrade)
+    }
+
+    fn sever(&self) {
+        let _ = self.qp.set_error();
+        // reported here, because the device may have no request to flush
+        self.rings.notify_failure();
+    }
+}
+
+impl Link for QpLink {
+    fn pd(&self) -> &Arc<Pd> {
+        self.qp.pd()
+    }
+
+    #[inline]
+    fn next_number(&self) -> u32 {
+        self.rings.tx.next_number()
+    }
+
+    fn is_outstanding(&self, number: u32) -> bool {
+        self.rings.tx.is_outstanding(number)
+    }
+
+    fn poll_once_more(&self, polls: &mut u32) -> bool {
+        if *polls >= poll_limit() {
+            return false;
+        }
+        *polls += 1;
+        self.poll();
+        true
+    }
+
+    fn clear_progress_request(&self) {
+        if !self.rings.clear_waiting() {
+            self.request_progress();
+        }
+    }
+
+    fn set_holds_keys(&self, holds: bool) {
+        self.rings.set_holds_keys(holds);
+    }
+
+    fn start_lease(&self) {
+        let rings = Arc::downgrade(&self.rings);
+        self.cq.domain().helper().hold(rings, &self.cq);
+    }
+}
