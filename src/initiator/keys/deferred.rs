@@ -1,13 +1,18 @@
-//! A deferred operation, with all data needed to post it later.
+//! Deferred operations: kept with all data needed to post them later, and retried in order.
 
 #![allow(unsafe_code, reason = "keeps the caller's buffers")]
 
 use libc::iovec;
 
+use super::resolve::Resolution;
+use crate::errno::FiErrno;
 use crate::flags::Flags;
-use crate::initiator::Transmit;
+use crate::initiator::link::Link;
 use crate::initiator::local::LocalIov;
+use crate::initiator::sq::Sq;
+use crate::initiator::{Initiator, Transmit};
 use crate::mr::Desc;
+use crate::queue::OwnLink;
 use crate::verbs::SendOpcode;
 
 /// An operation that is not or not completely posted: it waits for a look-up, for a result or for
@@ -100,5 +105,92 @@ impl Deferred {
             swap: self.swap,
             kind: self.kind,
         }
+    }
+}
+
+impl<Q: Sq> Initiator<Q> {
+    /// Appends an operation to the deferred operations.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    pub(super) unsafe fn defer(&mut self, op: &Transmit<'_>) {
+        // SAFETY: as this function.
+        self.deferred.push_back(unsafe { Deferred::new(op, 0) });
+        self.sq.link().request_progress();
+    }
+
+    /// Retries the deferred operations in order, and stops at the first that cannot be posted.
+    pub(crate) fn resume(&mut self) {
+        if let Some(peer) = &mut self.peer {
+            peer.catch_up();
+            peer.acknowledge();
+        }
+        while let Some(mut deferred) = self.deferred.pop_front() {
+            // SAFETY: the caller that posted the operation promised that the buffers stay valid
+            // until completion.
+            if !unsafe { self.retry(&mut deferred) } {
+                self.deferred.push_front(deferred);
+                return;
+            }
+        }
+        self.sq.link().clear_progress_request();
+    }
+
+    /// Posts a deferred operation, or the rest of one. Returns whether all of it is posted.
+    ///
+    /// # Safety
+    /// As [`Initiator::submit`].
+    unsafe fn retry(&mut self, deferred: &mut Deferred) -> bool {
+        if self.has_compare_swap() {
+            // SAFETY: as this function.
+            return unsafe { self.count_compare(&deferred.transmit()) };
+        }
+        loop {
+            let done = deferred.posted();
+            let op = deferred.transmit();
+            if self.sq.is_full() && !(done != 0 && self.sq.make_room().unwrap_or(false)) {
+                return false;
+            }
+            let len = op.local.len();
+            let result = if self.is_native(&op) {
+                // SAFETY: as this function.
+                unsafe { self.post(&op, len, op.native_target()) }.map(|()| None)
+            } else {
+                match self.resolve(&op, len, done) {
+                    Resolution::Pending => return false,
+                    Resolution::Compare(offset) => {
+                        // SAFETY: as this function.
+                        match unsafe { self.compare(&op, len, offset) } {
+                            Ok(all) => return all,
+                            Err(error) => Err(error),
+                        }
+                    }
+                    // SAFETY: as this function.
+                    resolution => unsafe { self.post_resolved(&op, len, done, resolution) },
+                }
+            };
+            match result {
+                Ok(None) => return true,
+                Ok(Some(done)) => deferred.set_posted(done),
+                Err(FiErrno::EAGAIN) => return false,
+                Err(error) => return self.post_failure(&op, error).is_ok(),
+            }
+        }
+    }
+
+    /// Fails the deferred operations with `ECANCELED` after the end of the connection, in order, as
+    /// far as the send queue has room.
+    pub(crate) fn cancel_deferred(&mut self) {
+        if let Some(peer) = &mut self.peer {
+            peer.compare_swap = None;
+        }
+        while let Some(deferred) = self.deferred.pop_front() {
+            let op = deferred.transmit();
+            if self.sq.is_full() || self.post_failure(&op, FiErrno::ECANCELED).is_err() {
+                self.deferred.push_front(deferred);
+                return;
+            }
+        }
+        self.sq.link().clear_progress_request();
     }
 }

@@ -1,12 +1,10 @@
-//! Posts operations on resolved keys together with the requests that count them, and defers
-//! operations that cannot be posted yet.
+//! Posts operations on resolved keys, together with the requests that count them.
 
 #![allow(unsafe_code, reason = "posts buffers that the caller keeps valid")]
 
 use super::Deferred;
 use super::resolve::{Resolution, leaves_unchanged, need};
 use crate::errno::{FiErrno, Result};
-use crate::initiator::link::Link;
 use crate::initiator::local::LocalPart;
 use crate::initiator::plan::Batch;
 use crate::initiator::sq::Sq;
@@ -28,55 +26,15 @@ impl<Q: Sq> Initiator<Q> {
     pub(in crate::initiator) unsafe fn submit_resolved(&mut self, op: &Transmit<'_>) -> Result<()> {
         let len = self.check(op)?;
         if self.deferred.is_empty()
-            && let Some(peer) = &mut self.peer
-            && let Some(Resolution::One(fragment)) = peer.find(op.key, op, len, 0)
+            && let Some(target) = self.cached_target(op, len)
         {
             // SAFETY: as this function.
-            return unsafe { self.post(op, len, (fragment.addr, fragment.rkey)) };
-        }
-        if op.key >> 48 == kind::MAPPED
-            && self.deferred.is_empty()
-            && let Some(Resolution::One(fragment)) = self.find_mapped(op, len, 0)
-        {
-            // SAFETY: as this function.
-            return unsafe { self.post(op, len, (fragment.addr, fragment.rkey)) };
+            return unsafe { self.post(op, len, target) };
         }
         self.resume();
-        if self.deferred.is_empty() {
-            if self.is_native(op) {
-                // SAFETY: as this function.
-                return unsafe { self.post(op, len, op.native_target()) };
-            }
-            let looked_up = !self.has_native_key(op) && op.key >> 48 != kind::MAPPED;
-            if looked_up && (self.peer.is_none() || self.cannot_be_a_key(op.key)) {
-                return Err(refusal::no_such_key(op.key, self.peer.is_some()));
-            }
-            self.sq.reserve()?;
-            match self.resolve(op, len, 0) {
-                Resolution::Pending => {}
-                Resolution::Compare(offset) => {
-                    // SAFETY: as this function.
-                    if unsafe { self.compare(op, len, offset) }? {
-                        return Ok(());
-                    }
-                    // SAFETY: as this function.
-                    unsafe { self.defer(op) };
-                    return Ok(());
-                }
-                resolution => {
-                    // SAFETY: as this function.
-                    if let Some(done) = unsafe { self.post_resolved(op, len, 0, resolution) }? {
-                        // SAFETY: as this function.
-                        let deferred = unsafe { Deferred::new(op, done) };
-                        self.deferred.push_back(deferred);
-                        self.resume();
-                        if !self.deferred.is_empty() {
-                            self.sq.link().request_progress();
-                        }
-                    }
-                    return Ok(());
-                }
-            }
+        // SAFETY: as this function.
+        if self.deferred.is_empty() && unsafe { self.post_unless_pending(op, len) }? {
+            return Ok(());
         }
         if !self.sq.can_defer(self.deferred.len()) {
             if self.deferred.is_empty()
@@ -92,14 +50,62 @@ impl<Q: Sq> Initiator<Q> {
         Ok(())
     }
 
-    /// Appends an operation to the deferred operations.
+    /// The target of an operation that is one request, if its key is cached.
+    #[inline]
+    fn cached_target(&mut self, op: &Transmit<'_>, len: usize) -> Option<(RemoteAddr, Rkey)> {
+        let peer = self.peer.as_mut();
+        let mut found = peer.and_then(|peer| peer.find(op.key, op, len, 0));
+        if !matches!(found, Some(Resolution::One(_))) && op.key >> 48 == kind::MAPPED {
+            found = self.find_mapped(op, len, 0);
+        }
+        match found {
+            Some(Resolution::One(fragment)) => Some((fragment.addr, fragment.rkey)),
+            _ => None,
+        }
+    }
+
+    /// Resolves and posts an operation that follows no deferred one; if only a part can be posted,
+    /// the rest is deferred. Returns false if the look-up of the key is in progress.
+    ///
+    /// # Errors
+    /// As [`Initiator::submit`].
     ///
     /// # Safety
     /// As [`Initiator::submit`].
-    unsafe fn defer(&mut self, op: &Transmit<'_>) {
-        // SAFETY: as this function.
-        self.deferred.push_back(unsafe { Deferred::new(op, 0) });
-        self.sq.link().request_progress();
+    unsafe fn post_unless_pending(&mut self, op: &Transmit<'_>, len: usize) -> Result<bool> {
+        if self.is_native(op) {
+            // SAFETY: as this function.
+            unsafe { self.post(op, len, op.native_target()) }?;
+            return Ok(true);
+        }
+        let looked_up = !self.has_native_key(op) && op.key >> 48 != kind::MAPPED;
+        if looked_up && (self.peer.is_none() || self.cannot_be_a_key(op.key)) {
+            return Err(refusal::no_such_key(op.key, self.peer.is_some()));
+        }
+        self.sq.reserve()?;
+        match self.resolve(op, len, 0) {
+            Resolution::Pending => return Ok(false),
+            Resolution::Compare(offset) => {
+                // SAFETY: as this function.
+                if !unsafe { self.compare(op, len, offset) }? {
+                    // SAFETY: as this function.
+                    unsafe { self.defer(op) };
+                }
+            }
+            resolution => {
+                // SAFETY: as this function.
+                if let Some(done) = unsafe { self.post_resolved(op, len, 0, resolution) }? {
+                    // SAFETY: as this function.
+                    let rest = unsafe { Deferred::new(op, done) };
+                    self.deferred.push_back(rest);
+                    self.resume();
+                    if !self.deferred.is_empty() {
+                        self.sq.link().request_progress();
+                    }
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// Posts an operation, or its next part. `Some(n)`: `n` bytes of the operation are posted and
@@ -107,7 +113,7 @@ impl<Q: Sq> Initiator<Q> {
     ///
     /// # Safety
     /// As [`Initiator::submit`].
-    unsafe fn post_resolved(
+    pub(super) unsafe fn post_resolved(
         &mut self,
         op: &Transmit<'_>,
         len: usize,
@@ -154,7 +160,6 @@ impl<Q: Sq> Initiator<Q> {
         offset: u64,
         done: u64,
     ) -> Result<Option<u64>> {
-        let mut fragments = [Fragment::default(); MAX_SEGMENTS];
         let region = self.region(op).ok_or(FiErrno::EKEYREJECTED)?;
         let (need, len_there) = need(op, len);
         let once = region.entry.once;
@@ -165,20 +170,8 @@ impl<Q: Sq> Initiator<Q> {
             need.event()
         };
         let event_count = self.events(op, region, event, &mut events);
-        let (mut count, mut taken) = (0, 0);
-        for to in &mut fragments {
-            let left = len_there - done - taken;
-            match region.fragment(offset + taken, left) {
-                Ok(fragment) if !fragment.absent => *to = fragment,
-                // the part must be read first, or is absent now; a later call handles this
-                _ => break,
-            }
-            count += 1;
-            taken += to.len;
-            if to.last {
-                break;
-            }
-        }
+        let mut fragments = [Fragment::default(); MAX_SEGMENTS];
+        let (count, taken) = fragments_at(region, offset, len_there - done, &mut fragments);
         let fragments = &fragments[..count];
         let last = fragments.last().ok_or(FiErrno::EAGAIN)?.last;
         let mut more = None;
@@ -283,81 +276,30 @@ impl<Q: Sq> Initiator<Q> {
         }
         count
     }
+}
 
-    /// Retries the deferred operations in order, and stops at the first that cannot be posted.
-    pub(crate) fn resume(&mut self) {
-        if let Some(peer) = &mut self.peer {
-            peer.catch_up();
-            peer.acknowledge();
+/// Fills `fragments` with those of `len` bytes from `offset` in a region, as far as they are read
+/// and present. Returns the number of fragments, and of the bytes that they cover.
+fn fragments_at(
+    region: &Resolved,
+    offset: u64,
+    len: u64,
+    fragments: &mut [Fragment; MAX_SEGMENTS],
+) -> (usize, u64) {
+    let (mut count, mut taken) = (0, 0);
+    for to in fragments {
+        match region.fragment(offset + taken, len - taken) {
+            Ok(fragment) if !fragment.absent => *to = fragment,
+            // the part must be read first, or is absent now; a later call handles this
+            _ => break,
         }
-        while let Some(mut deferred) = self.deferred.pop_front() {
-            // SAFETY: the caller that posted the operation promised that the buffers stay valid
-            // until completion.
-            if !unsafe { self.retry(&mut deferred) } {
-                self.deferred.push_front(deferred);
-                return;
-            }
-        }
-        self.sq.link().clear_progress_request();
-    }
-
-    /// Posts a deferred operation, or the rest of one. Returns whether all of it is posted.
-    ///
-    /// # Safety
-    /// As [`Initiator::submit`].
-    unsafe fn retry(&mut self, deferred: &mut Deferred) -> bool {
-        if self.has_compare_swap() {
-            // SAFETY: as this function.
-            return unsafe { self.count_compare(&deferred.transmit()) };
-        }
-        loop {
-            let done = deferred.posted();
-            let op = deferred.transmit();
-            if self.sq.is_full() && !(done != 0 && self.sq.make_room().unwrap_or(false)) {
-                return false;
-            }
-            let len = op.local.len();
-            let result = if self.is_native(&op) {
-                // SAFETY: as this function.
-                unsafe { self.post(&op, len, op.native_target()) }.map(|()| None)
-            } else {
-                match self.resolve(&op, len, done) {
-                    Resolution::Pending => return false,
-                    Resolution::Compare(offset) => {
-                        // SAFETY: as this function.
-                        match unsafe { self.compare(&op, len, offset) } {
-                            Ok(all) => return all,
-                            Err(error) => Err(error),
-                        }
-                    }
-                    // SAFETY: as this function.
-                    resolution => unsafe { self.post_resolved(&op, len, done, resolution) },
-                }
-            };
-            match result {
-                Ok(None) => return true,
-                Ok(Some(done)) => deferred.set_posted(done),
-                Err(FiErrno::EAGAIN) => return false,
-                Err(error) => return self.post_failure(&op, error).is_ok(),
-            }
+        count += 1;
+        taken += to.len;
+        if to.last {
+            break;
         }
     }
-
-    /// Fails the deferred operations with `ECANCELED` after the end of the connection, in order, as
-    /// far as the send queue has room.
-    pub(crate) fn cancel_deferred(&mut self) {
-        if let Some(peer) = &mut self.peer {
-            peer.compare_swap = None;
-        }
-        while let Some(deferred) = self.deferred.pop_front() {
-            let op = deferred.transmit();
-            if self.sq.is_full() || self.post_failure(&op, FiErrno::ECANCELED).is_err() {
-                self.deferred.push_front(deferred);
-                return;
-            }
-        }
-        self.sq.link().clear_progress_request();
-    }
+    (count, taken)
 }
 
 /// An event cell that counts an operation.
