@@ -9,7 +9,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::post::{EventTarget, MOST_EVENTS};
+use super::submit::{EventTarget, MOST_EVENTS};
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::initiator::link::Link;

@@ -17,8 +17,8 @@ mod compare;
 mod deferred;
 mod lease;
 mod lookup;
-mod post;
 mod resolve;
+mod submit;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,8 +32,8 @@ use crate::wire::introduction::Introduction;
 
 use self::compare::CompareSwap;
 pub(crate) use self::deferred::Deferred;
-pub(super) use self::post::EventTarget;
-pub(crate) use self::post::OTHER_PARTS;
+pub(super) use self::submit::EventTarget;
+pub(crate) use self::submit::OTHER_PARTS;
 
 /// The initiator's state for a peer that has sent its introduction.
 #[derive(Debug)]
