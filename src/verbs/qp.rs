@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
-use super::post::FlushCalls;
+use super::wr::FlushCalls;
 use super::{CmId, Cq, Pd, Srq, Xrcd};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
-use super::post::FlushCalls;
 use super::qp::{Objects, Owner};
+use super::wr::FlushCalls;
 use super::{CmId, Cq, Device, Pd, Qp, QpConfig, QpLimits, Srq, Xrcd};
 use crate::errno::{FiErrno, Result};
 

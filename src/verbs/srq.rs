@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
-use super::post::sg_list;
+use super::wr::sg_list;
 use super::{Pd, RecvRequest};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;

@@ -1,4 +1,4 @@
-//! Posting to queue pairs.
+//! Work requests, and their post to a queue pair (`ibv_post_send(3)`, `ibv_post_recv(3)`).
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
