@@ -79,7 +79,7 @@ impl<L: Link> PeerKeys<L> {
     /// written, ordered behind all earlier requests. At most one such write is outstanding.
     pub(crate) fn acknowledge(&mut self) {
         let word = self.word();
-        self.settle();
+        self.publish_settled();
         // the event of a compare and swap is not posted yet
         let counts = self.compare_swap.is_some();
         if counts || word == self.acknowledged || self.link.own().is_under_way(Own::Acknowledge) {
@@ -116,7 +116,7 @@ impl<L: Link> PeerKeys<L> {
 
     /// Publishes in this side's memory how many of the peer's revocations are settled: those for
     /// which no request with older records is outstanding.
-    fn settle(&self) {
+    fn publish_settled(&self) {
         let reads = self.link.own().is_under_way(Own::Lookup);
         let counts = self.compare_swap.is_some();
         if reads || counts || self.link.is_outstanding(self.last_used) {
@@ -143,7 +143,7 @@ impl<L: Link> PeerKeys<L> {
 
 impl<Q: Sq> Initiator<Q> {
     /// Handles an expired lease timer: returns the keys if none was used since the timer was
-    /// started and no operation is pending.
+    /// started and no operation is deferred.
     pub(crate) fn lease_expired(&mut self) -> Lease {
         let idle = self.deferred.is_empty();
         let Some(peer) = &mut self.peer else {
