@@ -179,6 +179,6 @@ impl CmTarget for Core {
             // answers the peer's disconnect, or initiates one if this side detected the end first
             self.conn.disconnect(&control.side);
         }
-        self.settle();
+        self.await_flush();
     }
 }

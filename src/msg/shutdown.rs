@@ -46,7 +46,7 @@ impl Core {
 
     /// Waits at most [`FLUSH_WAIT`] until the device has flushed the posted requests, and moves
     /// their completions to the completion queues' backlogs.
-    pub(super) fn settle(&self) {
+    pub(super) fn await_flush(&self) {
         let (tx, rx) = {
             let control = self.control.lock();
             let Some(qp) = &control.qp else {
@@ -107,7 +107,7 @@ impl Core {
             connected
         };
         if connected {
-            self.settle();
+            self.await_flush();
         }
         let mut control = self.control.lock();
         self.drop_qp(&mut control);
