@@ -562,6 +562,22 @@ fn unused_classes_are_replaced() {
 }
 
 #[test]
+fn receives_cancelled_in_the_order_of_posting_are_found_at_once() {
+    let mut of: Matching<u64, u64> = Matching::new(10, 0, 0);
+    for i in 1..=10_000 {
+        of.receive(&Want::tagged(i, 0, None), i as usize, i);
+    }
+    let (_, _, most) = visits(1..=10_000, |context| {
+        let index = of.posted.with_context(context as usize);
+        assert_eq!(index, Some(context as u32 - 1));
+        of.posted.remove(context as u32 - 1);
+    });
+    let (_, entries, _) = visits(0..1, |_| assert_eq!(of.cancel(5), None));
+    assert_eq!(entries, 10_000.0, "a context that is not posted");
+    assert!(most < 200, "{most}");
+}
+
+#[test]
 fn entries_have_the_sizes_of_the_documentation() {
     assert_eq!(Posted::<[u64; 5]>::ENTRY, 96);
     assert_eq!(Unexpected::<[u64; 3]>::ENTRY, 64);
@@ -625,6 +641,7 @@ fn a_multi_receive_buffer_is_released_with_its_last_completion() {
 
     of.receive_multi(&Want::untagged(None), 9, (), (100, 20), |_, _| {});
     let piece = of.arrive(0, PeerIndex(0), 10).unwrap().piece.unwrap();
+    assert_eq!(piece.buffer, MultiId(0), "its record is used again");
     assert!(!of.cancel(9).unwrap().released);
     assert_eq!(of.cancel(9), None);
     assert_eq!(of.finished(piece.buffer), Release::Cancelled);
