@@ -33,7 +33,7 @@ impl Connection {
     /// the failure of a requested one. After the reply to the peer's request is begun, the event of
     /// the peer's confirmation or of a failure reports the result.
     pub(crate) fn qp_failed(&self) {
-        // each step changes the state to one that is tried behind it
+        // another thread can change the state between two of these steps, to that of a later step
         let replied = self.state.change(State::Accepting, State::Broken)
             || self.state.change(State::Accepted, State::Broken);
         if replied {
