@@ -9,6 +9,8 @@ use crate::queue::slots::{Slot, SlotRing};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
 use crate::wire::list::{MAX_BLOCKS, Place, encode_block, encode_index};
+use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
+use crate::wire::rdm::{Body, Packet, Rejection, Reply, Request};
 use crate::wire::records::{Block, Entry, Header, MAX_SEGMENTS, Segment, WORDS};
 
 /// Private data decodes to at most as many bytes as were received, and the data of the sender is
@@ -35,9 +37,51 @@ pub fn cm_data(data: &[u8]) {
     }
 }
 
+/// Private data and packets of RDM endpoints: what is accepted has one encoding, which is equal to
+/// the received bytes, and the payload lies in the packet.
+///
+/// # Panics
+/// If not.
+pub fn rdm_wire(data: &[u8]) {
+    if let Ok(request) = Request::decode(data) {
+        assert!(data.starts_with(&request.encode()));
+    }
+    if let Ok(reply) = Reply::decode(data) {
+        assert!(data.starts_with(&reply.encode()));
+    }
+    if let Ok(rejection) = Rejection::decode(data) {
+        assert!(data.starts_with(&rejection.encode()));
+    }
+    // the length of the input, and the one that the header states
+    rdm_packet(data, data.len());
+    if let Some(length) = data.get(16..20).and_then(|bytes| bytes.first_chunk()) {
+        let length = u32::from_le_bytes(*length) as usize;
+        rdm_packet(data, HEADER_SIZE.saturating_add(length));
+    }
+}
+
+fn rdm_packet(data: &[u8], total: usize) {
+    let Ok(packet) = Packet::decode(data, total) else {
+        return;
+    };
+    let mut head = [0xee; MAX_HEAD];
+    let size = packet.encode(&mut head);
+    assert!(data.starts_with(&head[..size]));
+    let payload = match packet.body {
+        Body::Eager { payload, .. } | Body::Data { payload, .. } => payload,
+        Body::Atomic { operands, .. } => operands,
+        Body::Result { values, .. } => values,
+        _ => return assert_eq!(size, total),
+    };
+    assert_eq!(
+        (payload.offset, payload.offset + payload.len as usize),
+        (size, total)
+    );
+}
+
 /// A request in the model.
 #[derive(Clone, Copy)]
-struct Request {
+struct Posted {
     number: u32,
     context: usize,
     signaled: bool,
@@ -52,7 +96,7 @@ struct Request {
 pub fn slots(data: &[u8]) {
     let (&depth, data) = data.split_first().unwrap_or((&0, &[]));
     let ring = SlotRing::new(usize::from(depth % 20) + 1);
-    let mut model: VecDeque<Request> = VecDeque::new();
+    let mut model: VecDeque<Posted> = VecDeque::new();
     let mut context = 0;
     let mut bytes = data.iter().copied();
     while let Some(choice) = bytes.next() {
@@ -78,7 +122,7 @@ pub fn slots(data: &[u8]) {
                     ring.unpush();
                     continue;
                 }
-                model.push_back(Request {
+                model.push_back(Posted {
                     number,
                     context,
                     signaled,
@@ -312,6 +356,20 @@ mod tests {
     fn lookup() {
         proptest!(cases(2000), |(data in prop::collection::vec(any::<u8>(), 0..6000))| {
             super::lookup(&data);
+        });
+    }
+
+    #[test]
+    fn rdm_wire() {
+        let kind = prop::sample::select(vec![1, 2, 3, 4, 5, 6, 7, 8, 64, 65, 66, 67, 68, 9]);
+        let rest = prop::collection::vec(prop_oneof![3 => Just(0), 1 => any::<u8>()], 0..260);
+        proptest!(cases(4000), |(kind in kind, flags in 0_u8..64, mut rest in rest)| {
+            if rest.len() >= 32 {
+                let length = (rest.len() - 32) as u32;
+                (rest[8], rest[9]) = (kind, flags);
+                rest[16..20].copy_from_slice(&length.to_le_bytes());
+            }
+            super::rdm_wire(&rest);
         });
     }
 

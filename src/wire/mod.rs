@@ -4,4 +4,5 @@ pub mod cm_data;
 pub mod introduction;
 pub mod list;
 pub mod raw_key;
+pub mod rdm;
 pub mod records;

@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 17] = [
+const TARGETS: [(&str, Target); 18] = [
     ("agent", softverbs::fuzz::agent),
     ("arena", softverbs::fuzz::arena),
     ("cm_message", softverbs::fuzz::cm_message),
@@ -27,6 +27,7 @@ const TARGETS: [(&str, Target); 17] = [
     ("slots", weft::fuzz::slots),
     ("cm_data", weft::fuzz::cm_data),
     ("lookup", weft::fuzz::lookup),
+    ("rdm_wire", weft::fuzz::rdm_wire),
     ("getinfo", getinfo::getinfo),
 ];
 
