@@ -91,7 +91,7 @@ pub(crate) unsafe extern "C" fn open2(
         if flags != 0 {
             return Err(FiErrno::EBADFLAGS); // FI_PEER_TRANSFER: there is no peer provider
         }
-        let object = Wish::read(domain, info)?.open(domain, context)?;
+        let object = EndpointRequest::read(domain, info)?.open(domain, context)?;
         // SAFETY: not NULL; the object starts with its fid.
         unsafe { *out = object.cast() };
         Ok(0)
@@ -125,14 +125,14 @@ impl Origin {
     }
 }
 
-struct Wish {
+struct EndpointRequest {
     config: EndpointConfig,
     origin: Origin,
     format: Format,
     rma_data: bool,
 }
 
-impl Wish {
+impl EndpointRequest {
     /// Checks the info like hints, so that it cannot request more than the device has.
     fn read(domain: &Object<Domain>, info: View<'_, fi_info>) -> Result<Self> {
         let terms = getinfo::check(domain.api_version, info, domain.engine.device())?;

@@ -35,7 +35,7 @@ pub(crate) use dispatcher::{CmTarget, Dispatcher, Registry};
 pub(crate) use listen::Listener;
 pub(crate) use notifier::RevocationNotifier;
 pub use request::ConnectRequest;
-pub(crate) use request::Taken;
+pub(crate) use request::RequestParts;
 pub(crate) use sink::{CmSink, Outcome};
 pub(crate) use state::{AtomicState, State};
 pub use tuning::Tuning;

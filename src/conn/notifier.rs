@@ -11,8 +11,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::mr::{ConnectionBlock, Look, Peer};
-use crate::queue::OwnLink;
-use crate::queue::slots::{Own, Progress};
+use crate::queue::EngineLink;
+use crate::queue::slots::{EngineRequest, Progress};
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
 use crate::wire::records::Block;
@@ -30,7 +30,7 @@ pub(crate) struct RevocationNotifier<L> {
     block: Arc<ConnectionBlock>,
 }
 
-impl<L: OwnLink> RevocationNotifier<L> {
+impl<L: EngineLink> RevocationNotifier<L> {
     /// `block` is this side's connection block.
     pub(crate) fn new(link: L, block: &Arc<ConnectionBlock>) -> Self {
         Self {
@@ -58,8 +58,8 @@ impl<L: OwnLink> RevocationNotifier<L> {
 
     /// Sends a notification that could not be posted at the time of the revocation.
     pub(crate) fn notify_again(&self) {
-        if self.link.own().is_wanted() {
-            self.tell_revocations();
+        if self.link.engine_requests().is_wanted() {
+            self.notify_revocations();
         }
     }
 
@@ -79,23 +79,23 @@ impl<L: OwnLink> RevocationNotifier<L> {
         // outstanding.
         unsafe {
             self.link
-                .post_own(Own::Settled, SendOpcode::Read, sge, from, 0)
+                .post_engine_request(EngineRequest::Settled, SendOpcode::Read, sge, from, 0)
         }
     }
 }
 
-impl<L: OwnLink> Peer for RevocationNotifier<L> {
-    fn tell_revocations(&self) {
-        let own = self.link.own();
+impl<L: EngineLink> Peer for RevocationNotifier<L> {
+    fn notify_revocations(&self) {
+        let requests = self.link.engine_requests();
         // set before the check, so that the thread that polls the completion of an earlier
         // notification sends this one
-        own.want(true);
+        requests.want(true);
         // behind `want`: `introduce` sends this notification if the introduction follows
         let Some(to) = self.word(Block::REVISION) else {
             return;
         };
         let mut polls = 0;
-        while !own.begin_revocation() {
+        while !requests.begin_revocation() {
             if polls == EARLIER_POLLS {
                 self.link.request_progress();
                 return;
@@ -104,7 +104,7 @@ impl<L: OwnLink> Peer for RevocationNotifier<L> {
             // polls, because the application may not read this queue
             self.link.poll();
         }
-        own.want(false);
+        requests.want(false);
         let (addr, lkey) = self.block.revocations();
         let sge = Sge {
             addr,
@@ -114,7 +114,7 @@ impl<L: OwnLink> Peer for RevocationNotifier<L> {
         // SAFETY: the domain owns the directory's header and outlives the queue pair.
         unsafe {
             self.link
-                .post_own(Own::Revocation, SendOpcode::Write, sge, to, 0);
+                .post_engine_request(EngineRequest::Revocation, SendOpcode::Write, sge, to, 0);
         }
     }
 
@@ -123,10 +123,10 @@ impl<L: OwnLink> Peer for RevocationNotifier<L> {
         self.link.poll();
         self.notify_again();
         let up = self.link.owner().is_some_and(|owner| owner.is_up());
-        let progress = self.link.own().take(Own::Settled);
+        let progress = self.link.engine_requests().take(EngineRequest::Settled);
         Look {
             up,
-            answer: (progress == Progress::Done).then(|| self.block.sunk()),
+            answer: (progress == Progress::Done).then(|| self.block.peer_settled()),
             asked: up && progress != Progress::UnderWay && self.ask(),
         }
     }

@@ -7,7 +7,7 @@ use crate::errno::{FiErrno, Result};
 use crate::verbs::{CmId, Device, PrivateData, known_device};
 
 /// The identifier of a request and its private data.
-pub(crate) type Taken = (CmId, PrivateData);
+pub(crate) type RequestParts = (CmId, PrivateData);
 
 /// A peer's request for a connection. An endpoint that is created from the request accepts it;
 /// [`PassiveEndpoint::reject`](crate::msg::PassiveEndpoint::reject) rejects it. Dropping an
@@ -46,7 +46,7 @@ impl ConnectRequest {
     }
 
     /// Moves the identifier and the private data to the accepting endpoint.
-    pub(crate) fn take(mut self) -> Option<Taken> {
+    pub(crate) fn take(mut self) -> Option<RequestParts> {
         Some((self.id.take()?, *self.private_data))
     }
 

@@ -4,12 +4,12 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::queue::OwnLink;
+use crate::queue::EngineLink;
 use crate::verbs::Pd;
 
 /// The queue pair of a [`Sq`](super::sq::Sq) as the peer's keys use it. Thread safe, except
 /// [`Self::next_number`]. A clone refers to the same queue pair.
-pub(crate) trait Link: OwnLink + Clone + Debug + 'static {
+pub(crate) trait Link: EngineLink + Clone + Debug + 'static {
     fn pd(&self) -> &Arc<Pd>;
 
     /// Number of the next request. Under the transmit lock only.
@@ -23,7 +23,7 @@ pub(crate) trait Link: OwnLink + Clone + Debug + 'static {
     /// without polling, if the operation is to be deferred instead.
     fn poll_once_more(&self, polls: &mut u32) -> bool;
 
-    /// Reverts [`OwnLink::request_progress`], when no operation is deferred any more.
+    /// Reverts [`EngineLink::request_progress`], when no operation is deferred any more.
     fn clear_progress_request(&self);
 
     /// Records whether this side holds keys of the peer, so that the peer waits for its

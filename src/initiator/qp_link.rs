@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 
 use super::link::Link;
 use crate::errno::Result;
-use crate::queue::slots::{FailureListener, Own, OwnRequests, Rings};
-use crate::queue::{CompletionQueue, OwnLink, WrId};
+use crate::queue::slots::{EngineRequest, EngineRequests, FailureListener, Rings};
+use crate::queue::{CompletionQueue, EngineLink, WrId};
 use crate::verbs::{Pd, Qp, SendRequest};
 
 /// Maximum number of polls of the application's completion queue, in one call, for a completion that
@@ -57,23 +57,29 @@ impl QpLink {
     }
 }
 
-impl OwnLink for QpLink {
-    fn own(&self) -> &OwnRequests {
-        &self.rings.own
+impl EngineLink for QpLink {
+    fn engine_requests(&self) -> &EngineRequests {
+        &self.rings.engine_requests
     }
 
-    unsafe fn post_request(&self, own: Own, request: &mut SendRequest<'_>) -> Result<()> {
-        request.wr_id(self.place.own(own)).signaled(true);
+    unsafe fn post_request(
+        &self,
+        kind: EngineRequest,
+        request: &mut SendRequest<'_>,
+    ) -> Result<()> {
+        request
+            .wr_id(self.place.engine_request(kind))
+            .signaled(true);
         // SAFETY: the caller keeps the contract of this function.
         unsafe { self.qp.post_send(request) }
     }
 
     fn poll(&self) {
-        let _ = self.cq.progress_own();
+        let _ = self.cq.progress_engine_requests();
     }
 
     fn request_progress(&self) {
-        self.rings.set_waiting();
+        self.rings.set_needs_progress();
         let rings = Arc::downgrade(&self.rings);
         self.cq.domain().helper().add(rings, &self.cq);
     }
@@ -113,7 +119,7 @@ impl Link for QpLink {
     }
 
     fn clear_progress_request(&self) {
-        if !self.rings.clear_waiting() {
+        if !self.rings.clear_needs_progress() {
             self.request_progress();
         }
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
-use super::members::{Member, Members};
+use super::members::{DirectoryPeer, Members};
 use super::revocation::Left;
 use super::table::Table;
 use crate::errno::{FiErrno, Result};
@@ -33,7 +33,7 @@ pub(crate) trait Peer: Send + Sync {
     /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the
     /// *revision* of the peer's connection block, in this call, by a later retry, or when the peer's
     /// address is known.
-    fn tell_revocations(&self);
+    fn notify_revocations(&self);
     /// Polls for completions, repeats a notification that could not be sent, and posts a read of
     /// the peer's word [`Block::SETTLED`].
     fn look(&self) -> Look;
@@ -138,7 +138,7 @@ impl ConnectionBlock {
     }
 
     /// Stores a word in registered memory, as the source of a write. Returns its address and lkey.
-    pub(crate) fn stage(&self, value: u64) -> (u64, Lkey) {
+    pub(crate) fn store_acknowledged(&self, value: u64) -> (u64, Lkey) {
         let index = self.place.index + 4;
         self.place.words.store(index, value);
         (self.place.words.addr(index), self.place.words.lkey())
@@ -157,7 +157,7 @@ impl ConnectionBlock {
     }
 
     /// The result of the last read of the peer's block.
-    pub(crate) fn sunk(&self) -> u64 {
+    pub(crate) fn peer_settled(&self) -> u64 {
         self.place.words.load(self.place.index + WORDS)
     }
 
@@ -165,7 +165,7 @@ impl ConnectionBlock {
     /// called.
     pub(crate) fn join(&self, peer: Weak<dyn Peer>) {
         let mut inner = self.directory.inner.lock();
-        let member = Member::new(peer, self.place.clone());
+        let member = DirectoryPeer::new(peer, self.place.clone());
         inner.peers.insert(self.place.number, member);
     }
 
@@ -365,7 +365,7 @@ mod tests {
     struct Silent;
 
     impl Peer for Silent {
-        fn tell_revocations(&self) {}
+        fn notify_revocations(&self) {}
         fn look(&self) -> Look {
             Look {
                 up: true,
@@ -444,7 +444,7 @@ mod tests {
     struct Counts(AtomicUsize);
 
     impl Peer for Counts {
-        fn tell_revocations(&self) {
+        fn notify_revocations(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
         fn look(&self) -> Look {

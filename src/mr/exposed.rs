@@ -35,7 +35,7 @@ pub(crate) struct Exposed {
     parts: Box<[(u64, u64, Lkey)]>,
     /// The directory record. The lock is held from the start of a change until the record is
     /// published.
-    told: Mutex<Told>,
+    record: Mutex<Record>,
     entry: Entry,
     key: Key,
     /// The directory that contains the record.
@@ -44,7 +44,7 @@ pub(crate) struct Exposed {
 
 /// The directory record of a region, and the memory that it refers to.
 #[derive(Debug, Default)]
-struct Told {
+struct Record {
     entry: Entry,
     /// The segment list, if the record refers to one with at most [`MAX_SEGMENTS`] parts.
     list: Option<Words>,
@@ -205,7 +205,7 @@ impl Exposed {
             parts: parts
                 .map(|(buffer, mr)| (buffer.addr, buffer.len, mr.lkey()))
                 .collect(),
-            told: Mutex::default(),
+            record: Mutex::default(),
             pieces,
             entry: Entry {
                 key: key.number(),
@@ -237,9 +237,9 @@ impl Exposed {
                     list.update(&[(0, self.entry.len)], |from, to| {
                         pieces.segments(from, to - from)
                     });
-                    let told = self.described_long(list, cell);
-                    directory.insert(&told.entry)?;
-                    self.told = Mutex::new(told);
+                    let record = self.described_long(list, cell);
+                    directory.insert(&record.entry)?;
+                    self.record = Mutex::new(record);
                     self.directory = Some(directory);
                     return Ok(());
                 }
@@ -253,16 +253,16 @@ impl Exposed {
             }],
             None => self.segments(),
         };
-        let told = self.described(&segments, cell)?;
-        directory.insert(&told.entry)?;
-        self.told = Mutex::new(told);
+        let record = self.described(&segments, cell)?;
+        directory.insert(&record.entry)?;
+        self.record = Mutex::new(record);
         self.directory = Some(directory);
         Ok(())
     }
 
     /// The directory record of a region with at most [`MAX_SEGMENTS`] segments; empty if it has one
     /// buffer.
-    fn described(&self, segments: &[Segment], cell: Option<Arc<Cell>>) -> Result<Told> {
+    fn described(&self, segments: &[Segment], cell: Option<Arc<Cell>>) -> Result<Record> {
         match segments {
             [] => {
                 let whole = Segment {
@@ -288,8 +288,8 @@ impl Exposed {
     }
 
     /// The directory record of a region with one part.
-    fn described_whole(&self, whole: &Segment, cell: Option<Arc<Cell>>) -> Told {
-        Told {
+    fn described_whole(&self, whole: &Segment, cell: Option<Arc<Cell>>) -> Record {
+        Record {
             entry: Entry {
                 addr: whole.addr,
                 rkey: whole.rkey,
@@ -298,15 +298,20 @@ impl Exposed {
                 ..self.entry
             },
             cell,
-            ..Told::default()
+            ..Record::default()
         }
     }
 
     /// The directory record of a region with a short list, which has room for [`MAX_SEGMENTS`]
     /// parts.
-    fn described_short(&self, segments: &[Segment], list: Words, cell: Option<Arc<Cell>>) -> Told {
+    fn described_short(
+        &self,
+        segments: &[Segment],
+        list: Words,
+        cell: Option<Arc<Cell>>,
+    ) -> Record {
         list.write(0, &Segment::encode_list(self.entry.generation, segments));
-        Told {
+        Record {
             entry: Entry {
                 addr: list.remote_addr(0),
                 rkey: list.rkey(),
@@ -316,7 +321,7 @@ impl Exposed {
             },
             list: Some(list),
             cell,
-            ..Told::default()
+            ..Record::default()
         }
     }
 
@@ -326,9 +331,9 @@ impl Exposed {
     }
 
     /// The directory record of a region with a long list.
-    fn described_long(&self, list: List, cell: Option<Arc<Cell>>) -> Told {
+    fn described_long(&self, list: List, cell: Option<Arc<Cell>>) -> Record {
         let (addr, rkey) = list.at();
-        Told {
+        Record {
             entry: Entry {
                 addr,
                 rkey,
@@ -338,17 +343,17 @@ impl Exposed {
             },
             long: Some(list),
             cell,
-            ..Told::default()
+            ..Record::default()
         }
     }
 
     /// Publishes an event cell. A peer counts its operations after it has read the new record.
     pub(super) fn count(&self, cell: &Arc<Cell>) {
         if let Some(directory) = &self.directory {
-            let mut told = self.told.lock();
-            told.entry.cell = cell.addr();
-            told.cell = Some(Arc::clone(cell));
-            directory.replace(&told.entry);
+            let mut record = self.record.lock();
+            record.entry.cell = cell.addr();
+            record.cell = Some(Arc::clone(cell));
+            directory.replace(&record.entry);
         }
     }
 
@@ -363,8 +368,8 @@ impl Exposed {
         let Some(pieces) = &self.pieces else {
             return Ok(());
         };
-        let mut told = self.told.lock();
-        if told.withdrawn {
+        let mut record = self.record.lock();
+        if record.withdrawn {
             return Err(FiErrno::EOPBADSTATE);
         }
         let change = pieces.refresh(ranges).inspect_err(|&error| {
@@ -377,12 +382,12 @@ impl Exposed {
             drop(pieces.make(change));
             return Ok(());
         };
-        let (replaced, lists) = if told.long.is_some() {
-            self.change_long(&mut told, pieces, change)?
+        let (replaced, lists) = if record.long.is_some() {
+            self.change_long(&mut record, pieces, change)?
         } else {
-            self.change_short(&mut told, pieces, change)?
+            self.change_short(&mut record, pieces, change)?
         };
-        let settled = directory.settle(directory.replace(&told.entry));
+        let settled = directory.settle(directory.replace(&record.entry));
         let keys = settled.end_replaced(replaced, self.entry.generation);
         settled.retire(Left {
             keys,
@@ -399,11 +404,11 @@ impl Exposed {
     /// `ENOMEM` and others of registering a longer list: nothing has changed.
     fn change_long(
         &self,
-        told: &mut Told,
+        record: &mut Record,
         pieces: &Pieces,
         change: Change<'_>,
     ) -> Result<(Vec<Arc<Mr>>, Vec<Words>)> {
-        let Some(mut list) = told.long.take() else {
+        let Some(mut list) = record.long.take() else {
             return Ok(Default::default());
         };
         let changed: Vec<_> = change
@@ -412,15 +417,15 @@ impl Exposed {
             .collect();
         // all steps that can fail come before the change
         if let Err(error) = list.reserve(change.most_parts(), changed.len()) {
-            told.long = Some(list);
+            record.long = Some(list);
             return Err(error);
         }
         let replaced = pieces.make(change);
         let outgrown = list.update(&changed, |from, to| pieces.segments(from, to - from));
         let mut lists: Vec<_> = outgrown.into_iter().collect();
-        let cell = told.cell.take();
+        let cell = record.cell.take();
         let whole = list.is_short().then(|| pieces.segments_now());
-        *told = match whole.as_deref() {
+        *record = match whole.as_deref() {
             Some(&[whole]) if !whole.absent => {
                 lists.extend(list.into_words());
                 self.described_whole(&whole, cell)
@@ -436,7 +441,7 @@ impl Exposed {
     /// `ENOMEM` and others of registering a list: nothing has changed.
     fn change_short(
         &self,
-        told: &mut Told,
+        record: &mut Record,
         pieces: &Pieces,
         change: Change<'_>,
     ) -> Result<(Vec<Arc<Mr>>, Vec<Words>)> {
@@ -450,7 +455,7 @@ impl Exposed {
         // no step below can fail
         let replaced = pieces.make(change);
         let segments = pieces.segments_now();
-        let cell = told.cell.take();
+        let cell = record.cell.take();
         let new = match (long, &*segments) {
             (_, [whole]) if !whole.absent => self.described_whole(whole, cell),
             (Some(mut list), segments) if segments.len() > MAX_SEGMENTS => {
@@ -461,7 +466,7 @@ impl Exposed {
             }
             (_, segments) => self.described_short(segments, short, cell),
         };
-        let old = std::mem::replace(told, new);
+        let old = std::mem::replace(record, new);
         Ok((replaced, old.list.into_iter().collect()))
     }
 
@@ -590,18 +595,18 @@ impl Exposed {
     /// `EBUSY`: an access was under way until the timeout. No new access can start. The caller can
     /// repeat the call.
     pub(super) fn end(&self) -> Result<()> {
-        let mut told = self.told.lock();
-        if told.over {
+        let mut record = self.record.lock();
+        if record.over {
             return Ok(());
         }
-        if !told.withdrawn {
-            told.withdrawn = true;
+        if !record.withdrawn {
+            record.withdrawn = true;
             if let Some(directory) = &self.directory {
-                told.revoked = directory.withdraw(self.key.number());
+                record.revoked = directory.withdraw(self.key.number());
             }
         }
         let directory = self.directory.as_ref();
-        let settled = directory.map(|directory| directory.settle(told.revoked));
+        let settled = directory.map(|directory| directory.settle(record.revoked));
         let mut mrs = self.mrs.write();
         let mut left = std::mem::take(&mut *mrs);
         left.extend(self.pieces.iter().flat_map(Pieces::take));
@@ -611,7 +616,7 @@ impl Exposed {
         // continues after a failure, so that no registration permits a new access
         for mr in left {
             match end(settled.as_ref(), mr) {
-                End::Reserved(mr) => told.ended.push(mr),
+                End::Reserved(mr) => record.ended.push(mr),
                 End::Busy(mr) => mrs.push(mr),
                 End::Gone => {}
             }
@@ -619,23 +624,23 @@ impl Exposed {
         if !mrs.is_empty() {
             return Err(FiErrno::EBUSY);
         }
-        let mut lists: Vec<_> = told.list.take().into_iter().collect();
-        lists.extend(told.long.take().into_iter().flat_map(List::into_words));
+        let mut lists: Vec<_> = record.list.take().into_iter().collect();
+        lists.extend(record.long.take().into_iter().flat_map(List::into_words));
         let left = Left {
-            keys: std::mem::take(&mut told.ended),
+            keys: std::mem::take(&mut record.ended),
             lists,
-            cell: told.cell.take(),
+            cell: record.cell.take(),
         };
         if let Some(settled) = settled {
             settled.retire(left);
         }
-        told.over = true;
+        record.over = true;
         Ok(())
     }
 
     /// Whether ending the registrations has begun.
     pub(super) fn is_ending(&self) -> bool {
-        self.told.lock().withdrawn
+        self.record.lock().withdrawn
     }
 }
 

@@ -14,7 +14,7 @@ use super::directory::{BlockPlace, Peer};
 use crate::wire::records::Block;
 
 /// A peer that has the address of its connection block.
-pub(super) struct Member {
+pub(super) struct DirectoryPeer {
     pub(super) peer: Weak<dyn Peer>,
     place: BlockPlace,
     /// The revocation count of the last notification; notifications go only to holders of keys.
@@ -29,7 +29,7 @@ pub(super) struct Member {
     listed: Option<usize>,
 }
 
-impl Member {
+impl DirectoryPeer {
     pub(super) fn new(peer: Weak<dyn Peer>, place: BlockPlace) -> Self {
         Self {
             peer,
@@ -89,7 +89,7 @@ impl Member {
 #[derive(Default)]
 pub(super) struct Members {
     /// Indexed by the number of the connection block.
-    slots: Vec<Option<Member>>,
+    slots: Vec<Option<DirectoryPeer>>,
     /// Numbers of the peers that were notified of a revocation and have not confirmed it.
     unconfirmed: Vec<usize>,
     /// Peers visited, for tests.
@@ -99,7 +99,7 @@ pub(super) struct Members {
 
 impl Members {
     /// Adds the peer of connection block `number`.
-    pub(super) fn insert(&mut self, number: usize, member: Member) {
+    pub(super) fn insert(&mut self, number: usize, member: DirectoryPeer) {
         self.remove(number);
         if self.slots.len() <= number {
             self.slots.resize_with(number + 1, || None);
@@ -147,12 +147,12 @@ impl Members {
             member.listed = Some(self.unconfirmed.len());
             self.unconfirmed.push(number);
         }
-        peer.tell_revocations();
+        peer.notify_revocations();
     }
 
     /// Whether any unconfirmed peer meets a condition. Removes the peers from the list that it
     /// finds to have confirmed.
-    pub(super) fn any_unconfirmed(&mut self, condition: impl Fn(&Member) -> bool) -> bool {
+    pub(super) fn any_unconfirmed(&mut self, condition: impl Fn(&DirectoryPeer) -> bool) -> bool {
         let mut at = 0;
         while let Some(&number) = self.unconfirmed.get(at) {
             self.visit();
@@ -170,7 +170,7 @@ impl Members {
     }
 
     /// Removes the peers that have not confirmed and that meet a condition.
-    pub(super) fn remove_unconfirmed(&mut self, mut condition: impl FnMut(&Member) -> bool) {
+    pub(super) fn remove_unconfirmed(&mut self, mut condition: impl FnMut(&DirectoryPeer) -> bool) {
         for at in (0..self.unconfirmed.len()).rev() {
             self.visit();
             let number = self.unconfirmed[at];
@@ -181,7 +181,7 @@ impl Members {
     }
 
     /// Iterates over all peers.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Member> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut DirectoryPeer> {
         self.slots.iter_mut().flatten()
     }
 

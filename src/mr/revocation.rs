@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::directory::{Directory, Inner, holders};
-use super::members::Member;
+use super::members::DirectoryPeer;
 use crate::errno::FiErrno;
 use crate::log::{info_log, warn_log};
 use crate::queue::event_cell::Cell;
@@ -69,7 +69,7 @@ impl Directory {
         let mut round = 0;
         loop {
             let mut inner = self.inner.lock();
-            let awaited = |member: &Member| member.is_awaited(wanted);
+            let awaited = |member: &DirectoryPeer| member.is_awaited(wanted);
             if !inner.peers.any_unconfirmed(awaited) {
                 let lagging = inner.peers.any_unconfirmed(|member| member.lags(wanted));
                 let freed = inner.sweep();
@@ -233,7 +233,8 @@ impl Inner {
     pub(super) fn sweep(&mut self) -> Vec<Left> {
         let mut freed = Vec::new();
         while let Some(&(wanted, _)) = self.retired.front() {
-            let lags = |member: &Member| member.peer.strong_count() != 0 && member.lags(wanted);
+            let lags =
+                |member: &DirectoryPeer| member.peer.strong_count() != 0 && member.lags(wanted);
             if self.peers.any_unconfirmed(lags) {
                 break;
             }

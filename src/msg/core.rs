@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::recv::RxSide;
 use super::tx::TxSide;
 use crate::conn::keepalive::Silence;
-use crate::conn::{CmSink, CmTarget, Connection, RevocationNotifier, Side, Taken};
+use crate::conn::{CmSink, CmTarget, Connection, RequestParts, RevocationNotifier, Side};
 use crate::domain::Domain;
 use crate::errno::Result;
 use crate::initiator::{Lengths, QpLink};
@@ -89,7 +89,7 @@ impl Core {
         domain: &Arc<Domain>,
         pd: Arc<Pd>,
         config: EndpointConfig,
-        request: Option<Taken>,
+        request: Option<RequestParts>,
     ) -> Arc<Self> {
         let (id, private_data) = request.unzip();
         let introduction = private_data.and_then(|data| introduction_in(&data));

@@ -12,13 +12,13 @@ use crate::initiator::keys::OTHER_PARTS;
 use crate::log::info_log;
 use crate::mr::ConnectionBlock;
 use crate::queue::event_cell::Watch;
-use crate::queue::slots::Own;
+use crate::queue::slots::EngineRequest;
 use crate::verbs::{AsyncListener, Qp, QpConfig, Transport};
 
 /// Engine requests that the send queue has room for: the marker behind all others at the end of a
 /// connection, the probe of a silent peer, the requests to key directories, and further parts of an
 /// operation.
-pub(super) const OWN_REQUESTS: usize = 2 + Own::MOST + OTHER_PARTS;
+pub(super) const ENGINE_REQUESTS: usize = 2 + EngineRequest::MOST + OTHER_PARTS;
 
 impl Core {
     /// Changes the state from idle to enabled. Does nothing in a later state, except that a closed
@@ -125,8 +125,8 @@ impl Core {
             self.config.rx_size
         };
         match control.tx {
-            Some(_) => (self.config.tx_size + OWN_REQUESTS, rx),
-            None => (0, rx + OWN_REQUESTS),
+            Some(_) => (self.config.tx_size + ENGINE_REQUESTS, rx),
+            None => (0, rx + ENGINE_REQUESTS),
         }
     }
 
@@ -223,7 +223,7 @@ impl Core {
     fn qp_config(&self, tx: bool, rx: bool) -> QpConfig {
         QpConfig {
             // within the device's limit: the configuration was clipped
-            max_send_wr: self.config.tx_size + OWN_REQUESTS,
+            max_send_wr: self.config.tx_size + ENGINE_REQUESTS,
             max_recv_wr: if self.config.shared_rx {
                 0
             } else if rx {

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bitflags::bitflags;
 
 use super::core::{Core, CqBinding};
-use super::enable::OWN_REQUESTS;
+use super::enable::ENGINE_REQUESTS;
 use crate::Token;
 use crate::auth::AuthKey;
-use crate::conn::{CmSink, ConnectRequest, State, Taken};
+use crate::conn::{CmSink, ConnectRequest, RequestParts, State};
 use crate::domain::Domain;
 use crate::eq::EventQueue;
 use crate::errno::{FiErrno, Result};
@@ -113,7 +113,7 @@ impl Limits {
         let iov = |most: usize| most.clamp(1, MAX_IOV);
         let shared = attr.max_srq != 0;
         Self {
-            tx_size: attr.max_qp_wr.saturating_sub(OWN_REQUESTS).max(1),
+            tx_size: attr.max_qp_wr.saturating_sub(ENGINE_REQUESTS).max(1),
             rx_size: attr.max_qp_wr.max(1),
             tx_iov_limit: iov(attr.max_sge.min(attr.max_sge_rd.max(1))),
             rx_iov_limit: iov(attr.max_sge),
@@ -160,7 +160,7 @@ impl Endpoint {
         domain: &Arc<Domain>,
         pd: Arc<Pd>,
         config: EndpointConfig,
-        request: Option<Taken>,
+        request: Option<RequestParts>,
     ) -> Arc<Self> {
         let config = clip(domain, config);
         Arc::new(Self {

@@ -2,9 +2,9 @@
 
 use super::core::Core;
 use crate::conn::State;
-use crate::queue::keepalive::Member;
+use crate::queue::keepalive::Probed;
 
-impl Member for Core {
+impl Probed for Core {
     fn beat(&self) -> bool {
         if !self.conn.state.is(State::Connected) {
             return false;
@@ -21,7 +21,7 @@ impl Member for Core {
             return false;
         };
         // the application may not read this queue, which may hold the last probe's completion
-        let _ = binding.cq.progress_own();
+        let _ = binding.cq.progress_engine_requests();
         self.silence.probe(qp, place, &self.rings);
         true
     }

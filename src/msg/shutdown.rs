@@ -144,7 +144,7 @@ impl FailureListener for Core {
         }
         if !connected {
             // no revocation can be sent any more
-            self.rings.own.want(false);
+            self.rings.engine_requests.want(false);
         }
         // If another thread holds the lock, that thread retries the deferred operations, or this
         // function is called again.
@@ -156,7 +156,7 @@ impl FailureListener for Core {
                 Some(side) => side.cancel_deferred(),
                 None if connected => {}
                 None => {
-                    self.rings.clear_waiting();
+                    self.rings.clear_needs_progress();
                 }
             }
         }
@@ -168,7 +168,7 @@ impl FailureListener for Core {
         {
             if control.tx.is_none() {
                 // no operation is deferred; the notifier repeats its request if necessary
-                self.rings.clear_waiting();
+                self.rings.clear_needs_progress();
             }
             notifier.notify_again();
         }

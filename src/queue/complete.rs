@@ -9,7 +9,7 @@ use rdma_core_sys as sys;
 use crate::errno::FiErrno;
 use crate::flags::Flags;
 use crate::queue::shared::SharedSlots;
-use crate::queue::slots::{Own, Rings, Slot};
+use crate::queue::slots::{EngineRequest, Rings, Slot};
 use crate::queue::source::{Entry, NoReader, Sink};
 use crate::queue::wr_id::WrId;
 use crate::queue::{Completion, CompletionError, EntryWriter};
@@ -65,10 +65,10 @@ impl Attachment {
             && let Some(rings) = &self.rings
         {
             let success = wc.status() == sys::IBV_WC_SUCCESS;
-            match Own::of(id.0 as u32) {
+            match EngineRequest::of(id.0 as u32) {
                 None => rings.probe_done(success),
-                Some(own) => {
-                    rings.own.end(own, success);
+                Some(kind) => {
+                    rings.engine_requests.end(kind, success);
                     if !success {
                         rings.notify_failure();
                     }
@@ -157,7 +157,11 @@ impl EndpointTable {
             }
             Some(place) => {
                 place.stray(id, wc);
-                if place.rings.as_ref().is_some_and(|rings| rings.is_waiting()) {
+                if place
+                    .rings
+                    .as_ref()
+                    .is_some_and(|rings| rings.needs_progress())
+                {
                     self.set_more(RESUME, true);
                 }
                 return;
@@ -167,7 +171,7 @@ impl EndpointTable {
         let Some(rings) = place.rings.as_ref() else {
             return;
         };
-        if rings.is_waiting() {
+        if rings.needs_progress() {
             self.set_more(RESUME, true);
         }
         let recv = id.0 & WrId::RECV != 0;

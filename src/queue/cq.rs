@@ -282,7 +282,7 @@ impl CompletionQueue {
         inner.table.set_more(RESUME, false);
         let places = inner.table.endpoints.iter();
         let waiting: Vec<_> = places
-            .filter_map(|place| place.rings.as_ref().filter(|rings| rings.is_waiting()))
+            .filter_map(|place| place.rings.as_ref().filter(|rings| rings.needs_progress()))
             .cloned()
             .collect();
         drop(inner);
@@ -371,7 +371,7 @@ impl CompletionQueue {
 
     /// As [`Self::poll_quietly`], but also while the application does not read a full queue,
     /// because the engine's own requests complete in it too.
-    pub(crate) fn progress_own(&self) -> Result<bool> {
+    pub(crate) fn progress_engine_requests(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         let limit = self.size + inner.reserved;
         self.drain_locked(&mut inner, limit)
@@ -523,7 +523,7 @@ mod tests {
         let owner: Arc<dyn FailureListener> = Arc::new(GoesOn(Arc::downgrade(&cq), found));
         let rings = Arc::new(Rings::new(4, 4));
         assert!(rings.owner.set(Arc::downgrade(&owner)).is_ok());
-        rings.set_waiting();
+        rings.set_needs_progress();
         {
             let mut inner = cq.inner.lock();
             inner.table.endpoints.push(Attachment {
@@ -536,7 +536,7 @@ mod tests {
         let read = cq.read(4, &mut |completion: &Completion| {
             contexts.push(completion.context);
         });
-        assert!(rings.clear_waiting());
+        assert!(rings.clear_needs_progress());
         (read, contexts, cq.read_error().map(|_| 0))
     }
 

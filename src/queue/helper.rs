@@ -47,16 +47,16 @@ struct Shared {
 
 /// An endpoint, and the completion queue of its transmit requests.
 #[derive(Clone, Debug)]
-struct Member {
+struct HelpedEndpoint {
     rings: Weak<Rings>,
     cq: Weak<CompletionQueue>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: Vec<Member>,
+    waiting: Vec<HelpedEndpoint>,
     /// Endpoints that hold keys, and when their timers expire.
-    holders: Vec<(Member, Instant)>,
+    holders: Vec<(HelpedEndpoint, Instant)>,
     /// Time at which the sleeping thread wakes; `None`: no timeout.
     wakes: Option<Instant>,
     /// Number of times that the thread has woken up.
@@ -78,7 +78,7 @@ impl Helper {
             return;
         }
         let cq = Arc::downgrade(cq);
-        state.waiting.push(Member { rings, cq });
+        state.waiting.push(HelpedEndpoint { rings, cq });
         if !self.shared.start(&mut state, Instant::now() + SHORTEST) {
             state.waiting.pop();
         }
@@ -95,7 +95,7 @@ impl Helper {
         }
         let due = Instant::now() + LEASE;
         let cq = Arc::downgrade(cq);
-        state.holders.push((Member { rings, cq }, due));
+        state.holders.push((HelpedEndpoint { rings, cq }, due));
         if !self.shared.start(&mut state, due) {
             state.holders.pop();
         }
@@ -115,7 +115,7 @@ impl Helper {
     }
 }
 
-impl Member {
+impl HelpedEndpoint {
     /// The endpoint and the queue, if both still exist.
     fn upgrade(&self) -> Option<(Arc<Rings>, Arc<CompletionQueue>)> {
         Some((self.rings.upgrade()?, self.cq.upgrade()?))
@@ -128,11 +128,11 @@ impl Member {
         for _ in 0..STEPS {
             // The completion that the endpoint waits for may be behind those of a queue that the
             // application does not read. A reader of a failed queue gets the error.
-            let _ = cq.progress_own();
+            let _ = cq.progress_engine_requests();
             if let Some(owner) = rings.owner.get().and_then(Weak::upgrade) {
                 owner.resume();
             }
-            if !rings.is_waiting() {
+            if !rings.needs_progress() {
                 return;
             }
         }
@@ -144,7 +144,7 @@ impl Member {
             return Lease::Over;
         };
         // the last acknowledgement may be complete
-        let _ = cq.progress_own();
+        let _ = cq.progress_engine_requests();
         let owner = rings.owner.get().and_then(Weak::upgrade);
         owner.map_or(Lease::Over, |owner| owner.tend_keys())
     }
@@ -202,7 +202,9 @@ impl Shared {
             } else if resume_at.is_none_or(|at| at <= now) {
                 if resume_at.is_some() {
                     let waiting = state.waiting.clone();
-                    MutexGuard::unlocked(&mut state, || waiting.iter().for_each(Member::resume));
+                    MutexGuard::unlocked(&mut state, || {
+                        waiting.iter().for_each(HelpedEndpoint::resume)
+                    });
                     pause = (pause * 2).min(LONGEST);
                 }
                 resume_at = Some(Instant::now() + pause);
@@ -231,7 +233,7 @@ impl Shared {
         let mut upgraded = Vec::new();
         state.waiting.retain(|member| {
             let rings = member.rings.upgrade();
-            let waits = rings.as_ref().is_some_and(|rings| rings.is_waiting());
+            let waits = rings.as_ref().is_some_and(|rings| rings.needs_progress());
             upgraded.extend(rings);
             waits
         });
@@ -254,7 +256,7 @@ impl Shared {
     /// Handles the endpoints whose timers have expired. Returns false if no timer has expired.
     fn tend(&self, state: &mut MutexGuard<'_, State>, now: Instant) -> bool {
         let expired = state.holders.iter().filter(|(_, due)| *due <= now);
-        let expired: Vec<Member> = expired.map(|(member, _)| member.clone()).collect();
+        let expired: Vec<HelpedEndpoint> = expired.map(|(member, _)| member.clone()).collect();
         if expired.is_empty() {
             return false;
         }
@@ -264,7 +266,8 @@ impl Shared {
                 Lease::Busy => AGAIN,
                 Lease::Held | Lease::Over => LEASE,
             };
-            let same = |(known, _): &mut (Member, Instant)| known.rings.ptr_eq(&member.rings);
+            let same =
+                |(known, _): &mut (HelpedEndpoint, Instant)| known.rings.ptr_eq(&member.rings);
             // while the lock was released, the endpoint may have announced keys again; `hold` did
             // not add it a second time
             let rings = member.rings.upgrade();
@@ -336,7 +339,7 @@ mod tests {
 
     #[test]
     fn the_thread_can_drop_the_domain() {
-        drops_the_domain(Rings::set_waiting, Helper::add);
+        drops_the_domain(Rings::set_needs_progress, Helper::add);
         drops_the_domain(|rings| rings.set_holds_keys(true), Helper::hold);
     }
 }

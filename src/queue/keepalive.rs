@@ -2,7 +2,7 @@
 //!
 //! A network does not report that a peer's machine has failed. The device detects it by a request
 //! that is not acknowledged, and an idle endpoint has no outstanding request. On devices without
-//! other detection, [`Member::beat`] of each connected endpoint is called periodically. An endpoint
+//! other detection, [`Probed::beat`] of each connected endpoint is called periodically. An endpoint
 //! for which no request has completed since the last beat posts a probe, and the device detects a
 //! missing acknowledgement.
 //!
@@ -28,7 +28,7 @@ use crate::log::warn_log;
 pub(crate) const PERIOD: Duration = Duration::from_millis(750);
 
 /// A connected endpoint. Dropping the last reference must acquire no lock.
-pub(crate) trait Member: Send + Sync {
+pub(crate) trait Probed: Send + Sync {
     /// Probes the peer if no request has completed since the last beat. Returns whether the
     /// endpoint is still connected. Called without a lock; concurrent calls are possible but rare.
     fn beat(&self) -> bool;
@@ -36,7 +36,7 @@ pub(crate) trait Member: Send + Sync {
 
 #[derive(Default)]
 struct Members {
-    list: Vec<Weak<dyn Member>>,
+    list: Vec<Weak<dyn Probed>>,
     /// Whether the timer runs.
     running: bool,
 }
@@ -91,7 +91,7 @@ impl Keepalive {
     }
 
     /// Adds an endpoint: its `beat` is called periodically until that returns false.
-    pub(crate) fn join(&self, member: Weak<dyn Member>) {
+    pub(crate) fn join(&self, member: Weak<dyn Probed>) {
         let mut members = self.members.lock();
         members.list.push(member);
         self.adjust(&mut members);
@@ -183,7 +183,7 @@ mod tests {
         gone: AtomicBool,
     }
 
-    impl Member for Counter {
+    impl Probed for Counter {
         fn beat(&self) -> bool {
             self.beats.fetch_add(1, Ordering::Relaxed);
             !self.gone.load(Ordering::Relaxed)
@@ -205,7 +205,7 @@ mod tests {
         let keepalive = Keepalive::new(Duration::from_millis(20)).unwrap();
         assert!(!expires(&keepalive, 60), "nobody is there");
         let member = Arc::new(Counter::default());
-        let weak: Weak<dyn Member> = Arc::downgrade(&member) as _;
+        let weak: Weak<dyn Probed> = Arc::downgrade(&member) as _;
         keepalive.join(weak);
         let beat = |wanted| {
             let before = member.beats.load(Ordering::Relaxed);
@@ -228,7 +228,7 @@ mod tests {
     fn who_polls_beats_once_a_period() {
         let keepalive = Keepalive::new(Duration::from_millis(50)).unwrap();
         let member = Arc::new(Counter::default());
-        let weak: Weak<dyn Member> = Arc::downgrade(&member) as _;
+        let weak: Weak<dyn Probed> = Arc::downgrade(&member) as _;
         keepalive.join(weak);
         let start = Instant::now();
         while member.beats.load(Ordering::Relaxed) < 3 {

@@ -238,7 +238,7 @@ pub(crate) struct Rings {
     pub(crate) probe: Probe,
     /// Number of receives of a shared context that completed for this endpoint; wraps.
     shared_done: AtomicU32,
-    pub(crate) own: OwnRequests,
+    pub(crate) engine_requests: EngineRequests,
     /// Whether operations are deferred, or a revocation is still to be sent: the polling thread
     /// then resumes the endpoint.
     waiting: AtomicBool,
@@ -266,7 +266,7 @@ pub(crate) struct Probe {
 /// outstanding, so that requests posted after it stay behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Own {
+pub(crate) enum EngineRequest {
     /// Reads the peer's key directory, or claims a single-use region there (compare and swap).
     Lookup = 1,
     /// Writes *acknowledged* to the peer: the number of the peer's revocations that this side has
@@ -279,7 +279,7 @@ pub(crate) enum Own {
     Settled = 4,
 }
 
-impl Own {
+impl EngineRequest {
     pub(crate) const COUNT: usize = 4;
     /// Maximum number of outstanding revocations.
     pub(crate) const REVOCATIONS: u32 = 8;
@@ -294,7 +294,7 @@ impl Own {
             Self::Settled,
         ]
         .into_iter()
-        .find(|own| *own as u32 == number)
+        .find(|kind| *kind as u32 == number)
     }
 }
 
@@ -310,35 +310,35 @@ pub(crate) enum Progress {
 
 /// Progress of the engine's own requests. Posters begin them, pollers end them.
 #[derive(Debug, Default)]
-pub(crate) struct OwnRequests {
-    states: [AtomicU8; Own::COUNT],
+pub(crate) struct EngineRequests {
+    states: [AtomicU8; EngineRequest::COUNT],
     telling: AtomicU32,
     wanted: AtomicBool,
 }
 
-impl OwnRequests {
-    fn state(&self, own: Own) -> &AtomicU8 {
-        &self.states[own as usize - 1]
+impl EngineRequests {
+    fn state(&self, kind: EngineRequest) -> &AtomicU8 {
+        &self.states[kind as usize - 1]
     }
 
     /// Records a request as under way, before it is posted.
-    pub(crate) fn begin(&self, own: Own) {
+    pub(crate) fn begin(&self, kind: EngineRequest) {
         let under_way = Progress::UnderWay as u8;
-        self.state(own).store(under_way, Ordering::Release);
+        self.state(kind).store(under_way, Ordering::Release);
     }
 
-    /// Counts a revocation before it is posted. Returns false if [`Own::REVOCATIONS`] are
+    /// Counts a revocation before it is posted. Returns false if [`EngineRequest::REVOCATIONS`] are
     /// outstanding.
     pub(crate) fn begin_revocation(&self) -> bool {
-        let more = |count: u32| (count < Own::REVOCATIONS).then_some(count + 1);
+        let more = |count: u32| (count < EngineRequest::REVOCATIONS).then_some(count + 1);
         self.telling
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
             .is_ok()
     }
 
     /// Records the completion of a request.
-    pub(crate) fn end(&self, own: Own, success: bool) {
-        if own == Own::Revocation {
+    pub(crate) fn end(&self, kind: EngineRequest, success: bool) {
+        if kind == EngineRequest::Revocation {
             self.telling.fetch_sub(1, Ordering::AcqRel);
             return;
         }
@@ -347,16 +347,16 @@ impl OwnRequests {
         } else {
             Progress::Failed
         };
-        self.state(own).store(end as u8, Ordering::Release);
+        self.state(kind).store(end as u8, Ordering::Release);
     }
 
-    pub(crate) fn is_under_way(&self, own: Own) -> bool {
-        self.state(own).load(Ordering::Acquire) == Progress::UnderWay as u8
+    pub(crate) fn is_under_way(&self, kind: EngineRequest) -> bool {
+        self.state(kind).load(Ordering::Acquire) == Progress::UnderWay as u8
     }
 
     /// The progress of a request; `Done` and `Failed` are returned once, then `Idle`.
-    pub(crate) fn take(&self, own: Own) -> Progress {
-        let state = self.state(own);
+    pub(crate) fn take(&self, kind: EngineRequest) -> Progress {
+        let state = self.state(kind);
         let progress = match state.load(Ordering::Acquire) {
             1 => return Progress::UnderWay,
             2 => Progress::Done,
@@ -394,7 +394,7 @@ impl Rings {
             owner: OnceLock::new(),
             probe: Probe::default(),
             shared_done: AtomicU32::new(0),
-            own: OwnRequests::default(),
+            engine_requests: EngineRequests::default(),
             waiting: AtomicBool::new(false),
             holds_keys: AtomicBool::new(false),
             broken_off: AtomicBool::new(false),
@@ -437,25 +437,25 @@ impl Rings {
 
     /// Whether the polling thread must resume this endpoint.
     #[inline]
-    pub(crate) fn is_waiting(&self) -> bool {
+    pub(crate) fn needs_progress(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)
     }
 
     /// Makes the polling thread resume this endpoint.
-    pub(crate) fn set_waiting(&self) {
+    pub(crate) fn set_needs_progress(&self) {
         self.waiting.store(true, Ordering::SeqCst);
     }
 
-    /// Reverts [`Self::set_waiting`], when no operation is deferred. Returns false if a revocation
+    /// Reverts [`Self::set_needs_progress`], when no operation is deferred. Returns false if a revocation
     /// is still to be sent, so that the caller must set it again.
-    pub(crate) fn clear_waiting(&self) -> bool {
-        if !self.is_waiting() {
+    pub(crate) fn clear_needs_progress(&self) -> bool {
+        if !self.needs_progress() {
             return true;
         }
         // A thread that has a revocation to send sets `wanted` before `waiting`. Either it sets
         // `waiting` after this store, or its `wanted` is seen here.
         self.waiting.store(false, Ordering::SeqCst);
-        !self.own.is_wanted()
+        !self.engine_requests.is_wanted()
     }
 
     /// Whether this endpoint holds keys of the peer, so that the peer waits for its acknowledgement

@@ -1,7 +1,7 @@
 //! The `wr_id` of a work request, which the device returns in its completion.
 
 use crate::queue::shared::SharedId;
-use crate::queue::slots::Own;
+use crate::queue::slots::EngineRequest;
 
 /// `wr_id`: the direction, the endpoint's index in the queue's table, the probe bit, the generation
 /// of that index, the request's number. The generation identifies completions that the device
@@ -26,8 +26,8 @@ impl WrId {
     }
 
     /// The id of a request of the engine's own.
-    pub(crate) fn own(self, own: Own) -> u64 {
-        self.probe() | own as u64
+    pub(crate) fn engine_request(self, kind: EngineRequest) -> u64 {
+        self.probe() | kind as u64
     }
 
     /// The id of the send of this number.

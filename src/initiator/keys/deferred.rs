@@ -12,7 +12,7 @@ use crate::initiator::local::LocalIov;
 use crate::initiator::sq::Sq;
 use crate::initiator::{Initiator, Transmit};
 use crate::mr::Desc;
-use crate::queue::OwnLink;
+use crate::queue::EngineLink;
 use crate::verbs::SendOpcode;
 
 /// An operation that is not or not completely posted: it waits for a look-up, for a result or for

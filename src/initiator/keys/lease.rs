@@ -12,8 +12,8 @@ use crate::initiator::Initiator;
 use crate::initiator::link::Link;
 use crate::initiator::sq::Sq;
 use crate::mr::lookup::Lookup;
-use crate::queue::OwnLink;
-use crate::queue::slots::{Lease, Own, Progress};
+use crate::queue::EngineLink;
+use crate::queue::slots::{EngineRequest, Lease, Progress};
 use crate::verbs::{SendOpcode, Sge};
 use crate::wire::records::Block;
 
@@ -25,7 +25,12 @@ impl<L: Link> PeerKeys<L> {
     /// lease timer. [`Step::UnderWay`]: the write that ended the previous lease is still
     /// outstanding.
     pub(super) fn announce(&mut self, key: u64) -> Step {
-        if self.acknowledged != 0 || self.link.own().is_under_way(Own::Acknowledge) {
+        if self.acknowledged != 0
+            || self
+                .link
+                .engine_requests()
+                .is_under_way(EngineRequest::Acknowledge)
+        {
             self.acknowledge();
             return Step::UnderWay;
         }
@@ -82,10 +87,16 @@ impl<L: Link> PeerKeys<L> {
         self.publish_settled();
         // the event of a compare and swap is not posted yet
         let counts = self.compare_swap.is_some();
-        if counts || word == self.acknowledged || self.link.own().is_under_way(Own::Acknowledge) {
+        if counts
+            || word == self.acknowledged
+            || self
+                .link
+                .engine_requests()
+                .is_under_way(EngineRequest::Acknowledge)
+        {
             return;
         }
-        let (addr, lkey) = self.block.stage(word);
+        let (addr, lkey) = self.block.store_acknowledged(word);
         let sge = Sge {
             addr,
             length: 8,
@@ -100,7 +111,7 @@ impl<L: Link> PeerKeys<L> {
         // after this request has completed.
         let posted = unsafe {
             self.link
-                .post_own(Own::Acknowledge, SendOpcode::Write, sge, to, 0)
+                .post_engine_request(EngineRequest::Acknowledge, SendOpcode::Write, sge, to, 0)
         };
         if posted {
             self.acknowledged = word;
@@ -117,7 +128,10 @@ impl<L: Link> PeerKeys<L> {
     /// Publishes in this side's memory how many of the peer's revocations are settled: those for
     /// which no request with older records is outstanding.
     fn publish_settled(&self) {
-        let reads = self.link.own().is_under_way(Own::Lookup);
+        let reads = self
+            .link
+            .engine_requests()
+            .is_under_way(EngineRequest::Lookup);
         let counts = self.compare_swap.is_some();
         if reads || counts || self.link.is_outstanding(self.last_used) {
             return;
@@ -131,7 +145,9 @@ impl<L: Link> PeerKeys<L> {
 
     /// Returns the keys to the peer, unless a read of a look-up is outstanding.
     fn return_keys(&mut self) {
-        if !self.holds_keys || self.link.own().take(Own::Lookup) == Progress::UnderWay {
+        if !self.holds_keys
+            || self.link.engine_requests().take(EngineRequest::Lookup) == Progress::UnderWay
+        {
             return;
         }
         self.lookup = None;
@@ -172,7 +188,10 @@ impl<Q: Sq> Initiator<Q> {
         loop {
             peer.return_keys();
             peer.acknowledge();
-            let done = !peer.link.own().is_under_way(Own::Acknowledge);
+            let done = !peer
+                .link
+                .engine_requests()
+                .is_under_way(EngineRequest::Acknowledge);
             if (peer.acknowledged == 0 && done) || Instant::now() >= deadline {
                 return;
             }

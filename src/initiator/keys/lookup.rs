@@ -10,7 +10,7 @@ use super::PeerKeys;
 use crate::errno::{FiErrno, Result};
 use crate::initiator::link::Link;
 use crate::mr::lookup::{Lookup, Outcome, READ_WORDS};
-use crate::queue::slots::{Own, Progress};
+use crate::queue::slots::{EngineRequest, Progress};
 use crate::verbs::{SendOpcode, Sge, Words};
 
 /// An operation fails with `EIO` after more than this number of reads of incomplete or changed
@@ -95,7 +95,7 @@ impl<L: Link> PeerKeys<L> {
                 SendOpcode::Read
             };
             self.link
-                .post_own(Own::Lookup, opcode, sge, from, self.map.token)
+                .post_engine_request(EngineRequest::Lookup, opcode, sge, from, self.map.token)
         };
         if posted { Ok(()) } else { Err(FiErrno::EIO) }
     }
@@ -140,7 +140,7 @@ impl<L: Link> PeerKeys<L> {
     /// until the latter has ended or its next read is outstanding.
     fn advance(&mut self, key: u64, block: Option<usize>, effort: &mut Effort) -> Step {
         while effort.reads < READS {
-            match self.link.own().take(Own::Lookup) {
+            match self.link.engine_requests().take(EngineRequest::Lookup) {
                 // no read is posted for this look-up, or the result was discarded
                 Progress::Idle => {
                     if let Err(error) = self.post_read() {

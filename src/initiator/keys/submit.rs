@@ -12,7 +12,7 @@ use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit, refusal};
 use crate::mr::keys::{Fragment, kind};
 use crate::mr::lookup::{READ_WORDS, Resolved};
 use crate::mr::mapped::Meaning;
-use crate::queue::OwnLink;
+use crate::queue::EngineLink;
 use crate::queue::event_cell::Event;
 use crate::verbs::{RemoteAddr, Rkey, Sge};
 use crate::wire::records::MAX_SEGMENTS;
@@ -312,7 +312,7 @@ pub(crate) struct EventTarget {
 }
 
 /// Number of requests that the send queue has room for besides those of the application and those
-/// of [`crate::queue::slots::Own`]: the further parts of one operation, which are a write to each
+/// of [`crate::queue::slots::EngineRequest`]: the further parts of one operation, which are a write to each
 /// segment, a flush of each segment, remote data, and events.
 pub(crate) const OTHER_PARTS: usize = 2 * MAX_SEGMENTS + MOST_EVENTS;
 

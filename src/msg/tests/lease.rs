@@ -151,20 +151,20 @@ fn a_revocation_stays_to_be_sent_when_operations_resume() {
     let core = &client.ep.core;
     // no thread sends it yet
     let control = core.control.lock();
-    core.rings.own.want(true);
-    core.rings.set_waiting();
+    core.rings.engine_requests.want(true);
+    core.rings.set_needs_progress();
     let rings = Arc::downgrade(&core.rings);
     client.domain.queues().helper().add(rings, &client.cq);
     core.tx.lock().as_mut().unwrap().resume();
     std::thread::sleep(Duration::from_millis(5));
     drop(control);
     let start = Instant::now();
-    while core.rings.own.is_wanted() {
+    while core.rings.engine_requests.is_wanted() {
         assert!(start.elapsed() < LIMIT, "the revocation is not sent");
         std::thread::sleep(Duration::from_millis(1));
     }
     // and the helper thread stops afterwards
-    while core.rings.is_waiting() {
+    while core.rings.needs_progress() {
         assert!(start.elapsed() < LIMIT, "the helper thread does not stop");
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
-use super::slots::{FailureListener, Own, OwnRequests};
+use super::slots::{EngineRequest, EngineRequests, FailureListener};
 use crate::errno::Result;
 use crate::log::info_log;
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 
 /// Posts the engine's own requests to one queue pair. Thread safe: they are posted without the
 /// transmit lock too.
-pub(crate) trait OwnLink: Send + Sync {
+pub(crate) trait EngineLink: Send + Sync {
     /// Progress of the engine's own requests; pollers of the completion queue update it.
-    fn own(&self) -> &OwnRequests;
+    fn engine_requests(&self) -> &EngineRequests;
 
-    /// Posts one of the engine's own requests, of kind `own`, after setting its `wr_id`; it is
+    /// Posts one of the engine's own requests, of kind `kind`, after setting its `wr_id`; it is
     /// signaled.
     ///
     /// # Errors
@@ -24,7 +24,8 @@ pub(crate) trait OwnLink: Send + Sync {
     ///
     /// # Safety
     /// As [`crate::verbs::Qp::post_send`].
-    unsafe fn post_request(&self, own: Own, request: &mut SendRequest<'_>) -> Result<()>;
+    unsafe fn post_request(&self, kind: EngineRequest, request: &mut SendRequest<'_>)
+    -> Result<()>;
 
     /// Polls the completion queue for requests of this link.
     fn poll(&self);
@@ -45,16 +46,16 @@ pub(crate) trait OwnLink: Send + Sync {
     ///
     /// # Safety
     /// The buffer stays valid until the request completes.
-    unsafe fn post_own(
+    unsafe fn post_engine_request(
         &self,
-        own: Own,
+        kind: EngineRequest,
         opcode: SendOpcode,
         sge: Sge,
         to: (RemoteAddr, Rkey),
         swap: u64,
     ) -> bool {
-        if own != Own::Revocation {
-            self.own().begin(own);
+        if kind != EngineRequest::Revocation {
+            self.engine_requests().begin(kind);
         }
         let sges = [sge];
         let mut request = SendRequest::new(opcode, &sges);
@@ -64,12 +65,12 @@ pub(crate) trait OwnLink: Send + Sync {
             request.rdma(to);
         }
         // *acknowledged* is also ordered behind earlier reads and atomics
-        request.fence(own == Own::Acknowledge);
+        request.fence(kind == EngineRequest::Acknowledge);
         // SAFETY: as this function: the caller keeps the buffer valid until completion.
-        let posted = unsafe { self.post_request(own, &mut request) };
+        let posted = unsafe { self.post_request(kind, &mut request) };
         if let Err(error) = posted {
-            self.own().end(own, false);
-            info_log!(EpCtrl, "{own:?} could not be posted: {error}");
+            self.engine_requests().end(kind, false);
+            info_log!(EpCtrl, "{kind:?} could not be posted: {error}");
         }
         posted.is_ok()
     }
