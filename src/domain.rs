@@ -9,7 +9,7 @@ use crate::errno::{FiErrno, Result};
 use crate::log::{self, Level, Subsystem, info_log};
 use crate::mr::{MrConfig, MrDomain};
 use crate::queue::QueueDomain;
-use crate::queue::shared::SharedIds;
+use crate::queue::srx_slots::SharedIds;
 use crate::verbs::{Device, Pd};
 
 /// Parameters of a domain.

@@ -3,15 +3,15 @@
 
 use std::collections::VecDeque;
 
-use crate::mr::keys::{KeyCache, There};
+use crate::mr::key_cache::{KeyCache, There};
 use crate::mr::lookup::{Lookup, Map, Outcome, READ_WORDS, Resolved};
 use crate::queue::slots::{Slot, SlotRing};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::cm_data::{CM_DATA_SIZE, CmData, MAX_CM_DATA};
-use crate::wire::list::{MAX_BLOCKS, Place, encode_block, encode_index};
 use crate::wire::rdm::packet::{HEADER_SIZE, MAX_HEAD};
 use crate::wire::rdm::{Body, Packet, Rejection, Reply, Request};
 use crate::wire::records::{Block, Entry, Header, MAX_SEGMENTS, Segment, WORDS};
+use crate::wire::segment_list::{MAX_BLOCKS, Place, encode_block, encode_index};
 
 /// Private data decodes to at most as many bytes as were received, and the data of the sender is
 /// equal to that of the receiver, padded or not.

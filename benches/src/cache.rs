@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use weft::domain::{Domain, DomainConfig};
-use weft::mr::probe::LocalProbe;
+use weft::mr::lkey_probe::LocalProbe;
 use weft::mr::{CacheConfig, Form, LocalMemory, Mode, MrConfig};
 
 use crate::stats::Quartiles;

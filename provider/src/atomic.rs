@@ -11,7 +11,7 @@ use weft::msg::{AtomicKind, AtomicOp, LocalIov};
 
 use crate::atomic_family::{Base, Compare, Family, Fetch, valid};
 use crate::atomic_operand::{Vector, target};
-use crate::endpoint::{Atomics, TX_FLAGS, flags_of, message, post, token};
+use crate::ep_traits::{Atomics, TX_FLAGS, flags_of, message, post, token};
 
 /// The table of an endpoint kind.
 pub(crate) const fn ops<E: Atomics>() -> fi_ops_atomic {

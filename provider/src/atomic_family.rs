@@ -12,7 +12,7 @@ use weft::msg::{ATOMIC_SIZE, AtomicKind, AtomicOp};
 
 use crate::atomic_operand::Vector;
 use crate::domain::Domain;
-use crate::endpoint::Atomics;
+use crate::ep_traits::Atomics;
 use crate::ffi::fid::{object, on};
 use crate::ffi::log::refused;
 

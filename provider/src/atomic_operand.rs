@@ -9,7 +9,7 @@ use weft::errno::{FiErrno, Result};
 use weft::mr::Desc;
 use weft::msg::ATOMIC_SIZE;
 
-use crate::endpoint::buffer;
+use crate::ep_traits::buffer;
 use crate::ffi::log::refused;
 
 /// Maximum number of members of a vector. A larger count is refused before the vector is read.

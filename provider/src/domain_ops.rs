@@ -18,13 +18,13 @@ use crate::ffi::info::View;
 use crate::ffi::log::{info, refused};
 use crate::ffi::param::{self, fault_point};
 use crate::ffi::{guard, log, stub};
-use crate::{atomic_family, cntr, cq, devices, ep_ops, getinfo, mr, mr_ops, poll, srx};
+use crate::{atomic_family, cntr, cq, devices, ep_ops, getinfo, mr, poll, srx, weft_mr_ops};
 
 static FID_OPS: fi_ops = fi_ops {
     close: Some(close::<Domain>),
     bind: Some(bind),
     control: Some(control),
-    ops_open: Some(mr_ops::open),
+    ops_open: Some(weft_mr_ops::open),
     ..stub::fid::<FI_ENOSYS>()
 };
 

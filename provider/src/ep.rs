@@ -11,7 +11,7 @@ use weft::flags::Flags;
 use weft::msg::{AtomicKind, AtomicOp, Endpoint, LocalIov, RemoteIov};
 
 use crate::addr::Format;
-use crate::endpoint::{Atomics, Receives, Rma, Sends};
+use crate::ep_traits::{Atomics, Receives, Rma, Sends};
 use crate::ffi::fid::User;
 
 /// An open endpoint.

@@ -7,7 +7,7 @@ use libfabric_sys::*;
 use weft::mr::Desc;
 use weft::msg::LocalIov;
 
-use crate::endpoint::{Receives, Sends, TX_FLAGS, buffer, flags_of, message, post, token};
+use crate::ep_traits::{Receives, Sends, TX_FLAGS, buffer, flags_of, message, post, token};
 
 /// The table of an endpoint kind.
 pub(crate) const fn ops<E: Receives + Sends>() -> fi_ops_msg {

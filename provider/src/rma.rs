@@ -8,7 +8,7 @@ use weft::errno::{FiErrno, Result};
 use weft::mr::Desc;
 use weft::msg::{LocalIov, RemoteIov};
 
-use crate::endpoint::{Rma, TX_FLAGS, buffer, flags_of, message, post, token};
+use crate::ep_traits::{Rma, TX_FLAGS, buffer, flags_of, message, post, token};
 use crate::ffi::log::refused;
 
 /// The table of an endpoint kind.

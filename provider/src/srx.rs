@@ -10,7 +10,7 @@ use weft::flags::Flags;
 use weft::msg::{LocalIov, SharedRx, SharedRxConfig};
 
 use crate::domain::Domain;
-use crate::endpoint::Receives;
+use crate::ep_traits::Receives;
 use crate::ffi::fid::{Kind, Object, User, close, header, object, on};
 use crate::ffi::stub;
 use crate::getinfo;

@@ -19,11 +19,11 @@ mod connection;
 mod dial;
 mod dispatcher;
 pub(crate) mod introduction;
-pub(crate) mod keepalive;
 mod listen;
 mod notifier;
 mod request;
 mod shutdown;
+pub(crate) mod silence;
 mod sink;
 mod state;
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::sq::{Signal, Sq};
 use super::transmit::Transmit;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
-use crate::mr::keys::Fragment;
+use crate::mr::key_cache::Fragment;
 use crate::queue::slots::Slot;
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode, SendRequest, Sge};
 

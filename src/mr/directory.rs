@@ -12,9 +12,9 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use rdma_core_sys as sys;
 
-use super::members::{DirectoryPeer, Members};
+use super::directory_peers::{DirectoryPeer, Members};
+use super::directory_table::Table;
 use super::revocation::Left;
-use super::table::Table;
 use crate::errno::{FiErrno, Result};
 use crate::queue::event_cell::{Cell, Cells};
 use crate::verbs::{Lkey, Mr, Part, Pd, RemoteAddr, Rkey, Words};

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 use rdma_core_sys as sys;
 
-use super::keys::kind;
-use super::list::List;
+use super::key_cache::kind;
 use super::pieces::{Change, Pieces};
 use super::region::{Range, Region};
 use super::revocation::{End, Left, Settled};
+use super::segment_list::List;
 use super::{Directory, Mode, Paging};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;

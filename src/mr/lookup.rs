@@ -4,12 +4,12 @@
 //! All words are untrusted data of the peer: they are copied, decoded and bounded before use, and
 //! every look-up ends, independent of their contents.
 
-use super::table::{REACH, home};
+use super::directory_table::{REACH, home};
 use crate::verbs::{RemoteAddr, Rkey};
-use crate::wire::list::{BLOCK_WORDS, IndexReader, Part, Place, decode_block};
 use crate::wire::records::{
     Bad, Block, Entry, Header, MAX_LIST_WORDS, RECORD_SIZE, Segment, WORDS,
 };
+use crate::wire::segment_list::{BLOCK_WORDS, IndexReader, Part, Place, decode_block};
 
 /// Entries per read.
 const WINDOW: usize = 4;
@@ -399,7 +399,7 @@ fn found(map: &Map, entry: Entry, blocks: Box<[PartBlock]>) -> Resolved {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::list::MAX_BLOCKS;
+    use crate::wire::segment_list::MAX_BLOCKS;
 
     /// With arbitrary records of the peer every look-up ends, and the resolution does not overflow.
     #[test]

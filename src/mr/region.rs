@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::desc::{DEAD, MAGIC};
 use super::elsewhere::Elsewhere;
 use super::exposed::Exposed;
-use super::keys::kind;
+use super::key_cache::kind;
 use super::ops::{Shared, SharedMemory};
 use super::pending::Pending;
 use crate::auth::AuthKey;

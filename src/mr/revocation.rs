@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::directory::{Directory, Inner, holders};
-use super::members::DirectoryPeer;
+use super::directory_peers::DirectoryPeer;
 use crate::errno::FiErrno;
 use crate::log::{info_log, warn_log};
 use crate::queue::event_cell::Cell;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::recv::RxSide;
 use super::tx::TxSide;
-use crate::conn::keepalive::Silence;
+use crate::conn::silence::Silence;
 use crate::conn::{CmSink, CmTarget, Connection, RequestParts, RevocationNotifier, Side};
 use crate::domain::Domain;
 use crate::errno::Result;

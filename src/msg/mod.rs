@@ -1,12 +1,12 @@
 //! Connected endpoints (`FI_EP_MSG`) on RC queue pairs.
 
 mod atomic;
+mod beat;
 mod connect;
 mod core;
 mod enable;
 mod ep;
-mod keepalive;
-mod keys;
+mod introduced;
 mod pep;
 mod recv;
 mod rma;

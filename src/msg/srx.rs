@@ -16,7 +16,7 @@ use crate::initiator::refusal;
 use crate::mr::{Kept, LocalKeys};
 use crate::msg::{Limits, LocalIov};
 use crate::queue::WrId;
-use crate::queue::shared::{SharedRecv, SharedSlots};
+use crate::queue::srx_slots::{SharedRecv, SharedSlots};
 use crate::verbs::{RecvRequest, Srq};
 
 /// Attributes of a new shared receive context (`fi_srx_context(3)`).

@@ -8,9 +8,9 @@ use rdma_core_sys as sys;
 
 use crate::errno::FiErrno;
 use crate::flags::Flags;
-use crate::queue::shared::SharedSlots;
 use crate::queue::slots::{EngineRequest, Rings, Slot};
 use crate::queue::source::{Entry, NoReader, Sink};
+use crate::queue::srx_slots::SharedSlots;
 use crate::queue::wr_id::WrId;
 use crate::queue::{Completion, CompletionError, EntryWriter};
 use crate::verbs::Wc;

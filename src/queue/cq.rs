@@ -15,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::errno::{FiErrno, Result};
 use crate::queue::complete::{EndpointTable, RESUME, SOURCES};
 use crate::queue::cq_wait::Signals;
-use crate::queue::device::DeviceQueue;
+use crate::queue::device_queue::DeviceQueue;
 use crate::queue::slots::Rings;
 use crate::queue::source::{BATCH, Batch, Entry, NoReader, Sink, Source, take};
 use crate::queue::wait::WaitSet;

@@ -10,9 +10,9 @@ use crate::errno::{FiErrno, Result};
 use crate::log::info_log;
 use crate::queue::complete::{Attachment, Sharer, failure};
 use crate::queue::cq::{CompletionQueue, Inner};
-use crate::queue::shared::SharedSlots;
 use crate::queue::slots::Rings;
 use crate::queue::source::Entry;
+use crate::queue::srx_slots::SharedSlots;
 use crate::queue::wr_id::WrId;
 
 impl CompletionQueue {

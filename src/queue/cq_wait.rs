@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::errno::{FiErrno, Result};
 use crate::queue::cq::CompletionQueue;
-use crate::queue::device::DeviceQueue;
+use crate::queue::device_queue::DeviceQueue;
 use crate::queue::wait::{WaitSet, deadline, pause};
 use crate::queue::{EntryWriter, WaitKind};
 

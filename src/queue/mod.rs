@@ -7,15 +7,15 @@ mod completion;
 mod cq;
 mod cq_bind;
 mod cq_wait;
-mod device;
+mod device_queue;
 mod domain;
 mod engine_link;
 pub(crate) mod event_cell;
 pub(crate) mod helper;
 pub(crate) mod keepalive;
-pub(crate) mod shared;
 pub(crate) mod slots;
 pub mod source;
+pub(crate) mod srx_slots;
 mod wait;
 mod wr_id;
 

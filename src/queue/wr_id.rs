@@ -1,7 +1,7 @@
 //! The `wr_id` of a work request, which the device returns in its completion.
 
-use crate::queue::shared::SharedId;
 use crate::queue::slots::EngineRequest;
+use crate::queue::srx_slots::SharedId;
 
 /// `wr_id`: the direction, the endpoint's index in the queue's table, the probe bit, the generation
 /// of that index, the request's number. The generation identifies completions that the device

@@ -2,7 +2,7 @@
 
 pub mod cm_data;
 pub mod introduction;
-pub mod list;
 pub mod raw_key;
 pub mod rdm;
 pub mod records;
+pub mod segment_list;

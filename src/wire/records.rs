@@ -194,7 +194,7 @@ pub struct Entry {
     /// Access rights of peers: bits of [`access`].
     pub access: u8,
     /// Number of segments in the list; 0: one buffer without a list; [`Self::LONG`]: a list in
-    /// blocks (`wire/list.rs`).
+    /// blocks (`wire/segment_list.rs`).
     pub segments: u16,
     /// Whether only one access is permitted. The region then has a list, followed by the claim
     /// word.

@@ -58,7 +58,7 @@ SLOTS = "slots_go_from_the_poster_to_the_poller_and_back"
 RETURNED = "returned_slots_of_shared_receives_are_taken_once"
 COMPLETED = "a_completed_shared_receive_is_the_posted_one"
 TWICE = "a_shared_receive_completes_once"
-FREE = "src/queue/shared.rs"
+FREE = "src/queue/srx_slots.rs"
 
 WEAKENED = [
     Bug(SLOTS, "a request entered with Relaxed", "src/queue/slots.rs", "self.head.store(head.wrapping_add(1), Ordering::Release)", "self.head.store(head.wrapping_add(1), Ordering::Relaxed)"),

@@ -1,12 +1,12 @@
 //! `fi_getinfo(3)`: the devices that match the hints, and their terms.
 
+mod addresses;
 mod build;
 mod hints;
 mod layered;
 pub(crate) mod mr_mode;
 mod negotiate;
 mod offer;
-mod own;
 mod refusal;
 mod resolve;
 

@@ -7,7 +7,7 @@ use weft::errno::Result;
 use weft::msg::Limits;
 use weft::verbs::{Device, LinkLayer, Port};
 
-use super::own::{self, OwnAddresses};
+use super::addresses::{self, OwnAddresses};
 use crate::ffi::nic::Nic;
 use crate::ffi::param;
 
@@ -145,7 +145,7 @@ impl Offer {
         let max_inline = device.max_inline();
         Ok(Self {
             port: port.number,
-            has_ip_gids: own::has_ip_gids(port.link_layer, host_only),
+            has_ip_gids: addresses::has_ip_gids(port.link_layer, host_only),
             fabric_name: fabric_name(&port, host_only),
             protocol: if attr.iwarp {
                 FI_PROTO_IWARP

@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use libfabric_sys::{FI_NUMERICHOST, FI_SOURCE};
 use weft::errno::{FiErrno, Result};
 
+use super::addresses::OwnAddresses;
 use super::hints::Hints;
-use super::own::OwnAddresses;
 use crate::addr::{self, Format};
 
 /// Source and destination address of an endpoint, as far as they are known.

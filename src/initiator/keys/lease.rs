@@ -121,7 +121,7 @@ impl<L: Link> PeerKeys<L> {
 
     /// The first byte's target of a cached key, for tests.
     #[cfg(test)]
-    pub(crate) fn cached_fragment(&self, key: u64) -> Option<crate::mr::keys::Fragment> {
+    pub(crate) fn cached_fragment(&self, key: u64) -> Option<crate::mr::key_cache::Fragment> {
         self.cache.get(key)?.fragment(0, 1).ok()
     }
 

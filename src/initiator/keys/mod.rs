@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use super::link::Link;
 use crate::mr::ConnectionBlock;
-use crate::mr::keys::KeyCache;
+use crate::mr::key_cache::KeyCache;
 use crate::mr::lookup::{Lookup, Map};
 use crate::verbs::Words;
 use crate::wire::introduction::Introduction;

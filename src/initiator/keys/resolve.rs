@@ -8,9 +8,9 @@ use crate::flags::Flags;
 use crate::initiator::link::Link;
 use crate::initiator::sq::Sq;
 use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit};
-use crate::mr::keys::{Fragment, Need, There, kind};
+use crate::mr::key_cache::{Fragment, Need, There, kind};
 use crate::mr::lookup::Resolved;
-use crate::mr::mapped::{MappedKey, Meaning};
+use crate::mr::mapped_keys::{MappedKey, Meaning};
 use crate::verbs::{RemoteAddr, Rkey, SendOpcode};
 use crate::wire::records::access;
 

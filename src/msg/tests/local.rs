@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
-use crate::mr::probe::LocalProbe;
+use crate::mr::lkey_probe::LocalProbe;
 use crate::mr::{CacheConfig, Monitor, memory_changed};
 
 /// Two connected ends; the connecting one has no `FI_MR_LOCAL`. `checked` descriptors are valid or

@@ -319,7 +319,10 @@ mod tests {
         );
         assert_eq!(seen("provider/src/msg.rs", "use crate::ep::Ep;"), 1);
         assert_eq!(seen("provider/src/ep_ops.rs", "use crate::ep::Ep;"), 0);
-        assert_eq!(seen("provider/src/mr_ops.rs", "use crate::exports;"), 0);
+        assert_eq!(
+            seen("provider/src/weft_mr_ops.rs", "use crate::exports;"),
+            0
+        );
         assert_eq!(seen("provider/src/mr.rs", "use crate::exports;"), 1);
     }
 
@@ -381,7 +384,7 @@ mod tests {
             1
         );
         assert_eq!(
-            seen("agent/link.rs", "use super::super::process::Process;"),
+            seen("agent/client.rs", "use super::super::process::Process;"),
             1
         );
         assert_eq!(seen("abi/qp.rs", "use crate::{cm, qp};"), 1);

@@ -2,7 +2,7 @@
 
 use std::os::fd::{OwnedFd, RawFd};
 
-use super::{link, policy};
+use super::{client, policy};
 use crate::sys::{self, Errno, Identity, Res};
 
 /// How this process opens files of a peer.
@@ -24,7 +24,7 @@ impl Opener {
     pub(crate) fn open(&self, fd: RawFd, flags: libc::c_int) -> Res<OwnedFd> {
         match sys::open_fd_of(self.identity.pid, fd, flags) {
             Err(Errno(libc::EACCES | libc::EPERM)) if self.slot != self.own_slot => {
-                let file = link::fetch_file(self.slot, &self.identity, self.own_slot, fd)?;
+                let file = client::fetch_file(self.slot, &self.identity, self.own_slot, fd)?;
                 policy::log_once("the kernel refuses access to a peer's files in /proc");
                 Ok(file)
             }

@@ -5,13 +5,13 @@
 //! and which checks it does. This is the requesting side: [`link`] a line to a peer's agent,
 //! [`files`] the opening of peers' files. The thread is [`crate::agent_thread`].
 
+mod client;
 mod files;
-mod link;
 mod policy;
 mod wire;
 
+pub(crate) use client::{Broken, Due, Link};
 pub(crate) use files::Opener;
-pub(crate) use link::{Broken, Due, Link};
 pub(crate) use policy::{allow_tracers, log_once, needed_for, needed_from_start};
 pub(crate) use wire::{Kind, Outcome, PLACE, PLACES, REPLY, REQUEST, Reply, Request};
 

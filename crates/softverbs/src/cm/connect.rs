@@ -11,9 +11,9 @@ use rdma_core_sys::*;
 
 use super::address;
 use super::channel::lock;
+use super::conversation::{Deadline, Link, say};
 use super::event::{Kind, reason};
 use super::id::{Id, Shared, complete};
-use super::link::{Deadline, Link, say};
 use super::sock::Sock;
 use super::state::{Phase, State};
 use super::wire::{Message, Party, Private, Rej, Rep, Req};

@@ -13,7 +13,7 @@ use super::channel::{Events, lock};
 use super::id::{Id, Shared};
 use super::state::{Phase, State};
 use super::wire::{Message, Party, Private, REJ_DATA, REP_DATA, REQ_DATA};
-use super::{id, link, qp};
+use super::{conversation, id, qp};
 use crate::sys::{Errno, Res};
 
 /// Reject reasons of the InfiniBand specification, which applications find in an event's status.
@@ -242,7 +242,7 @@ fn complete_connection(state: &mut State, subject: &Shared, handle: *mut Id) -> 
         return Err(Errno(libc::ECONNRESET));
     }
     qp::to_ready(state, handle)?;
-    link::say(state, subject, &Message::Rtu)?;
+    conversation::say(state, subject, &Message::Rtu)?;
     state.phase = Phase::Established;
     Ok(())
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use super::channel::lock;
 use super::connect;
+use super::conversation::{Heard, Link};
 use super::event::{Kind, Raw, reason};
 use super::id::{Id, Shared};
-use super::link::{Heard, Link};
 use super::state::{Phase, State};
 use super::wire::{Message, Private, Rej, Req};
 use crate::sys::{self, Errno, Res};
@@ -193,7 +193,7 @@ fn converse(state: &mut State, id: &Arc<Shared>) {
     if state
         .timer
         .as_ref()
-        .is_some_and(super::link::Deadline::has_passed)
+        .is_some_and(super::conversation::Deadline::has_passed)
     {
         state.phase = Phase::Failed;
         state.redial = None;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::*;
 
-use super::conn::Connection;
+use super::remote_qp::Connection;
 use super::send::{outcome, unanswered};
 use super::{Posted, Qp, RecvQueue, SendQueue};
 use crate::cq::{Cqe, Poll, Retires};

@@ -8,7 +8,6 @@
 //! word, and the posted receives.
 
 mod agent_request;
-mod conn;
 mod copies;
 mod datagram;
 mod drain;
@@ -22,6 +21,7 @@ pub(crate) mod pending_word;
 mod pull;
 mod push;
 mod recv;
+mod remote_qp;
 mod request;
 mod send;
 mod state;
@@ -138,7 +138,7 @@ struct SendQueue {
     peer: Option<Arc<Peer>>,
     /// Only of an XRC queue pair.
     route: Option<Box<xrc_send::Route>>,
-    conn: Option<conn::Connection>,
+    conn: Option<remote_qp::Connection>,
     dest: u32,
     /// Emulated node of the other end, from its address vector.
     dest_node: Option<u32>,

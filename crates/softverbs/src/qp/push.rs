@@ -6,7 +6,7 @@
 //! invalidates them and then waits for the hazard.
 
 use super::agent_request::What;
-use super::conn::Connection;
+use super::remote_qp::Connection;
 use super::request::{IovecList, Request};
 use super::{Qp, SendQueue};
 use crate::hazard::{Hazard, MOST_AT_ONCE};

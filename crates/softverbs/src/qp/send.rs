@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use rdma_core_sys::*;
 
 use super::agent_request::What;
-use super::conn::{Connection, Unreachable};
 use super::push::Unpushed;
+use super::remote_qp::{Connection, Unreachable};
 use super::request::{IovecList, Request, completion_opcode, fetches, offered, operands};
 use super::waiting::{Reason, Step, no_receive};
 use super::{Operands, Qp, SendQueue, Stored};

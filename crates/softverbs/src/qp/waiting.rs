@@ -4,8 +4,8 @@
 use rdma_core_sys::*;
 
 use super::agent_request::patience_ns;
-use super::conn::{Connection, rnr_delay_ns};
 use super::datagram::MAX_DATAGRAM;
+use super::remote_qp::{Connection, rnr_delay_ns};
 use super::request::{IovecList, Request, fetches};
 use super::{Qp, SendQueue};
 use crate::peer::Peer;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_core_sys::{IBV_EVENT_QP_FATAL, IBV_QPS_ERR, IBV_QPS_RESET, IBV_WC_RETRY_EXC_ERR};
 
-use super::conn::{Connection, Delivery, Unreachable};
+use super::remote_qp::{Connection, Delivery, Unreachable};
 use super::{Qp, SendQueue};
 use crate::delivery::receives;
 use crate::peer::Peer;

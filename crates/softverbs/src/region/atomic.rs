@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rdma_core_sys::{IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_WRITE};
 
-use super::direct;
+use super::device_buffer;
 use super::remote::{AccessError, Target, resolve};
 use crate::dm::{Buffers, Direct, Shown};
 use crate::hazard::Hazard;
@@ -158,7 +158,7 @@ pub(crate) fn change(
     };
     if let Some(direct) = direct {
         let there = peer.direct(direct.stamp).ok_or(AccessError::Refused)?;
-        return direct::change(&there, direct.offset, |old| change.apply(old));
+        return device_buffer::change(&there, direct.offset, |old| change.apply(old));
     }
     if !peer.check_alive() {
         return Err(AccessError::Dead);
@@ -186,7 +186,9 @@ pub(crate) fn change_own(
     change: Change,
 ) -> Result<u64, AccessError> {
     match buffers.find(addr, 8) {
-        Some((buffer, offset)) => direct::change(&buffer.map, offset, |old| change.apply(old)),
+        Some((buffer, offset)) => {
+            device_buffer::change(&buffer.map, offset, |old| change.apply(old))
+        }
         None => change_ordinary(initiator, own, addr, change, Duration::from_millis(1)),
     }
 }

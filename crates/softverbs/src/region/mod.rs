@@ -9,7 +9,7 @@
 pub(crate) mod access;
 mod advise;
 mod atomic;
-mod direct;
+mod device_buffer;
 mod flush;
 mod last_region;
 mod locked;
@@ -25,7 +25,7 @@ pub(crate) use advise::advise;
 pub(crate) use atomic::Stripe;
 pub(crate) use atomic::{Change, Initiator, change, change_own};
 #[cfg(any(test, fuzzing))]
-pub(crate) use direct::change as change_direct;
+pub(crate) use device_buffer::change as change_direct;
 pub(crate) use flush::{Flush, flush};
 pub(crate) use last_region::LastRegion;
 pub(crate) use places::Places;

@@ -2,7 +2,7 @@
 
 use rdma_core_sys::{IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE};
 
-use super::{Description, Range, direct};
+use super::{Description, Range, device_buffer};
 use crate::dm::Direct;
 use crate::hazard::{Hazard, MOST_AT_ONCE};
 use crate::key::Key;
@@ -145,7 +145,9 @@ pub(crate) fn copy(
         let place = resolve(&peer.map, target, addr, left, right).ok_or(AccessError::Remote)?;
         let batch = &batch[..count];
         match peer.direct(place.direct.stamp) {
-            Some(there) => direct::copy(&there, place.direct.offset, batch, bytes, direction)?,
+            Some(there) => {
+                device_buffer::copy(&there, place.direct.offset, batch, bytes, direction)?
+            }
             None if !peer.check_alive() => return Err(AccessError::Dead),
             None if peer.refuses() => return Err(AccessError::Refused),
             None => move_bytes(peer, batch, place.addr, bytes, direction)?,

@@ -12,12 +12,12 @@
 //! copies a header out of the ring once before it checks the header.
 
 mod consumer;
+mod datagram_turn;
 mod producer;
-mod turn;
 
 pub(crate) use consumer::{Consumer, Message};
+pub(crate) use datagram_turn::PATIENCE_NS;
 pub(crate) use producer::{Producer, Pushed};
-pub(crate) use turn::PATIENCE_NS;
 
 use crate::segment::Mapping;
 

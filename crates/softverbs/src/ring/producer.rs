@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::turn::Line;
+use super::datagram_turn::Line;
 use super::{
     CONSUMED_AT, COOKIE_AT, HEADER, Header, MAGIC_AT, SHORT, SLOT, SLOTS, WAITING_AT, copy, fits,
     op, sequence, slot_at, slots_for,

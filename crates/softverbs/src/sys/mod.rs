@@ -3,19 +3,18 @@
 mod bounce;
 mod fd;
 mod limits;
-mod line;
 mod lock;
 mod memfd;
 mod memory;
 mod proc;
 mod reach;
+mod seqpacket;
 mod text;
 mod vm;
 
 pub(crate) use bounce::BounceFile;
 pub(crate) use fd::{Epoll, Pipe, Timer, epoll_readable, is_pipe, ring_fd};
 pub(crate) use limits::{may_exceed_memlock, memlock};
-pub(crate) use line::{Credentials, Line, Listener};
 pub(crate) use lock::{holder, lock, locked, unlock};
 pub(crate) use memfd::{
     Tables, create as memfd_create, fallocate, inode_of, is_guarded, name_of, read_sealed,
@@ -27,6 +26,7 @@ pub(crate) use proc::{
     own_start_time, start_time,
 };
 pub(crate) use reach::{allow_tracers, block_signals, dumpable, restore_signals, yama_restricts};
+pub(crate) use seqpacket::{Credentials, Line, Listener};
 pub(crate) use text::ShortPath;
 pub(crate) use vm::{
     MAX_IOV, as_local, copies_allowed, file_behind, page_end, pages_huge, pages_of, pages_usable,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::keys::{Keyed, kind};
+use super::key_cache::{Keyed, kind};
 use super::lookup::{PartBlock, Resolved};
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
@@ -148,7 +148,7 @@ impl Mapped {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mr::keys::KeyCache;
+    use crate::mr::key_cache::KeyCache;
 
     #[test]
     fn what_was_unmapped_is_not_kept() {

@@ -7,14 +7,14 @@
 
 use std::sync::Arc;
 
+use super::directory_table::home;
 use super::lookup::Resolved;
-use super::mapped::MappedKey;
-use super::table::home;
+use super::mapped_keys::MappedKey;
 use crate::errno::FiErrno;
 use crate::queue::event_cell::Event;
 use crate::verbs::{RemoteAddr, Rkey};
-use crate::wire::list::Part;
 use crate::wire::records::access;
+use crate::wire::segment_list::Part;
 
 /// Kinds of keys, in their upper 16 bits.
 pub(crate) mod kind {
@@ -363,8 +363,8 @@ mod tests {
 
     use super::super::lookup::PartBlock;
     use super::*;
-    use crate::wire::list::Place;
     use crate::wire::records::{Entry, Segment};
+    use crate::wire::segment_list::Place;
 
     fn region(len: u64, start: u64, access: u8) -> Resolved {
         Resolved {

@@ -17,10 +17,10 @@ use rdma_core_sys as sys;
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 use crate::verbs::{Pd, RemoteAddr, Rkey, Words};
-use crate::wire::list::{
+use crate::wire::records::Segment;
+use crate::wire::segment_list::{
     BLOCK_WORDS, HEAD, MAX_BLOCKS, MOST_RECORDS, Place, SUM, encode_block, encode_index,
 };
-use crate::wire::records::Segment;
 
 /// Segments of a new block; half as many more fit in before it is split.
 const FILL: usize = MOST_RECORDS * 2 / 3;
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::verbs::devices;
-    use crate::wire::list::{IndexReader, decode_block};
+    use crate::wire::segment_list::{IndexReader, decode_block};
 
     const PAGES: usize = 4000;
 
