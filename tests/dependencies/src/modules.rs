@@ -38,14 +38,14 @@ const PROVIDER: &str = "provider/src/";
 const PROVIDER_LAYERS: &[&[&str]] = &[
     &["addr", "identity"],
     &["ffi"],
-    &["devices", "endpoint", "mr_attr"],
+    &["devices", "ep_traits", "mr_attr"],
     &["atomic_operand", "getinfo", "msg", "rma"],
     // objects that others refer to; their tables of calls are above all that the tables name
     &["connreq", "domain", "ep", "fabric"],
     &["atomic_family", "cq", "monitor", "pep", "srx", "xrcd"],
     &["atomic", "cntr", "eq"],
     &["cm", "mr", "option", "poll"],
-    &["ep_ops", "mr_ops", "pep_ops"],
+    &["ep_ops", "pep_ops", "weft_mr_ops"],
     &["domain_ops"],
     &["fabric_ops"],
     &["provider"],
@@ -55,7 +55,7 @@ const PROVIDER_LAYERS: &[&[&str]] = &[
 /// Uses against the layers of the provider: the first module uses the second.
 const PROVIDER_EXCEPTIONS: &[(&str, &str)] = &[
     // the structures of include/weft.h, which is generated from exports
-    ("mr_ops", "exports"),
+    ("weft_mr_ops", "exports"),
 ];
 
 /// The sources of the device in user space.
