@@ -27,8 +27,8 @@ const SLAB: usize = 64;
 /// receives the results of reads of the peer's block.
 const STRIDE: usize = 2 * WORDS;
 
-/// An endpoint whose peer is notified of revocations. Called with the directory's lock held: it may
-/// post and poll, and must not call the directory.
+/// An endpoint whose peer is notified of revocations. The directory calls it with its lock held: it
+/// may post and poll, and must not call the directory. Others may call it without that lock.
 pub(crate) trait Peer: Send + Sync {
     /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the
     /// *revision* of the peer's connection block, in this call, by a later retry, or when the peer's

@@ -55,7 +55,8 @@ pub struct MrDomain {
     visited: Visited,
     /// The whole address space, for local buffers that have no descriptor.
     implicit: Option<Mr>,
-    /// Registrations of such buffers, where there is no such region; made when first needed.
+    /// Cached registrations of local buffers without a descriptor, if [`Self::implicit`] is `None`.
+    /// Opened by the first use.
     cache: OnceLock<Option<Arc<LocalCache>>>,
     workers: Workers,
 }

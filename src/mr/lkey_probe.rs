@@ -1,4 +1,4 @@
-//! The look-up of local lkeys that each post does, without a post: for measurements.
+//! Finds the lkey of a local buffer as each post does, but posts nothing: for benchmarks.
 
 #![allow(unsafe_code, reason = "registers buffers that the caller keeps valid")]
 

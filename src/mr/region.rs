@@ -80,8 +80,8 @@ pub(super) struct Range {
 
 /// A memory region, with the keys and addressing of its domain's form ([`Mode`]).
 ///
-/// [`Self::close`] ends it. Dropping an open region calls `close` once and logs a failure. Thread
-/// safe.
+/// [`Self::close`] ends it. Dropping an open region ends its registrations, and logs a failure.
+/// Thread safe.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Region {

@@ -78,7 +78,7 @@ struct SharedSlot {
     next: AtomicU32,
 }
 
-/// See the module.
+/// The records of the posted receives of a shared receive context, and their free list.
 #[derive(Debug)]
 pub(crate) struct SharedSlots {
     id: SharedId,

@@ -154,7 +154,7 @@ unsafe fn read(nic: *const fid_nic) -> Nic {
     // SAFETY: strings are C strings or NULL.
     let text = |value: *mut c_char| {
         (!value.is_null()).then(|| {
-            // SAFETY: not NULL, so a C string that `create` made.
+            // SAFETY: not NULL: `create` stored a C string here.
             unsafe { CStr::from_ptr(value) }
                 .to_string_lossy()
                 .into_owned()
@@ -205,7 +205,8 @@ unsafe extern "C" fn control(handle: *mut fid, command: c_int, arg: *mut c_void)
         if arg.is_null() {
             return Err(FiErrno::EINVAL);
         }
-        // SAFETY: `nic` is whole, and FI_DUP's argument is where the copy's address goes.
+        // SAFETY: `create` made `nic` with all its parts; FI_DUP's argument points to the variable
+        // that receives the copy's address.
         unsafe {
             let copy = create(&read(nic))?;
             *arg.cast::<*mut fid_nic>() = copy;

@@ -151,7 +151,7 @@ fn offers(version: u32, hints: &Hints) -> Result<Offered> {
     let local = hints.mode.is_none_or(|mode| mode & FI_LOCAL_MR != 0);
     let offered = hints.domain.as_ref().map(|domain| domain.mr_mode);
     if version < fi_version(1, 5) {
-        // The field was an enumeration: unspecified, basic or scalable.
+        // Before API 1.5 the field was an enumeration: unspecified, basic or scalable.
         return match offered {
             None | Some(FI_MR_UNSPEC) => Ok(Offered::Unspecified(local)),
             Some(FI_MR_BASIC) => Ok(Offered::Basic(FI_MR_BASIC, local)),

@@ -165,7 +165,7 @@ pub(crate) fn of_device(
     }
     match path.src {
         Some(src) if src.ip().is_unspecified() => {
-            // a wildcard address of a family of which the device has an address
+            // a wildcard address stands for each address of its family that the device has
             let family = own.iter().filter(|own| own.is_ipv4() == src.is_ipv4());
             let family = family.map(|own| SocketAddr::new(own.ip(), src.port()));
             if own.are_some() {

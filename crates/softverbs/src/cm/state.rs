@@ -84,8 +84,8 @@ pub(super) struct State {
     pub(super) connect_error: bool,
     /// Listening: maximum number of pending requests.
     pub(super) backlog: usize,
-    /// Listening: connections that the application does not have yet, and whether their request has
-    /// been received.
+    /// Listening: connections whose request event the application has not read yet, and whether
+    /// their request has been received.
     pub(super) children: Vec<(Arc<Shared>, bool)>,
     /// Of the id of a connection request, until the application has it.
     pub(super) listener: Weak<Shared>,

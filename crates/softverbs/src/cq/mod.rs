@@ -312,7 +312,6 @@ impl Cq {
         let mut from = ring.tail;
         while from != ring.head {
             let entry = ring.entries[ring.slot(from)];
-            // A completion that frees a slot of a shared receive queue must still do so.
             if entry.qp_num != qp_num {
                 let slot = ring.slot(to);
                 ring.entries[slot] = entry;

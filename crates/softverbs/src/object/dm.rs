@@ -74,7 +74,7 @@ impl Dm {
     /// # Safety
     /// `dm` must be live; it is freed on success.
     pub(crate) unsafe fn end(dm: *mut ibv_dm) -> Res<()> {
-        // SAFETY: the caller promises that; a context outlives its memory.
+        // SAFETY: the caller promises that `dm` is live; its context outlives it.
         let (this, context) = unsafe { (Self::from_ptr(dm), Context::from_ptr((*dm).context)) };
         let process = context.process;
         if this.shown && process.forked() {
