@@ -307,7 +307,8 @@ impl Peer {
         // memory through a memfd.
         if self.life.is_some() && !self.refuses.swap(true, Ordering::Relaxed) {
             agent::log_once(&format!(
-                "the kernel refuses process_vm_readv and process_vm_writev: {error:?}"
+                "the kernel refuses process_vm_readv and process_vm_writev (errno {})",
+                error.0
             ));
         }
     }
