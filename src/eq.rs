@@ -169,12 +169,13 @@ impl EventQueue {
         }))
     }
 
-    /// Passes the first event to `take` and, unless it fails or `peek` is set, removes the event. If
-    /// a peek takes the request of [`Event::ConnReq`], the caller then calls [`Self::end_peek`].
+    /// Passes the first event to `take` and, unless it fails or `peek` is set, removes the event.
+    /// If a peek takes the request of [`Event::ConnReq`], the caller then calls [`Self::end_peek`].
     ///
     /// Does not wait for an event. The reader of [`Event::Shutdown`] first moves the endpoint's
     /// completions to the completion queues, which takes at most 0.2 s and acquires locks of the
-    /// connection and of the queues (`docs/locking.md`). `take` runs with the queue's lock held and must not call the engine.
+    /// connection and of the queues (`docs/locking.md`). `take` runs with the queue's lock held and
+    /// must not call the engine.
     ///
     /// # Errors
     /// - `EAGAIN`: the queue is empty.

@@ -152,9 +152,9 @@ pub struct Av {
 }
 
 impl Av {
-    /// An empty address vector with memory for `count` addresses (`fi_av_attr.count`, any value), at
-    /// most 2^20; more are allocated when they are inserted. `seed` is secret and random:
-    /// remote endpoints choose the addresses that [`Self::learn`] looks up.
+    /// An empty address vector with memory for `count` addresses (`fi_av_attr.count`, any value),
+    /// at most 2^20; more are allocated when they are inserted. `seed` is secret and random: remote
+    /// endpoints choose the addresses that [`Self::learn`] looks up.
     #[must_use]
     pub fn new(seed: u64, count: usize) -> Self {
         let count = count.min(RESERVED);

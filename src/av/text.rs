@@ -67,8 +67,8 @@ pub fn answer_bytes(addr: &[u8], buf: &mut [u8]) -> usize {
     addr.len()
 }
 
-/// The answer of `fi_av_straddr`, and of `fi_av_lookup` with `FI_ADDR_STR`: as [`answer_bytes`], but
-/// a truncated string ends with a NUL too. The length includes the NUL.
+/// The answer of `fi_av_straddr`, and of `fi_av_lookup` with `FI_ADDR_STR`: as [`answer_bytes`],
+/// but a truncated string ends with a NUL too. The length includes the NUL.
 pub fn answer_text(text: &str, buf: &mut [u8]) -> usize {
     let count = text.len().min(buf.len().saturating_sub(1));
     buf[..count].copy_from_slice(&text.as_bytes()[..count]);

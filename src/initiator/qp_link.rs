@@ -10,10 +10,10 @@ use crate::queue::slots::{EngineRequest, EngineRequests, FailureListener, Rings}
 use crate::queue::{CompletionQueue, EngineLink, WrId};
 use crate::verbs::{Pd, Qp, SendRequest};
 
-/// Maximum number of polls of the application's completion queue, in one call, for a completion that
-/// an operation waits for; counted again after each completed read of a look-up. Then the operation
-/// is deferred, so a call never waits for a round trip. soft0 completes a read while it is posted:
-/// one poll finds it, after another one for the announcement.
+/// Maximum number of polls of the application's completion queue, in one call, for a completion
+/// that an operation waits for; counted again after each completed read of a look-up. Then the
+/// operation is deferred, so a call never waits for a round trip. soft0 completes a read while it
+/// is posted: one poll finds it, after another one for the announcement.
 pub(crate) const POLL_LIMIT: u32 = 2;
 
 #[cfg(not(test))]

@@ -10,10 +10,10 @@
 //! Invariants:
 //! 1. No listed message matches a posted receive. The owner keeps it by two rules: a message is
 //!    [stored](Matching::store) only if [`Matching::arrive`] has just returned `None` for it, and
-//!    receives are posted by [`Matching::receive`] and [`Matching::receive_multi`], which search the
-//!    listed messages first.
-//! 2. A message matches the receive that was posted first among those that match it; a receive, or a
-//!    peek, matches the message that arrived first. So messages of one peer that match the same
+//!    receives are posted by [`Matching::receive`] and [`Matching::receive_multi`], which search
+//!    the listed messages first.
+//! 2. A message matches the receive that was posted first among those that match it; a receive, or
+//!    a peek, matches the message that arrived first. So messages of one peer that match the same
 //!    receives match in the order of their arrival.
 //! 3. A message is in one place: listed, claimed, or returned to the owner.
 //! 4. A peer's index does not change its meaning while an entry has it. The owner holds the index
@@ -119,8 +119,8 @@ pub enum Release {
     Held,
     /// It is released: this completion has `FI_MULTI_RECV`.
     Last,
-    /// It is released and was cancelled: after this completion the owner reports `FI_ECANCELED` with
-    /// `FI_MULTI_RECV`.
+    /// It is released and was cancelled: after this completion the owner reports `FI_ECANCELED`
+    /// with `FI_MULTI_RECV`.
     Cancelled,
 }
 
@@ -207,8 +207,8 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         self.unexpected.claimed()
     }
 
-    /// Matches a message of `len` bytes that has just arrived. The receive is removed, unless it is a
-    /// multi-receive buffer with room. `None`: no receive matches, and the owner calls
+    /// Matches a message of `len` bytes that has just arrived. The receive is removed, unless it is
+    /// a multi-receive buffer with room. `None`: no receive matches, and the owner calls
     /// [`Self::store`], or drops the message if it must not be kept. Does not allocate.
     #[inline]
     pub fn arrive(&mut self, tag: u64, peer: PeerIndex, len: u64) -> Option<Matched<R>> {
@@ -239,9 +239,9 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         self.unexpected.store(tag, peer, len, payload);
     }
 
-    /// A receive: removes and returns the first listed message that matches, or posts the receive if
-    /// none does. Allocates if no entry is free, if the class's hash grows, and at the first use of a
-    /// class while messages are listed.
+    /// A receive: removes and returns the first listed message that matches, or posts the receive
+    /// if none does. Allocates if no entry is free, if the class's hash grows, and at the first use
+    /// of a class while messages are listed.
     #[inline]
     pub fn receive(&mut self, want: &Want, context: usize, receive: R) -> Option<Message<M>> {
         if let Some(index) = self.unexpected.find(want) {
@@ -251,9 +251,10 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         None
     }
 
-    /// A receive into a multi-receive buffer (`FI_MULTI_RECV`) of `size` bytes. Calls `take` for each
-    /// listed message that matches, in the order of arrival. Posts the receive unless that left fewer
-    /// than `min` bytes (`FI_OPT_MIN_MULTI_RECV`), or none. Allocates as [`Self::receive`].
+    /// A receive into a multi-receive buffer (`FI_MULTI_RECV`) of `size` bytes. Calls `take` for
+    /// each listed message that matches, in the order of arrival. Posts the receive unless that
+    /// left fewer than `min` bytes (`FI_OPT_MIN_MULTI_RECV`), or none. Allocates as
+    /// [`Self::receive`].
     pub fn receive_multi(
         &mut self,
         want: &Want,
@@ -280,30 +281,30 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         self.buffers.finished(buffer)
     }
 
-    /// `FI_PEEK`: the first listed message that matches, which stays. `None` is `FI_ENOMSG`. This and
-    /// the next two allocate at the first use of a class while messages are listed.
+    /// `FI_PEEK`: the first listed message that matches, which stays. `None` is `FI_ENOMSG`. This
+    /// and the next two allocate at the first use of a class while messages are listed.
     pub fn peek(&mut self, want: &Want) -> Option<Message<M>> {
         let index = self.unexpected.find(want)?;
         Some(self.unexpected.message(index))
     }
 
-    /// `FI_PEEK | FI_CLAIM`: the first listed message that matches; it is removed from the list, and
-    /// only [`Self::redeem`] finds it.
+    /// `FI_PEEK | FI_CLAIM`: the first listed message that matches; it is removed from the list,
+    /// and only [`Self::redeem`] finds it.
     pub fn claim(&mut self, want: &Want) -> Option<(Claim, Message<M>)> {
         let index = self.unexpected.find(want)?;
         let message = self.unexpected.message(index);
         Some((self.unexpected.claim(index), message))
     }
 
-    /// `FI_PEEK | FI_DISCARD`: removes the first listed message that matches. The owner releases its
-    /// payload.
+    /// `FI_PEEK | FI_DISCARD`: removes the first listed message that matches. The owner releases
+    /// its payload.
     pub fn discard(&mut self, want: &Want) -> Option<Message<M>> {
         let index = self.unexpected.find(want)?;
         Some(self.unexpected.take(index))
     }
 
-    /// `FI_CLAIM` without `FI_PEEK`, with and without `FI_DISCARD`: removes a claimed message. `None`:
-    /// the claim is not, or no longer, of a message. Does not allocate.
+    /// `FI_CLAIM` without `FI_PEEK`, with and without `FI_DISCARD`: removes a claimed message.
+    /// `None`: the claim is not, or no longer, of a message. Does not allocate.
     pub fn redeem(&mut self, claim: Claim) -> Option<Message<M>> {
         self.unexpected.redeem(claim)
     }
@@ -341,17 +342,17 @@ impl<R: Copy + Debug, M: Copy + Debug> Matching<R, M> {
         cancelled
     }
 
-    /// Removes the messages that `keep` refuses: of a peer whose payload can no longer be fetched, or
-    /// all when the owner is closed. `keep` releases the payload of a message that it refuses. The
-    /// flag says that the message is claimed; [`Self::redeem`] then returns `None` for it. Takes
-    /// O(entries), in the order of arrival. Does not allocate.
+    /// Removes the messages that `keep` refuses: of a peer whose payload can no longer be fetched,
+    /// or all when the owner is closed. `keep` releases the payload of a message that it refuses.
+    /// The flag says that the message is claimed; [`Self::redeem`] then returns `None` for it.
+    /// Takes O(entries), in the order of arrival. Does not allocate.
     pub fn retain(&mut self, keep: impl FnMut(&Message<M>, bool) -> bool) {
         self.unexpected.retain(keep);
     }
 
     /// Two peers have turned out to be one endpoint: entries of `from` become entries of `into`. If
-    /// receives from one of the two match listed messages of the other, `matched` is called for each
-    /// pair, in the order of arrival. Takes O(entries), allocates.
+    /// receives from one of the two match listed messages of the other, `matched` is called for
+    /// each pair, in the order of arrival. Takes O(entries), allocates.
     pub fn merge(
         &mut self,
         from: PeerIndex,

@@ -1,4 +1,5 @@
-//! Multi-receive buffers: the room that is left, and the messages that are being received into them.
+//! Multi-receive buffers: the room that is left, and the messages that are being received into
+//! them.
 
 use super::{MultiId, Piece, Release};
 

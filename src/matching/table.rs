@@ -1,14 +1,15 @@
 //! A hash table from a hash of 32 bits to the index of an entry. It grows by [`STEP`] slots per
 //! change, so no call moves all slots.
 //!
-//! Open addressing with linear probing, at most half full. A slot has the whole hash, so an entry is
-//! read only if the hash agrees. During growth the old table is read too: nothing is inserted into
-//! it, and a slot that was moved or removed there is marked [`GONE`], so probing stays correct.
+//! Open addressing with linear probing, at most half full. A slot has the whole hash, so an entry
+//! is read only if the hash agrees. During growth the old table is read too: nothing is inserted
+//! into it, and a slot that was moved or removed there is marked [`GONE`], so probing stays
+//! correct.
 
 use super::cost;
 
-/// Slots of the old table that one insertion or removal moves. A table of `n` slots is replaced when
-/// n/2 are in use, and the next one of 2n after n/2 further insertions, so 2 would suffice.
+/// Slots of the old table that one insertion or removal moves. A table of `n` slots is replaced
+/// when n/2 are in use, and the next one of 2n after n/2 further insertions, so 2 would suffice.
 const STEP: usize = 4;
 /// A slot of the old table whose entry was moved or removed.
 const GONE: u64 = u32::MAX as u64;

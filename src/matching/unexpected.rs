@@ -209,8 +209,8 @@ impl<M: Copy> Unexpected<M> {
     }
 
     /// The class of a mask. It is built if it does not exist and there is room for it: fewer than
-    /// [`CLASSES`] classes, or one that was not used during as many searches as messages are listed,
-    /// and [`UNUSED`]. So building takes O(1) per search on average.
+    /// [`CLASSES`] classes, or one that was not used during as many searches as messages are
+    /// listed, and [`UNUSED`]. So building takes O(1) per search on average.
     fn class(&mut self, ignore: u64, directed: bool) -> Option<usize> {
         let found = self
             .classes
@@ -318,8 +318,8 @@ impl<M: Copy> Unexpected<M> {
         Some(message)
     }
 
-    /// Removes the messages that `keep` refuses: the listed ones in the order of arrival, then those
-    /// that are claimed.
+    /// Removes the messages that `keep` refuses: the listed ones in the order of arrival, then
+    /// those that are claimed.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&Message<M>, bool) -> bool) {
         let mut index = self.head;
         while index != NIL {

@@ -21,7 +21,8 @@ use crate::verbs::{Lkey, Mr, Part, Pd, RemoteAddr, Rkey, Words};
 use crate::wire::records::{Block, Entry, Header, WORDS};
 
 /// Connection blocks per allocation. One registration of it is for this side's requests. Each block
-/// in use has a registration of its own for its peer, which therefore has no access to other blocks.
+/// in use has a registration of its own for its peer, which therefore has no access to other
+/// blocks.
 const SLAB: usize = 64;
 /// Words from the start of one block to the start of the next. The first word behind each block
 /// receives the results of reads of the peer's block.
@@ -31,8 +32,8 @@ const STRIDE: usize = 2 * WORDS;
 /// may post and poll, and must not call the directory. Others may call it without that lock.
 pub(crate) trait Peer: Send + Sync {
     /// Writes the directory's count of revocations ([`ConnectionBlock::revocations`]) to the
-    /// *revision* of the peer's connection block, in this call, by a later retry, or when the peer's
-    /// address is known.
+    /// *revision* of the peer's connection block, in this call, by a later retry, or when the
+    /// peer's address is known.
     fn notify_revocations(&self);
     /// Polls for completions, repeats a notification that could not be sent, and posts a read of
     /// the peer's word [`Block::SETTLED`].

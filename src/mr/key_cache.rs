@@ -269,8 +269,8 @@ impl Resolved {
         }
     }
 
-    /// The first fragment of `len` bytes from `offset` on: the contiguous bytes in one registration,
-    /// at least one unless `len` is 0. The range lies inside the region.
+    /// The first fragment of `len` bytes from `offset` on: the contiguous bytes in one
+    /// registration, at least one unless `len` is 0. The range lies inside the region.
     ///
     /// # Errors
     /// The index of the block that must be read first.

@@ -431,7 +431,8 @@ impl Counter {
         }
     }
 
-    /// Calls a function of each queue. Returns the first failure; a read of that queue returns it too.
+    /// Calls a function of each queue. Returns the first failure; a read of that queue returns it
+    /// too.
     fn for_queues(&self, each: impl Fn(&CompletionQueue) -> Result<()>) -> Result<()> {
         let mut result = Ok(());
         self.queues.lock().retain(|queue| {

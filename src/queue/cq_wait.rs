@@ -217,8 +217,8 @@ impl CompletionQueue {
 
     /// For a thread that waits for a counter: arms the queue's channel, if any, for the next
     /// completion, polls the earlier ones, and resumes their endpoints. Because consuming the
-    /// channel's event could lose the wake-up of a thread that waits on the queue itself, wakes that
-    /// thread too.
+    /// channel's event could lose the wake-up of a thread that waits on the queue itself, wakes
+    /// that thread too.
     ///
     /// # Errors
     /// The device has lost completions, or cannot make the channel readable.

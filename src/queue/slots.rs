@@ -446,8 +446,8 @@ impl Rings {
         self.waiting.store(true, Ordering::SeqCst);
     }
 
-    /// Reverts [`Self::set_needs_progress`], when no operation is deferred. Returns false if a revocation
-    /// is still to be sent, so that the caller must set it again.
+    /// Reverts [`Self::set_needs_progress`], when no operation is deferred. Returns false if a
+    /// revocation is still to be sent, so that the caller must set it again.
     pub(crate) fn clear_needs_progress(&self) -> bool {
         if !self.needs_progress() {
             return true;

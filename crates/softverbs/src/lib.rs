@@ -9,8 +9,8 @@
 //! completion queue, channel; outgoing ring, windows, buffers, lines to agents and the waiting list
 //! are leaves. A thread that holds one of them waits for another process only with a bound: for the
 //! lock of an atomic's word, and for a peer's files if the peer's agent sends them (2 s for each).
-//! Before all of these: memberships of XRC domains, handles on a target, targets held. A thread that
-//! holds one of these three may wait for a lock of the registry, with a bound.
+//! Before all of these: memberships of XRC domains, handles on a target, targets held. A thread
+//! that holds one of these three may wait for a lock of the registry, with a bound.
 
 #[allow(unsafe_code, reason = "the C entry points of verbs")]
 pub mod abi;

@@ -85,8 +85,8 @@ pub(crate) unsafe fn object<'a, K: Kind>(handle: *const impl Sized) -> Result<&'
     if class != K::CLASS || !std::ptr::eq(ops, K::ops()) {
         return Err(not_open(K::CLASS, handle));
     }
-    // SAFETY: the table is that of `K` alone (`Kind`), and `open_with` accepts a fid with it only at
-    // the start of an `Object<K>`.
+    // SAFETY: the table is that of `K` alone (`Kind`), and `open_with` accepts a fid with it only
+    // at the start of an `Object<K>`.
     Ok(unsafe { &*handle.cast::<Object<K>>() })
 }
 

@@ -3,11 +3,11 @@
 //! `docs/protocol.md`, "The key directory".
 //!
 //! A look-up is a state machine that never polls. The thread that polls the completion of a read
-//! records it in [`crate::queue::slots::EngineRequests`]. While a read is outstanding, the operation
-//! is deferred, unless the send queue polls for its completion ([`Link::poll_once_more`]).
-//! [`super::Initiator::resume`] retries the deferred operations; its callers are the posting
-//! thread, the thread that reads the completion queue, and, while an operation is deferred, the
-//! domain's helper thread.
+//! records it in [`crate::queue::slots::EngineRequests`]. While a read is outstanding, the
+//! operation is deferred, unless the send queue polls for its completion
+//! ([`Link::poll_once_more`]). [`super::Initiator::resume`] retries the deferred operations; its
+//! callers are the posting thread, the thread that reads the completion queue, and, while an
+//! operation is deferred, the domain's helper thread.
 //!
 //! All functions run under the transmit lock.
 

@@ -312,8 +312,8 @@ pub(crate) struct EventTarget {
 }
 
 /// Number of requests that the send queue has room for besides those of the application and those
-/// of [`crate::queue::slots::EngineRequest`]: the further parts of one operation, which are a write to each
-/// segment, a flush of each segment, remote data, and events.
+/// of [`crate::queue::slots::EngineRequest`]: the further parts of one operation, which are a write
+/// to each segment, a flush of each segment, remote data, and events.
 pub(crate) const OTHER_PARTS: usize = 2 * MAX_SEGMENTS + MOST_EVENTS;
 
 /// Maximum number of event cells per operation: the region's and the endpoint's.

@@ -108,8 +108,8 @@ pub(crate) fn look(map: &Mapping, at: usize) -> PendingWord {
     PendingWord(map.u64(at).load(Ordering::Acquire))
 }
 
-/// Prevents [`Offer::take_back`] until [`commit`] or [`release`]. Returns the new word, or `None` if
-/// the messages are not shown any more.
+/// Prevents [`Offer::take_back`] until [`commit`] or [`release`]. Returns the new word, or `None`
+/// if the messages are not shown any more.
 pub(crate) fn hold(map: &Mapping, at: usize, word: PendingWord) -> Option<PendingWord> {
     map.u64(at)
         .compare_exchange(word.0, word.held().0, Ordering::AcqRel, Ordering::Relaxed)
