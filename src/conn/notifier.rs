@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::mr::{ConnectionBlock, Look, Peer};
 use crate::queue::EngineLink;
 use crate::queue::slots::{EngineRequest, Progress};
-use crate::verbs::{RemoteAddr, Rkey, SendOpcode, Sge};
+use crate::verbs::{Lkey, RemoteAddr, Rkey, SendOpcode, Sge};
 use crate::wire::introduction::Introduction;
 use crate::wire::records::Block;
 
@@ -69,18 +69,22 @@ impl<L: EngineLink> RevocationNotifier<L> {
         let Some(from) = self.word(Block::SETTLED) else {
             return false;
         };
-        let (addr, lkey) = self.block.sink();
-        let sge = Sge {
-            addr,
-            length: 8,
-            lkey,
-        };
+        let sge = word(self.block.sink());
         // SAFETY: the block lives as long as the queue pair, and at most one such read is
         // outstanding.
         unsafe {
             self.link
                 .post_engine_request(EngineRequest::Settled, SendOpcode::Read, sge, from, 0)
         }
+    }
+}
+
+/// The sge of a local word.
+fn word((addr, lkey): (u64, Lkey)) -> Sge {
+    Sge {
+        addr,
+        length: 8,
+        lkey,
     }
 }
 
@@ -105,12 +109,7 @@ impl<L: EngineLink> Peer for RevocationNotifier<L> {
             self.link.poll();
         }
         requests.want(false);
-        let (addr, lkey) = self.block.revocations();
-        let sge = Sge {
-            addr,
-            length: 8,
-            lkey,
-        };
+        let sge = word(self.block.revocations());
         // SAFETY: the domain owns the directory's header and outlives the queue pair.
         unsafe {
             self.link

@@ -20,6 +20,7 @@
 //!    (`av`) until it has removed these entries.
 
 mod cost;
+mod list;
 mod multi;
 mod posted;
 mod queues;

@@ -2,6 +2,7 @@
 //! first entries that match is the receive that was posted first.
 
 use super::cost;
+use super::list::{Linked, List};
 use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
 use super::{MultiId, Want};
 use crate::PeerIndex;
@@ -33,6 +34,12 @@ struct Entry<R> {
     multi: u32,
     class: u8,
     receive: R,
+}
+
+impl<R> Linked for Entry<R> {
+    fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
 }
 
 impl<R> Entries for Chunks<Entry<R>> {
@@ -69,9 +76,8 @@ pub(super) struct Posted<R> {
     classes: Vec<Class>,
     /// A bit for each class that has entries.
     occupied: u8,
-    /// First and last entry of the list of further masks, in the order of posting.
-    head: u32,
-    tail: u32,
+    /// The receives with further masks, in the order of posting.
+    list: List,
     /// Post number of the last receive.
     number: u64,
     /// Where the next search for a context begins.
@@ -87,8 +93,7 @@ impl<R: Copy> Posted<R> {
             live: 0,
             classes: Vec::with_capacity(CLASSES),
             occupied: 0,
-            head: NIL,
-            tail: NIL,
+            list: List::EMPTY,
             number: 0,
             cursor: 0,
         }
@@ -156,15 +161,7 @@ impl<R: Copy> Posted<R> {
     fn link(&mut self, index: u32) {
         let class = self.entries[index].class;
         if class == LISTED {
-            let link = Link {
-                next: NIL,
-                prev: self.tail,
-            };
-            self.entries[index].link = link;
-            match std::mem::replace(&mut self.tail, index) {
-                NIL => self.head = index,
-                last => self.entries[last].link.next = index,
-            }
+            self.list.push(&mut self.entries, index);
             return;
         }
         let of = &mut self.classes[usize::from(class)];
@@ -177,15 +174,7 @@ impl<R: Copy> Posted<R> {
     fn unlink(&mut self, index: u32) {
         let class = self.entries[index].class;
         if class == LISTED {
-            let Link { next, prev } = self.entries[index].link;
-            match prev {
-                NIL => self.head = next,
-                prev => self.entries[prev].link.next = next,
-            }
-            match next {
-                NIL => self.tail = prev,
-                next => self.entries[next].link.prev = prev,
-            }
+            self.list.remove(&mut self.entries, index);
             return;
         }
         let of = &mut self.classes[usize::from(class)];
@@ -218,7 +207,7 @@ impl<R: Copy> Posted<R> {
                 }
             }
         }
-        let mut index = self.head;
+        let mut index = self.list.first();
         while index != NIL {
             cost::entry();
             let entry = &self.entries[index];

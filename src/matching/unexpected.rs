@@ -2,6 +2,7 @@
 //! search has used one FIFO per key.
 
 use super::cost;
+use super::list::{Linked, List};
 use super::posted::CLASSES;
 use super::queues::{Entries, Key, Link, NIL, Queues, peer_key};
 use super::{Claim, Message, Want};
@@ -36,6 +37,12 @@ struct Entry<M> {
     generation: u32,
     state: State,
     message: M,
+}
+
+impl<M> Linked for Entry<M> {
+    fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
 }
 
 /// A class that searches have used, with every message of the list.
@@ -94,9 +101,8 @@ pub(super) struct Unexpected<M> {
     /// Number of messages in the list.
     listed: u32,
     claimed: u32,
-    /// First and last message in the order of arrival.
-    head: u32,
-    tail: u32,
+    /// The listed messages in the order of arrival.
+    list: List,
     classes: Vec<Class>,
     /// Number of searches among listed messages.
     searches: u64,
@@ -110,8 +116,7 @@ impl<M: Copy> Unexpected<M> {
             free: NIL,
             listed: 0,
             claimed: 0,
-            head: NIL,
-            tail: NIL,
+            list: List::EMPTY,
             classes: Vec::with_capacity(CLASSES),
             searches: 0,
         }
@@ -127,10 +132,7 @@ impl<M: Copy> Unexpected<M> {
 
     /// Adds a message behind all others.
     pub(super) fn store(&mut self, tag: u64, peer: PeerIndex, len: u64, message: M) {
-        let link = Link {
-            next: NIL,
-            prev: self.tail,
-        };
+        let link = Link::NONE;
         let index = if self.free == NIL {
             for class in &mut self.classes {
                 class.links.push(Link::NONE);
@@ -159,10 +161,7 @@ impl<M: Copy> Unexpected<M> {
             };
             index
         };
-        match std::mem::replace(&mut self.tail, index) {
-            NIL => self.head = index,
-            last => self.slab[last].link.next = index,
-        }
+        self.list.push(&mut self.slab, index);
         self.listed += 1;
         for class in &mut self.classes {
             let (queues, mut keyed) = class.with(&self.slab);
@@ -173,12 +172,12 @@ impl<M: Copy> Unexpected<M> {
     /// The message that arrived first of those that match `want`. Builds the class if it does
     /// not exist and fewer than [`CLASSES`] do.
     pub(super) fn find(&mut self, want: &Want) -> Option<u32> {
-        if self.head == NIL {
+        if self.list.first() == NIL {
             return None;
         }
         if want.ignore == u64::MAX && want.from.is_none() {
             cost::entry();
-            return Some(self.head);
+            return Some(self.list.first());
         }
         self.searches += 1;
         let Some(class) = self.class(want.ignore, want.from.is_some()) else {
@@ -196,7 +195,7 @@ impl<M: Copy> Unexpected<M> {
 
     /// The first match by reading all messages: for masks without a class.
     fn walk(&self, want: &Want) -> Option<u32> {
-        let mut index = self.head;
+        let mut index = self.list.first();
         while index != NIL {
             cost::entry();
             let entry = &self.slab[index];
@@ -243,7 +242,7 @@ impl<M: Copy> Unexpected<M> {
         for _ in 0..self.slab.len() {
             class.links.push(Link::NONE);
         }
-        let mut index = self.head;
+        let mut index = self.list.first();
         while index != NIL {
             cost::entry();
             let (queues, mut keyed) = class.with(&self.slab);
@@ -269,15 +268,7 @@ impl<M: Copy> Unexpected<M> {
             let (queues, mut keyed) = class.with(&self.slab);
             queues.remove(&mut keyed, index, self.hasher);
         }
-        let Link { next, prev } = self.slab[index].link;
-        match prev {
-            NIL => self.head = next,
-            prev => self.slab[prev].link.next = next,
-        }
-        match next {
-            NIL => self.tail = prev,
-            next => self.slab[next].link.prev = prev,
-        }
+        self.list.remove(&mut self.slab, index);
         self.listed -= 1;
     }
 
@@ -321,7 +312,7 @@ impl<M: Copy> Unexpected<M> {
     /// Removes the messages that `keep` refuses: the listed ones in the order of arrival, then
     /// those that are claimed.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&Message<M>, bool) -> bool) {
-        let mut index = self.head;
+        let mut index = self.list.first();
         while index != NIL {
             let next = self.slab[index].link.next;
             if !keep(&self.message(index), false) {
@@ -347,7 +338,7 @@ impl<M: Copy> Unexpected<M> {
 
     fn listed(&self, is: impl Fn(PeerIndex) -> bool) -> Vec<u32> {
         let mut found = Vec::new();
-        let mut index = self.head;
+        let mut index = self.list.first();
         while index != NIL {
             let entry = &self.slab[index];
             if is(entry.peer) {

@@ -13,11 +13,7 @@ impl Probed for Core {
         let Some(control) = self.control.try_lock() else {
             return true;
         };
-        let side = match (&control.tx, control.tx_place) {
-            (Some(binding), Some(place)) => Some((binding, place)),
-            _ => control.rx.as_ref().zip(control.rx_place),
-        };
-        let (Some(qp), Some((binding, place))) = (&control.qp, side) else {
+        let (Some(qp), Some((binding, place))) = (&control.qp, control.engine_queue()) else {
             return false;
         };
         // the application may not read this queue, which may hold the last probe's completion

@@ -66,6 +66,17 @@ pub(crate) struct Control {
     pub(super) notifier: Option<Arc<RevocationNotifier<QpLink>>>,
 }
 
+impl Control {
+    /// The completion queue of the engine's own requests, and their place in it: those of the
+    /// transmit requests, or of the receives if the endpoint only receives.
+    pub(super) fn engine_queue(&self) -> Option<(&CqBinding, WrId)> {
+        match (&self.tx, self.tx_place) {
+            (Some(binding), Some(place)) => Some((binding, place)),
+            _ => self.rx.as_ref().zip(self.rx_place),
+        }
+    }
+}
+
 /// The state that an endpoint shares with its callbacks. [`Core::close`] releases the resources.
 #[derive(Debug)]
 pub(crate) struct Core {

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use super::core::{Control, Core};
-
 use crate::conn::RevocationNotifier;
 use crate::initiator::QpLink;
 use crate::initiator::keys::PeerKeys;
@@ -54,11 +53,7 @@ impl Core {
 
     /// The queue pair for the engine's own requests.
     fn link(&self, control: &Control) -> Option<QpLink> {
-        let side = match (&control.tx, control.tx_place) {
-            (Some(binding), Some(place)) => Some((binding, place)),
-            _ => control.rx.as_ref().zip(control.rx_place),
-        };
-        let (binding, place) = side?;
+        let (binding, place) = control.engine_queue()?;
         Some(QpLink::new(
             Arc::clone(control.qp.as_ref()?),
             Arc::clone(&binding.cq),

@@ -2,12 +2,10 @@
 
 #![allow(unsafe_code, reason = "calls verbs")]
 
-use std::ffi::c_int;
 use std::sync::Arc;
 
 use rdma_core_sys as sys;
 
-use super::wr::sg_list;
 use super::{Pd, RecvRequest};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
@@ -61,12 +59,7 @@ impl Srq {
     /// The caller keeps the buffers valid until completion, or until the queue is destroyed.
     #[inline]
     pub unsafe fn post_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
-        let mut wr = sys::ibv_recv_wr {
-            wr_id: request.wr_id,
-            next: std::ptr::null_mut(),
-            sg_list: sg_list(request.sges),
-            num_sge: request.sges.len() as c_int,
-        };
+        let mut wr = request.wr();
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue is live, the request a valid chain of one.
         FiErrno::from_post(unsafe { sys::ibv_post_srq_recv(self.raw, &raw mut wr, &raw mut bad) })

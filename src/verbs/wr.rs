@@ -203,6 +203,19 @@ pub struct RecvRequest<'a> {
     pub sges: &'a [Sge],
 }
 
+impl RecvRequest<'_> {
+    /// A chain of this request alone.
+    #[inline(always)]
+    pub(super) fn wr(&self) -> sys::ibv_recv_wr {
+        sys::ibv_recv_wr {
+            wr_id: self.wr_id,
+            next: std::ptr::null_mut(),
+            sg_list: sg_list(self.sges),
+            num_sge: self.sges.len() as c_int,
+        }
+    }
+}
+
 /// The calls that post a flush (`ibv_wr_post(3)`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlushCalls {
@@ -293,12 +306,7 @@ impl Qp {
     /// The caller keeps the buffers valid until completion.
     #[inline(always)]
     pub unsafe fn post_recv(&self, request: &RecvRequest<'_>) -> Result<()> {
-        let mut wr = sys::ibv_recv_wr {
-            wr_id: request.wr_id,
-            next: std::ptr::null_mut(),
-            sg_list: sg_list(request.sges),
-            num_sge: request.sges.len() as c_int,
-        };
+        let mut wr = request.wr();
         let mut bad = std::ptr::null_mut();
         // SAFETY: the queue pair is live, the request a valid chain of one.
         FiErrno::from_post(unsafe { sys::ibv_post_recv(self.raw, &raw mut wr, &raw mut bad) })

@@ -63,11 +63,16 @@ fn way_to(end: &End, other: Address) -> To {
 
 /// Posts a datagram whose immediate is `number`; signaled.
 fn post(end: &mut End, buffer: &Buffer, len: usize, to: To, number: u32) {
-    let mut sge = ibv_sge {
+    let sge = ibv_sge {
         addr: buffer.addr(),
         length: len as u32,
         lkey: buffer.lkey(),
     };
+    post_sge(end, sge, to, number);
+}
+
+/// As [`post`], of one sge.
+fn post_sge(end: &mut End, mut sge: ibv_sge, to: To, number: u32) {
     // SAFETY: all zeros is a value of it.
     let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
     wr.wr_id = u64::from(number);
@@ -609,17 +614,12 @@ fn rewriting_sender(link: &mut Link) {
 
 /// Posts a datagram with a single empty sge at NULL, which names no region.
 fn post_empty(end: &mut End, to: To, number: u32) {
-    // SAFETY: all zeros is a value of both.
-    let (mut sge, mut wr): (ibv_sge, ibv_send_wr) = unsafe { std::mem::zeroed() };
-    wr.sg_list = &raw mut sge;
-    wr.num_sge = 1;
-    wr.opcode = IBV_WR_SEND_WITH_IMM;
-    wr.send_flags = IBV_SEND_SIGNALED;
-    wr.__bindgen_anon_1.bindgen_union_field = number;
-    wr.wr.ud.ah = to.0;
-    wr.wr.ud.remote_qpn = to.1;
-    wr.wr.ud.remote_qkey = QKEY;
-    end.post(&mut wr);
+    let sge = ibv_sge {
+        addr: 0,
+        length: 0,
+        lkey: 0,
+    };
+    post_sge(end, sge, to, number);
 }
 
 fn rewriting_receiver(link: &mut Link) {
