@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import subprocess
+import tempfile
 import unittest
 
 from lib import cache, programs
@@ -54,6 +55,31 @@ def per_release(test):
                 test(self, release())
 
     return each
+
+
+class CProgram(unittest.TestCase):
+    """Tests that run one program of tests/conformance/c, which is compiled once per class."""
+
+    SOURCE = None  # its name, without .c
+    OPTIONS = ()  # further options of gcc
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.program = os.path.join(cls.folder.name, cls.SOURCE)
+        source = programs.TOP / "tests" / "conformance" / "c" / f"{cls.SOURCE}.c"
+        options = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{programs.TOP / 'include'}", *cls.OPTIONS]
+        subprocess.run(["gcc", *options, "-o", cls.program, source, "-lfabric"], check=True)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def succeeds(self, libfabric, mode, *arguments, **more):
+        """Runs a mode of the program on weft, with further variables. Returns how it ended."""
+        ended = programs.run([self.program, mode, "weft", "127.0.0.1", *arguments], libfabric.env(**more), seconds=90)
+        self.assertEqual(ended.status, 0, ended)
+        return ended
 
 
 def infos(text):

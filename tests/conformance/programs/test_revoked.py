@@ -1,37 +1,23 @@
 """Keys of the directory that are revoked while peers hold them: tests/conformance/c/revoked.c."""
 
-import os
 import re
-import subprocess
-import tempfile
 import unittest
 
 from lib import programs
 
 from . import common
 
-SOURCE = programs.TOP / "tests" / "conformance" / "c" / "revoked.c"
 # what the programs offer; FI_MR_PROV_KEY alone makes keys handles of the directory
 ALLOCATED, PROV_KEY, MMU_NOTIFY = 1 << 5, 1 << 6, 1 << 7
 FORMS = {"application's keys": 0, "handles": PROV_KEY}
 PINNED = {"SOFTVERBS_ODP": "0"}
 
 
-class Revoked(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.program = os.path.join(cls.folder.name, "revoked")
-        command = ["gcc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{programs.TOP / 'include'}", "-o", cls.program, SOURCE, "-lfabric"]
-        subprocess.run(command, check=True)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
+class Revoked(common.CProgram):
+    SOURCE = "revoked"
 
     def revoked(self, mode, bits, how="0", libfabric=programs.SYSTEM, **more):
-        ended = programs.run([self.program, mode, "weft", "127.0.0.1", str(bits), how], libfabric.env(**more), seconds=90)
-        self.assertEqual(ended.status, 0, ended)
+        ended = self.succeeds(libfabric, mode, str(bits), how, **more)
         for line in re.findall(r"^.*: median .*$", ended.out, re.M):
             print(f"     {mode} {how}: {line}", flush=True)
         return ended
