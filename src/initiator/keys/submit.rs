@@ -189,8 +189,8 @@ impl<Q: Sq> Initiator<Q> {
             // fits `usize`: at most the length of the local buffers
             let local = part.of(&op.local, done as usize, taken as usize);
             let op = Transmit { local, ..*op };
-            // SAFETY: as this function; `local` covers a subset of the operation's bytes.
             let whole =
+                // SAFETY: as this function; `local` covers a subset of the operation's bytes.
                 unsafe { self.post_fragments(&op, taken as usize, fragments, events, batch) }?;
             more = (whole && !last).then_some(done + taken);
         }

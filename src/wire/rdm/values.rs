@@ -3,45 +3,39 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::{NonZeroU32, NonZeroU64};
 
+/// The conversions of a type of numbers other than 0.
+macro_rules! nonzero {
+    ($name:ident, $inner:ident, $number:ty) => {
+        impl $name {
+            /// `None`: `number` is 0, which means that there is none.
+            pub const fn new(number: $number) -> Option<Self> {
+                match $inner::new(number) {
+                    Some(number) => Some(Self(number)),
+                    None => None,
+                }
+            }
+
+            /// The number.
+            pub const fn get(self) -> $number {
+                self.0.get()
+            }
+        }
+    };
+}
+
 /// The id of an endpoint: random, chosen when the endpoint is enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct EndpointId(NonZeroU64);
 
-impl EndpointId {
-    /// `None`: 0 is no id.
-    pub const fn new(number: u64) -> Option<Self> {
-        match NonZeroU64::new(number) {
-            Some(number) => Some(Self(number)),
-            None => None,
-        }
-    }
-
-    /// The number.
-    pub const fn get(self) -> u64 {
-        self.0.get()
-    }
-}
+nonzero!(EndpointId, NonZeroU64, u64);
 
 /// A token: 32 random bits that one endpoint gives to one peer, which returns them in requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Secret(NonZeroU32);
 
-impl Secret {
-    /// `None`: 0 is no token.
-    pub const fn new(number: u32) -> Option<Self> {
-        match NonZeroU32::new(number) {
-            Some(number) => Some(Self(number)),
-            None => None,
-        }
-    }
-
-    /// The number.
-    pub const fn get(self) -> u32 {
-        self.0.get()
-    }
-}
+nonzero!(Secret, NonZeroU32, u32);
 
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -54,22 +48,11 @@ impl std::fmt::Debug for Secret {
 #[repr(transparent)]
 pub struct Epoch(NonZeroU32);
 
+nonzero!(Epoch, NonZeroU32, u32);
+
 impl Epoch {
     /// The first epoch of an endpoint.
     pub const FIRST: Self = Self(NonZeroU32::MIN);
-
-    /// `None`: 0 is no epoch.
-    pub const fn new(number: u32) -> Option<Self> {
-        match NonZeroU32::new(number) {
-            Some(number) => Some(Self(number)),
-            None => None,
-        }
-    }
-
-    /// The number.
-    pub const fn get(self) -> u32 {
-        self.0.get()
-    }
 
     /// The next epoch; 1 follows 2^32 - 1.
     #[must_use]
