@@ -180,7 +180,11 @@ fn stopped_parent(link: &mut Link) {
     end.recv(&buffer, 9);
     link.say("go");
     link.expect("done");
-    assert!(end.poll().is_none());
+    for _ in 0..50 {
+        assert!(end.poll().is_none());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    link.say("checked");
 }
 
 fn stopped_child(link: &mut Link) {
@@ -197,6 +201,8 @@ fn stopped_child(link: &mut Link) {
         assert_eq!((wc.status, wc.wr_id), (IBV_WC_SUCCESS, i));
     }
     link.say("done");
+    // the end of this process would flush the parent's receive
+    link.expect("checked");
 }
 
 /// Requests behind one that only the sender can execute wait for it.

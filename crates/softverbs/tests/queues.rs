@@ -345,6 +345,8 @@ fn node_parent(link: &mut Link) {
     let wc = astray.sleep(LIMIT);
     assert_eq!((wc.status, wc.wr_id), (IBV_WC_RETRY_EXC_ERR, 3));
     link.say("done");
+    // the end of this process would flush the child's receive
+    link.expect("checked");
 }
 
 fn node_child(link: &mut Link) {
@@ -361,7 +363,11 @@ fn node_child(link: &mut Link) {
     let other = second.exchange(link);
     second.enter_rtr(other);
     link.expect("done");
-    assert!(second.poll().is_none());
+    for _ in 0..50 {
+        assert!(second.poll().is_none());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    link.say("checked");
 }
 
 fn lid(end: &End) -> u16 {
