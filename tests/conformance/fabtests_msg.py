@@ -1,4 +1,6 @@
-"""The fabtests of FI_EP_MSG: libfabric's unit tests that apply to it, and every test of message endpoints."""
+"""The fabtests of FI_EP_MSG: libfabric's unit tests that apply to it, and every test of message
+endpoints.
+"""
 
 import errno
 import os
@@ -9,13 +11,15 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-SERVER_STARTS = 60.0  # seconds at most until it listens; a client that comes earlier is refused
+SERVER_STARTS = 60.0  # at most, in seconds, until the server listens; an earlier client is refused
 SERVER_ENDS = 15.0
-# The server of fi_multi_ep lets its client go, by a socket of their own, before it listens: the client can be refused.
+# The server of fi_multi_ep releases its client, through a socket of their own, before it listens:
+# the client's connection request can be refused.
 MAY_COME_EARLY = re.compile("multi_ep")
 REFUSED = f"eq_readerr {errno.ECONNREFUSED} "
-# rxe completes a receive, then acknowledges it (drivers/infiniband/sw/rxe/rxe_resp.c): a server that has its last message and
-# closes at once can take the acknowledgement with it, where the emulation of its processor pauses in between.
+# rxe completes a receive before it acknowledges it (drivers/infiniband/sw/rxe/rxe_resp.c): a server
+# that has its last message and closes at once can suppress the acknowledgement, if the emulated
+# processor pauses between the two.
 LOST_ACK = "transport retry counter exceeded"
 TRIES = 5
 
@@ -23,11 +27,13 @@ TRIES = 5
 @dataclass(frozen=True)
 class Test:
     command: str
-    kind: str = "pair"  # pair: server and client; unit: one process; negative: one process that must say ENODATA
+    # pair: server and client; unit: one process; negative: one process that must report ENODATA
+    kind: str = "pair"
     env: tuple = ()
 
 
-# The unit tests that don't say which type of endpoint they want get an RDM one of ofi_rxm over the provider, which answers first.
+# Unit tests that request no endpoint type get an RDM endpoint of ofi_rxm over the provider, since
+# its entry is listed first.
 def unit(*commands):
     return [Test(command, "unit", (("FI_PROVIDER", "^ofi_rxm"),)) for command in commands]
 
@@ -58,8 +64,9 @@ TESTS = [
         "fi_shared_ctx -e msg --no-tx-shared-ctx",
         "fi_multi_mr -e msg -V",
         "fi_multi_mr -e msg -v -c 20",
-        # in no suite of libfabric's; each iteration takes its buffers away and registers others. (fi_mr_cache_evict wants
-        # explicit regions cached, and that a closed region's key goes on working: it is not for us.)
+        # in no suite of libfabric's; each iteration unmaps its buffers and registers others.
+        # (fi_mr_cache_evict does not apply: it needs explicit regions to be cached, and a closed
+        # region's key to stay valid.)
         "fi_unmap_mem -e msg -I 20",
     ),
     *pair(*[f"fi_multi_ep -e msg -v{flags}{threads}" for threads in ("", " --threading completion") for flags in (" -A", " -Q", " -A -Q", "")]),
@@ -104,7 +111,7 @@ def _pair(argv, address, env, seconds):
     _wait_listening(server)
     client = _start([*argv, "-s", address, address], env)
     client_status, client_text = _wait(client, seconds)
-    # after a client that failed the server is not waited for at length
+    # a client that failed leaves its server waiting: the server has 2 s to end
     server_status, server_text = _wait(server, SERVER_ENDS if client_status == 0 else 2)
     text = f"server: status {server_status}\n{server_text}\nclient: status {client_status}\n{client_text}"
     return [server_status, client_status], text
@@ -115,20 +122,24 @@ def _start(argv, env):
 
 
 def _wait_listening(server):
-    """Returns when the server listens, in one of the ways that providers have, or has ended; or at last anyway."""
+    """Returns when the server listens, in any of the ways that providers have, when it has ended,
+    or after SERVER_STARTS.
+    """
     late = time.monotonic() + SERVER_STARTS
     while time.monotonic() < late and server.poll() is None and not (_listens_on_socket(server.pid) or _listens_on_rdma(server.pid)):
         time.sleep(0.05)
 
 
 def _listens_on_socket(pid):
-    """tcp, and softverbs' connection manager, whose listening sockets have names of this form."""
+    """The listening sockets of the server: TCP ones, and those of softverbs' connection manager,
+    which have names of this form.
+    """
     mine = set()
     try:
         for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
             mine.update(re.findall(r"^socket:\[(\d+)\]$", os.readlink(fd)))
     except OSError:
-        return False  # it ends, or a descriptor was closed meanwhile
+        return False  # the process ends, or a descriptor was closed meanwhile
     listening = set()
     for family in ("tcp", "tcp6"):
         lines = map(str.split, pathlib.Path(f"/proc/net/{family}").read_text().splitlines()[1:])
@@ -148,7 +159,7 @@ def _listens_on_rdma(pid):
 
 
 def _wait(process, seconds):
-    """Status, None for one that had to be killed, and output."""
+    """Exit status (None for a process that had to be killed) and output."""
     try:
         text, _ = process.communicate(timeout=seconds)
         return process.returncode, text

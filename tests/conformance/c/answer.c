@@ -1,14 +1,19 @@
-/* Whatever arrives on a connection can be answered at once.
+/* A message that arrives on a connection can be answered at once.
  *
  *   answer passive|active|late PROV NODE COUNT native|none
  *
- * Two processes make COUNT connections, one after the other. `native` and `none` are the forms of their regions (mr_mode).
+ * Two processes make COUNT connections, one after the other. `native` and `none` select the mr_mode
+ * of their regions.
  *
- * passive  The client sends on each connection. The server waits for that message only, then answers from its completion, before it
- *          reads its event queue: by a send, a write, a read or a fetching atomic. Then FI_CONNECTED comes once, and FI_SHUTDOWN.
- * active   The server sends as soon as fi_accept has returned. A thread of the client answers from the completion, while another
- *          thread reads the event queue.
- * late     As `active`, but the client reads its event queue 1 s later: what the server has posted waits for it. */
+ * passive: The client sends on each connection. The server waits for that message only, then
+ * answers from its completion, before it reads its event queue: by a send, a write, a read or a
+ * fetching atomic. Then FI_CONNECTED comes once, and FI_SHUTDOWN.
+ *
+ * active: The server sends as soon as fi_accept has returned. A thread of the client answers from
+ * the completion, while another thread reads the event queue.
+ *
+ * late: As `active`, but the client reads its event queue 1 s later: the server's posted operations
+ * stay pending until then. */
 #include "end.h"
 
 #include <pthread.h>
@@ -26,7 +31,7 @@ static struct fi_info *info;
 static int native;
 static uint64_t seen;
 
-/* What both sides use for all connections. */
+/* Opens the objects that all connections of a side share. */
 static void open_side(const char *service, uint64_t flags)
 {
 	struct fi_info *hints = fi_allocinfo();
@@ -65,8 +70,8 @@ static void open_connection(struct fi_info *from, int number)
 	message->key = fi_mr_key(end.mr);
 }
 
-/* Polls the completion queue alone until there were completions of this connection with these flags. Those of the connections before
- * it, whose receives may have been flushed, are passed over. */
+/* Polls only the completion queue, until this connection has had completions with these flags.
+ * Completions of earlier connections, whose receives may have been flushed, are ignored. */
 static void await(uint64_t flags, int number)
 {
 	struct fi_cq_msg_entry entry;
@@ -90,7 +95,7 @@ static void await(uint64_t flags, int number)
 	}
 }
 
-/* Answers by one of four operations; says which flags its completion has. */
+/* Answers by one of four operations; returns the flags that its completion has. */
 static uint64_t answer(int number)
 {
 	const struct message *from = (const void *)(end.memory + 1024);
@@ -196,7 +201,8 @@ static void client(const char *mode, int count, int fd)
 			struct fi_eq_cm_entry entry;
 			uint32_t kind;
 
-			/* the address and the route, but not the server's answer */
+			/* the address and the route are resolved, but the server has not
+			 * answered */
 			if (fi_eq_read(end.eq, &kind, &entry, sizeof entry, 0) != -FI_EAGAIN)
 				die("an event before the server has answered");
 			sleep(1);

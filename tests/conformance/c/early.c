@@ -1,10 +1,11 @@
-/* Clients that are killed at random moments while they connect, and a server that must hear of each.
+/* Clients are killed at random moments while they connect; the server must get an event for each.
  *
  *   early PROV NODE COUNT SEED
  *
- * A client that was killed before it asked leaves nothing; one that asked leads to an error on the event queue, to a
- * refusal of fi_accept, or to FI_CONNECTED and then to FI_SHUTDOWN and a flushed receive, within ten seconds of its death.
- * Ends with 0, or says what went wrong. Plain libfabric 1.17; any provider with FI_EP_MSG will do. */
+ * A client that is killed before its connection request leaves nothing. A client that is killed
+ * after it leads, within ten seconds of its death, to an error on the event queue, to an error of
+ * fi_accept, or to FI_CONNECTED and then FI_SHUTDOWN and a flushed receive. Exits with 0, or prints
+ * the failure. Needs only libfabric 1.17; runs on any provider with FI_EP_MSG. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -25,8 +26,9 @@
 #include <rdma/fi_errno.h>
 
 #define LIMIT 10.0
-#define LONGEST 0.02 /* a client's life from its fi_connect on, in seconds */
-#define READY 3      /* where it says that it calls it now */
+#define LONGEST 0.02 /* a client's life from the call of fi_connect on, in seconds */
+/* the client writes a byte to this descriptor right before it calls fi_connect */
+#define READY 3
 
 struct end {
 	struct fid_domain *domain;
@@ -123,7 +125,7 @@ static void client(const char *provider, const char *node, const char *port)
 		fi_eq_sread(eq, &kind, &entry, sizeof entry, 1000, 0);
 }
 
-/* The receive comes back with an error; nothing was ever sent. */
+/* The receive completes in error: no message was ever sent. */
 static void expect_flush(struct end *end, double limit)
 {
 	struct fi_cq_err_entry error = { 0 };
@@ -139,7 +141,7 @@ static void expect_flush(struct end *end, double limit)
 		die("the receive's error entry");
 }
 
-/* One client: starts it, kills it when its time is over, and waits for what it leaves. */
+/* One client: starts it, kills it after `life` seconds, and waits for the events that it leaves. */
 static enum outcome round_of(char **client_argv, double life, double *notice)
 {
 	static struct end end;

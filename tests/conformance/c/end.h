@@ -1,4 +1,5 @@
-/* One end of a connection, for the programs here. Each includes it once; MEMORY is the size of an end's region. */
+/* One end of a connection, for the programs in this directory. Each program includes this file once
+ * and defines MEMORY, the size of an end's region. */
 #ifndef END_H
 #define END_H
 
@@ -34,7 +35,8 @@ struct end {
 	struct fid_cq *cq;
 	struct fid_mr *mr;
 	struct fid_ep *ep;
-	struct fid_ep *srx; /* where the receives come from, if they are shared */
+	/* the shared receive context; NULL if the endpoint has receives of its own */
+	struct fid_ep *srx;
 	uint8_t *memory;
 };
 
@@ -146,7 +148,8 @@ static inline void close_end(struct end *end)
 	fi_close(&end->fabric->fid);
 }
 
-/* The next event; -1 if none comes in time. The request's info, if it is one, is left in *info. */
+/* The next event, or -1 if none comes in time. Of a connection request, the info is left in
+ * *info. */
 static inline int event(struct end *end, double seconds, struct fi_info **info)
 {
 	struct fi_eq_cm_entry entry;
@@ -154,7 +157,7 @@ static inline int event(struct end *end, double seconds, struct fi_info **info)
 	uint32_t kind = 0;
 	ssize_t got;
 
-	/* a stopped process goes on with an interrupted call */
+	/* SIGSTOP and SIGCONT interrupt the call: repeat it */
 	while ((got = fi_eq_sread(end->eq, &kind, &entry, sizeof entry, (int)(seconds * 1000), 0)) == -FI_EINTR)
 		;
 	if (got == -FI_EAGAIN || got == -FI_ETIMEDOUT)
@@ -177,7 +180,7 @@ static inline void expect(struct end *end, int want, struct fi_info **info)
 		die("event %d where %d was to come", got, want);
 }
 
-/* 0: a completion; otherwise the errno of an error completion. Dies when nothing comes in time. */
+/* 0 for a completion, else the errno of an error completion. Exits with 1 if none comes in time. */
 static inline int completion(struct end *end, double seconds)
 {
 	struct fi_cq_entry entry;

@@ -2,8 +2,9 @@
  *
  *   flags PROV NODE FILE
  *
- * One process operates on the memory of another one, which is a mapping of FILE and persistent (FI_RMA_PMEM). Each call is made once with
- * each flag: those that its page lists complete, the others are -FI_EBADFLAGS. What FI_COMMIT_COMPLETE has written is read from FILE. */
+ * The initiator operates on the memory of the target, which is a persistent mapping of FILE
+ * (FI_RMA_PMEM). Each call is made once with each flag: the flags that its page lists complete, the
+ * others are -FI_EBADFLAGS. The bytes written with FI_COMMIT_COMPLETE are read back from FILE. */
 #include "end.h"
 
 #include <fcntl.h>
@@ -73,7 +74,7 @@ static void open_side(const char *service, uint64_t source, const char *file)
 	MUST(fi_mr_reg(end.domain, end.memory, LENGTH, access, 0, 1, file ? FI_RMA_PMEM : 0, &end.mr, NULL));
 }
 
-/* The target: connects twice, and takes what comes until the other process ends. */
+/* The target: connects twice, and serves the initiator until that process ends. */
 static void target(int fd, const char *file)
 {
 	struct fi_info *request;
@@ -169,7 +170,7 @@ static void connect_here(void)
 	expect(&end, FI_CONNECTED, NULL);
 }
 
-/* What a durable write has written is in the file when it completes. */
+/* The bytes of a durable write are in the file when the write completes. */
 static void durable_write(const char *file)
 {
 	uint8_t bytes[SIZE];

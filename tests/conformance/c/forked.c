@@ -1,10 +1,12 @@
-/* A process forks with a connected endpoint, in the middle of transfers, and goes on.
+/* A process with a connected endpoint forks in the middle of transfers, and continues them.
  *
  *   forked PROV NODE
  *
- * Some children write to their copy of the region and stay for a while, some call the endpoint, which must refuse, and close it; some end by
- * exit(3), which runs the handlers and destructors that the parent's libraries have registered, some by _exit(2). The parent's messages come back as they were sent, and its connection ends
- * in order. Ends with 0, or says what went wrong. */
+ * Some children write to their copy of the region and stay alive for a while. Some call the
+ * endpoint, whose calls must return an error, and close it. Children end by exit(3), which runs the
+ * handlers and destructors that the parent's libraries have registered, or by _exit(2). The
+ * parent's messages come back unchanged, and its connection ends in order. Exits with 0, or prints
+ * the failure. */
 #include "end.h"
 
 #define LENGTH 65536
@@ -15,7 +17,7 @@ static void post_recv(struct end *end)
 	MUST(fi_recv(end->ep, end->memory, LENGTH, fi_mr_desc(end->mr), 0, NULL));
 }
 
-/* Sends back what comes. */
+/* Sends each message back. */
 static void echo(const uint8_t *name)
 {
 	struct end end = { .info = getinfo(NULL, 0) };
@@ -91,10 +93,10 @@ static void goes_on(int out)
 			from[at] = (uint8_t)(at * 3 + (size_t)i);
 		memset(end.memory, 0, LENGTH);
 		post_recv(&end);
-		if (i % 10 == 4) /* a receive is posted: its page must stay the parent's */
+		if (i % 10 == 4) /* a receive is posted: its page must remain the parent's */
 			children[count] = fork_now(&end, count % 3), count++;
 		MUST(fi_send(end.ep, from, LENGTH, fi_mr_desc(end.mr), 0, NULL));
-		if (i % 10 == 9 && count < MESSAGES / 10) /* a message is under way */
+		if (i % 10 == 9 && count < MESSAGES / 10) /* a send is pending */
 			children[count] = fork_now(&end, count % 3), count++;
 		if (completion(&end, 10) || completion(&end, 10))
 			die("message %d ended in error", i);

@@ -1,16 +1,19 @@
-/* A process whose peers are killed in the middle of large transfers, one after the other.
+/* A survivor whose peers are killed in the middle of large transfers, one after the other.
  *
- *   killed send|recv|write|read PROV NODE ROUNDS   the survivor sends, receives, writes to or reads from the victim, 1 MiB each
+ *   killed send|recv|write|read PROV NODE ROUNDS
  *
- * Each round has a new victim, killed at a random moment, while domain, queues and region of the survivor stay. What was posted
- * must complete, all after the first error in error too, FI_SHUTDOWN come within 10 s, and the next round start clean.
- * Ends with 0, or says what went wrong. */
+ * The survivor sends to, receives from, writes to or reads from the victim, 1 MiB each.
+ *
+ * Each round has a new victim, killed at a random moment, while domain, queues and region of the
+ * survivor stay open. All posted operations must complete, each one after the first error in error
+ * too; FI_SHUTDOWN must come within 10 s; and the next round must start clean. Exits with 0, or
+ * prints the failure. */
 #define MEMORY (8UL << 20)
 #include "end.h"
 
 #define SLOTS 8
 #define LARGE (MEMORY / SLOTS)
-#define LIMIT 10.0 /* seconds until the survivor knows */
+#define LIMIT 10.0 /* seconds until the survivor detects the death */
 
 struct survivor {
 	struct end end;
@@ -29,7 +32,7 @@ static void post_recv(struct end *end, size_t n)
 
 static int is(const char *mode, const char *want) { return !strcmp(mode, want); }
 
-/* Connects, tells where its memory is, and takes its part until it is killed. */
+/* Connects, sends the address and key of its memory, and takes part until it is killed. */
 static void victim(const char *mode, const uint8_t *name, uint8_t mark)
 {
 	struct end end = { .info = getinfo(NULL, 0) };
@@ -131,7 +134,8 @@ static void round_of(const char *mode, struct survivor *s, uint8_t mark)
 			if ((is(mode, "recv") || is(mode, "read")) && slot(end, n)[LARGE - 1] != mark)
 				die("%s: the last byte is 0x%x, not 0x%x", mode, slot(end, n)[LARGE - 1], mark);
 			if (good == 10) {
-				tell(s->out, "b", 1); /* busy: the victim may be killed */
+				/* transfers are pending: the victim may be killed */
+				tell(s->out, "b", 1);
 				limit = now() + 1 + LIMIT;
 			}
 		}

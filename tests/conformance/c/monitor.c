@@ -1,10 +1,12 @@
-/* A memory monitor of the program's, in libfabric's form, given to the provider by weft_mr_ops.monitor_import.
+/* A memory monitor of the application, in libfabric's form, passed to the provider by
+ * weft_mr_ops.monitor_import.
  *
  *   monitor PROV NODE
  *
- * For a device without on-demand paging (SOFTVERBS_ODP=0). Right and wrong use: what is started, subscribed to and asked, how often and for
- * which ranges; telling from other threads, while domains close, from within the monitor's calls, in a forked child, of anything. Ends with
- * 0, or says what went wrong. */
+ * For a device without on-demand paging (SOFTVERBS_ODP=0). Correct and wrong use: which calls of
+ * the monitor the provider makes, how often and for which ranges; notifications of any range from
+ * other threads, while domains close, from within the monitor's calls, and in a forked child. Exits
+ * with 0, or prints the failure. */
 #define _GNU_SOURCE
 #include "pair.h"
 
@@ -39,7 +41,7 @@ static struct {
 
 static struct fid_mem_monitor monitor;
 
-/* The entry of a range; with `add`, one is made. */
+/* The entry of a range; with `add`, a missing one is created. */
 static struct range *entry(uintptr_t addr, size_t len, bool add)
 {
 	for (size_t i = 0; i < seen.known; i++)
@@ -141,7 +143,7 @@ static struct fid_mem_monitor monitor = { .fid.fclass = FI_CLASS_MEM_MONITOR, .e
 
 static void notify(const void *addr, size_t len) { monitor.import_ops->notify(&monitor, addr, len); }
 
-/* ---- what is tried ---- */
+/* ---- the cases ---- */
 
 static const struct weft_mr_ops *ops_of(struct fid_domain *domain)
 {
@@ -222,7 +224,7 @@ static void nothing_is_kept(void)
 	close_pair(&pair);
 }
 
-/* How many registrations some transfers make. */
+/* Makes `count` transfers; returns the number of registrations that they made. */
 static int misses(struct pair *pair, uint8_t *from, uint8_t *to, int count)
 {
 	int before = seen.subscribed;
@@ -240,12 +242,12 @@ static void told(struct pair *pair, uint8_t *from, uint8_t *to)
 
 	IS(misses(pair, from, to, 100), 2); /* the source and the sink */
 	IS(seen.asked >= 198, 1);
-	/* a part of one, the end of the other */
+	/* one byte inside one buffer, then the last byte of the other */
 	notify(from + 5000, 1);
 	IS(misses(pair, from, to, 10), 1);
 	notify(to + LENGTH - 1, 1);
 	IS(misses(pair, from, to, 10), 1);
-	/* what was never subscribed to, nothing, and everything */
+	/* a range that was never subscribed to, empty ranges, and the whole address space */
 	notify(from - 2 * PAGE, PAGE);
 	notify(NULL, 0);
 	notify(from, 0);
@@ -254,23 +256,23 @@ static void told(struct pair *pair, uint8_t *from, uint8_t *to)
 	IS(misses(pair, from, to, 10), 0);
 	notify(NULL, SIZE_MAX);
 	IS(misses(pair, from, to, 10), 2);
-	/* other pages at the same place */
+	/* other pages at the same address */
 	IS(mmap(from, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == from, 1);
 	notify(from, LENGTH);
 	IS(misses(pair, from, to, 10), 1);
-	/* it doesn't know */
+	/* the monitor answers that a range is not valid */
 	seen.invalid = true;
 	IS(misses(pair, from, to, 10), 20);
 	seen.invalid = false;
 	misses(pair, from, to, 1);
 	IS(misses(pair, from, to, 10), 0);
-	/* it can't watch */
+	/* the monitor refuses to subscribe */
 	notify(NULL, SIZE_MAX);
 	seen.refuses = true;
 	IS(misses(pair, from, to, 10), 0);
 	seen.refuses = false;
 	IS(misses(pair, from, to, 10), 2);
-	/* memory changes while it is being registered, and it tells so in each of its calls */
+	/* memory changes while it is being registered: each call of the monitor notifies */
 	notify(NULL, SIZE_MAX);
 	seen.tells = true;
 	IS(misses(pair, from, to, 10), 20);
@@ -301,7 +303,7 @@ static void *teller(void *argument)
 	return NULL;
 }
 
-/* Two threads tell of anything while there are transfers, and while domains come and go. */
+/* Two threads notify of random ranges during transfers, and while domains open and close. */
 static void threads(struct pair *pair, uint8_t *from, uint8_t *to)
 {
 	pthread_t tellers[2];
@@ -328,7 +330,7 @@ static void threads(struct pair *pair, uint8_t *from, uint8_t *to)
 		pthread_join(tellers[i], NULL);
 }
 
-/* A child that unmaps memory tells so, as its hooks do. */
+/* A child that unmaps memory notifies of it, as the hooks of a real monitor do. */
 static void forked(struct pair *pair, uint8_t *from, uint8_t *to)
 {
 	int before = seen.subscribed;
@@ -377,16 +379,16 @@ int main(int argc, char **argv)
 	IS(seen.unsubscribed, seen.subscribed);
 	for (size_t i = 0; i < seen.known; i++)
 		IS(seen.ranges[i].count, 0);
-	/* too late for anything */
+	/* after the last domain is closed a notification has no effect */
 	notify(from, LENGTH);
 	IS(fi_close(&monitor.fid), 0);
-	/* again */
+	/* a second import, after the first monitor was closed */
 	open_pair(&pair, NATIVE);
 	IS(import(pair.domain, &monitor), 0);
 	IS(seen.started, 2);
 	connect_pair(&pair);
 	IS(misses(&pair, from, to, 10), 2);
-	/* where there is an endpoint, memory is watched already */
+	/* this domain has an endpoint: its memory is monitored already */
 	open_pair(&other, NATIVE);
 	connect_pair(&other);
 	IS(import(other.domain, &monitor), -FI_EBUSY);

@@ -27,7 +27,7 @@ static inline struct fi_info *info_of(const char *service, uint64_t flags, int m
 	return info;
 }
 
-/* Everything but the endpoints. */
+/* Opens all objects except the endpoints. */
 static inline void open_pair(struct pair *pair, int mr_mode)
 {
 	struct fi_eq_attr eq_attr = { .wait_obj = FI_WAIT_UNSPEC };
@@ -79,7 +79,7 @@ static inline void connect_pair(struct pair *pair)
 	fi_freeinfo(client);
 }
 
-/* Sends the one buffer into the other, and looks whether it came. */
+/* Sends one buffer into the other, and checks the bytes that arrived. */
 static inline void transfer(struct pair *pair, const void *from, void *to, size_t len)
 {
 	struct end end = { .cq = pair->cq };

@@ -1,11 +1,14 @@
-/* A region whose memory comes page by page (FI_MR_MMU_NOTIFY), on a device that pins; another process writes to it.
+/* A region whose memory is mapped page by page (FI_MR_MMU_NOTIFY), on a device that pins; another
+ * process writes to it.
  *
  *   parts PROV NODE PAGES each|few
  *
- * At first none of the PAGES is there. Then every second one is mapped, and told of by fi_mr_refresh: each by a call of its own, or all by one
- * call without ranges, which means the whole region. The peer writes into each page that is there and is refused at each that is not,
- * with FI_EACCES and no harm to the connection. Then the others come too, each with a call of its own, and operations go over thousands of
- * parts. Then one call makes a single part of them. Prints what a call costs. Ends with 0, or says what went wrong. */
+ * At first none of the PAGES is mapped. Then every second one is mapped and announced by
+ * fi_mr_refresh: each by a call of its own, or all by one call without ranges, which means the
+ * whole region. The peer writes to each mapped page; at each other page its write fails with
+ * FI_EACCES, and the connection stays. Then the other pages are mapped too, each with a call of its
+ * own, and operations span thousands of parts. Then one call makes them a single part. Prints the
+ * time that a call takes. Exits with 0, or prints the failure. */
 #include <sys/mman.h>
 
 #define MEMORY (64UL << 20)
@@ -15,7 +18,8 @@
 #define WINDOW 32
 #define FAR 120.0
 
-/* Below all that the kernel and the C library place by themselves: nothing else comes to lie in the gaps. */
+/* An address below all that the kernel and the C library choose: nothing else is mapped in the
+ * gaps. */
 static uint8_t *const AREA = (uint8_t *)0x100000000000;
 
 struct told {
@@ -74,7 +78,8 @@ static int next(struct end *end, struct fi_cq_data_entry *entry)
 struct client {
 	struct end end;
 	struct told to;
-	uint64_t gap; /* pages at whose index this bit is set are not there; 0: all are there */
+	/* pages whose index has this bit set are not mapped; 0: all pages are mapped */
+	uint64_t gap;
 	size_t done;
 };
 
@@ -93,7 +98,7 @@ static void finish(struct client *client)
 	client->done++;
 }
 
-/* Writes one word into each page: its number and `mark`, in the place of `at`. */
+/* Writes one word into each page, at offset `at`: the page's number and `mark`. */
 static void write_each(struct client *client, uint64_t mark, size_t at)
 {
 	uint64_t *words = (uint64_t *)client->end.memory;
@@ -138,7 +143,7 @@ static void initiator(const uint8_t *name, int in, int out)
 	MUST(fi_connect(end->ep, name, NULL, 0));
 	expect(end, FI_CONNECTED, NULL);
 
-	/* every second page is there */
+	/* every second page is mapped */
 	hear(in, &client.to, sizeof client.to);
 	client.gap = 1;
 	write_each(&client, 1, 0);
@@ -150,7 +155,8 @@ static void initiator(const uint8_t *name, int in, int out)
 	expect_error(&client, 0, "nothing at a gap");
 	tell(out, &len, sizeof len);
 
-	/* all of them, each a part of its own: long operations, and others behind them */
+	/* all pages are mapped, each a part of its own: long operations, then short ones behind
+	 * them */
 	hear(in, &client.to, sizeof client.to);
 	client.gap = 0;
 	write_each(&client, 3, 16);
@@ -171,7 +177,7 @@ static void initiator(const uint8_t *name, int in, int out)
 		die("what was read is not what was written");
 	tell(out, &len, sizeof len);
 
-	/* a single part again */
+	/* the region is a single part again */
 	hear(in, &client.to, sizeof client.to);
 	write_each(&client, 4, 24);
 	tell(out, &len, sizeof len);
@@ -203,7 +209,7 @@ static void back(uint64_t page)
 		die("page %lu: %s", (unsigned long)page, strerror(errno));
 }
 
-/* Maps every second page from the first one on, and tells of each. */
+/* Maps every second page from `first` on, and announces each. */
 static void grow(struct fid_mr *mr, uint64_t pages, uint64_t first, int each)
 {
 	uint64_t page, half = pages / 2, count = 0;
@@ -254,7 +260,7 @@ int main(int argc, char **argv)
 	each = !strcmp(argv[4], "each");
 	role = "target";
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	/* forked before anything is opened; its address comes by a pipe too */
+	/* forked before libfabric is used: the region's address comes through a pipe too */
 	if (pipe(down) || pipe(up))
 		die("pipe: %s", strerror(errno));
 	pid = child("initiator");
@@ -299,7 +305,7 @@ int main(int argc, char **argv)
 
 		if (error || is_data != (i == 0) || (is_data && entry.data != 77))
 			die("arrival %zu: %d (%s), flags %#lx", i, error, fi_strerror(error), (unsigned long)entry.flags);
-		/* all of a write is there when its data is */
+		/* when the write has completed, all its bytes are in memory */
 		for (size_t at = 0; i == 0 && at < len; at++)
 			if (AREA[at] != (uint8_t)(at * 7 ^ at >> 12 ^ at >> 20))
 				die("byte %zu is %#x", at, AREA[at]);
@@ -307,7 +313,7 @@ int main(int argc, char **argv)
 	if (memcmp(message, "behind", 6))
 		die("another message came");
 	hear(up[0], &len, sizeof len);
-	/* what lies behind the long operations */
+	/* the operations posted after the long ones */
 	if (len < told.pages * PAGE) {
 		uint64_t last = told.pages - 1, word;
 

@@ -1,11 +1,12 @@
-/* Event queues of several readers, one of which peeks.
+/* Event queues with several readers, one of which peeks (FI_PEEK).
  *
- *   peek read PROV NODE   a thread peeks at a connection request while another reads the queue: the request is read once, with the same info
+ *   peek read PROV NODE   a thread peeks at a connection request while another reads the queue:
+ *                         the request is read once, with the same info
  *   peek wait PROV NODE   the same, and the other thread waits in fi_eq_sread
  *   peek two PROV NODE    the same with two requests: each has its own info
  *
- * The peeking thread is held while libfabric allocates the info. Link with -rdynamic: libfabric calls the function here. Ends with 0, or says
- * what went wrong. */
+ * The peeking thread is blocked while libfabric allocates the info. Link with -rdynamic: libfabric
+ * calls this program's function. Exits with 0, or prints the failure. */
 #include "end.h"
 
 #include <netinet/in.h>
@@ -16,7 +17,8 @@
 
 extern void *__libc_calloc(size_t count, size_t size);
 
-static _Thread_local int holds; /* the next allocation of an info by the calling thread waits for `gate` */
+/* the calling thread's next allocation of an info waits for `gate` */
+static _Thread_local int holds;
 static atomic_int gate, held;
 
 void *calloc(size_t count, size_t size)
@@ -75,7 +77,8 @@ static void dial(struct end *end, const void *name)
 
 static uint16_t port_of(const struct fi_info *info) { return ((const struct sockaddr_in *)info->dest_addr)->sin_port; }
 
-/* The endpoint that has asked is told, with a byte that a provider's own refusal does not have. */
+/* Rejects the request with one byte of data, which a rejection by the provider itself does not
+ * have. */
 static void reject(struct fid_pep *pep, struct fi_info *info, int clients)
 {
 	struct fi_eq_err_entry error = { 0 };
@@ -124,7 +127,7 @@ int main(int argc, char **argv)
 	MUST(fi_getname(&pep->fid, name, &size));
 	for (int i = 0; i < clients; i++)
 		dial(&client[i], name);
-	/* reading their queues drives the connection managers of the clients */
+	/* reading their queues drives progress of the clients' connection managers */
 	for (start = now(); now() - start < 0.1;)
 		for (int i = 0; i < clients; i++)
 			if (fi_eq_read(client[i].eq, &got.kind, &entry, sizeof entry, 0) != -FI_EAGAIN)
@@ -165,7 +168,7 @@ int main(int argc, char **argv)
 		if (i && port_of(got.info) == port_of(other))
 			die("two requests of one address");
 		if (!i && clients == 2) {
-			/* keep it for the comparison */
+			/* a copy, for the comparison */
 			struct fi_info *copy = fi_dupinfo(got.info);
 
 			reject(pep, got.info, clients);

@@ -1,13 +1,16 @@
 /* Two processes with a message endpoint each, and a third that stops or kills one of them.
  *
- *   peers stopped PROV NODE   the target is stopped by SIGSTOP while the initiator writes and reads its memory
- *   peers busy PROV NODE      the target is killed in the middle of writes: error completions and FI_SHUTDOWN
- *   peers idle PROV NODE      the target is killed while nothing is under way: FI_SHUTDOWN
+ *   peers stopped PROV NODE   the target is stopped by SIGSTOP while the initiator writes and reads
+ *                             its memory
+ *   peers busy PROV NODE      the target is killed in the middle of writes: error completions and
+ *                             FI_SHUTDOWN
+ *   peers idle PROV NODE      the target is killed while no operation is pending: FI_SHUTDOWN
  *
- * Ends with 0, or says what went wrong. Plain libfabric 1.17; any provider with FI_EP_MSG and FI_RMA will do. */
+ * Exits with 0, or prints the failure. Needs only libfabric 1.17; runs on any provider with
+ * FI_EP_MSG and FI_RMA. */
 #include "end.h"
 
-/* ---- the target: offers its memory and does nothing more ---- */
+/* ---- the target: registers its memory, and then makes no more calls ---- */
 
 static void target(const char *mode, int out)
 {
@@ -33,11 +36,11 @@ static void target(const char *mode, int out)
 	remote.addr = end.info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uintptr_t)end.memory : 0;
 	tell(out, &remote, sizeof remote);
 	if (strcmp(mode, "stopped"))
-		for (;;) /* until killed, awake but not in a libfabric call */
+		for (;;) /* until killed: awake, but not in a libfabric call */
 			pause();
 
 	raise(SIGSTOP);
-	/* continued: the initiator's last pattern is in memory */
+	/* after SIGCONT: the initiator's last pattern is in memory */
 	for (size_t i = 0; i < MEMORY; i++)
 		if (end.memory[i] != (uint8_t)(i * 7 + 3))
 			die("byte %zu is %d", i, end.memory[i]);
@@ -72,7 +75,7 @@ static void one_sided(struct end *end, struct remote remote)
 		die("the last write ended in error");
 }
 
-/* Writes until the target is gone: from then on errors, and the event, and no hang. */
+/* Writes until the target is dead: then errors and FI_SHUTDOWN come, and no call hangs. */
 static void until_killed(struct end *end, struct remote remote, int out)
 {
 	double limit = 0;
@@ -83,13 +86,14 @@ static void until_killed(struct end *end, struct remote remote, int out)
 		ssize_t posted = fi_write(end->ep, end->memory, 65536, desc, 0, remote.addr, remote.key, NULL);
 
 		if (posted < 0 && posted != -FI_EAGAIN) {
-			failed = (int)-posted; /* the endpoint has already been found disconnected */
+			/* the provider has already disconnected the endpoint */
+			failed = (int)-posted;
 			break;
 		}
 		if (posted == 0)
 			failed = completion(end, 10);
 		if (n == 100) {
-			tell(out, "k", 1); /* under way: the parent kills the target */
+			tell(out, "k", 1); /* writes are pending: the parent kills the target */
 			limit = now() + 20;
 		}
 		if (limit && now() > limit)
@@ -111,7 +115,7 @@ static void until_shutdown(struct end *end, int out)
 	kind = event(end, 10, NULL);
 	if (kind != FI_SHUTDOWN)
 		die("event %d after the peer's death, not FI_SHUTDOWN", kind);
-	if (now() - start > 2) /* one second, and one for a busy machine */
+	if (now() - start > 2) /* one second, and another for a machine under load */
 		die("FI_SHUTDOWN took %.1f s", now() - start);
 	printf("FI_SHUTDOWN after %.3f s\n", now() - start);
 }

@@ -1,6 +1,6 @@
-/* Calls fi_getinfo for the log lines that the calls leave: `queries CASE...` makes the calls of these
- * names, in that order, in one process, and prints each name with the return value and the number of
- * entries that are weft's or a layer's over it. */
+/* Calls fi_getinfo for the log lines that the calls leave: `queries CASE...` makes the calls of
+ * these names, in this order, in one process, and prints each name with the return value and the
+ * number of entries of weft, alone or under a layer. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,21 +27,22 @@ static const struct query queries[] = {
 	{.name = "named", .provider = "weft", .type = FI_EP_MSG, .caps = RMA},
 	{.name = "any", .type = FI_EP_MSG, .caps = RMA},
 	{.name = "layered", .provider = "weft;ofi_rxm", .type = FI_EP_RDM, .caps = RMA},
-	/* ofi_rxm asks each provider that has message endpoints for this, and the application meant any */
+	/* ofi_rxm makes this query of each provider with message endpoints; the application named
+	 * none */
 	{.name = "probed", .type = FI_EP_RDM, .caps = RMA},
 	{.name = "allocated", .provider = "weft", .type = FI_EP_MSG, .caps = RMA, .mr_mode = FI_MR_ALLOCATED},
 	{.name = "notified", .provider = "weft", .type = FI_EP_MSG, .caps = RMA, .mr_mode = FI_MR_MMU_NOTIFY},
 	{.name = "scalable", .provider = "weft", .type = FI_EP_MSG, .caps = RMA, .mr_mode = FI_MR_SCALABLE},
 	{.name = "old", .provider = "weft", .type = FI_EP_MSG, .caps = RMA, .mr_mode = FI_MR_SCALABLE, .version = FI_VERSION(1, 4)},
 	{.name = "pair", .provider = "weft", .type = FI_EP_MSG, .caps = RMA, .mr_mode = FI_MR_SCALABLE | FI_MR_PROV_KEY},
-	/* what else these ask for cannot be had either */
+	/* the other attributes of these queries cannot be satisfied either */
 	{.name = "tagged", .provider = "weft", .type = FI_EP_MSG, .caps = RMA | FI_TAGGED},
 	{.name = "endpoint", .provider = "weft", .type = FI_EP_DGRAM, .caps = RMA},
 	{.name = "domain", .provider = "weft", .type = FI_EP_MSG, .caps = RMA, .domain = "no-such-domain"},
 	{.name = "node", .provider = "weft", .type = FI_EP_MSG, .caps = RMA, .node = "198.51.100.7"},
 };
 
-/* Frees the entries; how many of them are ours, or of a layer over us. */
+/* Frees the entries; returns how many of them are weft's, alone or under a layer. */
 static int count(struct fi_info *list)
 {
 	int ours = 0;

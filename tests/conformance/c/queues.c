@@ -1,15 +1,30 @@
-/* Completion queues that the application does not read, or that have no more room, and event queues with several readers.
+/* Completion queues that the application does not read, full ones, and event queues with several
+ * readers.
  *
- *   queues closed PROV NODE    an endpoint is closed while its queue is full: the completions of all sends that have succeeded remain
- *   queues ended PROV NODE     the same if the peer closes its endpoint: FI_SHUTDOWN comes at once
- *   queues key PROV NODE       a write whose key has to be looked up leaves although the application does not read its full queue
- *   queues revoked PROV NODE   regions that the peer uses are closed while the queue is full: without delay, and the connection stays
- *   queues reserved PROV NODE  an endpoint that only receives: a region is closed while its queue has as many receives as it has room for
- *   queues readers PROV NODE   several threads read an event queue: all receives are flushed before one of them gets FI_SHUTDOWN
- *   queues failed PROV NODE    a read that finds a failed queue returns the completions that were polled before
- *   queues nothing PROV NODE   the same, polled by a read of no completions: it drives progress
+ *   queues MODE PROV NODE
  *
- * Ends with 0, or says what went wrong. Plain libfabric 1.17. */
+ * closed: an endpoint is closed while its queue is full: the completions of all sends that have
+ * succeeded remain.
+ *
+ * ended: the same if the peer closes its endpoint: FI_SHUTDOWN comes at once.
+ *
+ * key: a write whose key has to be looked up is sent although the application does not read its
+ * full queue.
+ *
+ * revoked: regions that the peer uses are closed while the queue is full: without delay, and the
+ * connection stays.
+ *
+ * reserved: an endpoint that only receives: a region is closed while as many receives are posted as
+ * its queue has room for.
+ *
+ * readers: several threads read an event queue: all receives are flushed before one of the threads
+ * gets FI_SHUTDOWN.
+ *
+ * failed: a read that finds a failed queue returns the completions that were polled before.
+ *
+ * nothing: the same, polled by a read of no completions: it drives progress.
+ *
+ * Exits with 0, or prints the failure. Needs only libfabric 1.17. */
 #define MEMORY (1UL << 20)
 #include "end.h"
 
@@ -23,14 +38,14 @@
 #define KEY 7
 #define KEYS 15
 #define REGIONS 64
-/* Less than the time after which an initiator examines its keys, and polls for them. */
+/* Shorter than the time after which an initiator examines its keys and polls for them. */
 #define STEP 0.004
 #define SOON 0.1
 
 static const char *mode;
 static int to_client[2], to_server[2];
 
-/* Whether the regions' keys are chosen by the application, so that the initiator looks them up. */
+/* Whether the application chooses the regions' keys, so that the initiator looks them up. */
 static int has_keys(void) { return !strcmp(mode, "key") || !strcmp(mode, "revoked") || !strcmp(mode, "reserved"); }
 
 static struct fi_info *info_for(const char *service, uint64_t flags, int receives_only)
@@ -250,7 +265,7 @@ static void full_client(void)
 	printf("%.4f s\n", best);
 }
 
-/* ---- key: the look-up's completions are behind those that nobody reads ---- */
+/* ---- key: the look-up completes behind completions that the application does not read ---- */
 
 static int by_size(const void *a, const void *b)
 {
@@ -316,7 +331,7 @@ static void key_client(void)
 	say(to_server);
 }
 
-/* ---- revoked, reserved: a region is closed, and the client, which uses keys, has to hear of it ---- */
+/* ---- revoked, reserved: a region is closed; the client, which uses keys, must be notified ---- */
 
 static void write_until_told(struct end *end, struct remote remote)
 {
@@ -357,7 +372,8 @@ static void revoked_server(void)
 	start = now();
 	for (int i = 0; i < REGIONS; i++)
 		MUST(fi_close(&regions[i]->fid));
-	/* a second is the time after which a region is closed without the peer's acknowledgement, and the connection ends */
+	/* after one second without the peer's acknowledgement the region is closed and the
+	 * connection ended */
 	if (now() - start > 0.9)
 		die("closing %d regions takes %.3f s while the queue is full", REGIONS, now() - start);
 	must_be_connected(end);

@@ -1,8 +1,10 @@
-/* Calls that are refused, each behind a line on the standard error stream that names it and the errno that it has to have.
+/* Calls that must fail. A line on the standard error stream before each names the call and the
+ * errno that it must return.
  *
  *   refused PROV NODE
  *
- * The caller reads what the provider has logged between two of these lines. One process is the target, and does nothing wrong. */
+ * The test that starts this program reads the provider's log lines between two of these lines. The
+ * target, a process of its own, makes no wrong calls. */
 #include "end.h"
 
 #include <rdma/fi_atomic.h>
@@ -49,7 +51,7 @@ static void target(int fd)
 	size_t length = sizeof peer.name;
 
 	role = "target";
-	/* its own lines are not those that the caller counts */
+	/* the log lines of the target are not counted */
 	unsetenv("FI_LOG_LEVEL");
 	open_side("0", FI_SOURCE);
 	MUST(fi_passive_ep(end.fabric, info, &pep, NULL));
@@ -66,7 +68,7 @@ static void target(int fd)
 	expect(&end, FI_SHUTDOWN, NULL);
 }
 
-/* `call` has to answer -`errno`; `name` is for the caller. */
+/* `call` must return -`errno`; `name` is for the test that reads the output. */
 #define REFUSED(name, number, call)                                                                                  \
 	do {                                                                                                         \
 		long answer;                                                                                         \
@@ -92,7 +94,7 @@ static void operations(void)
 	struct fi_msg_atomic atomic = { .msg_iov = &operand, .desc = &desc, .iov_count = 1, .rma_iov = &there, .rma_iov_count = 1,
 					.datatype = FI_UINT64, .op = FI_SUM };
 	size_t max = info->ep_attr->max_msg_size, inject = info->tx_attr->inject_size;
-	/* more than goes along in the request: the device reads the buffer */
+	/* larger than the inline limit: the device reads the buffer */
 	size_t large = 4096;
 
 	for (int i = 0; i < 32; i++) {

@@ -1,12 +1,15 @@
-/* Sentences of fi_mr(3) that need a peer: a target that registers memory, and an initiator that accesses it.
+/* Sentences of fi_mr(3) that need a peer: a target that registers memory, and an initiator that
+ * accesses it.
  *
- *   regions raw PROV NODE FORM            raw keys are had, mapped and used by a program that knows nothing of the provider
- *   regions unmap PROV NODE FORM ROUNDS   a key is mapped, used and unmapped so often; unmapped it is refused, and nothing is left over
- *   regions rights PROV NODE FORM         what atomics need of the target's access
+ *   regions raw PROV NODE FORM            raw keys are read, mapped and used, without knowledge of
+ *                                         the provider
+ *   regions unmap PROV NODE FORM ROUNDS   a key is mapped, used and unmapped ROUNDS times; an
+ *                                         unmapped key is refused, and no memory is leaked
+ *   regions rights PROV NODE FORM         the access rights of the target that atomics need
  *   regions events PROV NODE FORM         which operations a counter of FI_REMOTE_WRITE counts
  *
- * FORM is mr_mode, in hexadecimal; the target's info has all of it or the program says so and ends with 77. Ends with 0, or says what
- * went wrong. */
+ * FORM is mr_mode, in hexadecimal; if the target's info does not have all its bits, the program
+ * prints this and exits with 77. Otherwise exits with 0, or prints the failure. */
 #define MEMORY (1UL << 16)
 #include "end.h"
 
@@ -18,7 +21,7 @@
 static int form;
 static uint64_t caps = FI_MSG | FI_RMA;
 
-/* What the target says of a region. */
+/* The target's description of a region. */
 struct region {
 	uint64_t base, key, size;
 	uint8_t raw[MOST];
@@ -171,7 +174,7 @@ static void ask(struct initiator *i, char command, void *answer, size_t size)
 	}
 }
 
-/* The errno of an operation, whether the call or its completion has it. */
+/* The errno of an operation, from the call or from its completion. */
 static int outcome(struct initiator *i, ssize_t posted)
 {
 	return posted ? (int)-posted : completion(&i->end, SETUP_SECONDS);
@@ -290,7 +293,8 @@ static uint64_t key_of(struct initiator *i, struct region *region)
 	return form & FI_MR_RAW ? map(i, region) : region->key;
 }
 
-/* "FI_REMOTE_WRITE: The memory buffer may be used as the target buffer of an RMA write or atomic operation." */
+/* "FI_REMOTE_WRITE: The memory buffer may be used as the target buffer of an RMA write or atomic
+ * operation." */
 static void rights(struct initiator *i)
 {
 	struct region *written = &i->regions[1], *read = &i->regions[2];
@@ -306,7 +310,8 @@ static void rights(struct initiator *i)
 	must_be("what was there", (long)result(i, 0), 5);
 	if (form & FI_MR_RAW)
 		MUST(fi_mr_unmap_key(i->end.domain, key));
-	/* and without it there is none: the last operation, as a native key ends the connection */
+	/* without FI_REMOTE_WRITE an atomic fails: the last operation, since a native key ends the
+	 * connection */
 	key = key_of(i, read);
 	refused = fetch(i, FI_ATOMIC_READ, 0, read, key);
 	if (!refused)
@@ -325,7 +330,8 @@ static void counted(struct initiator *i, const char *what, uint64_t *before, uin
 	memcpy(before, now, sizeof now);
 }
 
-/* "FI_REMOTE_WRITE: Generates an event whenever a remote RMA write or atomic operation modifies the memory region." */
+/* "FI_REMOTE_WRITE: Generates an event whenever a remote RMA write or atomic operation modifies the
+ * memory region." */
 static void events(struct initiator *i)
 {
 	enum { MANY = 64 };
@@ -359,7 +365,7 @@ static void events(struct initiator *i)
 	must_be("a compare outside the region", compare(i, 0, 1, &(struct region){ .base = region->base + LEN }, key), FI_EACCES);
 	counted(i, "a refused one", count, 0, 0);
 
-	/* one behind the other, every second one fails; a write behind each */
+	/* posted back to back, every second one fails; a write follows each */
 	while (done < 2 * MANY) {
 		struct fi_cq_entry entry;
 		ssize_t got;

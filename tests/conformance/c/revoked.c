@@ -2,13 +2,16 @@
  *
  *   revoked MODE PROV NODE BITS [HOW]
  *
- *   idle    the peer has written once and then polls, sleeps, computes or sends messages (HOW); the target closes 5,000 regions
- *   refresh the same with 5,000 calls of fi_mr_refresh
- *   writing the peer writes to a region without a pause until that is closed, in 200 rounds
- *   stopped the peer is stopped (SIGSTOP) while it writes; HOW is the number of regions that are closed meanwhile
- *   pinned  the peer is stopped, and RLIMIT_MEMLOCK has room for 8 of the 64 regions that are closed meanwhile
+ *   idle     the peer has written once and then polls, sleeps, computes or sends messages (HOW);
+ *            the target closes 5,000 regions
+ *   refresh  the same with 5,000 calls of fi_mr_refresh
+ *   writing  the peer writes to a region without a pause until it is closed, in 200 rounds
+ *   stopped  the peer is stopped (SIGSTOP) while it writes; HOW is the number of regions that are
+ *            closed meanwhile
+ *   pinned   the peer is stopped, and RLIMIT_MEMLOCK has room for 8 of the 64 regions that are
+ *            closed meanwhile
  *
- * BITS is the mr_mode that the programs offer. Ends with 0, or says what went wrong. */
+ * BITS is the mr_mode that the programs offer. Exits with 0, or prints the failure. */
 #define MEMORY (64UL << 10)
 #include "end.h"
 
@@ -24,7 +27,7 @@
 #define WINDOW 16
 #define LENGTH 4096
 #define PAGE 4096
-/* what a close may take while the peer lives, and while it is stopped, in seconds */
+/* limits of a close while the peer is running, and while it is stopped, in seconds */
 #define QUICK 0.1
 #define STOPPED 1.5
 #define EVENT_SECONDS 4
@@ -69,7 +72,7 @@ static int readable(int fd)
 	return poll(&entry, 1, 0) > 0;
 }
 
-/* ---- what calls took ---- */
+/* ---- duration of calls ---- */
 
 static double took[CLOSES];
 
@@ -148,8 +151,8 @@ static void idle(struct end *end, int in)
 		fprintf(stderr, "%llu messages\n", (unsigned long long)sent);
 }
 
-/* Writes until one fails, with a pause behind each, and waits for all of them; 0, or the errno of one that failed for another reason
- * than its key. */
+/* Writes until a write fails, with `pause` after each, and waits for all completions. Returns 0, or
+ * the errno of a write that failed for another reason than its key. */
 static int write_until_refused(struct end *end, const struct remote *remote, useconds_t pause)
 {
 	unsigned under_way = 0, refused = 0;
@@ -161,7 +164,7 @@ static int write_until_refused(struct end *end, const struct remote *remote, use
 		struct fi_cq_err_entry error = { 0 };
 		ssize_t got;
 
-		/* the time that it was stopped is not time that it waited */
+		/* the time during which the process was stopped does not count */
 		if (now() - last > 0.5)
 			limit += now() - last;
 		last = now();
@@ -191,7 +194,7 @@ static int write_until_refused(struct end *end, const struct remote *remote, use
 	return broken;
 }
 
-/* The first message of the target, after which the connection works both ways. */
+/* Receives the first message of the target, after which the connection works both ways. */
 static void hear_a_message(struct end *end)
 {
 	int error = completion(end, SETUP_SECONDS);
@@ -275,11 +278,11 @@ static void initiator(const char *mode, int in, int out)
 /* ---- the target ---- */
 
 static struct end end;
-static uint8_t *page; /* what regions are made of */
+static uint8_t *page; /* the memory of the regions */
 static int in, out;
 static pid_t peer;
 
-/* Takes messages and posts their receives again. */
+/* Reads receive completions and posts the receives again. */
 static void take_messages(void)
 {
 	struct fi_cq_entry entry;
@@ -302,7 +305,7 @@ static void close_region(struct fid_mr *mr, double *seconds)
 		*seconds = now() - start;
 }
 
-/* `messages`: the peer may send some meanwhile. */
+/* `messages`: the peer may send messages meanwhile. */
 static void close_many(size_t count, int messages)
 {
 	for (size_t i = 0; i < count; i++) {
@@ -366,7 +369,7 @@ static void close_while_written(void)
 	report("closes of a region that is written to", ROUNDS, QUICK);
 }
 
-/* The peer does nothing any more when this returns. */
+/* When this returns, the peer does not run. */
 static void stop_peer(void)
 {
 	int status;
@@ -376,7 +379,8 @@ static void stop_peer(void)
 		die("the peer did not stop");
 }
 
-/* Stops the peer while it writes to a region, and closes that; 0: it was stopped in the middle of a copy (soft0), and goes on. */
+/* Stops the peer while it writes to a region, and closes that region. Returns 0 if the peer was
+ * stopped in the middle of a copy (soft0) and has been continued, else 1. */
 static int try_to_close(void)
 {
 	struct fid_mr *mr;
@@ -419,7 +423,7 @@ static void close_of_stopped(void)
 	die("the peer is always stopped in the middle of a copy");
 }
 
-/* What the peer makes of it when it goes on: the connection has ended on both sides, or is whole on both. */
+/* Continues the peer. The connection has then ended on both sides (1), or works on both (0). */
 static int go_on(int must_end)
 {
 	char byte;
@@ -435,7 +439,7 @@ static int go_on(int must_end)
 		return 0;
 	}
 	expect_end(&end);
-	/* the receives that were posted */
+	/* the posted receives are flushed */
 	if (completion(&end, EVENT_SECONDS) != FI_ECANCELED)
 		die("a receive that is not flushed");
 	return 1;
@@ -452,7 +456,7 @@ static void close_while_stopped(size_t count)
 	report("closes while the peer is stopped", count, QUICK);
 }
 
-/* As much as `size` may be locked from here on, as by a user without privileges. */
+/* Limits locked memory to `size` bytes, as for a user without privileges. */
 static void limit_locked(size_t size)
 {
 	struct rlimit limit = { .rlim_cur = size, .rlim_max = size };
@@ -468,7 +472,7 @@ static void limit_locked(size_t size)
 
 #define LOCKED (256UL << 10)
 
-/* Regions until the limit is met; they are closed again. */
+/* Registers regions up to the limit; returns their number, and closes them. */
 static int regions_that_fit(void)
 {
 	struct fid_mr *mr[64];
@@ -544,7 +548,7 @@ static void target(const char *mode)
 		over = go_on(count > 4096);
 	} else if (!strcmp(mode, "pinned")) {
 		close_while_limited();
-		/* a device that can keep keys alone need not end it */
+		/* a device that can revoke keys alone need not end the connection */
 		over = go_on(0);
 	} else {
 		die("no mode %s", mode);

@@ -1,17 +1,19 @@
-/* Two peers send into one shared receive context, and one of them is killed; again and again.
+/* Two peers send into one shared receive context, and one of them is killed, in each round.
  *
  *   shared PROV NODE ROUNDS
  *
- * In every other round they have so few messages under way that a receive is always there, and the one that dies may have one claimed.
- * The other peer's messages go on, whole and in order. Each receive comes round: it takes a message, or completes in error because the dead
- * peer had it, and is posted again. FI_SHUTDOWN comes for the one connection within 10 s. Ends with 0, or says what went wrong. */
+ * In every other round the peers have so few messages pending that a receive is always posted, and
+ * the killed peer may have claimed one. The other peer's messages continue, complete and in order.
+ * Each receive is returned: it takes a message, or completes in error because the dead peer had
+ * claimed it, and is posted again. FI_SHUTDOWN comes for the one connection within 10 s. Exits with
+ * 0, or prints the failure. */
 #include "end.h"
 
 #define RECVS 64
 #define LENGTH (MEMORY / RECVS)
 #define LIMIT 10.0
 
-/* ---- the peers: message n is n, then bytes of the peer's mark ---- */
+/* ---- the peers: message n is the number n, followed by bytes of the peer's mark ---- */
 
 static void sender(const uint8_t *name, uint8_t mark, unsigned window)
 {
@@ -44,19 +46,19 @@ static void sender(const uint8_t *name, uint8_t mark, unsigned window)
 		got = fi_cq_read(end.cq, &entry, 1);
 		done += got == 1;
 		if (got == -FI_EAVAIL) {
-			/* the connection was ended by the other side, which has all it wants */
+			/* the other side ended the connection: it has all messages that it needs */
 			MUST(fi_cq_readerr(end.cq, &error, 0));
 			exit(0);
 		}
 	}
 }
 
-/* ---- who receives ---- */
+/* ---- the receiver ---- */
 
 struct tally {
-	uint64_t next[2]; /* of each peer's messages */
+	uint64_t next[2]; /* the number of the next message of each peer */
 	unsigned good[2], bad;
-	uint64_t round; /* bits: receives that came back since the death */
+	uint64_t round; /* a bit for each receive that completed since the death */
 };
 
 static void post(struct end *end, size_t n)
@@ -153,7 +155,7 @@ static void round_of(struct end *end, int out)
 		if (now() > limit)
 			die("%u and %u messages", tally.good[0], tally.good[1]);
 	}
-	tell(out, "b", 1); /* busy: peer 0 may be killed */
+	tell(out, "b", 1); /* messages are pending: peer 0 may be killed */
 	for (limit = now() + 1 + LIMIT; !ended(end, eps[0]);) {
 		take(end, &tally);
 		if (now() > limit)
@@ -172,7 +174,7 @@ static void round_of(struct end *end, int out)
 	if (event(end, LIMIT, NULL) != FI_SHUTDOWN)
 		die("no FI_SHUTDOWN of the living peer");
 	MUST(fi_close(&eps[1]->fid));
-	/* what had come in meanwhile goes back too */
+	/* receives that completed meanwhile are posted again too */
 	for (int i = 0; i < 2 * RECVS; i++) {
 		struct fi_cq_entry entry;
 		struct fi_cq_err_entry error = { 0 };

@@ -1,9 +1,11 @@
-/* The fi_mr_* symbols of libweft-fi.so, called as a program does that has no C compiler: found by dlsym.
+/* The fi_mr_* symbols of libweft-fi.so, resolved by dlsym, as a program without a C compiler calls
+ * them.
  *
  *   symbols LIBRARY PROV
  *
- * Each call is made twice on objects of the provider: by the symbol, and by the inline function of libfabric's headers.
- * Both must answer the same, errors included, on any provider's objects. Ends with 0, or says what went wrong. */
+ * Each call is made twice on objects of the provider: by the symbol, and by the inline function of
+ * libfabric's headers. Both must return the same, errors included, on any provider's objects. Exits
+ * with 0, or prints the failure. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -85,7 +87,7 @@ static void load(const char *path)
 	*(void **)&sym_enable = find(library, "fi_mr_enable");
 }
 
-/* A region by the symbol, beside one by the inline function. */
+/* Compares a region made by the symbol with one made by the inline function. */
 static void pair(const char *what, int symbol, int inlined, struct fid_mr **mrs)
 {
 	same(what, symbol, inlined);
@@ -151,7 +153,7 @@ static void controlling(struct fid_domain *domain, struct fid_cntr *cntr, uint8_
 	}
 	memset(raw, 0, sizeof raw);
 	for (int round = 0; round < 3; round++) {
-		/* too little room for any key, enough, and a flag that there isn't */
+		/* too little room for any key, enough room, and an undefined flag */
 		size[0] = size[1] = round ? sizeof raw[0] : 1;
 		uint64_t flags = round == 2 ? 1 : 0;
 		same("fi_mr_raw_attr", sym_raw_attr(mr, &base[0], raw[0], &size[0], flags),
@@ -175,7 +177,7 @@ static void controlling(struct fid_domain *domain, struct fid_cntr *cntr, uint8_
 	must("fi_close", fi_close(&mr->fid), 0);
 }
 
-/* Where the inline functions would end the program. */
+/* Arguments with which the inline functions would crash. */
 static void nothing(void)
 {
 	struct fid_mr *mr = NULL;
@@ -211,7 +213,8 @@ int main(int argc, char **argv)
 	hints->domain_attr->mr_mode = ~(FI_MR_BASIC | FI_MR_SCALABLE);
 	hints->fabric_attr->prov_name = strdup(argv[2]);
 	fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &list);
-	/* not one with a layer above it, whose domains are that one's */
+	/* an entry of the provider itself, without a layer: a layer's domain is not the
+	 * provider's */
 	for (info = list; info && strcmp(info->fabric_attr->prov_name, argv[2]); info = info->next)
 		;
 	if (!info || fi_fabric(info->fabric_attr, &fabric, NULL) || fi_domain(fabric, info, &domain, NULL)) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Registers memory from Python, by the fi_mr_* symbols of libweft-fi.so and nothing that a C compiler made.
+"""Registers memory from Python, through the fi_mr_* symbols of libweft-fi.so, without a C compiler.
 
-`symbols.py LIBRARY`; the provider is the one of FI_PROVIDER. Ends with 0, or an exception."""
+`symbols.py LIBRARY`; FI_PROVIDER names the provider. Exits with 0, or with an exception.
+"""
 
 import ctypes as c
 import sys

@@ -1,16 +1,29 @@
 /* Several threads that wait on one object.
  *
- *   waiters counter PROV NODE   a counter reaches the threshold of one of two waiting threads: that thread returns
- *   waiters failures PROV NODE  a counter's failures change before another thread begins to wait: the first thread returns
- *   waiters channel PROV NODE   the channel of a queue cannot be added to a counter's wait object: completions wake the thread nevertheless
- *   waiters timer PROV NODE     the same without a timer
- *   waiters sread PROV NODE     one of two threads polls two completions in fi_cq_sread and reads one: the other thread reads the other
- *   waiters trywait PROV NODE   the same, polled by fi_trywait
- *   waiters signal PROV NODE    fi_cq_signal: all threads in fi_cq_sread return
- *   waiters nothing PROV NODE   fi_cq_sread of no completions returns when there is one, and after its timeout
+ *   waiters MODE PROV NODE
  *
- * The second thread is held back between the call and the sleep, which a scheduler may do at any time, so that each fault shows in each run.
- * Link with -rdynamic: weft calls the functions here. Ends with 0, or says what went wrong. */
+ * counter: a counter reaches the threshold of one of two waiting threads: that thread returns.
+ *
+ * failures: a counter's failures change before another thread begins to wait: the first thread
+ * returns.
+ *
+ * channel: the channel of a queue cannot be added to a counter's wait object: completions wake the
+ * thread nevertheless.
+ *
+ * timer: the same without a timer.
+ *
+ * sread: one of two threads polls two completions in fi_cq_sread and reads one: the other thread
+ * reads the other.
+ *
+ * trywait: the same, polled by fi_trywait.
+ *
+ * signal: fi_cq_signal: all threads in fi_cq_sread return.
+ *
+ * nothing: fi_cq_sread of no completions returns when there is one, and after its timeout.
+ *
+ * The second thread is held between the call and the sleep, where a scheduler may interrupt it at
+ * any time, so that each fault shows in each run. Link with -rdynamic: weft calls functions of this
+ * program. Exits with 0, or prints the failure. */
 #define _GNU_SOURCE
 #include <rdma/fi_endpoint.h>
 
@@ -32,10 +45,11 @@ static int enable(struct fid_ep *ep);
 #define SHORT_MS 100
 #define LENGTH 64
 
-/* ---- what weft calls ---- */
+/* ---- functions that weft calls ---- */
 
-static _Thread_local int held;          /* the calling thread sleeps only after `gate` was opened */
-static _Thread_local void (*on_read)(void); /* called before the next read(2) of the calling thread */
+static _Thread_local int held;          /* the calling thread sleeps only after `gate` is opened */
+/* called before the next read(2) of the calling thread */
+static _Thread_local void (*on_read)(void);
 static atomic_int gate, waiting, sleeping;
 
 int epoll_wait(int fd, struct epoll_event *events, int count, int timeout)
@@ -61,7 +75,7 @@ ssize_t read(int fd, void *data, size_t size)
 	return syscall(SYS_read, fd, data, size);
 }
 
-static int refusing; /* no descriptor is added to an epoll set, and no timer created */
+static int refusing; /* no descriptor can be added to an epoll set, and no timer created */
 
 int epoll_ctl(int set, int command, int fd, struct epoll_event *event)
 {
@@ -115,7 +129,7 @@ static void begin(struct waiter *waiter, void *(*run)(void *))
 
 	if (pthread_create(&waiter->thread, NULL, run, waiter))
 		die("pthread_create");
-	/* it sleeps, or is held before */
+	/* the thread sleeps, or is held right before */
 	while (atomic_load(waiter->held ? &waiting : &sleeping) == before)
 		usleep(100);
 	if (!waiter->held)
@@ -174,7 +188,7 @@ static void counter_reaches_one(void)
 	begin(&later, wait_counter);
 	begin(&sooner, wait_counter);
 	MUST(fi_cntr_add(counter, 1));
-	usleep(50000); /* the other thread wakes, and sleeps again */
+	usleep(50000); /* the other thread wakes up, and sleeps again */
 	atomic_store(&gate, 1);
 	end(&sooner);
 	must("the thread whose threshold is reached", &sooner, 0, 1);
@@ -200,7 +214,7 @@ static void failures_before_another_waits(void)
 	must("the thread that waits since", &second, -FI_ETIMEDOUT, 1);
 }
 
-/* ---- completion queues: the receives of one endpoint complete in a queue with a wait object ---- */
+/* ---- completion queues: one endpoint's receives complete in a queue with a wait object ---- */
 
 static void open_waiting_queue(struct fi_cntr_attr *counted)
 {
@@ -218,7 +232,7 @@ static void open_waiting_queue(struct fi_cntr_attr *counted)
 	memset(memory, 0, 4096);
 }
 
-/* One completion in the queue: of the receive. */
+/* Makes one receive complete in the queue. */
 static void complete(int count)
 {
 	for (int i = 0; i < count; i++)
@@ -266,7 +280,7 @@ static void two_completions(int trywait)
 			die("fi_trywait returned %zd where there are two completions", got);
 		got = fi_cq_read(ends.cq, &entry, 1);
 	} else {
-		/* they come after the first check of the queue */
+		/* the completions come after the first check of the queue */
 		on_read = complete_two;
 		got = fi_cq_sread(ends.cq, &entry, 1, NULL, LIMIT_MS);
 		if (on_read)
@@ -291,7 +305,7 @@ static void signal_all(void)
 	}
 	MUST(fi_cq_signal(ends.cq));
 	usleep(50000);
-	/* a thread that comes later is not meant, and sleeps */
+	/* a signal does not affect a thread that comes later: it sleeps */
 	if (pthread_create(&none.thread, NULL, wait_queue, &none))
 		die("pthread_create");
 	end(&none);
@@ -303,7 +317,7 @@ static void signal_all(void)
 	must("a thread that came after the signal", &none, -FI_EAGAIN, 1);
 	if (none.took < SHORT_MS / 1000.0)
 		die("a thread that came after the signal has not slept");
-	/* without a waiting thread, the next one returns */
+	/* with no thread waiting, the signal makes the next call return */
 	MUST(fi_cq_signal(ends.cq));
 	for (int i = 0; i < 2; i++) {
 		double start = now();

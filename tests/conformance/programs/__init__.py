@@ -1,1 +1,1 @@
-"""Whole programs that other people wrote, and the shared object as it is installed."""
+"""Programs of other projects, and the shared object as it is installed."""

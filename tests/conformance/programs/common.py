@@ -1,4 +1,4 @@
-"""The libfabric releases that every test here runs on."""
+"""The libfabric releases that every test of this directory runs on."""
 
 import functools
 import os
@@ -32,7 +32,7 @@ def libfabric_2_1():
 
 
 def libfabric_2_5():
-    # its wheel has no programs; Debian's run on it
+    # MPICH's wheel has no programs; Debian's run on its library
     return programs.Libfabric("2.5", f"{peer('libfabric-2.5')}/lib")
 
 
@@ -46,7 +46,7 @@ def version(libfabric):
 
 
 def per_release(test):
-    """Runs a test on each release of libfabric, each as a case of its own."""
+    """Runs a test on each release of libfabric, each as a subtest."""
 
     @functools.wraps(test)
     def each(self):
@@ -76,14 +76,16 @@ class CProgram(unittest.TestCase):
         cls.folder.cleanup()
 
     def succeeds(self, libfabric, mode, *arguments, **more):
-        """Runs a mode of the program on weft, with further variables. Returns how it ended."""
+        """Runs a mode of the program on weft, with further environment variables. Returns its
+        result.
+        """
         ended = programs.run([self.program, mode, "weft", "127.0.0.1", *arguments], libfabric.env(**more), seconds=90)
         self.assertEqual(ended.status, 0, ended)
         return ended
 
 
 def infos(text):
-    """What fi_info printed, one dictionary for each entry."""
+    """The output of fi_info, one dictionary for each entry."""
     entries = []
     for line in text.splitlines():
         key, _, value = line.strip().partition(": ")
@@ -95,7 +97,7 @@ def infos(text):
 
 
 def rdma_libraries():
-    """Where this machine has rdma-core's two libraries."""
+    """The paths of rdma-core's two libraries on this machine."""
     found = subprocess.run(["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, text=True, check=True).stdout
     paths = re.findall(r"=> (\S*/lib(?:ibverbs|rdmacm)\.so\.1)$", found, re.M)
     return sorted({os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in paths})

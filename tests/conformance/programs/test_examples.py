@@ -1,4 +1,4 @@
-"""The programs in examples/: they build as their comments say, and do what they say."""
+"""The programs in examples/: they build, and behave, as their comments state."""
 
 import os
 import subprocess

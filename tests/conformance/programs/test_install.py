@@ -1,4 +1,4 @@
-"""make install and make uninstall, and the commands' manners."""
+"""make install and make uninstall, and the conventions that the commands keep."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ from . import common
 
 
 def make(*words):
-    # the caller's own make must not reach in here
+    # variables of the calling make must not reach the make under test
     env = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     done = subprocess.run(["make", "--no-print-directory", "-C", programs.TOP, *words], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return programs.Result(done.returncode, done.stdout, done.stderr)
@@ -57,7 +57,7 @@ class Install(unittest.TestCase):
     def is_a_page(self, page):
         text = pathlib.Path(page).read_text()
         self.assertRegex(text, r'(?m)^\.TH "?fi_weft"? "?7"?')
-        # the sections of libfabric's own provider pages, fi_verbs(7) for one
+        # the sections of libfabric's own provider pages, for example fi_verbs(7)
         for section in ("NAME", "OVERVIEW", "SUPPORTED FEATURES", "RUNTIME PARAMETERS"):
             self.assertRegex(text, rf"(?m)^\.SH {section}")
         self.assertNotRegex(text, r"(?m)^#+ |```", "what is left of the page's own marks")
@@ -94,7 +94,8 @@ class Object(unittest.TestCase):
         return {row[7].split("@")[0] for row in rows if len(row) > 7 and (row[6] != "UND") == defined}
 
     def test_stays_loaded(self):
-        """libfabric closes it at exit, when thread-local destructors of ours may still be due."""
+        """libfabric closes it at exit, when thread-local destructors of weft may still be pending.
+        """
         self.assertRegex(self.dynamic(), r"FLAGS_1.*NODELETE")
 
     def test_needs_neither_libfabric_nor_rdma_core(self):

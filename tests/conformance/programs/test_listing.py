@@ -1,4 +1,4 @@
-"""fi_info: what is listed, where, and when nothing may be."""
+"""fi_info: which entries are listed, under which conditions, and when none may be."""
 
 import os
 import re
@@ -22,7 +22,7 @@ class Listing(unittest.TestCase):
         self.assertEqual(shown.status, 0, shown)
         entries = common.infos(shown.out)
         self.assertTrue(entries, shown)
-        # libfabric lists its own layers over us too
+        # libfabric lists its own layers over weft too
         self.assertEqual({entry["provider"].split(";")[0] for entry in entries}, {"weft"}, shown)
         ours = [entry for entry in entries if entry["provider"] == "weft"]
         self.assertIn(("soft0", "FI_EP_MSG"), {(entry["domain"], entry["type"]) for entry in ours}, shown)
@@ -112,7 +112,7 @@ class Listing(unittest.TestCase):
 
     @common.per_release
     def test_getinfo_is_quick(self, libfabric):
-        """Layers call it several times for each call of the application."""
+        """Layers call fi_getinfo several times for each call of the application."""
         shown = programs.run([libfabric.program("fi_info"), "-p", "weft"], libfabric.env(), seconds=5)
         self.assertFalse(shown.late, shown)
 
@@ -120,7 +120,8 @@ class Listing(unittest.TestCase):
 class WithoutRdmaCore(unittest.TestCase):
     """A machine without rdma-core: its libraries are hidden in a mount namespace.
 
-    Debian's own libfabric is linked to them and can't run there, so a libfabric without them is used.
+    Debian's own libfabric is linked to them and cannot run there, so a libfabric without them is
+    used.
     """
 
     def inside(self, libfabric, argv):
@@ -158,6 +159,6 @@ class WithoutRdmaCore(unittest.TestCase):
         self.assertEqual(moved.status, 0, moved)
 
     def test_there_is_no_infiniband_device(self):
-        """What the tests above say of a machine without devices is true only on one."""
+        """The tests above hold only on a machine without devices."""
         if os.path.exists("/dev/infiniband"):
             self.skipTest("this machine has /dev/infiniband: the tests above ran with devices present")

@@ -1,4 +1,6 @@
-"""Local buffers that the program did not register, on a device without on-demand paging: who says when their memory changes."""
+"""Local buffers that the application did not register, on a device without on-demand paging: the
+sources of notifications when their memory changes.
+"""
 
 import ctypes
 import os
@@ -18,7 +20,7 @@ USER_MODE_ONLY = 1
 
 
 def allowed():
-    """Whether the kernel gives out userfaultfd(2), asked without weft."""
+    """Whether the kernel permits userfaultfd(2), called without weft."""
     fd = ctypes.CDLL(None, use_errno=True).syscall(USERFAULTFD[os.uname().machine], os.O_CLOEXEC | USER_MODE_ONLY)
     if fd >= 0:
         os.close(fd)
@@ -47,7 +49,7 @@ class Memory(unittest.TestCase):
     @common.per_release
     def test_a_monitor_of_the_program(self, libfabric):
         ended = self.run_program(libfabric, "monitor")
-        # it is asked instead of the kernel
+        # the application's monitor is used instead of the kernel
         self.assertNotIn(REFUSED, ended.err, ended)
 
     @common.per_release

@@ -1,7 +1,8 @@
-"""Sentences of fi_mr(3) and the pages beside it, each by a case of the C programs in tests/conformance/c/mr.
+"""Sentences of fi_mr(3) and related pages, each tested by a case of the C programs in
+tests/conformance/c/mr.
 
-docs/conformance.md says which case shows which sentence. Every case runs in each form of regions that it lists, on a device with
-on-demand paging and on one that pins (SOFTVERBS_ODP).
+docs/conformance.md lists the case for each sentence. Every case runs in each form of regions that
+it lists, on a device with on-demand paging and on one that pins (SOFTVERBS_ODP).
 """
 
 import concurrent.futures
@@ -15,9 +16,9 @@ from lib import programs
 from . import common
 
 SOURCES = programs.TOP / "tests" / "conformance" / "c" / "mr"
-# bounds on the time of a call: nothing else of these tests runs meanwhile
+# these programs bound the time of a call: they run alone
 ALONE = {"close"}
-# what libfabric 1.17 does not have yet
+# these programs need libfabric 2.1: libfabric 1.17 lacks the features
 OF_2_1 = {"parts"}
 DOES_NOT_APPLY = 77
 

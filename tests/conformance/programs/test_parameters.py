@@ -1,4 +1,4 @@
-"""The parameters: what the manual page says of each is what `fi_info -e` prints."""
+"""The parameters: the manual page and `fi_info -e` agree on each."""
 
 import re
 import unittest
@@ -11,7 +11,7 @@ PAGE = programs.TOP / "docs" / "man" / "fi_weft.7.md"
 
 
 def documented():
-    """The page's parameters, by name: type, text with default."""
+    """The page's parameters, by name: type, and text with default."""
     section = PAGE.read_text().split("\n# RUNTIME PARAMETERS\n")[1].split("\n# ")[0]
     found = re.findall(r"(?m)^\*(FI_WEFT_\w+)\* \((\w+)\)\n: ((?:.+\n)+)", section)
     return {name: (kind, " ".join(text.split())) for name, kind, text in found}
@@ -35,7 +35,7 @@ class Parameters(unittest.TestCase):
             self.assertRegex(text, r" \(default: .+\)$", name)
 
     def test_no_other_page_has_a_list_of_its_own(self):
-        """A second list would be the one that is wrong."""
+        """The manual page has the only list: a second one would become wrong."""
         for page in [programs.TOP / "README.md", *(programs.TOP / "docs").glob("*.md")]:
             self.assertNotRegex(page.read_text(), r"(?m)^\| *`FI_WEFT_", page.name)
 

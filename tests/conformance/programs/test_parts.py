@@ -1,4 +1,6 @@
-"""Regions whose memory comes page by page (FI_MR_MMU_NOTIFY), on a device without on-demand paging."""
+"""Regions whose memory is mapped page by page (FI_MR_MMU_NOTIFY), on a device without on-demand
+paging.
+"""
 
 import os
 import re
@@ -42,6 +44,7 @@ class Parts(unittest.TestCase):
     def test_that_parts_are_as_many_as_memory_has(self):
         for how in ("each", "few"):
             ended = self.run_program(programs.SYSTEM, PARTS, how)
-        # A change costs the same with 32,768 parts as with 1: else the second half takes three times what the first does.
+        # A change takes the same time with 32,768 parts as with 1: otherwise the second half takes
+        # three times as long as the first.
         for first, second in re.findall(r"([\d.]+) us each in the first half, ([\d.]+) us in the second", ended.out):
             self.assertLess(float(second), 2.5 * float(first), ended)

@@ -1,4 +1,5 @@
-"""Peers that are stopped, or killed, and processes that fork: the programs in tests/conformance/c."""
+"""Peers that are stopped, or killed, and processes that fork: the programs in tests/conformance/c.
+"""
 
 import os
 import random
@@ -37,7 +38,7 @@ class Peers(unittest.TestCase):
         self.assertEqual(ended.status, 0, ended)
 
     def test_that_one_can_fail(self):
-        """A provider whose target has to take part can't do it, and the test says so."""
+        """A provider whose target must make progress itself fails this, and the test reports it."""
         ended = self.peers(programs.SYSTEM, "stopped", provider="tcp")
         self.assertNotEqual(ended.status, 0, ended)
         self.assertIn("no completion within", ended.err, ended)
@@ -78,7 +79,7 @@ class Peers(unittest.TestCase):
 
     @common.per_release
     def test_each_call_takes_the_flags_of_its_page(self, libfabric):
-        # a file on a disk: what tmpfs has does not outlive a loss of power
+        # a file on a disk: a file of tmpfs does not survive a power loss
         with tempfile.TemporaryDirectory(dir=programs.TOP / "build") as folder:
             ended = self.run_program(libfabric, "flags", "weft", "127.0.0.1", os.path.join(folder, "persistent"))
             self.assertEqual(ended.status, 0, ended)

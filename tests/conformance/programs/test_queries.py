@@ -16,7 +16,9 @@ PINS = "this device pins memory: offer FI_MR_ALLOCATED or FI_MR_MMU_NOTIFY"
 
 
 class Refused(unittest.TestCase):
-    """An mr_mode without a bit that the device needs: one line at `warn`, libfabric's default level."""
+    """An mr_mode without a bit that the device needs: one line at `warn`, libfabric's default
+    level.
+    """
 
     @classmethod
     def setUpClass(cls):
@@ -63,7 +65,7 @@ class Refused(unittest.TestCase):
 
     @common.per_release
     def test_nothing_is_said_when_only_a_layer_asks(self, libfabric):
-        """The application asked for reliable datagrams of any provider, and may have got them."""
+        """The application asked for RDM endpoints of any provider; the query may have succeeded."""
         _, logged, ended = self.ask(libfabric, "probed", "none")
         self.assertEqual(logged, [], ended)
 
@@ -107,7 +109,7 @@ class Refused(unittest.TestCase):
 
 
 class Twice(unittest.TestCase):
-    """No two entries of ours, or of a layer over us, are alike in every field."""
+    """No two entries of weft, alone or under a layer, are equal in every field."""
 
     QUERIES = (
         [],
@@ -138,7 +140,7 @@ class Twice(unittest.TestCase):
 
     @common.per_release
     def test_a_layer_lists_what_it_lists_when_it_is_named(self, libfabric):
-        """Leaving out what is there already must not leave out anything else."""
+        """Leaving out duplicates must not leave out any other entry."""
         named = set(self.entries(libfabric, ["-p", "weft;ofi_rxm"]))
         every = {entry for entry in self.entries(libfabric, []) if "prov_name: weft;ofi_rxm" in entry}
         addresses = {re.search(r"src_addr: (\S+)", entry)[1] for entry in named}

@@ -1,4 +1,6 @@
-"""Queues that nobody reads, that are full, or that several threads read: tests/conformance/c/queues.c."""
+"""Queues that the application does not read, that are full, or that several threads read:
+tests/conformance/c/queues.c.
+"""
 
 from . import common
 

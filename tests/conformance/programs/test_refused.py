@@ -1,4 +1,4 @@
-"""What is refused leaves one line in the log, with its reason and the place in the source."""
+"""A failed call leaves one line in the log, with its reason and the place in the source."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from . import common
 
 SOURCES = programs.TOP / "tests" / "conformance" / "c"
 
-# each call of c/refused.c, and the reason that its line gives
+# each call of c/refused.c, and the reason in its log line
 REASONS = {
     "no descriptor": r"-FI_EINVAL: the buffer of 4096 bytes at 0x\w+ has no descriptor; FI_MR_LOCAL requires one",
     "second descriptor missing": r"-FI_EINVAL: the buffer of 4096 bytes at 0x\w+ has no descriptor; FI_MR_LOCAL requires one",
@@ -88,7 +88,7 @@ class Refused(unittest.TestCase):
         of_weft = [line for line in ended.err.splitlines() if ":weft:" in line and ":fi_param_" not in line]
         self.assertGreater(len(of_weft), len(REASONS))
         for line in of_weft:
-            # the function behind its type or module, and its line
+            # the function, after its type or module, and the line number
             self.assertRegex(line, r":weft:\w+:\w+::\w+\(\):[1-9]\d*<\w+> ")
 
     def test_that_there_are_none_below_that_level(self):

@@ -1,4 +1,4 @@
-"""Sentences of fi_mr(3) that need a peer, by the C calls: tests/conformance/c/regions.c."""
+"""Sentences of fi_mr(3) that need a peer, through the C calls: tests/conformance/c/regions.c."""
 
 import os
 import subprocess

@@ -7,7 +7,7 @@ from lib import programs
 
 from . import common
 
-# what the programs offer; FI_MR_PROV_KEY alone makes keys handles of the directory
+# the mr_mode that the programs offer; with FI_MR_PROV_KEY alone, keys are handles of the directory
 ALLOCATED, PROV_KEY, MMU_NOTIFY = 1 << 5, 1 << 6, 1 << 7
 FORMS = {"application's keys": 0, "handles": PROV_KEY}
 PINNED = {"SOFTVERBS_ODP": "0"}
@@ -46,13 +46,17 @@ class Revoked(common.CProgram):
                 self.revoked("stopped", bits, "100")
 
     def test_a_stopped_initiator_that_holds_too_many_keys(self):
-        """More closed regions than may wait: its connection is ended, and both sides have their events."""
+        """More closed regions than the limit of pending ones: the connection is ended, and both
+        sides have their events.
+        """
         ended = self.revoked("stopped", 0, "4200")
         self.assertIn("the connection has ended", ended.out, ended)
 
     def test_memory_of_closed_regions_is_not_locked(self):
-        """A stopped initiator has not acknowledged: only keys stay, so nothing has to end its connection."""
-        # an initiator that was stopped right before a copy, once in a thousand times, loses it
+        """A stopped initiator has not acknowledged: with only keys to revoke, the connection need
+        not end.
+        """
+        # an initiator that is stopped right before a copy, one of about 1,000, loses its connection
         runs = (self.revoked("pinned", ALLOCATED, SOFTVERBS_MEMLOCK="1", **PINNED) for _ in range(2))
         self.assertTrue(any("the connection goes on" in ended.out for ended in runs))
 

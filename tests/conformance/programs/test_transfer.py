@@ -1,4 +1,4 @@
-"""fi_pingpong between two processes, contents checked."""
+"""fi_pingpong between two processes, with checked contents."""
 
 import re
 import threading
@@ -33,7 +33,8 @@ class Transfer(unittest.TestCase):
         self.moved(*programs.pingpong(libfabric, "weft;ofi_rxm", "rdm", "127.0.0.1", ["-c", "-I", "100"]))
 
     def test_two_releases_of_libfabric_talk_to_each_other(self):
-        """One protocol: the server runs on the oldest release, the client on the newest."""
+        """Both use one protocol: the server runs on the oldest release, the client on the newest.
+        """
         old, new = common.system(), common.libfabric_2_5()
         port = programs.free_port()
         common_options = ["-p", "weft", "-e", "msg", "-c", "-I", "100"]
@@ -43,7 +44,7 @@ class Transfer(unittest.TestCase):
             self.moved(server.finish(10), client)
 
     def test_again_and_again(self):
-        """Nothing is left over that the next run would meet."""
+        """A run leaves nothing that affects the next run."""
         for _ in range(5):
             self.moved(*programs.pingpong(common.system(), "weft", "msg", options=["-c", "-I", "10"]))
 
@@ -63,23 +64,24 @@ class Transfer(unittest.TestCase):
             self.moved(server, client)
 
     def test_a_killed_peer_ends_the_other_one(self):
-        """The survivor gets an error, not a hang, and the next run starts clean."""
+        """The survivor gets an error and does not hang, and the next run starts clean."""
         for victim in ("server", "client"):
             with self.subTest(killed=victim):
                 killed = {}
 
                 def watch(server, client):
-                    # loading and connecting take a small part of this: the transfer is under way
+                    # loading and connecting take a small part of this time: the transfer is running
                     busy = client.wait_busy(1.0) and server.wait_busy(1.0)
                     process = server if victim == "server" else client
                     killed["running"] = busy and process.popen.poll() is None
                     process.kill()
 
-                # enough iterations that the transfer is under way when it is hit
+                # enough iterations that the transfer is running when the process is killed
                 server, client = programs.pingpong(common.system(), "weft", "msg", options=["-I", "10000000", "-S", "64"], seconds=15, watch=watch)
                 self.assertTrue(killed.get("running"), f"{server}\n{client}")
                 survivor = client if victim == "server" else server
                 self.assertFalse(survivor.late, f"still waiting for a dead peer: {survivor}")
-                # fi_pingpong itself may end by SIGPIPE on its control connection, once the transfer is given up
+                # fi_pingpong itself may end by SIGPIPE on its control connection, after the
+                # transfer has failed
                 self.assertNotEqual(survivor.status, 0, survivor)
         self.moved(*programs.pingpong(common.system(), "weft", "msg", options=["-c", "-I", "10"]))

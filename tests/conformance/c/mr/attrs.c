@@ -28,7 +28,8 @@ static void iface_is_ignored(void)
 	close_end(&end);
 }
 
-/* "This flag is only usable for domains opened with FI_HMEM capability support"; "-FI_EBADFLAGS: ... not supported". */
+/* "This flag is only usable for domains opened with FI_HMEM capability support"; "-FI_EBADFLAGS:
+ * ... not supported". */
 static void flags_of_device_memory(void)
 {
 	struct end end = { 0 };
@@ -62,12 +63,13 @@ static void unknown_flags(void)
 			MUST(fi_close(&mr->fid));
 		HOLDS(!got || got == -FI_EBADFLAGS, "flag 1 << %d: %d (%s)", bit, got, fi_strerror(-got));
 	}
-	/* bits that no fi_mr flag has */
+	/* bits that are no flags of fi_mr(3) */
 	IS(fi_mr_reg(end.domain, buffer, PAGE, ALL_ACCESS, 0, 1, 1ULL << 63, &mr, NULL), -FI_EBADFLAGS);
 	close_end(&end);
 }
 
-/* "Must be > 0"; "must be 0"; a call that fails leaves nothing behind and does not write its output. */
+/* "Must be > 0"; "must be 0"; a call that fails leaves nothing behind and does not write its
+ * output. */
 static void wrong_arguments(void)
 {
 	struct end end = { 0 };
@@ -86,7 +88,7 @@ static void wrong_arguments(void)
 	HOLDS(mr == (struct fid_mr *)1, "mr is written by a call that failed");
 	MUST(fi_mr_reg(end.domain, buffer, 1, ALL_ACCESS, 0, 1, 0, &mr, NULL));
 	MUST(fi_close(&mr->fid));
-	/* every access on its own, none, and all */
+	/* each right alone, none, and all */
 	for (int i = 0; i < 6; i++) {
 		static const uint64_t rights[] = { FI_SEND, FI_RECV, FI_READ, FI_WRITE, FI_REMOTE_READ, FI_REMOTE_WRITE };
 
@@ -96,8 +98,8 @@ static void wrong_arguments(void)
 	close_end(&end);
 }
 
-/* FI_COLLECTIVE "should be paired with FI_SEND and/or FI_RECV": a permission among the others; where it is not offered, an errno
- * of the page. */
+/* FI_COLLECTIVE "should be paired with FI_SEND and/or FI_RECV": one access right among the others.
+ * A provider without it returns an errno that the page lists. */
 static void collective_access(void)
 {
 	struct end end = { 0 };
@@ -114,7 +116,8 @@ static void collective_access(void)
 	close_end(&end);
 }
 
-/* auth_key and auth_key_size: "This field is ignored unless the fabric is opened with API version 1.5 or greater." */
+/* auth_key and auth_key_size: "This field is ignored unless the fabric is opened with API version
+ * 1.5 or greater." */
 static void auth_key_before_1_5(void)
 {
 	struct end end = { .version = FI_VERSION(1, 4) };
@@ -129,7 +132,8 @@ static void auth_key_before_1_5(void)
 	close_end(&end);
 }
 
-/* "Only peer endpoints that are programmed to use the same authorization key may access the memory region." */
+/* "Only peer endpoints that are programmed to use the same authorization key may access the memory
+ * region." */
 static void auth_key_of_a_region(void)
 {
 	struct end end = { 0 };
@@ -173,8 +177,9 @@ static struct fi_info *list_of(int mr_mode, uint64_t mode, uint32_t version, uin
 	return list;
 }
 
-/* "If a provider requires the behavior ... it will leave the bit set ... Otherwise, the provider can clear the bit": every set of
- * bits has an answer, no answer has a bit that was not offered, and what is returned is good for a domain. */
+/* "If a provider requires the behavior ... it will leave the bit set ... Otherwise, the provider
+ * can clear the bit": every set of bits has an answer, no answer has a bit that was not offered,
+ * and the returned info opens a domain. */
 static void every_set_of_bits(void)
 {
 	for (int bits = 0; bits < 1 << 10; bits++) {
@@ -198,7 +203,8 @@ static void every_set_of_bits(void)
 	}
 }
 
-/* FI_MR_BASIC: "must be set alone and not paired with mr_mode bits"; "it will not be cleared". FI_MR_SCALABLE, FI_LOCAL_MR. */
+/* FI_MR_BASIC: "must be set alone and not paired with mr_mode bits"; "it will not be cleared".
+ * FI_MR_SCALABLE, FI_LOCAL_MR. */
 static void basic_and_scalable(void)
 {
 	static const uint32_t versions[] = { FI_VERSION(1, 3), FI_VERSION(1, 4), FI_VERSION(1, 5), FI_VERSION(1, 8), FI_VERSION(1, 9),
@@ -235,7 +241,8 @@ static void basic_and_scalable(void)
 			int bit = 4 << other;
 
 			list = list_of(FI_MR_BASIC | bit, 0, version, 0, &ret);
-			/* the pages up to 1.8: "either be set alone, or in conjunction with FI_MR_LOCAL" */
+			/* the pages up to 1.8: "either be set alone, or in conjunction with
+			 * FI_MR_LOCAL" */
 			if (bit == FI_MR_LOCAL && version >= FI_VERSION(1, 5) && version <= FI_VERSION(1, 8))
 				HOLDS(!ret, "1.%u: FI_MR_BASIC | FI_MR_LOCAL: %d", FI_MINOR(version), ret);
 			else
@@ -262,7 +269,8 @@ static void local_mr_is_ignored(void)
 	fi_freeinfo(without);
 }
 
-/* FI_MR_LOCAL: "must register all data buffers ... and provide a valid desc": all six rights, by the operation that needs it. */
+/* FI_MR_LOCAL: "must register all data buffers ... and provide a valid desc": all six access
+ * rights, each by the operation that needs it. */
 static void local_descriptors(void)
 {
 	struct end end = { .caps = FI_MSG | FI_RMA | FI_ATOMIC };
@@ -302,7 +310,7 @@ static void local_descriptors(void)
 	close_end(&end);
 }
 
-/* "By default, the cache size is unlimited": what the parameter says when nobody has set it. */
+/* "By default, the cache size is unlimited": the parameter's value when the user has not set it. */
 static void cache_parameters(void)
 {
 	struct end end = { 0 };

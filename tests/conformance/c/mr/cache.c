@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
-/* Local buffers that nobody registered, and the parameters of registration caches that fi_mr(3) names. */
+/* Local buffers that the application did not register, and the parameters of registration caches
+ * that fi_mr(3) names. */
 #include "mr.h"
 
 #define LENGTH (16 * PAGE)
 
-/* The pages of both buffers are exchanged between transfers; each time the bytes that are there now are moved. */
+/* The pages of both buffers are replaced between transfers; each transfer moves the bytes of the
+ * present pages. */
 static void transfers(int rounds)
 {
 	struct end end = { 0 };

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
-/* fi_close(3) of memory regions, as fi_mr(3) has it: what peers and the closing process notice. */
+/* fi_close(3) of memory regions, as fi_mr(3) has it: its effect on peers and on the closing
+ * process. */
 #include "mr.h"
 
 #define ROUNDS 10000
-/* "at most 100 ms" for a peer that lives, and as much again for a machine with other work */
+/* "at most 100 ms" for a living peer, and another 100 ms for a machine under load */
 #define CLOSE_SECONDS 0.2
 
 enum idle { SLEEPS, POLLS, SENDS, COMPUTES };
 
-/* The initiator uses one region once, and none any more; the target opens and closes others. Then the first one is used again. */
+/* The initiator uses one region once, and then no region; the target opens and closes others. Then
+ * the first region is used again. */
 static void idle(enum idle how)
 {
 	struct end end = { 0 };
@@ -86,7 +88,7 @@ static void idle_peer_polls(void) { idle(POLLS); }
 static void idle_peer_sends(void) { idle(SENDS); }
 static void idle_peer_computes(void) { idle(COMPUTES); }
 
-/* As above, with a region that stays open and is refreshed. */
+/* As idle(), with a region that stays open and is refreshed. */
 static void idle_peer_while_refreshed(void)
 {
 	struct end end = { 0 };
@@ -127,7 +129,7 @@ static void idle_peer_while_refreshed(void)
 	close_end(&end);
 }
 
-/* A stopped initiator may lose its connection; then both sides are told. */
+/* A stopped initiator may lose its connection; then both sides have FI_SHUTDOWN. */
 static void stopped_peer(void)
 {
 	struct end end = { 0 };
@@ -179,8 +181,9 @@ static void stopped_peer(void)
 	close_end(&end);
 }
 
-/* "accesses to a closed MR from a remote peer will result in an error at the peer. The state of the local endpoint will be
- * unaffected": regions are closed while the peer writes to them (reads, adds), with several operations under way. */
+/* "accesses to a closed MR from a remote peer will result in an error at the peer. The state of the
+ * local endpoint will be unaffected": regions are closed while the peer writes to them (reads,
+ * adds), with several operations pending. */
 static void closed_in_the_middle(int op)
 {
 	enum { CLOSES = 200, LENGTH = 8192, WINDOW = 8 };
@@ -203,7 +206,7 @@ static void closed_in_the_middle(int op)
 			IS(fi_close(&mr->fid), 0);
 			if (now() - start > longest)
 				longest = now() - start;
-			/* nothing comes any more */
+			/* no later write may arrive */
 			memset(buffer, 0xee, LENGTH);
 			nap(0.001);
 			for (int n = 0; n < LENGTH && failures < 10; n++)
@@ -268,7 +271,8 @@ static void closed_while_written(void) { closed_in_the_middle('w'); }
 static void closed_while_read(void) { closed_in_the_middle('r'); }
 static void closed_while_added_to(void) { closed_in_the_middle('a'); }
 
-/* "release all resources": the memory of the process does not grow with the number of regions opened and closed. */
+/* "release all resources": the memory of the process does not grow with the number of regions
+ * opened and closed. */
 static long resident_kib(void)
 {
 	FILE *file = fopen("/proc/self/statm", "r");
@@ -298,7 +302,7 @@ static void closing_releases_all(void)
 	close_end(&end);
 }
 
-/* Neither side keeps anything of keys that were used and closed. */
+/* Neither side keeps memory for keys that were used and closed. */
 static void used_and_closed_keys_are_forgotten(void)
 {
 	enum { ROUNDS_OF_ALL = 200, COUNT = 256 };
@@ -333,7 +337,7 @@ static void used_and_closed_keys_are_forgotten(void)
 	close_end(&end);
 }
 
-/* A peer that was killed holds up no close, and the other one goes on. */
+/* A killed peer delays no close, and a living peer's connection continues. */
 static void a_killed_peer_and_a_living_one(bool stopped)
 {
 	struct end end = { 0 }, second = { 0 };
@@ -341,7 +345,7 @@ static void a_killed_peer_and_a_living_one(bool stopped)
 	int living_wire, dead_wire, status;
 	pid_t living, other;
 
-	/* both are started before libfabric is used, and connect one after the other */
+	/* both initiators are forked before libfabric is used, and connect one after the other */
 	if (!split())
 		goto initiator;
 	living = initiator_pid;
@@ -397,7 +401,7 @@ initiator:
 	IS(do_write(&end, &byte, 1, &to, 0), 0);
 	IS(do_write(&end, &byte, 1, &goes, 0), 0);
 	meet();
-	meet(); /* the other one does not come here */
+	meet(); /* the killed initiator does not return from this */
 	IS(do_write(&end, &byte, 1, &to, 1), 0);
 	meet();
 	forget_region(&end, &to);
@@ -409,7 +413,8 @@ initiator:
 static void a_killed_peer(void) { a_killed_peer_and_a_living_one(false); }
 static void a_stopped_peer_beside_another(void) { a_killed_peer_and_a_living_one(true); }
 
-/* After the close any access of a peer is an error there, the key can be used again, and the connection stays. */
+/* After the close any access of a peer is an error at the peer, the key can be used again, and the
+ * connection stays. */
 static void access_behind_the_close(void)
 {
 	struct end end = { .caps = FI_MSG | FI_RMA | FI_ATOMIC };
@@ -459,7 +464,8 @@ static void access_behind_the_close(void)
 	close_end(&end);
 }
 
-/* With the device's own keys the access is an error at the peer as well, and writes nothing; the connection ends. */
+/* With the device's own keys the access is an error at the peer as well, and writes nothing; the
+ * connection ends. */
 static void access_behind_the_close_of_a_native_key(void)
 {
 	struct end end = { 0 };

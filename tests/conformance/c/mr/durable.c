@@ -6,7 +6,7 @@ static char name[] = "/var/tmp/weft-durable-XXXXXX";
 
 static void remove_file(void) { unlink(name); }
 
-/* A file on a disk, which has to have a name for as long as it is used. */
+/* A file on a disk; it needs a name as long as it is used. */
 static uint8_t *file_memory(size_t len)
 {
 	int fd = mkstemp(name);
@@ -71,7 +71,7 @@ static void commit(uint64_t op_flags)
 static void commit_of_one_write(void) { commit(0); }
 static void commit_by_default(void) { commit(FI_COMMIT_COMPLETE); }
 
-/* The flag belongs to the capability: without that it is -FI_EBADFLAGS. */
+/* The flag belongs to the capability: without FI_RMA_PMEM it is -FI_EBADFLAGS. */
 static void without_the_capability(void)
 {
 	struct end end = { 0 };

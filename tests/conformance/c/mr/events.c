@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
-/* What regions are bound to: counters and endpoints; what counts; enabling; registration in the background. */
+/* Counters and endpoints that regions are bound to; which operations count; enabling; registration
+ * in the background. */
 #include "mr.h"
 
 #define COUNTED (FI_MSG | FI_RMA | FI_ATOMIC | FI_RMA_EVENT)
@@ -22,7 +23,7 @@ static uint64_t reads(struct fid_cntr *cntr, uint64_t want)
 	return fi_cntr_read(cntr);
 }
 
-/* The bit of counted regions that is used, of those that a form is offered with. */
+/* The mr_mode of counted regions: the bits of the form, and FI_MR_RMA_EVENT. */
 static int with_events(void) { return form_bits() | FI_MR_RMA_EVENT; }
 
 static struct fid_mr *counted(struct end *end, void *buf, size_t len, struct fid_cntr **cntr, const uint64_t *flags,
@@ -38,8 +39,9 @@ static struct fid_mr *counted(struct end *end, void *buf, size_t len, struct fid
 	return mr;
 }
 
-/* "-FI_ENOSYS: Returned by fi_mr_bind if the provider does not support reporting events based on access to registered memory
- * regions"; "-FI_EBADFLAGS: Returned if the specified flags are not supported". */
+/* "-FI_ENOSYS: Returned by fi_mr_bind if the provider does not support reporting events based on
+ * access to registered memory regions"; "-FI_EBADFLAGS: Returned if the specified flags are not
+ * supported". */
 static void binding_without_events(void)
 {
 	struct end end = { 0 };
@@ -57,7 +59,8 @@ static void binding_without_events(void)
 	close_end(&end);
 }
 
-/* "Generates an event whenever a remote RMA write or atomic operation modifies the memory region." */
+/* "Generates an event whenever a remote RMA write or atomic operation modifies the memory
+ * region." */
 static void what_modifies_is_counted(bool with_bit)
 {
 	struct end end = { .caps = COUNTED };
@@ -66,7 +69,7 @@ static void what_modifies_is_counted(bool with_bit)
 	if (connected(&end, with_bit ? with_events() : form_bits())) {
 		struct fid_cntr *cntr = counter(&end);
 		struct fid_mr *mr = counted(&end, buffer, PAGE, &cntr, &(uint64_t){ FI_REMOTE_WRITE }, 1);
-		/* what each step adds: see below */
+		/* how much each step adds to the counter; the steps are below */
 		static const uint64_t adds[] = { 1, 1, 1, 1, 0, 0, 1, 0, 1 };
 		uint64_t sum = 0;
 
@@ -91,14 +94,16 @@ static void what_modifies_is_counted(bool with_bit)
 		for (int step = 0; step < 9; step++) {
 			switch (step) {
 			case 0: IS(do_write(&end, &value, 8, &to, 0), 0); break;
-			case 1: IS(do_add(&end, 1, &to, 0), 0); break; /* 6 */
-			case 2: IS(do_fetch_add(&end, 1, &old, &to, 0), 0); break; /* 7 */
-			case 3: IS(do_swap_if(&end, 9, 7, &old, &to, 0), 0); break; /* 9 */
-			case 4: /* no modification */
+			case 1: IS(do_add(&end, 1, &to, 0), 0); break; /* the word becomes 6 */
+			/* the word becomes 7 */
+			case 2: IS(do_fetch_add(&end, 1, &old, &to, 0), 0); break;
+			/* the word becomes 9 */
+			case 3: IS(do_swap_if(&end, 9, 7, &old, &to, 0), 0); break;
+			case 4: /* a read: no modification */
 				IS(do_fetch(&end, &old, &to, 0), 0);
 				IS(old, 9);
 				break;
-			case 5: /* none either */
+			case 5: /* a fetch: no modification */
 				IS(do_swap_if(&end, 11, 7, &old, &to, 0), 0);
 				IS(old, 9);
 				break;
@@ -120,7 +125,8 @@ static void what_modifies_is_counted(bool with_bit)
 static void what_modifies_is_counted_enabled(void) { what_modifies_is_counted(true); }
 static void what_modifies_is_counted_at_once(void) { what_modifies_is_counted(false); }
 
-/* "must be associated with all completion counters prior to being enabled": several of them, each of which counts. */
+/* "must be associated with all completion counters prior to being enabled": several counters, each
+ * of which counts. */
 static void several_counters(void)
 {
 	struct end end = { .caps = COUNTED };
@@ -131,12 +137,13 @@ static void several_counters(void)
 		struct fid_mr *mr, *other;
 
 		mr = counted(&end, buffer, PAGE / 2, cntrs, (uint64_t[]){ FI_REMOTE_WRITE, FI_REMOTE_READ }, 2);
-		/* one counter of two regions */
+		/* one counter bound to two regions */
 		MUST(fi_mr_reg(end.domain, buffer + 256, PAGE / 2, ALL_ACCESS, 0, 4, FI_RMA_EVENT, &other, NULL));
 		MUST(fi_mr_bind(other, &cntrs[0]->fid, FI_REMOTE_WRITE));
 		if (end.mode & FI_MR_RMA_EVENT) {
 			IS(fi_mr_enable(other), 0);
-			/* "After calling fi_mr_enable(), no further resource bindings may be made" */
+			/* "After calling fi_mr_enable(), no further resource bindings may be
+			 * made" */
 			HOLDS(fi_mr_bind(other, &cntrs[1]->fid, FI_REMOTE_READ) < 0, "bound behind fi_mr_enable");
 		}
 		tell_region(&end, mr, buffer);
@@ -164,7 +171,8 @@ static void several_counters(void)
 	close_end(&end);
 }
 
-/* "Memory regions created in the disabled state must be explicitly enabled": a peer does not reach one before that. */
+/* "Memory regions created in the disabled state must be explicitly enabled": before that, a peer's
+ * access fails. */
 static void disabled_until_enabled(int bit)
 {
 	struct end end = { .caps = COUNTED };
@@ -178,7 +186,7 @@ static void disabled_until_enabled(int bit)
 		if (!(end.mode & bit))
 			die("mr_mode 0x%x", end.mode);
 		MUST(fi_mr_reg(end.domain, buffer, PAGE, ALL_ACCESS, 0, 3, bit == FI_MR_RMA_EVENT ? FI_RMA_EVENT : 0, &mr, NULL));
-		/* the key that was requested, tried too early */
+		/* the peer uses the requested key before fi_mr_enable */
 		guess = (struct remote){ .addr = end.mode & FI_MR_VIRT_ADDR ? (uintptr_t)buffer : 0, .key = 3 };
 		tell(&guess, sizeof guess);
 		meet();
@@ -221,7 +229,8 @@ static void disabled_until_enabled(int bit)
 static void disabled_until_enabled_counted(void) { disabled_until_enabled(FI_MR_RMA_EVENT); }
 static void disabled_until_enabled_of_an_endpoint(void) { disabled_until_enabled(FI_MR_ENDPOINT); }
 
-/* FI_MR_ENDPOINT: "bound to an endpoint"; through another endpoint of the domain the region is not reached. */
+/* FI_MR_ENDPOINT: "bound to an endpoint"; an access through another endpoint of the domain
+ * fails. */
 static void regions_of_one_endpoint(void)
 {
 	struct end end = { 0 };
@@ -261,8 +270,9 @@ static void regions_of_one_endpoint(void)
 	close_end(&end);
 }
 
-/* "there must be no opened endpoints or counters associated with the MR. If resources are still associated with the MR when
- * attempting to close, the call will return -FI_EBUSY": read with the current page, it is the counter that can't go first. */
+/* "there must be no opened endpoints or counters associated with the MR. If resources are still
+ * associated with the MR when attempting to close, the call will return -FI_EBUSY": read together
+ * with the current page, the counter cannot be closed before the region. */
 static void what_is_bound_stays(void)
 {
 	struct end end = { .caps = COUNTED };
@@ -281,8 +291,9 @@ static void what_is_bound_stays(void)
 	close_end(&end);
 }
 
-/* Background registration: the variable is written before the event can be read; context and region come with it; a call that
- * fails has no event. Closed before its event was read, it has none either. */
+/* Background registration: the variable is written before the event can be read; the event has
+ * context and region; a call that fails has no event. A region closed before its event was read has
+ * none either. */
 static void registration_in_the_background(void)
 {
 	enum { REGIONS = 200 };
@@ -321,7 +332,7 @@ static void registration_in_the_background(void)
 		if (at < mrs || at >= mrs + REGIONS)
 			die("not the context of a registration");
 		if (!*at)
-			continue; /* read before it was closed is not possible here */
+			continue; /* closed above: its event is not counted */
 		HOLDS(entry.fid == &(*at)->fid, "the event of another region");
 		count++;
 	}
@@ -334,7 +345,7 @@ static void registration_in_the_background(void)
 	MUST(fi_close(&eq->fid));
 }
 
-/* A registration that fails in the background says so by an error entry, if the call said 0. */
+/* A background registration that fails after the call returned 0 is an error entry. */
 static void failing_in_the_background(void)
 {
 	struct end end = { 0 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
-/* Keys of memory regions: requested ones, the provider's, raw ones, and when there is none. */
+/* Keys of memory regions: requested keys, the provider's keys, raw keys, and regions without a
+ * key. */
 #include "mr.h"
 
 static long resident_kib(void)
@@ -18,8 +19,9 @@ static int try_key(struct end *end, void *buf, uint64_t key, struct fid_mr **mr)
 	return fi_mr_reg(end->domain, buf, PAGE, ALL_ACCESS, 0, key, 0, mr, NULL);
 }
 
-/* "Applications that request their own MR key must select a value within the range specified by" mr_key_size (fi_domain(3)):
- * all of that range can be had but what weft keeps for itself; "-FI_EKEYREJECTED: The requested_key is not available". */
+/* "Applications that request their own MR key must select a value within the range specified by"
+ * mr_key_size (fi_domain(3)): every key of that range can be requested, except those that weft
+ * reserves; "-FI_EKEYREJECTED: The requested_key is not available". */
 static void every_key_of_the_range(void)
 {
 	static const uint64_t keys[] = {
@@ -74,7 +76,7 @@ static void every_key_of_the_range(void)
 	close_end(&end);
 }
 
-/* "-FI_ENOKEY: The requested_key is already in use"; free again behind fi_close. */
+/* "-FI_ENOKEY: The requested_key is already in use"; after fi_close the key is free again. */
 static void a_key_in_use(void)
 {
 	struct end end = { 0 };
@@ -111,8 +113,9 @@ static void requested_key_is_ignored(void)
 	close_end(&end);
 }
 
-/* "The needed key_size can also be obtained through the mr_key_size domain attribute"; "usable with all registered memory
- * regions, even if FI_MR_RAW has not been set"; "this routine may be called on any valid key". */
+/* "The needed key_size can also be obtained through the mr_key_size domain attribute"; "usable with
+ * all registered memory regions, even if FI_MR_RAW has not been set"; "this routine may be called
+ * on any valid key". */
 static void raw_key_of_mr_key_size(void)
 {
 	struct end end = { .caps = FI_MSG | FI_RMA | FI_ATOMIC };
@@ -171,8 +174,8 @@ static void raw_key_of_mr_key_size(void)
 	close_end(&end);
 }
 
-/* "If the actual key is larger than what can fit into the buffer, it will return -FI_ETOOSMALL. On output, key_size is set to
- * the size of the buffer needed". */
+/* "If the actual key is larger than what can fit into the buffer, it will return -FI_ETOOSMALL. On
+ * output, key_size is set to the size of the buffer needed". */
 static void raw_key_does_not_fit(void)
 {
 	struct end end = { 0 };
@@ -203,7 +206,8 @@ static void raw_key_does_not_fit(void)
 	close_end(&end);
 }
 
-/* "releases any resources": an unmapped key is of no use, and many are mapped and unmapped without a trace. */
+/* "releases any resources": an unmapped key gives no access, and mapping and unmapping 60,000 keys
+ * does not increase the memory in use. */
 static void unmapped_keys(void)
 {
 	enum { ROUNDS = 60000 };
@@ -251,7 +255,8 @@ static void unmapped_keys(void)
 	close_end(&end);
 }
 
-/* "All mapped keys must be freed before the corresponding domain is closed." A program that forgets is told. */
+/* "All mapped keys must be freed before the corresponding domain is closed." Otherwise fi_close of
+ * the domain returns -FI_EBUSY. */
 static void domain_with_mapped_keys(void)
 {
 	struct end end = { 0 };
@@ -301,7 +306,8 @@ static void mapped_twice(void)
 	close_end(&end);
 }
 
-/* "FI_KEY_NOTAVAIL will be returned if the registration has not completed": regions that are disabled have no key. */
+/* "FI_KEY_NOTAVAIL will be returned if the registration has not completed": regions that are
+ * disabled have no key. */
 static void disabled_regions_have_no_key(void)
 {
 	static const int bits[] = { FI_MR_RMA_EVENT, FI_MR_ENDPOINT, FI_MR_RMA_EVENT | FI_MR_ENDPOINT };
@@ -340,7 +346,8 @@ static void disabled_regions_have_no_key(void)
 	}
 }
 
-/* The same while a registration goes on in the background: its key is there from when the event can be read. */
+/* The same for registrations in the background: the key is available as soon as the event can be
+ * read. */
 static void keys_of_registrations_under_way(void)
 {
 	enum { LENGTH = 256 << 20, REGIONS = 8 };
@@ -359,7 +366,7 @@ static void keys_of_registrations_under_way(void)
 		if (!mrs[i])
 			die("mr is not written by the call");
 	}
-	/* whatever has a key has its event in the queue, or put there just now */
+	/* a region with a key has its event in the queue, or the event is queued at this moment */
 	for (int i = 0; i < REGIONS; i++)
 		early += !(end.mode & FI_MR_RAW) && fi_mr_key(mrs[i]) != FI_KEY_NOTAVAIL;
 	for (int i = 0; i < REGIONS; i++) {
@@ -398,7 +405,7 @@ static void local_regions_need_no_key(void)
 	close_end(&end);
 }
 
-/* A key that nobody has is an error of the operation, and the connection stays. */
+/* An operation with an unknown key completes in error, and the connection stays. */
 static void unknown_keys(void)
 {
 	struct end end = { .caps = FI_MSG | FI_RMA | FI_ATOMIC };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
-/* The memory of regions: there or not, exchanged, refreshed, in several buffers; what each access right admits. */
+/* The memory of regions: present or absent pages, replaced pages, refreshed ones, several buffers;
+ * and the operations that each access right permits. */
 #include "mr.h"
 
 static bool follows(struct end *end) { return !(end->mode & (FI_MR_ALLOCATED | FI_MR_MMU_NOTIFY)); }
@@ -23,7 +24,7 @@ static void refresh_of_the_whole_region(void)
 		meet();
 		for (int i = 0; i < 16; i++)
 			IS(buffer[(size_t)i * PAGE + 5], 7);
-		/* other pages: the old ones go */
+		/* the pages are replaced */
 		map_at(buffer, LENGTH, 1);
 		IS(fi_mr_refresh(mr, NULL, 0, 0), 0);
 		meet();
@@ -45,7 +46,8 @@ static void refresh_of_the_whole_region(void)
 	close_end(&end);
 }
 
-/* Pages are mapped and refreshed one by one, every second one: each can be written to, and none between them. */
+/* Every second page is mapped and refreshed, one at a time: these can be written to, the pages
+ * between them cannot. */
 static void refresh_piece_by_piece(void)
 {
 	enum { COUNT = 64 };
@@ -68,7 +70,7 @@ static void refresh_piece_by_piece(void)
 		meet();
 		for (size_t i = 0; i < COUNT; i += 2)
 			IS(buffer[i * PAGE], 7);
-		/* the device has room for others still */
+		/* the device still has resources for other regions */
 		MUST(fi_close(&reg(&end, &end, sizeof end, FI_SEND, 2)->fid));
 		MUST(fi_close(&mr->fid));
 	} else {
@@ -77,7 +79,8 @@ static void refresh_piece_by_piece(void)
 		for (size_t i = 0; i < COUNT; i++) {
 			int got;
 
-			/* where the device follows, such a write ends the connection */
+			/* where the device tracks page mappings itself (on-demand paging), such a
+			 * write ends the connection */
 			if (i % 2 && follows(&end))
 				continue;
 			got = do_write(&end, &byte, 1, &to, i * PAGE);
@@ -90,7 +93,7 @@ static void refresh_piece_by_piece(void)
 	close_end(&end);
 }
 
-/* The same of 65,536 parts, in a random order, with the pages of all of the region there in the end. */
+/* The same with 65,536 parts, in a random order; at the end all pages of the region are present. */
 static void refresh_of_many_parts(void)
 {
 	enum { COUNT = 131072, PARTS = COUNT / 2 };
@@ -138,8 +141,9 @@ static void refresh_of_many_parts(void)
 	close_end(&end);
 }
 
-/* "an application can register any range of addresses ..., whether or not those addresses are backed"; "or the data transfers
- * will fail": neither the target nor the connection of others suffers; then the pages come, go, and come again. */
+/* "an application can register any range of addresses ..., whether or not those addresses are
+ * backed"; "or the data transfers will fail": neither the target nor the connection of others is
+ * affected; then the pages are mapped, unmapped, and mapped again. */
 static void memory_that_comes_and_goes(void)
 {
 	struct end end = { 0 };
@@ -199,8 +203,9 @@ static void memory_that_comes_and_goes(void)
 	close_end(&end);
 }
 
-/* Without FI_MR_ALLOCATED "the underlying virtual address to physical page mapping is allowed to change, and the provider will
- * ensure the corresponding MR is updated accordingly" (current page). */
+/* Without FI_MR_ALLOCATED "the underlying virtual address to physical page mapping is allowed to
+ * change, and the provider will ensure the corresponding MR is updated accordingly" (current
+ * page). */
 static void memory_that_is_exchanged(void)
 {
 	struct end end = { 0 };
@@ -240,7 +245,8 @@ static void memory_that_is_exchanged(void)
 	close_end(&end);
 }
 
-/* "all registered memory regions must be backed by physical memory pages at the time": else an errno, nothing worse. */
+/* "all registered memory regions must be backed by physical memory pages at the time": otherwise
+ * the call returns an errno and has no other effect. */
 static void allocated_memory_only(void)
 {
 	struct end end = { 0 };
@@ -261,7 +267,8 @@ static void allocated_memory_only(void)
 	close_end(&end);
 }
 
-/* "Multiple memory buffers are registered as a single memory region": mr_iov_limit of them, one more is refused. */
+/* "Multiple memory buffers are registered as a single memory region": mr_iov_limit of them, one
+ * more is refused. */
 static void several_buffers(void)
 {
 	struct end end = { .caps = FI_MSG | FI_RMA | FI_ATOMIC };
@@ -275,7 +282,7 @@ static void several_buffers(void)
 
 		HOLDS(limit >= 1 && limit < 60, "mr_iov_limit %zu", limit);
 		for (size_t i = 0; i < limit; i++) {
-			/* of odd lengths, in a descending order */
+			/* of odd lengths, at descending addresses */
 			iov[i] = (struct iovec){ buffer + (60 - i) * PAGE + i * 3, 100 + 37 * i };
 			total += iov[i].iov_len;
 		}
@@ -315,7 +322,7 @@ static void several_buffers(void)
 	close_end(&end);
 }
 
-/* Which operation needs which right of the target's region. */
+/* The access right of the target's region that each operation needs. */
 static void rights_of_peers(void)
 {
 	static const struct {
@@ -386,8 +393,8 @@ static void rights_of_peers(void)
 	close_end(&end);
 }
 
-/* FI_MR_LOCAL: descriptors of regions with the right of the operation are good for it. Without that bit, before API 1.22,
- * "the desc parameter into data transfer operations will be ignored". */
+/* FI_MR_LOCAL: a descriptor of a region with the operation's access right is accepted. Without that
+ * bit, before API 1.22, "the desc parameter into data transfer operations will be ignored". */
 static void descriptors_are_ignored(void)
 {
 	struct end end = { .caps = FI_MSG | FI_RMA | FI_ATOMIC };
@@ -431,8 +438,9 @@ static void descriptors_are_ignored(void)
 	close_end(&end);
 }
 
-/* "Relaxed enforcement ... is permitted, ... provided security is maintained": memory that the process itself may not write to is not
- * received into, by whatever right its region was registered with. */
+/* "Relaxed enforcement ... is permitted, ... provided security is maintained": a receive into
+ * memory that the process itself may not write to fails, whatever access the region was registered
+ * with. */
 static void local_memory_that_may_not_be_written(void)
 {
 	struct end end = { 0 };
@@ -489,7 +497,8 @@ static void refresh_of_what_is_not_there(void)
 	close_end(&end);
 }
 
-/* A transfer that begins within a region and ends beyond it is refused, and so is one that wraps around. */
+/* A transfer that begins inside a region and ends outside it is refused, and so is one whose end
+ * wraps around the address space. */
 static void bounds(void)
 {
 	struct end end = { 0 };

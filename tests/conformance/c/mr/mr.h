@@ -2,11 +2,13 @@
 /* Cases on sentences of fi_mr(3), written against libfabric's C calls alone.
  *
  *   PROGRAM --list         prints "CASE FORM" for each run
- *   PROGRAM CASE FORM      runs one; 0: holds, 77: does not apply (the reason is on stdout), else: broken
+ *   PROGRAM CASE FORM      runs one; exits with 0 if the sentence holds, with 77 if it does not
+ *                          apply (the reason is on stdout), else with 1
  *
- * A form is a set of mr_mode bits that the application offers. Each case takes what fi_getinfo(3) returns and follows the
- * page from there: addresses, keys and raw keys are used as the returned bits demand. Cases with a peer run in two
- * processes: split() returns true in the target, the parent, and false in the initiator. */
+ * A form is a set of mr_mode bits that the application offers. Each case takes the result of
+ * fi_getinfo(3) and uses addresses, keys and raw keys as the returned bits demand. Cases with a
+ * peer run in two processes: split() returns true in the target, the parent, and false in the
+ * initiator. */
 #ifndef MR_H
 #define MR_H
 
@@ -49,7 +51,7 @@
 static const char *role = "one";
 static int failures;
 
-/* ---- saying what is wrong ---- */
+/* ---- reports of failures ---- */
 
 static inline void die(const char *format, ...)
 {
@@ -76,7 +78,7 @@ static inline void skip(const char *why)
 			    fi_strerror((int)-result_));                                           \
 	} while (0)
 
-/* Goes on after a failure, so that one run shows all of them. */
+/* Continues after a failure, so that one run shows all of them. */
 #define IS(expression, want)                                                                       \
 	do {                                                                                       \
 		long is_ = (long)(expression), want_ = (long)(want);                               \
@@ -144,7 +146,7 @@ static inline void hear(void *data, size_t size)
 		die("the other process ended early");
 }
 
-/* Both processes have come here. */
+/* Returns when both processes have called it. */
 static inline void meet(void)
 {
 	char c = 0;
@@ -153,7 +155,7 @@ static inline void meet(void)
 	hear(&c, 1);
 }
 
-/* Whether the other process has told something; it is left to be heard. */
+/* Whether the other process has sent a byte; the byte is not read. */
 static inline bool called(void)
 {
 	char c;
@@ -172,14 +174,14 @@ struct end {
 	struct fid_ep *ep;
 	struct fid_pep *pep;
 	int mode; /* the mr_mode bits that were returned */
-	/* what the application wants, 0 for the defaults */
+	/* requested by the test; 0 for the defaults */
 	uint32_t version;
 	uint64_t caps, op_flags, info_mode;
 };
 
 static inline const char *provider(void) { return getenv("WEFT_TEST_PROV") ?: "weft"; }
 
-/* A device that pins what is registered. */
+/* Whether the device pins registered memory. */
 static inline bool pins(void)
 {
 	const char *odp = getenv("SOFTVERBS_ODP");
@@ -189,7 +191,7 @@ static inline bool pins(void)
 
 static const struct form {
 	const char *name;
-	int bits, pinned; /* for a device with on-demand paging, and for one without */
+	int bits, pinned; /* the bits for a device with on-demand paging, and for one without */
 } forms[] = {
 	{ "native", NATIVE, NATIVE },
 	{ "keys", 0, FI_MR_ALLOCATED },
@@ -213,7 +215,7 @@ static inline int getinfo_of(struct end *end, int mr_mode, uint64_t flags, struc
 	hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA | end->info_mode;
 	hints->ep_attr->type = FI_EP_MSG;
 	hints->domain_attr->mr_mode = mr_mode;
-	/* what has completed is in the target's memory */
+	/* when an operation has completed, its data is in the target's memory */
 	hints->tx_attr->op_flags = end->op_flags ?: FI_DELIVERY_COMPLETE;
 	hints->fabric_attr->prov_name = strdup(provider());
 	ret = fi_getinfo(end->version ?: FI_VERSION(1, 17), "127.0.0.1", flags ? "0" : NULL, flags, hints,
@@ -222,7 +224,7 @@ static inline int getinfo_of(struct end *end, int mr_mode, uint64_t flags, struc
 	return ret;
 }
 
-/* The entry that uses all the bits that were offered, where there is one, instead of the first. */
+/* The entry that has all the offered bits, or the first one if there is none. */
 static inline struct fi_info *with_bits(struct fi_info *list, int mr_mode)
 {
 	for (struct fi_info *info = list; info; info = info->next)
@@ -231,7 +233,7 @@ static inline struct fi_info *with_bits(struct fi_info *list, int mr_mode)
 	return fi_dupinfo(list);
 }
 
-/* Everything but the endpoint. */
+/* Opens all objects except the endpoint. */
 static inline void open_end(struct end *end, int mr_mode)
 {
 	struct fi_eq_attr eq_attr = { .wait_obj = FI_WAIT_UNSPEC };
@@ -323,7 +325,7 @@ static inline struct fid_ep *connect_more(struct end *end, bool target)
 	return ep;
 }
 
-/* Two processes, connected; true in the target. */
+/* Forks, and connects the two processes; returns true in the target. */
 static inline bool connected(struct end *end, int mr_mode)
 {
 	bool target = split();
@@ -348,7 +350,8 @@ static inline void close_end(struct end *end)
 
 /* ---- memory ---- */
 
-/* Pages without a neighbour, where nothing else is ever mapped; `backed`: there, and zero. */
+/* Reserves pages of the address space; nothing else is ever mapped there or next to them. `backed`:
+ * the pages are mapped, and zero. */
 static inline uint8_t *pages(size_t len, bool backed)
 {
 	static uintptr_t next = 1ULL << 44;
@@ -377,7 +380,7 @@ static inline struct fid_mr *reg(struct end *end, void *buf, size_t len, uint64_
 	return mr;
 }
 
-/* What a peer has to know to reach a region. */
+/* The address and key that a peer needs to access a region. */
 struct remote {
 	uint64_t addr, key, base, raw_size;
 	uint8_t raw[512];
@@ -422,12 +425,12 @@ static inline void forget_region(struct end *end, struct remote *remote)
 		IS(fi_mr_unmap_key(end->domain, remote->key), 0);
 }
 
-/* Keys that are the device's own: a violation ends the connection. */
+/* Whether the keys are the device's own: an access violation then ends the connection. */
 static inline bool native(struct end *end) { return end->mode & FI_MR_PROV_KEY && end->mode & FI_MR_VIRT_ADDR; }
 
 /* ---- transfers ---- */
 
-/* 0: a completion; a positive errno: one in error; -FI_EAGAIN: none yet. */
+/* 0 for a completion; a positive errno for a completion in error; -FI_EAGAIN if there is none. */
 static inline int poll_one(struct end *end, void **context)
 {
 	struct fi_cq_data_entry entry;
@@ -464,7 +467,8 @@ static inline int completion(struct end *end, double seconds)
 	}
 }
 
-/* Posts, repeats on -FI_EAGAIN, waits: 0, a positive errno of the completion, or the negative one of the post. */
+/* Posts, repeats on -FI_EAGAIN, and waits for the completion. Returns 0, the positive errno of the
+ * completion, or the negative errno of the post. */
 #define DO(end, call)                                                                              \
 	({                                                                                         \
 		double limit_ = now() + SECONDS;                                                   \
@@ -509,7 +513,8 @@ static inline int do_swap_if(struct end *end, uint64_t value, uint64_t compare, 
 					 to->key, FI_UINT64, FI_CSWAP, NULL));
 }
 
-/* An error of the peer's region that leaves the connection as it is, or any error where keys are the device's own. */
+/* Whether `got` is an error of the peer's region that leaves the connection intact, or, where keys
+ * are the device's own, any error. */
 static inline bool refused(struct end *end, int got)
 {
 	return got > 0 && (got == FI_EKEYREJECTED || got == FI_EACCES || native(end));
@@ -542,7 +547,8 @@ int main(int argc, char **argv)
 	size_t count = sizeof forms / sizeof *forms;
 
 	signal(SIGPIPE, SIG_IGN);
-	/* a library that libfabric loads leaves a file in the working directory when a process crashes */
+	/* a library that libfabric loads writes a file into the working directory when a process
+	 * crashes */
 	if (chdir(dirname(strdup(argv[0]))))
 		die("chdir: %s", strerror(errno));
 	if (argc == 2 && !strcmp(argv[1], "--list")) {

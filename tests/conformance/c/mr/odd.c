@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
-/* Odd orders, large numbers and memory that is not what it was, where the page promises that nothing worse happens. */
+/* Odd orders, large numbers and memory that changes, where the page promises an error and no other
+ * effect. */
 #include "mr.h"
 
-/* A key that is closed and registered anew for other memory never reaches the old one, and nobody has to be told. */
+/* A key that is closed and registered again for other memory never accesses the old memory. The
+ * initiator needs no message about it. */
 static void a_key_for_other_memory(void)
 {
 	struct end end = { 0 };
@@ -45,7 +47,8 @@ static void a_key_for_other_memory(void)
 	close_end(&end);
 }
 
-/* Keys are a domain's: two domains of a process have the same one, and each endpoint reaches its own domain's. */
+/* Keys belong to a domain: two domains of a process use the same key, and each endpoint accesses
+ * the region of its own domain. */
 static void one_key_in_two_domains(void)
 {
 	struct end end = { 0 }, second = { 0 };
@@ -86,7 +89,7 @@ static void one_key_in_two_domains(void)
 	close_end(&end);
 }
 
-/* 100,000 regions, reached in a random order, half of them closed in between. */
+/* 100,000 regions, accessed in a random order; half of them are closed in between. */
 static void many_regions(void)
 {
 	enum { COUNT = 100000, STEP = 64 };
@@ -137,7 +140,7 @@ static void any_range(void)
 		skip("regions need their memory here (FI_MR_ALLOCATED)");
 	if (connected(&end, form_bits())) {
 		for (size_t i = 0; i < sizeof lens / sizeof *lens; i++) {
-			/* from a low address on: the buffer is in the last two */
+			/* regions that begin at a low address: the buffer is in the last two */
 			struct fid_mr *mr;
 			int got = fi_mr_reg(end.domain, (void *)(16 * PAGE), lens[i], ALL_ACCESS, 0, 1 + i, 0, &mr, NULL);
 			uint64_t at = (uintptr_t)buffer - 16 * PAGE;
@@ -171,8 +174,8 @@ static void any_range(void)
 	close_end(&end);
 }
 
-/* "or the data transfers will fail": local buffers that are not there, or may not be written to, end in an error of the
- * operation; the process lives. */
+/* "or the data transfers will fail": local buffers that are not mapped, or may not be written to,
+ * end in an error of the operation; the process survives. */
 static void local_memory_that_is_not_there(void)
 {
 	struct end end = { 0 };
@@ -210,7 +213,7 @@ static void local_memory_that_is_not_there(void)
 	close_end(&end);
 }
 
-/* A target's memory that may only be read is not written to. */
+/* A write to memory that the target may only read fails. */
 static void memory_that_may_not_be_written(void)
 {
 	struct end end = { 0 };
@@ -244,7 +247,7 @@ static void memory_that_may_not_be_written(void)
 	close_end(&end);
 }
 
-/* What fi_mr_bind(3) and others do not take. */
+/* Objects that fi_mr_bind(3) and other calls refuse. */
 static void wrong_objects(void)
 {
 	struct end end = { .caps = FI_MSG | FI_RMA | FI_RMA_EVENT };
@@ -282,7 +285,8 @@ static void wrong_objects(void)
 	close_end(&end);
 }
 
-/* Buffers that overlap in one region, and regions that overlap: each is reached by its own offsets. */
+/* Buffers that overlap in one region, and regions that overlap: each is accessed by its own
+ * offsets. */
 static void overlapping_buffers(void)
 {
 	struct end end = { 0 };
@@ -314,8 +318,8 @@ static void overlapping_buffers(void)
 	close_end(&end);
 }
 
-/* "may fail or result in accesses to invalid memory": a receive is posted with the descriptor of a region that is closed. The process
- * lives, and the receive ends in one way or the other. */
+/* "may fail or result in accesses to invalid memory": a receive is posted with the descriptor of a
+ * closed region. The process survives, and the receive completes, with success or in error. */
 static void a_descriptor_that_was_closed(void)
 {
 	struct end end = { 0 };
@@ -344,7 +348,8 @@ static void a_descriptor_that_was_closed(void)
 	close_end(&end);
 }
 
-/* A peer that writes all the time while the region is refreshed: operations may be refused for the moment, the connection stays. */
+/* A peer that writes without pause while the region is refreshed: its operations may fail during
+ * the refresh, the connection stays. */
 static void refreshed_while_written(void)
 {
 	struct end end = { 0 };
@@ -401,7 +406,8 @@ static void refreshed_while_written(void)
 	close_end(&end);
 }
 
-/* Regions opened, reached and closed by one side while the other does the same: closes of both sides meet. */
+/* Both sides open, access and close regions at the same time: the closes of the two sides
+ * overlap. */
 static void both_sides_close(void)
 {
 	struct end end = { 0 };
@@ -431,7 +437,8 @@ static void both_sides_close(void)
 	close_end(&end);
 }
 
-/* Data behind a write is there when its completion has come: the target's region is closed at once by the initiator's word. */
+/* The data of a write is in memory when the write has completed: at a message of the initiator the
+ * target closes the region at once. */
 static void closed_behind_the_completion(void)
 {
 	struct end end = { 0 };

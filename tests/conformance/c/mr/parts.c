@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause OR GPL-2.0-only */
-/* What came with libfabric 2: sub-regions, page_size, FI_MR_SINGLE_USE, FI_MR_DMABUF. Built with headers of 2.x. */
+/* Additions of libfabric 2: sub-regions, page_size, FI_MR_SINGLE_USE, FI_MR_DMABUF. Built with
+ * headers of 2.x. */
 #include "mr.h"
 
 #define API FI_VERSION(2, 0)
@@ -39,8 +40,8 @@ static void inherited_attributes_are_ignored(void)
 	close_end(&end);
 }
 
-/* "must be fully contained within the base MR"; "has its own ... access rights"; closing the base "would fail if there are any
- * outstanding sub-MRs"; "The base MR itself can also be a sub-MR". */
+/* "must be fully contained within the base MR"; "has its own ... access rights"; closing the base
+ * "would fail if there are any outstanding sub-MRs"; "The base MR itself can also be a sub-MR". */
 static void parts_of_regions(void)
 {
 	struct end end = { .version = API };
@@ -93,7 +94,7 @@ static void parts_of_regions(void)
 	close_end(&end);
 }
 
-/* Buffers of the base that touch each other are one range of memory: a part may lie across them. */
+/* Adjacent buffers of the base region are one range of memory: a sub-region may span them. */
 static void a_part_across_adjacent_buffers(void)
 {
 	struct end end = { .version = API };
@@ -124,7 +125,8 @@ static void a_part_across_adjacent_buffers(void)
 	close_end(&end);
 }
 
-/* "If non-zero, page size must be supported by OS", or may be ignored: a wrong one is an errno or nothing, a right one is good. */
+/* "If non-zero, page size must be supported by OS", or may be ignored: an invalid size gives an
+ * errno or is ignored, a valid size is accepted. */
 static void page_sizes(void)
 {
 	struct end end = { .version = API };
@@ -143,7 +145,8 @@ static void page_sizes(void)
 	close_end(&end);
 }
 
-/* "only used for a single operation. After the operation is complete, the key ... can no longer be used". */
+/* "only used for a single operation. After the operation is complete, the key ... can no longer be
+ * used". */
 static void single_use(void)
 {
 	struct end end = { .version = API };
@@ -196,7 +199,8 @@ static void auth_key_flag(void)
 	close_end(&end);
 }
 
-/* "In libfabric 1.22 and later, the desc parameter must be either valid or NULL": both are good, also mixed. */
+/* "In libfabric 1.22 and later, the desc parameter must be either valid or NULL": both are
+ * accepted, also mixed. */
 static void descriptors_may_be_given(void)
 {
 	struct end end = { .version = API };
@@ -236,7 +240,8 @@ static void descriptors_may_be_given(void)
 	close_end(&end);
 }
 
-/* "hmem_data ... is reserved for future use", of other interfaces; and FI_AV_AUTH_KEY is not offered. */
+/* "hmem_data ... is reserved for future use": it is for other interfaces; FI_AV_AUTH_KEY is not
+ * offered. */
 static void reserved_fields(void)
 {
 	struct end end = { .version = API };

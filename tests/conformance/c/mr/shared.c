@@ -19,7 +19,8 @@ static bool resident(void *page)
 	return !mincore(page, PAGE, &there) && there & 1;
 }
 
-/* The memory is shared: what one process stores the other loads, peers reach it through the region of either. */
+/* The memory is shared: one process loads the values that the other stores, and peers access it
+ * through the region of either process. */
 static void stores_and_loads(void)
 {
 	struct end end = { .caps = FI_MSG | FI_RMA | FI_ATOMIC };
@@ -78,8 +79,8 @@ static void stores_and_loads(void)
 	close_end(&end);
 }
 
-/* "addr: Where the memory should begin ... or NULL for anywhere": a hint is a hint, whatever it is; with WEFT_MAP_FIXED it is
- * the address or -FI_EADDRINUSE. */
+/* "addr: Where the memory should begin ... or NULL for anywhere": any address is accepted as a
+ * hint; with WEFT_MAP_FIXED the call uses this address or returns -FI_EADDRINUSE. */
 static void hints_of_addresses(void)
 {
 	struct end end = { 0 };
@@ -122,7 +123,8 @@ static void hints_of_addresses(void)
 	close_end(&end);
 }
 
-/* Access: "mr_export grants some of that"; "mr_import asks for some of what the grant has"; handles that were changed. */
+/* Access: "mr_export grants some of that"; "mr_import asks for some of what the grant has";
+ * modified handles. */
 static void what_was_not_granted(void)
 {
 	struct end end = { 0 };
@@ -166,7 +168,8 @@ static void what_was_not_granted(void)
 	close_end(&end);
 }
 
-/* "The memory is unmapped here": also while a peer that has used it is idle. Many of 1 MiB do not add up. */
+/* "The memory is unmapped here": also while a peer that has accessed it is idle. Many regions of 1
+ * MiB, opened and closed, do not add up. */
 static long shared_kib(void)
 {
 	FILE *file = fopen("/proc/self/status", "r");
@@ -212,8 +215,9 @@ static void memory_goes_with_its_region(void)
 	close_end(&end);
 }
 
-/* ibv_advise_mr(3): pages are there behind it; "EFAULT: when the range requested is out of the MR bounds, or when parts of it are not
- * part of the process address space"; EPERM, ENOENT, EINVAL, ENOTSUP. */
+/* ibv_advise_mr(3): after the call the pages are present; "EFAULT: when the range requested is out
+ * of the MR bounds, or when parts of it are not part of the process address space"; EPERM, ENOENT,
+ * EINVAL, ENOTSUP. */
 static void advice(void)
 {
 	struct end end = { 0 };
@@ -244,7 +248,8 @@ static void advice(void)
 	IS(ops->advise(end.domain, WEFT_ADVISE_PREFETCH, WEFT_ADVISE_FLUSH, ranges, 1), 0);
 	for (size_t i = 0; i < 15; i++)
 		IS(resident(buffer + i * PAGE), true);
-	/* parts that are not in the address space, and out of bounds: with the flag, and without (the page has one list for both) */
+	/* ranges outside the address space, and out of bounds: with the flag, and without it (the
+	 * page has one list of errors for both) */
 	for (uint32_t flags = 0; flags < 2; flags++) {
 		ranges[0] = (struct weft_mr_range){ mr, (uintptr_t)buffer + 15 * PAGE, PAGE + 1 };
 		HOLDS(ops->advise(end.domain, WEFT_ADVISE_PREFETCH, flags, ranges, 1) == -FI_EFAULT, "flags %u: out of bounds is not EFAULT", flags);
@@ -264,7 +269,7 @@ static void advice(void)
 	MUST(fi_close(&only_read->fid));
 	MUST(fi_close(&mr->fid));
 	close_end(&end);
-	/* a region that is not on demand */
+	/* a region without on-demand paging */
 	struct end native_end = { 0 };
 
 	open_end(&native_end, NATIVE);
@@ -275,7 +280,7 @@ static void advice(void)
 	close_end(&native_end);
 }
 
-/* ibv_open_xrcd(3), through the table of the domain. */
+/* ibv_open_xrcd(3), called through the domain's table. */
 static void xrc_domains(void)
 {
 	struct end end = { 0 };
@@ -300,7 +305,7 @@ static void xrc_domains(void)
 	IS(ops->xrcd_close(first), 0);
 	/* "If this is the last reference, the XRCD will be destroyed" */
 	IS(ops->xrcd_open(end.domain, NULL, fd, 0, &first, NULL), -FI_EAGAIN);
-	/* "If fd equals -1, no inode is associated": two of them are two */
+	/* "If fd equals -1, no inode is associated": two such domains are different */
 	MUST(ops->xrcd_open(end.domain, NULL, -1, O_CREAT, &first, NULL));
 	MUST(ops->xrcd_open(end.domain, NULL, -1, O_CREAT | O_EXCL, &second, NULL));
 	IS(fi_close(first), 0);
