@@ -1,4 +1,4 @@
-# The guest is what the tier asks for: kernel 6.16 or newer, rdma-core 61 or newer, an active rxe0.
+# The guest is as the tier requires: kernel 6.16 or newer, rdma-core 61 or newer, an active rxe0.
 run() {
 	kernel=$(uname -r)
 	core=$(dpkg-query -W -f '${Version}' libibverbs1)

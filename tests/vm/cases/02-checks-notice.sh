@@ -1,4 +1,5 @@
-# The checks after each case can fail: a planted kernel warning and a held device are both seen.
+# The checks after each case can fail: a planted kernel warning and an object that a program holds
+# in the device are both detected.
 run() {
 	kernel_log_clean || return 1
 	echo 'weft test: WARNING: planted' >/dev/kmsg

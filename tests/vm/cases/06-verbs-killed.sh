@@ -1,4 +1,5 @@
-# Programs killed in the middle of transfers leave nothing in the device (case.sh looks afterwards).
+# Programs killed in the middle of transfers leave no objects in the device (case.sh checks this
+# after the case).
 run() {
 	with_exec verbs "$FIPEER" -s -p verbs -d rxe0 -n 100000 bench 10.77.0.1 >/dev/null 2>&1 &
 	server=$!

@@ -1,5 +1,6 @@
 # needs: weft
-# fi_info lists rxe0 by its name, before soft0, with the addresses, link state and bus-free NIC data that are true.
+# fi_info lists rxe0 by its name, before soft0, with correct addresses, link state and NIC data
+# (which has no bus).
 run() {
 	with weft fi_info -p weft >/tmp/info || { cat /tmp/info; return 1; }
 	domains=$(awk '$1 == "provider:" { provider = $2 } $1 == "domain:" && provider == "weft" { print $2 }' /tmp/info | uniq | tr '\n' ' ')

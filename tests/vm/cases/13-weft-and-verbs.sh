@@ -1,6 +1,7 @@
 # needs: weft
 # seconds: 120
-# weft and libfabric's own verbs provider talk to each other, both ways round (MSG, provider keys).
+# weft and libfabric's own verbs provider communicate, each as server and as client (MSG, provider
+# keys).
 run() {
 	for address in 10.77.0.1 fd77::1; do
 		echo "== $address, server verbs, client weft"

@@ -1,5 +1,6 @@
 # needs: weft
-# Programs killed in the middle of transfers leave nothing in the device (case.sh looks afterwards), and the next run works.
+# Programs killed in the middle of transfers leave no objects in the device (case.sh checks this
+# after the case), and the next run works.
 run() {
 	with_exec weft "$FIPEER" -s -p weft -d rxe0 -n 100000 bench 10.77.0.1 >/dev/null 2>&1 &
 	server=$!

@@ -1,5 +1,6 @@
 # needs: weft
-# RLIMIT_MEMLOCK of 1 MiB: a large registration is -FI_ENOMEM with a log line that says what to raise, a small one works.
+# RLIMIT_MEMLOCK of 1 MiB: a large registration is -FI_ENOMEM with a log line that names the limit
+# to raise, a small one works.
 limited() { # BYTES
 	(
 		ulimit -l 1024

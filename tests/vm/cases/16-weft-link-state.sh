@@ -1,6 +1,6 @@
 # needs: weft
-# A port that is down is not offered as one that is up (libfabric's verbs provider hides it; FI_LINK_DOWN would be as good),
-# and is back when the link is.
+# A port that is down is not listed as up (libfabric's verbs provider does not list it; FI_LINK_DOWN
+# would be correct too), and is listed again when the link is up.
 state() { with weft fi_info -p weft -d rxe0 -v | grep -o 'state: *FI_LINK_[A-Z]*' | grep -o 'FI_LINK.*' | sort -u | tr '\n' ' '; }
 run() {
 	[ "$(state)" = "FI_LINK_UP " ] || { echo "up shown as $(state)"; return 1; }

@@ -1,6 +1,7 @@
 # needs: weft
-# The device goes away under a connection: FI_SHUTDOWN and error completions on both sides, both close, the removal
-# ends (rxe waits until the last program has let go), and a device made anew works.
+# The device is removed under a connection: FI_SHUTDOWN and error completions on both sides, both
+# close, the removal ends (rxe waits until the last program has closed the device), and a device
+# created again works.
 run() {
 	with_exec weft "$FIPEER" -s -p weft -d rxe0 -T 15 watch 10.77.0.1 >/tmp/server 2>&1 &
 	server=$!

@@ -1,8 +1,10 @@
 # needs: weft
-# What the device really does is shown as one table at FI_LOG_LEVEL=info, found by trying: rxe of rdma-core 61 or newer
-# has advise and flush, no rereg and no window bounds; on-demand regions it has, and on Linux 7.2.13 each access to one
-# goes to the start of its page (with success), so they must not count as working where that is so. One at another iova is not even tried: each access
-# makes this kernel read and at times write outside its own list of pages, and it panicked of that.
+# The results of weft's tests of the device are printed as one table at FI_LOG_LEVEL=info. rxe of
+# rdma-core 61 or newer has advise and flush, but no rereg and no window bounds. It has on-demand
+# regions, but on Linux 7.2.13 each access to one goes to the start of its page, and succeeds: there
+# they must not count as working. An on-demand region at another iova is not tried at all: each
+# access makes this kernel read, and sometimes write, outside its own list of pages, and one such
+# access caused a panic.
 run() {
 	FI_LOG_LEVEL=info fipeer_both weft weft 10.77.0.1 transfer >/tmp/out 2>&1 || { tail -30 /tmp/out; return 1; }
 	grep -i 'weft' /tmp/out | grep -iE 'on-demand|advise|flush|window|rereg' || { echo "no table"; grep -i weft /tmp/out | tail -20; return 1; }

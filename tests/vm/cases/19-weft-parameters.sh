@@ -1,5 +1,6 @@
 # needs: weft
-# FI_WEFT_GID_INDEX and FI_WEFT_INTERFACE: rxe0 is offered at the addresses that they leave, and data moves there.
+# FI_WEFT_GID_INDEX and FI_WEFT_INTERFACE: rxe0 is listed only with the addresses that they select,
+# and transfers through these work.
 offered() {
 	with weft fi_info -p weft -d rxe0 -t FI_EP_MSG -v 2>&1 | sed -n 's/.*src_addr: *\(fi_sockaddr[^ ]*\).*/\1/p' | sort -u | sed 's,.*://,,' | tr '\n' ' '
 }
@@ -29,7 +30,7 @@ run() {
 		case " $both" in *" $address "*) ;; *) return 1 ;; esac
 	done
 	FI_WEFT_GID_INDEX=$v6 FI_WEFT_INTERFACE=v0 fipeer_both weft weft fd77::1 transfer || return 1
-	# the address of the other entry is not offered
+	# the address of the other GID is not listed
 	if FI_WEFT_GID_INDEX=$v4 with weft fi_info -p weft -d rxe0 -n fd77::1; then
 		echo "fd77::1 is offered all the same"
 		return 1

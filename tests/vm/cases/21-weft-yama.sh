@@ -1,10 +1,11 @@
 # needs: weft
-# soft0 between two processes of a user without rights, where Yama keeps them from each other's memory: the owners' agents
-# copy and say so, unless SOFTVERBS_PTRACER=1 lifts it. Without Yama's restriction nobody says anything.
+# soft0 between two processes of a user without privileges, where Yama denies them access to each
+# other's memory: the owners' agents copy and log this, unless SOFTVERBS_PTRACER=1 permits the
+# access. Without Yama's restriction there is no such log line.
 run() {
 	scope=/proc/sys/kernel/yama/ptrace_scope
 	[ -e $scope ] || { echo "no Yama in this kernel"; return 1; }
-	# an unrelated process of the same user: what the kernel says of it is the control
+	# the control: without the restriction the kernel permits another process of the same user
 	echo 0 >$scope
 	both "" && quiet || return 1
 	echo 1 >$scope

@@ -1,7 +1,9 @@
 # needs: weft
-# Advice through weft: on rxe of Linux 7.2 no region of weft is on demand (18-weft-table), so each is ENOENT, and the device never hears of one,
-# because it would take a pinned region for one on demand and panic; refreshing a region that is pinned for good is EOPNOTSUPP. rxe has no
-# count of prefetched pages: its counters are printed, and mincore is the witness. Then ibv_advise_mr by itself: every advice, flag and error.
+# Advice through weft. On rxe of Linux 7.2 no region of weft is on demand (18-weft-table), so each
+# advice is ENOENT. It is not passed to the device, because rxe would take a pinned region for an
+# on-demand one, and the kernel would panic. A refresh of a region that stays pinned is EOPNOTSUPP.
+# rxe has no count of prefetched pages: its counters are printed, and mincore shows the resident
+# pages. Then ibv_advise_mr without weft: every advice, flag and error.
 run() {
 	with weft "$FIPEER" -s -p weft -d rxe0 advise 10.77.0.1 >/tmp/out || { cat /tmp/out; return 1; }
 	cat /tmp/out

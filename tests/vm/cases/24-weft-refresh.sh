@@ -1,6 +1,6 @@
 # needs: weft
-# A device that pins: a peer sees the pages that a region had when it was registered, whatever is mapped there by now, until the
-# region is refreshed; then the new ones, by the same key.
+# A device that pins: a peer accesses the pages that a region had at registration, whatever is
+# mapped at its addresses now, until the region is refreshed; then the new pages, by the same key.
 run() {
 	FI_WEFT_MR_MODE=LOCAL,VIRT_ADDR,PROV_KEY,MMU_NOTIFY fipeer_both weft weft 10.77.0.1 refresh >/tmp/out || { cat /tmp/out; return 1; }
 	cat /tmp/out

@@ -1,8 +1,9 @@
 # needs: weft
 # seconds: 120
-# Local buffers that nobody registered, whose pages are exchanged between operations in every way: rxe pins, so a kept registration that
-# was used once too often would give the old contents. With the cache as it is, without the question to the kernel, with one that
-# has room for one registration, and with none.
+# Local buffers that the application did not register, whose pages are replaced between operations
+# in every way. rxe pins, so a stale cached registration would transfer the old contents. Runs with
+# the default cache, without its check of the kernel's mappings, with room for one registration, and
+# with none.
 run() {
 	for env in FI_WEFT_MR_CACHE_CHECK=1 FI_WEFT_MR_CACHE_CHECK=0 FI_MR_CACHE_MAX_COUNT=1 FI_MR_CACHE_MAX_COUNT=0; do
 		echo "$env"

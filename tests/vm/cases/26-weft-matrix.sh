@@ -1,7 +1,8 @@
 # needs: weft
 # seconds: 400
-# The matrix of fi_mr(3) (tests/mr) on a device that holds pages: where those of a region are exchanged, a peer reaches the old ones until
-# fi_mr_refresh, and the new ones behind it. Five forms: native, followed, followed with fewest bits, counted with raw keys, of endpoints.
+# The matrix of fi_mr(3) (tests/mr) on a device that pins pages: after the pages of a region are
+# replaced, a peer accesses the old ones until fi_mr_refresh, and then the new ones. Five forms:
+# native, MMU_NOTIFY, MMU_NOTIFY with the fewest bits, counted with raw keys, bound to endpoints.
 run() {
 	for mode in LOCAL,VIRT_ADDR,ALLOCATED,PROV_KEY LOCAL,VIRT_ADDR,PROV_KEY,MMU_NOTIFY MMU_NOTIFY RAW,MMU_NOTIFY,RMA_EVENT ALLOCATED,PROV_KEY,ENDPOINT; do
 		echo "$mode"

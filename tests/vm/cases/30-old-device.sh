@@ -1,6 +1,7 @@
 # guest: old
-# Debian 12's rdma-core 44 on the same kernel: rxe0 works, and libfabric 1.17's verbs provider on it.
-# (Not fi_pingpong: with this pair of libraries its server's fi_getinfo without a node fails in rdma_getaddrinfo.)
+# Debian 12's rdma-core 44 on the same kernel: rxe0 works, and libfabric 1.17's verbs provider on
+# it. (Not fi_pingpong: with these two libraries its server's fi_getinfo without a node fails in
+# rdma_getaddrinfo.)
 run() {
 	core=$(dpkg-query -W -f '${Version}' libibverbs1)
 	echo "kernel $(uname -r), rdma-core $core"

@@ -1,5 +1,5 @@
 # guest: pair
-# Two guests, one cable: rdma-core's own program between them.
+# Two guests on one virtual cable: rdma-core's own program between them.
 b() {
 	index=$(cd /sys/class/infiniband/rxe0/ports/1/gids && grep -l 0000:0000:0000:0000:0000:ffff:0a4e:0002 * | head -1)
 	ibv_rc_pingpong -d rxe0 -g "$index" -n 50 &

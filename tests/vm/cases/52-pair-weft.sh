@@ -1,8 +1,8 @@
 # guest: pair
 # needs: weft
 # seconds: 150
-# weft between two guests, where nothing can cheat through shared memory: fi_pingpong and the tier's own program,
-# IPv4 and IPv6, and with libfabric's verbs provider on either side.
+# weft between two guests, which have no memory in common: fi_pingpong and the tier's own program,
+# over IPv4 and IPv6, and with libfabric's verbs provider on either side.
 b() {
 	pair_pingpong_server weft v4 && pair_pingpong_server weft v6 -6 &&
 		pair_fipeer_server weft "$(rxe_addr4)" 4 && pair_fipeer_server weft "$(rxe_addr6)" 6 &&

@@ -1,7 +1,7 @@
 # guest: pair
 # needs: weft
-# The other guest's address is resolved through rxe0 and never answered by soft0; an address nobody has is -FI_ENODATA
-# or a refused connection, not a hang.
+# The other guest's address resolves to rxe0 and never to soft0; an address that no host has is
+# -FI_ENODATA or a refused connection, not a hang.
 b() { signal here; await over 60; }
 a() {
 	await here 60

@@ -1,9 +1,9 @@
 # guest: pair
 # kill-b: 3
-# The other guest's plug is pulled during sends. libfabric's verbs provider is told nothing on rxe: it asks
-# for 7 retries, and rxe (drivers/infiniband/sw/rxe/rxe_comp.c, COMPST_ERROR_RETRY) takes 7 for "for ever".
-# Shown here: the plug is really pulled, transfers run before and none after. What weft must do better is
-# in the pair-weft-killed cases.
+# The other guest is powered off during sends. With libfabric's verbs provider on rxe the survivor
+# gets no event: the provider asks for 7 retries, and rxe (drivers/infiniband/sw/rxe/rxe_comp.c,
+# COMPST_ERROR_RETRY) takes 7 as unlimited. This case shows that the power-off works: transfers
+# complete before it, and none after it. weft must report the death: the pair-weft-killed cases.
 b() { with verbs "$FIPEER" -s -p verbs -d rxe0 -T 60 survive "$(rxe_addr4)"; }
 a() {
 	survivor verbs send 3

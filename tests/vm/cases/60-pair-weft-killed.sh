@@ -2,8 +2,9 @@
 # needs: weft
 # seconds: 120
 # kill-b: 3
-# The other guest's plug is pulled while three connections are busy, one sending, one writing, one only receiving.
-# Each must be told within ten seconds: FI_SHUTDOWN, and every posted operation completed, in error.
+# The other guest is powered off while three connections are busy, one sending, one writing, one
+# only receiving. Within ten seconds each must have FI_SHUTDOWN, and every posted operation must
+# have completed, in error.
 port() { case $1 in send) echo 18601 ;; write) echo 18602 ;; recv) echo 18603 ;; esac }
 b() {
 	for mode in send write recv; do

@@ -42,7 +42,7 @@ run_limited() { # MEMLOCK program...
 	if [ "$limit" = unlimited ]; then
 		exec "$@"
 	fi
-	# CAP_IPC_LOCK makes the kernel ignore RLIMIT_MEMLOCK, so a limit is only a limit without it
+	# the kernel ignores RLIMIT_MEMLOCK for a process with CAP_IPC_LOCK: drop it
 	exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock "$@"
 }
 

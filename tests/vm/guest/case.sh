@@ -1,5 +1,6 @@
-# Runs one function of one case file, then looks at what is left behind. Status: that of the function,
-# or 1 when the kernel complained, user objects are still in the device, or a program would not die.
+# Runs one function of one case file, then checks for leftovers. Status: that of the function, or 1
+# when the kernel logged a complaint, user objects are still in the device, or a program did not
+# end.
 # usage: sh case.sh FILE FUNCTION SECONDS
 file=$1
 function=$2
@@ -7,8 +8,8 @@ seconds=$3
 . "$WEFT_VM/guest/lib.sh"
 
 dmesg --clear
-# a session of its own, so that whatever the case leaves running can be found and ended;
-# --wait, because setsid forks when it leads a group already
+# a session of its own, so that programs which the case leaves running can be found and ended;
+# --wait, because setsid forks when it already is a process group leader
 setsid --wait timeout -k 5 "$seconds" bash -c '. "$WEFT_VM/guest/lib.sh"; . "$1"; "$2"' case "$file" "$function" &
 case_pid=$!
 wait $case_pid
@@ -27,10 +28,10 @@ if ! resources_gone; then
 fi
 if ! kernel_log_clean; then
 	echo "KERNEL LOG not clean:"
-	# from the first complaint's head on: what complained stands above the trace
+	# from three lines above the first complaint: its cause is logged above the trace
 	dmesg | grep -m 1 -B 3 -A 120 -E "$COMPLAINT"
 	[ $status -eq 0 ] || [ $status -eq 77 ] && status=1
 fi
-# a case may have taken the device away
+# the case may have removed the device
 [ -e /sys/class/infiniband/rxe0 ] || rxe_up || echo "rxe0 did not come back"
 exit $status

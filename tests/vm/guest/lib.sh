@@ -1,5 +1,5 @@
-# Shell functions of the guest: network, rxe0, and what the cases share.
-# One guest: veth pair v0-v1, rxe0 on v0. Two guests: rxe0 on the virtual link between them.
+# Shell functions of the guest: network, rxe0, and functions that several cases use. One guest: veth
+# pair v0-v1, rxe0 on v0. Two guests: rxe0 on the virtual link between them.
 
 rxe_dev() {
 	if [ -n "$WEFT_PAIR" ]; then
@@ -23,9 +23,10 @@ net_up() {
 		ip link set v1 up
 	fi
 	dev=$(rxe_dev)
-	# without this a link that goes down loses its IPv6 address
+	# without this, an interface that goes down loses its IPv6 address
 	echo 1 >/proc/sys/net/ipv6/conf/all/keep_addr_on_down
-	# the GIDs of rxe0 follow these addresses; duplicate address detection would hold back the IPv6 one
+	# the GIDs of rxe0 are made from these addresses; duplicate address detection would delay
+	# the IPv6 one
 	ip link set "$dev" up
 	ip addr add "$(rxe_addr4)/24" dev "$dev"
 	ip addr add "$(rxe_addr6)/64" dev "$dev" nodad
@@ -35,7 +36,7 @@ rxe_up() {
 	rdma link add rxe0 type rxe netdev "$(rxe_dev)" && rxe_wait && resource_counts >/run/rxe-at-rest
 }
 
-# Active port and both addresses in the GID table, or failure after ten seconds.
+# Waits until the port is active and both addresses are in the GID table; fails after ten seconds.
 rxe_wait() {
 	tries=0
 	while [ $tries -lt 100 ]; do
@@ -53,17 +54,18 @@ rxe_wait() {
 
 rxe_down() { rdma link delete rxe0; }
 
-# User-space objects in all devices, one line each; the kernel's own (GSI queue pair and so on) have no pid.
+# User-space objects in all devices, one line each; the kernel's own (GSI queue pair and so on) have
+# no pid.
 user_resources() {
 	for kind in qp cq pd mr cm_id ctx srq; do
 		rdma resource show "$kind" 2>/dev/null | grep ' pid ' | sed "s/^/$kind /"
 	done
 }
 
-# One line with the number of objects of each kind; at rest it is what it was when rxe0 came up.
+# One line with the number of objects of each kind; without programs it is as when rxe0 came up.
 resource_counts() { rdma resource show | sed 's/^[0-9]*: //'; }
 
-# The kernel frees a dead program's objects some time after its end: ten seconds at most.
+# Waits until the kernel has freed the objects of dead programs: eight seconds at most.
 resources_gone() {
 	tries=0
 	while [ $tries -lt 40 ]; do
@@ -77,12 +79,12 @@ resources_gone() {
 COMPLAINT='WARNING|BUG|Oops|Call Trace|call trace|refcount_t|KASAN|general protection|hung_task|blocked for more'
 kernel_log_clean() { ! dmesg | grep -qE "$COMPLAINT"; }
 
-# Processes that are neither the kernel's, nor the agent's, nor of this session.
+# Processes other than the kernel's threads, the agent, and the processes of this session.
 other_processes() {
 	ps -eo pid=,sid=,ppid= | awk -v me="$(ps -o sid= -p $$)" '$2 != 0 && $2 != me + 0 && $3 != 2 { print $1 }'
 }
 
-# --- for the cases ---
+# --- functions for the cases ---
 
 skip() { echo "$*"; exit 77; }
 
@@ -99,7 +101,8 @@ with() {
 	esac
 }
 
-# The same for `with_exec weft program & ... kill $!`: the job is the program itself, not a shell around it.
+# The same for `with_exec weft program & ... kill $!`: the job is the program itself, without a
+# shell around it.
 with_exec() {
 	provider=$1
 	shift
@@ -108,7 +111,7 @@ with_exec() {
 	exec "$@"
 }
 
-# Between the guests of a pair: files in the exchange directory that both see, for starting in step only.
+# Between the guests of a pair: files in the shared exchange directory; only for starting in step.
 signal() { : >"/xchg/signal-$1"; }
 await() { # NAME SECONDS
 	tries=0
@@ -122,7 +125,7 @@ await() { # NAME SECONDS
 	done
 }
 
-# Waits until something listens on a TCP port.
+# Waits until a process listens on a TCP port.
 await_port() {
 	tries=0
 	while ! ss -Hltn "sport = :$1" | grep -q .; do
@@ -169,7 +172,8 @@ fipeer_both() {
 	[ $client_status -eq 0 ] && [ $server_status -eq 0 ]
 }
 
-# fi_pingpong between the guests; STEP names the meeting point, so that a case can have several.
+# fi_pingpong between the guests; STEP names the synchronization point, so that a case can have
+# several.
 pair_pingpong_server() { # PROVIDER STEP [options]
 	provider=$1
 	step=$2
@@ -193,7 +197,7 @@ pair_fipeer_client() {
 	with "$1" "$FIPEER" -p "$1" -d rxe0 -P "1860$3" transfer "$2"
 }
 
-# The survivor's side of the cases that kill the other guest. survivor PROVIDER MODE LIMIT
+# The survivor's side of the cases that power the other guest off. survivor PROVIDER MODE LIMIT
 survivor() {
 	with_exec "$1" "$FIPEER" -p "$1" -d rxe0 -m "$2" -T "$3" survive "$(peer_addr4)" >/tmp/survivor 2>&1 &
 	tries=0
@@ -208,7 +212,7 @@ survivor() {
 	return $survivor_status
 }
 
-# Those of fabtests' message endpoint tests whose command matches, on rxe0. fabtests PATTERN [OPTION...]
+# The fabtests of message endpoints whose command matches, on rxe0. fabtests PATTERN [OPTION...]
 fabtests() {
 	folder=$WEFT_PROJECT/build/vm/fabtests
 	only=$1

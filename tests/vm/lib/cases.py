@@ -1,4 +1,6 @@
-"""The test cases: small shell files whose comments say where they run, and the order that needs few boots."""
+"""The test cases: small shell files with header comments (guest, needs, seconds, kill-b), and an
+order that needs few boots.
+"""
 
 import dataclasses
 import os
@@ -10,13 +12,14 @@ from . import image as images
 
 CASES = images.HERE / "cases"
 PROJECT = images.HERE.parent.parent
-# The directory with the shared object; another one, inside the project, tries another build.
+# The directory with the shared object; set WEFT_PROVIDER_DIR, inside the project, for another
+# build.
 WEFT_DIR = PROJECT / os.environ.get("WEFT_PROVIDER_DIR", "build/lib/libfabric")
 WEFT_SO = WEFT_DIR / "libweft-fi.so"
 
 # One boot serves all cases of a group.
 GUESTS = ("one", "large", "old", "pair")
-# MiB of those that need more than the usual
+# MiB of the guests that need more than 2048
 MEMORY = {"large": 6144}
 
 
@@ -27,13 +30,14 @@ class Case:
     guest: str = "one"
     needs: str = ""
     seconds: int = 60
-    kill_b: float | None = None  # seconds after a's `signal running`; the pair is booted for this case alone
+    # seconds after a's `signal running`; the pair is booted for this case alone
+    kill_b: float | None = None
 
     def functions(self):
         return ("a", "b") if self.guest == "pair" else ("run",)
 
     def missing(self):
-        """Why the case cannot run, or nothing."""
+        """Why the case cannot run; empty if it can."""
         if "weft" in self.needs.split() and not WEFT_SO.exists():
             return f"{WEFT_SO.relative_to(PROJECT)} is not built"
         if "fabtests" in self.needs.split() and not fabtests.ready():
@@ -68,5 +72,5 @@ def select(names):
         if unknown:
             raise SystemExit(f"check: no such case: {' '.join(sorted(unknown))}")
         found = [case for case in found if case.name in names]
-    # those that kill a guest come last in their group
+    # cases that power a guest off come last in their group
     return sorted(found, key=lambda c: (GUESTS.index(c.guest), c.kill_b is not None))

@@ -1,4 +1,6 @@
-"""libfabric's fabtests where a guest finds them: the project's build directory. They run with the guest's libfabric."""
+"""libfabric's fabtests in the project's build directory, where a guest finds them. They run with
+the guest's libfabric.
+"""
 
 import pathlib
 import shutil
@@ -16,7 +18,7 @@ def ready():
 
 
 def prepare():
-    """Copies them from the cache, where they are built once; nothing where they can't be downloaded."""
+    """Copies them from the cache, where they are built once; copies none if the download fails."""
     made = subprocess.run([PROJECT / "tests/tools/peers", "fabtests"], stdout=subprocess.PIPE, text=True)
     if made.returncode == CANNOT_DOWNLOAD:
         shutil.rmtree(FOLDER, ignore_errors=True)

@@ -18,36 +18,41 @@ from . import image as images
 
 PROJECT = images.HERE.parent.parent
 
-# From power-on to the agent's "ready"; 6 s on an idle host, so this only ends a guest that is stuck.
+# From power-on to the agent's "ready": 6 s on an idle host, so only a hanging guest exceeds this.
 BOOT_SECONDS = 180
-# What the host waits beyond a command's own limit before it gives up on the guest as a whole.
+# How long the host waits after a command's own time limit before it ends the whole guest.
 GRACE_SECONDS = 20
 TIMED_OUT = 124
 
 KERNEL_LINE = (
     "console=ttyS0 quiet panic=-1 mitigations=off "
-    # emulation on a busy host stalls virtual CPUs for seconds; these are about the host, not about rxe
+    # emulation on a busy host stalls virtual CPUs for seconds; these warnings are about the host,
+    # not rxe
     "watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 "
-    # A busy host makes the kernel distrust the emulated TSC in the middle of the boot, and it then patches its own
-    # code under the other virtual CPU, which QEMU's emulation does not always survive (Linux 7.2.13, QEMU 7.2: an
-    # int3 oops in sched_clock_idle_wakeup_event). Distrusted from the start, nothing is patched.
+    # On a busy host the kernel marks the emulated TSC unstable in the middle of the boot, and then
+    # patches its own code while the other virtual CPU runs it, which QEMU's emulation does not
+    # always survive (Linux 7.2.13, QEMU 7.2: an int3 oops in sched_clock_idle_wakeup_event). A TSC
+    # marked unstable from the start avoids the patching.
     "tsc=unstable "
-    # what is oopsed on stays visible and stops the run
+    # an oops stops the run, and its text stays visible
     "oops=panic"
 )
 
 
 class GuestDied(Exception):
-    """The guest did not boot, panicked or stopped answering; the text has its console."""
+    """The guest did not boot, panicked or stopped answering; the text contains its console."""
 
 
 class EmulatorFault(GuestDied):
-    """The boot ended in an int3 that nobody set: QEMU ran code that the kernel had already patched back (see KERNEL_LINE).
-    It happens to about one boot in fifty on a busy host, before any program of ours runs."""
+    """The boot ended in a stray int3: QEMU executed code that the kernel had already patched back
+    (see KERNEL_LINE). About one boot in 50 ends so on a busy host, before any program of weft runs.
+    """
 
 
 class Stream:
-    """Reads one output port all the time (a port that nobody reads stalls a virtual CPU) and finds end markers."""
+    """Reads one output port without pause, since an unread one stalls a virtual CPU; finds end
+    markers.
+    """
 
     def __init__(self, sock, sink):
         self.sock, self.sink = sock, sink
@@ -98,7 +103,7 @@ def file_sink(file):
                 file.write(data)
                 file.flush()
             except (OSError, ValueError):
-                pass  # the reader has gone; the guest must not stall for that
+                pass  # the reader has ended; the guest must not stall because of it
     return write
 
 
@@ -160,14 +165,14 @@ class Guest:
         return line.decode(errors="replace").strip()
 
     def start(self, command, seconds=300, memlock="unlimited"):
-        """Sends a command; `finish` gives its exit status. One at a time."""
+        """Sends a command; `finish` returns its exit status. One command at a time."""
         self.next_id += 1
         (self.exchange / f"cmd-{self.next_id}").write_text(command + "\n")
         self.deadline = time.monotonic() + seconds + GRACE_SECONDS if seconds else None
         try:
             self.cmd.sendall(f"run {self.next_id} {seconds} {memlock}\n".encode())
         except OSError:
-            pass  # a dead guest is reported by finish
+            pass  # `finish` reports a dead guest
 
     def finish(self):
         left = self.deadline - time.monotonic() if self.deadline else 10**9
@@ -197,7 +202,7 @@ class Guest:
         return text + (f"\nqemu said: {qemu}" if qemu else "")
 
     def kill(self):
-        """Pulls the plug: the guest's kernel and programs have no say in it."""
+        """Powers the guest off, without notice to its kernel and programs."""
         if self.qemu.poll() is None:
             self.qemu.send_signal(signal.SIGKILL)
         self.qemu.wait()
@@ -225,12 +230,13 @@ class Guest:
 
 
 def end_with_parent():
-    """In the child: no guest outlives this program, even one that is killed."""
+    """Called in the child: the kernel kills the guest when this program ends, for any reason."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def base_argv(image, root, memory, cpus, exchange):
-    # /dev/kvm is not used even where it exists: nested ones often fail, and times are no claim here anyway
+    # /dev/kvm is not used even where it exists: nested KVM often fails, and the tier makes no claim
+    # about times
     return [
         images.find_tool("qemu-system-x86_64"), "-nodefaults", "-no-user-config", "-no-reboot",
         "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", str(cpus), "-m", str(memory),
@@ -249,12 +255,12 @@ def nic_argv(pair, link):
     return ["-netdev", f"socket,id=net0,fd={link.fileno()}", "-device", f"virtio-net-pci,netdev=net0,mac={mac}"]
 
 
-# Three faults of the emulator in a row would be something else.
+# After this many emulator faults in a row, report the last one.
 BOOTS = 3
 
 
 def boot_again(boot):
-    """What `boot` gives, tried again when only the emulator stood in its way."""
+    """Calls `boot`, again after an emulator fault, BOOTS times at most."""
     for _ in range(BOOTS - 1):
         try:
             return boot()
@@ -264,7 +270,7 @@ def boot_again(boot):
 
 
 def one_guest(image, *arguments, **options):
-    """A guest that has booted."""
+    """One guest, already booted."""
     def boot():
         guest = Guest(image, *arguments, **options)
         try:
@@ -278,7 +284,7 @@ def one_guest(image, *arguments, **options):
 
 
 def pair_of_guests(image, **options):
-    """Two guests on one virtual cable, booted side by side. Only what goes over the cable can get from one to the other."""
+    """Two guests on one virtual cable, booted in parallel. Only the cable connects them."""
     return boot_again(lambda: _pair_of_guests(image, **options))
 
 

@@ -30,7 +30,7 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 DOWNLOAD_TRIES = 3
 
-# What apt and mmdebstrap say when the network or the mirror is at fault. Anything else is our recipe's fault.
+# Messages of apt and mmdebstrap about the network or the mirror. Any other failure is the recipe's.
 DOWNLOAD_TROUBLE = re.compile(
     r"Failed to fetch|Could not (connect|resolve)|Temporary failure|Connection (failed|refused|timed out)"
     r"|Unable to connect|Hash Sum mismatch|File has unexpected size|50[0-9] +\w|Some index files failed to download"
@@ -40,11 +40,11 @@ DOWNLOAD_TROUBLE = re.compile(
 
 
 class CannotDownload(Exception):
-    """The mirror could not be reached after retries: the tier is skipped, loudly."""
+    """The mirror could not be reached after retries: the tier is skipped, and prints why."""
 
 
 class CannotMake(Exception):
-    """Something on this host or in the recipe is wrong: the tier fails."""
+    """An error of this host or of the recipe: the tier fails."""
 
 
 def say(text):
@@ -58,7 +58,10 @@ def cache_dir():
 
 
 def run_download(argv, what, log):
-    """Runs a command that downloads, a few times. Raises CannotDownload or CannotMake."""
+    """Runs a command that downloads, DOWNLOAD_TRIES times at most.
+
+    Raises CannotDownload or CannotMake.
+    """
     for attempt in range(1, DOWNLOAD_TRIES + 1):
         with open(log, "w") as out:
             # a process group of its own: mmdebstrap signals its whole group when it fails
@@ -99,7 +102,7 @@ def ensure_host_tools(scratch):
 
 
 def find_tool(tool):
-    # qemu, mmdebstrap and friends may sit in sbin, which is not on every user's PATH
+    # qemu, mmdebstrap and other tools may be in sbin, which is not on every user's PATH
     return shutil.which(tool, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin")
 
 
@@ -110,19 +113,19 @@ def make_root(name, into, scratch):
     argv = [find_tool("mmdebstrap"), "--variant=minbase", f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
     argv += [f"--aptopt={option}" for option in recipe.APT_OPTIONS]
     argv += [
-        # no service may start and no initramfs is needed; both only cost time here
+        # no service may start and no initramfs is needed; both would only take time
         "--essential-hook=mkdir -p \"$1/etc/initramfs-tools\" && echo MODULES=dep > \"$1/etc/initramfs-tools/initramfs.conf\"",
         "--dpkgopt=path-exclude=/usr/share/man/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*",
         "--dpkgopt=path-exclude=/usr/share/doc/*",
-        # versions are read once, on the host side, from dpkg's own database
+        # versions are read once, on the host, from dpkg's own database
         f"--customize-hook=copy-out /var/lib/dpkg/status {scratch}",
     ]
     if name == recipe.KERNEL_FROM:
         argv += [f"--customize-hook=sync-out /boot {scratch}/boot", f"--customize-hook=sync-out /usr/lib/modules {scratch}/modules"]
         (scratch / "boot").mkdir()
         (scratch / "modules").mkdir()
-        # the modules travel in the initramfs; the image stays small without them
+        # the initramfs has the modules; the image stays small without them
         argv += ['--customize-hook=rm -rf "$1"/usr/lib/modules/*/kernel/drivers/gpu "$1"/boot/initrd*']
     argv += ["--format=ext2", suite, str(image), os.environ.get("WEFT_DEBIAN_MIRROR", recipe.MIRROR)]
     run_download(argv, f"mmdebstrap {suite}", scratch / f"mmdebstrap-{name}.log")
@@ -140,7 +143,9 @@ def package_versions(status):
 
 
 def module_order(modules_dir):
-    """The files to insert, each after those it depends on (modules.dep lists a module's needs, nearest first)."""
+    """The module files in the order of insertion, each after its dependencies (modules.dep lists
+    the dependencies of a module, nearest first).
+    """
     needs, by_name = {}, {}
     for line in (modules_dir / "modules.dep").read_text().splitlines():
         path, _, rest = line.partition(":")
@@ -155,13 +160,14 @@ def module_order(modules_dir):
         if name in builtin:
             continue
         if name not in by_name:
-            # newer kernels have some of them built in without listing them; what is truly gone shows at boot
+            # newer kernels have built-in modules that they do not list; the boot fails if one is
+            # really missing
             say(f"the guest's kernel has no module {name}")
             continue
         for path in list(reversed(needs[by_name[name]])) + [by_name[name]]:
             if path not in order:
                 order.append(path)
-    # the kernel asks for these by alias when a checksum is first used, and nothing would load them then
+    # the kernel requests these by alias when a checksum is first used, when no loader is available
     for name in ("crc32c_generic", "crc32_generic", "crc32c_intel"):
         if name in by_name and by_name[name] not in order:
             order.insert(0, by_name[name])
@@ -213,7 +219,7 @@ class Image:
         return self.top / recipe.IMAGE.format(name=name)
 
     def initramfs(self):
-        """Made anew whenever guest/init changes; cheap, so not part of the recipe."""
+        """Packed again after each change of guest/init; cheap, so not part of the digest."""
         digest = hashlib.sha256((HERE / "guest" / "init").read_bytes()).hexdigest()[:12]
         path = self.top / f"initramfs-{digest}.cpio"
         with locked(self.top / "lock"):
@@ -231,7 +237,7 @@ class Image:
 
 
 def ensure():
-    """Gives the Image, making it when the cache has none for this recipe."""
+    """Returns the Image, and makes it if the cache has none for this recipe."""
     top = cache_dir()
     with locked(top.parent / f"{top.name}.lock"):
         if (top / "versions").exists():
@@ -240,7 +246,7 @@ def ensure():
                     ensure_host_tools(pathlib.Path(tmp))
             return Image(top)
         scratch = pathlib.Path(tempfile.mkdtemp(prefix="weft-vm-", dir=os.environ.get("TMPDIR", "/var/tmp")))
-        # in mmdebstrap's unshare mode another uid writes here
+        # in mmdebstrap's unshare mode another uid writes to this directory
         scratch.chmod(0o755)
         part = top.with_name(top.name + ".part")
         try:
@@ -271,7 +277,7 @@ def ensure():
 
 
 def keep_modules(source, target):
-    """Copies the module index and only those modules that the initramfs takes."""
+    """Copies the module index and only the modules of the initramfs."""
     target.mkdir(parents=True)
     for name in ("modules.dep", "modules.builtin"):
         shutil.copy(source / name, target / name)

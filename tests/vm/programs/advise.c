@@ -1,5 +1,5 @@
-/* advise: every advice and flag of weft_mr_ops, on a pinned region and on wrong ones; prints what each call returned.
- * An on-demand region too where the provider gives one (without FI_MR_ALLOCATED), with the pages that came of it. */
+/* advise: every advice and flag of weft_mr_ops, on a pinned region and on invalid ranges and
+ * regions; prints what each call returned. */
 #define _GNU_SOURCE
 #include "peer.h"
 
@@ -63,7 +63,7 @@ int test_advise(const struct options *opt)
 		say("foreign", p.domain, WEFT_ADVISE_PREFETCH, flags, foreign, buf, PAGE);
 		printf("none flags %u: %d\n", flags, ops->advise(p.domain, WEFT_ADVISE_PREFETCH, flags, NULL, 0));
 	}
-	/* pinned for good, and a device without a count */
+	/* the region stays pinned, and the device has no count of prefetched pages */
 	struct iovec iov = {buf, PAGE};
 	uint64_t pages = 77;
 	printf("refresh: %d\n", fi_mr_refresh(mr, &iov, 1, 0));

@@ -1,7 +1,9 @@
-"""What ibv_advise_mr(3) answers on rxe for regions on demand, without weft in between: every advice, flag and error, and
-the pages that come. weft hands these answers on; here it has no such regions to ask about, see cases/18-weft-table.sh.
+"""The results of ibv_advise_mr(3) on rxe for on-demand regions, without weft: every advice, flag
+and error, and the resident pages. weft passes these results on, but has no on-demand regions here:
+see cases/18-weft-table.sh.
 
-Regions that are pinned are left out: rxe takes them for on-demand ones, and Linux 7.2 panics."""
+Pinned regions are left out: rxe takes them for on-demand ones, and Linux 7.2 panics.
+"""
 
 import ctypes
 import mmap
@@ -63,7 +65,7 @@ def main():
             mr = region(pd, pages)
             expect(f"advice {advice} flags {flags} before", pages.resident(), 0)
             expect(f"advice {advice} flags {flags}", advise(pd, advice, flags, (pages.addr + 2 * PAGE + 5, 3 * PAGE, mr.lkey)), 0)
-            if flags:  # else a worker of the kernel does it later
+            if flags:  # otherwise a kernel worker does it later
                 expect(f"advice {advice} flags {flags} pages", pages.resident(), fresh)
             mr.close()
         pages = Pages(4)

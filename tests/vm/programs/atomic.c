@@ -1,5 +1,6 @@
-/* atomic: each side in turn changes a word of the other's memory: sums that give back what was there before, and
- * comparisons that store, or don't. The words and all that was given back are compared with what they must be. */
+/* atomic: each side in turn changes a word of the other's memory: fetch-and-add, and
+ * compare-and-swap with an equal and an unequal comparison. The words and all returned values are
+ * compared with the expected ones. */
 #include "peer.h"
 
 #include <rdma/fi_atomic.h>
@@ -24,7 +25,8 @@ static void expect(const char *what, uint64_t got, uint64_t want)
 	fail(what, -FI_EIO);
 }
 
-/* What an operation gave back. The operand is in the word after the peer's, the result in the one after that. */
+/* Returns the word's value before the operation. In the local memory the operand is in the word
+ * after the peer's, the result in the one after that. */
 static uint64_t fetch_add(struct peer *p, uint64_t add)
 {
 	uint64_t *mine = word(p);
@@ -54,7 +56,7 @@ static void change(struct peer *p, uint64_t start)
 {
 	uint64_t value = start;
 	for (uint64_t i = 1; i <= ROUNDS; i++) {
-		/* carries over the upper half's border */
+		/* carries from the lower into the upper half of the word */
 		uint64_t add = i << 28 | i;
 		expect("before the sum", fetch_add(p, add), value);
 		value += add;

@@ -1,6 +1,7 @@
-/* bench: half round trips of messages, and RMA write and read completions, per size, in microseconds.
- * One line per figure: `bench OPERATION SIZE MICROSECONDS`, the quarter point of the iterations: two busy programs
- * and the device share an emulated CPU or two, and the slower half is the schedulers' doing. */
+/* bench: half round trips of messages, and completions of RMA writes and reads, per size, in
+ * microseconds. One line per figure: `bench OPERATION SIZE MICROSECONDS`. The figure is the first
+ * quartile of the iterations: two busy programs and the device share one or two emulated CPUs, so
+ * the schedulers determine the slower half. */
 #include "peer.h"
 
 #include <stdio.h>
@@ -41,7 +42,7 @@ int test_bench(const struct options *opt)
 	peer_connect(&p);
 	for (size_t k = 0; k < sizeof sizes / sizeof *sizes && sizes[k] <= opt->size; k++) {
 		size_t len = sizes[k];
-		/* large transfers take long on an emulated CPU */
+		/* a large transfer takes long on an emulated CPU */
 		int n = len > 4096 ? (opt->iterations + 3) / 4 : opt->iterations;
 		for (int i = -2; i < n; i++) {
 			double start = now();
@@ -66,7 +67,7 @@ int test_bench(const struct options *opt)
 			}
 			report(read ? "read" : "write", len, times, n);
 		}
-		/* the server sits in a receive while the client does RMA */
+		/* the server waits in a receive while the client does RMA */
 		if (opt->server)
 			pong(&p, 1);
 		else

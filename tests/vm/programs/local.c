@@ -1,7 +1,9 @@
-/* local: what a write costs whose source the application did not register beforehand, beside one whose source it did. Where the provider
- * wants local buffers registered (FI_MR_LOCAL), each operation registers and closes, which the provider's cache is for; elsewhere it
- * gives the buffer as it is. `again`: the same buffer each time; `fresh`: memory that was mapped for it, and is unmapped behind it.
- * And fi_mr_reg with fi_close of the same buffer, by themselves. Lines as those of bench. */
+/* local: the time of a write from a buffer that the application did not register beforehand, beside
+ * one from a registered buffer. Where the provider requires registered local buffers (FI_MR_LOCAL),
+ * each operation registers and closes its buffer, which is the use of the provider's cache;
+ * elsewhere it passes the buffer without a descriptor. `again`: the same buffer each time; `fresh`:
+ * memory that is mapped for each write, and unmapped after it. And fi_mr_reg with fi_close of the
+ * same buffer, without a write. The output has the format of bench. */
 #define _GNU_SOURCE
 #include "peer.h"
 
@@ -77,13 +79,13 @@ int test_local(const struct options *opt)
 				if (i >= 0)
 					times[i] = time;
 			}
-			/* the quarter point, as bench has it */
+			/* the first quartile, as in bench */
 			qsort(times, (size_t)opt->iterations, sizeof *times, by_value);
 			printf("bench %s %zu %.3f\n", names[what], sizes[k], times[opt->iterations / 4] * 1e6);
 		}
 		munmap(same, sizes[k]);
 	}
-	/* the server sits in a receive meanwhile */
+	/* the server waits in a receive meanwhile */
 	if (opt->server)
 		peer_post_rx(&p, peer_recv(&p, 1));
 	else

@@ -1,4 +1,5 @@
-/* Opening, connecting and the single operations. Every failure ends the program with what failed. */
+/* Opening, connecting and the single operations. Each failure ends the program and prints the
+ * failed call. */
 #include "peer.h"
 
 #include <sched.h>
@@ -44,11 +45,11 @@ static struct fi_info *get_hints(const struct options *opt)
 	hints->caps = FI_MSG | FI_RMA | (strcmp(opt->test, "atomic") ? 0 : FI_ATOMIC);
 	hints->mode = 0;
 	hints->addr_format = strchr(opt->address, ':') ? FI_SOCKADDR_IN6 : FI_SOCKADDR_IN;
-	/* all that the C provider asks for on a verbs device: the native form of keys */
+	/* the bits that the verbs provider requires on a verbs device: the native form of keys */
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 	if (!strcmp(opt->test, "refresh"))
 		hints->domain_attr->mr_mode |= FI_MR_MMU_NOTIFY;
-	/* buffers without a registration: only weft has them */
+	/* buffers without a registration: only weft accepts them */
 	if (!strcmp(opt->test, "unregistered") || (!strcmp(opt->test, "local") && opt->provider && !strcmp(opt->provider, "weft")))
 		hints->domain_attr->mr_mode &= ~FI_MR_LOCAL;
 	hints->tx_attr->size = DEPTH * 2;
@@ -104,7 +105,7 @@ static void open_ep(struct peer *p, struct fi_info *info)
 		peer_post_rx(p, slot);
 }
 
-/* Waits for one event. Gives the event, or 0 and the positive errno of an error entry. */
+/* Waits for one event. Returns the event, or 0 and the positive errno of an error entry. */
 static uint32_t wait_event(struct peer *p, struct fi_eq_cm_entry *entry, size_t room, int *err)
 {
 	uint32_t event = 0;
@@ -155,7 +156,8 @@ static void call(struct peer *p)
 			return;
 		if (err != FI_ECONNREFUSED || now() > give_up)
 			fail("no FI_CONNECTED", err ? -err : (long)event);
-		/* nobody listens yet; the refused endpoint's receives are flushed into the queue */
+		/* no server listens yet; the refused endpoint's receives are flushed into the
+		 * queue */
 		check("fi_close ep", fi_close(&p->ep->fid));
 		struct done d;
 		while (cq_poll(p->rx, &d))

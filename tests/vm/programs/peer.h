@@ -1,5 +1,6 @@
-/* A small program over libfabric's MSG endpoints that runs on any provider: the VM tier uses it to have
- * `weft` and libfabric's own `verbs` talk to each other, to watch what a survivor is told, and to compare. */
+/* A small program over libfabric's MSG endpoints that runs on any provider: the VM tier uses it
+ * between `weft` and libfabric's own `verbs`, to check a survivor's events, and to compare the
+ * two. */
 #ifndef PEER_H
 #define PEER_H
 
@@ -13,13 +14,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DEPTH 16          /* receives kept posted, and the bound on operations in flight */
+#define DEPTH 16          /* posted receives, and the limit of pending operations */
 #define CONNECT_SECONDS 30 /* the other side may start later */
 
 struct options {
 	const char *test;
-	const char *provider; /* NULL: the first that offers itself */
-	const char *domain;   /* NULL: any; else the connection must be on this one */
+	const char *provider; /* NULL: the first one listed */
+	const char *domain;   /* NULL: any; else the connection must use this one */
 	const char *address;  /* server: to bind; client: to connect to */
 	const char *port;
 	int server;
@@ -44,7 +45,7 @@ struct peer {
 	uint64_t rx_done; /* receives that completed */
 };
 
-/* what a completion was, for programs that go on after errors */
+/* one completion, for programs that continue after errors */
 struct done {
 	uint64_t flags;
 	size_t len;
@@ -60,7 +61,8 @@ void check(const char *what, long ret);
 void peer_open(struct peer *p, const struct options *opt);
 void peer_connect(struct peer *p); /* both sides; returns when connected and keys are exchanged */
 void peer_close(struct peer *p);
-void peer_shutdown_pair(struct peer *p); /* orderly end: the client shuts down, the server must see it */
+/* orderly end: the client shuts down, the server must get FI_SHUTDOWN */
+void peer_shutdown_pair(struct peer *p);
 
 char *peer_rx_slot(struct peer *p, int slot);
 char *peer_tx_area(struct peer *p);
@@ -68,12 +70,16 @@ char *peer_rma_area(struct peer *p);
 
 void peer_post_rx(struct peer *p, int slot);
 void peer_send(struct peer *p, size_t len);  /* sends the send area and waits for the completion */
-int peer_recv(struct peer *p, size_t len);   /* waits for a receive of exactly `len` bytes, gives its slot */
-void peer_wait_tx(struct peer *p, const char *what); /* the one operation under way has completed well */
-void peer_write(struct peer *p, size_t len); /* the RMA area to the peer's, completed */
+/* waits for a receive of exactly `len` bytes, returns its slot */
+int peer_recv(struct peer *p, size_t len);
+/* waits until the one pending operation has completed without error */
+void peer_wait_tx(struct peer *p, const char *what);
+/* writes the RMA area to the peer's and waits for the completion */
+void peer_write(struct peer *p, size_t len);
 void peer_read(struct peer *p, size_t len);
 
-int cq_poll(struct fid_cq *cq, struct done *d);               /* 1: got one (good or bad), 0: none */
+/* 1: one completion (success or error), 0: none */
+int cq_poll(struct fid_cq *cq, struct done *d);
 int eq_poll(struct fid_eq *eq, uint32_t *event, int *err);    /* same for events */
 
 int test_transfer(const struct options *opt);

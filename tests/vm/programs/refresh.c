@@ -1,6 +1,6 @@
-/* refresh: a region that follows its memory (FI_MR_MMU_NOTIFY). The server exchanges the pages of its region for others; the
- * client reads it before and after the server has called fi_mr_refresh. On a device that pins, it sees the old pages, then the new ones.
- * The two take turns by messages. */
+/* refresh: a region whose pages may change (FI_MR_MMU_NOTIFY). The server replaces the pages of its
+ * region; the client reads it before and after the server calls fi_mr_refresh. On a device that
+ * pins, the client reads the old pages, then the new ones. The two take turns by messages. */
 #define _GNU_SOURCE
 #include "peer.h"
 
@@ -20,7 +20,8 @@ static char *fresh(void *at, int fill)
 	return pages;
 }
 
-/* What fi_mr_refresh refuses changes nothing: ranges that are not the region's, a count without any, and flags. */
+/* A call of fi_mr_refresh that fails has no effect: ranges outside the region, a count without
+ * ranges, and flags. */
 static void refused(struct fid_mr *mr, char *pages)
 {
 	struct iovec wrong[] = {{pages, 0}, {pages, LEN + 1}, {pages + LEN, 1}, {pages - 1, 2}, {NULL, LEN}, {pages, (size_t)-1}};
@@ -31,7 +32,7 @@ static void refused(struct fid_mr *mr, char *pages)
 	printf("refused flag: %d\n", fi_mr_refresh(mr, &iov, 1, 1));
 }
 
-/* The other side is as far. */
+/* Waits until the other side has reached this point. */
 static void turn(struct peer *p)
 {
 	if (p->opt->server) {
@@ -70,13 +71,13 @@ int test_refresh(const struct options *opt)
 		told[1] = fi_mr_key(mr);
 		memcpy(peer_tx_area(&p), told, sizeof told);
 		peer_send(&p, sizeof told);
-		turn(&p); /* it has read */
+		turn(&p); /* the client has read the first contents */
 		fresh(pages, 'n');
 		refused(mr, pages);
-		turn(&p); /* it reads before */
+		turn(&p); /* the client reads before the refresh */
 		turn(&p);
 		check("fi_mr_refresh", fi_mr_refresh(mr, &iov, 1, 0));
-		turn(&p); /* and after */
+		turn(&p); /* the client reads after the refresh */
 		turn(&p);
 	} else {
 		int slot = peer_recv(&p, sizeof told);

@@ -1,5 +1,5 @@
-/* register: registers -z bytes and prints the result as `fi_mr_reg RESULT`; exit 0 whatever it is.
- * The tests run it under RLIMIT_MEMLOCK. */
+/* register: registers -z bytes and prints the result as `fi_mr_reg RESULT`; exits with 0 in any
+ * case. The tests run it under RLIMIT_MEMLOCK. */
 #include "peer.h"
 
 #include <stdio.h>

@@ -1,11 +1,12 @@
-/* survive: what one side is told when the other is gone without a word (killed, cable pulled, device removed).
+/* survive: the events and completions of one side when the other vanishes without notice (killed,
+ * cable pulled, device removed).
  *
- * The client is the survivor. Three ways of being busy, since they are found out by different means:
- *   -m send    sends as fast as it goes: the device's retries end in an error
+ * The client is the survivor. Three modes, since the loss is detected by different means:
+ *   -m send    sends without pause: the device's retries end in an error
  *   -m write   the same with RMA writes
- *   -m recv    only waits for the peer's messages: no retry of its own, only a heartbeat can tell
- * It passes when FI_SHUTDOWN came and every posted operation completed within the limit (-T) after the
- * last good completion, at least one of them in error.
+ *   -m recv    only waits for the peer's messages: has no retries, only a heartbeat detects it
+ * It passes when FI_SHUTDOWN came and every posted operation completed within the limit (-T) after
+ * the last successful completion, at least one of them in error.
  *
  * watch: prints events and completions as they come, with times, until FI_SHUTDOWN or the limit. */
 #include "peer.h"
@@ -47,7 +48,7 @@ static void post_send(struct peer *p, struct tally *t, int write)
 		fail("post", ret);
 }
 
-/* The victim: takes all that comes; in recv mode it also sends, one message every 20 ms. */
+/* The victim: receives all messages; in recv mode it also sends one message every 20 ms. */
 static int victim(struct peer *p)
 {
 	int sends = !strcmp(survive_mode, "recv");

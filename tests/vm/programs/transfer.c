@@ -1,4 +1,5 @@
-/* transfer: messages both ways, then RMA write and read from both sides, every byte compared, orderly end. */
+/* transfer: messages both ways, then RMA writes and reads from both sides, every byte compared,
+ * then an orderly end. */
 #include "peer.h"
 
 #include <stdio.h>
@@ -31,7 +32,7 @@ static void messages(struct peer *p, size_t len, unsigned round)
 	peer_post_rx(p, slot);
 }
 
-/* A one-byte message each way: nobody goes on before both are here. */
+/* A one-byte message each way: neither side continues before both are here. */
 static void barrier(struct peer *p)
 {
 	peer_send(p, 1);
@@ -39,7 +40,7 @@ static void barrier(struct peer *p)
 	peer_post_rx(p, slot);
 }
 
-/* `active` writes to and reads from the other, which only looks at its memory. */
+/* `active` writes to and reads from the other side, which only checks its memory. */
 static void rma(struct peer *p, size_t len, int active, unsigned seed)
 {
 	char *area = peer_rma_area(p);

@@ -1,6 +1,7 @@
-/* unregistered: buffers that the application never registers (FI_MR_LOCAL off), at addresses whose pages are exchanged between
- * operations in every way that a process has. On a device that pins, a registration that was kept too long gives the contents of before.
- * The client sends to the server, which looks, and writes to it and reads back, which it looks at itself. */
+/* unregistered: buffers that the application never registers (FI_MR_LOCAL off), at addresses whose
+ * pages are replaced between operations in every way that a process has. On a device that pins, a
+ * stale registration transfers the old contents. The client sends to the server, which checks the
+ * bytes, and writes to it and reads back, and checks the bytes itself. */
 #define _GNU_SOURCE
 #include "peer.h"
 
@@ -10,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LEN 32768UL /* above what is copied */
+#define LEN 32768UL /* larger than the buffers that weft copies */
 
 static char *map(void *at)
 {
@@ -20,7 +21,7 @@ static char *map(void *at)
 	return pages;
 }
 
-/* The same addresses, with other pages than before. */
+/* Replaces the pages at these addresses. */
 static void exchange(char *at, int way)
 {
 	char *aside;
@@ -36,20 +37,22 @@ static void exchange(char *at, int way)
 		if (madvise(at, LEN, MADV_DONTNEED))
 			fail("madvise", -1);
 		break;
-	case 3: /* moved away */
+	case 3: /* moved to another address */
 		aside = mremap(at, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, map(NULL));
 		if (aside == MAP_FAILED)
 			fail("mremap", -1);
 		map(at);
 		munmap(aside, LEN);
 		break;
-	case 4: /* others moved there */
+	case 4: /* other pages moved to these addresses */
 		aside = map(NULL);
 		memset(aside, 0x55, LEN);
 		if (mremap(aside, LEN, LEN, MREMAP_MAYMOVE | MREMAP_FIXED, at) != at)
 			fail("mremap", -1);
 		break;
-	default: { /* a child: the next write makes other pages of kernels that let it have the old ones */
+	/* a forked child: the parent's next write replaces pages, on kernels that share them with
+	 * the child */
+	default: {
 		pid_t child = fork();
 		if (child < 0)
 			fail("fork", -1);
@@ -102,7 +105,7 @@ int test_unregistered(const struct options *opt)
 		check("fi_send", fi_send(p.ep, from, LEN, NULL, 0, NULL));
 		peer_wait_tx(&p, "send");
 		peer_post_rx(&p, peer_recv(&p, 1));
-		/* what is kept may serve this one, or not */
+		/* a cached registration may serve this one, or not */
 		fill(from, round + 100);
 		check("fi_write", fi_write(p.ep, from, LEN, NULL, 0, p.remote_addr, p.remote_key, NULL));
 		peer_wait_tx(&p, "write");
