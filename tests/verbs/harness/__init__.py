@@ -1,1 +1,1 @@
-"""Runs programs of rdma-core and perftest on the drop-in and judges what they say."""
+"""Runs programs of rdma-core and perftest on the drop-in and judges their output."""

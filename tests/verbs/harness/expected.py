@@ -1,11 +1,11 @@
-"""The list of what is known not to pass, and the verdict on each result.
+"""The list of expected failures and skips, and the verdict on each result.
 
-A line of the list is `KIND | NAME | OWNER | REASON`. KIND is `fail`, `skip`, or `may` for what skips or
-passes as the machine has it (a GPU, huge pages). OWNER is the module that will make it pass, or `none`:
-it is about something that is not emulated. NAME may hold `*` where it does not fail.
-A result that the list does not announce is a failure, also a skip, and also a pass of something
-that is listed: the list can only shrink. A name stands for the test in every release of rdma-core,
-`[release] name` for one.
+A line of the list is `KIND | NAME | OWNER | REASON`. KIND is `fail`, `skip`, or `may` for a test
+that skips or passes depending on the machine (a GPU, huge pages). OWNER is the module that will
+make it pass, or `none` if it needs a feature that is not emulated. NAME may contain `*` unless KIND
+is `fail`. A failure or a skip that is not in the list is a failure, and so is a pass of a test in
+the list (unless `may`): the list can only shrink. A name stands for the test in every release of
+rdma-core, `[release] name` for the test in one release.
 """
 import fnmatch
 
@@ -33,7 +33,7 @@ class Expected:
                 self.entries.append(Entry(*field))
 
     def find(self, name):
-        """The first line for a result: those for one release are looked at before those for all."""
+        """The first line for a result: lines for one release come before lines for all."""
         for wanted in (name, name.partition("] ")[2]) if name.startswith("[") else (name,):
             for entry in self.entries:
                 if entry.name == wanted or (entry.kind != "fail" and "*" in entry.name
@@ -84,14 +84,14 @@ class Tally:
         return False
 
     def no_network(self, name, why):
-        """What could not be downloaded: counted as skipped, and said, whatever the list has."""
+        """Counts and prints programs that could not be downloaded as skipped, listed or not."""
         self.skipped += 1
         print(f"SKIP  {name}: {why}", flush=True)
 
     def stale(self, releases):
-        """Lines of the list that nothing matched: tests that are gone or misspelt.
+        """Lines of the list that matched no result: tests that are gone or misspelt.
 
-        `releases` ran; lines for others say nothing.
+        `releases` ran; lines for other releases are ignored.
         """
         for entry in self.expected.entries:
             release = entry.name[1:].partition("] ")[0] if entry.name.startswith("[") else ""
@@ -101,7 +101,7 @@ class Tally:
                 print(f"FAIL  {entry.name}: listed in {self.expected.path}, but there is no such test")
 
     def summary(self):
-        """Prints the totals and returns the status to end with."""
+        """Prints the totals and returns the exit status."""
         if self.failures:
             print("failed: " + ", ".join(self.failures))
         if self.known:

@@ -1,4 +1,4 @@
-"""Starting other people's programs, with a time limit and an account of what hung."""
+"""Starts programs of other projects, with a time limit and a report of hangs."""
 import ctypes
 import os
 import signal
@@ -28,14 +28,14 @@ class Program:
         return self.output.read().decode(errors="replace")
 
     def wait(self, deadline):
-        """The exit code, or None when the time is over."""
+        """The exit code, or None at the time limit."""
         try:
             return self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return None
 
     def where(self):
-        """What each thread was doing, for the report of a hang."""
+        """The stack of each thread, for the report of a hang."""
         lines = []
         base = f"/proc/{self.process.pid}/task"
         try:
@@ -66,7 +66,7 @@ def explain(code):
 
 
 def run_one(argv, env, limit):
-    """Runs one program. Returns (why it failed or None, output)."""
+    """Runs one program. Returns (reason of the failure or None, output)."""
     program = Program(argv, env)
     code = program.wait(time.monotonic() + limit)
     where = program.where() if code is None else ""
@@ -78,9 +78,10 @@ def run_one(argv, env, limit):
 
 
 def run_pair(argv, port, env, limit, others=None, clients=1):
-    """Runs `argv` as a server and, once it listens on `port`, `others` (default: again) as so many clients.
+    """Runs `argv` as a server and, once it listens on `port`, `others` (default: `argv`) as
+    `clients` clients.
 
-    Returns (why it failed or None, server's output, clients' output).
+    Returns (reason of the failure or None, server's output, clients' output).
     """
     deadline = time.monotonic() + limit
     server = Program(argv, env)
@@ -94,9 +95,9 @@ def run_pair(argv, port, env, limit, others=None, clients=1):
         started = [Program((others or argv) + ["127.0.0.1"], env) for _ in range(clients)]
         try:
             codes = [client.wait(deadline) for client in started]
-            # The first that did not end well stands for all.
+            # The first client that failed determines the result.
             client_code = next((code for code in codes if code != 0), 0)
-            # A client that failed leaves its server waiting: give it a moment, not all the time.
+            # A client that failed leaves its server waiting: the server has 2 s to end.
             server_code = server.wait(deadline if client_code == 0 else time.monotonic() + 2)
             why = None
             if (server_code, client_code) != (0, 0):

@@ -1,4 +1,4 @@
-"""The programs of Debian's ibverbs-utils and perftest, and what their output must say."""
+"""The programs of Debian's ibverbs-utils and perftest, and the output that they must print."""
 import re
 import time
 
@@ -7,8 +7,8 @@ from . import process
 DEVICE = "soft0"
 PORT = 18515
 
-# One line is one run, between two processes unless it is alone. The limit is in seconds; the
-# programs take about one on an idle machine with two cores.
+# One line is one run, between two processes unless the program runs alone. The limit is in seconds;
+# the programs take about 1 s on an idle machine with two cores.
 PINGPONG = [
     "ibv_rc_pingpong", "ibv_rc_pingpong -c", "ibv_rc_pingpong -c -e", "ibv_rc_pingpong -c -N",
     "ibv_rc_pingpong -c -N -e", "ibv_rc_pingpong -c -t", "ibv_rc_pingpong -c -s 1",
@@ -24,7 +24,7 @@ PINGPONG = [
     "ibv_srq_pingpong -c -q 1 -s 1", "ibv_srq_pingpong -c -q 64 -n 100 -r 300",
     "ibv_srq_pingpong -c -s 65536 -n 200",
     "ibv_xsrq_pingpong", "ibv_xsrq_pingpong -e", "ibv_xsrq_pingpong -o", "ibv_xsrq_pingpong -s 65536 -n 100",
-    # All clients are in one XRC domain with their server.
+    # All clients share one XRC domain with their server.
     "ibv_xsrq_pingpong -c 4 -n 100", "ibv_xsrq_pingpong -c 4 -n 100 -e",
 ]
 
@@ -44,7 +44,8 @@ PERFTEST = [
     "ib_atomic_bw", "ib_atomic_bw -A CMP_AND_SWAP", "ib_atomic_bw -b", "ib_atomic_bw -q 8 -n 500",
 ]
 
-# Where the kernel refuses copies between processes: what moves more than a ring takes, and the other memory.
+# Where the kernel refuses copies between processes: transfers larger than a ring, on-demand
+# regions (`-o`), and one-sided operations.
 REFUSED = [
     "ibv_rc_pingpong", "ibv_rc_pingpong -e", "ibv_rc_pingpong -c -o", "ibv_rc_pingpong -c -s 1048576 -n 50",
     "ibv_uc_pingpong -s 65536", "ibv_ud_pingpong", "ibv_srq_pingpong -c -s 65536 -n 200",
@@ -56,7 +57,7 @@ REFUSED = [
     "ib_atomic_lat", "ib_atomic_lat -A CMP_AND_SWAP", "ib_atomic_lat -e", "ib_atomic_bw -q 8 -n 500",
 ]
 
-# perftest ends with 0 after some errors.
+# perftest exits with 0 after certain errors.
 COMPLAINT = re.compile(r"couldn't|can't|unable to|failed|failure|error|mismatch", re.IGNORECASE)
 
 
@@ -65,7 +66,7 @@ def names():
 
 
 def run(name, world, limit):
-    """Runs a program by its line. Returns (why it failed or None, output, seconds)."""
+    """Runs a program by its line. Returns (reason of the failure or None, output, seconds)."""
     argv = name.split()
     start = time.monotonic()
     if argv[0] in ("ibv_devices", "ibv_devinfo"):
@@ -78,7 +79,7 @@ def run(name, world, limit):
         if argv[0] == "ibv_xsrq_pingpong" and "-c" in argv:
             at = argv.index("-c")
             clients = int(argv[at + 1])
-            # Only the server is told how many come.
+            # Only the server takes the number of clients.
             others = world.command(argv[:at] + argv[at + 2:] + options)
         command = world.command(argv + options)
         why, server, client = process.run_pair(command, PORT, world.env, limit, others, clients)
@@ -102,7 +103,7 @@ def listed(argv, output):
 
 
 def exchanged(argv, output, side):
-    """Whether a ping-pong says that it moved its bytes."""
+    """Whether a ping-pong reports that it transferred all its bytes."""
     if argv[0] == "ibv_xsrq_pingpong":
         ends = len(re.findall(r"^success$", output, re.MULTILINE))
         wanted = int(argv[argv.index("-c") + 1]) if "-c" in argv and side == "client" else 1
@@ -118,13 +119,14 @@ def exchanged(argv, output, side):
 def measured(argv, output, side):
     """Whether perftest printed a row for each size: it does so when every iteration completed.
 
-    The figures are not looked at: on a busy machine its calibration of the clock fails, and they are 0 or inf.
+    The figures are not checked: on a busy machine its calibration of the clock fails, and they are
+    0 or inf.
     """
     complaint = [line for line in output.splitlines() if COMPLAINT.search(line)]
     if complaint:
         return f"{side}: {complaint[0].strip()}"
     rows = re.findall(r"^ *(\d+) +(\d+) +(?:[\d.]+|-?inf|-?nan)\s+(?:[\d.]+|-?inf|-?nan)\b", output, re.MULTILINE)
-    # The passive side of one-sided bandwidth tests has nothing to measure.
+    # The passive side of one-sided bandwidth tests measures nothing.
     passive = side == "server" and argv[0].split("_")[1] in ("write", "read", "atomic")
     if passive and "-b" not in argv:
         return None

@@ -1,4 +1,4 @@
-"""Whether this harness notices what it is there for: run before anything else, at no cost worth naming."""
+"""Whether this harness detects failures. It runs first, and is short."""
 import contextlib
 import io
 import tempfile
@@ -16,7 +16,7 @@ may | gpu | none | reason
 
 
 def judged(*results):
-    """The totals of results under LIST, without their lines."""
+    """The totals of results judged by LIST; the printed lines are discarded."""
     with tempfile.NamedTemporaryFile("w+", suffix=".list") as file, contextlib.redirect_stdout(io.StringIO()):
         file.write(LIST)
         file.flush()
@@ -27,7 +27,7 @@ def judged(*results):
 
 
 def run():
-    """Raises AssertionError where a fault would go unseen."""
+    """Raises AssertionError if a failure is not detected."""
     assert judged(("a", "pass"), ("known", "fail"), ("device.x", "skip")) == (1, 0, 2)
     assert judged(("a", "fail"), ("b", "skip"), ("known", "pass"), ("known", "skip")) == (0, 4, 0)
     assert judged(("gpu", "pass"), ("gpu", "skip"), ("gpu", "fail")) == (1, 1, 1)
@@ -66,7 +66,7 @@ class T(unittest.TestCase):
 
 
 def tests_that_misbehave():
-    """A test that dies or hangs costs itself only."""
+    """A test that dies or hangs affects no other test."""
     with tempfile.TemporaryDirectory() as folder:
         with open(f"{folder}/args_parser.py", "w") as file:
             file.write("class parser:\n    parse_args = staticmethod(lambda: None)\n")

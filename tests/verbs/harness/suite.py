@@ -14,7 +14,7 @@ class Worker:
     def __init__(self, world, names=None):
         self.reader, writer = os.pipe()
         os.set_inheritable(writer, True)
-        # pyverbs of a distribution is built for the distribution's Python.
+        # A distribution builds pyverbs for its own Python.
         command = world.command(["/usr/bin/python3", "-B", world.worker, world.tests, str(writer)])
         source = tempfile.TemporaryFile("w+")
         source.write("\n".join(names or []))
@@ -26,13 +26,13 @@ class Worker:
         self.buffer = b""
 
     def event(self, limit):
-        """The next event; None at the end; TimeoutError when nothing comes in `limit` seconds."""
+        """The next event; None at the end; TimeoutError after `limit` seconds without one."""
         deadline = time.monotonic() + limit
         while b"\n" not in self.buffer:
             if not select.select([self.reader], [], [], min(0.5, max(0.0, deadline - time.monotonic())))[0]:
                 if time.monotonic() >= deadline:
                     raise TimeoutError
-                # Children of a crashed worker may still hold the pipe.
+                # Children of a crashed worker may still have the pipe open.
                 if self.program.process.poll() is not None:
                     return None
                 continue
@@ -94,7 +94,7 @@ def run_tests(world, wanted, limit, report):
             for name in left:
                 report(name, "fail", f"did not run: {holder}", "", None)
             return
-        # What ran when the worker died or hung is the one to blame; the rest gets a new worker.
+        # The test that ran when the worker died or hung has failed; the others get a new worker.
         culprit = current or left[0]
         left.remove(culprit)
         report(culprit, "fail", why, text, time.monotonic() - started)

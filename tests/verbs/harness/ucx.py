@@ -1,7 +1,9 @@
-"""UCX and Open MPI on the drop-in: Debian's ucx-utils, an MPI program of this tier, and mpi4py's tests.
+"""UCX and Open MPI on the drop-in: Debian's ucx-utils, an MPI program of this tier, and mpi4py's
+tests.
 
-UCX looks for the character device of a verbs device, /dev/infiniband/softverbs0, before it opens it by libibverbs; one without that
-is passed over. Nobody opens the file. The programs run in a mount namespace that has one.
+UCX checks for the character device of a verbs device, /dev/infiniband/softverbs0, before it opens
+the device by libibverbs, and ignores a device without one. The file is never opened. The programs
+run in a mount namespace that has it.
 """
 import os
 import re
@@ -19,26 +21,27 @@ PROGRAM = os.path.join(os.path.dirname(HERE), "mpi", "exchange.c")
 NODE = "softverbs0"
 DEVICE = "soft0:1"
 PORT = 18520
-# Of each transport: which of UCX's serve, and what is kept from others.
+# For each verbs transport, the list of UCX's transports that it may use: no others.
 TRANSPORTS = {"rc": "rc_v,self", "ud": "ud_v,self"}
 
-# What is measured is not looked at; the iterations are few, as two processes that poll share a core on a small machine.
+# The measured times are not checked; the iterations are few, since two polling processes share a
+# core on a small machine.
 PERFTEST = [
     "tag_lat", "tag_lat -s 1000000", "tag_bw", "tag_bw -s 65536", "tag_sync_lat", "tag_lat -D iov -s 64,1000", "tag_lat -U",
     "stream_lat", "stream_bw", "ucp_put_lat", "ucp_put_bw -s 65536", "ucp_get", "ucp_get -s 65536",
     "ucp_add", "ucp_fadd", "ucp_swap", "ucp_cswap", "ucp_am_lat", "ucp_am_bw -s 65536", "tag_lat -M multi -T 2",
 ]
 DATAGRAM_PERFTEST = ["tag_lat", "tag_bw -s 65536", "ucp_put_lat", "ucp_get", "ucp_fadd", "ucp_am_bw -s 4096", "stream_bw"]
-# UCX's lower layer, without its protocols.
+# The tests of UCX's lower layer, UCT, without UCP's protocols.
 DIRECT_PERFTEST = [
     "am_lat -x rc_verbs", "am_bw -x rc_verbs -D zcopy -s 4096", "put_lat -x rc_verbs", "put_bw -x rc_verbs -D bcopy -s 2048",
     "get -x rc_verbs -D zcopy -s 65536", "fadd -x rc_verbs", "swap -x rc_verbs", "cswap -x rc_verbs", "add_mr -x rc_verbs",
     "am_lat -x ud_verbs", "am_bw -x ud_verbs -D bcopy -s 4000",
 ]
 MPI = ["rc -np 2", "rc -np 4", "ud -np 2", "ud -np 4"]
-# Of mpi4py's tests, those that move data, in the time that `make check` has; `--long` runs all.
+# The tests of mpi4py that transfer data, and fit into `make check`; `--whole-mpi4py` runs all.
 MPI4PY = {"short": "test_p2p_buf test_p2p_obj test_cco_buf test_rma test_msgspec", "whole": ""}
-# What starts processes anew: about Open MPI's launcher, not the device.
+# Tests that start processes: they test Open MPI's launcher, not the device.
 NOT_MPI4PY = "spawn dynproc"
 MPI4PY_VERSION = "3.1.4"
 MPI4PY_LIMIT = {"short": 100, "whole": 1500}
@@ -56,7 +59,10 @@ def mpi4py_names(whole):
 
 
 def prepare():
-    """Installs UCX and Open MPI, and fetches mpi4py's tests. Returns their directory, or None and why there is none."""
+    """Installs UCX and Open MPI, and downloads mpi4py's tests.
+
+    Returns the directory of the tests, or None and the reason.
+    """
     install.ensure(
         {"ucx_perftest": "ucx-utils", "mpirun": "openmpi-bin", "mpicc": "libopenmpi-dev", "gcc": "gcc"},
         {"/usr/lib/python3/dist-packages/mpi4py": "python3-mpi4py", "/usr/lib/python3/dist-packages/numpy": "python3-numpy"})
@@ -64,7 +70,7 @@ def prepare():
     def fetch(home):
         install.ensure_pip()
         with cache.scratch() as scratch:
-            # An archive of sources: with it come the tests, which Debian's package leaves out.
+            # The source archive has the tests; Debian's package does not.
             cache.download([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "mpi4py",
                             "--dest", str(scratch), f"mpi4py=={MPI4PY_VERSION}"])
             (archive,) = scratch.glob("mpi4py-*.tar.gz")
@@ -79,7 +85,7 @@ def prepare():
 
 
 def run(name, world, limit, tests=None):
-    """Runs one by its line. Returns (why it failed or None, output, seconds)."""
+    """Runs one by its line. Returns (reason of the failure or None, output, seconds)."""
     start = time.monotonic()
     words = name.split()
     kind = words[1]
@@ -106,7 +112,7 @@ def run(name, world, limit, tests=None):
 
 
 def listed(output, there):
-    """Whether the device is in the list with both its transports, or is not."""
+    """Whether the list has both transports of the device (`there`), or neither."""
     for transport in ("rc_verbs", "ud_verbs"):
         found = re.search(rf"Transport: {transport}\n#\s+Device: {re.escape(DEVICE)}\n", output)
         if bool(found) != there:
@@ -115,19 +121,19 @@ def listed(output, there):
 
 
 def measured(output):
-    """Whether the client has made all its iterations."""
+    """Whether the client has completed all its iterations."""
     found = re.search(r"^(?:Final:|\[thread 0\])?\s+(\d+)\s+\S+\s+\S+\s+\S+", output, re.MULTILINE)
     return None if found and int(found[1]) >= 200 else "no result"
 
 
 def complained(output):
-    """UCX ends with 0 after some errors."""
+    """UCX exits with 0 after certain errors."""
     lines = [line for line in output.splitlines() if re.search(r"\bUCX +(ERROR|WARN|FATAL)\b", line)]
     return lines[0].strip() if lines else None
 
 
 def mpirun(env, osc, *argv):
-    """A command that fails where something else than UCX would carry messages, or `osc` one-sided operations."""
+    """A command that permits UCX alone for messages, and `osc` for one-sided operations."""
     options = ["--oversubscribe", "--mca", "pml", "ucx", "--mca", "osc", osc, "--mca", "btl", "self",
                "--mca", "mpi_yield_when_idle", "1", "--mca", "plm_rsh_agent", "false"]
     for name in ("LD_LIBRARY_PATH", "UCX_TLS", "UCX_WARN_UNUSED_ENV_VARS"):
@@ -153,9 +159,10 @@ def mpi4py(env, kind, tests):
     argv = ["/usr/bin/python3", "-B", os.path.join(tests, "runtests.py"), "--no-builddir", "-q"]
     argv += [f"--exclude={name}" for name in NOT_MPI4PY.split()]
     argv += [f"--include={name}" for name in MPI4PY[kind].split()]
-    # Open MPI 4.1.4 crashes in MPI_Win_free of a dynamic window on UCX, over TCP as well: its other ways do one-sided operations here.
+    # Open MPI 4.1.4 crashes in MPI_Win_free of a dynamic window on UCX, over TCP as well: its other
+    # components do the one-sided operations here.
     why, output = process.run_one(mpirun(env, "^ucx", "-np", "2", *argv), env, MPI4PY_LIMIT[kind])
-    # Each rank runs all of them and says so.
+    # Each rank runs all tests and prints their number.
     ran = [int(n) for n in re.findall(r"^Ran (\d+) tests? in", output, re.MULTILINE)]
     if not why and (len(ran) != 2 or min(ran) < (100 if kind == "short" else 1000)):
         why = f"tests that ran on each rank: {ran}"

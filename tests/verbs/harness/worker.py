@@ -1,10 +1,15 @@
-"""Runs tests of rdma-core in the Python that pyverbs was built for; started by lib/suite.py.
+"""Runs tests of rdma-core in the Python that pyverbs was built for; started by suite.py.
 
     worker.py TESTS_DIRECTORY REPORT_FD [--list]
 
 Reads names of tests from stdin (one on a line) and writes one JSON object per event to the
-descriptor: {"list": [...]}, {"start": name} or {"end": name, "outcome": ..., "why": ..., "trace": ...}.
-A process of its own, so that a crash or a hang costs one test.
+descriptor:
+
+    {"list": [...]}
+    {"start": name}
+    {"end": name, "outcome": ..., "why": ..., "trace": ...}
+
+A process of its own, so that a crash or a hang affects one test only.
 """
 import faulthandler
 import json
@@ -37,7 +42,7 @@ class Report(unittest.TestResult):
 
     def stopTest(self, test):
         super().stopTest(test)
-        # A test that forks must not be reported by its children as well.
+        # The children of a test that forks must not report it a second time.
         if os.getpid() == self.own:
             outcome, why, trace = self.state
             self.send(end=test.id(), outcome=outcome, why=why, trace=trace)
@@ -46,7 +51,7 @@ class Report(unittest.TestResult):
         why = traceback.format_exception_only(err[0], err[1])[-1].strip()
         self.state = ("fail", why, "".join(traceback.format_exception(*err)))
         if not isinstance(test, unittest.TestCase):
-            # setUpClass or setUpModule failed: no test of it starts.
+            # setUpClass or setUpModule failed: none of its tests starts.
             self.send(holder=test.id(), why=why)
 
     def addError(self, test, err):
@@ -72,12 +77,12 @@ class Report(unittest.TestResult):
 
 
 def main():
-    # What the tests were written for; Python 3.14 starts another program by default.
+    # The tests were written for fork; Python 3.14 has another default.
     multiprocessing.set_start_method("fork")
     directory, fd = sys.argv[1], int(sys.argv[2])
     listing = "--list" in sys.argv
     sys.argv[1:] = []
-    # A test blocked in a verb can't run Python's handlers: this one prints from C.
+    # A test blocked in a verb cannot run Python's signal handlers: this handler prints from C.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.enable()
     sys.path.insert(0, directory)

@@ -1,7 +1,7 @@
-"""The releases of rdma-core whose programs run: the installed one, and a newer Debian's.
+"""The releases of rdma-core whose programs run: the installed one, and that of a newer Debian.
 
-A newer one lives in a directory of the cache, unpacked and not installed, and its programs run there by
-chroot. Each has a drop-in of its own, made to look like its libibverbs.
+The newer one is unpacked into a directory of the cache, not installed, and its programs run there
+by chroot. Each release has a drop-in of its own, made with the version data of its libibverbs.
 """
 import copy
 import glob
@@ -23,14 +23,14 @@ STAND_INS = os.path.join(os.path.dirname(HERE), "bin")
 LIBRARY = "usr/lib/*-linux-gnu/libibverbs.so.1"
 BASE, NEWER, NEWEST = "bookworm", "trixie", "sid"
 PACKAGES = ["python3-pyverbs", "ibverbs-utils", "perftest", "python3-minimal", "coreutils", "dash", "iproute2"]
-# Where things of the host are seen in a chroot.
+# Where the host's directories are mounted in a chroot.
 SEEN = "/mnt"
 
 
 class World:
     """One release of rdma-core with its programs, its drop-in and its tests.
 
-    `name` is "" for BASE; a result of another is called `[name] ...`.
+    `name` is "" for BASE; a result of another is named `[name] ...`.
     """
 
     def __init__(self, name, root, dropin, tests, problem):
@@ -57,13 +57,13 @@ class World:
         return [*self.prefix, *([install.find("chroot"), self.root] if self.root else []), *argv]
 
     def refused(self):
-        """The same, where the kernel refuses copies between processes."""
+        """The same release, where the kernel refuses copies between processes."""
         other = copy.copy(self)
         other.prefix = [sys.executable, os.path.join(TOP, "tests/tools/refuse")]
         return other
 
     def mount(self):
-        """Shows the host's parts inside the root. Only in a mount namespace of our own."""
+        """Mounts the host's directories inside the root. Only in a mount namespace of its own."""
         if not self.root:
             return
         inside = lambda path: self.root + path  # noqa: E731
@@ -90,7 +90,7 @@ def installed(dropin, release):
 
 
 def newer(suite, release):
-    """The programs of a newer Debian. That of NEWEST changes; what was fetched is kept for a month."""
+    """The programs of a newer Debian. Those of NEWEST are downloaded again each month."""
     install.ensure({"mmdebstrap": "mmdebstrap"})
     key = "3" if suite != NEWEST else "3-" + time.strftime("%Y-%m")
     home = cache.ensure(f"rdma-{suite}", key, lambda home: unpack_debian(home, suite))
@@ -108,13 +108,13 @@ def build(dropin, release, *options):
 def unpack_debian(home, suite):
     mirror = os.environ.get("WEFT_DEBIAN_MIRROR", debian.MIRROR)
     cache.download([
-        # What a try that failed left behind would stop the next one.
+        # The leftovers of a failed attempt would make mmdebstrap fail.
         "sh", "-c", 'rm -rf "$0"; exec "$@"', str(home / "root"), install.find("mmdebstrap"),
         "--variant=extract", f"--include={','.join(PACKAGES)}",
         f"--keyring={debian.KEYRING}", '--aptopt=Acquire::Check-Valid-Until "false"',
         "--dpkgopt=path-exclude=/usr/share/doc/*", f"--dpkgopt=path-include={TESTS}/*",
         suite, str(home / "root"), mirror])
-    # The links of a merged /usr come with a script that does not run in an extracted root.
+    # A package script makes the links of a merged /usr; it does not run in an extracted root.
     for folder in ("bin", "sbin", "lib", "lib64"):
         link = home / "root" / folder
         if not link.exists():
@@ -125,7 +125,7 @@ def unpack_debian(home, suite):
 
 
 def uncompress(folder):
-    """Long documents of a package are compressed."""
+    """Debian compresses long documents of a package: decompress them."""
     for packed in folder.rglob("*.gz"):
         with gzip.open(packed) as file:
             packed.with_suffix("").write_bytes(file.read())
@@ -135,9 +135,9 @@ def uncompress(folder):
 
 
 def installed_tests(suite):
-    """The directory of the tests of the installed pyverbs, or why there is none.
+    """The directory of the installed pyverbs' tests, or None and the reason.
 
-    A machine that installs packages without documentation gets them from a second download.
+    On a machine that installs packages without documentation, the tests are downloaded separately.
     """
     def ask(*command):
         return subprocess.run(["dpkg-query", *command, "python3-pyverbs"], check=True, stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 /*
- * MPI over UCX on softverbs: point-to-point, collective and one-sided, with every byte looked at.
+ * MPI over UCX on softverbs: point-to-point, collective and one-sided, with every byte checked.
  *
- * Each rank prints `rank R of N: all right`, or what is wrong, and ends with 1.
+ * Each rank prints `rank R of N: all right`, or the error, and then exits with 1.
  */
 #include <mpi.h>
 #include <stdint.h>
@@ -28,7 +28,7 @@ static void *room(size_t len)
 	return bytes;
 }
 
-/* What `from` sends to `to` at this place of message `tag`. */
+/* The byte that `from` sends to `to` at offset `at` of message `tag`. */
 static unsigned char expected(int from, int to, int tag, size_t at)
 {
 	return (unsigned char)(from * 101 + to * 57 + tag * 13 + at * 7 + (at >> 8));
@@ -47,7 +47,8 @@ static void look(const char *what, const unsigned char *bytes, size_t len, int f
 			wrong(what, (long)at);
 }
 
-/* Every rank with every other: eager, through rendezvous, and many at once; by wildcard and out of order. */
+/* Every rank with every other: eager, through rendezvous, and many at once; by wildcard and out of
+ * order. */
 static void point_to_point(void)
 {
 	static const size_t lens[] = {0, 1, 8, 63, 64, 1000, 4096, 8192, 8256, 65536, 1000003};
@@ -82,7 +83,7 @@ static void point_to_point(void)
 	unsigned char *out = room((size_t)MANY * LEN), *in = room((size_t)MANY * LEN);
 	MPI_Request requests[2 * MANY];
 
-	/* The last tag first: what comes before is unexpected. */
+	/* The last tag first: the messages before it are unexpected. */
 	for (int i = 0; i < MANY; i++) {
 		fill(out + (size_t)i * LEN, LEN, rank, to, i);
 		MPI_Isend(out + (size_t)i * LEN, LEN, MPI_BYTE, to, i, MPI_COMM_WORLD, &requests[i]);
@@ -95,7 +96,7 @@ static void point_to_point(void)
 	free(out);
 	free(in);
 
-	/* A rendezvous with the receiver's buffer in pieces, and one that is probed. */
+	/* A rendezvous with a non-contiguous receive buffer, and one that is probed. */
 	enum { ROWS = 300, WIDE = 400 };
 	MPI_Datatype column;
 	int *matrix = room(sizeof(int) * ROWS * WIDE), *got = room(sizeof(int) * ROWS);
@@ -188,7 +189,7 @@ static void one_sided(void)
 		if (local[at] != (from + size - 1) % size * 65537LL + at)
 			wrong("what was got", at);
 
-	/* All count in a word of rank 0, while that is passive; each number is had once. */
+	/* All ranks count in a word of rank 0, which is passive; each number is returned once. */
 	enum { ROUNDS = 100 };
 	int64_t one = 1, before, last = -1, *mine = room(sizeof(*mine) * ROUNDS);
 
