@@ -35,7 +35,7 @@ ops! {
     Pingpong = "pingpong",
     /// The same without inject: the sender waits for the completion of each send.
     PingpongSend = "pingpong-send",
-    /// Messages in one direction, 64 in a window, two windows under way, a reply to each window.
+    /// Messages in one direction, 64 in a window, two windows outstanding, a reply to each window.
     Stream = "stream",
     /// Writes to the peer's memory, one at a time.
     Write = "write",

@@ -32,7 +32,7 @@ pub(crate) struct Device {
     send: Box<(ibv_sge, ibv_send_wr)>,
     recv: Box<(ibv_sge, ibv_recv_wr)>,
     remote: Option<(u64, u32)>,
-    /// Number of signaled requests under way.
+    /// Number of outstanding signaled requests.
     signaled: u64,
 }
 
@@ -203,7 +203,7 @@ impl Device {
         self.post_recv();
     }
 
-    /// Waits until at most `most` signaled requests are under way.
+    /// Waits until at most `most` signaled requests are outstanding.
     #[inline]
     fn drain(&mut self, most: u64) {
         while self.signaled > most {
@@ -224,7 +224,7 @@ impl Device {
                 self.arrive();
             }
             self.post(IBV_WR_SEND, len, signaled);
-            // posted while the message is under way
+            // posted while the message is in flight
             if !first || i > 0 {
                 self.post_recv();
             }

@@ -522,7 +522,7 @@ impl Fabric {
                 owed = self.arrive();
             }
             let open = self.send(len, inject);
-            // posted while the message is under way
+            // posted while the message is in flight
             if owed > 0 {
                 self.post_recv();
             }

@@ -177,7 +177,7 @@ static inline void expect(struct end *end, int want, struct fi_info **info)
 	int got = event(end, SETUP_SECONDS, info);
 
 	if (got != want)
-		die("event %d where %d was to come", got, want);
+		die("event %d, expected %d", got, want);
 }
 
 /* 0 for a completion, else the errno of an error completion. Exits with 1 if none comes in time. */

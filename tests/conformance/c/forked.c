@@ -126,13 +126,13 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IONBF, 0);
 	if (pipe(pipes))
 		die("pipe: %s", strerror(errno));
-	if (!(parent = child("who forks")))
+	if (!(parent = child("forking process")))
 		goes_on(pipes[1]);
 	role = "first process";
 	close(pipes[1]);
 	hear(pipes[0], name, sizeof name);
 	if (!(peer = child("peer")))
 		echo(name);
-	status = status_of(parent, "who forks");
+	status = status_of(parent, "forking process");
 	return status_of(peer, "peer") | status;
 }

@@ -69,7 +69,7 @@ static int start(struct fid_mem_monitor *which)
 		die("start of another monitor, or of one that is started");
 	seen.started++;
 	if (!which->import_ops || !which->import_ops->notify)
-		die("started before it can tell");
+		die("started without a notify function");
 	if (!seen.start_returns)
 		seen.running = true;
 	return seen.start_returns;

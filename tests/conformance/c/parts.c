@@ -122,7 +122,7 @@ static void expect_error(struct client *client, int want, const char *what)
 	int error = next(&client->end, &entry);
 
 	if (error != want)
-		die("%s: %d (%s) where %d was to come", what, error, fi_strerror(error), want);
+		die("%s: %d (%s), expected %d", what, error, fi_strerror(error), want);
 }
 
 static void initiator(const uint8_t *name, int in, int out)
@@ -174,7 +174,7 @@ static void initiator(const uint8_t *name, int in, int out)
 			die("operation %zu: %d (%s), %zu", i, error, fi_strerror(error), (size_t)entry.op_context);
 	}
 	if (memcmp(end->memory, end->memory + MEMORY / 2, len))
-		die("what was read is not what was written");
+		die("the bytes read are not the bytes written");
 	tell(out, &len, sizeof len);
 
 	/* the region is a single part again */
@@ -324,7 +324,7 @@ int main(int argc, char **argv)
 
 	begun = now();
 	MUST(fi_mr_refresh(mr, NULL, 0, 0));
-	printf("one call for what is all there: %.1f us\n", (now() - begun) * 1e6);
+	printf("one call, with all pages mapped: %.1f us\n", (now() - begun) * 1e6);
 	tell(down[1], &told, sizeof told);
 	hear(up[0], &len, sizeof len);
 	check_each(told.pages, 1, 4, 24);

@@ -97,7 +97,7 @@ static void until_killed(struct end *end, struct remote remote, int out)
 			limit = now() + 20;
 		}
 		if (limit && now() > limit)
-			die("writes to a dead process go on");
+			die("writes to a dead process still succeed");
 	}
 	kind = event(end, 10, NULL);
 	if (kind != FI_SHUTDOWN)

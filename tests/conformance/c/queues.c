@@ -129,7 +129,7 @@ static void must_be_empty(struct end *end)
 	ssize_t got = fi_cq_read(end->cq, &entry, 1);
 
 	if (got != -FI_EAGAIN)
-		die("%zd where the queue was to be empty", got);
+		die("%zd from a queue that must be empty", got);
 }
 
 static void must_be_connected(struct end *end)
@@ -349,7 +349,7 @@ static void write_until_told(struct end *end, struct remote remote)
 		if (select(to_client[0] + 1, &set, NULL, NULL, &none) == 1)
 			break;
 		if (now() - start > 20)
-			die("nobody stops the writes");
+			die("the server does not end the writes");
 	}
 	await(to_client);
 }
@@ -478,7 +478,7 @@ static void *read_events(void *arg)
 		for (int i = 0; i < RECEIVES; i++) {
 			got = fi_cq_read(end->cq, &done, 1);
 			if (got != -FI_EAVAIL)
-				die("%zd where receive %d of %d was to be flushed", got, i, RECEIVES);
+				die("%zd instead of flushed receive %d of %d", got, i, RECEIVES);
 			MUST(fi_cq_readerr(end->cq, &error, 0));
 			if (error.err != FI_ECANCELED)
 				die("receive %d: %s", i, fi_strerror(error.err));

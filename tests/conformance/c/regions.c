@@ -303,11 +303,11 @@ static void rights(struct initiator *i)
 
 	must_be("fi_atomic", outcome(i, fi_atomic(i->end.ep, &one, 1, i->desc, 0, written->base, key, FI_UINT64, FI_SUM, NULL)), 0);
 	must_be("fi_fetch_atomic", fetch(i, FI_SUM, 4, written, key), 0);
-	must_be("what was there", (long)result(i, 0), 1);
+	must_be("the former value", (long)result(i, 0), 1);
 	must_be("FI_ATOMIC_READ", fetch(i, FI_ATOMIC_READ, 0, written, key), 0);
-	must_be("what was there", (long)result(i, 0), 5);
+	must_be("the former value", (long)result(i, 0), 5);
 	must_be("fi_compare_atomic", compare(i, 5, 9, written, key), 0);
-	must_be("what was there", (long)result(i, 0), 5);
+	must_be("the former value", (long)result(i, 0), 5);
 	if (form & FI_MR_RAW)
 		MUST(fi_mr_unmap_key(i->end.domain, key));
 	/* without FI_REMOTE_WRITE an atomic fails: the last operation, since a native key ends the
@@ -350,16 +350,16 @@ static void events(struct initiator *i)
 	counted(i, "a sum that fetches", count, 1, 0);
 	for (int n = 0; n < 3; n++)
 		must_be("FI_ATOMIC_READ", fetch(i, FI_ATOMIC_READ, 0, region, key), 0);
-	must_be("what was there", (long)result(i, 0), 2);
+	must_be("the former value", (long)result(i, 0), 2);
 	counted(i, "three times FI_ATOMIC_READ", count, 0, 3);
 	for (int n = 0; n < 5; n++) {
 		must_be("a compare that fails", compare(i, 77, 78, region, key), 0);
-		must_be("what was there", (long)result(i, 0), 2);
+		must_be("the former value", (long)result(i, 0), 2);
 	}
 	counted(i, "five compares that fail", count, 0, 5);
 	for (uint64_t n = 2; n < 4; n++) {
 		must_be("a compare", compare(i, n, n + 1, region, key), 0);
-		must_be("what was there", (long)result(i, 0), (long)n);
+		must_be("the former value", (long)result(i, 0), (long)n);
 	}
 	counted(i, "two compares", count, 2, 0);
 	must_be("a compare outside the region", compare(i, 0, 1, &(struct region){ .base = region->base + LEN }, key), FI_EACCES);
@@ -391,7 +391,7 @@ static void events(struct initiator *i)
 	}
 	counted(i, "many", count, MANY / 2 + MANY, MANY / 2);
 	must_be("FI_ATOMIC_READ", fetch(i, FI_ATOMIC_READ, 0, region, key), 0);
-	must_be("what was there", (long)result(i, 0), 4 + MANY / 2);
+	must_be("the former value", (long)result(i, 0), 4 + MANY / 2);
 	if (form & FI_MR_RAW)
 		MUST(fi_mr_unmap_key(i->end.domain, key));
 }

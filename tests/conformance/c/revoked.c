@@ -216,7 +216,7 @@ static void expect_end(struct end *end)
 	int got = event(end, EVENT_SECONDS, NULL);
 
 	if (got != FI_SHUTDOWN)
-		die("event %d where FI_SHUTDOWN was to come", got);
+		die("event %d, expected FI_SHUTDOWN", got);
 }
 
 static void initiator(const char *mode, int in, int out)
@@ -435,7 +435,7 @@ static int go_on(int must_end)
 	printf("the connection %s\n", byte == 'b' ? "has ended" : "goes on");
 	if (byte != 'b') {
 		if (must_end)
-			die("the connection goes on at the initiator alone");
+			die("only the initiator still has the connection");
 		return 0;
 	}
 	expect_end(&end);

@@ -83,6 +83,6 @@ int main(int argc, char **argv)
 		for (int i = 0; i < count; i++)
 			close_pair(&pairs[i]);
 	}
-	printf("three domains sent what they were given\n");
+	printf("three domains sent the current bytes\n");
 	return 0;
 }

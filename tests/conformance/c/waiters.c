@@ -352,7 +352,7 @@ static void read_nothing(void)
 		die("fi_cq_sread of nothing, with a completion, returned %zd after %.3f s", got, now() - start);
 	got = fi_cq_read(ends.cq, &entry, 1);
 	if (got != 1)
-		die("the completion is gone: %zd", got);
+		die("the completion is lost: %zd", got);
 }
 
 int main(int argc, char **argv)

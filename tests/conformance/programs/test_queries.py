@@ -31,7 +31,7 @@ class Refused(unittest.TestCase):
         cls.folder.cleanup()
 
     def ask(self, libfabric, *names, **env):
-        """What each query returned, and the lines that weft logged."""
+        """The return value of each query, and the lines that weft logged."""
         settings = {"SOFTVERBS_ODP": "0", "FI_LOG_LEVEL": "warn", "FI_WEFT_DEVICE": "soft0", **env}
         ended = programs.run([self.program, *names], libfabric.env(**settings))
         self.assertEqual(ended.status, 0, ended)

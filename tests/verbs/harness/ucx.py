@@ -81,7 +81,7 @@ def prepare():
         home = cache.ensure(f"mpi4py-tests-{MPI4PY_VERSION}", "1", fetch)
         return str(home / f"mpi4py-{MPI4PY_VERSION}" / "test"), ""
     except (cache.CannotDownload, cache.CannotMake) as error:
-        return None, f"mpi4py's tests can't be had: {str(error).strip().splitlines()[-1]}"
+        return None, f"mpi4py's tests cannot be downloaded: {str(error).strip().splitlines()[-1]}"
 
 
 def run(name, world, limit, tests=None):

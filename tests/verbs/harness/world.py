@@ -158,4 +158,4 @@ def installed_tests(suite):
         return str(cache.ensure("rdma-core-tests-" + version, "2", fetch) / "tests"), ""
     except (cache.CannotDownload, cache.CannotMake) as error:
         last = str(error).strip().splitlines()[-1]
-        return None, f"the tests of python3-pyverbs {version} can't be had: {last}"
+        return None, f"the tests of python3-pyverbs {version} cannot be downloaded: {last}"

@@ -23,5 +23,5 @@ both() {
 }
 
 lines() { cat /tmp/yama-client /tmp/yama-server | grep -c 'slower copies'; }
-told() { [ "$(lines)" -ge 1 ] || { echo "nobody said that copies are refused"; cat /tmp/yama-client; return 1; }; }
+told() { [ "$(lines)" -ge 1 ] || { echo "no log line about refused copies"; cat /tmp/yama-client; return 1; }; }
 quiet() { [ "$(lines)" -eq 0 ] || { echo "copies were refused"; cat /tmp/yama-client; return 1; }; }

@@ -1,5 +1,5 @@
-# Process 1 of the guest: sets up the network and rxe0, then runs what the host sends on the virtio
-# port `cmd`, one command at a time. A command is a script in the exchange directory.
+# Process 1 of the guest: sets up the network and rxe0, then runs the commands that the host
+# sends on the virtio port `cmd`, one at a time. A command is a script in the exchange directory.
 #   host -> guest   run ID SECONDS MEMLOCK     SECONDS 0: no limit; MEMLOCK: KiB or unlimited
 #                   off
 #   guest -> host   ready, done ID STATUS

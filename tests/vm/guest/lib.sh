@@ -131,7 +131,7 @@ await_port() {
 	while ! ss -Hltn "sport = :$1" | grep -q .; do
 		tries=$((tries + 1))
 		if [ $tries -gt 150 ]; then
-			echo "nobody listens on port $1"
+			echo "no process listens on port $1"
 			return 1
 		fi
 		sleep 0.2

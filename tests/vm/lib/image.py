@@ -108,7 +108,7 @@ def find_tool(tool):
 
 def make_root(name, into, scratch):
     suite, packages = recipe.ROOTS[name]
-    say(f"making the {name} root from Debian {suite} ({len(packages)} packages and what they need)")
+    say(f"making the {name} root from Debian {suite} ({len(packages)} packages and their dependencies)")
     image = into / recipe.IMAGE.format(name=name)
     argv = [find_tool("mmdebstrap"), "--variant=minbase", f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
     argv += [f"--aptopt={option}" for option in recipe.APT_OPTIONS]

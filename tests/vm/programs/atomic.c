@@ -21,7 +21,7 @@ static void expect(const char *what, uint64_t got, uint64_t want)
 {
 	if (got == want)
 		return;
-	printf("%s: 0x%llx where 0x%llx was to be\n", what, (unsigned long long)got, (unsigned long long)want);
+	printf("%s: 0x%llx, expected 0x%llx\n", what, (unsigned long long)got, (unsigned long long)want);
 	fail(what, -FI_EIO);
 }
 

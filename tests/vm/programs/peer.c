@@ -292,7 +292,7 @@ int peer_recv(struct peer *p, size_t len)
 	if (d.err)
 		fail("receive", -d.err);
 	if (d.len != len) {
-		printf("got %zu bytes, wanted %zu\n", d.len, len);
+		printf("%zu bytes, expected %zu\n", d.len, len);
 		fail("receive", -FI_ETRUNC);
 	}
 	p->rx_done++;

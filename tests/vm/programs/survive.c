@@ -127,7 +127,7 @@ static int survivor(struct peer *p)
 	       (unsigned long long)(tx.bad + rx.bad));
 	int ok = (recv_only ? rx.good : tx.good) > 0 && tx.bad + rx.bad > 0 && error - t0 <= limit && tx.shutdown &&
 		 tx.shutdown - t0 <= limit && tx.drained && tx.drained - t0 <= limit;
-	printf("survive: %s\n", ok ? "ok" : "NOT TOLD IN TIME");
+	printf("survive: %s\n", ok ? "ok" : "NOT NOTIFIED IN TIME");
 	return ok ? 0 : 1;
 }
 

@@ -46,7 +46,7 @@ static void idle(enum idle how)
 			tell("e", 1);
 		meet();
 		meet();
-		HOLDS(buffer[0] == 8, "what was written last is %d", buffer[0]);
+		HOLDS(buffer[0] == 8, "the byte written last is %d", buffer[0]);
 		MUST(fi_close(&stays->fid));
 	} else {
 		struct remote stays = hear_region(&end), goes = hear_region(&end);
@@ -113,7 +113,7 @@ static void idle_peer_while_refreshed(void)
 		HOLDS(longest < CLOSE_SECONDS, "a refresh took %.3f s", longest);
 		meet();
 		meet();
-		HOLDS(buffer[0] == 8, "what was written last is %d", buffer[0]);
+		HOLDS(buffer[0] == 8, "the byte written last is %d", buffer[0]);
 		MUST(fi_close(&mr->fid));
 	} else {
 		struct remote to = hear_region(&end);
@@ -160,7 +160,7 @@ static void stopped_peer(void)
 		hear(&lost, 1);
 		event = next_event(&end, 5, NULL);
 		IS(event, lost ? FI_SHUTDOWN : -1);
-		HOLDS(lost || buffer[0] == 8, "what was written last is %d", buffer[0]);
+		HOLDS(lost || buffer[0] == 8, "the byte written last is %d", buffer[0]);
 		MUST(fi_close(&mr->fid));
 		MUST(fi_close(&stays->fid));
 	} else {

@@ -134,7 +134,7 @@ static void refresh_of_many_parts(void)
 
 		for (size_t i = 0; i < 1000; i++)
 			IS(do_write(&end, &byte, 1, &to, i * 130 * PAGE), 0);
-		HOLDS(do_write(&end, &byte, 1, &to, 131 * PAGE) > 0 || follows(&end), "a page that nobody named");
+		HOLDS(do_write(&end, &byte, 1, &to, 131 * PAGE) > 0 || follows(&end), "a page that was not in the list of ranges");
 		meet();
 		forget_region(&end, &to);
 	}
@@ -486,7 +486,7 @@ static void refresh_of_what_is_not_there(void)
 	struct iovec part = { buffer + PAGE, 2 * PAGE };
 
 	if (pins())
-		skip("pages that have gone are news here, and no failure");
+		skip("a refresh of unmapped pages succeeds on this device");
 	open_end(&end, form_bits());
 	mr = reg(&end, buffer, 4 * PAGE, ALL_ACCESS, 1);
 	map_at(buffer, 2 * PAGE, 0);

@@ -277,7 +277,7 @@ static inline void expect(struct end *end, int want, struct fi_info **info)
 	int got = next_event(end, SECONDS, info);
 
 	if (got != want)
-		die("event %d where %d was to come", got, want);
+		die("event %d, expected %d", got, want);
 }
 
 static inline struct fid_ep *make_endpoint(struct end *end, struct fi_info *info)

@@ -274,8 +274,8 @@ static void wrong_objects(void)
 	HOLDS(fi_mr_map_raw(end.domain, base, raw, size, &key, 1) < 0, "fi_mr_map_raw takes a flag");
 	HOLDS(fi_mr_map_raw(end.domain, base, raw, 0, &key, 0) < 0, "a raw key of no bytes");
 	HOLDS(fi_mr_refresh(other, &(struct iovec){ buffer, PAGE }, 1, 1) < 0, "fi_mr_refresh takes a flag");
-	HOLDS(fi_mr_refresh(other, &(struct iovec){ buffer - 1, PAGE }, 1, 0) < 0, "fi_mr_refresh of what is not in the region");
-	HOLDS(fi_mr_refresh(other, &(struct iovec){ buffer + PAGE - 1, 2 }, 1, 0) < 0, "fi_mr_refresh of what is not in the region");
+	HOLDS(fi_mr_refresh(other, &(struct iovec){ buffer - 1, PAGE }, 1, 0) < 0, "fi_mr_refresh of a range outside the region");
+	HOLDS(fi_mr_refresh(other, &(struct iovec){ buffer + PAGE - 1, 2 }, 1, 0) < 0, "fi_mr_refresh of a range outside the region");
 	HOLDS(fi_mr_refresh(mr, &(struct iovec){ buffer, PAGE }, 1, 0) < 0, "fi_mr_refresh of a disabled region");
 	MUST(fi_mr_bind(mr, &cntr->fid, FI_REMOTE_WRITE));
 	MUST(fi_mr_enable(mr));

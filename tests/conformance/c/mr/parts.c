@@ -106,7 +106,7 @@ static void a_part_across_adjacent_buffers(void)
 		struct fid_mr *base, *sub, *none;
 
 		MUST(fi_mr_regv(end.domain, iov, 3, REMOTE, 0, 1, 0, &base, NULL));
-		HOLDS(part(&end, buffer + PAGE, 3 * PAGE, REMOTE, 4, base, 0, 0, &none) < 0, "a part over what is not in the base");
+		HOLDS(part(&end, buffer + PAGE, 3 * PAGE, REMOTE, 4, base, 0, 0, &none) < 0, "a sub-region that exceeds the base");
 		MUST(part(&end, buffer + PAGE - 64, 128, REMOTE, 2, base, 0, 0, &sub));
 		tell_region(&end, sub, buffer + PAGE - 64);
 		meet();

@@ -79,7 +79,7 @@ pub(crate) enum Path {
     Open,
 }
 
-/// What the survivor may receive from the call.
+/// The kind of message that the survivor may receive from the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivers {
     Nothing,
@@ -193,7 +193,7 @@ impl Path {
             self,
             Self::SendFirst
                 | Self::DatagramFirst
-                // a message sent before would consume what the call is to take
+                // waiting for an earlier message would already take the messages from the ring
                 | Self::DatagramAwaited
                 | Self::Connect
                 | Self::Open
