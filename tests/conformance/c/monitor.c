@@ -247,7 +247,7 @@ static void told(struct pair *pair, uint8_t *from, uint8_t *to)
 	IS(misses(pair, from, to, 10), 1);
 	notify(to + LENGTH - 1, 1);
 	IS(misses(pair, from, to, 10), 1);
-	/* a range that was never subscribed to, empty ranges, and the whole address space */
+	/* without effect: a range that was never subscribed to, empty ranges, the address space's end */
 	notify(from - 2 * PAGE, PAGE);
 	notify(NULL, 0);
 	notify(from, 0);

@@ -5,8 +5,8 @@
  * SECCOMP: a filter answers EPERM to userfaultfd(2) and to the device's request, as the filters of
  * containers do. UNPRIVILEGED: kernels before 5.11, without privilege and with
  * vm.unprivileged_userfaultfd=0, do not have UFFD_USER_MODE_ONLY (EINVAL) and refuse other flags
- * (EPERM). Two domains one after the other, and two at once, send the current bytes. The test that
- * starts this program counts lines of the provider's log. */
+ * (EPERM). Messages are sent in one domain, and then in two domains that are open at the same time.
+ * The test that starts this program counts lines of the provider's log. */
 #include "pair.h"
 
 #include <stddef.h>
@@ -39,7 +39,7 @@ static void refuse(int old)
 
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
 		die("seccomp: %s", strerror(errno));
-	/* a filter without effect would make this another test */
+	/* make sure that the filter has an effect */
 	if (syscall(__NR_userfaultfd, USER_MODE_ONLY) != -1 || errno != (old ? EINVAL : EPERM))
 		die("the filter refuses nothing");
 	if (syscall(__NR_userfaultfd, 0) != -1 || errno != EPERM)

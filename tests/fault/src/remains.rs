@@ -28,8 +28,8 @@ pub(crate) fn is_written(region: &Region, at: usize, bytes: &[u8]) -> bool {
     written
 }
 
-/// Polls until a queue pair fails because its other end is dead; its completions were polled
-/// before.
+/// Polls until a queue pair fails because its other end is dead. There must be no completions: the
+/// caller has polled all of them.
 pub(crate) fn await_error(pair: &Pair, queue: &Queue) {
     let begin = Instant::now();
     let mut wcs = Vec::new();

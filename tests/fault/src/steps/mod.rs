@@ -83,7 +83,7 @@ fn walk(path: Path, options: &Options, random: &mut Random, times: &mut Times) -
         }
         outcome
     };
-    // to the end of the call, which counts its instructions
+    // the first round runs to the end of the call, to count its instructions
     let whole = round(usize::MAX, 0, random);
     assert!(whole.ended);
     let stride = match options.sample {

@@ -129,7 +129,7 @@ fn walk(path: Path, options: &Options, random: &mut Random) -> String {
             std::panic::resume_unwind(panic)
         })
     };
-    // to the end of the call, which counts its instructions
+    // the first round runs to the end of the call, to count its instructions
     let whole = round(usize::MAX, random);
     assert!(whole.ended);
     let stride = match options.sample {
