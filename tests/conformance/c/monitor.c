@@ -247,7 +247,8 @@ static void told(struct pair *pair, uint8_t *from, uint8_t *to)
 	IS(misses(pair, from, to, 10), 1);
 	notify(to + LENGTH - 1, 1);
 	IS(misses(pair, from, to, 10), 1);
-	/* without effect: a range that was never subscribed to, empty ranges, the address space's end */
+	/* no effect: a range that was never subscribed to, empty ranges, the end of the address
+	 * space */
 	notify(from - 2 * PAGE, PAGE);
 	notify(NULL, 0);
 	notify(from, 0);
