@@ -384,14 +384,7 @@ unsafe fn refresh(region: &Region, modify: *const fi_mr_modify) -> Result<()> {
         if iov.is_null() || count > isize::MAX as usize / size_of::<iovec>() {
             return Err(FiErrno::EINVAL);
         }
-        let ranges: Vec<_> = std::slice::from_raw_parts(iov, count)
-            .iter()
-            .map(|range| Buffer {
-                addr: range.iov_base,
-                len: range.iov_len,
-            })
-            .collect();
-        region.refresh(&ranges)
+        region.refresh(mr_attr::as_buffers(iov, count))
     }
 }
 

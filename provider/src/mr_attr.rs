@@ -85,8 +85,17 @@ pub(crate) unsafe fn buffers<'a>(iov: *const iovec, count: usize) -> Result<&'a 
             "iov is {iov:?} and its count {count}; the count can be 1 to {MAX_SEGMENTS}"
         ));
     }
-    // SAFETY: not NULL, `count` elements; the two types have one layout, asserted above.
-    Ok(unsafe { std::slice::from_raw_parts(iov.cast(), count) })
+    // SAFETY: not NULL; the caller promises `count` elements.
+    Ok(unsafe { as_buffers(iov, count) })
+}
+
+/// The elements of a list as buffers, in place.
+///
+/// # Safety
+/// `iov` has `count` elements, for `'a`.
+pub(crate) unsafe fn as_buffers<'a>(iov: *const iovec, count: usize) -> &'a [Buffer] {
+    // SAFETY: the caller promises `count` elements; the two types have one layout, asserted above.
+    unsafe { std::slice::from_raw_parts(iov.cast(), count) }
 }
 
 /// The memory of a dmabuf descriptor: its address range, and its place in the dmabuf.

@@ -45,7 +45,7 @@ impl Desc {
     /// No region: valid for inject, for inline data, and for a length of 0.
     pub const NULL: Self = Self(std::ptr::null_mut());
 
-    /// The lkey of the region in the protection domain of `place`. If the region is exposed in
+    /// The lkey of the region in the protection domain of `place`. If the region is registered in
     /// another one, or not enabled yet, the first use in this one registers the region there, which
     /// blocks and allocates; later uses take a lock of the region.
     ///
@@ -66,8 +66,8 @@ impl Desc {
         if region.magic != MAGIC {
             return Err(foreign(self.0 as u64));
         }
-        match region.exposed.get() {
-            Some(exposed) if Arc::ptr_eq(exposed.pd(), &place.pd) => exposed
+        match region.registration.get() {
+            Some(registration) if Arc::ptr_eq(registration.pd(), &place.pd) => registration
                 .lkey(iov)
                 .map_err(|error| outside(error, iov.iov_base as u64, iov.iov_len)),
             _ if Arc::as_ptr(region.domain()).addr() == place.domain => {
@@ -98,7 +98,7 @@ fn foreign(desc: u64) -> FiErrno {
     )
 }
 
-/// Refuses a buffer that no single buffer or part of the region contains.
+/// Refuses a buffer that no single buffer of the region contains.
 #[cold]
 fn outside(error: FiErrno, addr: u64, len: usize) -> FiErrno {
     let reason = format_args!("no buffer of the region contains all {len} bytes at {addr:#x}");

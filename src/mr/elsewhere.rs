@@ -1,6 +1,5 @@
-//! Registrations of regions for local use in protection domains in which the regions are not
-//! exposed: before a region is enabled, or at an endpoint other than the one that the region is
-//! bound to.
+//! Registrations of regions for local use in protection domains other than their own: before a
+//! region is enabled, or at an endpoint other than the one that the region is bound to.
 //!
 //! A registration ends with its region or with its protection domain, whichever ends first.
 
@@ -9,15 +8,15 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::exposed::Exposed;
-use super::region::Region;
+use super::registration::Registration;
+use super::{Buffer, Region};
 use crate::errno::Result;
 use crate::verbs::{Lkey, Pd};
 
 /// The registrations of one region, by the address of their protection domain, which each of them
 /// keeps alive. Thread safe.
 #[derive(Debug, Default)]
-pub(super) struct Elsewhere(Mutex<HashMap<usize, Exposed>>);
+pub(super) struct Elsewhere(Mutex<HashMap<usize, Registration>>);
 
 impl Elsewhere {
     /// The lkey of a local buffer in `pd`. The first use there registers the region.
@@ -29,7 +28,7 @@ impl Elsewhere {
         if let Some(known) = all.get(&address(pd)) {
             return known.lkey(iov);
         }
-        let new = Exposed::local(region, pd)?;
+        let new = Registration::local(region, pd)?;
         let lkey = new.lkey(iov)?;
         region.domain().visited().insert(pd, self);
         all.insert(address(pd), new);
@@ -39,7 +38,7 @@ impl Elsewhere {
     /// Ends all registrations. Continues after a failure, so that none permits a new access.
     ///
     /// # Errors
-    /// Those of [`Exposed::end`]; the first one.
+    /// Those of [`Registration::end`]; the first one.
     pub(super) fn end(&self) -> Result<()> {
         let all = self.0.lock();
         let mut result = Ok(());
@@ -52,8 +51,8 @@ impl Elsewhere {
     /// Registers the pages of `ranges` again.
     ///
     /// # Errors
-    /// Those of [`Exposed::refresh`].
-    pub(super) fn refresh(&self, ranges: &[super::region::Range]) -> Result<()> {
+    /// Those of [`Registration::refresh`].
+    pub(super) fn refresh(&self, ranges: &[Buffer]) -> Result<()> {
         let all = self.0.lock();
         all.values().try_for_each(|local| local.refresh(ranges))
     }
@@ -93,7 +92,7 @@ impl Visited {
 }
 
 impl Region {
-    /// The lkey in a protection domain in which the region is not exposed.
+    /// The lkey in a protection domain other than the region's own.
     #[cold]
     pub(super) fn lkey_elsewhere(&self, pd: &Arc<Pd>, iov: &libc::iovec) -> Result<Lkey> {
         self.elsewhere.lkey(self, pd, iov)

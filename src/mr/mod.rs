@@ -2,15 +2,14 @@
 
 mod access;
 mod backed;
+mod buffer;
 pub(crate) mod cache;
-mod cover;
 mod desc;
 mod directory;
 mod directory_peers;
 mod directory_table;
 mod domain;
 mod elsewhere;
-mod exposed;
 pub(crate) mod key_cache;
 pub mod lkey_probe;
 mod local;
@@ -22,16 +21,16 @@ pub(crate) mod monitor;
 mod ops;
 mod page;
 mod pending;
-mod pieces;
 mod procmap;
 mod refresh;
 mod region;
+mod registration;
 mod revocation;
-mod segment_list;
 
 pub use access::Access;
 #[cfg(test)]
 pub(crate) use backed::OLD_KERNEL;
+pub use buffer::Buffer;
 pub use desc::Desc;
 pub(crate) use desc::Place;
 pub(crate) use directory::{ConnectionBlock, Directory, Look, Peer};
@@ -46,4 +45,4 @@ pub use mode::{DescRule, Form, Mode};
 pub use monitor::{Monitor, memory_changed};
 pub use ops::{AdvisedRange, HANDLE_SIZE, Hint, SharedMemory};
 pub(crate) use pending::Workers;
-pub use region::{Buffer, Dmabuf, Region, RegionConfig};
+pub use region::{Dmabuf, Region, RegionConfig};

@@ -14,8 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use rdma_core_sys as sys;
 
 use super::mode::Paging;
-use super::page;
-use super::region::{Range, Region};
+use super::{Buffer, Region, page};
 use crate::errno::{FiErrno, Result};
 use crate::log::warn_log;
 
@@ -26,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Minimum length in bytes of a region whose pages several threads fetch, and the length of the
 /// share that a thread fetches at a time.
 const LARGE: u64 = 64 << 20;
-const SHARE: u64 = 16 << 20;
+const SHARE: usize = 16 << 20;
 
 fn workers() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_WORKERS))
@@ -257,14 +256,13 @@ impl Region {
         } else {
             libc::MADV_POPULATE_READ
         };
-        let shares: Vec<Range> = self.buffers.iter().flat_map(shares).collect();
+        let shares: Vec<_> = self.buffers.iter().flat_map(shares).collect();
         let next = AtomicUsize::new(0);
         let fetch = || {
             while let Some(share) = shares.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let at = std::ptr::without_provenance_mut(share.addr as usize);
                 // SAFETY: whole pages of the caller's memory (`Region::register`); the advice keeps
                 // the contents.
-                unsafe { libc::madvise(at, share.len as usize, advice) };
+                unsafe { libc::madvise(share.addr.cast_mut(), share.len, advice) };
             }
         };
         std::thread::scope(|scope| {
@@ -280,17 +278,19 @@ impl Region {
 }
 
 /// Divides the whole pages of a buffer into shares.
-fn shares(buffer: &Range) -> impl Iterator<Item = Range> + use<> {
-    let start = page::floor(buffer.addr);
-    let end = page::ceil(buffer.addr + buffer.len).unwrap_or(buffer.addr + buffer.len);
-    (start..end).step_by(SHARE as usize).map(move |addr| Range {
-        addr,
-        len: SHARE.min(end - addr),
+fn shares(buffer: &Buffer) -> impl Iterator<Item = Buffer> + use<> {
+    let start = page::floor(buffer.start());
+    let end = page::ceil(buffer.end()).unwrap_or(buffer.end());
+    (start..end).step_by(SHARE).map(move |addr| Buffer {
+        addr: std::ptr::without_provenance(addr as usize), // only the kernel uses it
+        len: SHARE.min((end - addr) as usize),
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_void;
+
     use super::*;
 
     #[test]
@@ -301,15 +301,17 @@ mod tests {
             (0x7000, SHARE),
             (0x7001, 5 * SHARE),
         ] {
-            let shares: Vec<_> = shares(&Range { addr, len }).collect();
-            assert_eq!(shares[0].addr, page::floor(addr));
-            let mut at = shares[0].addr;
+            let addr: *const c_void = std::ptr::without_provenance(addr);
+            let buffer = Buffer { addr, len };
+            let shares: Vec<_> = shares(&buffer).collect();
+            assert_eq!(shares[0].start(), page::floor(buffer.start()));
+            let mut at = shares[0].start();
             for share in &shares {
-                assert_eq!(share.addr, at);
+                assert_eq!(share.start(), at);
                 assert!(share.len > 0 && share.len <= SHARE);
-                at += share.len;
+                at = share.end();
             }
-            assert_eq!(Some(at), page::ceil(addr + len));
+            assert_eq!(Some(at), page::ceil(buffer.end()));
         }
     }
 

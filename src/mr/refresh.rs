@@ -1,11 +1,10 @@
 //! `fi_mr_refresh(3)`: the application reports that pages of a region have changed or are now
 //! present.
 
-use super::region::{Range, not_enabled};
-use super::{Paging, Region};
+use super::region::not_enabled;
+use super::{Buffer, Paging, Region};
 use crate::errno::{FiErrno, Result};
 use crate::log::refused;
-use crate::mr::Buffer;
 
 impl Region {
     /// Number of pages that the device has prefetched by advice or by [`Self::refresh`] since the
@@ -17,11 +16,11 @@ impl Region {
     /// - `EOPNOTSUPP`: the region is not on demand, or the device has no count that verbs can read:
     ///   only softverbs has one.
     pub fn prefetched(&self) -> Result<u64> {
-        let exposed = self.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
+        let registration = self.registration.get().ok_or(FiErrno::EOPBADSTATE)?;
         if !self.is_on_demand() {
             return Err(FiErrno::EOPNOTSUPP);
         }
-        exposed.prefetched()
+        registration.prefetched()
     }
 
     /// Updates the registration for the present pages of these ranges; no range: of all buffers.
@@ -35,17 +34,12 @@ impl Region {
     /// - `EOPBADSTATE`: not enabled, or being closed.
     /// - `EOPNOTSUPP`: pinned at registration: the mode is without
     ///   [`Mode::MMU_NOTIFY`](super::Mode::MMU_NOTIFY).
-    /// - `ENOMEM`: the limit of locked memory, or more parts with gaps between them than a region
-    ///   can have; the region is unchanged.
+    /// - `ENOMEM`: the limit of locked memory, or more segments with gaps between them than a
+    ///   region can have; the region is unchanged.
     pub fn refresh(&self, ranges: &[Buffer]) -> Result<()> {
         let inside = |range: &Buffer| {
-            let (addr, len) = (range.addr as u64, range.len as u64);
-            let end = addr.checked_add(len);
-            let mut buffers = self.buffers.iter();
-            len != 0
-                && end.is_some_and(|end| {
-                    buffers.any(|buffer| buffer.addr <= addr && end <= buffer.addr + buffer.len)
-                })
+            let (addr, len) = (range.start(), range.len as u64);
+            len != 0 && self.buffers.iter().any(|buffer| buffer.contains(addr, len))
         };
         if let Some(range) = ranges.iter().find(|range| !inside(range)) {
             return Err(refused!(
@@ -56,17 +50,13 @@ impl Region {
                 range.addr
             ));
         }
-        let ranges: Vec<_> = if ranges.is_empty() {
-            self.buffers.to_vec()
+        let ranges = if ranges.is_empty() {
+            &self.buffers
         } else {
-            let named = ranges.iter().map(|range| Range {
-                addr: range.addr as u64,
-                len: range.len as u64,
-            });
-            named.collect()
+            ranges
         };
-        let exposed = self.exposed.get().ok_or_else(not_enabled)?;
-        if exposed.is_ending() {
+        let registration = self.registration.get().ok_or_else(not_enabled)?;
+        if registration.is_ending() {
             return Err(refused!(Mr, EOPBADSTATE, "the region is being closed"));
         }
         match self.domain().paging() {
@@ -75,11 +65,11 @@ impl Region {
                 EOPNOTSUPP,
                 "the pages are pinned until fi_close: the domain was opened without mr_mode FI_MR_MMU_NOTIFY"
             )),
-            Paging::OnDemand if self.is_on_demand() => exposed.prefetch(self, &ranges),
+            Paging::OnDemand if self.is_on_demand() => registration.prefetch(self, ranges),
             Paging::OnDemand => Ok(()), // nothing pins or unpins its pages
             Paging::Refreshed { .. } => {
-                exposed.refresh(&ranges)?;
-                self.elsewhere.refresh(&ranges)
+                registration.refresh(ranges)?;
+                self.elsewhere.refresh(ranges)
             }
         }
     }

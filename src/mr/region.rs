@@ -10,30 +10,20 @@ use parking_lot::Mutex;
 
 use super::desc::{DEAD, MAGIC};
 use super::elsewhere::Elsewhere;
-use super::exposed::Exposed;
 use super::key_cache::kind;
 use super::ops::{Shared, SharedMemory};
 use super::pending::Pending;
+use super::registration::Registration;
 use crate::auth::AuthKey;
 use crate::errno::{FiErrno, Result};
 use crate::flags::Flags;
 use crate::log::refused;
-use crate::mr::{Access, Mode, MrDomain, Paging, Scope};
+use crate::mr::{Access, Buffer, Mode, MrDomain, Paging, Scope};
 use crate::queue::Counter;
 use crate::queue::event_cell::{Cell, Event, Watch};
 use crate::verbs::Pd;
 use crate::wire::raw_key::encode_short;
 use crate::wire::records::MAX_SEGMENTS;
-
-/// One buffer (`struct iovec`, same layout).
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Buffer {
-    /// First byte.
-    pub addr: *const c_void,
-    /// Bytes.
-    pub len: usize,
-}
 
 /// Attributes of a new region.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,13 +61,6 @@ pub struct Dmabuf {
     pub offset: u64,
 }
 
-/// The address range of a buffer. The engine never dereferences it; only devices access the memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Range {
-    pub(super) addr: u64,
-    pub(super) len: u64,
-}
-
 /// A memory region, with the keys and addressing of its domain's form ([`Mode`]).
 ///
 /// [`Self::close`] ends it. Dropping an open region ends its registrations, and logs a failure.
@@ -88,10 +71,10 @@ pub struct Region {
     pub(super) magic: u32,
     access: Access,
     /// Set once the region is enabled. Dropped before all other fields.
-    pub(super) exposed: OnceLock<Exposed>,
+    pub(super) registration: OnceLock<Registration>,
     /// Registrations for local use in other protection domains, made at first use.
     pub(super) elsewhere: Arc<Elsewhere>,
-    pub(super) buffers: Box<[Range]>,
+    pub(super) buffers: Box<[Buffer]>,
     pub(super) len: u64,
     pub(super) requested_key: u64,
     counted: bool,
@@ -193,7 +176,7 @@ impl RegionConfig<'_> {
         }
         let mut total = 0_u64;
         for buffer in self.buffers {
-            let end = (buffer.addr as u64).checked_add(buffer.len as u64);
+            let end = buffer.start().checked_add(buffer.len as u64);
             total = total
                 .checked_add(buffer.len as u64)
                 .ok_or(FiErrno::EINVAL)?;
@@ -207,7 +190,7 @@ impl RegionConfig<'_> {
                 ));
             }
         }
-        let start = first.addr as u64;
+        let start = first.start();
         start.checked_add(total).ok_or(FiErrno::EINVAL)?;
         if self.dmabuf.is_some() && (self.buffers.len() != 1 || self.base.is_some()) {
             return Err(FiErrno::EINVAL);
@@ -321,10 +304,7 @@ impl Region {
         let pd = domain.pd_of(config.auth)?;
         let dmabuf = match (config.dmabuf, config.base) {
             (Some(memory), _) => {
-                let start = config
-                    .buffers
-                    .first()
-                    .map_or(0, |buffer| buffer.addr as u64);
+                let start = config.buffers.first().map_or(0, Buffer::start);
                 let fd = Arc::new(duplicate(memory.fd)?);
                 Some((fd, memory.offset.wrapping_sub(start)))
             }
@@ -336,16 +316,12 @@ impl Region {
         } else {
             None
         };
-        let buffers = config.buffers.iter().map(|buffer| Range {
-            addr: buffer.addr as u64,
-            len: buffer.len as u64,
-        });
         Ok(Arc::new(Self {
             magic: MAGIC,
             access: config.access,
-            exposed: OnceLock::new(),
+            registration: OnceLock::new(),
             elsewhere: Arc::default(),
-            buffers: buffers.collect(),
+            buffers: config.buffers.into(),
             len,
             requested_key: config.requested_key,
             counted: config.counted,
@@ -424,15 +400,15 @@ impl Region {
                 "the region was registered without FI_RMA_EVENT, is single-use, or has such a counter"
             ));
         }
-        if let Some(exposed) = self.exposed.get().filter(|_| self.access.is_remote()) {
+        if let Some(registration) = self.registration.get().filter(|_| self.access.is_remote()) {
             let cell = match &bindings.cell {
                 Some(cell) => Arc::clone(cell),
-                None => self.domain.directory(exposed.pd())?.event_cell()?,
+                None => self.domain.directory(registration.pd())?.event_cell()?,
             };
             for event in &events {
                 counter.follow(Watch::new(&cell, *event));
             }
-            exposed.count(&cell);
+            registration.count(&cell);
             bindings.cell = Some(cell);
         }
         for event in events {
@@ -523,10 +499,10 @@ impl Region {
             }
             bindings.cell = Some(Arc::clone(cell));
         }
-        match Exposed::new(self, pd, cell) {
-            Ok(exposed) => {
+        match Registration::new(self, pd, cell) {
+            Ok(registration) => {
                 // cannot fail: the lock of the bindings has been held since the check
-                let _ = self.exposed.set(exposed);
+                let _ = self.registration.set(registration);
                 Ok(())
             }
             Err(error) => {
@@ -555,13 +531,13 @@ impl Region {
         }
         let mut bindings = self.bindings.lock();
         bindings.closing = true;
-        let exposed = self.exposed.get().map_or(Ok(()), Exposed::end);
-        exposed.and(self.elsewhere.end())
+        let ended = self.registration.get().map_or(Ok(()), Registration::end);
+        ended.and(self.elsewhere.end())
     }
 
     /// Whether the region is enabled.
     pub fn is_enabled(&self) -> bool {
-        self.exposed.get().is_some()
+        self.registration.get().is_some()
     }
 
     /// The raw key (`fi_mr_raw_attr(3)`), and the address of the first byte for peers. In forms
@@ -572,18 +548,20 @@ impl Region {
     /// `EOPBADSTATE`: the region is not enabled. `ENOMEM` and others: the domain's directory could
     /// not be created.
     pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
-        let exposed = self.exposed.get().ok_or_else(not_enabled)?;
+        let registration = self.registration.get().ok_or_else(not_enabled)?;
         let raw = if self.mode().contains(Mode::RAW) {
-            exposed.raw_key(self)?.encode()
+            registration.raw_key(self)?.encode()
         } else {
-            encode_short(exposed.key()).to_vec()
+            encode_short(registration.key()).to_vec()
         };
         Ok((self.first_address(), raw))
     }
 
     /// The key for peers (`fi_mr_key(3)`); [`Self::NO_KEY`] before the region is enabled.
     pub fn key(&self) -> u64 {
-        self.exposed.get().map_or(Self::NO_KEY, Exposed::key)
+        self.registration
+            .get()
+            .map_or(Self::NO_KEY, Registration::key)
     }
 
     /// The descriptor for local operations (`fi_mr_desc(3)`): valid as long as the region.
@@ -603,18 +581,12 @@ impl Region {
 
     /// Whether one buffer of this region, or several with contiguous addresses, cover `part`.
     fn covers(&self, part: &Buffer) -> bool {
-        let mut at = part.addr as u64;
-        // `RegionConfig::check` has excluded an overflow
-        let end = at + part.len as u64;
-        while at < end {
-            let behind = |whole: &Range| {
-                at.checked_sub(whole.addr)
-                    .is_some_and(|off| off < whole.len)
-            };
-            let Some(whole) = self.buffers.iter().find(|whole| behind(whole)) else {
+        let mut at = part.start();
+        while at < part.end() {
+            let Some(whole) = self.buffers.iter().find(|whole| whole.contains(at, 1)) else {
                 return false;
             };
-            at = whole.addr + whole.len;
+            at = whole.end();
         }
         true
     }
@@ -645,7 +617,7 @@ impl Region {
 
     /// The address of the first buffer.
     pub(super) fn start(&self) -> u64 {
-        self.buffers.first().map_or(0, |buffer| buffer.addr)
+        self.buffers.first().map_or(0, Buffer::start)
     }
 
     /// Bytes of all buffers.
@@ -667,7 +639,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         self.magic = DEAD;
         // the key is revoked first, so that operations executed before are counted
-        drop(self.exposed.take());
+        drop(self.registration.take());
         self.bindings.get_mut().leave();
     }
 }

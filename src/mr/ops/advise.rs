@@ -31,13 +31,13 @@ impl AdvisedRange<'_> {
         if !Arc::ptr_eq(of.device(), domain.device()) {
             return Err(FiErrno::EINVAL);
         }
-        let exposed = region.exposed.get().ok_or(FiErrno::EOPBADSTATE)?;
+        let registration = region.registration.get().ok_or(FiErrno::EOPBADSTATE)?;
         let pd = if Arc::ptr_eq(of, domain) {
-            exposed.pd() // may be an endpoint's
+            registration.pd() // may be an endpoint's
         } else {
             domain.pd()
         };
-        Ok((Arc::clone(pd), exposed.lkey_at(self.addr, self.len)))
+        Ok((Arc::clone(pd), registration.lkey_at(self.addr, self.len)))
     }
 
     /// Whether a buffer of the region contains the range, in whole pages as devices count. An empty
@@ -49,8 +49,7 @@ impl AdvisedRange<'_> {
         let page = |addr: u64| addr & !(PAGE - 1);
         self.len == 0
             || self.region.buffers.iter().any(|buffer| {
-                let last = buffer.addr + (buffer.len - 1);
-                page(buffer.addr) <= self.addr && page(end - 1) <= page(last)
+                page(buffer.start()) <= self.addr && page(end - 1) <= page(buffer.end() - 1)
             })
     }
 

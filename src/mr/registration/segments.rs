@@ -1,14 +1,14 @@
-//! A region that is registered part by part: its present pages are pinned, and `fi_mr_refresh(3)`
+//! A region that is registered in segments: its present pages are pinned, and `fi_mr_refresh(3)`
 //! names the ranges that have changed. Used for pinned forms with `FI_MR_MMU_NOTIFY`, and, on
 //! devices without on-demand paging, for memory that may be absent.
 //!
-//! New pages get a new registration; a part whose pages are unchanged keeps its registration. Only
-//! memory and the device limit the number of parts. A local operation that covers several adjacent
-//! parts registers the whole contiguous run of parts as one; the previous registrations stay until
+//! New pages get a new registration; a segment whose pages are unchanged keeps its registration. Only
+//! memory and the device limit the number of segments. A local operation that covers several adjacent
+//! segments registers the whole contiguous run of segments as one; the previous registrations stay until
 //! the region is closed, because outstanding operations may use them. A registration whose pages
 //! have all changed ends as soon as no peer can use it.
 //!
-//! A change of k of n parts takes O(k log n) steps.
+//! A change of k of n segments takes O(k log n) steps.
 
 #![allow(unsafe_code, reason = "registers the application's memory")]
 
@@ -18,13 +18,12 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use rdma_core_sys as sys;
 
 use super::cover::Cover;
-use super::region::Range;
-use super::{backed, page};
 use crate::errno::{FiErrno, Result};
+use crate::mr::{Buffer, backed, page};
 use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey};
 use crate::wire::records::Segment;
 
-/// A registration shared by several parts.
+/// A registration shared by several segments.
 #[derive(Clone, Debug)]
 struct Shared(Arc<Mr>);
 
@@ -34,13 +33,13 @@ impl PartialEq for Shared {
     }
 }
 
-/// The parts of one region. Thread safe.
+/// The segments of one region. Thread safe.
 #[derive(Debug)]
-pub(super) struct Pieces {
+pub(super) struct Segments {
     pd: Arc<Pd>,
     /// `ibv_access_flags`
     rights: u32,
-    buffers: Box<[Range]>,
+    buffers: Box<[Buffer]>,
     /// Held from the examination of the memory until the change takes effect.
     changing: Mutex<()>,
     inner: RwLock<Inner>,
@@ -52,7 +51,7 @@ struct Inner {
     merged: Vec<Shared>,
 }
 
-/// A planned refresh; takes effect when it is [made](Pieces::make).
+/// A planned refresh; takes effect when it is [made](Segments::make).
 pub(super) struct Change<'a> {
     /// Address ranges in the order of their changes, each with its new registration.
     steps: Vec<(u64, u64, Option<Shared>)>,
@@ -60,8 +59,8 @@ pub(super) struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// Maximum number of additional parts.
-    pub(super) fn most_parts(&self) -> usize {
+    /// Maximum number of additional segments.
+    pub(super) fn most_segments(&self) -> usize {
         2 * self.steps.len()
     }
 
@@ -79,12 +78,12 @@ fn distinct(mut all: Vec<Shared>) -> impl Iterator<Item = Arc<Mr>> {
     all.into_iter().map(|mr| mr.0)
 }
 
-impl Pieces {
+impl Segments {
     /// Registers the present pages of the buffers.
     ///
     /// # Errors
     /// `ENOMEM` and others of registering.
-    pub(super) fn new(pd: &Arc<Pd>, buffers: &[Range], rights: u32) -> Result<Self> {
+    pub(super) fn new(pd: &Arc<Pd>, buffers: &[Buffer], rights: u32) -> Result<Self> {
         let this = Self {
             pd: Arc::clone(pd),
             rights,
@@ -110,20 +109,20 @@ impl Pieces {
         Ok(Shared(Arc::new(mr?)))
     }
 
-    /// Registers the present pages of these ranges. The parts change when [`Self::make`] is called.
+    /// Registers the present pages of these ranges. The segments change when [`Self::make`] is called.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub(super) fn refresh(&self, ranges: &[Range]) -> Result<Change<'_>> {
+    pub(super) fn refresh(&self, ranges: &[Buffer]) -> Result<Change<'_>> {
         let alone = self.changing.lock();
         let mut steps = Vec::new();
         for range in ranges {
             // page boundaries of larger pages are boundaries of these pages too
-            let first = page::floor(range.addr);
-            let last = page::ceil(range.addr.saturating_add(range.len)).unwrap_or(u64::MAX);
+            let first = page::floor(range.start());
+            let last =
+                page::ceil(range.start().saturating_add(range.len as u64)).unwrap_or(u64::MAX);
             for buffer in &self.buffers {
-                // cannot overflow: `RegionConfig::check`
-                let (start, end) = (first.max(buffer.addr), last.min(buffer.addr + buffer.len));
+                let (start, end) = (first.max(buffer.start()), last.min(buffer.end()));
                 if start < end {
                     self.renew(&mut steps, start, end)?;
                 }
@@ -147,7 +146,7 @@ impl Pieces {
         let runs = match backed::runs(start, end, write) {
             Ok(runs) => runs,
             // the kernel cannot report mappings: registers the whole range first, which fails with
-            // EFAULT if a part is absent
+            // EFAULT if a page is absent
             Err(_) => match self.register(start, end) {
                 Ok(mr) => {
                     steps.push((start, end, Some(mr)));
@@ -172,17 +171,15 @@ impl Pieces {
     }
 
     /// The current segments of `len` bytes from `offset` in the region, as peers address them.
-    pub(super) fn segments(&self, offset: u64, len: u64) -> Vec<Segment> {
+    pub(super) fn range(&self, offset: u64, len: u64) -> Vec<Segment> {
         let inner = self.inner.read();
         let (mut skip, mut left) = (offset, len);
         let mut segments = Vec::new();
         for buffer in &self.buffers {
-            let (start, len) = (
-                buffer.addr + skip.min(buffer.len),
-                buffer.len - skip.min(buffer.len),
-            );
-            let len = len.min(left);
-            skip = skip.saturating_sub(buffer.len);
+            let whole = buffer.len as u64;
+            let skipped = skip.min(whole);
+            skip -= skipped;
+            let (start, len) = (buffer.start() + skipped, left.min(whole - skipped));
             left -= len;
             if len == 0 {
                 continue;
@@ -199,8 +196,8 @@ impl Pieces {
     }
 
     /// The current segments of the whole region.
-    pub(super) fn segments_now(&self) -> Vec<Segment> {
-        self.segments(0, u64::MAX)
+    pub(super) fn all(&self) -> Vec<Segment> {
+        self.range(0, u64::MAX)
     }
 
     /// The offsets in the region of a range of addresses, for each buffer that overlaps it.
@@ -208,13 +205,13 @@ impl Pieces {
         let mut before = 0;
         self.buffers.iter().filter_map(move |buffer| {
             let base = before;
-            before += buffer.len;
-            let (from, to) = (start.max(buffer.addr), end.min(buffer.addr + buffer.len));
-            (from < to).then(|| (base + from - buffer.addr, base + to - buffer.addr))
+            before += buffer.len as u64;
+            let (from, to) = (start.max(buffer.start()), end.min(buffer.end()));
+            (from < to).then(|| (base + from - buffer.start(), base + to - buffer.start()))
         })
     }
 
-    /// Applies a change. Returns the registrations that no part uses any more.
+    /// Applies a change. Returns the registrations that no segment uses any more.
     pub(super) fn make(&self, change: Change<'_>) -> Vec<Arc<Mr>> {
         let mut gone = Vec::new();
         let mut inner = self.inner.write();
@@ -224,19 +221,19 @@ impl Pieces {
                 Some(mr) => inner.cover.put(start, end, &mr, &mut gone),
             }
         }
-        // other parts, or merged registrations, may still refer to the registration
+        // other segments, or merged registrations, may still refer to the registration
         distinct(gone)
             .filter(|mr| Arc::strong_count(mr) == 1)
             .collect()
     }
 
-    /// The lkey of a local buffer. Acquires a read lock whose writers hold it only while the parts
-    /// change. If the buffer covers several parts, registers them as one, which blocks and
+    /// The lkey of a local buffer. Acquires a read lock whose writers hold it only while the
+    /// segments change. If the buffer covers several segments, registers them as one, which blocks and
     /// allocates.
     ///
     /// # Errors
-    /// `EINVAL`: a part of the buffer is absent. Those of registering, if the buffer covers several
-    /// parts.
+    /// `EINVAL`: a page of the buffer is absent. Those of registering, if the buffer covers several
+    /// segments.
     pub(super) fn lkey(&self, iov: &libc::iovec) -> Result<Lkey> {
         let (addr, len) = (iov.iov_base as u64, iov.iov_len as u64);
         if let Some(mr) = self.inner.read().cover.find(addr, len) {
@@ -260,7 +257,7 @@ impl Pieces {
     }
 
     /// Removes and returns all registrations, of which the caller becomes the only owner. The
-    /// region then has no parts.
+    /// region then has no segments.
     pub(super) fn take(&self) -> Vec<Mr> {
         let _alone = self.changing.lock();
         let inner = std::mem::take(&mut *self.inner.write());

@@ -1,0 +1,98 @@
+//! Ends the registrations of a region: its key is revoked first.
+
+use super::Registration;
+use super::segment_list::List;
+use super::segments::Segments;
+use crate::errno::{FiErrno, Result};
+use crate::log::warn_log;
+use crate::mr::revocation::{End, Left, Settled};
+use crate::verbs::Mr;
+
+/// Ends a registration: afterwards no access to the memory through it is possible.
+fn end(settled: Option<&Settled<'_>>, mr: Mr) -> End {
+    match settled {
+        Some(settled) => settled.end(mr),
+        None => match mr.deregister() {
+            Ok(()) => End::Gone,
+            Err(mr) => End::Busy(mr),
+        },
+    }
+}
+
+impl Registration {
+    /// Ends all registrations. After success no access to the memory through them is possible.
+    ///
+    /// # Errors
+    /// `EBUSY`: an access was under way until the timeout. No new access can start. The caller can
+    /// repeat the call.
+    pub(in crate::mr) fn end(&self) -> Result<()> {
+        let mut record = self.record.lock();
+        if record.over {
+            return Ok(());
+        }
+        if !record.withdrawn {
+            record.withdrawn = true;
+            if let Some(directory) = &self.directory {
+                record.revoked = directory.withdraw(self.key.number());
+            }
+        }
+        let directory = self.directory.as_ref();
+        let settled = directory.map(|directory| directory.settle(record.revoked));
+        let mut mrs = self.mrs.write();
+        let mut left = std::mem::take(&mut *mrs);
+        left.extend(self.segments.iter().flat_map(Segments::take));
+        if let Some(directory) = directory {
+            left.extend(directory.take_stuck(self.entry.generation));
+        }
+        // continues after a failure, so that no registration permits a new access
+        for mr in left {
+            match end(settled.as_ref(), mr) {
+                End::Reserved(mr) => record.ended.push(mr),
+                End::Busy(mr) => mrs.push(mr),
+                End::Gone => {}
+            }
+        }
+        if !mrs.is_empty() {
+            return Err(FiErrno::EBUSY);
+        }
+        let mut lists: Vec<_> = record.short_list.take().into_iter().collect();
+        lists.extend(
+            record
+                .long_list
+                .take()
+                .into_iter()
+                .flat_map(List::into_words),
+        );
+        let left = Left {
+            keys: std::mem::take(&mut record.ended),
+            lists,
+            cell: record.cell.take(),
+        };
+        if let Some(settled) = settled {
+            settled.retire(left);
+        }
+        record.over = true;
+        Ok(())
+    }
+
+    /// Whether ending the registrations has begun.
+    pub(in crate::mr) fn is_ending(&self) -> bool {
+        self.record.lock().withdrawn
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if self.end().is_err() {
+            warn_log!(
+                Mr,
+                "region with key {:#x}: the access of a stopped peer has not ended; \
+                 its registrations are not freed",
+                self.key.number()
+            );
+            // These registrations permit no access and their keys stay reserved. Deregistering them
+            // would block again.
+            self.mrs.get_mut().drain(..).for_each(std::mem::forget);
+        }
+    }
+}
