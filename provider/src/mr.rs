@@ -11,7 +11,7 @@ use weft::Token;
 use weft::eq::EventQueue;
 use weft::errno::{FiErrno, Result};
 use weft::flags::Flags;
-use weft::mr::{Buffer, Mode, Region, RegionConfig};
+use weft::mr::{Buffer, Region, RegionConfig};
 
 use crate::cntr::Cntr;
 use crate::domain::Domain;
@@ -116,7 +116,7 @@ pub(crate) unsafe fn register(
         fid_mr {
             fid: header::<Mr>(context),
             mem_desc: region.desc(),
-            key: key(&region),
+            key: region.key(),
         },
         Mr {
             region,
@@ -182,16 +182,7 @@ fn publish_key(mr: &Object<Mr>) {
     // SAFETY: the structure lives as long as the object, and the field is aligned. The application
     // only reads it, possibly at the same time.
     let field = unsafe { AtomicU64::from_ptr(&raw mut (*mr.c()).key) };
-    field.store(key(&mr.region), Ordering::Release);
-}
-
-/// The result of `fi_mr_key`.
-fn key(region: &Region) -> u64 {
-    if region.domain().config().form.mode.contains(Mode::RAW) {
-        FI_KEY_NOTAVAIL // fi_mr_raw_attr returns the key
-    } else {
-        region.key() // FI_KEY_NOTAVAIL before it is enabled
-    }
+    field.store(mr.region.key(), Ordering::Release);
 }
 
 /// `fi_mr_reg`

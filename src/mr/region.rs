@@ -557,11 +557,13 @@ impl Region {
         Ok((self.first_address(), raw))
     }
 
-    /// The key for peers (`fi_mr_key(3)`); [`Self::NO_KEY`] before the region is enabled.
+    /// The key for peers (`fi_mr_key(3)`); [`Self::NO_KEY`] before the region is enabled, and in
+    /// forms with [`Mode::RAW`], whose keys [`Self::raw_key`] returns.
     pub fn key(&self) -> u64 {
-        self.registration
-            .get()
-            .map_or(Self::NO_KEY, Registration::key)
+        match self.registration.get() {
+            Some(registration) if !self.mode().contains(Mode::RAW) => registration.key(),
+            _ => Self::NO_KEY,
+        }
     }
 
     /// The descriptor for local operations (`fi_mr_desc(3)`): valid as long as the region.

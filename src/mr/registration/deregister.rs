@@ -33,7 +33,7 @@ impl Registration {
         if !record.withdrawn {
             record.withdrawn = true;
             if let Some(directory) = &self.directory {
-                record.revoked = directory.withdraw(self.key.number());
+                record.revoked = directory.withdraw(self.key());
             }
         }
         let directory = self.directory.as_ref();
@@ -88,7 +88,7 @@ impl Drop for Registration {
                 Mr,
                 "region with key {:#x}: the access of a stopped peer has not ended; \
                  its registrations are not freed",
-                self.key.number()
+                self.key()
             );
             // These registrations permit no access and their keys stay reserved. Deregistering them
             // would block again.

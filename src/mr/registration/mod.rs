@@ -44,9 +44,8 @@ pub(crate) struct Registration {
     /// The directory record. The lock is held from the start of a change until the record is
     /// published.
     record: Mutex<Record>,
-    /// The first directory record: that of a region of one buffer.
+    /// The key, and the directory record of a region of one buffer.
     entry: Entry,
-    key: Key,
     /// The directory that contains the record.
     directory: Option<Arc<Directory>>,
 }
@@ -113,7 +112,6 @@ impl Registration {
             },
             mrs: RwLock::new(mrs),
             lkeys,
-            key,
             directory: None,
         }
     }
@@ -176,6 +174,6 @@ impl Registration {
     }
 
     pub(super) fn key(&self) -> u64 {
-        self.key.number()
+        self.entry.key
     }
 }

@@ -643,8 +643,8 @@ fn raw_keys_are_mapped_and_used() {
                 Err(FiErrno::EINVAL)
             );
         }
-        if target.region.key() >> 32 != 0 || !mode.contains(Mode::PROV_KEY) {
-            let mut forged = crate::wire::raw_key::RawKey::decode(&raw).unwrap();
+        let mut forged = crate::wire::raw_key::RawKey::decode(&raw).unwrap();
+        if forged.entry.key >> 32 != 0 || !mode.contains(Mode::PROV_KEY) {
             forged.entry.generation += 1;
             let stale = client.domain.mr().map_raw(&forged.encode()).unwrap();
             client.write(&source, 8, base, stale, 4).unwrap();
