@@ -122,7 +122,7 @@ struct weft_mr_ops {
   size_t size;
   /*
    ibv_advise_mr(3) with the advice, the flags and the ranges as given. Ranges of more than 1
-   GiB are passed to the device in parts. May block until the pages have been read from
+   GiB are passed to the device as several. May block until the pages have been read from
    storage.
 
    -FI_EINVAL: no open domain or region, a region of another device, an unknown flag, or no
@@ -161,7 +161,7 @@ struct weft_mr_ops {
    Unmaps the memory in this process; it is freed when no process has it mapped.
 
    -FI_EINVAL: not an open region of mr_alloc or mr_import.
-   -FI_EBUSY: the region has parts, and nothing has changed; or a peer's access is in progress,
+   -FI_EBUSY: the region has sub-regions, and nothing has changed; or a peer's access is under way,
    and the call can be repeated.
    */
   int (*mr_free)(struct fid_mr *mr);

@@ -295,7 +295,9 @@ pub fn lookup(data: &[u8]) {
                 kept.clear();
                 kept.admit(resolved);
             }
-            Outcome::Parts(block, parts) => assert!(kept.fill(key, block, parts)),
+            Outcome::Segments(block, segments) => {
+                assert!(kept.fill(key, block, segments));
+            }
             Outcome::Checked(_) => unreachable!("nothing is checked"),
             Outcome::Stale | Outcome::Missing | Outcome::Broken => kept.clear(),
         }

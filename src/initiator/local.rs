@@ -229,12 +229,12 @@ impl<'a> LocalIov<'a> {
 
 /// Storage for the vectors of a [`LocalIov`] that covers a byte range of another one.
 #[derive(Debug)]
-pub(crate) struct LocalPart {
+pub(crate) struct LocalRange {
     iov: [iovec; MAX_IOV],
     desc: [Desc; MAX_IOV],
 }
 
-impl Default for LocalPart {
+impl Default for LocalRange {
     fn default() -> Self {
         Self {
             iov: [buffer(std::ptr::null(), 0); MAX_IOV],
@@ -243,7 +243,7 @@ impl Default for LocalPart {
     }
 }
 
-impl LocalPart {
+impl LocalRange {
     /// The `len` bytes from `start` on, or fewer if the buffers end before.
     pub(crate) fn of(&mut self, whole: &LocalIov<'_>, start: usize, len: usize) -> LocalIov<'_> {
         let (mut skip, mut left, mut count) = (start, len, 0);

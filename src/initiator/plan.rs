@@ -1,6 +1,6 @@
 //! Operations that are not posted as exactly one unmodified request: operations on several
-//! fragments of the target, and operations that fail in posting order. A fragment is the part of an
-//! operation that lies in one contiguous range of one registration of the peer.
+//! fragments of the target, and operations that fail in posting order. A fragment is the range of
+//! an operation that lies in one segment of the peer's region.
 
 #![allow(unsafe_code, reason = "posts buffers that the caller keeps valid")]
 
@@ -67,8 +67,8 @@ impl Plan {
     }
 }
 
-/// The share of an operation that is posted in one call: all of it, or some fragments if the send
-/// queue has no room for all at once.
+/// The fragments of an operation that are posted in one call: all, or some if the send queue has no
+/// room for all at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Batch {
     /// Whether earlier fragments are posted already.
@@ -101,7 +101,7 @@ impl Sequence<'_> {
             true => Signal::Auto,
         };
         let slot = Slot {
-            part: !is_last || self.batch.more,
+            more: !is_last || self.batch.more,
             ..self.op.slot(is_last && self.visible)
         };
         (slot, signal)
@@ -147,18 +147,18 @@ struct Source<'a> {
 
 impl Source<'_> {
     /// Copies the first sge: the result of an atomic has one. Returns the number of sges.
-    fn first(&self, part: &mut [Sge; MAX_IOV]) -> usize {
-        part[0] = self.rest.first().copied().unwrap_or_default();
+    fn first(&self, sges: &mut [Sge; MAX_IOV]) -> usize {
+        sges[0] = self.rest.first().copied().unwrap_or_default();
         1
     }
 
-    /// Moves `len` bytes to `part`, and returns the number of sges in `part`.
-    fn cut(&mut self, len: u64, part: &mut [Sge; MAX_IOV]) -> usize {
+    /// Moves `len` bytes to `sges`, and returns the number of sges there.
+    fn cut(&mut self, len: u64, sges: &mut [Sge; MAX_IOV]) -> usize {
         let mut count = 0;
         let mut left = len;
         while left > 0
             && let Some((first, others)) = self.rest.split_first()
-            && let Some(place) = part.get_mut(count)
+            && let Some(place) = sges.get_mut(count)
         {
             let bytes = left.min(u64::from(first.length - self.used)) as u32;
             *place = Sge {

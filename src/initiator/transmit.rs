@@ -184,7 +184,7 @@ impl Transmit<'_> {
         (RemoteAddr::new(self.remote_addr), rkey)
     }
 
-    /// The work request of the operation, or of a part of it: `opcode`, with these local buffers
+    /// The work request of the operation, or of a fragment: `opcode`, with these local buffers
     /// and this remote memory.
     #[inline(always)]
     pub(super) fn request<'b>(

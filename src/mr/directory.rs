@@ -17,7 +17,7 @@ use super::directory_table::Table;
 use super::revocation::Left;
 use crate::errno::{FiErrno, Result};
 use crate::queue::event_cell::{Cell, Cells};
-use crate::verbs::{Lkey, Mr, Part, Pd, RemoteAddr, Rkey, Words};
+use crate::verbs::{Lkey, Mr, Pd, RemoteAddr, Rkey, WordRange, Words};
 use crate::wire::records::{Block, Entry, Header, WORDS};
 
 /// Connection blocks per allocation. One registration of it is for this side's requests. Each block
@@ -108,7 +108,7 @@ pub(crate) struct ConnectionBlock {
     directory: Arc<Directory>,
     place: BlockPlace,
     /// The peer's access to the block.
-    access: Part,
+    access: WordRange,
     _cell: Option<Arc<Cell>>,
 }
 
@@ -308,7 +308,7 @@ impl Directory {
         let rights = sys::IBV_ACCESS_LOCAL_WRITE
             | sys::IBV_ACCESS_REMOTE_WRITE
             | sys::IBV_ACCESS_REMOTE_READ;
-        let access = Part::new(&self.pd, &words, index..index + WORDS, rights)
+        let access = WordRange::new(&self.pd, &words, index..index + WORDS, rights)
             .inspect_err(|_| self.inner.lock().free.push(number))?;
         for word in 0..STRIDE {
             words.store(index + word, 0);

@@ -14,7 +14,7 @@ use crate::errno::FiErrno;
 use crate::queue::event_cell::Event;
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::records::access;
-use crate::wire::segment_list::Part;
+use crate::wire::segment_list::SegmentAt;
 
 /// Kinds of keys, in their upper 16 bits.
 pub(crate) mod kind {
@@ -44,11 +44,12 @@ pub(crate) struct KeyCache<T = Resolved> {
     slots: Box<[(u64, u32)]>,
     log2: u32,
     entries: Vec<T>,
-    /// Number of blocks and parts of all cached keys.
+    /// Number of blocks and segments of all cached keys.
     units: usize,
 }
 
-/// Maximum number of cached blocks and parts: bounds the memory for one peer's records to 64 MiB.
+/// Maximum number of cached blocks and segments: bounds the memory for one peer's records to 64
+/// MiB.
 const MOST_UNITS: usize = 1 << 21;
 
 /// Base-2 logarithm of the slots of an empty cache.
@@ -142,7 +143,7 @@ impl<T: Keyed> KeyCache<T> {
 }
 
 impl KeyCache {
-    /// Accounts for more blocks and parts; drops all keys if [`MOST_UNITS`] would be exceeded.
+    /// Accounts for more blocks and segments; drops all keys if [`MOST_UNITS`] would be exceeded.
     fn make_room(&mut self, units: usize) {
         if self.units + units > MOST_UNITS {
             self.clear();
@@ -156,14 +157,14 @@ impl KeyCache {
         self.insert(resolved);
     }
 
-    /// Adds parts to a cached key. Returns false if the key or the block is not cached.
-    pub(crate) fn fill(&mut self, key: u64, block: usize, parts: Box<[Part]>) -> bool {
-        self.make_room(parts.len());
+    /// Adds segments to a cached key. Returns false if the key or the block is not cached.
+    pub(crate) fn fill(&mut self, key: u64, block: usize, segments: Box<[SegmentAt]>) -> bool {
+        self.make_room(segments.len());
         let kept = self.get_mut(key);
         let Some(place) = kept.and_then(|kept| kept.blocks.get_mut(block)) else {
             return false;
         };
-        place.parts = parts;
+        place.segments = segments;
         true
     }
 }
@@ -245,7 +246,7 @@ impl Resolved {
         Ok(offset)
     }
 
-    /// Whether memory is present for these bytes, according to the parts read so far. The range
+    /// Whether memory is present for these bytes, according to the segments read so far. The range
     /// lies inside the region.
     #[inline]
     pub(crate) fn there(&self, offset: u64, len: u64) -> There {
@@ -286,18 +287,18 @@ impl Resolved {
                 last: true,
             });
         }
-        self.fragment_of_parts(offset, len)
+        self.fragment_of_segments(offset, len)
     }
 
-    fn fragment_of_parts(&self, offset: u64, len: u64) -> Result<Fragment, usize> {
+    fn fragment_of_segments(&self, offset: u64, len: u64) -> Result<Fragment, usize> {
         let mut block = self
             .blocks
             .partition_point(|block| block.place.first <= offset);
         block = block.saturating_sub(1);
-        let mut parts = &*self.blocks.get(block).ok_or(block)?.parts;
-        let mut index = parts.partition_point(|part| part.offset <= offset);
+        let mut segments = &*self.blocks.get(block).ok_or(block)?.segments;
+        let mut index = segments.partition_point(|at| at.offset <= offset);
         index = index.saturating_sub(1);
-        let first = *parts.get(index).ok_or(block)?;
+        let first = *segments.get(index).ok_or(block)?;
         let skipped = offset - first.offset;
         let mut fragment = Fragment {
             addr: first.segment.addr.wrapping_add(skipped),
@@ -306,18 +307,18 @@ impl Resolved {
             len: first.segment.len.saturating_sub(skipped).min(len),
             last: false,
         };
-        // joins contiguous parts that a block or buffer boundary separates
+        // joins contiguous segments that a block or buffer boundary separates
         while fragment.len < len {
             index += 1;
-            if index == parts.len() {
+            if index == segments.len() {
                 (block, index) = (block + 1, 0);
                 match self.blocks.get(block) {
-                    Some(next) => parts = &next.parts,
+                    Some(next) => segments = &next.segments,
                     None => break,
                 }
             }
-            let Some(next) = parts.get(index) else {
-                // This part is not read yet: the fragment ends here.
+            let Some(next) = segments.get(index) else {
+                // This segment is not read yet: the fragment ends here.
                 break;
             };
             let follows = next.segment.addr == fragment.addr.wrapping_add(fragment.len)
@@ -341,11 +342,12 @@ impl Resolved {
 pub(crate) enum There {
     All,
     Absent,
-    /// Unknown: this block of the parts must be read first.
+    /// Unknown: this block of the segments must be read first.
     Unread(usize),
 }
 
-/// A part of an operation.
+/// The range of an operation in one segment of the peer's region, or in contiguous segments with
+/// the same rkey.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fragment {
     pub(crate) addr: RemoteAddr,
@@ -361,7 +363,7 @@ pub(crate) struct Fragment {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::lookup::PartBlock;
+    use super::super::lookup::SegmentBlock;
     use super::*;
     use crate::wire::records::{Entry, Segment};
     use crate::wire::segment_list::Place;
@@ -457,21 +459,21 @@ mod tests {
         }
     }
 
-    /// A region of these segments, its parts in blocks that begin with these ones; `short`: in a
+    /// A region of these segments, in blocks that begin with these ones; `short`: in a
     /// list without blocks.
     fn listed(segments: &[Segment], firsts: &[usize], short: bool) -> Resolved {
         let mut region = region(segments.iter().map(|s| s.len).sum(), 0, 7);
-        let all = PartBlock::of(segments);
+        let all = SegmentBlock::of(segments);
         region.blocks = if short {
             Box::new([all])
         } else {
             let ends = firsts.iter().skip(1).copied().chain([segments.len()]);
-            let blocks = firsts.iter().zip(ends).map(|(&first, end)| PartBlock {
+            let blocks = firsts.iter().zip(ends).map(|(&first, end)| SegmentBlock {
                 place: Place {
-                    first: all.parts[first].offset,
+                    first: all.segments[first].offset,
                     ..Place::default()
                 },
-                parts: all.parts[first..end].into(),
+                segments: all.segments[first..end].into(),
             });
             blocks.collect()
         };
@@ -542,7 +544,7 @@ mod tests {
                 (unread, place.first..end)
             });
             if let Some(unread) = unread {
-                region.blocks[unread].parts = Box::default();
+                region.blocks[unread].segments = Box::default();
             }
             let all = bytes.len() as u64;
             for offset in 0..all {

@@ -9,7 +9,7 @@ use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::records::{
     Bad, Block, Entry, Header, MAX_LIST_WORDS, RECORD_SIZE, Segment, WORDS,
 };
-use crate::wire::segment_list::{BLOCK_WORDS, IndexReader, Part, Place, decode_block};
+use crate::wire::segment_list::{BLOCK_WORDS, IndexReader, Place, SegmentAt, decode_block};
 
 /// Entries per read.
 const WINDOW: usize = 4;
@@ -37,41 +37,41 @@ pub(crate) struct Resolved {
     pub(crate) cells_rkey: Rkey,
     /// Empty: the region is one buffer. Otherwise the blocks of a list, in order and without gaps,
     /// the first at offset 0. A short list is one block, which is read together with the key.
-    pub(crate) blocks: Box<[PartBlock]>,
+    pub(crate) blocks: Box<[SegmentBlock]>,
     /// Whether the only access to a single-use region was posted.
     pub(crate) used: bool,
 }
 
-/// A block of a region's parts.
+/// A block of a region's segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PartBlock {
+pub(crate) struct SegmentBlock {
     pub(crate) place: Place,
-    /// The parts in order and without gaps; empty until the block is read.
-    pub(crate) parts: Box<[Part]>,
+    /// The segments in order and without gaps; empty until the block is read.
+    pub(crate) segments: Box<[SegmentAt]>,
 }
 
-impl PartBlock {
+impl SegmentBlock {
     /// The only block of a region with these segments.
     pub(crate) fn of(segments: &[Segment]) -> Self {
         let mut offset = 0_u64;
-        let parts = segments.iter().map(|&segment| {
-            let part = Part { offset, segment };
+        let segments = segments.iter().map(|&segment| {
+            let at = SegmentAt { offset, segment };
             // cannot wrap: the decoder has checked the sum
             offset = offset.wrapping_add(segment.len);
-            part
+            at
         });
         Self {
-            parts: parts.collect(),
+            segments: segments.collect(),
             place: Place::default(),
         }
     }
 }
 
 impl Resolved {
-    /// Number of blocks and of parts read, for the memory limit.
+    /// Number of blocks and of segments read, for the memory limit.
     pub(crate) fn units(&self) -> usize {
-        let parts = self.blocks.iter().map(|block| block.parts.len());
-        self.blocks.len() + parts.sum::<usize>()
+        let segments = self.blocks.iter().map(|block| block.segments.len());
+        self.blocks.len() + segments.sum::<usize>()
     }
 
     /// The place of a block, and the offset of its end.
@@ -93,8 +93,8 @@ pub(crate) enum Outcome {
     Found(Resolved),
     /// The header was read and has this revocation count; the result of [`Lookup::check`].
     Checked(u64),
-    /// The parts of the requested block.
-    Parts(usize, Box<[Part]>),
+    /// The segments of the requested block.
+    Segments(usize, Box<[SegmentAt]>),
     /// The cached records of the region are outdated.
     Stale,
     /// The peer has no such key.
@@ -156,7 +156,7 @@ enum Stage {
     Index(Entry, IndexReader),
     /// A block of a long list: its index, the region's generation, its place, and the offset of its
     /// end.
-    Parts(usize, u64, Place, u64),
+    Segments(usize, u64, Place, u64),
 }
 
 /// A look-up in progress; see the module.
@@ -191,12 +191,12 @@ impl Lookup {
         })
     }
 
-    /// A look-up of a block of parts of a resolved key. `None` if the key has no such block.
+    /// A look-up of a block of segments of a resolved key. `None` if the key has no such block.
     pub(crate) fn of_block(resolved: &Resolved, index: usize) -> Option<Self> {
         let (place, end) = resolved.block(index)?;
         Some(Self {
             key: resolved.entry.key,
-            stage: Stage::Parts(index, resolved.entry.generation, place, end),
+            stage: Stage::Segments(index, resolved.entry.generation, place, end),
             restarts: 0,
         })
     }
@@ -208,7 +208,7 @@ impl Lookup {
     /// The index of the requested block, if the look-up is for a block.
     pub(crate) fn block(&self) -> Option<usize> {
         match self.stage {
-            Stage::Parts(index, ..) => Some(index),
+            Stage::Segments(index, ..) => Some(index),
             _ => None,
         }
     }
@@ -236,7 +236,7 @@ impl Lookup {
                 let addr = entry.addr.wrapping_add(reader.read() as u64 * 8);
                 (addr, entry.rkey, reader.wants())
             }
-            Stage::Parts(_, _, place, _) => (place.addr, place.rkey, BLOCK_WORDS),
+            Stage::Segments(_, _, place, _) => (place.addr, place.rkey, BLOCK_WORDS),
         };
         Read {
             addr,
@@ -268,23 +268,23 @@ impl Lookup {
                 _ => Ok(Outcome::Missing),
             },
             &mut Stage::List(entry) => Segment::decode_list(words, &entry).map(|segments| {
-                let blocks = Box::new([PartBlock::of(&segments)]);
+                let blocks = Box::new([SegmentBlock::of(&segments)]);
                 Outcome::Found(found(map, entry, blocks))
             }),
             Stage::Index(entry, reader) => reader.feed(words).map(|places| match places {
                 None => Outcome::More,
                 Some(places) => {
-                    let blocks = places.into_iter().map(|place| PartBlock {
+                    let blocks = places.into_iter().map(|place| SegmentBlock {
                         place,
-                        parts: Box::default(),
+                        segments: Box::default(),
                     });
                     Outcome::Found(found(map, *entry, blocks.collect()))
                 }
             }),
-            &mut Stage::Parts(index, generation, place, end) => {
+            &mut Stage::Segments(index, generation, place, end) => {
                 match decode_block(words, generation, place.first, end) {
                     Err(Bad::Torn) => Ok(Outcome::Stale),
-                    read => read.map(|parts| Outcome::Parts(index, parts)),
+                    read => read.map(|segments| Outcome::Segments(index, segments)),
                 }
             }
         };
@@ -385,7 +385,7 @@ impl Lookup {
     }
 }
 
-fn found(map: &Map, entry: Entry, blocks: Box<[PartBlock]>) -> Resolved {
+fn found(map: &Map, entry: Entry, blocks: Box<[SegmentBlock]>) -> Resolved {
     Resolved {
         entry,
         cells_rkey: map
@@ -469,7 +469,7 @@ mod tests {
                             words[2] = next() % 2 * (next() % (MAX_BLOCKS as u64 + 2));
                         }
                     }
-                    (_, Stage::Parts(..)) => unreachable!("nothing was found"),
+                    (_, Stage::Segments(..)) => unreachable!("nothing was found"),
                 }
                 reads += 1;
                 let indices = 100 * (MAX_BLOCKS / 84 + 2);

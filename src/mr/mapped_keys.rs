@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::key_cache::{Keyed, kind};
-use super::lookup::{PartBlock, Resolved};
+use super::lookup::{Resolved, SegmentBlock};
 use crate::errno::{FiErrno, Result};
 use crate::verbs::{RemoteAddr, Rkey};
 use crate::wire::raw_key::{self, RawKey};
@@ -89,7 +89,7 @@ fn decode(raw: &[u8]) -> Result<(u64, Meaning)> {
                     cells_rkey: Rkey::default(),
                     blocks: match &*raw.segments {
                         [] => Box::default(),
-                        segments => Box::new([PartBlock::of(segments)]),
+                        segments => Box::new([SegmentBlock::of(segments)]),
                     },
                     used: false,
                 })

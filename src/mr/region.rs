@@ -48,7 +48,7 @@ pub struct RegionConfig<'a> {
     pub auth: Option<&'a AuthKey>,
     /// The engine-owned memory that is the only buffer; the region holds a reference to it.
     pub memory: Option<&'a Arc<SharedMemory>>,
-    /// The region (`base_mr`) of which this one is a part, with its own key and rights.
+    /// The region (`base_mr`) of which this one is a sub-region, with its own key and rights.
     pub base: Option<&'a Arc<Region>>,
 }
 
@@ -94,7 +94,7 @@ pub struct Region {
     pd: Arc<Pd>,
     /// The region's memory, if the engine owns it, and the processes that it is shared with.
     pub(super) shared: Option<Shared>,
-    /// The region that this one is a part of.
+    /// The region that this one is a sub-region of.
     base: Option<Arc<Region>>,
     domain: Arc<MrDomain>,
 }
@@ -202,14 +202,14 @@ impl RegionConfig<'_> {
                 return Err(FiErrno::EINVAL);
             }
         }
-        let outside = |base: &Arc<Region>| self.buffers.iter().find(|part| !base.covers(part));
-        if let Some(part) = self.base.and_then(outside) {
+        let outside = |base: &Arc<Region>| self.buffers.iter().find(|buffer| !base.covers(buffer));
+        if let Some(buffer) = self.base.and_then(outside) {
             return Err(refused!(
                 Mr,
                 EINVAL,
                 "no buffer of base_mr contains the {} bytes at {:?}",
-                part.len,
-                part.addr
+                buffer.len,
+                buffer.addr
             ));
         }
         Ok(total)
@@ -247,7 +247,7 @@ impl Region {
     ///
     /// # Errors
     /// - `EINVAL`: no buffer or more than [`MAX_SEGMENTS`]; a buffer of length 0; addresses that
-    ///   overflow; a part outside its base, or a base of another domain.
+    ///   overflow; a buffer outside `base`, or a base of another domain.
     /// - `ENOSYS`: the device cannot register memory behind a descriptor; logged.
     /// - `EBADFLAGS`: counted, and the domain has no events; persistent, and the domain has no
     ///   persistent regions; single use, and the device has no atomics or the form has
@@ -581,10 +581,10 @@ impl Region {
         &self.domain
     }
 
-    /// Whether one buffer of this region, or several with contiguous addresses, cover `part`.
-    fn covers(&self, part: &Buffer) -> bool {
-        let mut at = part.start();
-        while at < part.end() {
+    /// Whether one buffer of this region, or several with contiguous addresses, cover `range`.
+    fn covers(&self, range: &Buffer) -> bool {
+        let mut at = range.start();
+        while at < range.end() {
             let Some(whole) = self.buffers.iter().find(|whole| whole.contains(at, 1)) else {
                 return false;
             };

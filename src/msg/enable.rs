@@ -8,7 +8,7 @@ use super::core::{Control, Core};
 use super::recv::RxSide;
 use crate::conn::{CmSink, State};
 use crate::errno::{FiErrno, Result};
-use crate::initiator::keys::OTHER_PARTS;
+use crate::initiator::keys::FURTHER_REQUESTS;
 use crate::log::info_log;
 use crate::mr::ConnectionBlock;
 use crate::queue::event_cell::Watch;
@@ -16,9 +16,9 @@ use crate::queue::slots::EngineRequest;
 use crate::verbs::{AsyncListener, Qp, QpConfig, Transport};
 
 /// Engine requests that the send queue has room for: the marker behind all others at the end of a
-/// connection, the probe of a silent peer, the requests to key directories, and further parts of an
-/// operation.
-pub(super) const ENGINE_REQUESTS: usize = 2 + EngineRequest::MOST + OTHER_PARTS;
+/// connection, the probe of a silent peer, the requests to key directories, and further requests
+/// of an operation.
+pub(super) const ENGINE_REQUESTS: usize = 2 + EngineRequest::MOST + FURTHER_REQUESTS;
 
 impl Core {
     /// Changes the state from idle to enabled. Does nothing in a later state, except that a closed

@@ -24,15 +24,15 @@ use crate::msg::Endpoint;
 ///   an implicit region. A hit in the registration cache makes the system call that checks the
 ///   entry, unless this check is disabled. A miss registers memory, which blocks and allocates.
 /// - A descriptor's region is used in the endpoint's protection domain for the first time, or the
-///   buffer covers several parts of a region that follows its memory: as for a miss.
+///   buffer covers several segments of a region that follows its memory: as for a miss.
 /// - RMA and atomics with a key that is not an rkey of the device: unless the key is cached, the
 ///   call posts reads of the peer's key directory, and polls the completion queue at most twice
 ///   after each completed read. The first look-up of an endpoint registers memory; cached keys are
 ///   allocated. The first look-up in a domain starts its helper thread.
-/// - An operation whose look-up does not end within these polls, whose parts do not fit in the send
-///   queue, or that is behind such an operation is deferred. This allocates copies of its vectors
-///   of buffers and descriptors, and of injected data, and starts the domain's helper thread if it
-///   is not running. At most as many operations are deferred as the send queue has free slots.
+/// - An operation whose look-up does not end within these polls, whose requests do not fit in the
+///   send queue, or that is behind such an operation is deferred. This allocates copies of its
+///   vectors of buffers and descriptors, and of injected data, and starts the domain's helper thread
+///   if it is not running. At most as many operations are deferred as the send queue has free slots.
 ///
 /// The call holds the endpoint's transmit lock; other posts to this endpoint wait for it. Refused
 /// arguments are logged at level info.

@@ -181,7 +181,7 @@ impl EndpointTable {
             return;
         };
         if let Some(counters) = rings.counters()
-            && !slot.part
+            && !slot.more
         {
             let success = wc.status() == sys::IBV_WC_SUCCESS && slot.refused.is_none();
             // a receive that a peer's write consumed has received no message

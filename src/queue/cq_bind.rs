@@ -164,7 +164,7 @@ impl CompletionQueue {
         for (_, ring) in directions.into_iter().filter(|(mine, _)| *mine) {
             while let Some(slot) = ring.abandon() {
                 if let Some(counters) = rings.counters()
-                    && !slot.part
+                    && !slot.more
                 {
                     counters.count(slot.flags, false);
                 }

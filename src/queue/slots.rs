@@ -32,7 +32,7 @@ pub(crate) struct Slot {
     /// Whether the device reports success.
     pub(crate) signaled: bool,
     /// Whether another request of the same operation follows it.
-    pub(crate) part: bool,
+    pub(crate) more: bool,
     /// The errno with which the operation fails, although its empty request succeeds.
     pub(crate) refused: Option<FiErrno>,
     /// Whether the request's completion was polled; set by the poller.
@@ -64,9 +64,9 @@ impl SlotRing {
         Self::with_more(depth, 1)
     }
 
-    /// A ring for `depth` requests of the application and the further parts of the last operation:
-    /// writes, flushes, remote data, events.
-    pub(crate) fn for_parts(depth: usize) -> Self {
+    /// A ring for `depth` requests of the application and the further requests of the last
+    /// operation: writes, flushes, remote data, events.
+    pub(crate) fn for_sends(depth: usize) -> Self {
         Self::with_more(depth, 2 * MAX_SEGMENTS + 3)
     }
 
@@ -245,7 +245,7 @@ pub(crate) struct Rings {
     /// Whether this endpoint has announced to its peer that it holds keys of the peer's directory.
     /// Changed under the transmit lock.
     holds_keys: AtomicBool,
-    /// Whether an operation with parts still to complete was reported as failed. Poller only.
+    /// Whether an operation with requests still to complete was reported as failed. Poller only.
     broken_off: AtomicBool,
     counted: AtomicBool,
     counters: Counters,
@@ -389,7 +389,7 @@ impl std::fmt::Debug for Rings {
 impl Rings {
     pub(crate) fn new(tx: usize, rx: usize) -> Self {
         Self {
-            tx: SlotRing::for_parts(tx),
+            tx: SlotRing::for_sends(tx),
             rx: SlotRing::new(rx),
             owner: OnceLock::new(),
             probe: Probe::default(),
@@ -473,7 +473,7 @@ impl Rings {
     /// requests, the first that fails. Poller only.
     pub(crate) fn reports_failure(&self, slot: &Slot) -> bool {
         let reported = self.broken_off.load(Ordering::Relaxed);
-        self.broken_off.store(slot.part, Ordering::Relaxed);
+        self.broken_off.store(slot.more, Ordering::Relaxed);
         slot.reports_failure && !reported
     }
 

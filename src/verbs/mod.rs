@@ -42,7 +42,7 @@ pub use qp_create::Transport;
 pub use quirks::{Behaviour, Seen};
 pub use sockaddr::SockAddr;
 pub use srq::Srq;
-pub(crate) use words::{Part, Words};
+pub(crate) use words::{WordRange, Words};
 pub use wr::{RecvRequest, SendOpcode, SendRequest, Sge};
 pub use xrcd::Xrcd;
 

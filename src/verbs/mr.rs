@@ -32,13 +32,13 @@ pub(crate) struct Advised {
 ///
 /// # Errors
 /// `EOPNOTSUPP`: the device has no such call. Others: the device's.
-pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, pieces: &[Advised]) -> Result<()> {
-    let mut list: Vec<_> = pieces
+pub(crate) fn advise(pd: &Pd, advice: u32, flags: u32, ranges: &[Advised]) -> Result<()> {
+    let mut list: Vec<_> = ranges
         .iter()
-        .map(|piece| sys::ibv_sge {
-            addr: piece.addr,
-            length: piece.length,
-            lkey: piece.lkey.get(),
+        .map(|range| sys::ibv_sge {
+            addr: range.addr,
+            length: range.length,
+            lkey: range.lkey.get(),
         })
         .collect();
     let count = u32::try_from(list.len()).map_err(|_| FiErrno::EINVAL)?;
@@ -162,12 +162,12 @@ impl Mr {
             // the length of a list element has 32 bits
             let length = (end - at).min(1 << 30) as u32;
             let lkey = self.lkey();
-            let piece = Advised {
+            let range = Advised {
                 addr: at,
                 length,
                 lkey,
             };
-            match advise(&self.pd, advice, FLUSH, &[piece]) {
+            match advise(&self.pd, advice, FLUSH, &[range]) {
                 Err(FiErrno::EOPNOTSUPP) => return Ok(()),
                 result => result?,
             }

@@ -101,13 +101,13 @@ impl Words {
 /// A further registration of some of the words: its keys give access to these words alone.
 /// Deregistered when dropped.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct WordRange {
     /// `None` after the end of the registration.
     mr: Option<Mr>,
     words: Arc<Words>,
 }
 
-impl Part {
+impl WordRange {
     /// Registers the words of `range` with `rights` (`ibv_access_flags`). Blocks and allocates.
     ///
     /// # Errors
@@ -118,10 +118,10 @@ impl Part {
         range: Range<usize>,
         rights: u32,
     ) -> Result<Self> {
-        let part = &words.memory[range];
-        let addr = part.as_ptr().cast();
+        let memory = &words.memory[range];
+        let addr = memory.as_ptr().cast();
         // SAFETY: this registration holds a reference to the memory, and all access is by atomics.
-        let mr = unsafe { Mr::register(pd, addr, size_of_val(part), rights) }?;
+        let mr = unsafe { Mr::register(pd, addr, size_of_val(memory), rights) }?;
         Ok(Self {
             mr: Some(mr),
             words: Arc::clone(words),
@@ -148,7 +148,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for WordRange {
     fn drop(&mut self) {
         self.end();
     }

@@ -211,7 +211,7 @@ impl Entry {
     /// Value of [`Self::segments`] for a long list, whose index is at `addr` with `rkey`.
     pub const LONG: u16 = u16::MAX;
 
-    /// Whether the region's parts are in a long list.
+    /// Whether the region's segments are in a long list.
     pub fn is_long(&self) -> bool {
         self.segments == Self::LONG
     }
@@ -286,7 +286,7 @@ impl Entry {
     }
 }
 
-/// A part of a region, in one registration.
+/// A contiguous range of a region, with one registration or absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// Address of the first byte in the address space of the rkey.

@@ -1,7 +1,7 @@
 //! Long segment lists: an index of blocks, and blocks of segments. `docs/protocol.md`, "Long
 //! segment lists", has the words.
 //!
-//! The owner rewrites a block if its parts have changed, and the index if blocks were added or
+//! The owner rewrites a block if its segments have changed, and the index if blocks were added or
 //! removed. Both begin with the same four words: generation, checksum of all other words, number of
 //! records, and the offset of the first byte. Records of three words follow.
 
@@ -65,7 +65,7 @@ pub fn encode_index(generation: u64, places: impl Iterator<Item = Place>) -> Vec
 
 /// A segment and its offset in the region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct SegmentAt {
     /// Offset in the region.
     pub offset: u64,
     /// The segment.
@@ -82,7 +82,7 @@ pub fn decode_block(
     generation: u64,
     first: u64,
     end: u64,
-) -> Result<Box<[Part]>, Bad> {
+) -> Result<Box<[SegmentAt]>, Bad> {
     let count = words.get(2).copied().unwrap_or_default();
     let count = usize::try_from(count).map_err(|_| Bad::Torn)?;
     if !(1..=MOST_RECORDS).contains(&count) {
@@ -92,31 +92,31 @@ pub fn decode_block(
     if words[SUM] != sum(words) || words[0] != generation || words[3] != first {
         return Err(Bad::Torn);
     }
-    let mut parts = Vec::with_capacity(count);
+    let mut segments = Vec::with_capacity(count);
     let mut offset = first;
     for record in words[HEAD..].as_chunks::<RECORD>().0 {
         let segment = Segment::of(record);
         if segment.len == 0 || segment.addr.checked_add(segment.len).is_none() {
             return Err(Bad::Foreign);
         }
-        parts.push(Part { offset, segment });
+        segments.push(SegmentAt { offset, segment });
         offset = offset.checked_add(segment.len).ok_or(Bad::Foreign)?;
     }
     if offset != end {
         // the index was read before the owner moved bytes between this block and the next one
         return Err(Bad::Torn);
     }
-    Ok(parts.into_boxed_slice())
+    Ok(segments.into_boxed_slice())
 }
 
-/// Decoder of an index that is read in fragments of [`Self::wants`] words. Its memory grows with
+/// Decoder of an index that is read in steps of [`Self::wants`] words. Its memory grows with
 /// the words that were read, not with the number of blocks in the peer's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexReader {
     generation: u64,
     /// Length of the region in bytes.
     len: u64,
-    /// The checksum in the first fragment.
+    /// The checksum in the first read.
     sum: u64,
     count: usize,
     so_far: u64,
@@ -138,12 +138,12 @@ impl IndexReader {
         }
     }
 
-    /// Number of words read so far, which is the offset of the next fragment.
+    /// Number of words read so far, which is the offset of the next read.
     pub fn read(&self) -> usize {
         self.read
     }
 
-    /// Number of words of the next fragment, 1 to [`BLOCK_WORDS`].
+    /// Number of words of the next read, 1 to [`BLOCK_WORDS`].
     pub fn wants(&self) -> usize {
         if self.read == 0 {
             return BLOCK_WORDS;
@@ -152,7 +152,7 @@ impl IndexReader {
         left.clamp(1, BLOCK_WORDS - HEAD)
     }
 
-    /// Processes the next fragment. `Some`: the index is complete; its places are in order, the
+    /// Processes the next read. `Some`: the index is complete; its places are in order, the
     /// first one at 0, and all of them in the region.
     ///
     /// # Errors
@@ -219,8 +219,8 @@ mod tests {
         loop {
             let (at, count) = (reader.read(), reader.wants());
             // the peer's device refuses a read beyond the memory
-            let piece = padded.get(at..at + count).ok_or(Bad::Foreign)?;
-            if let Some(places) = reader.feed(piece)? {
+            let words = padded.get(at..at + count).ok_or(Bad::Foreign)?;
+            if let Some(places) = reader.feed(words)? {
                 return Ok(places);
             }
         }
@@ -228,7 +228,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_index_survives_in_pieces(count in 1..1000_usize, generation: u64, torn: bool, at: usize) {
+        fn an_index_survives_in_several_reads(count in 1..1000_usize, generation: u64, torn: bool, at: usize) {
             let places: Vec<_> = (0..count as u64)
                 .map(|i| Place { first: i * 4096, addr: RemoteAddr::new(i << 11), rkey: Rkey::new(i as u32) })
                 .collect();
@@ -264,13 +264,13 @@ mod tests {
             prop_assert!(words.len() <= BLOCK_WORDS);
             words.resize(BLOCK_WORDS, 5);
             let end = first + lens.iter().sum::<u64>();
-            let parts = decode_block(&words, 9, first, end).unwrap();
-            let found: Vec<_> = parts.iter().map(|part| part.segment).collect();
+            let segments_at = decode_block(&words, 9, first, end).unwrap();
+            let found: Vec<_> = segments_at.iter().map(|at| at.segment).collect();
             prop_assert_eq!(&found, &segments);
             let mut offset = first;
-            for part in &parts {
-                prop_assert_eq!(part.offset, offset);
-                offset += part.segment.len;
+            for at in &segments_at {
+                prop_assert_eq!(at.offset, offset);
+                offset += at.segment.len;
             }
             for (generation, first, end) in [(8, first, end), (9, first + 1, end), (9, first, end + 1)] {
                 prop_assert_eq!(decode_block(&words, generation, first, end), Err(Bad::Torn));

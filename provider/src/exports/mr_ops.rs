@@ -63,7 +63,7 @@ pub struct weft_mr_ops {
     /// Size of this table in bytes.
     pub size: usize,
     /// ibv_advise_mr(3) with the advice, the flags and the ranges as given. Ranges of more than 1
-    /// GiB are passed to the device in parts. May block until the pages have been read from
+    /// GiB are passed to the device as several. May block until the pages have been read from
     /// storage.
     ///
     /// -FI_EINVAL: no open domain or region, a region of another device, an unknown flag, or no
@@ -106,7 +106,7 @@ pub struct weft_mr_ops {
     /// Unmaps the memory in this process; it is freed when no process has it mapped.
     ///
     /// -FI_EINVAL: not an open region of mr_alloc or mr_import.
-    /// -FI_EBUSY: the region has parts, and nothing has changed; or a peer's access is in progress,
+    /// -FI_EBUSY: the region has sub-regions, and nothing has changed; or a peer's access is under way,
     /// and the call can be repeated.
     pub mr_free: Option<unsafe extern "C" fn(mr: *mut fid_mr) -> c_int>,
     /// Makes a handle with which processes of the same user can import the memory with this access

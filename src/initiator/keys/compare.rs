@@ -2,7 +2,7 @@
 //! modify the memory (fi_mr(3), `fi_mr_bind`).
 //!
 //! The event is posted after the result has arrived. Later operations are deferred until then, so
-//! the order of events is preserved. The request is the first part of the operation; the event
+//! the order of events is preserved. The request is the first one of the operation; the event
 //! completes the operation.
 
 #![allow(unsafe_code, reason = "posts requests")]
@@ -61,7 +61,7 @@ impl<Q: Sq> Initiator<Q> {
         // SAFETY: as this function.
         let (sges, inline) = unsafe { self.gather(op, len, &mut sges) }?;
         let slot = Slot {
-            part: true,
+            more: true,
             ..op.slot(false)
         };
         let mut request = op.request(op.opcode, sges, (fragment.addr, fragment.rkey));

@@ -52,7 +52,7 @@ impl<L: Link> PeerKeys<L> {
             self.returned.clear();
             if let Some(lookup) = &self.lookup {
                 // The look-up may have read records from before the revocation and is restarted. A
-                // look-up of a block of parts ends, because its key is dropped.
+                // look-up of a block of segments ends, because its key is dropped.
                 let again = lookup.block().is_none();
                 self.lookup = again.then(|| Lookup::new(lookup.key(), &self.map));
                 self.stale_read = true;
@@ -119,9 +119,9 @@ impl<L: Link> PeerKeys<L> {
         self.advance(key, None, effort)
     }
 
-    /// Reads a block of a cached key's parts. Ends at once if the key is no longer cached. Result
-    /// as [`Self::look_up`].
-    pub(super) fn read_parts(&mut self, key: u64, block: usize, effort: &mut Effort) -> Step {
+    /// Reads a block of a cached key's segments. Ends at once if the key is no longer cached.
+    /// Result as [`Self::look_up`].
+    pub(super) fn read_segments(&mut self, key: u64, block: usize, effort: &mut Effort) -> Step {
         self.catch_up_counted();
         self.acknowledge();
         let Some(region) = self.cache.get(key) else {
@@ -136,7 +136,7 @@ impl<L: Link> PeerKeys<L> {
         self.advance(key, Some(block), effort)
     }
 
-    /// Continues the look-up in progress, then that of this key or of this block of its parts,
+    /// Continues the look-up in progress, then that of this key or of this block of its segments,
     /// until the latter has ended or its next read is outstanding.
     fn advance(&mut self, key: u64, block: Option<usize>, effort: &mut Effort) -> Step {
         while effort.reads < READS {
@@ -172,7 +172,7 @@ impl<L: Link> PeerKeys<L> {
         let before = self.revision;
         self.catch_up_counted();
         if self.revision != before {
-            // a look-up of parts has ended, because its key was dropped
+            // a look-up of segments has ended, because its key was dropped
             return self.lookup.is_none().then_some(Ok(()));
         }
         let (Some(lookup), Some(scratch)) = (&mut self.lookup, &self.scratch) else {
@@ -204,8 +204,8 @@ impl<L: Link> PeerKeys<L> {
                 self.cache.admit(resolved);
                 Ok(())
             }
-            Outcome::Parts(block, parts) => {
-                let fits = self.cache.fill(read, block, parts);
+            Outcome::Segments(block, segments) => {
+                let fits = self.cache.fill(read, block, segments);
                 self.count_torn(!fits)
             }
             Outcome::Stale => {

@@ -33,7 +33,7 @@ use crate::wire::introduction::Introduction;
 use self::compare::CompareSwap;
 pub(crate) use self::deferred::Deferred;
 pub(super) use self::submit::EventTarget;
-pub(crate) use self::submit::OTHER_PARTS;
+pub(crate) use self::submit::FURTHER_REQUESTS;
 
 /// The initiator's state for a peer that has sent its introduction.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ pub(super) enum Resolution {
     Compare(u64),
     /// The key is this rkey of the device, and the write must be made durable.
     Native(Rkey),
-    /// This block of the region's parts must be read first.
+    /// This block of the region's segments must be read first.
     Unread(usize),
     /// The operation is refused with this errno.
     Refused(FiErrno),
@@ -95,13 +95,13 @@ impl<L: Link> PeerKeys<L> {
         }
     }
 
-    /// Reads the records that [`Self::find`] needs: those of the key, or a block of its parts, as
-    /// far as the reads complete while the link polls. `None`: the look-up is still in progress.
+    /// Reads the records that [`Self::find`] needs: those of the key, or a block of its segments,
+    /// as far as the reads complete while the link polls. `None`: the look-up is still in progress.
     fn read_for(&mut self, key: u64, found: Option<Resolution>) -> Option<Result<()>> {
         let mut effort = Effort::default();
         loop {
             let step = match found {
-                Some(Resolution::Unread(block)) => self.read_parts(key, block, &mut effort),
+                Some(Resolution::Unread(block)) => self.read_segments(key, block, &mut effort),
                 _ => self.look_up(key, &mut effort),
             };
             match step {

@@ -5,7 +5,7 @@
 use super::Deferred;
 use super::resolve::{Resolution, leaves_unchanged, need};
 use crate::errno::{FiErrno, Result};
-use crate::initiator::local::LocalPart;
+use crate::initiator::local::LocalRange;
 use crate::initiator::plan::Batch;
 use crate::initiator::sq::Sq;
 use crate::initiator::{ATOMIC_SIZE, Initiator, Transmit, refusal};
@@ -64,7 +64,7 @@ impl<Q: Sq> Initiator<Q> {
         }
     }
 
-    /// Resolves and posts an operation that follows no deferred one; if only a part can be posted,
+    /// Resolves and posts an operation that follows no deferred one; if only a batch can be posted,
     /// the rest is deferred. Returns false if the look-up of the key is in progress.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl<Q: Sq> Initiator<Q> {
         Ok(true)
     }
 
-    /// Posts an operation, or its next part. `Some(n)`: `n` bytes of the operation are posted and
+    /// Posts an operation, or its next batch. `Some(n)`: `n` bytes of the operation are posted and
     /// the rest remains.
     ///
     /// # Safety
@@ -185,9 +185,9 @@ impl<Q: Sq> Initiator<Q> {
                 more: !last,
             };
             let events = if last { &events[..event_count] } else { &[] };
-            let mut part = LocalPart::default();
+            let mut range = LocalRange::default();
             // fits `usize`: at most the length of the local buffers
-            let local = part.of(&op.local, done as usize, taken as usize);
+            let local = range.of(&op.local, done as usize, taken as usize);
             let op = Transmit { local, ..*op };
             let whole =
                 // SAFETY: as this function; `local` covers a subset of the operation's bytes.
@@ -290,7 +290,7 @@ fn fragments_at(
     for to in fragments {
         match region.fragment(offset + taken, len - taken) {
             Ok(fragment) if !fragment.absent => *to = fragment,
-            // the part must be read first, or is absent now; a later call handles this
+            // the segment must be read first, or is absent now; a later call handles this
             _ => break,
         }
         count += 1;
@@ -312,9 +312,9 @@ pub(crate) struct EventTarget {
 }
 
 /// Number of requests that the send queue has room for besides those of the application and those
-/// of [`crate::queue::slots::EngineRequest`]: the further parts of one operation, which are a write
-/// to each segment, a flush of each segment, remote data, and events.
-pub(crate) const OTHER_PARTS: usize = 2 * MAX_SEGMENTS + MOST_EVENTS;
+/// of [`crate::queue::slots::EngineRequest`]: the further requests of one operation, which are a
+/// write to each segment, a flush of each segment, remote data, and events.
+pub(crate) const FURTHER_REQUESTS: usize = 2 * MAX_SEGMENTS + MOST_EVENTS;
 
 /// Maximum number of event cells per operation: the region's and the endpoint's.
 pub(super) const MOST_EVENTS: usize = 2;

@@ -21,7 +21,7 @@ pub struct AdvisedRange<'a> {
 /// Size of the smallest page in bytes.
 const PAGE: u64 = 1 << 12;
 /// Maximum length of one element of a verbs list, whose length field has 32 bits.
-const PART: u64 = 1 << 30;
+const ELEMENT: u64 = 1 << 30;
 
 impl AdvisedRange<'_> {
     /// The protection domain and lkey of the range. A range outside every buffer of the region gets
@@ -54,12 +54,12 @@ impl AdvisedRange<'_> {
     }
 
     /// Splits the range into elements of a verbs list.
-    fn parts(self, lkey: Lkey) -> impl Iterator<Item = Advised> {
-        let parts = self.len.div_ceil(PART).max(1);
-        (0..parts).map(move |part| Advised {
-            addr: self.addr.wrapping_add(part * PART),
-            // at most PART
-            length: (self.len - part * PART).min(PART) as u32,
+    fn elements(self, lkey: Lkey) -> impl Iterator<Item = Advised> {
+        let count = self.len.div_ceil(ELEMENT).max(1);
+        (0..count).map(move |index| Advised {
+            addr: self.addr.wrapping_add(index * ELEMENT),
+            // at most ELEMENT
+            length: (self.len - index * ELEMENT).min(ELEMENT) as u32,
             lkey,
         })
     }
@@ -126,7 +126,7 @@ impl MrDomain {
                 return Err(FiErrno::EFAULT);
             }
             let most = if inside { usize::MAX } else { 1 };
-            list.extend(range.parts(*lkey).take(most));
+            list.extend(range.elements(*lkey).take(most));
         }
         // the device refuses an empty list
         advise(at, advice, flags, &list)

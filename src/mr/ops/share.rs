@@ -43,8 +43,8 @@ impl Region {
     /// handle.
     ///
     /// # Errors
-    /// - `EOPNOTSUPP`: the engine did not allocate or import the memory, or the region is a part of
-    ///   another.
+    /// - `EOPNOTSUPP`: the engine did not allocate or import the memory, or the region is a
+    ///   sub-region.
     /// - `EACCES`: access that the region does not have. `EINVAL`: the region is being closed.
     /// - `EMFILE`, `ENOMEM`.
     pub fn export(&self, access: Access) -> Result<Vec<u8>> {

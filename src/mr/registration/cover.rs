@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 pub(super) struct Cover<M> {
     /// First byte to (the byte behind the last, registration). Disjoint; adjacent ranges of the
     /// same registration are merged.
-    parts: BTreeMap<u64, (u64, M)>,
+    ranges: BTreeMap<u64, (u64, M)>,
 }
 
 impl<M> Default for Cover<M> {
     fn default() -> Self {
         Self {
-            parts: BTreeMap::new(),
+            ranges: BTreeMap::new(),
         }
     }
 }
@@ -22,7 +22,7 @@ impl<M> Default for Cover<M> {
 impl<M: Clone + PartialEq> Cover<M> {
     /// The registration of each range, in ascending order of addresses.
     pub(super) fn into_registrations(self) -> impl Iterator<Item = M> {
-        self.parts.into_values().map(|(_, by)| by)
+        self.ranges.into_values().map(|(_, by)| by)
     }
 
     /// Removes a range. The registrations that covered it, wholly or in part, are appended to
@@ -32,20 +32,20 @@ impl<M: Clone + PartialEq> Cover<M> {
             return;
         }
         // the range that begins before `start`
-        if let Some((&first, (behind, by))) = self.parts.range_mut(..start).next_back()
+        if let Some((&first, (behind, by))) = self.ranges.range_mut(..start).next_back()
             && *behind > start
         {
             let (last, by) = (std::mem::replace(behind, start), by.clone());
             debug_assert!(first < start);
             if last > end {
-                self.parts.insert(end, (last, by.clone()));
+                self.ranges.insert(end, (last, by.clone()));
             }
             gone.push(by);
         }
-        while let Some((&first, _)) = self.parts.range(start..end).next() {
-            if let Some((behind, by)) = self.parts.remove(&first) {
+        while let Some((&first, _)) = self.ranges.range(start..end).next() {
+            if let Some((behind, by)) = self.ranges.remove(&first) {
                 if behind > end {
-                    self.parts.insert(end, (behind, by.clone()));
+                    self.ranges.insert(end, (behind, by.clone()));
                 }
                 gone.push(by);
             }
@@ -56,34 +56,34 @@ impl<M: Clone + PartialEq> Cover<M> {
     pub(super) fn put(&mut self, start: u64, end: u64, by: &M, gone: &mut Vec<M>) {
         self.cut(start, end, gone);
         let (mut start, mut end) = (start, end);
-        if let Some((&first, (behind, before))) = self.parts.range(..start).next_back()
+        if let Some((&first, (behind, before))) = self.ranges.range(..start).next_back()
             && *behind == start
             && before == by
         {
             start = first;
         }
-        if let Some((behind, next)) = self.parts.get(&end)
+        if let Some((behind, next)) = self.ranges.get(&end)
             && next == by
         {
             let behind = *behind;
-            self.parts.remove(&end);
+            self.ranges.remove(&end);
             end = behind;
         }
-        self.parts.insert(start, (end, by.clone()));
+        self.ranges.insert(start, (end, by.clone()));
     }
 
     /// The registration that covers all of these bytes.
     pub(super) fn find(&self, addr: u64, len: u64) -> Option<&M> {
-        let (_, (end, by)) = self.parts.range(..=addr).next_back()?;
+        let (_, (end, by)) = self.ranges.range(..=addr).next_back()?;
         (addr.checked_add(len)? <= *end).then_some(by)
     }
 
     /// The extent of the adjacent ranges around these bytes; `None` if a byte is not covered.
     pub(super) fn around(&self, addr: u64, len: u64) -> Option<(u64, u64)> {
         let wanted = addr.checked_add(len)?;
-        let (&first, (last, _)) = self.parts.range(..=addr).next_back()?;
+        let (&first, (last, _)) = self.ranges.range(..=addr).next_back()?;
         let (mut start, mut end) = (first, *last);
-        for (&next, (behind, _)) in self.parts.range(end..) {
+        for (&next, (behind, _)) in self.ranges.range(end..) {
             if next != end {
                 break;
             }
@@ -92,7 +92,7 @@ impl<M: Clone + PartialEq> Cover<M> {
         if end < wanted || end <= addr {
             return None;
         }
-        for (&first, (behind, _)) in self.parts.range(..start).rev() {
+        for (&first, (behind, _)) in self.ranges.range(..start).rev() {
             if *behind != start {
                 break;
             }
@@ -101,16 +101,16 @@ impl<M: Clone + PartialEq> Cover<M> {
         Some((start, end))
     }
 
-    /// The parts of a range in ascending order, gaps included: address, length, registration.
+    /// The sub-ranges of a range in ascending order, gaps included: address, length, registration.
     pub(super) fn walk(&self, start: u64, len: u64) -> Vec<(u64, u64, Option<&M>)> {
         let end = start.saturating_add(len);
         let (mut at, mut list) = (start, Vec::new());
         let first = self
-            .parts
+            .ranges
             .range(..=start)
             .next_back()
             .map(|(first, _)| *first);
-        for (&from, (to, by)) in self.parts.range(first.unwrap_or(start)..end) {
+        for (&from, (to, by)) in self.ranges.range(first.unwrap_or(start)..end) {
             let (from, to) = (from.max(at), (*to).min(end));
             if from >= to {
                 continue;
@@ -139,7 +139,7 @@ mod tests {
     /// The same as an array of bytes.
     fn bytes(cover: &Cover<u8>) -> [Option<u8>; SPACE] {
         let mut bytes = [None; SPACE];
-        for (start, (end, by)) in &cover.parts {
+        for (start, (end, by)) in &cover.ranges {
             bytes[*start as usize..*end as usize].fill(Some(*by));
         }
         bytes
@@ -167,8 +167,8 @@ mod tests {
                 covered.dedup();
                 prop_assert_eq!(gone, covered);
                 prop_assert_eq!(bytes(&cover), model);
-                let parts: Vec<_> = cover.parts.iter().map(|(start, (end, by))| (*start, *end, *by)).collect();
-                for pair in parts.windows(2) {
+                let ranges: Vec<_> = cover.ranges.iter().map(|(start, (end, by))| (*start, *end, *by)).collect();
+                for pair in ranges.windows(2) {
                     prop_assert!(pair[0].1 <= pair[1].0);
                     prop_assert!(pair[0].1 < pair[1].0 || pair[0].2 != pair[1].2);
                 }

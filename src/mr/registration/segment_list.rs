@@ -4,7 +4,7 @@
 //! A change rewrites the blocks that cover it, and the index if blocks were added or removed. A
 //! block has at most [`MOST_RECORDS`] segments; above that it is split. A block that has fewer than
 //! [`SHORT`] after a change is joined with the next one if the two have at most [`FILL`]. So a
-//! change of one part among n writes 2 KiB, and about one change in 28 writes the index too, 24
+//! change of one segment among n writes 2 KiB, and about one change in 28 writes the index too, 24
 //! bytes for each block.
 //!
 //! Peers read at any time. Published memory stays until the region ends, or is returned to the
@@ -58,8 +58,8 @@ pub(super) struct List {
     larger: Option<Words>,
 }
 
-/// The words of an index of so many blocks, rounded up: a peer reads whole pieces of
-/// [`BLOCK_WORDS`] words, which must lie inside the registration.
+/// The words of an index of so many blocks, rounded up: a peer reads [`BLOCK_WORDS`] words at a
+/// time, which must lie inside the registration.
 fn index_words(blocks: usize) -> usize {
     (HEAD + 3 * blocks).next_multiple_of(BLOCK_WORDS)
 }
@@ -132,7 +132,7 @@ impl List {
         (self.index.remote_addr(0), self.index.rkey())
     }
 
-    /// Whether the region has one part.
+    /// Whether the region has one segment.
     pub(super) fn is_short(&self) -> bool {
         matches!(*self.blocks, [Block { count: 1, .. }])
     }
@@ -320,9 +320,9 @@ mod tests {
             assert_eq!(place.addr, words.remote_addr(block.1 * BLOCK_WORDS));
             let words: [u64; BLOCK_WORDS] = words.read(block.1 * BLOCK_WORDS);
             let end = places.get(i + 1).map_or(len, |next| next.first);
-            for part in &decode_block(&words, generation, place.first, end).unwrap() {
-                assert_eq!(part.offset, part.segment.addr.get());
-                pages.extend((0..part.segment.len).map(|_| part.segment.rkey.get()));
+            for at in &decode_block(&words, generation, place.first, end).unwrap() {
+                assert_eq!(at.offset, at.segment.addr.get());
+                pages.extend((0..at.segment.len).map(|_| at.segment.rkey.get()));
             }
         }
         pages
@@ -362,7 +362,7 @@ mod tests {
             // the whole region at once: to one segment, and from one to many
             list.reserve(2, 1).unwrap();
             list.update(&[(0, PAGES as u64)], |from, to| walk(&[1; PAGES], from, to));
-            prop_assert!(list.is_short(), "one part, one block");
+            prop_assert!(list.is_short(), "one segment, one block");
             let apart: Vec<_> = (1..=PAGES as u32).collect();
             list.reserve(PAGES, 1).unwrap();
             list.update(&[(0, PAGES as u64)], |from, to| walk(&apart, from, to));
