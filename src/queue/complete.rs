@@ -1,6 +1,6 @@
 //! Converts work completions of a device queue to the completions that the application reads.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::queue::{Completion, CompletionError, EntryWriter};
 use crate::verbs::Wc;
 
 /// Set after a completion of an endpoint with deferred operations.
-pub(super) const RESUME: u8 = 1;
+const RESUME: u8 = 1;
 /// Set if the queue has sources besides the device queue.
 pub(super) const SOURCES: u8 = 2;
 
@@ -34,6 +34,11 @@ pub(super) struct EndpointTable {
     pub(super) sharing: Vec<(u32, u16)>,
     /// Work of a read besides polling the device queue: [`RESUME`], [`SOURCES`].
     pub(super) more: Cell<u8>,
+    /// Indices of the endpoints that completions have found with deferred operations.
+    waiting: RefCell<Vec<u16>>,
+    /// Endpoints visited by [`Self::take_waiting`], for tests.
+    #[cfg(test)]
+    pub(super) visits: Cell<usize>,
 }
 
 /// An endpoint's entry in the table that `wr_id` refers to.
@@ -46,6 +51,8 @@ pub(super) struct Attachment {
     /// The queue pair's number in [`EndpointTable::sharing`]. No endpoint's queue pair has number
     /// 0.
     pub(super) sharing: Option<NonZeroU32>,
+    /// Whether [`EndpointTable::waiting`] has the endpoint's index.
+    pub(super) listed: Cell<bool>,
 }
 
 /// A shared receive context whose receives complete in this queue.
@@ -143,6 +150,36 @@ impl EndpointTable {
         self.more.get() & RESUME != 0
     }
 
+    /// Records that the endpoint at `index` has deferred operations. Allocates.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn add_waiting(&self, index: usize) {
+        self.set_more(RESUME, true);
+        if self.endpoints[index].listed.replace(true) {
+            return;
+        }
+        // an endpoint's index has 16 bits
+        self.waiting.borrow_mut().push(index as u16);
+    }
+
+    /// The endpoints that must be resumed now: of those in the list, the ones that still have
+    /// deferred operations. The others leave the list.
+    pub(super) fn take_waiting(&self) -> Vec<Arc<Rings>> {
+        self.set_more(RESUME, false);
+        let mut waiting = self.waiting.borrow_mut();
+        let mut found = Vec::with_capacity(waiting.len());
+        waiting.retain(|&index| {
+            #[cfg(test)]
+            self.visits.set(self.visits.get() + 1);
+            let place = &self.endpoints[usize::from(index)];
+            let rings = place.rings.as_ref().filter(|rings| rings.needs_progress());
+            found.extend(rings.cloned());
+            place.listed.set(rings.is_some());
+            rings.is_some()
+        });
+        found
+    }
+
     /// Processes a work completion, and passes at most one completion of the application to `sink`.
     #[inline(always)]
     pub(super) fn complete<W: EntryWriter>(&self, wc: &Wc, sink: &mut Sink<'_, W>) {
@@ -162,7 +199,7 @@ impl EndpointTable {
                     .as_ref()
                     .is_some_and(|rings| rings.needs_progress())
                 {
-                    self.set_more(RESUME, true);
+                    self.add_waiting(id.index());
                 }
                 return;
             }
@@ -172,7 +209,7 @@ impl EndpointTable {
             return;
         };
         if rings.needs_progress() {
-            self.set_more(RESUME, true);
+            self.add_waiting(id.index());
         }
         let recv = id.0 & WrId::RECV != 0;
         let ring = if recv { &rings.rx } else { &rings.tx };

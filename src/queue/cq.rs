@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::errno::{FiErrno, Result};
-use crate::queue::complete::{EndpointTable, RESUME, SOURCES};
+use crate::queue::complete::{EndpointTable, SOURCES};
 use crate::queue::cq_wait::Signals;
 use crate::queue::device_queue::DeviceQueue;
 use crate::queue::slots::Rings;
@@ -284,12 +284,7 @@ impl CompletionQueue {
     /// Resumes the endpoints with deferred operations. Releases the lock and acquires it again.
     #[cold]
     fn resume<'a>(&'a self, inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
-        inner.table.set_more(RESUME, false);
-        let places = inner.table.endpoints.iter();
-        let waiting: Vec<_> = places
-            .filter_map(|place| place.rings.as_ref().filter(|rings| rings.needs_progress()))
-            .cloned()
-            .collect();
+        let waiting = inner.table.take_waiting();
         drop(inner);
         for owner in waiting
             .iter()
@@ -491,6 +486,8 @@ impl Drop for CompletionQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::domain::{Domain, DomainConfig};
     use crate::flags::Flags;
@@ -535,7 +532,7 @@ mod tests {
                 rings: Some(Arc::clone(&rings)),
                 ..Attachment::default()
             });
-            inner.table.set_more(RESUME, true);
+            inner.table.add_waiting(0);
         }
         let mut contexts = Vec::new();
         let read = cq.read(4, &mut |completion: &Completion| {
@@ -543,6 +540,66 @@ mod tests {
         });
         assert!(rings.clear_needs_progress());
         (read, contexts, cq.read_error().map(|_| 0))
+    }
+
+    /// An endpoint that counts how often it is resumed.
+    #[derive(Default)]
+    struct Resumed(AtomicUsize);
+
+    impl FailureListener for Resumed {
+        fn operation_failed(&self) {}
+        fn resume(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Of 10,000 endpoints, a read visits those that have deferred operations.
+    #[test]
+    fn resuming_visits_the_waiting_endpoints_alone() {
+        const ENDPOINTS: usize = 10_000;
+        let device = crate::verbs::devices(&[softverbs::backend()], false).remove(0);
+        let domain = Domain::open(&device, DomainConfig::default()).unwrap();
+        let cq = CompletionQueue::open(domain.queues(), CqConfig::default()).unwrap();
+        let endpoint = |_| {
+            let owner = Arc::new(Resumed::default());
+            let listener: Arc<dyn FailureListener> = Arc::clone(&owner) as _;
+            let rings = Arc::new(Rings::new(1, 1));
+            assert!(rings.owner.set(Arc::downgrade(&listener)).is_ok());
+            let id = cq.attach(&rings, 1).unwrap();
+            (owner, rings, id)
+        };
+        let endpoints: Vec<_> = (0..ENDPOINTS).map(endpoint).collect();
+        // reads after a completion of each of these; returns the visits, and who was resumed
+        let completed = |of: &[usize]| {
+            for &index in of {
+                cq.inner
+                    .lock()
+                    .table
+                    .add_waiting(endpoints[index].2.index());
+            }
+            assert_eq!(cq.read(1, &mut |_: &Completion| {}), Err(FiErrno::EAGAIN));
+            let resumed = |(owner, ..): &(Arc<Resumed>, _, _)| owner.0.swap(0, Ordering::Relaxed);
+            let found = endpoints.iter().enumerate();
+            let found = found.filter(|(_, endpoint)| resumed(endpoint) == 1);
+            let found: Vec<_> = found.map(|(index, _)| index).collect();
+            (cq.inner.lock().table.visits.take(), found)
+        };
+        let waits = |index: usize| endpoints[index].1.set_needs_progress();
+        waits(7_000);
+        assert_eq!(completed(&[7_000, 7_000]), (1, vec![7_000]));
+        // a completion of one resumes the other too
+        waits(3);
+        assert_eq!(completed(&[3]), (2, vec![3, 7_000]));
+        assert_eq!(completed(&[]), (0, vec![]));
+        assert!(endpoints[7_000].1.clear_needs_progress());
+        assert_eq!(completed(&[3]), (2, vec![3]));
+        assert_eq!(completed(&[3]), (1, vec![3]), "the other has left the list");
+        // an endpoint that is detached leaves it too
+        let (_, rings, id) = &endpoints[3];
+        cq.detach(*id, 1, true, true);
+        assert_eq!(completed(&[3]), (1, vec![]));
+        assert_eq!(cq.attach(rings, 1).unwrap().index(), id.index());
+        assert_eq!(completed(&[3]), (1, vec![3]), "and comes back");
     }
 
     #[test]
