@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn open(
 /// # Errors
 /// `EINVAL`: unsupported flags or orders. `ENOSYS`: the device has no shared receive queues.
 fn wish(domain: &Domain, attr: Option<&fi_rx_attr>) -> Result<SharedRxConfig> {
-    let limits = getinfo::SharedRxLimits::of(domain.engine.device()).ok_or(FiErrno::ENOSYS)?;
+    let limits = getinfo::RxLimits::shared(domain.engine.device()).ok_or(FiErrno::ENOSYS)?;
     let (size, iov_limit, op_flags) = match attr {
         None => (0, 0, 0),
         Some(attr) => {

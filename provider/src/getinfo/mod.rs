@@ -17,7 +17,7 @@ use std::sync::Arc;
 use libfabric_sys::{FI_PROV_ATTR_ONLY, FI_RESCAN, FI_RMA_PMEM, fi_info};
 use weft::auth::AuthKey;
 use weft::errno::{FiErrno, Result};
-use weft::mr::{Form, Mode};
+use weft::mr::Form;
 use weft::verbs::Device;
 
 use crate::addr::Format;
@@ -27,6 +27,8 @@ use crate::ffi::info::{Info, View};
 use crate::ffi::log::info;
 use crate::ffi::param;
 use hints::Hints;
+use mr_mode::Able;
+use negotiate::all_terms;
 use offer::Offer;
 
 /// The provider's `getinfo`. Unknown flags are accepted: the core adds internal ones.
@@ -93,26 +95,6 @@ fn find(
         return Err(FiErrno::ENODATA);
     }
     Ok(list)
-}
-
-/// The possible terms, one per `mr_mode`, best first. With `forced`, only the terms of that form.
-fn all_terms(version: u32, hints: &Hints, offer: &Offer, forced: Option<Mode>) -> Vec<Terms> {
-    let able = || mr_mode::Able {
-        on_demand: offer.on_demand(),
-        events: offer.events,
-    };
-    let forms = mr_mode::forms(version, hints, able, forced).inspect_err(|_| {
-        let device = offer.device.name();
-        let offered = hints.domain.as_ref().map_or(0, |domain| domain.mr_mode);
-        info!(
-            FI_LOG_FABRIC,
-            "{device} has no memory regions for mr_mode {offered:#x} and caps {:#x}", hints.caps
-        );
-    });
-    let forms = forms.unwrap_or_default().into_iter();
-    forms
-        .filter_map(|mr| negotiate::negotiate(hints, offer, mr).ok())
-        .collect()
 }
 
 /// The terms for an object that is opened with `hints`, an info that may come from `fi_getinfo`.
@@ -184,10 +166,7 @@ pub(crate) fn domain_terms(
     let mut hints = Hints::read(version, Some(info)).map_err(open)?;
     hints.exact = true;
     let offer = Offer::of(device)?;
-    let able = || mr_mode::Able {
-        on_demand: offer.on_demand(),
-        events: offer.events,
-    };
+    let able = || Able::of(&offer);
     let forms = mr_mode::forms(version, &hints, able, None).map_err(open)?;
     forms
         .first()
@@ -224,7 +203,7 @@ pub(crate) fn auth_keys(
 }
 
 pub(crate) use negotiate::Terms;
-pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, SharedRxLimits, TX_OP_FLAGS};
+pub(crate) use offer::{MSG_ORDER, RX_OP_FLAGS, RxLimits, TX_OP_FLAGS};
 
 /// The terms of an endpoint opened with `info`, which may come from `fi_getinfo` or from the
 /// application.

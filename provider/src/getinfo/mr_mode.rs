@@ -9,7 +9,7 @@ use weft::mr::{Form, Mode};
 use weft::wire::raw_key::MAX_RAW_KEY_SIZE;
 
 use super::hints::Hints;
-use super::offer::MR_KEY_SIZE;
+use super::offer::{MR_KEY_SIZE, Offer};
 
 /// The requirements of an endpoint's registrations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,15 @@ pub(crate) struct Able {
     pub(crate) on_demand: bool,
     /// Peers' operations on a region can be counted (`FI_MR_RMA_EVENT`).
     pub(crate) events: bool,
+}
+
+impl Able {
+    pub(crate) fn of(offer: &Offer) -> Self {
+        Self {
+            on_demand: offer.on_demand(),
+            events: offer.events,
+        }
+    }
 }
 
 /// The bits that a form can have.

@@ -8,8 +8,8 @@ use crate::ffi::log::info;
 use crate::identity;
 
 use super::hints::{DomainHints, EpHints, Hints, Side};
-use super::mr_mode::{self, MrMode};
-use super::offer::{self, Offer};
+use super::mr_mode::{self, Able, MrMode};
+use super::offer::{self, Offer, RxLimits};
 
 /// The outcome, as far as it depends on the hints.
 #[derive(Clone, Debug)]
@@ -55,31 +55,38 @@ fn subset(asked: u64, offered: u64, what: &str) -> Result<()> {
     need(false, &format!("{what} {:#x}", asked & !offered))
 }
 
+/// The possible terms, one per `mr_mode`, best first. With `forced`, only the terms of that form.
+pub(crate) fn all_terms(
+    version: u32,
+    hints: &Hints,
+    offer: &Offer,
+    forced: Option<Mode>,
+) -> Vec<Terms> {
+    let forms = mr_mode::forms(version, hints, || Able::of(offer), forced).inspect_err(|_| {
+        let device = offer.device.name();
+        let offered = hints.domain.as_ref().map_or(0, |domain| domain.mr_mode);
+        info!(
+            FI_LOG_FABRIC,
+            "{device} has no memory regions for mr_mode {offered:#x} and caps {:#x}", hints.caps
+        );
+    });
+    let forms = forms.unwrap_or_default().into_iter();
+    forms
+        .filter_map(|mr| negotiate(hints, offer, mr).ok())
+        .collect()
+}
+
 /// Matches hints and offer, for regions of the form `mr`.
 ///
 /// # Errors
 /// `ENODATA`: the device does not have something that the hints request.
-pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
-    need(hints.prov_version <= identity::version(), "prov_version")?;
-    need(
-        hints
-            .fabric_name
-            .as_ref()
-            .is_none_or(|name| *name == offer.fabric_name),
-        "fabric_attr->name",
-    )?;
-    need(
-        hints
-            .nic_name
-            .as_ref()
-            .is_none_or(|name| name == offer.device.name()),
-        "nic->device_attr->name",
-    )?;
+fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Terms> {
     let domain = hints.domain.clone().unwrap_or_default();
     let tx = hints.tx.unwrap_or_default();
     let rx = hints.rx.unwrap_or_default();
     let ep = hints.ep.clone().unwrap_or_default();
 
+    check_names(hints, offer)?;
     check_ep(&ep, offer)?;
     check_domain(&domain, offer)?;
     // with FI_MR_RMA_EVENT regions count, so endpoints have the capability
@@ -89,67 +96,37 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
         0
     };
     let caps = capabilities(offer.primary_caps, hints.caps | counts, tx.caps, rx.caps)?;
-
-    let durable = caps.0 & FI_RMA_PMEM != 0;
-    need(!durable || offer.flushes(), "caps FI_RMA_PMEM")?;
-    need(
-        !durable || caps.0 & FI_RMA != 0,
-        "caps FI_RMA_PMEM without FI_RMA",
-    )?;
-
+    check_durable(caps.0, offer)?;
     need(domain.mr_key_size <= mr.key_size(), "mr_key_size")?;
-
-    // Remote CQ data of an RMA write consumes a receive (FI_RX_CQ_DATA), so an application must
-    // support that mode to have both. Without the mode the answer has no remote CQ data.
-    let offered_mode = hints.mode.unwrap_or(!0);
-    let rx_offered = rx.mode.unwrap_or(offered_mode);
-    let wants_mode = caps.0 & FI_RMA != 0;
-    let has_mode = offered_mode & rx_offered & FI_RX_CQ_DATA != 0;
-    let rx_mode = if wants_mode && has_mode {
-        FI_RX_CQ_DATA
-    } else {
-        0
-    };
-    let cq_data_size = if wants_mode && !has_mode {
-        0
-    } else {
-        offer::CQ_DATA_SIZE
-    };
+    let cq_data = CqData::of(hints, &rx, caps.0);
     need(
-        domain.cq_data_size <= cq_data_size,
+        domain.cq_data_size <= cq_data.size,
         "cq_data_size (with FI_RMA it requires mode FI_RX_CQ_DATA)",
     )?;
-
-    let committed = if durable { FI_COMMIT_COMPLETE } else { 0 };
+    let committed = match caps.0 & FI_RMA_PMEM {
+        0 => 0,
+        _ => FI_COMMIT_COMPLETE,
+    };
     check_side(&tx, offer::TX_OP_FLAGS | committed, "tx_attr")?;
     check_side(&rx, offer::RX_OP_FLAGS, "rx_attr")?;
-    need(tx.inject_size <= offer.inject.0, "inject_size")?;
     let shared_rx = ep.rx_ctx_cnt == FI_SHARED_CONTEXT;
-    let (rx_size, rx_iov_limit) = match offer.shared_rx {
-        Some(shared) if shared_rx => (shared.size, shared.iov_limit),
-        _ => (offer.rx_size, offer.rx_iov_limit),
-    };
-    need(tx.size <= offer.tx_size.0 && rx.size <= rx_size.0, "size")?;
-    need(
-        tx.iov_limit <= offer.tx_iov_limit && rx.iov_limit <= rx_iov_limit,
-        "iov_limit",
-    )?;
-    need(tx.rma_iov_limit <= 1, "rma_iov_limit")?;
+    let rx_limits = offer.rx_limits(shared_rx);
+    check_sizes(&tx, &rx, offer, rx_limits)?;
 
     Ok(Terms {
         caps: caps.0,
         tx_caps: caps.1,
         rx_caps: caps.2,
-        mode: rx_mode | if mr.legacy_local { FI_LOCAL_MR } else { 0 },
-        rx_mode,
+        mode: cq_data.rx_mode | if mr.legacy_local { FI_LOCAL_MR } else { 0 },
+        rx_mode: cq_data.rx_mode,
         mr,
         tx_op_flags: tx.op_flags,
         rx_op_flags: rx.op_flags,
         tx_size: chosen(tx.size, offer.tx_size.1),
-        rx_size: chosen(rx.size, rx_size.1),
+        rx_size: chosen(rx.size, rx_limits.size.1),
         inject_size: tx.inject_size.max(offer.inject.1),
         tx_iov_limit: offer.tx_iov_limit,
-        rx_iov_limit,
+        rx_iov_limit: rx_limits.iov_limit,
         shared_rx,
         threading: if domain.threading == FI_THREAD_UNSPEC {
             FI_THREAD_SAFE
@@ -158,8 +135,33 @@ pub(crate) fn negotiate(hints: &Hints, offer: &Offer, mr: MrMode) -> Result<Term
         },
         control_progress: progress(domain.control_progress),
         data_progress: progress(domain.data_progress),
-        cq_data_size,
+        cq_data_size: cq_data.size,
     })
+}
+
+/// Remote CQ data of an endpoint.
+struct CqData {
+    /// Bytes.
+    size: usize,
+    /// `FI_RX_CQ_DATA`, or 0.
+    rx_mode: u64,
+}
+
+impl CqData {
+    /// Remote CQ data of an RMA write consumes a receive (`FI_RX_CQ_DATA`), so an application must
+    /// support that mode to have both. Without the mode the answer has no remote CQ data.
+    fn of(hints: &Hints, rx: &Side, caps: u64) -> Self {
+        let offered_mode = hints.mode.unwrap_or(!0);
+        let rx_offered = rx.mode.unwrap_or(offered_mode);
+        let wants_mode = caps & FI_RMA != 0;
+        let has_mode = offered_mode & rx_offered & FI_RX_CQ_DATA != 0;
+        let (size, rx_mode) = match (wants_mode, has_mode) {
+            (true, true) => (offer::CQ_DATA_SIZE, FI_RX_CQ_DATA),
+            (true, false) => (0, 0),
+            (false, _) => (offer::CQ_DATA_SIZE, 0),
+        };
+        Self { size, rx_mode }
+    }
 }
 
 /// The requested value, or the default: not the greatest value, because a queue needs memory.
@@ -228,6 +230,45 @@ fn capabilities(offered: u64, asked: u64, tx: u64, rx: u64) -> Result<(u64, u64,
         side(tx, offer::TX_MODIFIERS, offer::TX_SECONDARY),
         side(rx, offer::RX_MODIFIERS, offer::RX_SECONDARY),
     ))
+}
+
+/// Checks the names of the provider's objects.
+fn check_names(hints: &Hints, offer: &Offer) -> Result<()> {
+    need(hints.prov_version <= identity::version(), "prov_version")?;
+    let fabric = hints.fabric_name.as_ref();
+    need(
+        fabric.is_none_or(|name| *name == offer.fabric_name),
+        "fabric_attr->name",
+    )?;
+    let nic = hints.nic_name.as_ref();
+    need(
+        nic.is_none_or(|name| name == offer.device.name()),
+        "nic->device_attr->name",
+    )
+}
+
+/// Checks that writes can be durable if they must be.
+fn check_durable(caps: u64, offer: &Offer) -> Result<()> {
+    let durable = caps & FI_RMA_PMEM != 0;
+    need(!durable || offer.flushes(), "caps FI_RMA_PMEM")?;
+    need(
+        !durable || caps & FI_RMA != 0,
+        "caps FI_RMA_PMEM without FI_RMA",
+    )
+}
+
+/// Checks the sizes and limits of both sides.
+fn check_sizes(tx: &Side, rx: &Side, offer: &Offer, rx_limits: RxLimits) -> Result<()> {
+    need(tx.inject_size <= offer.inject.0, "inject_size")?;
+    need(
+        tx.size <= offer.tx_size.0 && rx.size <= rx_limits.size.0,
+        "size",
+    )?;
+    need(
+        tx.iov_limit <= offer.tx_iov_limit && rx.iov_limit <= rx_limits.iov_limit,
+        "iov_limit",
+    )?;
+    need(tx.rma_iov_limit <= 1, "rma_iov_limit")
 }
 
 fn check_side(side: &Side, op_flags: u64, name: &str) -> Result<()> {

@@ -82,30 +82,29 @@ pub(crate) struct Offer {
     pub(crate) max_msg_size: usize,
     /// Greatest and default depth of the transmit queue.
     pub(crate) tx_size: (usize, usize),
-    pub(crate) rx_size: (usize, usize),
     /// Greatest and default inject size.
     pub(crate) inject: (usize, usize),
     pub(crate) tx_iov_limit: usize,
-    pub(crate) rx_iov_limit: usize,
+    pub(crate) rx: RxLimits,
     /// The limits of shared receive contexts; `None` if the device has no shared receive queues.
-    pub(crate) shared_rx: Option<SharedRxLimits>,
+    pub(crate) shared_rx: Option<RxLimits>,
     pub(crate) cq_cnt: usize,
     pub(crate) ep_cnt: usize,
     pub(crate) mr_cnt: usize,
     pub(crate) nic: Nic,
 }
 
-/// The limits of a shared receive context.
+/// The limits of an endpoint's receives, or of a shared receive context.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SharedRxLimits {
+pub(crate) struct RxLimits {
     /// Greatest and default depth.
     pub(crate) size: (usize, usize),
     pub(crate) iov_limit: usize,
 }
 
-impl SharedRxLimits {
-    /// `None` where the device has no shared receive queues.
-    pub(crate) fn of(device: &Device) -> Option<Self> {
+impl RxLimits {
+    /// Those of shared receive contexts; `None` if the device has no shared receive queues.
+    pub(crate) fn shared(device: &Device) -> Option<Self> {
         let limits = Limits::of(device);
         (limits.shared_rx_size != 0).then(|| Self {
             size: depth(limits.shared_rx_size, param::values().rx_size),
@@ -159,14 +158,16 @@ impl Offer {
             events: attr.atomic_cap != 0,
             max_msg_size: port.max_msg_size,
             tx_size: depth(limits.tx_size, params.tx_size),
-            rx_size: depth(limits.rx_size, params.rx_size),
             inject: (
                 max_inline,
                 params.inline_size.unwrap_or(DEFAULT_INJECT).min(max_inline),
             ),
             tx_iov_limit: limits.tx_iov_limit,
-            rx_iov_limit: limits.rx_iov_limit,
-            shared_rx: SharedRxLimits::of(device),
+            rx: RxLimits {
+                size: depth(limits.rx_size, params.rx_size),
+                iov_limit: limits.rx_iov_limit,
+            },
+            shared_rx: RxLimits::shared(device),
             cq_cnt: attr.max_cq,
             ep_cnt: attr.max_qp,
             mr_cnt: attr.max_mr,
@@ -181,6 +182,11 @@ impl Offer {
     /// The current addresses at which the device is offered.
     pub(crate) fn addresses(&self) -> OwnAddresses {
         OwnAddresses::of(&self.device, self.port, self.has_ip_gids)
+    }
+
+    /// The limits of an endpoint's receives. `shared`: whether they come from a shared context.
+    pub(crate) fn rx_limits(&self, shared: bool) -> RxLimits {
+        self.shared_rx.filter(|_| shared).unwrap_or(self.rx)
     }
 
     /// Whether peers' writes can be made persistent, found by a trial. For a given memory only its

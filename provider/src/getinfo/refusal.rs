@@ -10,9 +10,11 @@ use libfabric_sys::*;
 use weft::mr::Mode;
 
 use super::hints::Hints;
+use super::layered;
+use super::negotiate::all_terms;
 use super::offer::Offer;
 use super::resolve::{self, Path};
-use super::{all_terms, layered};
+
 use crate::ffi::log::warning;
 use crate::ffi::param;
 
