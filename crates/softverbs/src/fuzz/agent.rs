@@ -414,6 +414,137 @@ fn input_place(id: u64) -> u8 {
     (id % u64::from(PLACES)) as u8
 }
 
+/// One run: a line to the agent, and the expected content of the memory.
+struct Run {
+    asker: Asker,
+    world: World,
+    bytes: Vec<u8>,
+}
+
+impl Run {
+    /// Sends a message that has the length of no request, and is not empty: an empty one ends the
+    /// line without an error.
+    fn send_nonsense(&mut self, input: &mut Input<'_>, id: u64) {
+        let len = 1 + input.below(71);
+        let line = &self.asker.line;
+        line.send(&vec![input.u8(); len], None).unwrap();
+        assert!(answer(line, id).is_none(), "{len} bytes are enough");
+        self.asker = Asker::new();
+    }
+
+    /// Sends a request, and checks its effect.
+    fn ask(&mut self, input: &mut Input<'_>, id: u64) {
+        let request = self.world.request(input, id);
+        let fill: Vec<u8> = (0..PART).map(|i| (i as u64 * 7 + id) as u8).collect();
+        let at = request.place as usize % PLACES as usize * PLACE;
+        self.asker.bounce.fill(at, &[piece(&fill)]).unwrap();
+        self.asker.line.send(&request.bytes(), None).unwrap();
+        let moves = (WRITE..=STORE).contains(&request.kind);
+        let known = (HELLO + 1..=RETURN).contains(&request.kind);
+        let fits = request.place < PLACES && request.len <= PLACE as u64;
+        if !known || moves && !fits {
+            assert!(answer(&self.asker.line, id).is_none(), "{request:?}");
+            self.asker = Asker::new();
+            return;
+        }
+        match request.kind {
+            GO_ON => {}
+            RETURN => self.await_return(&request),
+            _ => self.check(&request, &fill, at),
+        }
+    }
+
+    /// A request that returns a receive has no reply. The reply to the next request on the line
+    /// shows that it was executed, before more receives are claimed.
+    fn await_return(&mut self, request: &Request) {
+        if request.a == u64::from(self.world.through.srqn & 0x3fff) {
+            self.world.claimed.remove(&request.b);
+        }
+        let behind = Request {
+            kind: READ,
+            place: 0,
+            qp: 0,
+            len: 0,
+            ..*request
+        };
+        let line = &self.asker.line;
+        line.send(&behind.bytes(), None).unwrap();
+        assert!(answer(line, request.id).is_some(), "{behind:?}");
+    }
+
+    /// Checks the answer to a request, and that it changed what it may change and nothing else.
+    /// `fill`: the bytes at `at` in the bounce file.
+    fn check(&mut self, request: &Request, fill: &[u8], at: usize) {
+        let (status, value, file) = answer(&self.asker.line, request.id).unwrap_or_else(|| {
+            panic!("the line was cut: {request:?}");
+        });
+        let done = match request.kind {
+            FILE => {
+                if file.is_some() {
+                    assert_shown(request.a);
+                }
+                status == 0
+            }
+            WRITE | TO_RECEIVE => self.is_written(request, fill),
+            READ => self.is_read(request, at),
+            _ => {
+                let old = self.changed(request);
+                let right = status != 0 || old.is_none_or(|old| value == old);
+                assert!(right, "{request:?}");
+                old.is_some()
+            }
+        };
+        assert_eq!(status == 0, done, "{request:?}: {status}");
+        assert!(
+            memory().bytes() == self.bytes,
+            "{request:?} wrote elsewhere"
+        );
+    }
+
+    /// Whether a request may write. Writes to the expected content.
+    fn is_written(&mut self, request: &Request, fill: &[u8]) -> bool {
+        let len = request.len as usize;
+        let to = if request.kind == WRITE {
+            self.world.place(request, request.len)
+        } else {
+            self.world.receive(request)
+        };
+        if let Some(to) = to {
+            self.bytes[to..to + len].copy_from_slice(&fill[..len]);
+        }
+        to.is_some()
+    }
+
+    /// Whether a request may read. Checks the bytes that it has read.
+    fn is_read(&self, request: &Request, at: usize) -> bool {
+        let from = self.world.place(request, request.len);
+        if let Some(from) = from {
+            let mut read = vec![0; request.len as usize];
+            let bounce = &self.asker.bounce;
+            bounce.empty(at, &[piece_mut(&mut read)]).unwrap();
+            assert_eq!(read, self.bytes[from..from + read.len()]);
+        }
+        from.is_some()
+    }
+
+    /// The previous value of the word of an atomic request or a store, if it may change the word.
+    /// Changes the expected content.
+    fn changed(&mut self, request: &Request) -> Option<u64> {
+        let at = self.world.place(request, 8);
+        let at = at.filter(|_| request.addr.is_multiple_of(8))?;
+        let word = &mut self.bytes[at..at + 8];
+        let old = u64::from_ne_bytes(*word.first_chunk().unwrap());
+        let new = match request.kind {
+            ADD => old.wrapping_add(request.a),
+            SWAP if old == request.a => request.b,
+            SWAP => old,
+            _ => request.a,
+        };
+        word.copy_from_slice(&new.to_ne_bytes());
+        Some(old)
+    }
+}
+
 /// A message with any bytes gets only the access that the queue pairs of its line have, in regions
 /// that permit it, and changes nothing else. A message that is not a request ends the line.
 ///
@@ -424,120 +555,28 @@ pub fn agent(data: &[u8]) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut input = Input::new(data);
     let memory = memory();
-    let mut world = World::new(&mut input);
-    let mut asker = Asker::new();
-    let mut bytes = memory.bytes();
+    let world = World::new(&mut input);
+    // The regions and the written bytes remain for the next input.
+    let mut run = Run {
+        asker: Asker::new(),
+        world,
+        bytes: memory.bytes(),
+    };
     for id in 1..=64 {
         if input.is_empty() {
             break;
         }
         match input.u8() {
-            0..=7 => {
-                refuse_greeting(&mut input);
-                continue;
-            }
-            8..=15 => {
-                // Not the length of a request, and not 0, which ends the line.
-                let len = 1 + input.below(71);
-                asker.line.send(&vec![input.u8(); len], None).unwrap();
-                assert!(answer(&asker.line, id).is_none(), "{len} bytes are enough");
-                asker = Asker::new();
-                continue;
-            }
-            16..=63 => world.claim(),
-            _ => {}
-        }
-        let request = world.request(&mut input, id);
-        let fill: Vec<u8> = (0..PART).map(|i| (i as u64 * 7 + id) as u8).collect();
-        let at = request.place as usize % PLACES as usize * PLACE;
-        asker.bounce.fill(at, &[piece(&fill)]).unwrap();
-        asker.line.send(&request.bytes(), None).unwrap();
-        let moves = (WRITE..=STORE).contains(&request.kind);
-        let known = (HELLO + 1..=RETURN).contains(&request.kind);
-        let fits = request.place < PLACES && request.len <= PLACE as u64;
-        if !known || moves && !fits {
-            assert!(answer(&asker.line, id).is_none(), "{request:?}");
-            asker = Asker::new();
-            continue;
-        }
-        match request.kind {
-            GO_ON => continue,
-            RETURN => {
-                if request.a == u64::from(world.through.srqn & 0x3fff) {
-                    world.claimed.remove(&request.b);
-                }
-                // The request has no reply. The reply to the next request on the line shows that it
-                // was executed, before more receives are claimed.
-                let behind = Request {
-                    kind: READ,
-                    place: 0,
-                    qp: 0,
-                    len: 0,
-                    ..request
-                };
-                asker.line.send(&behind.bytes(), None).unwrap();
-                assert!(answer(&asker.line, id).is_some(), "{behind:?}");
-                continue;
-            }
-            _ => {}
-        }
-        let (status, value, file) = answer(&asker.line, id).unwrap_or_else(|| {
-            panic!("the line was cut: {request:?}");
-        });
-        let old = |at: usize| u64::from_ne_bytes(*bytes[at..].first_chunk().unwrap());
-        let word = |request: &Request| {
-            world
-                .place(request, 8)
-                .filter(|_| request.addr.is_multiple_of(8))
-        };
-        let len = request.len as usize;
-        let done = match request.kind {
-            FILE => {
-                if file.is_some() {
-                    assert_shown(request.a);
-                }
-                status == 0
-            }
-            WRITE | TO_RECEIVE => {
-                let to = if request.kind == WRITE {
-                    world.place(&request, request.len)
-                } else {
-                    world.receive(&request)
-                };
-                if let Some(to) = to {
-                    bytes[to..to + len].copy_from_slice(&fill[..len]);
-                }
-                to.is_some()
-            }
-            READ => {
-                let from = world.place(&request, request.len);
-                if let Some(from) = from {
-                    let mut read = vec![0; len];
-                    asker.bounce.empty(at, &[piece_mut(&mut read)]).unwrap();
-                    assert_eq!(read, bytes[from..from + len]);
-                }
-                from.is_some()
-            }
+            0..=7 => refuse_greeting(&mut input),
+            8..=15 => run.send_nonsense(&mut input, id),
             kind => {
-                let at = word(&request);
-                if let Some(at) = at {
-                    assert!(status != 0 || value == old(at), "{request:?}");
-                    let new = match kind {
-                        ADD => old(at).wrapping_add(request.a),
-                        SWAP if old(at) == request.a => request.b,
-                        SWAP => old(at),
-                        _ => request.a,
-                    };
-                    bytes[at..at + 8].copy_from_slice(&new.to_ne_bytes());
+                if kind < 64 {
+                    run.world.claim();
                 }
-                at.is_some()
+                run.ask(&mut input, id);
             }
-        };
-        assert_eq!(status == 0, done, "{request:?}: {status}");
-        assert!(memory.bytes() == bytes, "{request:?} wrote elsewhere");
+        }
     }
-    // The regions and the written bytes remain for the next input.
-    drop(asker);
 }
 
 fn piece(bytes: &[u8]) -> libc::iovec {

@@ -104,77 +104,6 @@ fn misplace(input: &mut Input<'_>, stranger: &Stranger) {
     }
 }
 
-/// Changes one word of the domain, of the peer's queue, or of the words of this process that
-/// senders write.
-fn scribble(input: &mut Input<'_>, stranger: &Stranger, domain: &Domain, target: usize, own: u32) {
-    match input.u8() % 5 {
-        0 => {
-            let half = if input.u8() < 128 { 0 } else { OWNED };
-            let at = half + SRQ_AT + 8 * input.below(srq::STRIDE / 8);
-            let map = &stranger.segment.map;
-            map.u64(at).store(input.edgy(), Ordering::Relaxed);
-        }
-        1 => stranger.scribble(input),
-        2 => {
-            let map = &Process::open().unwrap().segment.map;
-            let entry = srq::AT + srq::STRIDE * own as usize;
-            let order = map.u64(entry + srq::RING_AT).load(Ordering::Relaxed) as usize;
-            let at = match input.u8() % 4 {
-                0 => entry + srq::HINT,
-                _ => order + 8 * input.below(COUNT as usize),
-            };
-            map.u64(at).store(input.edgy(), Ordering::Relaxed);
-        }
-        3 => {
-            let at = target + 8 * input.below(xrc::STRIDE / 8);
-            domain.map.u64(at).store(input.edgy(), Ordering::Relaxed);
-        }
-        _ => {
-            let at = 8 * input.below(16);
-            // With a larger number of entries, readers would allocate the pages of entries that do
-            // not exist.
-            let value = if at == xrc::COUNT {
-                input.edgy() % 129
-            } else {
-                input.edgy()
-            };
-            domain.map.u64(at).store(value, Ordering::Relaxed);
-        }
-    }
-}
-
-/// A message to this process's queue, for one of the receives that the peer claimed last or for any
-/// receive.
-fn message(
-    input: &mut Input<'_>,
-    stranger: &Stranger,
-    through: &Targeted,
-    life: u8,
-    claimed: &[u32],
-) -> Header {
-    let wrong = |input: &mut Input<'_>| u32::from(input.u8() < 8);
-    let last = claimed.len().saturating_sub(1 + input.below(2));
-    let index = match claimed.get(last) {
-        Some(&index) if input.u8() < 224 => index,
-        _ => u32::from(input.u8() % 9),
-    };
-    Header {
-        op: if input.u8() < 128 { 0 } else { input.u8() % 8 },
-        flags: if input.u8() < 200 {
-            8
-        } else {
-            input.u8() & 0x0f
-        },
-        dst_qpn: through.number() ^ wrong(input),
-        incarnation: 1,
-        len: u32::from(input.u16()) % 8193,
-        imm: 7,
-        msn: (through.srqn & 0x3fff ^ wrong(input)) << 16 | index,
-        src_qpn: qp_num(stranger.slot, QP),
-        life: life ^ wrong(input) as u8,
-    }
-}
-
 /// The queue pair that sends through the target, to any queue.
 struct Initiator {
     cq: *mut ibv_cq,
@@ -294,6 +223,226 @@ fn poll(cq: *mut ibv_cq, outstanding: &mut HashSet<u64>) {
 /// Bytes of the inbox that receives refer to. Nothing is written after them.
 const INBOX: usize = 4096;
 
+/// One run: the objects of this process, and what it has posted.
+struct Run {
+    stranger: &'static Stranger,
+    /// The domain's number, and the domain.
+    number: u32,
+    domain: Arc<Domain>,
+    /// Offset of the target's entry in the domain.
+    target: usize,
+    initiator: Initiator,
+    through: Targeted,
+    /// Index of this process's shared receive queue, and the life that messages to it must name.
+    own: u32,
+    life: u8,
+    outbox: Buffer,
+    inbox: Buffer,
+    /// Receives of this process's queue that the stranger has claimed.
+    claimed: Vec<u32>,
+    sent: HashSet<u64>,
+    received: HashSet<u64>,
+}
+
+impl Run {
+    /// The connected objects, and a queue pair of the stranger's ring.
+    fn new() -> (Self, End) {
+        let stranger = child();
+        let (outbox, inbox) = (Buffer::new(16 << 10), Buffer::new(2 * INBOX));
+        let through = Targeted::new(true);
+        let initiator = Initiator::new();
+        let process = Process::open().unwrap();
+        let (number, index) = xrc::split_target(through.number()).unwrap();
+        let domain: Arc<Domain> = process.domains.find(process, number).unwrap();
+        let target = domain.entry(index).unwrap();
+        stranger.be_honest(initiator.number(), true);
+        let neighbour = neighbour(stranger);
+        show_queue(stranger, number);
+        connect(&through, &initiator);
+        let own = through.srqn & 0x3fff;
+        let stamp = srq::AT + srq::STRIDE * own as usize + srq::STAMP;
+        let life = process.segment.map.u32(stamp).load(Ordering::Relaxed) as u8;
+        let this = Self {
+            stranger,
+            number,
+            domain,
+            target,
+            initiator,
+            through,
+            own,
+            life,
+            outbox,
+            inbox,
+            claimed: Vec::new(),
+            sent: HashSet::new(),
+            received: HashSet::new(),
+        };
+        (this, neighbour)
+    }
+
+    /// Changes one word of the domain, of the peer's queue, or of the words of this process that
+    /// senders write.
+    fn scribble(&self, input: &mut Input<'_>) {
+        match input.u8() % 5 {
+            0 => {
+                let half = if input.u8() < 128 { 0 } else { OWNED };
+                let at = half + SRQ_AT + 8 * input.below(srq::STRIDE / 8);
+                let map = &self.stranger.segment.map;
+                map.u64(at).store(input.edgy(), Ordering::Relaxed);
+            }
+            1 => self.stranger.scribble(input),
+            2 => {
+                let map = &Process::open().unwrap().segment.map;
+                let entry = srq::AT + srq::STRIDE * self.own as usize;
+                let order = map.u64(entry + srq::RING_AT).load(Ordering::Relaxed) as usize;
+                let at = match input.u8() % 4 {
+                    0 => entry + srq::HINT,
+                    _ => order + 8 * input.below(COUNT as usize),
+                };
+                map.u64(at).store(input.edgy(), Ordering::Relaxed);
+            }
+            3 => {
+                let at = self.target + 8 * input.below(xrc::STRIDE / 8);
+                let map = &self.domain.map;
+                map.u64(at).store(input.edgy(), Ordering::Relaxed);
+            }
+            _ => {
+                let at = 8 * input.below(16);
+                // With a larger number of entries, readers would allocate the pages of entries
+                // that do not exist.
+                let value = if at == xrc::COUNT {
+                    input.edgy() % 129
+                } else {
+                    input.edgy()
+                };
+                self.domain.map.u64(at).store(value, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The stranger claims a receive in some cases, and sends messages.
+    fn send_messages(&mut self, input: &mut Input<'_>) {
+        let map = &Process::open().unwrap().segment.map;
+        if input.u8() < 160
+            && let Some(shared) = Shared::read(map, self.own)
+        {
+            let claim = shared.claim(map, self.stranger.slot);
+            self.claimed.extend(claim.map(|claim| claim.index));
+        }
+        // In some cases more messages than the peer has claimed receives.
+        let messages = if input.u8() < 200 { 1 } else { 2 };
+        for _ in 0..messages {
+            let stranger = self.stranger;
+            stranger.send_any(input, 32, |input| self.message(input));
+        }
+    }
+
+    /// A message to this process's queue, for one of the receives that the peer claimed last or for
+    /// any receive.
+    fn message(&self, input: &mut Input<'_>) -> Header {
+        let wrong = |input: &mut Input<'_>| u32::from(input.u8() < 8);
+        let last = self.claimed.len().saturating_sub(1 + input.below(2));
+        let index = match self.claimed.get(last) {
+            Some(&index) if input.u8() < 224 => index,
+            _ => u32::from(input.u8() % 9),
+        };
+        Header {
+            op: if input.u8() < 128 { 0 } else { input.u8() % 8 },
+            flags: if input.u8() < 200 {
+                8
+            } else {
+                input.u8() & 0x0f
+            },
+            dst_qpn: self.through.number() ^ wrong(input),
+            incarnation: 1,
+            len: u32::from(input.u16()) % 8193,
+            imm: 7,
+            msn: (self.own ^ wrong(input)) << 16 | index,
+            src_qpn: qp_num(self.stranger.slot, QP),
+            life: self.life ^ wrong(input) as u8,
+        }
+    }
+
+    fn post_recv(&mut self, input: &mut Input<'_>, id: u64) {
+        let mut sges = [self.inbox.part(input, INBOX)];
+        if self.through.post_recv(&mut sges, id) == 0 {
+            self.received.insert(id);
+        }
+    }
+
+    /// Posts a request to the stranger's memory, or to a queue.
+    fn post_send(&mut self, input: &mut Input<'_>, id: u64) {
+        let mut sges = [self.outbox.piece(input), self.outbox.piece(input)];
+        match input.u8() % 8 {
+            0..=1 => (sges[0].length, sges[1].length) = (8, 0),
+            2..=6 => (sges[0].length, sges[1].length) = (sges[0].length % 600, 0),
+            _ => {}
+        }
+        let count = if sges[1].length == 0 { 1 } else { 2 };
+        let mut wr = request(input, &mut sges[..count], id);
+        let addr = self.stranger.memory.wrapping_add(match input.u8() % 16 {
+            0 => input.edgy(),
+            _ => 8 * u64::from(input.u8()),
+        });
+        if matches!(
+            wr.opcode,
+            IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP
+        ) {
+            wr.wr.atomic.remote_addr = addr;
+            wr.wr.atomic.rkey = KEY;
+        } else {
+            wr.wr.rdma.remote_addr = addr;
+            wr.wr.rdma.rkey = KEY;
+        }
+        wr.qp_type.xrc.remote_srqn = match input.u8() {
+            0..=199 => srq_num(self.stranger.slot, SRQ),
+            200..=252 => self.through.srqn,
+            _ => input.u32(),
+        };
+        if self.initiator.post(&mut wr) {
+            self.sent.insert(id);
+        }
+    }
+
+    /// Makes a new connection. The completions of the old one no longer occur.
+    fn reconnect(&mut self, input: &mut Input<'_>) {
+        self.initiator.reset();
+        self.through.reset();
+        poll(self.initiator.cq, &mut self.sent);
+        self.sent.clear();
+        show_queue(self.stranger, self.number);
+        if input.u8() < 64 {
+            misplace(input, self.stranger);
+        }
+        connect(&self.through, &self.initiator);
+    }
+
+    /// Polls the receives, which write no other bytes.
+    fn poll_receives(&mut self) {
+        poll(self.through.cq, &mut self.received);
+        assert!(self.inbox.is_empty_from(INBOX), "behind the receives");
+    }
+
+    /// Ends the connection: all requests complete.
+    fn flush(&mut self) {
+        let mut attr = attributes(0);
+        attr.qp_state = IBV_QPS_ERR;
+        self.initiator.modify(&mut attr, IBV_QP_STATE);
+        // A flush may need more than one poll.
+        for _ in 0..2000 {
+            poll(self.initiator.cq, &mut self.sent);
+            if self.sent.is_empty() {
+                break;
+            }
+        }
+        assert!(
+            self.sent.is_empty(),
+            "{} requests do not end",
+            self.sent.len()
+        );
+    }
+}
+
 /// For any content of a domain's file, of a peer's shared queue and of its messages: requests of
 /// XRC and receives complete, none of them twice, and only posted receives are written.
 ///
@@ -303,119 +452,29 @@ pub fn stranger_xrc(data: &[u8]) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut input = Input::new(data);
-    let stranger = child();
-    let (outbox, inbox) = (Buffer::new(16 << 10), Buffer::new(2 * INBOX));
-    let through = Targeted::new(true);
-    let initiator = Initiator::new();
-    let process = Process::open().unwrap();
-    let (number, index) = xrc::split_target(through.number()).unwrap();
-    let domain: Arc<Domain> = process.domains.find(process, number).unwrap();
-    let at = domain.entry(index).unwrap();
-    stranger.be_honest(initiator.number(), true);
-    let neighbour = neighbour(stranger);
-    show_queue(stranger, number);
-    connect(&through, &initiator);
-    let own = through.srqn & 0x3fff;
-    let stamp = srq::AT + srq::STRIDE * own as usize + srq::STAMP;
-    let life = process.segment.map.u32(stamp).load(Ordering::Relaxed) as u8;
-    let mut claimed = Vec::new();
-    let theirs = srq_num(stranger.slot, SRQ);
-    let mut sent = HashSet::new();
-    let mut received = HashSet::new();
+    let (mut run, neighbour) = Run::new();
     for id in 0..200 {
         if input.is_empty() {
             break;
         }
         match input.u8() % 16 {
-            0 => scribble(&mut input, stranger, &domain, at, own),
-            1..=4 => {
-                let map = &process.segment.map;
-                if input.u8() < 160
-                    && let Some(shared) = Shared::read(map, own)
-                {
-                    claimed.extend(shared.claim(map, stranger.slot).map(|claim| claim.index));
-                }
-                // In some cases more messages than the peer has claimed receives.
-                let messages = if input.u8() < 200 { 1 } else { 2 };
-                for _ in 0..messages {
-                    stranger.send_any(&mut input, 32, |input| {
-                        message(input, stranger, &through, life, &claimed)
-                    });
-                }
-            }
-            5..=7 => {
-                let mut sges = [inbox.part(&mut input, INBOX)];
-                if through.post_recv(&mut sges, id) == 0 {
-                    received.insert(id);
-                }
-            }
-            8..=11 => {
-                let mut sges = [outbox.piece(&mut input), outbox.piece(&mut input)];
-                match input.u8() % 8 {
-                    0..=1 => (sges[0].length, sges[1].length) = (8, 0),
-                    2..=6 => (sges[0].length, sges[1].length) = (sges[0].length % 600, 0),
-                    _ => {}
-                }
-                let pieces = if sges[1].length == 0 { 1 } else { 2 };
-                let mut wr = request(&mut input, &mut sges[..pieces], id);
-                let addr = stranger.memory.wrapping_add(match input.u8() % 16 {
-                    0 => input.edgy(),
-                    _ => 8 * u64::from(input.u8()),
-                });
-                if matches!(
-                    wr.opcode,
-                    IBV_WR_ATOMIC_FETCH_AND_ADD | IBV_WR_ATOMIC_CMP_AND_SWP
-                ) {
-                    wr.wr.atomic.remote_addr = addr;
-                    wr.wr.atomic.rkey = KEY;
-                } else {
-                    wr.wr.rdma.remote_addr = addr;
-                    wr.wr.rdma.rkey = KEY;
-                }
-                wr.qp_type.xrc.remote_srqn = match input.u8() {
-                    0..=199 => theirs,
-                    200..=252 => through.srqn,
-                    _ => input.u32(),
-                };
-                if initiator.post(&mut wr) {
-                    sent.insert(id);
-                }
-            }
-            12..=13 => {
-                // A new connection. The completions of the old one no longer occur.
-                initiator.reset();
-                through.reset();
-                poll(initiator.cq, &mut sent);
-                sent.clear();
-                show_queue(stranger, number);
-                if input.u8() < 64 {
-                    misplace(&mut input, stranger);
-                }
-                connect(&through, &initiator);
-            }
+            0 => run.scribble(&mut input),
+            1..=4 => run.send_messages(&mut input),
+            5..=7 => run.post_recv(&mut input, id),
+            8..=11 => run.post_send(&mut input, id),
+            12..=13 => run.reconnect(&mut input),
             _ => {
-                poll(initiator.cq, &mut sent);
-                poll(through.cq, &mut received);
-                assert!(inbox.is_empty_from(INBOX), "behind the receives");
+                poll(run.initiator.cq, &mut run.sent);
+                run.poll_receives();
             }
         }
         if input.u8() == 0 {
-            stranger.ring.u32(64).store(input.u32(), Ordering::Relaxed);
+            let ring = &run.stranger.ring;
+            ring.u32(64).store(input.u32(), Ordering::Relaxed);
         }
     }
-    let mut attr = attributes(0);
-    attr.qp_state = IBV_QPS_ERR;
-    initiator.modify(&mut attr, IBV_QP_STATE);
-    // A flush may need more than one poll.
-    for _ in 0..2000 {
-        poll(initiator.cq, &mut sent);
-        if sent.is_empty() {
-            break;
-        }
-    }
-    assert!(sent.is_empty(), "{} requests do not end", sent.len());
+    run.flush();
     drop(neighbour);
-    poll(through.cq, &mut received);
-    assert!(inbox.is_empty_from(INBOX), "behind the receives");
+    run.poll_receives();
     assert!(!PANICKED.load(Ordering::Relaxed), "a call has panicked");
 }
