@@ -473,8 +473,8 @@ impl CmId {
         if context.is_null() {
             return None;
         }
-        // SAFETY: the connection manager keeps the context open while the identifier is on it.
         let name =
+            // SAFETY: the connection manager keeps the context open while the identifier is on it.
             unsafe { CStr::from_ptr((self.backend.verbs.ibv_get_device_name)((*context).device)) };
         Some(name.to_string_lossy().into_owned())
     }

@@ -235,8 +235,8 @@ impl Cq {
         loop {
             let mut cq = std::ptr::null_mut();
             let mut context = std::ptr::null_mut();
-            // SAFETY: the channel is live and non-blocking.
             let ret =
+                // SAFETY: the channel is live and non-blocking.
                 unsafe { (verbs.ibv_get_cq_event)(channel.raw, &raw mut cq, &raw mut context) };
             if ret != 0 {
                 return;

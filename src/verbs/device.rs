@@ -461,8 +461,8 @@ impl Device {
     pub(crate) fn dispatch_async(&self) {
         loop {
             let mut event = sys::ibv_async_event::default();
-            // SAFETY: the context is live and non-blocking, and `event` is writable.
             let ret =
+                // SAFETY: the context is live and non-blocking, and `event` is writable.
                 unsafe { (self.backend.verbs.ibv_get_async_event)(self.context, &raw mut event) };
             if ret != 0 {
                 return;

@@ -129,9 +129,9 @@ unsafe extern "C" fn ibv_query_gid_type(
 ) -> c_int {
     let mut entry = ibv_gid_entry::default();
     let size = size_of::<ibv_gid_entry>();
-    // SAFETY: the caller passes a live context; the entry belongs to this function and has the size
-    // that is passed.
     let error =
+        // SAFETY: the caller passes a live context; the entry belongs to this function and has the
+        // size that is passed.
         unsafe { _ibv_query_gid_ex(context, u32::from(port), index, &raw mut entry, 0, size) };
     if error != 0 {
         set_errno(error);

@@ -92,8 +92,8 @@ fn lookup(
     }
     let text = |text: Option<&CStr>| text.map_or(std::ptr::null(), CStr::as_ptr);
     let mut list: *mut libc::addrinfo = std::ptr::null_mut();
-    // SAFETY: strings or NULL, not both NULL; `list` is writable.
     let ret =
+        // SAFETY: strings or NULL, not both NULL; `list` is writable.
         unsafe { libc::getaddrinfo(text(node), text(service), &raw const wish, &raw mut list) };
     if ret != 0 {
         return Err(FiErrno::ENODATA);

@@ -121,8 +121,8 @@ fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<()> {
 /// (Linux 6.1).
 fn open() -> Result<OwnedFd> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: a system call that takes flags.
     let open =
+        // SAFETY: a system call that takes flags.
         |more: libc::c_int| owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | more) });
     open(abi::UFFD_USER_MODE_ONLY)
         .or_else(|_| open(0))

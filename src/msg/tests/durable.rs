@@ -26,8 +26,8 @@ impl Mapped {
         file.set_len(LEN as u64).unwrap();
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let fd = file.as_raw_fd();
-        // SAFETY: a new mapping.
         let addr =
+            // SAFETY: a new mapping.
             unsafe { libc::mmap(std::ptr::null_mut(), LEN, rights, libc::MAP_SHARED, fd, 0) };
         assert_ne!(addr, libc::MAP_FAILED);
         Self {

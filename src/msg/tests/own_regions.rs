@@ -57,8 +57,8 @@ fn one_endpoint_gives_access_and_no_other() {
         let (addr, key) = (base(&region, &memory), region.key());
         client.write(&source, 64, addr, key, 1).unwrap();
         client.completion().unwrap();
-        // SAFETY: the memory is live; devices may write to it.
         let bytes: Vec<_> = (0..64)
+            // SAFETY: the memory is live; devices may write to it.
             .map(|i| unsafe { memory.as_ptr().add(i).read_volatile() })
             .collect();
         assert_eq!(bytes, source.memory, "{mode:?}");

@@ -221,8 +221,8 @@ impl Path {
             gid = (0..last).rev().find_map(|index| {
                 let mut gid = sys::ibv_gid::default();
                 let number = c_int::from(index);
-                // SAFETY: as above; `gid` is writable.
                 let ret =
+                    // SAFETY: as above; `gid` is writable.
                     unsafe { (verbs.ibv_query_gid)(device.context(), 1, number, &raw mut gid) };
                 // SAFETY: both types have 16 bytes, and every value is valid.
                 let raw = unsafe { std::mem::transmute::<sys::ibv_gid, [u8; 16]>(gid) };

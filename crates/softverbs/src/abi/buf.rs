@@ -48,8 +48,8 @@ pub(super) unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
         non_null(buf)?;
         // SAFETY: made by `Box::into_raw` in `alloc_buf`; the caller no longer uses it.
         let this = unsafe { Box::from_raw(buf.cast::<Buf>()) };
-        // SAFETY: according to the man page the domain exists until the buffer is freed.
         let (domain, context) =
+            // SAFETY: according to the man page the domain exists until the buffer is freed.
             unsafe { (Pd::from_ptr(this.pd), Context::from_ptr((*this.pd).context)) };
         let process = context.process;
         if process.forked() {

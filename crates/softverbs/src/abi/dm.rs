@@ -73,8 +73,8 @@ pub(super) unsafe extern "C" fn reg_dm_mr(
     access: c_uint,
 ) -> *mut ibv_mr {
     pointer(|| {
-        // SAFETY: the caller promises live objects, whose contexts are live.
         let (domain, this, context) =
+            // SAFETY: the caller promises live objects, whose contexts are live.
             unsafe { (Pd::from_ptr(pd), Dm::from_ptr(dm), (*pd).context) };
         // SAFETY: the caller promises live objects, whose contexts are live.
         let process = unsafe { Context::from_ptr(context) }.live()?;

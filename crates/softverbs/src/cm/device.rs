@@ -120,8 +120,8 @@ impl Device {
     pub(super) fn acquire() -> Res<Self> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let context = open(&mut shared)?;
-        // SAFETY: all zeros is a valid value of these three.
         let (mut attr, mut port, mut gid): (ibv_device_attr_ex, ibv_port_attr, ibv_gid) =
+            // SAFETY: all zeros is a valid value of these three.
             unsafe { std::mem::zeroed() };
         // SAFETY: a live context and writable structures; each call returns an errno or −1.
         let failed = unsafe {

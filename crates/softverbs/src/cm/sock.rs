@@ -83,8 +83,8 @@ impl Sock {
     /// The next connection of the queue.
     pub(super) fn accept(&self) -> Res<Option<Self>> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: NULL means that the address is not returned.
         let fd =
+            // SAFETY: NULL means that the address is not returned.
             unsafe { libc::accept4(self.fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
         match owned(fd) {
             Ok(fd) => Ok(Some(Self(fd))),

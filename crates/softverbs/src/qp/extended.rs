@@ -101,8 +101,8 @@ fn with(qp: *mut ibv_qp_ex, change: impl FnOnce(&mut Content) -> Res<()>) {
 }
 
 fn add(qp: *mut ibv_qp_ex, opcode: u32, imm: u32, set: impl FnOnce(&mut ibv_send_wr)) {
-    // SAFETY: as above; the application sets both before each request. All zeros is a request.
     let (wr_id, flags, mut wr): (_, _, ibv_send_wr) =
+        // SAFETY: as above; the application sets both before each request. All zeros is a request.
         unsafe { ((*qp).wr_id, (*qp).wr_flags, std::mem::zeroed()) };
     wr.wr_id = wr_id;
     wr.send_flags = flags & !IBV_SEND_INLINE;

@@ -246,9 +246,9 @@ impl Qp {
             let sq = self.sq.lock();
             [sq.cq, self.rq.lock().cq]
         };
-        // SAFETY: NULL, or a completion queue, whose memory is never freed.
         let overrun = cqs
             .iter()
+            // SAFETY: NULL, or a completion queue, whose memory is never freed.
             .any(|cq| unsafe { cq.as_ref() }.is_some_and(crate::cq::Cq::is_overrun));
         if overrun {
             self.fail_asynchronously(IBV_EVENT_QP_FATAL);

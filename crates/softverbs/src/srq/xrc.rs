@@ -96,10 +96,10 @@ impl Srq {
     /// # Safety
     /// The objects in `init` must be live.
     pub(super) unsafe fn begin_xrc(&self, init: &XrcInit, pd: u32) {
-        // SAFETY: the caller promises live objects. The application cannot close the XRC domain
-        // handle while this queue counts as its child, and a completion queue's memory is never
-        // freed.
         let (xrcd, cq): (&'static Xrcd, &'static Cq) =
+            // SAFETY: the caller promises live objects. The application cannot close the XRC domain
+            // handle while this queue counts as its child, and a completion queue's memory is never
+            // freed.
             unsafe { (Xrcd::from_ptr(init.xrcd), Cq::from_ptr(init.cq)) };
         xrcd.children.fetch_add(1, Ordering::Relaxed);
         cq.users.fetch_add(1, Ordering::Relaxed);

@@ -63,8 +63,8 @@ impl Listener {
     pub(crate) fn accept(&self) -> Res<Line> {
         let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let null = std::ptr::null_mut();
-        // SAFETY: no address is asked for.
         let fd =
+            // SAFETY: no address is asked for.
             check(unsafe { libc::accept4(self.0.as_raw_fd(), null, std::ptr::null_mut(), flags) })?;
         // SAFETY: the call has just returned this descriptor; no other owner exists.
         Ok(Line(unsafe { OwnedFd::from_raw_fd(fd) }))
